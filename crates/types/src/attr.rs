@@ -1,0 +1,51 @@
+//! What a lookup or a listing of the under-store answers.
+
+use crate::Version;
+use std::time::SystemTime;
+
+/// What kind of thing a name is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileKind {
+    /// A file, or an object.
+    File,
+    /// A folder, or a prefix that objects have in common.
+    Directory,
+    /// A symbolic link (directory sources only).
+    Symlink,
+}
+
+/// The attributes of one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attr {
+    /// File, directory or symbolic link.
+    pub kind: FileKind,
+    /// Length in bytes; 0 for a directory.
+    pub size: u64,
+    /// Time of last change; the epoch where the under-store has none (a common prefix).
+    pub mtime: SystemTime,
+    /// Permission bits (07777); under-stores without any answer 0o444 or 0o555.
+    pub mode: u16,
+    /// The version of the bytes; empty for directories.
+    pub version: Version,
+    /// The object store's etag as it gave it, where there is one.
+    pub etag: Option<String>,
+}
+
+/// One name of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    /// The last part of the path: any byte but `/` and NUL.
+    pub name: Vec<u8>,
+    /// Its attributes.
+    pub attr: Attr,
+}
+
+/// A part of a directory, in an order that stays the same from page to page.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListPage {
+    /// The names of this page, none of them twice.
+    pub entries: Vec<DirEntry>,
+    /// Where the next page starts; `None` on the last.
+    pub next: Option<Vec<u8>>,
+}

@@ -1,0 +1,182 @@
+//! The one error that crosses layers and the wire: a kind to act on and a sentence to read.
+
+use std::fmt;
+
+/// `std::result::Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, as far as a caller acts on it. Numbers travel on the wire and never change meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No such name.
+    NotFound,
+    /// A name on the way is not a directory.
+    NotADirectory,
+    /// A directory where a file was needed.
+    IsADirectory,
+    /// The under-store refused the credentials, or the operating system the access.
+    PermissionDenied,
+    /// The object no longer has the version asked for.
+    Stale,
+    /// A deadline passed.
+    Timeout,
+    /// The under-store or a peer could not be reached, or broke off.
+    Unavailable,
+    /// The under-store asked to slow down.
+    Throttled,
+    /// A disk or a quota is full.
+    NoSpace,
+    /// The memory budget is used up.
+    NoMemory,
+    /// Bytes that do not have their checksum.
+    Corrupt,
+    /// A request that can't be right.
+    Invalid,
+    /// A request this build or this under-store can't serve.
+    Unsupported,
+    /// The volume is read-only.
+    ReadOnly,
+    /// A peer speaks another protocol version or broke the protocol.
+    Protocol,
+    /// An operating-system error with its errno.
+    Io(i32),
+    /// A kind a newer peer sent; the number is kept.
+    Unknown(u16),
+}
+
+/// What a caller may do about an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// The same request will fail again.
+    Never,
+    /// The same request on the same path may succeed after a pause.
+    SamePath,
+    /// The same request may succeed on another path or peer.
+    OtherPath,
+}
+
+impl ErrorKind {
+    const NAMED: [(ErrorKind, u16); 15] = [
+        (ErrorKind::NotFound, 1),
+        (ErrorKind::NotADirectory, 2),
+        (ErrorKind::IsADirectory, 3),
+        (ErrorKind::PermissionDenied, 4),
+        (ErrorKind::Stale, 5),
+        (ErrorKind::Timeout, 6),
+        (ErrorKind::Unavailable, 7),
+        (ErrorKind::Throttled, 8),
+        (ErrorKind::NoSpace, 9),
+        (ErrorKind::NoMemory, 10),
+        (ErrorKind::Corrupt, 11),
+        (ErrorKind::Invalid, 12),
+        (ErrorKind::Unsupported, 13),
+        (ErrorKind::ReadOnly, 14),
+        (ErrorKind::Protocol, 15),
+    ];
+    /// Codes from here carry an errno: `IO_BASE + errno`.
+    const IO_BASE: u16 = 0x1000;
+
+    /// The number that stands for this kind on the wire.
+    pub fn code(self) -> u16 {
+        match self {
+            ErrorKind::Io(errno) => Self::IO_BASE + u16::try_from(errno.clamp(0, 0xfff)).unwrap_or(0),
+            ErrorKind::Unknown(code) => code,
+            named => Self::NAMED.iter().find(|(kind, _)| *kind == named).map_or(0, |(_, code)| *code),
+        }
+    }
+
+    /// The kind of a number from the wire; one not known here becomes [`ErrorKind::Unknown`].
+    pub fn from_code(code: u16) -> Self {
+        if (Self::IO_BASE..Self::IO_BASE + 0x1000).contains(&code) {
+            return ErrorKind::Io(i32::from(code - Self::IO_BASE));
+        }
+        Self::NAMED.iter().find(|(_, c)| *c == code).map_or(ErrorKind::Unknown(code), |(kind, _)| *kind)
+    }
+
+    /// Whether trying again can help, and where.
+    pub fn retry(self) -> Retry {
+        match self {
+            ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Protocol | ErrorKind::Corrupt => Retry::OtherPath,
+            ErrorKind::Throttled | ErrorKind::NoMemory => Retry::SamePath,
+            _ => Retry::Never,
+        }
+    }
+}
+
+/// An error with its kind and a sentence that says what is wrong, the evidence, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    kind: ErrorKind,
+    message: Box<str>,
+}
+
+impl Error {
+    /// Makes an error of `kind` with a sentence for a person.
+    pub fn new(kind: ErrorKind, message: impl Into<Box<str>>) -> Self {
+        Error { kind, message: message.into() }
+    }
+    /// What a caller acts on.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+    /// The sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+    /// The same error with `context: ` before its sentence.
+    pub fn context(self, context: impl fmt::Display) -> Self {
+        Error { kind: self.kind, message: format!("{context}: {}", self.message).into() }
+    }
+    /// An operating-system error with what was being done.
+    pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind as Os;
+        let kind = match (error.kind(), error.raw_os_error()) {
+            (Os::NotFound, _) => ErrorKind::NotFound,
+            (Os::PermissionDenied, _) => ErrorKind::PermissionDenied,
+            (Os::NotADirectory, _) => ErrorKind::NotADirectory,
+            (Os::IsADirectory, _) => ErrorKind::IsADirectory,
+            (Os::StorageFull | Os::QuotaExceeded, _) => ErrorKind::NoSpace,
+            (Os::StaleNetworkFileHandle, _) => ErrorKind::Stale,
+            (Os::TimedOut | Os::WouldBlock, _) => ErrorKind::Timeout,
+            (
+                Os::ConnectionRefused
+                | Os::ConnectionReset
+                | Os::ConnectionAborted
+                | Os::BrokenPipe
+                | Os::UnexpectedEof
+                | Os::NotConnected
+                | Os::HostUnreachable
+                | Os::NetworkUnreachable,
+                _,
+            ) => ErrorKind::Unavailable,
+            (_, Some(errno)) => ErrorKind::Io(errno),
+            _ => ErrorKind::Io(5),
+        };
+        Error::new(kind, format!("{what}: {error}"))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_round_trip() {
+        for (kind, code) in ErrorKind::NAMED {
+            assert_eq!(kind.code(), code);
+            assert_eq!(ErrorKind::from_code(code), kind);
+        }
+        assert_eq!(ErrorKind::from_code(ErrorKind::Io(28).code()), ErrorKind::Io(28));
+        assert_eq!(ErrorKind::from_code(999), ErrorKind::Unknown(999));
+        assert_eq!(ErrorKind::Unknown(999).code(), 999);
+    }
+}

@@ -1,0 +1,120 @@
+//! What a cached byte is named by: an object at one version, and a block of it.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Says one state of an object's bytes: an etag from an object store, or `ino-mtime-ctime-size` of a file.
+/// Two reads under one version are reads of the same bytes.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Version(Arc<str>);
+
+impl Version {
+    /// Wraps the under-store's own text.
+    pub fn new(text: &str) -> Self {
+        Version(text.into())
+    }
+    /// The under-store's own text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A 128-bit hash of (source, path, version): the cache's name for an object at one version.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectId(pub u128);
+
+impl ObjectId {
+    /// Hashes the three parts, each preceded by its length so that no two triples run together.
+    /// Costs about 50 ns and allocates nothing.
+    pub fn new(source: &str, path: &[u8], version: &Version) -> Self {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        for part in [source.as_bytes(), path, version.as_str().as_bytes()] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        ObjectId(hash.digest128())
+    }
+}
+
+impl fmt::Debug for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// One block of one object at one version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId {
+    /// The object at one version.
+    pub object: ObjectId,
+    /// The block's number; its first byte is at `index * block_size`.
+    pub index: u32,
+}
+
+/// An object at one version with all that is needed to fetch it: what a file handle holds.
+/// Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectRef {
+    /// Hash of source, path and version.
+    pub id: ObjectId,
+    /// Path below the source, without a leading slash; any byte but NUL.
+    pub path: Arc<[u8]>,
+    /// The version the bytes must have.
+    pub version: Version,
+    /// Length in bytes at that version.
+    pub size: u64,
+}
+
+impl ObjectRef {
+    /// Names the object at `path` below `source` with the attributes it had when looked up.
+    pub fn new(source: &str, path: &[u8], version: Version, size: u64) -> Self {
+        ObjectRef { id: ObjectId::new(source, path, &version), path: path.into(), version, size }
+    }
+
+    /// How many blocks of `block_size` the object has.
+    pub fn blocks(&self, block_size: u64) -> u64 {
+        self.size.div_ceil(block_size)
+    }
+
+    /// Length of block `index` (the last may be short; 0 past the end).
+    pub fn block_len(&self, index: u32, block_size: u64) -> usize {
+        self.size.saturating_sub(u64::from(index) * block_size).min(block_size) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_do_not_run_together() {
+        let v = Version::new("v");
+        assert_ne!(ObjectId::new("a", b"bc", &v), ObjectId::new("ab", b"c", &v));
+        assert_ne!(ObjectId::new("a", b"b", &Version::new("1")), ObjectId::new("a", b"b", &Version::new("2")));
+        assert_eq!(ObjectId::new("a", b"b", &v), ObjectId::new("a", b"b", &v));
+    }
+
+    #[test]
+    fn block_lengths() {
+        let o = ObjectRef::new("s", b"p", Version::new("v"), 10);
+        assert_eq!((o.blocks(4), o.block_len(0, 4), o.block_len(2, 4), o.block_len(3, 4)), (3, 4, 2, 0));
+    }
+}

@@ -1,0 +1,15 @@
+//! The words every layer shares: sizes and durations, object versions, attributes, errors, counters.
+//! It deliberately knows no I/O, no clock, no thread and no wire format.
+#![forbid(unsafe_code)]
+
+pub mod attr;
+pub mod error;
+pub mod id;
+pub mod stats;
+pub mod units;
+
+pub use attr::{Attr, DirEntry, FileKind, ListPage};
+pub use error::{Error, ErrorKind, Result};
+pub use id::{BlockId, ObjectId, ObjectRef, Version};
+pub use stats::Stats;
+pub use units::{Size, parse_duration};

@@ -1,0 +1,227 @@
+//! Every counter and gauge Spurline has, declared once with its unit and meaning.
+//! `stats`, its JSON and the Prometheus page are all made from this table.
+//!
+//! Updating one is a relaxed atomic add: no lock, no allocation.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// One number: a counter that only grows, or a gauge.
+#[derive(Debug, Default)]
+pub struct Metric(AtomicU64);
+
+impl Metric {
+    /// Adds to a counter or a gauge.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+    /// Takes from a gauge.
+    pub fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+    /// Adds a duration in microseconds.
+    pub fn add_us(&self, d: Duration) {
+        self.add(d.as_micros() as u64);
+    }
+    /// Sets a gauge.
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+    /// The value now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether a metric only grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Only grows; meaningful as a rate.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// What a metric is called and means.
+#[derive(Debug, Clone, Copy)]
+pub struct MetricInfo {
+    /// The section of `stats` it stands in.
+    pub section: &'static str,
+    /// Its name in that section, its key in the JSON.
+    pub name: &'static str,
+    /// Counter or gauge.
+    pub kind: MetricKind,
+    /// Its unit: `bytes`, `operations`, `microseconds`, ….
+    pub unit: &'static str,
+    /// One sentence.
+    pub help: &'static str,
+}
+
+macro_rules! sections {
+    ($( $(#[$sdoc:meta])* $section:ident : $Struct:ident { $( $name:ident : $kind:ident $unit:literal $help:literal ),+ $(,)? } )+) => {
+        $( $(#[$sdoc])*
+        #[derive(Debug, Default)]
+        pub struct $Struct { $( #[doc = concat!($help, " Unit: ", $unit, ".")] pub $name: Metric ),+ } )+
+
+        /// All counters of one process (a mount or a node).
+        #[derive(Debug, Default)]
+        pub struct Stats { $( $(#[$sdoc])* pub $section: $Struct ),+ }
+
+        /// Every metric there is, in the order it is shown.
+        pub const METRICS: &[MetricInfo] = &[ $( $( MetricInfo {
+            section: stringify!($section), name: stringify!($name), kind: MetricKind::$kind, unit: $unit, help: $help,
+        } ),+ ),+ ];
+
+        impl Stats {
+            /// Calls `f` with every metric and its value now, in the order of [`METRICS`].
+            pub fn for_each(&self, mut f: impl FnMut(&'static MetricInfo, u64)) {
+                let mut table = METRICS.iter();
+                $( $( if let Some(info) = table.next() { f(info, self.$section.$name.get()); } )+ )+
+            }
+        }
+    };
+}
+
+sections! {
+    /// What this process uses.
+    usage: Usage {
+        cpu_us: Counter "microseconds" "CPU time of this process, user and system.",
+        rss_bytes: Gauge "bytes" "Resident memory of this process.",
+        buffer_bytes: Gauge "bytes" "Memory in use out of the budget of --buffer-size.",
+        buffer_limit_bytes: Gauge "bytes" "The budget of --buffer-size.",
+        uptime_seconds: Gauge "seconds" "Time since this process started.",
+    }
+    /// Requests of the kernel.
+    fuse: Fuse {
+        ops: Counter "operations" "FUSE requests answered.",
+        errors: Counter "operations" "FUSE requests answered with an error other than ENOENT, ENOSYS and ENODATA.",
+        busy_us: Counter "microseconds" "Time spent on FUSE requests, summed over requests.",
+        read_ops: Counter "operations" "Reads answered.",
+        read_bytes: Counter "bytes" "Bytes handed to the kernel by reads; passthrough reads never reach this process.",
+        read_us: Counter "microseconds" "Time spent on reads, summed over reads.",
+        lookup_ops: Counter "operations" "Lookups answered.",
+        open_ops: Counter "operations" "Files opened.",
+        passthrough_opens: Counter "operations" "Files opened with their cached file handed to the kernel.",
+        open_handles: Gauge "handles" "File and directory handles open now.",
+        inodes: Gauge "inodes" "Inodes the kernel knows now.",
+    }
+    /// Metadata of the under-store.
+    metadata: Metadata {
+        ops: Counter "operations" "Lookups and listings asked of the under-store or of a node.",
+        errors: Counter "operations" "Those that failed, names that do not exist not counted.",
+        lat_us: Counter "microseconds" "Time spent on them, summed.",
+        cache_hits: Counter "operations" "Lookups answered from metadata held here.",
+        skipped_names: Counter "names" "Names of the under-store left out of listings because no file can have them.",
+    }
+    /// The block store on disks and in memory.
+    blockcache: BlockCache {
+        hit_bytes: Counter "bytes" "Bytes served from memory or disk of this process.",
+        miss_bytes: Counter "bytes" "Bytes that had to be fetched first.",
+        mem_hit_bytes: Counter "bytes" "Bytes served from memory.",
+        disk_hit_bytes: Counter "bytes" "Bytes served from cache disks.",
+        read_ops: Counter "operations" "Reads of cache disks.",
+        read_us: Counter "microseconds" "Time spent on reads of cache disks, summed.",
+        write_bytes: Counter "bytes" "Bytes written to cache disks.",
+        write_us: Counter "microseconds" "Time spent writing to cache disks, summed.",
+        write_skipped: Counter "blocks" "Blocks not written to disk: no space, disk not normal, or writers too busy.",
+        evictions: Counter "blocks" "Blocks evicted from cache disks.",
+        checksum_errors: Counter "blocks" "Blocks whose CRC32C did not match; they were dropped and fetched again.",
+        io_errors: Counter "operations" "Reads and writes of cache disks that failed or took too long.",
+        blocks: Gauge "blocks" "Blocks on cache disks.",
+        used_bytes: Gauge "bytes" "Bytes on cache disks.",
+        capacity_bytes: Gauge "bytes" "Bytes the cache disks may hold.",
+        mem_bytes: Gauge "bytes" "Bytes of blocks held in memory.",
+        disks_normal: Gauge "disks" "Cache disks in state normal.",
+        disks_unstable: Gauge "disks" "Cache disks in state unstable: reads go round them.",
+        disks_down: Gauge "disks" "Cache disks in state down.",
+        prefetch_bytes: Counter "bytes" "Bytes fetched ahead of the reader.",
+    }
+    /// Data exchanged with peers, whatever carried it.
+    remotecache: RemoteCache {
+        recv_bytes: Counter "bytes" "Payload bytes received from peers.",
+        send_bytes: Counter "bytes" "Payload bytes sent to peers.",
+        ops: Counter "operations" "Requests sent to peers.",
+        served_ops: Counter "operations" "Requests of peers answered.",
+        errors: Counter "operations" "Requests to peers that failed.",
+        retries: Counter "operations" "Requests to peers sent again.",
+        lat_us: Counter "microseconds" "Time from request to answer, summed.",
+        connects: Counter "operations" "Connections made to peers.",
+        peers_up: Gauge "peers" "Peers connected now.",
+        peers_down: Gauge "peers" "Peers that can't be reached now.",
+    }
+    /// What RDMA carried.
+    rdma: Rdma {
+        write_bytes: Counter "bytes" "Payload bytes written into peers' memory.",
+        recv_bytes: Counter "bytes" "Payload bytes peers wrote into this process's memory.",
+        w_ops: Counter "operations" "RDMA writes.",
+    }
+    /// What TCP carried.
+    tcp: Tcp {
+        recv_bytes: Counter "bytes" "Payload bytes received over TCP.",
+        send_bytes: Counter "bytes" "Payload bytes sent over TCP.",
+    }
+    /// The under-store.
+    object: Object {
+        get_ops: Counter "operations" "Reads of the under-store.",
+        get_bytes: Counter "bytes" "Bytes read from the under-store.",
+        get_us: Counter "microseconds" "Time spent on reads of the under-store, summed.",
+        put_bytes: Counter "bytes" "Bytes written to the under-store.",
+        list_ops: Counter "operations" "Listings and heads asked of the under-store.",
+        errors: Counter "operations" "Requests of the under-store that failed for good.",
+        retries: Counter "operations" "Requests of the under-store sent again.",
+        throttled: Counter "operations" "Answers of the under-store that asked to slow down.",
+        in_flight: Gauge "operations" "Requests of the under-store under way.",
+    }
+}
+
+impl Stats {
+    /// One JSON object of absolute values, a section a key.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut root = serde_json::Map::new();
+        self.for_each(|info, value| {
+            let section = root.entry(info.section).or_insert_with(|| serde_json::Value::Object(Default::default()));
+            if let Some(section) = section.as_object_mut() {
+                section.insert(info.name.into(), value.into());
+            }
+        });
+        serde_json::Value::Object(root)
+    }
+
+    /// The Prometheus text exposition format (version 0.0.4).
+    pub fn to_prometheus(&self) -> String {
+        let mut out = String::with_capacity(8192);
+        self.for_each(|info, value| {
+            let (suffix, kind) = match info.kind {
+                MetricKind::Counter => ("_total", "counter"),
+                MetricKind::Gauge => ("", "gauge"),
+            };
+            let name = format!("spurline_{}_{}{suffix}", info.section, info.name);
+            let _ =
+                writeln!(out, "# HELP {name} {} Unit: {}.\n# TYPE {name} {kind}\n{name} {value}", info.help, info.unit);
+        });
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_and_values_agree() {
+        let stats = Stats::default();
+        stats.fuse.read_bytes.add(7);
+        stats.tcp.recv_bytes.add(9);
+        let json = stats.to_json();
+        assert_eq!(json["fuse"]["read_bytes"], 7);
+        assert_eq!(json["tcp"]["recv_bytes"], 9);
+        let mut seen = 0;
+        stats.for_each(|info, _| {
+            assert!(info.help.ends_with('.'), "{}", info.name);
+            seen += 1;
+        });
+        assert_eq!(seen, METRICS.len());
+        assert!(stats.to_prometheus().contains("\nspurline_fuse_read_bytes_total 7\n"));
+    }
+}

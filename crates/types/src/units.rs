@@ -1,0 +1,167 @@
+//! Sizes and durations as people write them on a command line or in a config file.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A number of bytes, written `4096`, `64K`, `4M`, `4MiB`, `1.5G`; suffixes are powers of 1024.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Size(pub u64);
+
+impl Size {
+    /// `n` mebibytes.
+    pub const fn mib(n: u64) -> Self {
+        Size(n << 20)
+    }
+    /// The number of bytes.
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+/// Why a size or a duration did not parse: what was given, what is wrong, and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct UnitError(String);
+
+impl FromStr for Size {
+    type Err = UnitError;
+    fn from_str(s: &str) -> Result<Self, UnitError> {
+        let t = s.trim();
+        let wrong = |why: &str| {
+            UnitError(format!("'{s}' is not a size: {why}; write 4096, 64K, 4M, 4MiB or 1.5G (powers of 1024)"))
+        };
+        let split = t.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(t.len());
+        let (number, suffix) = t.split_at(split);
+        if number.is_empty() {
+            return Err(wrong("it starts with no digit"));
+        }
+        let shift = match suffix.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kb" | "kib" => 10,
+            "m" | "mb" | "mib" => 20,
+            "g" | "gb" | "gib" => 30,
+            "t" | "tb" | "tib" => 40,
+            "p" | "pb" | "pib" => 50,
+            other => return Err(wrong(&format!("unknown unit '{other}'"))),
+        };
+        let bytes = if let Ok(whole) = number.parse::<u64>() {
+            whole.checked_mul(1u64 << shift).ok_or_else(|| wrong("it is larger than 16 EiB"))?
+        } else {
+            let fraction = number.parse::<f64>().map_err(|_| wrong("the number does not parse"))?;
+            let bytes = fraction * (1u64 << shift) as f64;
+            if bytes >= u64::MAX as f64 {
+                return Err(wrong("it is larger than 16 EiB"));
+            }
+            bytes as u64
+        };
+        Ok(Size(bytes))
+    }
+}
+
+impl fmt::Display for Size {
+    /// The shortest form that parses back to the same number where one exists (`4M`), else bytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(50, "P"), (40, "T"), (30, "G"), (20, "M"), (10, "K")] {
+            if self.0 >= 1 << shift && self.0.is_multiple_of(1 << shift) {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+impl serde::Serialize for Size {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Size {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// `bytes` for a person: three significant digits and a binary unit (`3.21 GiB`).
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit < UNITS.len() - 1 {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match (unit, value) {
+        (0, v) => format!("{v:.0} B"),
+        (u, v) if v >= 100.0 => format!("{v:.0} {}", UNITS[u]),
+        (u, v) if v >= 10.0 => format!("{v:.1} {}", UNITS[u]),
+        (u, v) => format!("{v:.2} {}", UNITS[u]),
+    }
+}
+
+/// Parses `250ms`, `5s`, `5m`, `2h`, `1d` or a bare number of seconds.
+///
+/// # Errors
+/// When the text is no number with one of those units.
+pub fn parse_duration(s: &str) -> Result<Duration, UnitError> {
+    let t = s.trim();
+    let wrong = |why: &str| UnitError(format!("'{s}' is not a duration: {why}; write 250ms, 5s, 5m, 2h or 1d"));
+    let split = t.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(t.len());
+    let (number, suffix) = t.split_at(split);
+    let value: f64 = number.parse().map_err(|_| wrong("it starts with no number"))?;
+    let scale = match suffix.trim().to_ascii_lowercase().as_str() {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" | "sec" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        other => return Err(wrong(&format!("unknown unit '{other}'"))),
+    };
+    Duration::try_from_secs_f64(value * scale).map_err(|_| wrong("it is too long"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("64K", 65536), ("4MiB", 4 << 20), ("1.5g", 3 << 29), (" 2 TB ", 2 << 40)]
+        {
+            assert_eq!(text.parse::<Size>().unwrap().0, bytes, "{text}");
+        }
+        for text in ["", "M", "4X", "1.2.3", "-1", "99999999999T", "4M4"] {
+            let error = text.parse::<Size>().unwrap_err().to_string();
+            assert!(error.contains("is not a size") && error.contains("4MiB"), "{error}");
+        }
+        assert_eq!(Size::mib(4).to_string(), "4M");
+        assert_eq!(human_bytes(3 << 30), "3.00 GiB");
+    }
+
+    #[test]
+    fn durations() {
+        for (text, ms) in
+            [("250ms", 250), ("5s", 5000), ("5m", 300_000), ("2", 2000), ("0.5s", 500), ("1d", 86_400_000)]
+        {
+            assert_eq!(parse_duration(text).unwrap().as_millis(), ms, "{text}");
+        }
+        for text in ["", "s", "5 parsecs", "-1s", "1e400d"] {
+            assert!(parse_duration(text).unwrap_err().to_string().contains("is not a duration"), "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn display_parses_back(n: u64) {
+            proptest::prop_assert_eq!(Size(n).to_string().parse::<Size>().unwrap(), Size(n));
+        }
+        #[test]
+        fn never_panics(s in ".{0,16}") {
+            let _ = s.parse::<Size>();
+            let _ = parse_duration(&s);
+        }
+    }
+}
