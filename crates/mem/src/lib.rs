@@ -1,0 +1,10 @@
+//! The one memory budget of a process: an arena of fixed size, buffers cut from it, and the blocks
+//! held in it. It knows nothing of disks, sockets or files, and of RDMA only that a buffer's address
+//! never changes, so that the whole arena can be registered once.
+
+mod buddy;
+mod pool;
+mod tier;
+
+pub use pool::{Buf, Pool, Reclaim};
+pub use tier::{Fill, Found, MemBlock, Slice, Tier};

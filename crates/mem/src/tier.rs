@@ -1,0 +1,531 @@
+//! Blocks held in memory, each filled once however many want it, readable up to where it is filled,
+//! and given up in an order that a scan can't spoil (S3-FIFO). Who fills them is not known here.
+
+use crate::pool::{Buf, Pool, Reclaim};
+use parking_lot::{Condvar, Mutex};
+use spurline_types::{BlockId, Error, ErrorKind, Result};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Accesses within this time of each other count as one: a sequential reader touches a block several
+/// times in a row, and that must not make the block look popular.
+const CORRELATED: Duration = Duration::from_millis(500);
+const SHARDS: usize = 16;
+
+/// One block in memory, being filled or complete.
+pub struct MemBlock {
+    buf: Buf,
+    filled: AtomicUsize,
+    status: Mutex<Status>,
+    changed: Condvar,
+    /// Uses that count, up to 3.
+    uses: AtomicU8,
+    last_use: AtomicU32,
+}
+
+#[derive(Clone)]
+enum Status {
+    Filling,
+    Ready,
+    Failed(Error),
+}
+
+impl MemBlock {
+    /// Waits until `range` is there and pins it.
+    ///
+    /// # Errors
+    /// The fill's own error, `Timeout` when `deadline` passes first, `Invalid` past the block's end.
+    pub fn wait(self: &Arc<Self>, range: Range<usize>, deadline: Instant) -> Result<Slice> {
+        if range.end > self.buf.len() || range.start > range.end {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("bytes {}..{} of a block of {}", range.start, range.end, self.buf.len()),
+            ));
+        }
+        if self.filled.load(Ordering::Acquire) < range.end {
+            let mut status = self.status.lock();
+            loop {
+                if self.filled.load(Ordering::Acquire) >= range.end {
+                    break;
+                }
+                if let Status::Failed(error) = &*status {
+                    return Err(error.clone());
+                }
+                if self.changed.wait_until(&mut status, deadline).timed_out() {
+                    return Err(Error::new(
+                        ErrorKind::Timeout,
+                        "a block was not filled in time: its source is slow or stalled",
+                    ));
+                }
+            }
+        }
+        Ok(Slice { block: Arc::clone(self), range })
+    }
+
+    /// The block's length in bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.buf.len()
+    }
+
+    /// Whether all bytes are there.
+    pub fn is_ready(&self) -> bool {
+        self.filled.load(Ordering::Acquire) == self.buf.len()
+    }
+
+    fn touch(&self, now: u32) {
+        let last = self.last_use.swap(now, Ordering::Relaxed);
+        if now.wrapping_sub(last) >= CORRELATED.as_millis() as u32 {
+            let uses = self.uses.load(Ordering::Relaxed);
+            if uses < 3 {
+                self.uses.store(uses + 1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Filled bytes of a block; they stay as they are for as long as this lives.
+#[derive(Clone)]
+pub struct Slice {
+    block: Arc<MemBlock>,
+    range: Range<usize>,
+}
+
+impl Slice {
+    /// A part of this slice.
+    ///
+    /// # Panics
+    /// When `part` reaches past the end.
+    pub fn part(&self, part: Range<usize>) -> Slice {
+        assert!(part.start <= part.end && part.end <= self.range.len(), "a part of a slice lies inside it");
+        Slice { block: Arc::clone(&self.block), range: self.range.start + part.start..self.range.start + part.end }
+    }
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: a slice is made only of bytes below the block's fill mark; those are never written again
+        // (`Fill::spare` gives out only what is above it), and `block` keeps the buffer alive.
+        unsafe { std::slice::from_raw_parts(self.block.buf.as_ptr().add(self.range.start), self.range.len()) }
+    }
+}
+
+/// The right and the duty to fill one block. Dropping it unfinished fails the block for all who wait.
+pub struct Fill {
+    block: Arc<MemBlock>,
+    id: BlockId,
+    tier: Arc<Tier>,
+    done: bool,
+}
+
+impl Fill {
+    /// Which block this is.
+    pub fn id(&self) -> BlockId {
+        self.id
+    }
+
+    /// What is still to be filled, from the fill mark to the block's end.
+    pub fn spare(&mut self) -> &mut [u8] {
+        let filled = self.block.filled.load(Ordering::Relaxed);
+        // SAFETY: readers see only bytes below the mark; this is the one writer above it, for as long as the
+        // borrow of `self` lasts.
+        unsafe { std::slice::from_raw_parts_mut(self.block.buf.as_ptr().add(filled), self.block.buf.len() - filled) }
+    }
+
+    /// Says that the first `n` bytes of [`Fill::spare`] hold what they should; readers may see them at once.
+    pub fn commit(&mut self, n: usize) {
+        let filled = self.block.filled.load(Ordering::Relaxed);
+        let mark = (filled + n).min(self.block.buf.len());
+        self.block.filled.store(mark, Ordering::Release);
+        let mut status = self.block.status.lock();
+        if mark == self.block.buf.len() {
+            *status = Status::Ready;
+            self.done = true;
+        }
+        drop(status);
+        self.block.changed.notify_all();
+    }
+
+    /// Ends an unfinished fill with an error that every waiting reader gets; the block is forgotten, so the
+    /// next reader tries anew.
+    pub fn fail(mut self, error: Error) {
+        self.end(error);
+    }
+
+    /// The whole block, pinned, once it is filled.
+    pub fn finished(&self) -> Option<Slice> {
+        self.block.is_ready().then(|| Slice { range: 0..self.block.len(), block: Arc::clone(&self.block) })
+    }
+
+    fn end(&mut self, error: Error) {
+        if !std::mem::replace(&mut self.done, true) {
+            self.tier.forget(&self.id, &self.block);
+            *self.block.status.lock() = Status::Failed(error);
+            self.block.changed.notify_all();
+        }
+    }
+}
+
+impl Drop for Fill {
+    fn drop(&mut self) {
+        self.end(Error::new(ErrorKind::Unavailable, "the fill of a block was given up"));
+    }
+}
+
+/// What [`Tier::find_or_fill`] found.
+pub enum Found {
+    /// The block is here or on its way: wait for the bytes on it.
+    Here(Arc<MemBlock>),
+    /// Nobody has it: the caller fills it.
+    Vacant(Fill),
+}
+
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+    fn write_u32(&mut self, n: u32) {
+        self.write_u64(u64::from(n));
+    }
+    fn write_u64(&mut self, n: u64) {
+        // Object ids are hashes already; the block number only has to be spread.
+        self.0 = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+    fn write_u128(&mut self, n: u128) {
+        self.0 ^= (n as u64) ^ ((n >> 64) as u64);
+    }
+}
+
+type Map = HashMap<BlockId, Arc<MemBlock>, BuildHasherDefault<IdHasher>>;
+
+/// The blocks in memory, over one pool.
+pub struct Tier {
+    pool: Arc<Pool>,
+    shards: [Mutex<Map>; SHARDS],
+    queues: Mutex<Queues>,
+    held: AtomicUsize,
+    start: Instant,
+}
+
+/// S3-FIFO: new blocks wait in `small`; those used again move to `main`; those thrown out of `small`
+/// leave their name in `ghost` and go to `main` at once when they come back.
+#[derive(Default)]
+struct Queues {
+    small: VecDeque<BlockId>,
+    main: VecDeque<BlockId>,
+    ghost: VecDeque<BlockId>,
+    ghosts: HashMap<BlockId, (), BuildHasherDefault<IdHasher>>,
+}
+
+impl Tier {
+    /// An empty tier over `pool`, and the pool's holder of buffers that can be given up.
+    pub fn new(pool: Arc<Pool>) -> Arc<Tier> {
+        let tier = Arc::new(Tier {
+            pool,
+            shards: std::array::from_fn(|_| Mutex::default()),
+            queues: Mutex::default(),
+            held: AtomicUsize::new(0),
+            start: Instant::now(),
+        });
+        let weak: std::sync::Weak<Tier> = Arc::downgrade(&tier);
+        tier.pool.set_reclaim(weak);
+        tier
+    }
+
+    /// The pool the blocks live in.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Bytes of budget that blocks take.
+    pub fn held_bytes(&self) -> u64 {
+        self.held.load(Ordering::Relaxed) as u64
+    }
+
+    /// The block if it is here or being filled. Allocates nothing.
+    pub fn find(&self, id: &BlockId) -> Option<Arc<MemBlock>> {
+        let block = self.shard(id).lock().get(id).cloned()?;
+        block.touch(self.now());
+        Some(block)
+    }
+
+    /// The block, or the duty to fill it with `len` bytes; waits for memory until `deadline`.
+    ///
+    /// # Errors
+    /// `NoMemory` when the budget stays full.
+    pub fn find_or_fill(self: &Arc<Self>, id: BlockId, len: usize, deadline: Instant) -> Result<Found> {
+        if let Some(block) = self.find(&id) {
+            return Ok(Found::Here(block));
+        }
+        let buf = self.pool.alloc(len.max(1), deadline)?;
+        Ok(self.insert(id, buf, len))
+    }
+
+    /// The duty to fill the block if it is not here and memory is free or can be freed now.
+    pub fn try_fill(self: &Arc<Self>, id: BlockId, len: usize) -> Option<Fill> {
+        if self.shard(&id).lock().contains_key(&id) {
+            return None;
+        }
+        let buf = self.pool.try_alloc(len.max(1))?;
+        match self.insert(id, buf, len) {
+            Found::Vacant(fill) => Some(fill),
+            Found::Here(_) => None,
+        }
+    }
+
+    fn insert(self: &Arc<Self>, id: BlockId, buf: Buf, len: usize) -> Found {
+        debug_assert!(buf.len() >= len);
+        let footprint = buf.footprint();
+        let block = Arc::new(MemBlock {
+            buf,
+            filled: AtomicUsize::new(0),
+            status: Mutex::new(Status::Filling),
+            changed: Condvar::new(),
+            uses: AtomicU8::new(0),
+            last_use: AtomicU32::new(self.now()),
+        });
+        {
+            let mut shard = self.shard(&id).lock();
+            if let Some(there) = shard.get(&id) {
+                return Found::Here(Arc::clone(there));
+            }
+            shard.insert(id, Arc::clone(&block));
+        }
+        self.held.fetch_add(footprint, Ordering::Relaxed);
+        let mut queues = self.queues.lock();
+        if queues.ghosts.remove(&id).is_some() {
+            queues.main.push_back(id);
+        } else {
+            queues.small.push_back(id);
+        }
+        // Blocks whose fill failed leave their name behind; sweep before such names outnumber the blocks.
+        if queues.small.len() + queues.main.len() > self.pool.pages() + 1024 {
+            let here = |id: &BlockId| self.shard(id).lock().contains_key(id);
+            queues.main.retain(here);
+            let mut seen = std::collections::HashSet::new();
+            queues.small.retain(|id| here(id) && seen.insert(*id));
+        }
+        drop(queues);
+        Found::Vacant(Fill { block, id, tier: Arc::clone(self), done: false })
+    }
+
+    /// Drops a block if it is complete and here; readers that hold slices keep them.
+    pub fn remove(&self, id: &BlockId) {
+        let found = self.shard(id).lock().get(id).cloned();
+        if let Some(block) = found
+            && block.is_ready()
+        {
+            self.forget(id, &block);
+        }
+    }
+
+    fn forget(&self, id: &BlockId, block: &Arc<MemBlock>) {
+        let mut shard = self.shard(id).lock();
+        if shard.get(id).is_some_and(|there| Arc::ptr_eq(there, block)) {
+            shard.remove(id);
+            self.held.fetch_sub(block.buf.footprint(), Ordering::Relaxed);
+        }
+    }
+
+    fn shard(&self, id: &BlockId) -> &Mutex<Map> {
+        let hash = (id.object.0 as u64) ^ ((id.object.0 >> 64) as u64) ^ u64::from(id.index).wrapping_mul(0x9e37_79b9);
+        &self.shards[(hash % SHARDS as u64) as usize]
+    }
+
+    fn now(&self) -> u32 {
+        // Starts past one correlated period, so that nothing is "just used" at time 0.
+        (self.start.elapsed() + CORRELATED * 2).as_millis() as u32
+    }
+
+    /// Takes the block out if nobody uses it. A block whose name is in a queue but which is gone counts as taken.
+    fn evict(&self, id: &BlockId) -> Option<bool> {
+        let mut shard = self.shard(id).lock();
+        match shard.get(id) {
+            None => Some(false),
+            // One reference is the map's own; a second is a reader's, a filler's or a waiter's.
+            Some(block) if Arc::strong_count(block) > 1 => None,
+            Some(block) => {
+                self.held.fetch_sub(block.buf.footprint(), Ordering::Relaxed);
+                shard.remove(id);
+                Some(true)
+            }
+        }
+    }
+
+    fn uses(&self, id: &BlockId) -> u8 {
+        self.shard(id).lock().get(id).map_or(0, |block| block.uses.swap(0, Ordering::Relaxed))
+    }
+}
+
+impl Reclaim for Tier {
+    fn reclaim(&self, _len: usize) -> bool {
+        let mut queues = self.queues.lock();
+        // Each name is looked at a bounded number of times, so a pool whose blocks are all pinned ends the search.
+        let mut tries = 2 * (queues.small.len() + queues.main.len()) + 1;
+        while tries > 0 {
+            tries -= 1;
+            let small_is_due = queues.small.len() * 10 > queues.small.len() + queues.main.len();
+            if small_is_due || queues.main.is_empty() {
+                let Some(id) = queues.small.pop_front() else { return false };
+                if self.uses(&id) > 0 {
+                    queues.main.push_back(id);
+                    continue;
+                }
+                match self.evict(&id) {
+                    None => queues.small.push_back(id),
+                    Some(evicted) => {
+                        if queues.ghosts.insert(id, ()).is_none() {
+                            queues.ghost.push_back(id);
+                        }
+                        let room = (queues.main.len() + queues.small.len()).max(64);
+                        while queues.ghost.len() > room {
+                            if let Some(old) = queues.ghost.pop_front() {
+                                queues.ghosts.remove(&old);
+                            }
+                        }
+                        if evicted {
+                            return true;
+                        }
+                    }
+                }
+            } else if let Some(id) = queues.main.pop_front() {
+                if self.uses(&id) > 0 {
+                    queues.main.push_back(id);
+                    continue;
+                }
+                match self.evict(&id) {
+                    None => queues.main.push_back(id),
+                    Some(true) => return true,
+                    Some(false) => {}
+                }
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_types::ObjectId;
+
+    fn id(n: u32) -> BlockId {
+        BlockId { object: ObjectId(9), index: n }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(5)
+    }
+
+    fn fill(tier: &Arc<Tier>, n: u32, len: usize) {
+        match tier.find_or_fill(id(n), len, soon()).unwrap() {
+            Found::Vacant(mut f) => {
+                f.spare().fill(n as u8);
+                f.commit(len);
+            }
+            Found::Here(_) => panic!("block {n} was here already"),
+        }
+    }
+
+    fn tier(blocks: usize) -> Arc<Tier> {
+        Tier::new(Pool::new((blocks * (64 << 10)) as u64, 64 << 10).unwrap())
+    }
+
+    #[test]
+    fn one_fill_for_many_readers_and_bytes_before_the_end() {
+        let tier = tier(4);
+        let Found::Vacant(mut f) = tier.find_or_fill(id(1), 40_000, soon()).unwrap() else { panic!() };
+        let readers: Vec<_> = (0..8)
+            .map(|_| {
+                let Found::Here(block) = tier.find_or_fill(id(1), 40_000, soon()).unwrap() else { panic!() };
+                std::thread::spawn(move || block.wait(10..20, soon()).map(|s| s.to_vec()))
+            })
+            .collect();
+        f.spare()[..1000].fill(5);
+        f.commit(1000);
+        for reader in readers {
+            assert_eq!(reader.join().unwrap().unwrap(), vec![5; 10]);
+        }
+        assert!(f.finished().is_none());
+        let rest = f.spare().len();
+        f.spare().fill(6);
+        f.commit(rest);
+        assert_eq!(f.finished().unwrap()[39_999], 6);
+    }
+
+    #[test]
+    fn a_failed_fill_reaches_the_waiting_and_is_forgotten() {
+        let tier = tier(4);
+        let Found::Vacant(f) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
+        let Found::Here(block) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
+        f.fail(Error::new(ErrorKind::Throttled, "slow down"));
+        assert_eq!(block.wait(0..1, soon()).err().unwrap().kind(), ErrorKind::Throttled);
+        assert!(matches!(tier.find_or_fill(id(1), 100, soon()).unwrap(), Found::Vacant(_)));
+        assert_eq!(tier.held_bytes(), 0, "the vacant fill was dropped at the end of the line above");
+    }
+
+    #[test]
+    fn a_waiter_gives_up_at_its_deadline() {
+        let tier = tier(4);
+        let Found::Vacant(_f) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
+        let Found::Here(block) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
+        let error = block.wait(0..1, Instant::now() + Duration::from_millis(10)).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+    }
+
+    #[test]
+    fn pinned_blocks_stay_and_others_make_room() {
+        let tier = tier(4);
+        fill(&tier, 0, 64 << 10);
+        let pin = tier.find(&id(0)).unwrap().wait(0..100, soon()).unwrap();
+        for n in 1..40 {
+            fill(&tier, n, 64 << 10);
+        }
+        assert!(pin.iter().all(|b| *b == 0));
+        assert!(tier.find(&id(0)).is_some());
+        assert!(tier.held_bytes() <= 4 * (64 << 10));
+    }
+
+    #[test]
+    fn a_scan_leaves_the_hot_set() {
+        let tier = tier(32);
+        for n in 0..16 {
+            fill(&tier, n, 64 << 10);
+        }
+        std::thread::sleep(CORRELATED + Duration::from_millis(50));
+        for n in 0..16 {
+            tier.find(&id(n)).unwrap();
+        }
+        for n in 1000..1400 {
+            fill(&tier, n, 64 << 10);
+        }
+        let left = (0..16).filter(|n| tier.find(&id(*n)).is_some()).count();
+        assert!(left >= 14, "{left} of 16 hot blocks survived a scan of 12 times the memory");
+    }
+
+    #[test]
+    fn all_pinned_is_an_error_in_time_not_a_hang() {
+        let tier = tier(2);
+        fill(&tier, 0, 64 << 10);
+        fill(&tier, 1, 64 << 10);
+        let _a = tier.find(&id(0)).unwrap();
+        let _b = tier.find(&id(1)).unwrap();
+        let error = tier.find_or_fill(id(2), 64 << 10, Instant::now() + Duration::from_millis(30)).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::NoMemory);
+    }
+}
