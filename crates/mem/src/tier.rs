@@ -3,7 +3,7 @@
 
 use crate::pool::{Buf, Pool, Reclaim};
 use parking_lot::{Condvar, Mutex};
-use spurline_types::{BlockId, Error, ErrorKind, Result};
+use spurline_types::{BlockId, Error, ErrorKind, Result, Sink};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::{Deref, Range};
@@ -129,26 +129,9 @@ impl Fill {
         self.id
     }
 
-    /// What is still to be filled, from the fill mark to the block's end.
-    pub fn spare(&mut self) -> &mut [u8] {
-        let filled = self.block.filled.load(Ordering::Relaxed);
-        // SAFETY: readers see only bytes below the mark; this is the one writer above it, for as long as the
-        // borrow of `self` lasts.
-        unsafe { std::slice::from_raw_parts_mut(self.block.buf.as_ptr().add(filled), self.block.buf.len() - filled) }
-    }
-
-    /// Says that the first `n` bytes of [`Fill::spare`] hold what they should; readers may see them at once.
-    pub fn commit(&mut self, n: usize) {
-        let filled = self.block.filled.load(Ordering::Relaxed);
-        let mark = (filled + n).min(self.block.buf.len());
-        self.block.filled.store(mark, Ordering::Release);
-        let mut status = self.block.status.lock();
-        if mark == self.block.buf.len() {
-            *status = Status::Ready;
-            self.done = true;
-        }
-        drop(status);
-        self.block.changed.notify_all();
+    /// The block being filled, to wait on.
+    pub fn block(&self) -> Arc<MemBlock> {
+        Arc::clone(&self.block)
     }
 
     /// Ends an unfinished fill with an error that every waiting reader gets; the block is forgotten, so the
@@ -168,6 +151,30 @@ impl Fill {
             *self.block.status.lock() = Status::Failed(error);
             self.block.changed.notify_all();
         }
+    }
+}
+
+impl Sink for Fill {
+    /// From the fill mark to the block's end.
+    fn spare(&mut self) -> &mut [u8] {
+        let filled = self.block.filled.load(Ordering::Relaxed);
+        // SAFETY: readers see only bytes below the mark; this is the one writer above it, for as long as the
+        // borrow of `self` lasts.
+        unsafe { std::slice::from_raw_parts_mut(self.block.buf.as_ptr().add(filled), self.block.buf.len() - filled) }
+    }
+
+    /// Readers may see the committed bytes at once.
+    fn commit(&mut self, n: usize) {
+        let filled = self.block.filled.load(Ordering::Relaxed);
+        let mark = (filled + n).min(self.block.buf.len());
+        let mut status = self.block.status.lock();
+        self.block.filled.store(mark, Ordering::Release);
+        if mark == self.block.buf.len() {
+            *status = Status::Ready;
+            self.done = true;
+        }
+        drop(status);
+        self.block.changed.notify_all();
     }
 }
 

@@ -5,11 +5,13 @@
 pub mod attr;
 pub mod error;
 pub mod id;
+pub mod sink;
 pub mod stats;
 pub mod units;
 
 pub use attr::{Attr, DirEntry, FileKind, ListPage};
 pub use error::{Error, ErrorKind, Result};
 pub use id::{BlockId, ObjectId, ObjectRef, Version};
+pub use sink::{Sink, SliceSink};
 pub use stats::Stats;
 pub use units::{Size, parse_duration};

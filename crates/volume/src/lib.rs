@@ -4,6 +4,10 @@
 //! Every call blocks, and every implementation ends it within a time of its own configuration.
 #![forbid(unsafe_code)]
 
+mod workers;
+
+pub use workers::Workers;
+
 use spurline_mem::Slice;
 use spurline_types::{Attr, ListPage, ObjectRef, Result};
 use std::fs::File;

@@ -1,0 +1,186 @@
+//! A bounded pool of threads for work a reader waits for (urgent) and work done ahead of readers (ahead).
+//! It does not know what the work is.
+
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a thread with nothing to do stays.
+const IDLE: Duration = Duration::from_secs(10);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that run jobs: urgent ones first, ahead ones only while a quarter of the threads stays free for
+/// urgent ones. Threads start when there is work and end when there is none for a while.
+pub struct Workers {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    name: &'static str,
+    most: usize,
+    most_queued_ahead: usize,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    urgent: VecDeque<Job>,
+    ahead: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    running_ahead: usize,
+    closed: bool,
+}
+
+impl Workers {
+    /// At most `most` threads called `name`, and at most twice as many ahead jobs waiting.
+    pub fn new(name: &'static str, most: usize) -> Workers {
+        let most = most.max(2);
+        Workers {
+            inner: Arc::new(Inner {
+                name,
+                most,
+                most_queued_ahead: most * 2,
+                state: Mutex::default(),
+                work: Condvar::new(),
+            }),
+        }
+    }
+
+    /// Runs `job` as soon as a thread is free. Every urgent job has a reader waiting, so their number is
+    /// bounded by the number of requests in flight.
+    pub fn urgent(&self, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.inner.state.lock();
+        state.urgent.push_back(Box::new(job));
+        self.inner.wake(&mut state);
+    }
+
+    /// Runs `job` when nothing urgent waits; drops it and answers false when too much waits already.
+    pub fn ahead(&self, job: impl FnOnce() + Send + 'static) -> bool {
+        let mut state = self.inner.state.lock();
+        if state.ahead.len() >= self.inner.most_queued_ahead || state.closed {
+            return false;
+        }
+        state.ahead.push_back(Box::new(job));
+        self.inner.wake(&mut state);
+        true
+    }
+}
+
+impl Inner {
+    fn wake(self: &Arc<Self>, state: &mut State) {
+        let waiting = state.urgent.len() + state.ahead.len();
+        if state.idle >= waiting || state.threads >= self.most {
+            self.work.notify_one();
+            return;
+        }
+        let inner = Arc::clone(self);
+        let spawned = std::thread::Builder::new().name(self.name.into()).spawn(move || inner.run());
+        match spawned {
+            Ok(_) => state.threads += 1,
+            // Out of threads: those that run take the job when they are done, unless there are none at all.
+            Err(_) if state.threads > 0 => {}
+            Err(_) => {
+                state.urgent.clear();
+                state.ahead.clear();
+            }
+        }
+    }
+
+    fn run(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let ahead_allowed = state.running_ahead * 4 < self.most * 3;
+            if let Some(job) = state.urgent.pop_front() {
+                drop(state);
+                run_caught(job);
+                state = self.state.lock();
+            } else if ahead_allowed && let Some(job) = state.ahead.pop_front() {
+                state.running_ahead += 1;
+                drop(state);
+                run_caught(job);
+                state = self.state.lock();
+                state.running_ahead -= 1;
+            } else if state.closed {
+                break;
+            } else {
+                state.idle += 1;
+                let timed_out = self.work.wait_for(&mut state, IDLE).timed_out();
+                state.idle -= 1;
+                if timed_out && state.urgent.is_empty() && state.ahead.is_empty() {
+                    break;
+                }
+            }
+        }
+        state.threads -= 1;
+    }
+}
+
+/// A job that panics takes neither its thread nor the counts of the pool with it; what it owned is dropped,
+/// which fails its block for those who wait.
+fn run_caught(job: Job) {
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        let mut state = self.inner.state.lock();
+        state.closed = true;
+        state.ahead.clear();
+        self.inner.work.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    #[test]
+    fn runs_everything_on_few_threads() {
+        let workers = Workers::new("test", 4);
+        let (done, results) = mpsc::channel();
+        let most = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+        for n in 0..200 {
+            let (done, most) = (done.clone(), Arc::clone(&most));
+            workers.urgent(move || {
+                let now = most.0.fetch_add(1, Ordering::SeqCst) + 1;
+                most.1.fetch_max(now, Ordering::SeqCst);
+                std::thread::yield_now();
+                most.0.fetch_sub(1, Ordering::SeqCst);
+                done.send(n).unwrap();
+            });
+        }
+        let mut seen: Vec<i32> = (0..200).map(|_| results.recv_timeout(Duration::from_secs(10)).unwrap()).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..200).collect::<Vec<_>>());
+        assert!(most.1.load(Ordering::SeqCst) <= 4);
+    }
+
+    #[test]
+    fn blocked_ahead_jobs_leave_threads_for_urgent_ones_and_panics_do_no_harm() {
+        let workers = Workers::new("test", 4);
+        let (release, gate) = mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let accepted = (0..100)
+            .filter(|_| {
+                let gate = Arc::clone(&gate);
+                workers.ahead(move || {
+                    let _ = gate.lock().recv_timeout(Duration::from_secs(10));
+                })
+            })
+            .count();
+        assert!(accepted < 100, "the queue of ahead jobs is bounded");
+        workers.urgent(|| panic!("a job may fail"));
+        let (done, result) = mpsc::channel();
+        workers.urgent(move || done.send(7).unwrap());
+        assert_eq!(result.recv_timeout(Duration::from_secs(5)).unwrap(), 7);
+        for _ in 0..accepted {
+            let _ = release.send(());
+        }
+    }
+}
