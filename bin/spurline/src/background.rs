@@ -1,0 +1,105 @@
+//! Going to the background: the command starts itself again, waits until that one answers, and passes on
+//! its exit code. Nothing is forked after threads exist, so nothing can be half there.
+
+use spurline_config::{Fault, LogConfig};
+use std::io::{Read, Write};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Set in the one that runs in the background.
+const CHILD: &str = "SPURLINE_BACKGROUND_CHILD";
+/// What the child writes once it answers.
+const WORD: &[u8] = b"ready\n";
+/// What a start may take beside the under-store's first answer: reading the index of a full cache.
+const START_ALLOWANCE: Duration = Duration::from_secs(60);
+
+/// Whether this process was started by [`launch`].
+pub fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Starts this command again in the background and waits until it is ready or has failed.
+///
+/// # Errors
+/// When it can't be started, or neither answers nor ends in time.
+pub fn launch(under_timeout: Duration) -> Result<ExitCode, Fault> {
+    let exe = std::env::current_exe()
+        .map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), "mount /proc, or leave out -d"))?;
+    let mut child = Command::new(exe)
+        .args(std::env::args_os().skip(1))
+        .env(CHILD, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|e| Fault::failed(format!("this program can't start itself in the background: {e}"), ""))?;
+    let (sender, receiver) = mpsc::channel();
+    if let Some(mut out) = child.stdout.take() {
+        std::thread::spawn(move || {
+            let mut word = [0; WORD.len()];
+            let ready = out.read_exact(&mut word).is_ok() && word == *WORD;
+            let _ = sender.send(ready);
+        });
+    }
+    let limit = under_timeout + START_ALLOWANCE;
+    match receiver.recv_timeout(limit) {
+        Ok(true) => Ok(ExitCode::SUCCESS),
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(Fault::failed(
+                format!("the background process did not answer within {} s and was ended", limit.as_secs()),
+                "run the command without -d to see where it stays, or raise --under-timeout",
+            ))
+        }
+        // Its standard output ended without the word: it has failed and said why on our standard error.
+        Ok(false) | Err(mpsc::RecvTimeoutError::Disconnected) => {
+            let status =
+                child.wait().map_err(|e| Fault::failed(format!("waiting for the background process: {e}"), ""))?;
+            match status.code() {
+                Some(code @ 1..=255) => Ok(ExitCode::from(code as u8)),
+                _ => Err(Fault::failed(format!("the background process ended early: {status}"), "")),
+            }
+        }
+    }
+}
+
+/// To be told once the service answers. In the foreground it does nothing.
+#[derive(Debug)]
+pub struct Ready {
+    child: bool,
+}
+
+impl Ready {
+    /// Prepares a background process to outlive its terminal.
+    ///
+    /// # Errors
+    /// When a session of its own can't be had.
+    pub fn new(_log: &LogConfig) -> Result<Self, Fault> {
+        let child = is_child();
+        if child {
+            rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
+        }
+        Ok(Ready { child })
+    }
+
+    /// Says that the service answers: the waiting command returns, and the terminal is let go of.
+    ///
+    /// # Errors
+    /// When the waiting command is gone (interrupted): the service should end.
+    pub fn signal(self) -> Result<(), Fault> {
+        if !self.child {
+            return Ok(());
+        }
+        let gone = |e: std::io::Error| Fault::failed(format!("the command that started this process is gone: {e}"), "");
+        let mut out = std::io::stdout().lock();
+        out.write_all(WORD).and_then(|()| out.flush()).map_err(gone)?;
+        drop(out);
+        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(gone)?;
+        let os = |e: rustix::io::Errno| Fault::failed(format!("letting go of the terminal: {e}"), "");
+        rustix::stdio::dup2_stdout(&null).map_err(os)?;
+        rustix::stdio::dup2_stderr(&null).map_err(os)?;
+        // A working directory would keep its file system from being unmounted.
+        std::env::set_current_dir("/").map_err(gone)
+    }
+}

@@ -1,0 +1,219 @@
+//! The words of the command line. The flags of `mount` and `node` are the config crate's; the rest is here.
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use spurline_config::{MountArgs, NodeArgs, Registry, args, file};
+use spurline_types::{Size, parse_duration};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A distributed cache file system for GPU and HPC clusters
+///
+/// Spurline mounts a bucket or a directory through a cache on local disks and memory, alone or from cache nodes.
+#[derive(Debug, Parser)]
+#[command(name = "spurline", version, propagate_version = true, max_term_width = 110, arg_required_else_help = true)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 it ran and failed, 2 the words were wrong, 3 a required thing is missing."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Mount SOURCE at MOUNTPOINT; alone, or as a consumer of cache nodes
+    #[command(after_help = SERVICE_NOTE, after_long_help = MOUNT_EXAMPLES)]
+    Mount(Box<MountArgs>),
+    /// Unmount a mountpoint, also one whose process is gone
+    #[command(visible_alias = "unmount")]
+    Umount(UmountArgs),
+    /// Run a cache node: fetches blocks once and serves them to mounts
+    #[command(after_help = SERVICE_NOTE, after_long_help = NODE_EXAMPLES)]
+    Node(Box<NodeArgs>),
+    /// Live screen of a mount or a node: usage, FUSE, cache, network, under-store
+    #[command(after_long_help = STATS_EXAMPLES)]
+    Stats(StatsArgs),
+    /// Version, length and blocks of a file in a mount, and who holds each
+    Info(InfoArgs),
+    /// State of cache nodes: address, disks, used, weight
+    Status(StatusArgs),
+    /// Measure: throughput, operations, latency, processor time
+    Bench(BenchArgs),
+    /// Run the main job on this machine, with no set-up, and clean up
+    Demo(DemoArgs),
+    /// Print a shell's completions
+    Completions(CompletionsArgs),
+    /// Write man pages into a directory
+    Man(ManArgs),
+    /// Print the table of all flags, variables and keys that CONFIGURATION.md holds
+    #[command(hide = true)]
+    ConfigReference,
+}
+
+const SERVICE_NOTE: &str = "Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) and a key \
+of the TOML file given by --config (cache-size = \"100G\"). Flag over variable over file over default. \
+--help says more.";
+
+const MOUNT_EXAMPLES: &str = "\
+Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) and a key of the TOML file given by
+--config (cache-size = \"100G\"). Flag over variable over file over default.
+
+Examples:
+  A bucket, with a cache on two disks, in the background:
+    spurline mount s3://datasets/imagenet /mnt/data --cache-dir '/nvme0/c:/nvme1/c' --cache-size 2T -d
+  An S3-compatible server of your own:
+    spurline mount s3://datasets /mnt/data --endpoint-url http://10.0.0.5:9000
+  A directory (an NFS mount, say):
+    spurline mount /nfs/datasets /mnt/data
+  From a cache node, which has the credentials and the cache:
+    spurline mount s3://datasets /mnt/data --registry static:node1:7000
+  What it does, live:
+    spurline stats /mnt/data
+  And away with it:
+    spurline umount /mnt/data";
+
+const NODE_EXAMPLES: &str = "\
+Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) and a key of the TOML file given by
+--config (cache-size = \"100G\"). Flag over variable over file over default.
+
+Examples:
+  A node for one bucket, reached over eth1:
+    spurline node --source s3://datasets --cache-dir /nvme0/c --group-network eth1 --group-port 7000
+  A node on this machine for trying out (it listens on loopback only):
+    spurline node --source /usr/share --cache-dir /tmp/c --cache-size 10G --group-port 7000";
+
+const STATS_EXAMPLES: &str = "\
+Sections of --schema: u usage, f fuse, m metadata, c blockcache, r remotecache (whatever carried it), e rdma, o object.
+
+Examples:
+  spurline stats /mnt/data
+  spurline stats node1:7000 --schema ucro -l 5
+  spurline stats /mnt/data --json -c 1";
+
+/// What `umount` is told.
+#[derive(Debug, Args)]
+pub struct UmountArgs {
+    /// The mountpoint
+    pub mountpoint: PathBuf,
+    /// Abort what is under way, then unmount: for a mount that hangs
+    #[arg(long, short)]
+    pub force: bool,
+    /// Detach now, finish when the last file is closed
+    #[arg(long, short)]
+    pub lazy: bool,
+    /// How long to wait for the mount to go
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub timeout: Duration,
+}
+
+/// What `stats` is told.
+#[derive(Debug, Args)]
+pub struct StatsArgs {
+    /// A mountpoint, a node's HOST:PORT, or the path of an admin socket
+    pub target: String,
+    /// Sections to show, a letter each, of ufmcreo
+    #[arg(long, value_name = "LETTERS", default_value = "ufmcro")]
+    pub schema: String,
+    /// Seconds between lines
+    #[arg(short = 'l', long, value_name = "SECS", default_value = "1", value_parser = parse_duration)]
+    pub interval: Duration,
+    /// Lines to print, then stop [default: until interrupted]
+    #[arg(short = 'c', long, value_name = "N")]
+    pub count: Option<u64>,
+    /// Absolute counters as JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `info` is told.
+#[derive(Debug, Args)]
+pub struct InfoArgs {
+    /// A file or directory inside a mount
+    #[arg(required = true)]
+    pub path: Vec<PathBuf>,
+    /// As JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `status` is told.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// The nodes: static:HOST:PORT[,HOST:PORT]
+    #[arg(long, value_name = "URL", conflicts_with = "target", env = "SPURLINE_REGISTRY")]
+    pub registry: Option<Registry>,
+    /// Mountpoints, HOST:PORT of nodes, or admin sockets [default: all mounts of this machine]
+    pub target: Vec<String>,
+    /// As JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `bench` is told.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Words for the bench
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
+}
+
+/// What `demo` is told.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// How much data to use at most; as much as /usr has is taken
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    pub size: Size,
+    /// Where the demo's directory is made and removed again [default: the temporary directory]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Longest time for any one step
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub timeout: Duration,
+    /// The figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `completions` is told.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// Which shell
+    pub shell: clap_complete::Shell,
+}
+
+/// What `man` is told.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// The directory to write spurline.1, spurline-mount.1, … into
+    pub dir: PathBuf,
+}
+
+/// The whole command line, with environment variables for the services' flags.
+pub fn command() -> clap::Command {
+    let styles = Styles::styled()
+        .header(AnsiColor::Yellow.on_default().bold())
+        .usage(AnsiColor::Yellow.on_default().bold())
+        .literal(AnsiColor::Green.on_default())
+        .placeholder(AnsiColor::Cyan.on_default());
+    let mut command = Cli::command().styles(styles);
+    for service in file::SERVICES {
+        command = command.mut_subcommand(service, args::with_environment);
+    }
+    command
+}
+
+/// The typed words behind clap's matches.
+pub fn from_matches(matches: &ArgMatches) -> Result<Cli, file::Refusal> {
+    Cli::from_arg_matches(matches).map_err(|e| file::Refusal::Clap(Box::new(e.format(&mut command()))))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn definitions_are_consistent() {
+        super::command().debug_assert();
+    }
+}

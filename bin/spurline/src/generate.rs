@@ -1,0 +1,107 @@
+//! What is made from the definitions of the flags: completions, man pages, the reference of flags and keys.
+
+use crate::cli::{self, CompletionsArgs, ManArgs};
+use clap::{Arg, Command};
+use spurline_config::{Fault, file};
+use std::fmt::Write as _;
+use std::io::Write;
+
+/// Prints the completions of a shell.
+pub fn completions(args: CompletionsArgs) -> Result<(), Fault> {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut cli::command(), "spurline", &mut text);
+    print(&text)
+}
+
+/// Writes a man page per command.
+pub fn man(args: ManArgs) -> Result<(), Fault> {
+    clap_mangen::generate_to(cli::command(), &args.dir).map_err(|e| {
+        Fault::failed(
+            format!("man pages into {}: {e}", args.dir.display()),
+            "give a directory that exists and is writable",
+        )
+    })
+}
+
+/// Prints the reference table.
+pub fn config_reference() -> Result<(), Fault> {
+    print(reference().as_bytes())
+}
+
+fn print(text: &[u8]) -> Result<(), Fault> {
+    match std::io::stdout().write_all(text) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Fault::failed(format!("standard output: {e}"), "")),
+        _ => Ok(()),
+    }
+}
+
+/// One table per service: flag, variable, default, meaning; the key is the flag without its dashes.
+fn reference() -> String {
+    let mut out = String::new();
+    for service in file::SERVICES {
+        let mut command = cli::command();
+        // Values and headings are filled in when the command is built.
+        command.build();
+        let Some(sub) = command.find_subcommand(service) else { continue };
+        let _ =
+            writeln!(out, "## `spurline {service}`\n\n| flag, key | variable | default | meaning |\n|---|---|---|---|");
+        let mut args: Vec<&Arg> =
+            sub.get_arguments().filter(|a| a.get_long().is_some_and(|l| !matches!(l, "help" | "version"))).collect();
+        args.sort_by_key(|a| heading_rank(sub, a));
+        let mut heading = "";
+        for arg in args {
+            let this = arg.get_help_heading().unwrap_or("General");
+            if this != heading {
+                let _ = writeln!(out, "| **{this}** | | | |");
+                heading = this;
+            }
+            row(&mut out, arg);
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Headings in the order of their first flag.
+fn heading_rank(sub: &Command, arg: &Arg) -> usize {
+    sub.get_arguments().position(|a| a.get_help_heading() == arg.get_help_heading()).unwrap_or(usize::MAX)
+}
+
+fn row(out: &mut String, arg: &Arg) {
+    let long = arg.get_long().unwrap_or_default();
+    let mut flag = format!("`--{long}`");
+    if let Some(short) = arg.get_short() {
+        let _ = write!(flag, ", `-{short}`");
+    }
+    for alias in arg.get_visible_aliases().unwrap_or_default() {
+        let _ = write!(flag, ", `--{alias}`");
+    }
+    if let Some(names) = arg.get_value_names()
+        && !spurline_config::args::is_switch(arg)
+    {
+        let _ = write!(flag, " {}", names.join(" "));
+    }
+    let env = arg.get_env().map(|e| format!("`{}`", e.to_string_lossy())).unwrap_or_default();
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    // A default that depends on the machine stands in the sentence itself.
+    let (help, told) = match help.split_once(" [default: ") {
+        Some((help, told)) => (help.to_owned(), Some(told.trim_end_matches(']').to_owned())),
+        None => (help, None),
+    };
+    let default = match told {
+        Some(told) => told,
+        None if spurline_config::args::is_switch(arg) => "false".to_owned(),
+        None => {
+            let values: Vec<_> =
+                arg.get_default_values().iter().map(|v| format!("`{}`", v.to_string_lossy())).collect();
+            values.join(" ")
+        }
+    };
+    let choices: Vec<_> = match spurline_config::args::is_switch(arg) {
+        true => Vec::new(),
+        false => arg.get_possible_values().iter().map(|v| format!("`{}`", v.get_name())).collect(),
+    };
+    let choices = if choices.is_empty() { String::new() } else { format!(": {}", choices.join(", ")) };
+    let _ =
+        writeln!(out, "| {} | {env} | {default} | {}{choices} |", flag.replace('|', "\\|"), help.replace('|', "\\|"));
+}

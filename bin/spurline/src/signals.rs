@@ -1,0 +1,23 @@
+//! SIGTERM, SIGINT and SIGHUP as calls of a function on a thread of its own.
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use spurline_config::Fault;
+
+/// Calls `stop` with 1 at the first signal to end (unmount cleanly), with 2 at the second (by force), and so on.
+///
+/// # Errors
+/// When the handlers can't be installed.
+pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> {
+    let failed = |e: std::io::Error| Fault::failed(format!("signal handlers: {e}"), "");
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for (count, _) in (1..).zip(signals.forever()) {
+                stop(count);
+            }
+        })
+        .map_err(failed)?;
+    Ok(())
+}

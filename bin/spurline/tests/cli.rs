@@ -1,0 +1,205 @@
+//! The command line as a person meets it: wrong words, precedence, exit codes, generated files.
+//! It runs the binary and knows nothing of its inside.
+
+use std::process::{Command, Output};
+
+/// The binary with no variable of the caller's that could steer it.
+fn spurline() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SPURLINE_") {
+            command.env_remove(name);
+        }
+    }
+    command.env_remove("RUST_LOG");
+    command
+}
+
+fn run(words: &[&str]) -> Output {
+    spurline().args(words).output().unwrap()
+}
+
+fn stderr(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// Refused with `code`, in words that contain all of `says`.
+fn refused(out: &Output, code: i32, says: &[&str]) {
+    let text = stderr(out);
+    assert_eq!(out.status.code(), Some(code), "{text}");
+    for part in says {
+        assert!(text.contains(part), "{part:?} is missing in: {text}");
+    }
+    assert!(!text.contains('\u{1b}'), "colour although this is no terminal: {text:?}");
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+#[test]
+fn wrong_words_exit_2_and_say_what_is_right() {
+    let m = |more: &[&str]| {
+        let mut words = vec!["mount", "/tmp", "/mnt/x"];
+        words.extend(more);
+        run(&words)
+    };
+    refused(&run(&[]), 2, &["Usage"]);
+    refused(&run(&["monut"]), 2, &["monut", "mount"]);
+    refused(&run(&["mount", "/tmp"]), 2, &["MOUNTPOINT"]);
+    refused(&run(&["mount", "s4://b", "/mnt/x"]), 2, &["unknown scheme 's4'", "s3://BUCKET"]);
+    refused(&run(&["node"]), 2, &["--source"]);
+    refused(&m(&["--cache-sise", "1G"]), 2, &["--cache-sise", "--cache-size"]);
+    refused(&m(&["--cache-size", "1X"]), 2, &["--cache-size", "'1X' is not a size", "4MiB"]);
+    refused(&m(&["--cache-size", "-2"]), 2, &["-1 means all"]);
+    refused(&m(&["--attr-cache", "5 parsecs"]), 2, &["--attr-cache", "is not a duration", "250ms"]);
+    refused(&m(&["--block-size", "3M"]), 2, &["power of two"]);
+    refused(&m(&["--free-space-ratio", "1.5"]), 2, &["--free-space-ratio", "0 to 0.99"]);
+    refused(&m(&["--max-write", "3000"]), 2, &["--max-write", "multiple of 4K"]);
+    refused(&m(&["--buffer-size", "8M"]), 2, &["too small", "is needed", "--buffer-size"]);
+    refused(&m(&["--buffer-size", "900T"]), 2, &["do not fit", "raise the limit"]);
+    refused(&m(&["--registry", "etcd://h:2379"]), 2, &["not in this version", "static:"]);
+    refused(&m(&["--registry", "static:h"]), 2, &["HOST:PORT"]);
+    refused(&m(&["--transport", "carrier-pigeon"]), 2, &["possible values: auto, tcp, rdma"]);
+    refused(&m(&["--under-timeout", "0"]), 2, &["--under-timeout", "would fail every request"]);
+    refused(&m(&["--endpoint-url", "host:9000"]), 2, &["--endpoint-url", "http://"]);
+    refused(&m(&["--metrics", "nowhere"]), 2, &["--metrics", "none"]);
+    refused(&m(&["--nconnect", "65"]), 2, &["--nconnect"]);
+    refused(&m(&["--group-network", "eth0::eth1"]), 2, &["--group-network", "empty"]);
+    refused(&m(&["-o", "allow_othr"]), 2, &["allow_othr", "did you mean allow_other"]);
+    refused(&m(&["-o", "rw"]), 2, &["read-only"]);
+    refused(&m(&["--cache-dir", "/nowhere/*"]), 2, &["matches no directory"]);
+    refused(&m(&["-d", "-f"]), 2, &["cannot be used with"]);
+}
+
+#[test]
+fn what_is_missing_exits_3() {
+    let out = run(&["mount", "/tmp", "/mnt/x", "--transport", "rdma"]);
+    refused(&out, 3, &["RDMA is not in this version", "tcp"]);
+    let out = run(&["node", "--source", "/tmp", "--transport", "rdma"]);
+    refused(&out, 3, &["RDMA is not in this version"]);
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for words in [&["--help"][..], &["-h"], &["--version"], &["mount", "-h"], &["mount", "--help"], &["help", "node"]] {
+        let out = run(words);
+        assert_eq!(out.status.code(), Some(0), "{words:?}: {}", stderr(&out));
+        assert!(!out.stdout.is_empty() && out.stderr.is_empty());
+    }
+    let long = String::from_utf8(run(&["mount", "--help"]).stdout).unwrap();
+    let short = String::from_utf8(run(&["mount", "-h"]).stdout).unwrap();
+    for part in ["Examples:", "Cache:", "Under-store:", "Network:", "Logs and metrics:", "--no-sign-request"] {
+        assert!(long.contains(part), "{part}");
+    }
+    assert!(!short.contains("Examples:") && short.len() < long.len());
+}
+
+/// Runs `node` with a config file that is refused after precedence is resolved, so that nothing starts.
+#[test]
+fn flag_over_variable_over_file_over_default() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    let path = file.to_str().unwrap();
+    // Whichever block size holds is named by the refusal.
+    let blame = |text: &str, env: Option<&str>, flag: Option<&str>, service: &str| {
+        std::fs::write(&file, text).unwrap();
+        let mut command = spurline();
+        match service {
+            "mount" => command.args(["mount", "/tmp", "/mnt/x", "--config", path]),
+            _ => command.args(["node", "--source", "/tmp", "--config", path]),
+        };
+        if let Some(value) = env {
+            command.env("SPURLINE_BLOCK_SIZE", value);
+        }
+        if let Some(value) = flag {
+            command.args(["--block-size", value]);
+        }
+        let out = command.output().unwrap();
+        assert_eq!(out.status.code(), Some(2), "{}", stderr(&out));
+        stderr(&out)
+    };
+    let top = "block-size = \"3M\"\n";
+    assert!(blame(top, None, None, "mount").contains("--block-size 3M"));
+    assert!(blame(top, Some("5M"), None, "mount").contains("--block-size 5M"));
+    assert!(blame(top, Some("5M"), Some("7M"), "mount").contains("--block-size 7M"));
+    let both = "block-size = \"3M\"\n[node]\nblock-size = \"6M\"\n";
+    assert!(blame(both, None, None, "mount").contains("--block-size 3M"));
+    assert!(blame(both, None, None, "node").contains("--block-size 6M"));
+    // Numbers and lists are taken as such; a key of the other service does not disturb.
+    let typed = "block-size = 3000\ncache-dir = [\"/a\", \"/b\"]\nweight = 7\nread-only = true\nmax-write = \"1M\"\n";
+    assert!(blame(typed, None, None, "mount").contains("--block-size 3000"));
+    assert!(blame(typed, None, None, "node").contains("--block-size 3000"));
+}
+
+#[test]
+fn the_config_file_may_also_be_named_by_a_variable() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    std::fs::write(&file, "block-size = \"3M\"\n").unwrap();
+    let out = spurline().args(["mount", "/tmp", "/mnt/x"]).env("SPURLINE_CONFIG", &file).output().unwrap();
+    refused(&out, 2, &["--block-size 3M"]);
+}
+
+#[test]
+fn a_source_may_come_from_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    std::fs::write(&file, "[node]\nsource = [\"/tmp\", \"/usr\"]\nblock-size = \"3M\"\n").unwrap();
+    let out = spurline().args(["node", "--config"]).arg(&file).output().unwrap();
+    refused(&out, 2, &["--block-size 3M"]);
+}
+
+#[test]
+fn wrong_keys_name_file_key_and_the_nearest_known_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("spurline.toml");
+    let with = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        spurline().args(["mount", "/tmp", "/mnt/x", "--config"]).arg(&file).output().unwrap()
+    };
+    refused(
+        &with("cache_size = \"1G\""),
+        2,
+        &["spurline.toml", "unknown key 'cache_size'", "did you mean 'cache-size'"],
+    );
+    refused(&with("[mount]\nweight = 1"), 2, &["unknown key 'mount.weight'"]);
+    refused(&with("[mout]\nmax-write = \"1M\""), 2, &["unknown key 'mout'", "'mount'"]);
+    refused(&with("cache-size = \"1X\""), 2, &["spurline.toml", "key 'cache-size'", "is not a size"]);
+    refused(&with("[node]\nweight = \"much\""), 2, &["key 'node.weight'", "much"]);
+    refused(&with("read-only = \"perhaps\""), 2, &["key 'read-only'", "neither true nor false"]);
+    refused(&with("transport = \"pigeon\""), 2, &["key 'transport'", "auto, tcp, rdma"]);
+    refused(&with("block-size = [\"1M\", \"2M\"]"), 2, &["key 'block-size'", "one value"]);
+    refused(&with("config = \"x\""), 2, &["unknown key 'config'"]);
+    refused(&with("this is no toml"), 2, &["is not TOML"]);
+    let out = run(&["mount", "/tmp", "/mnt/x", "--config", "/nowhere.toml"]);
+    refused(&out, 2, &["/nowhere.toml", "No such file"]);
+}
+
+#[test]
+fn wrong_variables_are_named() {
+    let with =
+        |name: &str, value: &str| spurline().args(["mount", "/tmp", "/mnt/x"]).env(name, value).output().unwrap();
+    refused(&with("SPURLINE_CACHE_SIZE", "1X"), 2, &["environment variable SPURLINE_CACHE_SIZE", "is not a size"]);
+    refused(&with("SPURLINE_TRANSPORT", "pigeon"), 2, &["environment variable SPURLINE_TRANSPORT", "auto, tcp, rdma"]);
+    // A flag beats a variable, wrong or not.
+    let out = spurline()
+        .args(["mount", "/tmp", "/mnt/x", "--cache-size", "1G", "--block-size", "3M"])
+        .env("SPURLINE_CACHE_SIZE", "1X")
+        .output()
+        .unwrap();
+    refused(&out, 2, &["--block-size 3M"]);
+}
+
+#[test]
+fn completions_and_man_pages_are_made() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let out = run(&["completions", shell]);
+        assert_eq!(out.status.code(), Some(0), "{}", stderr(&out));
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(text.contains("cache-size") && text.contains("umount"), "{shell}");
+    }
+    refused(&run(&["completions", "dos"]), 2, &["bash"]);
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(run(&["man", dir.path().to_str().unwrap()]).status.code(), Some(0));
+    let page = std::fs::read_to_string(dir.path().join("spurline-mount.1")).unwrap();
+    assert!(page.contains("cache\\-size") && page.contains(".SH"));
+    refused(&run(&["man", "/nowhere/at/all"]), 1, &["/nowhere/at/all"]);
+}

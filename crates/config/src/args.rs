@@ -1,0 +1,273 @@
+//! The flags of `mount` and `node` as clap sees them, and what every flag has besides: an environment
+//! variable and a key in the config file, both made from its name. It checks nothing but single words.
+
+use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Source, Transport};
+use clap::builder::BoolishValueParser;
+use clap::{Arg, ArgAction, Args, Command};
+use spurline_types::{Size, parse_duration};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What `mount` is told.
+#[derive(Debug, Clone, Args)]
+pub struct MountArgs {
+    /// What to mount: s3://BUCKET[/PREFIX], gs://…, az://…, file:///DIR or a plain path
+    #[arg(value_name = "SOURCE")]
+    pub source: Source,
+    /// Where to mount it: an empty directory
+    #[arg(value_name = "MOUNTPOINT")]
+    pub mountpoint: PathBuf,
+    /// Config file, the common flags.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// The FUSE session.
+    #[command(flatten)]
+    pub fuse: FuseArgs,
+    /// Where the nodes are.
+    #[command(flatten)]
+    pub registry: RegistryArgs,
+    /// The network.
+    #[command(flatten)]
+    pub net: NetArgs,
+    /// The cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// The under-store.
+    #[command(flatten)]
+    pub under: UnderArgs,
+    /// Logs and metrics.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// Go to the background once the mount answers
+    ///
+    /// The command returns 0 when the mount answers, or the error and its exit code when it does not.
+    #[arg(short = 'd', long, help_heading = "Mount", conflicts_with = "foreground")]
+    pub background: bool,
+    /// Stay in the foreground (the default)
+    #[arg(short = 'f', long, help_heading = "Mount")]
+    pub foreground: bool,
+}
+
+/// What `node` is told.
+#[derive(Debug, Clone, Args)]
+pub struct NodeArgs {
+    /// What this node may fetch and serve; repeat the flag for more than one
+    #[arg(long, value_name = "URL", help_heading = "Node", required = true)]
+    pub source: Vec<Source>,
+    /// This node's share of the group's blocks; 0 drains it
+    #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Node")]
+    pub weight: u32,
+    /// Fixed port to serve at; a free one is chosen and printed when 0
+    #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
+    pub group_port: u16,
+    /// Config file, the common flags.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// The network.
+    #[command(flatten)]
+    pub net: NetArgs,
+    /// The cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// The under-store.
+    #[command(flatten)]
+    pub under: UnderArgs,
+    /// Logs and metrics.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// Go to the background once the node serves
+    #[arg(short = 'd', long, help_heading = "Node", conflicts_with = "foreground")]
+    pub background: bool,
+    /// Stay in the foreground (the default)
+    #[arg(short = 'f', long, help_heading = "Node")]
+    pub foreground: bool,
+}
+
+/// Flags of every service.
+#[derive(Debug, Clone, Args)]
+pub struct CommonArgs {
+    /// TOML file with the same keys as the flags
+    ///
+    /// A flag beats its environment variable, which beats the file, which beats the default. Keys of the top level
+    /// hold for mount and node; the tables [mount] and [node] hold for one and beat the top level.
+    #[arg(long, value_name = "FILE", help_heading = "General")]
+    pub config: Option<PathBuf>,
+    /// The one hard budget for buffers and cached blocks in memory
+    ///
+    /// FUSE requests, fills in flight and read-ahead come out of it, and the rest holds hot blocks. It is checked
+    /// against the memory of the machine and of the control group at start.
+    #[arg(long, value_name = "SIZE", default_value = "300M", help_heading = "General")]
+    pub buffer_size: Size,
+}
+
+/// Flags of the cache.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Cache")]
+pub struct CacheArgs {
+    /// Cache disks, A[:B…]; globs allowed [default: /var/cache/spurline, or ~/.cache/spurline when not root]
+    #[arg(long, value_name = "DIR[:DIR]", value_delimiter = ':')]
+    pub cache_dir: Vec<PathBuf>,
+    /// Capacity over all cache disks; -1 all there is, 0 no disk cache
+    #[arg(long, value_name = "SIZE", default_value = "100G", allow_hyphen_values = true)]
+    pub cache_size: CacheSize,
+    /// Stop filling a disk when only this part of it is free
+    #[arg(long, value_name = "RATIO", default_value_t = 0.1)]
+    pub free_space_ratio: f64,
+    /// Unit of caching and placement; the same on every node and mount of a group
+    #[arg(long, value_name = "SIZE", default_value = "4M")]
+    pub block_size: Size,
+    /// How cache disks are read
+    #[arg(long, value_name = "MODE", default_value = "dio")]
+    pub iorpc_mode: IorpcMode,
+    /// A cache disk that does not answer for this long is gone round
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    pub disk_timeout: Duration,
+}
+
+/// Flags of the under-store.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Under-store")]
+pub struct UnderArgs {
+    /// Address of an S3-compatible server (also AWS_ENDPOINT_URL) [default: Amazon's]
+    #[arg(long, value_name = "URL")]
+    pub endpoint_url: Option<String>,
+    /// Region of the bucket (also AWS_REGION)
+    #[arg(long, value_name = "NAME")]
+    pub region: Option<String>,
+    /// Send no credentials: the bucket is public
+    #[arg(long, visible_alias = "no-sign-request")]
+    pub anonymous: bool,
+    /// Deadline of one request to the under-store
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub under_timeout: Duration,
+    /// A transfer that brings no byte for this long is broken off and tried again
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub under_stall_timeout: Duration,
+    /// How often a failed request to the under-store is tried again
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub under_retries: u32,
+    /// Requests to the under-store at one time
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub max_downloads: u32,
+}
+
+/// Where a mount finds its nodes.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Network")]
+pub struct RegistryArgs {
+    /// Read from cache nodes: static:HOST:PORT[,HOST:PORT] [default: alone, no nodes]
+    ///
+    /// A mount with a registry holds neither credentials nor a disk cache; the node has both.
+    #[arg(long, value_name = "URL")]
+    pub registry: Option<Registry>,
+    /// Accepted for habit's sake: a mount never serves others
+    #[arg(long)]
+    pub no_sharing: bool,
+}
+
+/// Flags of the network.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Network")]
+pub struct NetArgs {
+    /// Interface names, addresses or CIDRs of the group, IF[:IF]; IPv6 in brackets
+    ///
+    /// A node listens on loopback only until it is told its networks: there is no authentication in this version,
+    /// so whoever reaches the port reads the sources. A mount takes the route's own interface when not told.
+    #[arg(long, value_name = "IF[:IF]")]
+    pub group_network: Option<String>,
+    /// What carries the data; rdma is not in this version
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub transport: Transport,
+    /// Connections per path; 0 chooses by the number of processors
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub nconnect: u16,
+    /// Deadline of one request to a node
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub peer_timeout: Duration,
+}
+
+/// Flags of the FUSE session.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Mount")]
+pub struct FuseArgs {
+    /// Mount read-only (the only way in this version)
+    #[arg(long)]
+    pub read_only: bool,
+    /// Mount options as for other FUSE mounts: allow_other, allow_root, ro, noatime, …
+    #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]", value_delimiter = ',')]
+    pub options: Vec<String>,
+    /// Largest FUSE request
+    #[arg(long, value_name = "SIZE", default_value = "1M")]
+    pub max_write: Size,
+    /// How long the kernel keeps attributes: a change is seen after this time
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    pub attr_cache: Duration,
+    /// How long the kernel keeps names of files
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    pub entry_cache: Duration,
+    /// How long the kernel keeps names of directories
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    pub dir_entry_cache: Duration,
+    /// How requests are fetched from the kernel
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub fuse_io: FuseIo,
+    /// Threads that answer the kernel; 0 chooses by the number of processors
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub fuse_threads: u16,
+    /// Never hand a cached file to the kernel for reading without this process
+    #[arg(long)]
+    pub no_passthrough: bool,
+    /// How far blocks are fetched ahead of a sequential reader; 0 not at all [default: from the buffer size]
+    #[arg(long, visible_alias = "readahead", value_name = "SIZE")]
+    pub max_readahead: Option<Size>,
+    /// The kernel's own read-ahead of buffered reads
+    #[arg(long, value_name = "SIZE", default_value = "1M")]
+    pub kernel_readahead: Size,
+    /// One line per request of the kernel into this file
+    #[arg(long, value_name = "FILE")]
+    pub access_log: Option<PathBuf>,
+}
+
+/// Flags of logs and metrics.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Logs and metrics")]
+pub struct LogArgs {
+    /// Log to this file [default: standard error]
+    #[arg(long = "log", value_name = "FILE", env = "SPURLINE_LOG_FILE")]
+    pub log: Option<PathBuf>,
+    /// What is logged: error, warn, info, debug, trace, or crate=level[,…] (also RUST_LOG) [default: info]
+    #[arg(long, value_name = "FILTER", env = "SPURLINE_LOG")]
+    pub log_filter: Option<String>,
+    /// Form of a log line
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    pub log_format: LogFormat,
+    /// Serve Prometheus metrics and a metrics page at this address; none serves nothing
+    ///
+    /// [default: 127.0.0.1:9567, or a free port when that one is taken]
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<String>,
+}
+
+/// The environment variable of a flag: `--cache-size` has `SPURLINE_CACHE_SIZE`.
+pub fn env_name(long: &str) -> String {
+    format!("SPURLINE_{}", long.to_ascii_uppercase().replace('-', "_"))
+}
+
+/// Gives every long flag of a service command its environment variable, and yes/no flags the words people write.
+pub fn with_environment(command: Command) -> Command {
+    command.mut_args(|arg| {
+        let Some(long) = arg.get_long().map(str::to_owned) else { return arg };
+        if matches!(long.as_str(), "help" | "version") {
+            return arg;
+        }
+        let arg = if is_switch(&arg) { arg.value_parser(BoolishValueParser::new()) } else { arg };
+        // The reference names the variables; in the help text they would double every line.
+        let arg = arg.hide_env(true);
+        if arg.get_env().is_some() { arg } else { arg.env(env_name(&long)) }
+    })
+}
+
+/// Whether a flag takes no value.
+pub fn is_switch(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::SetTrue)
+}

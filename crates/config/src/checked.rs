@@ -1,0 +1,515 @@
+//! The checked configuration: every value in range, every path absolute, every default filled in.
+//! What needs the machine (processors, memory, root, globs) is asked of [`Host`] and the file system's names.
+
+use crate::args::{CacheArgs, CommonArgs, FuseArgs, LogArgs, MountArgs, NetArgs, NodeArgs, UnderArgs};
+use crate::budget::{Budget, Demand};
+use crate::fault::Fault;
+use crate::host::Host;
+use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Source, Transport, absolute};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where metrics are served when nobody said where.
+pub const DEFAULT_METRICS: &str = "127.0.0.1:9567";
+
+/// A mount, ready to run.
+#[derive(Debug, Clone)]
+pub struct MountConfig {
+    /// What is mounted.
+    pub source: Source,
+    /// Where, absolute by its words; whether it exists is for the mount to find out.
+    pub mountpoint: PathBuf,
+    /// The nodes to read from; `None` for a mount that runs alone.
+    pub registry: Option<Registry>,
+    /// The block cache; its directories are empty for a consumer of nodes.
+    pub cache: CacheConfig,
+    /// How the under-store is reached (alone only).
+    pub under: UnderConfig,
+    /// How nodes are reached (with a registry only).
+    pub net: NetConfig,
+    /// The FUSE session.
+    pub fuse: FuseConfig,
+    /// The shares of the memory budget.
+    pub budget: Budget,
+    /// Logs.
+    pub log: LogConfig,
+    /// The metrics page.
+    pub metrics: MetricsConfig,
+    /// Where one line per request goes.
+    pub access_log: Option<PathBuf>,
+    /// Go to the background once the mount answers.
+    pub background: bool,
+    /// What to tell the person at start.
+    pub warnings: Vec<String>,
+}
+
+/// A cache node, ready to run.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// What the node may fetch, at least one, none twice.
+    pub sources: Vec<Source>,
+    /// Share of the group's blocks.
+    pub weight: u32,
+    /// Fixed port, or 0 for a free one.
+    pub port: u16,
+    /// The block cache.
+    pub cache: CacheConfig,
+    /// How the under-store is reached.
+    pub under: UnderConfig,
+    /// Where to listen and how.
+    pub net: NetConfig,
+    /// The shares of the memory budget.
+    pub budget: Budget,
+    /// Logs.
+    pub log: LogConfig,
+    /// The metrics page.
+    pub metrics: MetricsConfig,
+    /// Go to the background once the node serves.
+    pub background: bool,
+    /// What to tell the person at start.
+    pub warnings: Vec<String>,
+}
+
+/// The block cache.
+#[derive(Debug, Clone)]
+pub struct CacheConfig {
+    /// Cache directories, absolute, globs expanded, none twice; empty when there is no disk cache.
+    pub dirs: Vec<PathBuf>,
+    /// Capacity over all of them.
+    pub size: CacheSize,
+    /// A disk is not filled past this part of it being free; 0 to 0.99.
+    pub free_space_ratio: f64,
+    /// Bytes of a block: a power of two from 64 KiB to 64 MiB.
+    pub block_size: u64,
+    /// How disks are read.
+    pub iorpc_mode: IorpcMode,
+    /// Deadline of one disk request.
+    pub disk_timeout: Duration,
+}
+
+/// How the under-store is reached.
+#[derive(Debug, Clone)]
+pub struct UnderConfig {
+    /// Address of an S3-compatible server; `None` for the provider's own or the AWS variables.
+    pub endpoint_url: Option<String>,
+    /// Region; `None` for the AWS variables.
+    pub region: Option<String>,
+    /// Send no credentials.
+    pub anonymous: bool,
+    /// Deadline of one request.
+    pub timeout: Duration,
+    /// Longest silence within a transfer.
+    pub stall_timeout: Duration,
+    /// Tries after the first.
+    pub retries: u32,
+    /// Requests at one time.
+    pub max_downloads: u32,
+}
+
+/// How nodes are reached, or where a node listens.
+#[derive(Debug, Clone)]
+pub struct NetConfig {
+    /// Interface names, addresses or CIDRs; empty when not given (a node: loopback only).
+    pub group_network: Vec<String>,
+    /// Auto or TCP; RDMA was refused before.
+    pub transport: Transport,
+    /// Connections per path, at least 1.
+    pub nconnect: usize,
+    /// Deadline of one request to a node.
+    pub peer_timeout: Duration,
+}
+
+/// The FUSE session.
+#[derive(Debug, Clone)]
+pub struct FuseConfig {
+    /// Options for the kernel or fusermount3, words for fstab left out.
+    pub options: Vec<String>,
+    /// Largest request in bytes: a multiple of 4 KiB, to 1 MiB.
+    pub max_write: u32,
+    /// How long the kernel keeps attributes.
+    pub attr_ttl: Duration,
+    /// How long the kernel keeps names of files.
+    pub entry_ttl: Duration,
+    /// How long the kernel keeps names of directories.
+    pub dir_entry_ttl: Duration,
+    /// How requests are fetched.
+    pub io: FuseIo,
+    /// Threads, at least 1.
+    pub threads: usize,
+    /// Whether cached files may be handed to the kernel.
+    pub passthrough: bool,
+    /// The kernel's read-ahead in bytes.
+    pub kernel_readahead: u32,
+}
+
+/// Logs.
+#[derive(Debug, Clone)]
+pub struct LogConfig {
+    /// Where to; `None` for standard error.
+    pub file: Option<PathBuf>,
+    /// What; `None` for RUST_LOG or info.
+    pub filter: Option<String>,
+    /// The form of a line.
+    pub format: LogFormat,
+}
+
+/// The metrics page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetricsConfig {
+    /// None.
+    Off,
+    /// At the default address, or another port when that is taken.
+    Default,
+    /// Here, or it is an error.
+    At(SocketAddr),
+}
+
+impl MountArgs {
+    /// Checks everything that can be checked before the mount starts.
+    ///
+    /// # Errors
+    /// Wrong values with exit code 2, missing abilities with exit code 3.
+    pub fn check(self, host: &Host) -> Result<MountConfig, Fault> {
+        let mut warnings = Vec::new();
+        let alone = self.registry.registry.is_none();
+        let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
+        let (fuse, readahead) = check_fuse(&self.fuse, host)?;
+        let budget = derive(&self.common, &self.cache, &self.under, Some(&fuse), readahead, host, &mut warnings)?;
+        Ok(MountConfig {
+            source: self.source,
+            mountpoint: absolute(&self.mountpoint),
+            registry: self.registry.registry,
+            cache,
+            under: check_under(self.under)?,
+            net: check_net(self.net, host)?,
+            fuse,
+            budget,
+            metrics: check_metrics(&self.log)?,
+            log: check_log(self.log),
+            access_log: self.fuse.access_log.as_deref().map(absolute),
+            background: self.background,
+            warnings,
+        })
+    }
+}
+
+impl NodeArgs {
+    /// Checks everything that can be checked before the node starts.
+    ///
+    /// # Errors
+    /// Wrong values with exit code 2, missing abilities with exit code 3.
+    pub fn check(self, host: &Host) -> Result<NodeConfig, Fault> {
+        let mut warnings = Vec::new();
+        let mut sources: Vec<Source> = Vec::new();
+        for source in self.source {
+            if !sources.contains(&source) {
+                sources.push(source);
+            }
+        }
+        let cache = check_cache(&self.cache, host, true, &mut warnings)?;
+        let budget = derive(&self.common, &self.cache, &self.under, None, None, host, &mut warnings)?;
+        Ok(NodeConfig {
+            sources,
+            weight: self.weight,
+            port: self.group_port,
+            cache,
+            under: check_under(self.under)?,
+            net: check_net(self.net, host)?,
+            budget,
+            metrics: check_metrics(&self.log)?,
+            log: check_log(self.log),
+            background: self.background,
+            warnings,
+        })
+    }
+}
+
+/// Smallest and largest block: below, the index outgrows the data; above, a miss fetches too much.
+const BLOCK_RANGE: (u64, u64) = (64 << 10, 64 << 20);
+
+fn check_cache(args: &CacheArgs, host: &Host, alone: bool, warnings: &mut Vec<String>) -> Result<CacheConfig, Fault> {
+    let block = args.block_size.bytes();
+    if !block.is_power_of_two() || block < BLOCK_RANGE.0 || block > BLOCK_RANGE.1 {
+        return Err(Fault::usage(
+            format!("--block-size {} is not a power of two from 64K to 64M", args.block_size),
+            "4M is the default; 1M suits small random reads",
+        ));
+    }
+    let ratio = args.free_space_ratio;
+    if !(0.0..=0.99).contains(&ratio) {
+        return Err(Fault::usage(
+            format!("--free-space-ratio {ratio} is not from 0 to 0.99"),
+            "0.1 leaves a tenth of the disk free",
+        ));
+    }
+    let used = alone && args.cache_size != CacheSize::None;
+    let dirs = match (used, args.cache_dir.is_empty()) {
+        (false, _) => Vec::new(),
+        (true, true) => vec![default_cache_dir(host)?],
+        (true, false) => expand(&args.cache_dir)?,
+    };
+    if !alone && !args.cache_dir.is_empty() {
+        warnings.push("--cache-dir is not used: with --registry the nodes hold the cache".to_owned());
+    }
+    positive("--disk-timeout", args.disk_timeout)?;
+    Ok(CacheConfig {
+        dirs,
+        size: if used { args.cache_size } else { CacheSize::None },
+        free_space_ratio: ratio,
+        block_size: block,
+        iorpc_mode: args.iorpc_mode,
+        disk_timeout: args.disk_timeout,
+    })
+}
+
+fn default_cache_dir(host: &Host) -> Result<PathBuf, Fault> {
+    if host.root {
+        return Ok(PathBuf::from("/var/cache/spurline"));
+    }
+    let home = host.home.as_ref().ok_or_else(|| {
+        Fault::usage("there is no default cache directory: HOME is not set", "give --cache-dir, or --cache-size 0")
+    })?;
+    Ok(home.join(".cache/spurline"))
+}
+
+fn expand(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
+    let mut dirs: Vec<PathBuf> = Vec::new();
+    for pattern in patterns {
+        let path = absolute(pattern);
+        let text = path.to_string_lossy();
+        let found = if text.contains(['*', '?', '[']) {
+            let paths = glob::glob(&text).map_err(|e| {
+                Fault::usage(format!("--cache-dir '{text}' is no pattern: {e}"), "quote it, or list the directories")
+            })?;
+            let found: Vec<PathBuf> = paths.filter_map(Result::ok).filter(|p| p.is_dir()).collect();
+            if found.is_empty() {
+                return Err(Fault::usage(
+                    format!("--cache-dir '{text}' matches no directory"),
+                    "make the directories first, or name them without a pattern",
+                ));
+            }
+            found
+        } else {
+            vec![path]
+        };
+        for dir in found {
+            if !dirs.contains(&dir) {
+                dirs.push(dir);
+            }
+        }
+    }
+    Ok(dirs)
+}
+
+fn check_under(args: UnderArgs) -> Result<UnderConfig, Fault> {
+    if let Some(url) = &args.endpoint_url
+        && !(url.starts_with("http://") || url.starts_with("https://"))
+    {
+        return Err(Fault::usage(
+            format!("--endpoint-url '{url}' does not start with http:// or https://"),
+            "write http://HOST:PORT or https://HOST",
+        ));
+    }
+    positive("--under-timeout", args.under_timeout)?;
+    positive("--under-stall-timeout", args.under_stall_timeout)?;
+    if args.max_downloads == 0 {
+        return Err(Fault::usage("--max-downloads 0 leaves no way to fetch anything", "give 1 or more"));
+    }
+    Ok(UnderConfig {
+        endpoint_url: args.endpoint_url,
+        region: args.region,
+        anonymous: args.anonymous,
+        timeout: args.under_timeout,
+        stall_timeout: args.under_stall_timeout,
+        retries: args.under_retries,
+        max_downloads: args.max_downloads,
+    })
+}
+
+/// Connections per path when the flag does not say: one for each processor, and no gain was seen above four.
+const MAX_AUTO_NCONNECT: usize = 4;
+
+fn check_net(args: NetArgs, host: &Host) -> Result<NetConfig, Fault> {
+    if args.transport == Transport::Rdma {
+        return Err(Fault::missing(
+            "--transport rdma: RDMA is not in this version of spurline",
+            "use --transport auto or tcp",
+        ));
+    }
+    positive("--peer-timeout", args.peer_timeout)?;
+    let nconnect = match args.nconnect {
+        0 => host.processors.clamp(1, MAX_AUTO_NCONNECT),
+        n @ 1..=64 => usize::from(n),
+        n => return Err(Fault::usage(format!("--nconnect {n} is above 64"), "4 fill most networks; 0 chooses")),
+    };
+    Ok(NetConfig {
+        group_network: args.group_network.as_deref().map(split_networks).transpose()?.unwrap_or_default(),
+        transport: args.transport,
+        nconnect,
+        peer_timeout: args.peer_timeout,
+    })
+}
+
+/// Splits `ib0:10.0.0.0/8:[fe80::1]` at the colons that stand outside brackets.
+fn split_networks(text: &str) -> Result<Vec<String>, Fault> {
+    let wrong = |why: &str| {
+        Fault::usage(
+            format!("--group-network '{text}': {why}"),
+            "write interface names, addresses or CIDRs with colons between, IPv6 in brackets: ib0:10.0.0.0/24:[fd00::1]",
+        )
+    };
+    let mut parts = Vec::new();
+    let mut part = String::new();
+    let mut inside = false;
+    for c in text.chars() {
+        match c {
+            '[' if !inside => inside = true,
+            ']' if inside => inside = false,
+            ':' if !inside => parts.push(std::mem::take(&mut part)),
+            c => part.push(c),
+        }
+    }
+    parts.push(part);
+    if inside {
+        return Err(wrong("a bracket is not closed"));
+    }
+    if parts.iter().any(String::is_empty) {
+        return Err(wrong("a part is empty"));
+    }
+    Ok(parts)
+}
+
+/// The kernel takes no larger request (FUSE_MAX_MAX_PAGES of 4 KiB).
+const MAX_MAX_WRITE: u64 = 1 << 20;
+
+fn check_fuse(args: &FuseArgs, host: &Host) -> Result<(FuseConfig, Option<u64>), Fault> {
+    let max_write = args.max_write.bytes();
+    if !max_write.is_multiple_of(4096) || !(4096..=MAX_MAX_WRITE).contains(&max_write) {
+        return Err(Fault::usage(
+            format!("--max-write {} is not a multiple of 4K from 4K to 1M", args.max_write),
+            "1M is the kernel's largest and the default",
+        ));
+    }
+    let kernel_readahead = u32::try_from(args.kernel_readahead.bytes()).map_err(|_| {
+        Fault::usage(format!("--kernel-readahead {} is above 4G", args.kernel_readahead), "1M is the default")
+    })?;
+    let threads = match args.fuse_threads {
+        0 => host.processors,
+        n @ 1..=256 => usize::from(n),
+        n => return Err(Fault::usage(format!("--fuse-threads {n} is above 256"), "0 takes one for each processor")),
+    };
+    let config = FuseConfig {
+        options: check_options(&args.options)?,
+        max_write: max_write as u32,
+        attr_ttl: args.attr_cache,
+        entry_ttl: args.entry_cache,
+        dir_entry_ttl: args.dir_entry_cache,
+        io: args.fuse_io,
+        threads,
+        passthrough: !args.no_passthrough,
+        kernel_readahead,
+    };
+    Ok((config, args.max_readahead.map(|s| s.bytes())))
+}
+
+/// Words of fstab that are for mount(8) and not for a file system.
+const FSTAB_WORDS: [&str; 10] =
+    ["defaults", "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "group"];
+/// Options the kernel or fusermount3 take.
+const OPTIONS: [&str; 18] = [
+    "ro",
+    "allow_other",
+    "allow_root",
+    "default_permissions",
+    "auto_unmount",
+    "nonempty",
+    "dev",
+    "nodev",
+    "suid",
+    "nosuid",
+    "exec",
+    "noexec",
+    "atime",
+    "noatime",
+    "relatime",
+    "nodiratime",
+    "sync",
+    "dirsync",
+];
+
+fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
+    let mut kept = Vec::new();
+    for word in words.iter().map(|w| w.trim()).filter(|w| !w.is_empty()) {
+        if word == "rw" {
+            return Err(Fault::usage("-o rw: this version mounts read-only", "leave it out, or give -o ro"));
+        }
+        if word.starts_with("x-") || word.starts_with("X-") || FSTAB_WORDS.contains(&word) {
+            continue;
+        }
+        if OPTIONS.contains(&word) || word.starts_with("fsname=") {
+            if !kept.iter().any(|k| k == word) {
+                kept.push(word.to_owned());
+            }
+            continue;
+        }
+        let remedy = match crate::words::nearest(word, OPTIONS.into_iter()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("the options are {}", OPTIONS.join(", ")),
+        };
+        return Err(Fault::usage(format!("-o {word}: unknown mount option"), remedy));
+    }
+    Ok(kept)
+}
+
+fn derive(
+    common: &CommonArgs,
+    cache: &CacheArgs,
+    under: &UnderArgs,
+    fuse: Option<&FuseConfig>,
+    readahead: Option<u64>,
+    host: &Host,
+    warnings: &mut Vec<String>,
+) -> Result<Budget, Fault> {
+    let budget = Budget::derive(Demand {
+        total: common.buffer_size.bytes(),
+        block: cache.block_size.bytes(),
+        max_write: fuse.map(|f| u64::from(f.max_write)),
+        fuse_threads: fuse.map_or(0, |f| f.threads as u64),
+        max_downloads: u64::from(under.max_downloads),
+        readahead,
+        processors: host.processors as u64,
+    })?;
+    warnings.extend(budget.check_host(host)?);
+    Ok(budget)
+}
+
+fn check_metrics(args: &LogArgs) -> Result<MetricsConfig, Fault> {
+    let Some(text) = args.metrics.as_deref() else { return Ok(MetricsConfig::Default) };
+    if matches!(text, "none" | "off" | "") {
+        return Ok(MetricsConfig::Off);
+    }
+    let full = match text.strip_prefix(':') {
+        Some(port) => format!("127.0.0.1:{port}"),
+        None if text.parse::<u16>().is_ok() => format!("127.0.0.1:{text}"),
+        None => text.replacen("localhost:", "127.0.0.1:", 1),
+    };
+    match full.parse() {
+        Ok(address) => Ok(MetricsConfig::At(address)),
+        Err(_) => Err(Fault::usage(
+            format!("--metrics '{text}' is no address and port"),
+            format!("write {DEFAULT_METRICS}, [::1]:9567, :9567 or none"),
+        )),
+    }
+}
+
+fn check_log(args: LogArgs) -> LogConfig {
+    LogConfig { file: args.log.as_deref().map(absolute), filter: args.log_filter, format: args.log_format }
+}
+
+fn positive(flag: &str, time: Duration) -> Result<(), Fault> {
+    if time.is_zero() {
+        return Err(Fault::usage(format!("{flag} 0 would fail every request"), "give a time such as 10s"));
+    }
+    Ok(())
+}

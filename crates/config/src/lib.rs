@@ -1,0 +1,18 @@
+//! What a mount or a node is told, in three steps: raw words ([`args`], [`file`]), a checked configuration
+//! ([`checked`]), and the sizes that follow from it ([`budget`]). It opens no device, socket or store.
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod budget;
+pub mod checked;
+pub mod fault;
+pub mod file;
+pub mod host;
+pub mod words;
+
+pub use args::{MountArgs, NodeArgs};
+pub use budget::{Budget, Term};
+pub use checked::{CacheConfig, FuseConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig, UnderConfig};
+pub use fault::{Code, Fault};
+pub use host::Host;
+pub use words::{CacheSize, FuseIo, HostPort, IorpcMode, LogFormat, Registry, Source, Transport};

@@ -1,0 +1,319 @@
+//! The words a flag's value may be, parsed once: cache sizes, sources, registries, choices.
+
+use spurline_types::Size;
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+/// How much of the cache disks may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheSize {
+    /// No disk cache (`0`).
+    None,
+    /// At most so many bytes over all directories.
+    Bytes(u64),
+    /// All that the free-space ratio leaves (`-1`).
+    All,
+}
+
+impl FromStr for CacheSize {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        if s.trim() == "-1" {
+            return Ok(CacheSize::All);
+        }
+        match s.parse::<Size>() {
+            Ok(Size(0)) => Ok(CacheSize::None),
+            Ok(Size(n)) => Ok(CacheSize::Bytes(n)),
+            Err(e) => Err(format!("{e}; -1 means all the space there is, 0 no disk cache")),
+        }
+    }
+}
+
+impl fmt::Display for CacheSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CacheSize::None => f.write_str("0"),
+            CacheSize::All => f.write_str("-1"),
+            CacheSize::Bytes(n) => Size(*n).fmt(f),
+        }
+    }
+}
+
+/// The under-store a mount shows: a URL in one normal form (`s3://bucket/prefix`, `file:///dir`).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Source(String);
+
+/// The schemes of [`Source`], with the form each is written in.
+const SCHEMES: [(&str, &str); 4] = [
+    ("s3", "s3://BUCKET[/PREFIX]"),
+    ("gs", "gs://BUCKET[/PREFIX]"),
+    ("az", "az://CONTAINER[/PREFIX]"),
+    ("file", "file:///DIR"),
+];
+
+impl Source {
+    /// The URL in its normal form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+    /// `s3`, `gs`, `az` or `file`.
+    pub fn scheme(&self) -> &str {
+        self.0.split_once("://").map_or("file", |(scheme, _)| scheme)
+    }
+    /// The directory of a `file` source.
+    pub fn directory(&self) -> Option<&Path> {
+        self.0.strip_prefix("file://").map(Path::new)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Source {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let Some((scheme, rest)) = s.split_once("://") else {
+            if s.is_empty() {
+                return Err("a source is a path or a URL such as s3://BUCKET/PREFIX, not an empty word".into());
+            }
+            return Ok(Source(format!("file://{}", absolute(Path::new(s)).display())));
+        };
+        let scheme = scheme.to_ascii_lowercase();
+        let Some((_, form)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
+            let known: Vec<_> = SCHEMES.iter().map(|(_, form)| *form).collect();
+            let near = nearest(&scheme, SCHEMES.iter().map(|(known, _)| *known))
+                .map_or(String::new(), |near| format!(" (did you mean {near}://?)"));
+            return Err(format!(
+                "'{s}' has the unknown scheme '{scheme}'{near}; write a plain path or {}",
+                known.join(", ")
+            ));
+        };
+        if scheme == "file" {
+            if !rest.starts_with('/') {
+                return Err(format!("'{s}' names no absolute directory; write {form} with three slashes"));
+            }
+            return Ok(Source(format!("file://{}", absolute(Path::new(rest)).display())));
+        }
+        let rest = rest.trim_end_matches('/');
+        if rest.is_empty() || rest.starts_with('/') {
+            return Err(format!("'{s}' names no bucket; write {form}"));
+        }
+        Ok(Source(format!("{scheme}://{rest}")))
+    }
+}
+
+/// `path` made absolute by its words alone: no component is looked at, so nothing can hang.
+pub fn absolute(path: &Path) -> PathBuf {
+    let mut out = if path.is_absolute() { PathBuf::new() } else { std::env::current_dir().unwrap_or_default() };
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                out.pop();
+            }
+            other => out.push(other),
+        }
+    }
+    if out.as_os_str().is_empty() { PathBuf::from("/") } else { out }
+}
+
+/// A host (name or address) and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// A name, an IPv4 address, or an IPv6 address without brackets.
+    pub host: String,
+    /// The port, not 0.
+    pub port: u16,
+}
+
+impl FromStr for HostPort {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let wrong = |why: &str| format!("'{s}' is not HOST:PORT: {why}; write node1:7000, 10.0.0.1:7000 or [::1]:7000");
+        let (host, port) = s.rsplit_once(':').ok_or_else(|| wrong("there is no colon"))?;
+        let port = match port.parse::<u16>() {
+            Ok(0) | Err(_) => return Err(wrong(&format!("'{port}' is no port from 1 to 65535"))),
+            Ok(port) => port,
+        };
+        let host = match host.strip_prefix('[') {
+            Some(inner) => inner.strip_suffix(']').ok_or_else(|| wrong("the bracket is not closed"))?,
+            None if host.contains(':') => return Err(wrong("an IPv6 address stands in brackets")),
+            None => host,
+        };
+        if host.is_empty() || host.chars().any(char::is_whitespace) {
+            return Err(wrong("the host is missing"));
+        }
+        Ok(HostPort { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Where the cache nodes of a group are found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Registry {
+    /// The nodes are listed on the command line.
+    Static(Vec<HostPort>),
+}
+
+impl FromStr for Registry {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        if let Some(list) = s.strip_prefix("static:") {
+            let nodes: Vec<HostPort> =
+                list.trim_start_matches("//").split(',').map(str::parse).collect::<Result<_, _>>()?;
+            return Ok(Registry::Static(nodes));
+        }
+        for later in ["etcd:", "coordinator:", "dns:"] {
+            if s.starts_with(later) {
+                return Err(format!(
+                    "'{s}': a registry of kind '{}' is not in this version; list the nodes: static:HOST:PORT[,HOST:PORT]",
+                    later.trim_end_matches(':')
+                ));
+            }
+        }
+        Err(format!("'{s}' is no registry: it does not start with static:; write static:HOST:PORT[,HOST:PORT]"))
+    }
+}
+
+impl fmt::Display for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Registry::Static(nodes) = self;
+        let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
+        write!(f, "static:{}", nodes.join(","))
+    }
+}
+
+/// What carries data between a mount and a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Transport {
+    /// The best there is.
+    Auto,
+    /// TCP, even where RDMA would work.
+    Tcp,
+    /// RDMA or nothing.
+    Rdma,
+}
+
+/// How cache disks are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum IorpcMode {
+    /// O_DIRECT through io_uring.
+    Dio,
+    /// Plain reads through the page cache.
+    Pagecache,
+    /// splice from the page cache to the socket, where the path allows it.
+    Splice,
+    /// Cache disks are not read: memory and the under-store only.
+    Disable,
+}
+
+/// How the kernel's requests are fetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum FuseIo {
+    /// io_uring where the kernel offers it and it is the faster one, /dev/fuse elsewhere.
+    Auto,
+    /// FUSE over io_uring; exit 3 where the kernel does not offer it.
+    Uring,
+    /// Cloned /dev/fuse descriptors.
+    Dev,
+}
+
+/// The form of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The candidate nearest to `word` in edit distance, when it is near enough to be what was meant.
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let bound = (word.chars().count() / 3).max(2);
+    candidates.map(|c| (edit_distance(word, c), c)).filter(|(d, _)| *d <= bound).min().map(|(_, c)| c)
+}
+
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_sizes() {
+        assert_eq!("-1".parse(), Ok(CacheSize::All));
+        assert_eq!("0".parse(), Ok(CacheSize::None));
+        assert_eq!("2G".parse(), Ok(CacheSize::Bytes(2 << 30)));
+        assert!("-2".parse::<CacheSize>().unwrap_err().contains("-1 means all"));
+    }
+
+    #[test]
+    fn sources() {
+        assert_eq!("/a/./b/../c".parse::<Source>().unwrap().as_str(), "file:///a/c");
+        assert_eq!("file:///x/".parse::<Source>().unwrap().as_str(), "file:///x");
+        assert_eq!("S3://b/p/".parse::<Source>().unwrap().as_str(), "s3://b/p");
+        assert_eq!("s3://b".parse::<Source>().unwrap().scheme(), "s3");
+        for (text, says) in [
+            ("s4://b", "did you mean s3"),
+            ("http://x", "unknown scheme 'http'"),
+            ("s3://", "names no bucket"),
+            ("file://x", "three slashes"),
+            ("", "empty"),
+        ] {
+            let error = text.parse::<Source>().unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn registries() {
+        let two = "static:a:1,[::1]:2".parse::<Registry>().unwrap();
+        assert_eq!(two.to_string(), "static:a:1,[::1]:2");
+        assert_eq!("static://a:1".parse::<Registry>().unwrap().to_string(), "static:a:1");
+        for (text, says) in [
+            ("etcd://h:2379", "not in this version"),
+            ("dns:name:1", "not in this version"),
+            ("a:1", "does not start with static:"),
+            ("static:a", "no colon"),
+            ("static:a:0", "no port"),
+            ("static:::1:2", "brackets"),
+        ] {
+            let error = text.parse::<Registry>().unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn nearest_words() {
+        let known = ["cache-size", "cache-dir", "block-size"];
+        assert_eq!(nearest("cache_size", known.into_iter()), Some("cache-size"));
+        assert_eq!(nearest("cachedir", known.into_iter()), Some("cache-dir"));
+        assert_eq!(nearest("colour", known.into_iter()), None);
+    }
+}
