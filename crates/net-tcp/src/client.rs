@@ -1,0 +1,303 @@
+//! The reader's side: a blocking socket per channel, bytes received straight into the caller's destination.
+//! It knows neither pools nor what requests mean.
+
+use crate::SocketOptions;
+use crate::addr::resolve;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, recvmsg,
+    send, socket_with, sockopt,
+};
+use spurline_proto::{MAX_REQUEST_BODY, Request};
+use spurline_transport::{Answer, ByteStream, CallError, Channel, Connector, Endpoints, TransportKind, receive_answer};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::io::IoSliceMut;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The receive timeout that stays set on a socket: a wait with a nearer deadline sets a shorter one, so calls with
+/// deadlines further away than this cost no extra system call.
+const TICK: Duration = Duration::from_millis(500);
+/// Request buffers larger than this are given back after the call that needed one.
+const KEEP: usize = 4 << 10;
+
+/// Makes TCP channels to one peer.
+pub struct TcpConnector {
+    peer: String,
+    locals: Vec<IpAddr>,
+    options: SocketOptions,
+    stats: Arc<Stats>,
+}
+
+impl TcpConnector {
+    /// Will connect to `peer` (`host:port`), from one of `locals` when any are given.
+    pub fn new(peer: &str, locals: Vec<IpAddr>, options: SocketOptions, stats: Arc<Stats>) -> Self {
+        TcpConnector { peer: peer.to_owned(), locals, options, stats }
+    }
+
+    /// Connects and gives the channel as its own type.
+    ///
+    /// # Errors
+    /// As [`Connector::connect`].
+    pub fn open(&self, deadline: Instant) -> Result<TcpChannel> {
+        let mut last = None;
+        for remote in resolve(&self.peer, deadline)? {
+            let local = self.locals.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4()).copied();
+            if local.is_none() && !self.locals.is_empty() {
+                let family = if remote.is_ipv4() { "IPv4" } else { "IPv6" };
+                let why = format!("{}: {remote} needs an {family} address, --group-network has none", self.peer);
+                last = Some(Error::new(ErrorKind::Invalid, why));
+                continue;
+            }
+            match connect_socket(remote, local, &self.options, deadline) {
+                Ok(socket) => return Ok(TcpChannel::new(socket, remote, Arc::clone(&self.stats))),
+                Err(e) => last = Some(e),
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, format!("{}: no address", self.peer))))
+    }
+}
+
+impl Connector for TcpConnector {
+    fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
+        Ok(Box::new(self.open(deadline)?))
+    }
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+}
+
+/// Connects to `remote`, from `local` if given, with the options set.
+pub(crate) fn connect_socket(
+    remote: SocketAddr,
+    local: Option<IpAddr>,
+    options: &SocketOptions,
+    deadline: Instant,
+) -> Result<OwnedFd> {
+    let from = local.map(|ip| format!(" from {ip}")).unwrap_or_default();
+    let os = |what: &str, e: Errno| match e {
+        // Reaching nobody is no fault of the operating system: the caller may try another path.
+        Errno::CONNREFUSED => Error::new(
+            ErrorKind::Unavailable,
+            format!("{remote}{from}: connection refused: no node listens there; is it running, is the port right?"),
+        ),
+        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NETDOWN | Errno::TIMEDOUT | Errno::CONNRESET => {
+            Error::new(ErrorKind::Unavailable, format!("{remote}{from}: {what}: {e}"))
+        }
+        e => Error::io(format_args!("{remote}{from}: {what}"), &e.into()),
+    };
+    let family = if remote.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(|e| os("can't make a socket", e))?;
+    options.apply(socket.as_fd()).map_err(|e| Error::io(format_args!("{remote}{from}: can't set options"), &e))?;
+    if let Some(ip) = local {
+        bind(&socket, &SocketAddr::new(ip, 0)).map_err(|e| os("can't use the local address", e))?;
+    }
+    match connect(&socket, &remote) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS) => {
+            wait(&socket, PollFlags::OUT, deadline)
+                .and_then(|()| sockopt::socket_error(&socket))
+                .and_then(|result| result)
+                .map_err(|e| match e {
+                    Errno::AGAIN => Error::new(
+                        ErrorKind::Timeout,
+                        format!("{remote}{from}: no answer to the connection attempt: the host is down or a firewall drops it"),
+                    ),
+                    e => os("can't connect", e),
+                })?;
+        }
+        Err(e) => return Err(os("can't connect", e)),
+    }
+    rustix::io::ioctl_fionbio(&socket, false).map_err(|e| os("can't make the socket blocking", e))?;
+    Ok(socket)
+}
+
+/// Waits until the socket is ready; `EAGAIN` when `deadline` passed.
+fn wait(socket: &OwnedFd, what: PollFlags, deadline: Instant) -> rustix::io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Errno::AGAIN);
+        }
+        let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
+        match poll(&mut [PollFd::new(socket, what)], Some(&timeout)) {
+            Ok(0) => return Err(Errno::AGAIN),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// One TCP connection of a reader.
+pub struct TcpChannel {
+    stream: Stream,
+    request: Vec<u8>,
+    next_id: u64,
+    broken: bool,
+    endpoints: Endpoints,
+    stats: Arc<Stats>,
+}
+
+struct Stream {
+    socket: OwnedFd,
+    /// The receive timeout set on the socket now.
+    timeout: Duration,
+}
+
+impl TcpChannel {
+    fn new(socket: OwnedFd, remote: SocketAddr, stats: Arc<Stats>) -> Self {
+        let local = rustix::net::getsockname(&socket)
+            .ok()
+            .and_then(|addr| SocketAddr::try_from(addr).ok())
+            .map_or_else(|| "?".into(), |addr| addr.to_string());
+        let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: remote.to_string() };
+        let stream = Stream { socket, timeout: Duration::ZERO };
+        TcpChannel { stream, request: Vec::with_capacity(512), next_id: 1, broken: false, endpoints, stats }
+    }
+
+    fn exchange(
+        &mut self,
+        request: &Request<'_>,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        progress: &mut dyn FnMut(usize),
+        deadline: Instant,
+    ) -> Result<Answer, CallError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.request.clear();
+        // A request that does not fit was never sent, so the channel is as good as before.
+        request
+            .encode(id, &mut self.request)
+            .map_err(|e| CallError::Answered(Error::new(ErrorKind::Invalid, e.to_string())))?;
+        self.stream.send(&self.request, deadline).map_err(CallError::Broken)?;
+        if self.request.capacity() > KEEP {
+            self.request = Vec::with_capacity(512);
+        }
+        receive_answer(&mut self.stream, request.op(), id, body, dst, progress, deadline)
+    }
+}
+
+impl Channel for TcpChannel {
+    fn call(
+        &mut self,
+        request: &Request<'_>,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        progress: &mut dyn FnMut(usize),
+        deadline: Instant,
+    ) -> Result<Answer, CallError> {
+        if self.broken {
+            let why = format!("{}: the channel broke in an earlier call", self.endpoints);
+            return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, why)));
+        }
+        let result = self.exchange(request, body, dst, progress, deadline);
+        match result {
+            Ok(answer) => {
+                self.stats.tcp.recv_bytes.add(answer.payload_len as u64);
+                Ok(answer)
+            }
+            Err(CallError::Broken(error)) => {
+                self.broken = true;
+                // Closing at once also tells the node that nobody reads its answer any more.
+                let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
+                Err(CallError::Broken(error.context(format_args!("{request} of {}", self.endpoints))))
+            }
+            Err(answered) => Err(answered),
+        }
+    }
+
+    fn endpoints(&self) -> &Endpoints {
+        &self.endpoints
+    }
+
+    fn probe(&mut self) -> bool {
+        // An idle connection has nothing to read: bytes would be stray, an end of stream means that the peer closed.
+        let mut byte = [0u8; 1];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        !self.broken && matches!(recv(&self.stream.socket, &mut byte, flags), Err(Errno::AGAIN))
+    }
+}
+
+impl Stream {
+    fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<()> {
+        const { assert!(MAX_REQUEST_BODY < 1 << 20) };
+        while !bytes.is_empty() {
+            match send(&self.socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => match wait(&self.socket, PollFlags::OUT, deadline) {
+                    Ok(()) => {}
+                    Err(Errno::AGAIN) => {
+                        let why = "the peer did not take the request before the deadline";
+                        return Err(Error::new(ErrorKind::Timeout, why));
+                    }
+                    Err(e) => return Err(lost(e)),
+                },
+                Err(e) => return Err(lost(e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a receive end no later than `deadline`; `None` when it has passed.
+    fn arm(&mut self, deadline: Instant) -> Option<rustix::io::Result<()>> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        // A zero timeout would mean none at all.
+        let wanted = left.clamp(Duration::from_millis(1), TICK);
+        if wanted < self.timeout || (wanted == TICK && self.timeout != TICK) || self.timeout.is_zero() {
+            self.timeout = wanted;
+            return Some(sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(wanted)));
+        }
+        Some(Ok(()))
+    }
+}
+
+impl ByteStream for Stream {
+    fn receive(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize> {
+        let flags = if all { RecvFlags::WAITALL } else { RecvFlags::empty() };
+        loop {
+            match self.arm(deadline) {
+                None => return Err(Error::new(ErrorKind::Timeout, "no answer before the deadline")),
+                Some(Err(e)) => return Err(lost(e)),
+                Some(Ok(())) => {}
+            }
+            let result = if second.is_empty() {
+                recv(&self.socket, &mut *first, flags).map(|(_, n)| n)
+            } else {
+                let mut parts = [IoSliceMut::new(first), IoSliceMut::new(second)];
+                recvmsg(&self.socket, &mut parts, &mut RecvAncillaryBuffer::default(), flags).map(|m| m.bytes)
+            };
+            match result {
+                Ok(0) => {
+                    let why = "the peer closed the connection before it answered (stopped, or at its connection limit)";
+                    return Err(Error::new(ErrorKind::Unavailable, why));
+                }
+                Ok(n) => return Ok(n),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(e) => return Err(lost(e)),
+            }
+        }
+    }
+}
+
+/// The error of a connection that failed while in use: whatever the operating system calls it, the peer is lost.
+fn lost(e: Errno) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("the connection failed: {e}"))
+}
+
+/// Connects for the bare reader, which frames nothing.
+pub(crate) fn bare_connect(remote: SocketAddr, options: &SocketOptions, deadline: Instant) -> Result<TcpStream> {
+    connect_socket(remote, None, options, deadline).map(TcpStream::from)
+}

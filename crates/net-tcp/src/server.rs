@@ -1,0 +1,339 @@
+//! The node's side: listeners, the table of connections, the bound on threads. What happens to a request is in
+//! `worker`.
+//!
+//! Idle connections are parked in an epoll set, each armed for one event; a worker thread that takes the event owns
+//! the connection until it parks it again. So memory and threads follow the requests in work, not the connections.
+
+use crate::SocketOptions;
+use crate::worker::run_worker;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::sockopt;
+use spurline_transport::{ConnState, Endpoints, Service, TransportKind};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bounds of a server.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// The most connections; further ones are closed at once.
+    pub max_connections: usize,
+    /// The most worker threads, and so requests in work at once. They start as needed and end when idle.
+    pub max_workers: usize,
+    /// A connection must have sent its whole greeting by then, and any request begun must be whole by then.
+    pub request_timeout: Duration,
+    /// A reader that takes none of an answer for this long loses its connection. Long answers get a second per MiB on
+    /// top.
+    pub send_timeout: Duration,
+    /// How long a worker waits on a connection for its next request before it parks it: longer than a busy reader
+    /// needs between two requests, so that those cost no epoll call.
+    pub linger: Duration,
+    /// Options of accepted sockets.
+    pub socket: SocketOptions,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        ServerConfig {
+            max_connections: 8192,
+            max_workers: 256,
+            request_timeout: Duration::from_secs(10),
+            send_timeout: Duration::from_secs(30),
+            linger: Duration::from_millis(5),
+            socket: SocketOptions::default(),
+        }
+    }
+}
+
+/// One connection.
+pub(crate) struct Conn {
+    pub state: ConnState,
+    pub socket: TcpStream,
+    pub opened: Instant,
+    /// Bytes of a request that was not whole when the connection was parked, and since when.
+    pub partial: Mutex<Option<(Vec<u8>, Instant)>>,
+}
+
+/// What listeners, workers and the handle share.
+pub(crate) struct Shared {
+    pub config: ServerConfig,
+    pub service: Arc<dyn Service>,
+    pub stats: Arc<Stats>,
+    pub epoll: OwnedFd,
+    pub stopping: AtomicBool,
+    /// Workers waiting for an event.
+    pub idle: AtomicUsize,
+    /// Worker threads there are; the condition is signalled when it falls.
+    pub workers: Mutex<usize>,
+    pub worker_ended: Condvar,
+    wake: OwnedFd,
+    conns: Mutex<HashMap<u64, Arc<Conn>>>,
+}
+
+/// The event that is no connection: the server stops.
+pub(crate) const STOP: u64 = 0;
+
+impl Shared {
+    pub fn conn(&self, id: u64) -> Option<Arc<Conn>> {
+        self.conns.lock().get(&id).cloned()
+    }
+
+    /// Waits for the connection's next bytes without a thread.
+    pub fn park(&self, conn: &Conn) -> rustix::io::Result<()> {
+        epoll::modify(&self.epoll, &conn.socket, EventData::new_u64(conn.state.id()), PARKED)
+    }
+
+    pub fn remove(&self, conn: &Conn) {
+        // The socket leaves the epoll set when its last owner closes it.
+        let _ = conn.socket.shutdown(std::net::Shutdown::Both);
+        if self.conns.lock().remove(&conn.state.id()).is_some() && conn.state.peer_name().is_some() {
+            self.service.closed(&conn.state);
+        }
+    }
+
+    /// Starts a worker if there may be one more.
+    pub fn spawn_worker(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut workers = self.workers.lock();
+        if *workers >= self.config.max_workers.max(1) || self.stopping.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let shared = Arc::clone(self);
+        std::thread::Builder::new().name(format!("tcp-{workers}")).spawn(move || {
+            run_worker(&shared);
+            *shared.workers.lock() -= 1;
+            shared.worker_ended.notify_all();
+        })?;
+        *workers += 1;
+        Ok(())
+    }
+}
+
+const PARKED: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ONESHOT);
+
+/// A running server; dropping it stops it.
+pub struct TcpServer {
+    shared: Arc<Shared>,
+    local: Vec<SocketAddr>,
+    acceptor: Option<std::thread::JoinHandle<()>>,
+}
+
+impl TcpServer {
+    /// Listens on every one of `addrs` (port 0: the same free port on all after the first) and serves at once.
+    ///
+    /// # Errors
+    /// When an address is not this host's, a port is taken, or there is no address.
+    pub fn bind(
+        addrs: &[SocketAddr],
+        service: Arc<dyn Service>,
+        config: ServerConfig,
+        stats: Arc<Stats>,
+    ) -> Result<Self> {
+        if addrs.is_empty() {
+            return Err(Error::new(ErrorKind::Invalid, "no address to listen on"));
+        }
+        let mut listeners: Vec<TcpListener> = Vec::with_capacity(addrs.len());
+        let mut local: Vec<SocketAddr> = Vec::with_capacity(addrs.len());
+        for addr in addrs {
+            let mut addr = *addr;
+            if let (0, Some(first)) = (addr.port(), local.first()) {
+                addr.set_port(first.port());
+            }
+            let bound =
+                TcpListener::bind(addr).and_then(|l| l.set_nonblocking(true).and_then(|()| Ok((l.local_addr()?, l))));
+            let (at, listener) = bound.map_err(|e| match e.kind() {
+                std::io::ErrorKind::AddrInUse => Error::new(
+                    ErrorKind::Invalid,
+                    format!("can't listen on {addr}: another process does; choose another --group-port or stop it"),
+                ),
+                std::io::ErrorKind::AddrNotAvailable => Error::new(
+                    ErrorKind::Invalid,
+                    format!("can't listen on {addr}: it is no address of this host; see --group-network"),
+                ),
+                _ => Error::io(format_args!("can't listen on {addr}"), &e),
+            })?;
+            local.push(at);
+            listeners.push(listener);
+        }
+        let os = |e: rustix::io::Errno| Error::io("can't set up the server", &e.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os)?;
+        epoll::add(&epoll, &wake, EventData::new_u64(STOP), EventFlags::IN).map_err(os)?;
+        let shared = Arc::new(Shared {
+            config,
+            service,
+            stats,
+            epoll,
+            stopping: AtomicBool::new(false),
+            idle: AtomicUsize::new(0),
+            workers: Mutex::new(0),
+            worker_ended: Condvar::new(),
+            wake,
+            conns: Mutex::new(HashMap::new()),
+        });
+        shared.spawn_worker().map_err(|e| Error::io("can't start a worker thread", &e))?;
+        let acceptor = {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name("tcp-accept".into()).spawn(move || accept_all(&shared, &listeners))
+        };
+        let mut server = TcpServer { shared, local, acceptor: None };
+        server.acceptor = Some(acceptor.map_err(|e| Error::io("can't start the accepting thread", &e))?);
+        Ok(server)
+    }
+
+    /// The addresses it listens on, in the order they were given, with the ports they got.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.local
+    }
+
+    /// Connections there are now.
+    pub fn connections(&self) -> usize {
+        self.shared.conns.lock().len()
+    }
+
+    /// Worker threads there are now.
+    pub fn workers(&self) -> usize {
+        *self.shared.workers.lock()
+    }
+
+    /// Stops accepting; workers end after the request they are on.
+    pub fn shutdown(&self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        // The counter only has to be non-zero; when it is full already, it is.
+        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Stops, waits until `deadline` for requests in work, and closes all connections. Says whether all threads ended.
+    pub fn join(mut self, deadline: Instant) -> bool {
+        self.stop(deadline)
+    }
+
+    fn stop(&mut self, deadline: Instant) -> bool {
+        self.shutdown();
+        if let Some(acceptor) = self.acceptor.take() {
+            // It waits for nothing but the wake-up.
+            let _ = acceptor.join();
+        }
+        // Idle readers learn at once; those in the middle of an answer get it whole.
+        let mut workers = self.shared.workers.lock();
+        while *workers > 0 && !self.shared.worker_ended.wait_until(&mut workers, deadline).timed_out() {}
+        let ended = *workers == 0;
+        drop(workers);
+        let conns: Vec<_> = self.shared.conns.lock().drain().map(|(_, conn)| conn).collect();
+        for conn in &conns {
+            let _ = conn.socket.shutdown(std::net::Shutdown::Both);
+            if conn.state.peer_name().is_some() {
+                self.shared.service.closed(&conn.state);
+            }
+        }
+        ended
+    }
+}
+
+impl Drop for TcpServer {
+    fn drop(&mut self) {
+        self.stop(Instant::now() + Duration::from_secs(1));
+    }
+}
+
+/// Accepts until told to stop, and now and then closes connections that are late with a request.
+fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
+    let sweep = (shared.config.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+    let timeout = Timespec::try_from(sweep).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+    let mut fds: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)).collect();
+    fds.push(PollFd::new(&shared.wake, PollFlags::IN));
+    let mut next_id = STOP + 1;
+    let mut swept = Instant::now();
+    let mut refused = (0u64, None::<Instant>);
+    while !shared.stopping.load(Ordering::Acquire) {
+        if let Err(e) = poll(&mut fds, Some(&timeout)) {
+            if e != rustix::io::Errno::INTR {
+                tracing::error!("no more connections are accepted: waiting for them failed: {e}");
+                return;
+            }
+            continue;
+        }
+        for listener in listeners {
+            // Also those not reported ready: asking costs nothing next to accepting.
+            while let Some((socket, peer)) = accept(listener) {
+                if shared.conns.lock().len() >= shared.config.max_connections {
+                    refused.0 += 1;
+                    if refused.1.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
+                        tracing::warn!(
+                            "connection of {peer} closed ({} so far): all {} connections are in use; lower --nconnect of the mounts or add nodes",
+                            refused.0,
+                            shared.config.max_connections
+                        );
+                        refused.1 = Some(Instant::now());
+                    }
+                    continue;
+                }
+                if let Err(e) = adopt(shared, socket, peer, next_id) {
+                    tracing::warn!("connection of {peer} closed: {e}");
+                }
+                next_id += 1;
+            }
+        }
+        if swept.elapsed() >= sweep {
+            swept = Instant::now();
+            close_late(shared);
+        }
+    }
+}
+
+fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
+    match listener.accept() {
+        Ok(accepted) => Some(accepted),
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => None,
+        Err(e) => {
+            tracing::warn!("a connection could not be accepted: {e}; raise 'ulimit -n' if it is the descriptors");
+            // Out of descriptors, the listener stays ready: without a pause this would spin.
+            std::thread::sleep(Duration::from_millis(50));
+            None
+        }
+    }
+}
+
+fn adopt(shared: &Shared, socket: TcpStream, peer: SocketAddr, id: u64) -> std::io::Result<()> {
+    socket.set_nonblocking(false)?;
+    shared.config.socket.apply(socket.as_fd())?;
+    let linger = shared.config.linger.max(Duration::from_millis(1));
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(linger))?;
+    let send = shared.config.send_timeout.max(Duration::from_millis(1));
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(send))?;
+    let local = socket.local_addr()?.to_string();
+    let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: peer.to_string() };
+    let conn = Conn { state: ConnState::new(id, endpoints), socket, opened: Instant::now(), partial: Mutex::new(None) };
+    let conn = Arc::new(conn);
+    shared.conns.lock().insert(id, Arc::clone(&conn));
+    epoll::add(&shared.epoll, &conn.socket, EventData::new_u64(id), PARKED).map_err(|e| {
+        shared.remove(&conn);
+        e.into()
+    })
+}
+
+/// Shuts down connections that have not greeted, or have begun a request and not gone on, for too long. The worker
+/// that this wakes cleans up.
+fn close_late(shared: &Shared) {
+    let limit = shared.config.request_timeout;
+    let late: Vec<_> = shared
+        .conns
+        .lock()
+        .values()
+        .filter(|conn| {
+            let ungreeted = conn.state.peer_name().is_none() && conn.opened.elapsed() > limit;
+            ungreeted
+                || conn.partial.try_lock().is_some_and(|p| p.as_ref().is_some_and(|(_, since)| since.elapsed() > limit))
+        })
+        .cloned()
+        .collect();
+    for conn in late {
+        tracing::warn!("connection of {} closed: no whole request within {limit:?}", conn.state.endpoints().peer);
+        let _ = conn.socket.shutdown(std::net::Shutdown::Both);
+    }
+}

@@ -1,0 +1,250 @@
+//! A worker thread of the server: takes a connection with something to read, answers its requests, parks it.
+//! It knows neither listeners nor what requests mean.
+
+use crate::server::{Conn, STOP, Shared};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, Event};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use spurline_proto::{HEADER_LEN, Header, MAX_REQUEST_BODY};
+use spurline_transport::{FrameResponder, FrameSink, Next, dispatch};
+use spurline_types::{Error, ErrorKind, Result};
+use std::io::IoSlice;
+use std::net::TcpStream;
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A worker without work for this long ends, unless it is the last one idle.
+const IDLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// Requests answered on one connection before others get their turn, when no worker is idle.
+const TURN: u32 = 32;
+/// Slices handed to one `sendmsg`.
+const PARTS: usize = 34;
+
+/// Takes events until the server stops or there has been nothing to do for long.
+pub(crate) fn run_worker(shared: &Arc<Shared>) {
+    let mut inbox = vec![0u8; HEADER_LEN + MAX_REQUEST_BODY].into_boxed_slice();
+    let mut events: Vec<Event> = Vec::with_capacity(1);
+    while !shared.stopping.load(Ordering::Acquire) {
+        events.clear();
+        shared.idle.fetch_add(1, Ordering::AcqRel);
+        let waited = epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut events), Some(&IDLE));
+        let others_idle = shared.idle.fetch_sub(1, Ordering::AcqRel) - 1;
+        let id = match (waited, events.first()) {
+            (Ok(_), Some(event)) => event.data.u64(),
+            (Ok(_), None) if others_idle > 0 => return,
+            (Ok(_), None) | (Err(Errno::INTR), _) => continue,
+            (Err(e), _) => {
+                tracing::error!("a worker thread of the TCP server ends: waiting for events failed: {e}");
+                return;
+            }
+        };
+        if id == STOP {
+            return;
+        }
+        let Some(conn) = shared.conn(id) else { continue };
+        if others_idle == 0
+            && let Err(e) = shared.spawn_worker()
+        {
+            tracing::warn!("no further worker thread for the TCP server: {e}; requests wait for those there are");
+        }
+        // A panic of the service must cost its own connection only, not a worker.
+        let served = catch_unwind(AssertUnwindSafe(|| serve(shared, &conn, &mut inbox)));
+        match served.unwrap_or_else(|_| End::Close(Error::new(ErrorKind::Io(5), "the service panicked"))) {
+            End::Park => {
+                if shared.park(&conn).is_err() {
+                    shared.remove(&conn);
+                }
+            }
+            End::Closed => shared.remove(&conn),
+            End::Close(error) => {
+                tracing::warn!("connection of {} closed: {error}", conn.state.endpoints().peer);
+                shared.remove(&conn);
+            }
+        }
+    }
+}
+
+enum End {
+    /// Nothing to read for now.
+    Park,
+    /// The reader closed it between two requests.
+    Closed,
+    /// It can't go on.
+    Close(Error),
+}
+
+/// Answers requests of one connection until it has none for a while.
+fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
+    let mut filled = 0;
+    let mut begun = None;
+    if let Some((bytes, since)) = conn.partial.lock().take() {
+        inbox[..bytes.len()].copy_from_slice(&bytes);
+        filled = bytes.len();
+        begun = Some(since);
+    }
+    let mut turn = 0;
+    // The event said that there is something: the first receive does not wait.
+    let mut wait = false;
+    loop {
+        let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+        match recv(&conn.socket, &mut inbox[filled..], flags) {
+            Ok((_, 0)) if filled == 0 => return End::Closed,
+            Ok((_, 0)) => {
+                return End::Close(Error::new(ErrorKind::Protocol, "the reader closed it in the middle of a request"));
+            }
+            Ok((_, n)) => filled += n,
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => {
+                if filled > 0 {
+                    let since = begun.unwrap_or_else(Instant::now);
+                    *conn.partial.lock() = Some((inbox[..filled].to_vec(), since));
+                }
+                return End::Park;
+            }
+            Err(Errno::CONNRESET | Errno::TIMEDOUT | Errno::PIPE) => return End::Closed,
+            Err(e) => return End::Close(Error::io("receiving failed", &e.into())),
+        }
+        let mut at = 0;
+        while let Some(head) = inbox[at..filled].first_chunk::<HEADER_LEN>() {
+            let header = match Header::decode(head) {
+                Ok(header) => header,
+                Err(e) => return End::Close(e.into()),
+            };
+            // A length above the limit is refused before any byte of the body is waited for.
+            let body_len = header.body_len as usize;
+            let whole = if body_len <= MAX_REQUEST_BODY { HEADER_LEN + body_len } else { HEADER_LEN };
+            let Some(frame) = inbox[at..filled].get(..whole) else { break };
+            if let Next::Close(error) = answer(shared, conn, &header, &frame[HEADER_LEN..]) {
+                return End::Close(error);
+            }
+            at += whole;
+            turn += 1;
+        }
+        if at > 0 {
+            inbox.copy_within(at..filled, 0);
+            filled -= at;
+            begun = None;
+        }
+        if filled > 0 {
+            begun.get_or_insert_with(Instant::now);
+        }
+        if shared.stopping.load(Ordering::Acquire) {
+            return End::Closed;
+        }
+        let others_idle = shared.idle.load(Ordering::Acquire) > 0;
+        if !others_idle && turn >= TURN && filled == 0 {
+            return End::Park;
+        }
+        // While another worker waits for events this one can wait for the next request here.
+        wait = others_idle;
+    }
+}
+
+fn answer(shared: &Shared, conn: &Conn, header: &Header, body: &[u8]) -> Next {
+    let mut sink = Sink { socket: &conn.socket, timeout: shared.config.send_timeout, deadline: None };
+    let mut responder = FrameResponder::new(&mut sink, header);
+    let next = dispatch(&conn.state, header, body, &*shared.service, &mut responder);
+    let sent = responder.sent() as u64;
+    shared.stats.tcp.send_bytes.add(sent);
+    shared.stats.remotecache.send_bytes.add(sent);
+    shared.stats.remotecache.served_ops.add(1);
+    next
+}
+
+/// Sends one answer's bytes.
+struct Sink<'a> {
+    socket: &'a TcpStream,
+    timeout: Duration,
+    /// Set by the first send.
+    deadline: Option<Instant>,
+}
+
+impl Sink<'_> {
+    /// Checked after a send that did not take everything.
+    fn check(&mut self, left: usize) -> Result<()> {
+        let now = Instant::now();
+        let deadline = *self.deadline.get_or_insert(now + self.timeout + Duration::from_secs((left >> 20) as u64));
+        if now >= deadline { Err(too_slow(left)) } else { Ok(()) }
+    }
+}
+
+impl FrameSink for Sink<'_> {
+    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: &[u8], more: bool) -> Result<()> {
+        let mut left = head.len() + tail.len() + slices.iter().map(|s| s.len()).sum::<usize>();
+        let mut parts = std::iter::once(head).chain(slices.iter().copied()).chain(std::iter::once(tail));
+        let mut rest: &[u8] = &[];
+        let mut filled = [IoSlice::new(&[]); PARTS];
+        while left > 0 {
+            // Gather what is still to send: the rest of a part sent in half, then further parts.
+            let mut n = 0;
+            let mut batch = 0;
+            while n < PARTS {
+                let part = if rest.is_empty() { parts.next() } else { Some(std::mem::take(&mut rest)) };
+                let Some(part) = part else { break };
+                if !part.is_empty() {
+                    filled[n] = IoSlice::new(part);
+                    batch += part.len();
+                    n += 1;
+                }
+            }
+            let mut window = &mut filled[..n];
+            let mut flags = SendFlags::NOSIGNAL;
+            if more || batch < left {
+                flags |= SendFlags::MORE;
+            }
+            while batch > 0 {
+                match sendmsg(self.socket, window, &mut SendAncillaryBuffer::default(), flags) {
+                    Ok(sent) => {
+                        batch -= sent;
+                        left -= sent;
+                        if batch > 0 {
+                            IoSlice::advance_slices(&mut window, sent);
+                            self.check(left)?;
+                        }
+                    }
+                    Err(Errno::INTR) => {}
+                    // The socket's own send timeout passed and nothing was taken.
+                    Err(Errno::AGAIN) => return Err(too_slow(left)),
+                    Err(e) => return Err(gone(e)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send_file(&mut self, file: BorrowedFd<'_>, offset: u64, len: usize, _more: bool) -> Result<()> {
+        let mut at = offset;
+        let mut left = len;
+        while left > 0 {
+            match rustix::fs::sendfile(self.socket, file, Some(&mut at), left) {
+                Ok(0) => {
+                    let why = format!("the file ends {left} bytes before the end of the answer");
+                    return Err(Error::new(ErrorKind::Corrupt, why));
+                }
+                Ok(sent) => {
+                    left -= sent;
+                    if left > 0 {
+                        self.check(left)?;
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(too_slow(left)),
+                Err(e @ (Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT)) => return Err(gone(e)),
+                Err(e) => return Err(Error::io("sending from a file failed", &e.into())),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn too_slow(left: usize) -> Error {
+    Error::new(ErrorKind::Timeout, format!("the reader does not take its answer, {left} bytes are left"))
+}
+
+fn gone(e: Errno) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("the reader is gone: {e}"))
+}

@@ -1,0 +1,80 @@
+//! A server and a pool of channels over loopback.
+
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
+use spurline_proto::{Capabilities, Hello, Read, Request, VolumeId, Welcome};
+use spurline_transport::{ChannelPool, ConnState, PoolConfig, Responder, Service};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+struct Zeros(Vec<u8>);
+
+impl Service for Zeros {
+    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+        Ok(Welcome {
+            version: 0,
+            volume: VolumeId(1),
+            block_size: 4 << 20,
+            node: "n".into(),
+            capabilities: Capabilities(0),
+        })
+    }
+    fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+        match request {
+            Request::Read(Read { offset, len, .. }) => {
+                match self.0.get(offset as usize..offset as usize + len as usize) {
+                    Some(slice) => responder.data(&[], &[slice]),
+                    None => Err(Error::new(ErrorKind::Invalid, "past the end")),
+                }
+            }
+            _ => Err(Error::new(ErrorKind::NotFound, "no such thing")),
+        }
+    }
+}
+
+#[test]
+fn reads_through_a_pool() {
+    let stats = Arc::new(Stats::default());
+    let data: Vec<u8> = (0..8 << 20).map(|i: u32| (i / 7) as u8).collect();
+    let service = Arc::new(Zeros(data.clone()));
+    let server =
+        TcpServer::bind(&["127.0.0.1:0".parse().unwrap()], service, ServerConfig::default(), Arc::clone(&stats))
+            .unwrap();
+    let peer = server.local_addrs()[0].to_string();
+    let connector = TcpConnector::new(&peer, vec![], SocketOptions::default(), Arc::clone(&stats));
+    let pool = ChannelPool::new(Arc::new(connector), "test", "mem", PoolConfig::default(), Arc::clone(&stats));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    std::thread::scope(|s| {
+        for t in 0..12u64 {
+            let (pool, data) = (&pool, &data);
+            s.spawn(move || {
+                let mut dst = vec![0u8; 1 << 20];
+                for i in 0..20u64 {
+                    let mut lease = pool.checkout(deadline).unwrap();
+                    let (offset, len) = ((t * 20 + i) * 4099, 1 << (i % 21));
+                    let (path, version, size) = (b"a".as_slice(), "v", 8 << 20);
+                    let request =
+                        Request::Read(Read { volume: lease.welcome().volume, path, version, size, offset, len });
+                    let answer = lease.call(&request, &mut Vec::new(), &mut dst, &mut |_| {}, deadline).unwrap();
+                    assert_eq!(answer.payload_len, len as usize);
+                    assert!(dst[..len as usize] == data[offset as usize..][..len as usize]);
+                }
+            });
+        }
+    });
+    assert!(pool.open() <= 8);
+    assert_eq!(stats.tcp.recv_bytes.get(), stats.tcp.send_bytes.get());
+    let mut lease = pool.checkout(deadline).unwrap();
+    let refused = lease.call(&Request::StatFs { volume: VolumeId(1) }, &mut Vec::new(), &mut [], &mut |_| {}, deadline);
+    assert_eq!(refused.unwrap_err().error().kind(), ErrorKind::NotFound);
+    drop(lease);
+    assert!(server.join(deadline));
+    // A channel used a moment ago is handed out unseen; its call fails, and then nothing is left to hand out.
+    let soon = Instant::now() + Duration::from_secs(5);
+    let mut lease = pool.checkout(soon).unwrap();
+    let lost = lease.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon).unwrap_err();
+    assert!(lost.is_broken() && lost.error().kind() == ErrorKind::Unavailable, "{lost}");
+    drop(lease);
+    let down = pool.checkout(soon).err().unwrap();
+    assert!(down.kind() == ErrorKind::Unavailable && down.message().contains("connection refused"), "{down}");
+}

@@ -1,0 +1,202 @@
+//! What a node answers: bodies of answers, and errors with their kind. Payloads are bytes and need no code.
+
+use crate::codec::{Put, Take};
+use crate::request::check_name;
+use crate::{FrameError, MAX_ANSWER_BODY, MAX_VERSION_TEXT, VolumeId};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Version};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A value that is the body of an answer.
+pub trait Body: Sized {
+    /// Appends the value to `out`.
+    fn encode(&self, out: &mut Vec<u8>);
+    /// Reads the value.
+    ///
+    /// # Errors
+    /// When the bytes are no such value.
+    fn decode(bytes: &[u8]) -> Result<Self, FrameError>;
+}
+
+/// What a node can do beyond the first version, as bits; unknown ones are ignored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Capabilities(pub u64);
+
+/// Answers `Hello`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Welcome {
+    /// The protocol version of this connection.
+    pub version: u16,
+    /// The node's number for the source asked for; 0 when none was.
+    pub volume: VolumeId,
+    /// Unit of caching in bytes.
+    pub block_size: u64,
+    /// The node's name for logs.
+    pub node: String,
+    /// What it can do.
+    pub capabilities: Capabilities,
+}
+
+/// Capacity of a volume, as `df` shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StatFs {
+    /// All bytes.
+    pub total_bytes: u64,
+    /// Bytes free.
+    pub free_bytes: u64,
+    /// All inodes.
+    pub total_files: u64,
+    /// Inodes free.
+    pub free_files: u64,
+}
+
+impl Body for Welcome {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.put_u16(self.version);
+        out.put_u32(self.volume.0);
+        out.put_u64(self.block_size);
+        out.put_bytes(self.node.as_bytes());
+        out.put_u64(self.capabilities.0);
+    }
+    fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
+        let mut take = Take(bytes);
+        let welcome = Welcome {
+            version: take.u16("a version")?,
+            volume: VolumeId(take.u32("a volume")?),
+            block_size: take.u64("a block size")?,
+            node: take.text("a node's name")?.to_owned(),
+            capabilities: Capabilities(take.u64("capabilities")?),
+        };
+        take.end()?;
+        Ok(welcome)
+    }
+}
+
+impl Body for StatFs {
+    fn encode(&self, out: &mut Vec<u8>) {
+        for n in [self.total_bytes, self.free_bytes, self.total_files, self.free_files] {
+            out.put_u64(n);
+        }
+    }
+    fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
+        let mut take = Take(bytes);
+        let stat = StatFs {
+            total_bytes: take.u64("a capacity")?,
+            free_bytes: take.u64("a capacity")?,
+            total_files: take.u64("a capacity")?,
+            free_files: take.u64("a capacity")?,
+        };
+        take.end()?;
+        Ok(stat)
+    }
+}
+
+impl Body for Attr {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_attr(self, out);
+    }
+    fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
+        let mut take = Take(bytes);
+        let attr = take_attr(&mut take)?;
+        take.end()?;
+        Ok(attr)
+    }
+}
+
+impl Body for ListPage {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.put_u32(u32::try_from(self.entries.len()).unwrap_or(u32::MAX));
+        for entry in &self.entries {
+            out.put_bytes(&entry.name);
+            put_attr(&entry.attr, out);
+        }
+        out.put_option(self.next.as_deref());
+    }
+    fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
+        // The shortest entry: a name of one byte with its length, and an attribute with empty texts.
+        const SHORTEST: usize = 5 + 28;
+        let mut take = Take(bytes);
+        let count = take.u32("a page's length")? as usize;
+        let mut entries = Vec::with_capacity(count.min(bytes.len() / SHORTEST));
+        for _ in 0..count {
+            let name = take.bytes("a name")?;
+            check_name(name)?;
+            if name.contains(&b'/') {
+                return Err(FrameError::Path("a slash in a name"));
+            }
+            entries.push(DirEntry { name: name.to_vec(), attr: take_attr(&mut take)? });
+        }
+        let next = take.option("a cursor")?.map(<[u8]>::to_vec);
+        take.end()?;
+        Ok(ListPage { entries, next })
+    }
+}
+
+fn put_attr(attr: &Attr, out: &mut Vec<u8>) {
+    out.put_u8(match attr.kind {
+        FileKind::File => 1,
+        FileKind::Directory => 2,
+        FileKind::Symlink => 3,
+    });
+    out.put_u16(attr.mode);
+    out.put_u64(attr.size);
+    // Seconds since the epoch rounded down, and nanoseconds on top: the form that has one code for each time.
+    let (secs, nanos) = match attr.mtime.duration_since(UNIX_EPOCH) {
+        Ok(after) => (i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos()),
+        Err(before) => {
+            let before = before.duration();
+            let secs = i64::try_from(before.as_secs()).unwrap_or(i64::MAX).saturating_neg();
+            match before.subsec_nanos() {
+                0 => (secs, 0),
+                nanos => (secs.saturating_sub(1), 1_000_000_000 - nanos),
+            }
+        }
+    };
+    out.put_u64(secs as u64);
+    out.put_u32(nanos);
+    out.put_bytes(attr.version.as_str().as_bytes());
+    out.put_option(attr.etag.as_deref().map(str::as_bytes));
+}
+
+fn take_attr(take: &mut Take<'_>) -> Result<Attr, FrameError> {
+    let kind = match take.u8("a file kind")? {
+        1 => FileKind::File,
+        2 => FileKind::Directory,
+        3 => FileKind::Symlink,
+        value => return Err(FrameError::Value { what: "a file kind", value: value.into() }),
+    };
+    let mode = take.u16("a mode")?;
+    let size = take.u64("a size")?;
+    let secs = take.u64("a time")? as i64;
+    let nanos = take.u32("a time")?;
+    let whole = Duration::from_secs(secs.unsigned_abs());
+    let mtime: Option<SystemTime> =
+        if secs < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
+    let mtime = mtime
+        .filter(|_| nanos < 1_000_000_000)
+        .and_then(|t| t.checked_add(Duration::from_nanos(nanos.into())))
+        .ok_or(FrameError::Value { what: "a time", value: secs as u64 })?;
+    let version = take.text("a version text")?;
+    if version.len() > MAX_VERSION_TEXT {
+        let (len, max) = (version.len() as u64, MAX_VERSION_TEXT as u64);
+        return Err(FrameError::TooLong { what: "a version text", len, max });
+    }
+    let etag = match take.option("an etag")? {
+        None => None,
+        Some(etag) => Some(std::str::from_utf8(etag).map_err(|_| FrameError::NotText("an etag"))?.to_owned()),
+    };
+    Ok(Attr { kind, size, mtime, mode, version: Version::new(version), etag })
+}
+
+/// The body of an error answer: its sentence, cut to a length that always fits.
+/// The kind travels as the header's status.
+pub fn encode_error_message(error: &Error, out: &mut Vec<u8>) {
+    const LONGEST: usize = 4096;
+    const { assert!(LONGEST <= MAX_ANSWER_BODY) };
+    let message = error.message();
+    out.extend_from_slice(&message.as_bytes()[..message.floor_char_boundary(LONGEST)]);
+}
+
+/// The error of an answer with a `status` other than 0.
+pub fn decode_error(status: u16, body: &[u8]) -> Error {
+    Error::new(ErrorKind::from_code(status), String::from_utf8_lossy(body))
+}

@@ -1,0 +1,83 @@
+//! The wire format of the data plane: a fixed header, a small body, a payload.
+//! It deliberately knows no socket, no clock, no thread: bytes in, values out.
+//!
+//! A frame is [`HEADER_LEN`] bytes of header, `payload_len` bytes of payload, then `body_len` bytes of body.
+//! The payload comes before the body so that one `recvmsg` can put the header in a small buffer and the payload
+//! straight where it belongs. All numbers are little-endian. A request and its answer share an id and an operation.
+//!
+//! Decoders borrow from their input, never panic, and never allocate more than the input could hold.
+#![forbid(unsafe_code)]
+
+mod answer;
+mod codec;
+mod header;
+mod request;
+
+pub use answer::{Body, Capabilities, StatFs, Welcome, decode_error, encode_error_message};
+pub use header::{Flags, Header, Op};
+pub use request::{Hello, Read, Request, VolumeId, check_path};
+
+/// Length of the fixed header in bytes.
+pub const HEADER_LEN: usize = 32;
+/// The first four bytes of every frame: `SPUR`.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"SPUR");
+/// The oldest protocol version this build speaks.
+pub const MIN_VERSION: u16 = 1;
+/// The newest protocol version this build speaks.
+pub const MAX_VERSION: u16 = 1;
+/// The longest body of a request: a path of any length a file system accepts fits several times.
+pub const MAX_REQUEST_BODY: usize = 64 << 10;
+/// The longest body of an answer: a page of 1000 names of 1 KiB with their attributes fits twice.
+pub const MAX_ANSWER_BODY: usize = 4 << 20;
+/// The longest payload of one frame: the largest block.
+pub const MAX_PAYLOAD: usize = 64 << 20;
+/// The longest version text of an object.
+pub const MAX_VERSION_TEXT: usize = 4096;
+
+/// Why bytes are not a frame, or a value does not fit in one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// The first four bytes are not [`MAGIC`].
+    #[error("the frame starts with {0:#010x} instead of 'SPUR': this is no Spurline peer")]
+    Magic(u32),
+    /// The protocol version is none this build speaks.
+    #[error("the peer speaks protocol version {0}, this build {MIN_VERSION} to {MAX_VERSION}")]
+    Version(u16),
+    /// A length is above its limit.
+    #[error("{what} of {len} bytes, at most {max} are allowed")]
+    TooLong {
+        /// What was too long.
+        what: &'static str,
+        /// Its length.
+        len: u64,
+        /// The limit.
+        max: u64,
+    },
+    /// The bytes end inside a value.
+    #[error("the bytes end inside {0}")]
+    Truncated(&'static str),
+    /// Bytes are left after the last value.
+    #[error("{0} bytes are left after the last value")]
+    Trailing(usize),
+    /// A text that is no UTF-8.
+    #[error("{0} is not UTF-8")]
+    NotText(&'static str),
+    /// A number that stands for nothing.
+    #[error("{what} has the unknown value {value}")]
+    Value {
+        /// What it was.
+        what: &'static str,
+        /// The number found.
+        value: u64,
+    },
+    /// A path that no file can have: NUL, an empty part, `.` or `..`.
+    #[error("a path has a part that no file can have: {0}")]
+    Path(&'static str),
+}
+
+impl From<FrameError> for spurline_types::Error {
+    fn from(e: FrameError) -> Self {
+        spurline_types::Error::new(spurline_types::ErrorKind::Protocol, e.to_string())
+    }
+}

@@ -1,0 +1,274 @@
+//! What a reader asks of a node. Paths are bytes below the source, without a leading slash; the root is empty.
+
+use crate::codec::{Put, Take};
+use crate::header::check_len;
+use crate::{FrameError, HEADER_LEN, Header, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION, Op};
+use std::fmt;
+
+/// A node's number for a volume, good on the connection whose `Welcome` gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct VolumeId(pub u32);
+
+/// The first request on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hello<'a> {
+    /// Oldest protocol version the peer speaks.
+    pub min_version: u16,
+    /// Newest protocol version the peer speaks.
+    pub max_version: u16,
+    /// The peer's name for logs: host and process.
+    pub peer: &'a str,
+    /// The source the peer wants to read; empty when it only asks for signs of life.
+    pub source: &'a str,
+}
+
+impl<'a> Hello<'a> {
+    /// A greeting with the versions of this build.
+    pub fn new(peer: &'a str, source: &'a str) -> Self {
+        Hello { min_version: MIN_VERSION, max_version: MAX_VERSION, peer, source }
+    }
+
+    /// The newest version both sides speak.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn negotiate(&self) -> Result<u16, FrameError> {
+        let version = self.max_version.min(MAX_VERSION);
+        if version < self.min_version.max(MIN_VERSION) {
+            Err(FrameError::Version(self.max_version))
+        } else {
+            Ok(version)
+        }
+    }
+}
+
+/// Asks for bytes of an object at one version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Read<'a> {
+    /// The volume.
+    pub volume: VolumeId,
+    /// The object.
+    pub path: &'a [u8],
+    /// The version its bytes must have.
+    pub version: &'a str,
+    /// Its length at that version.
+    pub size: u64,
+    /// First byte wanted.
+    pub offset: u64,
+    /// How many; the answer is shorter only where the object ends.
+    pub len: u32,
+}
+
+/// One request. Decoding borrows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Request<'a> {
+    /// Opens a connection; answered by a `Welcome`.
+    Hello(Hello<'a>),
+    /// Answered by nothing but an empty frame.
+    Ping,
+    /// Answered by an `Attr`.
+    Lookup {
+        /// The volume.
+        volume: VolumeId,
+        /// The path.
+        path: &'a [u8],
+    },
+    /// Answered by a `ListPage`.
+    List {
+        /// The volume.
+        volume: VolumeId,
+        /// The directory.
+        path: &'a [u8],
+        /// Where the page starts; `None` for the first.
+        cursor: Option<&'a [u8]>,
+        /// The most names wanted.
+        max: u32,
+    },
+    /// Answered by the target's bytes.
+    ReadLink {
+        /// The volume.
+        volume: VolumeId,
+        /// The symbolic link.
+        path: &'a [u8],
+    },
+    /// Answered by a payload.
+    Read(Read<'a>),
+    /// Answered by a `StatFs`.
+    StatFs {
+        /// The volume.
+        volume: VolumeId,
+    },
+    /// Which blocks of an object are held; answered by JSON text.
+    Info {
+        /// The volume.
+        volume: VolumeId,
+        /// The object.
+        path: &'a [u8],
+    },
+    /// A request of a newer peer.
+    Unknown {
+        /// Its operation number.
+        op: u16,
+        /// Its body, not understood.
+        body: &'a [u8],
+    },
+}
+
+impl<'a> Request<'a> {
+    /// The operation.
+    pub fn op(&self) -> Op {
+        match self {
+            Request::Hello(_) => Op::Hello,
+            Request::Ping => Op::Ping,
+            Request::Lookup { .. } => Op::Lookup,
+            Request::List { .. } => Op::List,
+            Request::ReadLink { .. } => Op::ReadLink,
+            Request::Read(_) => Op::Read,
+            Request::StatFs { .. } => Op::StatFs,
+            Request::Info { .. } => Op::Info,
+            Request::Unknown { op, .. } => Op::from_code(*op),
+        }
+    }
+
+    /// Appends the whole frame to `out`. On an error `out` is as it was.
+    ///
+    /// # Errors
+    /// When the body is longer than [`MAX_REQUEST_BODY`].
+    pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<(), FrameError> {
+        let start = out.len();
+        out.resize(start + HEADER_LEN, 0);
+        self.encode_body(out);
+        match check_len("a request's body", out.len() - start - HEADER_LEN, MAX_REQUEST_BODY) {
+            Ok(body_len) => {
+                let header = Header::request(self.op(), id, body_len);
+                out[start..start + HEADER_LEN].copy_from_slice(&header.encode());
+                Ok(())
+            }
+            Err(e) => {
+                out.truncate(start);
+                Err(e)
+            }
+        }
+    }
+
+    fn encode_body(&self, out: &mut Vec<u8>) {
+        match *self {
+            Request::Hello(Hello { min_version, max_version, peer, source }) => {
+                out.put_u16(min_version);
+                out.put_u16(max_version);
+                out.put_bytes(peer.as_bytes());
+                out.put_bytes(source.as_bytes());
+            }
+            Request::Ping => {}
+            Request::Lookup { volume, path } | Request::ReadLink { volume, path } | Request::Info { volume, path } => {
+                out.put_u32(volume.0);
+                out.put_bytes(path);
+            }
+            Request::List { volume, path, cursor, max } => {
+                out.put_u32(volume.0);
+                out.put_bytes(path);
+                out.put_option(cursor);
+                out.put_u32(max);
+            }
+            Request::Read(Read { volume, path, version, size, offset, len }) => {
+                out.put_u32(volume.0);
+                out.put_u32(len);
+                out.put_u64(offset);
+                out.put_u64(size);
+                out.put_bytes(version.as_bytes());
+                out.put_bytes(path);
+            }
+            Request::StatFs { volume } => out.put_u32(volume.0),
+            Request::Unknown { body, .. } => out.extend_from_slice(body),
+        }
+    }
+
+    /// Reads the body of a request for `op`.
+    ///
+    /// # Errors
+    /// When the bytes are no such body, or hold a path that no file can have.
+    pub fn decode(op: Op, body: &'a [u8]) -> Result<Self, FrameError> {
+        let mut take = Take(body);
+        let request = match op {
+            Op::Hello => Request::Hello(Hello {
+                min_version: take.u16("a version")?,
+                max_version: take.u16("a version")?,
+                peer: take.text("a peer's name")?,
+                source: take.text("a source")?,
+            }),
+            Op::Ping => Request::Ping,
+            Op::Lookup => Request::Lookup { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
+            Op::List => Request::List {
+                volume: take_volume(&mut take)?,
+                path: take_path(&mut take)?,
+                cursor: take.option("a cursor")?,
+                max: take.u32("a page's length")?,
+            },
+            Op::ReadLink => Request::ReadLink { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
+            Op::Read => {
+                let volume = take_volume(&mut take)?;
+                let (len, offset, size) =
+                    (take.u32("a read's length")?, take.u64("an offset")?, take.u64("an object's size")?);
+                let version = take.text("a version text")?;
+                Request::Read(Read { volume, path: take_path(&mut take)?, version, size, offset, len })
+            }
+            Op::StatFs => Request::StatFs { volume: take_volume(&mut take)? },
+            Op::Info => Request::Info { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
+            Op::Unknown(op) => return Ok(Request::Unknown { op, body }),
+        };
+        take.end()?;
+        Ok(request)
+    }
+}
+
+/// What is asked, for error messages and logs: the operation, the range and the path, never more.
+impl fmt::Display for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |path: &[u8]| format!("'/{}'", String::from_utf8_lossy(path));
+        match self {
+            Request::Hello(hello) => write!(f, "greeting for source '{}'", hello.source),
+            Request::Ping => f.write_str("ping"),
+            Request::Lookup { path, .. } => write!(f, "lookup of {}", name(path)),
+            Request::List { path, .. } => write!(f, "listing of {}", name(path)),
+            Request::ReadLink { path, .. } => write!(f, "target of link {}", name(path)),
+            Request::Read(Read { path, offset, len, .. }) => {
+                write!(f, "read of {len} bytes at {offset} of {}", name(path))
+            }
+            Request::StatFs { .. } => f.write_str("capacity of a volume"),
+            Request::Info { path, .. } => write!(f, "blocks held of {}", name(path)),
+            Request::Unknown { op, .. } => write!(f, "operation {op}"),
+        }
+    }
+}
+
+fn take_volume(take: &mut Take<'_>) -> Result<VolumeId, FrameError> {
+    take.u32("a volume").map(VolumeId)
+}
+
+fn take_path<'a>(take: &mut Take<'a>) -> Result<&'a [u8], FrameError> {
+    let path = take.bytes("a path")?;
+    check_path(path)?;
+    Ok(path)
+}
+
+/// Refuses paths that no file below a source can have, so that none can lead out of it.
+///
+/// # Errors
+/// When a part is empty, `.` or `..`, or holds NUL. The empty path is the root and fine.
+pub fn check_path(path: &[u8]) -> Result<(), FrameError> {
+    if path.is_empty() {
+        return Ok(());
+    }
+    path.split(|byte| *byte == b'/').try_for_each(check_name)
+}
+
+/// The same for one name.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), FrameError> {
+    match name {
+        b"" => Err(FrameError::Path("an empty one")),
+        b"." | b".." => Err(FrameError::Path("'.' or '..'")),
+        _ if name.contains(&0) => Err(FrameError::Path("a NUL byte")),
+        _ => Ok(()),
+    }
+}

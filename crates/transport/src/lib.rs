@@ -1,0 +1,18 @@
+//! The seam every data transport plugs into: channels and connectors on the reader's side, services and responders on
+//! the node's, the pool of channels to one peer. It deliberately knows no socket and no verbs.
+//!
+//! A request names an operation and a region of the reader's own memory; the answer's payload lands there. So a
+//! request can be sent again on another channel, of another transport, when the first one fails.
+#![forbid(unsafe_code)]
+
+mod channel;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod frames;
+mod pool;
+mod service;
+
+pub use channel::{Answer, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet};
+pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
+pub use pool::{ChannelPool, Lease, PoolConfig, PoolState};
+pub use service::{AnswerState, ConnState, Next, Responder, Service, dispatch};

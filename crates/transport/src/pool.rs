@@ -1,0 +1,374 @@
+//! The channels to one peer on one path: idle ones first, new ones as needed, a dead peer asked rarely.
+//! It knows no transport; time is the caller's deadline and the clock of the waits themselves.
+
+use crate::{Answer, CallError, Channel, Connector, greet};
+use parking_lot::{Condvar, Mutex};
+use spurline_proto::{Body, Hello, Request, Welcome};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How many channels, and how patient.
+#[derive(Debug, Clone)]
+pub struct PoolConfig {
+    /// The most connections (`--nconnect`).
+    pub nconnect: usize,
+    /// The longest a connection attempt with its greeting may take.
+    pub connect_timeout: Duration,
+    /// The pause after a first failed attempt; it doubles up to `retry_max`.
+    pub retry_min: Duration,
+    /// The longest pause between attempts to reach a dead peer.
+    pub retry_max: Duration,
+    /// Channels idle for longer are probed before they are used.
+    pub probe_after: Duration,
+    /// Seed of the choice among idle channels.
+    pub seed: u64,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        PoolConfig {
+            nconnect: 8,
+            connect_timeout: Duration::from_secs(3),
+            retry_min: Duration::from_millis(100),
+            retry_max: Duration::from_secs(2),
+            probe_after: Duration::from_secs(1),
+            seed: 0x5eed,
+        }
+    }
+}
+
+/// Whether the peer can be reached, as far as is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PoolState {
+    /// Not tried yet, or a channel broke and no new one was made since.
+    Unknown,
+    /// The last thing that happened was a connection.
+    Up,
+    /// Connecting failed, with this error; `failures` in a row.
+    Down {
+        /// Failed attempts in a row.
+        failures: u32,
+        /// What the last one said.
+        error: Error,
+    },
+}
+
+struct Entry {
+    channel: Box<dyn Channel>,
+    welcome: Arc<Welcome>,
+    idle_since: Instant,
+    /// The number of breaks seen when this channel last worked.
+    breaks: u64,
+}
+
+struct Inner {
+    idle: Vec<Entry>,
+    /// Idle, leased and being made.
+    open: usize,
+    /// Being made.
+    connecting: usize,
+    state: PoolState,
+    retry_at: Option<Instant>,
+    /// Channels that broke so far.
+    breaks: u64,
+    random: u64,
+    /// What the gauges of this peer say: `Some(true)` up, `Some(false)` down.
+    shown: Option<bool>,
+}
+
+/// Channels to one peer on one path.
+pub struct ChannelPool {
+    connector: Arc<dyn Connector>,
+    peer_name: String,
+    source: String,
+    config: PoolConfig,
+    stats: Arc<Stats>,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+impl ChannelPool {
+    /// A pool that greets as `peer_name` and asks for `source` (empty: for none). Connects when first used.
+    pub fn new(
+        connector: Arc<dyn Connector>,
+        peer_name: &str,
+        source: &str,
+        config: PoolConfig,
+        stats: Arc<Stats>,
+    ) -> Self {
+        let inner = Inner {
+            idle: Vec::with_capacity(config.nconnect),
+            open: 0,
+            connecting: 0,
+            state: PoolState::Unknown,
+            retry_at: None,
+            breaks: 0,
+            random: config.seed | 1,
+            shown: None,
+        };
+        ChannelPool {
+            connector,
+            peer_name: peer_name.to_owned(),
+            source: source.to_owned(),
+            config: PoolConfig { nconnect: config.nconnect.max(1), ..config },
+            stats,
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// The peer's address as configured.
+    pub fn peer(&self) -> &str {
+        self.connector.peer()
+    }
+
+    /// Whether the peer can be reached, as far as is known.
+    pub fn state(&self) -> PoolState {
+        self.inner.lock().state.clone()
+    }
+
+    /// Connections there are now.
+    pub fn open(&self) -> usize {
+        let inner = self.inner.lock();
+        inner.open - inner.connecting
+    }
+
+    /// Closes idle channels.
+    pub fn close_idle(&self) {
+        let idle = {
+            let mut inner = self.inner.lock();
+            inner.open -= inner.idle.len();
+            std::mem::take(&mut inner.idle)
+        };
+        drop(idle);
+        self.changed.notify_all();
+    }
+
+    /// Takes a channel: an idle one, or a new one while there are fewer than `nconnect`, or waits for one.
+    ///
+    /// # Errors
+    /// At once with the last error when the peer is down and no new attempt is due; with the attempt's own error
+    /// when this call made it; `Timeout` when every channel was in use until `deadline`.
+    pub fn checkout(&self, deadline: Instant) -> Result<Lease<'_>> {
+        let mut inner = self.inner.lock();
+        loop {
+            while let Some(mut entry) = inner.pick() {
+                let fresh = entry.breaks == inner.breaks && entry.idle_since.elapsed() < self.config.probe_after;
+                if fresh || entry.channel.probe() {
+                    entry.breaks = inner.breaks;
+                    return Ok(Lease::new(self, entry));
+                }
+                inner.open -= 1;
+                if inner.state == PoolState::Up {
+                    inner.state = PoolState::Unknown;
+                }
+            }
+            let now = Instant::now();
+            if inner.open < self.config.nconnect {
+                match &inner.state {
+                    PoolState::Up => return self.connect(inner, deadline),
+                    PoolState::Unknown if inner.connecting == 0 => return self.connect(inner, deadline),
+                    PoolState::Unknown => {}
+                    PoolState::Down { .. } if inner.connecting == 0 && inner.retry_at.is_none_or(|at| now >= at) => {
+                        return self.connect(inner, deadline);
+                    }
+                    // Some channels may still work; without any, nobody waits for a dead peer.
+                    PoolState::Down { error, .. } if inner.open == inner.connecting => return Err(error.clone()),
+                    PoolState::Down { .. } => {}
+                }
+            }
+            if self.changed.wait_until(&mut inner, deadline).timed_out() {
+                let why = format!(
+                    "{}: all {} connections were in use until the deadline; raise --nconnect or look at why answers are slow",
+                    self.connector.peer(),
+                    inner.open
+                );
+                return Err(Error::new(ErrorKind::Timeout, why));
+            }
+        }
+    }
+
+    fn connect<'a>(&'a self, mut inner: parking_lot::MutexGuard<'a, Inner>, deadline: Instant) -> Result<Lease<'a>> {
+        inner.open += 1;
+        inner.connecting += 1;
+        drop(inner);
+        let until = deadline.min(Instant::now() + self.config.connect_timeout);
+        let made = self.connector.connect(until).and_then(|mut channel| {
+            let hello = Hello::new(&self.peer_name, &self.source);
+            let welcome = greet(&mut *channel, &hello, until)?;
+            Ok((channel, welcome))
+        });
+        let mut inner = self.inner.lock();
+        inner.connecting -= 1;
+        let result = match made {
+            Ok((channel, welcome)) => {
+                self.stats.remotecache.connects.add(1);
+                inner.state = PoolState::Up;
+                inner.retry_at = None;
+                inner.show(&self.stats, true);
+                let breaks = inner.breaks;
+                let entry = Entry { channel, welcome: Arc::new(welcome), idle_since: Instant::now(), breaks };
+                Ok(Lease::new(self, entry))
+            }
+            Err(error) => {
+                inner.open -= 1;
+                let failures = match inner.state {
+                    PoolState::Down { failures, .. } => failures.saturating_add(1),
+                    _ => 1,
+                };
+                let pause = self.config.retry_min.saturating_mul(1 << (failures - 1).min(16));
+                inner.retry_at = Some(Instant::now() + pause.min(self.config.retry_max));
+                inner.state = PoolState::Down { failures, error: error.clone() };
+                inner.show(&self.stats, false);
+                Err(error)
+            }
+        };
+        drop(inner);
+        self.changed.notify_all();
+        result
+    }
+
+    fn give_back(&self, mut entry: Entry) {
+        entry.idle_since = Instant::now();
+        let mut inner = self.inner.lock();
+        inner.idle.push(entry);
+        drop(inner);
+        self.changed.notify_one();
+    }
+
+    fn give_up(&self, entry: Entry, timed_out: bool) {
+        let idle = {
+            let mut inner = self.inner.lock();
+            inner.open -= 1;
+            inner.breaks += 1;
+            if inner.state == PoolState::Up {
+                inner.state = PoolState::Unknown;
+            }
+            // A peer that stopped answering does so on all its connections, and nothing in them shows it; a new
+            // connection with its greeting does.
+            if timed_out {
+                inner.open -= inner.idle.len();
+                std::mem::take(&mut inner.idle)
+            } else {
+                Vec::new()
+            }
+        };
+        self.changed.notify_all();
+        drop((entry, idle));
+    }
+}
+
+impl Drop for ChannelPool {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut();
+        match inner.shown {
+            Some(true) => self.stats.remotecache.peers_up.sub(1),
+            Some(false) => self.stats.remotecache.peers_down.sub(1),
+            None => {}
+        }
+    }
+}
+
+impl Inner {
+    /// Takes one of the idle channels at random (xorshift64), so that they share the links of a bond.
+    fn pick(&mut self) -> Option<Entry> {
+        let n = self.idle.len();
+        if n == 0 {
+            return None;
+        }
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        Some(self.idle.swap_remove((self.random % n as u64) as usize))
+    }
+
+    fn show(&mut self, stats: &Stats, up: bool) {
+        let gauges = &stats.remotecache;
+        match self.shown.replace(up) {
+            Some(true) => gauges.peers_up.sub(1),
+            Some(false) => gauges.peers_down.sub(1),
+            None => {}
+        }
+        if up { gauges.peers_up.add(1) } else { gauges.peers_down.add(1) }
+    }
+}
+
+/// A channel taken out of the pool; it goes back when dropped, unless a call broke it.
+pub struct Lease<'a> {
+    pool: &'a ChannelPool,
+    welcome: Arc<Welcome>,
+    /// Empty only after a call broke it.
+    entry: Option<Entry>,
+}
+
+impl<'a> Lease<'a> {
+    fn new(pool: &'a ChannelPool, entry: Entry) -> Self {
+        Lease { pool, welcome: Arc::clone(&entry.welcome), entry: Some(entry) }
+    }
+
+    /// What the node answered to the greeting on this connection: its number for the volume among others.
+    pub fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    /// [`Channel::call`], counted. A channel that it breaks is closed at once, before this returns.
+    ///
+    /// # Errors
+    /// Those of [`Channel::call`]; `Unavailable` after a call that broke the channel.
+    pub fn call(
+        &mut self,
+        request: &Request<'_>,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        progress: &mut dyn FnMut(usize),
+        deadline: Instant,
+    ) -> Result<Answer, CallError> {
+        let Some(entry) = &mut self.entry else {
+            let why = format!("{}: the channel broke in an earlier call", self.pool.peer());
+            return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, why)));
+        };
+        let counted = &self.pool.stats.remotecache;
+        let start = Instant::now();
+        let result = entry.channel.call(request, body, dst, progress, deadline);
+        counted.ops.add(1);
+        counted.lat_us.add_us(start.elapsed());
+        match &result {
+            Ok(answer) => counted.recv_bytes.add(answer.payload_len as u64),
+            Err(CallError::Answered(error)) => counted.errors.add(u64::from(error.kind() != ErrorKind::NotFound)),
+            Err(CallError::Broken(error)) => {
+                counted.errors.add(1);
+                if let Some(entry) = self.entry.take() {
+                    self.pool.give_up(entry, error.kind() == ErrorKind::Timeout);
+                }
+            }
+        }
+        result
+    }
+
+    /// A call whose answer is one value in the body. `body` is scratch.
+    ///
+    /// # Errors
+    /// Those of [`Lease::call`]; `Protocol` when the body is no such value.
+    pub fn call_for<T: Body>(
+        &mut self,
+        request: &Request<'_>,
+        body: &mut Vec<u8>,
+        deadline: Instant,
+    ) -> Result<T, CallError> {
+        self.call(request, body, &mut [], &mut |_| {}, deadline)?;
+        T::decode(body).map_err(|e| {
+            CallError::Answered(
+                Error::from(e).context(format_args!("{request} of {}: the answer makes no sense", self.pool.peer())),
+            )
+        })
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        if let Some(entry) = self.entry.take() {
+            self.pool.give_back(entry);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The node's side: what a request is answered by, and the rules every transport keeps around it (greeting first,
+//! every request answered once). It knows no connection's bytes.
+
+use crate::{Endpoints, TransportKind};
+use spurline_proto::{Body, Header, Hello, Op, Request, Welcome};
+use spurline_types::{Error, ErrorKind, Result};
+use std::os::fd::BorrowedFd;
+use std::sync::OnceLock;
+
+/// What is known of the connection a request came on.
+#[derive(Debug)]
+pub struct ConnState {
+    id: u64,
+    endpoints: Endpoints,
+    peer_name: OnceLock<String>,
+}
+
+impl ConnState {
+    /// A new connection that has not greeted yet; `id` is unique in this process.
+    pub fn new(id: u64, endpoints: Endpoints) -> Self {
+        ConnState { id, endpoints, peer_name: OnceLock::new() }
+    }
+    /// Unique in this process.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+    /// Both ends.
+    pub fn endpoints(&self) -> &Endpoints {
+        &self.endpoints
+    }
+    /// What carries the bytes.
+    pub fn kind(&self) -> TransportKind {
+        self.endpoints.kind
+    }
+    /// The name the peer gave in its greeting; `None` before that.
+    pub fn peer_name(&self) -> Option<&str> {
+        self.peer_name.get().map(String::as_str)
+    }
+}
+
+/// Takes the answer to one request. Exactly one of the answering methods succeeds per request.
+///
+/// Payload slices are the node's own memory and only have to live until the method returns.
+///
+/// # Errors
+/// Each fails with `Unavailable` or `Timeout` when the reader is gone or does not read; hand that up with `?`.
+pub trait Responder {
+    /// Answers with a body and a payload made of `slices` in order; either may be empty.
+    fn data(&mut self, body: &[u8], slices: &[&[u8]]) -> Result<()>;
+
+    /// Answers with a body and a payload of `len` bytes of `file` from `offset`.
+    /// A file that turns out to be shorter ends the connection: the length was promised.
+    fn file(&mut self, body: &[u8], file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()>;
+
+    /// Promises a payload of `len` bytes that [`Responder::push`] then brings in order, while it is still on its way
+    /// to this node. Fewer bytes than promised, or an error of the service, end the connection.
+    fn begin(&mut self, body: &[u8], len: usize) -> Result<()>;
+
+    /// Brings the next bytes of a payload promised by [`Responder::begin`].
+    fn push(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Answers with an error.
+    fn error(&mut self, error: &Error) -> Result<()>;
+
+    /// What has become of the answer.
+    fn progress(&self) -> AnswerState;
+}
+
+/// What has become of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnswerState {
+    /// Nothing was sent.
+    None,
+    /// A part was sent; nothing but its rest may follow.
+    Partial,
+    /// All was sent.
+    Whole,
+}
+
+/// What a node does with requests. Called by many threads at once; may block as long as it needs, the reader's own
+/// deadline bounds its wait.
+pub trait Service: Send + Sync {
+    /// Answers a greeting; the transport sees to `version`.
+    ///
+    /// # Errors
+    /// Become the answer: `NotFound` for a source this node does not serve.
+    fn hello(&self, conn: &ConnState, hello: &Hello<'_>) -> Result<Welcome>;
+
+    /// Answers any other request but `Ping` through `responder`.
+    ///
+    /// # Errors
+    /// Become the answer when none was given yet, and end the connection otherwise.
+    fn serve(&self, conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()>;
+
+    /// A connection that had greeted ended.
+    fn closed(&self, _conn: &ConnState) {}
+}
+
+/// What a transport does with the connection after a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// Reads the next request.
+    Continue,
+    /// Ends the connection, for this reason.
+    Close(Error),
+}
+
+/// Has one request of a connection answered: checks the header, keeps the rule that a greeting comes first, answers
+/// what no service needs to see, and sees to it that every request gets an answer or ends its connection.
+pub fn dispatch(
+    conn: &ConnState,
+    header: &Header,
+    body: &[u8],
+    service: &dyn Service,
+    responder: &mut dyn Responder,
+) -> Next {
+    let refuse = |error: Error, responder: &mut dyn Responder| {
+        // The connection ends anyway: that the answer could not be sent changes nothing.
+        let _ = responder.error(&error);
+        Next::Close(error)
+    };
+    if let Err(e) = header.check_request() {
+        return refuse(e.into(), responder);
+    }
+    if header.op != Op::Hello && conn.peer_name().is_none() {
+        let why = format!("{:?} came before the greeting", header.op);
+        return refuse(Error::new(ErrorKind::Protocol, why), responder);
+    }
+    let answered = match Request::decode(header.op, body) {
+        Err(e) => Err(Error::new(ErrorKind::Invalid, e.to_string())),
+        Ok(Request::Hello(hello)) => match hello.negotiate() {
+            Err(e) => return refuse(e.into(), responder),
+            Ok(version) => service.hello(conn, &hello).and_then(|welcome| {
+                conn.peer_name.get_or_init(|| hello.peer.to_owned());
+                let mut out = Vec::with_capacity(64);
+                Welcome { version, ..welcome }.encode(&mut out);
+                responder.data(&out, &[])
+            }),
+        },
+        Ok(Request::Ping) => responder.data(&[], &[]),
+        Ok(Request::Unknown { op, .. }) => {
+            let why = format!("operation {op} is not known here: the node runs an older release");
+            Err(Error::new(ErrorKind::Unsupported, why))
+        }
+        Ok(request) => service.serve(conn, request, responder),
+    };
+    let answered = match (responder.progress(), answered) {
+        (AnswerState::Whole, Ok(())) => return Next::Continue,
+        (AnswerState::None, Err(error)) => responder.error(&error),
+        (AnswerState::None, Ok(())) => {
+            responder.error(&Error::new(ErrorKind::Unsupported, format!("{:?} is not served here", header.op)))
+        }
+        (AnswerState::Partial, Ok(())) => {
+            Err(Error::new(ErrorKind::Io(5), "the service gave fewer bytes than it had promised"))
+        }
+        (AnswerState::Partial | AnswerState::Whole, Err(error)) => Err(error),
+    };
+    match answered {
+        Ok(()) => Next::Continue,
+        Err(error) => Next::Close(error),
+    }
+}
