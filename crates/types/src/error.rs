@@ -6,8 +6,8 @@ use std::fmt;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, as far as a caller acts on it. Numbers travel on the wire and never change meaning.
+/// Exhaustive on purpose: whoever decides by kind (the errno table above all) has to decide for a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum ErrorKind {
     /// No such name.
     NotFound,

@@ -1,0 +1,109 @@
+//! An open directory: the page of names that is being handed out, and where earlier pages start, so that any
+//! position told before can be gone back to. Positions count names from the start of the listing. It knows
+//! no inode and keeps no more names than one page.
+
+use crate::NAME_MAX;
+use crate::errno::Result;
+use spurline_types::{DirEntry, Error, ErrorKind, Stats};
+use spurline_volume::Volume;
+use std::time::Duration;
+
+/// The page of names an open directory is at.
+#[derive(Default)]
+pub struct DirState {
+    /// The names of the page that can be shown.
+    names: Vec<DirEntry>,
+    /// The position of the page's first name.
+    first: u64,
+    /// Where the page after this one starts; `None` after the last.
+    next: Option<Vec<u8>>,
+    /// When the page was listed, on the file system's clock.
+    listed_at: Duration,
+    loaded: bool,
+    /// The first position of every page after the first that was seen, with its cursor, in order.
+    pages: Vec<(u64, Vec<u8>)>,
+}
+
+/// What a directory is listed with.
+pub struct Lister<'a> {
+    pub volume: &'a dyn Volume,
+    pub stats: &'a Stats,
+    pub path: &'a [u8],
+    pub page: usize,
+    pub now: &'a dyn Fn() -> Duration,
+}
+
+/// Why `name` can't be the name of a file, if it can't.
+fn unfit(name: &[u8]) -> Option<&'static str> {
+    match name {
+        b"" => Some("it is empty"),
+        b"." | b".." => Some("it has a meaning of its own"),
+        _ if name.len() > NAME_MAX => Some("it is longer than 255 bytes"),
+        _ if name.contains(&b'/') || name.contains(&0) => Some("it has a slash or a NUL in it"),
+        _ => None,
+    }
+}
+
+impl DirState {
+    /// Forgets what was listed: the next name asked for is looked for anew.
+    pub fn rewind(&mut self) {
+        *self = DirState::default();
+    }
+
+    /// The name at `position` and when it was listed; `None` past the last one.
+    pub fn at(&mut self, position: u64, lister: &Lister<'_>) -> Result<Option<(&DirEntry, Duration)>> {
+        if !self.loaded || position < self.first {
+            self.go_back(position, lister)?;
+        }
+        while position >= self.first + self.names.len() as u64 {
+            let Some(cursor) = self.next.clone() else { return Ok(None) };
+            let first = self.first + self.names.len() as u64;
+            self.load(first, Some(&cursor), lister)?;
+            // A page of which no name can be shown starts where the next one does: the later cursor leads
+            // to the same names.
+            match self.pages.last_mut() {
+                Some((position, last)) if *position == first => *last = cursor,
+                Some((position, _)) if *position > first => {}
+                _ => self.pages.push((first, cursor)),
+            }
+        }
+        let index = (position - self.first) as usize;
+        Ok(self.names.get(index).map(|entry| (entry, self.listed_at)))
+    }
+
+    /// Loads the page nearest before `position`.
+    fn go_back(&mut self, position: u64, lister: &Lister<'_>) -> Result<()> {
+        let page = self.pages.partition_point(|(first, _)| *first <= position);
+        match page.checked_sub(1) {
+            Some(page) => {
+                let (first, cursor) = self.pages[page].clone();
+                self.load(first, Some(&cursor), lister)
+            }
+            None => self.load(0, None, lister),
+        }
+    }
+
+    fn load(&mut self, first: u64, cursor: Option<&[u8]>, lister: &Lister<'_>) -> Result<()> {
+        let now = (lister.now)();
+        let mut listed = lister.volume.list(lister.path, cursor, lister.page)?;
+        if listed.next.is_some() && listed.next.as_deref() == cursor {
+            return Err(
+                Error::new(ErrorKind::Protocol, "a listing goes on where it started and would never end").into()
+            );
+        }
+        listed.entries.retain(|entry| {
+            let why = unfit(&entry.name);
+            if let Some(why) = why {
+                lister.stats.metadata.skipped_names.add(1);
+                tracing::debug!(name = %entry.name.escape_ascii(), why, "a name is left out of a listing");
+            }
+            why.is_none()
+        });
+        self.names = listed.entries;
+        self.first = first;
+        self.next = listed.next;
+        self.listed_at = now;
+        self.loaded = true;
+        Ok(())
+    }
+}

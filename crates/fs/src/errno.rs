@@ -1,0 +1,110 @@
+//! Which errno each failure becomes: the one place that decides. It knows nothing of why a call failed
+//! beyond the kind it is given.
+
+use spurline_types::{Error, ErrorKind};
+
+/// `std::result::Result` with [`FsError`].
+pub type Result<T, E = FsError> = std::result::Result<T, E>;
+
+/// Why a call of the file system fails: a rule of POSIX, or the volume's own error.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FsError {
+    /// The volume could not answer.
+    #[error(transparent)]
+    Volume(#[from] Error),
+    /// The inode was forgotten, or its path holds another version by now.
+    #[error("inode {0} is stale: it was forgotten, or its path holds another version by now; look it up again")]
+    Stale(u64),
+    /// A handle that is not open, or is of the other kind.
+    #[error("handle {0} is not open")]
+    BadHandle(u64),
+    /// A directory is needed.
+    #[error("not a directory")]
+    NotADirectory,
+    /// A directory where a file is needed.
+    #[error("is a directory")]
+    IsADirectory,
+    /// A change of a read-only file system.
+    #[error("the file system is read-only")]
+    ReadOnly,
+    /// The mode bits do not allow it.
+    #[error("the mode bits do not allow it")]
+    AccessDenied,
+    /// No such extended attribute.
+    #[error("no such extended attribute")]
+    NoData,
+    /// The caller's buffer is too small for the extended attribute.
+    #[error("the buffer is too small for the extended attribute")]
+    Range,
+    /// A kind of extended attribute that is not kept here.
+    #[error("extended attributes of this namespace are not kept here")]
+    NoNamespace,
+    /// A name longer than [`crate::NAME_MAX`].
+    #[error("a name is longer than {} bytes", crate::NAME_MAX)]
+    NameTooLong,
+    /// A request that can't be right.
+    #[error("{0}")]
+    Invalid(&'static str),
+}
+
+impl FsError {
+    /// The errno a caller of the file system sees.
+    pub fn errno(&self) -> i32 {
+        match self {
+            FsError::Volume(error) => errno_of(error.kind()),
+            FsError::Stale(_) => libc::ESTALE,
+            FsError::BadHandle(_) => libc::EBADF,
+            FsError::NotADirectory => libc::ENOTDIR,
+            FsError::IsADirectory => libc::EISDIR,
+            FsError::ReadOnly => libc::EROFS,
+            FsError::AccessDenied => libc::EACCES,
+            FsError::NoData => libc::ENODATA,
+            FsError::Range => libc::ERANGE,
+            FsError::NoNamespace => libc::EOPNOTSUPP,
+            FsError::NameTooLong => libc::ENAMETOOLONG,
+            FsError::Invalid(_) => libc::EINVAL,
+        }
+    }
+}
+
+/// The errno of each kind; a new kind does not compile until it is decided here.
+fn errno_of(kind: ErrorKind) -> i32 {
+    match kind {
+        ErrorKind::NotFound => libc::ENOENT,
+        ErrorKind::NotADirectory => libc::ENOTDIR,
+        ErrorKind::IsADirectory => libc::EISDIR,
+        ErrorKind::PermissionDenied => libc::EACCES,
+        ErrorKind::Stale => libc::ESTALE,
+        ErrorKind::Timeout => libc::ETIMEDOUT,
+        // "Host is down" tells a user more than "Input/output error", and unlike ENOTCONN it is not what a
+        // dead FUSE process looks like.
+        ErrorKind::Unavailable => libc::EHOSTDOWN,
+        ErrorKind::Throttled => libc::EBUSY,
+        ErrorKind::NoSpace => libc::ENOSPC,
+        ErrorKind::NoMemory => libc::ENOMEM,
+        ErrorKind::Corrupt => libc::EIO,
+        ErrorKind::Invalid => libc::EINVAL,
+        ErrorKind::Unsupported => libc::EOPNOTSUPP,
+        ErrorKind::ReadOnly => libc::EROFS,
+        ErrorKind::Protocol => libc::EPROTO,
+        // The kernel takes errnos up to 511 in a FUSE answer and fails the whole answer beyond.
+        ErrorKind::Io(errno @ 1..=511) => errno,
+        ErrorKind::Io(_) | ErrorKind::Unknown(_) => libc::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_errno_is_one_the_kernel_takes() {
+        for code in 0..0x3000u16 {
+            let errno = errno_of(ErrorKind::from_code(code));
+            assert!((1..512).contains(&errno), "code {code} became errno {errno}");
+        }
+        assert_eq!(errno_of(ErrorKind::Io(libc::EMFILE)), libc::EMFILE);
+        assert_eq!(errno_of(ErrorKind::Io(100_000)), libc::EIO);
+        assert_eq!(errno_of(ErrorKind::Io(-1)), libc::EIO);
+    }
+}

@@ -1,0 +1,329 @@
+//! Inodes: which number stands for which path at which version, and for how long it is known. It asks the
+//! volume nothing and knows no handle.
+
+use crate::attr::{Config, Entry, FileAttr};
+use crate::passthrough::Opens;
+use parking_lot::{Mutex, RwLock};
+use spurline_types::{Attr, FileKind, ObjectId, ObjectRef, Version};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+/// The root's inode number.
+pub const ROOT: u64 = 1;
+
+/// The low bits of an inode number name its shard, so that number and path are found under one lock.
+const SHARD_BITS: u32 = 6;
+const SHARDS: usize = 1 << SHARD_BITS;
+
+/// Set in the key of a symbolic link, so that it never stands for a file of the same path and version.
+const SYMLINK_KEY: u128 = 1 << 127;
+
+/// One file at one version, one directory, or one symbolic link at one version.
+pub struct Inode {
+    /// Its number, never given to another one.
+    pub ino: u64,
+    /// What it is.
+    pub kind: FileKind,
+    /// Where its bytes are; of a directory only the path means anything.
+    pub object: ObjectRef,
+    /// The etag where it is something other than the version.
+    etag: Etag,
+    key: u128,
+    /// How often the kernel was told of it and has not forgotten.
+    lookups: AtomicU64,
+    seen: Mutex<Seen>,
+    pub(crate) opens: Mutex<Opens>,
+}
+
+enum Etag {
+    None,
+    SameAsVersion,
+    Other(Box<str>),
+}
+
+/// What may change of an inode while its bytes do not.
+#[derive(Clone, Copy)]
+struct Seen {
+    mtime: SystemTime,
+    mode: u16,
+    /// When the volume last said that the path holds this inode, on the file system's clock.
+    at: Duration,
+}
+
+impl Inode {
+    fn new(ino: u64, key: u128, object: ObjectRef, attr: &Attr, at: Duration) -> Self {
+        let etag = match attr.etag.as_deref() {
+            None => Etag::None,
+            Some(etag) if etag == attr.version.as_str() => Etag::SameAsVersion,
+            Some(etag) => Etag::Other(etag.into()),
+        };
+        let seen = Mutex::new(Seen { mtime: attr.mtime, mode: attr.mode, at });
+        Inode { ino, kind: attr.kind, object, etag, key, lookups: AtomicU64::new(0), seen, opens: Mutex::default() }
+    }
+
+    /// The etag, where the under-store has one.
+    pub fn etag(&self) -> Option<&str> {
+        match &self.etag {
+            Etag::None => None,
+            Etag::SameAsVersion => Some(self.object.version.as_str()),
+            Etag::Other(etag) => Some(etag),
+        }
+    }
+
+    /// Whether `attr`, seen at this inode's path, is this inode.
+    pub fn is(&self, attr: &Attr) -> bool {
+        self.kind == attr.kind
+            && (self.kind == FileKind::Directory
+                || (self.object.size == attr.size && self.object.version == attr.version))
+    }
+
+    /// Takes over what the volume said at `at`; an older word than the last changes nothing.
+    pub fn refresh(&self, attr: &Attr, at: Duration) {
+        let mut seen = self.seen.lock();
+        if at >= seen.at {
+            *seen = Seen { mtime: attr.mtime, mode: attr.mode, at };
+        }
+    }
+
+    /// When the volume last said that the path holds this inode.
+    pub fn seen_at(&self) -> Duration {
+        self.seen.lock().at
+    }
+
+    /// How often the kernel was told of it and has not forgotten.
+    pub fn lookups(&self) -> u64 {
+        self.lookups.load(Ordering::Relaxed)
+    }
+
+    /// What `stat` answers.
+    pub fn attr(&self, config: &Config) -> FileAttr {
+        let seen = *self.seen.lock();
+        FileAttr {
+            ino: self.ino,
+            kind: self.kind,
+            size: self.object.size,
+            blocks: self.object.size.div_ceil(512),
+            mtime: seen.mtime,
+            mode: config.mode(self.kind, seen.mode),
+            nlink: if self.kind == FileKind::Directory { 2 } else { 1 },
+            uid: config.uid,
+            gid: config.gid,
+            blksize: config.blksize,
+        }
+    }
+
+    /// The answer to a lookup that found this inode `age` ago.
+    pub fn entry(&self, config: &Config, age: Duration) -> Entry {
+        Entry {
+            attr: self.attr(config),
+            entry_ttl: config.name_ttl(self.kind).saturating_sub(age),
+            attr_ttl: config.attr_ttl.saturating_sub(age),
+        }
+    }
+}
+
+/// All inodes the kernel knows.
+pub struct Inodes {
+    source: String,
+    no_version: Version,
+    root: Arc<Inode>,
+    shards: Box<[Shard]>,
+}
+
+struct Shard {
+    tables: RwLock<Tables>,
+    /// The next number of this shard, without the shard's bits.
+    next: AtomicU64,
+}
+
+#[derive(Default)]
+struct Tables {
+    by_ino: HashMap<u64, Arc<Inode>, Mix>,
+    by_key: HashMap<u128, Arc<Inode>, Mix>,
+}
+
+impl Inodes {
+    /// The root of `source` and nothing else.
+    pub fn new(source: &str) -> Self {
+        let no_version = Version::new("");
+        let attr = Attr {
+            kind: FileKind::Directory,
+            size: 0,
+            mtime: SystemTime::UNIX_EPOCH,
+            mode: 0o555,
+            version: no_version.clone(),
+            etag: None,
+        };
+        let object = ObjectRef::new(source, b"", no_version.clone(), 0);
+        let key = object.id.0;
+        let root = Arc::new(Inode::new(ROOT, key, object, &attr, Duration::ZERO));
+        let shard = |_| Shard { tables: RwLock::default(), next: AtomicU64::new(1) };
+        Inodes { source: source.to_owned(), no_version, root, shards: (0..SHARDS).map(shard).collect() }
+    }
+
+    /// The inode of that number, if the kernel still knows it.
+    pub fn get(&self, ino: u64) -> Option<Arc<Inode>> {
+        if ino == ROOT {
+            return Some(Arc::clone(&self.root));
+        }
+        self.shard_of(ino).tables.read().by_ino.get(&ino).cloned()
+    }
+
+    /// The number of the inode of `path` with these attributes, if the kernel knows one.
+    pub fn number(&self, path: &[u8], attr: &Attr) -> Option<u64> {
+        self.known(path, attr).map(|inode| inode.ino)
+    }
+
+    /// The number of the directory at `path`, if the kernel knows one.
+    pub fn directory_number(&self, path: &[u8]) -> Option<u64> {
+        if path.is_empty() {
+            return Some(ROOT);
+        }
+        let key = ObjectId::new(&self.source, path, &self.no_version).0;
+        let tables = self.shard_of(key as u64).tables.read();
+        tables.by_key.get(&key).filter(|inode| &*inode.object.path == path).map(|inode| inode.ino)
+    }
+
+    fn known(&self, path: &[u8], attr: &Attr) -> Option<Arc<Inode>> {
+        if path.is_empty() && attr.kind == FileKind::Directory {
+            return Some(Arc::clone(&self.root));
+        }
+        let key = self.key(path, attr).0;
+        self.shard_of(key as u64).tables.read().find(key, path, attr).cloned()
+    }
+
+    /// The inode of `path` with these attributes, seen at `at`: the one known already, or a new one; counted
+    /// as looked up once more. The second value says whether it is new.
+    pub fn intern(&self, path: &[u8], attr: &Attr, at: Duration) -> (Arc<Inode>, bool) {
+        if path.is_empty() && attr.kind == FileKind::Directory {
+            self.root.refresh(attr, at);
+            return (Arc::clone(&self.root), false);
+        }
+        let (key, id) = self.key(path, attr);
+        let shard = self.shard_of(key as u64);
+        {
+            let tables = shard.tables.read();
+            if let Some(inode) = tables.find(key, path, attr) {
+                // Counted under the lock: `forget` removes under the write lock and looks at the count again.
+                inode.lookups.fetch_add(1, Ordering::Relaxed);
+                let inode = Arc::clone(inode);
+                drop(tables);
+                inode.refresh(attr, at);
+                return (inode, false);
+            }
+        }
+        // Made outside the lock; when another thread was faster a number goes unused, which costs nothing.
+        let ino = shard.next.fetch_add(1, Ordering::Relaxed) << SHARD_BITS | (key as u64 & (SHARDS as u64 - 1));
+        let version = if attr.kind == FileKind::Directory { self.no_version.clone() } else { attr.version.clone() };
+        let size = if attr.kind == FileKind::Directory { 0 } else { attr.size };
+        let object = ObjectRef { id, path: path.into(), version, size };
+        let inode = Arc::new(Inode::new(ino, key, object, attr, at));
+        let mut tables = shard.tables.write();
+        if let Some(faster) = tables.find(key, path, attr) {
+            faster.lookups.fetch_add(1, Ordering::Relaxed);
+            let faster = Arc::clone(faster);
+            drop(tables);
+            faster.refresh(attr, at);
+            return (faster, false);
+        }
+        inode.lookups.store(1, Ordering::Relaxed);
+        tables.by_ino.insert(ino, Arc::clone(&inode));
+        tables.by_key.insert(key, Arc::clone(&inode));
+        (inode, true)
+    }
+
+    /// Takes back `n` lookups; says whether the inode is unknown from now on.
+    pub fn forget(&self, ino: u64, n: u64) -> bool {
+        if ino == ROOT {
+            return false;
+        }
+        let shard = self.shard_of(ino);
+        {
+            let tables = shard.tables.read();
+            let Some(inode) = tables.by_ino.get(&ino) else { return false };
+            // A kernel that forgets more than it looked up would otherwise make the inode immortal.
+            let left = |lookups: u64| Some(lookups.saturating_sub(n));
+            let before = inode.lookups.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+            if before.is_ok_and(|before| before > n) {
+                return false;
+            }
+        }
+        let mut tables = shard.tables.write();
+        if tables.by_ino.get(&ino).is_none_or(|inode| inode.lookups() > 0) {
+            return false;
+        }
+        let gone = tables.remove(ino);
+        // Freed after the lock is let go: the last reference may close a backing file.
+        drop(tables);
+        gone.is_some()
+    }
+
+    /// How many inodes are known, the root included.
+    pub fn len(&self) -> usize {
+        1 + self.shards.iter().map(|shard| shard.tables.read().by_ino.len()).sum::<usize>()
+    }
+
+    fn shard_of(&self, bits: u64) -> &Shard {
+        &self.shards[bits as usize & (SHARDS - 1)]
+    }
+
+    /// What an inode is found by, and the object's name if it is a file.
+    fn key(&self, path: &[u8], attr: &Attr) -> (u128, ObjectId) {
+        let version = if attr.kind == FileKind::Directory { &self.no_version } else { &attr.version };
+        let id = ObjectId::new(&self.source, path, version);
+        match attr.kind {
+            FileKind::Symlink => (id.0 ^ SYMLINK_KEY, id),
+            FileKind::File | FileKind::Directory => (id.0, id),
+        }
+    }
+}
+
+impl Tables {
+    /// The inode of a key, if it is what the attributes say: equal hashes are not taken for equal names.
+    fn find(&self, key: u128, path: &[u8], attr: &Attr) -> Option<&Arc<Inode>> {
+        self.by_key.get(&key).filter(|inode| &*inode.object.path == path && inode.is(attr))
+    }
+
+    fn remove(&mut self, ino: u64) -> Option<Arc<Inode>> {
+        let inode = self.by_ino.remove(&ino)?;
+        if self.by_key.get(&inode.key).is_some_and(|current| current.ino == ino) {
+            self.by_key.remove(&inode.key);
+        }
+        // A walk over millions of names must not leave its tables behind when all are forgotten.
+        if self.by_ino.capacity() > 1024 && self.by_ino.len() < self.by_ino.capacity() / 8 {
+            let room = self.by_ino.len() * 2;
+            self.by_ino.shrink_to(room);
+            self.by_key.shrink_to(room);
+        }
+        Some(inode)
+    }
+}
+
+/// Hashes numbers that are hashes or counters already, at the cost of one multiplication.
+type Mix = BuildHasherDefault<MixHasher>;
+
+#[derive(Default)]
+struct MixHasher(u64);
+
+impl Hasher for MixHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, n: u64) {
+        // The odd constant nearest 2^64 / golden ratio spreads a counter over the high bits, which the map's
+        // tags are taken from; the shift brings them down to where its buckets are.
+        let product = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = product ^ (product >> 32);
+    }
+    fn write_u128(&mut self, n: u128) {
+        self.write_u64(n as u64 ^ (n >> 64) as u64);
+    }
+}

@@ -1,0 +1,194 @@
+//! Which blocks a reader will want next: a state machine over the offsets and lengths of the reads of one
+//! handle. It holds no clock, thread or lock, does no I/O, and allocates nothing after it is made.
+//!
+//! A *run* is a stretch of the file that was read without a hole. A read that continues a run lengthens it;
+//! two runs that meet become one, so requests that arrive out of order (the kernel's own read-ahead, several
+//! threads on one handle) still make one run; and many runs may grow side by side (a data loader's shards).
+//! Only a run that has been continued is read ahead, never beyond twice what was read of it plus a block, so
+//! that what is fetched in vain stays in proportion. A handle whose reads mostly start new runs has to show
+//! longer ones before they count, so random reads that meet by chance cause nothing.
+
+use std::ops::Range;
+
+/// How many runs a handle is followed at: twice the sixteen interleaved readers of one file that data
+/// loaders are known to use, so that stray reads do not push a live run out.
+const RUNS: usize = 32;
+/// A run not continued within this many reads of the handle no longer takes a share of the window.
+const LIVE: u32 = 8 * RUNS as u32;
+/// Doubt grows by this when a read starts a run, and falls by one when a read continues one.
+const STRAY: u32 = 2;
+const MAX_DOUBT: u32 = 2 * STRAY * RUNS as u32;
+/// So much doubt asks for one more continuation before a run is read ahead.
+const DOUBT_PER_READ: u32 = 8;
+/// A read inside a run is taken for a late one of many in flight when it starts within this many times its
+/// own length of the run's end; one further back is a reader that starts over.
+const REORDER: u64 = 16;
+/// A first read of at least this many bytes at the start of a file is taken for the start of a reader of
+/// the whole: shorter ones are mostly a look at a header.
+const WHOLE_FILE_READ: u64 = 64 << 10;
+
+#[derive(Clone, Copy, Default)]
+struct Run {
+    start: u64,
+    end: u64,
+    /// Bytes read in it, as far as it was read forwards.
+    read: u64,
+    /// The first block not asked for yet.
+    frontier: u32,
+    /// How many blocks beyond the reader are asked for; 0 until the run counts.
+    window: u32,
+    /// How many reads continued it.
+    continued: u32,
+    /// The number of the last read that touched it.
+    touched: u32,
+}
+
+impl Run {
+    fn is_free(&self) -> bool {
+        self.end == self.start
+    }
+}
+
+/// The runs of one handle.
+pub struct ReadAhead {
+    size: u64,
+    block: u64,
+    blocks: u32,
+    runs: [Run; RUNS],
+    /// The run touched last: most reads continue it.
+    last: usize,
+    reads: u32,
+    doubt: u32,
+}
+
+impl ReadAhead {
+    /// For a file of `size` bytes in blocks of `block` bytes.
+    pub fn new(size: u64, block: u64) -> Self {
+        let blocks = u32::try_from(size.div_ceil(block.max(1))).unwrap_or(u32::MAX);
+        ReadAhead { size, block: block.max(1), blocks, runs: [Run::default(); RUNS], last: 0, reads: 0, doubt: 0 }
+    }
+
+    /// Takes note of a read of `len` bytes at `offset`; says which blocks to ask for now, if any.
+    /// `limit` is asked only when there is something to ask for: the most blocks this handle may be read
+    /// ahead now, all its runs together. Costs 10-60 ns.
+    pub fn observe(&mut self, offset: u64, len: usize, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
+        let end = offset.saturating_add(len as u64).min(self.size);
+        if end <= offset {
+            return None;
+        }
+        self.reads = self.reads.wrapping_add(1);
+        let slack = end - offset;
+        let at = match self.place(offset, end, slack) {
+            Some(at) => at,
+            None => return self.start_run(offset, end, limit),
+        };
+        let late = slack.saturating_mul(REORDER);
+        let run = &mut self.runs[at];
+        if offset >= run.start && end <= run.end && run.end - offset > late {
+            // Somebody starts over while the run may go on: it keeps its end, and the new one has the rest.
+            run.start = run.end - slack;
+            return self.start_run(offset, end, limit);
+        }
+        self.last = at;
+        run.touched = self.reads;
+        run.start = run.start.min(offset);
+        if end <= run.end {
+            // Read before, or in front of what was read: a reader going backwards. Nothing lies ahead of it
+            // that is not near already.
+            return None;
+        }
+        run.read += end - run.end.max(offset);
+        run.end = end;
+        run.continued = run.continued.saturating_add(1);
+        self.doubt = self.doubt.saturating_sub(1);
+        self.join(at);
+        self.ahead(at, limit)
+    }
+
+    /// The run that a read belongs to: one it lies in or touches, or that ends at most `slack` before it.
+    fn place(&self, offset: u64, end: u64, slack: u64) -> Option<usize> {
+        let continues = |run: &Run| !run.is_free() && offset >= run.start && offset <= run.end.saturating_add(slack);
+        if continues(&self.runs[self.last]) {
+            return Some(self.last);
+        }
+        if let Some(at) = self.runs.iter().position(continues) {
+            return Some(at);
+        }
+        self.runs.iter().position(|run| !run.is_free() && offset < run.start && end >= run.start)
+    }
+
+    /// Makes one run of `at` and those its end has reached.
+    fn join(&mut self, at: usize) {
+        for other in 0..RUNS {
+            let (run, next) = (self.runs[at], self.runs[other]);
+            if other == at || next.is_free() || next.start < run.start || next.start > run.end {
+                continue;
+            }
+            self.runs[at] = Run {
+                start: run.start,
+                end: run.end.max(next.end),
+                read: run.read.saturating_add(next.read),
+                frontier: run.frontier.max(next.frontier),
+                window: run.window.max(next.window),
+                continued: run.continued.saturating_add(next.continued).saturating_add(1),
+                touched: run.touched,
+            };
+            self.runs[other] = Run::default();
+            // The read that started the other run was no stray after all.
+            self.doubt = self.doubt.saturating_sub(STRAY);
+        }
+    }
+
+    fn start_run(&mut self, offset: u64, end: u64, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
+        let age = |run: &Run| if run.is_free() { u32::MAX } else { self.reads.wrapping_sub(run.touched) };
+        let at = (0..RUNS).max_by_key(|at| age(&self.runs[*at])).unwrap_or(0);
+        let frontier = self.block_of(end - 1) + 1;
+        self.runs[at] =
+            Run { start: offset, end, read: end - offset, frontier, window: 0, continued: 0, touched: self.reads };
+        self.last = at;
+        let first = self.reads == 1;
+        self.doubt = (self.doubt + STRAY).min(MAX_DOUBT);
+        if !(first && offset == 0 && end >= WHOLE_FILE_READ.min(self.size)) || frontier >= self.blocks {
+            return None;
+        }
+        if limit() == 0 {
+            return None;
+        }
+        self.runs[at].frontier = frontier + 1;
+        Some(frontier..frontier + 1)
+    }
+
+    /// Which blocks after the end of run `at` to ask for now.
+    fn ahead(&mut self, at: usize, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
+        let run = self.runs[at];
+        if run.continued <= self.doubt / DOUBT_PER_READ {
+            return None;
+        }
+        let here = self.block_of(run.end - 1);
+        let from = run.frontier.max(here + 1);
+        let near = from - (here + 1);
+        // Asked for in steps of half a window, so that a long run asks once for several blocks.
+        if from >= self.blocks || near > run.window / 2 {
+            return None;
+        }
+        let live = self.runs.iter().filter(|r| r.window > 0 && self.reads.wrapping_sub(r.touched) < LIVE).count();
+        let live = live as u32 + u32::from(run.window == 0);
+        let limit = limit();
+        // Every live run gets at least one block: it needs the block after its own in any case, and soon.
+        let share = if limit == 0 { 0 } else { (limit / live).max(1) };
+        let earned = u32::try_from(run.read.saturating_mul(2) / self.block + 1).unwrap_or(u32::MAX);
+        let window = run.window.saturating_mul(2).clamp(1, u32::MAX).min(earned).min(share);
+        let to = here.saturating_add(1).saturating_add(window).min(self.blocks);
+        let run = &mut self.runs[at];
+        run.window = window;
+        if to <= from {
+            return None;
+        }
+        run.frontier = to;
+        Some(from..to)
+    }
+
+    fn block_of(&self, offset: u64) -> u32 {
+        u32::try_from(offset / self.block).unwrap_or(u32::MAX - 1)
+    }
+}

@@ -1,0 +1,76 @@
+//! Extended attributes: what is told of an object beside its POSIX attributes. None can be set.
+
+use crate::errno::{FsError, Result};
+use crate::fs::Fs;
+use crate::inode::Inode;
+use spurline_types::FileKind;
+
+const ETAG: &[u8] = b"user.spurline.etag";
+const VERSION: &[u8] = b"user.spurline.version";
+const SOURCE: &[u8] = b"user.spurline.source";
+
+/// The answer to `getxattr` and `listxattr`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Xattr {
+    /// The caller gave no buffer: how large one has to be.
+    Size(u32),
+    /// The bytes.
+    Value(Vec<u8>),
+}
+
+fn answer(value: Vec<u8>, room: u32) -> Result<Xattr> {
+    let len = u32::try_from(value.len()).map_err(|_| FsError::Range)?;
+    match room {
+        0 => Ok(Xattr::Size(len)),
+        room if len > room => Err(FsError::Range),
+        _ => Ok(Xattr::Value(value)),
+    }
+}
+
+impl Fs {
+    /// The attribute `name`, or its size when `room` is 0: `user.spurline.etag` and `user.spurline.version`
+    /// of files, `user.spurline.source` (the URL) of files and directories.
+    ///
+    /// # Errors
+    /// `NoData` when there is none, `NoNamespace` for `system.*` and `security.*` (programs then stop
+    /// asking), `Range` when `room` is too small, `Stale`.
+    pub fn getxattr(&self, ino: u64, name: &[u8], room: u32) -> Result<Xattr> {
+        let inode = self.inode(ino)?;
+        if name.starts_with(b"system.") || name.starts_with(b"security.") {
+            return Err(FsError::NoNamespace);
+        }
+        let value = match name {
+            ETAG => inode.etag().map(|etag| etag.as_bytes().to_vec()),
+            VERSION if inode.kind == FileKind::File => Some(inode.object.version.as_str().as_bytes().to_vec()),
+            SOURCE if inode.kind != FileKind::Symlink => Some(self.url(&inode)),
+            _ => None,
+        };
+        answer(value.ok_or(FsError::NoData)?, room)
+    }
+
+    /// The names of an inode's attributes, each ended by a NUL, or their size when `room` is 0.
+    ///
+    /// # Errors
+    /// `Range` when `room` is too small, `Stale`.
+    pub fn listxattr(&self, ino: u64, room: u32) -> Result<Xattr> {
+        let inode = self.inode(ino)?;
+        let mut names = Vec::new();
+        let file = inode.kind == FileKind::File;
+        for (name, has) in
+            [(ETAG, file && inode.etag().is_some()), (VERSION, file), (SOURCE, inode.kind != FileKind::Symlink)]
+        {
+            if has {
+                names.extend_from_slice(name);
+                names.push(0);
+            }
+        }
+        answer(names, room)
+    }
+
+    fn url(&self, inode: &Inode) -> Vec<u8> {
+        let mut url = self.volume.source().trim_end_matches('/').as_bytes().to_vec();
+        url.push(b'/');
+        url.extend_from_slice(&inode.object.path);
+        url
+    }
+}

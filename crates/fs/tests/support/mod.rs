@@ -1,0 +1,282 @@
+//! A volume in memory whose tree, versions and failures a test decides.
+#![allow(dead_code)]
+
+use parking_lot::{Condvar, Mutex};
+use spurline_fs::{Config, Fs};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Stats, Version};
+use spurline_volume::{Backing, Capacity, Data, Volume};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+pub const BLOCK: u64 = 64 << 10;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Node {
+    File { version: u64, size: u64 },
+    Dir,
+    Link(Vec<u8>),
+}
+
+/// Byte `offset` of version `version` of any file.
+pub fn byte(version: u64, offset: u64) -> u8 {
+    (offset.wrapping_mul(31) ^ version.wrapping_mul(101) ^ (offset >> 8)) as u8
+}
+
+pub struct Tree {
+    pub nodes: Mutex<BTreeMap<Vec<u8>, Node>>,
+    /// Versions whose bytes are cached, and so readable when the path has moved on.
+    pub cached: Mutex<Vec<(Vec<u8>, u64)>>,
+    /// The next error of each call, by name.
+    pub fail: Mutex<HashMap<&'static str, ErrorKind>>,
+    pub lookups: AtomicU64,
+    pub lists: AtomicU64,
+    pub capacities: AtomicU64,
+    pub prefetched: Mutex<Vec<(Vec<u8>, Range<u32>)>>,
+    pub backing: Mutex<Option<Arc<tempfile::NamedTempFile>>>,
+    pub backings: Arc<AtomicU64>,
+    /// While true, reads wait.
+    pub stalled: Mutex<bool>,
+    pub go_on: Condvar,
+    pub waiting: AtomicU64,
+    pub short: AtomicBool,
+}
+
+struct TestBacking(File, Arc<AtomicU64>);
+
+impl Backing for TestBacking {
+    fn file(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for TestBacking {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Tree {
+    pub fn new() -> Arc<Tree> {
+        let tree = Tree {
+            nodes: Mutex::default(),
+            cached: Mutex::default(),
+            fail: Mutex::default(),
+            lookups: AtomicU64::new(0),
+            lists: AtomicU64::new(0),
+            capacities: AtomicU64::new(0),
+            prefetched: Mutex::default(),
+            backing: Mutex::default(),
+            backings: Arc::default(),
+            stalled: Mutex::new(false),
+            go_on: Condvar::new(),
+            waiting: AtomicU64::new(0),
+            short: AtomicBool::new(false),
+        };
+        tree.nodes.lock().insert(Vec::new(), Node::Dir);
+        Arc::new(tree)
+    }
+
+    pub fn put(&self, path: &[u8], version: u64, size: u64) {
+        self.nodes.lock().insert(path.to_vec(), Node::File { version, size });
+    }
+
+    pub fn dir(&self, path: &[u8]) {
+        self.nodes.lock().insert(path.to_vec(), Node::Dir);
+    }
+
+    pub fn link(&self, path: &[u8], target: &[u8]) {
+        self.nodes.lock().insert(path.to_vec(), Node::Link(target.to_vec()));
+    }
+
+    pub fn remove(&self, path: &[u8]) {
+        self.nodes.lock().remove(path);
+    }
+
+    pub fn fail_next(&self, call: &'static str, kind: ErrorKind) {
+        self.fail.lock().insert(call, kind);
+    }
+
+    fn failing(&self, call: &'static str) -> Result<()> {
+        match self.fail.lock().remove(call) {
+            Some(kind) => Err(Error::new(kind, format!("{call} was told to fail"))),
+            None => Ok(()),
+        }
+    }
+
+    pub fn attr(&self, node: &Node) -> Attr {
+        let (kind, size, mode, version, etag) = match node {
+            Node::File { version, size } => {
+                (FileKind::File, *size, 0o640, format!("v{version}"), Some(format!("\"{version}\"")))
+            }
+            Node::Dir => (FileKind::Directory, 0, 0o755, String::new(), None),
+            Node::Link(target) => (FileKind::Symlink, target.len() as u64, 0o777, "l".to_owned(), None),
+        };
+        let mtime = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        Attr { kind, size, mtime, mode, version: Version::new(&version), etag }
+    }
+}
+
+fn not_found(path: &[u8]) -> Error {
+    Error::new(ErrorKind::NotFound, format!("no {}", path.escape_ascii()))
+}
+
+impl Volume for Tree {
+    fn source(&self) -> &str {
+        "s3://bucket/prefix"
+    }
+
+    fn block_size(&self) -> u64 {
+        BLOCK
+    }
+
+    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        self.lookups.fetch_add(1, Ordering::Relaxed);
+        self.failing("lookup")?;
+        let nodes = self.nodes.lock();
+        nodes.get(path).map(|node| self.attr(node)).ok_or_else(|| not_found(path))
+    }
+
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
+        self.lists.fetch_add(1, Ordering::Relaxed);
+        self.failing("list")?;
+        let nodes = self.nodes.lock();
+        match nodes.get(path) {
+            Some(Node::Dir) => {}
+            Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "no directory")),
+            None => return Err(not_found(path)),
+        }
+        let mut prefix = path.to_vec();
+        if !prefix.is_empty() {
+            prefix.push(b'/');
+        }
+        let after = cursor.map_or_else(|| prefix.clone(), |cursor| [&prefix, cursor].concat());
+        let mut page = ListPage::default();
+        for (full, node) in nodes.range(after.clone()..) {
+            let Some(name) = full.strip_prefix(&*prefix) else { break };
+            if full.is_empty() || *full == after || full == path || name.contains(&b'/') {
+                continue;
+            }
+            if page.entries.len() == max {
+                page.next = page.entries.last().map(|entry: &DirEntry| entry.name.clone());
+                break;
+            }
+            page.entries.push(DirEntry { name: name.to_vec(), attr: self.attr(node) });
+        }
+        Ok(page)
+    }
+
+    fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
+        match self.nodes.lock().get(path) {
+            Some(Node::Link(target)) => Ok(target.clone()),
+            Some(_) => Err(Error::new(ErrorKind::Invalid, "no link")),
+            None => Err(not_found(path)),
+        }
+    }
+
+    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data> {
+        {
+            let mut stalled = self.stalled.lock();
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            while *stalled {
+                self.go_on.wait(&mut stalled);
+            }
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.failing("read")?;
+        let version: u64 = object.version.as_str()[1..].parse().unwrap();
+        let current = self.nodes.lock().get(&*object.path).cloned();
+        let there = matches!(current, Some(Node::File { version: now, .. }) if now == version);
+        if !there && !self.cached.lock().iter().any(|(path, v)| **path == *object.path && *v == version) {
+            let kind = if current.is_some() { ErrorKind::Stale } else { ErrorKind::NotFound };
+            return Err(Error::new(kind, "that version is gone"));
+        }
+        let mut n = (object.size.saturating_sub(offset) as usize).min(dst.len());
+        if self.short.load(Ordering::Relaxed) {
+            n /= 2;
+        }
+        for (i, out) in dst[..n].iter_mut().enumerate() {
+            *out = byte(version, offset + i as u64);
+        }
+        Ok(Data::Copied(n))
+    }
+
+    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>) {
+        self.prefetched.lock().push((object.path.to_vec(), blocks));
+    }
+
+    fn backing(&self, _object: &ObjectRef) -> Option<Box<dyn Backing>> {
+        let file = self.backing.lock().as_ref()?.reopen().ok()?;
+        self.backings.fetch_add(1, Ordering::SeqCst);
+        Some(Box::new(TestBacking(file, Arc::clone(&self.backings))))
+    }
+
+    fn capacity(&self) -> Result<Capacity> {
+        self.capacities.fetch_add(1, Ordering::Relaxed);
+        self.failing("capacity")?;
+        Ok(Capacity { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 77 })
+    }
+
+    fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
+        Ok(serde_json::Value::Null)
+    }
+}
+
+/// A file system over a tree on a clock that a test moves.
+pub struct Rig {
+    pub tree: Arc<Tree>,
+    pub fs: Fs,
+    pub stats: Arc<Stats>,
+    now_ms: Arc<AtomicU64>,
+}
+
+impl Rig {
+    pub fn new(config: Config) -> Rig {
+        let (tree, stats) = (Tree::new(), Arc::new(Stats::default()));
+        let now_ms = Arc::new(AtomicU64::new(1_000));
+        let clock = Arc::clone(&now_ms);
+        let volume: Arc<dyn Volume> = Arc::clone(&tree) as Arc<dyn Volume>;
+        let clock = Box::new(move || Duration::from_millis(clock.load(Ordering::SeqCst)));
+        Rig { fs: Fs::with_clock(volume, config, Arc::clone(&stats), clock), tree, stats, now_ms }
+    }
+
+    pub fn pass(&self, ms: u64) {
+        self.now_ms.fetch_add(ms, Ordering::SeqCst);
+    }
+
+    /// The inode that a path leads to, looked up from the root; each lookup on the way is forgotten again.
+    pub fn walk(&self, path: &[u8]) -> Option<u64> {
+        let mut ino = spurline_fs::ROOT;
+        for name in path.split(|b| *b == b'/') {
+            let parent = ino;
+            match self.fs.lookup(parent, name).unwrap() {
+                spurline_fs::Lookup::Found(entry) => ino = entry.attr.ino,
+                spurline_fs::Lookup::Absent { .. } => return None,
+            }
+            self.fs.forget(parent, 1);
+        }
+        Some(ino)
+    }
+
+    pub fn errno<T>(answer: spurline_fs::Result<T>) -> i32 {
+        answer.err().expect("it fails").errno()
+    }
+
+    pub fn read(&self, ino: u64, fh: u64, offset: u64, len: usize) -> spurline_fs::Result<Vec<u8>> {
+        let mut dst = vec![0; len];
+        match self.fs.read(ino, fh, offset, &mut dst)? {
+            Data::Copied(n) => dst.truncate(n),
+            Data::Shared(slice) => dst = slice.to_vec(),
+        }
+        Ok(dst)
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        assert_eq!(self.backings.load(Ordering::SeqCst), 0, "every backing file is given back");
+    }
+}
