@@ -50,7 +50,8 @@ pub fn receive_answer(
         body.resize(SMALL_BODY, 0);
     }
     while got < HEADER_LEN {
-        let rest: &mut [u8] = if no_payload { body } else { dst };
+        let first_piece = dst.len().min(PIECE);
+        let rest: &mut [u8] = if no_payload { body } else { &mut dst[..first_piece] };
         got += stream.receive(&mut head[got..], rest, false, deadline).map_err(broken)?;
     }
     let header = Header::decode(&head).map_err(|e| broken(e.into()))?;

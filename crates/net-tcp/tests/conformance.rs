@@ -1,0 +1,95 @@
+//! The suite of every transport, on TCP over loopback: IPv4 and IPv6.
+
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
+use spurline_proto::{HEADER_LEN, Header};
+use spurline_transport::conformance::{End, Peer, Rig, Script, run};
+use spurline_transport::{Connector, Service};
+use spurline_types::Stats;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+struct Tcp(&'static str);
+
+fn connector(addr: SocketAddr) -> Arc<dyn Connector> {
+    Arc::new(TcpConnector::new(&addr.to_string(), vec![], SocketOptions::default(), Arc::default()))
+}
+
+struct Served(Option<TcpServer>, SocketAddr);
+
+impl Peer for Served {
+    fn connector(&self) -> Arc<dyn Connector> {
+        connector(self.1)
+    }
+    fn kill(&mut self) {
+        if let Some(server) = self.0.take() {
+            server.join(Instant::now() + Duration::from_secs(10));
+        }
+    }
+}
+
+struct Played(SocketAddr);
+
+impl Peer for Played {
+    fn connector(&self) -> Arc<dyn Connector> {
+        connector(self.0)
+    }
+    fn kill(&mut self) {}
+}
+
+impl Rig for Tcp {
+    fn serve(&self, service: Arc<dyn Service>) -> Box<dyn Peer> {
+        let addr = self.0.parse().unwrap();
+        let server = TcpServer::bind(&[addr], service, ServerConfig::default(), Arc::new(Stats::default())).unwrap();
+        let addr = server.local_addrs()[0];
+        Box::new(Served(Some(server), addr))
+    }
+    fn play(&self, script: Script) -> Box<dyn Peer> {
+        let listener = TcpListener::bind(self.0).unwrap();
+        let addr = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for socket in listener.incoming().flatten() {
+                let script = Arc::clone(&script);
+                std::thread::spawn(move || play_one(socket, &script));
+            }
+        });
+        Box::new(Played(addr))
+    }
+}
+
+fn play_one(mut socket: TcpStream, script: &Script) -> Option<()> {
+    loop {
+        let mut head = [0u8; HEADER_LEN];
+        socket.read_exact(&mut head).ok()?;
+        let header = Header::decode(&head).ok()?;
+        socket.read_exact(&mut vec![0; header.body_len as usize]).ok()?;
+        let (bytes, end) = script(&header);
+        socket.write_all(&bytes).ok()?;
+        match end {
+            End::Continue => {}
+            End::Close => return None,
+            // Until the reader gives up.
+            End::Stall => {
+                let _ = socket.read_exact(&mut head);
+                return None;
+            }
+        }
+    }
+}
+
+#[test]
+fn conforms_over_ipv4() {
+    run(&Tcp("127.0.0.1:0"));
+}
+
+#[test]
+fn conforms_over_ipv6() {
+    if let Err(e) = TcpListener::bind("[::1]:0") {
+        println!("SKIP: no IPv6 loopback here: {e}");
+        let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|part| part == "ipv6"), "SPURLINE_REQUIRE lists ipv6");
+        return;
+    }
+    run(&Tcp("[::1]:0"));
+}
