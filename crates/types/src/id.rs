@@ -39,8 +39,13 @@ impl ObjectId {
     /// Hashes the three parts, each preceded by its length so that no two triples run together.
     /// Costs about 50 ns and allocates nothing.
     pub fn new(source: &str, path: &[u8], version: &Version) -> Self {
+        Self::hash(source, path, version.as_str())
+    }
+
+    /// The same from a version's text.
+    pub fn hash(source: &str, path: &[u8], version: &str) -> Self {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        for part in [source.as_bytes(), path, version.as_str().as_bytes()] {
+        for part in [source.as_bytes(), path, version.as_bytes()] {
             hash.update(&(part.len() as u64).to_le_bytes());
             hash.update(part);
         }

@@ -10,7 +10,7 @@ pub mod stats;
 pub mod units;
 
 pub use attr::{Attr, DirEntry, FileKind, ListPage};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Result, Retry};
 pub use id::{BlockId, ObjectId, ObjectRef, Version};
 pub use sink::{Sink, SliceSink};
 pub use stats::Stats;

@@ -1,0 +1,12 @@
+//! A cache group as a volume: which node to ask for what, and what happens when one does not answer.
+//! It knows channels, not what they are made of, and it holds no credentials and no metadata.
+#![forbid(unsafe_code)]
+
+mod peer;
+pub mod placement;
+mod registry;
+mod remote;
+
+pub use peer::{Patience, Peer};
+pub use registry::Registry;
+pub use remote::{Remote, RemoteConfig};

@@ -1,0 +1,136 @@
+//! One node of the group as this process sees it, and how long to go on trying when it does not answer.
+//! It does not know what is asked.
+
+use crate::placement::Member;
+use parking_lot::Mutex;
+use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
+use spurline_types::{Error, ErrorKind, Result, Retry};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a request may take, and how long a node may be away before its absence is an error.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// From the request to the end of its answer (`--peer-timeout`).
+    pub answer: Duration,
+    /// A node that can't be reached is tried again this long, so that its restart is not seen by readers;
+    /// after that, requests fail at once until it is back.
+    pub absence: Duration,
+}
+
+impl Patience {
+    /// Ten seconds of absence, or less when answers are waited for less long.
+    pub fn new(answer: Duration) -> Self {
+        Patience { answer, absence: answer.min(Duration::from_secs(10)) }
+    }
+}
+
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// One node.
+pub struct Peer {
+    pool: ChannelPool,
+    member: Member,
+    /// Since when every attempt to reach it failed.
+    away_since: Mutex<Option<Instant>>,
+}
+
+impl Peer {
+    /// The node behind `pool`, placed by the address it was configured with.
+    pub fn new(pool: ChannelPool, weight: u32) -> Arc<Peer> {
+        let member = Member { name: pool.peer().to_owned(), weight };
+        Arc::new(Peer { pool, member, away_since: Mutex::new(None) })
+    }
+
+    /// What placement sees of it.
+    pub fn member(&self) -> &Member {
+        &self.member
+    }
+
+    /// Whether it can be reached, and over how many connections.
+    pub fn state(&self) -> (PoolState, usize) {
+        (self.pool.state(), self.pool.open())
+    }
+
+    fn away_for(&self) -> Duration {
+        self.away_since.lock().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    fn attempt<T>(
+        &self,
+        deadline: Instant,
+        ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        let result = match self.pool.checkout(deadline) {
+            Ok(mut lease) => ask(&mut lease, deadline),
+            Err(error) => Err(CallError::Broken(error)),
+        };
+        let mut away = self.away_since.lock();
+        match &result {
+            Err(CallError::Broken(error)) => {
+                if away.is_none() {
+                    tracing::warn!(peer = %self.member.name, %error, "a node does not answer");
+                    *away = Some(Instant::now());
+                }
+            }
+            _ => {
+                if let Some(since) = away.take() {
+                    tracing::info!(peer = %self.member.name, away_ms = since.elapsed().as_millis() as u64, "a node answers again");
+                }
+            }
+        }
+        result
+    }
+}
+
+/// Asks `peers` in the order of `ranked` until one answers: another peer at once, the same ones again after a
+/// pause, for as long as `patience` lasts. An error that a peer answered is the answer, unless another peer may
+/// know better.
+pub(crate) fn ask<T>(
+    peers: &[Arc<Peer>],
+    ranked: &[u32],
+    patience: Patience,
+    retries: &spurline_types::stats::Metric,
+    mut request: impl FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
+) -> Result<T> {
+    let deadline = Instant::now() + patience.answer;
+    let mut pause = FIRST_PAUSE;
+    let mut answered: Option<Error> = None;
+    loop {
+        let mut broken: Option<Error> = None;
+        let mut all_away = true;
+        for index in ranked {
+            let peer = &peers[*index as usize];
+            match peer.attempt(deadline, &mut request) {
+                Ok(value) => return Ok(value),
+                Err(CallError::Answered(error)) if error.kind().retry() == Retry::Never => return Err(error),
+                Err(CallError::Answered(error)) => {
+                    all_away = false;
+                    answered = Some(error);
+                }
+                Err(CallError::Broken(error)) => {
+                    all_away &= peer.away_for() >= patience.absence;
+                    broken = Some(error);
+                }
+            }
+            retries.add(1);
+        }
+        let now = Instant::now();
+        let again = match (&answered, &broken) {
+            // Every reachable peer has said no; only "slow down" is worth asking again.
+            (Some(error), _) => error.kind().retry() == Retry::SamePath,
+            (None, _) => !all_away,
+        };
+        if !again || now + pause >= deadline {
+            return Err(answered.or(broken).unwrap_or_else(|| {
+                Error::new(
+                    ErrorKind::Unavailable,
+                    "the cache group has no node: name one with --registry static:host:port",
+                )
+            }));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}

@@ -1,0 +1,298 @@
+//! The volume of a mount that consumes a cache group: every name and every byte comes from a node. The only
+//! memory it uses is for blocks fetched ahead of their readers.
+
+use crate::peer::{Patience, Peer, ask};
+use crate::placement::{Member, rank};
+use spurline_mem::{Fill, Tier};
+use spurline_proto::{Read, Request, StatFs};
+use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
+use spurline_volume::{Capacity, Data, Volume, Workers};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// A block fetched ahead is asked for in pieces of this size, so that its first bytes can be read before the
+/// last have come.
+const PIECE: usize = 1 << 20;
+
+thread_local! {
+    /// Bodies of answers and the ranking of peers, reused from request to request.
+    static SCRATCH: RefCell<(Vec<u8>, Vec<u32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+/// How a [`Remote`] behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct RemoteConfig {
+    /// How long requests may take.
+    pub patience: Patience,
+    /// Blocks fetched ahead at the same time.
+    pub fetchers: usize,
+}
+
+/// A cache group as a volume.
+pub struct Remote {
+    inner: Arc<Inner>,
+    workers: Workers,
+}
+
+struct Inner {
+    source: String,
+    block_size: u64,
+    peers: Vec<Arc<Peer>>,
+    members: Vec<Member>,
+    tier: Arc<Tier>,
+    config: RemoteConfig,
+    stats: Arc<Stats>,
+    ahead_bytes: AtomicU64,
+}
+
+impl Remote {
+    /// Greets the nodes until one answers and takes the block size from it. `make_tier` builds the memory for
+    /// read-ahead once that size is known.
+    ///
+    /// # Errors
+    /// What the nodes answered, or why none did.
+    pub fn connect(
+        source: &str,
+        peers: Vec<Arc<Peer>>,
+        config: RemoteConfig,
+        stats: Arc<Stats>,
+        make_tier: impl FnOnce(u64) -> Result<Arc<Tier>>,
+    ) -> Result<Arc<Remote>> {
+        let members: Vec<Member> = peers.iter().map(|peer| peer.member().clone()).collect();
+        let ranked: Vec<u32> = (0..peers.len() as u32).collect();
+        let mut block_size = 0;
+        ask(&peers, &ranked, config.patience, &stats.remotecache.retries, |lease, deadline| {
+            block_size = lease.welcome().block_size;
+            lease.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline).map(drop)
+        })?;
+        if !(4096..=64 << 20).contains(&block_size) {
+            return Err(Error::new(ErrorKind::Protocol, format!("the node says its blocks have {block_size} bytes")));
+        }
+        let tier = make_tier(block_size)?;
+        Ok(Arc::new(Remote {
+            workers: Workers::new("fetch", config.fetchers),
+            inner: Arc::new(Inner {
+                source: source.to_owned(),
+                block_size,
+                peers,
+                members,
+                tier,
+                config,
+                stats,
+                ahead_bytes: AtomicU64::new(0),
+            }),
+        }))
+    }
+
+    /// The nodes, for `status`.
+    pub fn peers(&self) -> &[Arc<Peer>] {
+        &self.inner.peers
+    }
+}
+
+impl Inner {
+    /// Asks the nodes responsible for `object` and `index` with `request`, made anew for each attempt because
+    /// every connection numbers the volume itself.
+    fn ask<T>(
+        &self,
+        object: ObjectId,
+        index: u32,
+        mut call: impl FnMut(
+            &mut spurline_transport::Lease<'_>,
+            &mut Vec<u8>,
+            Instant,
+        ) -> Result<T, spurline_transport::CallError>,
+    ) -> Result<T> {
+        // Taken out of its cell for the call, so that a call made inside another finds an empty one, not a panic.
+        let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
+        rank(&self.members, object, index, &mut ranked);
+        let result =
+            ask(&self.peers, &ranked, self.config.patience, &self.stats.remotecache.retries, |lease, deadline| {
+                call(lease, &mut body, deadline)
+            });
+        // A long listing must not keep its memory for ever.
+        body.clear();
+        body.shrink_to(64 << 10);
+        SCRATCH.with(|cell| cell.replace((body, ranked)));
+        result
+    }
+
+    fn ask_path<T>(
+        &self,
+        path: &[u8],
+        mut call: impl FnMut(
+            &mut spurline_transport::Lease<'_>,
+            &mut Vec<u8>,
+            Instant,
+        ) -> Result<T, spurline_transport::CallError>,
+    ) -> Result<T> {
+        let started = Instant::now();
+        let place = ObjectId::hash(&self.source, path, "");
+        let result = self.ask(place, 0, &mut call);
+        let counted = &self.stats.metadata;
+        counted.ops.add(1);
+        counted.lat_us.add_us(started.elapsed());
+        if result.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound) {
+            counted.errors.add(1);
+        }
+        result
+    }
+
+    /// Reads into the whole of `dst`, which lies inside one block.
+    fn read_into(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let index = (offset / self.block_size) as u32;
+        let got = self.ask(object.id, index, |lease, body, deadline| {
+            let request = Request::Read(Read {
+                volume: lease.welcome().volume,
+                path: &object.path,
+                version: object.version.as_str(),
+                size: object.size,
+                offset,
+                len: dst.len() as u32,
+            });
+            lease.call(&request, body, dst, &mut |_| {}, deadline)
+        })?;
+        if got.payload_len != dst.len() {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                format!("a node answered {} bytes where {} were asked for", got.payload_len, dst.len()),
+            ));
+        }
+        Ok(())
+    }
+
+    fn run_fill(&self, object: &ObjectRef, mut fill: Fill) {
+        let mut offset = u64::from(fill.id().index) * self.block_size;
+        loop {
+            let spare = fill.spare();
+            let len = spare.len().min(PIECE);
+            if len == 0 {
+                return;
+            }
+            match self.read_into(object, offset, &mut spare[..len]) {
+                Ok(()) => fill.commit(len),
+                Err(error) => return fill.fail(error),
+            }
+            offset += len as u64;
+        }
+    }
+}
+
+/// Takes its bytes off the count when the job that carries it has run or was dropped.
+struct AheadBytes {
+    inner: Arc<Inner>,
+    bytes: u64,
+}
+
+impl Drop for AheadBytes {
+    fn drop(&mut self) {
+        self.inner.ahead_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Volume for Remote {
+    fn source(&self) -> &str {
+        &self.inner.source
+    }
+
+    fn block_size(&self) -> u64 {
+        self.inner.block_size
+    }
+
+    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        self.inner.ask_path(path, |lease, body, deadline| {
+            let volume = lease.welcome().volume;
+            lease.call_for(&Request::Lookup { volume, path }, body, deadline)
+        })
+    }
+
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
+        self.inner.ask_path(path, |lease, body, deadline| {
+            let volume = lease.welcome().volume;
+            lease.call_for(&Request::List { volume, path, cursor, max: max as u32 }, body, deadline)
+        })
+    }
+
+    fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
+        self.inner.ask_path(path, |lease, body, deadline| {
+            let volume = lease.welcome().volume;
+            lease.call(&Request::ReadLink { volume, path }, body, &mut [], &mut |_| {}, deadline)?;
+            Ok(body.clone())
+        })
+    }
+
+    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data> {
+        let inner = &self.inner;
+        let want = object.size.saturating_sub(offset).min(dst.len() as u64) as usize;
+        let mut done = 0;
+        while done < want {
+            let at = offset + done as u64;
+            let start = (at % inner.block_size) as usize;
+            let index = (at / inner.block_size) as u32;
+            let len = (want - done).min(object.block_len(index, inner.block_size) - start);
+            let id = BlockId { object: object.id, index };
+            if let Some(block) = inner.tier.find(&id)
+                // A fetch ahead that failed says nothing about this read: it asks for itself, below.
+                && let Ok(slice) = block.wait(start..start + len, Instant::now() + inner.config.patience.answer)
+            {
+                inner.stats.blockcache.hit_bytes.add(len as u64);
+                inner.stats.blockcache.mem_hit_bytes.add(len as u64);
+                if len == want {
+                    return Ok(Data::Shared(slice));
+                }
+                dst[done..done + len].copy_from_slice(&slice);
+            } else {
+                inner.stats.blockcache.miss_bytes.add(len as u64);
+                inner.read_into(object, at, &mut dst[done..done + len])?;
+            }
+            done += len;
+        }
+        Ok(Data::Copied(done))
+    }
+
+    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>) {
+        for index in blocks {
+            let inner = &self.inner;
+            let len = object.block_len(index, inner.block_size);
+            let bytes = len as u64;
+            if len == 0 || inner.ahead_bytes.load(Ordering::Relaxed) + bytes > inner.tier.pool().limit_bytes() / 2 {
+                return;
+            }
+            let Some(fill) = inner.tier.try_fill(BlockId { object: object.id, index }, len) else { continue };
+            inner.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let (count, object) = (AheadBytes { inner: Arc::clone(inner), bytes }, object.clone());
+            self.workers.ahead(move || {
+                count.inner.run_fill(&object, fill);
+                count.inner.stats.blockcache.prefetch_bytes.add(count.bytes);
+            });
+        }
+    }
+
+    fn capacity(&self) -> Result<Capacity> {
+        let stat: StatFs = self.inner.ask_path(b"", |lease, body, deadline| {
+            let volume = lease.welcome().volume;
+            lease.call_for(&Request::StatFs { volume }, body, deadline)
+        })?;
+        Ok(Capacity { total_bytes: stat.total_bytes, free_bytes: stat.free_bytes, files: stat.total_files })
+    }
+
+    fn info(&self, path: &[u8]) -> Result<serde_json::Value> {
+        self.inner.ask_path(path, |lease, body, deadline| {
+            let (volume, node) = (lease.welcome().volume, lease.welcome().node.clone());
+            lease.call(&Request::Info { volume, path }, body, &mut [], &mut |_| {}, deadline)?;
+            let mut info: serde_json::Value = serde_json::from_slice(body).map_err(|error| {
+                spurline_transport::CallError::Answered(Error::new(
+                    ErrorKind::Protocol,
+                    format!("what {node} knows of a file makes no sense: {error}"),
+                ))
+            })?;
+            if let Some(map) = info.as_object_mut() {
+                map.insert("node".into(), node.into());
+            }
+            Ok(info)
+        })
+    }
+}
