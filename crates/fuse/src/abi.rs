@@ -1,0 +1,162 @@
+//! The kernel's FUSE protocol, version 7: numbers and memory layouts as `include/uapi/linux/fuse.h`
+//! documents them. It deliberately holds no behaviour but moving plain structs in and out of bytes.
+#![allow(missing_docs, reason = "field names are the protocol's own")]
+
+/// The protocol's major version.
+pub const MAJOR: u32 = 7;
+/// The newest minor version whose layouts are used here (io_uring came with 7.42).
+pub const MINOR: u32 = 42;
+/// The inode number of the root directory.
+pub const ROOT_ID: u64 = 1;
+
+pub mod opcode {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
+    pub const FLUSH: u32 = 25;
+    pub const INIT: u32 = 26;
+    pub const OPENDIR: u32 = 27;
+    pub const READDIR: u32 = 28;
+    pub const RELEASEDIR: u32 = 29;
+    pub const FSYNCDIR: u32 = 30;
+    pub const ACCESS: u32 = 34;
+    pub const CREATE: u32 = 35;
+    pub const INTERRUPT: u32 = 36;
+    pub const DESTROY: u32 = 38;
+    pub const IOCTL: u32 = 39;
+    pub const NOTIFY_REPLY: u32 = 41;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
+    pub const COPY_FILE_RANGE: u32 = 47;
+    pub const SYNCFS: u32 = 50;
+    pub const TMPFILE: u32 = 51;
+}
+
+/// Flags of INIT; bits from 32 travel in `flags2`.
+pub mod init {
+    pub const ASYNC_READ: u64 = 1 << 0;
+    pub const EXPORT_SUPPORT: u64 = 1 << 4;
+    pub const BIG_WRITES: u64 = 1 << 5;
+    pub const DO_READDIRPLUS: u64 = 1 << 13;
+    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const ABORT_ERROR: u64 = 1 << 21;
+    pub const MAX_PAGES: u64 = 1 << 22;
+    pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const INIT_EXT: u64 = 1 << 30;
+    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const PASSTHROUGH: u64 = 1 << 37;
+    pub const OVER_IO_URING: u64 = 1 << 41;
+}
+
+/// Flags of the answer to OPEN and OPENDIR.
+pub mod fopen {
+    pub const DIRECT_IO: u32 = 1 << 0;
+    pub const KEEP_CACHE: u32 = 1 << 1;
+    pub const NONSEEKABLE: u32 = 1 << 2;
+    pub const CACHE_DIR: u32 = 1 << 3;
+    pub const NOFLUSH: u32 = 1 << 5;
+    pub const PASSTHROUGH: u32 = 1 << 7;
+}
+
+/// GETATTR carries a file handle.
+pub const GETATTR_FH: u32 = 1;
+
+/// `_IOR(229, 0, u32)`: makes a fresh descriptor of /dev/fuse another channel of a session.
+pub const DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
+/// `_IOW(229, 1, struct fuse_backing_map)`: registers a file for passthrough.
+pub const DEV_IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
+/// `_IOW(229, 2, u32)`: forgets a registered file.
+pub const DEV_IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
+
+/// io_uring command: gives the kernel an entry and waits for its first request.
+pub const URING_CMD_REGISTER: u32 = 1;
+/// io_uring command: answers an entry's request and waits for its next.
+pub const URING_CMD_COMMIT_AND_FETCH: u32 = 2;
+
+/// A struct that is nothing but its bytes.
+///
+/// # Safety
+/// `repr(C)`, no padding, every bit pattern valid.
+pub unsafe trait Plain: Copy + 'static {}
+
+/// Takes a `T` from the start of `bytes`; `None` when they are too few.
+pub fn take<T: Plain>(bytes: &[u8]) -> Option<T> {
+    if bytes.len() < size_of::<T>() {
+        return None;
+    }
+    // SAFETY: the length was checked, T is plain, and the read asks for no alignment.
+    Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}
+
+/// The bytes of `value`.
+pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+    // SAFETY: T is plain, so all of its bytes are initialised; the lifetime is the reference's.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }
+}
+
+macro_rules! plain {
+    ($( $Name:ident $size:literal { $( $field:ident : $ty:ty ),+ $(,)? } )+) => { $(
+        #[repr(C)]
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct $Name { $( pub $field: $ty ),+ }
+        // SAFETY: repr(C), integers only, and the assertion below leaves no room for padding.
+        unsafe impl Plain for $Name {}
+        const _: () = assert!(size_of::<$Name>() == $size && $size == 0 $( + size_of::<$ty>() )+);
+    )+ };
+}
+
+plain! {
+    InHeader 40 { len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32, total_extlen: u16, padding: u16 }
+    OutHeader 16 { len: u32, error: i32, unique: u64 }
+    Attr 88 { ino: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64, atimensec: u32, mtimensec: u32, ctimensec: u32,
+        mode: u32, nlink: u32, uid: u32, gid: u32, rdev: u32, blksize: u32, flags: u32 }
+    EntryOut 128 { nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32, attr_valid_nsec: u32, attr: Attr }
+    AttrOut 104 { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr }
+    ForgetIn 8 { nlookup: u64 }
+    ForgetOne 16 { nodeid: u64, nlookup: u64 }
+    BatchForgetIn 8 { count: u32, dummy: u32 }
+    GetattrIn 16 { flags: u32, dummy: u32, fh: u64 }
+    OpenIn 8 { flags: u32, open_flags: u32 }
+    OpenOut 16 { fh: u64, open_flags: u32, backing_id: i32 }
+    ReadIn 40 { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    ReleaseIn 24 { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
+    AccessIn 8 { mask: u32, padding: u32 }
+    GetxattrIn 8 { size: u32, padding: u32 }
+    GetxattrOut 8 { size: u32, padding: u32 }
+    LseekIn 24 { fh: u64, offset: u64, whence: u32, padding: u32 }
+    LseekOut 8 { offset: u64 }
+    InterruptIn 8 { unique: u64 }
+    StatfsOut 80 { blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32, frsize: u32, padding: u32, spare: [u32; 6] }
+    InitIn 16 { major: u32, minor: u32, max_readahead: u32, flags: u32 }
+    InitOut 64 { major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16, congestion_threshold: u16, max_write: u32,
+        time_gran: u32, max_pages: u16, map_alignment: u16, flags2: u32, max_stack_depth: u32, request_timeout: u16, unused: [u16; 11] }
+    Dirent 24 { ino: u64, off: u64, namelen: u32, kind: u32 }
+    BackingMap 16 { fd: i32, flags: u32, padding: u64 }
+    UringEntInOut 32 { flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64 }
+    UringReqHeader 288 { in_out: [u64; 16], op_in: [u64; 16], ent: UringEntInOut }
+    UringCmdReq 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
+}

@@ -1,0 +1,74 @@
+//! The memory of one slot: a page for headers and a payload. It knows nothing of whose budget it comes from.
+
+use std::io;
+use std::ptr::NonNull;
+
+/// Bytes before the payload: a page, so that the payload is aligned to one.
+pub const HEAD_LEN: usize = 4096;
+
+/// Memory for one slot.
+///
+/// # Safety
+/// `as_ptr` answers the same address for the value's whole life, aligned to a page, with `len` initialised
+/// bytes behind it that nobody else reads or writes until the value is dropped: the kernel writes there.
+pub unsafe trait SlotBuffer: Send {
+    /// Where the memory starts.
+    fn as_ptr(&self) -> NonNull<u8>;
+    /// How long it is, in bytes.
+    fn len(&self) -> usize;
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Where slots get their memory: the caller's budget.
+pub trait BufferSource: Send + Sync {
+    /// Memory of at least `len` bytes, a multiple of the page size. Returned by dropping it.
+    ///
+    /// # Errors
+    /// When there is none: the session then makes do with fewer slots.
+    fn allocate(&self, len: usize) -> io::Result<Box<dyn SlotBuffer>>;
+}
+
+/// Anonymous pages of the process's own; a page costs memory once it is written.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct AnonymousPages;
+
+struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and knows no thread.
+unsafe impl Send for Pages {}
+
+// SAFETY: the mapping is private, page-aligned, zeroed by the kernel and stays until drop.
+unsafe impl SlotBuffer for Pages {
+    fn as_ptr(&self) -> NonNull<u8> {
+        self.start
+    }
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: start and len are those of the mapping made in `allocate`, and nothing borrows it now.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+impl BufferSource for AnonymousPages {
+    fn allocate(&self, len: usize) -> io::Result<Box<dyn SlotBuffer>> {
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(Box::new(Pages { start, len }))
+    }
+}

@@ -1,0 +1,201 @@
+//! Requests over /dev/fuse: one blocking thread per slot, each with a descriptor of its own where the system
+//! allows, more threads while all are busy. It deliberately knows nothing of what requests mean.
+
+use crate::abi::{self, InHeader};
+use crate::buffer::{HEAD_LEN, SlotBuffer};
+use crate::dispatch::SlotIo;
+use crate::errno::Errno;
+use crate::handler::Handler;
+use crate::reply::{Direct, Replied, send};
+use crate::request::{DecodeError, decode};
+use crate::session::{Shared, Slot};
+use std::fs::OpenOptions;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Where in a slot a request is read to: the header and arguments of a WRITE (and of a READ) then end
+/// exactly where the page-aligned payload starts.
+const REQUEST_AT: usize = HEAD_LEN - 80;
+
+/// How reading the device can end.
+pub(crate) enum End {
+    /// The file system was unmounted.
+    Unmounted,
+    /// The connection was aborted.
+    Aborted,
+    /// The device failed.
+    Failed(io::Error),
+}
+
+/// The memory of a slot as one slice.
+pub(crate) fn slot_bytes(buffer: &mut dyn SlotBuffer) -> &mut [u8] {
+    // SAFETY: the trait promises `len` initialised bytes that only this value's owner touches, and the
+    // exclusive borrow of the value lasts as long as the slice. The kernel writes there only during calls
+    // that are given the slice.
+    unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().as_ptr(), buffer.len()) }
+}
+
+/// Reads one message into the slot; its bytes lie at [`REQUEST_AT`].
+fn receive(device: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, End> {
+    let room = &mut bytes[REQUEST_AT..];
+    loop {
+        // SAFETY: the kernel writes at most `len` bytes into memory borrowed exclusively for the call.
+        let n = unsafe { libc::read(device.as_raw_fd(), room.as_mut_ptr().cast(), room.len()) };
+        if n >= 0 {
+            return Ok(n as usize);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // ENOENT: the request was withdrawn while it was being handed over.
+            Some(libc::EINTR | libc::ENOENT | libc::EAGAIN) => {}
+            Some(libc::ENODEV) => return Err(End::Unmounted),
+            Some(libc::ECONNABORTED) => return Err(End::Aborted),
+            _ => return Err(End::Failed(error)),
+        }
+    }
+}
+
+/// Reads the kernel's INIT and answers it with what `negotiate` makes of it.
+///
+/// # Errors
+/// When the device ends first, or the kernel can't be talked to; the sentence says why.
+pub(crate) fn handshake(
+    device: &OwnedFd,
+    bytes: &mut [u8],
+    mut negotiate: impl FnMut(u32, u32, u64) -> Result<abi::InitOut, String>,
+) -> Result<(), String> {
+    let device = device.as_fd();
+    loop {
+        let n = receive(device, bytes).map_err(|end| match end {
+            End::Failed(error) => format!("reading /dev/fuse failed: {error}"),
+            _ => "it was unmounted before the kernel's first request".into(),
+        })?;
+        let (header, major, minor, readahead, flags) = match decode(&bytes[REQUEST_AT..REQUEST_AT + n]) {
+            Ok((header, crate::Request::Init { major, minor, max_readahead, flags }, _)) => {
+                (header, major, minor, max_readahead, flags)
+            }
+            other => return Err(format!("the kernel's first request is not INIT: {other:?}")),
+        };
+        let direct = Direct { device, unique: header.unique };
+        if major > abi::MAJOR {
+            // The protocol's rule: answer with our major version, and the kernel asks again with it.
+            let out = abi::InitOut { major: abi::MAJOR, minor: abi::MINOR, ..Default::default() };
+            answer(direct, &out);
+            continue;
+        }
+        let refuse = |why: String| {
+            send(direct, libc::EPROTO, &[], 0);
+            Err(why)
+        };
+        if major < abi::MAJOR {
+            return refuse(format!(
+                "the kernel speaks FUSE {major}.{minor}; 7.28 (Linux 4.20) is the oldest that works"
+            ));
+        }
+        return match negotiate(minor, readahead, flags) {
+            Ok(out) if answer(direct, &out) => Ok(()),
+            Ok(_) => Err("the kernel did not take the answer to INIT".into()),
+            Err(why) => refuse(why),
+        };
+    }
+}
+
+fn answer(direct: Direct<'_>, out: &abi::InitOut) -> bool {
+    let bytes = abi::bytes_of(out);
+    send(direct, 0, &[IoSlice::new(bytes)], bytes.len())
+}
+
+/// A descriptor of its own for one more thread.
+fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
+    let fresh: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/fuse")?.into();
+    let session = device.as_raw_fd() as u32;
+    // SAFETY: both descriptors are open and the kernel only reads the 4 bytes of `session`.
+    match unsafe { libc::ioctl(fresh.as_raw_fd(), abi::DEV_IOC_CLONE as _, &raw const session) } {
+        0 => Ok(fresh),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Starts one more thread if memory and limits allow.
+pub(crate) fn grow<H: Handler>(shared: &Arc<Shared<H>>) {
+    let max = shared.config.dev_threads();
+    let reserved = shared.dev_threads.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n < max).then_some(n + 1));
+    if reserved.is_err() {
+        return;
+    }
+    let started = shared.config.buffers.allocate(shared.config.slot_len()).and_then(|buffer| {
+        let slot = Slot::new(buffer, shared)?;
+        // Without a descriptor of its own (no right to open /dev/fuse) a thread shares the session's.
+        let own = clone_device(&shared.device).ok();
+        shared.spawn("fuse-dev", slot, move |shared, slot| {
+            serve(shared, slot, own.as_ref().unwrap_or(&shared.device), true);
+        })
+    });
+    if let Err(error) = started {
+        shared.dev_threads.fetch_sub(1, Ordering::AcqRel);
+        tracing::debug!("no further thread for /dev/fuse: {error}");
+    }
+}
+
+/// Serves requests until the session ends or more threads than needed sit idle. `growing`: /dev/fuse carries
+/// all requests and not only forgets, so threads come and go with the load.
+pub(crate) fn serve<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, device: &OwnedFd, growing: bool) {
+    let bytes = slot_bytes(&mut *slot.buffer);
+    loop {
+        shared.dev_idle.fetch_add(1, Ordering::Relaxed);
+        let received = receive(device.as_fd(), bytes);
+        let was_idle = shared.dev_idle.fetch_sub(1, Ordering::Relaxed);
+        let n = match received {
+            Ok(n) => n,
+            Err(end) => {
+                shared.dev_threads.fetch_sub(1, Ordering::AcqRel);
+                shared.connection_ended(end);
+                return;
+            }
+        };
+        // The last idle thread has just become busy: the next request would wait for a handler.
+        if was_idle == 1 && growing {
+            grow(shared);
+        }
+        serve_one(shared, device.as_fd(), bytes, n);
+        if growing && shared.dev_idle.load(Ordering::Relaxed) >= shared.dev_keep {
+            let keep = shared.dev_keep;
+            let leave =
+                shared.dev_threads.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n > keep).then_some(n - 1));
+            if leave.is_ok() {
+                return;
+            }
+        }
+    }
+}
+
+fn serve_one<H: Handler>(shared: &Arc<Shared<H>>, device: BorrowedFd<'_>, bytes: &mut [u8], n: usize) {
+    let (header, replied): (InHeader, Option<Replied>) = match decode(&bytes[REQUEST_AT..REQUEST_AT + n]) {
+        Ok((header, request, body)) => {
+            let direct = Some(Direct { device, unique: header.unique });
+            let io = SlotIo { bytes, body: REQUEST_AT + body, payload: HEAD_LEN, direct };
+            (header, shared.dispatcher.dispatch(&header, request, io))
+        }
+        Err(DecodeError::BadArguments(header)) => {
+            tracing::warn!("request {} of {n} bytes has malformed arguments", header.opcode);
+            (header, Some(Replied::error(Errno::EINVAL)))
+        }
+        Err(DecodeError::NoHeader) => {
+            tracing::warn!("a message of {n} bytes on /dev/fuse is no request");
+            return;
+        }
+    };
+    let Some(replied) = replied.filter(|r| !r.sent) else { return };
+    let direct = Direct { device, unique: header.unique };
+    let data = &bytes[HEAD_LEN..HEAD_LEN + replied.len];
+    let taken = match replied {
+        Replied { error: 0, len: 1.., .. } => send(direct, 0, &[IoSlice::new(data)], data.len()),
+        Replied { error, .. } => send(direct, error, &[], 0),
+    };
+    // An answer the kernel finds wrong must not leave the caller waiting.
+    if !taken {
+        send(direct, libc::EIO, &[], 0);
+    }
+}

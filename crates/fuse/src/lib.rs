@@ -1,0 +1,42 @@
+//! A FUSE session: the kernel's protocol over /dev/fuse or io_uring, mounting and unmounting. It deliberately
+//! knows nothing of caches, under-stores or inodes: a [`Handler`] answers, one typed method for each request.
+//!
+//! Everything is synchronous. A *slot* is a thread with a buffer; it takes a request, calls the handler, sends
+//! the answer, and allocates nothing on the way. A handler that blocks holds up its slot and nothing else.
+
+mod abi;
+mod backing;
+mod buffer;
+mod config;
+mod dev;
+mod dispatch;
+mod errno;
+mod handler;
+mod init;
+mod mount;
+mod mountinfo;
+mod nullfs;
+mod options;
+mod reply;
+mod request;
+mod ring;
+mod session;
+
+pub use backing::{Backing, BackingId, Backings};
+pub use buffer::{AnonymousPages, BufferSource, HEAD_LEN, SlotBuffer};
+pub use config::{Chosen, FuseIo, SessionConfig, Workload};
+pub use dispatch::AccessLog;
+pub use errno::Errno;
+pub use handler::{Attr, Caller, Entry, Handler, InitInfo, Opened, Statfs};
+pub use mount::{MountError, check, umount};
+pub use mountinfo::{MountEntry, mounted_at};
+pub use nullfs::NullFs;
+pub use options::{MountOptions, UnknownOption};
+pub use reply::{DirPlusSink, DirSink, ReadReply, Replied, XattrReply};
+pub use request::ModifyOp;
+pub use session::{Session, Unmounted, Unmounter};
+
+pub(crate) use request::Request;
+
+/// The inode number of the root directory.
+pub const ROOT_INO: u64 = abi::ROOT_ID;

@@ -1,0 +1,418 @@
+//! Mounting and unmounting: by mount(2) as root, by fusermount3 otherwise. It knows nothing of requests.
+
+use crate::mountinfo::{MountEntry, absolute, mounted_at};
+use crate::options::MountOptions;
+use std::ffi::CString;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+const DEVICE: &str = "/dev/fuse";
+const FUSERMOUNT: &str = "fusermount3";
+/// How long fusermount3 may take, and a look at a mount that may hang.
+const HELPER_DEADLINE: Duration = Duration::from_secs(20);
+const LOOK_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Why a mount could not be made, served or removed: what is wrong, the evidence, the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// The mountpoint, or a directory on the way to it, does not exist.
+    #[error("mountpoint {} does not exist ({source}); create it: mkdir -p {}", path.display(), path.display())]
+    Missing {
+        /// The mountpoint.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The mountpoint is something else.
+    #[error("mountpoint {} is not a directory; name an empty directory", path.display())]
+    NotADirectory {
+        /// The mountpoint.
+        path: PathBuf,
+    },
+    /// The mountpoint has entries that a mount would hide.
+    #[error("mountpoint {} is not empty (it holds '{entry}'); name an empty directory, or hide what is there with -o nonempty", path.display())]
+    NotEmpty {
+        /// The mountpoint.
+        path: PathBuf,
+        /// One of its entries.
+        entry: String,
+    },
+    /// Something is mounted there.
+    #[error("mountpoint {} is busy: {fstype} from '{mounted}' is mounted there; unmount it (spurline umount for Spurline's mounts, umount for others), name another directory, or mount over it with -o nonempty", path.display())]
+    Busy {
+        /// The mountpoint.
+        path: PathBuf,
+        /// Type of what is mounted there.
+        fstype: String,
+        /// Source of what is mounted there.
+        mounted: String,
+    },
+    /// A mount whose process died is there.
+    #[error("mountpoint {} holds a dead {fstype} mount of '{mounted}' whose process is gone (Transport endpoint is not connected); remove it: spurline umount {} (or fusermount3 -u, or umount -l)", path.display(), path.display())]
+    Stale {
+        /// The mountpoint.
+        path: PathBuf,
+        /// Type of what is mounted there.
+        fstype: String,
+        /// Source of what is mounted there.
+        mounted: String,
+    },
+    /// The kernel has no FUSE, or the container none of its device.
+    #[error(
+        "/dev/fuse can't be opened: {source}; load the module (modprobe fuse), in a container pass the device (--device /dev/fuse --cap-add SYS_ADMIN)"
+    )]
+    NoDevice {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Neither root nor a helper.
+    #[error(
+        "mounting as user {uid} needs fusermount3, and it was not found ({source}); install the package fuse3, or mount as root"
+    )]
+    NoFusermount {
+        /// The user.
+        uid: u32,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Only root may let others in, unless the host's configuration says otherwise.
+    #[error(
+        "-o allow_other is refused to user {uid}: /etc/fuse.conf has no line 'user_allow_other'; add it as root, or mount without allow_other"
+    )]
+    AllowOther {
+        /// The user.
+        uid: u32,
+    },
+    /// The system refused.
+    #[error("mounting on {} was refused: {detail}; mounting needs root with CAP_SYS_ADMIN (in a container --cap-add SYS_ADMIN and an AppArmor profile that allows mount), or fusermount3 and a mountpoint the user owns", path.display())]
+    Denied {
+        /// The mountpoint.
+        path: PathBuf,
+        /// What the system said.
+        detail: String,
+    },
+    /// Nothing of FUSE is mounted there.
+    #[error("{} is not a FUSE mount{found}; see /proc/self/mounts for what is mounted", path.display())]
+    NotMounted {
+        /// The path.
+        path: PathBuf,
+        /// What was found instead.
+        found: String,
+    },
+    /// Files are open there.
+    #[error("{} is in use ({detail}); close what is open below it (fuser -vm {}), or detach it at once with umount --lazy", path.display(), path.display())]
+    InUse {
+        /// The mountpoint.
+        path: PathBuf,
+        /// What the system said.
+        detail: String,
+    },
+    /// The session could not be started or broke off.
+    #[error("the FUSE session on {} failed: {detail}", path.display())]
+    Session {
+        /// The mountpoint.
+        path: PathBuf,
+        /// What happened.
+        detail: String,
+    },
+    /// Any other answer of the system.
+    #[error("{what} {} failed: {source}", path.display())]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// The mountpoint.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl MountError {
+    /// The command line's exit code: 3 when a thing or a right that is needed is missing, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            MountError::Missing { .. }
+            | MountError::NoDevice { .. }
+            | MountError::NoFusermount { .. }
+            | MountError::AllowOther { .. }
+            | MountError::Denied { .. } => 3,
+            _ => 1,
+        }
+    }
+}
+
+/// A mount that was made: its channel to the kernel and where it is.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    pub(crate) device: OwnedFd,
+    pub(crate) path: PathBuf,
+}
+
+fn euid() -> u32 {
+    // SAFETY: geteuid has no conditions.
+    unsafe { libc::geteuid() }
+}
+
+/// Makes the mount. The kernel's first request is then waiting on the descriptor.
+///
+/// # Errors
+/// See [`MountError`].
+pub(crate) fn mount(mountpoint: &Path, options: &MountOptions) -> Result<Mounted, MountError> {
+    let path = check(mountpoint, options)?;
+    let device = if euid() == 0 { mount_as_root(&path, options)? } else { mount_by_helper(&path, options)? };
+    Ok(Mounted { device, path })
+}
+
+/// Looks at a mountpoint before anything is started.
+///
+/// # Errors
+/// See [`MountError`].
+pub fn check(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
+    let given = || mountpoint.to_path_buf();
+    let path = absolute(mountpoint).map_err(|e| look_error(given(), e))?;
+    let mounted = mounted_at(&path).map_err(|source| MountError::System {
+        what: "reading the mount table for",
+        path: path.clone(),
+        source,
+    })?;
+    if let Some(there) = mounted {
+        let dead = there.is_fuse() && looks_dead(&path);
+        let MountEntry { fstype, source: mounted, .. } = there;
+        if dead {
+            return Err(MountError::Stale { path, fstype, mounted });
+        }
+        if !options.nonempty {
+            return Err(MountError::Busy { path, fstype, mounted });
+        }
+    }
+    let metadata = fs::metadata(&path).map_err(|e| look_error(path.clone(), e))?;
+    if !metadata.is_dir() {
+        return Err(MountError::NotADirectory { path });
+    }
+    if !options.nonempty
+        && let Some(Ok(entry)) = fs::read_dir(&path).map_err(|e| look_error(path.clone(), e))?.next()
+    {
+        return Err(MountError::NotEmpty { path, entry: entry.file_name().to_string_lossy().into_owned() });
+    }
+    Ok(path)
+}
+
+fn look_error(path: PathBuf, source: io::Error) -> MountError {
+    match source.kind() {
+        io::ErrorKind::NotFound => MountError::Missing { path, source },
+        io::ErrorKind::NotADirectory => MountError::NotADirectory { path },
+        io::ErrorKind::PermissionDenied => MountError::Denied { path, detail: source.to_string() },
+        _ => MountError::System { what: "looking at mountpoint", path, source },
+    }
+}
+
+/// Whether a FUSE mount's process is gone. Asked in a thread of its own, since one that hangs never answers.
+fn looks_dead(path: &Path) -> bool {
+    let (tell, told) = mpsc::channel();
+    let path = path.to_path_buf();
+    let asked = std::thread::Builder::new().name("fuse-look".into()).spawn(move || {
+        let dead = fs::metadata(path).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
+        let _ = tell.send(dead);
+    });
+    asked.is_ok() && told.recv_timeout(LOOK_DEADLINE).unwrap_or(false)
+}
+
+fn c_string(bytes: &[u8], path: &Path) -> Result<CString, MountError> {
+    CString::new(bytes).map_err(|e| MountError::System { what: "mounting on", path: path.into(), source: e.into() })
+}
+
+fn mount_as_root(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let device: OwnedFd = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(DEVICE)
+        .map_err(|source| MountError::NoDevice { source })?
+        .into();
+    // SAFETY: getuid and getgid have no conditions.
+    let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
+    let words = options.kernel_words();
+    let data = format!("fd={},rootmode=40000,user_id={uid},group_id={gid}{words}", device.as_raw_fd());
+    let (data, source) = (c_string(data.as_bytes(), path)?, c_string(options.fsname.as_bytes(), path)?);
+    let fstype = c_string(format!("fuse.{}", options.subtype).as_bytes(), path)?;
+    let target = c_string(path.as_os_str().as_bytes(), path)?;
+    // SAFETY: all five strings live through the call, and the descriptor named in `data` is open.
+    let answer = unsafe {
+        libc::mount(source.as_ptr(), target.as_ptr(), fstype.as_ptr(), options.flags(), data.as_ptr().cast())
+    };
+    if answer == 0 {
+        return Ok(device);
+    }
+    let error = io::Error::last_os_error();
+    Err(match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => MountError::Denied { path: path.into(), detail: error.to_string() },
+        Some(libc::ENODEV) => MountError::NoDevice { source: error },
+        _ => MountError::System { what: "mounting on", path: path.into(), source: error },
+    })
+}
+
+fn mount_by_helper(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let uid = euid();
+    if options.allow_other && !user_allow_other() {
+        return Err(MountError::AllowOther { uid });
+    }
+    if !Path::new(DEVICE).exists() {
+        return Err(MountError::NoDevice { source: io::Error::from_raw_os_error(libc::ENOENT) });
+    }
+    let system = |what, source| MountError::System { what, path: path.into(), source };
+    let (ours, theirs) = socket_pair().map_err(|e| system("making a socket to mount on", e))?;
+    let mut command = Command::new(FUSERMOUNT);
+    command.arg("-o").arg(options.fusermount_list()).arg("--").arg(path);
+    command.env("_FUSE_COMMFD", theirs.as_raw_fd().to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let inherit = theirs.as_raw_fd();
+    // SAFETY: fcntl is async-signal-safe, and the descriptor is open in the child.
+    unsafe { command.pre_exec(move || clear_cloexec(inherit)) };
+    let mut child = command.spawn().map_err(|source| MountError::NoFusermount { uid, source })?;
+    // With our copy of its end closed, its exit ends the wait for the descriptor.
+    drop(theirs);
+    let device = receive_fd(&ours);
+    let mut said = String::new();
+    if device.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+        // The helper hangs: it is ours to end, and it has mounted nothing that answers.
+        let _ = child.kill();
+    } else if let Some(mut stderr) = child.stderr.take() {
+        let _ = stderr.read_to_string(&mut said);
+    }
+    let _ = child.wait();
+    let said = said.trim();
+    match device {
+        Ok(Some(device)) => Ok(device),
+        Ok(None) => Err(MountError::Denied {
+            path: path.into(),
+            detail: if said.is_empty() { "fusermount3 gave no reason".into() } else { said.into() },
+        }),
+        Err(e) => Err(system("waiting for fusermount3 on", e)),
+    }
+}
+
+/// Whether the host lets users mount for others.
+fn user_allow_other() -> bool {
+    let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    conf.lines().any(|line| line.trim() == "user_allow_other")
+}
+
+fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds: [RawFd; 2] = [0; 2];
+    // SAFETY: the kernel writes two descriptors into an array of two.
+    if unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: both were just made and belong to nobody else.
+    let pair = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
+    let limit = libc::timeval { tv_sec: HELPER_DEADLINE.as_secs() as libc::time_t, tv_usec: 0 };
+    let len = size_of::<libc::timeval>() as libc::socklen_t;
+    // SAFETY: the option's value is a timeval of the length given.
+    unsafe {
+        libc::setsockopt(fds[0], libc::SOL_SOCKET, libc::SO_RCVTIMEO, (&raw const limit).cast(), len);
+    }
+    Ok(pair)
+}
+
+fn clear_cloexec(fd: RawFd) -> io::Result<()> {
+    // SAFETY: fcntl with F_SETFD takes integers only.
+    match unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Receives the descriptor fusermount3 sends; `None` when it closes its end without.
+fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let mut byte = 0u8;
+    let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // Room for one control message with one descriptor, aligned as its header must be.
+    let mut control = [0u64; 8];
+    // SAFETY: msghdr is plain data for which zero is valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    let n = loop {
+        // SAFETY: the message points to memory that lives through the call.
+        let n = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        if n >= 0 {
+            break n;
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    };
+    if n == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the header was filled in by recvmsg; CMSG_FIRSTHDR answers null or a header within `control`,
+    // and the length is checked to cover a descriptor before it is read.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        if header.is_null()
+            || (*header).cmsg_level != libc::SOL_SOCKET
+            || (*header).cmsg_type != libc::SCM_RIGHTS
+            || ((*header).cmsg_len as usize) < libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize
+        {
+            return Ok(None);
+        }
+        let fd = libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned();
+        Ok(Some(OwnedFd::from_raw_fd(fd)))
+    }
+}
+
+/// Removes a FUSE mount, a dead one included. `lazy`: detach it at once, though files are open.
+///
+/// # Errors
+/// [`MountError::NotMounted`], [`MountError::InUse`], and what the system answers.
+pub fn umount(path: &Path, lazy: bool) -> Result<(), MountError> {
+    let path = absolute(path).map_err(|e| look_error(path.to_path_buf(), e))?;
+    let there = mounted_at(&path).map_err(|e| look_error(path.clone(), e))?;
+    match there {
+        Some(there) if there.is_fuse() => {}
+        other => {
+            let found = other.map_or(String::new(), |m| format!(" but {} from '{}'", m.fstype, m.source));
+            return Err(MountError::NotMounted { path, found });
+        }
+    }
+    detach(&path, if lazy { libc::MNT_DETACH } else { 0 })
+}
+
+/// umount2(2) with `flags`, or fusermount3 for users.
+pub(crate) fn detach(path: &Path, flags: libc::c_int) -> Result<(), MountError> {
+    let lazy = flags & libc::MNT_DETACH != 0;
+    if euid() != 0 {
+        let mut command = Command::new(FUSERMOUNT);
+        command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(path).stdin(Stdio::null());
+        let out = command.output().map_err(|source| MountError::NoFusermount { uid: euid(), source })?;
+        let said = String::from_utf8_lossy(&out.stderr).trim().to_string();
+        return match out.status.success() {
+            true => Ok(()),
+            false if said.to_lowercase().contains("busy") => Err(MountError::InUse { path: path.into(), detail: said }),
+            false => Err(MountError::Denied { path: path.into(), detail: said }),
+        };
+    }
+    let target = c_string(path.as_os_str().as_bytes(), path)?;
+    // SAFETY: the path lives through the call.
+    if unsafe { libc::umount2(target.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    let path = path.to_path_buf();
+    Err(match error.raw_os_error() {
+        Some(libc::EBUSY) => MountError::InUse { path, detail: error.to_string() },
+        Some(libc::EINVAL) => MountError::NotMounted { path, found: String::new() },
+        Some(libc::EPERM | libc::EACCES) => MountError::Denied { path, detail: error.to_string() },
+        _ => MountError::System { what: "unmounting", path, source: error },
+    })
+}

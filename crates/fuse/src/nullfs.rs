@@ -1,0 +1,111 @@
+//! The emptiest file system: one directory with one file, `data`, whose bytes come from one static buffer.
+//! It is the ceiling other file systems are measured against on the same session code.
+
+use crate::errno::Errno;
+use crate::handler::{Attr, Entry, Handler, Opened, Statfs};
+use crate::reply::{DirPlusSink, DirSink, ReadReply, Replied};
+use std::time::Duration;
+
+const ROOT: u64 = crate::abi::ROOT_ID;
+const DATA: u64 = 2;
+/// Nothing ever changes.
+const TTL: Duration = Duration::from_secs(86_400);
+/// The longest read; the file repeats this many bytes.
+const PATTERN: usize = 1 << 20;
+
+/// See the module.
+pub struct NullFs {
+    size: u64,
+    /// Two periods, so that a read that starts anywhere in the first is one piece.
+    pattern: Box<[u8]>,
+    fill: bool,
+}
+
+impl NullFs {
+    /// A file system whose file has `size` bytes, answered straight from memory.
+    pub fn new(size: u64) -> Self {
+        let byte = |i: usize| ((i % PATTERN) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];
+        NullFs { size, pattern: (0..2 * PATTERN).map(byte).collect(), fill: false }
+    }
+
+    /// The same answering from the slot's own buffer without touching it: what a file system costs whose bytes
+    /// are put there by a device.
+    pub fn from_slot_buffers(size: u64) -> Self {
+        NullFs { fill: true, ..NullFs::new(size) }
+    }
+
+    /// The byte at `offset`.
+    pub fn byte_at(&self, offset: u64) -> u8 {
+        self.pattern[(offset % PATTERN as u64) as usize]
+    }
+
+    fn attr(&self, ino: u64) -> Option<Attr> {
+        match ino {
+            ROOT => Some(Attr { nlink: 2, ..Attr::new(ROOT, libc::S_IFDIR | 0o555, 0) }),
+            DATA => Some(Attr::new(DATA, libc::S_IFREG | 0o444, self.size)),
+            _ => None,
+        }
+    }
+    fn entry(&self, ino: u64) -> Result<Entry, Errno> {
+        let attr = self.attr(ino).ok_or(Errno::ENOENT)?;
+        Ok(Entry { ino, generation: 0, attr, entry_ttl: TTL, attr_ttl: TTL })
+    }
+    fn names() -> [(u64, u32, &'static [u8]); 3] {
+        [(ROOT, libc::S_IFDIR, b"."), (ROOT, libc::S_IFDIR, b".."), (DATA, libc::S_IFREG, b"data")]
+    }
+}
+
+impl Handler for NullFs {
+    fn lookup(&self, _parent: u64, name: &[u8]) -> Result<Entry, Errno> {
+        match name {
+            b"." | b".." => self.entry(ROOT),
+            b"data" => self.entry(DATA),
+            _ => Ok(Entry::negative(TTL)),
+        }
+    }
+
+    fn getattr(&self, ino: u64, _fh: Option<u64>) -> Result<(Attr, Duration), Errno> {
+        Ok((self.attr(ino).ok_or(Errno::ESTALE)?, TTL))
+    }
+
+    fn open(&self, ino: u64, _flags: u32) -> Result<Opened, Errno> {
+        match ino {
+            DATA => Ok(Opened { keep_cache: true, ..Opened::default() }),
+            _ => Err(Errno::EISDIR),
+        }
+    }
+
+    fn read(&self, _ino: u64, _fh: u64, offset: u64, len: u32, reply: ReadReply<'_>) -> Replied {
+        let len = self.size.saturating_sub(offset).min(u64::from(len)).min(PATTERN as u64) as usize;
+        if self.fill {
+            return reply.filled(len);
+        }
+        let start = (offset % PATTERN as u64) as usize;
+        reply.data(&self.pattern[start..start + len])
+    }
+
+    fn readdir(&self, _ino: u64, _fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        for (i, (ino, mode, name)) in (1..).zip(Self::names()).skip(cookie as usize) {
+            if !sink.add(ino, i, mode, name) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn readdirplus(&self, _ino: u64, _fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
+        for (i, (ino, mode, name)) in (1..).zip(Self::names()).skip(cookie as usize) {
+            let added =
+                if ino == DATA { sink.add(&self.entry(DATA)?, i, name) } else { sink.add_plain(ino, i, mode, name) };
+            if !added {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn statfs(&self, _ino: u64) -> Result<Statfs, Errno> {
+        let blocks = self.size.div_ceil(4096);
+        Ok(Statfs { blocks, files: 2, ..Statfs::default() })
+    }
+}

@@ -1,0 +1,168 @@
+//! Mount options as people write them after `-o`. It only reads words; what they do is mounting's business.
+
+use std::fmt::Write as _;
+
+/// Parsed `-o` options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountOptions {
+    /// What the mount table shows as the source.
+    pub fsname: String,
+    /// The mount table shows `fuse.SUBTYPE`.
+    pub subtype: String,
+    /// Writes are refused by the kernel itself.
+    pub read_only: bool,
+    /// Other users may use the mount.
+    pub allow_other: bool,
+    /// The kernel checks permissions by mode, owner and group.
+    pub default_permissions: bool,
+    /// Mount over a directory that has entries, or over another mount.
+    pub nonempty: bool,
+    /// Honour set-user-ID bits.
+    pub suid: bool,
+    /// Honour device files.
+    pub dev: bool,
+    /// Allow programs to be run from it.
+    pub exec: bool,
+    /// Reading updates no access times.
+    pub noatime: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        MountOptions {
+            fsname: "spurline".into(),
+            subtype: "spurline".into(),
+            read_only: true,
+            allow_other: false,
+            default_permissions: false,
+            nonempty: false,
+            suid: false,
+            dev: false,
+            exec: true,
+            noatime: true,
+        }
+    }
+}
+
+/// A word after `-o` that is not known here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{word}' is no mount option here; known are {KNOWN}")]
+pub struct UnknownOption {
+    /// The word.
+    pub word: String,
+}
+
+const KNOWN: &str = "ro, allow_other, default_permissions, nonempty, fsname=NAME, subtype=NAME, suid, nosuid, dev, \
+                     nodev, exec, noexec, atime, noatime";
+
+impl MountOptions {
+    /// Applies one comma-separated list (`ro,allow_other,fsname=data`); a comma in a value is written `\,`.
+    /// Words that only concern fstab (`defaults`, `auto`, `user`, `_netdev`, `nofail`, `x-…`) are accepted
+    /// and do nothing.
+    ///
+    /// # Errors
+    /// On a word that is not known.
+    pub fn apply(&mut self, list: &str) -> Result<(), UnknownOption> {
+        for word in split(list) {
+            let (key, value) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v)));
+            match (key, value) {
+                ("", None) => {}
+                ("ro", None) => self.read_only = true,
+                ("allow_other", None) => self.allow_other = true,
+                ("default_permissions", None) => self.default_permissions = true,
+                ("nonempty", None) => self.nonempty = true,
+                ("fsname", Some(v)) if !v.is_empty() => self.fsname = v.into(),
+                ("subtype", Some(v)) if !v.is_empty() => self.subtype = v.into(),
+                ("suid", None) => self.suid = true,
+                ("nosuid", None) => self.suid = false,
+                ("dev", None) => self.dev = true,
+                ("nodev", None) => self.dev = false,
+                ("exec", None) => self.exec = true,
+                ("noexec", None) => self.exec = false,
+                ("atime" | "relatime", None) => self.noatime = false,
+                ("noatime", None) => self.noatime = true,
+                ("defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "_netdev" | "nofail", None) => {}
+                (key, _) if key.starts_with("x-") => {}
+                _ => return Err(UnknownOption { word }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Flags for mount(2).
+    pub(crate) fn flags(&self) -> libc::c_ulong {
+        let mut flags = 0;
+        let mut set = |on: bool, flag: libc::c_ulong| {
+            if on {
+                flags |= flag;
+            }
+        };
+        set(self.read_only, libc::MS_RDONLY);
+        set(!self.suid, libc::MS_NOSUID);
+        set(!self.dev, libc::MS_NODEV);
+        set(!self.exec, libc::MS_NOEXEC);
+        set(self.noatime, libc::MS_NOATIME);
+        flags
+    }
+
+    /// What the kernel's fuse understands itself.
+    pub(crate) fn kernel_words(&self) -> String {
+        let mut words = String::new();
+        if self.allow_other {
+            words.push_str(",allow_other");
+        }
+        if self.default_permissions {
+            words.push_str(",default_permissions");
+        }
+        words
+    }
+
+    /// The list for fusermount3, which sets nosuid and nodev by itself and lets only root do otherwise.
+    pub(crate) fn fusermount_list(&self) -> String {
+        let escaped = self.fsname.replace('\\', "\\\\").replace(',', "\\,");
+        let mut list = format!("fsname={escaped},subtype={}", self.subtype.replace(',', "\\,"));
+        let mut add = |on: bool, word: &str| {
+            if on {
+                let _ = write!(list, ",{word}");
+            }
+        };
+        add(self.read_only, "ro");
+        add(self.allow_other, "allow_other");
+        add(self.default_permissions, "default_permissions");
+        add(!self.exec, "noexec");
+        add(self.noatime, "noatime");
+        list
+    }
+}
+
+fn split(list: &str) -> Vec<String> {
+    let (mut words, mut word) = (Vec::new(), String::new());
+    let mut chars = list.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            ',' => words.push(std::mem::take(&mut word)),
+            '\\' => word.extend(chars.next()),
+            c => word.push(c),
+        }
+    }
+    words.push(word);
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists() {
+        let mut o = MountOptions::default();
+        o.apply("ro,allow_other,fsname=s3://b/a\\,b,noexec,_netdev,x-systemd.automount,").unwrap();
+        assert_eq!(o.fsname, "s3://b/a,b");
+        assert!(o.allow_other && !o.exec);
+        assert_eq!(o.fusermount_list(), "fsname=s3://b/a\\,b,subtype=spurline,ro,allow_other,noexec,noatime");
+        for bad in ["rw", "allow_others", "ro=1", "fsname", "fsname="] {
+            let said = o.apply(bad).unwrap_err().to_string();
+            assert!(said.contains(bad) && said.contains("default_permissions"), "{said}");
+        }
+    }
+}

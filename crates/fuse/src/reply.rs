@@ -1,0 +1,308 @@
+//! Answers whose bytes matter: read data, listings, extended attributes. They write into the slot's payload,
+//! or straight from the handler's memory to /dev/fuse. They know nothing of what the bytes mean.
+
+use crate::abi::{self, OutHeader, bytes_of};
+use crate::errno::Errno;
+use crate::handler::Entry;
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// The most pieces [`ReadReply::vectored`] sends without a copy: a 1 MiB read of 4 KiB pieces fits, and
+/// with the header it stays below the kernel's limit of 1024.
+const MAX_PIECES: usize = 512;
+
+/// Proof that a request was answered.
+#[derive(Debug)]
+#[must_use = "a request is answered by giving this back"]
+pub struct Replied {
+    pub(crate) error: i32,
+    /// Bytes of the answer, in the payload unless `sent`.
+    pub(crate) len: usize,
+    pub(crate) sent: bool,
+}
+
+impl Replied {
+    pub(crate) fn ok(len: usize) -> Self {
+        Replied { error: 0, len, sent: false }
+    }
+    pub(crate) fn error(errno: Errno) -> Self {
+        Replied { error: errno.wire(), len: 0, sent: false }
+    }
+}
+
+/// /dev/fuse and the request whose answer may be written to it at once.
+#[derive(Clone, Copy)]
+pub(crate) struct Direct<'a> {
+    pub(crate) device: BorrowedFd<'a>,
+    pub(crate) unique: u64,
+}
+
+/// The answer to a read: fill the slot's own buffer, or hand over memory that holds the bytes already.
+///
+/// Cost: [`ReadReply::buffer`] and [`ReadReply::filled`] copy nothing in this process on either kind of
+/// session; [`ReadReply::data`] and [`ReadReply::vectored`] copy nothing on /dev/fuse and once over io_uring.
+pub struct ReadReply<'a> {
+    payload: &'a mut [u8],
+    len: usize,
+    direct: Option<Direct<'a>>,
+}
+
+impl<'a> ReadReply<'a> {
+    pub(crate) fn new(payload: &'a mut [u8], len: usize, direct: Option<Direct<'a>>) -> Self {
+        let len = len.min(payload.len());
+        ReadReply { payload, len, direct }
+    }
+
+    /// The slot's payload, exactly as long as the bytes asked for and aligned to a page.
+    pub fn buffer(&mut self) -> &mut [u8] {
+        &mut self.payload[..self.len]
+    }
+
+    /// Answers with the first `n` bytes of [`ReadReply::buffer`].
+    pub fn filled(self, n: usize) -> Replied {
+        Replied::ok(n.min(self.len))
+    }
+
+    /// Answers with `data` (its first bytes, should it be longer than asked for).
+    pub fn data(self, data: &[u8]) -> Replied {
+        self.vectored(&[IoSlice::new(data)])
+    }
+
+    /// Answers with the bytes of `pieces`, one after the other.
+    pub fn vectored(self, pieces: &[IoSlice<'_>]) -> Replied {
+        if let Some(direct) = self.direct {
+            let total: usize = pieces.iter().map(|p| p.len()).sum();
+            if total <= self.len && pieces.len() <= MAX_PIECES && send(direct, 0, pieces, total) {
+                return Replied { error: 0, len: total, sent: true };
+            }
+        }
+        let mut filled = 0;
+        for piece in pieces {
+            let n = piece.len().min(self.len - filled);
+            self.payload[filled..filled + n].copy_from_slice(&piece[..n]);
+            filled += n;
+        }
+        Replied::ok(filled)
+    }
+
+    /// Refuses the read.
+    pub fn error(self, errno: Errno) -> Replied {
+        Replied::error(errno)
+    }
+}
+
+/// Writes an answer to /dev/fuse in one call. False: the device did not take it and it is still to be given;
+/// a request that is gone (ENOENT) or a session that has ended counts as taken.
+pub(crate) fn send(direct: Direct<'_>, error: i32, pieces: &[IoSlice<'_>], total: usize) -> bool {
+    let header = OutHeader { len: (size_of::<OutHeader>() + total) as u32, error: -error, unique: direct.unique };
+    let head = IoSlice::new(bytes_of(&header));
+    let written = match pieces {
+        [] => writev(direct.device, &[head]),
+        [one] => writev(direct.device, &[head, *one]),
+        more => {
+            let mut all = [IoSlice::new(&[]); MAX_PIECES + 1];
+            all[0] = head;
+            all[1..=more.len()].copy_from_slice(more);
+            writev(direct.device, &all[..=more.len()])
+        }
+    };
+    match written {
+        Ok(()) => true,
+        Err(libc::ENOENT | libc::ENODEV | libc::ECONNABORTED) => true,
+        Err(errno) => {
+            tracing::warn!("the kernel refused an answer of {total} bytes: {}", Errno(errno));
+            false
+        }
+    }
+}
+
+fn writev(device: BorrowedFd<'_>, pieces: &[IoSlice<'_>]) -> Result<(), i32> {
+    loop {
+        // SAFETY: IoSlice has the layout of iovec, and every piece is borrowed for the whole call.
+        let n = unsafe { libc::writev(device.as_raw_fd(), pieces.as_ptr().cast(), pieces.len() as libc::c_int) };
+        if n >= 0 {
+            return Ok(());
+        }
+        match std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) {
+            libc::EINTR => {}
+            errno => return Err(errno),
+        }
+    }
+}
+
+/// The answer to getxattr and listxattr.
+pub struct XattrReply<'a> {
+    payload: &'a mut [u8],
+    size: usize,
+}
+
+impl<'a> XattrReply<'a> {
+    pub(crate) fn new(payload: &'a mut [u8], size: usize) -> Self {
+        XattrReply { payload, size }
+    }
+
+    /// Answers with `value`, or with its length alone when only that was asked for; ERANGE when it does
+    /// not fit into the caller's buffer.
+    pub fn value(self, value: &[u8]) -> Replied {
+        if self.size == 0 {
+            let out = abi::GetxattrOut { size: u32::try_from(value.len()).unwrap_or(u32::MAX), padding: 0 };
+            return put(self.payload, &out);
+        }
+        if value.len() > self.size.min(self.payload.len()) {
+            return Replied::error(Errno::ERANGE);
+        }
+        self.payload[..value.len()].copy_from_slice(value);
+        Replied::ok(value.len())
+    }
+
+    /// Refuses.
+    pub fn error(self, errno: Errno) -> Replied {
+        Replied::error(errno)
+    }
+}
+
+/// Puts a fixed struct into the payload as the whole answer.
+pub(crate) fn put<T: abi::Plain>(payload: &mut [u8], value: &T) -> Replied {
+    let bytes = bytes_of(value);
+    payload[..bytes.len()].copy_from_slice(bytes);
+    Replied::ok(bytes.len())
+}
+
+/// Collects the entries of one readdir.
+pub struct DirSink<'a> {
+    payload: &'a mut [u8],
+    used: usize,
+}
+
+impl<'a> DirSink<'a> {
+    pub(crate) fn new(payload: &'a mut [u8], len: usize) -> Self {
+        let len = len.min(payload.len());
+        DirSink { payload: &mut payload[..len], used: 0 }
+    }
+
+    /// Adds an entry; `next` is the cookie a later readdir continues after it with, `mode` gives its file
+    /// type. False: it did not fit, and neither will another; stop.
+    pub fn add(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
+        add(self.payload, &mut self.used, &[], ino, next, mode, name)
+    }
+
+    pub(crate) fn finish(self) -> Replied {
+        Replied::ok(self.used)
+    }
+}
+
+/// Collects the entries of one readdirplus.
+pub struct DirPlusSink<'a>(DirSink<'a>);
+
+impl<'a> DirPlusSink<'a> {
+    pub(crate) fn new(payload: &'a mut [u8], len: usize) -> Self {
+        DirPlusSink(DirSink::new(payload, len))
+    }
+
+    /// Adds an entry, as [`DirSink::add`]; true counts as a lookup of `entry.ino`. For `.` and `..`, and where
+    /// the attributes are not at hand, use [`DirPlusSink::add_plain`].
+    pub fn add(&mut self, entry: &Entry, next: u64, name: &[u8]) -> bool {
+        let out = entry_out(entry);
+        let (ino, mode) = (entry.attr.ino, entry.attr.mode);
+        add(self.0.payload, &mut self.0.used, bytes_of(&out), ino, next, mode, name)
+    }
+
+    /// Adds an entry without attributes: the kernel looks it up when it needs them.
+    pub fn add_plain(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
+        let none = abi::EntryOut::default();
+        add(self.0.payload, &mut self.0.used, bytes_of(&none), ino, next, mode, name)
+    }
+
+    pub(crate) fn finish(self) -> Replied {
+        self.0.finish()
+    }
+}
+
+fn add(payload: &mut [u8], used: &mut usize, prefix: &[u8], ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
+    let dirent = abi::Dirent { ino, off: next, namelen: name.len() as u32, kind: (mode & libc::S_IFMT) >> 12 };
+    let parts = [prefix, bytes_of(&dirent), name];
+    let len = parts.iter().map(|p| p.len()).sum::<usize>();
+    let padded = len.next_multiple_of(8);
+    let Some(room) = payload.get_mut(*used..*used + padded) else { return false };
+    let mut at = 0;
+    for part in parts {
+        room[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    }
+    room[len..].fill(0);
+    *used += padded;
+    true
+}
+
+pub(crate) fn entry_out(entry: &Entry) -> abi::EntryOut {
+    abi::EntryOut {
+        nodeid: entry.ino,
+        generation: entry.generation,
+        entry_valid: entry.entry_ttl.as_secs(),
+        attr_valid: entry.attr_ttl.as_secs(),
+        entry_valid_nsec: entry.entry_ttl.subsec_nanos(),
+        attr_valid_nsec: entry.attr_ttl.subsec_nanos(),
+        attr: attr_out(&entry.attr),
+    }
+}
+
+pub(crate) fn attr_out(attr: &crate::handler::Attr) -> abi::Attr {
+    abi::Attr {
+        ino: attr.ino,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.atime.as_secs(),
+        mtime: attr.mtime.as_secs(),
+        ctime: attr.ctime.as_secs(),
+        atimensec: attr.atime.subsec_nanos(),
+        mtimensec: attr.mtime.subsec_nanos(),
+        ctimensec: attr.ctime.subsec_nanos(),
+        mode: attr.mode,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: 0,
+        blksize: attr.blksize,
+        flags: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handler::Attr;
+
+    #[test]
+    fn directory_entries_are_padded_and_stop_when_full() {
+        let mut payload = [0xffu8; 80];
+        let mut sink = DirSink::new(&mut payload, 72);
+        assert!(sink.add(5, 1, libc::S_IFREG, b"abc"));
+        assert!(sink.add(6, 2, libc::S_IFDIR, b"12345678"));
+        assert!(!sink.add(7, 3, libc::S_IFREG, b"x"));
+        assert_eq!(sink.finish().len, 64);
+        assert_eq!(abi::take::<abi::Dirent>(&payload), Some(abi::Dirent { ino: 5, off: 1, namelen: 3, kind: 8 }));
+        assert_eq!(&payload[24..32], b"abc\0\0\0\0\0");
+        let entry = Entry { ino: 9, attr: Attr::new(9, libc::S_IFREG, 1), ..Entry::negative(Default::default()) };
+        let mut sink = DirPlusSink::new(&mut payload, 72);
+        assert!(!sink.add(&entry, 1, b"n"));
+    }
+
+    #[test]
+    fn xattr_sizes() {
+        let mut payload = [0u8; 64];
+        assert_eq!(XattrReply::new(&mut payload, 0).value(b"hello").len, 8);
+        assert_eq!(payload[0], 5);
+        assert_eq!(XattrReply::new(&mut payload, 4).value(b"hello").error, libc::ERANGE);
+        assert_eq!(XattrReply::new(&mut payload, 5).value(b"hello").len, 5);
+    }
+
+    #[test]
+    fn read_replies_never_exceed_what_was_asked() {
+        let mut payload = [0u8; 8];
+        assert_eq!(ReadReply::new(&mut payload, 4, None).data(b"123456").len, 4);
+        assert_eq!(ReadReply::new(&mut payload, 100, None).filled(1000).len, 8);
+        let pieces = [IoSlice::new(b"ab"), IoSlice::new(b"cd")];
+        assert_eq!(ReadReply::new(&mut payload, 8, None).vectored(&pieces).len, 4);
+        assert_eq!(&payload[..4], b"abcd");
+    }
+}

@@ -1,0 +1,339 @@
+//! Requests over io_uring: each entry of each CPU's queue has a thread and a ring of its own, so a request
+//! costs one system call and a handler that blocks holds up nothing but its entry. It deliberately knows
+//! nothing of what requests mean. Commands and layouts: the kernel's `fs/fuse/dev_uring.c`.
+
+use crate::abi::{self, InHeader, OutHeader, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, take};
+use crate::buffer::HEAD_LEN;
+use crate::dev::{End, slot_bytes};
+use crate::dispatch::SlotIo;
+use crate::errno::Errno;
+use crate::handler::Handler;
+use crate::reply::Replied;
+use crate::request::decode_split;
+use crate::session::{Shared, Slot};
+use io_uring::{IoUring, cqueue, squeue};
+use parking_lot::{Condvar, Mutex};
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+/// How long all entries may take to get their memory and rings.
+const PREPARE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The CPUs a queue is needed for.
+#[derive(Debug, Clone)]
+pub(crate) struct Cpus {
+    /// CPUs that are on.
+    pub(crate) on: Vec<usize>,
+    /// Number of CPUs there can be; each needs a queue with an entry, or nothing works.
+    pub(crate) all: usize,
+}
+
+impl Cpus {
+    pub(crate) fn read() -> Cpus {
+        let list = |file: &str| {
+            let text = fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).unwrap_or_default();
+            parse_cpu_list(&text)
+        };
+        let (on, possible) = (list("online"), list("possible"));
+        let all = possible.len().max(on.len()).max(1);
+        Cpus { on: if on.is_empty() { (0..all).collect() } else { on }, all }
+    }
+    pub(crate) fn off(&self) -> usize {
+        self.all.saturating_sub(self.on.len())
+    }
+}
+
+/// `0-3,8` as the kernel writes it; what does not parse is left out.
+fn parse_cpu_list(text: &str) -> Vec<usize> {
+    let range = |part: &str| -> Option<std::ops::RangeInclusive<usize>> {
+        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    text.split(',').filter_map(range).flatten().take(1 << 16).collect()
+}
+
+/// Whether FUSE over io_uring can be had, with a note for the reason; else why not, and the remedy.
+/// `enable`: set the kernel's parameter where it is off and that is allowed.
+pub(crate) fn available(enable: bool) -> Result<String, String> {
+    let parameter = fs::read_to_string(PARAMETER).map_err(|_| {
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        format!("this kernel ({}) does not have it; it came with Linux 6.14", release.trim())
+    })?;
+    let mut note = String::new();
+    if parameter.trim() != "Y" {
+        if !enable {
+            return Err(format!("it is off on this host; as root: echo Y > {PARAMETER}"));
+        }
+        fs::write(PARAMETER, "Y")
+            .map_err(|e| format!("it is off on this host and could not be set ({e}); as root: echo Y > {PARAMETER}"))?;
+        note = format!(", and {PARAMETER} was set to Y for the whole host");
+    }
+    new_ring().map(|_| note).map_err(|e| {
+        format!(
+            "io_uring_setup failed ({e}); see /proc/sys/kernel/io_uring_disabled and the container's seccomp profile"
+        )
+    })
+}
+
+type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
+
+fn new_ring() -> io::Result<Ring> {
+    // One command is ever under way. Completions are worked off in this thread, when it waits.
+    IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(2)
+}
+
+/// A submission entry of 128 bytes with a FUSE command in it, as the kernel lays it out.
+#[repr(C)]
+struct Sqe {
+    opcode: u8,
+    flags: u8,
+    ioprio: u16,
+    fd: i32,
+    cmd_op: u32,
+    pad: u32,
+    addr: u64,
+    len: u32,
+    cmd_flags: u32,
+    user_data: u64,
+    buf_index: u16,
+    personality: u16,
+    file_index: u32,
+    cmd: UringCmdReq,
+    rest: [u8; 56],
+}
+
+const _: () = assert!(size_of::<Sqe>() == 128 && offset_of!(Sqe, cmd) == 48);
+const _: () = assert!(size_of::<squeue::Entry128>() == 128 && align_of::<Sqe>() == align_of::<squeue::Entry128>());
+
+fn sqe(device: RawFd, cmd_op: u32, iovecs: &[libc::iovec], cmd: UringCmdReq) -> squeue::Entry128 {
+    let sqe = Sqe {
+        opcode: io_uring::opcode::UringCmd80::CODE,
+        flags: 0,
+        ioprio: 0,
+        fd: device,
+        cmd_op,
+        pad: 0,
+        addr: if iovecs.is_empty() { 0 } else { iovecs.as_ptr() as u64 },
+        len: iovecs.len() as u32,
+        cmd_flags: 0,
+        user_data: 0,
+        buf_index: 0,
+        personality: 0,
+        file_index: 0,
+        cmd,
+        rest: [0; 56],
+    };
+    // SAFETY: both are the kernel's 128-byte io_uring_sqe, plain integers without padding; size and alignment
+    // are asserted above. The library's own constructor leaves `len` unset, which REGISTER needs.
+    unsafe { std::mem::transmute::<Sqe, squeue::Entry128>(sqe) }
+}
+
+/// Where all entries wait for each other: they get their memory and rings first, so that the kernel is told
+/// of io_uring only when nothing can fail any more for want of memory.
+pub(crate) struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    prepared: usize,
+    registered: usize,
+    failed: Option<String>,
+    go: Option<bool>,
+}
+
+impl Gate {
+    fn update(&self, f: impl FnOnce(&mut GateState)) {
+        f(&mut self.state.lock());
+        self.changed.notify_all();
+    }
+    fn wait(&self, mut done: impl FnMut(&GateState) -> bool) -> Result<(), String> {
+        let until = Instant::now() + PREPARE_DEADLINE;
+        let mut state = self.state.lock();
+        while !done(&state) {
+            if let Some(why) = &state.failed {
+                return Err(why.clone());
+            }
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                return Err(format!("the entries were not ready after {PREPARE_DEADLINE:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the entries register with the kernel, and waits until all have.
+    pub(crate) fn open(&self, entries: usize) -> Result<(), String> {
+        self.update(|s| s.go = Some(true));
+        self.wait(|s| s.registered == entries)
+    }
+
+    /// Sends the entries home.
+    pub(crate) fn cancel(&self) {
+        self.update(|s| s.go = Some(false));
+    }
+}
+
+/// Starts the threads of all entries up to the gate; answers it and their number.
+pub(crate) fn prepare<H: Handler>(shared: &Arc<Shared<H>>, cpus: &Cpus) -> Result<(Arc<Gate>, usize), String> {
+    let gate = Arc::new(Gate { state: Mutex::default(), changed: Condvar::new() });
+    let depth = shared.config.ring_depth(cpus);
+    let mut entries = 0;
+    let started = (|| {
+        for cpu in 0..cpus.all {
+            // A CPU that is off needs an entry for the kernel to call the queues complete, and no more.
+            for _ in 0..if cpus.on.contains(&cpu) { depth } else { 1 } {
+                let buffer = shared.config.buffers.allocate(shared.config.slot_len())?;
+                let slot = Slot::new(buffer, shared)?;
+                let gate = gate.clone();
+                shared.spawn("fuse-ring", slot, move |shared, slot| entry(shared, slot, cpu, &gate))?;
+                entries += 1;
+            }
+        }
+        Ok(())
+    })();
+    let ready = match started {
+        Ok(()) => gate.wait(|s| s.prepared == entries),
+        Err(e) => io::Result::Err(e).map_err(|e| format!("entry {entries} got no memory or thread: {e}")),
+    };
+    match ready {
+        Ok(()) => Ok((gate, entries)),
+        Err(why) => {
+            gate.cancel();
+            Err(why)
+        }
+    }
+}
+
+fn entry<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpu: usize, gate: &Gate) {
+    pin(cpu);
+    let mut ring = match new_ring() {
+        Ok(ring) => ring,
+        Err(e) => return gate.update(|s| s.failed = Some(format!("io_uring_setup for CPU {cpu} failed: {e}"))),
+    };
+    gate.update(|s| s.prepared += 1);
+    let go = gate.wait(|s| s.go.is_some());
+    if go.is_err() || gate.state.lock().go != Some(true) {
+        return;
+    }
+    match register(shared, slot, cpu, &mut ring) {
+        Ok(()) => gate.update(|s| s.registered += 1),
+        Err(e) => return gate.update(|s| s.failed = Some(format!("the kernel refused an entry for CPU {cpu}: {e}"))),
+    }
+    let end = serve(shared, slot, cpu, &mut ring);
+    shared.connection_ended(end);
+}
+
+/// Keeps this thread on the CPU whose queue it serves: the request's data is in that CPU's cache. It is
+/// an optimisation, so a refusal (a CPU that is off, a cpuset) changes nothing.
+fn pin(cpu: usize) {
+    // SAFETY: cpu_set_t is plain integers, CPU_SET checks its bounds, and pid 0 is this thread.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if cpu < libc::CPU_SETSIZE as usize {
+            libc::CPU_SET(cpu, &mut set);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+        }
+    }
+}
+
+fn push(ring: &mut Ring, entry: &squeue::Entry128) -> io::Result<()> {
+    // SAFETY: all that the entry points to (the iovecs, copied on submission, and the slot's memory) outlives
+    // the ring, which is dropped, and with it the command, before the slot is.
+    unsafe { ring.submission().push(entry) }.map_err(|_| io::Error::other("the submission queue is full"))
+}
+
+fn register<H: Handler>(shared: &Shared<H>, slot: &mut Slot, cpu: usize, ring: &mut Ring) -> io::Result<()> {
+    let bytes = slot_bytes(&mut *slot.buffer);
+    let (head, payload) = bytes.split_at_mut(HEAD_LEN);
+    let part = |bytes: &mut [u8], len: usize| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
+    let len = payload.len();
+    let iovecs = [part(head, size_of::<UringReqHeader>()), part(payload, len)];
+    let cmd = UringCmdReq { qid: cpu as u16, ..Default::default() };
+    let until = Instant::now() + Duration::from_secs(2);
+    loop {
+        push(ring, &sqe(shared.device.as_raw_fd(), abi::URING_CMD_REGISTER, &iovecs, cmd))?;
+        ring.submit()?;
+        // A refusal completes at once; a registered entry completes with its first request.
+        let refused = ring.completion().next().map_or(0, |c| c.result());
+        match -refused {
+            0 => return Ok(()),
+            libc::EAGAIN if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            errno => return Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+fn serve<H: Handler>(shared: &Shared<H>, slot: &mut Slot, cpu: usize, ring: &mut Ring) -> End {
+    let device = shared.device.as_raw_fd();
+    loop {
+        let completed = loop {
+            if let Some(c) = ring.completion().next() {
+                break c.result();
+            }
+            match ring.submit_and_wait(1) {
+                Err(e) if e.raw_os_error() != Some(libc::EINTR) => return End::Failed(e),
+                _ => {}
+            }
+        };
+        if completed < 0 {
+            return match -completed {
+                libc::ENOTCONN | libc::ENODEV => End::Unmounted,
+                libc::ECONNABORTED | libc::ECANCELED => End::Aborted,
+                errno => End::Failed(io::Error::from_raw_os_error(errno)),
+            };
+        }
+        // The slice is made anew for each request: while it waits, the memory is the kernel's.
+        let bytes = slot_bytes(&mut *slot.buffer);
+        let commit_id = serve_one(shared, bytes);
+        let cmd = UringCmdReq { qid: cpu as u16, commit_id, ..Default::default() };
+        if let Err(e) = push(ring, &sqe(device, abi::URING_CMD_COMMIT_AND_FETCH, &[], cmd)) {
+            return End::Failed(e);
+        }
+    }
+}
+
+/// Answers the request in the slot's memory; the answer is left there for the commit.
+fn serve_one<H: Handler>(shared: &Shared<H>, bytes: &mut [u8]) -> u64 {
+    let (head, payload) = bytes.split_at_mut(HEAD_LEN);
+    let header: InHeader = take(head).unwrap_or_default();
+    let at = offset_of!(UringReqHeader, ent);
+    let ent: UringEntInOut = take(&head[at..]).unwrap_or_default();
+    let args = &head[offset_of!(UringReqHeader, op_in)..at];
+    let body = &payload[..(ent.payload_sz as usize).min(payload.len())];
+    let replied = match decode_split(&header, args, body) {
+        Some(request) => {
+            let io = SlotIo { bytes: payload, body: 0, payload: 0, direct: None };
+            shared.dispatcher.dispatch(&header, request, io)
+        }
+        None => {
+            tracing::warn!("request {} of {} bytes over io_uring has malformed arguments", header.opcode, header.len);
+            Some(Replied::error(Errno::EINVAL))
+        }
+    };
+    // Requests that take no answer come over /dev/fuse; should one come here, its entry is given back all the same.
+    let Replied { error, len, .. } = replied.unwrap_or(Replied::ok(0));
+    let out = OutHeader { len: (size_of::<OutHeader>() + len) as u32, error: -error, unique: header.unique };
+    head[..size_of::<OutHeader>()].copy_from_slice(bytes_of(&out));
+    let answer = UringEntInOut { payload_sz: len as u32, ..ent };
+    head[at..at + size_of::<UringEntInOut>()].copy_from_slice(bytes_of(&answer));
+    ent.commit_id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!(parse_cpu_list("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(parse_cpu_list("0\n"), [0]);
+        assert!(parse_cpu_list("").is_empty() && parse_cpu_list("x-y").is_empty());
+        let cpus = Cpus::read();
+        assert!(cpus.all >= cpus.on.len() && !cpus.on.is_empty());
+    }
+}
