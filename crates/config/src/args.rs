@@ -211,7 +211,7 @@ pub struct FuseArgs {
     /// How requests are fetched from the kernel
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub fuse_io: FuseIo,
-    /// Threads that answer the kernel; 0 chooses by the number of processors
+    /// Threads that answer the kernel; 0 takes as many as --buffer-size has room for
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub fuse_threads: u16,
     /// Never hand a cached file to the kernel for reading without this process
@@ -221,7 +221,7 @@ pub struct FuseArgs {
     #[arg(long, visible_alias = "readahead", value_name = "SIZE")]
     pub max_readahead: Option<Size>,
     /// The kernel's own read-ahead of buffered reads
-    #[arg(long, value_name = "SIZE", default_value = "1M")]
+    #[arg(long, value_name = "SIZE", default_value = "8M")]
     pub kernel_readahead: Size,
     /// One line per request of the kernel into this file
     #[arg(long, value_name = "FILE")]

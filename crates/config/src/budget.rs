@@ -9,6 +9,11 @@ use std::fmt;
 /// Requests the kernel may have under way per processor over io_uring: two keep the processor busy while the
 /// other's answer is copied; more cost memory on every possible processor and measured no faster.
 pub const URING_DEPTH: u64 = 2;
+/// Requests of the kernel answered at one time when the budget allows: enough for as many readers to wait for
+/// cold blocks at once as one node answers at full speed.
+pub const MOST_SLOTS: u64 = 64;
+/// The part of the budget that FUSE requests take at most, unless threads are named.
+pub const SLOT_SHARE: u64 = 4;
 /// Header and alignment beside the payload of one FUSE request.
 pub const FUSE_SLOT_OVERHEAD: u64 = 8 << 10;
 /// Fills that must fit for reads to make progress: one per side of a block boundary, for two readers at once.
@@ -61,8 +66,8 @@ pub struct Demand {
     pub block: u64,
     /// `--max-write` on a mount; `None` on a node.
     pub max_write: Option<u64>,
-    /// `--fuse-threads` on a mount, 0 for automatic.
-    pub fuse_threads: u64,
+    /// `--fuse-threads` on a mount; `None` for automatic.
+    pub fuse_threads: Option<u64>,
     /// `--max-downloads`.
     pub max_downloads: u64,
     /// `--max-readahead`; `None` for automatic.
@@ -81,8 +86,10 @@ impl Budget {
         let (fuse_slots, fuse_slot_bytes, serve_slots) = match demand.max_write {
             Some(max_write) => {
                 // Either way of fetching requests fits: ring entries on every processor, or one per thread.
-                let slots = (demand.processors * URING_DEPTH).max(demand.fuse_threads);
-                (slots, max_write + FUSE_SLOT_OVERHEAD, 0)
+                let slot = max_write + FUSE_SLOT_OVERHEAD;
+                let least = demand.processors * URING_DEPTH;
+                let slots = demand.fuse_threads.unwrap_or_else(|| (total / SLOT_SHARE / slot).min(MOST_SLOTS));
+                (slots.max(least), slot, 0)
             }
             // A node answers from memory it pins per request: a block for each processor, and one on its way.
             None => (0, 0, demand.processors + 1),
@@ -133,6 +140,11 @@ impl Budget {
         term("read-ahead", readahead, "blocks fetched ahead wait here for their reader");
         term("hot blocks", memory_tier, "the rest: blocks kept in memory");
         Ok(Budget { total, fuse_slots, fuse_slot_bytes, serve_slots, fills, readahead, memory_tier, terms })
+    }
+
+    /// Bytes of all FUSE requests together.
+    pub fn fuse_bytes(&self) -> u64 {
+        self.fuse_slots * self.fuse_slot_bytes
     }
 
     /// Compares the budget with the memory there is, and answers with a warning when it fits barely.
@@ -195,7 +207,7 @@ mod tests {
             total,
             block: 4 * MIB,
             max_write: Some(MIB),
-            fuse_threads: 0,
+            fuse_threads: None,
             max_downloads: 200,
             readahead: None,
             processors: 4,

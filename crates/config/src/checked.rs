@@ -135,8 +135,8 @@ pub struct FuseConfig {
     pub dir_entry_ttl: Duration,
     /// How requests are fetched.
     pub io: FuseIo,
-    /// Threads, at least 1.
-    pub threads: usize,
+    /// Threads that answer the kernel; `None` for as many as the budget's slots.
+    pub threads: Option<usize>,
     /// Whether cached files may be handed to the kernel.
     pub passthrough: bool,
     /// The kernel's read-ahead in bytes.
@@ -174,7 +174,7 @@ impl MountArgs {
         let mut warnings = Vec::new();
         let alone = self.registry.registry.is_none();
         let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
-        let (fuse, readahead) = check_fuse(&self.fuse, host)?;
+        let (fuse, readahead) = check_fuse(&self.fuse)?;
         let budget = derive(&self.common, &self.cache, &self.under, Some(&fuse), readahead, host, &mut warnings)?;
         Ok(MountConfig {
             source: self.source,
@@ -383,7 +383,7 @@ fn split_networks(text: &str) -> Result<Vec<String>, Fault> {
 /// The kernel takes no larger request (FUSE_MAX_MAX_PAGES of 4 KiB).
 const MAX_MAX_WRITE: u64 = 1 << 20;
 
-fn check_fuse(args: &FuseArgs, host: &Host) -> Result<(FuseConfig, Option<u64>), Fault> {
+fn check_fuse(args: &FuseArgs) -> Result<(FuseConfig, Option<u64>), Fault> {
     let max_write = args.max_write.bytes();
     if !max_write.is_multiple_of(4096) || !(4096..=MAX_MAX_WRITE).contains(&max_write) {
         return Err(Fault::usage(
@@ -392,12 +392,17 @@ fn check_fuse(args: &FuseArgs, host: &Host) -> Result<(FuseConfig, Option<u64>),
         ));
     }
     let kernel_readahead = u32::try_from(args.kernel_readahead.bytes()).map_err(|_| {
-        Fault::usage(format!("--kernel-readahead {} is above 4G", args.kernel_readahead), "1M is the default")
+        Fault::usage(format!("--kernel-readahead {} is above 4G", args.kernel_readahead), "8M is the default")
     })?;
     let threads = match args.fuse_threads {
-        0 => host.processors,
-        n @ 1..=256 => usize::from(n),
-        n => return Err(Fault::usage(format!("--fuse-threads {n} is above 256"), "0 takes one for each processor")),
+        0 => None,
+        n @ 1..=256 => Some(usize::from(n)),
+        n => {
+            return Err(Fault::usage(
+                format!("--fuse-threads {n} is above 256"),
+                "0 takes as many as --buffer-size has room for",
+            ));
+        }
     };
     let config = FuseConfig {
         options: check_options(&args.options)?,
@@ -475,7 +480,7 @@ fn derive(
         total: common.buffer_size.bytes(),
         block: cache.block_size.bytes(),
         max_write: fuse.map(|f| u64::from(f.max_write)),
-        fuse_threads: fuse.map_or(0, |f| f.threads as u64),
+        fuse_threads: fuse.and_then(|f| f.threads).map(|n| n as u64),
         max_downloads: u64::from(under.max_downloads),
         readahead,
         processors: host.processors as u64,

@@ -1,0 +1,139 @@
+//! Asking a running mount or node: over its admin socket, or a node's metrics address. Every wait has a deadline.
+
+use serde_json::{Value, json};
+use spurline_types::{Error, ErrorKind, Result};
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest answer taken: the blocks of a file of some terabytes.
+const MAX_ANSWER: u64 = 64 << 20;
+
+/// A process that answers questions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Peer {
+    /// At an admin socket.
+    Socket(PathBuf),
+    /// At a metrics address, which knows stats and health only.
+    Http(String),
+}
+
+impl Peer {
+    /// Absolute counters.
+    ///
+    /// # Errors
+    /// When it can't be reached or does not answer in time.
+    pub fn stats(&self, limit: Duration) -> Result<Value> {
+        match self {
+            Peer::Socket(path) => ask(path, &json!({"op": "stats"}), limit),
+            Peer::Http(address) => get_json(address, "/stats.json", limit),
+        }
+    }
+
+    /// What it is and how it does.
+    ///
+    /// # Errors
+    /// As [`Peer::stats`].
+    pub fn status(&self, limit: Duration) -> Result<Value> {
+        match self {
+            Peer::Socket(path) => ask(path, &json!({"op": "status"}), limit),
+            Peer::Http(address) => get_json(address, "/status.json", limit),
+        }
+    }
+
+    /// About one file; sockets only.
+    ///
+    /// # Errors
+    /// As [`Peer::stats`], and as a lookup of the path.
+    pub fn info(&self, path: &[u8], limit: Duration) -> Result<Value> {
+        let request = match std::str::from_utf8(path) {
+            Ok(text) => json!({"op": "info", "path": text}),
+            Err(_) => {
+                let mut hex = String::with_capacity(path.len() * 2);
+                for byte in path {
+                    let _ = write!(hex, "{byte:02x}");
+                }
+                json!({"op": "info", "path_hex": hex})
+            }
+        };
+        match self {
+            Peer::Socket(socket) => ask(socket, &request, limit),
+            Peer::Http(address) => {
+                let text = format!("{address}: a metrics address can't be asked about a file");
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
+    }
+}
+
+/// Sends one request to an admin socket and waits for its answer.
+///
+/// # Errors
+/// Connection and deadline errors, and the error the other side answers.
+pub fn ask(socket: &Path, request: &Value, limit: Duration) -> Result<Value> {
+    let io = |e: std::io::Error| Error::io(format_args!("admin socket {}", socket.display()), &e);
+    let mut stream = UnixStream::connect(socket).map_err(io)?;
+    stream.set_read_timeout(Some(limit)).map_err(io)?;
+    stream.set_write_timeout(Some(limit)).map_err(io)?;
+    stream.write_all(format!("{request}\n").as_bytes()).map_err(io)?;
+    let mut line = Vec::new();
+    BufReader::new(stream).take(MAX_ANSWER).read_until(b'\n', &mut line).map_err(io)?;
+    if line.is_empty() {
+        let text = format!("admin socket {}: closed without an answer", socket.display());
+        return Err(Error::new(ErrorKind::Unavailable, text));
+    }
+    let mut answer: Value = serde_json::from_slice(&line).map_err(|e| {
+        Error::new(ErrorKind::Protocol, format!("admin socket {}: the answer is not JSON: {e}", socket.display()))
+    })?;
+    if let Some(error) = answer.get("error") {
+        let code = error["code"].as_u64().and_then(|c| u16::try_from(c).ok()).unwrap_or(0);
+        let text = error["message"].as_str().unwrap_or("an error without a message");
+        return Err(Error::new(ErrorKind::from_code(code), text));
+    }
+    Ok(answer["ok"].take())
+}
+
+/// A GET over HTTP/1.0 whose answer is JSON.
+///
+/// # Errors
+/// Connection and deadline errors, and any answer but 200.
+pub fn get_json(address: &str, path: &str, limit: Duration) -> Result<Value> {
+    let body = get(address, path, limit)?;
+    serde_json::from_slice(&body)
+        .map_err(|e| Error::new(ErrorKind::Protocol, format!("http://{address}{path}: the answer is not JSON: {e}")))
+}
+
+/// A GET over HTTP/1.0: the body ends where the connection does, so nothing of HTTP/1.1 has to be understood.
+fn get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
+    let io = |e: std::io::Error| Error::io(format_args!("http://{address}{path}"), &e);
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    for candidate in address.to_socket_addrs().map_err(io)? {
+        let mut stream = match TcpStream::connect_timeout(&candidate, limit) {
+            Ok(stream) => stream,
+            Err(error) => {
+                last = error;
+                continue;
+            }
+        };
+        stream.set_read_timeout(Some(limit)).map_err(io)?;
+        stream.set_write_timeout(Some(limit)).map_err(io)?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).map_err(io)?;
+        let mut answer = Vec::new();
+        stream.take(MAX_ANSWER).read_to_end(&mut answer).map_err(io)?;
+        let end = answer.windows(4).position(|w| w == b"\r\n\r\n");
+        let first = String::from_utf8_lossy(answer.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
+        return match end {
+            Some(end) if first.starts_with("HTTP/") && first.contains(" 200 ") => Ok(answer.split_off(end + 4)),
+            _ => {
+                let shown: String = first.chars().take(60).collect();
+                let text = format!("http://{address}{path}: no metrics are served there (it answered '{shown}')");
+                Err(Error::new(ErrorKind::Protocol, text))
+            }
+        };
+    }
+    Err(io(last))
+}

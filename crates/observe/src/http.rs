@@ -1,0 +1,167 @@
+//! The metrics server: Prometheus text, the same as JSON, a page for people, a health check. It has a thread
+//! and a runtime of its own, so it answers while the rest of the process waits.
+
+use crate::AdminTarget;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::{Value, json};
+use spurline_types::stats::{METRICS, MetricKind};
+use spurline_types::{Error, Result};
+use std::convert::Infallible;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
+
+/// Connections at one time: scrapers, a few browsers, health checks.
+const MAX_CONNECTIONS: usize = 64;
+/// A connection is closed after this long whatever it does; browsers and scrapers come again.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
+/// A client that does not finish its request line and headers in this time is let go.
+const HEADER_LIMIT: Duration = Duration::from_secs(10);
+
+const PAGE: &str = include_str!("page.html");
+
+/// Where to serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bind {
+    /// Here, or it is an error.
+    Exactly(SocketAddr),
+    /// Here, or at a free port of the same address when this one is taken.
+    Near(SocketAddr),
+}
+
+/// A running metrics server; dropping it ends it.
+#[derive(Debug)]
+pub struct MetricsServer {
+    address: SocketAddr,
+    moved: bool,
+    _stop: oneshot::Sender<()>,
+}
+
+impl MetricsServer {
+    /// Serves `target`.
+    ///
+    /// # Errors
+    /// When the address can't be had, naming it.
+    pub fn start(bind: Bind, target: Arc<dyn AdminTarget>) -> Result<Self> {
+        let (wanted, free) = match bind {
+            Bind::Exactly(address) => (address, None),
+            Bind::Near(address) => (address, Some(SocketAddr::new(address.ip(), 0))),
+        };
+        let io = |e: std::io::Error| Error::io(format_args!("metrics at {wanted}"), &e);
+        let (listener, moved) = match (TcpListener::bind(wanted), free) {
+            (Ok(listener), _) => (listener, false),
+            (Err(_), Some(free)) => (TcpListener::bind(free).map_err(io)?, true),
+            (Err(error), None) => return Err(io(error)),
+        };
+        listener.set_nonblocking(true).map_err(io)?;
+        let address = listener.local_addr().map_err(io)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
+        let (stop, stopped) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("metrics".into())
+            .spawn(move || {
+                runtime.block_on(async {
+                    tokio::select! {
+                        () = serve(listener, target) => {}
+                        _ = stopped => {}
+                    }
+                });
+                runtime.shutdown_background();
+            })
+            .map_err(io)?;
+        Ok(MetricsServer { address, moved, _stop: stop })
+    }
+
+    /// Where it serves.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether the wanted port was taken and this is another one.
+    pub fn moved(&self) -> bool {
+        self.moved
+    }
+}
+
+async fn serve(listener: TcpListener, target: Arc<dyn AdminTarget>) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::warn!(%error, "the metrics server can't start");
+            return;
+        }
+    };
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, most likely.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let target = Arc::clone(&target);
+        tokio::spawn(async move {
+            let _place = place;
+            let service = service_fn(move |request| {
+                let target = Arc::clone(&target);
+                async move { Ok::<_, Infallible>(answer(&request, target.as_ref())) }
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_LIMIT)
+                .serve_connection(TokioIo::new(stream), service);
+            // What went wrong with one scraper's connection concerns nobody here.
+            let _ = tokio::time::timeout(CONNECTION_LIMIT, connection).await;
+        });
+    }
+}
+
+fn answer(request: &Request<Incoming>, target: &dyn AdminTarget) -> Response<Full<Bytes>> {
+    const TEXT: &str = "text/plain; charset=utf-8";
+    const JSON: &str = "application/json";
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return respond(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is answered here\n".into());
+    }
+    match request.uri().path() {
+        "/metrics" => respond(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", target.prometheus()),
+        "/stats.json" => respond(StatusCode::OK, JSON, target.stats().to_string()),
+        "/status.json" => respond(StatusCode::OK, JSON, target.status().to_string()),
+        "/healthz" => match target.health() {
+            Ok(()) => respond(StatusCode::OK, TEXT, "ok\n".into()),
+            Err(error) => respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
+        },
+        "/" => respond(StatusCode::OK, "text/html; charset=utf-8", page()),
+        other => respond(
+            StatusCode::NOT_FOUND,
+            TEXT,
+            format!("no {other} here; there are /, /metrics, /stats.json, /status.json, /healthz\n"),
+        ),
+    }
+}
+
+fn respond(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// The page with the table of metrics in it; everything else it fetches from /stats.json.
+fn page() -> String {
+    let table: Vec<Value> = METRICS
+        .iter()
+        .map(|m| {
+            let counter = m.kind == MetricKind::Counter;
+            json!({"section": m.section, "name": m.name, "counter": counter, "unit": m.unit, "help": m.help})
+        })
+        .collect();
+    // A `</script>` in a help text would end the script.
+    PAGE.replace("/*METRICS*/[]", &Value::from(table).to_string().replace('<', "\\u003c"))
+}

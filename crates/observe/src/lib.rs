@@ -1,0 +1,42 @@
+//! How a running mount or node is looked at from outside: an admin socket beside the mount, a metrics page,
+//! logs and an access log. It never touches a mount, and knows of the process only its [`AdminTarget`].
+#![forbid(unsafe_code)]
+
+pub mod access;
+pub mod client;
+pub mod clock;
+pub mod http;
+pub mod log;
+pub mod place;
+pub mod server;
+pub mod usage;
+
+use serde_json::Value;
+use spurline_types::Result;
+
+/// What a mount or a node answers about itself. Each call returns within bounded time and never goes
+/// through the mount; calls come from several threads at once.
+pub trait AdminTarget: Send + Sync + 'static {
+    /// Absolute counters, as `Stats::to_json` gives them.
+    fn stats(&self) -> Value;
+
+    /// The same as Prometheus text.
+    fn prometheus(&self) -> String;
+
+    /// Version, length and blocks of the file at `path` below the source (no leading slash).
+    ///
+    /// # Errors
+    /// As a lookup of the path.
+    fn info(&self, path: &[u8]) -> Result<Value>;
+
+    /// What this process is and how it does: kind, version, source, addresses, disks, peers.
+    fn status(&self) -> Value;
+
+    /// Whether it can do its work now.
+    ///
+    /// # Errors
+    /// When it can't, saying why.
+    fn health(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,187 @@
+//! Logs: where they go, in which form, and that a fault which repeats does not flood them.
+
+use spurline_types::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Warnings and errors of one place in the code that are written in one window; more are counted.
+const BURST: u32 = 20;
+/// The window.
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// How to log.
+#[derive(Debug, Clone, Default)]
+pub struct LogSettings {
+    /// Appended to; `None` for standard error.
+    pub file: Option<PathBuf>,
+    /// What is logged; `None` for RUST_LOG, or `info`.
+    pub filter: Option<String>,
+    /// One JSON object a line.
+    pub json: bool,
+}
+
+/// Starts logging for the whole process; once.
+///
+/// # Errors
+/// When the filter does not parse, the file can't be opened, or logging was started before.
+pub fn init(settings: &LogSettings) -> Result<()> {
+    let filter = settings.filter.clone().or_else(|| std::env::var("RUST_LOG").ok().filter(|f| !f.is_empty()));
+    let text = filter.unwrap_or_else(|| "info".into());
+    let filter = EnvFilter::try_new(&text).map_err(|e| {
+        let text = format!("log filter '{text}': {e}; write info, debug or crate=level[,…]");
+        Error::new(ErrorKind::Invalid, text)
+    })?;
+    let file = match &settings.file {
+        None => None,
+        Some(path) => {
+            let io = |e: std::io::Error| Error::io(format_args!("log file {}", path.display()), &e);
+            Some(OpenOptions::new().append(true).create(true).open(path).map_err(io)?)
+        }
+    };
+    // Colour on a terminal only, and not where NO_COLOR asks for none.
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    let ansi = file.is_none() && std::io::stderr().is_terminal() && !no_color;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi);
+    let again = |_| Error::new(ErrorKind::Invalid, "logging was started before");
+    macro_rules! finish {
+        ($builder:expr, $format:expr) => {{
+            let builder = $builder.event_format(Limited::new($format));
+            match file {
+                Some(file) => builder.with_writer(Mutex::new(file)).try_init().map_err(again),
+                None => builder.with_writer(std::io::stderr).try_init().map_err(again),
+            }
+        }};
+    }
+    let format = tracing_subscriber::fmt::format();
+    if settings.json { finish!(builder.json(), format.json()) } else { finish!(builder, format.with_target(true)) }
+}
+
+/// What was written from each place in the code within its window.
+struct Places<K>(Mutex<HashMap<K, Place>>);
+
+struct Place {
+    since: Instant,
+    count: u32,
+}
+
+impl<K: std::hash::Hash + Eq> Places<K> {
+    /// `None` to stay silent, else how many were left out before this one.
+    fn admit(&self, place: K, now: Instant) -> Option<u32> {
+        let mut places = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let entry = places.entry(place).or_insert(Place { since: now, count: 0 });
+        let mut left_out = 0;
+        if now.duration_since(entry.since) >= WINDOW {
+            left_out = entry.count.saturating_sub(BURST);
+            *entry = Place { since: now, count: 0 };
+        }
+        entry.count = entry.count.saturating_add(1);
+        (entry.count <= BURST).then_some(left_out)
+    }
+}
+
+/// A format that lets a warning or an error through [`BURST`] times in a [`WINDOW`] per place in the code,
+/// and says how many were left out when the place speaks again.
+struct Limited<F> {
+    inner: F,
+    // As many entries as the code has places that warn.
+    places: Places<Identifier>,
+}
+
+impl<F> Limited<F> {
+    fn new(inner: F) -> Self {
+        Limited { inner, places: Places(Mutex::default()) }
+    }
+}
+
+impl<S, N, F> FormatEvent<S, N> for Limited<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        if *event.metadata().level() > Level::WARN {
+            return self.inner.format_event(context, out, event);
+        }
+        match self.places.admit(event.metadata().callsite(), Instant::now()) {
+            None => Ok(()),
+            Some(left_out) => {
+                if left_out > 0 {
+                    // A line of its own, in whichever form lines have.
+                    let seconds = WINDOW.as_secs();
+                    tracing::info!(left_out, seconds, "lines like the next one were left out");
+                }
+                self.inner.format_event(context, out.by_ref(), event)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing_subscriber::util::SubscriberInitExt;
+
+    #[derive(Clone, Default)]
+    struct Sink(std::sync::Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_flood_is_cut_and_counted() {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let format = Limited::new(tracing_subscriber::fmt::format());
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .event_format(format)
+            .with_writer(move || writer.clone())
+            .finish();
+        let guard = subscriber.set_default();
+        for n in 0..100 {
+            tracing::warn!(n, "the disk is slow");
+            tracing::info!(n, "news");
+        }
+        drop(guard);
+        let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.matches("the disk is slow").count(), BURST as usize);
+        assert_eq!(text.matches("news").count(), 100);
+    }
+
+    #[test]
+    fn the_gap_is_told_in_the_next_window() {
+        let places = Places(Mutex::default());
+        let start = Instant::now();
+        for n in 0..BURST + 5 {
+            assert_eq!(places.admit("here", start).is_some(), n < BURST);
+        }
+        assert_eq!(places.admit("there", start), Some(0));
+        assert_eq!(places.admit("here", start + WINDOW), Some(5));
+        assert_eq!(places.admit("here", start + WINDOW), Some(0));
+    }
+
+    #[test]
+    fn a_wrong_filter_is_refused() {
+        let settings = LogSettings { filter: Some("a=b=c".into()), ..Default::default() };
+        assert!(init(&settings).unwrap_err().message().contains("a=b=c"));
+    }
+}

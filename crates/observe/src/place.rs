@@ -1,0 +1,294 @@
+//! Where the admin socket of a mount or a node is, and which mount a path lies in. All of it is found from
+//! `/proc/self/mountinfo` and words: a mount that hangs is never asked anything.
+
+use spurline_types::{Error, ErrorKind, Result};
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+/// The type a Spurline mount has in the mount table: mount with `subtype=spurline`.
+pub const FS_TYPE: &str = "fuse.spurline";
+/// Overrides where admin sockets are.
+pub const RUNTIME_DIR_ENV: &str = "SPURLINE_RUNTIME_DIR";
+
+/// One Spurline mount of the mount table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+    /// Its source.
+    pub source: String,
+    /// The user who mounted it.
+    pub uid: u32,
+}
+
+/// The Spurline mounts of this mount namespace, the latest last.
+///
+/// # Errors
+/// When /proc is not there.
+pub fn mounts() -> Result<Vec<Mount>> {
+    let text = std::fs::read("/proc/self/mountinfo").map_err(|e| Error::io("/proc/self/mountinfo", &e))?;
+    Ok(parse_mountinfo(&text))
+}
+
+fn parse_mountinfo(text: &[u8]) -> Vec<Mount> {
+    let lines = text.split(|b| *b == b'\n');
+    lines
+        .filter_map(|line| {
+            let fields: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
+            let dash = fields.iter().position(|f| *f == b"-")?;
+            let (point, fs_type, source) = (fields.get(4)?, fields.get(dash + 1)?, fields.get(dash + 2)?);
+            if *fs_type != FS_TYPE.as_bytes() {
+                return None;
+            }
+            let options = String::from_utf8_lossy(fields.get(dash + 3).copied().unwrap_or_default()).into_owned();
+            let uid = options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok()).unwrap_or(0);
+            Some(Mount {
+                mountpoint: PathBuf::from(OsString::from_vec(unescape(point))),
+                source: String::from_utf8_lossy(&unescape(source)).into_owned(),
+                uid,
+            })
+        })
+        .collect()
+}
+
+/// Undoes the kernel's `\040` for blank, tab, newline and backslash.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut i = 0;
+    while i < field.len() {
+        let octal = |b: &u8| (b'0'..=b'7').contains(b);
+        match field.get(i + 1..i + 4) {
+            Some(digits) if field[i] == b'\\' && digits.iter().all(octal) => {
+                out.push(digits.iter().fold(0u8, |n, d| n.wrapping_mul(8).wrapping_add(d - b'0')));
+                i += 4;
+            }
+            _ => {
+                out.push(field[i]);
+                i += 1;
+            }
+        }
+    }
+    out
+}
+
+/// A path cut in two: the mount it lies in, and the rest below it without a leading slash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Located {
+    /// The mount.
+    pub mount: Mount,
+    /// The path below the mountpoint; empty for the mountpoint itself.
+    pub below: Vec<u8>,
+}
+
+/// How many symbolic links are followed before a path is called circular, as the kernel does.
+const MAX_LINKS: usize = 40;
+
+/// Finds the mount `path` lies in. Symbolic links on the way to the mount are followed; from the mountpoint
+/// on, nothing is touched. `None` when the path lies in no Spurline mount.
+pub fn locate(path: &Path, mounts: &[Mount]) -> Option<Located> {
+    let mut rest: Vec<OsString> = Vec::new();
+    let push = |rest: &mut Vec<OsString>, path: &Path| {
+        for part in path.components().rev() {
+            match part {
+                Component::Normal(name) => rest.push(name.to_owned()),
+                Component::ParentDir => rest.push("..".into()),
+                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+            }
+        }
+    };
+    push(&mut rest, path);
+    if path.is_relative() {
+        push(&mut rest, &std::env::current_dir().ok()?);
+    }
+    let mut at = PathBuf::from("/");
+    let mut links = 0;
+    loop {
+        // The last one mounted at a place hides the others.
+        if let Some(mount) = mounts.iter().rev().find(|m| m.mountpoint == at) {
+            let mut below = PathBuf::new();
+            while let Some(part) = rest.pop() {
+                if part == ".." {
+                    if !below.pop() {
+                        // Out of the mount again; go on from its parent.
+                        at.pop();
+                        break;
+                    }
+                } else {
+                    below.push(part);
+                }
+            }
+            if rest.is_empty() && at == mount.mountpoint {
+                return Some(Located { mount: mount.clone(), below: below.into_os_string().into_vec() });
+            }
+            continue;
+        }
+        let part = rest.pop()?;
+        if part == ".." {
+            at.pop();
+            continue;
+        }
+        at.push(part);
+        if mounts.iter().any(|m| m.mountpoint == at) {
+            continue;
+        }
+        if let Ok(link) = std::fs::read_link(&at) {
+            links += 1;
+            if links > MAX_LINKS {
+                return None;
+            }
+            push(&mut rest, &link);
+            if link.is_absolute() {
+                at = PathBuf::from("/");
+            } else {
+                at.pop();
+            }
+        }
+    }
+}
+
+/// What an admin socket belongs to.
+#[derive(Debug, Clone, Copy)]
+pub enum Owner<'a> {
+    /// The mount at this canonical path.
+    Mount(&'a Path),
+    /// The node at this address.
+    Node(&'a str),
+}
+
+impl Owner<'_> {
+    /// The socket's name in a runtime directory.
+    pub fn file_name(self) -> String {
+        match self {
+            Owner::Mount(path) => {
+                format!("mount-{:032x}.sock", xxhash_rust::xxh3::xxh3_128(path.as_os_str().as_bytes()))
+            }
+            Owner::Node(address) => {
+                let safe = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '-' { c } else { '_' };
+                format!("node-{}.sock", address.chars().map(safe).collect::<String>())
+            }
+        }
+    }
+}
+
+/// The directories admin sockets of user `uid` may be in, the likeliest first.
+pub fn runtime_dirs(uid: u32) -> Vec<PathBuf> {
+    let mut dirs = Vec::new();
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    dirs.extend(set(RUNTIME_DIR_ENV));
+    if uid == 0 {
+        dirs.push(PathBuf::from("/run/spurline"));
+    } else {
+        if uid == rustix::process::geteuid().as_raw() {
+            dirs.extend(set("XDG_RUNTIME_DIR").map(|d| d.join("spurline")));
+        }
+        dirs.push(PathBuf::from(format!("/run/user/{uid}/spurline")));
+        dirs.push(PathBuf::from(format!("/tmp/spurline-{uid}")));
+    }
+    dirs
+}
+
+/// Where to look for the socket of `owner`, run by user `uid`.
+pub fn candidates(owner: Owner<'_>, uid: u32) -> Vec<PathBuf> {
+    runtime_dirs(uid).into_iter().map(|dir| dir.join(owner.file_name())).collect()
+}
+
+/// Makes this user's runtime directory, readable by nobody else, and gives the path of `owner`'s socket in it.
+///
+/// # Errors
+/// When no such directory can be made, or one that somebody else owns is in its place.
+pub fn make_socket_path(owner: Owner<'_>) -> Result<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let mut last = Error::new(ErrorKind::NotFound, "no runtime directory");
+    for dir in runtime_dirs(uid) {
+        match make_private(&dir, uid) {
+            Ok(()) => return Ok(dir.join(owner.file_name())),
+            Err(error) => last = error,
+        }
+    }
+    Err(last.context(format!("the admin socket has no directory; set {RUNTIME_DIR_ENV} to one of your own")))
+}
+
+fn make_private(dir: &Path, uid: u32) -> Result<()> {
+    let io = |e: std::io::Error| Error::io(dir.display(), &e);
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(io(e)),
+        _ => {}
+    }
+    let meta = std::fs::symlink_metadata(dir).map_err(io)?;
+    if !meta.is_dir() || meta.uid() != uid {
+        let text = format!("{} is not a directory of user {uid}", dir.display());
+        return Err(Error::new(ErrorKind::PermissionDenied, text));
+    }
+    if meta.permissions().mode() & 0o077 != 0 {
+        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700)).map_err(io)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(at: &Path) -> Mount {
+        Mount { mountpoint: at.to_owned(), source: "s".into(), uid: 0 }
+    }
+
+    #[test]
+    fn mount_table() {
+        let text = b"36 35 98:0 /mnt1 /a rw,noatime master:1 - ext3 /dev/root rw\n\
+            40 35 0:50 / /mnt/with\\040blank ro,nosuid - fuse.spurline s3://b/a\\011b ro,user_id=1000,group_id=0\n\
+            broken line\n41 35 0:51 / /m rw shared:3 - fuse.spurline file:///x rw\n";
+        let found = parse_mountinfo(text);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].mountpoint, Path::new("/mnt/with blank"));
+        assert_eq!((found[0].source.as_str(), found[0].uid), ("s3://b/a\tb", 1000));
+        assert_eq!(found[1].mountpoint, Path::new("/m"));
+    }
+
+    #[test]
+    fn paths_are_located_without_touching_the_mount() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().canonicalize().unwrap();
+        // The mountpoint does not exist: whoever touched it would fail.
+        let point = base.join("real/m");
+        std::fs::create_dir(base.join("real")).unwrap();
+        std::os::unix::fs::symlink("real", base.join("link")).unwrap();
+        std::os::unix::fs::symlink(&point, base.join("direct")).unwrap();
+        std::os::unix::fs::symlink("loop", base.join("loop")).unwrap();
+        let mounts = [mount(Path::new("/other")), mount(&point)];
+        let below = |path: &str| {
+            locate(&base.join(path), &mounts).map(|l| (l.mount.mountpoint, String::from_utf8(l.below).unwrap()))
+        };
+        let hit = |rest: &str| Some((point.clone(), rest.to_owned()));
+        assert_eq!(below("real/m"), hit(""));
+        assert_eq!(below("real/m/a/./b"), hit("a/b"));
+        assert_eq!(below("link/m/a/../b"), hit("b"));
+        assert_eq!(below("direct/x"), hit("x"));
+        assert_eq!(below("real/m/../m/x"), hit("x"));
+        assert_eq!(below("real/m/../elsewhere"), None);
+        assert_eq!(below("real"), None);
+        assert_eq!(below("loop/x"), None);
+    }
+
+    #[test]
+    fn socket_names() {
+        assert_eq!(Owner::Node("[::1]:7000").file_name(), "node-___1__7000.sock");
+        let a = Owner::Mount(Path::new("/a")).file_name();
+        assert!(a.starts_with("mount-") && a != Owner::Mount(Path::new("/b")).file_name());
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("spurline");
+        let uid = rustix::process::geteuid().as_raw();
+        std::fs::create_dir(&place).unwrap();
+        make_private(&place, uid).unwrap();
+        assert_eq!(std::fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(make_private(&place, uid + 1).is_err());
+        std::os::unix::fs::symlink(&place, dir.path().join("link")).unwrap();
+        assert!(make_private(&dir.path().join("link"), uid).is_err());
+    }
+}

@@ -1,0 +1,171 @@
+//! The admin socket's server: a JSON object in a line, a JSON object in a line back. It has threads of its
+//! own, so it answers while every other thread of the process waits for something.
+
+use crate::AdminTarget;
+use serde_json::{Value, json};
+use spurline_types::{Error, ErrorKind, Result};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Longest request line: a path of PATH_MAX in hexadecimal and some words.
+const MAX_LINE: u64 = 16 << 10;
+/// A connection that says nothing for this long is closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// Conversations at one time: people looking, a scraper, and requests that wait for a slow under-store.
+const MAX_CONVERSATIONS: usize = 32;
+
+/// A running admin socket; dropping it removes the socket.
+#[derive(Debug)]
+pub struct AdminServer {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+}
+
+impl AdminServer {
+    /// Serves `target` at `path`, readable by this user only. A socket left by a process that is gone is replaced.
+    ///
+    /// # Errors
+    /// When another process answers there, or the socket can't be made.
+    pub fn start(path: &Path, target: Arc<dyn AdminTarget>) -> Result<Self> {
+        let what = || format!("admin socket {}", path.display());
+        if UnixStream::connect(path).is_ok() {
+            let text = format!("{}: another process answers there; unmount it first", what());
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(what(), &e)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path).map_err(|e| Error::io(what(), &e))?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(|e| Error::io(what(), &e))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        std::thread::Builder::new()
+            .name("admin".into())
+            .spawn(move || accept(&listener, &stopped, &target))
+            .map_err(|e| Error::io(what(), &e))?;
+        Ok(AdminServer { path: path.to_owned(), stop })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for AdminServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // The accepting thread waits for a connection; this is one.
+        let _ = UnixStream::connect(&self.path);
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn accept(listener: &UnixListener, stop: &AtomicBool, target: &Arc<dyn AdminTarget>) {
+    let talking = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        if stop.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(stream) = stream else {
+            // Out of descriptors, most likely: give others the time to close some.
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        if talking.load(Ordering::Acquire) >= MAX_CONVERSATIONS {
+            let busy = Error::new(ErrorKind::Throttled, "the admin socket is busy; try again");
+            let _ = writeln!(&stream, "{}", failure(&busy));
+            continue;
+        }
+        talking.fetch_add(1, Ordering::AcqRel);
+        let (target, held) = (Arc::clone(target), Held(Arc::clone(&talking)));
+        let spawned = std::thread::Builder::new().name("admin-talk".into()).spawn(move || {
+            let _held = held;
+            let _ = converse(stream, target.as_ref());
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread for a conversation on the admin socket");
+        }
+    }
+}
+
+/// One of the conversations there may be.
+struct Held(Arc<AtomicUsize>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn converse(stream: UnixStream, target: &dyn AdminTarget) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(IDLE))?;
+    stream.set_write_timeout(Some(IDLE))?;
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut writer = stream;
+    loop {
+        let mut line = Vec::new();
+        reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Ok(());
+        }
+        let whole = line.ends_with(b"\n");
+        let answer = if whole || (line.len() as u64) < MAX_LINE {
+            respond(&line, target)
+        } else {
+            failure(&Error::new(ErrorKind::Invalid, format!("the request is longer than {MAX_LINE} bytes")))
+        };
+        writer.write_all(format!("{answer}\n").as_bytes())?;
+        if !whole {
+            return Ok(());
+        }
+    }
+}
+
+fn respond(line: &[u8], target: &dyn AdminTarget) -> Value {
+    let invalid = |text: String| failure(&Error::new(ErrorKind::Invalid, text));
+    let request: Value = match serde_json::from_slice(line) {
+        Ok(request) => request,
+        Err(e) => return invalid(format!("the request is not JSON: {e}")),
+    };
+    let answer = match request["op"].as_str() {
+        Some("stats") => Ok(target.stats()),
+        Some("status") => Ok(target.status()),
+        Some("info") => match path_of(&request) {
+            Some(path) => target.info(&path),
+            None => return invalid("info needs a path: text in 'path', or hexadecimal in 'path_hex'".into()),
+        },
+        Some("health") => target.health().map(|()| json!("ok")),
+        other => {
+            let named = other.unwrap_or("(none)");
+            return invalid(format!("unknown op '{named}'; there are stats, status, info, health"));
+        }
+    };
+    match answer {
+        Ok(value) => json!({ "ok": value }),
+        Err(error) => failure(&error),
+    }
+}
+
+fn failure(error: &Error) -> Value {
+    json!({ "error": { "code": error.kind().code(), "message": error.message() } })
+}
+
+/// The path of a request: names may hold any byte, so there is a form for those that are no UTF-8.
+fn path_of(request: &Value) -> Option<Vec<u8>> {
+    if let Some(text) = request["path"].as_str() {
+        return Some(text.as_bytes().to_vec());
+    }
+    let hex = request["path_hex"].as_str()?.as_bytes();
+    if !hex.len().is_multiple_of(2) {
+        return None;
+    }
+    let digit = |b: u8| (b as char).to_digit(16);
+    hex.chunks(2).map(|pair| Some((digit(pair[0])? * 16 + digit(pair[1])?) as u8)).collect()
+}

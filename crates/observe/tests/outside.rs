@@ -1,0 +1,193 @@
+//! The admin socket and the metrics server against a target that can be told to hang, fail and count.
+
+use serde_json::{Value, json};
+use spurline_observe::client::{Peer, ask};
+use spurline_observe::http::{Bind, MetricsServer};
+use spurline_observe::server::AdminServer;
+use spurline_observe::{AdminTarget, place};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+struct Target {
+    stats: Stats,
+    hang: std::sync::Mutex<Receiver<()>>,
+    sick: bool,
+}
+
+fn target(sick: bool) -> (Arc<Target>, Sender<()>) {
+    let (sender, receiver) = channel();
+    let target = Target { stats: Stats::default(), hang: receiver.into(), sick };
+    target.stats.fuse.read_bytes.add(42);
+    (Arc::new(target), sender)
+}
+
+impl AdminTarget for Target {
+    fn stats(&self) -> Value {
+        self.stats.to_json()
+    }
+    fn prometheus(&self) -> String {
+        self.stats.to_prometheus()
+    }
+    fn info(&self, path: &[u8]) -> Result<Value> {
+        if path == b"hang" {
+            let _ = self.hang.lock().unwrap().recv();
+        }
+        if path == b"missing" {
+            return Err(Error::new(ErrorKind::NotFound, "no such file: missing"));
+        }
+        Ok(json!({ "bytes": path.to_vec() }))
+    }
+    fn status(&self) -> Value {
+        json!({"kind": "test"})
+    }
+    fn health(&self) -> Result<()> {
+        if self.sick { Err(Error::new(ErrorKind::Unavailable, "the under-store is gone")) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn questions_and_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("a.sock");
+    let (target, _hang) = target(false);
+    let server = AdminServer::start(&socket, target).unwrap();
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let peer = Peer::Socket(socket.clone());
+    assert_eq!(peer.stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
+    assert_eq!(peer.status(LIMIT).unwrap()["kind"], "test");
+    assert_eq!(peer.info("ä/b".as_bytes(), LIMIT).unwrap()["bytes"], json!("ä/b".as_bytes()));
+    assert_eq!(peer.info(b"\xff\x01", LIMIT).unwrap()["bytes"], json!([255, 1]));
+    let error = peer.info(b"missing", LIMIT).unwrap_err();
+    assert_eq!((error.kind(), error.message()), (ErrorKind::NotFound, "no such file: missing"));
+    let error = ask(&socket, &json!({"op": "dance"}), LIMIT).unwrap_err();
+    assert!(error.message().contains("there are stats"), "{error}");
+
+    // A line that is no JSON, then a right one, over the same connection.
+    let mut raw = UnixStream::connect(&socket).unwrap();
+    raw.set_read_timeout(Some(LIMIT)).unwrap();
+    raw.write_all(b"what?\n{\"op\":\"status\"}\n").unwrap();
+    raw.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut text = String::new();
+    raw.read_to_string(&mut text).unwrap();
+    assert!(text.lines().next().unwrap().contains("not JSON") && text.lines().nth(1).unwrap().contains("test"));
+
+    // A request without an end is cut off.
+    let mut raw = UnixStream::connect(&socket).unwrap();
+    raw.set_read_timeout(Some(LIMIT)).unwrap();
+    let _ = raw.write_all(&vec![b'x'; 64 << 10]);
+    let mut text = String::new();
+    let _ = raw.read_to_string(&mut text);
+    assert!(text.contains("longer than") || text.is_empty(), "{text}");
+
+    drop(server);
+    assert!(!socket.exists());
+    assert_eq!(peer.stats(LIMIT).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn it_answers_while_another_question_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("a.sock");
+    let (target, hang) = target(false);
+    let _server = AdminServer::start(&socket, target).unwrap();
+    let peer = Peer::Socket(socket);
+    let other = peer.clone();
+    let waiting = std::thread::spawn(move || other.info(b"hang", LIMIT));
+    assert_eq!(peer.info(b"hang", Duration::from_millis(200)).unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(peer.stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
+    drop(hang);
+    assert!(waiting.join().unwrap().is_ok());
+}
+
+#[test]
+fn a_socket_of_the_dead_is_replaced_and_one_of_the_living_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("a.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    assert_eq!(Peer::Socket(socket.clone()).stats(LIMIT).unwrap_err().kind(), ErrorKind::Unavailable);
+    let _server = AdminServer::start(&socket, target(false).0).unwrap();
+    let error = AdminServer::start(&socket, target(false).0).unwrap_err();
+    assert!(error.message().contains("another process answers"), "{error}");
+}
+
+fn get(address: std::net::SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn the_metrics_server_serves() {
+    let any = "127.0.0.1:0".parse().unwrap();
+    let server = MetricsServer::start(Bind::Exactly(any), target(false).0).unwrap();
+    let path =
+        |path: &str| get(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    let metrics = path("/metrics");
+    assert!(metrics.contains("version=0.0.4") && metrics.contains("\nspurline_fuse_read_bytes_total 42\n"));
+    let page = path("/");
+    assert!(page.contains("text/html") && page.contains("\"read_bytes\"") && !page.contains("/*METRICS*/"));
+    assert!(!page.contains("src=") && !page.contains("http://") && !page.contains("https://"), "an asset from outside");
+    assert!(path("/healthz").starts_with("HTTP/1.1 200"));
+    assert!(path("/nothing").starts_with("HTTP/1.1 404"));
+    let post =
+        get(server.address(), "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    assert!(post.starts_with("HTTP/1.1 405"), "{post}");
+    let peer = Peer::Http(server.address().to_string());
+    assert_eq!(peer.stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
+    assert_eq!(peer.status(LIMIT).unwrap()["kind"], "test");
+    assert_eq!(peer.info(b"x", LIMIT).unwrap_err().kind(), ErrorKind::Unsupported);
+
+    // The wanted port is taken: another one when it was only the default, an error when it was asked for.
+    let error = MetricsServer::start(Bind::Exactly(server.address()), target(false).0).unwrap_err();
+    assert!(error.message().contains(&server.address().to_string()), "{error}");
+    let second = MetricsServer::start(Bind::Near(server.address()), target(true).0).unwrap();
+    assert!(second.moved() && second.address() != server.address());
+    let sick = get(second.address(), "GET /healthz HTTP/1.0\r\n\r\n");
+    assert!(sick.contains(" 503 ") && sick.contains("the under-store is gone"), "{sick}");
+}
+
+#[test]
+fn something_that_is_no_metrics_server_is_told_apart() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let other = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.write_all(b"SSH-2.0-something\r\n");
+    });
+    let error = Peer::Http(address.to_string()).stats(LIMIT).unwrap_err();
+    other.join().unwrap();
+    assert!(error.message().contains("no metrics") || error.kind() == ErrorKind::Unavailable, "{error}");
+}
+
+#[test]
+fn sockets_are_found_where_they_are_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = place::Owner::Mount(Path::new("/mnt/x"));
+    // Variables belong to the whole process, so another one is asked: this test's own, again.
+    if std::env::var_os("SPURLINE_TEST_PLACE").is_some() {
+        let made = place::make_socket_path(owner).unwrap();
+        assert!(place::candidates(owner, 12345).contains(&made));
+        return;
+    }
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "sockets_are_found_where_they_are_made"])
+        .env("SPURLINE_TEST_PLACE", "1")
+        .env(place::RUNTIME_DIR_ENV, dir.path().join("run"))
+        .stdout(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    assert!(dir.path().join("run").is_dir());
+}
