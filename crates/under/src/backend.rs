@@ -1,0 +1,92 @@
+//! What an object store is asked, before retries, deadlines and the meaning of names.
+//! It deliberately knows no folder and no file: keys, prefixes, versions, bytes.
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use spurline_types::{Error, ErrorKind};
+use std::time::{Duration, SystemTime};
+
+/// One object as a listing or a head tells it.
+#[derive(Debug, Clone)]
+pub(crate) struct RawObject {
+    pub key: String,
+    pub size: u64,
+    /// Whole seconds, since some answers have no finer ones and one object must look the same in all.
+    pub mtime: SystemTime,
+    /// As the store gave it; `None` when it gave none.
+    pub etag: Option<String>,
+}
+
+/// A page of a listing.
+#[derive(Debug, Default)]
+pub(crate) struct RawPage {
+    pub objects: Vec<RawObject>,
+    /// Common prefixes, each with its delimiter at the end.
+    pub prefixes: Vec<String>,
+    pub next: Option<String>,
+}
+
+/// The start of an answer to a read.
+pub(crate) struct RawBody {
+    pub etag: Option<String>,
+    pub mtime: Option<SystemTime>,
+    /// Length of the whole object, where the answer says.
+    pub total: Option<u64>,
+    pub stream: BoxStream<'static, Result<Bytes, Failure>>,
+}
+
+/// A failure of one attempt: the error to show, and whether another attempt may help.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub error: Error,
+    pub again: Again,
+}
+
+/// What another attempt may do for a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// Nothing.
+    No,
+    /// Help, after the usual pause.
+    Yes,
+    /// Help at once: nothing is wrong but the first words (another region).
+    Now,
+    /// Help, after the store has had time: it asked to slow down, for this long where it says.
+    SlowDown(Option<Duration>),
+}
+
+impl Failure {
+    pub(crate) fn fatal(kind: ErrorKind, message: String) -> Self {
+        Failure { error: Error::new(kind, message), again: Again::No }
+    }
+    pub(crate) fn passing(kind: ErrorKind, message: String) -> Self {
+        Failure { error: Error::new(kind, message), again: Again::Yes }
+    }
+}
+
+/// One object store and bucket, one attempt at a time. Dropping a future or a stream ends its request.
+pub(crate) trait Backend: Send + Sync {
+    /// Endpoint, region and style, for a person.
+    fn describe(&self) -> String;
+
+    /// Keys that start with `prefix`, those with a `/` after it folded into prefixes.
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max: usize,
+    ) -> BoxFuture<'a, Result<RawPage, Failure>>;
+
+    /// One object's attributes.
+    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, Failure>>;
+
+    /// The bytes `from..to` of the object if its etag is still `etag`; a failure of kind `Stale` otherwise.
+    fn get<'a>(
+        &'a self,
+        key: &'a str,
+        from: u64,
+        to: u64,
+        etag: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<RawBody, Failure>>;
+}

@@ -1,0 +1,526 @@
+//! A directory as an under-store: a local disk, an NFS mount, any file system.
+//! It deliberately knows no cache of attributes; every call asks the operating system, on a thread of the pool.
+
+use crate::pool::{NoAnswer, Pool};
+use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Stats, Version};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant, SystemTime};
+
+/// A change within this time of the one before may carry the same timestamp: kernels before 6.13 stamp files by the
+/// timer tick, 10 ms at most.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Directories being listed page by page whose sorted names are kept.
+const SNAPSHOTS: usize = 8;
+/// Names of larger directories are not kept but read again for every page.
+const SNAPSHOT_BYTES: usize = 32 << 20;
+/// Names kept for longer are read again.
+const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
+
+/// A directory read through the operating system.
+pub(crate) struct DirUnder {
+    source: Source,
+    pool: Pool,
+    stats: Arc<Stats>,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    root: PathBuf,
+    /// `openat2` is missing (an old kernel or a sandbox); paths are walked part by part.
+    walk: AtomicBool,
+    snapshots: Mutex<VecDeque<Snapshot>>,
+}
+
+/// The names of one directory in order, for the pages that follow the first.
+#[derive(Clone)]
+struct Snapshot {
+    path: Vec<u8>,
+    taken: Instant,
+    names: Arc<Names>,
+}
+
+/// Names one after the other, sorted.
+#[derive(Default)]
+struct Names {
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+impl Names {
+    fn len(&self) -> usize {
+        self.ends.len()
+    }
+    fn get(&self, i: usize) -> &[u8] {
+        let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
+        &self.bytes[start..self.ends[i] as usize]
+    }
+    fn from_unsorted(mut names: Vec<Vec<u8>>) -> Self {
+        names.sort_unstable();
+        let mut all = Names { bytes: Vec::with_capacity(names.iter().map(Vec::len).sum()), ends: Vec::new() };
+        for name in &names {
+            all.bytes.extend_from_slice(name);
+            all.ends.push(all.bytes.len() as u32);
+        }
+        all
+    }
+    /// The first index whose name comes after `cursor`.
+    fn after(&self, cursor: &[u8]) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.get(middle) <= cursor { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+}
+
+impl DirUnder {
+    pub(crate) fn new(source: Source, config: &UnderConfig, stats: Arc<Stats>) -> Self {
+        let inner = Arc::new(Inner {
+            root: source.path().to_path_buf(),
+            walk: AtomicBool::new(false),
+            snapshots: Mutex::new(VecDeque::new()),
+        });
+        DirUnder { source, pool: Pool::new(config.dir_threads), stats, inner }
+    }
+
+    fn no_answer(&self, what: &str, path: &[u8], why: NoAnswer) -> Error {
+        let evidence = match why {
+            NoAnswer::Queued => "all threads for this directory are waiting for the operating system",
+            NoAnswer::Running => "the operating system has not answered",
+        };
+        Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "{what} '{}' of {} took too long: {evidence}; look whether that file system answers (df, dmesg)",
+                show(path),
+                self.source.url()
+            ),
+        )
+    }
+
+    /// Runs a metadata call on the pool, with its counters.
+    fn ask<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        path: &[u8],
+        deadline: Instant,
+        f: impl FnOnce(&Inner, &[u8]) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let started = Instant::now();
+        let (inner, owned) = (Arc::clone(&self.inner), path.to_vec());
+        let answer = self
+            .pool
+            .call(deadline, move || f(&inner, &owned))
+            .unwrap_or_else(|why| Err(self.no_answer(what, path, why)));
+        self.stats.metadata.ops.add(1);
+        self.stats.metadata.lat_us.add_us(started.elapsed());
+        if answer.as_ref().is_err_and(|e| e.kind() != ErrorKind::NotFound) {
+            self.stats.metadata.errors.add(1);
+        }
+        answer
+    }
+}
+
+impl UnderStore for DirUnder {
+    fn source(&self) -> &str {
+        self.source.url()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} (directory)", self.source.url())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { symlinks: true, byte_names: true, modes: true, etags: false }
+    }
+
+    fn check(&self, deadline: Instant) -> Result<()> {
+        let url = self.source.url().to_owned();
+        self.ask("checking", b"", deadline, move |inner, _| {
+            let root = inner.root()?;
+            let mut buffer = Vec::with_capacity(4096);
+            let mut entries = rustix::fs::RawDir::new(&root, buffer.spare_capacity_mut());
+            match entries.next() {
+                Some(Err(errno)) => Err(os(&format!("{url} can't be listed"), errno)),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
+        validate(path)?;
+        self.ask("looking up", path, deadline, |inner, path| {
+            let fd = inner.open(path, OFlags::PATH | OFlags::NOFOLLOW)?;
+            let stat = rustix::fs::fstat(&fd).map_err(|e| os(&format!("stat of '{}'", show(path)), e))?;
+            attr(&stat).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::NotFound,
+                    format!("'{}' is a socket, a pipe or a device, and those are left out", show(path)),
+                )
+            })
+        })
+    }
+
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+        validate(path)?;
+        let cursor = cursor.map(<[u8]>::to_vec);
+        let stats = Arc::clone(&self.stats);
+        self.ask("listing", path, deadline, move |inner, path| inner.list(path, cursor.as_deref(), max.max(1), &stats))
+    }
+
+    fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
+        validate(path)?;
+        self.ask("reading the link", path, deadline, |inner, path| {
+            let fd = inner.open(path, OFlags::PATH | OFlags::NOFOLLOW)?;
+            match rustix::fs::readlinkat(&fd, "", Vec::new()) {
+                Ok(target) => Ok(target.into_bytes()),
+                Err(Errno::NOENT | Errno::INVAL) => {
+                    Err(Error::new(ErrorKind::Invalid, format!("'{}' is no symbolic link", show(path))))
+                }
+                Err(errno) => Err(os(&format!("readlink of '{}'", show(path)), errno)),
+            }
+        })
+    }
+
+    fn read(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        dst: &mut [u8],
+        progress: &mut dyn FnMut(usize),
+        deadline: Instant,
+    ) -> Result<()> {
+        validate(&object.path)?;
+        crate::object::validate_range(object, offset, dst.len())?;
+        let started = Instant::now();
+        self.stats.object.in_flight.add(1);
+        let answer = self.read_pieces(object, offset, dst, progress, deadline);
+        self.stats.object.in_flight.sub(1);
+        self.stats.object.get_ops.add(1);
+        self.stats.object.get_us.add_us(started.elapsed());
+        if answer.is_err() {
+            self.stats.object.errors.add(1);
+        }
+        answer
+    }
+
+    fn statfs(&self, deadline: Instant) -> Result<Option<StatFs>> {
+        self.ask("statfs of", b"", deadline, |inner, _| {
+            let s = rustix::fs::fstatvfs(inner.root()?).map_err(|e| os("statfs", e))?;
+            Ok(Some(StatFs {
+                block_size: s.f_frsize,
+                blocks: s.f_blocks,
+                blocks_free: s.f_bfree,
+                blocks_available: s.f_bavail,
+                files: s.f_files,
+                files_free: s.f_ffree,
+            }))
+        })
+    }
+}
+
+/// A buffer on its way from the reading thread to the caller: its bytes are of the right version.
+type Piece = Result<(Vec<u8>, usize)>;
+
+impl DirUnder {
+    /// A thread of the pool reads pieces into buffers of its own and this thread copies them out: a thread that hangs
+    /// in the operating system must not hold the caller's memory.
+    fn read_pieces(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        dst: &mut [u8],
+        progress: &mut dyn FnMut(usize),
+        deadline: Instant,
+    ) -> Result<()> {
+        let (full, filled) = mpsc::sync_channel::<Piece>(2);
+        let (empty, emptied) = mpsc::sync_channel::<Vec<u8>>(2);
+        let (inner, wanted, len) = (Arc::clone(&self.inner), object.clone(), dst.len());
+        self.pool.submit(move || inner.read(&wanted, offset, len, &full, &emptied));
+        let mut done = 0;
+        while done < dst.len() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match filled.recv_timeout(left) {
+                Ok(Ok((buffer, n))) => {
+                    dst[done..done + n].copy_from_slice(&buffer[..n]);
+                    done += n;
+                    self.stats.object.get_bytes.add(n as u64);
+                    // The reading thread may be through and gone.
+                    let _ = empty.send(buffer);
+                    progress(done);
+                }
+                Ok(Err(error)) => return Err(error),
+                Err(_) => return Err(self.no_answer("reading", &object.path, NoAnswer::Running)),
+            }
+        }
+        if len == 0 {
+            progress(0);
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn root(&self) -> Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open(&self.root, flags, Mode::empty()).map_err(|errno| {
+            let hint = match errno {
+                Errno::NOENT => "; create it or mount it first",
+                Errno::NOTDIR => "; give a directory",
+                _ => "",
+            };
+            os(&format!("the source directory '{}' can't be opened{hint}", self.root.display()), errno)
+        })
+    }
+
+    /// Opens what is at `path` without following any symbolic link, wherever in the path it stands.
+    fn open(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
+        let root = self.root()?;
+        if path.is_empty() {
+            return Ok(root);
+        }
+        let what = || format!("'{}'", show(path));
+        if !self.walk.load(Ordering::Relaxed) {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+            // With O_PATH and O_NOFOLLOW a link at the end is opened itself, one on the way is refused.
+            let mut tries = 0;
+            loop {
+                match rustix::fs::openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+                    Ok(fd) => return Ok(fd),
+                    Err(Errno::AGAIN | Errno::INTR) if tries < 16 => tries += 1,
+                    Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => break,
+                    Err(Errno::LOOP | Errno::XDEV) => return Err(link_on_the_way(path)),
+                    Err(errno) => return Err(os(&what(), errno)),
+                }
+            }
+            self.walk.store(true, Ordering::Relaxed);
+        }
+        let mut at = root;
+        let mut parts = path.split(|b| *b == b'/').peekable();
+        while let Some(part) = parts.next() {
+            let flags = match parts.peek() {
+                Some(_) => OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY,
+                None => flags | OFlags::NOFOLLOW,
+            };
+            at = match rustix::fs::openat(&at, part, flags | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(fd) => fd,
+                Err(Errno::LOOP) => return Err(link_on_the_way(path)),
+                Err(errno) => return Err(os(&what(), errno)),
+            };
+        }
+        Ok(at)
+    }
+
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, stats: &Stats) -> Result<ListPage> {
+        let dir = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW)?;
+        let kept = cursor.and_then(|_| {
+            let snapshots = self.snapshots.lock();
+            snapshots.iter().find(|s| s.path == path && s.taken.elapsed() < SNAPSHOT_AGE).map(|s| Arc::clone(&s.names))
+        });
+        let names = match kept {
+            Some(names) => names,
+            None => Arc::new(read_names(dir.as_fd(), path)?),
+        };
+        let start = cursor.map_or(0, |c| names.after(c));
+        let end = names.len().min(start.saturating_add(max));
+        let mut page = ListPage { entries: Vec::with_capacity(end - start), next: None };
+        for i in start..end {
+            let name = names.get(i);
+            match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => match attr(&stat) {
+                    Some(attr) => page.entries.push(DirEntry { name: name.to_vec(), attr }),
+                    None => stats.metadata.skipped_names.add(1),
+                },
+                // Removed since the names were read.
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(os(&format!("stat of '{}' in '{}'", show(name), show(path)), errno)),
+            }
+        }
+        let mut snapshots = self.snapshots.lock();
+        let position = snapshots.iter().position(|s| s.path == path);
+        let previous = position.and_then(|i| snapshots.remove(i));
+        if end < names.len() {
+            page.next = Some(names.get(end - 1).to_vec());
+            if names.bytes.len() <= SNAPSHOT_BYTES {
+                // Two listings of one directory may run side by side; the age is that of the names kept.
+                let taken = previous.filter(|s| Arc::ptr_eq(&s.names, &names)).map_or_else(Instant::now, |s| s.taken);
+                snapshots.push_front(Snapshot { path: path.to_vec(), taken, names });
+                snapshots.truncate(SNAPSHOTS);
+            }
+        }
+        Ok(page)
+    }
+
+    fn read(
+        &self,
+        object: &ObjectRef,
+        mut offset: u64,
+        mut len: usize,
+        full: &mpsc::SyncSender<Piece>,
+        emptied: &mpsc::Receiver<Vec<u8>>,
+    ) {
+        let prepare = || -> Result<OwnedFd> {
+            let fd = self.open(&object.path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY);
+            // A file that is gone, or is a link or a folder by now, no longer has its version.
+            let fd = fd.map_err(|e| match e.kind() {
+                ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => gone(object, e.message()),
+                _ => e,
+            })?;
+            wait_out_the_tick(fd.as_fd());
+            same_version(fd.as_fd(), object)?;
+            Ok(fd)
+        };
+        let fd = match prepare() {
+            Ok(fd) => fd,
+            Err(error) => {
+                let _ = full.send(Err(error));
+                return;
+            }
+        };
+        let mut made = 0;
+        while len > 0 {
+            let buffer = if made < 2 {
+                made += 1;
+                Some(vec![0; UnderConfig::DIR_CHUNK.min(len)])
+            } else {
+                emptied.recv().ok()
+            };
+            // The caller has left: no more reads in its name.
+            let Some(mut buffer) = buffer else { return };
+            let want = buffer.len().min(len);
+            let read = match rustix::io::pread(&fd, &mut buffer[..want], offset) {
+                Ok(0) => Err(gone(object, "it has become shorter")),
+                Ok(n) => same_version(fd.as_fd(), object).map(|()| n),
+                Err(Errno::INTR) => Ok(0),
+                Err(errno) => Err(os(&format!("read of '{}' at {offset}", show(&object.path)), errno)),
+            };
+            match read {
+                Ok(n) => {
+                    offset += n as u64;
+                    len -= n;
+                    if full.send(Ok((buffer, n))).is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    let _ = full.send(Err(error));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn read_names(dir: BorrowedFd<'_>, path: &[u8]) -> Result<Names> {
+    let mut buffer = Vec::with_capacity(64 << 10);
+    let mut names = Vec::new();
+    let mut entries = rustix::fs::RawDir::new(dir, buffer.spare_capacity_mut());
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(|e| os(&format!("listing of '{}'", show(path)), e))?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(name.to_vec());
+        }
+    }
+    Ok(Names::from_unsorted(names))
+}
+
+/// Waits until a file changed just now can no longer be changed again under the same timestamp.
+fn wait_out_the_tick(fd: BorrowedFd<'_>) {
+    for _ in 0..3 {
+        let Ok(stat) = rustix::fs::fstat(fd) else { return };
+        let changed = time(stat.st_ctime, stat.st_ctime_nsec);
+        // A time in the future is another machine's clock; waiting for it would help nobody.
+        match SystemTime::now().duration_since(changed) {
+            Ok(age) if age < TICK => std::thread::sleep(TICK - age),
+            _ => return,
+        }
+    }
+}
+
+fn same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<()> {
+    let stat = rustix::fs::fstat(fd).map_err(|e| os(&format!("stat of '{}'", show(&object.path)), e))?;
+    match attr(&stat) {
+        Some(attr) if attr.kind == FileKind::File && attr.version == object.version => Ok(()),
+        Some(attr) => Err(gone(object, &format!("it is {} by now", attr.version))),
+        None => Err(gone(object, "it is no file any more")),
+    }
+}
+
+fn gone(object: &ObjectRef, evidence: &str) -> Error {
+    Error::new(
+        ErrorKind::Stale,
+        format!("'{}' no longer has version {}: {evidence}; open it again", show(&object.path), object.version),
+    )
+}
+
+fn link_on_the_way(path: &[u8]) -> Error {
+    Error::new(
+        ErrorKind::NotADirectory,
+        format!("a part of '{}' is a symbolic link, and links are not followed here", show(path)),
+    )
+}
+
+fn time(seconds: i64, nanos: u64) -> SystemTime {
+    let nanos = Duration::from_nanos(nanos);
+    match u64::try_from(seconds) {
+        Ok(s) => SystemTime::UNIX_EPOCH + Duration::from_secs(s) + nanos,
+        Err(_) => SystemTime::UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs()) + nanos,
+    }
+}
+
+/// The attributes of a file, a directory or a link; `None` for all else.
+fn attr(stat: &Stat) -> Option<Attr> {
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => FileKind::File,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        _ => return None,
+    };
+    let version = match kind {
+        FileKind::Directory => String::new(),
+        FileKind::File | FileKind::Symlink => format!(
+            "{:x}-{:x}.{:x}-{:x}.{:x}-{:x}",
+            stat.st_ino, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec, stat.st_size
+        ),
+    };
+    Some(Attr {
+        kind,
+        size: if kind == FileKind::Directory { 0 } else { u64::try_from(stat.st_size).unwrap_or(0) },
+        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
+        mode: (stat.st_mode & 0o7777) as u16,
+        version: Version::new(&version),
+        etag: None,
+    })
+}
+
+fn os(what: &str, errno: Errno) -> Error {
+    Error::io(what, &std::io::Error::from(errno))
+}
+
+/// A path for a message.
+pub(crate) fn show(path: &[u8]) -> String {
+    if path.is_empty() { "/".into() } else { String::from_utf8_lossy(path).into_owned() }
+}
+
+/// Refuses paths that could leave the source or name nothing.
+pub(crate) fn validate(path: &[u8]) -> Result<()> {
+    let bad = !path.is_empty() && path.split(|b| *b == b'/').any(|part| matches!(part, b"" | b"." | b".."));
+    if bad || path.contains(&0) {
+        return Err(Error::new(
+            ErrorKind::Invalid,
+            format!("'{}' is no path: a part is empty, '.' or '..', or holds NUL", show(path)),
+        ));
+    }
+    Ok(())
+}

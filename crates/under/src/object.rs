@@ -1,0 +1,496 @@
+//! An object store as an under-store: folders out of keys, retries, deadlines, resumed transfers.
+//! It deliberately knows no HTTP and no particular store; a backend makes single attempts.
+
+use crate::backend::{Backend, Failure, RawBody, RawObject, RawPage};
+use crate::dir::{show, validate};
+use crate::retry::Retry;
+use crate::s3_wire::bare_etag;
+use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
+use futures::future::{BoxFuture, Either, select};
+use futures::{StreamExt as _, TryStreamExt as _};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Stats, Version};
+use std::collections::HashSet;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+/// The most keys one listing answers with, on every store known.
+const PAGE: usize = 1000;
+/// Heads under way at once for a listing whose answer has no etags.
+const HEADS: usize = 16;
+/// Attempts of the question asked at start: a wrong endpoint must show at once.
+const CHECK_RETRIES: u32 = 2;
+
+/// A read's destination and how far it is filled.
+struct Landing<'a> {
+    /// Where in the object `dst` begins.
+    offset: u64,
+    dst: &'a mut [u8],
+    landed: usize,
+    progress: &'a mut dyn FnMut(usize),
+}
+
+/// A bucket seen as folders and files.
+pub(crate) struct ObjectUnder {
+    source: Source,
+    /// The source's prefix with a slash at its end, or nothing.
+    root: String,
+    backend: Box<dyn Backend>,
+    config: UnderConfig,
+    stats: Arc<Stats>,
+    /// Reads under way; questions have their own, so that no lookup waits for a slow transfer.
+    reads: Semaphore,
+    asks: Semaphore,
+    /// Taken only by drop.
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl ObjectUnder {
+    /// # Errors
+    /// `Unavailable` when the threads for the network can't be started.
+    pub(crate) fn new(
+        source: Source,
+        config: &UnderConfig,
+        stats: Arc<Stats>,
+        backend: Box<dyn Backend>,
+    ) -> Result<Self> {
+        let threads = match config.net_threads {
+            // One thread moves a few GB/s; a machine's other CPUs copy and checksum.
+            0 => std::thread::available_parallelism().map_or(2, |n| n.get().clamp(1, 8)),
+            n => n,
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("under-net")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::io("starting the threads for the object store", &e))?;
+        let root = if source.prefix().is_empty() { String::new() } else { format!("{}/", source.prefix()) };
+        let places = config.max_downloads.clamp(1, Semaphore::MAX_PERMITS);
+        Ok(ObjectUnder {
+            source,
+            root,
+            backend,
+            config: config.clone(),
+            stats,
+            reads: Semaphore::new(places),
+            asks: Semaphore::new(places),
+            runtime: Some(runtime),
+        })
+    }
+
+    /// Runs `future` on this thread until the deadline; the runtime's threads drive its connections.
+    fn block<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
+        let Some(runtime) = &self.runtime else {
+            return Err(Error::new(ErrorKind::Unavailable, "the object store is closed"));
+        };
+        runtime.block_on(async {
+            match tokio::time::timeout_at(deadline.into(), future).await {
+                Ok(answer) => answer,
+                Err(_) => Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!("{} did not answer in time; see --timeout, and look at the endpoint", self.source.url()),
+                )),
+            }
+        })
+    }
+
+    /// A metadata question with its counters.
+    fn ask<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
+        let started = Instant::now();
+        self.stats.object.in_flight.add(1);
+        let answer = self.block(deadline, async {
+            let _place = self.asks.acquire().await;
+            future.await
+        });
+        self.stats.object.in_flight.sub(1);
+        self.stats.metadata.ops.add(1);
+        self.stats.metadata.lat_us.add_us(started.elapsed());
+        if answer.as_ref().is_err_and(|e| e.kind() != ErrorKind::NotFound) {
+            self.stats.metadata.errors.add(1);
+            self.stats.object.errors.add(1);
+        }
+        answer
+    }
+
+    /// Sends one question until it is answered, not worth another attempt, or out of time.
+    async fn attempts<'a, T>(
+        &self,
+        retries: u32,
+        deadline: Instant,
+        mut send: impl FnMut() -> BoxFuture<'a, Result<T, Failure>>,
+    ) -> Result<T> {
+        let mut retry = Retry::new(retries, deadline, &self.stats);
+        loop {
+            let limit = self.config.timeout.min(retry.left());
+            self.stats.object.list_ops.add(1);
+            let failure = match timeout(limit, send()).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(failure)) => failure,
+                Err(_) => self.silent(limit),
+            };
+            retry.pause(failure).await?;
+        }
+    }
+
+    fn silent(&self, limit: Duration) -> Failure {
+        Failure::passing(
+            ErrorKind::Timeout,
+            format!(
+                "no answer from {} within {:.1} s; look at the endpoint, its load and the network between",
+                self.backend.describe(),
+                limit.as_secs_f64()
+            ),
+        )
+    }
+
+    /// The key of `path`; `None` when no key can be that.
+    fn key(&self, path: &[u8]) -> Option<String> {
+        Some(format!("{}{}", self.root, std::str::from_utf8(path).ok()?))
+    }
+
+    async fn list_raw(&self, prefix: &str, token: Option<&str>, max: usize, deadline: Instant) -> Result<RawPage> {
+        self.attempts(self.config.retries, deadline, || self.backend.list(prefix, token, max)).await
+    }
+
+    async fn head_raw(&self, key: &str, deadline: Instant) -> Result<RawObject> {
+        self.attempts(self.config.retries, deadline, || self.backend.head(key)).await
+    }
+
+    /// Whether any key starts with `prefix`.
+    async fn any(&self, prefix: &str, deadline: Instant) -> Result<bool> {
+        let page = self.list_raw(prefix, None, 1, deadline).await?;
+        Ok(!page.objects.is_empty() || !page.prefixes.is_empty())
+    }
+
+    async fn lookup_key(&self, key: &str, deadline: Instant) -> Result<Attr> {
+        let folder = format!("{key}/");
+        let list = std::pin::pin!(self.any(&folder, deadline));
+        let head = std::pin::pin!(self.head_raw(key, deadline));
+        let (is_folder, head) = match select(list, head).await {
+            // Folders have the name whatever the head says.
+            Either::Left((Ok(true), _)) => return Ok(folder_attr()),
+            Either::Left((is_folder, head)) => (is_folder, head.await),
+            Either::Right((head, list)) => (list.await, head),
+        };
+        match (is_folder?, head) {
+            (true, _) => Ok(folder_attr()),
+            (false, Ok(object)) => Ok(file_attr(&object)),
+            (false, Err(error)) if error.kind() == ErrorKind::NotFound => {
+                Err(Error::new(ErrorKind::NotFound, format!("no object '{key}' and none below '{folder}'")))
+            }
+            (false, Err(error)) => Err(error),
+        }
+    }
+
+    async fn list_page(&self, path: &[u8], cursor: Option<&str>, max: usize, deadline: Instant) -> Result<ListPage> {
+        let key = self.key(path).ok_or_else(|| not_utf8(path))?;
+        let prefix = if path.is_empty() { key } else { format!("{key}/") };
+        let raw = self.list_raw(&prefix, cursor, max.clamp(1, PAGE), deadline).await?;
+        if cursor.is_none()
+            && !path.is_empty()
+            && raw.next.is_none()
+            && raw.objects.is_empty()
+            && raw.prefixes.is_empty()
+        {
+            // Nothing below: a file, or no such name.
+            let kind = match self.head_raw(prefix.trim_end_matches('/'), deadline).await {
+                Ok(_) => ErrorKind::NotADirectory,
+                Err(error) => error.kind(),
+            };
+            return Err(Error::new(kind, format!("there is no folder '{}'", show(path))));
+        }
+
+        let mut skipped = 0;
+        let mut page = ListPage { entries: Vec::with_capacity(raw.objects.len() + raw.prefixes.len()), next: None };
+        let mut folders = HashSet::with_capacity(raw.prefixes.len());
+        for folder in &raw.prefixes {
+            match folder.strip_prefix(prefix.as_str()).and_then(|n| n.strip_suffix('/')).filter(|n| is_name(n)) {
+                Some(name) => {
+                    folders.insert(name);
+                    page.entries.push(DirEntry { name: name.as_bytes().to_vec(), attr: folder_attr() });
+                }
+                None => skipped += 1,
+            }
+        }
+        let last_object = raw.objects.iter().map(|o| o.key.as_str()).max();
+        let last = last_object.max(raw.prefixes.iter().map(String::as_str).max()).unwrap_or_default();
+        let mut files = Vec::with_capacity(raw.objects.len());
+        for object in &raw.objects {
+            // The folder's own marker is no name in it.
+            let Some(name) = object.key.strip_prefix(prefix.as_str()).filter(|n| !n.is_empty()) else { continue };
+            if !is_name(name) || folders.contains(name) {
+                skipped += 1;
+                continue;
+            }
+            // Keys such as `a-b` stand between `a` and `a/`: the folder may come on a later page.
+            let undecided = raw.next.is_some() && last.starts_with(&object.key) && *last < *format!("{}/", object.key);
+            if undecided && self.any(&format!("{}/", object.key), deadline).await? {
+                skipped += 1;
+                continue;
+            }
+            files.push((name, object));
+        }
+        let attrs: Vec<Option<Attr>> = futures::stream::iter(files.iter().map(|(_, object)| async move {
+            // A version must be the same from a listing as from a head.
+            match object.etag {
+                Some(_) => Ok(Some(file_attr(object))),
+                None => match self.head_raw(&object.key, deadline).await {
+                    Ok(object) => Ok(Some(file_attr(&object))),
+                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                    Err(error) => Err(error),
+                },
+            }
+        }))
+        .buffered(HEADS)
+        .try_collect()
+        .await?;
+        let named = files
+            .iter()
+            .zip(attrs)
+            .filter_map(|((name, _), attr)| Some(DirEntry { name: name.as_bytes().to_vec(), attr: attr? }));
+        page.entries.extend(named);
+        page.next = raw.next.map(String::into_bytes);
+        self.stats.metadata.skipped_names.add(skipped);
+        Ok(page)
+    }
+
+    /// One GET of what has not landed yet.
+    async fn transfer(
+        &self,
+        key: &str,
+        object: &ObjectRef,
+        landing: &mut Landing<'_>,
+        left: Duration,
+    ) -> Result<(), Failure> {
+        let Landing { offset, dst, landed, progress } = landing;
+        let etag = expected_etag(&object.version);
+        let from = *offset + *landed as u64;
+        let to = *offset + dst.len() as u64;
+        let limit = self.config.timeout.min(left);
+        let body = match timeout(limit, self.backend.get(key, from, to, etag)).await {
+            Ok(body) => body?,
+            Err(_) => return Err(self.silent(limit)),
+        };
+        same_version(object, &body)?;
+        let RawBody { mut stream, .. } = body;
+        while *landed < dst.len() {
+            let stall = self.config.stall_timeout;
+            let chunk = match timeout(stall, stream.next()).await {
+                Ok(Some(chunk)) => chunk?,
+                Ok(None) => {
+                    let message =
+                        format!("{} ended a transfer {} bytes early", self.backend.describe(), dst.len() - *landed);
+                    return Err(Failure::passing(ErrorKind::Unavailable, message));
+                }
+                Err(_) => {
+                    let message = format!(
+                        "{} sent no byte for {:.1} s in the middle of a transfer",
+                        self.backend.describe(),
+                        stall.as_secs_f64()
+                    );
+                    return Err(Failure::passing(ErrorKind::Timeout, message));
+                }
+            };
+            let n = chunk.len().min(dst.len() - *landed);
+            dst[*landed..*landed + n].copy_from_slice(&chunk[..n]);
+            *landed += n;
+            self.stats.object.get_bytes.add(n as u64);
+            progress(*landed);
+        }
+        Ok(())
+    }
+
+    async fn read_range(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        dst: &mut [u8],
+        progress: &mut dyn FnMut(usize),
+        deadline: Instant,
+    ) -> Result<()> {
+        let key = self.key(&object.path).ok_or_else(|| not_utf8(&object.path))?;
+        let _place = self.reads.acquire().await;
+        let mut retry = Retry::new(self.config.retries, deadline, &self.stats);
+        let mut landing = Landing { offset, dst, landed: 0, progress };
+        loop {
+            let before = landing.landed;
+            let left = retry.left();
+            let failure = match self.transfer(&key, object, &mut landing, left).await {
+                Ok(()) => return Ok(()),
+                Err(failure) => failure,
+            };
+            if landing.landed > before {
+                retry.progressed();
+            }
+            retry.pause(failure).await.map_err(|error| match error.kind() {
+                // The object has gone since it was looked up: its version is no more.
+                ErrorKind::NotFound => Error::new(
+                    ErrorKind::Stale,
+                    format!("'{}' is gone; version {} was asked for", show(&object.path), object.version),
+                ),
+                _ => error,
+            })?;
+        }
+    }
+}
+
+impl Drop for ObjectUnder {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Connections have nothing to finish, and a destructor must not wait.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl UnderStore for ObjectUnder {
+    fn source(&self) -> &str {
+        self.source.url()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} at {}", self.source.url(), self.backend.describe())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { symlinks: false, byte_names: false, modes: false, etags: true }
+    }
+
+    fn check(&self, deadline: Instant) -> Result<()> {
+        let answer = self.ask(deadline, async {
+            self.attempts(CHECK_RETRIES, deadline, || self.backend.list(&self.root, None, 1)).await
+        });
+        answer.map(|_| ()).map_err(|e| e.context(self.source.url()))
+    }
+
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
+        validate(path)?;
+        if path.is_empty() {
+            return Ok(folder_attr());
+        }
+        let key = self.key(path).ok_or_else(|| not_utf8(path))?;
+        self.ask(deadline, self.lookup_key(&key, deadline))
+    }
+
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+        validate(path)?;
+        let cursor = cursor.map(std::str::from_utf8).transpose();
+        let cursor = cursor.map_err(|_| Error::new(ErrorKind::Invalid, "the place to list on from is none of ours"))?;
+        self.ask(deadline, self.list_page(path, cursor, max, deadline))
+    }
+
+    fn readlink(&self, path: &[u8], _deadline: Instant) -> Result<Vec<u8>> {
+        Err(Error::new(ErrorKind::Unsupported, format!("'{}' is no link: object stores have none", show(path))))
+    }
+
+    fn read(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        dst: &mut [u8],
+        progress: &mut dyn FnMut(usize),
+        deadline: Instant,
+    ) -> Result<()> {
+        validate_range(object, offset, dst.len())?;
+        if dst.is_empty() {
+            progress(0);
+            return Ok(());
+        }
+        let started = Instant::now();
+        self.stats.object.in_flight.add(1);
+        let answer = self.block(deadline, self.read_range(object, offset, dst, progress, deadline));
+        self.stats.object.in_flight.sub(1);
+        self.stats.object.get_ops.add(1);
+        self.stats.object.get_us.add_us(started.elapsed());
+        if answer.is_err() {
+            self.stats.object.errors.add(1);
+        }
+        answer.map_err(|e| e.context(format!("reading '{}' at {offset}", show(&object.path))))
+    }
+
+    fn statfs(&self, _deadline: Instant) -> Result<Option<StatFs>> {
+        Ok(None)
+    }
+}
+
+/// A version that is no etag, for stores that give none, starts with this character, which no etag does.
+const WEAK: char = '~';
+
+fn file_attr(object: &RawObject) -> Attr {
+    let version = match &object.etag {
+        Some(etag) => Version::new(bare_etag(etag)),
+        None => weak_version(object.mtime, object.size),
+    };
+    Attr {
+        kind: FileKind::File,
+        size: object.size,
+        mtime: object.mtime,
+        mode: 0o444,
+        version,
+        etag: object.etag.clone(),
+    }
+}
+
+fn weak_version(mtime: SystemTime, size: u64) -> Version {
+    let seconds = mtime.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    Version::new(&format!("{WEAK}{seconds:x}-{size:x}"))
+}
+
+fn expected_etag(version: &Version) -> Option<&str> {
+    Some(version.as_str()).filter(|v| !v.starts_with(WEAK))
+}
+
+/// What a read's answer says of itself must be what was asked for, whether or not the server looked at `If-Match`.
+fn same_version(object: &ObjectRef, body: &RawBody) -> Result<(), Failure> {
+    let other = match (expected_etag(&object.version), &body.etag) {
+        (Some(wanted), Some(got)) => bare_etag(got) != wanted,
+        (Some(_), None) => false,
+        (None, _) => match (body.mtime, body.total) {
+            (Some(mtime), Some(total)) => weak_version(mtime, total) != object.version,
+            _ => false,
+        },
+    };
+    let resized = body.total.is_some_and(|total| total != object.size);
+    if !other && !resized {
+        return Ok(());
+    }
+    let now = body.etag.as_deref().unwrap_or("another");
+    let size = body.total.map(|t| format!(" of {t} bytes")).unwrap_or_default();
+    Err(Failure::fatal(
+        ErrorKind::Stale,
+        format!("the object is {now}{size} by now, not {} of {} bytes", object.version, object.size),
+    ))
+}
+
+fn folder_attr() -> Attr {
+    Attr {
+        kind: FileKind::Directory,
+        size: 0,
+        mtime: SystemTime::UNIX_EPOCH,
+        mode: 0o555,
+        version: Version::new(""),
+        etag: None,
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && !name.contains(['/', '\0'])
+}
+
+fn not_utf8(path: &[u8]) -> Error {
+    Error::new(ErrorKind::NotFound, format!("'{}' is not UTF-8, and keys are", show(path)))
+}
+
+/// Refuses reads past an object's end.
+pub(crate) fn validate_range(object: &ObjectRef, offset: u64, len: usize) -> Result<()> {
+    match offset.checked_add(len as u64) {
+        Some(end) if end <= object.size => Ok(()),
+        _ => Err(Error::new(
+            ErrorKind::Invalid,
+            format!("a read of {len} bytes at {offset} of '{}', which has {}", show(&object.path), object.size),
+        )),
+    }
+}

@@ -1,0 +1,422 @@
+//! S3 over HTTP, one attempt at a time: list, head and ranged get, signed with the object-store library's own signer
+//! on its own HTTP client. It deliberately retries nothing and knows no folders.
+//!
+//! The library's store is not used for the requests themselves because its paths refuse keys that buckets do hold
+//! (`a//b`, `.`, control characters), and one such key would make the whole listing around it fail.
+
+use crate::aws::{AwsSettings, root_cause};
+use crate::backend::{Again, Backend, Failure, RawBody, RawObject, RawPage};
+use crate::s3_wire::{self, WireError, encode, encode_path};
+use crate::{Source, UnderConfig};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _};
+use http::header::{ETAG, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use object_store::ClientOptions;
+use object_store::aws::AwsAuthorizer;
+use object_store::client::{
+    HttpClient, HttpConnector as _, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
+    ReqwestConnector,
+};
+use parking_lot::RwLock;
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// The largest answer that is not an object's bytes: a listing of 1000 keys of 1 KiB, each escaped to thrice that.
+const MAX_DOCUMENT: usize = 8 << 20;
+
+/// A bucket reached over HTTP.
+pub(crate) struct S3Backend {
+    bucket: String,
+    settings: AwsSettings,
+    virtual_hosted: bool,
+    /// The region in use; a server that names another is followed.
+    region: RwLock<String>,
+    client: HttpClient,
+    stats: Arc<Stats>,
+}
+
+impl S3Backend {
+    /// # Errors
+    /// `Invalid` for settings that can't be right.
+    pub(crate) fn new(source: &Source, config: &UnderConfig, stats: Arc<Stats>) -> Result<Self> {
+        let settings = AwsSettings::gather(config)?;
+        let plain = settings.endpoint.as_deref().is_some_and(|e| e.starts_with("http://"));
+        let options = ClientOptions::new()
+            .with_allow_http(plain)
+            .with_connect_timeout(config.connect_timeout)
+            // Deadlines and stalls are watched one layer up, where a transfer that moves is told from one that does
+            // not.
+            .with_timeout_disabled()
+            .with_user_agent(HeaderValue::from_static(concat!("spurline/", env!("CARGO_PKG_VERSION"))))
+            .with_pool_idle_timeout(Duration::from_secs(20));
+        let client = ReqwestConnector::default().connect(&options).map_err(|e| {
+            Error::new(ErrorKind::Invalid, format!("the HTTP client can't be set up: {}", root_cause(&e)))
+        })?;
+        // A bucket with dots does not match AWS's certificate as a host name.
+        let by_default = settings.endpoint.is_none() && !source.bucket().contains('.');
+        Ok(S3Backend {
+            bucket: source.bucket().to_owned(),
+            virtual_hosted: config.virtual_hosted.unwrap_or(by_default),
+            region: RwLock::new(settings.region.clone()),
+            settings,
+            client,
+            stats,
+        })
+    }
+
+    /// The URL of a key (percent-encoded here), or of the bucket for an empty one.
+    fn url(&self, key: &str) -> String {
+        let region = self.region.read();
+        let endpoint = match &self.settings.endpoint {
+            Some(endpoint) => endpoint.clone(),
+            None => format!("https://s3.{region}.amazonaws.com"),
+        };
+        let mut url = if self.virtual_hosted {
+            let (scheme, rest) = endpoint.split_once("://").unwrap_or(("https", &endpoint));
+            let mut url = format!("{scheme}://{}.{rest}/", self.bucket);
+            let _ = write!(url, "{}", encode_path(key));
+            url
+        } else {
+            let mut url = format!("{endpoint}/{}", self.bucket);
+            if !key.is_empty() {
+                let _ = write!(url, "/{}", encode_path(key));
+            }
+            url
+        };
+        url.shrink_to_fit();
+        url
+    }
+
+    async fn send(&self, method: Method, url: String, headers: HeaderMap) -> Result<HttpResponse, Failure> {
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.method_mut() = method;
+        *request.headers_mut() = headers;
+        *request.uri_mut() = url.parse().map_err(|e| {
+            Failure::fatal(ErrorKind::Invalid, format!("a request to {} can't be made: {e}", self.place()))
+        })?;
+        let credential = self.settings.credential().await.map_err(|error| Failure { error, again: Again::Yes })?;
+        if let Some(credential) = credential {
+            let region = self.region.read().clone();
+            AwsAuthorizer::new(&credential, "s3", &region).try_authorize(&mut request, None).map_err(|e| {
+                Failure::fatal(ErrorKind::Invalid, format!("a request can't be signed: {}", root_cause(&e)))
+            })?;
+        }
+        self.client.execute(request).await.map_err(|e| self.unreached(&e))
+    }
+
+    /// Where requests go, for messages.
+    fn place(&self) -> String {
+        match &self.settings.endpoint {
+            Some(endpoint) => endpoint.clone(),
+            None => format!("AWS S3 in {}", self.region.read()),
+        }
+    }
+
+    fn unreached(&self, error: &HttpError) -> Failure {
+        let cause = root_cause(error);
+        let place = self.place();
+        let message = match error.kind() {
+            HttpErrorKind::Connect | HttpErrorKind::Timeout => format!(
+                "{place} can't be reached: {cause}; look whether the endpoint (AWS_ENDPOINT_URL) is right and its \
+                 server runs"
+            ),
+            _ => format!("the connection to {place} broke: {cause}"),
+        };
+        // A name that does not resolve, a refused certificate or another protocol does not change in a moment, but a
+        // server that restarts does, and the two can't be told apart with certainty.
+        Failure::passing(ErrorKind::Unavailable, message)
+    }
+
+    /// Turns an answer other than the one hoped for into a failure that says why.
+    async fn refusal(&self, what: &str, response: HttpResponse) -> Failure {
+        let status = response.status();
+        let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let retry_after = header(RETRY_AFTER.as_str()).and_then(|v| v.parse().ok()).map(Duration::from_secs);
+        let (region, date) = (header("x-amz-bucket-region"), header("date"));
+        let server = header("server");
+        let body = document(response).await.unwrap_or_default();
+        let parsed = s3_wire::parse_error(&body);
+        let told = parsed.is_some();
+        let mut wire = parsed.unwrap_or_default();
+        wire.region = wire.region.or(region);
+        wire.server_time = wire.server_time.or(date);
+        self.classify(what, status, &wire, told, retry_after, server.as_deref())
+    }
+
+    fn classify(
+        &self,
+        what: &str,
+        status: StatusCode,
+        wire: &WireError,
+        told: bool,
+        retry_after: Option<Duration>,
+        server: Option<&str>,
+    ) -> Failure {
+        let place = self.place();
+        let bucket = &self.bucket;
+        let said = match (wire.code.as_str(), wire.message.as_str()) {
+            ("", _) => format!("HTTP {status}"),
+            (code, "") => format!("HTTP {} {code}", status.as_u16()),
+            (code, message) => format!("HTTP {} {code}: {message}", status.as_u16()),
+        };
+        let origin = &self.settings.origin;
+        match (wire.code.as_str(), status.as_u16()) {
+            ("NoSuchBucket", _) => Failure::fatal(
+                ErrorKind::Unavailable,
+                format!(
+                    "there is no bucket '{bucket}' at {place} ({said}); look at its spelling, and at the endpoint \
+                     (AWS_ENDPOINT_URL) and region"
+                ),
+            ),
+            ("PreconditionFailed", _) | (_, 412) => {
+                Failure::fatal(ErrorKind::Stale, format!("{what}: the object has another version by now ({said})"))
+            }
+            ("InvalidRange", _) | (_, 416) => {
+                Failure::fatal(ErrorKind::Stale, format!("{what}: the object has become shorter ({said})"))
+            }
+            ("RequestTimeTooSkewed" | "RequestExpired", _) => Failure::fatal(
+                ErrorKind::PermissionDenied,
+                format!(
+                    "{place} refused {what} because clocks differ ({said}; its time is {}, ours {}); set this \
+                     machine's clock",
+                    wire.server_time.as_deref().unwrap_or("unknown"),
+                    chrono::DateTime::<chrono::Utc>::from(SystemTime::now()).format("%Y-%m-%dT%H:%M:%SZ"),
+                ),
+            ),
+            ("SlowDown" | "RequestLimitExceeded" | "Throttling" | "ThrottlingException" | "TooManyRequests", _)
+            | (_, 429 | 503) => Failure {
+                error: Error::new(ErrorKind::Throttled, format!("{place} asks to slow down ({said})")),
+                again: Again::SlowDown(retry_after),
+            },
+            ("RequestTimeout" | "InternalError" | "OperationAborted", _) | (_, 408 | 500 | 502 | 504) => {
+                Failure::passing(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
+            }
+            (
+                "PermanentRedirect"
+                | "TemporaryRedirect"
+                | "AuthorizationHeaderMalformed"
+                | "IllegalLocationConstraintException",
+                _,
+            )
+            | (_, 301 | 307) => self.other_region(what, &said, wire.region.as_deref()),
+            // An answer to HEAD has no body: 400 with a region means the same as AuthorizationHeaderMalformed.
+            ("", 400) if wire.region.as_deref().is_some_and(|r| *self.region.read() != r) => {
+                self.other_region(what, &said, wire.region.as_deref())
+            }
+            (
+                "InvalidAccessKeyId"
+                | "SignatureDoesNotMatch"
+                | "InvalidToken"
+                | "ExpiredToken"
+                | "TokenRefreshRequired"
+                | "InvalidSecurity"
+                | "NotSignedUp"
+                | "AccessDenied"
+                | "AllAccessDisabled"
+                | "AccountProblem"
+                | "Forbidden",
+                _,
+            )
+            | (_, 401 | 403) => {
+                let remedy = match wire.code.as_str() {
+                    "InvalidAccessKeyId" => "the server does not know this access key",
+                    "SignatureDoesNotMatch" => "the secret does not fit the access key",
+                    "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => {
+                        "the session token (AWS_SESSION_TOKEN) has run out or is another's"
+                    }
+                    _ => "this identity may not s3:ListBucket or s3:GetObject here",
+                };
+                Failure::fatal(
+                    ErrorKind::PermissionDenied,
+                    format!(
+                        "{place} refused {what} in bucket '{bucket}' ({said}): {remedy}; used was {origin}, looked at \
+                         were {}",
+                        crate::aws::LOOKED_AT
+                    ),
+                )
+            }
+            ("NoSuchKey" | "NoSuchVersion" | "NotFound", _) | ("", 404) => {
+                let kind = if told || wire.code.is_empty() { ErrorKind::NotFound } else { ErrorKind::Unavailable };
+                Failure::fatal(kind, format!("{what}: no such object ({said})"))
+            }
+            ("", _) => Failure::fatal(
+                ErrorKind::Unavailable,
+                format!(
+                    "{place} answered {what} with {said}{} and no S3 error: it may be no S3 server; look at the \
+                     endpoint (AWS_ENDPOINT_URL)",
+                    server.map(|s| format!(" ({s})")).unwrap_or_default()
+                ),
+            ),
+            _ if status.is_server_error() => {
+                Failure::passing(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
+            }
+            _ => Failure::fatal(ErrorKind::Unavailable, format!("{place} refused {what} ({said})")),
+        }
+    }
+
+    /// Follows a server that names the bucket's region, once; says what to set otherwise.
+    fn other_region(&self, what: &str, said: &str, named: Option<&str>) -> Failure {
+        let mut region = self.region.write();
+        let message = format!(
+            "the bucket '{}' is not in region {region}{} ({what}: {said}); set AWS_REGION, or the endpoint \
+             (AWS_ENDPOINT_URL) it is reached at",
+            self.bucket,
+            named.map(|n| format!(" but in {n}")).unwrap_or_default()
+        );
+        let safe = |n: &&str| n.len() < 64 && n.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        match named.filter(safe) {
+            Some(named) if named != *region => {
+                tracing::info!(bucket = %self.bucket, from = %*region, to = %named, "following the bucket's region");
+                *region = named.to_owned();
+                Failure { error: Error::new(ErrorKind::Unavailable, message), again: Again::Now }
+            }
+            _ => Failure::fatal(ErrorKind::Unavailable, message),
+        }
+    }
+}
+
+/// Reads an answer that is a document; `None` when it breaks off or is longer than any document.
+async fn document(response: HttpResponse) -> Option<Vec<u8>> {
+    let mut stream = response.into_body().bytes_stream();
+    let mut all = Vec::new();
+    while let Some(chunk) = stream.next().await {
+        let chunk: Bytes = chunk.ok()?;
+        if all.len() + chunk.len() > MAX_DOCUMENT {
+            return None;
+        }
+        all.extend_from_slice(&chunk);
+    }
+    Some(all)
+}
+
+fn text(headers: &HeaderMap, name: http::HeaderName) -> Option<String> {
+    headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned)
+}
+
+impl Backend for S3Backend {
+    fn describe(&self) -> String {
+        let style = if self.virtual_hosted { "virtual-hosted" } else { "path" };
+        format!("{} region {} ({style} style, {})", self.place(), self.region.read(), self.settings.origin)
+    }
+
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max: usize,
+    ) -> BoxFuture<'a, Result<RawPage, Failure>> {
+        async move {
+            // With a slash at its end a bucket's URL is the same to S3 but not to all that imitate it.
+            let mut url = self.url("");
+            url.push('?');
+            if let Some(token) = token {
+                let _ = write!(url, "continuation-token={}&", encode(token));
+            }
+            let _ = write!(url, "delimiter=%2F&encoding-type=url&list-type=2&max-keys={max}&prefix={}", encode(prefix));
+            let what = format!("the listing of '{prefix}'");
+            let response = self.send(Method::GET, url, HeaderMap::new()).await?;
+            if response.status() != StatusCode::OK {
+                return Err(self.refusal(&what, response).await);
+            }
+            let Some(body) = document(response).await else {
+                let message = format!("{} broke off in the middle of {what}", self.place());
+                return Err(Failure::passing(ErrorKind::Unavailable, message));
+            };
+            let Some((page, skipped)) = s3_wire::parse_list(&body) else {
+                return Err(Failure::fatal(
+                    ErrorKind::Unavailable,
+                    format!(
+                        "{} answered {what} with something else than a listing: it is no S3 server; look at the \
+                         endpoint (AWS_ENDPOINT_URL)",
+                        self.place()
+                    ),
+                ));
+            };
+            self.stats.metadata.skipped_names.add(skipped);
+            Ok(page)
+        }
+        .boxed()
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, Failure>> {
+        async move {
+            let response = self.send(Method::HEAD, self.url(key), HeaderMap::new()).await?;
+            if response.status() != StatusCode::OK {
+                return Err(self.refusal(&format!("the head of '{key}'"), response).await);
+            }
+            let headers = response.headers();
+            let size = text(headers, http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok());
+            let Some(size) = size else {
+                let message = format!("{} told no length of '{key}'; it is no S3 server", self.place());
+                return Err(Failure::fatal(ErrorKind::Unavailable, message));
+            };
+            let mtime = text(headers, LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
+            Ok(RawObject {
+                key: key.to_owned(),
+                size,
+                mtime: mtime.unwrap_or(SystemTime::UNIX_EPOCH),
+                etag: text(headers, ETAG).filter(|e| !e.is_empty()),
+            })
+        }
+        .boxed()
+    }
+
+    fn get<'a>(
+        &'a self,
+        key: &'a str,
+        from: u64,
+        to: u64,
+        etag: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<RawBody, Failure>> {
+        async move {
+            let what = || format!("the read of '{key}' at {from}");
+            let mut headers = HeaderMap::with_capacity(8);
+            let header = |value: String| {
+                HeaderValue::try_from(value).map_err(|e| Failure::fatal(ErrorKind::Invalid, format!("{}: {e}", what())))
+            };
+            headers.insert(RANGE, header(format!("bytes={from}-{}", to - 1))?);
+            if let Some(etag) = etag {
+                headers.insert(IF_MATCH, header(format!("\"{etag}\""))?);
+            }
+            let response = self.send(Method::GET, self.url(key), headers).await?;
+            let range = text(response.headers(), http::header::CONTENT_RANGE);
+            match response.status() {
+                StatusCode::PARTIAL_CONTENT => {
+                    let starts =
+                        range.as_deref().and_then(|r| r.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok());
+                    if starts != Some(from) {
+                        let got = range.unwrap_or_default();
+                        let message = format!("{} answered {} with another range ('{got}')", self.place(), what());
+                        return Err(Failure::fatal(ErrorKind::Unavailable, message));
+                    }
+                }
+                // The whole object, because the range is all of it or because ranges are not understood.
+                StatusCode::OK if from == 0 => {}
+                StatusCode::OK => {
+                    let message = format!("{} does not serve ranges: it answered {} from 0", self.place(), what());
+                    return Err(Failure::fatal(ErrorKind::Unsupported, message));
+                }
+                _ => return Err(self.refusal(&what(), response).await),
+            }
+            let got = text(response.headers(), ETAG).filter(|e| !e.is_empty());
+            let mtime = text(response.headers(), LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
+            let total = match &range {
+                Some(range) => range.rsplit_once('/').and_then(|(_, total)| total.parse().ok()),
+                None => text(response.headers(), http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok()),
+            };
+            let place = self.place();
+            let stream = response.into_body().bytes_stream().map(move |chunk| {
+                chunk.map_err(|e| {
+                    let message = format!("{place} broke off in the middle of a transfer: {}", root_cause(&e));
+                    Failure::passing(ErrorKind::Unavailable, message)
+                })
+            });
+            Ok(RawBody { etag: got, mtime, total, stream: stream.boxed() })
+        }
+        .boxed()
+    }
+}

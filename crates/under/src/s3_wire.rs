@@ -1,0 +1,238 @@
+//! The wire form of S3: listing and error documents, times, percent-encoding.
+//! It deliberately knows no connection and no request.
+
+use crate::backend::{RawObject, RawPage};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_encode};
+use quick_xml::events::Event;
+use std::borrow::Cow;
+use std::time::{Duration, SystemTime};
+
+/// All but RFC 3986's unreserved characters.
+const STRICT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// The same with `/` left as it is.
+const STRICT_PATH: &AsciiSet = &STRICT.remove(b'/');
+
+/// A query value, percent-encoded.
+pub(crate) fn encode(text: &str) -> impl std::fmt::Display {
+    utf8_percent_encode(text, STRICT)
+}
+
+/// A key as a path of a URL, percent-encoded.
+pub(crate) fn encode_path(key: &str) -> impl std::fmt::Display {
+    utf8_percent_encode(key, STRICT_PATH)
+}
+
+/// A name under `encoding-type=url`: percent-encoding with `+` for a space. `None` when it is no UTF-8.
+fn decode(text: &str) -> Option<String> {
+    let spaced: Cow<'_, str> = if text.contains('+') { text.replace('+', " ").into() } else { text.into() };
+    Some(percent_decode(spaced.as_bytes()).decode_utf8().ok()?.into_owned())
+}
+
+/// An etag without quotes and weakness, as versions have it.
+pub(crate) fn bare_etag(etag: &str) -> &str {
+    etag.trim().trim_start_matches("W/").trim_matches('"')
+}
+
+/// A time of a header (RFC 1123) or a listing (ISO 8601), in whole seconds.
+pub(crate) fn parse_time(text: &str) -> Option<SystemTime> {
+    let time =
+        chrono::DateTime::parse_from_rfc2822(text).or_else(|_| chrono::DateTime::parse_from_rfc3339(text)).ok()?;
+    let seconds = u64::try_from(time.timestamp()).ok()?;
+    Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+}
+
+/// Calls `seen(path, Some(text))` for every element that holds text only, with the names of the elements it stands in,
+/// and `seen(path, None)` at the end of every other. Returns `false` when the document is not well formed.
+fn walk(document: &[u8], mut seen: impl FnMut(&[String], Option<String>)) -> bool {
+    let mut reader = quick_xml::Reader::from_reader(document);
+    let mut path: Vec<String> = Vec::new();
+    let mut text = String::new();
+    let mut is_leaf = false;
+    loop {
+        match reader.read_event() {
+            Ok(Event::Start(start)) => {
+                path.push(String::from_utf8_lossy(start.local_name().as_ref()).into_owned());
+                text.clear();
+                is_leaf = true;
+            }
+            Ok(Event::Empty(empty)) => {
+                path.push(String::from_utf8_lossy(empty.local_name().as_ref()).into_owned());
+                seen(&path, Some(String::new()));
+                path.pop();
+                is_leaf = false;
+            }
+            Ok(Event::End(_)) => {
+                seen(&path, is_leaf.then(|| std::mem::take(&mut text)));
+                path.pop();
+                is_leaf = false;
+            }
+            Ok(Event::Text(part)) => match part.decode() {
+                Ok(part) => text.push_str(&part),
+                Err(_) => return false,
+            },
+            Ok(Event::CData(part)) => match part.decode() {
+                Ok(part) => text.push_str(&part),
+                Err(_) => return false,
+            },
+            Ok(Event::GeneralRef(reference)) => {
+                if let Ok(Some(c)) = reference.resolve_char_ref() {
+                    text.push(c);
+                } else if let Ok(name) = reference.decode() {
+                    match quick_xml::escape::resolve_predefined_entity(&name) {
+                        Some(c) => text.push_str(c),
+                        None => return false,
+                    }
+                }
+            }
+            Ok(Event::Eof) => return path.is_empty(),
+            Ok(_) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Parses the answer to ListObjectsV2; `None` when it is none. Names that are not UTF-8 are counted in the second part.
+pub(crate) fn parse_list(document: &[u8]) -> Option<(RawPage, u64)> {
+    let mut page = RawPage::default();
+    let (mut seen_root, mut encoded, mut truncated) = (false, false, true);
+    let empty = || RawObject { key: String::new(), size: 0, mtime: SystemTime::UNIX_EPOCH, etag: None };
+    let mut object = empty();
+    let mut well = true;
+    let mut objects: Vec<RawObject> = Vec::new();
+    let mut prefixes: Vec<String> = Vec::new();
+    let parsed = walk(document, |path, text| {
+        let mut names = path.iter().map(String::as_str);
+        if names.next() != Some("ListBucketResult") {
+            well = false;
+            return;
+        }
+        seen_root = true;
+        match (names.next(), names.next(), names.next(), text) {
+            (Some("Contents"), Some("Key"), None, Some(text)) => object.key = text,
+            (Some("Contents"), Some("Size"), None, Some(text)) => match text.trim().parse() {
+                Ok(size) => object.size = size,
+                Err(_) => well = false,
+            },
+            (Some("Contents"), Some("LastModified"), None, Some(text)) => {
+                object.mtime = parse_time(&text).unwrap_or(SystemTime::UNIX_EPOCH);
+            }
+            (Some("Contents"), Some("ETag"), None, Some(text)) => object.etag = Some(text).filter(|t| !t.is_empty()),
+            (Some("Contents"), None, None, None) => objects.push(std::mem::replace(&mut object, empty())),
+            (Some("CommonPrefixes"), Some("Prefix"), None, Some(text)) => prefixes.push(text),
+            (Some("EncodingType"), None, None, Some(text)) => encoded = text.eq_ignore_ascii_case("url"),
+            (Some("IsTruncated"), None, None, Some(text)) => truncated = text.eq_ignore_ascii_case("true"),
+            (Some("NextContinuationToken"), None, None, Some(text)) => page.next = Some(text).filter(|t| !t.is_empty()),
+            _ => {}
+        }
+    });
+    if !parsed || !well || !seen_root {
+        return None;
+    }
+    if !truncated {
+        page.next = None;
+    }
+    let mut skipped = 0;
+    let mut keep = |text: String| {
+        let text = if encoded { decode(&text) } else { Some(text) };
+        if text.is_none() {
+            skipped += 1;
+        }
+        text
+    };
+    page.prefixes = prefixes.into_iter().filter_map(&mut keep).collect();
+    page.objects = objects.into_iter().filter_map(|o| keep(o.key.clone()).map(|key| RawObject { key, ..o })).collect();
+    Some((page, skipped))
+}
+
+/// What an error document says.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct WireError {
+    pub code: String,
+    pub message: String,
+    /// The region the bucket is in, where the server says.
+    pub region: Option<String>,
+    /// The server's own time, where clocks differ.
+    pub server_time: Option<String>,
+}
+
+/// Parses an error document; `None` when it is none (a proxy's page, another kind of server).
+pub(crate) fn parse_error(document: &[u8]) -> Option<WireError> {
+    let mut error = WireError::default();
+    let mut well = true;
+    let parsed = walk(document, |path, text| match (&path.iter().map(String::as_str).collect::<Vec<_>>()[..], text) {
+        (["Error", "Code"] | ["ErrorResponse", "Error", "Code"], Some(text)) => error.code = text,
+        (["Error", "Message"] | ["ErrorResponse", "Error", "Message"], Some(text)) => error.message = text,
+        (["Error", "Region"], Some(text)) => error.region = Some(text),
+        (["Error", "ServerTime"], Some(text)) => error.server_time = Some(text),
+        (["Error" | "ErrorResponse", ..], _) => {}
+        _ => well = false,
+    });
+    (parsed && well && !error.code.is_empty()).then_some(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing() {
+        let document = br#"<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix></Prefix>
+<EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextContinuationToken>t&amp;1</NextContinuationToken>
+<Contents><Key>a+b%2Bc%0A%E2%82%AC</Key><LastModified>2024-01-02T03:04:05.678Z</LastModified><ETag>&quot;e1&quot;</ETag>
+<Size>5000000000</Size><Owner><ID>x</ID></Owner></Contents>
+<CommonPrefixes><Prefix>d%20/</Prefix></CommonPrefixes>
+<Contents><Key>z</Key><LastModified>2024-01-02T03:04:05Z</LastModified><ETag>e2</ETag><Size>1</Size></Contents>
+<Contents><Key>%FF</Key><LastModified>2024-01-02T03:04:05Z</LastModified><Size>1</Size></Contents>
+</ListBucketResult>"#;
+        let (page, skipped) = parse_list(document).unwrap();
+        assert_eq!(skipped, 1);
+        assert_eq!(page.next.as_deref(), Some("t&1"));
+        assert_eq!(page.prefixes, ["d /"]);
+        let keys: Vec<_> = page.objects.iter().map(|o| o.key.as_str()).collect();
+        assert_eq!(keys, ["a b+c\n€", "z"]);
+        assert_eq!(page.objects[0].size, 5_000_000_000);
+        assert_eq!(bare_etag(page.objects[0].etag.as_deref().unwrap()), "e1");
+        assert_eq!(page.objects[0].mtime, parse_time("Tue, 02 Jan 2024 03:04:05 GMT").unwrap());
+    }
+
+    #[test]
+    fn plain_keys_keep_their_spaces_and_references() {
+        let document =
+            b"<ListBucketResult><IsTruncated>false</IsTruncated><NextContinuationToken>t</NextContinuationToken>\
+            <Contents><Key> a&amp;b&#x1;+%41 </Key><Size>1</Size></Contents></ListBucketResult>";
+        let (page, _) = parse_list(document).unwrap();
+        assert_eq!(page.objects[0].key, " a&b\u{1}+%41 ");
+        assert_eq!(page.next, None);
+    }
+
+    #[test]
+    fn what_is_no_listing() {
+        for document in
+            [&b""[..], b"<html><body>hi</body></html>", b"<ListBucketResult><Contents>", b"{}", b"\xff\xfe<"]
+        {
+            assert!(parse_list(document).is_none(), "{document:?}");
+        }
+    }
+
+    #[test]
+    fn errors() {
+        let e =
+            parse_error(b"<Error><Code>PermanentRedirect</Code><Message>m</Message><Region>eu-west-1</Region></Error>");
+        let e = e.unwrap();
+        assert_eq!((e.code.as_str(), e.region.as_deref()), ("PermanentRedirect", Some("eu-west-1")));
+        assert!(parse_error(b"<html><title>503</title></html>").is_none());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn never_panics(document: Vec<u8>) {
+            let _ = parse_list(&document);
+            let _ = parse_error(&document);
+        }
+        #[test]
+        fn never_panics_on_tags(parts in proptest::collection::vec("(<ListBucketResult>|<Contents>|<Key>|</Key>|</Contents>|<Size>|</Size>|&amp;|&#x0;|%|1|<!\\[CDATA\\[|\\]\\]>)", 0..20)) {
+            let _ = parse_list(parts.concat().as_bytes());
+        }
+    }
+}

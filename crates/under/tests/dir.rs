@@ -1,0 +1,184 @@
+//! Directories as under-stores: the common rules, and what only they have.
+
+mod common;
+
+use common::{Fixture, conformance, list_all, object, pattern, read, soon};
+use spurline_types::{ErrorKind, FileKind, ObjectRef, Stats};
+use spurline_under::{UnderConfig, UnderStore, open};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+struct Local(PathBuf);
+
+impl Fixture for Local {
+    fn put(&self, path: &str, bytes: &[u8]) {
+        let path = self.0.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+    fn remove(&self, path: &str) {
+        std::fs::remove_file(self.0.join(path)).unwrap();
+    }
+    fn folder(&self, path: &str) {
+        std::fs::create_dir_all(self.0.join(path)).unwrap();
+    }
+    fn any_character(&self) -> bool {
+        true
+    }
+}
+
+fn open_dir(path: &Path) -> (Arc<dyn UnderStore>, Arc<Stats>) {
+    let stats = Arc::new(Stats::default());
+    (open(path.to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap(), stats)
+}
+
+#[test]
+fn keeps_the_common_rules() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, stats) = open_dir(dir.path());
+    conformance(&*store, &stats, &Local(dir.path().into()));
+}
+
+#[test]
+fn names_are_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open_dir(dir.path());
+    let name = b"\xff\xfe\n%\x80";
+    std::fs::write(dir.path().join(OsStr::from_bytes(name)), b"x").unwrap();
+    assert_eq!(list_all(&*store, b"", 10)[0].name, name);
+    let (found, _) = object(&*store, name);
+    assert_eq!(read(&*store, &found, 0, 1).unwrap(), b"x");
+}
+
+#[test]
+fn links_are_shown_and_never_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::write(outside.path().join("secret"), b"s").unwrap();
+    symlink(outside.path(), dir.path().join("link")).unwrap();
+    symlink("nowhere", dir.path().join("dangling")).unwrap();
+    let (store, stats) = open_dir(dir.path());
+    for (name, target) in [("link", outside.path().as_os_str().as_bytes()), ("dangling", b"nowhere")] {
+        let attr = store.lookup(name.as_bytes(), soon()).unwrap();
+        assert_eq!((attr.kind, attr.size), (FileKind::Symlink, target.len() as u64));
+        assert_eq!(store.readlink(name.as_bytes(), soon()).unwrap(), target);
+    }
+    assert_eq!(list_all(&*store, b"", 10).len(), 2);
+    assert_eq!(store.lookup(b"link/secret", soon()).unwrap_err().kind(), ErrorKind::NotADirectory);
+    assert_eq!(store.list(b"link", None, 10, soon()).unwrap_err().kind(), ErrorKind::NotADirectory);
+    std::fs::write(dir.path().join("file"), b"").unwrap();
+    assert_eq!(store.readlink(b"file", soon()).unwrap_err().kind(), ErrorKind::Invalid);
+    // A socket is no file here.
+    let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
+    assert_eq!(list_all(&*store, b"", 10).len(), 3);
+    assert_eq!(stats.metadata.skipped_names.get(), 1);
+    assert_eq!(store.lookup(b"socket", soon()).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn modes_and_capacity() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("f"), b"").unwrap();
+    std::fs::set_permissions(dir.path().join("f"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    let (store, _) = open_dir(dir.path());
+    assert_eq!(store.lookup(b"f", soon()).unwrap().mode, 0o640);
+    let capacity = store.statfs(soon()).unwrap().unwrap();
+    assert!(capacity.blocks >= capacity.blocks_free && capacity.block_size > 0);
+}
+
+#[test]
+fn a_source_that_can_not_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let (missing, _) = open_dir(&dir.path().join("missing"));
+    let error = missing.check(soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.message().contains("missing") && error.message().contains("create it"), "{error}");
+    std::fs::write(dir.path().join("file"), b"").unwrap();
+    let (file, _) = open_dir(&dir.path().join("file"));
+    assert_eq!(file.check(soon()).unwrap_err().kind(), ErrorKind::NotADirectory);
+}
+
+#[test]
+fn beyond_four_gigabytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create(dir.path().join("huge")).unwrap();
+    let at = (5u64 << 30) + 12_345;
+    file.write_all_at(b"far away", at).unwrap();
+    drop(file);
+    let (store, _) = open_dir(dir.path());
+    let (huge, attr) = object(&*store, b"huge");
+    assert_eq!(attr.size, at + 8);
+    assert_eq!(read(&*store, &huge, at, 8).unwrap(), b"far away");
+}
+
+/// A writer rewrites the file in place as fast as it can, all bytes of one value; whatever a read answers with success
+/// has one value only, and it is the one of the version that was looked up.
+#[test]
+fn a_file_changed_while_read_is_never_a_mix() {
+    const LEN: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    std::fs::write(&path, vec![0; LEN]).unwrap();
+    let (store, _) = open_dir(dir.path());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = std::fs::File::options().write(true).open(&path).unwrap();
+            let mut value = 1u8;
+            while !stop.load(Ordering::Relaxed) {
+                file.write_all_at(&vec![value; LEN], 0).unwrap();
+                value = value.wrapping_add(1);
+                std::thread::sleep(Duration::from_millis(u64::from(value) % 40));
+            }
+        });
+        let (mut whole, mut stale) = (0, 0);
+        for _ in 0..60 {
+            let (found, _) = object(&*store, b"f");
+            // The same version read twice must be the same bytes, however it is cut.
+            let first = read(&*store, &found, 0, LEN / 2);
+            let second = read(&*store, &found, LEN as u64 / 2, LEN / 2);
+            for answer in [&first, &second] {
+                match answer {
+                    Ok(bytes) => assert!(bytes.iter().all(|b| *b == bytes[0]), "a mix within one read"),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Stale),
+                }
+            }
+            match (first, second) {
+                (Ok(first), Ok(second)) => {
+                    assert_eq!(first[0], second[0], "a mix of two reads of one version");
+                    whole += 1;
+                }
+                _ => stale += 1,
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        println!("{whole} whole, {stale} stale");
+    });
+}
+
+#[test]
+fn a_file_system_that_hangs_costs_no_caller() {
+    // A FIFO without a writer is the nearest thing to a hung server that needs no privileges: its open would block,
+    // and here it is refused instead.
+    let dir = tempfile::tempdir().unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        dir.path().join("pipe"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    let (store, _) = open_dir(dir.path());
+    let pipe = ObjectRef::new(store.source(), b"pipe", spurline_types::Version::new("x"), 10);
+    assert_eq!(read(&*store, &pipe, 0, 10).unwrap_err().kind(), ErrorKind::Stale);
+    // A deadline that has passed is a timeout, not an answer.
+    std::fs::write(dir.path().join("f"), pattern(10, 1)).unwrap();
+    let error = store.lookup(b"f", Instant::now() - Duration::from_secs(1));
+    assert!(error.is_ok() || error.is_err_and(|e| e.kind() == ErrorKind::Timeout));
+}
