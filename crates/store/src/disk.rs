@@ -1,0 +1,174 @@
+//! One cache disk: its directory, files, log, room and health. It moves bytes and records; which blocks go where is
+//! decided above.
+
+use crate::files::{FileCache, FileKey};
+use crate::health::{DiskState, Health};
+use crate::io::{DiskIo, OpenFile, Space};
+use crate::journal::Journal;
+use crate::layout::{self, Root};
+use crate::policy::S3Fifo;
+use parking_lot::{Condvar, Mutex};
+use spurline_types::{BlockId, Stats};
+use std::collections::VecDeque;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What the disk's background thread is asked to do.
+#[derive(Debug, Clone, Copy)]
+pub enum Work {
+    /// Take a block that is marked as leaving off the disk.
+    Discard(BlockId),
+    /// Give back the space of a block that another disk holds now.
+    Forget(BlockId, u8),
+}
+
+/// One cache disk.
+pub struct Disk {
+    /// Its number in the index.
+    pub number: u8,
+    /// Its directory.
+    pub root: PathBuf,
+    /// Its place in the directory: the lock, and the disk's own id.
+    pub held: Root,
+    /// Its operations.
+    pub io: Arc<dyn DiskIo>,
+    /// Its open files.
+    pub files: FileCache,
+    /// Which block goes next.
+    pub policy: S3Fifo<BlockId>,
+    /// Its index log.
+    pub journal: Mutex<Journal>,
+    /// Its state.
+    pub health: Health,
+    /// Bytes of blocks on it, reservations of writers included.
+    pub used: AtomicU64,
+    /// Blocks on it.
+    pub blocks: AtomicU64,
+    /// Bytes it may hold.
+    pub limit: AtomicU64,
+    /// Bytes free on its file system, as last asked and corrected since.
+    pub free: AtomicU64,
+    /// Size of its file system.
+    pub total: AtomicU64,
+    /// What waits for the background thread.
+    pub work: Mutex<VecDeque<Work>>,
+    /// Wakes the background thread.
+    pub wake: Condvar,
+    /// Timeouts of operations.
+    pub timeouts: (Duration, Duration),
+    /// Counters.
+    pub stats: Arc<Stats>,
+}
+
+/// What a block of `len` bytes takes on disk.
+pub fn footprint(len: u32) -> u64 {
+    u64::from(len).next_multiple_of(4096)
+}
+
+impl Disk {
+    /// Asks the background thread for something. The queue is bounded by the number of blocks.
+    pub fn ask(&self, work: Work) {
+        self.work.lock().push_back(work);
+        self.wake.notify_one();
+    }
+
+    /// An open data file.
+    ///
+    /// # Errors
+    /// What the system says; `NotFound` when it is gone.
+    pub fn file(&self, key: &FileKey) -> io::Result<Arc<OpenFile>> {
+        if let Some(file) = self.files.get(key) {
+            return Ok(file);
+        }
+        let file = self.io.open(&layout::data_path(&self.root, key), false, self.timeouts.0)?;
+        Ok(self.files.put(*key, file, false))
+    }
+
+    /// A data file to write to. `first`: it holds no block yet.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn file_for_write(&self, key: &FileKey, first: bool) -> io::Result<Arc<OpenFile>> {
+        if !first && let Some(file) = self.files.get(key) {
+            return Ok(file);
+        }
+        let file = self.io.open(&layout::data_path(&self.root, key), true, self.timeouts.1)?;
+        Ok(self.files.put(*key, file, first))
+    }
+
+    /// Removes a data file that holds no block any more.
+    ///
+    /// # Errors
+    /// What the system says; a file that is gone already is no error.
+    pub fn unlink(&self, key: &FileKey) -> io::Result<()> {
+        self.files.remove(key);
+        match self.io.unlink(&layout::data_path(&self.root, key)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Appends records to the log.
+    ///
+    /// # Errors
+    /// What the system says; `TimedOut` when another append holds the log for longer than a write may take.
+    pub fn append(&self, bytes: &[u8], records: u64) -> io::Result<()> {
+        let Some(mut journal) = self.journal.try_lock_for(self.timeouts.1) else {
+            return Err(io::ErrorKind::TimedOut.into());
+        };
+        journal.append(&*self.io, bytes, records)
+    }
+
+    /// Notes a failed operation: counts it, and changes the disk's state if it has to.
+    pub fn failed(&self, what: &str, error: &io::Error) {
+        self.stats.blockcache.io_errors.add(1);
+        let late = error.kind() == io::ErrorKind::TimedOut;
+        if let Some(state) = self.health.failed(Instant::now(), late, &|| format!("{what}: {error}")) {
+            self.entered(state);
+        } else {
+            tracing::debug!("cache disk {}: {what}: {error}", self.root.display());
+        }
+    }
+
+    /// Says aloud that the state changed.
+    pub fn entered(&self, state: DiskState) {
+        let (_, _, reason) = self.health.get();
+        let path = self.root.display();
+        match state {
+            DiskState::Normal => tracing::info!("cache disk {path} is normal again"),
+            DiskState::Unstable => {
+                tracing::warn!("cache disk {path} is unstable: {reason}; reads go round it until it answers again");
+            }
+            DiskState::Down => {
+                tracing::warn!("cache disk {path} is down: {reason}; check the disk (dmesg, smartctl); it is tried on");
+            }
+        }
+        self.wake.notify_one();
+    }
+
+    /// Asks the file system for its room.
+    pub fn refresh_space(&self) {
+        match self.io.space(&self.root) {
+            Ok(Space { total, free }) => {
+                self.total.store(total, Ordering::Relaxed);
+                self.free.store(free, Ordering::Relaxed);
+            }
+            Err(error) => self.failed("asking for free space", &error),
+        }
+    }
+
+    /// Bytes by which the file system is fuller than the free-space ratio allows with `more` bytes to come.
+    pub fn overfull(&self, ratio: f64, more: u64) -> u64 {
+        let keep = (self.total.load(Ordering::Relaxed) as f64 * ratio) as u64;
+        (keep + more).saturating_sub(self.free.load(Ordering::Relaxed))
+    }
+
+    /// Bytes came free, or (negative) were taken, between two questions to the file system.
+    pub fn adjust_free(&self, by: i64) {
+        let _ =
+            self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.saturating_add_signed(by)));
+    }
+}

@@ -1,0 +1,179 @@
+//! Taking blocks off a disk: evicted, wrong, or of an object nobody wants any more.
+//!
+//! A block leaves in steps: it is marked (readers miss it, writers leave it alone), its removal is logged, its
+//! space is given back, its entry goes. A crash between two steps costs space until the next sweep, nothing else.
+
+use crate::disk::Disk;
+use crate::files::FileKey;
+use crate::index::{LEAVING, MAIN, Shard, WHOLE};
+use crate::log;
+use crate::store::Core;
+use crate::write::fingerprint;
+use spurline_types::{BlockId, ObjectRef};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Core {
+    /// Bytes above the mark at which the background starts to evict: a 64th below the limit, so that writers
+    /// seldom have to evict themselves.
+    pub(crate) fn above_watermark(&self, disk: &Disk) -> u64 {
+        let limit = disk.limit.load(Ordering::Relaxed);
+        let mark = limit - limit / 64;
+        disk.used.load(Ordering::Relaxed).saturating_sub(mark)
+    }
+
+    /// Evicts one block; false when there is none that may go.
+    pub(crate) fn evict_one(&self, disk: &Arc<Disk>) -> bool {
+        let mut promoted = Vec::new();
+        let victim = disk.policy.victim(
+            fingerprint,
+            |block, slot| {
+                let mut shard = self.index.shard(&block.object).write();
+                if shard.activity(&block.object).pins > 0 {
+                    return true;
+                }
+                match shard.get_mut(block) {
+                    Some(entry) if entry.slot == slot && entry.disk == disk.number && entry.flags & LEAVING == 0 => {
+                        entry.flags |= LEAVING;
+                        false
+                    }
+                    _ => true,
+                }
+            },
+            |block| promoted.push(*block),
+        );
+        if !promoted.is_empty() {
+            self.note_promoted(disk, &promoted);
+        }
+        let Some((block, _)) = victim else { return false };
+        self.stats.blockcache.evictions.add(1);
+        self.discard(disk, &block);
+        true
+    }
+
+    /// Logs which blocks proved their worth, so that they keep their rank over a restart.
+    fn note_promoted(&self, disk: &Disk, blocks: &[BlockId]) {
+        let mut records = Vec::with_capacity(blocks.len() * 32);
+        for block in blocks {
+            if let Some(entry) = self.index.shard(&block.object).write().get_mut(block) {
+                entry.flags |= MAIN;
+            }
+            log::push_promote(&mut records, block);
+        }
+        if let Err(error) = disk.append(&records, blocks.len() as u64) {
+            tracing::debug!("cache disk {}: noting promoted blocks: {error}", disk.root.display());
+        }
+    }
+
+    /// Takes a block off its disk that was marked as leaving.
+    pub(crate) fn discard(&self, disk: &Disk, block: &BlockId) {
+        let mut record = Vec::with_capacity(32);
+        log::push_remove(&mut record, block);
+        if let Err(error) = disk.append(&record, 1) {
+            // Without the record the block comes back after a crash, and its checksums tell that it is gone.
+            disk.failed("writing to the index log", &error);
+        }
+        let Some((key, len, alone, pinned)) = self.look_at_leaving(disk, block) else { return };
+        let result = if alone {
+            disk.unlink(&key)
+        } else if pinned {
+            // A handle may be reading the file past us: its bytes stay as they are.
+            Ok(())
+        } else {
+            self.punch(disk, &key, block.index, len)
+        };
+        if let Err(error) = result {
+            disk.failed("giving space back", &error);
+        }
+        let mut shard = self.index.shard(&block.object).write();
+        if alone {
+            shard.act(&block.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
+        }
+        if let Some(entry) = shard.remove(block) {
+            drop(shard);
+            disk.policy.remove(entry.slot);
+            self.uncount(disk, entry.len);
+        } else {
+            drop(shard);
+        }
+        if !alone {
+            self.tidy_file(disk, &key);
+        }
+    }
+
+    /// The file of a leaving block, its length, whether the file goes with it (noted as being unlinked then), and
+    /// whether the object is pinned.
+    fn look_at_leaving(&self, disk: &Disk, block: &BlockId) -> Option<(FileKey, u32, bool, bool)> {
+        let mut shard = self.index.shard(&block.object).write();
+        let entry = shard.get(block).filter(|e| e.flags & LEAVING != 0 && e.disk == disk.number)?;
+        let (whole, len) = (entry.flags & WHOLE != 0, entry.len);
+        let key = self.file_key(block.object, block.index, whole);
+        let activity = shard.activity(&block.object);
+        let alone = activity.writers == 0 && self.count_in_file(&shard, disk, &key, 2) == 1;
+        if alone {
+            shard.act(&block.object, |a| a.unlinking += 1);
+        }
+        Some((key, len, alone, activity.pins > 0))
+    }
+
+    /// How many blocks a file holds, counted up to `enough`.
+    pub(crate) fn count_in_file(&self, shard: &Shard, disk: &Disk, key: &FileKey, enough: usize) -> usize {
+        let mut n = 0;
+        shard.all(&key.object, |i, entry| {
+            let whole = entry.flags & WHOLE != 0;
+            n += usize::from(entry.disk == disk.number && self.file_key(key.object, i, whole) == *key);
+            n < enough
+        });
+        n
+    }
+
+    /// Removes a file that holds no block and that nobody writes to.
+    pub(crate) fn tidy_file(&self, disk: &Disk, key: &FileKey) {
+        let mut shard = self.index.shard(&key.object).write();
+        if shard.activity(&key.object).writers > 0 || self.count_in_file(&shard, disk, key, 1) > 0 {
+            return;
+        }
+        shard.act(&key.object, |a| a.unlinking += 1);
+        drop(shard);
+        if let Err(error) = disk.unlink(key) {
+            disk.failed("removing an empty file", &error);
+        }
+        self.index.shard(&key.object).write().act(&key.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
+    }
+
+    /// Gives back the space of one block of a file.
+    pub(crate) fn punch(&self, disk: &Disk, key: &FileKey, index: u32, len: u32) -> std::io::Result<()> {
+        let size = u64::from(self.config.block_size);
+        disk.file(key)
+            .and_then(|file| disk.io.punch(&file, u64::from(index) * size, crate::disk::footprint(len)))
+            .or_else(|error| if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    }
+
+    /// Forgets all blocks of an object. Handles pinned on its file keep reading it.
+    pub fn remove_object(&self, obj: &ObjectRef) {
+        let mut leaving: Vec<(BlockId, u8)> = Vec::new();
+        let mut shard = self.index.shard(&obj.id).write();
+        let mut found = Vec::new();
+        shard.all(&obj.id, |index, entry| {
+            if entry.flags & LEAVING == 0 {
+                found.push((BlockId { object: obj.id, index }, entry.disk));
+            }
+            true
+        });
+        for (block, disk) in found {
+            if let Some(entry) = shard.get_mut(&block) {
+                entry.flags |= LEAVING;
+                leaving.push((block, disk));
+            }
+        }
+        drop(shard);
+        for (block, disk) in leaving {
+            let disk = &self.disks[usize::from(disk)];
+            if disk.health.usable() {
+                self.discard(disk, &block);
+            } else {
+                disk.ask(crate::disk::Work::Discard(block));
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A disk that fails on demand: errors, hangs, wrong bytes, torn writes, no space. For tests and chaos runs.
+
+use super::{DiskIo, OpenFile, Space, Target};
+use parking_lot::{Condvar, Mutex};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What the disk does wrong from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fault {
+    /// Nothing.
+    #[default]
+    None,
+    /// Reads and writes fail with EIO.
+    Errors,
+    /// Nothing is answered until the fault is changed; deadlines pass meanwhile.
+    Hangs,
+    /// Reads have one bit turned.
+    Corrupts,
+    /// Writes stop half-way and say nothing; the second half is never written.
+    Tears,
+    /// Writes fail with ENOSPC.
+    Full,
+}
+
+/// Wraps the operations of a disk and does to them what [`FaultyDisk::set`] says.
+pub struct FaultyDisk {
+    inner: Arc<dyn DiskIo>,
+    fault: Mutex<Fault>,
+    changed: Condvar,
+    reads: AtomicU64,
+}
+
+impl FaultyDisk {
+    /// A disk without faults yet.
+    pub fn new(inner: Arc<dyn DiskIo>) -> Arc<FaultyDisk> {
+        Arc::new(FaultyDisk {
+            inner,
+            fault: Mutex::new(Fault::None),
+            changed: Condvar::new(),
+            reads: AtomicU64::new(0),
+        })
+    }
+
+    /// Changes what goes wrong; operations that hang go on.
+    pub fn set(&self, fault: Fault) {
+        *self.fault.lock() = fault;
+        self.changed.notify_all();
+    }
+
+    /// Reads of data files asked for so far.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    /// Waits out a hang for at most `timeout`; the fault to act on, or `TimedOut`.
+    fn pass(&self, timeout: Duration) -> io::Result<Fault> {
+        let mut fault = self.fault.lock();
+        let deadline = std::time::Instant::now() + timeout;
+        while *fault == Fault::Hangs {
+            if self.changed.wait_until(&mut fault, deadline).timed_out() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(*fault)
+    }
+
+    fn pass_for_write(&self, timeout: Duration) -> io::Result<Fault> {
+        match self.pass(timeout)? {
+            Fault::Errors => Err(io::Error::from_raw_os_error(libc::EIO)),
+            Fault::Full => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            fault => Ok(fault),
+        }
+    }
+}
+
+/// Hanging operations without a deadline of their own wait no longer than this, so that tests end.
+const LONG: Duration = Duration::from_secs(60);
+
+impl DiskIo for FaultyDisk {
+    fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile> {
+        self.pass(timeout)?;
+        self.inner.open(path, create, timeout)
+    }
+
+    fn read(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        target: &mut Target<'_>,
+        timeout: Duration,
+        done: &mut dyn FnMut(Range<usize>),
+    ) -> io::Result<usize> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        match self.pass(timeout) {
+            // What a hung disk does at its worst: the bytes arrive after the reader has given up.
+            Err(error) => {
+                let keep = (target.keep)();
+                let (ptr, len) = (target.ptr as usize, target.len);
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(20));
+                    // SAFETY: `keep` holds the memory, and nobody else uses it, until it is dropped below.
+                    unsafe { std::ptr::write_bytes(ptr as *mut u8, 0xee, len) };
+                    drop(keep);
+                });
+                Err(error)
+            }
+            Ok(Fault::Errors) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            Ok(Fault::Corrupts) => {
+                let n = self.inner.read(file, offset, target, timeout, &mut |_| {})?;
+                if n > 0 {
+                    // SAFETY: the inner read has ended, so the target is this call's alone.
+                    unsafe { *target.ptr.add(n / 2) ^= 0x10 };
+                }
+                done(0..n);
+                Ok(n)
+            }
+            Ok(_) => self.inner.read(file, offset, target, timeout, done),
+        }
+    }
+
+    fn write(&self, file: &OpenFile, offset: u64, data: &[u8], timeout: Duration) -> io::Result<()> {
+        match self.pass_for_write(timeout)? {
+            Fault::Tears => {
+                let half = data.len() / 2 / super::ALIGN * super::ALIGN;
+                if half == 0 {
+                    return Ok(());
+                }
+                self.inner.write(file, offset, &data[..half], timeout)
+            }
+            _ => self.inner.write(file, offset, data, timeout),
+        }
+    }
+
+    fn punch(&self, file: &OpenFile, offset: u64, len: u64) -> io::Result<()> {
+        self.pass_for_write(LONG)?;
+        self.inner.punch(file, offset, len)
+    }
+
+    fn truncate(&self, file: &OpenFile, len: u64) -> io::Result<()> {
+        self.pass_for_write(LONG)?;
+        self.inner.truncate(file, len)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        self.pass(LONG)?;
+        self.inner.unlink(path)
+    }
+
+    fn append(&self, log: &File, offset: u64, data: &[u8]) -> io::Result<()> {
+        match self.pass_for_write(LONG)? {
+            Fault::Tears => {
+                self.inner.append(log, offset, &data[..data.len() / 2])?;
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+            _ => self.inner.append(log, offset, data),
+        }
+    }
+
+    fn space(&self, path: &Path) -> io::Result<Space> {
+        self.inner.space(path)
+    }
+
+    fn late(&self) -> usize {
+        self.inner.late()
+    }
+}

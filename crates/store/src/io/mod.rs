@@ -1,0 +1,132 @@
+//! Raw operations on the files of one cache disk, as a trait, so that a test can put a disk that fails, hangs,
+//! corrupts or tears in the place of a real one. Knows nothing of blocks, indexes or checksums.
+
+mod faulty;
+mod real;
+mod ring;
+
+pub use faulty::{Fault, FaultyDisk};
+pub use real::RealDisk;
+pub use ring::Rings;
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+/// Alignment of offsets, lengths and memory that O_DIRECT is given: at least every device's logical block.
+pub const ALIGN: usize = 4096;
+
+/// Memory a read from disk may go to, and that can be held beyond the read if the disk does not answer in time.
+///
+/// # Safety
+/// The memory `parts` names stays valid for writes until the next call that takes the buffer apart; after
+/// `keep` it stays so, untouched by anyone, until the box `keep` gave is dropped.
+pub unsafe trait IoBuf {
+    /// First byte and capacity in bytes. O_DIRECT wants the first byte on 4096 and a capacity that holds the
+    /// range rounded up to 4096; a buffer that is not so is served by way of another.
+    fn parts(&mut self) -> (*mut u8, usize);
+    /// Called once the disk missed its deadline while it may still write into the memory: what is given keeps
+    /// the memory until the late answer came. The caller gets the outcome "lost".
+    fn keep(&mut self) -> Box<dyn Send>;
+}
+
+// SAFETY: a pool buffer never moves and owns its part of the arena until dropped; `keep` hands it over whole.
+unsafe impl IoBuf for Option<spurline_mem::Buf> {
+    fn parts(&mut self) -> (*mut u8, usize) {
+        self.as_ref().map_or((std::ptr::null_mut(), 0), |buf| (buf.as_ptr(), buf.footprint()))
+    }
+    fn keep(&mut self) -> Box<dyn Send> {
+        Box::new(self.take())
+    }
+}
+
+/// Where a read goes: `len` bytes at `ptr`, which belong to what `keep` gives.
+pub struct Target<'a> {
+    pub(crate) ptr: *mut u8,
+    pub(crate) len: usize,
+    pub(crate) keep: &'a mut dyn FnMut() -> Box<dyn Send>,
+}
+
+/// An open file of a cache disk.
+#[derive(Debug)]
+pub struct OpenFile {
+    /// The descriptor, open for reading and writing.
+    pub file: File,
+    /// Whether it was opened with O_DIRECT.
+    pub direct: bool,
+}
+
+/// Space of a file system in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Space {
+    /// All there is.
+    pub total: u64,
+    /// What this process may still write.
+    pub free: u64,
+}
+
+/// Operations on the files of one disk. Every one may fail; `read`, `write` and `open` give up after `timeout`
+/// with [`io::ErrorKind::TimedOut`], the others run on threads that nobody waits for.
+pub trait DiskIo: Send + Sync {
+    /// Opens a data file for reading and writing; `create` makes it if it is missing.
+    ///
+    /// # Errors
+    /// What the system says, or `TimedOut`.
+    fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile>;
+
+    /// Reads into `target` from `offset` and gives the number of bytes, fewer than asked only at the file's end.
+    /// `done` is called with each part of the target as it fills, in any order, so that checking one part goes
+    /// on while another is still read.
+    ///
+    /// # Errors
+    /// What the system says. With `TimedOut` the target was taken by `keep` if it was still being written.
+    fn read(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        target: &mut Target<'_>,
+        timeout: Duration,
+        done: &mut dyn FnMut(Range<usize>),
+    ) -> io::Result<usize>;
+
+    /// Writes all of `data` at `offset`. With an O_DIRECT file all three are aligned.
+    ///
+    /// # Errors
+    /// What the system says, or `TimedOut`: then the disk may still write what stands in `data` later on.
+    fn write(&self, file: &OpenFile, offset: u64, data: &[u8], timeout: Duration) -> io::Result<()>;
+
+    /// Gives the space of a range back to the file system; the range reads as zeros afterwards.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn punch(&self, file: &OpenFile, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Cuts or extends a data file.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn truncate(&self, file: &OpenFile, len: u64) -> io::Result<()>;
+
+    /// Removes a data file.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn unlink(&self, path: &Path) -> io::Result<()>;
+
+    /// Writes a piece of the index log at `offset`.
+    ///
+    /// # Errors
+    /// What the system says; part of the piece may be written.
+    fn append(&self, log: &File, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// How much room the file system has.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn space(&self, path: &Path) -> io::Result<Space>;
+
+    /// How many operations missed their deadline and have not ended yet. While there is one, the disk is not used.
+    fn late(&self) -> usize;
+}

@@ -1,0 +1,175 @@
+//! A real disk: io_uring with O_DIRECT, the page cache, or plain system calls, whatever the mode and the kernel allow.
+
+use super::{ALIGN, DiskIo, OpenFile, Rings, Space, Target};
+use crate::config::IoMode;
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The operations of one real disk.
+pub struct RealDisk {
+    /// Tells this disk's late operations from the others'.
+    number: u8,
+    rings: Arc<Rings>,
+    /// Whether files are opened with O_DIRECT: the mode asks for it and the file system has not refused it.
+    direct: AtomicBool,
+}
+
+impl RealDisk {
+    /// Operations in the given mode, on rings shared with the store's other disks.
+    pub fn new(number: u8, mode: IoMode, rings: Arc<Rings>) -> Self {
+        RealDisk { number, rings, direct: AtomicBool::new(mode == IoMode::Dio) }
+    }
+
+    fn open_once(&self, path: &Path, flags: i32, timeout: Duration) -> io::Result<OwnedFd> {
+        let name =
+            CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        if flags & libc::O_CREAT == 0 {
+            // What the name cache knows opens at once and can't block on the disk.
+            match open_cached(&name, flags) {
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOSYS | libc::EPERM)) => {}
+                other => return other,
+            }
+        }
+        self.rings.open(self.number, &name, flags, timeout).unwrap_or_else(|| {
+            // SAFETY: the name is a C string that outlives the call.
+            owned(unsafe { libc::open(name.as_ptr(), flags, 0o600) }.into())
+        })
+    }
+}
+
+fn owned(result: i64) -> io::Result<OwnedFd> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the system call that gave this number made the descriptor for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+}
+
+fn open_cached(name: &CString, flags: i32) -> io::Result<OwnedFd> {
+    // SAFETY: `open_how` is plain data for which all zeros is valid.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = flags as u64;
+    how.resolve = libc::RESOLVE_CACHED;
+    // SAFETY: name and `how` outlive the call, and the size is `how`'s.
+    owned(unsafe {
+        libc::syscall(libc::SYS_openat2, libc::AT_FDCWD, name.as_ptr(), &how, std::mem::size_of::<libc::open_how>())
+    })
+}
+
+fn check(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Reads what the page cache holds without waiting for the disk; bytes read.
+fn read_cached(file: &File, offset: u64, ptr: *mut u8, len: usize) -> usize {
+    let vector = libc::iovec { iov_base: ptr.cast(), iov_len: len };
+    // SAFETY: the vector names memory that the caller of `DiskIo::read` vouches for.
+    let n = unsafe { libc::preadv2(file.as_raw_fd(), &vector, 1, offset as i64, libc::RWF_NOWAIT) };
+    usize::try_from(n).unwrap_or(0)
+}
+
+impl DiskIo for RealDisk {
+    fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile> {
+        let base = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | if create { libc::O_CREAT } else { 0 };
+        if self.direct.load(Ordering::Relaxed) {
+            match self.open_once(path, base | libc::O_DIRECT, timeout) {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    if self.direct.swap(false, Ordering::Relaxed) {
+                        tracing::warn!(
+                            "{}: the file system refuses O_DIRECT; this cache disk is read through the page cache",
+                            path.display()
+                        );
+                    }
+                }
+                other => return other.map(|fd| OpenFile { file: fd.into(), direct: true }),
+            }
+        }
+        self.open_once(path, base, timeout).map(|fd| OpenFile { file: fd.into(), direct: false })
+    }
+
+    fn read(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        target: &mut Target<'_>,
+        timeout: Duration,
+        done: &mut dyn FnMut(Range<usize>),
+    ) -> io::Result<usize> {
+        if !file.direct && read_cached(&file.file, offset, target.ptr, target.len) == target.len {
+            done(0..target.len);
+            return Ok(target.len);
+        }
+        if let Some(result) = self.rings.read(self.number, file.file.as_raw_fd(), offset, target, timeout, done) {
+            return result;
+        }
+        let mut n = 0;
+        while n < target.len {
+            // SAFETY: the memory belongs to the target, and this call is its only user.
+            let rest = unsafe { std::slice::from_raw_parts_mut(target.ptr.add(n), target.len - n) };
+            match file.file.read_at(rest, offset + n as u64) {
+                Ok(0) => break,
+                Ok(more) => n += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if file.direct && !n.is_multiple_of(ALIGN) {
+                break;
+            }
+        }
+        done(0..n);
+        Ok(n)
+    }
+
+    fn write(&self, file: &OpenFile, offset: u64, data: &[u8], timeout: Duration) -> io::Result<()> {
+        match self.rings.write(self.number, file.file.as_raw_fd(), offset, data, timeout) {
+            None => file.file.write_all_at(data, offset),
+            Some(Ok(n)) if n == data.len() => Ok(()),
+            // A short write: the rest tells why (no space, most likely), or ends it.
+            Some(Ok(n)) if n.is_multiple_of(ALIGN) => file.file.write_all_at(&data[n..], offset + n as u64),
+            Some(Ok(_)) => Err(io::ErrorKind::WriteZero.into()),
+            Some(Err(error)) => Err(error),
+        }
+    }
+
+    fn punch(&self, file: &OpenFile, offset: u64, len: u64) -> io::Result<()> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a call on a descriptor that is open for as long as `file` lives.
+        check(unsafe { libc::fallocate(file.file.as_raw_fd(), mode, offset as i64, len as i64) })
+    }
+
+    fn truncate(&self, file: &OpenFile, len: u64) -> io::Result<()> {
+        file.file.set_len(len)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+
+    fn append(&self, log: &File, offset: u64, data: &[u8]) -> io::Result<()> {
+        log.write_all_at(data, offset)
+    }
+
+    fn space(&self, path: &Path) -> io::Result<Space> {
+        let name =
+            CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // SAFETY: `statvfs` is plain data for which all zeros is valid.
+        let mut s: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: both pointers outlive the call.
+        check(unsafe { libc::statvfs(name.as_ptr(), &mut s) })?;
+        Ok(Space { total: s.f_blocks * s.f_frsize, free: s.f_bavail * s.f_frsize })
+    }
+
+    fn late(&self) -> usize {
+        self.rings.reap();
+        self.rings.late(self.number)
+    }
+}

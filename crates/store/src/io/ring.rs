@@ -1,0 +1,357 @@
+//! One io_uring for each thread that reads or writes cache disks, and what becomes of a ring whose disk did not
+//! answer in time. Knows descriptors, memory and deadlines; nothing of files' names or contents.
+//!
+//! A late completion is made harmless by ownership: at a missed deadline the whole ring leaves its thread, together
+//! with a box that keeps the memory the kernel may still write. [`Rings::reap`] looks at such rings from time to
+//! time and drops the memory once every operation has ended. If the process lets go of its `Rings` before, ring and
+//! memory are leaked on purpose.
+
+use super::{ALIGN, Target};
+use io_uring::{IoUring, opcode, types};
+use parking_lot::Mutex;
+use spurline_mem::Pool;
+use std::cell::RefCell;
+use std::ffi::CString;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A large transfer is split into pieces of this many bytes, so that checking one overlaps with reading the next.
+/// A multiple of the checksum granule.
+pub const PIECE: usize = 512 << 10;
+/// Pieces under way at once: a block of 4 MiB in one go, and as much again for larger blocks.
+const DEPTH: usize = 16;
+/// The largest registered buffer the kernel takes.
+const MAX_FIXED: usize = 1 << 30;
+
+thread_local! {
+    /// This thread's rings, one for each `Rings` it has worked for; a handful at most.
+    static LOCAL: RefCell<Vec<Local>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Local {
+    owner: u64,
+    alive: std::sync::Weak<()>,
+    ring: Ring,
+}
+
+struct Ring {
+    uring: IoUring,
+    /// Whether the arena is registered with this ring.
+    fixed: bool,
+}
+
+/// A ring that missed a deadline, with the operations it still owes and the memory they may touch.
+struct Late {
+    uring: IoUring,
+    owed: usize,
+    disk: u8,
+    opens: bool,
+    keep: Option<Box<dyn Send>>,
+}
+
+/// Why a transfer did not end well.
+enum End {
+    Os(io::Error),
+    /// The deadline passed with this many operations still in flight.
+    Late(usize),
+}
+
+/// The rings of all threads that work for one store.
+pub struct Rings {
+    id: u64,
+    alive: Arc<()>,
+    /// Memory worth registering: its first address and length.
+    arena: Option<(usize, usize)>,
+    /// Keeps the arena mapped.
+    _pool: Option<Arc<Pool>>,
+    /// The ring the arena was registered with first; the others clone the registration from it.
+    master: Mutex<Option<IoUring>>,
+    late: Mutex<Vec<Late>>,
+    /// Set once a ring could not be made: plain system calls from then on.
+    refused: AtomicBool,
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        self.reap();
+        // The kernel may still write into that memory: it is leaked rather than used again.
+        self.late.get_mut().drain(..).for_each(std::mem::forget);
+    }
+}
+
+impl Rings {
+    /// Rings that know a pool of buffers, whose memory is registered with the kernel so that a read into it costs
+    /// less CPU.
+    pub fn new(pool: Option<Arc<Pool>>) -> Arc<Rings> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let rings = Rings {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            alive: Arc::new(()),
+            arena: pool.as_ref().map(|pool| (pool.arena().0 as usize, pool.arena().1)),
+            _pool: pool,
+            master: Mutex::new(None),
+            late: Mutex::new(Vec::new()),
+            refused: AtomicBool::new(false),
+        };
+        rings.register();
+        Arc::new(rings)
+    }
+
+    fn register(&self) {
+        let Some((base, len)) = self.arena else { return };
+        let Ok(uring) = IoUring::new(1) else { return };
+        let vectors: Vec<libc::iovec> = (0..len.div_ceil(MAX_FIXED))
+            .map(|i| libc::iovec {
+                iov_base: (base + i * MAX_FIXED) as *mut libc::c_void,
+                iov_len: (len - i * MAX_FIXED).min(MAX_FIXED),
+            })
+            .collect();
+        // SAFETY: `_pool` keeps the arena mapped for as long as the rings live.
+        match unsafe { uring.submitter().register_buffers(&vectors) } {
+            Ok(()) => *self.master.lock() = Some(uring),
+            Err(error) => tracing::info!(
+                "buffers are not registered with io_uring ({error}): disk reads cost about twice the CPU; raise `ulimit -l`"
+            ),
+        }
+    }
+
+    fn make(&self) -> io::Result<Ring> {
+        let uring =
+            IoUring::builder().setup_coop_taskrun().build(DEPTH as u32).or_else(|_| IoUring::new(DEPTH as u32))?;
+        if !uring.params().is_feature_ext_arg() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let fixed = match &*self.master.lock() {
+            Some(master) => {
+                use std::os::fd::AsRawFd;
+                uring.submitter().register_buffers_clone(master.as_raw_fd()).is_ok()
+            }
+            None => false,
+        };
+        Ok(Ring { uring, fixed })
+    }
+
+    /// This thread's ring; `None` where the kernel or its policy has no io_uring.
+    fn take(&self) -> Option<Ring> {
+        if self.refused.load(Ordering::Relaxed) {
+            return None;
+        }
+        let found = LOCAL.with_borrow_mut(|all| {
+            let at = all.iter().position(|l| l.owner == self.id)?;
+            Some(all.swap_remove(at).ring)
+        });
+        found.or_else(|| match self.make() {
+            Ok(ring) => Some(ring),
+            Err(error) => {
+                if !self.refused.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "no io_uring here ({error}): cache disks are read by plain system calls, and a disk that hangs \
+                         holds its readers; allow io_uring_setup in the container's seccomp profile"
+                    );
+                }
+                None
+            }
+        })
+    }
+
+    fn give(&self, ring: Ring) {
+        // A thread that ends while it works has no place for the ring any more; then the ring is closed.
+        let _ = LOCAL.try_with(|all| {
+            let mut all = all.borrow_mut();
+            all.retain(|l| l.alive.strong_count() > 0);
+            all.push(Local { owner: self.id, alive: Arc::downgrade(&self.alive), ring });
+        });
+    }
+
+    fn leave(&self, ring: Ring, owed: usize, disk: u8, opens: bool, keep: Option<Box<dyn Send>>) {
+        self.reap();
+        self.late.lock().push(Late { uring: ring.uring, owed, disk, opens, keep });
+    }
+
+    /// Drops the memory of late operations that have ended. Cheap when there are none.
+    pub fn reap(&self) {
+        self.late.lock().retain_mut(|late| {
+            for done in late.uring.completion() {
+                late.owed = late.owed.saturating_sub(1);
+                if late.opens && done.result() >= 0 {
+                    // SAFETY: the open that just ended gave this descriptor to nobody else.
+                    drop(unsafe { OwnedFd::from_raw_fd(done.result()) });
+                }
+            }
+            if late.owed == 0 {
+                late.keep = None;
+            }
+            late.owed > 0
+        });
+    }
+
+    /// How many rings still wait for a late answer of a disk.
+    pub fn late(&self, disk: u8) -> usize {
+        self.late.lock().iter().filter(|late| late.disk == disk).count()
+    }
+
+    fn fixed_index(&self, ring: &Ring, ptr: usize, len: usize) -> Option<u16> {
+        let (base, total) = self.arena.filter(|_| ring.fixed)?;
+        let at = ptr.checked_sub(base).filter(|at| at + len <= total)?;
+        (at / MAX_FIXED == (at + len - 1) / MAX_FIXED).then_some((at / MAX_FIXED) as u16)
+    }
+
+    /// Reads into `target`; `None` when there is no io_uring and the caller has to do it in another way.
+    pub fn read(
+        &self,
+        disk: u8,
+        fd: RawFd,
+        offset: u64,
+        target: &mut Target<'_>,
+        timeout: Duration,
+        done: &mut dyn FnMut(Range<usize>),
+    ) -> Option<io::Result<usize>> {
+        let mut ring = self.take()?;
+        let fixed = self.fixed_index(&ring, target.ptr as usize, target.len.max(1));
+        let base = target.ptr;
+        let entry = |at: usize, len: usize| {
+            // The address stays inside the target, whose owner the caller holds.
+            let ptr = base.wrapping_add(at);
+            match fixed {
+                Some(index) => {
+                    opcode::ReadFixed::new(types::Fd(fd), ptr, len as u32, index).offset(offset + at as u64).build()
+                }
+                None => opcode::Read::new(types::Fd(fd), ptr, len as u32).offset(offset + at as u64).build(),
+            }
+        };
+        match transfer(&mut ring.uring, target.len, &entry, Instant::now() + timeout, done) {
+            Ok(n) => {
+                self.give(ring);
+                Some(Ok(n))
+            }
+            Err(End::Os(error)) => {
+                self.give(ring);
+                Some(Err(error))
+            }
+            Err(End::Late(owed)) => {
+                self.leave(ring, owed, disk, false, Some((target.keep)()));
+                Some(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+
+    /// Writes `data`; `None` when there is no io_uring.
+    pub fn write(&self, disk: u8, fd: RawFd, offset: u64, data: &[u8], timeout: Duration) -> Option<io::Result<usize>> {
+        let mut ring = self.take()?;
+        let fixed = self.fixed_index(&ring, data.as_ptr() as usize, data.len().max(1));
+        let base = data.as_ptr();
+        let entry = |at: usize, len: usize| {
+            let ptr = base.wrapping_add(at);
+            match fixed {
+                Some(index) => {
+                    opcode::WriteFixed::new(types::Fd(fd), ptr, len as u32, index).offset(offset + at as u64).build()
+                }
+                None => opcode::Write::new(types::Fd(fd), ptr, len as u32).offset(offset + at as u64).build(),
+            }
+        };
+        match transfer(&mut ring.uring, data.len(), &entry, Instant::now() + timeout, &mut |_| {}) {
+            Ok(n) => {
+                self.give(ring);
+                Some(Ok(n))
+            }
+            Err(End::Os(error)) => {
+                self.give(ring);
+                Some(Err(error))
+            }
+            Err(End::Late(owed)) => {
+                // The kernel holds the pages it still writes from; what reaches the disk late is in a file that
+                // no index entry names, or has another checksum than the entry.
+                self.leave(ring, owed, disk, false, None);
+                Some(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+
+    /// Opens a file with a deadline; `None` when there is no io_uring.
+    pub fn open(&self, disk: u8, path: &CString, flags: i32, timeout: Duration) -> Option<io::Result<OwnedFd>> {
+        let mut ring = self.take()?;
+        let entry = |_: usize, _: usize| {
+            opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path.as_ptr()).flags(flags).mode(0o600).build()
+        };
+        let mut fd = None;
+        let mut opened = |range: Range<usize>| fd = Some(range.end as RawFd);
+        // One operation whose result is a descriptor: `transfer` hands it on as the end of a range.
+        match transfer(&mut ring.uring, 0, &entry, Instant::now() + timeout, &mut opened) {
+            Ok(_) => {
+                self.give(ring);
+                // SAFETY: the kernel just made this descriptor for this call.
+                Some(fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).ok_or_else(|| io::ErrorKind::Other.into()))
+            }
+            Err(End::Os(error)) => {
+                self.give(ring);
+                Some(Err(error))
+            }
+            Err(End::Late(owed)) => {
+                self.leave(ring, owed, disk, true, Some(Box::new(path.clone())));
+                Some(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+}
+
+/// Runs the pieces of one transfer, at most [`DEPTH`] at once, and gives the bytes moved up to the first short piece.
+/// With `len` 0 one operation is run whose result is handed to `done` as it is.
+fn transfer(
+    uring: &mut IoUring,
+    len: usize,
+    entry: &dyn Fn(usize, usize) -> io_uring::squeue::Entry,
+    deadline: Instant,
+    done: &mut dyn FnMut(Range<usize>),
+) -> Result<usize, End> {
+    // A remainder below one alignment unit is no piece of its own.
+    let piece = |at: usize| if len - at <= PIECE + ALIGN { len - at } else { PIECE };
+    let (mut next, mut owed, mut end) = (0, 0, len);
+    let mut failed: Option<io::Error> = None;
+    let mut first = true;
+    loop {
+        while failed.is_none() && (next < len || first) && owed < DEPTH {
+            let n = piece(next);
+            let sqe = entry(next, n).user_data(next as u64);
+            // SAFETY: the memory and names the entry points to live until its completion was seen, or are
+            // handed to `Late` by the caller.
+            if unsafe { uring.submission().push(&sqe) }.is_err() {
+                break;
+            }
+            (next, owed, first) = (next + n, owed + 1, false);
+        }
+        if owed == 0 {
+            break;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let wait = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
+        match uring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&wait)) {
+            Ok(_) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => {}
+            Err(error) if owed == 0 => return Err(End::Os(error)),
+            Err(_) => return Err(End::Late(owed)),
+        }
+        for completion in uring.completion() {
+            owed -= 1;
+            let at = completion.user_data() as usize;
+            match completion.result() {
+                error if error < 0 => failed = Some(io::Error::from_raw_os_error(-error)),
+                fd if len == 0 => done(0..fd as usize),
+                n => {
+                    let n = n as usize;
+                    if n < piece(at) {
+                        end = end.min(at + n);
+                    }
+                    done(at..at + n);
+                }
+            }
+        }
+        if owed > 0 && Instant::now() >= deadline {
+            return Err(End::Late(owed));
+        }
+    }
+    failed.map_or(Ok(end), |error| Err(End::Os(error)))
+}

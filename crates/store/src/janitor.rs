@@ -1,0 +1,231 @@
+//! The background thread of one disk: evicts before writers have to, finishes what readers began, tries a failed disk,
+//! rewrites the log, removes files no index entry names. Nobody waits for it, so it may block on the disk.
+
+use crate::disk::{Disk, Work, footprint};
+use crate::files::FileKey;
+use crate::index::{LEAVING, MAIN, WHOLE};
+use crate::io::Target;
+use crate::journal::Journal;
+use crate::scratch;
+use crate::store::Core;
+use crate::{layout, log};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often the thread looks around when nothing wakes it.
+const TICK: Duration = Duration::from_secs(1);
+/// Records of garbage a log may have whatever its size.
+const GARBAGE: u64 = 4096;
+/// Space a file may take beyond its blocks before the sweep looks for holes to punch: file system metadata.
+const SLACK: u64 = 256 << 10;
+
+/// Runs until the store closes.
+pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
+    let mut sweep = Sweep::default();
+    let mut last_probe = Instant::now();
+    let tick = TICK.min(core.config.probe_interval);
+    while !core.closing.load(Ordering::Acquire) {
+        disk.io.late();
+        if disk.health.usable() {
+            while let Some(work) = next(disk) {
+                act(core, disk, work);
+            }
+            disk.refresh_space();
+            make_room(core, disk);
+            rewrite_log(core, disk);
+            sweep.step(core, disk);
+        } else if last_probe.elapsed() >= core.config.probe_interval {
+            last_probe = Instant::now();
+            let result = probe(core, disk).map_err(|e| format!("the probe failed: {e}"));
+            if let Some(state) = disk.health.probed(Instant::now(), result) {
+                disk.entered(state);
+            }
+        }
+        core.count_states();
+        let mut work = disk.work.lock();
+        let idle = work.is_empty() || !disk.health.usable();
+        if idle && !core.closing.load(Ordering::Acquire) && (sweep.done() || !disk.health.usable()) {
+            disk.wake.wait_for(&mut work, tick);
+        }
+    }
+}
+
+fn next(disk: &Disk) -> Option<Work> {
+    disk.work.lock().pop_front()
+}
+
+fn act(core: &Core, disk: &Disk, work: Work) {
+    match work {
+        Work::Discard(block) => core.discard(disk, &block),
+        Work::Forget(block, flags) => {
+            let mut record = Vec::with_capacity(32);
+            log::push_remove(&mut record, &block);
+            if let Err(error) = disk.append(&record, 1) {
+                disk.failed("writing to the index log", &error);
+            }
+            // It may have come back to this very disk meanwhile; the next sweep finds what is left over.
+            let shard = core.index.shard(&block.object).read();
+            let back = shard.get(&block).is_some_and(|e| e.disk == disk.number);
+            let busy = shard.activity(&block.object).writers > 0;
+            drop(shard);
+            if !back && !busy {
+                core.tidy_file(disk, &core.file_key(block.object, block.index, flags & WHOLE != 0));
+            }
+        }
+    }
+}
+
+fn make_room(core: &Core, disk: &Arc<Disk>) {
+    while !core.closing.load(Ordering::Acquire)
+        && disk.health.usable()
+        && (core.above_watermark(disk) > 0 || disk.overfull(core.config.free_space_ratio, 0) > 0)
+        && disk.blocks.load(Ordering::Relaxed) > 0
+    {
+        if !core.evict_one(disk) {
+            break;
+        }
+    }
+}
+
+/// Writes a file, reads it back and compares.
+fn probe(core: &Core, disk: &Disk) -> io::Result<()> {
+    let late = disk.io.late();
+    if late > 0 {
+        return Err(io::Error::other(format!("{late} operations have not ended yet")));
+    }
+    let file = disk.io.open(&disk.root.join("probe"), true, core.config.write_timeout)?;
+    scratch::with(|scratch| {
+        let stamp = std::process::id() as u8 ^ Instant::now().elapsed().subsec_nanos() as u8 | 1;
+        scratch.bytes()[..4096].fill(stamp);
+        disk.io.write(&file, 0, &scratch.bytes()[..4096], core.config.write_timeout)?;
+        scratch.bytes()[..4096].fill(0);
+        let (bounce, _) = scratch.bounce();
+        let ptr = crate::io::IoBuf::parts(bounce).0;
+        let mut keep = || crate::io::IoBuf::keep(bounce);
+        let mut target = Target { ptr, len: 4096, keep: &mut keep };
+        let n = disk.io.read(&file, 0, &mut target, core.config.read_timeout, &mut |_| {})?;
+        if n < 4096 || scratch.bytes()[..4096].iter().any(|b| *b != stamp) {
+            return Err(io::Error::other("it read back other bytes than were written"));
+        }
+        Ok(())
+    })
+}
+
+/// Rewrites the log when more of it is garbage than not.
+fn rewrite_log(core: &Core, disk: &Disk) {
+    let live = disk.blocks.load(Ordering::Relaxed);
+    {
+        let mut journal = disk.journal.lock();
+        if journal.records < live * 2 + GARBAGE {
+            return;
+        }
+        journal.begin_rewrite();
+    }
+    let rewrite = || -> io::Result<()> {
+        let file = Journal::new_file(&disk.root)?;
+        let mut len = 0u64;
+        let mut records = 0;
+        let mut pending = log::header(core.config.block_size).to_vec();
+        let mut failed = None;
+        core.index.for_each(|block, entry| {
+            if entry.disk != disk.number || entry.flags & LEAVING != 0 {
+                return;
+            }
+            log::push_put(&mut pending, &block, entry.len, entry.flags & (WHOLE | MAIN), &entry.crcs);
+            records += 1;
+            if pending.len() >= 1 << 20 && failed.is_none() {
+                match file.write_all_at(&pending, len) {
+                    Ok(()) => len += pending.len() as u64,
+                    Err(error) => failed = Some(error),
+                }
+                pending.clear();
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        file.write_all_at(&pending, len)?;
+        len += pending.len() as u64;
+        disk.journal.lock().finish_rewrite(file, len, records)
+    };
+    if let Err(error) = rewrite() {
+        disk.journal.lock().abandon_rewrite();
+        disk.failed("rewriting the index log", &error);
+    }
+}
+
+/// A pass over the data folders after the start, one folder at a step.
+#[derive(Default)]
+struct Sweep {
+    folder: u32,
+}
+
+impl Sweep {
+    fn done(&self) -> bool {
+        self.folder >= 256
+    }
+
+    /// Looks at one folder: removes files no entry names, and punches blocks no entry names.
+    fn step(&mut self, core: &Core, disk: &Disk) {
+        if self.done() {
+            return;
+        }
+        let folder = disk.root.join(format!("data/{:02x}", self.folder));
+        self.folder += 1;
+        let Ok(list) = std::fs::read_dir(&folder) else { return };
+        for file in list.flatten() {
+            if core.closing.load(Ordering::Acquire) || !disk.health.usable() {
+                return;
+            }
+            if let Some(key) = file.file_name().to_str().and_then(layout::parse_name) {
+                // Work that readers wait for goes first.
+                while let Some(work) = next(disk) {
+                    act(core, disk, work);
+                }
+                tidy(core, disk, &key, &file.path());
+            }
+        }
+    }
+}
+
+fn tidy(core: &Core, disk: &Disk, key: &FileKey, path: &std::path::Path) {
+    let mut expected = 0;
+    let mut here = Vec::new();
+    let mut shard = core.index.shard(&key.object).write();
+    let activity = shard.activity(&key.object);
+    if activity.writers > 0 || activity.unlinking > 0 || activity.pins > 0 {
+        return;
+    }
+    shard.all(&key.object, |i, entry| {
+        if entry.disk == disk.number && core.file_key(key.object, i, entry.flags & WHOLE != 0) == *key {
+            expected += footprint(entry.len);
+            here.push(i);
+        }
+        true
+    });
+    if here.is_empty() {
+        drop(shard);
+        core.tidy_file(disk, key);
+        return;
+    }
+    // While this is noted nobody writes to the file.
+    shard.act(&key.object, |a| a.unlinking += 1);
+    drop(shard);
+    if let Ok(metadata) = std::fs::metadata(path)
+        && metadata.blocks() * 512 > expected + SLACK
+    {
+        let size = u64::from(core.config.block_size);
+        let last = metadata.len().div_ceil(size).min(u64::from(u32::MAX)) as u32;
+        here.sort_unstable();
+        for index in (0..last).filter(|i| here.binary_search(i).is_err()) {
+            if let Err(error) = core.punch(disk, key, index, core.config.block_size) {
+                disk.failed("giving space back", &error);
+                break;
+            }
+        }
+    }
+    core.index.shard(&key.object).write().act(&key.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
+}

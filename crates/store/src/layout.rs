@@ -1,0 +1,272 @@
+//! A cache directory as it lies on disk: who may use it, what it says about itself, where a block's file is.
+//! Knows nothing of what is cached.
+//!
+//! ```text
+//! DIR/lock         held by the process that uses the directory, with its pid
+//! DIR/format       layout number, block size, the disk's own id
+//! DIR/index        the index log
+//! DIR/data/3f/3f…  data files: 256 folders by the object's first byte
+//! DIR/probe        written and read back while the disk is not normal
+//! ```
+
+use crate::files::FileKey;
+use spurline_types::{Error, ErrorKind, ObjectId, Result, Size};
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+const LAYOUT: u32 = 1;
+
+/// The data file of a key.
+pub fn data_path(root: &Path, key: &FileKey) -> PathBuf {
+    let mut name = String::with_capacity(48);
+    let _ = write!(name, "data/{:02x}/{}", key.object.0 >> 120, key.object);
+    if key.tag > 0 {
+        let _ = write!(name, "-{}", key.tag - 1);
+    }
+    root.join(name)
+}
+
+/// The key of a data file's name; `None` for a name this store never makes.
+pub fn parse_name(name: &str) -> Option<FileKey> {
+    let (object, tag) = match name.split_once('-') {
+        None => (name, 0),
+        Some((object, extent)) => (object, extent.parse::<u32>().ok()?.checked_add(1)?),
+    };
+    let digits = object.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    (object.len() == 32 && digits)
+        .then(|| u128::from_str_radix(object, 16).ok())?
+        .map(|id| FileKey { object: ObjectId(id), tag })
+}
+
+/// A directory that is this process's alone.
+#[derive(Debug)]
+pub struct Root {
+    /// The disk's own id: its rank for an object stays when it is mounted elsewhere.
+    pub id: u64,
+    /// Held for as long as the directory is used.
+    _lock: File,
+}
+
+fn fail(path: &Path, what: &str, error: &std::io::Error, remedy: &str) -> Error {
+    let error = Error::io(format!("cache directory {}: {what}", path.display()), error);
+    Error::new(error.kind(), format!("{}; {remedy}", error.message()))
+}
+
+/// Makes the directory if it is missing, locks it, and checks or writes what it says about itself.
+///
+/// # Errors
+/// When it is no directory, can't be written, is used by another process, or holds another layout or block size.
+pub fn open(path: &Path, block_size: u32) -> Result<Root> {
+    if std::fs::symlink_metadata(path).is_ok_and(|m| !m.is_dir() && !m.is_symlink())
+        || std::fs::metadata(path).is_ok_and(|m| !m.is_dir())
+    {
+        return Err(Error::new(
+            ErrorKind::NotADirectory,
+            format!("cache directory {} is not a directory; give another --cache-dir", path.display()),
+        ));
+    }
+    let remedy = "make it writable for this user, or give another --cache-dir";
+    std::fs::create_dir_all(path).map_err(|e| fail(path, "it can't be made", &e, remedy))?;
+    let mut lock = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path.join("lock"))
+        .map_err(|e| fail(path, "it can't be written", &e, remedy))?;
+    // SAFETY: a call on a descriptor that is open.
+    if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        let mut pid = String::new();
+        let _ = lock.read_to_string(&mut pid);
+        let pid = if pid.trim().is_empty() { "unknown" } else { pid.trim() };
+        return Err(Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "cache directory {} is in use by the process with pid {pid}; give each mount and node its own --cache-dir",
+                path.display()
+            ),
+        ));
+    }
+    let written = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| writeln!(lock, "{}", std::process::id()));
+    // A full disk may refuse the pid; the lock itself holds without it.
+    if let Err(error) = written {
+        tracing::debug!("{}: the pid was not written to the lock file: {error}", path.display());
+    }
+    let id = check_format(path, block_size)?;
+    for n in 0..256 {
+        let dir = path.join(format!("data/{n:02x}"));
+        std::fs::create_dir_all(&dir).map_err(|e| fail(path, "its folders can't be made", &e, remedy))?;
+    }
+    Ok(Root { id, _lock: lock })
+}
+
+fn check_format(path: &Path, block_size: u32) -> Result<u64> {
+    let name = path.join("format");
+    match std::fs::read_to_string(&name) {
+        Ok(text) if !text.is_empty() => {
+            let value = |key: &str| {
+                text.lines()
+                    .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+                    .and_then(|v| v.parse::<u64>().ok())
+            };
+            let (layout, size, id) = (value("layout"), value("block_size"), value("disk_id"));
+            if layout != Some(u64::from(LAYOUT)) || id.is_none() {
+                return Err(Error::new(
+                    ErrorKind::Invalid,
+                    format!(
+                        "cache directory {} holds a cache of another layout than {LAYOUT} ({}); empty it or give another \
+                         --cache-dir",
+                        path.display(),
+                        text.lines().next().unwrap_or_default()
+                    ),
+                ));
+            }
+            if size != Some(u64::from(block_size)) {
+                return Err(Error::new(
+                    ErrorKind::Invalid,
+                    format!(
+                        "cache directory {} holds blocks of {size}, not of {}; give --block-size {size}, or empty the \
+                         directory, or give another --cache-dir",
+                        path.display(),
+                        Size(u64::from(block_size)),
+                        size = Size(size.unwrap_or(0)),
+                    ),
+                ));
+            }
+            Ok(id.unwrap_or_default())
+        }
+        Ok(_) => write_format(path, block_size),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => write_format(path, block_size),
+        Err(error) => Err(fail(path, "its format file can't be read", &error, "check its permissions and the disk")),
+    }
+}
+
+fn write_format(path: &Path, block_size: u32) -> Result<u64> {
+    let mut seed = [0u8; 24];
+    seed[..8].copy_from_slice(&std::process::id().to_le_bytes().repeat(2));
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    seed[8..].copy_from_slice(&since.as_nanos().to_le_bytes());
+    let id =
+        xxhash_rust::xxh3::xxh3_64_with_seed(path.as_os_str().as_encoded_bytes(), xxhash_rust::xxh3::xxh3_64(&seed));
+    let text = format!("layout={LAYOUT}\nblock_size={block_size}\ndisk_id={id}\n");
+    let new = path.join("format.new");
+    std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, path.join("format"))).map_err(|e| {
+        fail(path, "its format file can't be written", &e, "free some space or give another --cache-dir")
+    })?;
+    Ok(id)
+}
+
+/// Expands `*` and `?` in the last parts of paths, sorted; a path without a pattern stays as it is.
+///
+/// # Errors
+/// `NotFound` when a pattern matches no directory.
+pub fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut out: Vec<PathBuf> = Vec::new();
+    for pattern in patterns {
+        if !pattern.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b'*' | b'?')) {
+            out.push(pattern.clone());
+            continue;
+        }
+        let mut found = vec![PathBuf::new()];
+        for part in pattern.components() {
+            let part = part.as_os_str();
+            if !part.as_encoded_bytes().iter().any(|b| matches!(b, b'*' | b'?')) {
+                found.iter_mut().for_each(|p| p.push(part));
+                continue;
+            }
+            found = found
+                .iter()
+                .flat_map(|dir| {
+                    let list = std::fs::read_dir(if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
+                    list.into_iter()
+                        .flatten()
+                        .flatten()
+                        .map(|e| (dir.join(e.file_name()), e.file_name()))
+                        .collect::<Vec<_>>()
+                })
+                // Hidden names match only a pattern that begins with a dot itself, as in a shell.
+                .filter(|(_, name)| part.as_encoded_bytes()[0] == b'.' || name.as_encoded_bytes()[0] != b'.')
+                .filter(|(_, name)| matches(part.as_encoded_bytes(), name.as_encoded_bytes()))
+                .map(|(path, _)| path)
+                .collect();
+        }
+        found.retain(|p| p.is_dir());
+        found.sort();
+        if found.is_empty() {
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("cache directory pattern {} matches no directory; mount the disks first", pattern.display()),
+            ));
+        }
+        out.append(&mut found);
+    }
+    Ok(out)
+}
+
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern.split_first(), name.split_first()) {
+        (None, None) => true,
+        (Some((b'*', rest)), _) => (0..=name.len()).any(|n| matches(rest, &name[n..])),
+        (Some((b'?', rest)), Some((_, name))) => matches(rest, name),
+        (Some((p, rest)), Some((n, name))) => p == n && matches(rest, name),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back() {
+        for key in [FileKey { object: ObjectId(u128::MAX / 3), tag: 0 }, FileKey { object: ObjectId(7), tag: 12 }] {
+            let path = data_path(Path::new("/c"), &key);
+            assert_eq!(parse_name(path.file_name().unwrap().to_str().unwrap()), Some(key), "{}", path.display());
+        }
+        for name in ["", "x", "00", "-", "0000000000000000000000000000000g", "00000000000000000000000000000000-x"] {
+            assert_eq!(parse_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn another_block_size_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = open(dir.path(), 1 << 20).unwrap().id;
+        assert_eq!(open(dir.path(), 1 << 20).unwrap().id, id);
+        let error = open(dir.path(), 4 << 20).unwrap_err();
+        assert!(error.message().contains("holds blocks of 1M, not of 4M; give --block-size 1M"), "{error}");
+        std::fs::write(dir.path().join("format"), "layout=9\n").unwrap();
+        assert!(open(dir.path(), 1 << 20).unwrap_err().message().contains("another layout"));
+    }
+
+    #[test]
+    fn bad_directories_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = open(&file, 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotADirectory);
+        assert!(error.message().contains("--cache-dir"), "{error}");
+        assert!(open(&file.join("below"), 1 << 20).unwrap_err().message().contains("--cache-dir"));
+        let held = open(&dir.path().join("c"), 1 << 20).unwrap();
+        let error = open(&dir.path().join("c"), 1 << 20).unwrap_err();
+        assert!(error.message().contains(&format!("pid {}", std::process::id())), "{error}");
+        drop(held);
+        assert!(open(&dir.path().join("c"), 1 << 20).is_ok());
+    }
+
+    #[test]
+    fn patterns() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["disk1", "disk2", "other", ".disk3"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let found = expand_dirs(&[dir.path().join("disk*"), dir.path().join("new")]).unwrap();
+        assert_eq!(found, ["disk1", "disk2", "new"].map(|n| dir.path().join(n)));
+        assert_eq!(expand_dirs(&[dir.path().join("*")]).unwrap().len(), 3);
+        assert!(expand_dirs(&[dir.path().join("none?")]).is_err());
+    }
+}

@@ -1,0 +1,232 @@
+//! The records of a disk's index log: how they look, how they are read back, where a torn tail is cut.
+//! Bytes in, records out; it opens no file and keeps no index.
+//!
+//! A log is a header of 16 bytes (`SPURLIX1`, block size, CRC32C of the two) and records after it. A record
+//! is `length: u32, crc: u32, payload`; the CRC32C covers length and payload. All numbers are little-endian.
+//! A record counts once it is whole: replay ends at the first that is not, and the log goes on from there.
+
+use crate::crc;
+use spurline_types::{BlockId, ObjectId};
+
+/// Length of the header.
+pub const HEADER: usize = 16;
+const MAGIC: &[u8; 8] = b"SPURLIX1";
+const FRAME: usize = 8;
+/// No payload is longer: 28 bytes and the checksums of the largest block (256 MiB).
+const MAX_PAYLOAD: usize = 28 + 4 * 4096;
+
+const PUT: u8 = 1;
+const REMOVE: u8 = 2;
+const PROMOTE: u8 = 3;
+
+/// Bit of [`Record::Put`]'s flags: the block lies in the object's one file, not in an extent's.
+pub const WHOLE: u8 = 1;
+/// Bit of [`Record::Put`]'s flags: the block was in the main queue when the log was rewritten.
+pub const MAIN: u8 = 2;
+
+/// One change of the index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// The block is on this disk.
+    Put {
+        /// Which block.
+        block: BlockId,
+        /// Its length in bytes.
+        len: u32,
+        /// [`WHOLE`] and [`MAIN`].
+        flags: u8,
+        /// Its checksums, four bytes each.
+        crcs: Crcs<'a>,
+    },
+    /// The block is not on this disk any more.
+    Remove(BlockId),
+    /// The block moved to the main queue of the eviction policy.
+    Promote(BlockId),
+}
+
+/// Checksums as they stand in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Crcs<'a>(&'a [u8]);
+
+impl Crcs<'_> {
+    /// The checksums as numbers.
+    pub fn to_boxed(self) -> Box<[u32]> {
+        self.0.as_chunks::<4>().0.iter().map(|c| u32::from_le_bytes(*c)).collect()
+    }
+}
+
+/// The header of a log for blocks of `block_size` bytes.
+pub fn header(block_size: u32) -> [u8; HEADER] {
+    let mut out = [0; HEADER];
+    out[..8].copy_from_slice(MAGIC);
+    out[8..12].copy_from_slice(&block_size.to_le_bytes());
+    let sum = crc32c::crc32c(&out[..12]);
+    out[12..].copy_from_slice(&sum.to_le_bytes());
+    out
+}
+
+fn frame(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; FRAME]);
+    payload(out);
+    let len = ((out.len() - start - FRAME) as u32).to_le_bytes();
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&len), &out[start + FRAME..]);
+    out[start..start + 4].copy_from_slice(&len);
+    out[start + 4..start + 8].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn push_block(out: &mut Vec<u8>, block: &BlockId) {
+    out.extend_from_slice(&block.index.to_le_bytes());
+    out.extend_from_slice(&block.object.0.to_le_bytes());
+}
+
+/// Appends a [`Record::Put`].
+pub fn push_put(out: &mut Vec<u8>, block: &BlockId, len: u32, flags: u8, crcs: &[u32]) {
+    frame(out, |out| {
+        out.extend_from_slice(&[PUT, flags, 0, 0]);
+        push_block(out, block);
+        out.extend_from_slice(&len.to_le_bytes());
+        crcs.iter().for_each(|c| out.extend_from_slice(&c.to_le_bytes()));
+    });
+}
+
+/// Appends a [`Record::Remove`].
+pub fn push_remove(out: &mut Vec<u8>, block: &BlockId) {
+    frame(out, |out| {
+        out.extend_from_slice(&[REMOVE, 0, 0, 0]);
+        push_block(out, block);
+    });
+}
+
+/// Appends a [`Record::Promote`].
+pub fn push_promote(out: &mut Vec<u8>, block: &BlockId) {
+    frame(out, |out| {
+        out.extend_from_slice(&[PROMOTE, 0, 0, 0]);
+        push_block(out, block);
+    });
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// Reads one whole record at the start of `bytes`; `None` where there is none, or a torn or foreign one.
+fn decode(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
+    let len = u32_at(bytes, 0)? as usize;
+    let sum = u32_at(bytes, 4)?;
+    if len > MAX_PAYLOAD {
+        return None;
+    }
+    let payload = bytes.get(FRAME..FRAME + len)?;
+    if crc32c::crc32c_append(crc32c::crc32c(&bytes[..4]), payload) != sum {
+        return None;
+    }
+    let kind = *payload.first()?;
+    let flags = *payload.get(1)?;
+    let index = u32_at(payload, 4)?;
+    let object = ObjectId(u128::from_le_bytes(payload.get(8..24)?.try_into().ok()?));
+    let block = BlockId { object, index };
+    let record = match kind {
+        PUT => {
+            let len = u32_at(payload, 24)?;
+            let crcs = payload.get(28..)?;
+            if len == 0 || crcs.len() != crc::granules(len as usize) * 4 {
+                return None;
+            }
+            Record::Put { block, len, flags, crcs: Crcs(crcs) }
+        }
+        REMOVE => Record::Remove(block),
+        PROMOTE => Record::Promote(block),
+        _ => return None,
+    };
+    Some((record, FRAME + len))
+}
+
+/// Whether `bytes` starts with the header of a log for this block size.
+pub fn has_header(bytes: &[u8], block_size: u32) -> bool {
+    bytes.get(..HEADER) == Some(&header(block_size)[..])
+}
+
+/// Calls `f` with every whole record of `bytes` (which start after the header) and gives the number of bytes
+/// they take: where the log goes on.
+pub fn replay<'a>(bytes: &'a [u8], mut f: impl FnMut(Record<'a>)) -> usize {
+    let mut at = 0;
+    while let Some((record, len)) = decode(&bytes[at..]) {
+        f(record);
+        at += len;
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample(n: u32) -> Vec<u8> {
+        let mut out = Vec::new();
+        for i in 0..n {
+            let block = BlockId { object: ObjectId(u128::from(i) << 70 | 5), index: i };
+            match i % 3 {
+                0 => push_put(&mut out, &block, 70_000, WHOLE, &[i, !i]),
+                1 => push_remove(&mut out, &block),
+                _ => push_promote(&mut out, &block),
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn reads_back_what_was_written() {
+        let bytes = sample(3);
+        let mut seen = Vec::new();
+        assert_eq!(replay(&bytes, |r| seen.push(r)), bytes.len());
+        let block = BlockId { object: ObjectId(5), index: 0 };
+        let Record::Put { block: b, len: 70_000, flags: WHOLE, crcs } = &seen[0] else { panic!("{:?}", seen[0]) };
+        assert_eq!((*b, &*crcs.to_boxed()), (block, &[0, u32::MAX][..]));
+        assert!(matches!(seen[1], Record::Remove(BlockId { index: 1, .. })));
+        assert!(matches!(seen[2], Record::Promote(BlockId { index: 2, .. })));
+        assert!(has_header(&header(4 << 20), 4 << 20));
+        assert!(!has_header(&header(4 << 20), 1 << 20));
+        assert!(!has_header(b"SPUR", 1 << 20));
+    }
+
+    #[test]
+    fn a_cut_anywhere_keeps_every_whole_record() {
+        let bytes = sample(6);
+        let mut ends = vec![0];
+        while let Some((_, len)) = decode(&bytes[*ends.last().unwrap()..]) {
+            ends.push(ends.last().unwrap() + len);
+        }
+        for cut in 0..=bytes.len() {
+            let whole = ends.iter().filter(|e| **e <= cut).count() - 1;
+            let mut n = 0;
+            assert_eq!(replay(&bytes[..cut], |_| n += 1), ends[whole]);
+            assert_eq!(n, whole);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let end = replay(&bytes, |r| if let Record::Put { crcs, .. } = r { drop(crcs.to_boxed()) });
+            prop_assert!(end <= bytes.len());
+        }
+
+        /// A flipped bit ends the replay at the record it is in: nothing wrong is ever taken for a record.
+        #[test]
+        fn a_flipped_bit_is_seen(at in 0usize..2000, bit in 0u8..8) {
+            let good = sample(12);
+            let mut bad = good.clone();
+            let at = at % bad.len();
+            bad[at] ^= 1 << bit;
+            let mut expected = Vec::new();
+            replay(&good, |r| expected.push(r));
+            let mut seen = Vec::new();
+            let end = replay(&bad, |r| seen.push(r));
+            prop_assert!(end <= at);
+            prop_assert_eq!(&seen[..], &expected[..seen.len()]);
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! Which block to evict next: S3-FIFO (Yang et al., SOSP 2023), three FIFO queues instead of one LRU list.
+//! New blocks pass through a small queue and leave it unless they are asked for again, so one pass over
+//! a large dataset pushes out only what came with it. Knows nothing of blocks, disks or clocks: slots are
+//! numbers, weights are given, time is passed in.
+//!
+//! Three departures from the paper. Uses closer together than [`CORRELATED`] ticks count once, since a block of
+//! 4 MiB is read in several requests by one pass. What comes while there is room goes to the main queue at once:
+//! when the same dataset is passed over again and again and is larger than the cache (training epochs), that first
+//! part stays and is hit in every pass, where FIFO, LRU and the paper's rule hit nothing at all. And slots can be
+//! restored straight into the main queue when an index is replayed.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Uses of one slot within this many ticks (seconds, as the store calls it) are one use.
+pub const CORRELATED: u32 = 4;
+/// Share of the weight that the small queue aims for, in percent: the paper's value.
+const SMALL_PERCENT: u64 = 10;
+/// Uses counted at most.
+const MAX_USES: u32 = 3;
+const NIL: u32 = u32::MAX;
+const SEGMENT: usize = 1 << 12;
+/// Slots there can be at most: 64 million blocks on one disk (256 TiB of 4 MiB blocks), for 128 KiB of pointers.
+const SEGMENTS: usize = 1 << 14;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Queue {
+    Free,
+    Small,
+    Main,
+}
+
+/// One slot; the key is what the caller finds its own entry by.
+#[derive(Clone, Copy)]
+struct Node<K> {
+    key: K,
+    next: u32,
+    prev: u32,
+    weight: u32,
+    queue: Queue,
+}
+
+#[derive(Clone, Copy)]
+struct List {
+    head: u32,
+    tail: u32,
+    weight: u64,
+    len: usize,
+}
+
+const EMPTY: List = List { head: NIL, tail: NIL, weight: 0, len: 0 };
+
+struct Queues<K> {
+    nodes: Vec<Node<K>>,
+    free: Vec<u32>,
+    small: List,
+    main: List,
+    /// Fingerprints of what left the small queue, each with the number of its departure.
+    ghost: HashMap<u32, u64>,
+    ghost_order: std::collections::VecDeque<u32>,
+    departures: u64,
+    /// Weight when a victim was last asked for: below nine tenths of it there is room. 0 before the first.
+    full_weight: u64,
+}
+
+/// The order of eviction of up to 64 million slots. `touch` takes no lock.
+pub struct S3Fifo<K> {
+    queues: Mutex<Queues<K>>,
+    /// Per slot: time of the last counted use (upper 30 bits) and uses (lower 2 bits).
+    uses: Box<[OnceLock<Box<[AtomicU32; SEGMENT]>>]>,
+}
+
+impl<K: Copy> Default for S3Fifo<K> {
+    fn default() -> Self {
+        S3Fifo {
+            queues: Mutex::new(Queues {
+                nodes: Vec::new(),
+                free: Vec::new(),
+                small: EMPTY,
+                main: EMPTY,
+                ghost: HashMap::new(),
+                ghost_order: std::collections::VecDeque::new(),
+                departures: 0,
+                full_weight: 0,
+            }),
+            uses: (0..SEGMENTS).map(|_| OnceLock::new()).collect(),
+        }
+    }
+}
+
+impl<K> Queues<K> {
+    fn list(&mut self, queue: Queue) -> &mut List {
+        if queue == Queue::Small { &mut self.small } else { &mut self.main }
+    }
+
+    fn push(&mut self, queue: Queue, slot: u32) {
+        let weight = u64::from(self.nodes[slot as usize].weight);
+        let list = self.list(queue);
+        let tail = list.tail;
+        list.tail = slot;
+        list.weight += weight;
+        list.len += 1;
+        if tail == NIL {
+            list.head = slot;
+        } else {
+            self.nodes[tail as usize].next = slot;
+        }
+        let node = &mut self.nodes[slot as usize];
+        (node.prev, node.next, node.queue) = (tail, NIL, queue);
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        let Node { next, prev, weight, queue, .. } = self.nodes[slot as usize];
+        if prev != NIL {
+            self.nodes[prev as usize].next = next;
+        }
+        if next != NIL {
+            self.nodes[next as usize].prev = prev;
+        }
+        let list = self.list(queue);
+        if prev == NIL {
+            list.head = next;
+        }
+        if next == NIL {
+            list.tail = prev;
+        }
+        list.weight -= u64::from(weight);
+        list.len -= 1;
+    }
+
+    fn remember(&mut self, fingerprint: u32) {
+        self.departures += 1;
+        self.ghost.insert(fingerprint, self.departures);
+        self.ghost_order.push_back(fingerprint);
+        // As many ghosts as there are slots in use, as in the paper; never fewer than a handful.
+        let keep = (self.small.len + self.main.len).max(64);
+        while self.ghost_order.len() > keep {
+            let Some(oldest) = self.ghost_order.pop_front() else { break };
+            let number = self.departures - self.ghost_order.len() as u64;
+            if self.ghost.get(&oldest).is_some_and(|&n| n <= number) {
+                self.ghost.remove(&oldest);
+            }
+        }
+    }
+}
+
+impl<K: Copy> S3Fifo<K> {
+    fn cell(&self, slot: u32) -> &AtomicU32 {
+        let segment =
+            self.uses[slot as usize / SEGMENT].get_or_init(|| Box::new([const { AtomicU32::new(0) }; SEGMENT]));
+        &segment[slot as usize % SEGMENT]
+    }
+
+    /// Takes in a new slot and gives its number, and whether it went straight to the main queue, as a key does that
+    /// left the small queue not long ago. `fingerprint` is any hash of the key.
+    pub fn insert(&self, key: K, fingerprint: u32, weight: u32, now: u32) -> (u32, bool) {
+        self.add(key, Some(fingerprint), weight, now, false)
+    }
+
+    /// Takes in a slot from a replayed index, into the main queue when it was there.
+    pub fn restore(&self, key: K, weight: u32, main: bool) -> u32 {
+        self.add(key, None, weight, 0, main).0
+    }
+
+    /// Moves a slot to the main queue, as a replayed index says.
+    pub fn promote(&self, slot: u32) {
+        let mut q = self.queues.lock();
+        if q.nodes.get(slot as usize).is_some_and(|n| n.queue == Queue::Small) {
+            q.unlink(slot);
+            q.push(Queue::Main, slot);
+        }
+    }
+
+    fn add(&self, key: K, fingerprint: Option<u32>, weight: u32, now: u32, main: bool) -> (u32, bool) {
+        let mut q = self.queues.lock();
+        let known = fingerprint.is_some_and(|f| q.ghost.remove(&f).is_some());
+        let node = Node { key, next: NIL, prev: NIL, weight, queue: Queue::Free };
+        let slot = match q.free.pop() {
+            Some(slot) => {
+                q.nodes[slot as usize] = node;
+                slot
+            }
+            None => {
+                assert!(q.nodes.len() < SEGMENT * SEGMENTS, "a disk holds at most 64 million blocks");
+                q.nodes.push(node);
+                (q.nodes.len() - 1) as u32
+            }
+        };
+        self.cell(slot).store(now << 2, Ordering::Relaxed);
+        let total = q.small.weight + q.main.weight + u64::from(weight);
+        let room = fingerprint.is_some() && (q.full_weight == 0 || total * 10 <= q.full_weight * 9);
+        let main = known || main || room;
+        q.push(if main { Queue::Main } else { Queue::Small }, slot);
+        (slot, main)
+    }
+
+    /// Notes a use of `slot` at time `now` (any monotonic tick of about a second).
+    pub fn touch(&self, slot: u32, now: u32) {
+        let cell = self.cell(slot);
+        let seen = cell.load(Ordering::Relaxed);
+        let (last, uses) = (seen >> 2, seen & MAX_USES);
+        // A lost race between two readers loses one count; that is harmless.
+        if (now & (u32::MAX >> 2)).wrapping_sub(last) >= CORRELATED {
+            cell.store(now << 2 | (uses + 1).min(MAX_USES), Ordering::Relaxed);
+        }
+    }
+
+    /// How many slots there are.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        let q = self.queues.lock();
+        q.small.len + q.main.len
+    }
+
+    /// Whether there is no slot.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets a slot that was removed for another reason than space.
+    pub fn remove(&self, slot: u32) {
+        let mut q = self.queues.lock();
+        if q.nodes.get(slot as usize).is_none_or(|n| n.queue == Queue::Free) {
+            return;
+        }
+        q.unlink(slot);
+        q.nodes[slot as usize].queue = Queue::Free;
+        q.free.push(slot);
+    }
+
+    /// Chooses the slot to evict, without removing it: the caller calls [`S3Fifo::remove`] once it is gone.
+    /// `pinned` says what may not go; such slots and the one returned move to the back of the main queue, so
+    /// that two callers never choose the same. `promoted` hears of every slot that moved from the small to
+    /// the main queue. `None` when all is pinned. Amortised O(1): every step lowers a use count or ends.
+    pub fn victim(
+        &self,
+        fingerprint: impl Fn(&K) -> u32,
+        mut pinned: impl FnMut(&K, u32) -> bool,
+        mut promoted: impl FnMut(&K),
+    ) -> Option<(K, u32)> {
+        let mut q = self.queues.lock();
+        let mut barren = 0;
+        q.full_weight = q.small.weight + q.main.weight;
+        // Each slot is seen at most MAX_USES + 1 times with uses left; more steps than that are all pins.
+        while q.small.len + q.main.len > 0 && barren <= q.small.len + q.main.len {
+            let total = q.small.weight + q.main.weight;
+            let from_small = q.small.len > 0 && (q.main.len == 0 || q.small.weight * 100 >= total * SMALL_PERCENT);
+            let slot = if from_small { q.small.head } else { q.main.head };
+            let key = q.nodes[slot as usize].key;
+            let cell = self.cell(slot);
+            let seen = cell.load(Ordering::Relaxed);
+            let uses = seen & MAX_USES;
+            q.unlink(slot);
+            q.push(Queue::Main, slot);
+            if uses > 0 {
+                cell.store(if from_small { seen & !MAX_USES } else { seen - 1 }, Ordering::Relaxed);
+                if from_small {
+                    promoted(&key);
+                }
+                continue;
+            }
+            if pinned(&key, slot) {
+                barren += 1;
+                continue;
+            }
+            if from_small {
+                q.remember(fingerprint(&key));
+            }
+            return Some((key, slot));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    /// A cache of `capacity` equal blocks run by the policy; time moves by `CORRELATED` with each request,
+    /// so every request counts.
+    struct Model {
+        policy: S3Fifo<u32>,
+        slots: HashMap<u32, u32>,
+        capacity: usize,
+        now: u32,
+    }
+
+    impl Model {
+        fn new(capacity: usize) -> Self {
+            Model { policy: S3Fifo::default(), slots: HashMap::new(), capacity, now: 0 }
+        }
+        fn request(&mut self, key: u32) -> bool {
+            self.now += CORRELATED;
+            if let Some(&slot) = self.slots.get(&key) {
+                self.policy.touch(slot, self.now);
+                return true;
+            }
+            while self.slots.len() >= self.capacity {
+                let (old, slot) = self.policy.victim(|k| *k, |_, _| false, |_| {}).unwrap();
+                assert_eq!(self.slots.remove(&old), Some(slot));
+                self.policy.remove(slot);
+            }
+            self.slots.insert(key, self.policy.insert(key, key, 1, self.now).0);
+            false
+        }
+    }
+
+    fn random(state: &mut u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *state >> 33
+    }
+
+    #[test]
+    fn a_scan_leaves_the_hot_set() {
+        let mut cache = Model::new(1000);
+        for _ in 0..5 {
+            for k in 0..500 {
+                cache.request(k);
+            }
+        }
+        // A pass over ten times the cache, then the hot set again.
+        for k in 10_000..20_000 {
+            cache.request(k);
+        }
+        let hits = (0..500).filter(|k| cache.request(*k)).count();
+        assert!(hits >= 450, "only {hits} of 500 hot blocks outlived a scan");
+    }
+
+    #[test]
+    fn a_scan_mixed_with_use_leaves_the_hot_set() {
+        let mut cache = Model::new(1000);
+        let mut seed = 7;
+        let (mut hits, mut asked) = (0, 0);
+        for i in 0..100_000u32 {
+            if i % 2 == 0 {
+                let hot = (random(&mut seed) % 600) as u32;
+                let hit = cache.request(hot);
+                if i > 20_000 {
+                    asked += 1;
+                    hits += u32::from(hit);
+                }
+            } else {
+                cache.request(1_000_000 + i);
+            }
+        }
+        assert!(hits * 100 >= asked * 90, "{hits} of {asked}");
+    }
+
+    #[test]
+    fn a_repeated_pass_over_too_much_still_hits_something() {
+        // Every pass over twice the cache: LRU would hit nothing at all.
+        let mut cache = Model::new(1000);
+        let mut hits = 0;
+        for pass in 0..20 {
+            for k in 0..2000 {
+                hits += u32::from(cache.request(k) && pass > 2);
+            }
+        }
+        assert!(hits > 17 * 2000 * 4 / 10, "only {hits} of {} requests hit", 17 * 2000);
+    }
+
+    #[test]
+    fn passes_over_a_little_too_much_hit_most() {
+        for blocks in [1100u32, 1300, 1600, 4000] {
+            let mut cache = Model::new(1000);
+            let mut hits = 0;
+            for pass in 0..20 {
+                for k in 0..blocks {
+                    hits += u32::from(cache.request(k) && pass >= 10);
+                }
+            }
+            let best = 1000 * 10;
+            assert!(hits * 100 > best * 50, "{hits} hits of {best} possible with {blocks} blocks");
+        }
+    }
+
+    #[test]
+    fn a_new_hot_set_takes_over() {
+        let mut cache = Model::new(1000);
+        for k in 0..1000 {
+            cache.request(k);
+        }
+        let mut hits = 0;
+        for round in 0..20 {
+            for k in 5000..5500 {
+                hits += u32::from(cache.request(k) && round >= 10);
+            }
+        }
+        assert!(hits > 4500, "{hits} of 5000");
+    }
+
+    #[test]
+    fn uses_close_together_count_once() {
+        let policy = S3Fifo::<u32>::default();
+        let a = policy.insert(1, 1, 1, 100).0;
+        let b = policy.insert(2, 2, 1, 100).0;
+        for _ in 0..8 {
+            policy.touch(a, 101);
+        }
+        policy.touch(b, 100 + CORRELATED);
+        assert_eq!(policy.victim(|k| *k, |_, _| false, |_| {}), Some((1, a)));
+    }
+
+    #[test]
+    fn pins_are_never_chosen() {
+        let policy = S3Fifo::<u32>::default();
+        for k in 0..10 {
+            policy.insert(k, k, 1, 0);
+        }
+        for _ in 0..20 {
+            let (key, slot) = policy.victim(|k| *k, |k, _| *k != 3, |_| {}).unwrap();
+            assert_eq!((key, slot), (3, 3));
+        }
+        assert_eq!(policy.victim(|k| *k, |_, _| true, |_| {}), None);
+        policy.remove(3);
+        policy.remove(3);
+        assert_eq!(policy.len(), 9);
+        assert!(!policy.is_empty());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn never_loses_a_slot(ops in proptest::collection::vec((0u8..4, 0u32..50), 1..400)) {
+            let policy = S3Fifo::<u32>::default();
+            let mut live: HashMap<u32, u32> = HashMap::new();
+            let mut now = 0;
+            for (op, key) in ops {
+                now += 1;
+                match op {
+                    0 => { live.entry(key).or_insert_with(|| policy.insert(key, key, key + 1, now).0); }
+                    1 => if let Some(&slot) = live.get(&key) { policy.touch(slot, now) },
+                    2 => if let Some(slot) = live.remove(&key) { policy.remove(slot) },
+                    _ => match policy.victim(|k| *k, |_, _| false, |_| {}) {
+                        Some((key, slot)) => {
+                            proptest::prop_assert_eq!(live.remove(&key), Some(slot));
+                            policy.remove(slot);
+                        }
+                        None => proptest::prop_assert!(live.is_empty()),
+                    },
+                }
+                proptest::prop_assert_eq!(policy.len(), live.len());
+            }
+        }
+    }
+}

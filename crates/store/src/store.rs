@@ -1,0 +1,425 @@
+//! The store as a whole: opening its disks, sharing out its capacity, and telling its state.
+
+use crate::config::{Capacity, Finding, IoMode, StoreConfig};
+use crate::disk::{Disk, footprint};
+use crate::files::{self, FileCache, FileKey};
+use crate::health::{DiskState, Health};
+use crate::index::{BlockMap, Entry, Index, LEAVING, MAIN, WHOLE};
+use crate::io::{RealDisk, Rings, Space};
+use crate::journal::Journal;
+use crate::policy::S3Fifo;
+use crate::{crc, janitor, layout, log};
+use parking_lot::{Condvar, Mutex};
+use spurline_types::units::human_bytes;
+use spurline_types::{BlockId, Error, ErrorKind, ObjectId, ObjectRef, Result, Stats};
+use std::collections::VecDeque;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Objects larger than this are spread over the disks in runs of this many bytes.
+pub const EXTENT_BYTES: u64 = 1 << 30;
+/// How long dropping a store waits for a background thread that a disk holds up.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// One disk as shown.
+#[derive(Debug, Clone)]
+pub struct DiskStatus {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Whether it is used.
+    pub state: DiskState,
+    /// Since when it is in that state.
+    pub since: SystemTime,
+    /// Why, when it is not normal.
+    pub reason: String,
+    /// Bytes of blocks on it.
+    pub used: u64,
+    /// Bytes it may hold.
+    pub capacity: u64,
+    /// Bytes free on its file system.
+    pub free: u64,
+    /// Blocks on it.
+    pub blocks: u64,
+}
+
+/// What the store and its background threads share.
+pub struct Core {
+    pub(crate) config: StoreConfig,
+    pub(crate) index: Arc<Index>,
+    pub(crate) disks: Vec<Arc<Disk>>,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) closing: AtomicBool,
+    findings: Vec<Finding>,
+    start: Instant,
+    generation: AtomicU16,
+}
+
+/// The block store. Dropping it lets go of its directories; pinned files stay readable.
+pub struct Store {
+    core: Arc<Core>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl std::ops::Deref for Store {
+    type Target = Core;
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.core.closing.store(true, Ordering::Release);
+        let deadline = Instant::now() + PATIENCE;
+        for disk in &self.core.disks {
+            // Taken so that a thread about to wait sees the flag or the wake-up.
+            drop(disk.work.lock());
+            disk.wake.notify_all();
+        }
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // One that a hung disk holds ends when the disk answers; it keeps only its own directory locked.
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Opens the directories, reads their index logs and starts their background threads. A million blocks take
+    /// about a second; no data file is looked at.
+    ///
+    /// # Errors
+    /// A directory that is none, can't be written, is in use, or holds another block size; a block size that can't be.
+    pub fn open(config: StoreConfig, stats: Arc<Stats>) -> Result<Arc<Store>> {
+        let size = config.block_size as usize;
+        if size == 0 || !size.is_multiple_of(crc::GRANULE) || size > 256 << 20 {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("a block size of {size} bytes can't be; give a multiple of 64K of at most 256M"),
+            ));
+        }
+        let disabled = config.capacity == Capacity::None || config.io == IoMode::Disable || config.dirs.is_empty();
+        let dirs = if disabled { Vec::new() } else { config.dirs.clone() };
+        if dirs.len() > usize::from(u8::MAX) {
+            return Err(Error::new(ErrorKind::Invalid, "more than 255 cache directories can't be; give fewer"));
+        }
+        let index = Arc::new(Index::default());
+        let rings = Rings::new(config.pool.clone().filter(|_| !dirs.is_empty()));
+        let disks = std::thread::scope(|scope| {
+            let opening: Vec<_> = dirs
+                .iter()
+                .enumerate()
+                .map(|(n, dir)| {
+                    let (config, index, stats, rings) = (&config, &index, &stats, &rings);
+                    let bound = files::bound(dirs.len());
+                    scope.spawn(move || open_disk(n as u8, dir, config, index, stats, rings, bound))
+                })
+                .collect();
+            opening.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<_>>>()
+        })?;
+        let findings = share_capacity(&config, &disks);
+        for finding in &findings {
+            tracing::warn!("{}: {}; {}", finding.subject, finding.evidence, finding.remedy);
+        }
+        let gauges = &stats.blockcache;
+        gauges.disks_normal.add(disks.len() as u64);
+        for disk in &disks {
+            gauges.blocks.add(disk.blocks.load(Ordering::Relaxed));
+            gauges.used_bytes.add(disk.used.load(Ordering::Relaxed));
+            gauges.capacity_bytes.add(disk.limit.load(Ordering::Relaxed));
+        }
+        let core = Arc::new(Core {
+            config,
+            index,
+            disks,
+            stats,
+            closing: AtomicBool::new(false),
+            findings,
+            start: Instant::now(),
+            generation: AtomicU16::new(1),
+        });
+        let mut store = Store { core: Arc::clone(&core), threads: Vec::new() };
+        for disk in &core.disks {
+            let (core, disk) = (Arc::clone(&core), Arc::clone(disk));
+            let thread = std::thread::Builder::new()
+                .name(format!("disk-{}", disk.number))
+                .spawn(move || janitor::run(&core, &disk))
+                .map_err(|e| Error::io("starting a cache disk's background thread", &e))?;
+            store.threads.push(thread);
+        }
+        Ok(Arc::new(store))
+    }
+}
+
+fn panicked() -> Error {
+    Error::new(ErrorKind::Corrupt, "opening a cache directory panicked; empty it and report the message above")
+}
+
+fn open_disk(
+    number: u8,
+    dir: &std::path::Path,
+    config: &StoreConfig,
+    index: &Index,
+    stats: &Arc<Stats>,
+    rings: &Arc<Rings>,
+    bound: usize,
+) -> Result<Arc<Disk>> {
+    let held = layout::open(dir, config.block_size)?;
+    let policy = S3Fifo::default();
+    let (mut used, mut blocks) = (0u64, 0u64);
+    let began = Instant::now();
+    let journal = Journal::open(dir, config.block_size, |record| match record {
+        log::Record::Put { block, len, flags, crcs } => {
+            if len > config.block_size {
+                return;
+            }
+            let mut shard = index.shard(&block.object).write();
+            match shard.get_mut(&block) {
+                // Written twice: the later record holds. On two disks: the first one read holds.
+                Some(entry) if entry.disk == number => {
+                    used = used - footprint(entry.len) + footprint(len);
+                    (entry.len, entry.flags, entry.crcs) = (len, flags & (WHOLE | MAIN), crcs.to_boxed());
+                }
+                Some(_) => {}
+                None => {
+                    let slot = policy.restore(block, footprint(len) as u32, flags & MAIN != 0);
+                    let flags = flags & (WHOLE | MAIN);
+                    shard.insert(block, Entry { crcs: crcs.to_boxed(), slot, len, generation: 0, disk: number, flags });
+                    used += footprint(len);
+                    blocks += 1;
+                }
+            }
+        }
+        log::Record::Remove(block) => {
+            let mut shard = index.shard(&block.object).write();
+            if shard.get(&block).is_some_and(|e| e.disk == number)
+                && let Some(entry) = shard.remove(&block)
+            {
+                policy.remove(entry.slot);
+                used -= footprint(entry.len);
+                blocks -= 1;
+            }
+        }
+        log::Record::Promote(block) => {
+            let mut shard = index.shard(&block.object).write();
+            if let Some(entry) = shard.get_mut(&block).filter(|e| e.disk == number) {
+                entry.flags |= MAIN;
+                policy.promote(entry.slot);
+            }
+        }
+    })
+    .map_err(|e| Error::io(format!("cache directory {}: its index log can't be opened", dir.display()), &e))?;
+    if blocks > 0 {
+        tracing::info!(
+            "cache directory {}: {blocks} blocks, {} found in {:.2} s",
+            dir.display(),
+            human_bytes(used),
+            began.elapsed().as_secs_f64()
+        );
+    }
+    let mut io: Arc<dyn crate::io::DiskIo> = Arc::new(RealDisk::new(number, config.io, Arc::clone(rings)));
+    if let Some(decorate) = &config.decorate {
+        io = decorate(dir, io);
+    }
+    let disk = Disk {
+        number,
+        root: dir.into(),
+        held,
+        io,
+        files: FileCache::new(bound),
+        policy,
+        journal: Mutex::new(journal),
+        health: Health::new(Instant::now(), config.down_after),
+        used: AtomicU64::new(used),
+        blocks: AtomicU64::new(blocks),
+        limit: AtomicU64::new(0),
+        free: AtomicU64::new(0),
+        total: AtomicU64::new(0),
+        work: Mutex::new(VecDeque::new()),
+        wake: Condvar::new(),
+        timeouts: (config.read_timeout, config.write_timeout),
+        stats: Arc::clone(stats),
+    };
+    disk.refresh_space();
+    Ok(Arc::new(disk))
+}
+
+/// What each disk can hold: its free space and what the cache has there already, less what must stay free, shared
+/// between the directories that lie on one file system.
+fn usable(spaces: &[(u64, Space, u64)], ratio: f64) -> Vec<u64> {
+    spaces
+        .iter()
+        .map(|(device, space, _)| {
+            let here = spaces.iter().filter(|(d, ..)| d == device);
+            let (count, ours) = here.fold((0, 0), |(n, sum), (_, _, used)| (n + 1, sum + used));
+            (space.free + ours).saturating_sub((space.total as f64 * ratio) as u64) / count
+        })
+        .collect()
+}
+
+/// Shares the capacity out in proportion to what each disk can hold; what an operator should know about it.
+fn share_capacity(config: &StoreConfig, disks: &[Arc<Disk>]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let spaces: Vec<_> = disks
+        .iter()
+        .map(|disk| {
+            let device = std::fs::metadata(&disk.root).map_or(u64::MAX - u64::from(disk.number), |m| m.dev());
+            let space = Space { total: disk.total.load(Ordering::Relaxed), free: disk.free.load(Ordering::Relaxed) };
+            (device, space, disk.used.load(Ordering::Relaxed))
+        })
+        .collect();
+    let usable = usable(&spaces, config.free_space_ratio);
+    let sum: u64 = usable.iter().sum();
+    let asked = match config.capacity {
+        Capacity::Bytes(bytes) => bytes,
+        _ => sum,
+    };
+    if asked > sum && !disks.is_empty() {
+        findings.push(Finding {
+            subject: "--cache-size".into(),
+            evidence: format!(
+                "{} asked for, the cache disks have room for {} with {:.0} % kept free: {} will be used",
+                human_bytes(asked),
+                human_bytes(sum),
+                config.free_space_ratio * 100.0,
+                human_bytes(sum)
+            ),
+            remedy: "give a smaller --cache-size or --free-space-ratio, or more --cache-dir".into(),
+        });
+    }
+    for (disk, room) in disks.iter().zip(&usable) {
+        let limit = (*room).min((u128::from(asked) * u128::from(*room) / u128::from(sum.max(1))) as u64);
+        disk.limit.store(limit, Ordering::Relaxed);
+        if limit < u64::from(config.block_size) {
+            findings.push(Finding {
+                subject: disk.root.display().to_string(),
+                evidence: format!("room for {}, less than one block: nothing is cached there", human_bytes(limit)),
+                remedy: "free some space, or give a smaller --free-space-ratio or a larger --cache-size".into(),
+            });
+        }
+    }
+    findings
+}
+
+impl Core {
+    /// What was noticed at the start and an operator should know: a capacity that is not there, for example.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// Length of a block in bytes.
+    pub fn block_size(&self) -> u32 {
+        self.config.block_size
+    }
+
+    /// Whether there is any disk to keep blocks on.
+    pub fn enabled(&self) -> bool {
+        !self.disks.is_empty()
+    }
+
+    /// Every disk as it is now.
+    pub fn disks(&self) -> Vec<DiskStatus> {
+        self.disks
+            .iter()
+            .map(|disk| {
+                let (state, since, reason) = disk.health.get();
+                DiskStatus {
+                    path: disk.root.clone(),
+                    state,
+                    since,
+                    reason,
+                    used: disk.used.load(Ordering::Relaxed),
+                    capacity: disk.limit.load(Ordering::Relaxed),
+                    free: disk.free.load(Ordering::Relaxed),
+                    blocks: disk.blocks.load(Ordering::Relaxed),
+                }
+            })
+            .collect()
+    }
+
+    /// Which blocks of an object are here, on disks that are in use.
+    pub fn blocks_of(&self, obj: &ObjectRef) -> BlockMap {
+        let mut map = BlockMap::new(obj.blocks(u64::from(self.config.block_size)).min(u64::from(u32::MAX)) as u32);
+        self.index.shard(&obj.id).read().all(&obj.id, |i, entry| {
+            if self.serves(entry) {
+                map.set(i);
+            }
+            true
+        });
+        map
+    }
+
+    /// Whether a block is here, on a disk that is in use. Its bytes are not looked at.
+    pub fn contains(&self, obj: &ObjectRef, index: u32) -> bool {
+        let block = BlockId { object: obj.id, index };
+        self.index.shard(&obj.id).read().get(&block).is_some_and(|entry| self.serves(entry))
+    }
+
+    /// Notes a use of a block that was served from memory, so that it outlives others on disk too.
+    pub fn touch(&self, obj: &ObjectRef, index: u32) {
+        let block = BlockId { object: obj.id, index };
+        let place = self.index.shard(&obj.id).read().get(&block).map(|e| (e.disk, e.slot));
+        if let Some((disk, slot)) = place {
+            self.disks[usize::from(disk)].policy.touch(slot, self.now());
+        }
+    }
+
+    /// Calls `f` with every block here and its length; blocks that come or go meanwhile may be missed.
+    pub fn for_each_block(&self, mut f: impl FnMut(BlockId, u32)) {
+        self.index.for_each(|block, entry| {
+            if entry.flags & LEAVING == 0 {
+                f(block, entry.len);
+            }
+        });
+    }
+
+    pub(crate) fn serves(&self, entry: &Entry) -> bool {
+        entry.flags & LEAVING == 0 && self.disks[usize::from(entry.disk)].health.usable()
+    }
+
+    /// Seconds since the store opened; the policy's time. Starts above 0, which restored slots have.
+    pub(crate) fn now(&self) -> u32 {
+        self.start.elapsed().as_secs() as u32 + 2 * crate::policy::CORRELATED
+    }
+
+    pub(crate) fn next_generation(&self) -> u16 {
+        self.generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The file a block lies in.
+    pub(crate) fn file_key(&self, object: ObjectId, index: u32, whole: bool) -> FileKey {
+        FileKey { object, tag: if whole { 0 } else { 1 + index / self.extent_blocks() } }
+    }
+
+    pub(crate) fn extent_blocks(&self) -> u32 {
+        (EXTENT_BYTES / u64::from(self.config.block_size)).max(1) as u32
+    }
+
+    /// Updates the gauges of disks by state.
+    pub(crate) fn count_states(&self) {
+        let count = |state| self.disks.iter().filter(|d| d.health.get().0 == state).count() as u64;
+        self.stats.blockcache.disks_normal.set(count(DiskState::Normal));
+        self.stats.blockcache.disks_unstable.set(count(DiskState::Unstable));
+        self.stats.blockcache.disks_down.set(count(DiskState::Down));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_one_file_system_share_it() {
+        let space = Space { total: 1000, free: 500 };
+        assert_eq!(usable(&[(1, space, 100), (1, space, 0), (2, space, 0)], 0.1), [250, 250, 400]);
+        assert_eq!(usable(&[(1, Space { total: 1000, free: 50 }, 10)], 0.1), [0]);
+    }
+}

@@ -1,0 +1,256 @@
+//! Writing blocks: choosing a disk, making room, and the order data, index, log that keeps a crash from losing or
+//! tearing anything that was acknowledged.
+
+use crate::crc;
+use crate::disk::{Disk, Work, footprint};
+use crate::files::FileKey;
+use crate::index::{Entry, LEAVING, MAIN, WHOLE};
+use crate::io::{ALIGN, OpenFile};
+use crate::log;
+use crate::scratch::{self, BOUNCE};
+use crate::store::{Core, EXTENT_BYTES};
+use spurline_types::{BlockId, Error, ErrorKind, ObjectRef, Result};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Blocks a writer evicts at most to fit one in, before it lets the block be.
+const EVICT_AT_MOST: usize = 64;
+
+impl Core {
+    /// Keeps a block; true when it is on disk now, false when it was let be because no disk had room or was in use,
+    /// or because it is being written or removed just now. `data` is copied unless it starts on 4096.
+    /// Takes as long as the disk takes, at most about the write timeout.
+    ///
+    /// # Errors
+    /// `Invalid` when `data` is not as long as the block. A failing disk is no error.
+    pub fn put(&self, obj: &ObjectRef, index: u32, data: &[u8]) -> Result<bool> {
+        let len = obj.block_len(index, u64::from(self.config.block_size));
+        if data.len() != len || len == 0 {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("block {index} of {} is {len} bytes long, {} were given", obj.id, data.len()),
+            ));
+        }
+        if self.disks.is_empty() {
+            return Ok(false);
+        }
+        let stored = self.store_block(obj, index, data);
+        if !stored {
+            self.stats.blockcache.write_skipped.add(1);
+        }
+        Ok(stored)
+    }
+
+    fn store_block(&self, obj: &ObjectRef, index: u32, data: &[u8]) -> bool {
+        let block = BlockId { object: obj.id, index };
+        let whole = self.disks.len() == 1 || obj.size <= EXTENT_BYTES;
+        let key = self.file_key(obj.id, index, whole);
+        let Some((disk, first)) = self.begin(&block, &key, whole) else {
+            return self.contains(obj, index);
+        };
+        let done = self.write_block(disk, &block, &key, whole, first, data);
+        let mut shard = self.index.shard(&obj.id).write();
+        shard.end_write(&block);
+        drop(shard);
+        if !done {
+            self.tidy_file(disk, &key);
+        }
+        done
+    }
+
+    /// Chooses the disk for a block and claims the right to write it; also whether its file is still empty. `None`
+    /// when the block is here, is being written or removed, or no disk is in use.
+    fn begin(&self, block: &BlockId, key: &FileKey, whole: bool) -> Option<(&Arc<Disk>, bool)> {
+        let mut shard = self.index.shard(&block.object).write();
+        if let Some(entry) = shard.get(block) {
+            let old = &self.disks[usize::from(entry.disk)];
+            if entry.flags & LEAVING != 0 || old.health.usable() || self.disks.iter().all(|d| !d.health.usable()) {
+                return None;
+            }
+            // The disk that has it is not in use: it goes to another, and the old one forgets it once it is back.
+            let (whole, slot, len) = (entry.flags & WHOLE, entry.slot, entry.len);
+            shard.remove(block);
+            self.uncount(old, len);
+            old.ask(Work::Forget(*block, whole));
+            drop(shard);
+            old.policy.remove(slot);
+            shard = self.index.shard(&block.object).write();
+            if shard.get(block).is_some() {
+                return None;
+            }
+        }
+        if shard.activity(&block.object).unlinking > 0 {
+            return None;
+        }
+        let mut home = None;
+        shard.all(&block.object, |i, entry| {
+            let same = (entry.flags & WHOLE != 0) == whole && self.file_key(block.object, i, whole) == *key;
+            if same && self.disks[usize::from(entry.disk)].health.usable() {
+                home = Some(entry.disk);
+            }
+            home.is_none()
+        });
+        let disk = match home {
+            Some(number) => &self.disks[usize::from(number)],
+            None => self.choose(key)?,
+        };
+        shard.begin_write(block).then_some((disk, home.is_none()))
+    }
+
+    /// Weighted rendezvous: every disk draws a number for the file, larger disks better ones; the best in use wins.
+    /// A disk that comes or goes moves only the files it wins or had.
+    fn choose(&self, key: &FileKey) -> Option<&Arc<Disk>> {
+        let mut best: Option<(&Arc<Disk>, f64)> = None;
+        for disk in self.disks.iter().filter(|d| d.health.usable()) {
+            let mut seed = [0; 20];
+            seed[..16].copy_from_slice(&key.object.0.to_le_bytes());
+            seed[16..].copy_from_slice(&key.tag.to_le_bytes());
+            let draw = xxhash_rust::xxh3::xxh3_64_with_seed(&seed, disk.held.id);
+            let uniform = ((draw >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+            let score = disk.limit.load(Ordering::Relaxed) as f64 / -uniform.ln();
+            if score > 0.0 && best.is_none_or(|(_, most)| score > most) {
+                best = Some((disk, score));
+            }
+        }
+        best.map(|(disk, _)| disk)
+    }
+
+    fn write_block(
+        &self,
+        disk: &Arc<Disk>,
+        block: &BlockId,
+        key: &FileKey,
+        whole: bool,
+        first: bool,
+        data: &[u8],
+    ) -> bool {
+        let began = Instant::now();
+        let len = data.len() as u32;
+        if !self.reserve(disk, footprint(len)) {
+            return false;
+        }
+        let crcs = crc::checksums(data);
+        let offset = u64::from(block.index) * u64::from(self.config.block_size);
+        let written = disk.file_for_write(key, first).and_then(|file| self.write_data(disk, &file, offset, data));
+        if let Err(error) = written {
+            self.unreserve(disk, footprint(len));
+            self.write_failed(disk, "writing a block", &error);
+            return false;
+        }
+        let fingerprint = fingerprint(block);
+        let (slot, main) = disk.policy.insert(*block, fingerprint, footprint(len) as u32, self.now());
+        let flags = if whole { WHOLE } else { 0 } | if main { MAIN } else { 0 };
+        let mut record = Vec::with_capacity(64 + crcs.len() * 4);
+        log::push_put(&mut record, block, len, flags, &crcs);
+        let entry = Entry { crcs, slot, len, generation: self.next_generation(), disk: disk.number, flags };
+        // In the index before the log: a rewrite of the log that began in between finds it in one of the two.
+        let old = self.index.shard(&block.object).write().insert(*block, entry);
+        debug_assert!(old.is_none(), "only the holder of the right to write a block adds it");
+        disk.blocks.fetch_add(1, Ordering::Relaxed);
+        let stats = &self.stats.blockcache;
+        stats.blocks.add(1);
+        stats.used_bytes.add(footprint(len));
+        if let Err(error) = disk.append(&record, 1) {
+            self.write_failed(disk, "writing to the index log", &error);
+            if let Some(entry) = self.index.shard(&block.object).write().get_mut(block) {
+                entry.flags |= LEAVING;
+            }
+            disk.ask(Work::Discard(*block));
+            return false;
+        }
+        stats.write_bytes.add(u64::from(len));
+        stats.write_us.add_us(began.elapsed());
+        true
+    }
+
+    fn write_failed(&self, disk: &Disk, what: &str, error: &io::Error) {
+        if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            // Somebody else filled the file system: not a fault of the disk. Room is made in the background.
+            disk.free.store(0, Ordering::Relaxed);
+            disk.wake.notify_one();
+            tracing::debug!("cache disk {}: {what}: {error}", disk.root.display());
+        } else {
+            disk.failed(what, error);
+        }
+    }
+
+    /// Writes a block's bytes, the last ones padded to 4096 where O_DIRECT wants it.
+    fn write_data(&self, disk: &Disk, file: &OpenFile, offset: u64, data: &[u8]) -> io::Result<()> {
+        let timeout = self.config.write_timeout;
+        if !file.direct {
+            return disk.io.write(file, offset, data, timeout);
+        }
+        let aligned = (data.as_ptr() as usize).is_multiple_of(ALIGN);
+        let straight = if aligned && (data.len() > BOUNCE || data.len().is_multiple_of(ALIGN)) {
+            data.len() / ALIGN * ALIGN
+        } else {
+            0
+        };
+        if straight > 0 {
+            disk.io.write(file, offset, &data[..straight], timeout)?;
+        }
+        scratch::with(|scratch| {
+            let mut at = straight;
+            while at < data.len() {
+                let n = (data.len() - at).min(BOUNCE);
+                let padded = n.next_multiple_of(ALIGN);
+                let bounce = scratch.bytes();
+                bounce[..n].copy_from_slice(&data[at..at + n]);
+                bounce[n..padded].fill(0);
+                disk.io.write(file, offset + at as u64, &bounce[..padded], timeout)?;
+                at += n;
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes sure of room for `bytes` on a disk, evicting if need be.
+    fn reserve(&self, disk: &Arc<Disk>, bytes: u64) -> bool {
+        let limit = disk.limit.load(Ordering::Relaxed);
+        if bytes > limit {
+            return false;
+        }
+        for _ in 0..EVICT_AT_MOST {
+            if disk.overfull(self.config.free_space_ratio, bytes) > 0 {
+                if !self.evict_one(disk) {
+                    return false;
+                }
+                continue;
+            }
+            let fits = disk.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                (used + bytes <= limit).then_some(used + bytes)
+            });
+            if fits.is_ok() {
+                disk.adjust_free(-(bytes as i64));
+                if self.above_watermark(disk) > 0 {
+                    disk.wake.notify_one();
+                }
+                return true;
+            }
+            if !self.evict_one(disk) {
+                return false;
+            }
+        }
+        false
+    }
+
+    fn unreserve(&self, disk: &Disk, bytes: u64) {
+        disk.used.fetch_sub(bytes, Ordering::Relaxed);
+        disk.adjust_free(bytes as i64);
+    }
+
+    /// Takes a block that is no longer in the index out of the books.
+    pub(crate) fn uncount(&self, disk: &Disk, len: u32) {
+        self.unreserve(disk, footprint(len));
+        disk.blocks.fetch_sub(1, Ordering::Relaxed);
+        self.stats.blockcache.blocks.sub(1);
+        self.stats.blockcache.used_bytes.sub(footprint(len));
+    }
+}
+
+/// A hash of a block's name for the policy's memory of what it evicted.
+pub fn fingerprint(block: &BlockId) -> u32 {
+    ((block.object.0 as u64 ^ u64::from(block.index)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
+}

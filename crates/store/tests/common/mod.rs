@@ -1,0 +1,71 @@
+//! What the tests of the store share: objects whose bytes follow from their name, and waiting with a bound.
+#![allow(dead_code)]
+
+use spurline_store::{Capacity, Store, StoreConfig};
+use spurline_types::{ObjectRef, Stats, Version};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Blocks of the tests are small: four granules.
+pub const BLOCK: u32 = 256 << 10;
+
+pub fn object(name: u64, size: u64) -> ObjectRef {
+    ObjectRef::new("test:", format!("object-{name}").as_bytes(), Version::new("1"), size)
+}
+
+/// The bytes of a block, which follow from its name alone.
+pub fn bytes(obj: &ObjectRef, index: u32) -> Vec<u8> {
+    let mut state = (obj.id.0 as u64) ^ (u64::from(index) << 32) | 1;
+    let mut out = vec![0; obj.block_len(index, u64::from(BLOCK))];
+    for chunk in out.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let word = state.to_le_bytes();
+        chunk.copy_from_slice(&word[..chunk.len()]);
+    }
+    out
+}
+
+pub fn config(dir: &Path, capacity: u64) -> StoreConfig {
+    let mut config = StoreConfig::new(vec![dir.into()], Capacity::Bytes(capacity));
+    config.block_size = BLOCK;
+    config.free_space_ratio = 0.0;
+    config
+}
+
+pub fn open(config: StoreConfig) -> (Arc<Store>, Arc<Stats>) {
+    let stats = Arc::new(Stats::default());
+    let store = Store::open(config, Arc::clone(&stats)).unwrap_or_else(|e| panic!("{e}"));
+    (store, stats)
+}
+
+/// Reads a whole block: `None` for a miss; a hit must have the right bytes.
+pub fn read(store: &Store, obj: &ObjectRef, index: u32) -> Option<()> {
+    let expected = bytes(obj, index);
+    let mut dst = vec![0; expected.len()];
+    let hit = store.get(obj, index, 0..expected.len(), &mut dst).unwrap();
+    if hit {
+        assert!(dst == expected, "block {index} of {} has wrong bytes", obj.id);
+    }
+    hit.then_some(())
+}
+
+pub fn put(store: &Store, obj: &ObjectRef, index: u32) -> bool {
+    store.put(obj, index, &bytes(obj, index)).unwrap()
+}
+
+/// Waits until `what` holds, for at most half a minute.
+pub fn eventually(name: &str, mut what: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !what() {
+        assert!(Instant::now() < deadline, "it never came true: {name}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Where tests that want a real disk keep their files.
+pub fn scratch_dir() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}

@@ -1,0 +1,249 @@
+//! The store on a real directory: what goes in comes out, across restarts, within its capacity.
+
+mod common;
+
+use common::*;
+use spurline_mem::Pool;
+use spurline_store::{Capacity, GRANULE, IoMode, Outcome, Store};
+use spurline_types::{ErrorKind, Stats};
+use std::io::Read;
+use std::sync::Arc;
+
+#[test]
+fn what_goes_in_comes_out_in_every_mode() {
+    for mode in [IoMode::Dio, IoMode::PageCache, IoMode::Splice] {
+        let dir = scratch_dir();
+        let mut config = config(dir.path(), 64 << 20);
+        config.io = mode;
+        let (store, stats) = open(config);
+        let obj = object(1, 3 * u64::from(BLOCK) + 12_345);
+        assert_eq!(read(&store, &obj, 0), None);
+        for index in 0..4 {
+            assert!(put(&store, &obj, index));
+            assert!(store.contains(&obj, index));
+        }
+        for index in 0..4 {
+            read(&store, &obj, index).unwrap();
+        }
+        // Any range, aligned or not.
+        let all = bytes(&obj, 1);
+        for (start, end) in
+            [(0, 1), (1, 2), (4095, 4097), (GRANULE - 1, GRANULE + 1), (100, all.len()), (70_000, 200_001)]
+        {
+            let mut dst = vec![0; end - start];
+            assert!(store.get(&obj, 1, start..end, &mut dst).unwrap());
+            assert_eq!(dst, all[start..end]);
+        }
+        let map = store.blocks_of(&obj);
+        assert_eq!((map.count(), map.blocks()), (4, 4));
+        assert_eq!(stats.blockcache.blocks.get(), 4);
+        assert_eq!(stats.blockcache.checksum_errors.get() + stats.blockcache.io_errors.get(), 0);
+        // Ranges that can't be.
+        for range in [5..5, 0..all.len() + 1] {
+            let mut dst = vec![0; range.len()];
+            assert_eq!(store.get(&obj, 1, range, &mut dst).unwrap_err().kind(), ErrorKind::Invalid);
+        }
+        assert_eq!(store.put(&obj, 0, &[1, 2, 3]).unwrap_err().kind(), ErrorKind::Invalid);
+        store.remove_object(&obj);
+        assert_eq!(store.blocks_of(&obj).count(), 0);
+        assert_eq!((store.used_bytes(), stats.blockcache.used_bytes.get()), (0, 0));
+    }
+}
+
+#[test]
+fn reads_go_straight_into_pool_buffers() {
+    let dir = scratch_dir();
+    let pool = Pool::new(4 << 20, 1 << 20).unwrap();
+    let mut config = config(dir.path(), 64 << 20);
+    config.pool = Some(Arc::clone(&pool));
+    let (store, _) = open(config);
+    let obj = object(2, u64::from(BLOCK) + 100_001);
+    assert!(put(&store, &obj, 0) && put(&store, &obj, 1));
+    let expected = [bytes(&obj, 0), bytes(&obj, 1)];
+    for (index, range) in
+        [(0, 0..BLOCK as usize), (0, GRANULE..3 * GRANULE), (1, 0..100_001), (1, GRANULE..100_001), (0, 5..77)]
+    {
+        let mut buf = pool.try_alloc(range.len());
+        let outcome = store.read(&obj, index, range.clone(), &mut buf).unwrap();
+        assert_eq!(outcome, Outcome::Hit);
+        assert_eq!(buf.unwrap()[..range.len()], expected[index as usize][range]);
+    }
+    let mut none = None::<spurline_mem::Buf>;
+    assert!(store.read(&obj, 0, 0..10, &mut none).is_err(), "a buffer that is not there");
+    drop(store);
+    assert_eq!(pool.used_bytes(), 0);
+}
+
+#[test]
+fn a_restart_keeps_the_cache() {
+    let dir = scratch_dir();
+    let obj = object(3, 10 * u64::from(BLOCK));
+    {
+        let (store, _) = open(config(dir.path(), 64 << 20));
+        (0..10).for_each(|i| assert!(put(&store, &obj, i)));
+        store.remove_object(&object(99, 10));
+        assert!(put(&store, &object(4, 10), 0));
+        store.remove_object(&object(4, 10));
+    }
+    let (store, stats) = open(config(dir.path(), 64 << 20));
+    (0..10).for_each(|i| read(&store, &obj, i).unwrap());
+    assert!(!store.contains(&object(4, 10), 0));
+    assert_eq!(stats.blockcache.blocks.get(), 10);
+    assert_eq!(store.used_bytes(), 10 * u64::from(BLOCK));
+}
+
+#[test]
+fn an_object_of_another_length_is_a_miss() {
+    let dir = scratch_dir();
+    let (store, _) = open(config(dir.path(), 64 << 20));
+    let obj = object(5, 1000);
+    assert!(put(&store, &obj, 0));
+    let mut other = obj.clone();
+    other.size = 999;
+    assert!(!store.get(&other, 0, 0..10, &mut [0; 10]).unwrap());
+}
+
+#[test]
+fn capacity_holds_and_pins_stay() {
+    let dir = scratch_dir();
+    let (store, stats) = open(config(dir.path(), 20 * u64::from(BLOCK)));
+    let pinned = object(6, 2 * u64::from(BLOCK) + 777);
+    (0..3).for_each(|i| assert!(put(&store, &pinned, i)));
+    let mut held = store.whole_file(&pinned).unwrap();
+    for n in 0..100 {
+        put(&store, &object(1000 + n, 2 * u64::from(BLOCK)), (n % 2) as u32);
+        assert!(store.used_bytes() <= 20 * u64::from(BLOCK));
+    }
+    assert!(stats.blockcache.evictions.get() >= 80);
+    (0..3).for_each(|i| read(&store, &pinned, i).unwrap());
+    let mut all = Vec::new();
+    held.file.read_to_end(&mut all).unwrap();
+    let expected: Vec<u8> = (0..3).flat_map(|i| bytes(&pinned, i)).collect();
+    assert!(all == expected);
+    drop(held);
+    for n in 0..200 {
+        assert!(put(&store, &object(2000 + n, u64::from(BLOCK)), 0));
+    }
+    // What was evicted took its space with it.
+    eventually("data files take no more than the capacity and a little", || {
+        let taken: u64 = walk(dir.path()).iter().map(|m| std::os::unix::fs::MetadataExt::blocks(m) * 512).sum();
+        taken <= 22 * u64::from(BLOCK)
+    });
+}
+
+fn walk(dir: &std::path::Path) -> Vec<std::fs::Metadata> {
+    let mut out = Vec::new();
+    for folder in std::fs::read_dir(dir.join("data")).unwrap().flatten() {
+        out.extend(std::fs::read_dir(folder.path()).unwrap().flatten().filter_map(|f| f.metadata().ok()));
+    }
+    out
+}
+
+#[test]
+fn whole_files_need_every_block() {
+    let dir = scratch_dir();
+    let (store, _) = open(config(dir.path(), 64 << 20));
+    let obj = object(7, 3 * u64::from(BLOCK));
+    assert!(store.whole_file(&obj).is_none());
+    assert!(put(&store, &obj, 0) && put(&store, &obj, 2));
+    assert!(store.whole_file(&obj).is_none());
+    assert!(put(&store, &obj, 1));
+    assert!(store.whole_file_if_checked(&obj).is_none(), "nothing was read back yet");
+    let held = store.whole_file(&obj).unwrap();
+    assert_eq!(held.file.metadata().unwrap().len(), obj.size);
+    assert!(store.whole_file_if_checked(&obj).is_some());
+}
+
+#[test]
+fn ranges_for_sendfile_are_checked_and_pinned() {
+    let dir = scratch_dir();
+    let mut config = config(dir.path(), 64 << 20);
+    config.io = IoMode::Splice;
+    let (store, _) = open(config);
+    let obj = object(8, 2 * u64::from(BLOCK));
+    assert!(put(&store, &obj, 1));
+    assert!(store.file_range(&obj, 1, &(0..100)).is_none(), "not checked yet");
+    read(&store, &obj, 1).unwrap();
+    let range = store.file_range(&obj, 1, &(50..100)).unwrap();
+    let mut dst = [0; 50];
+    std::os::unix::fs::FileExt::read_exact_at(range.file(), &mut dst, range.offset).unwrap();
+    assert_eq!(dst, bytes(&obj, 1)[50..100]);
+}
+
+#[test]
+fn no_disk_is_a_store_of_misses() {
+    for (capacity, io) in [(Capacity::None, IoMode::Dio), (Capacity::All, IoMode::Disable)] {
+        let dir = scratch_dir();
+        let path = dir.path().join("never-made");
+        let mut config = config(&path, 0);
+        (config.capacity, config.io) = (capacity, io);
+        let (store, _) = open(config);
+        let obj = object(9, 100);
+        assert!(!store.enabled());
+        assert!(!put(&store, &obj, 0));
+        assert_eq!(read(&store, &obj, 0), None);
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn more_than_the_disk_is_a_finding_with_the_number() {
+    let dir = scratch_dir();
+    let mut config = config(dir.path(), 1 << 60);
+    config.free_space_ratio = 0.1;
+    let (store, _) = open(config);
+    let finding = &store.findings()[0];
+    assert_eq!(finding.subject, "--cache-size");
+    assert!(finding.evidence.contains("will be used"), "{}", finding.evidence);
+    assert!(store.disks()[0].capacity < 1 << 60);
+}
+
+#[test]
+fn several_disks_share_the_objects() {
+    let dirs: Vec<_> = (0..4).map(|_| scratch_dir()).collect();
+    let mut config = config(dirs[0].path(), 400 << 20);
+    config.dirs = dirs.iter().map(|d| d.path().into()).collect();
+    let place = |store: &Store| -> Vec<u64> { store.disks().iter().map(|d| d.blocks).collect() };
+    {
+        let (store, _) = open(config.clone());
+        for n in 0..200 {
+            assert!(put(&store, &object(n, 1000), 0));
+        }
+        let spread = place(&store);
+        assert!(spread.iter().all(|n| (20..100).contains(n)), "{spread:?}");
+        // Blocks of one small object lie together.
+        let obj = object(1234, 4 * u64::from(BLOCK));
+        (0..4).for_each(|i| assert!(put(&store, &obj, i)));
+        assert!(store.whole_file(&obj).is_some());
+    }
+    let (store, _) = open(config);
+    for n in 0..200 {
+        read(&store, &object(n, 1000), 0).unwrap();
+    }
+}
+
+#[test]
+fn two_stores_on_one_directory_are_refused() {
+    let dir = scratch_dir();
+    let (_store, _) = open(config(dir.path(), 1 << 20));
+    let error = Store::open(config(dir.path(), 1 << 20), Arc::new(Stats::default())).err().unwrap();
+    assert!(error.message().contains("in use by the process with pid"), "{error}");
+    assert!(error.message().contains("--cache-dir"), "{error}");
+}
+
+#[test]
+fn a_hot_set_outlives_a_scan() {
+    let dir = scratch_dir();
+    let (store, _) = open(config(dir.path(), 40 * u64::from(BLOCK)));
+    let hot: Vec<_> = (0..15).map(|n| object(n, u64::from(BLOCK))).collect();
+    hot.iter().for_each(|o| assert!(put(&store, o, 0)));
+    // A scan passes by before the hot set is used again, and again after: what was used stays.
+    hot.iter().for_each(|o| store.touch(o, 0));
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    hot.iter().for_each(|o| store.touch(o, 0));
+    for n in 0..200 {
+        put(&store, &object(10_000 + n, u64::from(BLOCK)), 0);
+    }
+    let kept = hot.iter().filter(|o| read(&store, o, 0).is_some()).count();
+    assert!(kept >= 14, "{kept} of 15 are left");
+}
