@@ -2,9 +2,9 @@
 
 use crate::mountinfo::{MountEntry, absolute, mounted_at};
 use crate::options::MountOptions;
-use std::ffi::CString;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read as _};
+use std::ffi::{CStr, CString};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -287,12 +287,14 @@ fn mount_by_helper(path: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
         let _ = stderr.read_to_string(&mut said);
     }
     let _ = child.wait();
-    let said = said.trim();
+    let said = said.trim().to_string();
     match device {
         Ok(Some(device)) => Ok(device),
+        Ok(None) if said.contains("open /dev/fuse") => Err(MountError::NoDevice { source: io::Error::other(said) }),
+        Ok(None) if said.contains("user_allow_other") => Err(MountError::AllowOther { uid }),
         Ok(None) => Err(MountError::Denied {
             path: path.into(),
-            detail: if said.is_empty() { "fusermount3 gave no reason".into() } else { said.into() },
+            detail: if said.is_empty() { "fusermount3 gave no reason".into() } else { said },
         }),
         Err(e) => Err(system("waiting for fusermount3 on", e)),
     }
@@ -415,4 +417,46 @@ pub(crate) fn detach(path: &Path, flags: libc::c_int) -> Result<(), MountError> 
         Some(libc::EPERM | libc::EACCES) => MountError::Denied { path, detail: error.to_string() },
         _ => MountError::System { what: "unmounting", path, source: error },
     })
+}
+
+/// Breaks connection `minor` through the FUSE control file system, which is mounted for the purpose, out of
+/// everybody's sight, where the host has it not in its place.
+pub(crate) fn abort_connection(minor: u32) -> io::Result<()> {
+    let name = format!("{minor}/abort");
+    let in_place = OpenOptions::new().write(true).open(format!("/sys/fs/fuse/connections/{name}"));
+    let mut file: File = match in_place {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let control = unseen_mount(c"fusectl")?;
+            let name = CString::new(name)?;
+            // SAFETY: the directory descriptor is open and the name a C string.
+            let fd = unsafe { libc::openat(control.as_raw_fd(), name.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
+            owned(i64::from(fd))?.into()
+        }
+        found => found?,
+    };
+    file.write_all(b"1")
+}
+
+/// Mounts file system type `fstype` without giving it a place; it goes away with the descriptor.
+fn unseen_mount(fstype: &CStr) -> io::Result<OwnedFd> {
+    const CLOEXEC: libc::c_uint = 1;
+    const CMD_CREATE: libc::c_uint = 6;
+    let none = std::ptr::null::<libc::c_char>();
+    // SAFETY: the system calls of Linux 5.2, whose arguments are a C string, integers, nulls and open descriptors.
+    unsafe {
+        let context = owned(libc::syscall(libc::SYS_fsopen, fstype.as_ptr(), CLOEXEC))?;
+        if libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), CMD_CREATE, none, none, 0) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        owned(libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), CLOEXEC, 0))
+    }
+}
+
+/// The descriptor a system call just made, or its error.
+fn owned(fd: i64) -> io::Result<OwnedFd> {
+    match RawFd::try_from(fd) {
+        // SAFETY: the callers pass the answer of a call that makes a descriptor, which nobody else knows yet.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

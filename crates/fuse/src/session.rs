@@ -8,18 +8,17 @@ use crate::dev::{self, End};
 use crate::dispatch::Dispatcher;
 use crate::handler::{Handler, InitInfo};
 use crate::init::{Agreed, negotiate};
-use crate::mount::{self, MountError, Mounted, detach};
+use crate::mount::{self, MountError, Mounted, abort_connection, detach};
 use crate::mountinfo::mounted_at;
 use crate::ring::{self, Cpus};
 use parking_lot::{Condvar, Mutex};
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 /// How often a busy mount is tried again before it is detached.
 const RETRY_EVERY: Duration = Duration::from_millis(50);
@@ -110,13 +109,9 @@ impl Core {
 
     /// Breaks the connection: all requests under way and to come fail with ENOTCONN.
     fn abort(&self) -> io::Result<()> {
-        let by_sysfs = self.minor.map(|minor| {
-            let file = format!("/sys/fs/fuse/connections/{minor}/abort");
-            OpenOptions::new().write(true).open(file).and_then(|mut f| f.write_all(b"1"))
-        });
-        match by_sysfs {
+        match self.minor.map(abort_connection) {
             Some(Ok(())) => Ok(()),
-            // Without the control file system a forced unmount does the same, as long as the mount is seen.
+            // A forced unmount does the same, as long as the mount is seen.
             _ if self.is_mounted() => detach(&self.path, libc::MNT_FORCE | libc::MNT_DETACH).map_err(io::Error::other),
             Some(Err(e)) => Err(e),
             None => Err(io::Error::from_raw_os_error(libc::ENOENT)),
