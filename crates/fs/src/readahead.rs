@@ -102,7 +102,24 @@ impl ReadAhead {
         run.continued = run.continued.saturating_add(1);
         self.doubt = self.doubt.saturating_sub(1);
         self.join(at);
+        self.lead(at);
         self.ahead(at, limit)
+    }
+
+    /// A run that grows within what was asked for ahead of another one is the same reader, waiting for a
+    /// request that was overtaken: it takes over, so that the two do not share the window as if they were two.
+    fn lead(&mut self, at: usize) {
+        let run = self.runs[at];
+        let first = self.block_of(run.start);
+        let behind = |other: &Run| other.window > 0 && other.end <= run.start && first <= other.frontier;
+        let Some(other) = (0..RUNS).find(|other| *other != at && behind(&self.runs[*other])) else { return };
+        let led = self.runs[other];
+        self.runs[other] = Run { window: 0, read: 0, ..led };
+        let run = &mut self.runs[at];
+        run.frontier = run.frontier.max(led.frontier);
+        run.window = run.window.max(led.window);
+        run.read = run.read.saturating_add(led.read);
+        run.continued = run.continued.max(led.continued);
     }
 
     /// The run that a read belongs to: one it lies in or touches, or that ends at most `slack` before it.
