@@ -33,9 +33,6 @@ pub enum FsError {
     /// No such extended attribute.
     #[error("no such extended attribute")]
     NoData,
-    /// The caller's buffer is too small for the extended attribute.
-    #[error("the buffer is too small for the extended attribute")]
-    Range,
     /// A kind of extended attribute that is not kept here.
     #[error("extended attributes of this namespace are not kept here")]
     NoNamespace,
@@ -59,7 +56,6 @@ impl FsError {
             FsError::ReadOnly => libc::EROFS,
             FsError::AccessDenied => libc::EACCES,
             FsError::NoData => libc::ENODATA,
-            FsError::Range => libc::ERANGE,
             FsError::NoNamespace => libc::EOPNOTSUPP,
             FsError::NameTooLong => libc::ENAMETOOLONG,
             FsError::Invalid(_) => libc::EINVAL,

@@ -23,7 +23,6 @@ pub use fs::{Clock, Fs, Opened};
 pub use inode::ROOT;
 pub use list::DirItem;
 pub use passthrough::{BackingId, LiveBacking, RegisterBacking};
-pub use xattr::Xattr;
 
 /// The longest name a file can have, in bytes.
 pub const NAME_MAX: usize = 255;

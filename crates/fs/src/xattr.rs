@@ -9,32 +9,14 @@ const ETAG: &[u8] = b"user.spurline.etag";
 const VERSION: &[u8] = b"user.spurline.version";
 const SOURCE: &[u8] = b"user.spurline.source";
 
-/// The answer to `getxattr` and `listxattr`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Xattr {
-    /// The caller gave no buffer: how large one has to be.
-    Size(u32),
-    /// The bytes.
-    Value(Vec<u8>),
-}
-
-fn answer(value: Vec<u8>, room: u32) -> Result<Xattr> {
-    let len = u32::try_from(value.len()).map_err(|_| FsError::Range)?;
-    match room {
-        0 => Ok(Xattr::Size(len)),
-        room if len > room => Err(FsError::Range),
-        _ => Ok(Xattr::Value(value)),
-    }
-}
-
 impl Fs {
-    /// The attribute `name`, or its size when `room` is 0: `user.spurline.etag` and `user.spurline.version`
+    /// The attribute `name`: `user.spurline.etag` and `user.spurline.version`
     /// of files, `user.spurline.source` (the URL) of files and directories.
     ///
     /// # Errors
     /// `NoData` when there is none, `NoNamespace` for `system.*` and `security.*` (programs then stop
-    /// asking), `Range` when `room` is too small, `Stale`.
-    pub fn getxattr(&self, ino: u64, name: &[u8], room: u32) -> Result<Xattr> {
+    /// asking), `Stale`.
+    pub fn getxattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>> {
         let inode = self.inode(ino)?;
         if name.starts_with(b"system.") || name.starts_with(b"security.") {
             return Err(FsError::NoNamespace);
@@ -45,14 +27,14 @@ impl Fs {
             SOURCE if inode.kind != FileKind::Symlink => Some(self.url(&inode)),
             _ => None,
         };
-        answer(value.ok_or(FsError::NoData)?, room)
+        value.ok_or(FsError::NoData)
     }
 
-    /// The names of an inode's attributes, each ended by a NUL, or their size when `room` is 0.
+    /// The names of an inode's attributes, each ended by a NUL.
     ///
     /// # Errors
-    /// `Range` when `room` is too small, `Stale`.
-    pub fn listxattr(&self, ino: u64, room: u32) -> Result<Xattr> {
+    /// `Stale`.
+    pub fn listxattr(&self, ino: u64) -> Result<Vec<u8>> {
         let inode = self.inode(ino)?;
         let mut names = Vec::new();
         let file = inode.kind == FileKind::File;
@@ -64,7 +46,7 @@ impl Fs {
                 names.push(0);
             }
         }
-        answer(names, room)
+        Ok(names)
     }
 
     fn url(&self, inode: &Inode) -> Vec<u8> {

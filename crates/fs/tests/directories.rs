@@ -118,7 +118,7 @@ fn names_no_file_can_have_are_left_out_and_counted() {
     let fh = rig.fs.opendir(d).unwrap();
     let names: BTreeSet<Vec<u8>> = all(&rig, d, fh, 100, true).into_iter().skip(2).map(|n| n.0).collect();
     assert_eq!(names.len(), 5);
-    assert!(names.contains(&b"\xff\n\\ \x01".to_vec()) && names.contains(&vec![b'x'; 255]));
+    assert!(names.contains(b"\xff\n\\ \x01".as_slice()) && names.contains(&vec![b'x'; 255]));
     assert_eq!(rig.stats.metadata.skipped_names.get(), 4);
     for (name, next, _) in all(&rig, d, fh, 1, false) {
         let again = some(&rig, d, fh, next - 1, 1, false);

@@ -3,7 +3,7 @@
 mod support;
 
 use parking_lot::Mutex;
-use spurline_fs::{BackingId, Config, FileAttr, Lookup, ROOT, RegisterBacking, Xattr};
+use spurline_fs::{BackingId, Config, FileAttr, Lookup, ROOT, RegisterBacking};
 use spurline_types::{ErrorKind, FileKind};
 use std::fs::File;
 use std::io::{self, Write};
@@ -232,22 +232,18 @@ fn reads_end_at_the_end_and_are_never_short_before() {
 fn extended_attributes() {
     let rig = rig();
     let (a, d, l) = (rig.walk(b"a").unwrap(), rig.walk(b"d").unwrap(), rig.walk(b"l").unwrap());
-    let get = |ino, name: &str, room| rig.fs.getxattr(ino, name.as_bytes(), room);
-    assert_eq!(get(a, "user.spurline.version", 0).unwrap(), Xattr::Size(2));
-    assert_eq!(get(a, "user.spurline.version", 2).unwrap(), Xattr::Value(b"v1".to_vec()));
-    assert_eq!(Rig::errno(get(a, "user.spurline.version", 1)), libc::ERANGE);
-    assert_eq!(get(a, "user.spurline.etag", 64).unwrap(), Xattr::Value(b"\"1\"".to_vec()));
-    assert_eq!(get(a, "user.spurline.source", 64).unwrap(), Xattr::Value(b"s3://bucket/prefix/a".to_vec()));
-    assert_eq!(get(d, "user.spurline.source", 64).unwrap(), Xattr::Value(b"s3://bucket/prefix/d".to_vec()));
-    assert_eq!(Rig::errno(get(d, "user.spurline.version", 64)), libc::ENODATA);
-    assert_eq!(Rig::errno(get(a, "user.other", 64)), libc::ENODATA);
-    assert_eq!(Rig::errno(get(a, "system.posix_acl_access", 64)), libc::EOPNOTSUPP);
-    assert_eq!(Rig::errno(get(a, "security.selinux", 64)), libc::EOPNOTSUPP);
-    let all = b"user.spurline.etag\0user.spurline.version\0user.spurline.source\0".to_vec();
-    assert_eq!(rig.fs.listxattr(a, 0).unwrap(), Xattr::Size(all.len() as u32));
-    assert_eq!(rig.fs.listxattr(a, 4096).unwrap(), Xattr::Value(all));
-    assert_eq!(Rig::errno(rig.fs.listxattr(a, 5)), libc::ERANGE);
-    assert_eq!(rig.fs.listxattr(l, 0).unwrap(), Xattr::Size(0));
+    let get = |ino, name: &str| rig.fs.getxattr(ino, name.as_bytes());
+    assert_eq!(get(a, "user.spurline.version").unwrap(), b"v1");
+    assert_eq!(get(a, "user.spurline.etag").unwrap(), b"\"1\"");
+    assert_eq!(get(a, "user.spurline.source").unwrap(), b"s3://bucket/prefix/a");
+    assert_eq!(get(d, "user.spurline.source").unwrap(), b"s3://bucket/prefix/d");
+    assert_eq!(Rig::errno(get(d, "user.spurline.version")), libc::ENODATA);
+    assert_eq!(Rig::errno(get(a, "user.other")), libc::ENODATA);
+    assert_eq!(Rig::errno(get(a, "system.posix_acl_access")), libc::EOPNOTSUPP);
+    assert_eq!(Rig::errno(get(a, "security.selinux")), libc::EOPNOTSUPP);
+    assert_eq!(rig.fs.listxattr(a).unwrap(), b"user.spurline.etag\0user.spurline.version\0user.spurline.source\0");
+    assert_eq!(rig.fs.listxattr(d).unwrap(), b"user.spurline.source\0");
+    assert_eq!(rig.fs.listxattr(l).unwrap(), b"");
 }
 
 #[test]

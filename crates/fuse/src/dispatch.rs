@@ -204,12 +204,8 @@ impl<H: Handler> Dispatcher<H> {
                 stats.read_bytes.add(len);
             }
             Request::Lookup { .. } => stats.lookup_ops.add(1),
-            Request::Open { .. } if error == 0 => {
-                stats.open_ops.add(1);
-                stats.open_handles.add(1);
-            }
-            Request::Opendir { .. } if error == 0 => stats.open_handles.add(1),
-            Request::Release { .. } | Request::Releasedir { .. } => stats.open_handles.sub(1),
+            // Handles are counted where they are kept.
+            Request::Open { .. } if error == 0 => stats.open_ops.add(1),
             _ => {}
         }
         if let Some(log) = &self.access_log {

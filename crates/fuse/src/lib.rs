@@ -1,10 +1,12 @@
 //! A FUSE session: the kernel's protocol over /dev/fuse or io_uring, mounting and unmounting. It deliberately
-//! knows nothing of caches, under-stores or inodes: a [`Handler`] answers, one typed method for each request.
+//! knows nothing of caches, under-stores or inodes: a [`Handler`] answers, one typed method for each request;
+//! [`FsHandler`] is the one that answers from a file system of `spurline-fs`.
 //!
 //! Everything is synchronous. A *slot* is a thread with a buffer; it takes a request, calls the handler, sends
 //! the answer, and allocates nothing on the way. A handler that blocks holds up its slot and nothing else.
 
 mod abi;
+mod adapter;
 mod backing;
 mod buffer;
 mod config;
@@ -22,6 +24,7 @@ mod request;
 mod ring;
 mod session;
 
+pub use adapter::FsHandler;
 pub use backing::{Backing, BackingId, Backings};
 pub use buffer::{AnonymousPages, BufferSource, HEAD_LEN, SlotBuffer};
 pub use config::{Chosen, FuseIo, SessionConfig, Workload};
