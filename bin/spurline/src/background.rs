@@ -1,8 +1,9 @@
 //! Going to the background: the command starts itself again, waits until that one answers, and passes on
 //! its exit code. Nothing is forked after threads exist, so nothing can be half there.
 
-use spurline_config::{Fault, LogConfig};
+use spurline_config::Fault;
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ pub fn is_child() -> bool {
 ///
 /// # Errors
 /// When it can't be started, or neither answers nor ends in time.
-pub fn launch(under_timeout: Duration) -> Result<ExitCode, Fault> {
+pub fn launch(under_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
     let exe = std::env::current_exe()
         .map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), "mount /proc, or leave out -d"))?;
     let mut child = Command::new(exe)
@@ -43,7 +44,14 @@ pub fn launch(under_timeout: Duration) -> Result<ExitCode, Fault> {
     }
     let limit = under_timeout + START_ALLOWANCE;
     match receiver.recv_timeout(limit) {
-        Ok(true) => Ok(ExitCode::SUCCESS),
+        Ok(true) => {
+            anstream::println!(
+                "spurline runs in the background as process {}; its log is {}",
+                child.id(),
+                log.display()
+            );
+            Ok(ExitCode::SUCCESS)
+        }
         Err(mpsc::RecvTimeoutError::Timeout) => {
             let _ = child.kill();
             let _ = child.wait();
@@ -75,7 +83,7 @@ impl Ready {
     ///
     /// # Errors
     /// When a session of its own can't be had.
-    pub fn new(_log: &LogConfig) -> Result<Self, Fault> {
+    pub fn new() -> Result<Self, Fault> {
         let child = is_child();
         if child {
             rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;

@@ -12,14 +12,18 @@ mod mount;
 mod node;
 mod report;
 #[allow(dead_code, reason = "used once mount and node are wired")]
+mod service;
+#[allow(dead_code, reason = "used once mount and node are wired")]
 mod signals;
 mod stats;
 mod status;
+mod target;
 mod umount;
 
 use cli::Command;
-use spurline_config::{Fault, Host, file};
+use spurline_config::{Fault, Host, LogConfig, file};
 use std::process::ExitCode;
+use std::time::Duration;
 
 fn main() -> ExitCode {
     let words = std::env::args_os().collect();
@@ -42,22 +46,20 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
     let done = |()| ExitCode::SUCCESS;
     match command {
         Command::Mount(args) => {
-            let config = args.check(&Host::here())?;
-            report::warnings(&config.warnings);
-            if config.background && !background::is_child() {
-                return background::launch(config.under.timeout);
+            let host = Host::here();
+            let config = args.check(&host)?;
+            match start(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
+                Start::Waited(code) => Ok(code),
+                Start::Run(ready) => mount::run(config, ready).map(done),
             }
-            let ready = background::Ready::new(&config.log)?;
-            mount::run(config, ready).map(done)
         }
         Command::Node(args) => {
-            let config = args.check(&Host::here())?;
-            report::warnings(&config.warnings);
-            if config.background && !background::is_child() {
-                return background::launch(config.under.timeout);
+            let host = Host::here();
+            let config = args.check(&host)?;
+            match start(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
+                Start::Waited(code) => Ok(code),
+                Start::Run(ready) => node::run(config, ready).map(done),
             }
-            let ready = background::Ready::new(&config.log)?;
-            node::run(config, ready).map(done)
         }
         Command::Umount(args) => umount::run(args).map(done),
         Command::Stats(args) => stats::run(args).map(done),
@@ -69,4 +71,32 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
         Command::Man(args) => generate::man(args).map(done),
         Command::ConfigReference => generate::config_reference().map(done),
     }
+}
+
+/// Whether this process is the one that does the work.
+enum Start {
+    /// It is; to be told when the work has begun.
+    Run(background::Ready),
+    /// Another one does, in the background; this one has waited for it and ends.
+    Waited(ExitCode),
+}
+
+fn start(
+    log: &LogConfig,
+    in_background: bool,
+    warnings: &[String],
+    limit: Duration,
+    host: &Host,
+) -> Result<Start, Fault> {
+    if in_background && !background::is_child() {
+        report::warnings(warnings);
+        let log = log.file.clone().unwrap_or_else(|| service::default_log(host));
+        return background::launch(limit, &log).map(Start::Waited);
+    }
+    let ready = background::Ready::new()?;
+    service::start_logging(log, background::is_child(), host)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(Start::Run(ready))
 }

@@ -1,10 +1,95 @@
-//! `spurline status`.
+//! `spurline status`: one line for each mount and node asked, and for each cache disk what it does.
 
 use crate::cli::StatusArgs;
-use spurline_config::Fault;
+use crate::target::{ANSWER, Asked, everything, resolve};
+use anstyle::{AnsiColor, Style};
+use serde_json::{Value, json};
+use spurline_config::{Fault, Registry};
+use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 
-/// Runs the command.
-pub fn run(_args: StatusArgs) -> Result<ExitCode, Fault> {
-    Err(Fault::failed("status: not yet wired in this build", ""))
+const RED: Style = AnsiColor::Red.on_default().bold();
+const GREEN: Style = AnsiColor::Green.on_default();
+const BOLD: Style = Style::new().bold();
+
+/// Runs the command; exit code 1 when somebody does not answer.
+///
+/// # Errors
+/// When nothing can be asked at all.
+pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
+    let mut names = args.target;
+    if let Some(Registry::Static(nodes)) = &args.registry {
+        names.extend(nodes.iter().map(ToString::to_string));
+    }
+    let asked: Vec<Asked> = match names.is_empty() {
+        true => everything()?,
+        false => names
+            .into_iter()
+            .map(|name| {
+                let peer = resolve(&name);
+                (name, peer)
+            })
+            .collect(),
+    };
+    if asked.is_empty() {
+        return Err(Fault::failed(
+            "nothing of spurline runs on this machine for this user",
+            "spurline mount, or name a node",
+        ));
+    }
+    let mut all_well = true;
+    for (name, peer) in asked {
+        let answer = peer.and_then(|peer| {
+            let status = peer.status(ANSWER)?;
+            let stats = peer.stats(ANSWER)?;
+            Ok((status, stats))
+        });
+        all_well &= answer.is_ok();
+        show(&name, answer, args.json);
+    }
+    Ok(ExitCode::from(u8::from(!all_well)))
+}
+
+fn show(name: &str, answer: Result<(Value, Value), Fault>, as_json: bool) {
+    match answer {
+        Err(fault) if as_json => {
+            anstream::println!("{}", json!({"target": name, "state": "down", "error": fault.to_string()}))
+        }
+        Err(fault) => anstream::println!("{BOLD}{name}{BOLD:#}  {RED}down{RED:#}  {fault}"),
+        Ok((mut status, stats)) if as_json => {
+            if let Some(object) = status.as_object_mut() {
+                object.insert("target".into(), name.into());
+                object.insert("stats".into(), stats);
+            }
+            anstream::println!("{status}");
+        }
+        Ok((status, stats)) => {
+            let state = status["state"].as_str().unwrap_or("up");
+            let kind = status["kind"].as_str().unwrap_or("process");
+            let cache = &stats["blockcache"];
+            let number = |v: &Value| v.as_u64().unwrap_or(0);
+            let used = human_bytes(number(&cache["used_bytes"]));
+            let capacity = human_bytes(number(&cache["capacity_bytes"]));
+            anstream::println!("{BOLD}{name}{BOLD:#}  {GREEN}{state}{GREEN:#}  {kind}  cache {used} of {capacity}");
+            for key in ["source", "sources", "registry", "address", "fuse"] {
+                match &status[key] {
+                    Value::Null => {}
+                    Value::String(text) => anstream::println!("  {key}: {text}"),
+                    Value::Array(many) => {
+                        let many: Vec<_> = many.iter().filter_map(Value::as_str).collect();
+                        anstream::println!("  {key}: {}", many.join(", "));
+                    }
+                    other => anstream::println!("  {key}: {other}"),
+                }
+            }
+            for list in ["disks", "peers"] {
+                for one in status[list].as_array().into_iter().flatten() {
+                    let text = |k: &str| one[k].as_str().unwrap_or("?").to_owned();
+                    let (who, state) = (if list == "disks" { text("path") } else { text("address") }, text("state"));
+                    let style = if matches!(state.as_str(), "normal" | "up") { GREEN } else { RED };
+                    anstream::println!("  {} {who}  {style}{state}{style:#}", list.trim_end_matches('s'));
+                }
+            }
+        }
+    }
 }

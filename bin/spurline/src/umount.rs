@@ -1,9 +1,118 @@
-//! `spurline umount`.
+//! `spurline umount`: takes a mount away, also one that hangs or whose process is gone. The mount itself is
+//! never touched before the unmount call.
 
 use crate::cli::UmountArgs;
+use crate::target::of_mount;
+use rustix::mount::{UnmountFlags, unmount};
 use spurline_config::Fault;
+use spurline_observe::client::Peer;
+use spurline_observe::place::{self, Mount};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Runs the command.
-pub fn run(_args: UmountArgs) -> Result<(), Fault> {
-    Err(Fault::failed("umount: not yet wired in this build", ""))
+///
+/// # Errors
+/// When it is no mount, is busy, or may not be unmounted by this user.
+pub fn run(args: UmountArgs) -> Result<(), Fault> {
+    let mounts = place::mounts()?;
+    let found = place::locate(&args.mountpoint, &mounts).filter(|l| l.below.is_empty());
+    let Some(located) = found else {
+        let known: Vec<String> = mounts.iter().map(|m| m.mountpoint.display().to_string()).collect();
+        let remedy = if known.is_empty() { "spurline has nothing mounted here".into() } else { known.join(", ") };
+        return Err(Fault::failed(
+            format!("{} is not a mountpoint of spurline", args.mountpoint.display()),
+            format!("mounted are: {remedy}"),
+        ));
+    };
+    let mount = located.mount;
+    let process = of_mount(&mount).ok();
+    if args.force {
+        abort(&mount)?;
+    }
+    detach(&mount, args.lazy || args.force)?;
+    wait_for_the_end(process, args.timeout, args.lazy, &mount)
+}
+
+/// Ends every request under way with an error, so that nobody waits in the mount any more.
+fn abort(mount: &Mount) -> Result<(), Fault> {
+    let file = format!("/sys/fs/fuse/connections/{}/abort", mount.minor);
+    match std::fs::write(&file, "1") {
+        Ok(()) => Ok(()),
+        // The control file system is not mounted everywhere; a lazy unmount works without it.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(Fault::missing(format!("{file}: {e}"), "run as the user who mounted it, or as root")),
+    }
+}
+
+fn detach(mount: &Mount, lazy: bool) -> Result<(), Fault> {
+    let at = &mount.mountpoint;
+    if rustix::process::geteuid().is_root() {
+        let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() } | UnmountFlags::NOFOLLOW;
+        return unmount(at, flags).map_err(|e| match e {
+            rustix::io::Errno::BUSY => busy(at),
+            other => Fault::failed(format!("unmounting {}: {other}", at.display()), ""),
+        });
+    }
+    let mut command = Command::new("fusermount3");
+    command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(at);
+    let out = command
+        .output()
+        .map_err(|e| Fault::missing(format!("fusermount3: {e}"), "install the package fuse3, or unmount as root"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&out.stderr).trim().to_owned();
+    if text.contains("busy") { Err(busy(at)) } else { Err(Fault::failed(text, "")) }
+}
+
+fn busy(at: &Path) -> Fault {
+    let users = users_of(at);
+    let evidence = if users.is_empty() { String::new() } else { format!(": in use by {}", users.join(", ")) };
+    Fault::failed(
+        format!("{} is busy{evidence}", at.display()),
+        "end those programs, or give --lazy to detach it now and finish when they are done",
+    )
+}
+
+/// Processes with a file or their working directory below the mountpoint, a few of them; by the links in /proc.
+fn users_of(at: &Path) -> Vec<String> {
+    let below = |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(at));
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let path = process.path();
+        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let uses = below(&path.join("cwd"))
+            || std::fs::read_dir(path.join("fd")).into_iter().flatten().flatten().any(|fd| below(&fd.path()));
+        if uses {
+            let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+            found.push(format!("{} ({pid})", name.trim()));
+            if found.len() == 5 {
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// Waits until the process of the mount has ended, so that the next mount finds its cache free.
+fn wait_for_the_end(process: Option<Peer>, limit: Duration, lazy: bool, mount: &Mount) -> Result<(), Fault> {
+    let Some(Peer::Socket(socket)) = process else { return Ok(()) };
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        if UnixStream::connect(&socket).is_err() {
+            return Ok(());
+        }
+        if lazy {
+            // Somebody may keep it for days.
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(Fault::failed(
+        format!("{} is unmounted, but its process still runs after {} s", mount.mountpoint.display(), limit.as_secs()),
+        "look at its log; end it with a signal if it stays",
+    ))
 }

@@ -21,6 +21,8 @@ pub struct Mount {
     pub source: String,
     /// The user who mounted it.
     pub uid: u32,
+    /// The minor number of its device, which names its connection below /sys/fs/fuse/connections.
+    pub minor: u32,
 }
 
 /// The Spurline mounts of this mount namespace, the latest last.
@@ -44,10 +46,13 @@ fn parse_mountinfo(text: &[u8]) -> Vec<Mount> {
             }
             let options = String::from_utf8_lossy(fields.get(dash + 3).copied().unwrap_or_default()).into_owned();
             let uid = options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok()).unwrap_or(0);
+            let device = String::from_utf8_lossy(fields.get(2)?).into_owned();
+            let minor = device.split_once(':').and_then(|(_, minor)| minor.parse().ok()).unwrap_or(0);
             Some(Mount {
                 mountpoint: PathBuf::from(OsString::from_vec(unescape(point))),
                 source: String::from_utf8_lossy(&unescape(source)).into_owned(),
                 uid,
+                minor,
             })
         })
         .collect()
@@ -232,7 +237,7 @@ mod tests {
     use super::*;
 
     fn mount(at: &Path) -> Mount {
-        Mount { mountpoint: at.to_owned(), source: "s".into(), uid: 0 }
+        Mount { mountpoint: at.to_owned(), source: "s".into(), uid: 0, minor: 0 }
     }
 
     #[test]
@@ -243,6 +248,7 @@ mod tests {
         let found = parse_mountinfo(text);
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].mountpoint, Path::new("/mnt/with blank"));
+        assert_eq!(found[0].minor, 50);
         assert_eq!((found[0].source.as_str(), found[0].uid), ("s3://b/a\tb", 1000));
         assert_eq!(found[1].mountpoint, Path::new("/m"));
     }

@@ -1,0 +1,141 @@
+//! What a mount and a node have in common around their work: logs, the admin socket, the metrics page.
+
+use crate::report;
+use serde_json::Value;
+use spurline_config::{Fault, Host, LogConfig, LogFormat, MetricsConfig, checked};
+use spurline_observe::http::{Bind, MetricsServer};
+use spurline_observe::log::{self, LogSettings};
+use spurline_observe::place::{self, Owner};
+use spurline_observe::server::AdminServer;
+use spurline_observe::{AdminTarget, usage};
+use spurline_types::{ErrorKind, Result, Stats};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Where a background process logs when nobody said where.
+pub fn default_log(host: &Host) -> PathBuf {
+    match (&host.home, host.root) {
+        (Some(home), false) => home.join(".local/state/spurline/spurline.log"),
+        (None, false) => PathBuf::from("/tmp/spurline.log"),
+        (_, true) => PathBuf::from("/var/log/spurline.log"),
+    }
+}
+
+/// Starts logging: to the file named, in the background to the default file, else to standard error.
+///
+/// # Errors
+/// When the filter is wrong or the file can't be opened.
+pub fn start_logging(config: &LogConfig, background: bool, host: &Host) -> std::result::Result<(), Fault> {
+    let file = config.file.clone().or_else(|| background.then(|| default_log(host)));
+    if let Some(dir) = file.as_ref().and_then(|f| f.parent())
+        && config.file.is_none()
+    {
+        // What is wrong with it shows when the file is opened.
+        let _ = std::fs::create_dir_all(dir);
+    }
+    let settings = LogSettings { file, filter: config.filter.clone(), json: config.format == LogFormat::Json };
+    log::init(&settings).map_err(|e| {
+        let remedy = if background { "name a writable file with --log" } else { "" };
+        Fault { remedy: remedy.into(), ..Fault::from(e) }
+    })
+}
+
+/// The admin socket and the metrics page of this process, as long as it is kept.
+#[derive(Debug)]
+pub struct Outside {
+    _admin: Option<AdminServer>,
+    metrics: Option<MetricsServer>,
+}
+
+impl Outside {
+    /// Opens both. Without a place for the admin socket the service runs, and says that `stats` can't find it.
+    ///
+    /// # Errors
+    /// When another process answers at the admin socket, or the metrics address asked for can't be had.
+    pub fn open(
+        owner: Owner<'_>,
+        metrics: &MetricsConfig,
+        target: &Arc<dyn AdminTarget>,
+    ) -> std::result::Result<Self, Fault> {
+        let admin = match place::make_socket_path(owner).and_then(|path| AdminServer::start(&path, Arc::clone(target)))
+        {
+            Ok(server) => {
+                tracing::info!(socket = %server.path().display(), "admin socket");
+                Some(server)
+            }
+            Err(error) if error.kind() == ErrorKind::Invalid => return Err(error.into()),
+            Err(error) => {
+                report::warnings(&[format!("no admin socket, so spurline stats can't ask this process: {error}")]);
+                None
+            }
+        };
+        let bind = match metrics {
+            MetricsConfig::Off => None,
+            MetricsConfig::At(address) => Some(Bind::Exactly(*address)),
+            MetricsConfig::Default => checked::DEFAULT_METRICS.parse().ok().map(Bind::Near),
+        };
+        let metrics = match bind.map(|bind| MetricsServer::start(bind, Arc::clone(target))) {
+            None => None,
+            Some(Ok(server)) => {
+                let address = server.address();
+                if server.moved() {
+                    tracing::info!(%address, "metrics page; {} was taken", checked::DEFAULT_METRICS);
+                } else {
+                    tracing::info!(%address, "metrics page");
+                }
+                Some(server)
+            }
+            Some(Err(error)) if matches!(metrics, MetricsConfig::At(_)) => {
+                return Err(Fault::missing(error.message(), "give another address with --metrics, or --metrics none"));
+            }
+            Some(Err(error)) => {
+                tracing::warn!(%error, "no metrics page");
+                None
+            }
+        };
+        Ok(Outside { _admin: admin, metrics })
+    }
+
+    /// Where metrics are served, if they are.
+    pub fn metrics_address(&self) -> Option<std::net::SocketAddr> {
+        self.metrics.as_ref().map(MetricsServer::address)
+    }
+}
+
+/// What [`Target`] asks about a path.
+type Info = Box<dyn Fn(&[u8]) -> Result<Value> + Send + Sync>;
+
+/// An [`AdminTarget`] out of the counters and three questions.
+pub struct Target {
+    /// The counters of this process.
+    pub stats: Arc<Stats>,
+    /// When it started.
+    pub started: Instant,
+    /// About one path.
+    pub info: Info,
+    /// About the process.
+    pub status: Box<dyn Fn() -> Value + Send + Sync>,
+    /// Whether it can work.
+    pub health: Box<dyn Fn() -> Result<()> + Send + Sync>,
+}
+
+impl AdminTarget for Target {
+    fn stats(&self) -> Value {
+        usage::refresh(&self.stats, self.started);
+        self.stats.to_json()
+    }
+    fn prometheus(&self) -> String {
+        usage::refresh(&self.stats, self.started);
+        self.stats.to_prometheus()
+    }
+    fn info(&self, path: &[u8]) -> Result<Value> {
+        (self.info)(path)
+    }
+    fn status(&self) -> Value {
+        (self.status)()
+    }
+    fn health(&self) -> Result<()> {
+        (self.health)()
+    }
+}

@@ -1,0 +1,68 @@
+//! `spurline stats`: asks a mount or a node for its counters again and again and shows what changed.
+
+mod render;
+
+use crate::cli::StatsArgs;
+use crate::target::{ANSWER, resolve};
+use render::Table;
+use spurline_config::Fault;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Lines between two headers.
+const HEADER_EVERY: u64 = 20;
+
+/// Runs the command.
+///
+/// # Errors
+/// Wrong words, a target that is not there or stops answering.
+pub fn run(args: StatsArgs) -> Result<(), Fault> {
+    let table = Table::new(&args.schema)?;
+    if args.interval < Duration::from_millis(10) {
+        return Err(Fault::usage("--interval below 10ms would measure itself", "give 1 (second) or more"));
+    }
+    let peer = resolve(&args.target)?;
+    let mut out = anstream::stdout();
+    let colour = std::io::stdout().is_terminal();
+    let lines = args.count.unwrap_or(u64::MAX);
+    let mut before = peer.stats(ANSWER)?;
+    let mut at = Instant::now();
+    if args.json {
+        for line in 0..lines {
+            if line > 0 {
+                std::thread::sleep(args.interval);
+                before = peer.stats(ANSWER)?;
+            }
+            if !print(&mut out, &before.to_string())? {
+                return Ok(());
+            }
+        }
+        return Ok(());
+    }
+    for line in 0..lines {
+        if line % HEADER_EVERY == 0 {
+            let [titles, heads] = table.header(colour);
+            if !print(&mut out, &titles)? || !print(&mut out, &heads)? {
+                return Ok(());
+            }
+        }
+        std::thread::sleep(args.interval);
+        let now = peer.stats(ANSWER)?;
+        let seconds = at.elapsed().as_secs_f64();
+        at = Instant::now();
+        if !print(&mut out, &table.line(&before, &now, seconds, colour))? {
+            return Ok(());
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+/// Prints a line; `false` when nobody reads any more (`| head`).
+fn print(out: &mut impl Write, line: &str) -> Result<bool, Fault> {
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Fault::failed(format!("standard output: {e}"), "")),
+    }
+}

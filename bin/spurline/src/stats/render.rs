@@ -1,0 +1,345 @@
+//! Counters as a dstat-like table: which columns a section has, and how a number looks in five characters.
+//! It knows no socket and no clock.
+
+use anstyle::{AnsiColor, Style};
+use serde_json::Value;
+use spurline_config::Fault;
+
+/// Width of a column.
+const WIDTH: usize = 6;
+
+/// How a column is made from the counters, named `section.counter`.
+#[derive(Debug, Clone, Copy)]
+enum Cell {
+    /// Microseconds of processor time, as percent of one processor.
+    Percent(&'static str),
+    /// A gauge of bytes as it is.
+    Bytes(&'static str),
+    /// A gauge as it is.
+    Count(&'static str),
+    /// Operations per second.
+    Rate(&'static str),
+    /// Bytes per second.
+    Flow(&'static str),
+    /// Mean milliseconds: microseconds by operations.
+    Latency(&'static str, &'static str),
+    /// Percent of the first in both together.
+    Share(&'static str, &'static str),
+}
+
+struct Section {
+    letter: char,
+    title: &'static str,
+    columns: &'static [(&'static str, Cell)],
+}
+
+const SECTIONS: [Section; 7] = [
+    Section {
+        letter: 'u',
+        title: "usage",
+        columns: &[
+            ("cpu", Cell::Percent("usage.cpu_us")),
+            ("mem", Cell::Bytes("usage.rss_bytes")),
+            ("buf", Cell::Bytes("usage.buffer_bytes")),
+        ],
+    },
+    Section {
+        letter: 'f',
+        title: "fuse",
+        columns: &[
+            ("ops", Cell::Rate("fuse.ops")),
+            ("lat", Cell::Latency("fuse.busy_us", "fuse.ops")),
+            ("read", Cell::Flow("fuse.read_bytes")),
+            ("err", Cell::Rate("fuse.errors")),
+        ],
+    },
+    Section {
+        letter: 'm',
+        title: "metadata",
+        columns: &[
+            ("ops", Cell::Rate("metadata.ops")),
+            ("lat", Cell::Latency("metadata.lat_us", "metadata.ops")),
+            ("hits", Cell::Rate("metadata.cache_hits")),
+        ],
+    },
+    Section {
+        letter: 'c',
+        title: "blockcache",
+        columns: &[
+            ("hit%", Cell::Share("blockcache.hit_bytes", "blockcache.miss_bytes")),
+            ("mem", Cell::Flow("blockcache.mem_hit_bytes")),
+            ("disk", Cell::Flow("blockcache.disk_hit_bytes")),
+            ("lat", Cell::Latency("blockcache.read_us", "blockcache.read_ops")),
+            ("fill", Cell::Flow("blockcache.write_bytes")),
+            ("used", Cell::Bytes("blockcache.used_bytes")),
+        ],
+    },
+    Section {
+        letter: 'r',
+        title: "remotecache",
+        columns: &[
+            ("recv", Cell::Flow("remotecache.recv_bytes")),
+            ("send", Cell::Flow("remotecache.send_bytes")),
+            ("ops", Cell::Rate("remotecache.ops")),
+            ("lat", Cell::Latency("remotecache.lat_us", "remotecache.ops")),
+            ("up", Cell::Count("remotecache.peers_up")),
+        ],
+    },
+    Section {
+        letter: 'e',
+        title: "rdma",
+        columns: &[
+            ("write", Cell::Flow("rdma.write_bytes")),
+            ("recv", Cell::Flow("rdma.recv_bytes")),
+            ("w_ops", Cell::Rate("rdma.w_ops")),
+        ],
+    },
+    Section {
+        letter: 'o',
+        title: "object",
+        columns: &[
+            ("get", Cell::Flow("object.get_bytes")),
+            ("ops", Cell::Rate("object.get_ops")),
+            ("lat", Cell::Latency("object.get_us", "object.get_ops")),
+            ("put", Cell::Flow("object.put_bytes")),
+            ("err", Cell::Rate("object.errors")),
+        ],
+    },
+];
+
+/// The sections a person chose, in the order chosen.
+pub struct Table {
+    sections: Vec<&'static Section>,
+}
+
+const TITLE: Style = AnsiColor::Blue.on_default().bold();
+const HEAD: Style = Style::new().bold().underline();
+const DIM: Style = Style::new().dimmed();
+
+impl Table {
+    /// Takes the letters of `--schema`.
+    ///
+    /// # Errors
+    /// When a letter names no section, or there is none.
+    pub fn new(schema: &str) -> Result<Self, Fault> {
+        let known: Vec<String> = SECTIONS.iter().map(|s| format!("{} {}", s.letter, s.title)).collect();
+        let find = |letter: char| {
+            SECTIONS.iter().find(|s| s.letter == letter).ok_or_else(|| {
+                Fault::usage(
+                    format!("--schema '{schema}': no section '{letter}'"),
+                    format!("there are {}", known.join(", ")),
+                )
+            })
+        };
+        let sections: Vec<_> = schema.chars().map(find).collect::<Result<_, _>>()?;
+        if sections.is_empty() {
+            return Err(Fault::usage("--schema is empty", format!("there are {}", known.join(", "))));
+        }
+        Ok(Table { sections })
+    }
+
+    /// The two lines above the numbers.
+    pub fn header(&self, colour: bool) -> [String; 2] {
+        let mut titles = Vec::new();
+        let mut heads = Vec::new();
+        for section in &self.sections {
+            let width = section.columns.len() * WIDTH - 1;
+            let dashes = width.saturating_sub(section.title.len());
+            let title = format!(" {}{}{}", "-".repeat(dashes / 2), section.title, "-".repeat(dashes - dashes / 2));
+            titles.push(paint(TITLE, &title, colour));
+            let cells: Vec<String> = section
+                .columns
+                .iter()
+                .map(|(head, _)| format!(" {}", paint(HEAD, &format!("{head:>w$}", w = WIDTH - 1), colour)))
+                .collect();
+            heads.push(cells.concat());
+        }
+        [titles.join(" "), heads.join(&paint(DIM, "|", colour))]
+    }
+
+    /// The numbers of `seconds` between two answers.
+    pub fn line(&self, before: &Value, now: &Value, seconds: f64, colour: bool) -> String {
+        let sections: Vec<String> = self
+            .sections
+            .iter()
+            .map(|section| {
+                let cells = section.columns.iter().map(|(_, cell)| {
+                    let (text, style) = cell.show(before, now, seconds);
+                    paint(style, &format!("{text:>WIDTH$}"), colour)
+                });
+                cells.collect::<String>()
+            })
+            .collect();
+        sections.join(&paint(DIM, "|", colour))
+    }
+}
+
+fn paint(style: Style, text: &str, colour: bool) -> String {
+    if colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
+}
+
+/// A counter of an answer; 0 where an older process does not have it.
+fn read(answer: &Value, name: &str) -> u64 {
+    let (section, counter) = name.split_once('.').unwrap_or((name, ""));
+    answer[section][counter].as_u64().unwrap_or(0)
+}
+
+impl Cell {
+    fn show(self, before: &Value, now: &Value, seconds: f64) -> (String, Style) {
+        // A restarted process counts from 0 again: nothing is known of this line then.
+        let grown = |name: &str| read(now, name).saturating_sub(read(before, name)) as f64;
+        match self {
+            Cell::Percent(name) => {
+                let percent = grown(name) / seconds.max(1e-9) / 10_000.0;
+                let style = if percent >= 90.0 { AnsiColor::Red.on_default() } else { heat(percent > 0.0) };
+                (fixed(percent) + "%", style)
+            }
+            Cell::Bytes(name) => scaled(read(now, name) as f64, 1024.0),
+            Cell::Count(name) => scaled(read(now, name) as f64, 1000.0),
+            Cell::Rate(name) => {
+                let shown = scaled(grown(name) / seconds.max(1e-9), 1000.0);
+                let trouble = name.ends_with("errors") && grown(name) > 0.0;
+                if trouble { (shown.0, AnsiColor::Red.on_default().bold()) } else { shown }
+            }
+            Cell::Flow(name) => scaled(grown(name) / seconds.max(1e-9), 1024.0),
+            Cell::Latency(time, operations) => {
+                let operations = grown(operations);
+                if operations == 0.0 {
+                    return ("-".into(), DIM);
+                }
+                let ms = grown(time) / operations / 1000.0;
+                let style = if ms >= 100.0 { AnsiColor::Red.on_default() } else { heat(true) };
+                (fixed(ms), style)
+            }
+            Cell::Share(part, other) => {
+                let (part, other) = (grown(part), grown(other));
+                if part + other == 0.0 {
+                    return ("-".into(), DIM);
+                }
+                let percent = part / (part + other) * 100.0;
+                let style = if percent >= 90.0 { AnsiColor::Green } else { AnsiColor::Yellow }.on_default();
+                (fixed(percent), style)
+            }
+        }
+    }
+}
+
+fn heat(lively: bool) -> Style {
+    if lively { Style::new() } else { DIM }
+}
+
+/// A number in at most four characters and a dot.
+fn fixed(n: f64) -> String {
+    match n {
+        n if n >= 99.95 => format!("{n:.0}"),
+        n if n >= 9.995 => format!("{n:.1}"),
+        n if n > 0.0 => format!("{n:.2}"),
+        _ => "0".into(),
+    }
+}
+
+/// A number with its unit, coloured by its size as dstat does.
+fn scaled(n: f64, base: f64) -> (String, Style) {
+    let units = [
+        ("", None),
+        ("K", Some(AnsiColor::Cyan)),
+        ("M", Some(AnsiColor::Green)),
+        ("G", Some(AnsiColor::Yellow)),
+        ("T", Some(AnsiColor::Magenta)),
+    ];
+    let mut value = n;
+    let mut unit = 0;
+    while value >= 999.5 && unit < units.len() - 1 {
+        value /= base;
+        unit += 1;
+    }
+    let text = match unit {
+        0 if value.fract() == 0.0 || value >= 10.0 => format!("{value:.0}"),
+        _ => fixed(value),
+    };
+    let style = units[unit].1.map_or(heat(n > 0.0), |c| c.on_default());
+    (text + units[unit].0, style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Two answers of a mount, two seconds apart.
+    fn recorded() -> [Value; 2] {
+        let at = |n: u64| {
+            json!({
+                "usage": {"cpu_us": 1_000_000 * n, "rss_bytes": 300u64 << 20, "buffer_bytes": 0},
+                "fuse": {"ops": 5000 * n, "busy_us": 600_000 * n, "read_bytes": (3u64 << 30) * n, "errors": 0},
+                "metadata": {"ops": 0, "lat_us": 0, "cache_hits": 7 * n},
+                "blockcache": {"hit_bytes": 95 * n, "miss_bytes": 5 * n, "mem_hit_bytes": 0, "disk_hit_bytes": (3u64 << 30) * n,
+                    "read_us": 400_000 * n, "read_ops": 2 * n, "write_bytes": 0, "used_bytes": 5u64 << 40},
+                "object": {"get_bytes": 0, "get_ops": 4 * n, "get_us": 0, "put_bytes": 0, "errors": 3 * n}
+            })
+        };
+        [at(1), at(3)]
+    }
+
+    #[test]
+    fn a_recorded_pair_of_answers() {
+        let [before, now] = recorded();
+        let table = Table::new("ufmco").unwrap();
+        let [titles, heads] = table.header(false);
+        assert_eq!(
+            [titles.as_str(), heads.as_str(), &table.line(&before, &now, 2.0, false)],
+            [
+                " ------usage------  ---------fuse----------  ----metadata-----  ------------blockcache-------------  -----------object------------",
+                "   cpu   mem   buf|   ops   lat  read   err|   ops   lat  hits|  hit%   mem  disk   lat  fill  used|   get   ops   lat   put   err",
+                "  100%  300M     0| 5.00K  0.12 3.00G     0|     0     -     7|  95.0     0 3.00G   200     0 5.00T|     0     4     0     0     3",
+            ]
+        );
+    }
+
+    #[test]
+    fn colours_only_when_asked() {
+        let [before, now] = recorded();
+        let table = Table::new("fo").unwrap();
+        assert!(!table.line(&before, &now, 1.0, false).contains('\u{1b}'));
+        let painted = table.line(&before, &now, 1.0, true);
+        assert!(painted.contains("\u{1b}[33m"), "gigabytes are yellow: {painted:?}");
+        assert!(painted.contains("\u{1b}[1m\u{1b}[31m"), "errors are red: {painted:?}");
+        assert_eq!(anstream::adapter::strip_str(&painted).to_string(), table.line(&before, &now, 1.0, false));
+    }
+
+    #[test]
+    fn a_restarted_or_older_process_gives_no_nonsense() {
+        let [before, now] = recorded();
+        let table = Table::new("ufmcreo").unwrap();
+        let line = table.line(&now, &before, 1.0, false);
+        assert!(!line.contains('T') || line.contains("5.00T"), "{line}");
+        let empty = table.line(&json!({}), &json!({}), 0.0, false);
+        assert!(!empty.contains("NaN") && !empty.contains("inf"), "{empty}");
+    }
+
+    #[test]
+    fn every_column_names_a_counter_there_is() {
+        let all = spurline_types::Stats::default().to_json();
+        for (_, cell) in SECTIONS.iter().flat_map(|s| s.columns) {
+            let names: Vec<&str> = match *cell {
+                Cell::Percent(a) | Cell::Bytes(a) | Cell::Count(a) | Cell::Rate(a) | Cell::Flow(a) => vec![a],
+                Cell::Latency(a, b) | Cell::Share(a, b) => vec![a, b],
+            };
+            for name in names {
+                let (section, counter) = name.split_once('.').unwrap();
+                assert!(all[section][counter].is_u64(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_fit_their_column() {
+        for n in [0.0, 0.004, 1.0, 9.996, 99.96, 999.4, 999.6, 1023.0, 1_048_575.0, 1e9, 123_456_789_012.0, 1e15] {
+            for base in [1000.0, 1024.0] {
+                let (text, _) = scaled(n, base);
+                assert!(text.len() < WIDTH, "{n}: {text}");
+            }
+        }
+        assert!(Table::new("ux").is_err() && Table::new("").is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! From what a person types (a mountpoint, a node's address, a socket) to a process that answers.
+//! A mount is found in the mount table and never touched.
+
+use spurline_config::words::absolute;
+use spurline_config::{Fault, HostPort};
+use spurline_observe::client::Peer;
+use spurline_observe::place::{self, Located, Mount, Owner};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a process may take to answer a question about itself.
+pub const ANSWER: Duration = Duration::from_secs(10);
+
+/// The process that a person means.
+///
+/// # Errors
+/// When there is none, saying what was found instead.
+pub fn resolve(target: &str) -> Result<Peer, Fault> {
+    let path = Path::new(target);
+    let mounts = place::mounts()?;
+    if let Some(located) = place::locate(path, &mounts) {
+        return of_mount(&located.mount);
+    }
+    // The path is in no mount of ours, so looking at it can't hang for our reasons.
+    let found = std::fs::symlink_metadata(path);
+    if found.as_ref().is_ok_and(|meta| meta.file_type().is_socket()) {
+        return of_socket(path);
+    }
+    if let Ok(address) = target.parse::<HostPort>() {
+        return Ok(of_node(&address));
+    }
+    let full = absolute(path);
+    for socket in own_candidates(Owner::Mount(&full)) {
+        if socket.exists() {
+            return if UnixStream::connect(&socket).is_ok() {
+                Ok(Peer::Socket(socket))
+            } else {
+                let what = format!("the mount at {} is gone: nobody answers at {}", full.display(), socket.display());
+                Err(Fault::failed(what, "mount it again"))
+            };
+        }
+    }
+    let known: Vec<String> = mounts.iter().map(|m| m.mountpoint.display().to_string()).collect();
+    let remedy = match known.as_slice() {
+        [] => {
+            "nothing is mounted by spurline here; name a mountpoint, a node's HOST:PORT or an admin socket".to_owned()
+        }
+        some => format!("mounts of spurline here: {}", some.join(", ")),
+    };
+    match found {
+        Ok(_) => Err(Fault::failed(format!("{target} is not in a mount of spurline"), remedy)),
+        Err(e) => Err(Fault::failed(format!("{target}: {e}"), remedy)),
+    }
+}
+
+/// The mount that `path` lies in and the process behind it.
+///
+/// # Errors
+/// When the path is in no mount, or its process is gone.
+pub fn locate(path: &Path) -> Result<(Located, Peer), Fault> {
+    let mounts = place::mounts()?;
+    let Some(located) = place::locate(path, &mounts) else {
+        return Err(Fault::failed(
+            format!("{} is not in a mount of spurline", path.display()),
+            "name a file below a mountpoint; spurline status lists the mounts",
+        ));
+    };
+    let peer = of_mount(&located.mount)?;
+    Ok((located, peer))
+}
+
+/// The process behind a mount of the mount table.
+///
+/// # Errors
+/// When nobody answers for it.
+pub fn of_mount(mount: &Mount) -> Result<Peer, Fault> {
+    let at = mount.mountpoint.display();
+    let mut refused: Option<(PathBuf, std::io::Error)> = None;
+    for socket in place::candidates(Owner::Mount(&mount.mountpoint), mount.uid) {
+        match UnixStream::connect(&socket) {
+            Ok(_) => return Ok(Peer::Socket(socket)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => refused = Some((socket, e)),
+        }
+    }
+    match refused {
+        Some((socket, e)) if e.kind() == std::io::ErrorKind::PermissionDenied => Err(Fault::missing(
+            format!("the mount at {at} belongs to user {}: {}: {e}", mount.uid, socket.display()),
+            "ask as that user or as root",
+        )),
+        Some((socket, e)) => Err(Fault::failed(
+            format!("the process of the mount at {at} is gone: {}: {e}", socket.display()),
+            format!("spurline umount {at}, then mount again"),
+        )),
+        None => Err(Fault::failed(
+            format!("the mount at {at} has no admin socket for this user (it belongs to user {})", mount.uid),
+            format!("ask as that user or as root with the same {}", place::RUNTIME_DIR_ENV),
+        )),
+    }
+}
+
+fn of_socket(path: &Path) -> Result<Peer, Fault> {
+    match UnixStream::connect(path) {
+        Ok(_) => Ok(Peer::Socket(path.to_owned())),
+        Err(e) => {
+            Err(Fault::failed(format!("nobody answers at the admin socket {}: {e}", path.display()), "start it again"))
+        }
+    }
+}
+
+/// A node of this machine answers at its socket; any other at its metrics address.
+fn of_node(address: &HostPort) -> Peer {
+    let name = address.to_string();
+    own_candidates(Owner::Node(&name))
+        .into_iter()
+        .find(|socket| UnixStream::connect(socket).is_ok())
+        .map_or(Peer::Http(name), Peer::Socket)
+}
+
+fn own_candidates(owner: Owner<'_>) -> Vec<PathBuf> {
+    place::candidates(owner, rustix::process::geteuid().as_raw())
+}
+
+/// A name, and who answers to it.
+pub type Asked = (String, Result<Peer, Fault>);
+
+/// Everything of this user (of anybody, for root) that runs on this machine: mounts, then nodes.
+///
+/// # Errors
+/// When /proc is not there.
+pub fn everything() -> Result<Vec<Asked>, Fault> {
+    let mut all: Vec<Asked> = Vec::new();
+    for mount in place::mounts()? {
+        all.push((mount.mountpoint.display().to_string(), of_mount(&mount)));
+    }
+    for dir in place::runtime_dirs(rustix::process::geteuid().as_raw()) {
+        let Ok(entries) = std::fs::read_dir(dir) else { continue };
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if let Some(node) = name.strip_prefix("node-").and_then(|n| n.strip_suffix(".sock"))
+                && !all.iter().any(|(known, _)| known == node)
+                && let Ok(peer) = of_socket(&entry.path())
+            {
+                all.push((node.to_owned(), Ok(peer)));
+            }
+        }
+    }
+    Ok(all)
+}

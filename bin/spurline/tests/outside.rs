@@ -1,0 +1,118 @@
+//! `stats`, `info`, `status` and `umount` against a process that answers, one that does not, and none.
+
+use serde_json::{Value, json};
+use spurline_observe::http::{Bind, MetricsServer};
+use spurline_observe::server::AdminServer;
+use spurline_observe::{AdminTarget, place};
+use spurline_types::{Result, Stats};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+struct Target(Stats);
+
+impl AdminTarget for Target {
+    fn stats(&self) -> Value {
+        self.0.fuse.read_bytes.add(10 << 20);
+        self.0.to_json()
+    }
+    fn prometheus(&self) -> String {
+        self.0.to_prometheus()
+    }
+    fn info(&self, _path: &[u8]) -> Result<Value> {
+        Ok(json!({}))
+    }
+    fn status(&self) -> Value {
+        json!({"kind": "node", "sources": ["s3://b"], "disks": [{"path": "/nvme0", "state": "down"}]})
+    }
+}
+
+fn target() -> Arc<dyn AdminTarget> {
+    Arc::new(Target(Stats::default()))
+}
+
+fn spurline(runtime: &Path, words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_spurline"))
+        .args(words)
+        .env(place::RUNTIME_DIR_ENV, runtime)
+        .env_remove("SPURLINE_REGISTRY")
+        .output()
+        .unwrap()
+}
+
+fn out(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn refused(output: &Output, code: i32, says: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert!(says.iter().all(|part| text.contains(part)), "{says:?} in: {text}");
+}
+
+#[test]
+fn a_node_of_this_machine_is_asked_by_socket_or_address() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join(place::Owner::Node("127.0.0.1:7001").file_name());
+    let _server = AdminServer::start(&socket, target()).unwrap();
+    let run = |words: &[&str]| spurline(dir.path(), words);
+    for name in [socket.to_str().unwrap(), "127.0.0.1:7001"] {
+        let answer: Value = serde_json::from_str(&out(&run(&["stats", name, "--json", "-c", "1"]))).unwrap();
+        for section in ["usage", "fuse", "metadata", "blockcache", "remotecache", "rdma", "tcp", "object"] {
+            assert!(answer[section].is_object(), "{section}");
+        }
+        assert!(answer["fuse"]["read_bytes"].as_u64().unwrap() >= 10 << 20);
+    }
+    let table = out(&run(&["stats", "127.0.0.1:7001", "--schema", "fo", "-l", "0.05", "-c", "22"]));
+    assert_eq!(table.lines().count(), 22 + 2 * 2, "{table}");
+    assert!(table.starts_with(" ---------fuse") && !table.contains('\u{1b}') && !table.contains("usage"), "{table}");
+    // Mounts that other tests have at this moment are in the list too, and may not answer here.
+    let status = String::from_utf8(run(&["status"]).stdout).unwrap();
+    assert!(status.contains("s3://b") && status.contains("/nvme0") && status.contains("down"), "{status}");
+    let status: Value = serde_json::from_str(&out(&run(&["status", "127.0.0.1:7001", "--json"]))).unwrap();
+    assert_eq!(status["target"], "127.0.0.1:7001");
+    refused(&run(&["stats", "127.0.0.1:7001", "--schema", "fx"]), 2, &["no section 'x'", "u usage"]);
+    refused(&run(&["stats", "127.0.0.1:7001", "-l", "often"]), 2, &["is not a duration"]);
+    refused(&run(&["stats", "127.0.0.1:7001", "-l", "0"]), 2, &["--interval"]);
+}
+
+#[test]
+fn a_node_elsewhere_is_asked_over_http() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = MetricsServer::start(Bind::Exactly("127.0.0.1:0".parse().unwrap()), target()).unwrap();
+    let name = server.address().to_string();
+    let run = |words: &[&str]| spurline(dir.path(), words);
+    assert!(out(&run(&["stats", &name, "--json", "-c", "1"])).contains("read_bytes"));
+    let registry = format!("static:{name}");
+    assert!(out(&run(&["status", "--registry", &registry])).contains("s3://b"));
+    drop(server);
+}
+
+#[test]
+fn what_is_no_target_is_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |words: &[&str]| spurline(dir.path(), words);
+    refused(&run(&["stats", "/usr"]), 1, &["/usr is not in a mount of spurline", "fix"]);
+    refused(&run(&["stats", "/nowhere/at/all"]), 1, &["/nowhere/at/all", "No such file"]);
+    refused(&run(&["info", "/usr/bin"]), 1, &["not in a mount"]);
+    refused(&run(&["umount", "/usr"]), 1, &["not a mountpoint of spurline"]);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let answer = run(&["stats", &nobody]);
+    assert!(matches!(answer.status.code(), Some(1 | 3)));
+    refused(&answer, answer.status.code().unwrap(), &[&nobody, "refused"]);
+    let status = run(&["status", &nobody]);
+    assert_eq!(status.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&status.stdout).contains("down"));
+
+    // A socket whose process is gone, by its path and as a mount that is gone.
+    let socket = dir.path().join(place::Owner::Mount(Path::new("/nowhere/mnt")).file_name());
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    refused(&run(&["stats", socket.to_str().unwrap()]), 1, &["nobody answers", "refused"]);
+    refused(&run(&["stats", "/nowhere/mnt"]), 1, &["mount at /nowhere/mnt is gone"]);
+    if place::mounts().unwrap().is_empty() {
+        let status = run(&["status"]);
+        let text = String::from_utf8_lossy(&status.stderr);
+        assert!(text.contains("nothing of spurline runs") || !place::mounts().unwrap().is_empty(), "{text}");
+    }
+}
