@@ -169,7 +169,7 @@ impl SimChannel {
         let (head, sent_body) =
             frame.split_first_chunk::<HEADER_LEN>().ok_or_else(|| broken(ErrorKind::Invalid, "no header"))?;
         let header = Header::decode(head).map_err(|e| CallError::Broken(e.into()))?;
-        let (answer, mut after) = (self.node.play)(&header, sent_body, &self.conn);
+        let (answer, mut after) = (self.node.play)(&header, &sent_body[..header.body_len as usize], &self.conn);
         let mut bytes = std::mem::take(&mut self.pending);
         bytes.extend_from_slice(&answer);
         match fault {
@@ -269,10 +269,10 @@ impl ByteStream for Replay<'_> {
 struct Memory(Vec<u8>);
 
 impl FrameSink for Memory {
-    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: &[u8], _more: bool) -> Result<()> {
+    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], _more: bool) -> Result<()> {
         self.0.extend_from_slice(head);
         slices.iter().for_each(|slice| self.0.extend_from_slice(slice));
-        self.0.extend_from_slice(tail);
+        tail.iter().for_each(|part| self.0.extend_from_slice(part));
         Ok(())
     }
 

@@ -4,7 +4,9 @@
 
 use crate::SocketOptions;
 use crate::client::bare_connect;
-use spurline_types::{Error, Result};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use spurline_types::{Error, ErrorKind, Result};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -82,6 +84,16 @@ impl Reader {
     /// # Errors
     /// When the connection failed.
     pub fn take(&mut self, dst: &mut [u8]) -> Result<()> {
-        self.socket.read_exact(dst).map_err(|e| Error::io("bare reader: receiving an answer", &e))
+        let mut filled = 0;
+        while filled < dst.len() {
+            // Waiting for all of it costs a fraction of the wake-ups of plain reads, so the ceiling does that too.
+            match rustix::net::recv(&self.socket, &mut dst[filled..], RecvFlags::WAITALL) {
+                Ok((_, 0)) => return Err(Error::new(ErrorKind::Unavailable, "bare reader: the server is gone")),
+                Ok((_, n)) => filled += n,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(Error::io("bare reader: receiving an answer", &e.into())),
+            }
+        }
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
-use spurline_proto::{HEADER_LEN, Header, MAX_REQUEST_BODY};
+use spurline_proto::{FRAME_ALIGN, HEADER_LEN, Header, MAX_REQUEST_BODY, padding};
 use spurline_transport::{FrameResponder, FrameSink, Next, dispatch};
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::IoSlice;
@@ -26,7 +26,7 @@ const PARTS: usize = 34;
 
 /// Takes events until the server stops or there has been nothing to do for long.
 pub(crate) fn run_worker(shared: &Arc<Shared>) {
-    let mut inbox = vec![0u8; HEADER_LEN + MAX_REQUEST_BODY].into_boxed_slice();
+    let mut inbox = vec![0u8; HEADER_LEN + MAX_REQUEST_BODY + FRAME_ALIGN].into_boxed_slice();
     let mut events: Vec<Event> = Vec::with_capacity(1);
     while !shared.stopping.load(Ordering::Acquire) {
         events.clear();
@@ -116,9 +116,11 @@ fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
             };
             // A length above the limit is refused before any byte of the body is waited for.
             let body_len = header.body_len as usize;
-            let whole = if body_len <= MAX_REQUEST_BODY { HEADER_LEN + body_len } else { HEADER_LEN };
+            let whole =
+                if body_len <= MAX_REQUEST_BODY { HEADER_LEN + body_len + padding(body_len).len() } else { HEADER_LEN };
             let Some(frame) = inbox[at..filled].get(..whole) else { break };
-            if let Next::Close(error) = answer(shared, conn, &header, &frame[HEADER_LEN..]) {
+            let body = frame[HEADER_LEN..].get(..body_len).unwrap_or_default();
+            if let Next::Close(error) = answer(shared, conn, &header, body) {
                 return End::Close(error);
             }
             at += whole;
@@ -130,6 +132,9 @@ fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
             begun = None;
         }
         if filled > 0 {
+            if let Err(e) = Header::check_start(&inbox[..filled]) {
+                return End::Close(e.into());
+            }
             begun.get_or_insert_with(Instant::now);
         }
         if shared.stopping.load(Ordering::Acquire) {
@@ -173,9 +178,9 @@ impl Sink<'_> {
 }
 
 impl FrameSink for Sink<'_> {
-    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: &[u8], more: bool) -> Result<()> {
-        let mut left = head.len() + tail.len() + slices.iter().map(|s| s.len()).sum::<usize>();
-        let mut parts = std::iter::once(head).chain(slices.iter().copied()).chain(std::iter::once(tail));
+    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()> {
+        let mut parts = std::iter::once(head).chain(slices.iter().copied()).chain(tail);
+        let mut left = parts.clone().map(<[u8]>::len).sum::<usize>();
         let mut rest: &[u8] = &[];
         let mut filled = [IoSlice::new(&[]); PARTS];
         while left > 0 {

@@ -1,7 +1,7 @@
 //! The suite of every transport, on TCP over loopback: IPv4 and IPv6.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{HEADER_LEN, Header};
+use spurline_proto::{HEADER_LEN, Header, padding};
 use spurline_transport::conformance::{End, Peer, Rig, Script, run};
 use spurline_transport::{Connector, Service};
 use spurline_types::Stats;
@@ -63,7 +63,8 @@ fn play_one(mut socket: TcpStream, script: &Script) -> Option<()> {
         let mut head = [0u8; HEADER_LEN];
         socket.read_exact(&mut head).ok()?;
         let header = Header::decode(&head).ok()?;
-        socket.read_exact(&mut vec![0; header.body_len as usize]).ok()?;
+        let body_len = header.body_len as usize;
+        socket.read_exact(&mut vec![0; body_len + padding(body_len).len()]).ok()?;
         let (bytes, end) = script(&header);
         socket.write_all(&bytes).ok()?;
         match end {

@@ -90,7 +90,7 @@ impl Flags {
 /// | 18 | 2 | status: 0, or the code of an `ErrorKind` |
 /// | 20 | 4 | body length |
 /// | 24 | 4 | payload length |
-/// | 28 | 4 | reserved: written as 0, ignored |
+/// | 28 | 36 | reserved: written as 0, ignored |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Protocol version of the frame.
@@ -167,6 +167,22 @@ impl Header {
             body_len: u32_at(20),
             payload_len: u32_at(24),
         })
+    }
+
+    /// Checks the magic of a frame whose beginning is all that has arrived, so that a peer of another protocol is found
+    /// out before the rest of a header that it may never send.
+    ///
+    /// # Errors
+    /// When the first bytes are others.
+    pub fn check_start(bytes: &[u8]) -> Result<(), FrameError> {
+        let magic = MAGIC.to_le_bytes();
+        let n = bytes.len().min(magic.len());
+        if bytes[..n] == magic[..n] {
+            return Ok(());
+        }
+        let mut found = [0; 4];
+        found[..n].copy_from_slice(&bytes[..n]);
+        Err(FrameError::Magic(u32::from_le_bytes(found)))
     }
 
     /// Checks what a server accepts: a version it speaks, no answer, no payload, a body within its limit.

@@ -2,7 +2,7 @@
 
 use crate::codec::{Put, Take};
 use crate::header::check_len;
-use crate::{FrameError, HEADER_LEN, Header, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION, Op};
+use crate::{FrameError, HEADER_LEN, Header, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION, Op, padding};
 use std::fmt;
 
 /// A node's number for a volume, good on the connection whose `Welcome` gave it.
@@ -139,8 +139,10 @@ impl<'a> Request<'a> {
         let start = out.len();
         out.resize(start + HEADER_LEN, 0);
         self.encode_body(out);
-        match check_len("a request's body", out.len() - start - HEADER_LEN, MAX_REQUEST_BODY) {
+        let len = out.len() - start - HEADER_LEN;
+        match check_len("a request's body", len, MAX_REQUEST_BODY) {
             Ok(body_len) => {
+                out.extend_from_slice(padding(len));
                 let header = Header::request(self.op(), id, body_len);
                 out[start..start + HEADER_LEN].copy_from_slice(&header.encode());
                 Ok(())

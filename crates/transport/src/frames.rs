@@ -3,7 +3,7 @@
 
 use crate::service::{AnswerState, Responder};
 use crate::{Answer, CallError};
-use spurline_proto::{HEADER_LEN, Header, Op, decode_error, encode_error_message};
+use spurline_proto::{HEADER_LEN, Header, Op, decode_error, encode_error_message, padding};
 use spurline_types::{Error, ErrorKind, Result};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -53,6 +53,7 @@ pub fn receive_answer(
         let first_piece = dst.len().min(PIECE);
         let rest: &mut [u8] = if no_payload { body } else { &mut dst[..first_piece] };
         got += stream.receive(&mut head[got..], rest, false, deadline).map_err(broken)?;
+        Header::check_start(&head[..got.min(HEADER_LEN)]).map_err(|e| broken(e.into()))?;
     }
     let header = Header::decode(&head).map_err(|e| broken(e.into()))?;
     header.check_answer(op, id).map_err(|e| broken(e.into()))?;
@@ -60,32 +61,40 @@ pub fn receive_answer(
     if payload_len > dst.len() {
         return Err(protocol(format!("the payload has {payload_len} bytes, at most {} were asked for", dst.len())));
     }
-    let behind = got - HEADER_LEN;
-    let mut landed = behind.min(payload_len);
-    // What came behind the payload is body, wherever it landed.
-    let early_body = behind - landed;
-    if early_body > body_len {
-        return Err(protocol(format!("{} bytes follow the answer", early_body - body_len)));
+
+    // Behind the payload comes the tail, body and padding; what is here of it lies behind the payload in `dst`, or in
+    // `body` already.
+    let tail_len = body_len + padding(payload_len + body_len).len();
+    let mut landed = (got - HEADER_LEN).min(payload_len);
+    let mut tail_got = got - HEADER_LEN - landed;
+    if tail_got > tail_len {
+        return Err(protocol(format!("{} bytes follow the answer", tail_got - tail_len)));
     }
-    if no_payload {
-        body.resize(body_len, 0);
-    } else {
-        body.extend_from_slice(&dst[landed..landed + early_body]);
-        body.resize(body_len, 0);
+    if !no_payload {
+        body.extend_from_slice(&dst[landed..landed + tail_got]);
     }
+    body.resize(tail_len, 0);
     if landed > 0 {
         progress(landed);
     }
-    while landed < payload_len {
+    while landed < payload_len || tail_got < tail_len {
         let until = payload_len.min(landed + PIECE);
-        let piece = stream.receive(&mut dst[landed..until], &mut [], true, deadline);
-        landed += piece.map_err(|e| broken(e.context(format_args!("{landed} of {payload_len} bytes had arrived"))))?;
-        progress(landed);
+        // The last piece takes the tail along.
+        let tail = if until == payload_len { &mut body[tail_got..] } else { &mut [] };
+        let piece = until - landed;
+        let n = if piece > 0 {
+            stream.receive(&mut dst[landed..until], tail, true, deadline)
+        } else {
+            stream.receive(tail, &mut [], true, deadline)
+        }
+        .map_err(|e| broken(e.context(format_args!("{landed} of {payload_len} bytes had arrived"))))?;
+        tail_got += n.saturating_sub(piece);
+        if piece > 0 {
+            landed += n.min(piece);
+            progress(landed);
+        }
     }
-    let mut filled = early_body;
-    while filled < body_len {
-        filled += stream.receive(&mut body[filled..], &mut [], true, deadline).map_err(broken)?;
-    }
+    body.truncate(body_len);
     if header.status == 0 {
         Ok(Answer { payload_len })
     } else {
@@ -95,11 +104,11 @@ pub fn receive_answer(
 
 /// The sending half of a connection.
 pub trait FrameSink {
-    /// Sends all of the parts in order; `more` says that the frame goes on.
+    /// Sends `head`, `slices` and the two of `tail` in order; `more` says that the frame goes on.
     ///
     /// # Errors
     /// `Timeout` when the reader does not read, `Unavailable` when it is gone.
-    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: &[u8], more: bool) -> Result<()>;
+    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()>;
 
     /// Sends `len` bytes of a file.
     ///
@@ -113,7 +122,7 @@ pub struct FrameResponder<'a, S> {
     sink: &'a mut S,
     request: &'a Header,
     state: AnswerState,
-    /// Payload bytes still owed after `begin`, and the body that follows them.
+    /// Payload bytes still owed after `begin`, and the body and padding that follow them.
     owed: usize,
     late_body: Vec<u8>,
     sent: usize,
@@ -146,7 +155,7 @@ impl<S: FrameSink> Responder for FrameResponder<'_, S> {
     fn data(&mut self, body: &[u8], slices: &[&[u8]]) -> Result<()> {
         let len = slices.iter().map(|slice| slice.len()).sum();
         let head = self.header(0, body.len(), len)?;
-        self.sink.send(&head, slices, body, false)?;
+        self.sink.send(&head, slices, [body, padding(len + body.len())], false)?;
         self.sent = len;
         self.state = AnswerState::Whole;
         Ok(())
@@ -154,10 +163,12 @@ impl<S: FrameSink> Responder for FrameResponder<'_, S> {
 
     fn file(&mut self, body: &[u8], file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()> {
         let head = self.header(0, body.len(), len)?;
-        self.sink.send(&head, &[], &[], len + body.len() > 0)?;
-        self.sink.send_file(file, offset, len, !body.is_empty())?;
-        if !body.is_empty() {
-            self.sink.send(&[], &[], body, false)?;
+        let pad = padding(len + body.len());
+        let tail = !body.is_empty() || !pad.is_empty();
+        self.sink.send(&head, &[], [&[], &[]], len > 0 || tail)?;
+        self.sink.send_file(file, offset, len, tail)?;
+        if tail {
+            self.sink.send(&[], &[], [body, pad], false)?;
         }
         self.sent = len;
         self.state = AnswerState::Whole;
@@ -169,9 +180,10 @@ impl<S: FrameSink> Responder for FrameResponder<'_, S> {
             return self.data(body, &[]);
         }
         let head = self.header(0, body.len(), len)?;
-        self.sink.send(&head, &[], &[], true)?;
+        self.sink.send(&head, &[], [&[], &[]], true)?;
         self.owed = len;
         self.late_body = body.to_vec();
+        self.late_body.extend_from_slice(padding(len + body.len()));
         Ok(())
     }
 
@@ -183,7 +195,7 @@ impl<S: FrameSink> Responder for FrameResponder<'_, S> {
         let last = bytes.len() == self.owed;
         let tail: &[u8] = if last { &self.late_body } else { &[] };
         // Not held back as `more`: the reader hands these bytes on while the rest is on its way.
-        self.sink.send(&[], &[bytes], tail, false)?;
+        self.sink.send(&[], &[bytes], [tail, &[]], false)?;
         self.owed -= bytes.len();
         self.sent += bytes.len();
         if last && !bytes.is_empty() {
@@ -197,7 +209,7 @@ impl<S: FrameSink> Responder for FrameResponder<'_, S> {
         encode_error_message(error, &mut body);
         // A code of 0 would read as success.
         let head = self.header(error.kind().code().max(1), body.len(), 0)?;
-        self.sink.send(&head, &[], &body, false)?;
+        self.sink.send(&head, &[], [&body, padding(body.len())], false)?;
         self.state = AnswerState::Whole;
         Ok(())
     }
