@@ -203,3 +203,15 @@ fn completions_and_man_pages_are_made() {
     assert!(page.contains("cache\\-size") && page.contains(".SH"));
     refused(&run(&["man", "/nowhere/at/all"]), 1, &["/nowhere/at/all"]);
 }
+
+#[test]
+fn the_reference_is_current() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../CONFIGURATION.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let printed = String::from_utf8(run(&["config-reference"]).stdout).unwrap();
+    assert!(printed.contains("`--cache-size`") && printed.contains("SPURLINE_CACHE_SIZE"));
+    assert!(
+        text.ends_with(&printed),
+        "CONFIGURATION.md is not what `spurline config-reference` prints; replace its end"
+    );
+}
