@@ -1,0 +1,276 @@
+//! What the server does with readers that misbehave, and with more of them than it has threads.
+
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
+use spurline_proto::{Capabilities, HEADER_LEN, Hello, Read, Request, VolumeId, Welcome};
+use spurline_transport::{CallError, Channel, ConnState, Connector, Responder, Service, greet};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Answers reads with zeros; the path says what goes wrong.
+#[derive(Default)]
+struct Zeros {
+    closed: AtomicUsize,
+    inside: AtomicUsize,
+}
+
+impl Service for Zeros {
+    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+        let (volume, node) = (VolumeId(1), "z".to_owned());
+        Ok(Welcome { version: 0, volume, block_size: 1, node, capabilities: Capabilities(0) })
+    }
+    fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let Request::Read(Read { path, len, .. }) = request else {
+            return Err(Error::new(ErrorKind::Unsupported, "reads only"));
+        };
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        match path {
+            b"panic" => panic!("asked to"),
+            b"slow" => std::thread::sleep(Duration::from_millis(300)),
+            _ => {}
+        }
+        responder.data(&[], &[&vec![0; len as usize]])
+    }
+    fn closed(&self, _: &ConnState) {
+        self.closed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn start(config: ServerConfig) -> (TcpServer, SocketAddr, Arc<Zeros>) {
+    let service = Arc::new(Zeros::default());
+    let any = ["127.0.0.1:0".parse().unwrap()];
+    let server = TcpServer::bind(&any, Arc::clone(&service) as _, config, Arc::new(Stats::default())).unwrap();
+    let addr = server.local_addrs()[0];
+    (server, addr, service)
+}
+
+fn connector(addr: SocketAddr) -> TcpConnector {
+    TcpConnector::new(&addr.to_string(), vec![], SocketOptions::default(), Arc::default())
+}
+
+fn connect(addr: SocketAddr) -> Box<dyn Channel> {
+    let mut channel = connector(addr).connect(soon()).unwrap();
+    greet(&mut *channel, &Hello::new("t", "s"), soon()).unwrap();
+    channel
+}
+
+fn read(channel: &mut dyn Channel, path: &str, len: usize) -> Result<usize, CallError> {
+    let (path, version) = (path.as_bytes(), "v");
+    let request = Request::Read(Read { volume: VolumeId(1), path, version, size: 1 << 40, offset: 0, len: len as u32 });
+    let answer = channel.call(&request, &mut Vec::new(), &mut vec![1; len], &mut |_| {}, soon())?;
+    Ok(answer.payload_len)
+}
+
+/// Polls until `done`; fails after a long while.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let give_up = soon();
+    while !done() {
+        assert!(Instant::now() < give_up, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Reads until the peer closes; says whether it did within the limit.
+fn is_closed(socket: &mut TcpStream) -> bool {
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut rest = Vec::new();
+    match socket.read_to_end(&mut rest) {
+        Ok(_) => true,
+        Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[test]
+fn many_connections_need_few_threads() {
+    let (server, addr, service) = start(ServerConfig { max_workers: 4, ..ServerConfig::default() });
+    let mut channels: Vec<_> = (0..300).map(|_| connect(addr)).collect();
+    for _ in 0..3 {
+        for channel in &mut channels {
+            assert_eq!(read(&mut **channel, "f", 5000).unwrap(), 5000);
+        }
+    }
+    // All at once, with more callers than workers.
+    std::thread::scope(|scope| {
+        for part in channels.chunks_mut(20) {
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    part.iter_mut().for_each(|channel| assert_eq!(read(&mut **channel, "f", 70_000).unwrap(), 70_000));
+                }
+            });
+        }
+    });
+    assert_eq!(server.connections(), 300);
+    assert!(server.workers() <= 4, "{} workers", server.workers());
+    drop(channels);
+    until("closed connections stay in the table", || server.connections() == 0);
+    assert_eq!(service.closed.load(Ordering::SeqCst), 300);
+    assert!(server.join(soon()));
+}
+
+#[test]
+fn slow_requests_do_not_hold_up_others() {
+    let (_server, addr, service) = start(ServerConfig::default());
+    std::thread::scope(|scope| {
+        for _ in 0..30 {
+            scope.spawn(move || read(&mut *connect(addr), "slow", 1).unwrap());
+        }
+        // All of them are inside at the same time: the workers grew with them.
+        until("slow requests wait for each other", || service.inside.load(Ordering::SeqCst) == 30);
+        assert_eq!(read(&mut *connect(addr), "f", 9).unwrap(), 9);
+    });
+}
+
+#[test]
+fn unfinished_requests_are_closed() {
+    let config = ServerConfig { request_timeout: Duration::from_millis(100), ..ServerConfig::default() };
+    let (server, addr, _) = start(config);
+    let mut silent = TcpStream::connect(addr).unwrap();
+    let mut frame = Vec::new();
+    Request::Hello(Hello::new("t", "s")).encode(1, &mut frame).unwrap();
+    let mut halves = Vec::new();
+    for cut in [1, 3, HEADER_LEN - 1, HEADER_LEN, HEADER_LEN + 3] {
+        let mut half = TcpStream::connect(addr).unwrap();
+        half.write_all(&frame[..cut]).unwrap();
+        halves.push(half);
+    }
+    // One that has greeted and stops within a later request.
+    let mut later = TcpStream::connect(addr).unwrap();
+    later.write_all(&frame).unwrap();
+    let mut welcome = [0; HEADER_LEN];
+    later.read_exact(&mut welcome).unwrap();
+    later.write_all(&frame[..HEADER_LEN + 1]).unwrap();
+    let mut idle = connect(addr);
+    assert!(is_closed(&mut silent) && is_closed(&mut later));
+    assert!(halves.iter_mut().all(is_closed));
+    // An idle connection between requests is no such case.
+    assert_eq!(read(&mut *idle, "f", 10).unwrap(), 10);
+    until("only the idle one is left", || server.connections() == 1);
+}
+
+#[test]
+fn garbage_costs_its_own_connection_only() {
+    let (server, addr, _) = start(ServerConfig::default());
+    let mut good = connect(addr);
+    let mut frame = Vec::new();
+    Request::Hello(Hello::new("t", "s")).encode(1, &mut frame).unwrap();
+    let with = |at: usize, bytes: &[u8]| {
+        let mut damaged = frame.clone();
+        damaged[at..at + bytes.len()].copy_from_slice(bytes);
+        damaged
+    };
+    for bytes in [
+        b"GET / HTTP/1.1\r\nHost: node\r\n\r\n".to_vec(),
+        vec![0; 1000],
+        with(20, &u32::MAX.to_le_bytes()),
+        with(24, &1u32.to_le_bytes()),
+        with(4, &77u16.to_le_bytes()),
+        with(16, &1u16.to_le_bytes()),
+        with(6, &19u16.to_le_bytes()),
+    ] {
+        let mut socket = TcpStream::connect(addr).unwrap();
+        socket.write_all(&bytes).unwrap();
+        assert!(is_closed(&mut socket), "{bytes:?}");
+        assert_eq!(read(&mut *good, "f", 100).unwrap(), 100);
+    }
+    // Several requests in one packet are answered one by one.
+    let mut socket = TcpStream::connect(addr).unwrap();
+    let mut many = frame.clone();
+    for id in 2..50 {
+        Request::Ping.encode(id, &mut many).unwrap();
+    }
+    socket.write_all(&many).unwrap();
+    let mut answers = vec![0; HEADER_LEN * 49];
+    socket.read_exact(&mut answers).unwrap();
+    drop(socket);
+    drop(good);
+    until("connections are left", || server.connections() == 0);
+}
+
+#[test]
+fn a_panic_costs_its_own_connection_only() {
+    let (server, addr, _) = start(ServerConfig { max_workers: 2, ..ServerConfig::default() });
+    let mut good = connect(addr);
+    for _ in 0..5 {
+        let error = read(&mut *connect(addr), "panic", 10).unwrap_err();
+        assert!(error.is_broken() && error.error().kind() == ErrorKind::Unavailable, "{error}");
+        assert_eq!(read(&mut *good, "f", 10).unwrap(), 10);
+    }
+    assert!(server.workers() <= 2);
+}
+
+#[test]
+fn a_reader_that_does_not_read_frees_its_worker() {
+    let send_timeout = Duration::from_millis(100);
+    let (server, addr, _) = start(ServerConfig { max_workers: 1, send_timeout, ..ServerConfig::default() });
+    let mut stuck = TcpStream::connect(addr).unwrap();
+    let mut frames = Vec::new();
+    Request::Hello(Hello::new("t", "s")).encode(1, &mut frames).unwrap();
+    let read_much = Read { volume: VolumeId(1), path: b"f", version: "v", size: 1 << 40, offset: 0, len: 60 << 20 };
+    Request::Read(read_much).encode(2, &mut frames).unwrap();
+    stuck.write_all(&frames).unwrap();
+    // The only worker is busy with it until the timeout; then it serves others again.
+    assert_eq!(read(&mut *connect(addr), "f", 10).unwrap(), 10);
+    until("the stuck reader is still there", || server.connections() == 0);
+    drop(stuck);
+}
+
+#[test]
+fn there_is_a_limit_to_connections() {
+    let (server, addr, _) = start(ServerConfig { max_connections: 3, ..ServerConfig::default() });
+    let mut channels: Vec<_> = (0..3).map(|_| connect(addr)).collect();
+    let mut refused = connector(addr).connect(soon()).unwrap();
+    let error = greet(&mut *refused, &Hello::new("t", "s"), soon()).unwrap_err();
+    assert_eq!(error.error().kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(read(&mut *channels[0], "f", 10).unwrap(), 10);
+    channels.pop();
+    until("a place is not given back", || server.connections() == 2);
+    assert_eq!(read(&mut *connect(addr), "f", 10).unwrap(), 10);
+}
+
+#[test]
+fn it_comes_back_on_the_same_port() {
+    let (server, addr, _) = start(ServerConfig::default());
+    let mut channel = connect(addr);
+    assert!(server.join(soon()));
+    assert!(!channel.probe(), "the closed connection looks alive");
+    let error = read(&mut *channel, "f", 10).unwrap_err();
+    assert!(error.is_broken(), "{error}");
+    let error = connector(addr).connect(soon()).err().unwrap();
+    assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("refused"), "{error}");
+    let again = TcpServer::bind(&[addr], Arc::new(Zeros::default()), ServerConfig::default(), Arc::default()).unwrap();
+    assert_eq!(read(&mut *connect(addr), "f", 10).unwrap(), 10);
+    // The port is taken now, and the message says so.
+    let taken = TcpServer::bind(&[addr], Arc::new(Zeros::default()), ServerConfig::default(), Arc::default());
+    assert!(taken.err().unwrap().message().contains("--group-port"));
+    drop(again);
+}
+
+#[test]
+fn an_answer_under_way_is_finished_before_it_stops() {
+    let (server, addr, service) = start(ServerConfig::default());
+    let reader = std::thread::spawn(move || read(&mut *connect(addr), "slow", 100_000));
+    until("the request has not arrived", || service.inside.load(Ordering::SeqCst) == 1);
+    assert!(server.join(soon()));
+    assert_eq!(reader.join().unwrap().unwrap(), 100_000);
+}
+
+#[test]
+fn the_local_address_is_chosen() {
+    let (_server, addr, _) = start(ServerConfig::default());
+    let from = |local: &str| {
+        TcpConnector::new(&addr.to_string(), vec![local.parse().unwrap()], SocketOptions::default(), Arc::default())
+    };
+    let channel = from("127.0.0.77").connect(soon()).unwrap();
+    assert!(channel.endpoints().local.starts_with("127.0.0.77:"), "{}", channel.endpoints());
+    let wrong = from("192.0.2.1").connect(soon()).err().unwrap();
+    assert!(wrong.message().contains("192.0.2.1"), "{wrong}");
+    let family = from("::1").connect(soon()).err().unwrap();
+    assert!(family.message().contains("needs an IPv4 address"), "{family}");
+}
