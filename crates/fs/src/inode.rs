@@ -18,8 +18,17 @@ pub const ROOT: u64 = 1;
 const SHARD_BITS: u32 = 6;
 const SHARDS: usize = 1 << SHARD_BITS;
 
-/// Set in the key of a symbolic link, so that it never stands for a file of the same path and version.
-const SYMLINK_KEY: u128 = 1 << 127;
+/// What an inode is found by: the hash of source, path and version, and for a symbolic link that with a bit
+/// changed, so that it never stands for a file. In halves, because a `u128` would pad every entry of the map.
+type Key = (u64, u64);
+
+fn key_of(kind: FileKind, id: ObjectId) -> Key {
+    let (low, high) = (id.0 as u64, (id.0 >> 64) as u64);
+    match kind {
+        FileKind::Symlink => (low, high ^ 1 << 63),
+        FileKind::File | FileKind::Directory => (low, high),
+    }
+}
 
 /// One file at one version, one directory, or one symbolic link at one version.
 pub struct Inode {
@@ -31,7 +40,6 @@ pub struct Inode {
     pub object: ObjectRef,
     /// The etag where it is something other than the version.
     etag: Etag,
-    key: u128,
     /// How often the kernel was told of it and has not forgotten.
     lookups: AtomicU64,
     seen: Mutex<Seen>,
@@ -54,14 +62,14 @@ struct Seen {
 }
 
 impl Inode {
-    fn new(ino: u64, key: u128, object: ObjectRef, attr: &Attr, at: Duration) -> Self {
+    fn new(ino: u64, object: ObjectRef, attr: &Attr, at: Duration) -> Self {
         let etag = match attr.etag.as_deref() {
             None => Etag::None,
             Some(etag) if etag == attr.version.as_str() => Etag::SameAsVersion,
             Some(etag) => Etag::Other(etag.into()),
         };
         let seen = Mutex::new(Seen { mtime: attr.mtime, mode: attr.mode, at });
-        Inode { ino, kind: attr.kind, object, etag, key, lookups: AtomicU64::new(0), seen, opens: Mutex::default() }
+        Inode { ino, kind: attr.kind, object, etag, lookups: AtomicU64::new(0), seen, opens: Mutex::default() }
     }
 
     /// The etag, where the under-store has one.
@@ -142,7 +150,7 @@ struct Shard {
 #[derive(Default)]
 struct Tables {
     by_ino: HashMap<u64, Arc<Inode>, Mix>,
-    by_key: HashMap<u128, Arc<Inode>, Mix>,
+    by_key: HashMap<Key, Arc<Inode>, Mix>,
 }
 
 impl Inodes {
@@ -158,8 +166,7 @@ impl Inodes {
             etag: None,
         };
         let object = ObjectRef::new(source, b"", no_version.clone(), 0);
-        let key = object.id.0;
-        let root = Arc::new(Inode::new(ROOT, key, object, &attr, Duration::ZERO));
+        let root = Arc::new(Inode::new(ROOT, object, &attr, Duration::ZERO));
         let shard = |_| Shard { tables: RwLock::default(), next: AtomicU64::new(1) };
         Inodes { source: source.to_owned(), no_version, root, shards: (0..SHARDS).map(shard).collect() }
     }
@@ -182,8 +189,8 @@ impl Inodes {
         if path.is_empty() {
             return Some(ROOT);
         }
-        let key = ObjectId::new(&self.source, path, &self.no_version).0;
-        let tables = self.shard_of(key as u64).tables.read();
+        let key = key_of(FileKind::Directory, ObjectId::new(&self.source, path, &self.no_version));
+        let tables = self.shard_of(key.0).tables.read();
         tables.by_key.get(&key).filter(|inode| &*inode.object.path == path).map(|inode| inode.ino)
     }
 
@@ -191,8 +198,8 @@ impl Inodes {
         if path.is_empty() && attr.kind == FileKind::Directory {
             return Some(Arc::clone(&self.root));
         }
-        let key = self.key(path, attr).0;
-        self.shard_of(key as u64).tables.read().find(key, path, attr).cloned()
+        let key = key_of(attr.kind, self.id(path, attr));
+        self.shard_of(key.0).tables.read().find(key, path, attr).cloned()
     }
 
     /// The inode of `path` with these attributes, seen at `at`: the one known already, or a new one; counted
@@ -202,8 +209,9 @@ impl Inodes {
             self.root.refresh(attr, at);
             return (Arc::clone(&self.root), false);
         }
-        let (key, id) = self.key(path, attr);
-        let shard = self.shard_of(key as u64);
+        let id = self.id(path, attr);
+        let key = key_of(attr.kind, id);
+        let shard = self.shard_of(key.0);
         {
             let tables = shard.tables.read();
             if let Some(inode) = tables.find(key, path, attr) {
@@ -216,11 +224,11 @@ impl Inodes {
             }
         }
         // Made outside the lock; when another thread was faster a number goes unused, which costs nothing.
-        let ino = shard.next.fetch_add(1, Ordering::Relaxed) << SHARD_BITS | (key as u64 & (SHARDS as u64 - 1));
+        let ino = shard.next.fetch_add(1, Ordering::Relaxed) << SHARD_BITS | (key.0 & (SHARDS as u64 - 1));
         let version = if attr.kind == FileKind::Directory { self.no_version.clone() } else { attr.version.clone() };
         let size = if attr.kind == FileKind::Directory { 0 } else { attr.size };
         let object = ObjectRef { id, path: path.into(), version, size };
-        let inode = Arc::new(Inode::new(ino, key, object, attr, at));
+        let inode = Arc::new(Inode::new(ino, object, attr, at));
         let mut tables = shard.tables.write();
         if let Some(faster) = tables.find(key, path, attr) {
             faster.lookups.fetch_add(1, Ordering::Relaxed);
@@ -270,27 +278,24 @@ impl Inodes {
         &self.shards[bits as usize & (SHARDS - 1)]
     }
 
-    /// What an inode is found by, and the object's name if it is a file.
-    fn key(&self, path: &[u8], attr: &Attr) -> (u128, ObjectId) {
+    /// The name of the object at `path` with these attributes.
+    fn id(&self, path: &[u8], attr: &Attr) -> ObjectId {
         let version = if attr.kind == FileKind::Directory { &self.no_version } else { &attr.version };
-        let id = ObjectId::new(&self.source, path, version);
-        match attr.kind {
-            FileKind::Symlink => (id.0 ^ SYMLINK_KEY, id),
-            FileKind::File | FileKind::Directory => (id.0, id),
-        }
+        ObjectId::new(&self.source, path, version)
     }
 }
 
 impl Tables {
     /// The inode of a key, if it is what the attributes say: equal hashes are not taken for equal names.
-    fn find(&self, key: u128, path: &[u8], attr: &Attr) -> Option<&Arc<Inode>> {
+    fn find(&self, key: Key, path: &[u8], attr: &Attr) -> Option<&Arc<Inode>> {
         self.by_key.get(&key).filter(|inode| &*inode.object.path == path && inode.is(attr))
     }
 
     fn remove(&mut self, ino: u64) -> Option<Arc<Inode>> {
         let inode = self.by_ino.remove(&ino)?;
-        if self.by_key.get(&inode.key).is_some_and(|current| current.ino == ino) {
-            self.by_key.remove(&inode.key);
+        let key = key_of(inode.kind, inode.object.id);
+        if self.by_key.get(&key).is_some_and(|current| current.ino == ino) {
+            self.by_key.remove(&key);
         }
         // A walk over millions of names must not leave its tables behind when all are forgotten.
         if self.by_ino.capacity() > 1024 && self.by_ino.len() < self.by_ino.capacity() / 8 {
@@ -322,8 +327,5 @@ impl Hasher for MixHasher {
         // tags are taken from; the shift brings them down to where its buckets are.
         let product = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = product ^ (product >> 32);
-    }
-    fn write_u128(&mut self, n: u128) {
-        self.write_u64(n as u64 ^ (n >> 64) as u64);
     }
 }

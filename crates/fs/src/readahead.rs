@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// How many runs a handle is followed at: twice the sixteen interleaved readers of one file that data
 /// loaders are known to use, so that stray reads do not push a live run out.
-const RUNS: usize = 32;
+const RUNS: usize = u32::BITS as usize;
 /// A run not continued within this many reads of the handle no longer takes a share of the window.
 const LIVE: u32 = 8 * RUNS as u32;
 /// Doubt grows by this when a read starts a run, and falls by one when a read continues one.
@@ -43,10 +43,21 @@ struct Run {
     touched: u32,
 }
 
-impl Run {
-    fn is_free(&self) -> bool {
-        self.end == self.start
-    }
+/// Where a read belongs.
+enum Place {
+    /// In this run.
+    In(usize),
+    /// In none; the run that may be given up for it.
+    Nowhere { oldest: usize },
+}
+
+/// The numbers of the bits that are set.
+fn bits(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = (set != 0).then(|| set.trailing_zeros() as usize);
+        set &= set.wrapping_sub(1);
+        bit
+    })
 }
 
 /// The runs of one handle.
@@ -55,6 +66,8 @@ pub struct ReadAhead {
     block: u64,
     blocks: u32,
     runs: [Run; RUNS],
+    /// A bit for each run that is in use: most handles have one, and nothing is looked for in the others.
+    used: u32,
     /// The run touched last: most reads continue it.
     last: usize,
     reads: u32,
@@ -65,7 +78,16 @@ impl ReadAhead {
     /// For a file of `size` bytes in blocks of `block` bytes.
     pub fn new(size: u64, block: u64) -> Self {
         let blocks = u32::try_from(size.div_ceil(block.max(1))).unwrap_or(u32::MAX);
-        ReadAhead { size, block: block.max(1), blocks, runs: [Run::default(); RUNS], last: 0, reads: 0, doubt: 0 }
+        ReadAhead {
+            size,
+            block: block.max(1),
+            blocks,
+            runs: [Run::default(); RUNS],
+            used: 0,
+            last: 0,
+            reads: 0,
+            doubt: 0,
+        }
     }
 
     /// Takes note of a read of `len` bytes at `offset`; says which blocks to ask for now, if any.
@@ -79,15 +101,17 @@ impl ReadAhead {
         self.reads = self.reads.wrapping_add(1);
         let slack = end - offset;
         let at = match self.place(offset, end, slack) {
-            Some(at) => at,
-            None => return self.start_run(offset, end, limit),
+            Place::In(at) => at,
+            Place::Nowhere { oldest } => return self.start_run(oldest, offset, end, limit),
         };
         let late = slack.saturating_mul(REORDER);
         let run = &mut self.runs[at];
         if offset >= run.start && end <= run.end && run.end - offset > late {
             // Somebody starts over while the run may go on: it keeps its end, and the new one has the rest.
             run.start = run.end - slack;
-            return self.start_run(offset, end, limit);
+            run.touched = self.reads;
+            let oldest = self.oldest();
+            return self.start_run(oldest, offset, end, limit);
         }
         self.last = at;
         run.touched = self.reads;
@@ -109,10 +133,14 @@ impl ReadAhead {
     /// A run that grows within what was asked for ahead of another one is the same reader, waiting for a
     /// request that was overtaken: it takes over, so that the two do not share the window as if they were two.
     fn lead(&mut self, at: usize) {
-        let run = self.runs[at];
-        let first = self.block_of(run.start);
-        let behind = |other: &Run| other.window > 0 && other.end <= run.start && first <= other.frontier;
-        let Some(other) = (0..RUNS).find(|other| *other != at && behind(&self.runs[*other])) else { return };
+        let others = self.used & !(1 << at);
+        if others == 0 {
+            return;
+        }
+        let start = self.runs[at].start;
+        let first = self.block_of(start);
+        let behind = |other: &Run| other.window > 0 && other.end <= start && first <= other.frontier;
+        let Some(other) = bits(others).find(|other| behind(&self.runs[*other])) else { return };
         let led = self.runs[other];
         self.runs[other] = Run { window: 0, read: 0, ..led };
         let run = &mut self.runs[at];
@@ -123,22 +151,37 @@ impl ReadAhead {
     }
 
     /// The run that a read belongs to: one it lies in or touches, or that ends at most `slack` before it.
-    fn place(&self, offset: u64, end: u64, slack: u64) -> Option<usize> {
-        let continues = |run: &Run| !run.is_free() && offset >= run.start && offset <= run.end.saturating_add(slack);
-        if continues(&self.runs[self.last]) {
-            return Some(self.last);
+    fn place(&self, offset: u64, end: u64, slack: u64) -> Place {
+        let continues = |run: &Run| offset >= run.start && offset <= run.end.saturating_add(slack);
+        if self.used != 0 && continues(&self.runs[self.last]) {
+            return Place::In(self.last);
         }
-        if let Some(at) = self.runs.iter().position(continues) {
-            return Some(at);
+        let mut before = None;
+        for at in bits(self.used) {
+            let run = &self.runs[at];
+            if continues(run) {
+                return Place::In(at);
+            }
+            if offset < run.start && end >= run.start {
+                before = Some(at);
+            }
         }
-        self.runs.iter().position(|run| !run.is_free() && offset < run.start && end >= run.start)
+        before.map_or_else(|| Place::Nowhere { oldest: self.oldest() }, Place::In)
+    }
+
+    /// A run not in use, or the one that was touched longest ago.
+    fn oldest(&self) -> usize {
+        match (!self.used).trailing_zeros() as usize {
+            RUNS => (0..RUNS).max_by_key(|at| self.reads.wrapping_sub(self.runs[*at].touched)).unwrap_or(0),
+            free => free,
+        }
     }
 
     /// Makes one run of `at` and those its end has reached.
     fn join(&mut self, at: usize) {
-        for other in 0..RUNS {
-            let (run, next) = (self.runs[at], self.runs[other]);
-            if other == at || next.is_free() || next.start < run.start || next.start > run.end {
+        for other in bits(self.used & !(1 << at)) {
+            let (run, next) = (&self.runs[at], &self.runs[other]);
+            if next.start < run.start || next.start > run.end {
                 continue;
             }
             self.runs[at] = Run {
@@ -150,18 +193,17 @@ impl ReadAhead {
                 continued: run.continued.saturating_add(next.continued).saturating_add(1),
                 touched: run.touched,
             };
-            self.runs[other] = Run::default();
+            self.used &= !(1 << other);
             // The read that started the other run was no stray after all.
             self.doubt = self.doubt.saturating_sub(STRAY);
         }
     }
 
-    fn start_run(&mut self, offset: u64, end: u64, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
-        let age = |run: &Run| if run.is_free() { u32::MAX } else { self.reads.wrapping_sub(run.touched) };
-        let at = (0..RUNS).max_by_key(|at| age(&self.runs[*at])).unwrap_or(0);
+    fn start_run(&mut self, at: usize, offset: u64, end: u64, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
         let frontier = self.block_of(end - 1) + 1;
         self.runs[at] =
             Run { start: offset, end, read: end - offset, frontier, window: 0, continued: 0, touched: self.reads };
+        self.used |= 1 << at;
         self.last = at;
         let first = self.reads == 1;
         self.doubt = (self.doubt + STRAY).min(MAX_DOUBT);
@@ -188,7 +230,8 @@ impl ReadAhead {
         if from >= self.blocks || near > run.window / 2 {
             return None;
         }
-        let live = self.runs.iter().filter(|r| r.window > 0 && self.reads.wrapping_sub(r.touched) < LIVE).count();
+        let is_live = |run: &Run| run.window > 0 && self.reads.wrapping_sub(run.touched) < LIVE;
+        let live = bits(self.used).filter(|at| is_live(&self.runs[*at])).count();
         let live = live as u32 + u32::from(run.window == 0);
         let limit = limit();
         // Every live run gets at least one block: it needs the block after its own in any case, and soon.
