@@ -96,6 +96,20 @@ pub struct Slice {
 }
 
 impl Slice {
+    /// A buffer that is whole and belongs to no tier, to be passed on like any other.
+    pub fn owned(buf: Buf) -> Slice {
+        let len = buf.len();
+        let block = MemBlock {
+            buf,
+            filled: AtomicUsize::new(len),
+            status: Mutex::new(Status::Ready),
+            changed: Condvar::new(),
+            uses: AtomicU8::new(0),
+            last_use: AtomicU32::new(0),
+        };
+        Slice { block: Arc::new(block), range: 0..len }
+    }
+
     /// A part of this slice.
     ///
     /// # Panics

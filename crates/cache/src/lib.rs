@@ -1,0 +1,389 @@
+//! An under-store seen through cache disks and memory. A lone mount reads from it directly, a cache node
+//! serves peers from it. It knows where blocks are and in which order to look; not how disks keep them, how
+//! the under-store is spoken to, or who reads.
+//!
+//! A read looks in memory, then on disk, then fetches the block once for all who want it. A disk that fails
+//! or is slow is a miss; only the under-store can make a read fail.
+#![forbid(unsafe_code)]
+
+mod heat;
+
+use heat::Heat;
+use spurline_mem::{Fill, Found, Pool, Slice, Tier};
+use spurline_store::{GRANULE, Outcome, PinnedFile, Store};
+use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
+use spurline_under::UnderStore;
+use spurline_volume::{Backing, Capacity, Data, Volume, Workers};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A file to be handed to the kernel whole is checked at open when it is no longer than this; a longer one is
+/// checked in the background and handed over from the next open on.
+const CHECK_AT_OPEN: u64 = 64 << 20;
+
+/// What the caches of all sources of one process have in common.
+pub struct Shared {
+    /// Blocks in memory.
+    pub tier: Arc<Tier>,
+    /// Blocks on disks, if there are any.
+    pub store: Option<Arc<Store>>,
+    /// Unit of caching in bytes.
+    pub block_size: u64,
+    /// How long a request of the under-store may take, retries included.
+    pub under_timeout: Duration,
+    /// Counters of this process.
+    pub stats: Arc<Stats>,
+    workers: Workers,
+    heat: Heat,
+    /// Bytes being fetched ahead of readers, kept below a share of the memory budget.
+    ahead_bytes: AtomicU64,
+    /// Long objects whose cached file is being checked in the background.
+    checking: Mutex<HashSet<ObjectId>>,
+}
+
+impl Shared {
+    /// Puts the parts together; at most `max_downloads` blocks are filled at the same time.
+    pub fn new(
+        tier: Arc<Tier>,
+        store: Option<Arc<Store>>,
+        block_size: u64,
+        max_downloads: usize,
+        under_timeout: Duration,
+        stats: Arc<Stats>,
+    ) -> Arc<Shared> {
+        Arc::new(Shared {
+            tier,
+            store,
+            block_size,
+            under_timeout,
+            stats,
+            workers: Workers::new("fill", max_downloads),
+            heat: Heat::new(),
+            ahead_bytes: AtomicU64::new(0),
+            checking: Mutex::default(),
+        })
+    }
+}
+
+/// One source through the cache.
+pub struct Cache {
+    shared: Arc<Shared>,
+    under: Arc<dyn UnderStore>,
+}
+
+impl Cache {
+    /// `under` through the disks and the memory of `shared`.
+    pub fn new(shared: Arc<Shared>, under: Arc<dyn UnderStore>) -> Arc<Cache> {
+        Arc::new(Cache { shared, under })
+    }
+
+    /// The memory this cache's buffers come from.
+    pub fn pool(&self) -> &Arc<Pool> {
+        self.shared.tier.pool()
+    }
+
+    /// How long a request of the under-store may take.
+    pub fn timeout(&self) -> Duration {
+        self.shared.under_timeout
+    }
+
+    /// The block at `offset` and the part of it that `len` bytes from there cover; the part ends with the block.
+    fn locate(&self, object: &ObjectRef, offset: u64, len: usize) -> (BlockId, Range<usize>) {
+        let size = self.shared.block_size;
+        let start = (offset % size) as usize;
+        let index = (offset / size) as u32;
+        let end = (start + len).min(object.block_len(index, size));
+        (BlockId { object: object.id, index }, start..end.max(start))
+    }
+
+    fn deadline(&self) -> Instant {
+        // The fill's own deadline is shorter, so that its sentence, which knows more, is the one people read.
+        Instant::now() + self.shared.under_timeout + Duration::from_secs(1)
+    }
+
+    /// Up to `len` bytes from `offset`, all of one block, pinned in memory: from memory, from disk, or fetched.
+    /// `None` when they are on disk and so few that they are better read straight to where they belong.
+    ///
+    /// # Errors
+    /// As for [`Volume::read`].
+    pub fn pin(&self, object: &ObjectRef, offset: u64, len: usize) -> Result<Option<Slice>> {
+        let (id, range) = self.locate(object, offset, len);
+        if let Some(block) = self.shared.tier.find(&id) {
+            let stats = &self.shared.stats.blockcache;
+            if block.is_ready() {
+                stats.hit_bytes.add(range.len() as u64);
+                stats.mem_hit_bytes.add(range.len() as u64);
+            } else {
+                stats.miss_bytes.add(range.len() as u64);
+            }
+            match block.wait(range.clone(), self.deadline()) {
+                // The fill that was under way belonged to someone else; its failure is tried again once by ours.
+                Err(error) if error.kind() != ErrorKind::Stale && error.kind() != ErrorKind::Timeout => {}
+                done => return done.map(Some),
+            }
+        }
+        if self.on_disk(object, id.index) {
+            if range.len() < GRANULE {
+                return Ok(None);
+            }
+            if let Some(slice) = self.pin_from_disk(object, id, range.clone()) {
+                return Ok(Some(slice));
+            }
+        }
+        self.fetch(object, id, range).map(Some)
+    }
+
+    /// Reads `range` from disk into a buffer of its own; `None` when it can't be read or memory is short.
+    fn pin_from_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>) -> Option<Slice> {
+        let store = self.shared.store.as_ref()?;
+        let len = range.len();
+        let mut buf = Some(self.pool().try_alloc(len)?);
+        // The store has counted and logged what went wrong; the under-store still has the bytes. A buffer the disk
+        // may still write to has been taken out of `buf` and is kept from reuse by the store.
+        if store.read(object, id.index, range, &mut buf) != Ok(Outcome::Hit) {
+            return None;
+        }
+        self.count_disk_hit(object, id, len);
+        buf.map(Slice::owned)
+    }
+
+    fn on_disk(&self, object: &ObjectRef, index: u32) -> bool {
+        self.shared.store.as_ref().is_some_and(|store| store.contains(object, index))
+    }
+
+    fn fetch(&self, object: &ObjectRef, id: BlockId, range: Range<usize>) -> Result<Slice> {
+        let deadline = self.deadline();
+        let len = object.block_len(id.index, self.shared.block_size);
+        self.shared.stats.blockcache.miss_bytes.add(range.len() as u64);
+        let block = match self.shared.tier.find_or_fill(id, len, deadline)? {
+            Found::Here(block) => block,
+            Found::Vacant(fill) => {
+                let block = fill.block();
+                let job = self.job(object, fill);
+                self.shared.workers.urgent(job);
+                block
+            }
+        };
+        block.wait(range, deadline)
+    }
+
+    fn job(&self, object: &ObjectRef, fill: Fill) -> impl FnOnce() + Send + 'static {
+        let (shared, under, object) = (Arc::clone(&self.shared), Arc::clone(&self.under), object.clone());
+        move || run_fill(&shared, under.as_ref(), &object, fill)
+    }
+
+    /// Reads `range` of one block from disk into `dst`; false when it is not there or can't be read.
+    fn read_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>, dst: &mut [u8]) -> bool {
+        let len = range.len();
+        let hit = self.shared.store.as_ref().is_some_and(|store| store.get(object, id.index, range, dst) == Ok(true));
+        if hit {
+            self.count_disk_hit(object, id, len);
+        }
+        hit
+    }
+
+    /// A block read from disk again and again is brought into memory.
+    fn count_disk_hit(&self, object: &ObjectRef, id: BlockId, len: usize) {
+        self.shared.stats.blockcache.hit_bytes.add(len as u64);
+        let block_len = object.block_len(id.index, self.shared.block_size);
+        // Twice its length, so that one reader going through the file once never counts as heat.
+        if self.shared.heat.add(&id, len.max(GRANULE), block_len * 2) {
+            self.bring(object, id.index);
+        }
+    }
+
+    /// Brings one block into memory ahead of its readers, if there is memory to spare.
+    fn bring(&self, object: &ObjectRef, index: u32) -> bool {
+        let shared = &self.shared;
+        let len = object.block_len(index, shared.block_size);
+        let id = BlockId { object: object.id, index };
+        let bytes = len as u64;
+        if len == 0 || shared.ahead_bytes.load(Ordering::Relaxed) + bytes > shared.tier.pool().limit_bytes() / 3 {
+            return false;
+        }
+        let Some(fill) = shared.tier.try_fill(id, len) else { return false };
+        shared.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let count = AheadBytes { shared: Arc::clone(shared), bytes };
+        let job = self.job(object, fill);
+        shared.workers.ahead(move || {
+            job();
+            count.shared.stats.blockcache.prefetch_bytes.add(count.bytes);
+        })
+    }
+}
+
+/// Takes its bytes off the count when the job that carries it has run or was dropped.
+struct AheadBytes {
+    shared: Arc<Shared>,
+    bytes: u64,
+}
+
+impl Drop for AheadBytes {
+    fn drop(&mut self) {
+        self.shared.ahead_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Fills one block from disk or, failing that, from the under-store, and keeps what was fetched on disk.
+fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fill: Fill) {
+    let id = fill.id();
+    let len = object.block_len(id.index, shared.block_size);
+    if let Some(store) = &shared.store
+        && store.contains(object, id.index)
+    {
+        match store.read(object, id.index, 0..len, &mut fill) {
+            Ok(Outcome::Hit) => return fill.commit(len),
+            Ok(Outcome::Lost) => {
+                let why = "a cache disk does not answer; the block is fetched anew";
+                return fill.fail(Error::new(ErrorKind::Unavailable, why));
+            }
+            Ok(Outcome::Miss) | Err(_) => {}
+        }
+    }
+    let offset = u64::from(id.index) * shared.block_size;
+    match under.read(object, offset, &mut fill, Instant::now() + shared.under_timeout) {
+        Ok(()) => {}
+        Err(error) => return fill.fail(error),
+    }
+    let Some(bytes) = fill.finished() else {
+        return fill.fail(Error::new(
+            ErrorKind::Stale,
+            format!("{} ended early: it is shorter than its attributes said", String::from_utf8_lossy(&object.path)),
+        ));
+    };
+    // Readers have their bytes already; writing here slows down only the next fill, which is what a full
+    // disk queue should do.
+    if let Some(store) = &shared.store
+        && let Err(error) = store.put(object, id.index, &bytes)
+    {
+        tracing::debug!(%error, "a block was not kept on disk");
+    }
+}
+
+impl Volume for Cache {
+    fn source(&self) -> &str {
+        self.under.source()
+    }
+
+    fn block_size(&self) -> u64 {
+        self.shared.block_size
+    }
+
+    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        self.under.lookup(path, Instant::now() + self.shared.under_timeout)
+    }
+
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
+        self.under.list(path, cursor, max, Instant::now() + self.shared.under_timeout)
+    }
+
+    fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
+        self.under.readlink(path, Instant::now() + self.shared.under_timeout)
+    }
+
+    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data> {
+        let want = object.size.saturating_sub(offset).min(dst.len() as u64) as usize;
+        let mut done = 0;
+        while done < want {
+            let at = offset + done as u64;
+            if let Some(slice) = self.pin(object, at, want - done)? {
+                if done == 0 && slice.len() == want {
+                    return Ok(Data::Shared(slice));
+                }
+                dst[done..done + slice.len()].copy_from_slice(&slice);
+                done += slice.len();
+                continue;
+            }
+            let (id, range) = self.locate(object, at, want - done);
+            let len = range.len();
+            if self.read_disk(object, id, range.clone(), &mut dst[done..done + len]) {
+                done += len;
+            } else {
+                let slice = self.fetch(object, id, range)?;
+                dst[done..done + len].copy_from_slice(&slice);
+                done += len;
+            }
+        }
+        Ok(Data::Copied(done))
+    }
+
+    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>) {
+        for index in blocks {
+            if self.shared.tier.find(&BlockId { object: object.id, index }).is_none() && !self.bring(object, index) {
+                return;
+            }
+        }
+    }
+
+    fn backing(&self, object: &ObjectRef) -> Option<Box<dyn Backing>> {
+        let store = self.shared.store.as_ref()?;
+        if object.size <= CHECK_AT_OPEN {
+            return store.whole_file(object).map(whole);
+        }
+        if let Some(file) = store.whole_file_if_checked(object) {
+            return Some(whole(file));
+        }
+        if self.shared.checking.lock().insert(object.id) {
+            let (shared, object) = (Arc::clone(&self.shared), object.clone());
+            let id = object.id;
+            let queued = self.shared.workers.ahead(move || {
+                if let Some(store) = &shared.store {
+                    drop(store.whole_file(&object));
+                }
+                shared.checking.lock().remove(&object.id);
+            });
+            if !queued {
+                self.shared.checking.lock().remove(&id);
+            }
+        }
+        None
+    }
+
+    fn capacity(&self) -> Result<Capacity> {
+        // A bucket has no end; large numbers keep `df` and installers content.
+        const ENDLESS: Capacity = Capacity { total_bytes: 1 << 60, free_bytes: 1 << 60, files: 1 << 40 };
+        let stat = self.under.statfs(Instant::now() + self.shared.under_timeout)?;
+        Ok(stat.map_or(ENDLESS, |s| Capacity {
+            total_bytes: s.blocks * s.block_size,
+            free_bytes: s.blocks_available * s.block_size,
+            files: s.files,
+        }))
+    }
+
+    fn info(&self, path: &[u8]) -> Result<serde_json::Value> {
+        let attr = self.lookup(path)?;
+        let object = ObjectRef::new(self.source(), path, attr.version.clone(), attr.size);
+        let size = self.shared.block_size;
+        let total = object.blocks(size) as u32;
+        let in_memory = |index| self.shared.tier.find(&BlockId { object: object.id, index }).is_some_and(|b| b.is_ready());
+        let memory = (0..total).filter(|index| in_memory(*index)).count();
+        let disk = (0..total).filter(|index| self.on_disk(&object, *index)).count();
+        let cached = (0..total).filter(|index| in_memory(*index) || self.on_disk(&object, *index)).count();
+        Ok(serde_json::json!({
+            "source": self.source(),
+            "path": String::from_utf8_lossy(path),
+            "kind": attr.kind,
+            "length": attr.size,
+            "version": attr.version.as_str(),
+            "etag": attr.etag,
+            "block_size": size,
+            "blocks": { "total": total, "cached": cached, "memory": memory, "disk": disk },
+        }))
+    }
+}
+
+fn whole(file: PinnedFile) -> Box<dyn Backing> {
+    Box::new(Whole(file))
+}
+
+struct Whole(PinnedFile);
+
+impl Backing for Whole {
+    fn file(&self) -> &std::fs::File {
+        &self.0.file
+    }
+}

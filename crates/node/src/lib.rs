@@ -1,0 +1,187 @@
+//! What a cache node answers its peers: names, attributes and bytes of the sources it may fetch. It knows no
+//! socket; the transports bring requests and take answers.
+#![forbid(unsafe_code)]
+
+use parking_lot::RwLock;
+use spurline_cache::{Cache, Shared};
+use spurline_proto::{Body, Capabilities, Hello, MAX_PAYLOAD, Read, Request, StatFs, VolumeId, Welcome};
+use spurline_transport::{ConnState, Responder, Service};
+use spurline_types::{Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
+use spurline_under::UnderStore;
+use spurline_volume::{Data, Volume as _};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The most names one answer lists; a reader asks again for more.
+const LIST_MAX: usize = 1000;
+/// The most places below the node's sources that mounts may open; each costs a little memory for good.
+const VOLUMES_MAX: usize = 4096;
+
+thread_local! {
+    /// The object of the last read on this thread: the next is most often of the same.
+    static LAST: RefCell<Option<ObjectRef>> = const { RefCell::new(None) };
+    static BODY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Opens the under-store of a source; the node itself does not know how.
+pub type Open = dyn Fn(&str) -> Result<Arc<dyn UnderStore>> + Send + Sync;
+
+/// The service of a cache node.
+pub struct Node {
+    name: String,
+    shared: Arc<Shared>,
+    allowed: Vec<String>,
+    open: Box<Open>,
+    volumes: RwLock<Vec<Arc<Cache>>>,
+}
+
+impl Node {
+    /// A node called `name` that may fetch the `sources` (normalised URLs) and all below them.
+    pub fn new(name: &str, shared: Arc<Shared>, sources: Vec<String>, open: Box<Open>) -> Arc<Node> {
+        Arc::new(Node { name: name.to_owned(), shared, allowed: sources, open, volumes: RwLock::default() })
+    }
+
+    /// The volumes that were asked for so far.
+    pub fn volumes(&self) -> Vec<Arc<Cache>> {
+        self.volumes.read().clone()
+    }
+
+    fn volume_for(&self, source: &str) -> Result<VolumeId> {
+        let place = |volumes: &[Arc<Cache>], url: &str| volumes.iter().position(|v| v.source() == url);
+        if let Some(index) = place(&self.volumes.read(), source) {
+            return Ok(VolumeId(index as u32));
+        }
+        let below = |allowed: &String| {
+            source.strip_prefix(allowed.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if !self.allowed.iter().any(below) {
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!(
+                    "node {} does not serve {source}: it was started with --source {}",
+                    self.name,
+                    self.allowed.join(" --source ")
+                ),
+            ));
+        }
+        let under = (self.open)(source)?;
+        let mut volumes = self.volumes.write();
+        if let Some(index) = place(&volumes, under.source()) {
+            return Ok(VolumeId(index as u32));
+        }
+        if volumes.len() >= VOLUMES_MAX {
+            return Err(Error::new(ErrorKind::NoSpace, format!("node {} serves {VOLUMES_MAX} volumes already", self.name)));
+        }
+        volumes.push(Cache::new(Arc::clone(&self.shared), under));
+        Ok(VolumeId(volumes.len() as u32 - 1))
+    }
+
+    fn volume(&self, id: VolumeId) -> Result<Arc<Cache>> {
+        self.volumes.read().get(id.0 as usize).cloned().ok_or_else(|| {
+            Error::new(ErrorKind::Protocol, format!("node {} has no volume {}: greet it again", self.name, id.0))
+        })
+    }
+
+    fn read(&self, read: &Read<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let cache = self.volume(read.volume)?;
+        let end = read.size.min(read.offset.saturating_add(u64::from(read.len)));
+        let len = end.saturating_sub(read.offset) as usize;
+        if len == 0 {
+            return responder.data(&[], &[]);
+        }
+        if len > MAX_PAYLOAD {
+            return Err(Error::new(ErrorKind::Invalid, format!("a read of {len} bytes, more than {MAX_PAYLOAD}")));
+        }
+        let id = ObjectId::hash(cache.source(), read.path, read.version);
+        let object = LAST
+            .take()
+            .filter(|last| last.id == id && last.size == read.size && *last.path == *read.path)
+            .unwrap_or_else(|| ObjectRef {
+                id,
+                path: read.path.into(),
+                version: Version::new(read.version),
+                size: read.size,
+            });
+        let counted = &self.shared.stats.remotecache;
+        let result = answer_read(&cache, &object, read.offset, len, responder);
+        LAST.set(Some(object));
+        if result.is_ok() {
+            counted.send_bytes.add(len as u64);
+        }
+        result
+    }
+
+    fn answer<T: Body>(value: &T, responder: &mut dyn Responder) -> Result<()> {
+        let mut body = BODY.take();
+        body.clear();
+        value.encode(&mut body);
+        let result = responder.data(&body, &[]);
+        body.shrink_to(64 << 10);
+        BODY.set(body);
+        result
+    }
+}
+
+fn answer_read(
+    cache: &Arc<Cache>,
+    object: &ObjectRef,
+    offset: u64,
+    len: usize,
+    responder: &mut dyn Responder,
+) -> Result<()> {
+    if let Some(slice) = cache.pin(object, offset, len)?
+        && slice.len() == len
+    {
+        return responder.data(&[], &[&slice]);
+    }
+    // On disk, or more than one block: read into a buffer of the budget.
+    let pool = cache.pool();
+    let mut scratch = pool.alloc(len, Instant::now() + cache.timeout())?;
+    match cache.read(object, offset, &mut scratch)? {
+        Data::Copied(n) => responder.data(&[], &[&scratch[..n]]),
+        Data::Shared(slice) => responder.data(&[], &[&slice]),
+    }
+}
+
+impl Service for Node {
+    fn hello(&self, conn: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
+        let volume = if hello.source.is_empty() { VolumeId(u32::MAX) } else { self.volume_for(hello.source)? };
+        tracing::debug!(peer = hello.peer, source = hello.source, endpoints = %conn.endpoints(), "a reader greets");
+        Ok(Welcome {
+            version: 0,
+            volume,
+            block_size: self.shared.block_size,
+            node: self.name.clone(),
+            capabilities: Capabilities::default(),
+        })
+    }
+
+    fn serve(&self, _conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+        self.shared.stats.remotecache.served_ops.add(1);
+        match request {
+            Request::Read(read) => self.read(&read, responder),
+            Request::Lookup { volume, path } => Self::answer(&self.volume(volume)?.lookup(path)?, responder),
+            Request::List { volume, path, cursor, max } => {
+                let page: ListPage = self.volume(volume)?.list(path, cursor, (max as usize).clamp(1, LIST_MAX))?;
+                Self::answer(&page, responder)
+            }
+            Request::ReadLink { volume, path } => responder.data(&self.volume(volume)?.readlink(path)?, &[]),
+            Request::StatFs { volume } => {
+                let capacity = self.volume(volume)?.capacity()?;
+                let stat = StatFs {
+                    total_bytes: capacity.total_bytes,
+                    free_bytes: capacity.free_bytes,
+                    total_files: capacity.files,
+                    free_files: capacity.files,
+                };
+                Self::answer(&stat, responder)
+            }
+            Request::Info { volume, path } => {
+                let info = self.volume(volume)?.info(path)?;
+                responder.data(info.to_string().as_bytes(), &[])
+            }
+            other => Err(Error::new(ErrorKind::Unsupported, format!("{other} is not served here"))),
+        }
+    }
+}
