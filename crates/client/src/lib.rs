@@ -4,9 +4,7 @@
 
 mod peer;
 pub mod placement;
-mod registry;
 mod remote;
 
 pub use peer::{Patience, Peer};
-pub use registry::Registry;
 pub use remote::{Remote, RemoteConfig};
