@@ -1,12 +1,249 @@
-//! Wires a mount together and runs it until it is told to stop.
+//! Wires a mount together and runs it until it is unmounted or told to stop.
 
 use crate::background::Ready;
-use spurline_config::{Fault, MountConfig};
+use crate::{parts, signals};
+use serde_json::{Value, json};
+use spurline_cache::{Cache, Shared};
+use spurline_client::{Patience, Peer, Remote, RemoteConfig};
+use spurline_config::{Fault, FuseIo, MountConfig, Registry};
+use spurline_fs::Fs;
+use spurline_fuse::{MountOptions, Session, SessionConfig};
+use spurline_mem::{Pool, Tier};
+use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
+use spurline_observe::place::Owner;
+use spurline_store::Store;
+use spurline_transport::{ChannelPool, PoolConfig, PoolState};
+use spurline_types::Stats;
+use spurline_volume::Volume;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What the mount reads from, and what is to be told of it.
+struct Reads {
+    volume: Arc<dyn Volume>,
+    pool: Arc<Pool>,
+    tier: Arc<Tier>,
+    store: Option<Arc<Store>>,
+    remote: Option<Arc<Remote>>,
+}
 
 /// Runs the mount; returns when it has ended.
 ///
 /// # Errors
 /// When it can't start, or does not end cleanly.
-pub fn run(_config: MountConfig, _ready: Ready) -> Result<(), Fault> {
-    Err(Fault::failed("mount: not yet wired in this build", ""))
+pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
+    let started = Instant::now();
+    parts::start_log(&config.log)?;
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let options = options(&config)?;
+    // Words about the mountpoint come before waiting for a server that may be far away.
+    spurline_fuse::check_mountpoint(&config.mountpoint, &options).map_err(mount_fault)?;
+    let stats = Arc::new(Stats::default());
+    let reads = match &config.registry {
+        None => alone(&config, &stats)?,
+        Some(registry) => consumer(&config, registry, &stats)?,
+    };
+    let fs = Fs::new(Arc::clone(&reads.volume), fs_config(&config), Arc::clone(&stats));
+    let session_config = session_config(&config, options, &reads, &stats)?;
+    let handler = Arc::new(spurline_fuse::FsHandler::new(fs));
+    let session = Session::mount(handler, &config.mountpoint, session_config).map_err(mount_fault)?;
+    let unmounter = session.unmounter();
+    signals::on_stop(move |count| {
+        if count == 1 {
+            tracing::info!("unmounting");
+            if let Err(error) = unmounter.unmount(parts::STOP_PATIENCE / 2) {
+                tracing::error!("{error}");
+            }
+        } else if let Err(error) = unmounter.abort() {
+            tracing::error!(%error, "the connection could not be broken");
+            std::process::exit(1);
+        }
+    })?;
+    session.wait_ready(Duration::from_secs(30)).map_err(mount_fault)?;
+    let chosen = session.describe().map_or_else(String::new, |chosen| chosen.to_string());
+    tracing::info!("memory: {}", config.budget);
+    tracing::info!("{} is mounted on {}; {chosen}", config.source, session.mountpoint().display());
+    let look = look(&config, &reads, stats, started, chosen);
+    let windows = parts::open_windows(Owner::Mount(session.mountpoint()), &config.metrics, look)?;
+    ready.signal()?;
+    let ended = session.join().map_err(mount_fault);
+    drop(windows);
+    tracing::info!("unmounted");
+    ended
 }
+
+fn mount_fault(error: spurline_fuse::MountError) -> Fault {
+    let text = error.to_string();
+    match error.exit_code() {
+        2 => Fault::usage(text, ""),
+        3 => Fault::missing(text, ""),
+        _ => Fault::failed(text, ""),
+    }
+}
+
+fn options(config: &MountConfig) -> Result<MountOptions, Fault> {
+    let mut options = MountOptions {
+        fsname: config.source.to_string(),
+        // Writes come in a later version; with this flag the kernel itself answers EROFS.
+        read_only: true,
+        ..MountOptions::default()
+    };
+    for word in &config.fuse.options {
+        options.apply(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
+    }
+    options.read_only = true;
+    Ok(options)
+}
+
+fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
+    let under = parts::open_under(config.source.as_str(), &config.under, stats)?;
+    under.check(Instant::now() + config.under.timeout)?;
+    tracing::info!("source {}", under.describe());
+    let pool = Pool::new(config.budget.total, config.cache.block_size as usize)?;
+    let store = parts::open_store(&config.cache, &pool, stats)?;
+    let tier = Tier::new(Arc::clone(&pool));
+    let shared = Shared::new(
+        Arc::clone(&tier),
+        store.clone(),
+        config.cache.block_size,
+        config.under.max_downloads as usize,
+        config.under.timeout,
+        Arc::clone(stats),
+    );
+    Ok(Reads { volume: Cache::new(shared, under), pool, tier, store, remote: None })
+}
+
+fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Result<Reads, Fault> {
+    let Registry::Static(nodes) = registry;
+    let locals = if config.net.group_network.is_empty() {
+        Vec::new()
+    } else {
+        group_addresses(&config.net.group_network)?
+    };
+    let name = format!("{}:{}", rustix::system::uname().nodename().to_string_lossy(), config.mountpoint.display());
+    let peers = nodes
+        .iter()
+        .map(|node| {
+            let connector =
+                TcpConnector::new(&node.to_string(), locals.clone(), SocketOptions::default(), Arc::clone(stats));
+            let pool_config = PoolConfig {
+                // A request holds its connection until it is answered, and each thread of the kernel's and of
+                // read-ahead may have one under way.
+                nconnect: config.net.nconnect.max(1),
+                seed: u64::from(std::process::id()),
+                ..PoolConfig::default()
+            };
+            let pool =
+                ChannelPool::new(Arc::new(connector), &name, config.source.as_str(), pool_config, Arc::clone(stats));
+            Peer::new(pool, 100)
+        })
+        .collect();
+    let remote_config =
+        RemoteConfig { patience: Patience::new(config.net.peer_timeout), fetchers: config.net.nconnect.max(2) };
+    let mut memory = None;
+    let remote = Remote::connect(config.source.as_str(), peers, remote_config, Arc::clone(stats), |block_size| {
+        let pool = Pool::new(config.budget.total, block_size as usize)?;
+        let tier = Tier::new(Arc::clone(&pool));
+        memory = Some((pool, Arc::clone(&tier)));
+        Ok(tier)
+    })?;
+    let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
+    Ok(Reads { volume: Arc::clone(&remote) as _, pool, tier, store: None, remote: Some(remote) })
+}
+
+fn fs_config(config: &MountConfig) -> spurline_fs::Config {
+    spurline_fs::Config {
+        attr_ttl: config.fuse.attr_ttl,
+        entry_ttl: config.fuse.entry_ttl,
+        dir_entry_ttl: config.fuse.dir_entry_ttl,
+        negative_ttl: config.fuse.entry_ttl.min(config.fuse.attr_ttl),
+        uid: rustix::process::getuid().as_raw(),
+        gid: rustix::process::getgid().as_raw(),
+        max_readahead: config.budget.readahead,
+        readahead_budget: config.budget.readahead.max(config.budget.total / 3),
+        ..spurline_fs::Config::default()
+    }
+}
+
+fn session_config(
+    config: &MountConfig,
+    options: MountOptions,
+    reads: &Reads,
+    stats: &Arc<Stats>,
+) -> Result<SessionConfig, Fault> {
+    let defaults = SessionConfig::default();
+    let access_log = config.access_log.as_deref().map(spurline_observe::access::AccessLogWriter::open).transpose()?;
+    Ok(SessionConfig {
+        options,
+        max_write: config.fuse.max_write,
+        io: match config.fuse.io {
+            FuseIo::Auto => spurline_fuse::FuseIo::Auto,
+            FuseIo::Uring => spurline_fuse::FuseIo::Uring,
+            FuseIo::Dev => spurline_fuse::FuseIo::Dev,
+        },
+        slot_memory: config.budget.fuse_slots * config.budget.fuse_slot_bytes,
+        max_readahead: config.fuse.kernel_readahead,
+        passthrough: config.fuse.passthrough && reads.store.is_some(),
+        stats: Arc::clone(stats),
+        access_log: access_log.map(|log| Arc::new(AccessLog(log)) as _),
+        ..defaults
+    })
+}
+
+struct AccessLog(spurline_observe::access::AccessLogWriter);
+
+impl spurline_fuse::AccessLog for AccessLog {
+    fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {
+        self.0.record(op, ino, offset, len, errno, took);
+    }
+}
+
+fn look(config: &MountConfig, reads: &Reads, stats: Arc<Stats>, started: Instant, fuse: String) -> Arc<parts::Look> {
+    let (volume, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.tier));
+    let (store, remote) = (reads.store.clone(), reads.remote.clone());
+    let (source, mountpoint) = (config.source.to_string(), config.mountpoint.display().to_string());
+    let status = move || {
+        json!({
+            "kind": "mount",
+            "version": env!("CARGO_PKG_VERSION"),
+            "source": source,
+            "mountpoint": mountpoint,
+            "fuse": fuse,
+            "disks": parts::disks(store.as_deref()),
+            "peers": remote.as_deref().map(peers).unwrap_or_default(),
+        })
+    };
+    Arc::new(parts::Look {
+        stats,
+        pool: Arc::clone(&reads.pool),
+        started,
+        info: Box::new(move |path| volume.info(path)),
+        status: Box::new(status),
+        held: Box::new(move || tier.held_bytes()),
+    })
+}
+
+fn peers(remote: &Remote) -> Vec<Value> {
+    remote
+        .peers()
+        .iter()
+        .map(|peer| {
+            let (state, connections) = peer.state();
+            let (word, reason) = match state {
+                PoolState::Unknown => ("unknown", String::new()),
+                PoolState::Up => ("up", String::new()),
+                PoolState::Down { error, .. } => ("down", error.to_string()),
+            };
+            json!({
+                "address": peer.member().name,
+                "state": word,
+                "reason": reason,
+                "transport": "tcp",
+                "connections": connections,
+            })
+        })
+        .collect()
+}
+

@@ -1,12 +1,124 @@
 //! Wires a node together and runs it until it is told to stop.
 
 use crate::background::Ready;
+use crate::{parts, signals};
+use serde_json::json;
+use spurline_cache::Shared;
 use spurline_config::{Fault, NodeConfig};
+use spurline_mem::{Pool, Tier};
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
+use spurline_node::Node;
+use spurline_observe::place::Owner;
+use spurline_types::{Error, ErrorKind, Stats};
+use spurline_volume::Volume as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 /// Runs the node; returns when it has ended.
 ///
 /// # Errors
 /// When it can't start, or does not end cleanly.
-pub fn run(_config: NodeConfig, _ready: Ready) -> Result<(), Fault> {
-    Err(Fault::failed("node: not yet wired in this build", ""))
+pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
+    let started = Instant::now();
+    parts::start_log(&config.log)?;
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let stats = Arc::new(Stats::default());
+    let block_size = config.cache.block_size;
+    let pool = Pool::new(config.budget.total, block_size as usize)?;
+    // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
+    for source in &config.sources {
+        let under = parts::open_under(source.as_str(), &config.under, &stats)?;
+        under.check(Instant::now() + config.under.timeout)?;
+        tracing::info!("source {}", under.describe());
+    }
+    let store = parts::open_store(&config.cache, &pool, &stats)?;
+    let tier = Tier::new(Arc::clone(&pool));
+    let shared = Shared::new(
+        Arc::clone(&tier),
+        store.clone(),
+        block_size,
+        config.under.max_downloads as usize,
+        config.under.timeout,
+        Arc::clone(&stats),
+    );
+    let addresses = listen_addresses(&config)?;
+    let sources: Vec<String> = config.sources.iter().map(|s| s.as_str().to_owned()).collect();
+    let name = hostname();
+    let (under_config, under_stats) = (config.under.clone(), Arc::clone(&stats));
+    let open = Box::new(move |source: &str| parts::open_under(source, &under_config, &under_stats));
+    let node = Node::new(&name, Arc::clone(&shared), sources.clone(), open);
+    let server_config =
+        ServerConfig { max_workers: (config.budget.serve_slots as usize).max(16), ..ServerConfig::default() };
+    let tcp = TcpServer::bind(&addresses, Arc::clone(&node) as _, server_config, Arc::clone(&stats))?;
+    let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
+    let look = Arc::new(parts::Look {
+        stats: Arc::clone(&stats),
+        pool,
+        started,
+        info: {
+            let node = Arc::clone(&node);
+            Box::new(move |path| {
+                let volumes = node.volumes();
+                let unknown = || Error::new(ErrorKind::NotFound, "no mount has asked this node for anything yet");
+                volumes.first().ok_or_else(unknown)?.info(path)
+            })
+        },
+        status: {
+            let (store, listening, node) = (store.clone(), listening.clone(), Arc::clone(&node));
+            let weight = config.weight;
+            Box::new(move || {
+                json!({
+                    "kind": "node",
+                    "version": env!("CARGO_PKG_VERSION"),
+                    "name": name,
+                    "addresses": listening,
+                    "transports": ["tcp"],
+                    "weight": weight,
+                    "sources": sources,
+                    "volumes": node.volumes().iter().map(|v| v.source().to_owned()).collect::<Vec<_>>(),
+                    "block_size": block_size,
+                    "disks": parts::disks(store.as_deref()),
+                })
+            })
+        },
+        held: Box::new(move || tier.held_bytes()),
+    });
+    let owner = listening.first().cloned().unwrap_or_default();
+    let windows = parts::open_windows(Owner::Node(&owner), &config.metrics, look)?;
+    let (stop, stopped) = mpsc::channel();
+    signals::on_stop(move |count| {
+        let _ = stop.send(count);
+        if count > 1 {
+            std::process::exit(1);
+        }
+    })?;
+    // The line that people and scripts wait for.
+    tracing::info!("memory: {}", config.budget);
+    tracing::info!("serving on {} over tcp", listening.join(", "));
+    ready.signal()?;
+    let _ = stopped.recv();
+    tracing::info!("stopping");
+    tcp.shutdown();
+    if !tcp.join(Instant::now() + parts::STOP_PATIENCE) {
+        tracing::warn!("requests were still being answered after {} s", parts::STOP_PATIENCE.as_secs());
+    }
+    drop(windows);
+    Ok(())
+}
+
+fn listen_addresses(config: &NodeConfig) -> Result<Vec<SocketAddr>, Fault> {
+    let ips = if config.net.group_network.is_empty() {
+        vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]
+    } else {
+        group_addresses(&config.net.group_network)?
+    };
+    Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect())
+}
+
+
+fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
