@@ -10,6 +10,7 @@ mod generate;
 mod info;
 mod mount;
 mod node;
+mod parts;
 mod report;
 #[allow(dead_code, reason = "used once mount and node are wired")]
 mod service;

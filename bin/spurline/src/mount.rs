@@ -1,6 +1,7 @@
 //! Wires a mount together and runs it until it is unmounted or told to stop.
 
 use crate::background::Ready;
+use crate::service::{Outside, Target};
 use crate::{parts, signals};
 use serde_json::{Value, json};
 use spurline_cache::{Cache, Shared};
@@ -10,6 +11,7 @@ use spurline_fs::Fs;
 use spurline_fuse::{MountOptions, Session, SessionConfig};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
+use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
 use spurline_store::Store;
 use spurline_transport::{ChannelPool, PoolConfig, PoolState};
@@ -33,19 +35,15 @@ struct Reads {
 /// When it can't start, or does not end cleanly.
 pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let started = Instant::now();
-    parts::start_log(&config.log)?;
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
-    }
     let options = options(&config)?;
     // Words about the mountpoint come before waiting for a server that may be far away.
-    spurline_fuse::check_mountpoint(&config.mountpoint, &options).map_err(mount_fault)?;
+    spurline_fuse::check(&config.mountpoint, &options).map_err(mount_fault)?;
     let stats = Arc::new(Stats::default());
     let reads = match &config.registry {
         None => alone(&config, &stats)?,
         Some(registry) => consumer(&config, registry, &stats)?,
     };
-    let fs = Fs::new(Arc::clone(&reads.volume), fs_config(&config), Arc::clone(&stats));
+    let fs = Arc::new(Fs::new(Arc::clone(&reads.volume), fs_config(&config), Arc::clone(&stats)));
     let session_config = session_config(&config, options, &reads, &stats)?;
     let handler = Arc::new(spurline_fuse::FsHandler::new(fs));
     let session = Session::mount(handler, &config.mountpoint, session_config).map_err(mount_fault)?;
@@ -66,10 +64,10 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     tracing::info!("memory: {}", config.budget);
     tracing::info!("{} is mounted on {}; {chosen}", config.source, session.mountpoint().display());
     let look = look(&config, &reads, stats, started, chosen);
-    let windows = parts::open_windows(Owner::Mount(session.mountpoint()), &config.metrics, look)?;
+    let outside = Outside::open(Owner::Mount(session.mountpoint()), &config.metrics, &look)?;
     ready.signal()?;
     let ended = session.join().map_err(mount_fault);
-    drop(windows);
+    drop(outside);
     tracing::info!("unmounted");
     ended
 }
@@ -120,7 +118,7 @@ fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Re
     let locals = if config.net.group_network.is_empty() {
         Vec::new()
     } else {
-        group_addresses(&config.net.group_network)?
+        group_addresses(&config.net.group_network.join(","))?
     };
     let name = format!("{}:{}", rustix::system::uname().nodename().to_string_lossy(), config.mountpoint.display());
     let peers = nodes
@@ -200,8 +198,14 @@ impl spurline_fuse::AccessLog for AccessLog {
     }
 }
 
-fn look(config: &MountConfig, reads: &Reads, stats: Arc<Stats>, started: Instant, fuse: String) -> Arc<parts::Look> {
-    let (volume, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.tier));
+fn look(
+    config: &MountConfig,
+    reads: &Reads,
+    stats: Arc<Stats>,
+    started: Instant,
+    fuse: String,
+) -> Arc<dyn AdminTarget> {
+    let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
     let (store, remote) = (reads.store.clone(), reads.remote.clone());
     let (source, mountpoint) = (config.source.to_string(), config.mountpoint.display().to_string());
     let status = move || {
@@ -215,13 +219,13 @@ fn look(config: &MountConfig, reads: &Reads, stats: Arc<Stats>, started: Instant
             "peers": remote.as_deref().map(peers).unwrap_or_default(),
         })
     };
-    Arc::new(parts::Look {
+    Arc::new(Target {
         stats,
-        pool: Arc::clone(&reads.pool),
         started,
+        gauges: Box::new(move |stats| parts::gauges(&pool, &tier, stats)),
         info: Box::new(move |path| volume.info(path)),
         status: Box::new(status),
-        held: Box::new(move || tier.held_bytes()),
+        health: Box::new(|| Ok(())),
     })
 }
 
@@ -246,4 +250,3 @@ fn peers(remote: &Remote) -> Vec<Value> {
         })
         .collect()
 }
-

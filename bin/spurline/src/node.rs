@@ -1,6 +1,7 @@
 //! Wires a node together and runs it until it is told to stop.
 
 use crate::background::Ready;
+use crate::service::{Outside, Target};
 use crate::{parts, signals};
 use serde_json::json;
 use spurline_cache::Shared;
@@ -8,6 +9,7 @@ use spurline_config::{Fault, NodeConfig};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
 use spurline_node::Node;
+use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::Volume as _;
@@ -21,10 +23,6 @@ use std::time::Instant;
 /// When it can't start, or does not end cleanly.
 pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let started = Instant::now();
-    parts::start_log(&config.log)?;
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
-    }
     let stats = Arc::new(Stats::default());
     let block_size = config.cache.block_size;
     let pool = Pool::new(config.budget.total, block_size as usize)?;
@@ -54,10 +52,10 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         ServerConfig { max_workers: (config.budget.serve_slots as usize).max(16), ..ServerConfig::default() };
     let tcp = TcpServer::bind(&addresses, Arc::clone(&node) as _, server_config, Arc::clone(&stats))?;
     let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
-    let look = Arc::new(parts::Look {
+    let look: Arc<dyn AdminTarget> = Arc::new(Target {
         stats: Arc::clone(&stats),
-        pool,
         started,
+        gauges: Box::new(move |stats| parts::gauges(&pool, &tier, stats)),
         info: {
             let node = Arc::clone(&node);
             Box::new(move |path| {
@@ -84,10 +82,10 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
                 })
             })
         },
-        held: Box::new(move || tier.held_bytes()),
+        health: Box::new(|| Ok(())),
     });
     let owner = listening.first().cloned().unwrap_or_default();
-    let windows = parts::open_windows(Owner::Node(&owner), &config.metrics, look)?;
+    let outside = Outside::open(Owner::Node(&owner), &config.metrics, &look)?;
     let (stop, stopped) = mpsc::channel();
     signals::on_stop(move |count| {
         let _ = stop.send(count);
@@ -105,7 +103,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     if !tcp.join(Instant::now() + parts::STOP_PATIENCE) {
         tracing::warn!("requests were still being answered after {} s", parts::STOP_PATIENCE.as_secs());
     }
-    drop(windows);
+    drop(outside);
     Ok(())
 }
 
@@ -113,11 +111,10 @@ fn listen_addresses(config: &NodeConfig) -> Result<Vec<SocketAddr>, Fault> {
     let ips = if config.net.group_network.is_empty() {
         vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]
     } else {
-        group_addresses(&config.net.group_network)?
+        group_addresses(&config.net.group_network.join(","))?
     };
     Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect())
 }
-
 
 fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()

@@ -1,25 +1,14 @@
-//! The parts a mount and a node have in common, made from their configuration: under-store, cache disks,
-//! memory, and the ways to look in from outside.
+//! The parts a mount and a node have in common, made from their configuration: under-store and cache disks.
 
 use serde_json::{Value, json};
 use spurline_config as config;
-use spurline_config::{CacheSize, Fault, IorpcMode, LogFormat, MetricsConfig};
-use spurline_mem::Pool;
-use spurline_observe::{AdminTarget, http, log, place, server, usage};
+use spurline_config::{CacheSize, IorpcMode};
+use spurline_mem::{Pool, Tier};
 use spurline_store::{Capacity, IoMode, Store, StoreConfig};
 use spurline_types::{Result, Stats};
 use spurline_under::{UnderConfig, UnderStore};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Starts logging as configured.
-///
-/// # Errors
-/// When the log file can't be opened or the filter does not parse.
-pub fn start_log(config: &config::LogConfig) -> Result<(), Fault> {
-    let json = config.format == LogFormat::Json;
-    log::init(&log::LogSettings { file: config.file.clone(), filter: config.filter.clone(), json }).map_err(Fault::from)
-}
+use std::time::Duration;
 
 /// Opens the under-store of `source` without asking it anything yet.
 ///
@@ -88,82 +77,11 @@ pub fn disks(store: Option<&Store>) -> Value {
         .collect()
 }
 
-/// What can be seen of this process from outside.
-pub struct Look {
-    /// Its counters.
-    pub stats: Arc<Stats>,
-    /// Its memory.
-    pub pool: Arc<Pool>,
-    /// When it started.
-    pub started: Instant,
-    /// Answers `info`.
-    pub info: Box<dyn Fn(&[u8]) -> Result<Value> + Send + Sync>,
-    /// Answers `status`.
-    pub status: Box<dyn Fn() -> Value + Send + Sync>,
-    /// Bytes of blocks in memory.
-    pub held: Box<dyn Fn() -> u64 + Send + Sync>,
-}
-
-impl Look {
-    fn refresh(&self) {
-        usage::refresh(&self.stats, self.started);
-        self.stats.usage.buffer_bytes.set(self.pool.used_bytes());
-        self.stats.usage.buffer_limit_bytes.set(self.pool.limit_bytes());
-        self.stats.blockcache.mem_bytes.set((self.held)());
-    }
-}
-
-impl AdminTarget for Look {
-    fn stats(&self) -> Value {
-        self.refresh();
-        self.stats.to_json()
-    }
-    fn prometheus(&self) -> String {
-        self.refresh();
-        self.stats.to_prometheus()
-    }
-    fn info(&self, path: &[u8]) -> Result<Value> {
-        (self.info)(path)
-    }
-    fn status(&self) -> Value {
-        (self.status)()
-    }
-}
-
-/// The servers through which [`Look`] is reached; they end when this is dropped.
-pub struct Windows {
-    _admin: Option<server::AdminServer>,
-    _metrics: Option<http::MetricsServer>,
-}
-
-/// Opens the admin socket of `owner` and the metrics page.
-///
-/// # Errors
-/// When an address given on the command line can't be had. Without a place for the socket the process runs on,
-/// and says so.
-pub fn open_windows(owner: place::Owner<'_>, metrics: &MetricsConfig, look: Arc<Look>) -> Result<Windows, Fault> {
-    let admin = place::make_socket_path(owner).and_then(|path| server::AdminServer::start(&path, look.clone()));
-    let admin = admin
-        .inspect_err(|error| tracing::warn!(%error, "no admin socket: `spurline stats` and `info` will not find this process"))
-        .ok();
-    let bind = match metrics {
-        MetricsConfig::Off => None,
-        MetricsConfig::At(address) => Some(http::Bind::Exactly(*address)),
-        MetricsConfig::Default => config::checked::DEFAULT_METRICS.parse().ok().map(http::Bind::Near),
-    };
-    let server = bind.map(|bind| http::MetricsServer::start(bind, look)).transpose();
-    let server = match server {
-        // Nobody asked for this address by name, so not having it keeps nothing from working.
-        Err(error) if *metrics == MetricsConfig::Default => {
-            tracing::warn!(%error, "no metrics page");
-            None
-        }
-        other => other?,
-    };
-    if let Some(server) = &server {
-        tracing::info!(address = %server.address(), "metrics page at http://{}/", server.address());
-    }
-    Ok(Windows { _admin: admin, _metrics: server })
+/// Brings the gauges of memory up to date.
+pub fn gauges(pool: &Pool, tier: &Tier, stats: &Stats) {
+    stats.usage.buffer_bytes.set(pool.used_bytes());
+    stats.usage.buffer_limit_bytes.set(pool.limit_bytes());
+    stats.blockcache.mem_bytes.set(tier.held_bytes());
 }
 
 /// How long a mount or a node that is told to stop may take before it stops by force.

@@ -112,6 +112,8 @@ pub struct Target {
     pub stats: Arc<Stats>,
     /// When it started.
     pub started: Instant,
+    /// Brings gauges up to date before they are shown.
+    pub gauges: Box<dyn Fn(&Stats) + Send + Sync>,
     /// About one path.
     pub info: Info,
     /// About the process.
@@ -123,10 +125,12 @@ pub struct Target {
 impl AdminTarget for Target {
     fn stats(&self) -> Value {
         usage::refresh(&self.stats, self.started);
+        (self.gauges)(&self.stats);
         self.stats.to_json()
     }
     fn prometheus(&self) -> String {
         usage::refresh(&self.stats, self.started);
+        (self.gauges)(&self.stats);
         self.stats.to_prometheus()
     }
     fn info(&self, path: &[u8]) -> Result<Value> {

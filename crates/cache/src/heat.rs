@@ -20,7 +20,8 @@ impl Heat {
     /// Adds a read of `bytes` of `id` and says whether the block has now been read by more than `limit`
     /// bytes; the count starts anew when it has.
     pub(crate) fn add(&self, id: &BlockId, bytes: usize, limit: usize) -> bool {
-        let hash = ((id.object.0 as u64) ^ (id.object.0 >> 64) as u64 ^ u64::from(id.index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let hash = ((id.object.0 as u64) ^ (id.object.0 >> 64) as u64 ^ u64::from(id.index))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let slot = &self.slots[(hash >> 50) as usize % SLOTS];
         let name = hash << 32;
         // Two threads may lose an update to each other: a block then warms up one read later.

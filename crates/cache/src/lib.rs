@@ -9,12 +9,12 @@
 mod heat;
 
 use heat::Heat;
+use parking_lot::Mutex;
 use spurline_mem::{Fill, Found, Pool, Slice, Tier};
 use spurline_store::{GRANULE, Outcome, PinnedFile, Store};
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_under::UnderStore;
 use spurline_volume::{Backing, Capacity, Data, Volume, Workers};
-use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -359,7 +359,8 @@ impl Volume for Cache {
         let object = ObjectRef::new(self.source(), path, attr.version.clone(), attr.size);
         let size = self.shared.block_size;
         let total = object.blocks(size) as u32;
-        let in_memory = |index| self.shared.tier.find(&BlockId { object: object.id, index }).is_some_and(|b| b.is_ready());
+        let in_memory =
+            |index| self.shared.tier.find(&BlockId { object: object.id, index }).is_some_and(|b| b.is_ready());
         let memory = (0..total).filter(|index| in_memory(*index)).count();
         let disk = (0..total).filter(|index| self.on_disk(&object, *index)).count();
         let cached = (0..total).filter(|index| in_memory(*index) || self.on_disk(&object, *index)).count();

@@ -148,6 +148,14 @@ impl Fill {
         Arc::clone(&self.block)
     }
 
+    /// Address of [`Sink::spare`], and its capacity with the bytes that pad the buffer to its size in the arena,
+    /// which a device that writes whole sectors may fill too.
+    pub fn spare_parts(&mut self) -> (*mut u8, usize) {
+        let filled = self.block.filled.load(Ordering::Relaxed);
+        // SAFETY: the mark lies inside the buffer.
+        (unsafe { self.block.buf.as_ptr().add(filled) }, self.block.buf.footprint() - filled)
+    }
+
     /// Ends an unfinished fill with an error that every waiting reader gets; the block is forgotten, so the
     /// next reader tries anew.
     pub fn fail(mut self, error: Error) {

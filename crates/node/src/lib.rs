@@ -53,7 +53,9 @@ impl Node {
             return Ok(VolumeId(index as u32));
         }
         let below = |allowed: &String| {
-            source.strip_prefix(allowed.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            source
+                .strip_prefix(allowed.trim_end_matches('/'))
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         if !self.allowed.iter().any(below) {
             return Err(Error::new(
@@ -71,7 +73,10 @@ impl Node {
             return Ok(VolumeId(index as u32));
         }
         if volumes.len() >= VOLUMES_MAX {
-            return Err(Error::new(ErrorKind::NoSpace, format!("node {} serves {VOLUMES_MAX} volumes already", self.name)));
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!("node {} serves {VOLUMES_MAX} volumes already", self.name),
+            ));
         }
         volumes.push(Cache::new(Arc::clone(&self.shared), under));
         Ok(VolumeId(volumes.len() as u32 - 1))

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Stats, Version};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -192,19 +192,12 @@ impl UnderStore for DirUnder {
         })
     }
 
-    fn read(
-        &self,
-        object: &ObjectRef,
-        offset: u64,
-        dst: &mut [u8],
-        progress: &mut dyn FnMut(usize),
-        deadline: Instant,
-    ) -> Result<()> {
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
         validate(&object.path)?;
-        crate::object::validate_range(object, offset, dst.len())?;
+        crate::object::validate_range(object, offset, sink.spare().len())?;
         let started = Instant::now();
         self.stats.object.in_flight.add(1);
-        let answer = self.read_pieces(object, offset, dst, progress, deadline);
+        let answer = self.read_pieces(object, offset, sink, deadline);
         self.stats.object.in_flight.sub(1);
         self.stats.object.get_ops.add(1);
         self.stats.object.get_us.add_us(started.elapsed());
@@ -235,36 +228,26 @@ type Piece = Result<(Vec<u8>, usize)>;
 impl DirUnder {
     /// A thread of the pool reads pieces into buffers of its own and this thread copies them out: a thread that hangs
     /// in the operating system must not hold the caller's memory.
-    fn read_pieces(
-        &self,
-        object: &ObjectRef,
-        offset: u64,
-        dst: &mut [u8],
-        progress: &mut dyn FnMut(usize),
-        deadline: Instant,
-    ) -> Result<()> {
+    fn read_pieces(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
         let (full, filled) = mpsc::sync_channel::<Piece>(2);
         let (empty, emptied) = mpsc::sync_channel::<Vec<u8>>(2);
-        let (inner, wanted, len) = (Arc::clone(&self.inner), object.clone(), dst.len());
+        let (inner, wanted, len) = (Arc::clone(&self.inner), object.clone(), sink.spare().len());
         self.pool.submit(move || inner.read(&wanted, offset, len, &full, &emptied));
         let mut done = 0;
-        while done < dst.len() {
+        while done < len {
             let left = deadline.saturating_duration_since(Instant::now());
             match filled.recv_timeout(left) {
                 Ok(Ok((buffer, n))) => {
-                    dst[done..done + n].copy_from_slice(&buffer[..n]);
+                    sink.spare()[..n].copy_from_slice(&buffer[..n]);
+                    sink.commit(n);
                     done += n;
                     self.stats.object.get_bytes.add(n as u64);
                     // The reading thread may be through and gone.
                     let _ = empty.send(buffer);
-                    progress(done);
                 }
                 Ok(Err(error)) => return Err(error),
                 Err(_) => return Err(self.no_answer("reading", &object.path, NoAnswer::Running)),
             }
-        }
-        if len == 0 {
-            progress(0);
         }
         Ok(())
     }

@@ -39,7 +39,7 @@ mod source;
 pub use config::{Credentials, Environment, UnderConfig};
 pub use source::{Scheme, Source};
 
-use spurline_types::{Attr, ListPage, ObjectRef, Result, Stats};
+use spurline_types::{Attr, ListPage, ObjectRef, Result, Sink, Stats};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -113,21 +113,13 @@ pub trait UnderStore: Send + Sync {
     /// `Invalid` when it is none, `Unsupported` where there are none.
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>>;
 
-    /// Reads `dst.len()` bytes from `offset` of the object at exactly `object.version`. `progress(n)` says that the
-    /// first `n` bytes of `dst` have landed; it is called on this thread, with growing `n`, the last being `dst.len()`
-    /// when the read succeeds. Bytes landed before a failure are of the right version.
+    /// Fills `sink` from `offset` of the object at exactly `object.version`, on this thread. Bytes committed before a
+    /// failure are of the right version.
     ///
     /// # Errors
     /// `Stale` when the object has another version by now or is gone, `Invalid` past `object.size`, `Timeout` when the
     /// deadline passed (with the last failure in its sentence).
-    fn read(
-        &self,
-        object: &ObjectRef,
-        offset: u64,
-        dst: &mut [u8],
-        progress: &mut dyn FnMut(usize),
-        deadline: Instant,
-    ) -> Result<()>;
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()>;
 
     /// The capacity behind the source, where it has one.
     ///

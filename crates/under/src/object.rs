@@ -8,7 +8,7 @@ use crate::s3_wire::bare_etag;
 use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
 use futures::future::{BoxFuture, Either, select};
 use futures::{StreamExt as _, TryStreamExt as _};
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Stats, Version};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
 use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
@@ -25,11 +25,11 @@ const CHECK_RETRIES: u32 = 2;
 
 /// A read's destination and how far it is filled.
 struct Landing<'a> {
-    /// Where in the object `dst` begins.
+    /// Where in the object the sink began.
     offset: u64,
-    dst: &'a mut [u8],
+    sink: &'a mut dyn Sink,
+    len: usize,
     landed: usize,
-    progress: &'a mut dyn FnMut(usize),
 }
 
 /// A bucket seen as folders and files.
@@ -265,10 +265,11 @@ impl ObjectUnder {
         landing: &mut Landing<'_>,
         left: Duration,
     ) -> Result<(), Failure> {
-        let Landing { offset, dst, landed, progress } = landing;
+        let Landing { offset, sink, len, landed } = landing;
+        let len = *len;
         let etag = expected_etag(&object.version);
         let from = *offset + *landed as u64;
-        let to = *offset + dst.len() as u64;
+        let to = *offset + len as u64;
         let limit = self.config.timeout.min(left);
         let body = match timeout(limit, self.backend.get(key, from, to, etag)).await {
             Ok(body) => body?,
@@ -276,13 +277,12 @@ impl ObjectUnder {
         };
         same_version(object, &body)?;
         let RawBody { mut stream, .. } = body;
-        while *landed < dst.len() {
+        while *landed < len {
             let stall = self.config.stall_timeout;
             let chunk = match timeout(stall, stream.next()).await {
                 Ok(Some(chunk)) => chunk?,
                 Ok(None) => {
-                    let message =
-                        format!("{} ended a transfer {} bytes early", self.backend.describe(), dst.len() - *landed);
+                    let message = format!("{} ended a transfer {} bytes early", self.backend.describe(), len - *landed);
                     return Err(Failure::passing(ErrorKind::Unavailable, message));
                 }
                 Err(_) => {
@@ -294,27 +294,21 @@ impl ObjectUnder {
                     return Err(Failure::passing(ErrorKind::Timeout, message));
                 }
             };
-            let n = chunk.len().min(dst.len() - *landed);
-            dst[*landed..*landed + n].copy_from_slice(&chunk[..n]);
+            let n = chunk.len().min(len - *landed);
+            sink.spare()[..n].copy_from_slice(&chunk[..n]);
+            sink.commit(n);
             *landed += n;
             self.stats.object.get_bytes.add(n as u64);
-            progress(*landed);
         }
         Ok(())
     }
 
-    async fn read_range(
-        &self,
-        object: &ObjectRef,
-        offset: u64,
-        dst: &mut [u8],
-        progress: &mut dyn FnMut(usize),
-        deadline: Instant,
-    ) -> Result<()> {
+    async fn read_range(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
         let key = self.key(&object.path).ok_or_else(|| not_utf8(&object.path))?;
         let _place = self.reads.acquire().await;
         let mut retry = Retry::new(self.config.retries, deadline, &self.stats);
-        let mut landing = Landing { offset, dst, landed: 0, progress };
+        let len = sink.spare().len();
+        let mut landing = Landing { offset, sink, len, landed: 0 };
         loop {
             let before = landing.landed;
             let left = retry.left();
@@ -386,22 +380,15 @@ impl UnderStore for ObjectUnder {
         Err(Error::new(ErrorKind::Unsupported, format!("'{}' is no link: object stores have none", show(path))))
     }
 
-    fn read(
-        &self,
-        object: &ObjectRef,
-        offset: u64,
-        dst: &mut [u8],
-        progress: &mut dyn FnMut(usize),
-        deadline: Instant,
-    ) -> Result<()> {
-        validate_range(object, offset, dst.len())?;
-        if dst.is_empty() {
-            progress(0);
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+        let len = sink.spare().len();
+        validate_range(object, offset, len)?;
+        if len == 0 {
             return Ok(());
         }
         let started = Instant::now();
         self.stats.object.in_flight.add(1);
-        let answer = self.block(deadline, self.read_range(object, offset, dst, progress, deadline));
+        let answer = self.block(deadline, self.read_range(object, offset, sink, deadline));
         self.stats.object.in_flight.sub(1);
         self.stats.object.get_ops.add(1);
         self.stats.object.get_us.add_us(started.elapsed());

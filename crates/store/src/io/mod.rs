@@ -42,6 +42,17 @@ unsafe impl IoBuf for Option<spurline_mem::Buf> {
     }
 }
 
+// SAFETY: what is above a fill's mark is the fill's alone, and the block it gives to keep owns that memory; a fill
+// that lost its buffer this way is failed by its owner, so nobody else gets the block.
+unsafe impl IoBuf for spurline_mem::Fill {
+    fn parts(&mut self) -> (*mut u8, usize) {
+        self.spare_parts()
+    }
+    fn keep(&mut self) -> Box<dyn Send> {
+        Box::new(self.block())
+    }
+}
+
 /// Where a read goes: `len` bytes at `ptr`, which belong to what `keep` gives.
 pub struct Target<'a> {
     pub(crate) ptr: *mut u8,
