@@ -7,7 +7,7 @@ use serde_json::json;
 use spurline_cache::Shared;
 use spurline_config::{Fault, NodeConfig};
 use spurline_mem::{Pool, Tier};
-use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
+use spurline_net_tcp::{ServerConfig, TcpServer, group_addresses};
 use spurline_node::Node;
 use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;

@@ -65,7 +65,7 @@ pub fn disks(store: Option<&Store>) -> Value {
         .map(|disk| {
             json!({
                 "path": disk.path.display().to_string(),
-                "state": disk.state.to_string(),
+                "state": disk.state.name(),
                 "since": disk.since.duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
                 "reason": disk.reason,
                 "used_bytes": disk.used,

@@ -33,7 +33,8 @@ struct Line {
 #[derive(Debug)]
 pub struct AccessLogWriter {
     sender: Option<SyncSender<Line>>,
-    done: Receiver<()>,
+    /// Behind a lock only so that the writer may be shared; it is waited on once, at the end.
+    done: std::sync::Mutex<Receiver<()>>,
     dropped: Arc<AtomicU64>,
 }
 
@@ -56,7 +57,7 @@ impl AccessLogWriter {
                 let _ = finished.send(());
             })
             .map_err(io)?;
-        Ok(AccessLogWriter { sender: Some(sender), done, dropped })
+        Ok(AccessLogWriter { sender: Some(sender), done: std::sync::Mutex::new(done), dropped })
     }
 
     /// Notes one request: its name, inode, offset and length where it has them, 0 or an errno, and its time.
@@ -72,7 +73,9 @@ impl AccessLogWriter {
 impl Drop for AccessLogWriter {
     fn drop(&mut self) {
         self.sender = None;
-        let _ = self.done.recv_timeout(LAST_LINES);
+        if let Ok(done) = self.done.get_mut() {
+            let _ = done.recv_timeout(LAST_LINES);
+        }
     }
 }
 
