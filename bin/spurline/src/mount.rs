@@ -99,7 +99,7 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
     let under = parts::open_under(config.source.as_str(), &config.under, stats)?;
     under.check(Instant::now() + config.under.timeout)?;
     tracing::info!("source {}", under.describe());
-    let pool = Pool::new(config.budget.total, config.cache.block_size as usize)?;
+    let pool = Pool::new(pool_bytes(config), config.cache.block_size as usize)?;
     let store = parts::open_store(&config.cache, &pool, stats)?;
     let tier = Tier::new(Arc::clone(&pool));
     let shared = Shared::new(
@@ -111,6 +111,11 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
         Arc::clone(stats),
     );
     Ok(Reads { volume: Cache::new(shared, under), pool, tier, store, remote: None })
+}
+
+/// What is left of the budget beside the slots of the FUSE session, which have memory of their own.
+fn pool_bytes(config: &MountConfig) -> u64 {
+    config.budget.total - config.budget.fuse_slots * config.budget.fuse_slot_bytes
 }
 
 fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Result<Reads, Fault> {
@@ -142,7 +147,7 @@ fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Re
         RemoteConfig { patience: Patience::new(config.net.peer_timeout), fetchers: config.net.nconnect.max(2) };
     let mut memory = None;
     let remote = Remote::connect(config.source.as_str(), peers, remote_config, Arc::clone(stats), |block_size| {
-        let pool = Pool::new(config.budget.total, block_size as usize)?;
+        let pool = Pool::new(pool_bytes(config), block_size as usize)?;
         let tier = Tier::new(Arc::clone(&pool));
         memory = Some((pool, Arc::clone(&tier)));
         Ok(tier)
