@@ -1,7 +1,7 @@
 //! The rules every under-store must keep, run on each of them by the tests beside this file.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use spurline_types::{Attr, DirEntry, ErrorKind, FileKind, ObjectRef, Stats};
+use spurline_types::{Attr, DirEntry, ErrorKind, FileKind, ObjectRef, SliceSink, Stats};
 use spurline_under::UnderStore;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,18 +48,9 @@ pub fn object(store: &dyn UnderStore, path: &[u8]) -> (ObjectRef, Attr) {
 
 pub fn read(store: &dyn UnderStore, object: &ObjectRef, offset: u64, len: usize) -> spurline_types::Result<Vec<u8>> {
     let mut bytes = vec![0xaa; len];
-    let mut last = 0;
-    store.read(
-        object,
-        offset,
-        &mut bytes,
-        &mut |n| {
-            assert!(n >= last && n <= len, "progress went from {last} to {n}");
-            last = n;
-        },
-        soon(),
-    )?;
-    assert_eq!(last, len, "the last progress is the whole");
+    let mut sink = SliceSink::new(&mut bytes);
+    store.read(object, offset, &mut sink, soon())?;
+    assert_eq!(sink.filled(), len, "a read that succeeds has filled its sink");
     Ok(bytes)
 }
 
