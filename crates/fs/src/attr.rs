@@ -100,8 +100,9 @@ pub struct Config {
     pub max_readahead: u64,
     /// What all readers together may be read ahead, in bytes: a share of the memory budget.
     pub readahead_budget: u64,
-    /// The smallest file handed to the kernel for passthrough, in bytes: below, the two system calls per
-    /// open cost more than the read they save.
+    /// The smallest file handed to the kernel for passthrough, in bytes. Registering one costs about 15 us at
+    /// each first open, and saves half the time of a file of 64 KiB that the kernel has no pages of (103
+    /// against 189 us for lookup, open, read and close over io_uring; the same at 4 KiB; a fifth at 1 MiB).
     pub passthrough_min: u64,
     /// Names asked of the volume at a time, and so the names an open directory holds in memory.
     pub list_page: usize,
@@ -124,7 +125,7 @@ impl Default for Config {
             blksize: 128 << 10,
             max_readahead: 64 << 20,
             readahead_budget: 128 << 20,
-            passthrough_min: 256 << 10,
+            passthrough_min: 64 << 10,
             list_page: 1000,
         }
     }
