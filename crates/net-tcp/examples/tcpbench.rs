@@ -1,12 +1,13 @@
-//! Measures the TCP transport against the bare block reader: same socket options, connections and depth, client and
-//! server in processes of their own, interleaved, medians.
+//! Measures the TCP transport against the bare block reader: same socket options, connections and depth, servers in
+//! processes of their own, short slices taken in turn, medians.
 //!
-//! `cargo run --release -p spurline-net-tcp --example tcpbench -- --size 1M --conns 4 --depth 1 --secs 2 --rounds 5`
+//! `cargo run --release -p spurline-net-tcp --example tcpbench -- --size 1M --conns 4 --depth 1 --secs 0.2 --rounds 15`
 //!
 //! A channel has one request under way, so depth D on C connections of the bare reader is compared with C x D
-//! channels. `--server` and `--client` are the two processes; they are started by the measuring one.
+//! channels. `channel` holds one per thread, `pool` checks one out for every request. `of bare` is the median of the
+//! rounds' own ratios, so a machine with other work on it still gives a fair one. Seconds are those of one slice.
 
-use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer, bare};
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpChannel, TcpConnector, TcpServer, bare};
 use spurline_proto::{Capabilities, Hello, Read, Request, VolumeId, Welcome};
 use spurline_transport::{Channel, ChannelPool, ConnState, PoolConfig, Responder, Service, greet};
 use spurline_types::{Error, ErrorKind, Result, Size, Stats};
@@ -29,16 +30,8 @@ struct Args {
     sndbuf: Option<usize>,
     rcvbuf: Option<usize>,
     mode: String,
-    addr: Option<SocketAddr>,
-    role: Role,
+    server: bool,
     host: String,
-}
-
-#[derive(PartialEq)]
-enum Role {
-    Measure,
-    Server,
-    Client,
 }
 
 fn parse() -> Args {
@@ -46,14 +39,13 @@ fn parse() -> Args {
         size: 1 << 20,
         conns: 4,
         depth: 1,
-        secs: 2.0,
+        secs: 0.2,
         align: 0,
-        rounds: 5,
+        rounds: 15,
         sndbuf: None,
         rcvbuf: None,
         mode: String::new(),
-        addr: None,
-        role: Role::Measure,
+        server: false,
         host: "127.0.0.1".into(),
     };
     let mut words = std::env::args().skip(1);
@@ -70,9 +62,7 @@ fn parse() -> Args {
             "--sndbuf" => args.sndbuf = Some(size(value())),
             "--rcvbuf" => args.rcvbuf = Some(size(value())),
             "--host" => args.host = value(),
-            "--server" => (args.role, args.mode) = (Role::Server, value()),
-            "--client" => (args.role, args.mode) = (Role::Client, value()),
-            "--addr" => args.addr = value().parse().ok(),
+            "--server" => (args.server, args.mode) = (true, value()),
             other => panic!("unknown word {other}"),
         }
     }
@@ -119,72 +109,76 @@ fn serve(args: &Args, options: SocketOptions) {
     }
 }
 
-fn client(args: &Args, options: SocketOptions) {
-    let addr = args.addr.expect("--addr");
-    let stop = AtomicBool::new(false);
-    let bytes = AtomicU64::new(0);
-    let stats = Arc::new(Stats::default());
-    let connector = TcpConnector::new(&addr.to_string(), vec![], options, Arc::clone(&stats));
-    let jobs = if args.mode == "bare" { args.conns } else { args.conns * args.depth };
-    let config = PoolConfig { nconnect: jobs, ..PoolConfig::default() };
-    let pool = ChannelPool::new(Arc::new(connector), "bench", "mem", config, stats);
-    let deadline = || Instant::now() + Duration::from_secs(10);
-    let direct = TcpConnector::new(&addr.to_string(), vec![], options, Arc::default());
-    let start = Instant::now();
-    std::thread::scope(|scope| {
-        for job in 0..jobs {
-            let (stop, bytes, pool, direct) = (&stop, &bytes, &pool, &direct);
-            scope.spawn(move || {
-                // Where the destination lies within a page decides how fast the kernel's copy runs (below).
-                let mut room = vec![0u8; args.size + 8192];
-                let start = room.as_ptr().align_offset(4096) + args.align;
-                let dst = &mut room[start..start + args.size];
-                let mut offset = job as u64 * 7_654_321;
-                let mut done = 0u64;
-                let mut next = || {
-                    offset = offset.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    (offset >> 20) & !4095
-                };
-                let mut body = Vec::new();
-                let read = |volume, offset| {
-                    let (path, version, len) =
-                        (b"some/dir/some-file.bin".as_slice(), "0123456789abcdef-1", args.size as u32);
-                    Request::Read(Read { volume, path, version, size: 1 << 40, offset, len })
-                };
-                if args.mode == "bare" {
-                    let mut reader = bare::Reader::connect(addr, &options).expect("a connection");
-                    for _ in 0..args.depth {
-                        reader.ask(next(), args.size as u64).expect("a request");
-                    }
-                    while !stop.load(Ordering::Relaxed) {
-                        reader.take(dst).expect("an answer");
-                        done += args.size as u64;
-                        reader.ask(next(), args.size as u64).expect("a request");
-                    }
-                } else if args.mode == "channel" {
-                    let mut channel = direct.open(deadline()).expect("a channel");
-                    let welcome = greet(&mut channel, &Hello::new("bench", "mem"), deadline()).expect("a welcome");
-                    while !stop.load(Ordering::Relaxed) {
-                        let request = read(welcome.volume, next());
-                        channel.call(&request, &mut body, dst, &mut |_| {}, deadline()).expect("an answer");
-                        done += args.size as u64;
-                    }
-                } else {
-                    while !stop.load(Ordering::Relaxed) {
-                        let mut lease = pool.checkout(deadline()).expect("a channel");
-                        let request = read(lease.welcome().volume, next());
-                        lease.call(&request, &mut body, dst, &mut |_| {}, deadline()).expect("an answer");
-                        done += args.size as u64;
+/// What asks: one per thread, kept over all slices.
+enum Asker<'a> {
+    Bare(bare::Reader),
+    Channel(TcpChannel, VolumeId),
+    Pool(&'a ChannelPool),
+}
+
+/// A thread's place to read to and its last offset.
+struct Job<'a> {
+    asker: Asker<'a>,
+    room: Vec<u8>,
+    offset: u64,
+}
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(10)
+}
+
+impl Job<'_> {
+    fn next(&mut self) -> u64 {
+        self.offset = self.offset.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.offset >> 20) & !4095
+    }
+
+    /// Reads until told to stop; says how many bytes.
+    fn run(&mut self, args: &Args, stop: &AtomicBool) -> u64 {
+        let size = args.size;
+        let start = self.room.as_ptr().align_offset(4096) + args.align;
+        let mut room = std::mem::take(&mut self.room);
+        let dst = &mut room[start..start + size];
+        let mut body = Vec::new();
+        let mut done = 0;
+        let request = |volume, offset| {
+            let (path, version, len) = (b"some/dir/some-file.bin".as_slice(), "0123456789abcdef-1", size as u32);
+            Request::Read(Read { volume, path, version, size: 1 << 40, offset, len })
+        };
+        let ahead = if matches!(self.asker, Asker::Bare(_)) { args.depth } else { 0 };
+        for _ in 0..ahead {
+            let offset = self.next();
+            if let Asker::Bare(reader) = &mut self.asker {
+                reader.ask(offset, size as u64).expect("a request");
+            }
+        }
+        let mut owed = ahead;
+        while owed > 0 || !stop.load(Ordering::Relaxed) {
+            let offset = self.next();
+            match &mut self.asker {
+                Asker::Bare(reader) => {
+                    reader.take(dst).expect("an answer");
+                    if stop.load(Ordering::Relaxed) {
+                        owed -= 1;
+                    } else {
+                        reader.ask(offset, size as u64).expect("a request");
                     }
                 }
-                bytes.fetch_add(done, Ordering::Relaxed);
-            });
+                Asker::Channel(channel, volume) => {
+                    let request = request(*volume, offset);
+                    channel.call(&request, &mut body, dst, &mut |_| {}, deadline()).expect("an answer");
+                }
+                Asker::Pool(pool) => {
+                    let mut lease = pool.checkout(deadline()).expect("a channel");
+                    let request = request(lease.welcome().volume, offset);
+                    lease.call(&request, &mut body, dst, &mut |_| {}, deadline()).expect("an answer");
+                }
+            }
+            done += size as u64;
         }
-        std::thread::sleep(Duration::from_secs_f64(args.secs));
-        stop.store(true, Ordering::Relaxed);
-    });
-    let secs = start.elapsed().as_secs_f64();
-    println!("{} {secs} {}", bytes.into_inner(), cpu());
+        self.room = room;
+        done
+    }
 }
 
 struct ServerProcess {
@@ -227,50 +221,71 @@ impl Drop for ServerProcess {
 fn main() {
     let args = parse();
     let options = SocketOptions { send_buffer: args.sndbuf, recv_buffer: args.rcvbuf, ..SocketOptions::default() };
-    match args.role {
-        Role::Server => return serve(&args, options),
-        Role::Client => return client(&args, options),
-        Role::Measure => {}
+    if args.server {
+        return serve(&args, options);
     }
-    let mut extra: Vec<String> = Vec::new();
-    let mut words = std::env::args().skip(1);
-    while let (Some(word), Some(value)) = (words.next(), words.next()) {
-        extra.extend([word, value]);
-    }
+    let extra: Vec<String> = std::env::args().skip(1).collect();
+    let mut servers = [ServerProcess::start("bare", &extra), ServerProcess::start("frames", &extra)];
+    let bare_addr: SocketAddr = servers[0].addr.parse().expect("an address");
+    let connector = Arc::new(TcpConnector::new(&servers[1].addr, vec![], options, Arc::default()));
+    let many = args.conns * args.depth;
+    let config = PoolConfig { nconnect: many, ..PoolConfig::default() };
+    let pool = ChannelPool::new(Arc::clone(&connector) as _, "bench", "mem", config, Arc::default());
+    let job = |n: usize, asker| Job { asker, room: vec![0; args.size + 8192], offset: n as u64 * 7_654_321 };
+    let channel = || {
+        let mut channel = connector.open(deadline()).expect("a channel");
+        let welcome = greet(&mut channel, &Hello::new("bench", "mem"), deadline()).expect("a welcome");
+        Asker::Channel(channel, welcome.volume)
+    };
+    let bare = || Asker::Bare(bare::Reader::connect(bare_addr, &options).expect("a connection"));
     let modes = ["bare", "channel", "pool"];
-    // The pool talks to the same kind of server as the channel.
-    let mut servers: Vec<_> = modes.iter().map(|mode| ServerProcess::start(mode, &extra)).collect();
-    // Per mode: GB/s, answers per second, client and server CPU-seconds per GB.
-    let mut seen: Vec<Vec<[f64; 4]>> = vec![Vec::new(); modes.len()];
-    for _ in 0..args.rounds {
-        for (i, mode) in modes.iter().enumerate() {
-            let before = servers[i].cpu();
-            let exe = std::env::current_exe().expect("this program");
-            let out = Command::new(exe)
-                .args(["--client", mode, "--addr", &servers[i].addr])
-                .args(&extra)
-                .output()
-                .expect("a client process");
-            let text = String::from_utf8_lossy(&out.stdout);
-            let numbers: Vec<f64> = text.split_whitespace().filter_map(|n| n.parse().ok()).collect();
-            let [bytes, secs, cpu] = numbers[..] else {
-                panic!("the client said: {text} {}", String::from_utf8_lossy(&out.stderr))
-            };
-            let gb = bytes / 1e9;
-            let server = servers[i].cpu() - before;
-            seen[i].push([gb / secs, bytes / args.size as f64 / secs, cpu / gb, server / gb]);
+    let mut jobs: [Vec<Job<'_>>; 3] = [
+        (0..args.conns).map(|n| job(n, bare())).collect(),
+        (0..many).map(|n| job(n, channel())).collect(),
+        (0..many).map(|n| job(n, Asker::Pool(&pool))).collect(),
+    ];
+    // Per mode and round: GB/s, client and server CPU-seconds per GB.
+    let mut seen: [Vec<[f64; 3]>; 3] = Default::default();
+    for round in 0..=args.rounds {
+        for turn in 0..modes.len() {
+            let i = (turn + round) % modes.len();
+            let server = &mut servers[i.min(1)];
+            let before = (server.cpu(), cpu(), Instant::now());
+            let (stop, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
+            std::thread::scope(|scope| {
+                for job in &mut jobs[i] {
+                    let (stop, bytes, args) = (&stop, &bytes, &args);
+                    scope.spawn(move || bytes.fetch_add(job.run(args, stop), Ordering::Relaxed));
+                }
+                std::thread::sleep(Duration::from_secs_f64(args.secs));
+                stop.store(true, Ordering::Relaxed);
+            });
+            let gb = bytes.into_inner() as f64 / 1e9;
+            let row = [gb / before.2.elapsed().as_secs_f64(), (cpu() - before.1) / gb, (server.cpu() - before.0) / gb];
+            // The first round warms up.
+            if round > 0 {
+                seen[i].push(row);
+            }
         }
     }
-    let median = |rows: &[[f64; 4]], column: usize| {
-        let mut all: Vec<f64> = rows.iter().map(|row| row[column]).collect();
+    let median = |mut all: Vec<f64>| {
         all.sort_by(f64::total_cmp);
         all[all.len() / 2]
     };
-    let ceiling = median(&seen[0], 0);
     println!("size {} conns {} depth {}", Size(args.size as u64), args.conns, args.depth);
-    println!("mode       GB/s  answers/s  of bare  CPU-s/GB client  server");
+    println!("mode       GB/s  answers/s  of bare  CPU-s/GB client (of bare)  server (of bare)");
     for (i, mode) in modes.iter().enumerate() {
-        let m = |column| median(&seen[i], column);
-        println!("{mode:8} {:6.2} {:10.0} {:8.3} {:16.3} {:7.3}", m(0), m(1), m(0) / ceiling, m(2), m(3));
+        let m = |column: usize| median(seen[i].iter().map(|row| row[column]).collect());
+        let r = |column: usize| median(seen[i].iter().zip(&seen[0]).map(|(a, b)| a[column] / b[column]).collect());
+        let answers = m(0) * 1e9 / args.size as f64;
+        println!(
+            "{mode:8} {:6.2} {answers:10.0} {:8.3} {:16.3} ({:5.3}) {:9.3} ({:5.3})",
+            m(0),
+            r(0),
+            m(1),
+            r(1),
+            m(2),
+            r(2)
+        );
     }
 }

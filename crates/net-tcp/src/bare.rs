@@ -13,6 +13,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Bytes waited for at once, as in the transport.
+const PIECE: usize = 256 << 10;
+
 /// Serves `data` to every connection, a thread each, until the process ends. Offsets wrap around.
 ///
 /// # Errors
@@ -86,8 +89,9 @@ impl Reader {
     pub fn take(&mut self, dst: &mut [u8]) -> Result<()> {
         let mut filled = 0;
         while filled < dst.len() {
-            // Waiting for all of it costs a fraction of the wake-ups of plain reads, so the ceiling does that too.
-            match rustix::net::recv(&self.socket, &mut dst[filled..], RecvFlags::WAITALL) {
+            // Waiting for whole pieces costs a fraction of the wake-ups of plain reads, so the ceiling does that too.
+            let until = dst.len().min(filled + PIECE);
+            match rustix::net::recv(&self.socket, &mut dst[filled..until], RecvFlags::WAITALL) {
                 Ok((_, 0)) => return Err(Error::new(ErrorKind::Unavailable, "bare reader: the server is gone")),
                 Ok((_, n)) => filled += n,
                 Err(Errno::INTR) => {}
