@@ -95,7 +95,19 @@ impl Disk {
         if !first && let Some(file) = self.files.get(key) {
             return Ok(file);
         }
-        let file = self.io.open(&layout::data_path(&self.root, key), true, self.timeouts.1)?;
+        let path = layout::data_path(&self.root, key);
+        let file = match self.io.open(&path, true, self.timeouts.1) {
+            // The first file of its folder.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // Only this one folder: where the disk was unmounted, nothing is to be made on what lies under it.
+                match path.parent().map_or(Ok(()), std::fs::create_dir) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                    _ => {}
+                }
+                self.io.open(&path, true, self.timeouts.1)?
+            }
+            other => other?,
+        };
         Ok(self.files.put(*key, file, first))
     }
 

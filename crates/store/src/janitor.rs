@@ -96,6 +96,9 @@ fn probe(core: &Core, disk: &Disk) -> io::Result<()> {
     if late > 0 {
         return Err(io::Error::other(format!("{late} operations have not ended yet")));
     }
+    if !disk.held.is_at(&disk.root) {
+        return Err(io::Error::other("another directory lies in its place; mount the disk again"));
+    }
     let file = disk.io.open(&disk.root.join("probe"), true, core.config.write_timeout)?;
     scratch::with(|scratch| {
         let stamp = std::process::id() as u8 ^ Instant::now().elapsed().subsec_nanos() as u8 | 1;

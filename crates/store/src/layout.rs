@@ -5,7 +5,7 @@
 //! DIR/lock         held by the process that uses the directory, with its pid
 //! DIR/format       layout number, block size, the disk's own id
 //! DIR/index        the index log
-//! DIR/data/3f/3f…  data files: 256 folders by the object's first byte
+//! DIR/data/3f/3f…  data files: up to 256 folders by the object's first byte, made when first needed
 //! DIR/probe        written and read back while the disk is not normal
 //! ```
 
@@ -15,6 +15,7 @@ use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const LAYOUT: u32 = 1;
@@ -46,6 +47,8 @@ pub fn parse_name(name: &str) -> Option<FileKey> {
 pub struct Root {
     /// The disk's own id: its rank for an object stays when it is mounted elsewhere.
     pub id: u64,
+    /// Device and inode of the directory, to notice when another lies in its place.
+    place: Option<(u64, u64)>,
     /// Held for as long as the directory is used.
     _lock: File,
 }
@@ -53,6 +56,17 @@ pub struct Root {
 fn fail(path: &Path, what: &str, error: &std::io::Error, remedy: &str) -> Error {
     let error = Error::io(format!("cache directory {}: {what}", path.display()), error);
     Error::new(error.kind(), format!("{}; {remedy}", error.message()))
+}
+
+fn place(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()))
+}
+
+impl Root {
+    /// Whether `path` is still the directory that was opened: not after its disk was unmounted.
+    pub fn is_at(&self, path: &Path) -> bool {
+        place(path) == self.place
+    }
 }
 
 /// Makes the directory if it is missing, locks it, and checks or writes what it says about itself.
@@ -96,11 +110,8 @@ pub fn open(path: &Path, block_size: u32) -> Result<Root> {
         tracing::debug!("{}: the pid was not written to the lock file: {error}", path.display());
     }
     let id = check_format(path, block_size)?;
-    for n in 0..256 {
-        let dir = path.join(format!("data/{n:02x}"));
-        std::fs::create_dir_all(&dir).map_err(|e| fail(path, "its folders can't be made", &e, remedy))?;
-    }
-    Ok(Root { id, _lock: lock })
+    std::fs::create_dir_all(path.join("data")).map_err(|e| fail(path, "its folders can't be made", &e, remedy))?;
+    Ok(Root { id, place: place(path), _lock: lock })
 }
 
 fn check_format(path: &Path, block_size: u32) -> Result<u64> {

@@ -20,6 +20,7 @@ mod policy;
 mod read;
 mod scratch;
 mod store;
+mod synth;
 mod write;
 
 pub use config::{Capacity, Decorate, Finding, IoMode, StoreConfig};
@@ -30,3 +31,4 @@ pub use io::{ALIGN, DiskIo, Fault, FaultyDisk, IoBuf, OpenFile, RealDisk, Rings,
 pub use layout::expand_dirs;
 pub use read::{FileRange, Outcome, PinnedFile};
 pub use store::{DiskStatus, Store};
+pub use synth::synthesise;

@@ -65,6 +65,11 @@ pub fn eventually(name: &str, mut what: impl FnMut() -> bool) {
     }
 }
 
+/// A directory in memory where there is one: for tests that write much and need no disk's own behaviour.
+pub fn fast_dir() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| scratch_dir())
+}
+
 /// Where tests that want a real disk keep their files.
 pub fn scratch_dir() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()

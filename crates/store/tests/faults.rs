@@ -1,0 +1,288 @@
+//! Disks that fail, hang, fill up, lose or change bytes: readers get a miss, never wrong bytes, and never wait long;
+//! the disk's state shows it, and it comes back by itself.
+
+mod common;
+
+use common::*;
+use parking_lot::Mutex;
+use spurline_mem::Pool;
+use spurline_store::{DiskState, Fault, FaultyDisk, Outcome, Store, StoreConfig};
+use spurline_types::Stats;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A configuration whose disks can be made to fail; the disks by path once the store is open.
+type Disks = Arc<Mutex<Vec<(PathBuf, Arc<FaultyDisk>)>>>;
+
+fn faulty(mut config: StoreConfig) -> (StoreConfig, Disks) {
+    let disks = Disks::default();
+    let list = Arc::clone(&disks);
+    config.decorate = Some(Arc::new(move |path, io| {
+        let disk = FaultyDisk::new(io);
+        list.lock().push((path.into(), Arc::clone(&disk)));
+        disk
+    }));
+    config.read_timeout = Duration::from_millis(200);
+    config.write_timeout = Duration::from_millis(400);
+    config.probe_interval = Duration::from_millis(10);
+    config.down_after = Duration::from_millis(100);
+    (config, disks)
+}
+
+fn data_files(dir: &Path) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    for folder in std::fs::read_dir(dir.join("data")).unwrap().flatten() {
+        out.extend(std::fs::read_dir(folder.path()).unwrap().flatten().map(|f| f.path()));
+    }
+    out
+}
+
+fn state(store: &Store) -> DiskState {
+    store.disks()[0].state
+}
+
+#[test]
+fn flipped_bits_on_disk_are_a_miss_and_heal() {
+    let dir = scratch_dir();
+    let obj = object(1, 3 * u64::from(BLOCK) + 9);
+    {
+        let (store, _) = open(config(dir.path(), 64 << 20));
+        (0..4).for_each(|i| assert!(put(&store, &obj, i)));
+    }
+    let file = std::fs::OpenOptions::new().write(true).read(true).open(&data_files(dir.path())[0]).unwrap();
+    for at in [70_000u64, 3 * u64::from(BLOCK) + 8] {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+    }
+    let (store, stats) = open(config(dir.path(), 64 << 20));
+    // The granules beside the wrong one are right still.
+    assert!(store.get(&obj, 0, 0..65_536, &mut vec![0; 65_536]).unwrap());
+    assert_eq!(read(&store, &obj, 0), None);
+    read(&store, &obj, 1).unwrap();
+    read(&store, &obj, 2).unwrap();
+    assert_eq!(read(&store, &obj, 3), None);
+    assert_eq!(stats.blockcache.checksum_errors.get(), 2);
+    assert_eq!(state(&store), DiskState::Normal);
+    assert!(store.whole_file(&obj).is_none());
+    eventually("the block can be written again", || put(&store, &obj, 0) && put(&store, &obj, 3));
+    (0..4).for_each(|i| read(&store, &obj, i).unwrap());
+    assert!(store.whole_file(&obj).is_some());
+}
+
+#[test]
+fn a_whole_file_is_checked_before_it_is_handed_out() {
+    let dir = scratch_dir();
+    let obj = object(2, 2 * u64::from(BLOCK));
+    let (store, stats) = open(config(dir.path(), 64 << 20));
+    (0..2).for_each(|i| assert!(put(&store, &obj, i)));
+    let file = std::fs::OpenOptions::new().write(true).open(&data_files(dir.path())[0]).unwrap();
+    file.write_all_at(b"not what it was", u64::from(BLOCK) + 100_000).unwrap();
+    file.sync_all().unwrap();
+    assert!(store.whole_file(&obj).is_none());
+    assert_eq!(stats.blockcache.checksum_errors.get(), 1);
+}
+
+#[test]
+fn missing_and_cut_files_are_a_miss() {
+    let dir = scratch_dir();
+    let (a, b) = (object(3, 100_000), object(4, 100_000));
+    {
+        let (store, _) = open(config(dir.path(), 64 << 20));
+        assert!(put(&store, &a, 0) && put(&store, &b, 0));
+    }
+    let files = data_files(dir.path());
+    std::fs::remove_file(&files[0]).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&files[1]).unwrap().set_len(8192).unwrap();
+    let (store, stats) = open(config(dir.path(), 64 << 20));
+    assert_eq!((read(&store, &a, 0), read(&store, &b, 0)), (None, None));
+    assert_eq!(stats.blockcache.checksum_errors.get(), 2);
+    eventually("both can be written again", || put(&store, &a, 0) && put(&store, &b, 0));
+    read(&store, &a, 0).unwrap();
+    read(&store, &b, 0).unwrap();
+}
+
+#[test]
+fn a_disk_that_corrupts_or_tears_serves_nothing_wrong() {
+    let dir = scratch_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, stats) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    let obj = object(5, 8 * u64::from(BLOCK));
+    assert!(put(&store, &obj, 0));
+    disk.set(Fault::Corrupts);
+    assert_eq!(read(&store, &obj, 0), None);
+    disk.set(Fault::None);
+    assert_eq!(stats.blockcache.checksum_errors.get(), 1);
+    disk.set(Fault::Tears);
+    // The data of this one is cut in half without a word, and its record fails half-way.
+    let kept = put(&store, &obj, 1);
+    disk.set(Fault::None);
+    assert!(!kept);
+    assert_eq!(read(&store, &obj, 1), None);
+    // What comes after the torn record is found after a restart.
+    assert!(put(&store, &obj, 2));
+    drop(store);
+    let (store, _) = open(common::config(dir.path(), 64 << 20));
+    read(&store, &obj, 2).unwrap();
+    assert_eq!(read(&store, &obj, 1), None);
+}
+
+#[test]
+fn errors_make_a_disk_unstable_then_down_then_normal_again() {
+    let dir = scratch_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, stats) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    let obj = object(6, 4 * u64::from(BLOCK));
+    (0..4).for_each(|i| assert!(put(&store, &obj, i)));
+    disk.set(Fault::Errors);
+    eventually("three errors make it unstable", || {
+        read(&store, &obj, 0).is_some() || state(&store) != DiskState::Normal
+    });
+    assert!(stats.blockcache.io_errors.get() >= 3);
+    assert!(store.disks()[0].reason.contains("Input/output error"), "{}", store.disks()[0].reason);
+    let asked = disk.reads();
+    assert_eq!(read(&store, &obj, 1), None);
+    assert!(!put(&store, &object(7, 10), 0));
+    assert!(!store.contains(&obj, 1));
+    assert_eq!(store.blocks_of(&obj).count(), 0);
+    assert!(disk.reads() <= asked + 2, "reads go round it (probes aside)");
+    eventually("down after a while", || state(&store) == DiskState::Down);
+    eventually("the gauge follows", || {
+        stats.blockcache.disks_down.get() == 1 && stats.blockcache.disks_normal.get() == 0
+    });
+    disk.set(Fault::None);
+    eventually("normal again", || state(&store) == DiskState::Normal);
+    (0..4).for_each(|i| read(&store, &obj, i).unwrap());
+    eventually("the gauge follows", || stats.blockcache.disks_normal.get() == 1);
+}
+
+#[test]
+fn a_hung_disk_holds_nobody_and_its_late_answer_hurts_nobody() {
+    let dir = scratch_dir();
+    let pool = Pool::new(4 << 20, 1 << 20).unwrap();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, stats) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    let obj = object(8, 4 * u64::from(BLOCK));
+    (0..4).for_each(|i| assert!(put(&store, &obj, i)));
+    disk.set(Fault::Hangs);
+    let mut buf = pool.try_alloc(BLOCK as usize);
+    let outcome = store.read(&obj, 0, 0..BLOCK as usize, &mut buf).unwrap();
+    assert_eq!(outcome, Outcome::Lost);
+    assert!(buf.is_none(), "the buffer stays with the disk");
+    assert_eq!(pool.used_bytes(), u64::from(BLOCK));
+    assert_ne!(state(&store), DiskState::Normal);
+    // Everybody after goes round it at once.
+    for _ in 0..100 {
+        assert!(!store.get(&obj, 1, 0..10, &mut [0; 10]).unwrap());
+    }
+    assert!(!put(&store, &object(9, 100), 0));
+    assert!(disk.reads() <= 2, "the first read, and a probe at most: nobody else waited");
+    assert!(stats.blockcache.io_errors.get() >= 1);
+    eventually("the buffer comes back after the late answer", || pool.used_bytes() == 0);
+    disk.set(Fault::None);
+    eventually("normal again", || state(&store) == DiskState::Normal);
+    (0..4).for_each(|i| read(&store, &obj, i).unwrap());
+    // A thread's own scratch is replaced the same way.
+    disk.set(Fault::Hangs);
+    assert_eq!(read(&store, &obj, 2), None);
+    disk.set(Fault::None);
+    eventually("normal again", || state(&store) == DiskState::Normal);
+    std::thread::sleep(Duration::from_millis(50));
+    (0..4).for_each(|i| read(&store, &obj, i).unwrap());
+}
+
+#[test]
+fn other_disks_take_over_for_one_that_hangs() {
+    let dirs = [scratch_dir(), scratch_dir()];
+    let mut base = config(dirs[0].path(), 64 << 20);
+    base.dirs = dirs.iter().map(|d| d.path().into()).collect();
+    let (config, disks) = faulty(base.clone());
+    let (store, _) = open(config);
+    let objects: Vec<_> = (0..40).map(|n| object(n, 5000)).collect();
+    objects.iter().for_each(|o| assert!(put(&store, o, 0)));
+    let bad = Arc::clone(&disks.lock().iter().find(|(path, _)| path == dirs[0].path()).unwrap().1);
+    bad.set(Fault::Hangs);
+    let lost: Vec<_> = objects.iter().filter(|o| read(&store, o, 0).is_none()).collect();
+    assert!(!lost.is_empty() && lost.len() < 40, "{} of 40", lost.len());
+    for obj in &objects {
+        assert!(store.contains(obj, 0) || put(&store, obj, 0), "it goes to the other disk");
+        read(&store, obj, 0).unwrap();
+    }
+    bad.set(Fault::None);
+    eventually("normal again", || store.disks().iter().all(|d| d.state == DiskState::Normal));
+    objects.iter().for_each(|o| read(&store, o, 0).unwrap());
+    assert_eq!(store.disks().iter().map(|d| d.blocks).sum::<u64>(), 40);
+    eventually("the first disk forgets what moved", || {
+        data_files(dirs[0].path()).len() + data_files(dirs[1].path()).len() == 40
+    });
+    drop(store);
+    let (store, _) = open(base);
+    objects.iter().for_each(|o| read(&store, o, 0).unwrap());
+}
+
+#[test]
+fn a_full_disk_is_no_error_for_readers() {
+    let dir = scratch_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, stats) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    let obj = object(10, 4 * u64::from(BLOCK));
+    assert!(put(&store, &obj, 0));
+    disk.set(Fault::Full);
+    assert!(!put(&store, &obj, 1));
+    assert_eq!((state(&store), stats.blockcache.io_errors.get()), (DiskState::Normal, 0));
+    assert!(stats.blockcache.write_skipped.get() >= 1);
+    disk.set(Fault::None);
+    eventually("room again", || put(&store, &obj, 2));
+    read(&store, &obj, 2).unwrap();
+}
+
+#[test]
+fn a_small_file_system_that_fills_up() {
+    let dir = scratch_dir();
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"])
+        .arg(dir.path())
+        .output()
+        .is_ok_and(|o| o.status.success());
+    if !mounted {
+        assert!(!std::env::var("SPURLINE_REQUIRE").unwrap_or_default().contains("mount"), "mounting a tmpfs failed");
+        println!("SKIP: a tmpfs can't be mounted here (not root)");
+        return;
+    }
+    struct Unmount<'a>(&'a Path);
+    impl Drop for Unmount<'_> {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("umount").arg("-l").arg(self.0).status();
+        }
+    }
+    let _unmount = Unmount(dir.path());
+    let mut config = config(dir.path(), 1 << 30);
+    config.free_space_ratio = 0.1;
+    let (store, _) = open(config.clone());
+    assert!(store.findings()[0].evidence.contains("will be used"));
+    for n in 0..100 {
+        put(&store, &object(n, u64::from(BLOCK)), 0);
+    }
+    assert!(store.used_bytes() <= 8 << 20);
+    let free = || store.disks()[0].free;
+    eventually("a tenth stays free", || free() >= (8 << 20) / 10);
+    // Somebody else takes most of it: the cache gives way.
+    let before = store.used_bytes();
+    std::fs::write(dir.path().join("other"), vec![0u8; (free() / 2) as usize]).unwrap();
+    eventually("the cache shrinks", || store.used_bytes() < before && free() >= (8 << 20) / 10);
+    let hits = (0..100).filter(|n| read(&store, &object(*n, u64::from(BLOCK)), 0).is_some()).count();
+    assert!(hits > 0);
+    drop(store);
+    // Read-only: a clear refusal.
+    let ro = std::process::Command::new("mount").args(["-o", "remount,ro"]).arg(dir.path()).status();
+    if ro.is_ok_and(|s| s.success()) {
+        let error = Store::open(config, Arc::new(Stats::default())).err().unwrap();
+        assert!(error.message().contains("can't be written") && error.message().contains("--cache-dir"), "{error}");
+    }
+}
