@@ -32,6 +32,9 @@ pub fn config(dir: &Path, capacity: u64) -> StoreConfig {
     let mut config = StoreConfig::new(vec![dir.into()], Capacity::Bytes(capacity));
     config.block_size = BLOCK;
     config.free_space_ratio = 0.0;
+    // A machine busy with other tests may hold a read for seconds; tests of deadlines set their own.
+    config.read_timeout = Duration::from_secs(120);
+    config.write_timeout = Duration::from_secs(120);
     config
 }
 
