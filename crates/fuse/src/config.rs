@@ -73,7 +73,9 @@ pub struct SessionConfig {
     pub depth: Option<usize>,
     /// How many read-ahead and asynchronous requests the kernel may have under way.
     pub max_background: u16,
-    /// Longest read-ahead in bytes. Above 128 KiB the kernel needs root to raise it for this mount.
+    /// Longest read-ahead of the kernel in bytes. Above 128 KiB it takes root, who may raise it for this mount.
+    /// Two requests' worth is where buffered sequential reads stop getting faster (2 cores: 1.6 GB/s at 128 KiB,
+    /// 2.1-2.6 from 2 MiB on; over io_uring 1.4 and 2.2); more only makes page faults of mapped files dearer.
     pub max_readahead: u32,
     /// Ask for passthrough; see [`crate::InitInfo::backings`].
     pub passthrough: bool,
@@ -98,7 +100,7 @@ impl Default for SessionConfig {
             max_threads: None,
             depth: None,
             max_background: 64,
-            max_readahead: 8 << 20,
+            max_readahead: 2 << 20,
             passthrough: false,
             readdirplus: true,
             buffers: Arc::new(AnonymousPages),
@@ -108,7 +110,7 @@ impl Default for SessionConfig {
     }
 }
 
-/// More entries than this per CPU were no faster.
+/// Enough for handlers that block on a network; 4, 8 and 16 entries were equally fast for those that do not.
 const MAX_DEPTH: u64 = 16;
 /// Fewer threads than this on /dev/fuse make no sense.
 const MIN_THREADS: u64 = 2;
@@ -134,6 +136,11 @@ impl SessionConfig {
     }
 
     /// Decides between the two kinds of session, as far as that is known before the kernel's INIT.
+    ///
+    /// The rule, from measurements of an empty file system on 2 cores, idle and busy: io_uring answers 1.2 to 8
+    /// times as many small reads with one reader (its entry runs on the reader's own CPU, so no other CPU has to
+    /// be woken) and is equal at 1 MiB; /dev/fuse takes a quarter less CPU for reads through the page cache, since
+    /// data in memory goes to the kernel without a copy.
     pub(crate) fn choose(&self, cpus: &ring::Cpus) -> Chosen {
         let dev = |reason: String| Chosen { io: FuseIo::Dev, reason };
         let uring = |reason: String| Chosen { io: FuseIo::Uring, reason };
@@ -145,7 +152,7 @@ impl SessionConfig {
             },
             FuseIo::Auto => {
                 if self.workload == Workload::Sequential {
-                    return dev("faster for sequential reads through the page cache".into());
+                    return dev("it takes less CPU for sequential reads through the page cache".into());
                 }
                 let least = (cpus.all + 1) as u64 * self.slot_len() as u64;
                 if least > self.slot_memory {

@@ -219,7 +219,9 @@ fn looks_dead(path: &Path) -> bool {
     let (tell, told) = mpsc::channel();
     let path = path.to_path_buf();
     let asked = std::thread::Builder::new().name("fuse-look".into()).spawn(move || {
-        let dead = fs::metadata(path).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
+        // ECONNABORTED: it was broken off while this very request was under way.
+        let gone = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED)];
+        let dead = fs::metadata(path).is_err_and(|e| gone.contains(&e.raw_os_error()));
         let _ = tell.send(dead);
     });
     asked.is_ok() && told.recv_timeout(LOOK_DEADLINE).unwrap_or(false)

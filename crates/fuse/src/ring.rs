@@ -14,7 +14,7 @@ use crate::session::{Shared, Slot};
 use io_uring::{IoUring, cqueue, squeue};
 use parking_lot::{Condvar, Mutex};
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -86,6 +86,10 @@ fn new_ring() -> io::Result<Ring> {
     IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(2)
 }
 
+/// IOSQE_FIXED_FILE: `fd` is an index into the ring's own files. The device is the only one, and taking it
+/// from there spares every request a reference count that all threads share.
+const FIXED_FILE: u8 = 1;
+
 /// A submission entry of 128 bytes with a FUSE command in it, as the kernel lays it out.
 #[repr(C)]
 struct Sqe {
@@ -109,12 +113,12 @@ struct Sqe {
 const _: () = assert!(size_of::<Sqe>() == 128 && offset_of!(Sqe, cmd) == 48);
 const _: () = assert!(size_of::<squeue::Entry128>() == 128 && align_of::<Sqe>() == align_of::<squeue::Entry128>());
 
-fn sqe(device: RawFd, cmd_op: u32, iovecs: &[libc::iovec], cmd: UringCmdReq) -> squeue::Entry128 {
+fn sqe(cmd_op: u32, iovecs: &[libc::iovec], cmd: UringCmdReq) -> squeue::Entry128 {
     let sqe = Sqe {
         opcode: io_uring::opcode::UringCmd80::CODE,
-        flags: 0,
+        flags: FIXED_FILE,
         ioprio: 0,
-        fd: device,
+        fd: 0,
         cmd_op,
         pad: 0,
         addr: if iovecs.is_empty() { 0 } else { iovecs.as_ptr() as u64 },
@@ -211,7 +215,8 @@ pub(crate) fn prepare<H: Handler>(shared: &Arc<Shared<H>>, cpus: &Cpus) -> Resul
 
 fn entry<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpu: usize, gate: &Gate) {
     pin(cpu);
-    let mut ring = match new_ring() {
+    let ring = new_ring().and_then(|r| r.submitter().register_files(&[shared.device.as_raw_fd()]).map(|()| r));
+    let mut ring = match ring {
         Ok(ring) => ring,
         Err(e) => return gate.update(|s| s.failed = Some(format!("io_uring_setup for CPU {cpu} failed: {e}"))),
     };
@@ -220,7 +225,7 @@ fn entry<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpu: usize, gate:
     if go.is_err() || gate.state.lock().go != Some(true) {
         return;
     }
-    match register(shared, slot, cpu, &mut ring) {
+    match register(slot, cpu, &mut ring) {
         Ok(()) => gate.update(|s| s.registered += 1),
         Err(e) => return gate.update(|s| s.failed = Some(format!("the kernel refused an entry for CPU {cpu}: {e}"))),
     }
@@ -247,7 +252,7 @@ fn push(ring: &mut Ring, entry: &squeue::Entry128) -> io::Result<()> {
     unsafe { ring.submission().push(entry) }.map_err(|_| io::Error::other("the submission queue is full"))
 }
 
-fn register<H: Handler>(shared: &Shared<H>, slot: &mut Slot, cpu: usize, ring: &mut Ring) -> io::Result<()> {
+fn register(slot: &mut Slot, cpu: usize, ring: &mut Ring) -> io::Result<()> {
     let bytes = slot_bytes(&mut *slot.buffer);
     let (head, payload) = bytes.split_at_mut(HEAD_LEN);
     let part = |bytes: &mut [u8], len: usize| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
@@ -256,7 +261,7 @@ fn register<H: Handler>(shared: &Shared<H>, slot: &mut Slot, cpu: usize, ring: &
     let cmd = UringCmdReq { qid: cpu as u16, ..Default::default() };
     let until = Instant::now() + Duration::from_secs(2);
     loop {
-        push(ring, &sqe(shared.device.as_raw_fd(), abi::URING_CMD_REGISTER, &iovecs, cmd))?;
+        push(ring, &sqe(abi::URING_CMD_REGISTER, &iovecs, cmd))?;
         ring.submit()?;
         // A refusal completes at once; a registered entry completes with its first request.
         let refused = ring.completion().next().map_or(0, |c| c.result());
@@ -269,7 +274,6 @@ fn register<H: Handler>(shared: &Shared<H>, slot: &mut Slot, cpu: usize, ring: &
 }
 
 fn serve<H: Handler>(shared: &Shared<H>, slot: &mut Slot, cpu: usize, ring: &mut Ring) -> End {
-    let device = shared.device.as_raw_fd();
     loop {
         let completed = loop {
             if let Some(c) = ring.completion().next() {
@@ -291,7 +295,7 @@ fn serve<H: Handler>(shared: &Shared<H>, slot: &mut Slot, cpu: usize, ring: &mut
         let bytes = slot_bytes(&mut *slot.buffer);
         let commit_id = serve_one(shared, bytes);
         let cmd = UringCmdReq { qid: cpu as u16, commit_id, ..Default::default() };
-        if let Err(e) = push(ring, &sqe(device, abi::URING_CMD_COMMIT_AND_FETCH, &[], cmd)) {
+        if let Err(e) = push(ring, &sqe(abi::URING_CMD_COMMIT_AND_FETCH, &[], cmd)) {
             return End::Failed(e);
         }
     }

@@ -285,17 +285,21 @@ pub fn can_mount() -> bool {
     true
 }
 
-/// Puts the kernel's io_uring parameter back when dropped.
-pub struct UringParameter(String);
+/// Puts the kernel's io_uring parameter back when dropped. Tests that set it run one after the other, or
+/// one would put back what another had set.
+pub struct UringParameter(String, std::sync::MutexGuard<'static, ()>);
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
 impl UringParameter {
     /// `None`, having said why, where the kernel has it not.
     pub fn enable() -> Option<UringParameter> {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
         let before = std::fs::read_to_string(PARAMETER).ok();
         match before {
-            Some(before) if std::fs::write(PARAMETER, "Y").is_ok() => Some(UringParameter(before.trim().into())),
+            Some(before) if std::fs::write(PARAMETER, "Y").is_ok() => Some(UringParameter(before.trim().into(), turn)),
             _ => {
                 skip(
                     "fuse-uring",
