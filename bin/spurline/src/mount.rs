@@ -108,6 +108,8 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
         config.cache.block_size,
         config.under.max_downloads as usize,
         config.under.timeout,
+        // A mount sends to nobody.
+        false,
         Arc::clone(stats),
     );
     Ok(Reads { volume: Cache::new(shared, under), pool, tier, store, remote: None })
@@ -144,7 +146,7 @@ fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Re
         })
         .collect();
     let remote_config =
-        RemoteConfig { patience: Patience::new(config.net.peer_timeout), fetchers: config.net.nconnect.max(2) };
+        RemoteConfig { patience: Patience::new(config.net.peer_timeout), fetchers: (config.net.nconnect / 2).max(2) };
     let mut memory = None;
     let remote = Remote::connect(config.source.as_str(), peers, remote_config, Arc::clone(stats), |block_size| {
         let pool = Pool::new(pool_bytes(config), block_size as usize)?;

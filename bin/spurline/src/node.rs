@@ -5,7 +5,7 @@ use crate::service::{Outside, Target};
 use crate::{parts, signals};
 use serde_json::json;
 use spurline_cache::Shared;
-use spurline_config::{Fault, NodeConfig};
+use spurline_config::{Fault, IorpcMode, NodeConfig};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{ServerConfig, TcpServer, group_addresses};
 use spurline_node::Node;
@@ -40,6 +40,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         block_size,
         config.under.max_downloads as usize,
         config.under.timeout,
+        config.cache.iorpc_mode == IorpcMode::Splice,
         Arc::clone(&stats),
     );
     let addresses = listen_addresses(&config)?;

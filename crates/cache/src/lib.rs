@@ -11,7 +11,7 @@ mod heat;
 use heat::Heat;
 use parking_lot::Mutex;
 use spurline_mem::{Fill, Found, Pool, Slice, Tier};
-use spurline_store::{GRANULE, Outcome, PinnedFile, Store};
+use spurline_store::{FileRange, GRANULE, Outcome, PinnedFile, Store};
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_under::UnderStore;
 use spurline_volume::{Backing, Capacity, Data, Volume, Workers};
@@ -35,6 +35,8 @@ pub struct Shared {
     pub block_size: u64,
     /// How long a request of the under-store may take, retries included.
     pub under_timeout: Duration,
+    /// Whether blocks may be sent from their files.
+    pub splice: bool,
     /// Counters of this process.
     pub stats: Arc<Stats>,
     workers: Workers,
@@ -53,6 +55,7 @@ impl Shared {
         block_size: u64,
         max_downloads: usize,
         under_timeout: Duration,
+        splice: bool,
         stats: Arc<Stats>,
     ) -> Arc<Shared> {
         Arc::new(Shared {
@@ -60,6 +63,7 @@ impl Shared {
             store,
             block_size,
             under_timeout,
+            splice,
             stats,
             workers: Workers::new("fill", max_downloads),
             heat: Heat::new(),
@@ -135,6 +139,24 @@ impl Cache {
             }
         }
         self.fetch(object, id, range).map(Some)
+    }
+
+    /// The bytes as a file and an offset, for a transport that can send from a file: under `--iorpc-mode splice`, when
+    /// they are in one block that is on disk and was checked, and not in memory anyway.
+    pub fn file_range(&self, object: &ObjectRef, offset: u64, len: usize) -> Option<FileRange> {
+        let store = self.shared.store.as_ref().filter(|_| self.shared.splice)?;
+        let (id, range) = self.locate(object, offset, len);
+        if range.len() != len || len < GRANULE || self.shared.tier.find(&id).is_some_and(|block| block.is_ready()) {
+            return None;
+        }
+        let found = store.file_range(object, id.index, &range);
+        if found.is_some() {
+            self.shared.stats.blockcache.hit_bytes.add(len as u64);
+        } else if store.contains(object, id.index) {
+            // Reading it whole into memory checks it; from the next time on it can be sent from its file.
+            self.bring(object, id.index);
+        }
+        found
     }
 
     /// Reads `range` from disk into a buffer of its own; `None` when it can't be read or memory is short.

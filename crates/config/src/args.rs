@@ -182,7 +182,11 @@ pub struct NetArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub nconnect: u16,
     /// Deadline of one request to a node
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    ///
+    /// Longer than the node's --under-timeout, so that its own words about a slow under-store arrive. A node that
+    /// can't be reached at all is an error after 10 s (or this, if it is shorter), and at once from then on until it
+    /// is back.
+    #[arg(long, value_name = "TIME", default_value = "40s", value_parser = parse_duration)]
     pub peer_timeout: Duration,
 }
 

@@ -327,8 +327,9 @@ fn check_under(args: UnderArgs) -> Result<UnderConfig, Fault> {
     })
 }
 
-/// Connections per path when the flag does not say: one for each processor, and no gain was seen above four.
-const MAX_AUTO_NCONNECT: usize = 4;
+/// Connections per path when the flag does not say: two for each processor within these bounds. A request holds its
+/// connection until it is answered, so they are also how many requests can be under way.
+const AUTO_NCONNECT: (usize, usize) = (8, 16);
 
 fn check_net(args: NetArgs, host: &Host) -> Result<NetConfig, Fault> {
     if args.transport == Transport::Rdma {
@@ -339,9 +340,9 @@ fn check_net(args: NetArgs, host: &Host) -> Result<NetConfig, Fault> {
     }
     positive("--peer-timeout", args.peer_timeout)?;
     let nconnect = match args.nconnect {
-        0 => host.processors.clamp(1, MAX_AUTO_NCONNECT),
+        0 => (2 * host.processors).clamp(AUTO_NCONNECT.0, AUTO_NCONNECT.1),
         n @ 1..=64 => usize::from(n),
-        n => return Err(Fault::usage(format!("--nconnect {n} is above 64"), "4 fill most networks; 0 chooses")),
+        n => return Err(Fault::usage(format!("--nconnect {n} is above 64"), "8 fill most networks; 0 chooses")),
     };
     Ok(NetConfig {
         group_network: args.group_network.as_deref().map(split_networks).transpose()?.unwrap_or_default(),

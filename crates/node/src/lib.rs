@@ -10,6 +10,7 @@ use spurline_types::{Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Ve
 use spurline_under::UnderStore;
 use spurline_volume::{Data, Volume as _};
 use std::cell::RefCell;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -135,6 +136,9 @@ fn answer_read(
     len: usize,
     responder: &mut dyn Responder,
 ) -> Result<()> {
+    if let Some(range) = cache.file_range(object, offset, len) {
+        return responder.file(&[], range.file().as_fd(), range.offset, len);
+    }
     if let Some(slice) = cache.pin(object, offset, len)?
         && slice.len() == len
     {
