@@ -22,7 +22,7 @@ const SMALL_PERCENT: u64 = 10;
 const MAX_USES: u32 = 3;
 const NIL: u32 = u32::MAX;
 const SEGMENT: usize = 1 << 12;
-/// Slots there can be at most: 64 million blocks on one disk (256 TiB of 4 MiB blocks), for 128 KiB of pointers.
+/// Slots there can be at most: 64 million blocks on one disk (256 TiB of 4 MiB blocks), for 256 KiB of pointers.
 const SEGMENTS: usize = 1 << 14;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -173,3 +173,42 @@ impl DiskIo for RealDisk {
         self.rings.late(self.number)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::{self, BOUNCE};
+
+    /// What holds with io_uring holds with plain system calls, for O_DIRECT and for the page cache.
+    #[test]
+    fn reads_back_what_was_written_in_every_way() {
+        let dir = tempfile::tempdir().unwrap();
+        for (n, rings) in [Rings::new(None), Rings::refused()].into_iter().enumerate() {
+            for mode in [IoMode::Dio, IoMode::PageCache] {
+                let disk = RealDisk::new(0, mode, Arc::clone(&rings));
+                let path = dir.path().join(format!("{n}-{mode:?}"));
+                let second = Duration::from_secs(60);
+                assert_eq!(disk.open(&path, false, second).unwrap_err().kind(), io::ErrorKind::NotFound);
+                let file = disk.open(&path, true, second).unwrap();
+                scratch::with(|scratch| {
+                    let pattern = |i: usize| ((i * 7) >> 3) as u8;
+                    scratch.bytes().iter_mut().enumerate().for_each(|(i, b)| *b = pattern(i));
+                    disk.write(&file, 8192, &scratch.bytes()[..], second).unwrap();
+                    disk.truncate(&file, 8192 + 100_000).unwrap();
+                    disk.punch(&file, 8192, 4096).unwrap();
+                    scratch.bytes().fill(1);
+                    let (ptr, _) = crate::io::IoBuf::parts(scratch.bounce().0);
+                    let mut none = || Box::new(()) as Box<dyn Send>;
+                    let mut target = Target { ptr, len: BOUNCE, keep: &mut none };
+                    let mut seen = 0;
+                    let n = disk.read(&file, 8192, &mut target, second, &mut |part| seen += part.len()).unwrap();
+                    assert_eq!((n, seen), (100_000, 100_000), "{mode:?}");
+                    let bytes = scratch.bytes();
+                    assert!(bytes[..4096].iter().all(|b| *b == 0));
+                    assert!((4096..100_000).all(|i| bytes[i] == pattern(i)));
+                });
+                disk.unlink(&path).unwrap();
+            }
+        }
+    }
+}

@@ -101,6 +101,14 @@ impl Rings {
         Arc::new(rings)
     }
 
+    /// Rings as where the kernel has no io_uring: every transfer is left to plain system calls.
+    #[cfg(test)]
+    pub fn refused() -> Arc<Rings> {
+        let rings = Rings::new(None);
+        rings.refused.store(true, Ordering::Relaxed);
+        rings
+    }
+
     fn register(&self) {
         let Some((base, len)) = self.arena else { return };
         let Ok(uring) = IoUring::new(1) else { return };
@@ -354,4 +362,91 @@ fn transfer(
         }
     }
     failed.map_or(Ok(end), |error| Err(End::Os(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    const SHORT: Duration = Duration::from_millis(50);
+    /// From `linux/fcntl.h`; the libc crate has it not.
+    const F_SETSIG: i32 = 10;
+
+    fn available(rings: &Rings) -> bool {
+        let Some(ring) = rings.take() else {
+            assert!(!std::env::var("SPURLINE_REQUIRE").unwrap_or_default().contains("io_uring"), "no io_uring");
+            println!("SKIP: no io_uring here");
+            return false;
+        };
+        rings.give(ring);
+        true
+    }
+
+    fn reaped(rings: &Rings) -> bool {
+        (0..2000).any(|_| {
+            rings.reap();
+            std::thread::sleep(Duration::from_millis(5));
+            rings.late(3) == 0
+        })
+    }
+
+    /// A pipe with nothing in it is a disk that does not answer.
+    #[test]
+    fn a_late_read_keeps_its_memory_until_it_ends() {
+        let rings = Rings::new(None);
+        if !available(&rings) {
+            return;
+        }
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let memory = Arc::new(parking_lot::Mutex::new(Some(Box::new([0u8; 4096]))));
+        let ptr = memory.lock().as_mut().unwrap().as_mut_ptr();
+        let held = Arc::downgrade(&memory);
+        let mut owner = Some(memory);
+        let mut keep = || Box::new(owner.take()) as Box<dyn Send>;
+        let mut target = Target { ptr, len: 4096, keep: &mut keep };
+        let end = rings.read(3, reader.as_raw_fd(), 0, &mut target, SHORT, &mut |_| {}).unwrap();
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        rings.reap();
+        assert_eq!((rings.late(3), rings.late(0)), (1, 0));
+        assert!(held.upgrade().is_some(), "the memory is kept while the kernel may write it");
+        // The thread has a new ring and goes on meanwhile.
+        let (ready, mut data) = std::io::pipe().unwrap();
+        data.write_all(b"here").unwrap();
+        let mut other = [0u8; 4];
+        let mut none = || Box::new(()) as Box<dyn Send>;
+        let mut target = Target { ptr: other.as_mut_ptr(), len: 4, keep: &mut none };
+        assert_eq!(rings.read(3, ready.as_raw_fd(), 0, &mut target, SHORT * 100, &mut |_| {}).unwrap().unwrap(), 4);
+        assert_eq!(&other, b"here");
+        writer.write_all(b"late").unwrap();
+        assert!(reaped(&rings));
+        assert!(held.upgrade().is_none(), "the memory is free once the answer came");
+    }
+
+    #[test]
+    fn a_late_open_closes_what_it_opened() {
+        let rings = Rings::new(None);
+        if !available(&rings) {
+            return;
+        }
+        // A file under a write lease is one whose open waits; a second lease is given only when nobody has it open.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let lease = |fd: RawFd, kind: i32| {
+            // SAFETY: plain calls on a descriptor that is open; SIGURG is ignored unless somebody asks for it.
+            unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) == 0 && libc::fcntl(fd, libc::F_SETLEASE, kind) == 0 }
+        };
+        let fd = file.as_file().as_raw_fd();
+        if !lease(fd, libc::F_WRLCK) {
+            println!("SKIP: no leases on this file system");
+            return;
+        }
+        let name = CString::new(file.path().as_os_str().as_encoded_bytes()).unwrap();
+        let end = rings.open(3, &name, libc::O_RDONLY, SHORT).unwrap();
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(rings.late(3), 1);
+        assert!(lease(fd, libc::F_UNLCK));
+        assert!(reaped(&rings));
+        assert!(lease(fd, libc::F_WRLCK), "the late descriptor was closed");
+    }
 }
