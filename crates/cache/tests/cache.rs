@@ -1,0 +1,243 @@
+//! The cache over a scripted under-store: what is fetched how often, what failures reach readers, and what is
+//! found again after a restart.
+
+use spurline_cache::{Cache, Shared};
+use spurline_mem::{Pool, Tier};
+use spurline_store::{Capacity, Store, StoreConfig};
+use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
+use spurline_under::{Capabilities, StatFs, UnderStore};
+use spurline_volume::{Data, Volume as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = 256 << 10;
+
+/// Objects whose bytes follow from their path, version and offset; counts reads and fails on demand.
+#[derive(Default)]
+struct Scripted {
+    reads: AtomicU64,
+    fail: AtomicU64,
+    pause_ms: AtomicU64,
+}
+
+fn byte(version: &str, at: u64) -> u8 {
+    (at.wrapping_mul(31).wrapping_add(at >> 12) as u8) ^ version.as_bytes()[0]
+}
+
+fn unsupported<T>() -> Result<T> {
+    Err(Error::new(ErrorKind::Unsupported, "not asked of this one"))
+}
+
+impl UnderStore for Scripted {
+    fn source(&self) -> &str {
+        "mem://scripted"
+    }
+    fn describe(&self) -> String {
+        "scripted".into()
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { symlinks: false, byte_names: true, modes: false, etags: true }
+    }
+    fn check(&self, _: Instant) -> Result<()> {
+        Ok(())
+    }
+    fn lookup(&self, _: &[u8], _: Instant) -> Result<Attr> {
+        unsupported()
+    }
+    fn list(&self, _: &[u8], _: Option<&[u8]>, _: usize, _: Instant) -> Result<ListPage> {
+        unsupported()
+    }
+    fn readlink(&self, _: &[u8], _: Instant) -> Result<Vec<u8>> {
+        unsupported()
+    }
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, _: Instant) -> Result<()> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(self.pause_ms.load(Ordering::SeqCst)));
+        if object.version.as_str() == "gone" {
+            return Err(Error::new(ErrorKind::Stale, "another version by now"));
+        }
+        let mut at = offset;
+        while !sink.spare().is_empty() {
+            // In the middle of the block, so that a part of it has been shown to readers by then.
+            if at > offset && self.fail.load(Ordering::SeqCst) > 0 {
+                self.fail.fetch_sub(1, Ordering::SeqCst);
+                return Err(Error::new(ErrorKind::Unavailable, "the connection broke"));
+            }
+            let spare = sink.spare();
+            let n = spare.len().min(64 << 10);
+            for (i, b) in spare[..n].iter_mut().enumerate() {
+                *b = byte(object.version.as_str(), at + i as u64);
+            }
+            sink.commit(n);
+            at += n as u64;
+        }
+        Ok(())
+    }
+    fn statfs(&self, _: Instant) -> Result<Option<StatFs>> {
+        Ok(None)
+    }
+}
+
+struct Rig {
+    under: Arc<Scripted>,
+    cache: Arc<Cache>,
+    stats: Arc<Stats>,
+}
+
+fn rig(dir: Option<&Path>, blocks_in_memory: u64) -> Rig {
+    let stats = Arc::new(Stats::default());
+    let pool = Pool::new(blocks_in_memory * BLOCK, BLOCK as usize).unwrap();
+    let store = dir.map(|dir| {
+        let config = StoreConfig {
+            block_size: BLOCK as u32,
+            pool: Some(Arc::clone(&pool)),
+            free_space_ratio: 0.0,
+            ..StoreConfig::new(vec![dir.to_owned()], Capacity::Bytes(1 << 30))
+        };
+        Store::open(config, Arc::clone(&stats)).unwrap()
+    });
+    let shared = Shared::new(Tier::new(pool), store, BLOCK, 16, Duration::from_secs(5), false, Arc::clone(&stats));
+    let under = Arc::new(Scripted::default());
+    Rig { cache: Cache::new(shared, Arc::clone(&under) as _), under, stats }
+}
+
+fn object(version: &str, size: u64) -> ObjectRef {
+    ObjectRef::new("mem://scripted", b"dir/file", Version::new(version), size)
+}
+
+fn check(cache: &Cache, object: &ObjectRef, offset: u64, len: usize) -> Result<()> {
+    let mut buf = vec![0; len];
+    let want = len.min(object.size.saturating_sub(offset) as usize);
+    let data = cache.read(object, offset, &mut buf)?;
+    let bytes: &[u8] = match &data {
+        Data::Copied(n) => &buf[..*n],
+        Data::Shared(slice) => slice,
+    };
+    assert_eq!(bytes.len(), want, "{len} bytes at {offset}");
+    for (i, b) in bytes.iter().enumerate() {
+        assert_eq!(*b, byte(object.version.as_str(), offset + i as u64), "byte {} of {len} at {offset}", i);
+    }
+    Ok(())
+}
+
+#[test]
+fn any_range_is_right_from_the_under_store_from_memory_and_from_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = object("v1", 5 * BLOCK + 12_345);
+    // Two blocks of memory for a file of six: most reads come from disk after the first pass.
+    for memory in [2, 64] {
+        let rig = rig(Some(dir.path()), memory.max(4));
+        for (offset, len) in [
+            (0, 10),
+            (BLOCK - 5, 10),
+            (BLOCK, BLOCK as usize),
+            (3 * BLOCK - 1, 70_000),
+            (5 * BLOCK, 20_000),
+            (7, 1 << 20),
+        ] {
+            check(&rig.cache, &file, offset, len).unwrap();
+            check(&rig.cache, &file, offset, len).unwrap();
+        }
+        check(&rig.cache, &file, file.size - 3, 100).unwrap();
+        check(&rig.cache, &file, file.size + 3, 100).unwrap();
+    }
+}
+
+#[test]
+fn a_block_is_fetched_once_however_many_ask() {
+    let rig = rig(None, 64);
+    rig.under.pause_ms.store(50, Ordering::SeqCst);
+    let file = object("v1", 4 * BLOCK);
+    std::thread::scope(|scope| {
+        for reader in 0..32u64 {
+            let (cache, file) = (&rig.cache, &file);
+            scope.spawn(move || {
+                for block in 0..4 {
+                    check(cache, file, ((block + reader) % 4) * BLOCK + reader, 4000).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(rig.under.reads.load(Ordering::SeqCst), 4);
+}
+
+#[test]
+fn a_restart_keeps_the_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = object("v1", 3 * BLOCK + 7);
+    let first = rig(Some(dir.path()), 16);
+    check(&first.cache, &file, 0, file.size as usize).unwrap();
+    assert_eq!(first.under.reads.load(Ordering::SeqCst), 4);
+    // A fill answers its readers before its block is on disk.
+    let until = Instant::now() + Duration::from_secs(10);
+    while first.stats.blockcache.blocks.get() < 4 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(first);
+    let again = open_again(dir.path());
+    check(&again.cache, &file, 0, file.size as usize).unwrap();
+    assert_eq!(again.under.reads.load(Ordering::SeqCst), 0, "all of it was on disk");
+    assert!(again.cache.backing(&file).is_some(), "a whole file can be handed to the kernel");
+    assert!(again.cache.backing(&object("v2", file.size)).is_none());
+}
+
+/// The last job of the first cache may hold the directory a moment longer than its owner.
+fn open_again(dir: &Path) -> Rig {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Ok(rig) = std::panic::catch_unwind(|| rig(Some(dir), 16)) {
+            return rig;
+        }
+        assert!(Instant::now() < until, "the directory stays in use");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn failures_reach_the_reader_and_leave_nothing_behind() {
+    let rig = rig(None, 16);
+    let file = object("v1", BLOCK);
+    rig.under.fail.store(1, Ordering::SeqCst);
+    let error = check(&rig.cache, &file, BLOCK - 10, 10).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    check(&rig.cache, &file, BLOCK - 10, 10).unwrap();
+
+    let gone = object("gone", BLOCK);
+    assert_eq!(check(&rig.cache, &gone, 0, 10).unwrap_err().kind(), ErrorKind::Stale);
+    assert_eq!(rig.stats.blockcache.mem_hit_bytes.get(), 0, "no failed block was ever served");
+}
+
+#[test]
+fn a_stalled_under_store_is_an_error_in_time() {
+    let stats = Arc::new(Stats::default());
+    let pool = Pool::new(16 * BLOCK, BLOCK as usize).unwrap();
+    let shared = Shared::new(Tier::new(pool), None, BLOCK, 4, Duration::from_millis(100), false, stats);
+    let under = Arc::new(Scripted::default());
+    under.pause_ms.store(4_000, Ordering::SeqCst);
+    let cache = Cache::new(shared, Arc::clone(&under) as _);
+    let error = check(&cache, &object("v1", BLOCK), 0, 10).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+}
+
+#[test]
+fn many_readers_of_much_more_than_the_memory() {
+    let rig = rig(None, 8);
+    let files: Vec<ObjectRef> = (0..8)
+        .map(|n| ObjectRef::new("mem://scripted", format!("f{n}").as_bytes(), Version::new("v"), 8 * BLOCK))
+        .collect();
+    std::thread::scope(|scope| {
+        for reader in 0..64u64 {
+            let (cache, files) = (&rig.cache, &files);
+            scope.spawn(move || {
+                for step in 0..16u64 {
+                    let file = &files[((reader + step) % 8) as usize];
+                    cache.prefetch(file, 0..8);
+                    check(cache, file, ((reader * 7 + step * 3) % 8) * BLOCK + step, 3000).unwrap();
+                }
+            });
+        }
+    });
+    assert!(rig.cache.pool().used_bytes() <= rig.cache.pool().limit_bytes());
+}

@@ -1,0 +1,171 @@
+//! A node and its consumer over TCP: bytes, errors, and a node that goes away and comes back.
+
+use spurline_cache::Shared;
+use spurline_client::{Patience, Peer, Remote, RemoteConfig};
+use spurline_mem::{Pool, Tier};
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
+use spurline_node::Node;
+use spurline_transport::{ChannelPool, PoolConfig};
+use spurline_types::{ErrorKind, ObjectRef, Result, Stats};
+use spurline_under::UnderConfig;
+use spurline_volume::{Data, Volume};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = 1 << 20;
+
+fn start_node(dir: &Path, at: SocketAddr) -> (TcpServer, Arc<Stats>) {
+    let stats = Arc::new(Stats::default());
+    let pool = Pool::new(32 * BLOCK, BLOCK as usize).unwrap();
+    let shared = Shared::new(Tier::new(pool), None, BLOCK, 16, Duration::from_secs(5), false, Arc::clone(&stats));
+    let under_stats = Arc::clone(&stats);
+    let open = move |source: &str| spurline_under::open(source, &UnderConfig::default(), Arc::clone(&under_stats));
+    let node = Node::new("n1", shared, vec![format!("file://{}", dir.display())], Box::new(open));
+    let server = TcpServer::bind(&[at], node, ServerConfig::default(), Arc::clone(&stats)).unwrap();
+    (server, stats)
+}
+
+fn consumer(source: &str, at: SocketAddr, patience: Duration) -> Result<(Arc<Remote>, Arc<Stats>)> {
+    let stats = Arc::new(Stats::default());
+    let connector = TcpConnector::new(&at.to_string(), Vec::new(), SocketOptions::default(), Arc::clone(&stats));
+    let pool = ChannelPool::new(Arc::new(connector), "test", source, PoolConfig::default(), Arc::clone(&stats));
+    let config = RemoteConfig { patience: Patience::new(patience), fetchers: 4 };
+    let remote = Remote::connect(source, vec![Peer::new(pool, 100)], config, Arc::clone(&stats), |block| {
+        Ok(Tier::new(Pool::new(16 * block, block as usize)?))
+    })?;
+    Ok((remote, stats))
+}
+
+fn read(volume: &dyn Volume, object: &ObjectRef, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let mut buf = vec![0; len];
+    Ok(match volume.read(object, offset, &mut buf)? {
+        Data::Copied(n) => {
+            buf.truncate(n);
+            buf
+        }
+        Data::Shared(slice) => slice.to_vec(),
+    })
+}
+
+fn object(volume: &dyn Volume, path: &[u8]) -> ObjectRef {
+    let attr = volume.lookup(path).unwrap();
+    ObjectRef::new(volume.source(), path, attr.version, attr.size)
+}
+
+fn dataset() -> (tempfile::TempDir, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..5 * BLOCK as usize + 77).map(|i| (i * 7 + (i >> 13)) as u8).collect();
+    // A file changed less than a timestamp's tick ago is waited for; an old one is not.
+    std::fs::write(dir.path().join("data"), &bytes).unwrap();
+    std::fs::create_dir(dir.path().join("sub")).unwrap();
+    std::fs::write(dir.path().join("sub/small"), b"hello").unwrap();
+    (dir, bytes)
+}
+
+#[test]
+fn names_and_bytes_come_from_the_node_and_are_fetched_once() {
+    let (dir, bytes) = dataset();
+    let (server, node_stats) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    let source = format!("file://{}", dir.path().display());
+    let (remote, stats) = consumer(&source, server.local_addrs()[0], Duration::from_secs(10)).unwrap();
+    assert_eq!(remote.block_size(), BLOCK);
+    let page = remote.list(b"", None, 100).unwrap();
+    let mut names: Vec<_> = page.entries.iter().map(|e| e.name.clone()).collect();
+    names.sort();
+    assert_eq!(names, [b"data".to_vec(), b"sub".to_vec()]);
+    let small = object(&*remote, b"sub/small");
+    assert_eq!(read(&*remote, &small, 0, 100).unwrap(), b"hello");
+    assert_eq!(remote.lookup(b"none").unwrap_err().kind(), ErrorKind::NotFound);
+
+    let data = object(&*remote, b"data");
+    remote.prefetch(&data, 2..4);
+    std::thread::scope(|scope| {
+        for reader in 0..16u64 {
+            let (remote, data, bytes) = (&remote, &data, &bytes);
+            scope.spawn(move || {
+                for step in 0..6u64 {
+                    let offset = ((reader + step) % 6) * BLOCK + reader * 100;
+                    let got = read(&**remote, data, offset, 300_000).unwrap();
+                    let end = (offset as usize + 300_000).min(bytes.len());
+                    assert!(got == bytes[(offset as usize).min(end)..end], "reader {reader} at {offset}");
+                }
+            });
+        }
+    });
+    assert_eq!(node_stats.object.get_ops.get(), 6 + 1, "six blocks of one file, one of the other");
+    assert!(stats.tcp.recv_bytes.get() >= 3_000_000, "the bytes came over TCP");
+    assert!(remote.info(b"data").unwrap()["blocks"]["memory"].as_u64().unwrap() >= 6);
+    server.shutdown();
+    assert!(server.join(Instant::now() + Duration::from_secs(10)));
+}
+
+#[test]
+fn a_source_the_node_does_not_serve_is_refused_in_words() {
+    let (dir, _) = dataset();
+    let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    let error = consumer("file:///etc", server.local_addrs()[0], Duration::from_secs(5)).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.message().contains("does not serve file:///etc") && error.message().contains("--source"), "{error}");
+    let below = format!("file://{}/sub", dir.path().display());
+    let (remote, _) = consumer(&below, server.local_addrs()[0], Duration::from_secs(5)).unwrap();
+    assert_eq!(read(&*remote, &object(&*remote, b"small"), 1, 3).unwrap(), b"ell");
+}
+
+#[test]
+fn a_node_that_goes_away_is_an_error_in_time_and_works_again_when_it_is_back() {
+    let (dir, bytes) = dataset();
+    let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    let at = server.local_addrs()[0];
+    let source = format!("file://{}", dir.path().display());
+    let (remote, stats) = consumer(&source, at, Duration::from_millis(500)).unwrap();
+    let data = object(&*remote, b"data");
+    assert_eq!(read(&*remote, &data, 0, 1000).unwrap(), bytes[..1000]);
+    server.shutdown();
+    assert!(server.join(Instant::now() + Duration::from_secs(10)));
+
+    let error = read(&*remote, &data, 0, 1000).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{error:?}");
+    assert!(error.message().contains(&at.to_string()), "{error}");
+    assert!(stats.remotecache.retries.get() > 0);
+
+    let (server, _) = start_node(dir.path(), at);
+    let until = Instant::now() + Duration::from_secs(20);
+    while read(&*remote, &data, 0, 1000).is_err() {
+        assert!(Instant::now() < until, "the node is back and not used");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(read(&*remote, &data, BLOCK, 1000).unwrap(), bytes[BLOCK as usize..][..1000]);
+    drop(server);
+}
+
+#[test]
+fn a_restart_in_the_middle_of_a_read_is_not_seen() {
+    let (dir, bytes) = dataset();
+    let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    let at = server.local_addrs()[0];
+    let source = format!("file://{}", dir.path().display());
+    let (remote, _) = consumer(&source, at, Duration::from_secs(10)).unwrap();
+    let data = object(&*remote, b"data");
+    let restarted = std::thread::scope(|scope| {
+        for reader in 0..4usize {
+            let (remote, data, bytes) = (&remote, &data, &bytes);
+            scope.spawn(move || {
+                let until = Instant::now() + Duration::from_millis(1500);
+                let mut at = reader * 1000;
+                while Instant::now() < until {
+                    let got = read(&**remote, data, at as u64, 20_000).unwrap();
+                    assert!(got == bytes[at..(at + 20_000).min(bytes.len())]);
+                    at = (at + 77_777) % (bytes.len() - 1);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        server.shutdown();
+        server.join(Instant::now() + Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(300));
+        start_node(dir.path(), at)
+    });
+    drop(restarted);
+}
