@@ -116,7 +116,11 @@ impl Cache {
     /// As for [`Volume::read`].
     pub fn pin(&self, object: &ObjectRef, offset: u64, len: usize) -> Result<Option<Slice>> {
         let (id, range) = self.locate(object, offset, len);
-        if let Some(block) = self.shared.tier.find(&id) {
+        if let Some((block, counts)) = self.shared.tier.find_used(&id) {
+            if counts && let Some(store) = &self.shared.store {
+                // Or the disks would take what is always read from memory for cold.
+                store.touch(object, id.index);
+            }
             let stats = &self.shared.stats.blockcache;
             if block.is_ready() {
                 stats.hit_bytes.add(range.len() as u64);
@@ -212,8 +216,12 @@ impl Cache {
     fn count_disk_hit(&self, object: &ObjectRef, id: BlockId, len: usize) {
         self.shared.stats.blockcache.hit_bytes.add(len as u64);
         let block_len = object.block_len(id.index, self.shared.block_size);
-        // Twice its length, so that one reader going through the file once never counts as heat.
-        if self.shared.heat.add(&id, len.max(GRANULE), block_len * 2) {
+        let pool = self.pool();
+        // More than its length, so that a reader going through a file once does not push others out of memory. While
+        // half of the memory is free there is nobody to push out.
+        let free = pool.used_bytes() < pool.limit_bytes() / 2;
+        let limit = if free { block_len / 4 } else { block_len + GRANULE };
+        if self.shared.heat.add(&id, len.max(GRANULE), limit) {
             self.bring(object, id.index);
         }
     }

@@ -77,14 +77,17 @@ impl MemBlock {
         self.filled.load(Ordering::Acquire) == self.buf.len()
     }
 
-    fn touch(&self, now: u32) {
+    /// Notes a use; true when it counts as one of its own.
+    fn touch(&self, now: u32) -> bool {
         let last = self.last_use.swap(now, Ordering::Relaxed);
-        if now.wrapping_sub(last) >= CORRELATED.as_millis() as u32 {
+        let counts = now.wrapping_sub(last) >= CORRELATED.as_millis() as u32;
+        if counts {
             let uses = self.uses.load(Ordering::Relaxed);
             if uses < 3 {
                 self.uses.store(uses + 1, Ordering::Relaxed);
             }
         }
+        counts
     }
 }
 
@@ -288,9 +291,14 @@ impl Tier {
 
     /// The block if it is here or being filled. Allocates nothing.
     pub fn find(&self, id: &BlockId) -> Option<Arc<MemBlock>> {
+        self.find_used(id).map(|(block, _)| block)
+    }
+
+    /// As [`Tier::find`], and whether this counts as a use of its own: not one of a row of reads of one pass.
+    pub fn find_used(&self, id: &BlockId) -> Option<(Arc<MemBlock>, bool)> {
         let block = self.shard(id).lock().get(id).cloned()?;
-        block.touch(self.now());
-        Some(block)
+        let counts = block.touch(self.now());
+        Some((block, counts))
     }
 
     /// The block, or the duty to fill it with `len` bytes; waits for memory until `deadline`.
