@@ -18,6 +18,7 @@ fn shown(path: &Path) -> String {
 const LAYERS: &[(&str, u32)] = &[
     ("spurline-types", 0),
     ("spurline-tidy", 0),
+    ("spurline-testkit", 0),
     ("spurline-proto", 10),
     ("spurline-mem", 10),
     ("spurline-config", 10),

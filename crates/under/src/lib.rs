@@ -27,8 +27,11 @@
 
 mod aws;
 mod backend;
+mod cached;
 mod config;
 mod dir;
+pub mod faulty;
+mod library;
 mod object;
 mod pool;
 mod retry;
@@ -36,6 +39,7 @@ mod s3;
 mod s3_wire;
 mod source;
 
+pub use cached::{Cached, MetadataConfig};
 pub use config::{Credentials, Environment, UnderConfig};
 pub use source::{Scheme, Source};
 
@@ -140,9 +144,9 @@ pub fn open(url: &str, config: &UnderConfig, stats: Arc<Stats>) -> Result<Arc<dy
             let backend = s3::S3Backend::new(&source, config, Arc::clone(&stats))?;
             Ok(Arc::new(object::ObjectUnder::new(source, config, stats, Box::new(backend))?))
         }
-        Scheme::Gcs | Scheme::Azure => Err(spurline_types::Error::new(
-            spurline_types::ErrorKind::Unsupported,
-            format!("{}: gs:// and az:// are not built in", source.url()),
-        )),
+        Scheme::Gcs | Scheme::Azure => {
+            let backend = library::LibraryBackend::new(&source, config)?;
+            Ok(Arc::new(object::ObjectUnder::new(source, config, stats, Box::new(backend))?))
+        }
     }
 }

@@ -54,6 +54,21 @@ pub fn read(store: &dyn UnderStore, object: &ObjectRef, offset: u64, len: usize)
     Ok(bytes)
 }
 
+/// Reads until the deadline; answers what came of it and the bytes that landed.
+pub fn read_until(
+    store: &dyn UnderStore,
+    object: &ObjectRef,
+    len: usize,
+    deadline: Instant,
+) -> (spurline_types::Result<()>, Vec<u8>) {
+    let mut bytes = vec![0; len];
+    let mut sink = spurline_types::SliceSink::new(&mut bytes);
+    let answer = store.read(object, 0, &mut sink, deadline);
+    let filled = sink.filled();
+    bytes.truncate(filled);
+    (answer, bytes)
+}
+
 pub fn list_all(store: &dyn UnderStore, path: &[u8], max: usize) -> Vec<DirEntry> {
     let (mut all, mut cursor) = (Vec::new(), None);
     for _ in 0..100_000 {

@@ -1,0 +1,138 @@
+//! The embedded S3 server: a listener on loopback with a runtime of its own.
+//! It deliberately listens nowhere else, and its key is public.
+
+use crate::dir_s3::DirS3;
+use crate::memory_s3::MemoryS3;
+use crate::{ACCESS_KEY, SECRET_KEY};
+use hyper_util::rt::TokioIo;
+use s3s::auth::SimpleAuth;
+use s3s::service::{S3Service, S3ServiceBuilder};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+/// An S3 server on 127.0.0.1 that ends when it is dropped.
+pub struct S3Server {
+    address: SocketAddr,
+    memory: Option<MemoryS3>,
+    /// Taken only by drop.
+    runtime: Option<Runtime>,
+}
+
+impl S3Server {
+    /// Serves `dir`, whose folders are the buckets, on a free port. Writes leave small files that start with a dot in
+    /// `dir` itself, as s3s-fs does.
+    ///
+    /// # Errors
+    /// When the directory or the port can't be used.
+    pub fn start(dir: &Path) -> io::Result<Self> {
+        Self::start_on(dir, 0)
+    }
+
+    /// The same on a port of choice.
+    ///
+    /// # Errors
+    /// As [`S3Server::start`].
+    pub fn start_on(dir: &Path, port: u16) -> io::Result<Self> {
+        let mut builder = S3ServiceBuilder::new(DirS3::new(dir)?);
+        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
+        Self::serve(builder, port, None)
+    }
+
+    /// Serves buckets in memory, where every possible key may exist.
+    ///
+    /// # Errors
+    /// When no port can be had.
+    pub fn in_memory() -> io::Result<Self> {
+        Self::in_memory_on(0)
+    }
+
+    /// The same on a port of choice.
+    ///
+    /// # Errors
+    /// As [`S3Server::in_memory`].
+    pub fn in_memory_on(port: u16) -> io::Result<Self> {
+        let memory = MemoryS3::default();
+        let mut builder = S3ServiceBuilder::new(memory.clone());
+        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
+        Self::serve(builder, port, Some(memory))
+    }
+
+    /// Serves buckets in memory to anybody, signed or not.
+    ///
+    /// # Errors
+    /// As [`S3Server::in_memory`].
+    pub fn in_memory_open() -> io::Result<Self> {
+        let memory = MemoryS3::default();
+        Self::serve(S3ServiceBuilder::new(memory.clone()), 0, Some(memory))
+    }
+
+    fn serve(builder: S3ServiceBuilder, port: u16, memory: Option<MemoryS3>) -> io::Result<Self> {
+        let service = builder.build();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("testkit-s3")
+            .enable_all()
+            .build()?;
+        let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, port)))?;
+        let address = listener.local_addr()?;
+        runtime.spawn(accept(listener, service));
+        Ok(S3Server { address, memory, runtime: Some(runtime) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its endpoint URL.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Makes a bucket of a server in memory.
+    ///
+    /// # Panics
+    /// When the server stands on a directory.
+    pub fn create_bucket(&self, bucket: &str) {
+        self.memory.as_ref().expect("a server in memory").create(bucket);
+    }
+
+    /// Puts an object into a server in memory and answers its etag.
+    ///
+    /// # Panics
+    /// When the server stands on a directory.
+    pub fn put(&self, bucket: &str, key: &str, bytes: &[u8]) -> String {
+        self.memory.as_ref().expect("a server in memory").put(bucket, key, bytes.to_vec().into())
+    }
+
+    /// Removes an object from a server in memory.
+    ///
+    /// # Panics
+    /// When the server stands on a directory.
+    pub fn remove(&self, bucket: &str, key: &str) {
+        self.memory.as_ref().expect("a server in memory").remove(bucket, key);
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, service: S3Service) {
+    loop {
+        let Ok((socket, _)) = listener.accept().await else { continue };
+        let _ = socket.set_nodelay(true);
+        let service = service.clone();
+        tokio::spawn(async move {
+            // A client that breaks off is no matter of the server's.
+            let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
+        });
+    }
+}

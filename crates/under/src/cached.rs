@@ -1,0 +1,403 @@
+//! Metadata of an under-store held for a short time: attributes, absences and pages of listings.
+//! It deliberately holds no bytes of objects, and nothing for longer than the time given.
+//!
+//! Many lookups in one directory within a short time lead to one listing of it that answers the rest: 10,000 files
+//! opened one after the other cost tens of requests instead of tens of thousands. Equal questions asked at the same
+//! time are asked once.
+
+use crate::{Capabilities, StatFs, UnderStore};
+use parking_lot::{Condvar, Mutex};
+use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long and how much is held.
+#[derive(Debug, Clone)]
+pub struct MetadataConfig {
+    /// Attributes and pages count for this long from the moment they were asked for: the attribute cache time.
+    /// Zero holds nothing (equal questions at the same time are still asked once).
+    pub ttl: Duration,
+    /// A name that is not there counts as absent for this long.
+    pub negative_ttl: Duration,
+    /// Names held at most, in attributes and pages together; about 300 bytes each.
+    pub max_entries: usize,
+}
+
+impl Default for MetadataConfig {
+    fn default() -> Self {
+        MetadataConfig { ttl: Duration::from_secs(1), negative_ttl: Duration::from_millis(500), max_entries: 200_000 }
+    }
+}
+
+/// Names of a directory looked up one by one before it is listed instead.
+const LIST_AFTER: u32 = 8;
+/// Within this time.
+const WINDOW: Duration = Duration::from_secs(2);
+/// Names per page of such a listing, as many as an object store answers at once.
+const PAGE: usize = 1000;
+/// Pages of such a listing: larger directories are looked up name by name.
+const PAGES: usize = 32;
+/// A directory found too large is not tried again for this long.
+const TOO_LARGE: Duration = Duration::from_secs(60);
+/// A lookup waits for a listing at most this long before it asks by itself.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+type Path = Box<[u8]>;
+type PageKey = (Path, Option<Path>, usize);
+
+/// An answer that may be handed to several askers.
+type Known<T> = (Instant, Result<T>);
+
+/// A question under way and, once it is there, its answer for all who wait for it: also one that took longer than
+/// answers are held.
+type Flight<T> = Arc<OnceLock<Result<T>>>;
+
+#[derive(Default)]
+struct State {
+    names: HashMap<Path, Known<Attr>>,
+    pages: HashMap<PageKey, (Instant, Arc<ListPage>)>,
+    /// Names in `pages`.
+    paged: usize,
+    folders: HashMap<Path, Folder>,
+    asking: HashMap<Path, Flight<Attr>>,
+    asking_pages: HashMap<PageKey, Flight<Arc<ListPage>>>,
+}
+
+/// What is known of a directory's lookups and listings.
+struct Folder {
+    /// Start of the window and lookups asked in it.
+    since: Instant,
+    asked: u32,
+    listing: bool,
+    /// All its names are in `names`, as of this moment.
+    complete: Option<Instant>,
+    too_large: Option<Instant>,
+}
+
+/// A wrapper around any under-store.
+pub struct Cached {
+    inner: Arc<dyn UnderStore>,
+    config: MetadataConfig,
+    stats: Arc<Stats>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Cached {
+    /// Wraps `inner`.
+    pub fn new(inner: Arc<dyn UnderStore>, config: MetadataConfig, stats: Arc<Stats>) -> Self {
+        Cached { inner, config, stats, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Forgets what is held about `path` and the listings it stands in, so that the next question is asked anew.
+    pub fn invalidate(&self, path: &[u8]) {
+        let mut state = self.state.lock();
+        state.names.remove(path);
+        let (folder, _) = split(path);
+        if let Some(folder) = state.folders.get_mut(folder) {
+            folder.complete = None;
+        }
+        let mut dropped = 0;
+        state.pages.retain(|(of, _, _), (_, page)| {
+            let keep = **of != *folder;
+            dropped += if keep { 0 } else { page.entries.len() };
+            keep
+        });
+        state.paged -= dropped;
+    }
+
+    /// Names held now.
+    pub fn held(&self) -> usize {
+        let state = self.state.lock();
+        state.names.len() + state.paged
+    }
+
+    fn timed_out(&self, what: &str) -> Error {
+        Error::new(
+            ErrorKind::Timeout,
+            format!("{} has not answered {what} in time; look at the endpoint and its load", self.inner.source()),
+        )
+    }
+
+    /// Drops what is too old, and half of the rest when that is not enough.
+    fn shrink(&self, state: &mut State) {
+        if state.names.len() + state.paged <= self.config.max_entries {
+            return;
+        }
+        let ttl = self.config.ttl;
+        state.names.retain(|_, (at, _)| at.elapsed() < ttl);
+        state.pages.retain(|_, (at, _)| at.elapsed() < ttl);
+        state.folders.retain(|_, f| f.listing || f.since.elapsed() < TOO_LARGE);
+        state.paged = state.pages.values().map(|(_, p)| p.entries.len()).sum();
+        if state.names.len() + state.paged > self.config.max_entries {
+            state.pages.clear();
+            state.paged = 0;
+            let mut odd = false;
+            state.names.retain(|_, _| {
+                odd = !odd;
+                odd
+            });
+            for folder in state.folders.values_mut() {
+                folder.complete = None;
+            }
+        }
+    }
+
+    /// What is held about `path`, if it still counts.
+    fn known(&self, state: &State, path: &[u8]) -> Option<Result<Attr>> {
+        if let Some((at, answer)) = state.names.get(path) {
+            let ttl = if answer.is_ok() { self.config.ttl } else { self.config.negative_ttl };
+            if at.elapsed() < ttl {
+                return Some(answer.clone());
+            }
+        }
+        let (folder, name) = split(path);
+        let complete = state.folders.get(folder).and_then(|f| f.complete)?;
+        // A name that was listed but has been dropped or grown old is asked for; one that was not listed is absent.
+        (complete.elapsed() < self.config.negative_ttl && !state.names.contains_key(path)).then(|| {
+            let (name, folder) = (String::from_utf8_lossy(name), String::from_utf8_lossy(folder));
+            Err(Error::new(ErrorKind::NotFound, format!("'{name}' is not in '{folder}'")))
+        })
+    }
+
+    /// Keeps a page's names; `at` is when it was asked for.
+    fn keep_page(&self, state: &mut State, key: PageKey, at: Instant, page: &Arc<ListPage>) {
+        let folder = &key.0;
+        for entry in &page.entries {
+            state.names.insert(join(folder, &entry.name), (at, Ok(entry.attr.clone())));
+        }
+        state.paged += page.entries.len();
+        if let Some((_, old)) = state.pages.insert(key, (at, Arc::clone(page))) {
+            state.paged -= old.entries.len();
+        }
+        self.shrink(state);
+    }
+
+    /// One page, from what is held or asked for once.
+    fn page(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<Arc<ListPage>> {
+        let key: PageKey = (path.into(), cursor.map(Into::into), max);
+        let mut state = self.state.lock();
+        loop {
+            if let Some((at, page)) = state.pages.get(&key)
+                && at.elapsed() < self.config.ttl
+            {
+                self.stats.metadata.cache_hits.add(1);
+                return Ok(Arc::clone(page));
+            }
+            let Some(flight) = state.asking_pages.get(&key).map(Arc::clone) else { break };
+            if let Some(answer) = self.join_flight(&mut state, &flight, deadline, "a listing")? {
+                return answer;
+            }
+        }
+        let flight = Flight::default();
+        state.asking_pages.insert(key.clone(), Arc::clone(&flight));
+        drop(state);
+        let at = Instant::now();
+        let asked = Asking { cached: self, done: Some(Done::Page(key.clone())) };
+        let page = self.inner.list(path, cursor, max, deadline).map(Arc::new);
+        let _ = flight.set(page.clone());
+        if let Ok(page) = &page {
+            self.keep_page(&mut self.state.lock(), key, at, page);
+        }
+        drop(asked);
+        page
+    }
+
+    /// Waits for somebody else's question. `None` when it came to nothing that is ours too: its asker had less time.
+    fn join_flight<T: Clone>(
+        &self,
+        state: &mut parking_lot::MutexGuard<'_, State>,
+        flight: &Flight<T>,
+        deadline: Instant,
+        what: &str,
+    ) -> Result<Option<Result<T>>> {
+        while flight.get().is_none() && Arc::strong_count(flight) > 1 {
+            if self.changed.wait_until(state, deadline).timed_out() {
+                return Err(self.timed_out(what));
+            }
+        }
+        let answer = flight.get().cloned();
+        let ours = answer.filter(|a| a.as_ref().map_or_else(|e| e.kind() != ErrorKind::Timeout, |_| true));
+        if ours.is_some() {
+            self.stats.metadata.cache_hits.add(1);
+        }
+        Ok(ours)
+    }
+
+    /// Lists a directory whose names are being looked up one by one.
+    fn list_for_lookups(&self, folder: &[u8], deadline: Instant) {
+        let _listing = Asking { cached: self, done: Some(Done::Folder(folder.into())) };
+        let started = Instant::now();
+        let mut cursor: Option<Vec<u8>> = None;
+        let pages = PAGES.min((self.config.max_entries / 4).div_ceil(PAGE));
+        for _ in 0..pages {
+            match self.page(folder, cursor.as_deref(), PAGE, deadline) {
+                Ok(page) => {
+                    self.changed.notify_all();
+                    cursor = page.next.clone();
+                    if cursor.is_none() {
+                        if let Some(folder) = self.state.lock().folders.get_mut(folder) {
+                            folder.complete = Some(started);
+                        }
+                        return;
+                    }
+                }
+                // The lookups that wait for it ask by themselves and see their own error.
+                Err(_) => return,
+            }
+        }
+        if let Some(folder) = self.state.lock().folders.get_mut(folder) {
+            folder.too_large = Some(Instant::now());
+        }
+    }
+}
+
+/// Something being asked for, which must not look so any more whatever comes of it.
+struct Asking<'a> {
+    cached: &'a Cached,
+    done: Option<Done>,
+}
+
+enum Done {
+    Name(Path),
+    Page(PageKey),
+    Folder(Path),
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut state = self.cached.state.lock();
+        match self.done.take() {
+            Some(Done::Name(path)) => {
+                state.asking.remove(&path);
+            }
+            Some(Done::Page(key)) => {
+                state.asking_pages.remove(&key);
+            }
+            Some(Done::Folder(path)) => {
+                if let Some(folder) = state.folders.get_mut(&path) {
+                    folder.listing = false;
+                }
+            }
+            None => {}
+        }
+        drop(state);
+        self.cached.changed.notify_all();
+    }
+}
+
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|b| *b == b'/') {
+        Some(i) => (&path[..i], &path[i + 1..]),
+        None => (b"", path),
+    }
+}
+
+fn join(folder: &[u8], name: &[u8]) -> Path {
+    match folder {
+        b"" => name.into(),
+        _ => [folder, b"/", name].concat().into(),
+    }
+}
+
+impl UnderStore for Cached {
+    fn source(&self) -> &str {
+        self.inner.source()
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+    fn check(&self, deadline: Instant) -> Result<()> {
+        self.inner.check(deadline)
+    }
+
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
+        if path.is_empty() {
+            return self.inner.lookup(path, deadline);
+        }
+        let (folder, _) = split(path);
+        let began = Instant::now();
+        let mut state = self.state.lock();
+        let mut counted = false;
+        loop {
+            if let Some(answer) = self.known(&state, path) {
+                self.stats.metadata.cache_hits.add(1);
+                return answer;
+            }
+            if let Some(flight) = state.asking.get(path).map(Arc::clone) {
+                match self.join_flight(&mut state, &flight, deadline, "a lookup")? {
+                    Some(answer) => return answer,
+                    None => continue,
+                }
+            }
+            let now = Instant::now();
+            if !state.folders.contains_key(folder) {
+                let fresh = Folder { since: now, asked: 0, listing: false, complete: None, too_large: None };
+                state.folders.insert(folder.into(), fresh);
+            }
+            let Some(of) = state.folders.get_mut(folder) else { break };
+            if of.listing && began.elapsed() < PATIENCE {
+                let until = deadline.min(began + PATIENCE);
+                if self.changed.wait_until(&mut state, until).timed_out() && Instant::now() >= deadline {
+                    return Err(self.timed_out("a lookup"));
+                }
+                continue;
+            }
+            if !counted {
+                counted = true;
+                if now.duration_since(of.since) > WINDOW {
+                    (of.since, of.asked) = (now, 0);
+                }
+                of.asked += 1;
+                let large = of.too_large.is_some_and(|at| at.elapsed() < TOO_LARGE);
+                if of.asked > LIST_AFTER && !large && !of.listing && !self.config.ttl.is_zero() {
+                    (of.since, of.asked, of.listing) = (now, 0, true);
+                    drop(state);
+                    self.list_for_lookups(folder, deadline);
+                    state = self.state.lock();
+                    continue;
+                }
+            }
+            break;
+        }
+        let flight = Flight::default();
+        state.asking.insert(path.into(), Arc::clone(&flight));
+        drop(state);
+        let at = Instant::now();
+        let asked = Asking { cached: self, done: Some(Done::Name(path.into())) };
+        let answer = self.inner.lookup(path, deadline);
+        let _ = flight.set(answer.clone());
+        // Failures are not held, but the absence of a name is.
+        if answer.as_ref().map_or_else(|e| e.kind() == ErrorKind::NotFound, |_| true) {
+            let mut state = self.state.lock();
+            state.names.insert(path.into(), (at, answer.clone()));
+            self.shrink(&mut state);
+        }
+        drop(asked);
+        answer
+    }
+
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+        self.page(path, cursor, max, deadline).map(|page| ListPage::clone(&page))
+    }
+
+    fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
+        self.inner.readlink(path, deadline)
+    }
+
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+        let answer = self.inner.read(object, offset, sink, deadline);
+        if answer.as_ref().is_err_and(|e| e.kind() == ErrorKind::Stale) {
+            self.invalidate(&object.path);
+        }
+        answer
+    }
+
+    fn statfs(&self, deadline: Instant) -> Result<Option<StatFs>> {
+        self.inner.statfs(deadline)
+    }
+}

@@ -1,0 +1,210 @@
+//! Google Cloud Storage and Azure Blob Storage through the object-store library, one attempt at a time.
+//! It deliberately retries nothing and knows no folders.
+//!
+//! Credentials and endpoints are the library's own variables: `GOOGLE_APPLICATION_CREDENTIALS`,
+//! `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY` and so on. The library's paths
+//! refuse some names that containers can hold (`a//b`, control characters): a listing that meets one is an error that
+//! names it, and so is a request for one.
+
+use crate::aws::root_cause;
+use crate::backend::{Again, Backend, Failure, RawBody, RawObject, RawPage};
+use crate::{Scheme, Source, UnderConfig};
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
+use object_store::path::Path;
+use object_store::{ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig};
+use spurline_types::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// A bucket or container reached by the library's own store.
+pub(crate) struct LibraryBackend {
+    store: Arc<dyn ObjectStore>,
+    lister: Arc<dyn PaginatedListStore>,
+    name: String,
+    variables: &'static str,
+}
+
+impl LibraryBackend {
+    /// # Errors
+    /// `Invalid` for variables that can't be right.
+    pub(crate) fn new(source: &Source, config: &UnderConfig) -> Result<Self> {
+        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        let endpoint = |name: &str| config.endpoint.clone().or_else(|| config.env.get(name));
+        let options = |endpoint: Option<&str>| {
+            ClientOptions::new()
+                .with_allow_http(endpoint.is_some_and(|e| e.starts_with("http://")))
+                .with_connect_timeout(config.connect_timeout)
+                .with_timeout_disabled()
+        };
+        let wrong = |e: object_store::Error| {
+            Error::new(ErrorKind::Invalid, format!("{} can't be opened: {}", source.url(), root_cause(&e)))
+        };
+        if source.scheme() == Scheme::Gcs {
+            let mut builder = GoogleCloudStorageBuilder::new();
+            for (name, value) in config.env.starting_with("GOOGLE_") {
+                if let Ok(key) = name.to_ascii_lowercase().parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            let base = endpoint("GOOGLE_BASE_URL");
+            if let Some(base) = &base {
+                builder = builder.with_base_url(base);
+            }
+            let store = builder
+                .with_bucket_name(source.bucket())
+                .with_retry(retry)
+                .with_client_options(options(base.as_deref()))
+                .with_skip_signature(config.anonymous)
+                .build();
+            let store = Arc::new(store.map_err(wrong)?);
+            let variables = "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT and the instance's account";
+            Ok(LibraryBackend { lister: store.clone(), store, name: "Google Cloud Storage".into(), variables })
+        } else {
+            let mut builder = MicrosoftAzureBuilder::new();
+            for (name, value) in config.env.starting_with("AZURE_") {
+                if let Ok(key) = name.to_ascii_lowercase().parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            let base = endpoint("AZURE_STORAGE_ENDPOINT");
+            if let Some(base) = &base {
+                builder = builder.with_endpoint(base.clone());
+            }
+            let store = builder
+                .with_container_name(source.bucket())
+                .with_retry(retry)
+                .with_client_options(options(base.as_deref()))
+                .with_skip_signature(config.anonymous)
+                .build();
+            let store = Arc::new(store.map_err(wrong)?);
+            let variables = "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, \
+                 AZURE_CLIENT_ID and the machine's identity";
+            Ok(LibraryBackend { lister: store.clone(), store, name: "Azure Blob Storage".into(), variables })
+        }
+    }
+
+    fn path(&self, key: &str) -> Result<Path, Failure> {
+        Path::parse(key).map_err(|e| {
+            let message = format!("the name '{}' can't be asked of {}: {e}", key.escape_debug(), self.name);
+            Failure::fatal(ErrorKind::Unsupported, message)
+        })
+    }
+
+    fn failure(&self, what: &str, error: &object_store::Error) -> Failure {
+        use object_store::Error as E;
+        let name = &self.name;
+        let cause = root_cause(error);
+        match error {
+            E::NotFound { .. } if what.starts_with("the listing") => Failure::fatal(
+                ErrorKind::Unavailable,
+                format!("{name} has no such bucket or container ({cause}); look at its spelling"),
+            ),
+            E::NotFound { .. } => Failure::fatal(ErrorKind::NotFound, format!("{what}: no such object ({cause})")),
+            E::Precondition { .. } | E::NotModified { .. } => {
+                Failure::fatal(ErrorKind::Stale, format!("{what}: the object has another version by now ({cause})"))
+            }
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => Failure::fatal(
+                ErrorKind::PermissionDenied,
+                format!("{name} refused {what} ({cause}); looked at were {}", self.variables),
+            ),
+            E::InvalidPath { source } => {
+                Failure::fatal(ErrorKind::Unsupported, format!("{what} met a name that can't be served here: {source}"))
+            }
+            _ => {
+                // The library tells a status only in its sentence.
+                let text = error.to_string();
+                let message = format!("{name} failed to serve {what}: {cause}");
+                if ["429", "503", "SlowDown", "ServerBusy"].iter().any(|word| text.contains(word)) {
+                    let error = Error::new(ErrorKind::Throttled, message);
+                    return Failure { error, again: Again::SlowDown(None) };
+                }
+                Failure::passing(ErrorKind::Unavailable, message)
+            }
+        }
+    }
+}
+
+/// Whole seconds, as everywhere.
+fn mtime(meta: &ObjectMeta) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(meta.last_modified.timestamp()).unwrap_or(0))
+}
+
+fn raw(meta: &ObjectMeta) -> RawObject {
+    RawObject { key: meta.location.to_string(), size: meta.size, mtime: mtime(meta), etag: meta.e_tag.clone() }
+}
+
+impl Backend for LibraryBackend {
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max: usize,
+    ) -> BoxFuture<'a, Result<RawPage, Failure>> {
+        async move {
+            let options = PaginatedListOptions {
+                delimiter: Some("/".into()),
+                max_keys: Some(max),
+                page_token: token.map(str::to_owned),
+                ..PaginatedListOptions::default()
+            };
+            let answer = self.lister.list_paginated(Some(prefix).filter(|p| !p.is_empty()), options).await;
+            let page = answer.map_err(|e| self.failure(&format!("the listing of '{prefix}'"), &e))?;
+            // The library drops the slash at the end of prefixes and of folder markers.
+            let marker = prefix.trim_end_matches('/');
+            Ok(RawPage {
+                objects: (page.result.objects.iter().map(raw))
+                    .map(|o| if o.key == marker { RawObject { key: prefix.to_owned(), ..o } } else { o })
+                    .collect(),
+                prefixes: page.result.common_prefixes.iter().map(|p| format!("{p}/")).collect(),
+                next: page.page_token.filter(|t| !t.is_empty()),
+            })
+        }
+        .boxed()
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, Failure>> {
+        async move {
+            let options = GetOptions { head: true, ..GetOptions::default() };
+            let answer = self.store.get_opts(&self.path(key)?, options).await;
+            Ok(raw(&answer.map_err(|e| self.failure(&format!("the head of '{key}'"), &e))?.meta))
+        }
+        .boxed()
+    }
+
+    fn get<'a>(
+        &'a self,
+        key: &'a str,
+        from: u64,
+        to: u64,
+        etag: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<RawBody, Failure>> {
+        async move {
+            let what = format!("the read of '{key}' at {from}");
+            let options = GetOptions {
+                if_match: etag.map(|e| format!("\"{e}\"")),
+                range: Some(GetRange::Bounded(from..to)),
+                ..GetOptions::default()
+            };
+            let answer = self.store.get_opts(&self.path(key)?, options).await;
+            let answer = answer.map_err(|e| self.failure(&what, &e))?;
+            let (etag, total, mtime) = (answer.meta.e_tag.clone(), Some(answer.meta.size), Some(mtime(&answer.meta)));
+            let name = self.name.clone();
+            let stream = answer.into_stream().map(move |chunk| {
+                chunk.map_err(|e| {
+                    let message = format!("{name} broke off in the middle of a transfer: {}", root_cause(&e));
+                    Failure::passing(ErrorKind::Unavailable, message)
+                })
+            });
+            Ok(RawBody { etag, mtime, total, stream: stream.boxed() })
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,129 @@
+//! The metadata cache over a directory, with the faults of `FaultyUnder` between.
+
+mod common;
+
+use common::{read_until, soon};
+use spurline_types::{ErrorKind, Stats};
+use spurline_under::faulty::{Fault, FaultyUnder, On};
+use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore, open};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+struct Rig {
+    dir: tempfile::TempDir,
+    faulty: Arc<FaultyUnder>,
+    cached: Cached,
+    stats: Arc<Stats>,
+}
+
+fn rig(ttl: Duration, max_entries: usize) -> Rig {
+    let dir = tempfile::tempdir().unwrap();
+    let stats = Arc::new(Stats::default());
+    let inner = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap();
+    let faulty = Arc::new(FaultyUnder::new(inner));
+    let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries };
+    let cached = Cached::new(faulty.clone(), config, Arc::clone(&stats));
+    Rig { dir, faulty, cached, stats }
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+
+#[test]
+fn many_lookups_become_one_listing() {
+    let rig = rig(LONG, 100_000);
+    for i in 0..3000 {
+        std::fs::write(rig.dir.path().join(format!("f{i:04}")), [b'x'; 3]).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for t in 0..8 {
+            let rig = &rig;
+            scope.spawn(move || {
+                for i in (t..3000).step_by(8) {
+                    let attr = rig.cached.lookup(format!("f{i:04}").as_bytes(), soon()).unwrap();
+                    assert_eq!(attr.size, 3);
+                }
+            });
+        }
+    });
+    assert!(rig.faulty.lookups() <= 100, "{} lookups", rig.faulty.lookups());
+    assert_eq!(rig.faulty.lists(), 3);
+    // The directory is known whole: an absent name costs nothing.
+    let before = rig.faulty.lookups();
+    assert_eq!(rig.cached.lookup(b"absent", soon()).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(rig.faulty.lookups(), before);
+    assert!(rig.stats.metadata.cache_hits.get() > 2000);
+    // And so is its listing, in the pages it was read.
+    assert_eq!(rig.cached.list(b"", None, 1000, soon()).unwrap().entries.len(), 1000);
+    assert_eq!(rig.faulty.lists(), 3);
+}
+
+#[test]
+fn equal_questions_at_once_are_asked_once() {
+    let rig = rig(Duration::ZERO, 1000);
+    std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
+    rig.faulty.set_latency(Duration::from_millis(300));
+    let barrier = std::sync::Barrier::new(16);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                barrier.wait();
+                rig.cached.lookup(b"f", soon()).unwrap();
+                rig.cached.list(b"", None, 10, soon()).unwrap();
+            });
+        }
+    });
+    assert!(rig.faulty.lookups() < 8, "{}", rig.faulty.lookups());
+    assert!(rig.faulty.lists() < 8, "{}", rig.faulty.lists());
+}
+
+#[test]
+fn what_is_held_grows_old_and_is_bounded() {
+    let rig = rig(Duration::from_millis(100), 500);
+    std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap().size, 1);
+    assert!(rig.cached.lookup(b"new", soon()).is_err());
+    std::fs::write(rig.dir.path().join("f"), b"xyz").unwrap();
+    std::fs::write(rig.dir.path().join("new"), b"").unwrap();
+    std::thread::sleep(Duration::from_millis(120));
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap().size, 3);
+    assert!(rig.cached.lookup(b"new", soon()).is_ok());
+    for i in 0..2000 {
+        let _ = rig.cached.lookup(format!("absent{i}/x").as_bytes(), soon());
+        assert!(rig.cached.held() <= 501, "{}", rig.cached.held());
+    }
+}
+
+#[test]
+fn a_stale_read_forgets_the_attributes() {
+    let rig = rig(LONG, 1000);
+    std::fs::write(rig.dir.path().join("f"), b"old").unwrap();
+    let attr = rig.cached.lookup(b"f", soon()).unwrap();
+    let object = spurline_types::ObjectRef::new(rig.cached.source(), b"f", attr.version.clone(), attr.size);
+    std::fs::write(rig.dir.path().join("f"), b"newer").unwrap();
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap().size, 3, "held");
+    let error = read_until(&rig.cached, &object, 3, soon()).0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stale);
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap().size, 5);
+}
+
+#[test]
+fn failures_are_not_held_and_waiting_ends_at_the_deadline() {
+    let rig = rig(LONG, 1000);
+    std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
+    rig.faulty.inject(On::Lookup, Fault::Fail(ErrorKind::Unavailable), 1);
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(rig.cached.lookup(b"f", soon()).is_ok());
+    rig.faulty.inject(On::Lookup, Fault::Stall(Duration::from_secs(3)), 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.cached.lookup(b"g", soon()));
+        std::thread::sleep(Duration::from_millis(100));
+        let error = rig.cached.lookup(b"g", Instant::now() + Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::NotFound), "{error}");
+    });
+    // A listing that fails leaves the lookups to themselves.
+    rig.faulty.inject(On::List, Fault::Fail(ErrorKind::Throttled), 1000);
+    for i in 0..50 {
+        std::fs::write(rig.dir.path().join(format!("x{i}")), b"").unwrap();
+        rig.cached.lookup(format!("x{i}").as_bytes(), soon()).unwrap();
+    }
+}
