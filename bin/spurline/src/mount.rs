@@ -96,7 +96,7 @@ fn options(config: &MountConfig) -> Result<MountOptions, Fault> {
 }
 
 fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
-    let under = parts::open_under(config.source.as_str(), &config.under, stats)?;
+    let under = parts::open_under(config.source.as_str(), &config.under, metadata_ttl(config), stats)?;
     under.check(Instant::now() + config.under.timeout)?;
     tracing::info!("source {}", under.describe());
     let pool = Pool::new(pool_bytes(config), config.cache.block_size as usize)?;
@@ -158,12 +158,18 @@ fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Re
     Ok(Reads { volume: Arc::clone(&remote) as _, pool, tier, store: None, remote: Some(remote) })
 }
 
+/// What lies between the kernel and the under-store may hold metadata for half of `--attr-cache`, and the kernel for
+/// the other half, so that a change is seen after the whole of it.
+fn metadata_ttl(config: &MountConfig) -> Duration {
+    config.fuse.attr_ttl / 2
+}
+
 fn fs_config(config: &MountConfig) -> spurline_fs::Config {
     spurline_fs::Config {
-        attr_ttl: config.fuse.attr_ttl,
-        entry_ttl: config.fuse.entry_ttl,
+        attr_ttl: config.fuse.attr_ttl / 2,
+        entry_ttl: config.fuse.entry_ttl.min(config.fuse.attr_ttl / 2),
         dir_entry_ttl: config.fuse.dir_entry_ttl,
-        negative_ttl: config.fuse.entry_ttl.min(config.fuse.attr_ttl),
+        negative_ttl: config.fuse.entry_ttl.min(config.fuse.attr_ttl) / 2,
         uid: rustix::process::getuid().as_raw(),
         gid: rustix::process::getgid().as_raw(),
         max_readahead: config.budget.readahead,

@@ -28,7 +28,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let pool = Pool::new(config.budget.total, block_size as usize)?;
     // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {
-        let under = parts::open_under(source.as_str(), &config.under, &stats)?;
+        let under = parts::open_under(source.as_str(), &config.under, parts::NODE_METADATA_TTL, &stats)?;
         under.check(Instant::now() + config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
@@ -47,7 +47,8 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let sources: Vec<String> = config.sources.iter().map(|s| s.as_str().to_owned()).collect();
     let name = hostname();
     let (under_config, under_stats) = (config.under.clone(), Arc::clone(&stats));
-    let open = Box::new(move |source: &str| parts::open_under(source, &under_config, &under_stats));
+    let open =
+        Box::new(move |source: &str| parts::open_under(source, &under_config, parts::NODE_METADATA_TTL, &under_stats));
     let node = Node::new(&name, Arc::clone(&shared), sources.clone(), open);
     let server_config =
         ServerConfig { max_workers: (config.budget.serve_slots as usize).max(16), ..ServerConfig::default() };

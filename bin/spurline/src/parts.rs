@@ -6,15 +6,26 @@ use spurline_config::{CacheSize, IorpcMode};
 use spurline_mem::{Pool, Tier};
 use spurline_store::{Capacity, IoMode, Store, StoreConfig};
 use spurline_types::{Result, Stats};
-use spurline_under::{UnderConfig, UnderStore};
+use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Opens the under-store of `source` without asking it anything yet.
+/// How long a node holds metadata: half of the default `--attr-cache` of the mounts, whose kernel holds it for the
+/// other half.
+pub const NODE_METADATA_TTL: Duration = Duration::from_millis(500);
+/// Names a process holds metadata of at most: 30 MiB.
+const METADATA_ENTRIES: usize = 100_000;
+
+/// Opens the under-store of `source`, its metadata held for `ttl`, without asking it anything yet.
 ///
 /// # Errors
 /// When the URL or the configuration can't be right.
-pub fn open_under(source: &str, config: &config::UnderConfig, stats: &Arc<Stats>) -> Result<Arc<dyn UnderStore>> {
+pub fn open_under(
+    source: &str,
+    config: &config::UnderConfig,
+    ttl: Duration,
+    stats: &Arc<Stats>,
+) -> Result<Arc<dyn UnderStore>> {
     let defaults = UnderConfig::default();
     let config = UnderConfig {
         endpoint: config.endpoint_url.clone(),
@@ -27,7 +38,9 @@ pub fn open_under(source: &str, config: &config::UnderConfig, stats: &Arc<Stats>
         max_downloads: config.max_downloads as usize,
         ..defaults
     };
-    spurline_under::open(source, &config, Arc::clone(stats))
+    let under = spurline_under::open(source, &config, Arc::clone(stats))?;
+    let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries: METADATA_ENTRIES };
+    Ok(Arc::new(Cached::new(under, metadata, Arc::clone(stats))))
 }
 
 /// Opens the cache disks; `None` when there are to be none.
