@@ -1,0 +1,132 @@
+//! The demo's data: copies of files that every machine has, with their checksums taken while they are copied.
+
+use super::Control;
+use spurline_config::Fault;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Where files are taken from.
+const FROM: &str = "/usr";
+/// Small files at the most: enough to show metadata at work, few enough not to take over.
+const SMALL_FILES: usize = 500;
+/// What is small.
+const SMALL: u64 = 256 << 10;
+/// Files looked at before enough is enough.
+const MOST_SEEN: usize = 200_000;
+
+/// One file of the data set.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// Its path below the source and below the mountpoint.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// What its bytes sum up to.
+    pub checksum: u64,
+}
+
+/// The files of the demo.
+#[derive(Debug)]
+pub struct Dataset {
+    /// All of them.
+    pub files: Vec<Sample>,
+    /// Their lengths together.
+    pub bytes: u64,
+}
+
+/// Copies up to `limit` bytes of files into `to`.
+///
+/// # Errors
+/// When the copies can't be written, there is nothing to copy, or the person interrupts.
+pub fn make(to: &Path, limit: u64, control: &Control) -> Result<Dataset, Fault> {
+    let chosen = choose(Path::new(FROM), limit, control)?;
+    let total = chosen.iter().map(|(_, bytes)| bytes).sum();
+    let bar = control.bar("copying", total);
+    let mut files: Vec<Sample> = Vec::new();
+    for (number, (from, _)) in chosen.into_iter().enumerate() {
+        control.go_on()?;
+        // Two folders deep, as data sets are, and names that stay recognisable.
+        let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let path = PathBuf::from(format!("part-{:02}", number % 16)).join(format!("{number:05}-{name}"));
+        let Ok(source) = File::open(&from) else { continue };
+        let place = to.join(&path);
+        let wrong = |e: std::io::Error| {
+            Fault::failed(format!("{}: {e}", place.display()), "give more room with --dir, or a smaller --size")
+        };
+        std::fs::create_dir_all(place.parent().unwrap_or(to)).map_err(wrong)?;
+        let target = File::create(&place).map_err(wrong)?;
+        let (bytes, checksum) = copy(source, &target, |n| bar.inc(n)).map_err(wrong)?;
+        files.push(Sample { path, bytes, checksum });
+    }
+    bar.finish_and_clear();
+    let bytes = files.iter().map(|f| f.bytes).sum();
+    if bytes == 0 {
+        return Err(Fault::missing(
+            format!("no file to be read below {FROM}"),
+            "run the demo as a user who can read there",
+        ));
+    }
+    Ok(Dataset { files, bytes })
+}
+
+fn copy(mut from: File, mut to: &File, mut copied: impl FnMut(u64)) -> std::io::Result<(u64, u64)> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut hash = Xxh3::new();
+    let mut total = 0;
+    loop {
+        let n = from.read(&mut buffer)?;
+        if n == 0 {
+            return Ok((total, hash.digest()));
+        }
+        hash.update(&buffer[..n]);
+        to.write_all(&buffer[..n])?;
+        total += n as u64;
+        copied(n as u64);
+    }
+}
+
+/// Some small files, and the largest others that fit.
+fn choose(root: &Path, limit: u64, control: &Control) -> Result<Vec<(PathBuf, u64)>, Fault> {
+    let mut seen: Vec<(PathBuf, u64)> = Vec::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        control.go_on()?;
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                Ok(kind) if kind.is_file() => {
+                    let bytes = entry.metadata().map_or(0, |m| m.len());
+                    if bytes > 0 {
+                        seen.push((entry.path(), bytes));
+                    }
+                }
+                _ => {}
+            }
+        }
+        if seen.len() >= MOST_SEEN {
+            break;
+        }
+    }
+    let (mut small, mut large): (Vec<_>, Vec<_>) = seen.into_iter().partition(|(_, bytes)| *bytes < SMALL);
+    small.sort();
+    large.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let mut left = limit;
+    let mut chosen = Vec::new();
+    // Small files may have a tenth, so that they are there however large the others are.
+    let step = (small.len() / SMALL_FILES).max(1);
+    for file in small.into_iter().step_by(step) {
+        if file.1 <= left && limit - left + file.1 <= limit / 10 {
+            left -= file.1;
+            chosen.push(file);
+        }
+    }
+    for file in large {
+        if file.1 <= left {
+            left -= file.1;
+            chosen.push(file);
+        }
+    }
+    Ok(chosen)
+}

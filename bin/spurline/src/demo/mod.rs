@@ -1,0 +1,155 @@
+//! `spurline demo`: the main job end to end on this machine. A data set of files that are there, a node, a mount,
+//! a cold pass and a hot pass, checksums compared, figures shown, everything taken away again, also after Ctrl-C.
+//! It uses the command line as a person would and knows nothing of the inside.
+
+mod dataset;
+mod passes;
+mod stage;
+
+use crate::cli::DemoArgs;
+use crate::signals;
+use anstyle::{AnsiColor, Style};
+use dataset::Dataset;
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use passes::Pass;
+use serde_json::json;
+use spurline_config::Fault;
+use spurline_types::units::human_bytes;
+use stage::Stage;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const BOLD: Style = Style::new().bold();
+const GREEN: Style = AnsiColor::Green.on_default().bold();
+const CYAN: Style = AnsiColor::Cyan.on_default();
+const DIM: Style = Style::new().dimmed();
+
+/// Threads that read the mount: enough to show what parallel readers get, on any machine.
+const READERS: usize = 4;
+
+/// What every step of the demo needs: whether to stop, how long to wait, where to say what happens.
+pub struct Control {
+    stop: AtomicBool,
+    limit: Duration,
+    quiet: bool,
+}
+
+impl Control {
+    /// An error when the person has had enough.
+    fn go_on(&self) -> Result<(), Fault> {
+        if self.stop.load(Ordering::Acquire) {
+            return Err(Fault::failed("interrupted; everything the demo made is removed", ""));
+        }
+        Ok(())
+    }
+
+    /// Says a line, unless figures only are wanted.
+    fn say(&self, text: std::fmt::Arguments<'_>) {
+        if !self.quiet {
+            anstream::eprintln!("{CYAN}::{CYAN:#} {text}");
+        }
+    }
+
+    /// A bar over `bytes`; it draws itself on terminals only.
+    fn bar(&self, what: &'static str, bytes: u64) -> ProgressBar {
+        if self.quiet {
+            return ProgressBar::hidden();
+        }
+        let style = "   {msg:<10} {bar:32.cyan/dim} {bytes:>10} of {total_bytes}  {binary_bytes_per_sec:>12}  {eta}";
+        let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+        ProgressBar::new(bytes).with_style(style).with_message(what)
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When FUSE is missing (3), a step fails or takes too long, or a checksum differs (1).
+pub fn run(args: DemoArgs) -> Result<ExitCode, Fault> {
+    let control = Arc::new(Control { stop: AtomicBool::new(false), limit: args.timeout, quiet: args.json });
+    let stopped = Arc::clone(&control);
+    signals::on_stop(move |_| stopped.stop.store(true, Ordering::Release))?;
+    stage::require_fuse()?;
+    // Dropped last: the directory goes when nothing uses it any more.
+    let mut stage = Stage::new(args.dir.as_deref(), args.timeout)?;
+    control.say(format_args!("working in {}; it is removed at the end", stage.dir().display()));
+
+    let dataset = dataset::make(&stage.path("data"), stage.room(args.size.bytes())?, &control)?;
+    control.say(format_args!(
+        "a data set of {BOLD}{} files, {}{BOLD:#} copied from /usr",
+        dataset.files.len(),
+        human_bytes(dataset.bytes)
+    ));
+    let started = stage.start_node(dataset.bytes, &control)?;
+    control.say(format_args!("a cache node serves it on {} {DIM}(up after {}){DIM:#}", stage.address(), show(started)));
+
+    let first = stage.start_mount(&control)?;
+    control.say(format_args!(
+        "mounted through the node at {} {DIM}(up after {}){DIM:#}",
+        stage.mountpoint().display(),
+        show(first)
+    ));
+    let cold = pass("cold", &stage, &dataset, &control)?;
+    // A second pass over the same mount would be answered by the kernel's page cache and measure nothing of ours.
+    stage.stop_mount(&control)?;
+    let second = stage.start_mount(&control)?;
+    control.say(format_args!(
+        "mounted again: the kernel's cache is empty, the node's is warm {DIM}(up after {}){DIM:#}",
+        show(second)
+    ));
+    let hot = pass("hot", &stage, &dataset, &control)?;
+    stage.stop_mount(&control)?;
+    stage.stop_node(&control)?;
+
+    if args.json {
+        let report = json!({
+            "files": dataset.files.len(), "bytes": dataset.bytes, "readers": READERS, "checksums": "equal",
+            "node_start_seconds": started.as_secs_f64(), "mount_start_seconds": second.as_secs_f64(),
+            "passes": [cold.to_json(), hot.to_json()],
+        });
+        anstream::println!("{report}");
+    } else {
+        table(&dataset, &[cold, hot]);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn pass(name: &'static str, stage: &Stage, dataset: &Dataset, control: &Arc<Control>) -> Result<Pass, Fault> {
+    let before = stage.counters()?;
+    let read = passes::read_all(name, &stage.mountpoint(), dataset, READERS, control)?;
+    let after = stage.counters()?;
+    Ok(Pass::new(name, read, &before, &after))
+}
+
+fn table(dataset: &Dataset, passes: &[Pass]) {
+    let head = ["pass", "throughput", "files/s", "time", "under-store", "node to mount", "CPU node", "CPU mount"];
+    anstream::println!();
+    let cells: Vec<String> = head.iter().map(|h| format!("{h:>14}")).collect();
+    anstream::println!("{BOLD}{}{BOLD:#}", cells.join(""));
+    for pass in passes {
+        let row = pass.row();
+        let style = if pass.name == "hot" { GREEN } else { Style::new() };
+        let cells: Vec<String> = row.iter().map(|c| format!("{c:>14}")).collect();
+        anstream::println!("{style}{}{style:#}", cells.join(""));
+    }
+    anstream::println!();
+    anstream::println!(
+        "{GREEN}checksums equal{GREEN:#}: {} files, {}, read twice through the mount by {READERS} threads.",
+        dataset.files.len(),
+        human_bytes(dataset.bytes)
+    );
+    anstream::println!(
+        "{DIM}CPU is seconds of processor time. Node, mount and source share this machine, and the
+source is in its page cache, so cold is not as slow as a real under-store; BENCHMARKS.md measures properly.{DIM:#}"
+    );
+}
+
+fn show(time: Duration) -> String {
+    if time < Duration::from_secs(10) {
+        format!("{:.2} s", time.as_secs_f64())
+    } else {
+        HumanDuration(time).to_string()
+    }
+}

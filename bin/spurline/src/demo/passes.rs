@@ -1,0 +1,196 @@
+//! One pass of readers over the mounted data set, and the figures of it.
+
+use super::Control;
+use super::dataset::{Dataset, Sample};
+use super::stage::Counters;
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+use spurline_config::Fault;
+use spurline_types::units::human_bytes;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::Xxh3;
+
+/// How often a waiting pass looks whether it should stop.
+const TICK: Duration = Duration::from_millis(50);
+
+/// What the readers did.
+pub struct ReadAll {
+    time: Duration,
+    bytes: u64,
+    files: usize,
+}
+
+enum Told {
+    Bytes(u64),
+    Done,
+    Failed(Fault),
+}
+
+/// Reads every file through the mount and compares its checksum.
+///
+/// # Errors
+/// When a read fails, a checksum differs, nothing moves for too long, or the person interrupts.
+pub fn read_all(
+    what: &'static str,
+    mountpoint: &Path,
+    dataset: &Dataset,
+    readers: usize,
+    control: &Arc<Control>,
+) -> Result<ReadAll, Fault> {
+    let bar = control.bar(what, dataset.bytes);
+    let files: Arc<Vec<Sample>> = Arc::new(dataset.files.clone());
+    let next = Arc::new(AtomicUsize::new(0));
+    let (sender, receiver) = channel();
+    let start = Instant::now();
+    // Not joined: a reader that the mount keeps waiting ends when the mount is taken away.
+    for _ in 0..readers {
+        let (files, next, sender) = (Arc::clone(&files), Arc::clone(&next), sender.clone());
+        let (root, control): (PathBuf, _) = (mountpoint.to_owned(), Arc::clone(control));
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 1 << 20];
+            while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let told = match read_one(&root, file, &mut buffer, &sender, &control) {
+                    Ok(()) => Told::Done,
+                    Err(fault) => Told::Failed(fault),
+                };
+                if sender.send(told).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    drop(sender);
+    let result = wait(&receiver, &bar, control, files.len());
+    bar.finish_and_clear();
+    result?;
+    Ok(ReadAll { time: start.elapsed(), bytes: dataset.bytes, files: files.len() })
+}
+
+fn wait(
+    receiver: &std::sync::mpsc::Receiver<Told>,
+    bar: &ProgressBar,
+    control: &Control,
+    files: usize,
+) -> Result<(), Fault> {
+    let mut done = 0;
+    let mut moved = Instant::now();
+    while done < files {
+        control.go_on()?;
+        match receiver.recv_timeout(TICK) {
+            Ok(told) => {
+                moved = Instant::now();
+                match told {
+                    Told::Bytes(n) => bar.inc(n),
+                    Told::Done => done += 1,
+                    Told::Failed(fault) => return Err(fault),
+                }
+            }
+            Err(RecvTimeoutError::Timeout) if moved.elapsed() < control.limit => {}
+            Err(RecvTimeoutError::Timeout) => {
+                let text = format!("no byte came through the mount for {} s", control.limit.as_secs());
+                return Err(Fault::failed(text, "the logs of node and mount are shown above; --timeout waits longer"));
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    Ok(())
+}
+
+fn read_one(
+    root: &Path,
+    sample: &Sample,
+    buffer: &mut [u8],
+    sender: &Sender<Told>,
+    control: &Control,
+) -> Result<(), Fault> {
+    let path = root.join(&sample.path);
+    let wrong = |e: std::io::Error| Fault::failed(format!("reading {}: {e}", path.display()), "");
+    let mut file = File::open(&path).map_err(wrong)?;
+    let mut hash = Xxh3::new();
+    let mut total = 0;
+    loop {
+        control.go_on()?;
+        let n = file.read(buffer).map_err(wrong)?;
+        if n == 0 {
+            break;
+        }
+        hash.update(&buffer[..n]);
+        total += n as u64;
+        let _ = sender.send(Told::Bytes(n as u64));
+    }
+    if (total, hash.digest()) != (sample.bytes, sample.checksum) {
+        let text = format!(
+            "{} is not what was written: {total} of {} bytes, or another checksum",
+            path.display(),
+            sample.bytes
+        );
+        return Err(Fault::failed(text, "this is a bug; please report it with the output of spurline info"));
+    }
+    Ok(())
+}
+
+/// The figures of one pass.
+pub struct Pass {
+    /// `cold` or `hot`.
+    pub name: &'static str,
+    read: ReadAll,
+    under: u64,
+    remote: u64,
+    node_cpu: Duration,
+    mount_cpu: Duration,
+}
+
+impl Pass {
+    /// Out of the counters of node and mount before and after.
+    pub fn new(name: &'static str, read: ReadAll, before: &Counters, after: &Counters) -> Self {
+        type Which = fn(&Counters) -> &Value;
+        let grown = |which: Which, section: &str, counter: &str| {
+            let value = |c: &Counters| which(c)[section][counter].as_u64().unwrap_or(0);
+            value(after).saturating_sub(value(before))
+        };
+        let (node, mount): (Which, Which) = (|c| &c.node, |c| &c.mount);
+        Pass {
+            name,
+            read,
+            under: grown(node, "object", "get_bytes"),
+            remote: grown(mount, "remotecache", "recv_bytes"),
+            node_cpu: Duration::from_micros(grown(node, "usage", "cpu_us")),
+            mount_cpu: Duration::from_micros(grown(mount, "usage", "cpu_us")),
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.read.time.as_secs_f64().max(1e-6)
+    }
+
+    /// As cells of the table.
+    pub fn row(&self) -> [String; 8] {
+        let rate = human_bytes((self.read.bytes as f64 / self.seconds()) as u64);
+        [
+            self.name.to_owned(),
+            format!("{rate}/s"),
+            format!("{:.0}", self.read.files as f64 / self.seconds()),
+            format!("{:.2} s", self.seconds()),
+            human_bytes(self.under),
+            human_bytes(self.remote),
+            format!("{:.2} s", self.node_cpu.as_secs_f64()),
+            format!("{:.2} s", self.mount_cpu.as_secs_f64()),
+        ]
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "name": self.name, "seconds": self.seconds(), "bytes": self.read.bytes, "files": self.read.files,
+            "bytes_per_second": self.read.bytes as f64 / self.seconds(),
+            "under_store_bytes": self.under, "remote_bytes": self.remote,
+            "node_cpu_seconds": self.node_cpu.as_secs_f64(), "mount_cpu_seconds": self.mount_cpu.as_secs_f64(),
+        })
+    }
+}

@@ -1,0 +1,319 @@
+//! Where the demo plays: a private directory, a node and a mount as processes of this very program, and that
+//! all of it is gone afterwards, whatever happened.
+
+use super::Control;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use spurline_config::{Fault, words};
+use spurline_observe::client::Peer;
+use spurline_observe::place::{self, Owner, RUNTIME_DIR_ENV};
+use spurline_types::Size;
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How often something that is awaited is looked at.
+const TICK: Duration = Duration::from_millis(20);
+/// How long a process may take to end by itself.
+const END: Duration = Duration::from_secs(15);
+/// Lines of a log shown when its process fails.
+const LOG_LINES: usize = 12;
+
+/// Refuses early, in one sentence, where a mount can't work.
+///
+/// # Errors
+/// When /dev/fuse or, for users other than root, fusermount3 is missing.
+pub fn require_fuse() -> Result<(), Fault> {
+    if !Path::new("/dev/fuse").exists() {
+        return Err(Fault::missing(
+            "/dev/fuse is missing, so nothing can be mounted here",
+            "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN",
+        ));
+    }
+    let there = |dir: PathBuf| dir.join("fusermount3").is_file();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if !rustix::process::geteuid().is_root() && !std::env::split_paths(&path).any(there) {
+        return Err(Fault::missing("fusermount3 is missing and this is not root", "install the package fuse3"));
+    }
+    Ok(())
+}
+
+/// The counters of both processes at one time.
+pub struct Counters {
+    /// Of the node.
+    pub node: Value,
+    /// Of the mount.
+    pub mount: Value,
+}
+
+/// The directory and the processes of the demo; dropping it ends and removes all of them.
+pub struct Stage {
+    node: Option<Child>,
+    mount: Option<Child>,
+    address: String,
+    limit: Duration,
+    exe: PathBuf,
+    // Last: removed when its users are gone.
+    dir: TempDir,
+}
+
+impl Stage {
+    /// Makes the directory, for this user's eyes only.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub fn new(parent: Option<&Path>, limit: Duration) -> Result<Self, Fault> {
+        let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
+        let wrong = |e: std::io::Error| {
+            Fault::missing(format!("a directory in {}: {e}", parent.display()), "name a writable one with --dir")
+        };
+        // Mount tables have canonical paths.
+        let parent = words::absolute(&parent).canonicalize().map_err(wrong)?;
+        let dir = tempfile::Builder::new().prefix("spurline-demo-").tempdir_in(&parent).map_err(wrong)?;
+        for part in ["data", "cache", "mnt", "run"] {
+            std::fs::create_dir(dir.path().join(part)).map_err(wrong)?;
+        }
+        let exe =
+            std::env::current_exe().map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), ""))?;
+        Ok(Stage { node: None, mount: None, address: String::new(), limit, exe, dir })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Something in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Where the mount is.
+    pub fn mountpoint(&self) -> PathBuf {
+        self.path("mnt")
+    }
+
+    /// The node's address.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// How much data fits: the copies, the cache, and as much again left free.
+    ///
+    /// # Errors
+    /// When next to nothing does.
+    pub fn room(&self, wanted: u64) -> Result<u64, Fault> {
+        let space = rustix::fs::statvfs(self.dir.path())
+            .map_err(|e| Fault::failed(format!("{}: {e}", self.dir.path().display()), ""))?;
+        let free = space.f_bavail * space.f_frsize;
+        let room = wanted.min(free / 4);
+        if room < 1 << 20 {
+            let text = format!("{} has only {free} bytes free", self.dir.path().display());
+            return Err(Fault::missing(text, "name a directory with more room with --dir"));
+        }
+        Ok(room)
+    }
+
+    /// Starts the node and waits until it answers.
+    ///
+    /// # Errors
+    /// When it fails or does not answer in time, with the end of its log.
+    pub fn start_node(&mut self, bytes: u64, control: &Control) -> Result<Duration, Fault> {
+        // A port that was free a moment ago; somebody could take it, and then the node says so.
+        let port = TcpListener::bind("127.0.0.1:0")
+            .and_then(|l| l.local_addr())
+            .map_err(|e| Fault::failed(format!("a port on 127.0.0.1: {e}"), ""))?
+            .port();
+        self.address = format!("127.0.0.1:{port}");
+        let mut command = self.command("node");
+        command.arg("--source").arg(self.path("data")).arg("--cache-dir").arg(self.path("cache"));
+        command.arg("--cache-size").arg(Size(bytes * 2 + (64 << 20)).to_string());
+        command.args(["--free-space-ratio", "0", "--group-port"]).arg(port.to_string());
+        self.node = Some(self.spawn(command, "node")?);
+        let socket = self.path("run").join(Owner::Node(&self.address).file_name());
+        self.await_answer(Role::Node, &socket, control)
+    }
+
+    /// Starts the mount and waits until it answers.
+    ///
+    /// # Errors
+    /// As [`Stage::start_node`].
+    pub fn start_mount(&mut self, control: &Control) -> Result<Duration, Fault> {
+        let mut command = self.command("mount");
+        command.arg(self.path("data")).arg(self.mountpoint());
+        command.arg("--registry").arg(format!("static:{}", self.address));
+        self.mount = Some(self.spawn(command, "mount")?);
+        let socket = self.path("run").join(Owner::Mount(&self.mountpoint()).file_name());
+        self.await_answer(Role::Mount, &socket, control)
+    }
+
+    fn command(&self, what: &str) -> Command {
+        let mut command = Command::new(&self.exe);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("SPURLINE_") {
+                command.env_remove(name);
+            }
+        }
+        command.env(RUNTIME_DIR_ENV, self.path("run")).arg(what).args(["--metrics", "none"]);
+        // Ctrl-C is for the demo alone: it ends the others in the right order.
+        command.process_group(0);
+        command
+    }
+
+    fn spawn(&self, mut command: Command, name: &str) -> Result<Child, Fault> {
+        let wrong = |e: std::io::Error| Fault::failed(format!("starting the {name}: {e}"), "");
+        let log = File::options().create(true).append(true).open(self.log(name)).map_err(wrong)?;
+        command.stdin(Stdio::null()).stdout(log.try_clone().map_err(wrong)?).stderr(log).spawn().map_err(wrong)
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.path(name).with_extension("log")
+    }
+
+    fn child(&mut self, role: Role) -> &mut Option<Child> {
+        match role {
+            Role::Node => &mut self.node,
+            Role::Mount => &mut self.mount,
+        }
+    }
+
+    fn await_answer(&mut self, role: Role, socket: &Path, control: &Control) -> Result<Duration, Fault> {
+        let start = Instant::now();
+        let peer = Peer::Socket(socket.to_owned());
+        let mountpoint = self.mountpoint();
+        loop {
+            control.go_on()?;
+            let mounted = role == Role::Node || place::mounts()?.iter().any(|m| m.mountpoint == mountpoint);
+            if mounted && peer.status(self.limit).is_ok() {
+                return Ok(start.elapsed());
+            }
+            let ended = self.child(role).as_mut().and_then(|child| child.try_wait().ok().flatten());
+            if ended.is_some() || start.elapsed() > self.limit {
+                let how = match ended {
+                    Some(status) => format!("ended early ({status})"),
+                    None => format!("did not answer within {} s", self.limit.as_secs()),
+                };
+                return Err(Fault::failed(
+                    format!("the {} {how}; its log ends:\n{}", role.name(), self.end_of_log(role)),
+                    "",
+                ));
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn end_of_log(&self, role: Role) -> String {
+        let text = std::fs::read(self.log(role.name())).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(LOG_LINES)..].iter().map(|l| format!("    {l}\n")).collect()
+    }
+
+    /// The counters of both processes.
+    ///
+    /// # Errors
+    /// When one does not answer.
+    pub fn counters(&self) -> Result<Counters, Fault> {
+        let ask = |owner: Owner<'_>| Peer::Socket(self.path("run").join(owner.file_name())).stats(self.limit);
+        Ok(Counters { node: ask(Owner::Node(&self.address))?, mount: ask(Owner::Mount(&self.mountpoint()))? })
+    }
+
+    /// Unmounts and waits for the mount's process.
+    ///
+    /// # Errors
+    /// When it does not end, or ends badly.
+    pub fn stop_mount(&mut self, control: &Control) -> Result<(), Fault> {
+        self.stop(Role::Mount, control)
+    }
+
+    /// Ends the node.
+    ///
+    /// # Errors
+    /// As [`Stage::stop_mount`].
+    pub fn stop_node(&mut self, control: &Control) -> Result<(), Fault> {
+        self.stop(Role::Node, control)
+    }
+
+    fn stop(&mut self, role: Role, control: &Control) -> Result<(), Fault> {
+        let Some(mut child) = self.child(role).take() else { return Ok(()) };
+        terminate(&child);
+        let start = Instant::now();
+        while start.elapsed() < END {
+            match child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => {
+                    let text =
+                        format!("the {} ended with {status}; its log ends:\n{}", role.name(), self.end_of_log(role));
+                    return Err(Fault::failed(text, ""));
+                }
+                _ => std::thread::sleep(TICK),
+            }
+            if control.go_on().is_err() {
+                break;
+            }
+        }
+        *self.child(role) = Some(child);
+        control.go_on()?;
+        Err(Fault::failed(format!("the {} did not end within {} s of SIGTERM", role.name(), END.as_secs()), ""))
+    }
+
+    /// Ends what still runs, by force where it must be. Never fails: it is the way out.
+    fn clear(&mut self) {
+        let mountpoint = self.mountpoint();
+        let mounted = || place::mounts().is_ok_and(|all| all.iter().any(|m| m.mountpoint == mountpoint));
+        for role in [Role::Mount, Role::Node] {
+            let Some(mut child) = self.child(role).take() else { continue };
+            terminate(&child);
+            let start = Instant::now();
+            while start.elapsed() < END && matches!(child.try_wait(), Ok(None)) {
+                std::thread::sleep(TICK);
+            }
+            if matches!(child.try_wait(), Ok(None)) {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+        if mounted() {
+            let mut command = Command::new(&self.exe);
+            command.env(RUNTIME_DIR_ENV, self.path("run")).args(["umount", "--force"]).arg(&mountpoint);
+            let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        }
+        if mounted() {
+            // Removing the directory now would reach into the mount.
+            eprintln!("{} is still mounted and stays", mountpoint.display());
+            self.dir.disable_cleanup(true);
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Node,
+    Mount,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::Node => "node",
+            Role::Mount => "mount",
+        }
+    }
+}
+
+/// Asks a process to end.
+fn terminate(child: &Child) {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+}
