@@ -1,0 +1,56 @@
+//! What the tests of running services share: the binary without the caller's variables, mounts, deadlines.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes on the busiest machine; a test that fails says so after this.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The binary with no variable of the caller's that could steer it.
+pub fn spurline() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SPURLINE_") {
+            command.env_remove(name);
+        }
+    }
+    command.env_remove("RUST_LOG");
+    command
+}
+
+/// Whether file systems can be mounted here; says SKIP when not, or fails where FUSE is required.
+pub fn fuse() -> bool {
+    let reason = if !Path::new("/dev/fuse").exists() {
+        "there is no /dev/fuse"
+    } else if std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
+        "/dev/fuse can't be opened"
+    } else {
+        return true;
+    };
+    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|one| one == "fuse"), "SPURLINE_REQUIRE lists fuse: {reason}");
+    println!("SKIP: {reason}");
+    false
+}
+
+/// A directory whose path is as mount tables show it.
+pub fn tempdir() -> tempfile::TempDir {
+    tempfile::tempdir_in(std::env::temp_dir().canonicalize().unwrap()).unwrap()
+}
+
+/// Whether anything is mounted at or below `dir`.
+pub fn mounted_below(dir: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at).starts_with(dir)))
+}
+
+/// Waits until `done`.
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LIMIT, "{what} did not come within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,152 @@
+//! A mount as its user meets it: into the background, looked at, unmounted, refused, killed.
+
+mod common;
+
+use common::{mounted_below, spurline, wait_for};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A directory with a source, a mountpoint, a cache and a place for sockets; unmounted at the end.
+struct Rig {
+    dir: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let dir = common::tempdir();
+        for part in ["src/sub", "mnt", "cache", "run"] {
+            std::fs::create_dir_all(dir.path().join(part)).unwrap();
+        }
+        std::fs::write(dir.path().join("src/sub/file"), b"hello from below").unwrap();
+        Rig { dir }
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+    fn command(&self) -> Command {
+        let mut command = spurline();
+        command.env("SPURLINE_RUNTIME_DIR", self.path("run"));
+        command
+    }
+    fn mount(&self, more: &[&str]) -> Output {
+        let mut command = self.command();
+        command.arg("mount").arg(self.path("src")).arg(self.path("mnt"));
+        command.arg("--cache-dir").arg(self.path("cache")).args(["--cache-size", "64M", "--metrics", "none"]);
+        command.arg("--log").arg(self.path("log")).arg("-d").args(more);
+        command.output().unwrap()
+    }
+    fn run(&self, word: &str, target: &Path, more: &[&str]) -> Output {
+        self.command().arg(word).arg(target).args(more).output().unwrap()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if mounted_below(self.dir.path()) {
+            let _ = self.run("umount", &self.path("mnt"), &["--force"]);
+        }
+    }
+}
+
+fn text(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+fn process_of(out: &Output) -> String {
+    let text = text(out);
+    let after = text.split("process ").nth(1).unwrap_or_else(|| panic!("no process in: {text}"));
+    after.split(';').next().unwrap().to_owned()
+}
+
+#[test]
+fn into_the_background_looked_at_and_away() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let (mnt, log) = (rig.path("mnt"), rig.path("access.log"));
+    let out = rig.mount(&["--access-log", log.to_str().unwrap()]);
+    assert!(out.status.success(), "{}", text(&out));
+    // The command is back, so the mount answers.
+    assert_eq!(std::fs::read(mnt.join("sub/file")).unwrap(), b"hello from below");
+    let stats: Value = serde_json::from_slice(&rig.run("stats", &mnt, &["--json", "-c", "1"]).stdout).unwrap();
+    assert!(stats["fuse"]["ops"].as_u64().unwrap() > 0 && stats["usage"]["rss_bytes"].as_u64().unwrap() > 0, "{stats}");
+    let info: Value = serde_json::from_slice(&rig.run("info", &mnt.join("sub/../sub/file"), &["--json"]).stdout).unwrap();
+    assert_eq!(info["size"], 16, "{info}");
+    assert!(text(&rig.run("info", &mnt.join("sub/file"), &[])).contains("blocks"));
+    assert_ne!(rig.run("info", &mnt.join("missing"), &[]).status.code(), Some(0));
+    let status = text(&rig.run("status", &mnt, &[]));
+    assert!(status.contains("mount") && status.contains("normal"), "{status}");
+    // A second mount at the same place, and one with the same cache elsewhere.
+    let second = rig.mount(&[]);
+    assert!(matches!(second.status.code(), Some(1..=3)), "{}", text(&second));
+    // Somebody is inside.
+    let inside = std::fs::File::open(mnt.join("sub/file")).unwrap();
+    let busy = rig.run("umount", &mnt, &[]);
+    assert_eq!(busy.status.code(), Some(1), "{}", text(&busy));
+    assert!(text(&busy).contains("busy: in use by") && text(&busy).contains("--lazy"), "{}", text(&busy));
+    drop(inside);
+    let gone = rig.run("umount", &mnt, &[]);
+    assert!(gone.status.success(), "{}", text(&gone));
+    assert!(!mounted_below(rig.dir.path()) && std::fs::read_dir(rig.path("run")).unwrap().next().is_none());
+    assert!(std::fs::read_to_string(&log).unwrap().contains(" read ino="));
+    assert!(text(&rig.run("umount", &mnt, &[])).contains("not a mountpoint of spurline"));
+}
+
+#[test]
+fn a_background_mount_that_fails_says_why_and_with_which_code() {
+    let rig = Rig::new();
+    std::fs::remove_dir(rig.path("mnt")).unwrap();
+    let out = rig.mount(&[]);
+    assert!(matches!(out.status.code(), Some(1..=3)), "{}", text(&out));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("mnt"), "{}", text(&out));
+}
+
+#[test]
+fn the_mount_of_a_killed_process_is_told_and_taken_away() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let mnt = rig.path("mnt");
+    let out = rig.mount(&[]);
+    assert!(out.status.success(), "{}", text(&out));
+    let process = process_of(&out);
+    assert!(Command::new("kill").args(["-KILL", &process]).status().unwrap().success());
+    wait_for("the process's end", || std::fs::metadata(mnt.join("sub")).is_err());
+    let stats = rig.run("stats", &mnt, &["--json", "-c", "1"]);
+    assert_eq!(stats.status.code(), Some(1));
+    assert!(text(&stats).contains("is gone") && text(&stats).contains("spurline umount"), "{}", text(&stats));
+    assert!(rig.run("umount", &mnt, &[]).status.success());
+    // The same place, the same cache: both are free again.
+    let out = rig.mount(&[]);
+    assert!(out.status.success(), "{}", text(&out));
+    assert_eq!(std::fs::read(mnt.join("sub/file")).unwrap(), b"hello from below");
+    let process = process_of(&out);
+    assert!(Command::new("kill").args(["-TERM", &process]).status().unwrap().success());
+    wait_for("the unmount", || !mounted_below(rig.dir.path()));
+}
+
+#[test]
+fn stats_do_not_wait_for_a_mount_that_hangs() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let mnt = rig.path("mnt");
+    let out = rig.mount(&[]);
+    assert!(out.status.success(), "{}", text(&out));
+    let process = process_of(&out);
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &process]).status().unwrap().success());
+    // Nothing answers now, neither the mount nor the socket; whoever touched the mount would wait for ever.
+    signal("-STOP");
+    let stats = rig.run("stats", &mnt, &["--json", "-c", "1"]);
+    let listed = rig.run("umount", Path::new("/"), &[]);
+    signal("-CONT");
+    assert_eq!(stats.status.code(), Some(1), "{}", text(&stats));
+    assert!(text(&stats).contains("admin socket"), "{}", text(&stats));
+    assert!(text(&listed).contains("not a mountpoint of spurline"));
+    assert!(rig.run("umount", &mnt, &["--force"]).status.success());
+    wait_for("the unmount", || !mounted_below(rig.dir.path()));
+}
