@@ -145,8 +145,11 @@ fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Re
             Peer::new(pool, 100)
         })
         .collect();
-    let remote_config =
-        RemoteConfig { patience: Patience::new(config.net.peer_timeout), fetchers: (config.net.nconnect / 2).max(2) };
+    let remote_config = RemoteConfig {
+        patience: Patience::new(config.net.peer_timeout),
+        fetchers: (config.net.nconnect / 2).max(2),
+        metadata_age: metadata_ttl(config),
+    };
     let mut memory = None;
     let remote = Remote::connect(config.source.as_str(), peers, remote_config, Arc::clone(stats), |block_size| {
         let pool = Pool::new(pool_bytes(config), block_size as usize)?;

@@ -10,9 +10,8 @@ use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a node holds metadata: half of the default `--attr-cache` of the mounts, whose kernel holds it for the
-/// other half.
-pub const NODE_METADATA_TTL: Duration = Duration::from_millis(500);
+/// How long a node holds metadata at most; each mount says how old an answer to it may be.
+pub const NODE_METADATA_TTL: Duration = Duration::from_secs(60);
 /// Names a process holds metadata of at most: 30 MiB.
 const METADATA_ENTRIES: usize = 100_000;
 

@@ -72,7 +72,8 @@ fn into_the_background_looked_at_and_away() {
     assert_eq!(std::fs::read(mnt.join("sub/file")).unwrap(), b"hello from below");
     let stats: Value = serde_json::from_slice(&rig.run("stats", &mnt, &["--json", "-c", "1"]).stdout).unwrap();
     assert!(stats["fuse"]["ops"].as_u64().unwrap() > 0 && stats["usage"]["rss_bytes"].as_u64().unwrap() > 0, "{stats}");
-    let info: Value = serde_json::from_slice(&rig.run("info", &mnt.join("sub/../sub/file"), &["--json"]).stdout).unwrap();
+    let info: Value =
+        serde_json::from_slice(&rig.run("info", &mnt.join("sub/../sub/file"), &["--json"]).stdout).unwrap();
     assert_eq!(info["size"], 16, "{info}");
     assert!(text(&rig.run("info", &mnt.join("sub/file"), &[])).contains("blocks"));
     assert_ne!(rig.run("info", &mnt.join("missing"), &[]).status.code(), Some(0));

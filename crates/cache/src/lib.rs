@@ -95,6 +95,22 @@ impl Cache {
         self.shared.under_timeout
     }
 
+    /// As [`Volume::lookup`], with metadata asked of the under-store no longer than `max_age` ago.
+    ///
+    /// # Errors
+    /// As [`Volume::lookup`].
+    pub fn lookup_within(&self, path: &[u8], max_age: Duration) -> Result<Attr> {
+        self.under.lookup_within(path, max_age, Instant::now() + self.shared.under_timeout)
+    }
+
+    /// As [`Volume::list`], with metadata asked of the under-store no longer than `max_age` ago.
+    ///
+    /// # Errors
+    /// As [`Volume::list`].
+    pub fn list_within(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, max_age: Duration) -> Result<ListPage> {
+        self.under.list_within(path, cursor, max, max_age, Instant::now() + self.shared.under_timeout)
+    }
+
     /// The block at `offset` and the part of it that `len` bytes from there cover; the part ends with the block.
     fn locate(&self, object: &ObjectRef, offset: u64, len: usize) -> (BlockId, Range<usize>) {
         let size = self.shared.block_size;

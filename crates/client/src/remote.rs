@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A block fetched ahead is asked for in pieces of this size, so that its first bytes can be read before the
 /// last have come.
@@ -29,6 +29,8 @@ pub struct RemoteConfig {
     pub patience: Patience,
     /// Blocks fetched ahead at the same time.
     pub fetchers: usize,
+    /// How old metadata may be that a node answers from memory.
+    pub metadata_age: Duration,
 }
 
 /// A cache group as a volume.
@@ -120,6 +122,10 @@ impl Inner {
         result
     }
 
+    fn max_age_ms(&self) -> u32 {
+        u32::try_from(self.config.metadata_age.as_millis()).unwrap_or(u32::MAX)
+    }
+
     fn ask_path<T>(
         &self,
         path: &[u8],
@@ -203,16 +209,18 @@ impl Volume for Remote {
     }
 
     fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        let max_age_ms = self.inner.max_age_ms();
         self.inner.ask_path(path, |lease, body, deadline| {
             let volume = lease.welcome().volume;
-            lease.call_for(&Request::Lookup { volume, path }, body, deadline)
+            lease.call_for(&Request::Lookup { volume, path, max_age_ms }, body, deadline)
         })
     }
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
+        let max_age_ms = self.inner.max_age_ms();
         self.inner.ask_path(path, |lease, body, deadline| {
             let volume = lease.welcome().volume;
-            lease.call_for(&Request::List { volume, path, cursor, max: max as u32 }, body, deadline)
+            lease.call_for(&Request::List { volume, path, cursor, max: max as u32, max_age_ms }, body, deadline)
         })
     }
 

@@ -12,7 +12,7 @@ use spurline_volume::{Data, Volume as _};
 use std::cell::RefCell;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The most names one answer lists; a reader asks again for more.
 const LIST_MAX: usize = 1000;
@@ -129,6 +129,10 @@ impl Node {
     }
 }
 
+fn age(ms: u32) -> Duration {
+    Duration::from_millis(u64::from(ms))
+}
+
 fn answer_read(
     cache: &Arc<Cache>,
     object: &ObjectRef,
@@ -170,9 +174,12 @@ impl Service for Node {
         self.shared.stats.remotecache.served_ops.add(1);
         match request {
             Request::Read(read) => self.read(&read, responder),
-            Request::Lookup { volume, path } => Self::answer(&self.volume(volume)?.lookup(path)?, responder),
-            Request::List { volume, path, cursor, max } => {
-                let page: ListPage = self.volume(volume)?.list(path, cursor, (max as usize).clamp(1, LIST_MAX))?;
+            Request::Lookup { volume, path, max_age_ms } => {
+                Self::answer(&self.volume(volume)?.lookup_within(path, age(max_age_ms))?, responder)
+            }
+            Request::List { volume, path, cursor, max, max_age_ms } => {
+                let max = (max as usize).clamp(1, LIST_MAX);
+                let page: ListPage = self.volume(volume)?.list_within(path, cursor, max, age(max_age_ms))?;
                 Self::answer(&page, responder)
             }
             Request::ReadLink { volume, path } => responder.data(&self.volume(volume)?.readlink(path)?, &[]),

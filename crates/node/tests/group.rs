@@ -31,7 +31,7 @@ fn consumer(source: &str, at: SocketAddr, patience: Duration) -> Result<(Arc<Rem
     let stats = Arc::new(Stats::default());
     let connector = TcpConnector::new(&at.to_string(), Vec::new(), SocketOptions::default(), Arc::clone(&stats));
     let pool = ChannelPool::new(Arc::new(connector), "test", source, PoolConfig::default(), Arc::clone(&stats));
-    let config = RemoteConfig { patience: Patience::new(patience), fetchers: 4 };
+    let config = RemoteConfig { patience: Patience::new(patience), fetchers: 4, metadata_age: Duration::ZERO };
     let remote = Remote::connect(source, vec![Peer::new(pool, 100)], config, Arc::clone(&stats), |block| {
         Ok(Tier::new(Pool::new(16 * block, block as usize)?))
     })?;

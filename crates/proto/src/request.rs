@@ -73,6 +73,8 @@ pub enum Request<'a> {
         volume: VolumeId,
         /// The path.
         path: &'a [u8],
+        /// How long ago the answer may have been asked of the under-store, in milliseconds.
+        max_age_ms: u32,
     },
     /// Answered by a `ListPage`.
     List {
@@ -84,6 +86,8 @@ pub enum Request<'a> {
         cursor: Option<&'a [u8]>,
         /// The most names wanted.
         max: u32,
+        /// How long ago the answer may have been asked of the under-store, in milliseconds.
+        max_age_ms: u32,
     },
     /// Answered by the target's bytes.
     ReadLink {
@@ -163,15 +167,21 @@ impl<'a> Request<'a> {
                 out.put_bytes(source.as_bytes());
             }
             Request::Ping => {}
-            Request::Lookup { volume, path } | Request::ReadLink { volume, path } | Request::Info { volume, path } => {
+            Request::Lookup { volume, path, max_age_ms } => {
+                out.put_u32(volume.0);
+                out.put_bytes(path);
+                out.put_u32(max_age_ms);
+            }
+            Request::ReadLink { volume, path } | Request::Info { volume, path } => {
                 out.put_u32(volume.0);
                 out.put_bytes(path);
             }
-            Request::List { volume, path, cursor, max } => {
+            Request::List { volume, path, cursor, max, max_age_ms } => {
                 out.put_u32(volume.0);
                 out.put_bytes(path);
                 out.put_option(cursor);
                 out.put_u32(max);
+                out.put_u32(max_age_ms);
             }
             Request::Read(Read { volume, path, version, size, offset, len }) => {
                 out.put_u32(volume.0);
@@ -200,12 +210,17 @@ impl<'a> Request<'a> {
                 source: take.text("a source")?,
             }),
             Op::Ping => Request::Ping,
-            Op::Lookup => Request::Lookup { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
+            Op::Lookup => Request::Lookup {
+                volume: take_volume(&mut take)?,
+                path: take_path(&mut take)?,
+                max_age_ms: take.u32("an age")?,
+            },
             Op::List => Request::List {
                 volume: take_volume(&mut take)?,
                 path: take_path(&mut take)?,
                 cursor: take.option("a cursor")?,
                 max: take.u32("a page's length")?,
+                max_age_ms: take.u32("an age")?,
             },
             Op::ReadLink => Request::ReadLink { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
             Op::Read => {

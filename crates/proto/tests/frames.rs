@@ -90,8 +90,8 @@ proptest! {
         let (volume, path) = (VolumeId(volume), path.as_slice());
         round_trip(Request::Hello(Hello { min_version: 3, max_version: max as u16, peer: &text, source: &text }), id);
         round_trip(Request::Ping, id);
-        round_trip(Request::Lookup { volume, path }, id);
-        round_trip(Request::List { volume, path, cursor: cursor.as_deref(), max }, id);
+        round_trip(Request::Lookup { volume, path, max_age_ms: max }, id);
+        round_trip(Request::List { volume, path, cursor: cursor.as_deref(), max, max_age_ms: !max }, id);
         round_trip(Request::ReadLink { volume, path }, id);
         round_trip(Request::Read(Read { volume, path, version: &text, size, offset, len }), id);
         round_trip(Request::StatFs { volume }, id);
@@ -177,7 +177,7 @@ fn arbitrary_bytes_never_panic() {
 fn limits_hold() {
     let path = vec![b'a'; MAX_REQUEST_BODY];
     let mut out = b"kept".to_vec();
-    let too_long = Request::Lookup { volume: VolumeId(1), path: &path }.encode(1, &mut out);
+    let too_long = Request::Lookup { volume: VolumeId(1), path: &path, max_age_ms: 0 }.encode(1, &mut out);
     assert!(matches!(too_long, Err(FrameError::TooLong { .. })) && out == b"kept");
     let request = Header::request(Op::Read, 1, 0);
     assert!(request.answer(0, 0, MAX_PAYLOAD).is_ok() && request.answer(0, 0, MAX_PAYLOAD + 1).is_err());

@@ -254,9 +254,12 @@ fn every_operation(rig: &dyn Rig) {
     let mut body = Vec::new();
     let odd: &[u8] = b"d\xff\xfe/\n\x01";
     for _ in 0..3 {
-        assert_eq!(call_for::<Attr>(channel, &Request::Lookup { volume, path: odd }, &mut body, soon()), Ok(attr(odd)));
+        assert_eq!(
+            call_for::<Attr>(channel, &Request::Lookup { volume, path: odd, max_age_ms: 0 }, &mut body, soon()),
+            Ok(attr(odd))
+        );
         for max in [0, 1, 3000] {
-            let request = Request::List { volume, path: b"", cursor: Some(b"\0c"), max };
+            let request = Request::List { volume, path: b"", cursor: Some(b"\0c"), max, max_age_ms: 0 };
             let got = call_for::<ListPage>(channel, &request, &mut body, soon()).unwrap();
             assert_eq!(got, page(b"", Some(b"\0c"), max));
         }
@@ -276,7 +279,7 @@ fn every_operation(rig: &dyn Rig) {
         let refused = channel.call(&unknown, &mut body, &mut [], &mut |_| {}, soon()).unwrap_err();
         assert!(!refused.is_broken() && refused.error().kind() == ErrorKind::Unsupported, "{refused}");
         // A path that leads out is refused before the service sees it.
-        let out = Request::Lookup { volume, path: b"../etc/passwd" };
+        let out = Request::Lookup { volume, path: b"../etc/passwd", max_age_ms: 0 };
         let refused = channel.call(&out, &mut body, &mut [], &mut |_| {}, soon()).unwrap_err();
         assert!(!refused.is_broken() && refused.error().kind() == ErrorKind::Invalid, "{refused}");
     }
@@ -528,7 +531,7 @@ fn oversize_request(rig: &dyn Rig) {
     let peer = rig.serve(TestService::new());
     let mut channel = connect(&*peer);
     let path = vec![b'a'; MAX_REQUEST_BODY];
-    let request = Request::Lookup { volume: VolumeId(3), path: &path };
+    let request = Request::Lookup { volume: VolumeId(3), path: &path, max_age_ms: 0 };
     let error = channel.call(&request, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap_err();
     assert!(!error.is_broken() && error.error().kind() == ErrorKind::Invalid, "{error}");
     // The largest that fits.

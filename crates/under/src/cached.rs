@@ -145,9 +145,10 @@ impl Cached {
     }
 
     /// What is held about `path`, if it still counts.
-    fn known(&self, state: &State, path: &[u8]) -> Option<Result<Attr>> {
+    fn known(&self, state: &State, path: &[u8], max_age: Duration) -> Option<Result<Attr>> {
+        let negative_ttl = self.config.negative_ttl.min(max_age);
         if let Some((at, answer)) = state.names.get(path) {
-            let ttl = if answer.is_ok() { self.config.ttl } else { self.config.negative_ttl };
+            let ttl = if answer.is_ok() { self.config.ttl.min(max_age) } else { negative_ttl };
             if at.elapsed() < ttl {
                 return Some(answer.clone());
             }
@@ -155,7 +156,7 @@ impl Cached {
         let (folder, name) = split(path);
         let complete = state.folders.get(folder).and_then(|f| f.complete)?;
         // A name that was listed but has been dropped or grown old is asked for; one that was not listed is absent.
-        (complete.elapsed() < self.config.negative_ttl && !state.names.contains_key(path)).then(|| {
+        (complete.elapsed() < negative_ttl && !state.names.contains_key(path)).then(|| {
             let (name, folder) = (String::from_utf8_lossy(name), String::from_utf8_lossy(folder));
             Err(Error::new(ErrorKind::NotFound, format!("'{name}' is not in '{folder}'")))
         })
@@ -175,12 +176,20 @@ impl Cached {
     }
 
     /// One page, from what is held or asked for once.
-    fn page(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<Arc<ListPage>> {
+    fn page(
+        &self,
+        path: &[u8],
+        cursor: Option<&[u8]>,
+        max: usize,
+        max_age: Duration,
+        deadline: Instant,
+    ) -> Result<Arc<ListPage>> {
+        let ttl = self.config.ttl.min(max_age);
         let key: PageKey = (path.into(), cursor.map(Into::into), max);
         let mut state = self.state.lock();
         loop {
             if let Some((at, page)) = state.pages.get(&key)
-                && at.elapsed() < self.config.ttl
+                && at.elapsed() < ttl
             {
                 self.stats.metadata.cache_hits.add(1);
                 return Ok(Arc::clone(page));
@@ -226,13 +235,13 @@ impl Cached {
     }
 
     /// Lists a directory whose names are being looked up one by one.
-    fn list_for_lookups(&self, folder: &[u8], deadline: Instant) {
+    fn list_for_lookups(&self, folder: &[u8], max_age: Duration, deadline: Instant) {
         let _listing = Asking { cached: self, done: Some(Done::Folder(folder.into())) };
         let started = Instant::now();
         let mut cursor: Option<Vec<u8>> = None;
         let pages = PAGES.min((self.config.max_entries / 4).div_ceil(PAGE));
         for _ in 0..pages {
-            match self.page(folder, cursor.as_deref(), PAGE, deadline) {
+            match self.page(folder, cursor.as_deref(), PAGE, max_age, deadline) {
                 Ok(page) => {
                     self.changed.notify_all();
                     cursor = page.next.clone();
@@ -316,6 +325,10 @@ impl UnderStore for Cached {
     }
 
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
+        self.lookup_within(path, self.config.ttl, deadline)
+    }
+
+    fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<Attr> {
         if path.is_empty() {
             return self.inner.lookup(path, deadline);
         }
@@ -324,7 +337,7 @@ impl UnderStore for Cached {
         let mut state = self.state.lock();
         let mut counted = false;
         loop {
-            if let Some(answer) = self.known(&state, path) {
+            if let Some(answer) = self.known(&state, path, max_age) {
                 self.stats.metadata.cache_hits.add(1);
                 return answer;
             }
@@ -354,10 +367,10 @@ impl UnderStore for Cached {
                 }
                 of.asked += 1;
                 let large = of.too_large.is_some_and(|at| at.elapsed() < TOO_LARGE);
-                if of.asked > LIST_AFTER && !large && !of.listing && !self.config.ttl.is_zero() {
+                if of.asked > LIST_AFTER && !large && !of.listing && !self.config.ttl.min(max_age).is_zero() {
                     (of.since, of.asked, of.listing) = (now, 0, true);
                     drop(state);
-                    self.list_for_lookups(folder, deadline);
+                    self.list_for_lookups(folder, max_age, deadline);
                     state = self.state.lock();
                     continue;
                 }
@@ -382,7 +395,18 @@ impl UnderStore for Cached {
     }
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
-        self.page(path, cursor, max, deadline).map(|page| ListPage::clone(&page))
+        self.list_within(path, cursor, max, self.config.ttl, deadline)
+    }
+
+    fn list_within(
+        &self,
+        path: &[u8],
+        cursor: Option<&[u8]>,
+        max: usize,
+        max_age: Duration,
+        deadline: Instant,
+    ) -> Result<ListPage> {
+        self.page(path, cursor, max, max_age, deadline).map(|page| ListPage::clone(&page))
     }
 
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {

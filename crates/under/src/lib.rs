@@ -45,7 +45,7 @@ pub use source::{Scheme, Source};
 
 use spurline_types::{Attr, ListPage, ObjectRef, Result, Sink, Stats};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Capacity of an under-store, as `statfs` shows it; object stores have none and answer `None` in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +110,31 @@ pub trait UnderStore: Send + Sync {
     /// `NotFound` when there is no such folder (an object store tells this on the first page only), `NotADirectory`,
     /// `Invalid` for a cursor that is none.
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage>;
+
+    /// As [`UnderStore::lookup`], with an answer asked for no longer than `max_age` ago.
+    ///
+    /// # Errors
+    /// As [`UnderStore::lookup`].
+    fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<Attr> {
+        let _ = max_age;
+        self.lookup(path, deadline)
+    }
+
+    /// As [`UnderStore::list`], with an answer asked for no longer than `max_age` ago.
+    ///
+    /// # Errors
+    /// As [`UnderStore::list`].
+    fn list_within(
+        &self,
+        path: &[u8],
+        cursor: Option<&[u8]>,
+        max: usize,
+        max_age: Duration,
+        deadline: Instant,
+    ) -> Result<ListPage> {
+        let _ = max_age;
+        self.list(path, cursor, max, deadline)
+    }
 
     /// What the symbolic link at `path` points to.
     ///
