@@ -5,6 +5,7 @@ use spurline_client::{Patience, Peer, Remote, RemoteConfig};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_node::Node;
+use spurline_store::{Capacity, IoMode, Store, StoreConfig};
 use spurline_transport::{ChannelPool, PoolConfig};
 use spurline_types::{ErrorKind, ObjectRef, Result, Stats};
 use spurline_under::UnderConfig;
@@ -17,9 +18,24 @@ use std::time::{Duration, Instant};
 const BLOCK: u64 = 1 << 20;
 
 fn start_node(dir: &Path, at: SocketAddr) -> (TcpServer, Arc<Stats>) {
+    start_node_with(dir, at, 32, None)
+}
+
+/// A node with so many blocks of memory, and a disk read by splice if there is one.
+fn start_node_with(dir: &Path, at: SocketAddr, memory: u64, disk: Option<&Path>) -> (TcpServer, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
-    let pool = Pool::new(32 * BLOCK, BLOCK as usize).unwrap();
-    let shared = Shared::new(Tier::new(pool), None, BLOCK, 16, Duration::from_secs(5), false, Arc::clone(&stats));
+    let pool = Pool::new(memory * BLOCK, BLOCK as usize).unwrap();
+    let store = disk.map(|disk| {
+        let config = StoreConfig {
+            block_size: BLOCK as u32,
+            io: IoMode::Splice,
+            free_space_ratio: 0.0,
+            ..StoreConfig::new(vec![disk.to_owned()], Capacity::Bytes(1 << 30))
+        };
+        Store::open(config, Arc::clone(&stats)).unwrap()
+    });
+    let splice = store.is_some();
+    let shared = Shared::new(Tier::new(pool), store, BLOCK, 16, Duration::from_secs(5), splice, Arc::clone(&stats));
     let under_stats = Arc::clone(&stats);
     let open = move |source: &str| spurline_under::open(source, &UnderConfig::default(), Arc::clone(&under_stats));
     let node = Node::new("n1", shared, vec![format!("file://{}", dir.display())], Box::new(open));
@@ -168,4 +184,30 @@ fn a_restart_in_the_middle_of_a_read_is_not_seen() {
         start_node(dir.path(), at)
     });
     drop(restarted);
+}
+
+#[test]
+fn blocks_are_sent_from_their_files_once_they_were_checked() {
+    let (dir, bytes) = dataset();
+    let disk = tempfile::tempdir().unwrap();
+    // Two blocks of memory for a file of six: what is read again is on disk.
+    let (server, node) = start_node_with(dir.path(), "127.0.0.1:0".parse().unwrap(), 2, Some(disk.path()));
+    let source = format!("file://{}", dir.path().display());
+    let (remote, _) = consumer(&source, server.local_addrs()[0], Duration::from_secs(10)).unwrap();
+    let data = object(&*remote, b"data");
+    let until = Instant::now() + Duration::from_secs(30);
+    let mut sent_from_files = 0;
+    while sent_from_files == 0 {
+        assert!(Instant::now() < until, "nothing was ever sent from a file");
+        for block in 0..5u64 {
+            let (hits, reads) = (node.blockcache.disk_hit_bytes.get(), node.blockcache.read_ops.get());
+            let offset = block * BLOCK;
+            let got = read(&*remote, &data, offset, BLOCK as usize).unwrap();
+            assert!(got == bytes[offset as usize..(offset + BLOCK) as usize], "block {block}");
+            // A hit on disk that took no read of the disk into memory.
+            let from_disk = node.blockcache.disk_hit_bytes.get() > hits;
+            sent_from_files += u64::from(from_disk && node.blockcache.read_ops.get() == reads);
+        }
+    }
+    assert_eq!(node.object.get_ops.get(), 5, "each block was fetched once");
 }
