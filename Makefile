@@ -7,7 +7,8 @@ help:
 	@echo "make demo     the main job on this machine, with no set-up: node, mount, cold and hot pass"
 	@echo "make test     formatting, lints, house rules, all tests"
 	@echo "make build    the optimised binary: target/release/spurline"
-	@echo "make bench    throughput, operations and latency beside their ceilings (BENCHMARKS.md)"
+	@echo "make bench    throughput, operations and latency beside their ceilings (BENCHMARKS.md);"
+	@echo "              make bench BENCH=--quick takes minutes, BENCH='--only remote' one section"
 	@echo "make fmt      format; make lint: clippy with warnings denied"
 	@echo "make deps     install what is missing: system packages and the pinned Rust toolchain"
 	@echo "make install  the binary, man pages and completions below PREFIX (/usr/local)"
@@ -27,8 +28,8 @@ build:
 
 bench:
 	@scripts/setup bench
-	@. scripts/env && cargo build --release --locked -p spurline
-	@target/release/spurline bench
+	@. scripts/env && cargo build --release --locked -p spurline -p spurline-testkit
+	@target/release/spurline bench suite --json target/bench/report.json --html target/bench/report.html $(BENCH)
 
 fmt:
 	@. scripts/env && cargo fmt --all

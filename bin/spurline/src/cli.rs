@@ -41,7 +41,7 @@ pub enum Command {
     /// State of cache nodes: address, disks, used, weight
     Status(StatusArgs),
     /// Measure: throughput, operations, latency, processor time
-    Bench(BenchArgs),
+    Bench(Box<spurline_bench::Args>),
     /// Run the main job on this machine, with no set-up, and clean up
     Demo(DemoArgs),
     /// Print a shell's completions
@@ -150,14 +150,6 @@ pub struct StatusArgs {
     /// As JSON, one object a line
     #[arg(long)]
     pub json: bool,
-}
-
-/// What `bench` is told.
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// Words for the bench
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub words: Vec<String>,
 }
 
 /// What `demo` is told.

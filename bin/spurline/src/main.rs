@@ -66,7 +66,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
         Command::Stats(args) => stats::run(args).map(done),
         Command::Info(args) => info::run(args).map(done),
         Command::Status(args) => status::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(&args),
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => generate::completions(args).map(done),
         Command::Man(args) => generate::man(args).map(done),

@@ -1,0 +1,206 @@
+//! fio: its words for the workloads here, and its JSON. It knows nothing of what it reads from.
+
+use crate::child::{self, Finished};
+use crate::error::{Error, Result};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// One run of fio.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// The files; job n reads file n modulo their number.
+    pub files: Vec<PathBuf>,
+    /// `read` or `randread`.
+    pub pattern: &'static str,
+    /// Bytes per read.
+    pub block: u64,
+    /// Processes.
+    pub jobs: usize,
+    /// Reads under way per process; above 1 by io_uring, else by pread.
+    pub depth: usize,
+    /// O_DIRECT.
+    pub direct: bool,
+    /// Drop the files' page cache first.
+    pub drop_cache: bool,
+    /// How long; `None` reads every file once.
+    pub runtime: Option<Duration>,
+    /// The part of each file that is read.
+    pub size: u64,
+    /// The network namespace to run in.
+    pub net: Option<String>,
+}
+
+/// What fio measured.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Measured {
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Reads per second.
+    pub iops: f64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Median time of a read, in microseconds.
+    pub p50_us: f64,
+    /// The time 99 of 100 reads stayed below, in microseconds.
+    pub p99_us: f64,
+}
+
+impl Job {
+    /// Its command line.
+    pub fn words(&self) -> Vec<String> {
+        let mut words: Vec<String> = vec![
+            format!("--rw={}", self.pattern),
+            format!("--bs={}", self.block),
+            format!("--direct={}", u8::from(self.direct)),
+            format!("--invalidate={}", u8::from(self.drop_cache)),
+            format!("--size={}", self.size),
+            "--readonly".into(),
+            "--allow_file_create=0".into(),
+            "--group_reporting".into(),
+            "--norandommap".into(),
+            "--randrepeat=0".into(),
+            "--output-format=json".into(),
+        ];
+        if self.depth > 1 {
+            words.push("--ioengine=io_uring".into());
+            words.push(format!("--iodepth={}", self.depth));
+            // As the store reads its disks: registered buffers and files.
+            words.push("--fixedbufs=1".into());
+            words.push("--registerfiles=1".into());
+        } else {
+            words.push("--ioengine=psync".into());
+        }
+        if let Some(runtime) = self.runtime {
+            words.push("--time_based=1".into());
+            words.push(format!("--runtime={}ms", runtime.as_millis()));
+        }
+        for job in 0..self.jobs {
+            words.push(format!("--name=j{job}"));
+            words.push(format!(
+                "--filename={}",
+                self.files[job % self.files.len()].display().to_string().replace(':', "\\:")
+            ));
+        }
+        words
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// When fio is missing or fails.
+    pub fn run(&self) -> Result<(Measured, Finished)> {
+        let fio = child::need("fio", "fio")?;
+        let mut command = child::command(&fio, self.net.as_deref());
+        command.args(self.words()).current_dir("/");
+        let limit = self.runtime.unwrap_or(Duration::from_secs(120)) * 3 + Duration::from_secs(30);
+        let done = child::run(command, limit)?;
+        Ok((parse(&done.out)?, done))
+    }
+}
+
+/// fio's JSON; lines before it are warnings.
+///
+/// # Errors
+/// When it is no such JSON, or a job of it failed.
+pub fn parse(text: &str) -> Result<Measured> {
+    let bad = |why: &str| Error::Failed(format!("fio: {why}: {}", text.chars().take(200).collect::<String>()));
+    let start = text.find("{\n").or_else(|| text.find('{')).ok_or_else(|| bad("no JSON"))?;
+    let json: Value = serde_json::from_str(&text[start..]).map_err(|e| bad(&e.to_string()))?;
+    let job = json["jobs"].get(0).ok_or_else(|| bad("no job"))?;
+    if let Some(error) = job["error"].as_i64().filter(|&e| e != 0) {
+        return Err(bad(&format!("error {error}")));
+    }
+    let read = &job["read"];
+    let number = |v: &Value| v.as_f64().unwrap_or_default();
+    let percentile = |p: &str| number(&read["clat_ns"]["percentile"][p]) / 1e3;
+    let bytes = read["io_bytes"].as_u64().ok_or_else(|| bad("no io_bytes"))?;
+    if bytes == 0 {
+        return Err(bad("it read nothing"));
+    }
+    Ok(Measured {
+        bandwidth: number(&read["bw_bytes"]),
+        iops: number(&read["iops"]),
+        bytes,
+        p50_us: percentile("50.000000"),
+        p99_us: percentile("99.000000"),
+    })
+}
+
+/// Whether this file system takes O_DIRECT.
+pub fn takes_direct(file: &Path) -> bool {
+    rustix::fs::open(file, rustix::fs::OFlags::DIRECT | rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAMPLE: &str = r#"fio: a warning {not json
+{
+  "fio version" : "fio-3.33",
+  "jobs" : [ { "jobname" : "j0", "error" : 0, "read" : {
+      "io_bytes" : 6815744000, "bw_bytes" : 4541465481, "bw" : 4435024, "iops" : 4331.07, "runtime" : 1500,
+      "clat_ns" : { "min" : 1, "percentile" : { "50.000000" : 220160, "99.000000" : 370688 } } } } ]
+}"#;
+
+    #[test]
+    fn its_json_is_read() {
+        let got = parse(SAMPLE).unwrap();
+        assert_eq!(got.bytes, 6_815_744_000);
+        assert_eq!(got.bandwidth, 4_541_465_481.0);
+        assert_eq!((got.p50_us, got.p99_us), (220.16, 370.688));
+        assert!(parse("fio: no such file").unwrap_err().to_string().contains("no JSON"));
+        assert!(parse(&SAMPLE.replace("\"error\" : 0", "\"error\" : 5")).unwrap_err().to_string().contains("error 5"));
+        assert!(parse(&SAMPLE.replace("6815744000", "0")).is_err());
+        assert!(parse("{}").is_err());
+    }
+
+    #[test]
+    fn its_words() {
+        let mut job = Job {
+            files: vec!["/a:b/f".into()],
+            pattern: "read",
+            block: 1 << 20,
+            jobs: 2,
+            depth: 1,
+            direct: true,
+            drop_cache: false,
+            runtime: Some(Duration::from_millis(500)),
+            size: 1 << 30,
+            net: None,
+        };
+        let words = job.words().join(" ");
+        assert!(words.contains("--ioengine=psync") && words.contains("--runtime=500ms"), "{words}");
+        assert!(words.ends_with(r"--name=j0 --filename=/a\:b/f --name=j1 --filename=/a\:b/f"), "{words}");
+        job.depth = 8;
+        assert!(job.words().join(" ").contains("--ioengine=io_uring --iodepth=8"));
+    }
+
+    #[test]
+    fn it_runs_where_it_is_installed() {
+        if child::find("fio").is_none() {
+            if std::env::var("SPURLINE_REQUIRE").is_ok_and(|r| r.split(',').any(|w| w == "fio")) {
+                panic!("fio is required and not installed");
+            }
+            println!("SKIP: fio is not installed");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
+        std::fs::write(&file, vec![7u8; 1 << 20]).unwrap();
+        let job = Job {
+            files: vec![file],
+            pattern: "read",
+            block: 64 << 10,
+            jobs: 2,
+            depth: 1,
+            direct: false,
+            drop_cache: false,
+            runtime: None,
+            size: 1 << 20,
+            net: None,
+        };
+        assert_eq!(job.run().unwrap().0.bytes, 2 << 20);
+    }
+}

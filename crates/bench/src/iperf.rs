@@ -1,0 +1,90 @@
+//! iperf3: one run between two network namespaces, and its JSON. It knows nothing of Spurline.
+
+use crate::child::{self, Daemon};
+use crate::error::{Error, Result};
+use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
+
+/// What iperf3 measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// Bytes per second that arrived.
+    pub bandwidth: f64,
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// Processor seconds of the sender.
+    pub sender_cpu: f64,
+    /// Processor seconds of the receiver.
+    pub receiver_cpu: f64,
+}
+
+/// Starts a server in namespace `net`.
+///
+/// # Errors
+/// When iperf3 is missing or does not start.
+pub fn serve(net: &str, addr: &str, log: &Path) -> Result<Daemon> {
+    let iperf = child::need("iperf3", "iperf3")?;
+    let mut command = child::command(&iperf, Some(net));
+    command.args(["-s", "-B", addr, "-p", "5201", "--forceflush"]);
+    let mut daemon = Daemon::start(command, "iperf3", log)?;
+    crate::stop::wait("iperf3 to listen", Duration::from_secs(10), Duration::from_millis(10), || {
+        daemon.alive()?;
+        let text = std::fs::read_to_string(log).unwrap_or_default();
+        Ok(text.contains("listening").then_some(()))
+    })?;
+    Ok(daemon)
+}
+
+/// Receives from the server over `streams` connections.
+///
+/// # Errors
+/// When iperf3 fails.
+pub fn receive(net: &str, addr: &str, streams: usize, runtime: Duration) -> Result<Measured> {
+    let iperf = child::need("iperf3", "iperf3")?;
+    let mut command = child::command(&iperf, Some(net));
+    let seconds = runtime.as_secs().max(1).to_string();
+    command.args(["-c", addr, "-p", "5201", "-R", "-J", "-l", "1M", "-t", &seconds, "-P", &streams.to_string()]);
+    let done = child::run(command, runtime * 3 + Duration::from_secs(30))?;
+    parse(&done.out)
+}
+
+/// iperf3's JSON of a client that received.
+///
+/// # Errors
+/// When it is no such JSON, or it says an error.
+pub fn parse(text: &str) -> Result<Measured> {
+    let json: Value = serde_json::from_str(text).map_err(|e| Error::Failed(format!("iperf3: no JSON: {e}")))?;
+    if let Some(error) = json["error"].as_str() {
+        return Err(Error::Failed(format!("iperf3: {error}")));
+    }
+    let end = &json["end"];
+    let received = &end["sum_received"];
+    let number = |v: &Value| v.as_f64().ok_or_else(|| Error::Failed(format!("iperf3: no figures in {end}")));
+    let seconds = number(&received["seconds"])?;
+    let used = &end["cpu_utilization_percent"];
+    // The client received, so it is the host and the sender the remote.
+    Ok(Measured {
+        bandwidth: number(&received["bits_per_second"])? / 8.0,
+        bytes: number(&received["bytes"])? as u64,
+        sender_cpu: number(&used["remote_total"])? / 100.0 * seconds,
+        receiver_cpu: number(&used["host_total"])? / 100.0 * seconds,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_json_is_read() {
+        let text = r#"{"start":{},"end":{"sum_sent":{"bytes":9},"sum_received":{"start":0,"seconds":2.0,
+            "bytes":5000000000,"bits_per_second":20000000000.0},
+            "cpu_utilization_percent":{"host_total":60.0,"host_user":1,"remote_total":40.0}}}"#;
+        let got = parse(text).unwrap();
+        assert_eq!(got, Measured { bandwidth: 2.5e9, bytes: 5_000_000_000, sender_cpu: 0.8, receiver_cpu: 1.2 });
+        assert!(parse(r#"{"error":"unable to connect"}"#).unwrap_err().to_string().contains("unable"));
+        assert!(parse("{}").is_err());
+        assert!(parse("").is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! What the figures were taken on: kernel, processor, memory, kernel parameters, load. It only reads.
+
+use serde_json::{Value, json};
+use std::path::Path;
+
+fn line(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn field(text: &str, name: &str) -> Option<String> {
+    let line = text.lines().find(|l| l.split(':').next().is_some_and(|n| n.trim() == name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// A description of this machine.
+pub fn describe(memory_dir: &Path, disk_dir: &Path) -> Value {
+    let cpuinfo = line("/proc/cpuinfo").unwrap_or_default();
+    let meminfo = line("/proc/meminfo").unwrap_or_default();
+    let os = line("/etc/os-release").and_then(|text| {
+        text.lines().find_map(|l| l.strip_prefix("PRETTY_NAME=")).map(|name| name.trim_matches('"').to_owned())
+    });
+    let parameters: serde_json::Map<String, Value> = [
+        "/sys/module/fuse/parameters/enable_uring",
+        "/proc/sys/net/ipv4/tcp_rmem",
+        "/proc/sys/net/ipv4/tcp_wmem",
+        "/proc/sys/net/ipv4/tcp_congestion_control",
+        "/proc/sys/net/core/rmem_max",
+        "/proc/sys/net/core/wmem_max",
+        "/proc/sys/kernel/io_uring_disabled",
+        "/proc/sys/vm/overcommit_memory",
+        "/proc/sys/vm/dirty_ratio",
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+        "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    ]
+    .into_iter()
+    .filter_map(|path| Some((path.to_owned(), line(path)?.into())))
+    .collect();
+    json!({
+        "kernel": line("/proc/sys/kernel/osrelease"),
+        "build": line("/proc/sys/kernel/version"),
+        "arch": std::env::consts::ARCH,
+        "os": os,
+        "cpu": field(&cpuinfo, "model name"),
+        "cpus": cpus(),
+        "hypervisor": cpuinfo.contains(" hypervisor"),
+        "memory_bytes": field(&meminfo, "MemTotal")
+            .and_then(|m| m.split(' ').next()?.parse::<u64>().ok()).map(|kib| kib * 1024),
+        "memory_dir": file_system(memory_dir),
+        "disk_dir": file_system(disk_dir),
+        "cmdline": line("/proc/cmdline"),
+        "parameters": parameters,
+    })
+}
+
+/// Processors this process may run on.
+pub fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The load average of the last minute.
+pub fn load() -> f64 {
+    line("/proc/loadavg").and_then(|text| text.split(' ').next()?.parse().ok()).unwrap_or(0.0)
+}
+
+/// The file system a path is on: type, device, options.
+pub fn file_system(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    let mounts = line("/proc/self/mounts")?;
+    let mut best: Option<(usize, String)> = None;
+    for mount in mounts.lines() {
+        let mut fields = mount.split(' ');
+        let (device, at, kind, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        if path.starts_with(at) && best.as_ref().is_none_or(|(len, _)| at.len() >= *len) {
+            best = Some((at.len(), format!("{kind} on {device} ({options})")));
+        }
+    }
+    best.map(|(_, text)| text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine() {
+        let here = describe(Path::new("/"), Path::new("/proc"));
+        assert!(here["kernel"].as_str().is_some_and(|k| !k.is_empty()));
+        assert!(here["memory_bytes"].as_u64().is_some_and(|m| m > 1 << 20));
+        assert!(here["disk_dir"].as_str().is_some_and(|f| f.starts_with("proc ")), "{here}");
+        assert_eq!(field("model name\t: X: y\nother: z", "model name").as_deref(), Some("X: y"));
+    }
+}

@@ -1,0 +1,405 @@
+//! Cases taken in turns, round after round, so that whatever else the machine does hits all alike; their medians,
+//! their ratio to their ceilings, and what of that is below its floor. It knows no workload.
+
+use crate::error::{Error, Result};
+use crate::mount::Counters;
+use crate::numbers::{median, spread};
+use crate::stop;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// What a figure counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes per second; more is better.
+    Bandwidth,
+    /// Operations or files per second; more is better.
+    Rate,
+    /// Seconds; less is better.
+    Time,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Unit::Bandwidth => "bytes/s",
+            Unit::Rate => "1/s",
+            Unit::Time => "s",
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Debug, Clone, Default)]
+pub struct Sample {
+    /// In the case's unit.
+    pub value: f64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Operations or files.
+    pub ops: u64,
+    /// Processor seconds by role: `mount`, `node`, `server`, `reader`.
+    pub cpu: Vec<(&'static str, f64)>,
+    /// Median and 99th percentile of one operation's time in microseconds, where known.
+    pub latency_us: Option<(f64, f64)>,
+}
+
+/// What a case is compared with.
+#[derive(Debug, Clone)]
+pub struct Against {
+    /// Case ids of the same group; the best of those that were measured counts.
+    pub ids: Vec<String>,
+    /// What the ceiling is called in tables.
+    pub name: &'static str,
+    /// The least ratio that is good enough, if one was set.
+    pub floor: Option<f64>,
+}
+
+/// Seconds of processor per GB (10⁹ bytes) a role may use.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuLimit {
+    /// Which process.
+    pub role: &'static str,
+    /// The most.
+    pub per_gb: f64,
+}
+
+/// What carried the bytes of a case's warm-up run, and what was wrong with it.
+pub type Carried = (Counters, Option<String>);
+
+/// How one sample of a case is taken.
+pub type Take<'a> = Box<dyn FnMut() -> Result<Sample> + 'a>;
+
+/// Something measured again and again.
+pub struct Case<'a> {
+    /// Unique in its section: `workload/variant`.
+    pub id: String,
+    /// The workload: rows of one table section.
+    pub group: String,
+    /// The variant.
+    pub label: String,
+    /// What the value counts.
+    pub unit: Unit,
+    /// What it is compared with.
+    pub against: Vec<Against>,
+    /// Processor limits.
+    pub limits: Vec<CpuLimit>,
+    /// Takes a sample.
+    pub take: Take<'a>,
+    /// Runs once, unmeasured, before the rounds: warms up, and says which counters grew.
+    pub warm: Option<Box<dyn FnMut() -> Result<Carried> + 'a>>,
+}
+
+impl<'a> Case<'a> {
+    /// A case `group/variant` with no ceilings, limits or warm-up yet.
+    pub fn new(group: &str, variant: &str, label: &str, unit: Unit, take: impl FnMut() -> Result<Sample> + 'a) -> Self {
+        Case {
+            id: format!("{group}/{variant}"),
+            group: group.to_owned(),
+            label: label.to_owned(),
+            unit,
+            against: Vec::new(),
+            limits: Vec::new(),
+            take: Box::new(take),
+            warm: None,
+        }
+    }
+    /// Compares with the best of these variants of the same group.
+    #[must_use]
+    pub fn against(mut self, name: &'static str, variants: &[&str], floor: Option<f64>) -> Self {
+        let ids = variants.iter().map(|v| format!("{}/{v}", self.group)).collect();
+        self.against.push(Against { ids, name, floor });
+        self
+    }
+    /// Limits a role's processor time.
+    #[must_use]
+    pub fn limit(mut self, role: &'static str, per_gb: f64) -> Self {
+        self.limits.push(CpuLimit { role, per_gb });
+        self
+    }
+    /// Runs this first.
+    #[must_use]
+    pub fn warm(mut self, warm: impl FnMut() -> Result<Carried> + 'a) -> Self {
+        self.warm = Some(Box::new(warm));
+        self
+    }
+}
+
+/// How well a case did against one ceiling.
+#[derive(Debug, Clone)]
+pub struct Ratio {
+    /// The ceiling's name.
+    pub name: &'static str,
+    /// The id of the ceiling that counted.
+    pub id: String,
+    /// Median over median; for times the ceiling's over the case's, so that 1 is "as good" and more is better.
+    pub value: f64,
+    /// Smallest and largest of the same ratio within single rounds.
+    pub spread: (f64, f64),
+    /// The floor.
+    pub floor: Option<f64>,
+}
+
+impl Ratio {
+    /// Whether it is at its floor or above; `None` without a floor.
+    pub fn met(&self) -> Option<bool> {
+        // A ratio is shown with two digits, and judged as shown.
+        self.floor.map(|floor| (self.value * 100.0).round() >= (floor * 100.0).round())
+    }
+}
+
+/// A case with its figures.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// As the case's.
+    pub id: String,
+    /// As the case's.
+    pub group: String,
+    /// As the case's.
+    pub label: String,
+    /// As the case's.
+    pub unit: Unit,
+    /// One a round.
+    pub samples: Vec<Sample>,
+    /// Against each ceiling that was measured.
+    pub ratios: Vec<Ratio>,
+    /// Role, seconds per GB, limit, for each limit.
+    pub limits: Vec<(&'static str, f64, f64)>,
+    /// Counters that grew during the warm-up.
+    pub carried: Counters,
+    /// Why there are no figures, or why they are not what they seem.
+    pub problem: Option<String>,
+}
+
+impl Row {
+    fn values(&self) -> Vec<f64> {
+        self.samples.iter().map(|s| s.value).collect()
+    }
+    /// The median value.
+    pub fn median(&self) -> f64 {
+        median(&self.values())
+    }
+    /// The smallest and the largest value.
+    pub fn spread(&self) -> (f64, f64) {
+        spread(&self.values())
+    }
+    /// Median processor seconds per GiB of each role.
+    pub fn cpu_per_gib(&self) -> BTreeMap<&'static str, f64> {
+        self.cpu_per(|s| s.bytes as f64 / f64::from(1u32 << 30))
+    }
+    /// Median processor microseconds per operation of each role.
+    pub fn cpu_us_per_op(&self) -> BTreeMap<&'static str, f64> {
+        self.cpu_per(|s| s.ops as f64 / 1e6)
+    }
+    fn cpu_per(&self, amount: impl Fn(&Sample) -> f64) -> BTreeMap<&'static str, f64> {
+        let mut by_role: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+        for sample in &self.samples {
+            let amount = amount(sample);
+            for &(role, seconds) in sample.cpu.iter().filter(|_| amount > 0.0) {
+                by_role.entry(role).or_default().push(seconds / amount);
+            }
+        }
+        by_role.into_iter().map(|(role, values)| (role, median(&values))).collect()
+    }
+    /// Median of the samples' latencies, in microseconds.
+    pub fn latency_us(&self) -> Option<(f64, f64)> {
+        let pairs: Vec<(f64, f64)> = self.samples.iter().filter_map(|s| s.latency_us).collect();
+        if pairs.is_empty() {
+            return None;
+        }
+        let p50: Vec<f64> = pairs.iter().map(|p| p.0).collect();
+        let p99: Vec<f64> = pairs.iter().map(|p| p.1).collect();
+        Some((median(&p50), median(&p99)))
+    }
+    /// Whether every floor and limit that stands beside this row is kept; `None` when none does.
+    pub fn met(&self) -> Option<bool> {
+        let ratios = self.ratios.iter().filter_map(Ratio::met);
+        let limits = self.limits.iter().map(|&(_, used, most)| used <= most);
+        let mut any = None;
+        for ok in ratios.chain(limits) {
+            any = Some(any.unwrap_or(true) && ok);
+        }
+        any
+    }
+    /// All of it.
+    pub fn to_json(&self) -> Value {
+        let (min, max) = self.spread();
+        let latency = self.latency_us();
+        json!({
+            "id": self.id, "group": self.group, "label": self.label, "unit": self.unit.name(),
+            "median": self.median(), "min": min, "max": max, "samples": self.values(),
+            "cpu_s_per_gib": self.cpu_per_gib(), "cpu_us_per_op": self.cpu_us_per_op(),
+            "p50_us": latency.map(|l| l.0), "p99_us": latency.map(|l| l.1),
+            "ratios": self.ratios.iter().map(|r| json!({
+                "ceiling": r.name, "ceiling_id": r.id, "ratio": r.value, "min": r.spread.0, "max": r.spread.1,
+                "floor": r.floor, "met": r.met(),
+            })).collect::<Vec<_>>(),
+            "cpu_limits": self.limits.iter().map(|&(role, used, most)| json!({
+                "role": role, "cpu_s_per_gb": used, "limit": most, "met": used <= most,
+            })).collect::<Vec<_>>(),
+            "carried": self.carried, "problem": self.problem,
+        })
+    }
+}
+
+/// Takes `rounds` samples of every case in turns. A case that fails stays in the result with its reason.
+///
+/// # Errors
+/// Only `Interrupted`.
+pub fn rounds(mut cases: Vec<Case<'_>>, rounds: usize, mut tell: impl FnMut(&str)) -> Result<Vec<Row>> {
+    let mut rows: Vec<Row> = cases.iter().map(row).collect();
+    for (case, row) in cases.iter_mut().zip(&mut rows) {
+        let Some(warm) = &mut case.warm else { continue };
+        stop::check()?;
+        tell(&format!("warm-up  {}  {}", case.group, case.label));
+        match warm() {
+            Ok((carried, wrong)) => {
+                row.carried = carried;
+                row.problem = wrong;
+            }
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(e) => row.problem = Some(e.to_string()),
+        }
+    }
+    let mut failed: Vec<bool> = vec![false; cases.len()];
+    for round in 1..=rounds {
+        for (i, (case, row)) in cases.iter_mut().zip(&mut rows).enumerate() {
+            if failed[i] {
+                continue;
+            }
+            stop::check()?;
+            tell(&format!("{round}/{rounds}  {}  {}", case.group, case.label));
+            match (case.take)() {
+                Ok(sample) => row.samples.push(sample),
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(e) => {
+                    failed[i] = true;
+                    row.problem = Some(e.to_string());
+                }
+            }
+        }
+    }
+    let done = rows.clone();
+    for (case, row) in cases.iter().zip(&mut rows) {
+        row.ratios = case.against.iter().filter_map(|a| ratio(row, a, &done)).collect();
+        let cpu = row.cpu_per_gib();
+        let per_gb = |role| cpu.get(role).map(|s| s * 1e9 / f64::from(1u32 << 30));
+        row.limits = case.limits.iter().filter_map(|l| Some((l.role, per_gb(l.role)?, l.per_gb))).collect();
+    }
+    Ok(rows)
+}
+
+fn row(case: &Case<'_>) -> Row {
+    Row {
+        id: case.id.clone(),
+        group: case.group.clone(),
+        label: case.label.clone(),
+        unit: case.unit,
+        samples: Vec::new(),
+        ratios: Vec::new(),
+        limits: Vec::new(),
+        carried: Counters::new(),
+        problem: None,
+    }
+}
+
+fn ratio(row: &Row, against: &Against, all: &[Row]) -> Option<Ratio> {
+    let better = |of: f64, than: f64| if row.unit == Unit::Time { than / of } else { of / than };
+    let ceilings = all.iter().filter(|r| against.ids.contains(&r.id) && !r.samples.is_empty());
+    // The best ceiling is the one against which the case looks worst.
+    let ceiling = ceilings.min_by(|a, b| better(1.0, a.median()).total_cmp(&better(1.0, b.median())))?;
+    if row.samples.is_empty() {
+        return None;
+    }
+    let paired: Vec<f64> =
+        row.samples.iter().zip(&ceiling.samples).map(|(own, other)| better(own.value, other.value)).collect();
+    Some(Ratio {
+        name: against.name,
+        id: ceiling.id.clone(),
+        value: better(row.median(), ceiling.median()),
+        spread: spread(&paired),
+        floor: against.floor,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    fn sample(value: f64) -> Sample {
+        Sample { value, bytes: 1 << 30, ops: 1024, cpu: vec![("mount", 0.2)], latency_us: Some((1.0, 9.0)) }
+    }
+
+    #[test]
+    fn turns_medians_and_ratios() {
+        let order = RefCell::new(Vec::new());
+        let take = |name: &'static str, values: [f64; 3]| {
+            let order = &order;
+            let mut next = values.into_iter();
+            move || {
+                order.borrow_mut().push(name);
+                Ok(sample(next.next().unwrap()))
+            }
+        };
+        let cases = vec![
+            Case::new("g", "dev", "null dev", Unit::Bandwidth, take("dev", [10.0, 20.0, 30.0])),
+            Case::new("g", "uring", "null uring", Unit::Bandwidth, take("uring", [40.0, 10.0, 50.0])),
+            Case::new("g", "own", "mount", Unit::Bandwidth, take("own", [32.0, 40.0, 36.0]))
+                .against("null", &["dev", "uring", "absent"], Some(0.9))
+                .against("other", &["absent"], Some(0.5))
+                .limit("mount", 0.25)
+                .limit("nobody", 0.1),
+        ];
+        let rows = rounds(cases, 3, |_| ()).unwrap();
+        assert_eq!(*order.borrow(), ["dev", "uring", "own"].repeat(3));
+        let own = &rows[2];
+        assert_eq!((own.median(), own.spread()), (36.0, (32.0, 40.0)));
+        assert_eq!(own.ratios.len(), 1);
+        let ratio = &own.ratios[0];
+        assert_eq!((ratio.id.as_str(), ratio.value, ratio.met()), ("g/uring", 0.9, Some(true)));
+        assert_eq!(ratio.spread, (0.72, 4.0));
+        assert_eq!(own.limits.len(), 1);
+        assert!((own.limits[0].1 - 0.186).abs() < 0.001);
+        assert_eq!(own.met(), Some(true));
+        assert_eq!(rows[0].met(), None);
+        assert_eq!(own.cpu_per_gib()["mount"], 0.2);
+        let json = own.to_json();
+        assert_eq!(
+            (&json["median"], &json["p99_us"], &json["ratios"][0]["met"]),
+            (&36.0.into(), &9.0.into(), &true.into())
+        );
+    }
+
+    #[test]
+    fn less_time_is_better() {
+        let cases = vec![
+            Case::new("g", "plain", "plain", Unit::Time, || Ok(sample(2.0))),
+            Case::new("g", "slow", "slow", Unit::Time, || Ok(sample(1.0))).against("plain", &["plain"], Some(1.0)),
+            Case::new("g", "own", "own", Unit::Time, || Ok(sample(4.0))).against(
+                "plain",
+                &["plain", "slow"],
+                Some(0.5),
+            ),
+        ];
+        let rows = rounds(cases, 1, |_| ()).unwrap();
+        assert_eq!(rows[1].ratios[0].value, 2.0);
+        assert_eq!((rows[2].ratios[0].value, rows[2].met()), (0.25, Some(false)));
+    }
+
+    #[test]
+    fn a_failing_case_does_not_take_the_others_along() {
+        let cases = vec![
+            Case::new("g", "bad", "bad", Unit::Rate, || Err(Error::Failed("broke".into()))),
+            Case::new("g", "odd", "odd", Unit::Rate, || Ok(sample(1.0)))
+                .warm(|| Ok((Counters::new(), Some("the wrong way".into())))),
+            Case::new("g", "good", "good", Unit::Rate, || Ok(sample(1.0))).against("bad", &["bad"], Some(1.0)),
+        ];
+        let rows = rounds(cases, 2, |_| ()).unwrap();
+        assert_eq!((rows[0].samples.len(), rows[0].problem.as_deref()), (0, Some("broke")));
+        assert_eq!((rows[1].samples.len(), rows[1].problem.as_deref()), (2, Some("the wrong way")));
+        assert_eq!((rows[2].samples.len(), rows[2].ratios.len()), (2, 0));
+        let stopped = vec![Case::new("g", "x", "x", Unit::Rate, || Err(Error::Interrupted))];
+        assert_eq!(rounds(stopped, 1, |_| ()).unwrap_err(), Error::Interrupted);
+    }
+}

@@ -1,0 +1,69 @@
+//! Medians, spreads, and figures as people read them. It knows no measurement.
+
+/// The middle of the values (of the two middle ones their mean); 0 of none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted: Vec<f64> = values.iter().copied().filter(|v| !v.is_nan()).collect();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
+/// The smallest and the largest; zeros of none.
+pub fn spread(values: &[f64]) -> (f64, f64) {
+    let mut kept = values.iter().copied().filter(|v| !v.is_nan());
+    let Some(first) = kept.next() else { return (0.0, 0.0) };
+    kept.fold((first, first), |(low, high), v| (low.min(v), high.max(v)))
+}
+
+/// Three significant digits: `4.12`, `41.2`, `412`, `0.041`.
+pub fn three(value: f64) -> String {
+    let magnitude = value.abs();
+    let digits = match magnitude {
+        m if m >= 99.95 || m == 0.0 => 0,
+        m if m >= 9.995 => 1,
+        m if m >= 0.9995 => 2,
+        _ => 3,
+    };
+    format!("{value:.digits$}")
+}
+
+/// A count with thousands: `950`, `31.2k`, `1.05M`.
+pub fn count(value: f64) -> String {
+    match value {
+        v if v >= 999_500.0 => format!("{}M", three(v / 1e6)),
+        v if v >= 9_995.0 => format!("{}k", three(v / 1e3)),
+        v => format!("{v:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), 0.0);
+        assert_eq!(median(&[3.0]), 3.0);
+        assert_eq!(median(&[5.0, 1.0, 3.0]), 3.0);
+        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!(median(&[f64::NAN, 2.0]), 2.0);
+        assert_eq!(spread(&[2.0, 9.0, 1.0]), (1.0, 9.0));
+        assert_eq!(spread(&[]), (0.0, 0.0));
+    }
+
+    #[test]
+    fn figures() {
+        let cases = [(0.0, "0"), (0.0414, "0.041"), (1.0, "1.00"), (4.126, "4.13"), (41.26, "41.3"), (412.6, "413")];
+        for (value, text) in cases {
+            assert_eq!(three(value), text);
+        }
+        let counts =
+            [(950.0, "950"), (9_994.0, "9994"), (31_234.0, "31.2k"), (999_600.0, "1.00M"), (1_050_000.0, "1.05M")];
+        for (value, text) in counts {
+            assert_eq!(count(value), text);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The processes a suite starts beside mounts and nodes, each one ceiling or one load: their command lines, and the
+//! one line of JSON by which a reader tells what it measured.
+
+mod bare;
+mod files;
+mod null;
+mod store;
+mod transport;
+mod under;
+
+use crate::error::{Error, Result};
+use serde_json::json;
+use spurline_types::Size;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Which part to be.
+#[derive(Debug, clap::Subcommand)]
+pub enum Part {
+    /// Mount the empty in-memory file system
+    Null(NullPart),
+    /// Serve blocks from memory, request by request, with nothing around them
+    BareServe(ServePart),
+    /// Read from bare-serve
+    BareRead(ReadPart),
+    /// Serve blocks from memory through the transport
+    TransportServe(ServePart),
+    /// Read from transport-serve
+    TransportRead(ReadPart),
+    /// Read or stat every file of a folder
+    Files(FilesPart),
+    /// Fill a block store, if it is not yet, and read its blocks
+    Store(StorePart),
+    /// Read one object with parallel ranges, through the under-store's library alone
+    Under(UnderPart),
+}
+
+/// The empty file system.
+#[derive(Debug, clap::Args)]
+pub struct NullPart {
+    /// Where to mount it
+    pub mountpoint: PathBuf,
+    /// dev or uring
+    #[arg(long, default_value = "dev")]
+    pub io: String,
+    /// Length of its one file
+    #[arg(long, default_value = "4G")]
+    pub size: Size,
+}
+
+/// A server of blocks.
+#[derive(Debug, clap::Args)]
+pub struct ServePart {
+    /// Where to listen
+    pub addr: SocketAddr,
+    /// Memory the blocks come from
+    #[arg(long, default_value = "512M")]
+    pub size: Size,
+}
+
+/// A reader of blocks.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ReadPart {
+    /// Where the server listens
+    pub addr: SocketAddr,
+    /// Connections, a thread each
+    #[arg(long, default_value_t = 1)]
+    pub connections: usize,
+    /// Requests under way on each
+    #[arg(long, default_value_t = 1)]
+    pub depth: usize,
+    /// Bytes per request
+    #[arg(long, default_value = "1M")]
+    pub block: Size,
+    /// Where in the server's memory requests go
+    #[arg(long, default_value = "512M")]
+    pub size: Size,
+    /// In no order
+    #[arg(long)]
+    pub random: bool,
+    /// How long
+    #[arg(long, default_value = "1s", value_parser = spurline_types::parse_duration)]
+    pub time: Duration,
+}
+
+/// A reader of many files.
+#[derive(Debug, clap::Args)]
+pub struct FilesPart {
+    /// The folder
+    pub dir: PathBuf,
+    /// Threads
+    #[arg(long, default_value_t = 1)]
+    pub threads: usize,
+    /// Only stat them
+    #[arg(long)]
+    pub stat: bool,
+    /// Passes over the folder; each is told alone
+    #[arg(long, default_value_t = 1)]
+    pub passes: usize,
+}
+
+/// A reader of a block store.
+#[derive(Debug, clap::Args)]
+pub struct StorePart {
+    /// The cache directory
+    pub dir: PathBuf,
+    /// Threads, each with one read under way
+    #[arg(long, default_value_t = 8)]
+    pub depth: usize,
+    /// Bytes per read
+    #[arg(long, default_value = "1M")]
+    pub block: Size,
+    /// Bytes of blocks in the store
+    #[arg(long, default_value = "2G")]
+    pub size: Size,
+    /// Blocks in no order
+    #[arg(long)]
+    pub random: bool,
+    /// How long
+    #[arg(long, default_value = "1s", value_parser = spurline_types::parse_duration)]
+    pub time: Duration,
+}
+
+/// A plain client of an under-store.
+#[derive(Debug, clap::Args)]
+pub struct UnderPart {
+    /// The source, as mount takes it
+    pub source: String,
+    /// The object
+    pub path: String,
+    /// Address of the server
+    #[arg(long)]
+    pub endpoint_url: Option<String>,
+    /// Threads, each with one range under way
+    #[arg(long, default_value_t = 8)]
+    pub depth: usize,
+    /// Bytes per range
+    #[arg(long, default_value = "4M")]
+    pub block: Size,
+}
+
+/// Is a part until its end.
+///
+/// # Errors
+/// What keeps it from its work.
+pub fn run(part: &Part) -> Result<()> {
+    // The suite ties its parts to its own life; by hand they run until Ctrl-C.
+    match part {
+        Part::Null(part) => null::mount(part),
+        Part::BareServe(part) => bare::serve(part),
+        Part::BareRead(part) => bare::read(part),
+        Part::TransportServe(part) => transport::serve(part),
+        Part::TransportRead(part) => transport::read(part),
+        Part::Files(part) => files::run(part),
+        Part::Store(part) => store::run(part),
+        Part::Under(part) => under::run(part),
+    }
+}
+
+/// Tells the suite that a server serves.
+fn ready(what: impl std::fmt::Display) {
+    println!("ready {what}");
+}
+
+/// Sleeps until the process is ended from outside.
+fn serve_for_ever() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+/// What a block reader's thread does: `step` once per answer, until the time is up.
+struct Lane {
+    /// Next block of a sequential lane, or the state of a random one.
+    at: u64,
+    random: bool,
+    blocks: u64,
+    block: u64,
+}
+
+impl Lane {
+    fn new(part: &ReadPart, index: usize) -> Self {
+        let blocks = (part.size.0 / part.block.0).max(1);
+        let share = blocks / part.connections.max(1) as u64;
+        let at =
+            if part.random { (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) } else { share * index as u64 };
+        Lane { at, random: part.random, blocks, block: part.block.0 }
+    }
+    fn next_offset(&mut self) -> u64 {
+        if self.random {
+            // xorshift64: never zero, long enough.
+            self.at ^= self.at << 13;
+            self.at ^= self.at >> 7;
+            self.at ^= self.at << 17;
+            (self.at % self.blocks) * self.block
+        } else {
+            self.at = (self.at + 1) % self.blocks;
+            self.at * self.block
+        }
+    }
+}
+
+/// Runs a lane per connection for the time asked and prints what they read together.
+fn read_lanes(part: &ReadPart, lane: impl Fn(usize, &AtomicBool) -> Result<u64> + Sync) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    let start = Instant::now();
+    let answers: u64 = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..part.connections.max(1))
+            .map(|index| {
+                let (stop, lane) = (&stop, &lane);
+                scope.spawn(move || lane(index, stop))
+            })
+            .collect();
+        std::thread::sleep(part.time);
+        stop.store(true, Ordering::Relaxed);
+        let mut sum = 0;
+        for lane in lanes {
+            sum += lane.join().map_err(|_| Error::Failed("a reader panicked".into()))??;
+        }
+        Ok::<u64, Error>(sum)
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{}", json!({ "seconds": seconds, "ops": answers, "bytes": answers * part.block.0 }));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_stay_inside() {
+        let mut part = ReadPart {
+            addr: "127.0.0.1:1".parse().unwrap(),
+            connections: 3,
+            depth: 1,
+            block: Size(4096),
+            size: Size(64 << 10),
+            random: false,
+            time: Duration::ZERO,
+        };
+        for random in [false, true] {
+            part.random = random;
+            let mut lane = Lane::new(&part, 1);
+            let seen: std::collections::BTreeSet<u64> = (0..1000).map(|_| lane.next_offset()).collect();
+            assert_eq!(seen.len(), 16);
+            assert!(seen.iter().all(|o| o % 4096 == 0 && *o < 64 << 10));
+        }
+    }
+}

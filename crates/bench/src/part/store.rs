@@ -1,0 +1,109 @@
+//! The block store alone: blocks put once, then read by threads with one read under way each; no cache engine above.
+
+use super::{Lane, ReadPart, StorePart, read_lanes};
+use crate::error::{Error, Result};
+use crate::scratch;
+use spurline_mem::{Buf, Pool};
+use spurline_store::{Capacity, Outcome, Store, StoreConfig};
+use spurline_types::{ObjectRef, Stats, Version};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = 4 << 20;
+
+/// An object per file of this length, as a dataset would have.
+const OBJECT: u64 = 64 << 20;
+
+fn object(number: u64) -> ObjectRef {
+    ObjectRef::new("bench", format!("object-{number}").as_bytes(), Version::new("v1"), OBJECT)
+}
+
+pub(super) fn run(part: &StorePart) -> Result<()> {
+    let block = part.block.0;
+    if block == 0 || block > BLOCK || !BLOCK.is_multiple_of(block) {
+        return Err(Error::Failed(format!("--block must divide {BLOCK}")));
+    }
+    let depth = part.depth.max(1);
+    let pool = Pool::new((depth as u64 + 2) * BLOCK, BLOCK as usize)?;
+    let mut config = StoreConfig::new(vec![part.dir.clone()], Capacity::Bytes(part.size.0 * 2));
+    config.free_space_ratio = 0.0;
+    config.pool = Some(Arc::clone(&pool));
+    let store = Store::open(config, Arc::new(Stats::default()))?;
+    let objects: Vec<ObjectRef> = (0..part.size.0.div_ceil(OBJECT)).map(object).collect();
+    fill(&store, &pool, &objects)?;
+    let lanes = ReadPart {
+        addr: std::net::SocketAddr::from(([0, 0, 0, 0], 0)),
+        connections: depth,
+        depth: 1,
+        block: part.block,
+        size: spurline_types::Size(objects.len() as u64 * OBJECT),
+        random: part.random,
+        time: part.time,
+    };
+    read_lanes(&lanes, |index, stop| {
+        let mut lane = Lane::new(&lanes, index);
+        let mut buffer: Option<Buf> = Some(pool.alloc(block as usize, Instant::now() + Duration::from_secs(5))?);
+        let mut reads = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let at = lane.next_offset();
+            let object = &objects[(at / OBJECT) as usize];
+            let inside = at % OBJECT;
+            let start = (inside % BLOCK) as usize;
+            let number = (inside / BLOCK) as u32;
+            match store.read(object, number, start..start + block as usize, &mut buffer)? {
+                Outcome::Hit => {}
+                other => return Err(Error::Failed(format!("block {number} of object {}: {other:?}", at / OBJECT))),
+            }
+            if reads == 0 {
+                let mut right = vec![0u8; block as usize];
+                scratch::fill(at / OBJECT, inside, &mut right);
+                if buffer.as_ref().is_none_or(|b| b[..block as usize] != right) {
+                    return Err(Error::Failed(format!("wrong bytes at {inside} of object {}", at / OBJECT)));
+                }
+            }
+            reads += 1;
+        }
+        Ok(reads)
+    })
+}
+
+fn fill(store: &Store, pool: &Arc<Pool>, objects: &[ObjectRef]) -> Result<()> {
+    let mut buffer = pool.alloc(BLOCK as usize, Instant::now() + Duration::from_secs(5))?;
+    for (seed, object) in objects.iter().enumerate() {
+        for index in 0..(OBJECT / BLOCK) as u32 {
+            if store.contains(object, index) {
+                continue;
+            }
+            scratch::fill(seed as u64, u64::from(index) * BLOCK, &mut buffer);
+            if !store.put(object, index, &buffer)? {
+                return Err(Error::Failed("the store did not keep a block: is the disk full?".into()));
+            }
+            crate::stop::check()?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_types::Size;
+
+    #[test]
+    fn blocks_are_put_once_and_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut part = StorePart {
+            dir: dir.path().join("cache"),
+            depth: 2,
+            block: Size(1 << 20),
+            size: Size(64 << 20),
+            random: true,
+            time: Duration::from_millis(20),
+        };
+        run(&part).unwrap();
+        run(&part).unwrap();
+        part.block = Size(3 << 20);
+        assert!(run(&part).is_err());
+    }
+}

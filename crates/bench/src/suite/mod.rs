@@ -1,0 +1,447 @@
+//! The suite: what is measured, against what, with which floors. One module a section; this one holds what they share
+//! and how a run is put together and told.
+
+mod buffered;
+mod disk;
+mod files;
+mod local;
+mod remote;
+mod s3;
+mod start;
+
+use crate::child::{self, Daemon};
+use crate::error::{Error, Result};
+use crate::fio;
+use crate::machine;
+use crate::measure::{self, Carried, Case, Sample, Unit};
+use crate::mount::{Counters, Mounted, Node, growth};
+use crate::scratch::{self, Scratch};
+use crate::table::{self, Section};
+use serde_json::{Value, json};
+use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime};
+
+/// What `bench suite` is told.
+#[derive(Debug, clap::Args)]
+pub struct SuiteArgs {
+    /// Three short rounds of smaller data: minutes, not tens of minutes
+    #[arg(long)]
+    pub quick: bool,
+    /// Sections to run; repeat for more [default: all]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(NAMES))]
+    pub only: Vec<String>,
+    /// Rounds [default: 5, with --quick 3]
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<usize>,
+    /// Length of one sample [default: 1500ms, with --quick 500ms]
+    #[arg(long, value_name = "TIME", value_parser = spurline_types::parse_duration)]
+    pub time: Option<Duration>,
+    /// Write everything there is as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a page with bars
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write the tables as Markdown
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// A directory in memory (tmpfs) to work in
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pub memory_dir: PathBuf,
+    /// A directory on the disk to measure
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub disk_dir: PathBuf,
+    /// The spurline to measure [default: this one]
+    #[arg(long, value_name = "FILE")]
+    pub spurline: Option<PathBuf>,
+    /// The program with the embedded S3 server [default: spurline-testkit beside this program]
+    #[arg(long, value_name = "FILE")]
+    pub s3_server: Option<PathBuf>,
+    /// Exit with 1 when a figure is below its floor
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// Every section there is.
+const NAMES: [&str; 7] = ["local", "remote", "buffered", "disk", "files", "s3", "start"];
+
+type Run = fn(&Suite) -> Result<Section>;
+
+const SECTIONS: [Run; 7] = [local::run, remote::run, buffered::run, disk::run, files::run, s3::run, start::run];
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Figures at their floor or above.
+    pub met: usize,
+    /// Figures below.
+    pub below: usize,
+    /// Figures that could not be taken, or not as they should.
+    pub broken: usize,
+    /// Whether anything below its floor is a failure.
+    pub strict: bool,
+}
+
+/// What every section works with.
+pub struct Suite {
+    quick: bool,
+    rounds: usize,
+    time: Duration,
+    /// The program under test.
+    spurline: PathBuf,
+    /// This program, for the parts.
+    me: PathBuf,
+    memory: Scratch,
+    disk: Scratch,
+    s3_server: Option<PathBuf>,
+}
+
+/// Runs the suite.
+///
+/// # Errors
+/// When nothing could be measured at all, or the user interrupts; sections that can't run are skipped and say why.
+pub fn run(args: &SuiteArgs) -> Result<Outcome> {
+    crate::stop::catch()?;
+    let me = std::env::current_exe().map_err(|e| Error::io("can't find this program", &e))?;
+    for dir in [&args.memory_dir, &args.disk_dir] {
+        scratch::sweep(dir);
+    }
+    let suite = Suite {
+        quick: args.quick,
+        rounds: args.rounds.unwrap_or(if args.quick { 3 } else { 5 }).max(1),
+        time: args.time.unwrap_or(Duration::from_millis(if args.quick { 500 } else { 1500 })),
+        spurline: args.spurline.clone().unwrap_or_else(|| me.clone()),
+        me,
+        memory: Scratch::new(&args.memory_dir, "memory")?,
+        disk: Scratch::new(&args.disk_dir, "disk")?,
+        s3_server: args.s3_server.clone(),
+    };
+    let about = machine::describe(suite.memory.path(), suite.disk.path());
+    let summary = one_line(&about);
+    anstream::println!("{summary}");
+    let (load, cpus) = (machine::load(), machine::cpus());
+    if load > cpus as f64 / 2.0 {
+        anstream::println!("The machine is busy (load {load:.1} on {cpus} CPUs): only ratios mean anything.");
+    }
+    let start = Instant::now();
+    let mut sections = Vec::new();
+    for (name, run) in NAMES.into_iter().zip(SECTIONS) {
+        if !args.only.is_empty() && !args.only.iter().any(|o| o == name) {
+            continue;
+        }
+        let section = match run(&suite) {
+            Ok(section) => section,
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(e) => {
+                let failed = matches!(e, Error::Failed(_));
+                let why = if failed { format!("failed: {e}") } else { e.to_string() };
+                Section { name, title: "", skipped: Some(why), notes: Vec::new(), rows: Vec::new() }
+            }
+        };
+        clear_line();
+        anstream::print!("{}", table::terminal(&section));
+        sections.push(section);
+    }
+    let result = json!({
+        "schema": "spurline-bench/1",
+        "spurline": env!("CARGO_PKG_VERSION"),
+        "taken": SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        "seconds": start.elapsed().as_secs_f64(),
+        "quick": suite.quick, "rounds": suite.rounds, "sample_seconds": suite.time.as_secs_f64(),
+        "machine": about, "load": { "before": load, "after": machine::load() },
+        "sections": sections.iter().map(section_json).collect::<Vec<_>>(),
+    });
+    write(args.json.as_deref(), || format!("{result:#}\n"))?;
+    write(args.html.as_deref(), || table::page(&summary, &sections))?;
+    write(args.markdown.as_deref(), || {
+        let rounds = suite.rounds;
+        let mut text = format!("{summary}\n\nMedians of {rounds} interleaved rounds.\n\n");
+        sections.iter().for_each(|s| text.push_str(&table::markdown(s)));
+        text
+    })?;
+    let mut outcome = Outcome { met: 0, below: 0, broken: 0, strict: args.strict };
+    for section in &sections {
+        outcome.broken += usize::from(section.skipped.as_ref().is_some_and(|s| s.starts_with("failed")));
+        for row in &section.rows {
+            outcome.broken += usize::from(row.problem.is_some());
+            match row.met() {
+                Some(true) => outcome.met += 1,
+                Some(false) => outcome.below += 1,
+                None => {}
+            }
+        }
+    }
+    anstream::println!(
+        "\n{} of {} floors met, {} figures broken, {:.0} s",
+        outcome.met,
+        outcome.met + outcome.below,
+        outcome.broken,
+        start.elapsed().as_secs_f64()
+    );
+    for path in [&args.json, &args.html, &args.markdown].into_iter().flatten() {
+        anstream::println!("written: {}", path.display());
+    }
+    Ok(outcome)
+}
+
+fn one_line(about: &Value) -> String {
+    let text = |key: &str| about[key].as_str().unwrap_or("?").to_owned();
+    format!(
+        "{}, Linux {}, {} × {}{}, {:.0} GiB of memory; memory dir: {}; disk dir: {}",
+        text("os"),
+        text("kernel"),
+        about["cpus"],
+        text("cpu"),
+        if about["hypervisor"] == true { " (virtual)" } else { "" },
+        about["memory_bytes"].as_f64().unwrap_or(0.0) / f64::from(1u32 << 30),
+        text("memory_dir"),
+        text("disk_dir"),
+    )
+}
+
+fn section_json(section: &Section) -> Value {
+    json!({
+        "name": section.name, "title": section.title, "skipped": section.skipped, "notes": section.notes,
+        "rows": section.rows.iter().map(measure::Row::to_json).collect::<Vec<_>>(),
+    })
+}
+
+fn write(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(|e| Error::io(dir.display(), &e))?;
+    }
+    std::fs::write(path, text()).map_err(|e| Error::io(path.display(), &e))
+}
+
+/// Says what is being done: one line that is written over on a terminal, nothing elsewhere.
+fn tell(section: &str, what: &str) {
+    let mut err = std::io::stderr();
+    if err.is_terminal() {
+        // A terminal that is gone misses nothing.
+        let _ = write!(err, "\r\x1b[K{section}  {what}");
+        let _ = err.flush();
+    }
+}
+
+fn clear_line() {
+    let mut err = std::io::stderr();
+    if err.is_terminal() {
+        // As above.
+        let _ = write!(err, "\r\x1b[K");
+        let _ = err.flush();
+    }
+}
+
+/// A process whose processor time stands beside a figure.
+type Role<'a> = (&'static str, &'a Daemon);
+
+impl Suite {
+    /// A command that is one of this program's parts, in `net`.
+    fn part(&self, words: &[String], net: Option<&str>) -> Command {
+        let mut command = child::command(&self.me, net);
+        command.args(["bench", "part"]).args(words);
+        command
+    }
+
+    fn log(&self, name: &str) -> Result<PathBuf> {
+        Ok(self.memory.dir("logs")?.join(format!("{name}.log")))
+    }
+
+    /// A mount of `source` with these words more, at `mnt-NAME`.
+    fn mount(&self, name: &str, source: &str, net: Option<&str>, more: &[&str]) -> Result<Mounted> {
+        self.mount_with(name, source, net, more, &[])
+    }
+
+    /// The same with environment variables.
+    fn mount_with(
+        &self,
+        name: &str,
+        source: &str,
+        net: Option<&str>,
+        more: &[&str],
+        env: &[(&str, &str)],
+    ) -> Result<Mounted> {
+        let at = self.memory.dir(&format!("mnt-{name}"))?;
+        let mut command = child::command(&self.spurline, net);
+        command.args(["mount", source]).arg(&at).args(["--metrics", "none"]).args(more).envs(env.iter().copied());
+        Mounted::start(command, &at, net, &self.log(name)?)
+    }
+
+    /// The empty file system.
+    fn null(&self, io: &str) -> Result<Mounted> {
+        let name = format!("null-{io}");
+        let at = self.memory.dir(&format!("mnt-{name}"))?;
+        let words = ["null", &at.display().to_string(), "--io", io].map(String::from);
+        Mounted::start(self.part(&words, None), &at, None, &self.log(&name)?)
+    }
+
+    /// `N` files of `len` bytes in a directory in memory, made once.
+    fn source(&self, name: &str, files: usize, len: u64) -> Result<PathBuf> {
+        let dir = self.memory.path().join(name);
+        if !dir.exists() {
+            let room = scratch::free_bytes(self.memory.path());
+            let wanted = files as u64 * len * 3;
+            if room < wanted {
+                let (path, need, have) = (self.memory.path().display(), wanted >> 20, room >> 20);
+                return Err(Error::Missing(format!("{path} has {have} MiB free, {need} are needed: see --memory-dir")));
+            }
+            let dir = self.memory.dir(name)?;
+            for i in 0..files {
+                scratch::write_file(&dir.join(file_name(i)), i as u64, len)?;
+            }
+        }
+        Ok(dir)
+    }
+
+    /// Reads files `0..files` through `at` and compares every byte.
+    fn check(&self, section: &str, at: &Path, files: usize, len: u64) -> Result<()> {
+        tell(section, &format!("checking {}", at.display()));
+        (0..files).try_for_each(|i| scratch::check_file(&at.join(file_name(i)), i as u64, len))
+    }
+
+    fn rounds(&self, section: &'static str, cases: Vec<Case<'_>>) -> Result<Vec<measure::Row>> {
+        measure::rounds(cases, self.rounds, |what| tell(section, what))
+    }
+
+    /// A job of fio for the time of a sample.
+    fn job(&self, files: Vec<PathBuf>, pattern: &'static str, block: u64, jobs: usize, size: u64) -> fio::Job {
+        fio::Job {
+            files,
+            pattern,
+            block,
+            jobs,
+            depth: 1,
+            direct: true,
+            drop_cache: false,
+            runtime: Some(self.time),
+            size,
+            net: None,
+        }
+    }
+}
+
+/// The name of file `i` of a source.
+fn file_name(i: usize) -> String {
+    format!("file-{i:05}.bin")
+}
+
+/// Processor seconds of the roles around `work`.
+fn with_cpu<T>(roles: &[Role<'_>], work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<(&'static str, f64)>)> {
+    let before: Vec<f64> = roles.iter().map(|(_, d)| d.cpu()).collect::<Result<_>>()?;
+    let done = work()?;
+    let used = roles
+        .iter()
+        .zip(before)
+        .map(|((role, daemon), before)| Ok((*role, daemon.cpu()? - before)))
+        .collect::<Result<Vec<_>>>()?;
+    Ok((done, used))
+}
+
+/// One run of fio as a sample.
+fn fio_sample(job: &fio::Job, unit: Unit, roles: &[Role<'_>]) -> Result<Sample> {
+    let ((got, done), mut cpu) = with_cpu(roles, || job.run())?;
+    cpu.push(("reader", done.cpu));
+    let value = if unit == Unit::Bandwidth { got.bandwidth } else { got.iops };
+    let ops = got.bytes / job.block.max(1);
+    Ok(Sample { value, bytes: got.bytes, ops, cpu, latency_us: Some((got.p50_us, got.p99_us)) })
+}
+
+/// One run of a reading part as a sample.
+fn part_sample(command: Command, limit: Duration, unit: Unit, roles: &[Role<'_>]) -> Result<Sample> {
+    let (done, mut cpu) = with_cpu(roles, || child::run(command, limit))?;
+    cpu.push(("reader", done.cpu));
+    let line = done.out.lines().rfind(|l| l.starts_with('{')).unwrap_or_default();
+    let json: Value =
+        serde_json::from_str(line).map_err(|e| Error::Failed(format!("a part said {:?}: {e}", done.out)))?;
+    let number = |key: &str| json[key].as_f64().unwrap_or(0.0);
+    let (seconds, bytes, ops) = (number("seconds"), number("bytes"), number("ops"));
+    if seconds <= 0.0 || ops <= 0.0 {
+        return Err(Error::Failed(format!("a part measured nothing: {line}")));
+    }
+    let value = if unit == Unit::Bandwidth { bytes / seconds } else { ops / seconds };
+    Ok(Sample { value, bytes: bytes as u64, ops: ops as u64, cpu, latency_us: None })
+}
+
+/// By which way bytes should have come.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// The kernel read the cached file itself.
+    Passthrough,
+    /// From blocks in the mount's memory.
+    Memory,
+    /// Over TCP.
+    Tcp,
+}
+
+/// Whether a mount's counters say that `bytes` came by `way`.
+fn wrong_way(way: Way, bytes: u64, grown: &Counters) -> Option<String> {
+    let of = |name: &str| grown.get(name).copied().unwrap_or(0);
+    let most = bytes / 10 * 9;
+    let (right, names): (bool, &[&str]) = match way {
+        Way::Passthrough => (
+            of("fuse.passthrough_opens") > 0 && of("fuse.read_bytes") < bytes / 20,
+            &["fuse.passthrough_opens", "fuse.read_bytes"],
+        ),
+        Way::Memory => (
+            of("fuse.read_bytes") >= most && of("blockcache.mem_hit_bytes") >= most,
+            &["fuse.read_bytes", "blockcache.mem_hit_bytes", "blockcache.disk_hit_bytes", "blockcache.miss_bytes"],
+        ),
+        Way::Tcp => (of("tcp.recv_bytes") >= most, &["tcp.recv_bytes", "blockcache.mem_hit_bytes"]),
+    };
+    if right {
+        return None;
+    }
+    let seen: Vec<String> = names.iter().map(|n| format!("{n} {}", of(n))).collect();
+    Some(format!("{bytes} bytes did not come by {way:?}: {}", seen.join(", ")))
+}
+
+impl Suite {
+    /// A warm-up of `job` on a mount that says which counters grew and whether that is the right way.
+    fn warm(&self, mounted: &Mounted, job: &fio::Job, way: Way) -> Result<Carried> {
+        let mut job = job.clone();
+        if job.runtime.is_some() {
+            job.runtime = Some(Duration::from_millis(300));
+        }
+        let before = mounted.counters(&self.spurline)?;
+        let (got, _) = job.run()?;
+        let grown = growth(&before, &mounted.counters(&self.spurline)?);
+        let wrong = wrong_way(way, got.bytes, &grown);
+        Ok((grown, wrong))
+    }
+
+    /// A node in `net` serving `source` from a cache in memory.
+    fn node(&self, source: &Path, addr: &str, net: Option<&str>, more: &[&str]) -> Result<Node> {
+        let (ip, port) = addr.rsplit_once(':').unwrap_or((addr, "0"));
+        let cache = self.memory.fresh("cache-node")?.display().to_string();
+        let source = source.display().to_string();
+        let mut words: Vec<String> =
+            ["--source", &source, "--cache-dir", &cache, "--group-network", ip, "--group-port", port]
+                .into_iter()
+                .chain(["--metrics", "none"])
+                .map(String::from)
+                .collect();
+        words.extend(more.iter().map(|w| (*w).to_owned()));
+        Node::start(&self.spurline, &words, addr, net, &self.log("node")?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_are_told_apart() {
+        let grown = |pairs: &[(&str, u64)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<Counters>();
+        let passthrough = grown(&[("fuse.passthrough_opens", 1), ("fuse.ops", 4)]);
+        assert_eq!(wrong_way(Way::Passthrough, 1000, &passthrough), None);
+        assert!(wrong_way(Way::Memory, 1000, &passthrough).is_some());
+        let memory = grown(&[("fuse.read_bytes", 1000), ("blockcache.mem_hit_bytes", 1000)]);
+        assert_eq!(wrong_way(Way::Memory, 1000, &memory), None);
+        assert!(wrong_way(Way::Passthrough, 1000, &memory).is_some_and(|w| w.contains("passthrough_opens 0")));
+        assert_eq!(wrong_way(Way::Tcp, 1000, &grown(&[("tcp.recv_bytes", 990)])), None);
+        assert!(wrong_way(Way::Tcp, 1000, &memory).is_some_and(|w| w.contains("tcp.recv_bytes 0")));
+    }
+}

@@ -1,0 +1,150 @@
+//! Hot reads from a node over a veth pair between two network namespaces, against the bare block reader, the
+//! transport alone and iperf3 between the same two.
+
+use super::{Suite, Way, file_name, fio_sample, part_sample};
+use crate::child::{self, Daemon};
+use crate::error::{Error, Result};
+use crate::iperf;
+use crate::measure::{Case, Sample, Unit};
+use crate::mount::Mounted;
+use crate::netns::Pair;
+use crate::table::Section;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const FILES: usize = 4;
+const LEN: u64 = 128 << 20;
+
+struct Load {
+    name: &'static str,
+    pattern: &'static str,
+    block: u64,
+    jobs: usize,
+    floor: f64,
+    unit: Unit,
+}
+
+const LOADS: [Load; 4] = [
+    Load { name: "1 MiB, 1 job", pattern: "read", block: 1 << 20, jobs: 1, floor: 0.85, unit: Unit::Bandwidth },
+    Load { name: "1 MiB, 4 jobs", pattern: "read", block: 1 << 20, jobs: 4, floor: 0.85, unit: Unit::Bandwidth },
+    Load {
+        name: "128 KiB random, 4 jobs",
+        pattern: "randread",
+        block: 128 << 10,
+        jobs: 4,
+        floor: 0.6,
+        unit: Unit::Bandwidth,
+    },
+    Load { name: "4 KiB random, 4 jobs", pattern: "randread", block: 4096, jobs: 4, floor: 0.5, unit: Unit::Rate },
+];
+
+pub(super) fn run(suite: &Suite) -> Result<Section> {
+    child::need("fio", "fio")?;
+    let pair = Pair::new()?;
+    let (server, client) = (Some(pair.server.as_str()), pair.client.as_str());
+    let source = suite.source("source-big", FILES, LEN)?;
+    let mut notes = Vec::new();
+    let addr = |port: u16| format!("{}:{port}", pair.server_ip);
+    let serve = |kind: &str, port: u16| -> Result<Daemon> {
+        let words = [kind, &addr(port), "--size", "512M"].map(String::from);
+        let log = suite.log(kind)?;
+        Ok(Daemon::start_saying(suite.part(&words, server), &["ready"], kind, &log, Duration::from_secs(30))?.0)
+    };
+    let bare = serve("bare-serve", 7101)?;
+    let transport = serve("transport-serve", 7102)?;
+    let iperf = iperf::serve(&pair.server, pair.server_ip, &suite.log("iperf3")?);
+    if let Err(e) = &iperf {
+        notes.push(format!("No iperf3: {e}"));
+    }
+    // Twice the data in memory: a hot node.
+    let node = suite.node(
+        &source,
+        &addr(7100),
+        server,
+        &["--buffer-size", "1300M", "--cache-size", "2G", "--free-space-ratio", "0"],
+    );
+    let node = match node {
+        Ok(node) => Some(node),
+        Err(Error::Interrupted) => return Err(Error::Interrupted),
+        Err(e) => {
+            notes.push(format!("No node: {e}"));
+            None
+        }
+    };
+    let registry = format!("static:{}", addr(7100));
+    let mut mounts: Vec<(&str, &str, Mounted)> = Vec::new();
+    for (variant, label, io) in [("mount-dev", "mount, /dev/fuse", "dev"), ("mount-uring", "mount, io_uring", "uring")]
+    {
+        if node.is_none() {
+            break;
+        }
+        let words = ["--registry", &registry, "--fuse-io", io];
+        let mounted = suite.mount(&format!("remote-{io}"), &source.display().to_string(), Some(client), &words);
+        match mounted.and_then(|m| suite.check("remote", m.at(), FILES, LEN).map(|()| m)) {
+            Ok(mounted) => {
+                notes.extend(mounted.session().map(|s| format!("{label}: {s}")));
+                mounts.push((variant, label, mounted));
+            }
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(e) => notes.push(format!("No {label}: {e}")),
+        }
+    }
+    let mut cases = Vec::new();
+    for load in &LOADS {
+        let read = |kind: &str, port: u16| -> Vec<String> {
+            let mut words: Vec<String> = vec![kind.into(), addr(port)];
+            words.extend(["--connections".into(), load.jobs.to_string(), "--block".into(), load.block.to_string()]);
+            words.extend(["--size".into(), "512M".into(), "--time".into(), format!("{}ms", suite.time.as_millis())]);
+            words.extend((load.pattern == "randread").then(|| "--random".into()));
+            words
+        };
+        for (variant, label, daemon, port) in
+            [("bare", "bare block reader", &bare, 7101), ("transport", "transport alone", &transport, 7102)]
+        {
+            let words = read(&format!("{variant}-read"), port);
+            let case = Case::new(load.name, variant, label, load.unit, move || {
+                let command = suite.part(&words, Some(client));
+                part_sample(command, suite.time * 3 + Duration::from_secs(30), load.unit, &[("node", daemon)])
+            });
+            let case = if variant == "transport" { case.against("of bare", &["bare"], Some(0.95)) } else { case };
+            cases.push(case);
+        }
+        if iperf.is_ok() && load.block == 1 << 20 {
+            let (time, jobs, ip) = (suite.time, load.jobs, pair.server_ip);
+            let label = if jobs == 1 { "iperf3, 1 stream" } else { "iperf3, 4 streams" };
+            cases.push(Case::new(load.name, "iperf3", label, Unit::Bandwidth, move || {
+                let got = iperf::receive(client, ip, jobs, time)?;
+                let cpu = vec![("node", got.sender_cpu), ("reader", got.receiver_cpu)];
+                Ok(Sample { value: got.bandwidth, bytes: got.bytes, ops: got.bytes >> 20, cpu, latency_us: None })
+            }));
+        }
+        for (variant, label, mounted) in &mounts {
+            let Some(node) = &node else { break };
+            let files: Vec<PathBuf> = (0..FILES).map(|i| mounted.at().join(file_name(i))).collect();
+            let job = suite.job(files, load.pattern, load.block, load.jobs, LEN);
+            let first = job.clone();
+            let mut case = Case::new(load.name, variant, label, load.unit, move || {
+                fio_sample(&job, load.unit, &[("client", mounted.daemon()), ("node", node.daemon())])
+            })
+            .against("of bare", &["bare"], Some(load.floor))
+            .warm(move || {
+                let before = node.counters(&suite.spurline)?;
+                let (mut grown, wrong) = suite.warm(mounted, &first, Way::Tcp)?;
+                let served = crate::mount::growth(&before, &node.counters(&suite.spurline)?);
+                grown.extend(served.into_iter().map(|(name, n)| (format!("node.{name}"), n)));
+                Ok((grown, wrong))
+            });
+            if load.block == 1 << 20 {
+                case = case.limit("client", 0.25).limit("node", 0.20);
+            }
+            cases.push(case);
+        }
+    }
+    let rows = suite.rounds("remote", cases)?;
+    notes.push(
+        "veth has no wire: the receiver's TCP work runs in the sender's context, or on either side's softirq.".into(),
+    );
+    let title =
+        "Hot reads from a node over veth between two network namespaces; the bare reader has a connection per job.";
+    Ok(Section { name: "remote", title, skipped: None, notes, rows })
+}

@@ -1,0 +1,153 @@
+//! A cold sequential read from real S3 servers, against a plain parallel-range client of the same library.
+
+use super::{Suite, file_name, fio_sample, part_sample};
+use crate::child::{self, Daemon};
+use crate::error::{Error, Result};
+use crate::fio::Job;
+use crate::measure::{Case, Unit};
+use crate::scratch;
+use crate::table::Section;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const BUCKET: &str = "bench";
+
+/// A server over a directory whose folders are buckets.
+struct Server {
+    variant: &'static str,
+    label: &'static str,
+    daemon: Daemon,
+    url: String,
+    key: String,
+    secret: String,
+}
+
+impl Server {
+    fn env(&self) -> [(&str, &str); 4] {
+        [
+            ("AWS_ACCESS_KEY_ID", &self.key),
+            ("AWS_SECRET_ACCESS_KEY", &self.secret),
+            ("AWS_ENDPOINT_URL", &self.url),
+            ("AWS_REGION", "us-east-1"),
+        ]
+    }
+}
+
+pub(super) fn run(suite: &Suite) -> Result<Section> {
+    child::need("fio", "fio")?;
+    let len = if suite.quick { 256 << 20 } else { 1 << 30 };
+    let buckets = suite.source("source-s3", 0, len)?;
+    let file = buckets.join(BUCKET).join(file_name(0));
+    if !file.exists() {
+        std::fs::create_dir_all(buckets.join(BUCKET)).map_err(|e| Error::io(buckets.display(), &e))?;
+        scratch::write_file(&file, 0, len)?;
+    }
+    let mut notes = Vec::new();
+    let mut servers = Vec::new();
+    for started in [embedded(suite, &buckets), versitygw(suite, &buckets)] {
+        match started {
+            Ok(server) => servers.push(server),
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(e) => notes.push(format!("{e}")),
+        }
+    }
+    if servers.is_empty() {
+        return Err(Error::Missing(notes.join("; ")));
+    }
+    let mut cases = Vec::new();
+    for server in &servers {
+        let group = format!("cold, from {}", server.label);
+        for (variant, label, depth) in
+            [("plain-8", "plain client, 8 ranges", "8"), ("plain-16", "plain client, 16 ranges", "16")]
+        {
+            let words = ["under", &format!("s3://{BUCKET}"), &file_name(0), "--depth", depth].map(String::from);
+            cases.push(Case::new(&group, variant, label, Unit::Bandwidth, move || {
+                let mut command = suite.part(&words, None);
+                command.envs(server.env());
+                part_sample(command, Duration::from_secs(120), Unit::Bandwidth, &[("server", &server.daemon)])
+            }));
+        }
+        for (variant, label, direct) in
+            [("direct", "mount, O_DIRECT 1 MiB, 1 job", true), ("buffered", "mount, buffered 1 MiB, 1 job", false)]
+        {
+            let name = format!("s3-{}", server.variant);
+            let take = move || {
+                // A mount and a cache of its own for every pass: all of it comes from the server.
+                let cache = suite.memory.fresh(&format!("cache-{name}"))?.display().to_string();
+                let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
+                let mounted = suite.mount_with(&name, &format!("s3://{BUCKET}"), None, &words, &server.env())?;
+                let at = mounted.at().join(file_name(0));
+                let job = Job { direct, runtime: None, ..suite.job(vec![at], "read", 1 << 20, 1, len) };
+                let before = mounted.counters(&suite.spurline)?;
+                let sample =
+                    fio_sample(&job, Unit::Bandwidth, &[("mount", mounted.daemon()), ("server", &server.daemon)])?;
+                let grown = crate::mount::growth(&before, &mounted.counters(&suite.spurline)?);
+                let got = grown.get("object.get_bytes").copied().unwrap_or(0);
+                if got < len || got > len + len / 50 {
+                    return Err(Error::Failed(format!("{got} bytes came from the server, the object has {len}")));
+                }
+                Ok(sample)
+            };
+            let case = Case::new(&group, variant, label, Unit::Bandwidth, take).against(
+                "of the plain client",
+                &["plain-8", "plain-16"],
+                Some(0.9),
+            );
+            cases.push(case.warm(move || check(suite, server, len).map(|()| Default::default())));
+        }
+    }
+    let rows = suite.rounds("s3", cases)?;
+    notes
+        .push("Server and client share this machine's processors: the server's cost stands beside each figure.".into());
+    let title =
+        "Cold sequential read of one object from an S3 server on this machine, through an empty cache on tmpfs.";
+    Ok(Section { name: "s3", title, skipped: None, notes, rows })
+}
+
+/// Compares every byte once.
+fn check(suite: &Suite, server: &Server, len: u64) -> Result<()> {
+    let name = format!("s3-{}", server.variant);
+    let cache = suite.memory.fresh(&format!("cache-{name}"))?.display().to_string();
+    let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
+    let mounted = suite.mount_with(&name, &format!("s3://{BUCKET}"), None, &words, &server.env())?;
+    scratch::check_file(&mounted.at().join(file_name(0)), 0, len)
+}
+
+/// The server the project's own tests use.
+fn embedded(suite: &Suite, buckets: &Path) -> Result<Server> {
+    let beside = suite.me.with_file_name("spurline-testkit");
+    let program = suite.s3_server.clone().unwrap_or(beside);
+    if !program.exists() {
+        let why = format!("no embedded S3 server: {} is not built (make bench builds it)", program.display());
+        return Err(Error::Missing(why));
+    }
+    let mut command = Command::new(program);
+    command.arg("s3-server").arg(buckets);
+    let log = suite.log("s3-embedded")?;
+    let limit = Duration::from_secs(20);
+    let (daemon, said) = Daemon::start_saying(command, &["listening", "key"], "the S3 server", &log, limit)?;
+    let (key, secret) = said[1].split_once(' ').unwrap_or((&said[1], ""));
+    let (key, secret) = (key.to_owned(), secret.to_owned());
+    Ok(Server { variant: "embedded", label: "the embedded S3 server", daemon, url: said[0].clone(), key, secret })
+}
+
+/// An independent one, where it is installed.
+fn versitygw(suite: &Suite, buckets: &Path) -> Result<Server> {
+    let home = std::env::var_os("HOME").map(|h| PathBuf::from(h).join("go/bin/versitygw")).filter(|p| p.is_file());
+    let program = child::find("versitygw").or(home).ok_or_else(|| {
+        Error::Missing("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@latest".into())
+    })?;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|e| Error::io("no free port", &e))?;
+    let addr = listener.local_addr().map_err(|e| Error::io("no free port", &e))?;
+    drop(listener);
+    let (key, secret) = ("bench-key".to_owned(), "bench-secret".to_owned());
+    let mut command = Command::new(program);
+    command.args(["--access", &key, "--secret", &secret, "--port", &addr.to_string(), "--quiet", "posix"]).arg(buckets);
+    let mut daemon = Daemon::start(command, "versitygw", &suite.log("s3-versitygw")?)?;
+    crate::stop::wait("versitygw to listen", Duration::from_secs(20), Duration::from_millis(20), || {
+        daemon.alive()?;
+        Ok(std::net::TcpStream::connect(addr).is_ok().then_some(()))
+    })?;
+    Ok(Server { variant: "versitygw", label: "versitygw", daemon, url: format!("http://{addr}"), key, secret })
+}
