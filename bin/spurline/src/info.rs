@@ -37,13 +37,19 @@ fn show(path: &str, answer: &Value) -> String {
         for (key, value) in object {
             match (key.as_str(), value) {
                 ("blocks" | "path", _) | (_, Value::Null) => {}
-                ("size" | "block_size", Value::Number(n)) => {
+                ("length" | "block_size", Value::Number(n)) => {
                     fact(key, format!("{n} ({})", human_bytes(n.as_u64().unwrap_or(0))));
                 }
                 (_, Value::String(text)) => fact(key, text.clone()),
                 (_, other) => fact(key, other.to_string()),
             }
         }
+    }
+    if let Some(counts) = answer["blocks"].as_object() {
+        let n = |key: &str| counts.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let (total, cached, memory, disk) = (n("total"), n("cached"), n("memory"), n("disk"));
+        fact("blocks", format!("{total}, of them {cached} cached: {memory} in memory, {disk} on disk"));
+        return out;
     }
     let Some(blocks) = answer["blocks"].as_array() else { return out };
     let place = |b: &Value| {
@@ -78,13 +84,23 @@ mod tests {
     fn blocks_are_shown_in_runs() {
         let block = |place: &str, holder: Value| json!({"where": place, "holder": holder});
         let answer = json!({
-            "path": "a", "version": "\"etag\"", "size": 20, "etag": null,
+            "path": "a", "version": "\"etag\"", "length": 20, "etag": null,
             "blocks": [block("memory", json!("node1:7000")), block("disk", json!("/nvme0")), block("disk", json!("/nvme0")),
                        block("absent", Value::Null)],
         });
         let text = show("/mnt/a", &answer);
-        assert!(text.starts_with("/mnt/a\n") && text.contains("size        20 (20 B)"), "{text}");
+        assert!(text.starts_with("/mnt/a\n") && text.contains("length      20 (20 B)"), "{text}");
         assert!(text.contains("4 (3 cached)") && !text.contains("etag  "), "{text}");
         assert!(text.contains("    0            memory     node1:7000\n    1-2          disk       /nvme0\n    3            not cached"), "{text}");
+    }
+
+    #[test]
+    fn counts_of_blocks_are_a_sentence() {
+        let answer = json!({"length": 9, "node": "n1", "blocks": {"total": 3, "cached": 2, "memory": 1, "disk": 2}});
+        let text = show("/mnt/a", &answer);
+        assert!(
+            text.contains("3, of them 2 cached: 1 in memory, 2 on disk") && text.contains("node        n1"),
+            "{text}"
+        );
     }
 }

@@ -1,7 +1,6 @@
 //! The command line: parses, wires the layers together, prints. Every rule of the file system lives below it.
 #![forbid(unsafe_code)]
 
-#[allow(dead_code, reason = "used once mount and node are wired")]
 mod background;
 mod bench;
 mod cli;
@@ -12,9 +11,7 @@ mod mount;
 mod node;
 mod parts;
 mod report;
-#[allow(dead_code, reason = "used once mount and node are wired")]
 mod service;
-#[allow(dead_code, reason = "used once mount and node are wired")]
 mod signals;
 mod stats;
 mod status;

@@ -45,7 +45,7 @@ pub fn start_logging(config: &LogConfig, background: bool, host: &Host) -> std::
 #[derive(Debug)]
 pub struct Outside {
     _admin: Option<AdminServer>,
-    metrics: Option<MetricsServer>,
+    _metrics: Option<MetricsServer>,
 }
 
 impl Outside {
@@ -94,12 +94,7 @@ impl Outside {
                 None
             }
         };
-        Ok(Outside { _admin: admin, metrics })
-    }
-
-    /// Where metrics are served, if they are.
-    pub fn metrics_address(&self) -> Option<std::net::SocketAddr> {
-        self.metrics.as_ref().map(MetricsServer::address)
+        Ok(Outside { _admin: admin, _metrics: metrics })
     }
 }
 

@@ -84,6 +84,10 @@ fn users_of(at: &Path) -> Vec<String> {
     for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let path = process.path();
         let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        if pid == std::process::id() {
+            // Inherited from the shell that may be meant.
+            continue;
+        }
         let uses = below(&path.join("cwd"))
             || std::fs::read_dir(path.join("fd")).into_iter().flatten().flatten().any(|fd| below(&fd.path()));
         if uses {

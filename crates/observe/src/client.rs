@@ -69,12 +69,24 @@ impl Peer {
     }
 }
 
+/// An error of a socket; a deadline that passed says so instead of what the system calls it.
+fn waited(what: impl std::fmt::Display, error: &std::io::Error, limit: Duration) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+            let text =
+                format!("{what}: no answer within {} s: the process is stopped or very busy", limit.as_secs_f64());
+            Error::new(ErrorKind::Timeout, text)
+        }
+        _ => Error::io(what, error),
+    }
+}
+
 /// Sends one request to an admin socket and waits for its answer.
 ///
 /// # Errors
 /// Connection and deadline errors, and the error the other side answers.
 pub fn ask(socket: &Path, request: &Value, limit: Duration) -> Result<Value> {
-    let io = |e: std::io::Error| Error::io(format_args!("admin socket {}", socket.display()), &e);
+    let io = |e: std::io::Error| waited(format_args!("admin socket {}", socket.display()), &e, limit);
     let mut stream = UnixStream::connect(socket).map_err(io)?;
     stream.set_read_timeout(Some(limit)).map_err(io)?;
     stream.set_write_timeout(Some(limit)).map_err(io)?;
@@ -108,7 +120,7 @@ pub fn get_json(address: &str, path: &str, limit: Duration) -> Result<Value> {
 
 /// A GET over HTTP/1.0: the body ends where the connection does, so nothing of HTTP/1.1 has to be understood.
 fn get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
-    let io = |e: std::io::Error| Error::io(format_args!("http://{address}{path}"), &e);
+    let io = |e: std::io::Error| waited(format_args!("http://{address}{path}"), &e, limit);
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     for candidate in address.to_socket_addrs().map_err(io)? {
         let mut stream = match TcpStream::connect_timeout(&candidate, limit) {
