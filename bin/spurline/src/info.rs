@@ -36,7 +36,7 @@ fn show(path: &str, answer: &Value) -> String {
     if let Some(object) = answer.as_object() {
         for (key, value) in object {
             match (key.as_str(), value) {
-                ("blocks" | "path", _) | (_, Value::Null) => {}
+                ("blocks" | "held" | "path", _) | (_, Value::Null) => {}
                 ("length" | "block_size", Value::Number(n)) => {
                     fact(key, format!("{n} ({})", human_bytes(n.as_u64().unwrap_or(0))));
                 }
@@ -45,32 +45,19 @@ fn show(path: &str, answer: &Value) -> String {
             }
         }
     }
-    if let Some(counts) = answer["blocks"].as_object() {
-        let n = |key: &str| counts.get(key).and_then(Value::as_u64).unwrap_or(0);
-        let (total, cached, memory, disk) = (n("total"), n("cached"), n("memory"), n("disk"));
+    let n = |value: &Value, key: &str| value[key].as_u64().unwrap_or(0);
+    let blocks = &answer["blocks"];
+    if blocks.is_object() {
+        let (total, cached) = (n(blocks, "total"), n(blocks, "cached"));
+        let (memory, disk) = (n(blocks, "memory"), n(blocks, "disk"));
         fact("blocks", format!("{total}, of them {cached} cached: {memory} in memory, {disk} on disk"));
-        return out;
     }
-    let Some(blocks) = answer["blocks"].as_array() else { return out };
-    let place = |b: &Value| {
-        let holders = match &b["holder"] {
-            Value::String(one) => one.clone(),
-            Value::Array(many) => many.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "),
-            _ => String::new(),
-        };
-        (b["where"].as_str().unwrap_or("not cached").to_owned(), holders)
-    };
-    let cached = blocks.iter().filter(|b| b["where"].as_str().is_some_and(|w| w != "absent")).count();
-    fact("blocks", format!("{} ({cached} cached)", blocks.len()));
-    let mut start = 0;
-    while start < blocks.len() {
-        let this = place(&blocks[start]);
-        let len = blocks[start..].iter().take_while(|b| place(b) == this).count();
-        let range = if len == 1 { format!("{start}") } else { format!("{start}-{}", start + len - 1) };
-        let (what, holder) = this;
-        let what = if what == "absent" { "not cached".to_owned() } else { what };
-        let _ = writeln!(out, "    {range:<12} {what:<10} {holder}");
-        start += len;
+    for run in answer["held"].as_array().into_iter().flatten() {
+        let (first, last) = (n(run, "first"), n(run, "last"));
+        let range = if first == last { format!("{first}") } else { format!("{first}-{last}") };
+        let (place, holder) = (run["where"].as_str().unwrap_or_default(), run["holder"].as_str().unwrap_or_default());
+        let line = format!("    {range:<12} {place:<16} {holder}");
+        let _ = writeln!(out, "{}", line.trim_end());
     }
     out
 }
@@ -81,25 +68,18 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn blocks_are_shown_in_runs() {
-        let block = |place: &str, holder: Value| json!({"where": place, "holder": holder});
+    fn facts_counts_and_runs_of_blocks() {
         let answer = json!({
             "path": "a", "version": "\"etag\"", "length": 20, "etag": null,
-            "blocks": [block("memory", json!("node1:7000")), block("disk", json!("/nvme0")), block("disk", json!("/nvme0")),
-                       block("absent", Value::Null)],
+            "blocks": {"total": 4, "cached": 3, "memory": 1, "disk": 2},
+            "held": [{"first": 0, "last": 0, "where": "memory", "holder": "n1"},
+                     {"first": 1, "last": 2, "where": "disk", "holder": "n2"}],
         });
         let text = show("/mnt/a", &answer);
         assert!(text.starts_with("/mnt/a\n") && text.contains("length      20 (20 B)"), "{text}");
-        assert!(text.contains("4 (3 cached)") && !text.contains("etag  "), "{text}");
-        assert!(text.contains("    0            memory     node1:7000\n    1-2          disk       /nvme0\n    3            not cached"), "{text}");
-    }
-
-    #[test]
-    fn counts_of_blocks_are_a_sentence() {
-        let answer = json!({"length": 9, "node": "n1", "blocks": {"total": 3, "cached": 2, "memory": 1, "disk": 2}});
-        let text = show("/mnt/a", &answer);
+        assert!(text.contains("4, of them 3 cached: 1 in memory, 2 on disk") && !text.contains("etag  "), "{text}");
         assert!(
-            text.contains("3, of them 2 cached: 1 in memory, 2 on disk") && text.contains("node        n1"),
+            text.contains("    0            memory           n1\n    1-2          disk             n2\n"),
             "{text}"
         );
     }

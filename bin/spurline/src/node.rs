@@ -95,6 +95,12 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
             std::process::exit(1);
         }
     })?;
+    if tcp.local_addrs().iter().any(|at| !at.ip().is_loopback()) {
+        tracing::warn!(
+            "this version asks no proof of who connects: whoever reaches {owner} can read the sources; keep the port \
+             inside a network you trust"
+        );
+    }
     // The line that people and scripts wait for.
     tracing::info!("memory: {}", config.budget);
     tracing::info!("serving on {} over tcp", listening.join(", "));

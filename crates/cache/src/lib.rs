@@ -262,6 +262,18 @@ impl Cache {
     }
 }
 
+/// The most runs of blocks that `info` lists.
+const RUNS_MAX: usize = 1000;
+
+fn push_run(held: &mut Vec<serde_json::Value>, run: Option<(u32, u32, &str)>) {
+    if let Some((first, last, place)) = run
+        && !place.is_empty()
+        && held.len() < RUNS_MAX
+    {
+        held.push(serde_json::json!({ "first": first, "last": last, "where": place }));
+    }
+}
+
 /// Takes its bytes off the count when the job that carries it has run or was dropped.
 struct AheadBytes {
     shared: Arc<Shared>,
@@ -405,11 +417,35 @@ impl Volume for Cache {
         let object = ObjectRef::new(self.source(), path, attr.version.clone(), attr.size);
         let size = self.shared.block_size;
         let total = object.blocks(size) as u32;
-        let in_memory =
-            |index| self.shared.tier.find(&BlockId { object: object.id, index }).is_some_and(|b| b.is_ready());
-        let memory = (0..total).filter(|index| in_memory(*index)).count();
-        let disk = (0..total).filter(|index| self.on_disk(&object, *index)).count();
-        let cached = (0..total).filter(|index| in_memory(*index) || self.on_disk(&object, *index)).count();
+        let on_disk = self.shared.store.as_ref().map(|store| store.blocks_of(&object));
+        let (mut memory, mut disk, mut cached) = (0, 0, 0);
+        // Runs of blocks that are in the same place: a file of any length is a few lines, unless it is in tatters.
+        let mut held: Vec<serde_json::Value> = Vec::new();
+        let mut run: Option<(u32, u32, &str)> = None;
+        for index in 0..total {
+            let id = BlockId { object: object.id, index };
+            let here = (
+                self.shared.tier.peek(&id).is_some_and(|block| block.is_ready()),
+                on_disk.as_ref().is_some_and(|map| map.contains(index)),
+            );
+            memory += u32::from(here.0);
+            disk += u32::from(here.1);
+            cached += u32::from(here.0 || here.1);
+            let place = match here {
+                (true, true) => "memory and disk",
+                (true, false) => "memory",
+                (false, true) => "disk",
+                (false, false) => "",
+            };
+            match &mut run {
+                Some((_, last, at)) if *at == place => *last = index,
+                _ => {
+                    push_run(&mut held, run);
+                    run = Some((index, index, place));
+                }
+            }
+        }
+        push_run(&mut held, run);
         Ok(serde_json::json!({
             "source": self.source(),
             "path": String::from_utf8_lossy(path),
@@ -419,6 +455,7 @@ impl Volume for Cache {
             "etag": attr.etag,
             "block_size": size,
             "blocks": { "total": total, "cached": cached, "memory": memory, "disk": disk },
+            "held": held,
         }))
     }
 }

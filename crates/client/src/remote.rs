@@ -147,6 +147,23 @@ impl Inner {
         result
     }
 
+    /// What one node holds of a file, and the node's name.
+    fn info_of(&self, peer: u32, path: &[u8]) -> Result<(String, serde_json::Value)> {
+        let retries = &self.stats.remotecache.retries;
+        ask(&self.peers, &[peer], self.config.patience, retries, |lease, deadline| {
+            let (volume, node) = (lease.welcome().volume, lease.welcome().node.clone());
+            let mut body = Vec::new();
+            lease.call(&Request::Info { volume, path }, &mut body, &mut [], &mut |_| {}, deadline)?;
+            let info = serde_json::from_slice(&body).map_err(|error| {
+                spurline_transport::CallError::Answered(Error::new(
+                    ErrorKind::Protocol,
+                    format!("what {node} knows of a file makes no sense: {error}"),
+                ))
+            })?;
+            Ok((node, info))
+        })
+    }
+
     /// Reads into the whole of `dst`, which lies inside one block.
     fn read_into(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
         let index = (offset / self.block_size) as u32;
@@ -288,19 +305,41 @@ impl Volume for Remote {
     }
 
     fn info(&self, path: &[u8]) -> Result<serde_json::Value> {
-        self.inner.ask_path(path, |lease, body, deadline| {
-            let (volume, node) = (lease.welcome().volume, lease.welcome().node.clone());
-            lease.call(&Request::Info { volume, path }, body, &mut [], &mut |_| {}, deadline)?;
-            let mut info: serde_json::Value = serde_json::from_slice(body).map_err(|error| {
-                spurline_transport::CallError::Answered(Error::new(
-                    ErrorKind::Protocol,
-                    format!("what {node} knows of a file makes no sense: {error}"),
-                ))
-            })?;
-            if let Some(map) = info.as_object_mut() {
-                map.insert("node".into(), node.into());
+        // Each node knows only what it holds itself, so all are asked; one that does not answer is left out, said.
+        let mut whole: Option<serde_json::Value> = None;
+        let (mut held, mut silent, mut last) = (Vec::new(), Vec::new(), None);
+        for index in 0..self.inner.peers.len() as u32 {
+            match self.inner.info_of(index, path) {
+                Ok((node, mut info)) => {
+                    for mut run in info["held"].as_array_mut().map(std::mem::take).unwrap_or_default() {
+                        run["holder"] = node.clone().into();
+                        held.push(run);
+                    }
+                    let whole = whole.get_or_insert(info);
+                    let nodes = whole["nodes"].as_array().cloned().unwrap_or_default();
+                    whole["nodes"] = nodes.into_iter().chain([node.into()]).collect();
+                }
+                Err(error) => {
+                    silent.push(self.inner.members[index as usize].name.clone());
+                    last = Some(error);
+                }
             }
-            Ok(info)
-        })
+        }
+        let (Some(mut whole), _) = (whole, &last) else {
+            return Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "there is no node to ask")));
+        };
+        let blocks = |place: &str| -> u64 {
+            let there = held.iter().filter(|run| run["where"].as_str().is_some_and(|w| w.contains(place)));
+            there.map(|run| run["last"].as_u64().unwrap_or(0) + 1 - run["first"].as_u64().unwrap_or(0)).sum()
+        };
+        let (memory, disk, all) = (blocks("memory"), blocks("disk"), blocks(""));
+        whole["blocks"]["memory"] = memory.into();
+        whole["blocks"]["disk"] = disk.into();
+        whole["blocks"]["cached"] = all.into();
+        whole["held"] = held.into();
+        if !silent.is_empty() {
+            whole["silent"] = silent.into();
+        }
+        Ok(whole)
     }
 }

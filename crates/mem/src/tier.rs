@@ -289,6 +289,11 @@ impl Tier {
         self.held.load(Ordering::Relaxed) as u64
     }
 
+    /// The block if it is here or being filled, without this being a use of it.
+    pub fn peek(&self, id: &BlockId) -> Option<Arc<MemBlock>> {
+        self.shard(id).lock().get(id).cloned()
+    }
+
     /// The block if it is here or being filled. Allocates nothing.
     pub fn find(&self, id: &BlockId) -> Option<Arc<MemBlock>> {
         self.find_used(id).map(|(block, _)| block)
