@@ -1,0 +1,365 @@
+//! Faults and bad input: each ends in a bounded time, with the right bytes or a message that says what to do.
+
+use crate::common::*;
+use rustix::fs::Mode;
+use rustix::process::Signal;
+use spurline_testkit::{ChaosProxy, Fault, S3Server};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+#[test]
+fn what_is_no_mountpoint_is_told_apart() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    world.file("source/file", b"1");
+    let file = world.file("full/file", b"2");
+    let (source, full) = (world.path("source"), world.path("full"));
+    let try_at = |at: &Path| {
+        let mut command = world.command(&["mount"]);
+        command.args([&source, at]).args(["--cache-size", "0"]);
+        finish(&mut command)
+    };
+    refused(&try_at(&world.path("none")), 3, &["none does not exist", "mkdir -p"]);
+    refused(&try_at(&file), 1, &["is not a directory"]);
+    refused(&try_at(&full), 1, &["is not empty", "'file'", "-o nonempty"]);
+    let mount = world.mount(source.to_str().unwrap(), &["--cache-size", "0"]);
+    refused(&try_at(&mount.at), 1, &["is busy", "umount"]);
+    assert_eq!(mount.read("file"), b"1");
+    let at = mount.at.clone();
+    mount.unmount();
+    assert!(fs::read_dir(at).unwrap().next().is_none());
+}
+
+/// A mount that is to be refused before it is made.
+fn no_mount(world: &World, source: &str, credentials: bool, more: &[&str]) -> std::process::Output {
+    let mut command = world.command(&[]);
+    command.args(world.mount_words(source)).args(more);
+    if credentials {
+        with_credentials(&mut command);
+    }
+    let out = finish(&mut command);
+    assert!(!is_mounted(&world.path("mnt")));
+    out
+}
+
+#[test]
+fn wrong_sources_are_refused_in_words() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    let endpoint = server.endpoint();
+    let at = ["--endpoint-url", &endpoint, "--under-timeout", "5s"];
+    refused(&no_mount(&world, "s4://data", true, &at), 2, &["unknown scheme 's4'", "s3://BUCKET"]);
+    refused(&no_mount(&world, "s3://nobucket", true, &at), 3, &["nobucket", "bucket"]);
+    let none = world.path("none");
+    refused(&no_mount(&world, none.to_str().unwrap(), true, &[]), 3, &["none"]);
+    let file = world.file("file", b"1");
+    let out = no_mount(&world, file.to_str().unwrap(), true, &[]);
+    refused(&out, out.status.code().unwrap(), &["file", "directory"]);
+    assert_ne!(out.status.code(), Some(0));
+    let mut command = world.command(&[]);
+    command.args(world.mount_words("s3://data")).args(at);
+    command.env("AWS_ACCESS_KEY_ID", "SOMEBODYELSE").env("AWS_SECRET_ACCESS_KEY", "wrong");
+    let text = refused(&finish(&mut command), 3, &["s3://data", "redential"]);
+    assert!(!text.contains("wrong"), "a secret in a message: {text}");
+    let closed = format!("http://{}", crate::remote::closed_port());
+    let at = ["--endpoint-url", &closed, "--under-timeout", "5s"];
+    refused(&no_mount(&world, "s3://data", true, &at), 3, &[&closed[7..]]);
+    // A node refuses the same at its start.
+    let mut command = world.command(&[]);
+    command.args(world.node_words(&["s3://nobucket"], 0)).args(["--endpoint-url", &endpoint]);
+    refused(&finish(with_credentials(&mut command)), 3, &["nobucket"]);
+}
+
+/// A bucket behind a proxy that misbehaves on demand, with one file of `len` bytes in it.
+struct Chaos {
+    world: World,
+    server: S3Server,
+    proxy: ChaosProxy,
+    text: Vec<u8>,
+}
+
+impl Chaos {
+    fn new(len: usize) -> Chaos {
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket("data");
+        let text = bytes(21, len);
+        server.put("data", "file", &text);
+        let proxy = ChaosProxy::start(server.address()).unwrap();
+        Chaos { world: World::new(), server, proxy, text }
+    }
+    fn mount(&self, more: &[&str]) -> Mount {
+        let endpoint = self.proxy.endpoint();
+        self.world.mount("s3://data", &[&["--endpoint-url", &endpoint][..], more].concat())
+    }
+}
+
+#[test]
+fn an_under_store_that_stalls_is_an_error_in_time() {
+    if !can_mount() {
+        return;
+    }
+    let chaos = Chaos::new(3 * MIB);
+    let mount = chaos.mount(&["--under-timeout", "2s"]);
+    chaos.proxy.inject(Fault::Stall, 1000);
+    let error = fs::read(mount.path("file")).unwrap_err().raw_os_error().unwrap();
+    assert!([libc::EIO, libc::ETIMEDOUT].contains(&error), "errno {error}");
+    assert!(mount.count("object", "in_flight") < 100);
+    chaos.proxy.calm();
+    eventually("reads once the store answers", || fs::read(mount.path("file")).is_ok_and(|b| b == chaos.text));
+    mount.unmount();
+}
+
+#[test]
+fn an_under_store_that_stalls_between_stat_and_read_is_an_error_in_time() {
+    if !can_mount() {
+        return;
+    }
+    let chaos = Chaos::new(3 * MIB);
+    let mount = chaos.mount(&["--under-timeout", "2s", "--under-stall-timeout", "500ms"]);
+    let file = File::open(mount.path("file")).unwrap();
+    chaos.proxy.inject_on(Some("GET"), "/file", Fault::StallAfter(1000), 1000);
+    let mut buf = vec![0; MIB];
+    let error = file.read_at(&mut buf, MIB as u64).unwrap_err().raw_os_error().unwrap();
+    assert!([libc::EIO, libc::ETIMEDOUT].contains(&error), "errno {error}");
+    chaos.proxy.calm();
+    eventually("reads once the store answers", || file.read_exact_at(&mut buf, MIB as u64).is_ok());
+    assert!(buf[..] == chaos.text[MIB..2 * MIB]);
+    drop(file);
+    mount.unmount();
+}
+
+#[test]
+fn slow_down_for_a_while_is_waited_for_and_counted() {
+    if !can_mount() {
+        return;
+    }
+    let chaos = Chaos::new(2 * MIB);
+    let mount = chaos.mount(&[]);
+    let file = File::open(mount.path("file")).unwrap();
+    chaos.proxy.inject_on(Some("GET"), "/file", Fault::SlowDown, 3);
+    let mut buf = vec![0; chaos.text.len()];
+    file.read_exact_at(&mut buf, 0).unwrap();
+    assert!(buf == chaos.text);
+    let stats = mount.stats();
+    assert_eq!(count(&stats, "object", "throttled"), 3);
+    assert!(count(&stats, "object", "retries") >= 3);
+    assert_eq!(count(&stats, "object", "errors"), 0);
+    drop(file);
+    mount.unmount();
+}
+
+#[test]
+fn a_transfer_cut_in_half_goes_on_where_it_ended() {
+    if !can_mount() {
+        return;
+    }
+    let chaos = Chaos::new(8 * MIB);
+    let mount = chaos.mount(&[]);
+    let file = File::open(mount.path("file")).unwrap();
+    chaos.proxy.inject_on(Some("GET"), "/file", Fault::CutHalf, 5);
+    let mut buf = vec![0; chaos.text.len()];
+    file.read_exact_at(&mut buf, 0).unwrap();
+    assert!(buf == chaos.text);
+    let stats = mount.stats();
+    assert_eq!(count(&stats, "object", "retries"), 5);
+    assert_eq!(count(&stats, "object", "get_bytes"), chaos.text.len() as u64, "what had come was not fetched again");
+    drop(file);
+    mount.unmount();
+}
+
+#[test]
+fn an_object_replaced_while_it_is_read_is_never_a_mix() {
+    if !can_mount() {
+        return;
+    }
+    let chaos = Chaos::new(6 * MIB);
+    let new = bytes(22, chaos.text.len());
+    let mount = chaos.mount(&["--attr-cache", "200ms", "--entry-cache", "200ms", "--max-readahead", "0"]);
+    let old = File::open(mount.path("file")).unwrap();
+    let mut buf = vec![0; MIB];
+    old.read_exact_at(&mut buf, 0).unwrap();
+    assert!(buf[..] == chaos.text[..MIB]);
+    chaos.server.put("data", "file", &new);
+    // The handle keeps its version: bytes of it, or an error, at every offset.
+    let mut stale = 0;
+    for at in (0..6).map(|n| n * MIB).chain([MIB / 2, 5 * MIB + 77]) {
+        match old.read_at(&mut buf, at as u64) {
+            Ok(n) => assert!(buf[..n] == chaos.text[at..at + n], "bytes of another version at {at}"),
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "at {at}: {error}");
+                stale += 1;
+            }
+        }
+    }
+    assert!(stale > 0, "blocks that were never read can't be had any more");
+    let inode = old.metadata().unwrap().ino();
+    std::thread::sleep(Duration::from_secs(1));
+    // Past the cache times a new open sees the new version, whole.
+    assert!(mount.read("file") == new);
+    assert_ne!(fs::metadata(mount.path("file")).unwrap().ino(), inode);
+    drop(old);
+    mount.unmount();
+}
+
+#[test]
+fn replaced_again_and_again_every_read_is_one_version() {
+    if !can_mount() {
+        return;
+    }
+    let chaos = Chaos::new(4 * MIB);
+    let caches = ["--attr-cache", "50ms", "--entry-cache", "50ms"];
+    let mount = chaos.mount(&caches);
+    let versions: Vec<Vec<u8>> = (0..6).map(|n| vec![n as u8 + 1; 4 * MIB]).collect();
+    chaos.server.put("data", "file", &versions[0]);
+    std::thread::sleep(Duration::from_millis(500));
+    let done = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut seen = std::collections::BTreeSet::new();
+            while !done.load(Ordering::SeqCst) {
+                match fs::read(mount.path("file")) {
+                    Ok(all) => {
+                        assert_eq!(all.len(), 4 * MIB);
+                        assert!(all.iter().all(|b| *b == all[0]), "a mix of two versions");
+                        seen.insert(all[0]);
+                    }
+                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}"),
+                }
+            }
+            seen
+        });
+        for version in &versions[1..] {
+            std::thread::sleep(Duration::from_millis(300));
+            chaos.server.put("data", "file", version);
+        }
+        eventually("the last version", || fs::read(mount.path("file")).is_ok_and(|b| b == versions[5]));
+        done.store(true, Ordering::SeqCst);
+        reader.join().unwrap()
+    });
+    println!("versions seen whole: {seen:?}");
+    mount.unmount();
+}
+
+#[test]
+fn the_number_that_a_refused_budget_names_works() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let text = bytes(30, 9 * MIB);
+    world.file("source/file", &text);
+    let source = world.path("source").to_str().unwrap().to_owned();
+    let text_of = refused(&no_mount(&world, &source, true, &["--buffer-size", "3M"]), 2, &["is too small", "needed"]);
+    let number = text_of.split("--buffer-size ").last().unwrap().split('M').next().unwrap();
+    let number: u64 = number.parse().unwrap_or_else(|_| panic!("no number in {text_of}"));
+    let less = format!("{}M", number - 1);
+    refused(&no_mount(&world, &source, true, &["--buffer-size", &less]), 2, &["is too small"]);
+    let mount = world.mount(&source, &["--buffer-size", &format!("{number}M")]);
+    let path = mount.path("file");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| assert!(fs::read(&path).unwrap() == text));
+        }
+    });
+    mount.unmount();
+    // The same of a node.
+    let node = |size: &str| {
+        let mut command = world.command(&[]);
+        command.args(world.node_words(&[&source], 0)).args(["--buffer-size", size]);
+        command
+    };
+    let text_of = refused(&finish(&mut node("2M")), 2, &["is too small", "needed"]);
+    let number = text_of.split("--buffer-size ").last().unwrap().split('M').next().unwrap();
+    let node = world.node_with(&mut node(&format!("{number}M")));
+    let mount = world.consumer(&source, &node.address, &[]);
+    assert!(mount.read("file") == text);
+    mount.unmount();
+}
+
+#[test]
+fn sigterm_and_sigint_unmount_cleanly() {
+    if !can_mount() {
+        return;
+    }
+    for signal in [Signal::TERM, Signal::INT] {
+        let world = World::new();
+        world.file("source/file", b"1");
+        let mut mount = world.mount(world.path("source").to_str().unwrap(), &[]);
+        assert_eq!(mount.read("file"), b"1");
+        mount.process().signal(signal);
+        let status = mount.process_mut().wait();
+        assert!(status.success(), "{status} after {signal:?}: {}", mount.process().log());
+        assert!(!is_mounted(&mount.at));
+        assert!(fs::read_dir(world.path("run")).unwrap().next().is_none(), "the admin socket stays behind");
+        let mut node = world.node(&[world.path("source").to_str().unwrap()], 0, &[]);
+        node.process.signal(signal);
+        assert!(node.process.wait().success());
+    }
+}
+
+#[test]
+fn a_user_without_rights_mounts_through_fusermount3() {
+    if !can_mount() {
+        return;
+    }
+    if finish(Command::new("sh").args(["-c", "command -v fusermount3"])).stdout.is_empty() {
+        return skip("fusermount", "there is no fusermount3");
+    }
+    const NOBODY: u32 = 65534;
+    let world = World::new();
+    world.file("source/file", &bytes(40, 2 * MIB));
+    for dir in ["run", "mnt", "cache", "source"] {
+        std::os::unix::fs::chown(world.dir(dir), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    rustix::fs::chmod(world.path(""), Mode::from_raw_mode(0o755)).unwrap();
+    // The binary may lie where only root can go.
+    let binary = world.path("spurline");
+    fs::copy(env!("CARGO_BIN_EXE_spurline"), &binary).unwrap();
+    rustix::fs::chmod(&binary, Mode::from_raw_mode(0o755)).unwrap();
+    let reachable = finish(Command::new(&binary).arg("--version").uid(NOBODY).gid(NOBODY));
+    if !reachable.status.success() {
+        return skip("fusermount", "another user can't reach the temporary directory");
+    }
+    // /dev/fuse may be root's alone: the mount gets one of its own, in a mount namespace where nobody else sees it.
+    let device = world.path("fuse");
+    let made = finish(Command::new("mknod").args(["-m", "666"]).arg(&device).args(["c", "10", "229"]));
+    if !made.status.success() || File::options().read(true).write(true).open(&device).is_err() {
+        return skip("fusermount", "no device can be made here");
+    }
+    let drop_rights = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let script = "mount --bind \"$1\" /dev/fuse && shift && exec \"$@\"";
+    let mut command = world.command(&[]);
+    let words = world.mount_words(world.path("source").to_str().unwrap());
+    command.args(words);
+    let mut apart = Command::new("unshare");
+    apart.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(&device);
+    apart.args(drop_rights).arg(&binary).args(command.get_args()).current_dir("/");
+    same_environment(&mut apart, &command);
+    let mut mount = world.mount_with(&mut apart);
+    let pid = mount.process().pid().to_string();
+    assert!(mounted_for(&pid, &mount.at) && !is_mounted(&mount.at));
+    let inside = |program: &Path, words: &[&std::ffi::OsStr]| {
+        let mut command = Command::new("nsenter");
+        command.args([&format!("--mount=/proc/{pid}/ns/mnt")]).args(drop_rights).arg(program).args(words);
+        same_environment(&mut command, &world.command(&[]));
+        finish(&mut command)
+    };
+    // Root is kept out of such a mount, so its user looks.
+    let out = inside(Path::new("cat"), &[mount.path("file").as_os_str()]);
+    assert!(out.stdout == bytes(40, 2 * MIB), "{}", String::from_utf8_lossy(&out.stderr));
+    let out = inside(&binary, &["umount".as_ref(), mount.at.as_os_str()]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let status = mount.process_mut().wait();
+    assert!(status.success(), "{status}: {}", mount.process().log());
+}

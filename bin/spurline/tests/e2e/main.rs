@@ -1,0 +1,9 @@
+//! The main job end to end with the real binary: mounts and nodes as processes, faults from outside.
+//! One test program, so that linking stays cheap.
+
+mod common;
+mod disks;
+mod faults;
+mod load;
+mod lone;
+mod remote;
