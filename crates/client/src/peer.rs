@@ -25,6 +25,17 @@ impl Patience {
     }
 }
 
+/// How an attempt failed.
+enum Failure {
+    /// The node answered the request with an error.
+    Answered(Error),
+    /// The node could not be reached, or broke off.
+    Broken(Error),
+    /// The node is there and will not serve this mount: it has another source, for example. Waiting changes nothing,
+    /// but another node may.
+    Refused(Error),
+}
+
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
@@ -61,14 +72,20 @@ impl Peer {
         &self,
         deadline: Instant,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
-    ) -> Result<T, CallError> {
+    ) -> Result<T, Failure> {
         let result = match self.pool.checkout(deadline) {
-            Ok(mut lease) => ask(&mut lease, deadline),
-            Err(error) => Err(CallError::Broken(error)),
+            Ok(mut lease) => ask(&mut lease, deadline).map_err(|error| match error {
+                CallError::Answered(error) => Failure::Answered(error),
+                CallError::Broken(error) => Failure::Broken(error),
+            }),
+            Err(error) => Err(match error.kind() {
+                ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::Invalid => Failure::Refused(error),
+                _ => Failure::Broken(error),
+            }),
         };
         let mut away = self.away_since.lock();
         match &result {
-            Err(CallError::Broken(error)) => {
+            Err(Failure::Broken(error)) => {
                 if away.is_none() {
                     tracing::warn!(peer = %self.member.name, %error, "a node does not answer");
                     *away = Some(Instant::now());
@@ -104,12 +121,12 @@ pub(crate) fn ask<T>(
             let peer = &peers[*index as usize];
             match peer.attempt(deadline, &mut request) {
                 Ok(value) => return Ok(value),
-                Err(CallError::Answered(error)) if error.kind().retry() == Retry::Never => return Err(error),
-                Err(CallError::Answered(error)) => {
+                Err(Failure::Answered(error)) if error.kind().retry() == Retry::Never => return Err(error),
+                Err(Failure::Answered(error) | Failure::Refused(error)) => {
                     all_away = false;
                     answered = Some(error);
                 }
-                Err(CallError::Broken(error)) => {
+                Err(Failure::Broken(error)) => {
                     all_away &= peer.away_for() >= patience.absence;
                     broken = Some(error);
                 }

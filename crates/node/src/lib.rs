@@ -59,8 +59,9 @@ impl Node {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         if !self.allowed.iter().any(below) {
+            // Not "not found": a mount whose node came back with other sources must not say that its files are gone.
             return Err(Error::new(
-                ErrorKind::NotFound,
+                ErrorKind::PermissionDenied,
                 format!(
                     "node {} does not serve {source}: it was started with --source {}",
                     self.name,

@@ -122,7 +122,7 @@ fn a_source_the_node_does_not_serve_is_refused_in_words() {
     let (dir, _) = dataset();
     let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
     let error = consumer("file:///etc", server.local_addrs()[0], Duration::from_secs(5)).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     assert!(error.message().contains("does not serve file:///etc") && error.message().contains("--source"), "{error}");
     let below = format!("file://{}/sub", dir.path().display());
     let (remote, _) = consumer(&below, server.local_addrs()[0], Duration::from_secs(5)).unwrap();

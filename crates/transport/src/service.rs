@@ -83,7 +83,7 @@ pub trait Service: Send + Sync {
     /// Answers a greeting; the transport sees to `version`.
     ///
     /// # Errors
-    /// Become the answer: `NotFound` for a source this node does not serve.
+    /// Become the answer: `PermissionDenied` for a source this node does not serve.
     fn hello(&self, conn: &ConnState, hello: &Hello<'_>) -> Result<Welcome>;
 
     /// Answers any other request but `Ping` through `responder`.
