@@ -91,7 +91,14 @@ fn into_the_background_looked_at_and_away() {
     let gone = rig.run("umount", &mnt, &[]);
     assert!(gone.status.success(), "{}", text(&gone));
     assert!(!mounted_below(rig.dir.path()) && std::fs::read_dir(rig.path("run")).unwrap().next().is_none());
-    assert!(std::fs::read_to_string(&log).unwrap().contains(" read ino="));
+    // The unmounted process writes its last lines a moment later.
+    let logged = || std::fs::read_to_string(&log).unwrap().contains(" read ino=");
+    for _ in 0..1000 {
+        if !logged() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+    assert!(logged());
     assert!(text(&rig.run("umount", &mnt, &[])).contains("not a mountpoint of spurline"));
 }
 
