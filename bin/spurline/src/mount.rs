@@ -12,6 +12,7 @@ use spurline_fuse::{MountOptions, Session, SessionConfig};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
 use spurline_observe::AdminTarget;
+use spurline_observe::access::AccessLogWriter;
 use spurline_observe::place::Owner;
 use spurline_store::Store;
 use spurline_transport::{ChannelPool, PoolConfig, PoolState};
@@ -44,7 +45,9 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
         Some(registry) => consumer(&config, registry, &stats)?,
     };
     let fs = Arc::new(Fs::new(Arc::clone(&reads.volume), fs_config(&config), Arc::clone(&stats)));
-    let session_config = session_config(&config, options, &reads, &stats)?;
+    let access_log = config.access_log.as_deref().map(AccessLogWriter::open).transpose()?;
+    let access_log = access_log.map(|log| Arc::new(AccessLog(log)));
+    let session_config = session_config(&config, options, &reads, access_log.clone(), &stats);
     let handler = Arc::new(spurline_fuse::FsHandler::new(fs));
     let session = Session::mount(handler, &config.mountpoint, session_config).map_err(mount_fault)?;
     let unmounter = session.unmounter();
@@ -67,6 +70,9 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let outside = Outside::open(Owner::Mount(session.mountpoint()), &config.metrics, &look)?;
     ready.signal()?;
     let ended = session.join().map_err(mount_fault);
+    if let Some(log) = access_log {
+        log.0.finish();
+    }
     drop(outside);
     tracing::info!("unmounted");
     ended
@@ -185,11 +191,11 @@ fn session_config(
     config: &MountConfig,
     options: MountOptions,
     reads: &Reads,
+    access_log: Option<Arc<AccessLog>>,
     stats: &Arc<Stats>,
-) -> Result<SessionConfig, Fault> {
+) -> SessionConfig {
     let defaults = SessionConfig::default();
-    let access_log = config.access_log.as_deref().map(spurline_observe::access::AccessLogWriter::open).transpose()?;
-    Ok(SessionConfig {
+    SessionConfig {
         options,
         max_write: config.fuse.max_write,
         io: match config.fuse.io {
@@ -201,12 +207,12 @@ fn session_config(
         max_readahead: config.fuse.kernel_readahead,
         passthrough: config.fuse.passthrough && reads.store.is_some(),
         stats: Arc::clone(stats),
-        access_log: access_log.map(|log| Arc::new(AccessLog(log)) as _),
+        access_log: access_log.map(|log| log as _),
         ..defaults
-    })
+    }
 }
 
-struct AccessLog(spurline_observe::access::AccessLogWriter);
+struct AccessLog(AccessLogWriter);
 
 impl spurline_fuse::AccessLog for AccessLog {
     fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {

@@ -32,7 +32,8 @@ struct Line {
 /// An open access log.
 #[derive(Debug)]
 pub struct AccessLogWriter {
-    sender: Option<SyncSender<Line>>,
+    /// `None` asks the writer to end.
+    sender: SyncSender<Option<Line>>,
     /// Behind a lock only so that the writer may be shared; it is waited on once, at the end.
     done: std::sync::Mutex<Receiver<()>>,
     dropped: Arc<AtomicU64>,
@@ -57,36 +58,45 @@ impl AccessLogWriter {
                 let _ = finished.send(());
             })
             .map_err(io)?;
-        Ok(AccessLogWriter { sender: Some(sender), done: std::sync::Mutex::new(done), dropped })
+        Ok(AccessLogWriter { sender, done: std::sync::Mutex::new(done), dropped })
     }
 
     /// Notes one request: its name, inode, offset and length where it has them, 0 or an errno, and its time.
     /// Never waits and allocates nothing.
     pub fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {
         let line = Line { time: SystemTime::now(), op, ino, offset, len, errno, took };
-        if self.sender.as_ref().is_none_or(|s| s.try_send(line).is_err()) {
+        if self.sender.try_send(Some(line)).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl AccessLogWriter {
+    /// Writes what was noted so far and ends; lines noted later are lost. For a process about to end, which may still
+    /// share the log with threads that never drop it.
+    pub fn finish(&self) {
+        if self.sender.send(None).is_ok()
+            && let Ok(done) = self.done.lock()
+        {
+            let _ = done.recv_timeout(LAST_LINES);
         }
     }
 }
 
 impl Drop for AccessLogWriter {
     fn drop(&mut self) {
-        self.sender = None;
-        if let Ok(done) = self.done.get_mut() {
-            let _ = done.recv_timeout(LAST_LINES);
-        }
+        self.finish();
     }
 }
 
-fn write_lines(receiver: &Receiver<Line>, file: File, dropped: &AtomicU64) {
+fn write_lines(receiver: &Receiver<Option<Line>>, file: File, dropped: &AtomicU64) {
     let mut out = BufWriter::with_capacity(64 << 10, file);
     let mut failed = false;
     loop {
         let result = match receiver.recv_timeout(FLUSH) {
-            Ok(line) => write_line(&mut out, &line),
+            Ok(Some(line)) => write_line(&mut out, &line),
             Err(RecvTimeoutError::Timeout) => out.flush(),
-            Err(RecvTimeoutError::Disconnected) => {
+            Ok(None) | Err(RecvTimeoutError::Disconnected) => {
                 let _ = say_dropped(&mut out, dropped).and_then(|()| out.flush());
                 return;
             }
