@@ -232,7 +232,9 @@ impl DirUnder {
         let (full, filled) = mpsc::sync_channel::<Piece>(2);
         let (empty, emptied) = mpsc::sync_channel::<Vec<u8>>(2);
         let (inner, wanted, len) = (Arc::clone(&self.inner), object.clone(), sink.spare().len());
-        self.pool.submit(move || inner.read(&wanted, offset, len, &full, &emptied));
+        if !self.pool.submit(move || inner.read(&wanted, offset, len, &full, &emptied)) {
+            return Err(self.no_answer("reading", &object.path, NoAnswer::Queued));
+        }
         let mut done = 0;
         while done < len {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -31,6 +31,10 @@ pub(crate) struct Pool {
 /// A thread without work for this long ends.
 const IDLE: Duration = Duration::from_secs(30);
 
+/// Jobs queued at most. While the operating system hangs, jobs of callers that have left pile up; further callers are
+/// refused at once instead.
+const QUEUE: usize = 4096;
+
 /// Why a job gave no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
@@ -52,9 +56,14 @@ impl Pool {
         }
     }
 
-    /// Queues a job. It runs even when nobody waits for it any more, so it looks whether anybody does.
-    pub(crate) fn submit(&self, job: impl FnOnce() + Send + 'static) {
+    /// Queues a job; `false` when the queue is full. It runs even when nobody waits for it any more, so it looks whether
+    /// anybody does.
+    #[must_use]
+    pub(crate) fn submit(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut queue = self.shared.queue.lock();
+        if queue.jobs.len() >= QUEUE {
+            return false;
+        }
         queue.jobs.push_back(Box::new(job));
         if queue.idle >= queue.jobs.len() {
             self.shared.wake.notify_one();
@@ -68,6 +77,7 @@ impl Pool {
                 self.shared.queue.lock().threads -= 1;
             }
         }
+        true
     }
 
     /// Runs `f` on the pool and waits for its answer until the deadline.
@@ -77,12 +87,15 @@ impl Pool {
         f: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NoAnswer> {
         let (sender, receiver) = mpsc::sync_channel(2);
-        self.submit(move || {
+        let queued = self.submit(move || {
             // A caller that has left gets no system call made in its name.
             if sender.send(None).is_ok() {
                 let _ = sender.send(Some(f()));
             }
         });
+        if !queued {
+            return Err(NoAnswer::Queued);
+        }
         let mut begun = false;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -147,7 +160,14 @@ mod tests {
         let (release2, hold2) = mpsc::channel::<()>();
         assert_eq!(pool.call(soon(), move || hold2.recv().is_ok()), Err(NoAnswer::Running));
         assert_eq!(pool.call(soon(), || 1), Err(NoAnswer::Queued));
+        // Callers that left their jobs behind do not pile them up without end.
+        let refused = (0..2 * QUEUE).filter(|_| !pool.submit(|| {})).count();
+        assert!(refused >= QUEUE, "{refused}");
+        assert_eq!(pool.call(later, || 3), Err(NoAnswer::Queued));
         drop((release, release2));
+        while !pool.submit(|| {}) {
+            std::thread::yield_now();
+        }
         assert_eq!(pool.call(later, || 2), Ok(2));
     }
 
