@@ -7,8 +7,9 @@ use object_store::{BackoffConfig, RetryConfig, StaticCredentialProvider};
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// All that is needed to talk to S3 but the bucket.
 pub(crate) struct AwsSettings {
@@ -19,6 +20,8 @@ pub(crate) struct AwsSettings {
     pub credentials: Option<AwsCredentialProvider>,
     /// Which credentials those are and where they come from, for a person.
     pub origin: String,
+    /// A role's credentials are asked for on the shared runtime: their connections must not live on a reader's lane.
+    pub role_runtime: Option<OnceLock<Handle>>,
 }
 
 /// The variables looked at, for messages.
@@ -73,7 +76,8 @@ impl AwsSettings {
             .unwrap_or_else(|| "us-east-1".into());
 
         if config.anonymous || env.get("AWS_SKIP_SIGNATURE").is_some_and(|v| v.eq_ignore_ascii_case("true")) {
-            return Ok(AwsSettings { endpoint, region, credentials: None, origin: "anonymous access".into() });
+            let origin = "anonymous access".into();
+            return Ok(AwsSettings { endpoint, region, credentials: None, origin, role_runtime: None });
         }
         let fixed = |key_id: String, secret_key: String, token: Option<String>, origin: String| {
             let shown: String = key_id.chars().take(4).collect();
@@ -81,6 +85,7 @@ impl AwsSettings {
             let provider: AwsCredentialProvider = Arc::new(StaticCredentialProvider::new(credential));
             (Some(provider), format!("access key {shown}… from {origin}"))
         };
+        let mut role_runtime = None;
         let (credentials, origin) = if let Some(c) = &config.credentials {
             let (id, secret) = (c.access_key_id.clone(), c.secret_access_key.clone());
             fixed(id, secret, c.session_token.clone(), "the configuration".into())
@@ -104,17 +109,29 @@ impl AwsSettings {
                             ),
                         ));
                     }
-                    _ => (Some(role(env, &region, config.connect_timeout)?), "a role".into()),
+                    _ => {
+                        role_runtime = Some(OnceLock::new());
+                        (Some(role(env, &region, config.connect_timeout)?), "a role".into())
+                    }
                 },
             }
         };
-        Ok(AwsSettings { endpoint, region, credentials, origin })
+        Ok(AwsSettings { endpoint, region, credentials, origin, role_runtime })
     }
 
     /// The credentials now; a role's are asked for when they have run out.
     pub(crate) async fn credential(&self) -> Result<Option<Arc<AwsCredential>>> {
         let Some(provider) = &self.credentials else { return Ok(None) };
-        match provider.get_credential().await {
+        let answer = match self.role_runtime.as_ref().and_then(OnceLock::get) {
+            None => provider.get_credential().await,
+            Some(runtime) => {
+                let provider = Arc::clone(provider);
+                let asked = runtime.spawn(async move { provider.get_credential().await }).await;
+                asked
+                    .map_err(|_| Error::new(ErrorKind::Unavailable, "asking for a role's credentials was broken off"))?
+            }
+        };
+        match answer {
             Ok(credential) => Ok(Some(credential)),
             Err(error) => Err(Error::new(
                 ErrorKind::PermissionDenied,

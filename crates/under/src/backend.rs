@@ -70,6 +70,14 @@ pub(crate) trait Backend: Send + Sync {
     /// Endpoint, region and style, for a person.
     fn describe(&self) -> String;
 
+    /// The same with connections of its own, for a lane; `None` when it can't be had twice.
+    fn twin(&self) -> Option<Box<dyn Backend>> {
+        None
+    }
+
+    /// Tells the runtime that lives as long as the store, for what must not live on a lane.
+    fn attach(&self, _shared: &tokio::runtime::Handle) {}
+
     /// Keys that start with `prefix`, those with a `/` after it folded into prefixes.
     fn list<'a>(
         &'a self,

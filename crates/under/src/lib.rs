@@ -31,6 +31,7 @@ mod cached;
 mod config;
 mod dir;
 pub mod faulty;
+mod lanes;
 mod library;
 mod object;
 mod pool;

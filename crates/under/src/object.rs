@@ -3,6 +3,7 @@
 
 use crate::backend::{Backend, Failure, RawBody, RawObject, RawPage};
 use crate::dir::{show, validate};
+use crate::lanes::Lanes;
 use crate::retry::Retry;
 use crate::s3_wire::bare_etag;
 use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
@@ -43,6 +44,7 @@ pub(crate) struct ObjectUnder {
     /// Reads under way; questions have their own, so that no lookup waits for a slow transfer.
     reads: Semaphore,
     asks: Semaphore,
+    lanes: Lanes,
     /// Taken only by drop.
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -67,6 +69,7 @@ impl ObjectUnder {
             .enable_all()
             .build()
             .map_err(|e| Error::io("starting the threads for the object store", &e))?;
+        backend.attach(runtime.handle());
         let root = if source.prefix().is_empty() { String::new() } else { format!("{}/", source.prefix()) };
         let places = config.max_downloads.clamp(1, Semaphore::MAX_PERMITS);
         Ok(ObjectUnder {
@@ -77,6 +80,7 @@ impl ObjectUnder {
             stats,
             reads: Semaphore::new(places),
             asks: Semaphore::new(places),
+            lanes: Lanes::default(),
             runtime: Some(runtime),
         })
     }
@@ -86,15 +90,30 @@ impl ObjectUnder {
         let Some(runtime) = &self.runtime else {
             return Err(Error::new(ErrorKind::Unavailable, "the object store is closed"));
         };
-        runtime.block_on(async {
-            match tokio::time::timeout_at(deadline.into(), future).await {
-                Ok(answer) => answer,
-                Err(_) => Err(Error::new(
-                    ErrorKind::Timeout,
-                    format!("{} did not answer in time; see --timeout, and look at the endpoint", self.source.url()),
-                )),
-            }
-        })
+        runtime.block_on(self.until(deadline, future))
+    }
+
+    async fn until<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
+        match tokio::time::timeout_at(deadline.into(), future).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Error::new(
+                ErrorKind::Timeout,
+                format!("{} did not answer in time; see --timeout, and look at the endpoint", self.source.url()),
+            )),
+        }
+    }
+
+    /// Reads on a lane where there is one, on the shared runtime otherwise.
+    fn read_somewhere(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+        let Some(lane) = self.lanes.take(&*self.backend) else {
+            return self.block(deadline, self.read_range(&*self.backend, object, offset, sink, deadline));
+        };
+        let read = lane.run(|backend| self.until(deadline, self.read_range(backend, object, offset, sink, deadline)));
+        let answer = read.unwrap_or_else(|| Err(Error::new(ErrorKind::Unavailable, "the object store is closed")));
+        if answer.is_ok() {
+            lane.keep();
+        }
+        answer
     }
 
     /// A metadata question with its counters.
@@ -260,6 +279,7 @@ impl ObjectUnder {
     /// One GET of what has not landed yet.
     async fn transfer(
         &self,
+        backend: &dyn Backend,
         key: &str,
         object: &ObjectRef,
         landing: &mut Landing<'_>,
@@ -271,7 +291,7 @@ impl ObjectUnder {
         let from = *offset + *landed as u64;
         let to = *offset + len as u64;
         let limit = self.config.timeout.min(left);
-        let body = match timeout(limit, self.backend.get(key, from, to, etag)).await {
+        let body = match timeout(limit, backend.get(key, from, to, etag)).await {
             Ok(body) => body?,
             Err(_) => return Err(self.silent(limit)),
         };
@@ -303,7 +323,14 @@ impl ObjectUnder {
         Ok(())
     }
 
-    async fn read_range(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+    async fn read_range(
+        &self,
+        backend: &dyn Backend,
+        object: &ObjectRef,
+        offset: u64,
+        sink: &mut dyn Sink,
+        deadline: Instant,
+    ) -> Result<()> {
         let key = self.key(&object.path).ok_or_else(|| not_utf8(&object.path))?;
         let _place = self.reads.acquire().await;
         let mut retry = Retry::new(self.config.retries, deadline, &self.stats);
@@ -312,7 +339,7 @@ impl ObjectUnder {
         loop {
             let before = landing.landed;
             let left = retry.left();
-            let failure = match self.transfer(&key, object, &mut landing, left).await {
+            let failure = match self.transfer(backend, &key, object, &mut landing, left).await {
                 Ok(()) => return Ok(()),
                 Err(failure) => failure,
             };
@@ -388,7 +415,7 @@ impl UnderStore for ObjectUnder {
         }
         let started = Instant::now();
         self.stats.object.in_flight.add(1);
-        let answer = self.block(deadline, self.read_range(object, offset, sink, deadline));
+        let answer = self.read_somewhere(object, offset, sink, deadline);
         self.stats.object.in_flight.sub(1);
         self.stats.object.get_ops.add(1);
         self.stats.object.get_us.add_us(started.elapsed());

@@ -30,13 +30,40 @@ const MAX_DOCUMENT: usize = 8 << 20;
 
 /// A bucket reached over HTTP.
 pub(crate) struct S3Backend {
+    place: Arc<Place>,
+    client: HttpClient,
+}
+
+/// What a backend and its twins share: all but the connections.
+pub(crate) struct Place {
     bucket: String,
     settings: AwsSettings,
     virtual_hosted: bool,
     /// The region in use; a server that names another is followed.
     region: RwLock<String>,
-    client: HttpClient,
+    connect_timeout: Duration,
     stats: Arc<Stats>,
+}
+
+impl std::ops::Deref for S3Backend {
+    type Target = Place;
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
+fn connect(settings: &AwsSettings, connect_timeout: Duration) -> Result<HttpClient> {
+    let plain = settings.endpoint.as_deref().is_some_and(|e| e.starts_with("http://"));
+    let options = ClientOptions::new()
+        .with_allow_http(plain)
+        .with_connect_timeout(connect_timeout)
+        // Deadlines and stalls are watched one layer up, where a transfer that moves is told from one that does not.
+        .with_timeout_disabled()
+        .with_user_agent(HeaderValue::from_static(concat!("spurline/", env!("CARGO_PKG_VERSION"))))
+        .with_pool_idle_timeout(Duration::from_secs(20));
+    ReqwestConnector::default()
+        .connect(&options)
+        .map_err(|e| Error::new(ErrorKind::Invalid, format!("the HTTP client can't be set up: {}", root_cause(&e))))
 }
 
 impl S3Backend {
@@ -44,28 +71,18 @@ impl S3Backend {
     /// `Invalid` for settings that can't be right.
     pub(crate) fn new(source: &Source, config: &UnderConfig, stats: Arc<Stats>) -> Result<Self> {
         let settings = AwsSettings::gather(config)?;
-        let plain = settings.endpoint.as_deref().is_some_and(|e| e.starts_with("http://"));
-        let options = ClientOptions::new()
-            .with_allow_http(plain)
-            .with_connect_timeout(config.connect_timeout)
-            // Deadlines and stalls are watched one layer up, where a transfer that moves is told from one that does
-            // not.
-            .with_timeout_disabled()
-            .with_user_agent(HeaderValue::from_static(concat!("spurline/", env!("CARGO_PKG_VERSION"))))
-            .with_pool_idle_timeout(Duration::from_secs(20));
-        let client = ReqwestConnector::default().connect(&options).map_err(|e| {
-            Error::new(ErrorKind::Invalid, format!("the HTTP client can't be set up: {}", root_cause(&e)))
-        })?;
+        let client = connect(&settings, config.connect_timeout)?;
         // A bucket with dots does not match AWS's certificate as a host name.
         let by_default = settings.endpoint.is_none() && !source.bucket().contains('.');
-        Ok(S3Backend {
+        let place = Place {
             bucket: source.bucket().to_owned(),
             virtual_hosted: config.virtual_hosted.unwrap_or(by_default),
             region: RwLock::new(settings.region.clone()),
             settings,
-            client,
+            connect_timeout: config.connect_timeout,
             stats,
-        })
+        };
+        Ok(S3Backend { place: Arc::new(place), client })
     }
 
     /// The URL of a key (percent-encoded here), or of the bucket for an empty one.
@@ -96,7 +113,7 @@ impl S3Backend {
         *request.method_mut() = method;
         *request.headers_mut() = headers;
         *request.uri_mut() = url.parse().map_err(|e| {
-            Failure::fatal(ErrorKind::Invalid, format!("a request to {} can't be made: {e}", self.place()))
+            Failure::fatal(ErrorKind::Invalid, format!("a request to {} can't be made: {e}", self.server()))
         })?;
         let credential = self.settings.credential().await.map_err(|error| Failure { error, again: Again::Yes })?;
         if let Some(credential) = credential {
@@ -109,7 +126,7 @@ impl S3Backend {
     }
 
     /// Where requests go, for messages.
-    fn place(&self) -> String {
+    fn server(&self) -> String {
         match &self.settings.endpoint {
             Some(endpoint) => endpoint.clone(),
             None => format!("AWS S3 in {}", self.region.read()),
@@ -118,7 +135,7 @@ impl S3Backend {
 
     fn unreached(&self, error: &HttpError) -> Failure {
         let cause = root_cause(error);
-        let place = self.place();
+        let place = self.server();
         let message = match error.kind() {
             HttpErrorKind::Connect | HttpErrorKind::Timeout => format!(
                 "{place} can't be reached: {cause}; look whether the endpoint (AWS_ENDPOINT_URL) is right and its \
@@ -156,7 +173,7 @@ impl S3Backend {
         retry_after: Option<Duration>,
         server: Option<&str>,
     ) -> Failure {
-        let place = self.place();
+        let place = self.server();
         let bucket = &self.bucket;
         let said = match (wire.code.as_str(), wire.message.as_str()) {
             ("", _) => format!("HTTP {status}"),
@@ -298,9 +315,21 @@ fn text(headers: &HeaderMap, name: http::HeaderName) -> Option<String> {
 }
 
 impl Backend for S3Backend {
+    fn twin(&self) -> Option<Box<dyn Backend>> {
+        let client = connect(&self.settings, self.connect_timeout).ok()?;
+        Some(Box::new(S3Backend { place: Arc::clone(&self.place), client }))
+    }
+
+    fn attach(&self, shared: &tokio::runtime::Handle) {
+        if let Some(runtime) = &self.settings.role_runtime {
+            // Attached once, by the store that owns this backend.
+            let _ = runtime.set(shared.clone());
+        }
+    }
+
     fn describe(&self) -> String {
         let style = if self.virtual_hosted { "virtual-hosted" } else { "path" };
-        format!("{} region {} ({style} style, {})", self.place(), self.region.read(), self.settings.origin)
+        format!("{} region {} ({style} style, {})", self.server(), self.region.read(), self.settings.origin)
     }
 
     fn list<'a>(
@@ -323,7 +352,7 @@ impl Backend for S3Backend {
                 return Err(self.refusal(&what, response).await);
             }
             let Some(body) = document(response).await else {
-                let message = format!("{} broke off in the middle of {what}", self.place());
+                let message = format!("{} broke off in the middle of {what}", self.server());
                 return Err(Failure::passing(ErrorKind::Unavailable, message));
             };
             let Some((page, skipped)) = s3_wire::parse_list(&body) else {
@@ -332,7 +361,7 @@ impl Backend for S3Backend {
                     format!(
                         "{} answered {what} with something else than a listing: it is no S3 server; look at the \
                          endpoint (AWS_ENDPOINT_URL)",
-                        self.place()
+                        self.server()
                     ),
                 ));
             };
@@ -351,7 +380,7 @@ impl Backend for S3Backend {
             let headers = response.headers();
             let size = text(headers, http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok());
             let Some(size) = size else {
-                let message = format!("{} told no length of '{key}'; it is no S3 server", self.place());
+                let message = format!("{} told no length of '{key}'; it is no S3 server", self.server());
                 return Err(Failure::fatal(ErrorKind::Unavailable, message));
             };
             let mtime = text(headers, LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
@@ -390,14 +419,14 @@ impl Backend for S3Backend {
                         range.as_deref().and_then(|r| r.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok());
                     if starts != Some(from) {
                         let got = range.unwrap_or_default();
-                        let message = format!("{} answered {} with another range ('{got}')", self.place(), what());
+                        let message = format!("{} answered {} with another range ('{got}')", self.server(), what());
                         return Err(Failure::fatal(ErrorKind::Unavailable, message));
                     }
                 }
                 // The whole object, because the range is all of it or because ranges are not understood.
                 StatusCode::OK if from == 0 => {}
                 StatusCode::OK => {
-                    let message = format!("{} does not serve ranges: it answered {} from 0", self.place(), what());
+                    let message = format!("{} does not serve ranges: it answered {} from 0", self.server(), what());
                     return Err(Failure::fatal(ErrorKind::Unsupported, message));
                 }
                 _ => return Err(self.refusal(&what(), response).await),
@@ -408,7 +437,7 @@ impl Backend for S3Backend {
                 Some(range) => range.rsplit_once('/').and_then(|(_, total)| total.parse().ok()),
                 None => text(response.headers(), http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok()),
             };
-            let place = self.place();
+            let place = self.server();
             let stream = response.into_body().bytes_stream().map(move |chunk| {
                 chunk.map_err(|e| {
                     let message = format!("{place} broke off in the middle of a transfer: {}", root_cause(&e));
