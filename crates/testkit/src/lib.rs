@@ -1,5 +1,5 @@
-//! What tests stand on: an embedded S3 server over a directory or in memory, and a proxy that stalls, cuts, throttles
-//! and refuses on demand. It deliberately knows nothing of Spurline: it speaks HTTP and S3 only.
+//! What tests stand on: an embedded S3 server over a directory or in memory, a proxy that stalls, cuts, throttles and
+//! refuses on demand, and a virtual machine with RDMA devices. It deliberately knows nothing of Spurline.
 #![forbid(unsafe_code)]
 
 mod chaos;
@@ -8,9 +8,11 @@ mod http1;
 mod listing;
 mod memory_s3;
 mod server;
+mod vm;
 
 pub use chaos::{ChaosProxy, Fault};
 pub use server::S3Server;
+pub use vm::{GuestNet, in_guest, run_in_guest};
 
 /// The access key every embedded server knows.
 pub const ACCESS_KEY: &str = "SPURLINETESTKEY";

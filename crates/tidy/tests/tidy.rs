@@ -196,7 +196,9 @@ fn files_stay_small() {
 fn nothing_is_left_for_later() {
     let words = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:")];
     let mut broken = Vec::new();
-    for (path, text) in texts(&[".rs", ".md", ".toml", ".sh", ".html", "Makefile", "scripts/setup", "scripts/test"]) {
+    for (path, text) in
+        texts(&[".rs", ".md", ".toml", ".sh", ".html", "Makefile", "scripts/setup", "scripts/test", "scripts/vm"])
+    {
         for (number, line) in text.lines().enumerate() {
             if words.iter().any(|w| line.contains(w)) {
                 broken.push(format!("{}:{}", shown(&path), number + 1));

@@ -1,0 +1,61 @@
+//! Tests that need RDMA devices: a test program starts itself again in a virtual machine that has them.
+//! It deliberately knows neither kernel nor emulator: that is `scripts/vm`.
+//!
+//! A test program marks what belongs into the guest `#[ignore]`, under names with a prefix of their own, and has one
+//! ordinary test that calls [`run_in_guest`] with that prefix. So `cargo test` drives all of it, with one boot.
+
+use crate::skip;
+use std::path::Path;
+use std::process::Command;
+
+/// The RDMA devices of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuestNet {
+    /// No device, and the kernel's modules not loaded.
+    None,
+    /// `rxe0` on `rail0`, with the addresses 10.77.0.1 and fd77:0::1.
+    One,
+    /// Also `rxe1` on `rail1`, with 10.77.1.1 and fd77:1::1.
+    Two,
+}
+
+impl GuestNet {
+    fn word(self) -> &'static str {
+        match self {
+            GuestNet::None => "none",
+            GuestNet::One => "one",
+            GuestNet::Two => "two",
+        }
+    }
+}
+
+/// Whether this process runs in such a guest.
+pub fn in_guest() -> bool {
+    std::env::var_os("SPURLINE_IN_VM").is_some()
+}
+
+/// Runs the ignored tests of this very test program whose names contain `prefix`, one after the other, in a guest,
+/// and prints what they say. Where there can be no guest it skips (`rdma` in `SPURLINE_REQUIRE`).
+///
+/// # Panics
+/// When one of them fails, none has that prefix, or the guest does not come to its end within `seconds`.
+pub fn run_in_guest(net: GuestNet, prefix: &str, seconds: u32) {
+    let exe = std::env::current_exe().expect("a test program knows its path");
+    let words = ["--ignored", "--test-threads=1", "--nocapture", prefix];
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/vm"));
+    command.args(["--net", net.word(), "--seconds", &seconds.to_string()]).arg(exe).args(words);
+    let out = command.output().expect("scripts/vm starts");
+    let text = String::from_utf8_lossy(&out.stdout);
+    println!("{text}{}", String::from_utf8_lossy(&out.stderr));
+    match out.status.code() {
+        Some(3) => {
+            let why = text.lines().find_map(|line| line.strip_prefix("SKIP: "));
+            skip("rdma", why.unwrap_or("scripts/vm did not say why"));
+        }
+        Some(0) => {
+            let ran = text.lines().any(|line| line.starts_with("test result: ok.") && !line.contains(" 0 passed"));
+            assert!(ran, "no test of this program has '{prefix}' in its name");
+        }
+        other => panic!("the tests in the guest failed ({other:?}), see above"),
+    }
+}
