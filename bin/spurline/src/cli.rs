@@ -42,6 +42,9 @@ pub enum Command {
     Status(StatusArgs),
     /// Measure: throughput, operations, latency, processor time
     Bench(Box<spurline_bench::Args>),
+    /// The fabric: what is there, what is wrong with it, how fast it is
+    #[command(arg_required_else_help = true)]
+    Net(crate::net::NetArgs),
     /// Run the main job on this machine, with no set-up, and clean up
     Demo(DemoArgs),
     /// Print a shell's completions

@@ -8,6 +8,7 @@ mod demo;
 mod generate;
 mod info;
 mod mount;
+mod net;
 mod node;
 mod parts;
 mod report;
@@ -64,6 +65,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
         Command::Info(args) => info::run(args).map(done),
         Command::Status(args) => status::run(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Net(args) => net::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => generate::completions(args).map(done),
         Command::Man(args) => generate::man(args).map(done),

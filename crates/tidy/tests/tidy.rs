@@ -23,6 +23,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("spurline-mem", 10),
     ("spurline-config", 10),
     ("spurline-observe", 10),
+    ("spurline-fabric", 10),
     ("spurline-volume", 20),
     ("spurline-transport", 30),
     ("spurline-net-tcp", 40),

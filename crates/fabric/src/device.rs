@@ -1,0 +1,466 @@
+//! RDMA devices and their ports, as `/sys/class/infiniband` shows them. It knows no addresses and judges nothing.
+
+use crate::model::{self, Model};
+use crate::tree::{Tree, parse_number};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+
+const CLASS: &str = "sys/class/infiniband";
+
+/// An RDMA device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Device {
+    /// Its name, `mlx5_0`.
+    pub name: String,
+    /// The kernel's word for its kind: `CA` for InfiniBand and RoCE, `RNIC` for iWARP, or what it shows else.
+    pub node_type: Option<String>,
+    /// Node GUID as shown, `0c42:a103:00b5:7a2c`.
+    pub node_guid: Option<String>,
+    /// Firmware version; none where the driver shows an empty one.
+    pub firmware: Option<String>,
+    /// Adapter type of the driver, `MT4129`.
+    pub hca_type: Option<String>,
+    /// Board id (PSID), `MT_0000000838`.
+    pub board_id: Option<String>,
+    /// The network interface a software device stands on.
+    pub parent: Option<String>,
+    /// Where it sits; none for a software device.
+    pub pci: Option<Pci>,
+    /// Its ports, by number.
+    pub ports: Vec<Port>,
+    /// Type of service that rdma_cm gives to RoCE connections, where the kernel shows it.
+    pub roce_tos: Option<i64>,
+    /// Traffic class forced by the driver, where it shows it.
+    pub traffic_class: Option<String>,
+}
+
+/// A PCI function.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Pci {
+    /// `0000:17:00.0`.
+    pub address: Option<String>,
+    /// Vendor id.
+    pub vendor: Option<u16>,
+    /// Device id.
+    pub device: Option<u16>,
+    /// The model these ids stand for.
+    pub model: Option<&'static str>,
+    /// The driver bound to it.
+    pub driver: Option<String>,
+    /// NUMA node; none where the machine has only one or does not tell.
+    pub numa_node: Option<u32>,
+    /// Transfers per second of the link now, in tenths of GT/s.
+    pub speed: Option<u32>,
+    /// The most the card can.
+    pub max_speed: Option<u32>,
+    /// Lanes now.
+    pub width: Option<u32>,
+    /// The most the card has.
+    pub max_width: Option<u32>,
+    /// Virtual functions made, of so many possible.
+    pub virtual_functions: Option<(u32, u32)>,
+    /// The physical function's address, when this is a virtual one.
+    pub physical: Option<String>,
+}
+
+/// A port of a device.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Port {
+    /// Its number, from 1.
+    pub number: u32,
+    /// InfiniBand or Ethernet.
+    pub link_layer: LinkLayer,
+    /// Logical state.
+    pub state: PortState,
+    /// Physical state.
+    pub phys_state: PhysState,
+    /// Rate and width.
+    pub rate: Option<Rate>,
+    /// Own address on an InfiniBand fabric.
+    pub lid: Option<u32>,
+    /// Address of the subnet manager; 0 means that none has been here.
+    pub sm_lid: Option<u32>,
+    /// The kernel's capability mask.
+    pub cap_mask: Option<i64>,
+    /// Addresses, empty slots left out.
+    pub gids: Vec<Gid>,
+    /// Network interfaces on this port, its own one first.
+    pub netdevs: Vec<String>,
+    /// Counters that are not zero, of `counters` and `hw_counters` together.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// What a port's frames travel in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub enum LinkLayer {
+    /// InfiniBand.
+    InfiniBand,
+    /// Ethernet: RoCE or iWARP.
+    Ethernet,
+    /// Something else, or not shown (EFA).
+    #[default]
+    Unknown,
+}
+
+/// Logical state of a port, by its number in the specification.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub enum PortState {
+    /// Not shown, or a number nobody knows.
+    #[default]
+    Unknown,
+    /// 1.
+    Down,
+    /// 2: the cable carries a link, and no subnet manager has set it up.
+    Init,
+    /// 3: a subnet manager is at it.
+    Armed,
+    /// 4.
+    Active,
+    /// 5.
+    ActiveDefer,
+}
+
+/// Physical state of a port, by its number in the specification.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub enum PhysState {
+    /// Not shown, or a number nobody knows.
+    #[default]
+    Unknown,
+    /// 1.
+    Sleep,
+    /// 2: looking for somebody at the other end.
+    Polling,
+    /// 3.
+    Disabled,
+    /// 4.
+    Training,
+    /// 5.
+    LinkUp,
+    /// 6.
+    ErrorRecovery,
+    /// 7.
+    PhyTest,
+}
+
+/// `400 Gb/sec (4X NDR)`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Rate {
+    /// Gigabits per second.
+    pub gbps: f64,
+    /// Lanes; 0 when not shown.
+    pub lanes: u32,
+    /// `SDR` to `XDR`; empty when not shown.
+    pub speed: String,
+}
+
+/// One address of a port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Gid {
+    /// Its place in the table.
+    pub index: u32,
+    /// The address.
+    pub address: Ipv6Addr,
+    /// What it is good for.
+    pub kind: GidType,
+    /// The network interface behind it.
+    pub netdev: Option<String>,
+}
+
+/// What a GID is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum GidType {
+    /// InfiniBand.
+    #[serde(rename = "IB")]
+    Ib,
+    /// RoCE without IP: not routable.
+    #[serde(rename = "RoCE v1")]
+    RoceV1,
+    /// RoCE over UDP.
+    #[serde(rename = "RoCE v2")]
+    RoceV2,
+    /// Not shown.
+    #[serde(rename = "unknown")]
+    Unknown,
+}
+
+impl Gid {
+    /// The IP address of a RoCE v2 entry: the mapped IPv4 one, or the IPv6 one.
+    pub fn ip(&self) -> IpAddr {
+        self.address.to_ipv4_mapped().map_or(IpAddr::V6(self.address), IpAddr::V4)
+    }
+
+    /// Whether packets to this address pass a router: RoCE v2 with an address that is not link-local.
+    pub fn is_routable(&self) -> bool {
+        let link_local = match self.ip() {
+            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        };
+        self.kind == GidType::RoceV2 && !link_local
+    }
+}
+
+impl PortState {
+    fn of(text: &str) -> Self {
+        match leading(text) {
+            Some(1) => PortState::Down,
+            Some(2) => PortState::Init,
+            Some(3) => PortState::Armed,
+            Some(4) => PortState::Active,
+            Some(5) => PortState::ActiveDefer,
+            _ => PortState::Unknown,
+        }
+    }
+
+    /// The word people know.
+    pub fn word(self) -> &'static str {
+        match self {
+            PortState::Unknown => "?",
+            PortState::Down => "DOWN",
+            PortState::Init => "INIT",
+            PortState::Armed => "ARMED",
+            PortState::Active => "ACTIVE",
+            PortState::ActiveDefer => "ACTIVE_DEFER",
+        }
+    }
+}
+
+impl PhysState {
+    fn of(text: &str) -> Self {
+        match leading(text) {
+            Some(1) => PhysState::Sleep,
+            Some(2) => PhysState::Polling,
+            Some(3) => PhysState::Disabled,
+            Some(4) => PhysState::Training,
+            Some(5) => PhysState::LinkUp,
+            Some(6) => PhysState::ErrorRecovery,
+            Some(7) => PhysState::PhyTest,
+            _ => PhysState::Unknown,
+        }
+    }
+
+    /// The word people know.
+    pub fn word(self) -> &'static str {
+        match self {
+            PhysState::Unknown => "?",
+            PhysState::Sleep => "Sleep",
+            PhysState::Polling => "Polling",
+            PhysState::Disabled => "Disabled",
+            PhysState::Training => "Training",
+            PhysState::LinkUp => "LinkUp",
+            PhysState::ErrorRecovery => "ErrorRecovery",
+            PhysState::PhyTest => "PhyTest",
+        }
+    }
+}
+
+impl Rate {
+    /// `2.5 Gb/sec (1X SDR)`, `400 Gb/sec (4X NDR)`, `100 Gb/sec`.
+    fn of(text: &str) -> Option<Self> {
+        let gbps: f64 = text.split_whitespace().next()?.parse().ok()?;
+        let inside = text.split_once('(').map_or("", |(_, rest)| rest.trim_end_matches(')'));
+        let mut words = inside.split_whitespace();
+        let lanes = words.next().and_then(|w| w.trim_end_matches('X').parse().ok()).unwrap_or(0);
+        let known = gbps.is_finite() && gbps > 0.0 && gbps < 1e6;
+        // Before Linux 4.x single data rate has no word.
+        let speed = words.next().unwrap_or(if lanes > 0 { "SDR" } else { "" }).to_owned();
+        known.then_some(Rate { gbps, lanes, speed })
+    }
+
+    /// As the kernel writes it.
+    pub fn words(&self) -> String {
+        match self.lanes {
+            0 => format!("{} Gb/s", self.gbps),
+            lanes => format!("{} Gb/s ({lanes}X {})", self.gbps, self.speed),
+        }
+    }
+}
+
+/// The number before the colon in `4: ACTIVE`.
+fn leading(text: &str) -> Option<u32> {
+    text.split(':').next()?.trim().parse().ok()
+}
+
+/// All RDMA devices, by name.
+pub fn read_all(tree: &Tree) -> Vec<Device> {
+    tree.names(CLASS).iter().map(|name| read(tree, name)).collect()
+}
+
+fn read(tree: &Tree, name: &str) -> Device {
+    let at = format!("{CLASS}/{name}");
+    let text = |file: &str| tree.text(&format!("{at}/{file}"));
+    let mut ports: Vec<Port> = tree
+        .names(&format!("{at}/ports"))
+        .iter()
+        .filter_map(|n| Some(read_port(tree, &format!("{at}/ports/{n}"), n.parse().ok()?)))
+        .collect();
+    ports.sort_by_key(|p| p.number);
+    let tos = format!("sys/kernel/config/rdma_cm/{name}/ports/1/default_roce_tos");
+    Device {
+        name: name.to_owned(),
+        node_type: text("node_type").map(|t| t.rsplit(':').next().unwrap_or(&t).trim().to_owned()),
+        node_guid: text("node_guid"),
+        firmware: text("fw_ver"),
+        hca_type: text("hca_type"),
+        board_id: text("board_id"),
+        parent: text("parent"),
+        pci: Pci::read(tree, &format!("{at}/device")),
+        ports,
+        roce_tos: tree.number(&tos),
+        traffic_class: text("tc/1/traffic_class"),
+    }
+}
+
+fn read_port(tree: &Tree, at: &str, number: u32) -> Port {
+    let files = tree.texts(at);
+    let file = |name: &str| files.get(name).map(String::as_str);
+    let n = |name: &str| file(name).and_then(parse_number);
+    let lid = |name: &str| n(name).and_then(|v| u32::try_from(v).ok());
+    let mut counters = BTreeMap::new();
+    for dir in ["counters", "hw_counters"] {
+        for (name, text) in tree.texts(&format!("{at}/{dir}")) {
+            if let Ok(value @ 1..) = text.parse::<u64>()
+                && name != "lifespan"
+            {
+                counters.insert(name, value);
+            }
+        }
+    }
+    let gids = read_gids(tree, at);
+    let mut netdevs: Vec<String> = Vec::new();
+    for gid in &gids {
+        if let Some(netdev) = &gid.netdev
+            && !netdevs.contains(netdev)
+        {
+            netdevs.push(netdev.clone());
+        }
+    }
+    Port {
+        number,
+        link_layer: match file("link_layer") {
+            Some("InfiniBand") => LinkLayer::InfiniBand,
+            Some("Ethernet") => LinkLayer::Ethernet,
+            _ => LinkLayer::Unknown,
+        },
+        state: file("state").map_or(PortState::Unknown, PortState::of),
+        phys_state: file("phys_state").map_or(PhysState::Unknown, PhysState::of),
+        rate: file("rate").and_then(Rate::of),
+        lid: lid("lid"),
+        sm_lid: lid("sm_lid"),
+        cap_mask: n("cap_mask"),
+        gids,
+        netdevs,
+        counters,
+    }
+}
+
+fn read_gids(tree: &Tree, at: &str) -> Vec<Gid> {
+    let mut types = None;
+    let mut gids = Vec::new();
+    for (index, text) in tree.texts(&format!("{at}/gids")) {
+        let (Ok(index), Ok(address)) = (index.parse(), text.parse::<Ipv6Addr>()) else { continue };
+        if address.is_unspecified() {
+            continue;
+        }
+        // Empty slots of these answer EINVAL, so they are asked only where there is an address.
+        let (types, netdevs) = types.get_or_insert_with(|| {
+            (tree.texts(&format!("{at}/gid_attrs/types")), tree.texts(&format!("{at}/gid_attrs/ndevs")))
+        });
+        let key = format!("{index}");
+        let kind = match types.get(&key).map(String::as_str) {
+            Some("IB/RoCE v1") if netdevs.contains_key(&key) => GidType::RoceV1,
+            Some("IB/RoCE v1") => GidType::Ib,
+            Some("RoCE v2") => GidType::RoceV2,
+            _ => GidType::Unknown,
+        };
+        gids.push(Gid { index, address, kind, netdev: netdevs.get(&key).cloned() });
+    }
+    gids.sort_by_key(|g| g.index);
+    gids
+}
+
+impl Pci {
+    /// The function behind a `device` link; none when there is nothing of PCI in it.
+    pub(crate) fn read(tree: &Tree, at: &str) -> Option<Self> {
+        let files = ["vendor", "device", "uevent"].map(|f| tree.text(&format!("{at}/{f}")));
+        let [vendor, device, uevent] = files;
+        let id = |text: Option<String>| u16::try_from(parse_number(&text?)?).ok();
+        let (vendor, device) = (id(vendor), id(device));
+        let said = |key: &str| {
+            let line = uevent.as_deref()?.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix('='))?;
+            Some(line.trim().to_owned())
+        };
+        let linked = tree.link_name(at).filter(|name| is_pci_address(name));
+        let address = linked.or_else(|| said("PCI_SLOT_NAME"));
+        if address.is_none() && vendor.is_none() {
+            return None;
+        }
+        let number = |file: &str| tree.number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
+        let gts = |file: &str| tree.text(&format!("{at}/{file}")).and_then(|t| transfer_rate(&t));
+        // 0 and 255 stand for a link that does not tell; a virtual function has none of its own.
+        let lanes = |file: &str| number(file).filter(|w| (1..=32).contains(w));
+        let virtual_functions =
+            number("sriov_totalvfs").filter(|t| *t > 0).map(|t| (number("sriov_numvfs").unwrap_or(0), t));
+        Some(Pci {
+            address,
+            vendor,
+            device,
+            model: vendor.zip(device).and_then(|(v, d)| model::of(v, d)).map(|m| m.name),
+            driver: tree.link_name(&format!("{at}/driver")).or_else(|| said("DRIVER")),
+            numa_node: number("numa_node"),
+            speed: gts("current_link_speed"),
+            max_speed: gts("max_link_speed"),
+            width: lanes("current_link_width"),
+            max_width: lanes("max_link_width"),
+            virtual_functions,
+            physical: tree.link_name(&format!("{at}/physfn")),
+        })
+    }
+
+    /// What is known of the model.
+    pub fn model(&self) -> Option<Model> {
+        self.vendor.zip(self.device).and_then(|(v, d)| model::of(v, d))
+    }
+
+    /// `15b3:1021`.
+    pub fn ids(&self) -> Option<String> {
+        self.vendor.zip(self.device).map(|(v, d)| format!("{v:04x}:{d:04x}"))
+    }
+}
+
+/// Tenths of GT/s in `16.0 GT/s PCIe`, `8 GT/s`; none for `Unknown`.
+fn transfer_rate(text: &str) -> Option<u32> {
+    let rate: f64 = text.split_whitespace().next()?.parse().ok()?;
+    (rate > 0.0 && rate < 1000.0).then_some((rate * 10.0).round() as u32)
+}
+
+/// `0000:17:00.0`, also with a longer domain as behind a volume management device.
+pub(crate) fn is_pci_address(name: &str) -> bool {
+    let hex = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_hexdigit());
+    let mut parts = name.split(':');
+    let (Some(domain), Some(bus), Some(slot), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+        return false;
+    };
+    hex(domain) && hex(bus) && slot.split_once('.').is_some_and(|(d, f)| hex(d) && hex(f))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_the_kernel() {
+        let rate = |t| Rate::of(t).map(|r| (r.gbps, r.lanes, r.speed));
+        assert_eq!(rate("400 Gb/sec (4X NDR)"), Some((400.0, 4, "NDR".into())));
+        assert_eq!(rate("2.5 Gb/sec (1X)"), Some((2.5, 1, "SDR".into())));
+        assert_eq!(rate("100 Gb/sec"), Some((100.0, 0, String::new())));
+        for odd in ["", "NaN Gb/sec", "-1 Gb/sec", "inf (4X", "1e99"] {
+            assert_eq!(rate(odd), None, "{odd}");
+        }
+        assert_eq!((PortState::of("4: ACTIVE"), PortState::of("9: ?")), (PortState::Active, PortState::Unknown));
+        assert_eq!(PhysState::of("2: Polling"), PhysState::Polling);
+        assert_eq!(transfer_rate("32.0 GT/s PCIe"), Some(320));
+        assert_eq!(transfer_rate("Unknown"), None);
+        assert!(is_pci_address("0000:17:00.0") && is_pci_address("10000:e1:00.1") && !is_pci_address("efa_0"));
+    }
+}

@@ -1,0 +1,123 @@
+//! Network interfaces, as `/sys/class/net` shows them. It judges nothing.
+
+use crate::device::Pci;
+use crate::tree::{Tree, parse_number};
+use serde::Serialize;
+
+const CLASS: &str = "sys/class/net";
+
+/// A network interface.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Hardware type: 1 Ethernet, 32 IPoIB, 772 loopback.
+    pub hardware: Option<u32>,
+    /// What made it: `vlan`, `bond`, `bridge`, `tun`, or a device's own when none of these.
+    pub kind: Option<String>,
+    /// The kernel's word: `up`, `down`, `lowerlayerdown`, `unknown`.
+    pub operstate: Option<String>,
+    /// Whether it is switched on.
+    pub is_up: bool,
+    /// Whether the other end is there; none while it is switched off.
+    pub carrier: Option<bool>,
+    /// Bytes of an IP packet.
+    pub mtu: Option<u32>,
+    /// Megabits per second, where known.
+    pub speed_mbps: Option<u32>,
+    /// IPoIB mode.
+    pub ipoib_mode: Option<IpoibMode>,
+    /// Hardware address.
+    pub address: Option<String>,
+    /// Where it sits.
+    pub pci: Option<Pci>,
+    /// Port of its device, from 0.
+    pub dev_port: Option<u32>,
+    /// The bond or bridge it belongs to.
+    pub master: Option<String>,
+    /// Interfaces it stands on: a VLAN's or child's parent, a bond's members.
+    pub lower: Vec<String>,
+    /// The parent of an IPoIB child interface.
+    pub parent: Option<String>,
+    /// Bonding mode, `802.3ad`.
+    pub bond_mode: Option<String>,
+}
+
+/// How IPoIB moves packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IpoibMode {
+    /// Unreliable datagrams: at most 4092 bytes, mostly 2044.
+    Datagram,
+    /// Reliable connections: at most 65520 bytes.
+    Connected,
+}
+
+impl IpoibMode {
+    /// The kernel's word.
+    pub fn word(self) -> &'static str {
+        match self {
+            IpoibMode::Datagram => "datagram",
+            IpoibMode::Connected => "connected",
+        }
+    }
+}
+
+impl Interface {
+    /// Whether it carries IP over InfiniBand.
+    pub fn is_ipoib(&self) -> bool {
+        self.hardware == Some(32)
+    }
+
+    /// Whether it is the loopback interface.
+    pub fn is_loopback(&self) -> bool {
+        self.hardware == Some(772)
+    }
+}
+
+/// All network interfaces, by name.
+pub fn read_all(tree: &Tree) -> Vec<Interface> {
+    let mut names = tree.names(CLASS);
+    // `bonding_masters` lies beside the interfaces.
+    names.retain(|n| tree.exists(&format!("{CLASS}/{n}/type")) || tree.exists(&format!("{CLASS}/{n}/mtu")));
+    names.iter().map(|name| read(tree, name)).collect()
+}
+
+fn read(tree: &Tree, name: &str) -> Interface {
+    let at = format!("{CLASS}/{name}");
+    let text = |file: &str| tree.text(&format!("{at}/{file}"));
+    let number = |file: &str| tree.number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
+    let uevent = text("uevent").unwrap_or_default();
+    let mut kind = uevent.lines().find_map(|l| l.strip_prefix("DEVTYPE=")).map(|k| k.trim().to_owned());
+    let has = |file: &str| tree.exists(&format!("{at}/{file}"));
+    if kind.is_none() {
+        kind = [("bonding", "bond"), ("bridge", "bridge"), ("tun_flags", "tun")]
+            .iter()
+            .find(|(file, _)| has(file))
+            .map(|(_, kind)| (*kind).to_owned());
+    }
+    let hardware = number("type");
+    let lower = tree.names(&at).iter().filter_map(|n| n.strip_prefix("lower_")).map(str::to_owned).collect();
+    Interface {
+        name: name.to_owned(),
+        hardware,
+        operstate: text("operstate"),
+        is_up: text("flags").and_then(|f| parse_number(&f)).is_some_and(|flags| flags & 1 != 0),
+        carrier: number("carrier").map(|c| c == 1),
+        mtu: number("mtu"),
+        speed_mbps: number("speed").filter(|s| (1..10_000_000).contains(s)),
+        ipoib_mode: match text("mode").as_deref() {
+            Some("datagram") => Some(IpoibMode::Datagram),
+            Some("connected") => Some(IpoibMode::Connected),
+            _ => None,
+        },
+        address: text("address"),
+        pci: Pci::read(tree, &format!("{at}/device")),
+        dev_port: number("dev_port"),
+        master: tree.link_name(&format!("{at}/master")),
+        lower,
+        parent: text("parent"),
+        bond_mode: text("bonding/mode").and_then(|m| m.split_whitespace().next().map(str::to_owned)),
+        kind,
+    }
+}

@@ -1,0 +1,15 @@
+//! The fabric as a host's kernel shows it: RDMA devices, ports, network interfaces. Everything is read below a root,
+//! be it `/`, a folder laid out like it, or files collected elsewhere. It sends no packet and knows no transport.
+#![forbid(unsafe_code)]
+
+mod device;
+mod host;
+mod interface;
+mod model;
+mod tree;
+
+pub use device::{Device, Gid, GidType, LinkLayer, Pci, PhysState, Port, PortState, Rate};
+pub use host::Host;
+pub use interface::{Interface, IpoibMode};
+pub use model::Model;
+pub use tree::{Entry, LeftOut, Tree};
