@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// The addresses of `host:port`; a literal IPv4 or `[IPv6]` address needs no name service.
+/// The addresses of `host:port`; a literal IPv4 or `[IPv6]` address needs no name service, one with a scope
+/// (`[fe80::1%eth0]:7000`) is left to it.
 ///
 /// # Errors
 /// `Invalid` when it is no `host:port`, `Unavailable` when the name is not known, `Timeout` when the name service
@@ -14,17 +15,13 @@ pub fn resolve(peer: &str, deadline: Instant) -> Result<Vec<SocketAddr>> {
     if let Ok(addr) = peer.parse::<SocketAddr>() {
         return Ok(vec![addr]);
     }
-    let right = peer.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty() && (!host.contains(':') || host.starts_with('[')) && port.parse::<u16>().is_ok()
-    });
-    if !right {
+    let Some(name) = host_and_port(peer) else {
         let why =
             format!("'{peer}' is no address: write host:port, 192.0.2.1:port or [2001:db8::1]:port, port 0 to 65535");
         return Err(Error::new(ErrorKind::Invalid, why));
-    }
+    };
     // The name service has no deadline of its own, so it gets a thread that may outlive this call.
     let (tx, rx) = mpsc::sync_channel(1);
-    let name = peer.to_owned();
     std::thread::Builder::new()
         .name("resolve".into())
         .spawn(move || {
@@ -39,6 +36,14 @@ pub fn resolve(peer: &str, deadline: Instant) -> Result<Vec<SocketAddr>> {
         Ok(Err(e)) => Err(Error::new(ErrorKind::Unavailable, format!("{peer}: the name does not resolve: {e}"))),
         Err(_) => Err(Error::new(ErrorKind::Timeout, format!("{peer}: the name service did not answer in time"))),
     }
+}
+
+/// The two halves of `host:port`, brackets taken off.
+fn host_and_port(peer: &str) -> Option<(String, u16)> {
+    let (host, port) = peer.rsplit_once(':')?;
+    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+    let right = bare.map_or(!host.is_empty() && !host.contains(':'), |h| h.contains(':'));
+    right.then_some((bare.unwrap_or(host).to_owned(), port.parse().ok()?))
 }
 
 /// One address of one interface of this host.
@@ -71,10 +76,22 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>> {
 /// # Errors
 /// `Invalid` when a part means no address here; says which, and what there is.
 pub fn group_addresses(spec: &str) -> Result<Vec<IpAddr>> {
-    select(spec, &local_addresses()?)
+    flag_addresses("--group-network", spec)
 }
 
-fn select(spec: &str, here: &[LocalAddress]) -> Result<Vec<IpAddr>> {
+/// The same for another flag, which errors name.
+///
+/// # Errors
+/// As [`group_addresses`].
+pub fn flag_addresses(flag: &str, spec: &str) -> Result<Vec<IpAddr>> {
+    select(spec, &local_addresses()?)
+        .map_err(|(part, why, there)| Error::new(ErrorKind::Invalid, format!("{flag} '{part}': {why}; this host has {there}")))
+}
+
+/// What is unusable, why, and what there is instead.
+type Unusable = (String, String, String);
+
+fn select(spec: &str, here: &[LocalAddress]) -> Result<Vec<IpAddr>, Unusable> {
     let mut chosen: Vec<IpAddr> = Vec::new();
     for part in split(spec) {
         let part = part.trim();
@@ -141,7 +158,7 @@ fn in_net(ip: IpAddr, net: IpAddr, bits: u8) -> bool {
     shift >= width || ip >> shift == net >> shift
 }
 
-fn unusable(part: &str, why: &str, here: &[LocalAddress]) -> Error {
+fn unusable(part: &str, why: &str, here: &[LocalAddress]) -> Unusable {
     let mut there = String::new();
     for a in here {
         if !there.is_empty() {
@@ -149,8 +166,7 @@ fn unusable(part: &str, why: &str, here: &[LocalAddress]) -> Error {
         }
         there.push_str(&format!("{} {}", a.interface, a.ip));
     }
-    let why = format!("--group-network '{part}': {why}; this host has {there}");
-    Error::new(ErrorKind::Invalid, why)
+    (part.to_owned(), why.to_owned(), there)
 }
 
 #[cfg(test)]
@@ -175,7 +191,7 @@ mod tests {
     fn text(spec: &str) -> String {
         match select(spec, &here()) {
             Ok(ips) => ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(" "),
-            Err(e) => e.to_string(),
+            Err((part, why, there)) => format!("{part}: {why}; {there}"),
         }
     }
 
@@ -211,10 +227,11 @@ mod tests {
         let soon = Instant::now() + Duration::from_secs(10);
         assert_eq!(resolve("127.0.0.1:80", soon).unwrap().len(), 1);
         assert_eq!(resolve("[::1]:80", soon).unwrap()[0].to_string(), "[::1]:80");
-        for wrong in ["host", "host:", ":80", "host:99999", "::1:80", "", "a:b:1"] {
+        for wrong in ["host", "host:", ":80", "host:99999", "::1:80", "", "a:b:1", "[host]:1", "[::1:1"] {
             assert_eq!(resolve(wrong, soon).unwrap_err().kind(), ErrorKind::Invalid, "{wrong}");
         }
         assert!(!resolve("localhost:80", soon).unwrap().is_empty());
+        assert_eq!(resolve("[fe80::1%lo]:80", soon).unwrap()[0].port(), 80);
     }
 
     proptest::proptest! {

@@ -52,7 +52,7 @@ impl TcpConnector {
                 last = Some(Error::new(ErrorKind::Invalid, why));
                 continue;
             }
-            match connect_socket(remote, local, &self.options, deadline) {
+            match connect_socket(remote, local, &self.options, deadline, "node") {
                 Ok(socket) => return Ok(TcpChannel::new(socket, remote, Arc::clone(&self.stats))),
                 Err(e) => last = Some(e),
             }
@@ -73,19 +73,25 @@ impl Connector for TcpConnector {
     }
 }
 
-/// Connects to `remote`, from `local` if given, with the options set.
-pub(crate) fn connect_socket(
+/// Connects to `remote`, from `local` if given, with the options set. `who` should listen there: it is named when
+/// nobody does.
+///
+/// # Errors
+/// `Unavailable` when nobody listens or the network leads nowhere, `Timeout` without an answer by `deadline`, or what
+/// the operating system refuses.
+pub fn connect_socket(
     remote: SocketAddr,
     local: Option<IpAddr>,
     options: &SocketOptions,
     deadline: Instant,
+    who: &str,
 ) -> Result<OwnedFd> {
     let from = local.map(|ip| format!(" from {ip}")).unwrap_or_default();
     let os = |what: &str, e: Errno| match e {
         // Reaching nobody is no fault of the operating system: the caller may try another path.
         Errno::CONNREFUSED => Error::new(
             ErrorKind::Unavailable,
-            format!("{remote}{from}: connection refused: no node listens there; is it running, is the port right?"),
+            format!("{remote}{from}: connection refused: no {who} listens there; is it running, is the port right?"),
         ),
         Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NETDOWN | Errno::TIMEDOUT | Errno::CONNRESET => {
             Error::new(ErrorKind::Unavailable, format!("{remote}{from}: {what}: {e}"))
@@ -299,5 +305,5 @@ fn lost(e: Errno) -> Error {
 
 /// Connects for the bare reader, which frames nothing.
 pub(crate) fn bare_connect(remote: SocketAddr, options: &SocketOptions, deadline: Instant) -> Result<TcpStream> {
-    connect_socket(remote, None, options, deadline).map(TcpStream::from)
+    connect_socket(remote, None, options, deadline, "reader's server").map(TcpStream::from)
 }

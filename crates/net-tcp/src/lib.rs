@@ -9,7 +9,7 @@ mod server;
 mod socket;
 mod worker;
 
-pub use addr::{group_addresses, resolve};
-pub use client::{TcpChannel, TcpConnector};
+pub use addr::{flag_addresses, group_addresses, local_addresses, resolve};
+pub use client::{TcpChannel, TcpConnector, connect_socket};
 pub use server::{ServerConfig, TcpServer};
 pub use socket::SocketOptions;

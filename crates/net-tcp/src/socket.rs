@@ -31,7 +31,10 @@ impl Default for SocketOptions {
 
 impl SocketOptions {
     /// Sets them on a socket, before it is connected or after it was accepted.
-    pub(crate) fn apply(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// When the kernel refuses one.
+    pub fn apply(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         sockopt::set_tcp_nodelay(fd, true)?;
         sockopt::set_socket_keepalive(fd, true)?;
         let idle = self.keepalive.max(Duration::from_secs(1));

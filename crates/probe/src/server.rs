@@ -1,0 +1,492 @@
+//! The far end: listens, answers callers, serves their streams and reports what they cost here. It measures nothing by
+//! itself and prints nothing; what happens it tells as events.
+
+use crate::drive::thread_cpu;
+use crate::frame::{self, MAX_BODY, REFUSED, VERSION};
+use crate::lane::Stop;
+use crate::link::{self, Counters, Files};
+use crate::message::{self, Attach, Hello, Op, Open, Opened, Plan, Report, TcpView, Transport, Welcome, kind};
+use crate::{host_name, tcp, tcp_info};
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spurline_net_tcp::SocketOptions;
+use spurline_types::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A caller has said its first word by then.
+const GREETING: Duration = Duration::from_secs(5);
+/// Streams get this long to end once the client says that it is done.
+const ENDING: Duration = Duration::from_secs(3);
+/// How often a listener looks whether it should end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Gathers this host's facts for a caller.
+pub type Facts = Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>;
+
+/// What a server is told.
+pub struct ServeConfig {
+    /// Where to listen; empty: everywhere, both families.
+    pub addresses: Vec<IpAddr>,
+    /// The port; 0 lets the kernel choose.
+    pub port: u16,
+    /// A client that says nothing for this long is given up, and a stream on which nothing moves.
+    pub patience: Duration,
+    /// The most connections at a time.
+    pub max_connections: usize,
+    /// Answers [`kind::FACTS`].
+    pub facts: Option<Facts>,
+    /// Is told what happens, from many threads.
+    pub tell: Box<dyn Fn(Event) + Send + Sync>,
+}
+
+/// Something happened.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A measurement begins.
+    Begun {
+        /// The client.
+        from: IpAddr,
+        /// What it measures.
+        plan: Plan,
+    },
+    /// A measurement ended, one way or the other.
+    Ended {
+        /// The client.
+        from: IpAddr,
+        /// What it measured.
+        plan: Plan,
+        /// How long it took.
+        elapsed: Duration,
+        /// What it came to.
+        report: Report,
+    },
+    /// Facts were handed out.
+    Facts {
+        /// To whom.
+        from: IpAddr,
+        /// How many bytes.
+        bytes: usize,
+    },
+    /// A connection was of no use.
+    Refused {
+        /// Whose.
+        from: IpAddr,
+        /// Why.
+        why: String,
+    },
+}
+
+struct Shared {
+    config: ServeConfig,
+    files: Files,
+    stopping: AtomicBool,
+    connections: AtomicUsize,
+    /// Measurements by their token.
+    tests: Mutex<HashMap<u64, Arc<Test>>>,
+    /// Every client that can be told that the server stops.
+    controls: Mutex<HashMap<u64, TcpStream>>,
+    next: AtomicU64,
+}
+
+/// A measurement under way.
+struct Test {
+    from: IpAddr,
+    plan: Plan,
+    stop: Stop,
+    begun: Instant,
+    before: Counters,
+    shared_with: AtomicUsize,
+    streams: Mutex<Streams>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Streams {
+    attached: HashMap<usize, TcpStream>,
+    ended: usize,
+    report: Report,
+    views: Vec<TcpView>,
+}
+
+/// A server that runs until it is stopped or dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    listeners: Vec<JoinHandle<()>>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Server {
+    /// Listens.
+    ///
+    /// # Errors
+    /// When an address can't be listened on; says which.
+    pub fn start(config: ServeConfig) -> Result<Server> {
+        let sockets = listen(&config)?;
+        let shared = Arc::new(Shared {
+            config,
+            files: Files::default(),
+            stopping: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+            tests: Mutex::default(),
+            controls: Mutex::default(),
+            next: AtomicU64::new(0),
+        });
+        let mut server = Server { shared, listeners: Vec::new(), addresses: Vec::new() };
+        for socket in sockets {
+            let failed = |e: std::io::Error| Error::io("can't listen", &e);
+            server.addresses.push(socket.local_addr().map_err(failed)?);
+            let shared = Arc::clone(&server.shared);
+            let accept = move || accept(&shared, &socket);
+            server.listeners.push(std::thread::Builder::new().name("listen".into()).spawn(accept).map_err(failed)?);
+        }
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Ends all measurements, telling their clients, and stops listening.
+    pub fn stop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        for control in self.shared.controls.lock().values() {
+            // Whoever can't be told any more finds out.
+            let _ = refuse(control, "the server was stopped");
+        }
+        for test in self.shared.tests.lock().values() {
+            test.cut();
+        }
+        for listener in self.listeners.drain(..) {
+            // It has nothing to say.
+            let _ = listener.join();
+        }
+        let end = Instant::now() + ENDING;
+        while self.shared.connections.load(Ordering::Relaxed) > 0 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn listen(config: &ServeConfig) -> Result<Vec<TcpListener>> {
+    let bind = |ip: IpAddr| TcpListener::bind(SocketAddr::new(ip, config.port)).map(|socket| (ip, socket));
+    if config.addresses.is_empty() {
+        // One socket for both families, where the host has IPv6.
+        let both = bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|e| match e.kind() {
+            std::io::ErrorKind::AddrInUse | std::io::ErrorKind::PermissionDenied => Err(e),
+            _ => bind(Ipv4Addr::UNSPECIFIED.into()),
+        });
+        return both.map(|(_, socket)| vec![socket]).map_err(|e| cannot(&format!("port {}", config.port), &e));
+    }
+    let one = |ip: &IpAddr| {
+        let address = SocketAddr::new(*ip, config.port);
+        bind(*ip).map(|(_, socket)| socket).map_err(|e| cannot(&address.to_string(), &e))
+    };
+    config.addresses.iter().map(one).collect()
+}
+
+fn cannot(at: &str, e: &std::io::Error) -> Error {
+    Error::io(format_args!("can't listen on {at}"), e)
+}
+
+fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+    // A blocking accept would not see the end.
+    let tick = Timespec::try_from(LOOK).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
+    while !shared.stopping.load(Ordering::Relaxed) {
+        match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&tick)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(_) => return,
+        }
+        let Ok((socket, peer)) = listener.accept() else {
+            // Out of descriptors, or a caller that left at once.
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        let from = peer.ip().to_canonical();
+        let number = shared.connections.fetch_add(1, Ordering::Relaxed);
+        let held = Held(Arc::clone(shared));
+        if number >= shared.config.max_connections {
+            let why = format!("{number} connections are open, which is the most");
+            // Its answer matters little to who comes as one too many.
+            let _ = refuse(&socket, &why);
+            (shared.config.tell)(Event::Refused { from, why });
+            continue;
+        }
+        let work = move || {
+            let shared = &held.0;
+            if let Err(e) = answer(shared, socket, from) {
+                (shared.config.tell)(Event::Refused { from, why: e.message().to_owned() });
+            }
+        };
+        if let Err(e) = std::thread::Builder::new().name("caller".into()).spawn(work) {
+            (shared.config.tell)(Event::Refused { from, why: format!("no thread for it: {e}") });
+        }
+    }
+}
+
+/// Counts a connection for as long as it lives.
+struct Held(Arc<Shared>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn refuse(socket: &TcpStream, why: &str) -> Result<()> {
+    frame::send(socket, REFUSED, why.as_bytes(), Instant::now() + Duration::from_millis(500))
+}
+
+/// Tells the caller, and whoever watches this end.
+fn refused(socket: &TcpStream, why: String) -> Result<()> {
+    // The caller may be gone.
+    let _ = refuse(socket, &why);
+    Err(Error::new(ErrorKind::Protocol, why))
+}
+
+fn answer(shared: &Arc<Shared>, socket: TcpStream, from: IpAddr) -> Result<()> {
+    SocketOptions::default().apply(socket.as_fd()).map_err(|e| Error::io("can't set options", &e))?;
+    let first = match frame::receive(&socket, MAX_BODY, Instant::now() + GREETING) {
+        Ok(Some(first)) => first,
+        // Somebody looked whether the port is open.
+        Ok(None) => return Err(Error::new(ErrorKind::Protocol, "it connected and left without a word")),
+        Err(e) if e.kind() == ErrorKind::Timeout => {
+            let why = format!("it said nothing that could be read within {} s", GREETING.as_secs());
+            return Err(Error::new(ErrorKind::Protocol, why));
+        }
+        Err(e) => return Err(e),
+    };
+    if first.head.version != VERSION {
+        let why = format!(
+            "{} is spurline {} and speaks version {VERSION} of this protocol, the caller version {}",
+            host_name(),
+            env!("CARGO_PKG_VERSION"),
+            first.head.version
+        );
+        return refused(&socket, why);
+    }
+    match first.head.kind {
+        kind::HELLO => control(shared, &socket, from, &message::decode(&first.body)?),
+        kind::ATTACH => data(shared, socket, from, &message::decode(&first.body)?),
+        other => refused(&socket, format!("a conversation does not begin with a message of kind {other}")),
+    }
+}
+
+/// A client's control connection, from its greeting to its end.
+fn control(shared: &Arc<Shared>, socket: &TcpStream, from: IpAddr, _hello: &Hello) -> Result<()> {
+    let number = shared.next.fetch_add(1, Ordering::Relaxed);
+    let failed = |e: std::io::Error| Error::io("a connection", &e);
+    let here = socket.local_addr().map_err(failed)?.ip();
+    let link = shared.files.link_of(here);
+    let welcome = Welcome {
+        program: env!("CARGO_PKG_VERSION").into(),
+        host: host_name(),
+        link,
+        running: shared.tests.lock().len(),
+        transports: vec![Transport::Tcp],
+        facts: shared.config.facts.is_some(),
+    };
+    let reply = |kind: u16, body: &[u8]| frame::send(socket, kind, body, Instant::now() + shared.config.patience);
+    reply(kind::WELCOME, &message::encode(&welcome))?;
+    shared.controls.lock().insert(number, socket.try_clone().map_err(failed)?);
+    let mut running: Option<Running> = None;
+    let result = loop {
+        let frame = match frame::receive(socket, MAX_BODY, Instant::now() + shared.config.patience) {
+            Ok(Some(frame)) => frame,
+            Ok(None) => break Ok(()),
+            Err(e) if e.kind() == ErrorKind::Timeout => {
+                let why = format!("the client said nothing for {} s", shared.config.patience.as_secs_f64());
+                break refused(socket, why);
+            }
+            Err(e) => break Err(e),
+        };
+        let handled = match frame.head.kind {
+            kind::ALIVE => Ok(()),
+            kind::OPEN if running.is_none() => open(shared, from, here, &frame.body).and_then(|(test, opened)| {
+                running = Some(test);
+                reply(kind::OPENED, &message::encode(&opened))
+            }),
+            kind::FINISH => match running.take() {
+                Some(test) => reply(kind::REPORT, &message::encode(&test.finish())),
+                None => Err(Error::new(ErrorKind::Protocol, "nothing was being measured")),
+            },
+            kind::FACTS => match &shared.config.facts {
+                Some(facts) => facts().and_then(|bytes| {
+                    (shared.config.tell)(Event::Facts { from, bytes: bytes.len() });
+                    reply(kind::FACTS_ARE, &bytes)
+                }),
+                None => Err(Error::new(ErrorKind::Unsupported, "this server has no facts to give")),
+            },
+            other => Err(Error::new(ErrorKind::Protocol, format!("a message of kind {other} makes no sense here"))),
+        };
+        if let Err(e) = handled {
+            break refused(socket, e.message().to_owned());
+        }
+    };
+    shared.controls.lock().remove(&number);
+    if let Some(test) = running.take() {
+        test.abandon();
+    }
+    // One that leaves while it is stopped is no news.
+    if shared.stopping.load(Ordering::Relaxed) { Ok(()) } else { result }
+}
+
+/// A measurement in the table, taken out of it at its end.
+struct Running {
+    shared: Arc<Shared>,
+    token: u64,
+    here: IpAddr,
+    test: Arc<Test>,
+}
+
+fn open(shared: &Arc<Shared>, from: IpAddr, here: IpAddr, body: &[u8]) -> Result<(Running, Opened)> {
+    let open: Open = message::decode(body)?;
+    let plan = open.plan;
+    plan.check()?;
+    if plan.transport != Transport::Tcp {
+        let why = format!("this server does not measure over {}", plan.transport.name());
+        return Err(Error::new(ErrorKind::Unsupported, why));
+    }
+    let test = Arc::new(Test {
+        from,
+        stop: Stop::new(shared.config.patience),
+        begun: Instant::now(),
+        before: shared.files.counters(),
+        shared_with: AtomicUsize::new(0),
+        streams: Mutex::default(),
+        changed: Condvar::new(),
+        plan,
+    });
+    let mut tests = shared.tests.lock();
+    let loads = |test: &Test| usize::from(test.plan.streams.iter().any(|op| *op != Op::Echo));
+    let all: usize = tests.values().map(|t| loads(t)).sum::<usize>() + loads(&test);
+    for one in tests.values().chain([&test]) {
+        one.shared_with.fetch_max(all - loads(one), Ordering::Relaxed);
+    }
+    // Nobody guesses it; the standard library's hash keys are random.
+    let token = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    tests.insert(token, Arc::clone(&test));
+    drop(tests);
+    (shared.config.tell)(Event::Begun { from, plan: test.plan.clone() });
+    let running = Running { shared: Arc::clone(shared), token, here, test };
+    Ok((running, Opened { token, answer: Vec::new() }))
+}
+
+impl Running {
+    /// Waits for the streams' ends and says what they came to.
+    fn finish(self) -> Report {
+        self.test.wait(ENDING);
+        self.leave("")
+    }
+
+    /// Ends the streams of a client that is gone.
+    fn abandon(self) {
+        self.leave("the client left");
+    }
+
+    fn leave(&self, why: &str) -> Report {
+        self.shared.tests.lock().remove(&self.token);
+        self.test.cut();
+        self.test.wait(ENDING);
+        let streams = self.test.streams.lock();
+        let mut report = streams.report.clone();
+        report.tcp = tcp_info::together(&streams.views);
+        drop(streams);
+        if report.error.is_empty() {
+            why.clone_into(&mut report.error);
+        }
+        report.shared_with = self.test.shared_with.load(Ordering::Relaxed);
+        report.link = self.shared.files.link_of(self.here);
+        let bytes = report.received_bytes + report.sent_bytes;
+        link::compare(&mut report.link, &self.test.before, &self.shared.files.counters(), bytes);
+        let (from, plan, elapsed) = (self.test.from, self.test.plan.clone(), self.test.begun.elapsed());
+        (self.shared.config.tell)(Event::Ended { from, plan, elapsed, report: report.clone() });
+        report
+    }
+}
+
+impl Test {
+    /// Ends all streams, also those that wait in the kernel.
+    fn cut(&self) {
+        self.stop.cut();
+        for socket in self.streams.lock().attached.values() {
+            // It may have ended by itself.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Waits until every stream that was attached has ended.
+    fn wait(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        let mut streams = self.streams.lock();
+        while streams.ended < streams.attached.len() {
+            if self.changed.wait_until(&mut streams, end).timed_out() {
+                return;
+            }
+        }
+    }
+}
+
+/// A client's data connection.
+fn data(shared: &Arc<Shared>, socket: TcpStream, from: IpAddr, attach: &Attach) -> Result<()> {
+    let test = shared.tests.lock().get(&attach.token).cloned();
+    let Some(test) = test.filter(|test| test.from == from) else {
+        return refused(&socket, "no measurement has that token".into());
+    };
+    let Some(op) = test.plan.streams.get(attach.stream).copied() else {
+        return refused(&socket, format!("the measurement has no stream {}", attach.stream));
+    };
+    let mine = socket.try_clone().map_err(|e| Error::io("a connection", &e))?;
+    let taken = {
+        let mut streams = test.streams.lock();
+        let taken = streams.attached.contains_key(&attach.stream);
+        if !taken {
+            streams.attached.insert(attach.stream, mine);
+        }
+        taken
+    };
+    if taken {
+        return refused(&socket, format!("stream {} is attached", attach.stream));
+    }
+    let mut served = tcp::Served::default();
+    let cpu = thread_cpu();
+    let kept = socket.try_clone();
+    let result = frame::send(&socket, kind::ATTACHED, &[], Instant::now() + GREETING)
+        .and_then(|()| tcp::serve(socket, op, &test.plan, &test.stop, &mut served));
+    let cpu = thread_cpu() - cpu;
+    let mut streams = test.streams.lock();
+    streams.ended += 1;
+    if let Ok(kept) = kept {
+        streams.views.push(tcp_info::of(&kept));
+        // Its clones must not keep the other end waiting.
+        let _ = kept.shutdown(Shutdown::Both);
+    }
+    let report = &mut streams.report;
+    report.cpu_seconds += cpu;
+    report.busiest_seconds = report.busiest_seconds.max(cpu);
+    report.received_bytes += served.received;
+    report.sent_bytes += served.sent;
+    if let Err(e) = result
+        && report.error.is_empty()
+        && !test.stop.is_cut()
+    {
+        report.error = e.message().to_owned();
+    }
+    drop(streams);
+    test.changed.notify_all();
+    Ok(())
+}
