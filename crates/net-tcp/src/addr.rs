@@ -84,8 +84,9 @@ pub fn group_addresses(spec: &str) -> Result<Vec<IpAddr>> {
 /// # Errors
 /// As [`group_addresses`].
 pub fn flag_addresses(flag: &str, spec: &str) -> Result<Vec<IpAddr>> {
-    select(spec, &local_addresses()?)
-        .map_err(|(part, why, there)| Error::new(ErrorKind::Invalid, format!("{flag} '{part}': {why}; this host has {there}")))
+    select(spec, &local_addresses()?).map_err(|(part, why, there)| {
+        Error::new(ErrorKind::Invalid, format!("{flag} '{part}': {why}; this host has {there}"))
+    })
 }
 
 /// What is unusable, why, and what there is instead.

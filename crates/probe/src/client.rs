@@ -35,7 +35,10 @@ pub struct Call {
 pub fn peer(words: &str) -> std::result::Result<String, Fault> {
     let wrong = || {
         let what = format!("'{words}' is no host");
-        Fault::usage(what, "write a name, 192.0.2.1, 2001:db8::1 or fe80::1%eth0; with a port name:1234 or [fe80::1%eth0]:1234")
+        Fault::usage(
+            what,
+            "write a name, 192.0.2.1, 2001:db8::1 or fe80::1%eth0; with a port name:1234 or [fe80::1%eth0]:1234",
+        )
     };
     let clean = |host: &str| !host.is_empty() && host.chars().all(|c| !c.is_whitespace() && !"[]/".contains(c));
     let port = |text: &str| text.parse::<u16>().map_err(|_| wrong());
@@ -230,7 +233,8 @@ fn greet(call: &Call, control: TcpStream, connect_time: Duration) -> std::result
             return Err(Fault::missing(format!("{peer} closed the connection instead of greeting"), elsewhere));
         }
         Err(e) if e.kind() == ErrorKind::Timeout => {
-            let what = format!("{peer} took the connection, but did not greet within {:.0} s", call.timeout.as_secs_f64());
+            let what =
+                format!("{peer} took the connection, but did not greet within {:.0} s", call.timeout.as_secs_f64());
             return Err(Fault::missing(what, format!("{elsewhere}; or that host hangs")));
         }
         Err(e) if e.kind() == ErrorKind::Protocol => {

@@ -150,7 +150,8 @@ pub fn drive(
             }
         }
         drop(tx);
-        let mut watch = Watch { counters: &counters, start, seconds: Vec::new(), last_move: start, last: Progress::default() };
+        let mut watch =
+            Watch { counters: &counters, start, seconds: Vec::new(), last_move: start, last: Progress::default() };
         let mut ended = Vec::new();
         let mut interrupted = false;
         let mut window: Option<Progress> = None;

@@ -216,7 +216,8 @@ pub fn latency(outcome: &Outcome) -> Judgement {
         return Judgement::new(Level::Broken, why);
     };
     let (half, rare) = (times.quantile_us(0.5), times.quantile_us(0.99));
-    let measured = format!("{} there and back ({} one way), 99 % within {}", micros(half), micros(half / 2.0), micros(rare));
+    let measured =
+        format!("{} there and back ({} one way), 99 % within {}", micros(half), micros(half / 2.0), micros(rare));
     if let Some(error) = &outcome.error {
         return Judgement::new(Level::Broken, format!("{measured}, then {error}"));
     }

@@ -136,8 +136,7 @@ pub fn ping(
     interrupt: &AtomicBool,
     observe: &mut dyn FnMut(&Pong),
 ) -> Result<Pinged, Fault> {
-    let mut pinged =
-        Pinged { times: Vec::new(), large: None, large_size: LARGE, error: None, large_lost: false };
+    let mut pinged = Pinged { times: Vec::new(), large: None, large_size: LARGE, error: None, large_lost: false };
     let plan = |size| Plan { size, depth: 1, streams: vec![Op::Echo], ..Plan::default() };
     let stop = Stop::new(pings.timeout);
     let mut lane = one(session.open(&plan(pings.size))?)?;

@@ -65,7 +65,7 @@ pub enum Event {
         /// How long it took.
         elapsed: Duration,
         /// What it came to.
-        report: Report,
+        report: Box<Report>,
     },
     /// Facts were handed out.
     Facts {
@@ -414,7 +414,7 @@ impl Running {
         let bytes = report.received_bytes + report.sent_bytes;
         link::compare(&mut report.link, &self.test.before, &self.shared.files.counters(), bytes);
         let (from, plan, elapsed) = (self.test.from, self.test.plan.clone(), self.test.begun.elapsed());
-        (self.shared.config.tell)(Event::Ended { from, plan, elapsed, report: report.clone() });
+        (self.shared.config.tell)(Event::Ended { from, plan, elapsed, report: Box::new(report.clone()) });
         report
     }
 }

@@ -179,7 +179,8 @@ fn two_clients_at_once_are_told() {
         let moving = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&moving);
         let first = scope.spawn(move || {
-            measure::run(one, &Plan::default(), &long, stop, &mut |p| moving.store(p.ops > 0, Ordering::Relaxed)).unwrap()
+            measure::run(one, &Plan::default(), &long, stop, &mut |p| moving.store(p.ops > 0, Ordering::Relaxed))
+                .unwrap()
         });
         wait_for(|| seen.load(Ordering::Relaxed).then_some(()));
         let second = run(&mut two, &Plan::default(), &limits(Some(50)));
@@ -228,7 +229,10 @@ fn garbage_does_the_server_no_harm() {
         (open(Plan { size: 0, ..Plan::default() }), "0 bytes"),
         (open(Plan { streams: vec![Op::Read; 1000], ..Plan::default() }), "1000 streams"),
         (open(Plan { transport: message::Transport::Rdma, ..Plan::default() }), "does not measure over rdma"),
-        ([frame(VERSION, kind::HELLO, b"{}"), frame(VERSION, kind::FINISH, b"")].concat(), "nothing was being measured"),
+        (
+            [frame(VERSION, kind::HELLO, b"{}"), frame(VERSION, kind::FINISH, b"")].concat(),
+            "nothing was being measured",
+        ),
         ([frame(VERSION, kind::HELLO, b"{}"), frame(VERSION, 78, b"")].concat(), "kind 78 makes no sense"),
     ] {
         events.lock().unwrap().clear();

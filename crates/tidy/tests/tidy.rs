@@ -31,6 +31,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("spurline-store", 40),
     ("spurline-under", 40),
     ("spurline-cache", 50),
+    ("spurline-probe", 50),
     ("spurline-client", 50),
     ("spurline-fs", 60),
     ("spurline-fuse", 70),
@@ -73,7 +74,7 @@ fn layers_point_down() {
 #[test]
 fn only_the_binary_and_tests_name_a_concrete_transport() {
     let metadata = metadata();
-    let allowed = ["spurline", "spurline-bench"];
+    let allowed = ["spurline", "spurline-bench", "spurline-probe"];
     let mut broken = Vec::new();
     for package in ours(&metadata) {
         let name = package["name"].as_str().unwrap();
@@ -230,6 +231,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/mem", "one arena cut into buffers"),
     ("crates/fuse", "the FUSE device, its io_uring queues and mount calls"),
     ("crates/store", "io_uring and O_DIRECT buffers"),
+    ("crates/probe", "TCP_INFO by getsockopt, which no library in use has"),
 ];
 
 #[test]

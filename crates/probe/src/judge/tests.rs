@@ -149,7 +149,8 @@ fn pings_and_large_packets() {
 
 #[test]
 fn figures_are_short() {
-    for (value, text) in [(46.71, "46.7"), (50.0, "50"), (100.0, "100"), (6.4, "6.4"), (0.123, "0.12"), (3.75, "3.75")] {
+    for (value, text) in [(46.71, "46.7"), (50.0, "50"), (100.0, "100"), (6.4, "6.4"), (0.123, "0.12"), (3.75, "3.75")]
+    {
         assert_eq!(short(value), text);
     }
     assert_eq!((micros(3.456), micros(12_345.0), micros(2e6)), ("3.46 µs".into(), "12.3 ms".into(), "2 s".into()));
