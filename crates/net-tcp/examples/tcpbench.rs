@@ -74,7 +74,14 @@ struct InMemory(Arc<Vec<u8>>);
 impl Service for InMemory {
     fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
         let (volume, node) = (VolumeId(1), "bench".to_owned());
-        Ok(Welcome { version: 0, volume, block_size: 4 << 20, node, capabilities: Capabilities(0) })
+        Ok(Welcome {
+            version: 0,
+            volume,
+            block_size: 4 << 20,
+            node,
+            capabilities: Capabilities(0),
+            ..Welcome::default()
+        })
     }
     fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
         let Request::Read(Read { offset, len, .. }) = request else {

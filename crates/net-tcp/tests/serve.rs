@@ -17,6 +17,7 @@ impl Service for Zeros {
             block_size: 4 << 20,
             node: "n".into(),
             capabilities: Capabilities(0),
+            ..Welcome::default()
         })
     }
     fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {

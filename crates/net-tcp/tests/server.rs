@@ -20,7 +20,7 @@ struct Zeros {
 impl Service for Zeros {
     fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
         let (volume, node) = (VolumeId(1), "z".to_owned());
-        Ok(Welcome { version: 0, volume, block_size: 1, node, capabilities: Capabilities(0) })
+        Ok(Welcome { version: 0, volume, block_size: 1, node, capabilities: Capabilities(0), ..Welcome::default() })
     }
     fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
         let Request::Read(Read { path, len, .. }) = request else {

@@ -4,12 +4,13 @@
 
 use parking_lot::RwLock;
 use spurline_cache::{Cache, Shared};
-use spurline_proto::{Body, Capabilities, Hello, MAX_PAYLOAD, Read, Request, StatFs, VolumeId, Welcome};
+use spurline_proto::{Body, Capabilities, Hello, MAX_PAYLOAD, Rail, Read, Request, StatFs, VolumeId, Welcome};
 use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
 use spurline_under::UnderStore;
 use spurline_volume::{Data, Volume as _};
 use std::cell::RefCell;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,12 +36,29 @@ pub struct Node {
     allowed: Vec<String>,
     open: Box<Open>,
     volumes: RwLock<Vec<Arc<Cache>>>,
+    /// Drawn at start, so that readers see that they talk to another process than before.
+    instance: u64,
+    rails: RwLock<Vec<Rail>>,
 }
 
 impl Node {
     /// A node called `name` that may fetch the `sources` (normalised URLs) and all below them.
     pub fn new(name: &str, shared: Arc<Shared>, sources: Vec<String>, open: Box<Open>) -> Arc<Node> {
-        Arc::new(Node { name: name.to_owned(), shared, allowed: sources, open, volumes: RwLock::default() })
+        Arc::new(Node {
+            name: name.to_owned(),
+            shared,
+            allowed: sources,
+            open,
+            volumes: RwLock::default(),
+            // Keyed by the operating system's randomness; 0 means "not known".
+            instance: RandomState::new().build_hasher().finish().max(1),
+            rails: RwLock::default(),
+        })
+    }
+
+    /// Tells readers that greet from now on where RDMA reaches this node.
+    pub fn announce(&self, rails: Vec<Rail>) {
+        *self.rails.write() = rails;
     }
 
     /// The volumes that were asked for so far.
@@ -168,6 +186,8 @@ impl Service for Node {
             block_size: self.shared.block_size,
             node: self.name.clone(),
             capabilities: Capabilities::default(),
+            instance: self.instance,
+            rails: self.rails.read().clone(),
         })
     }
 

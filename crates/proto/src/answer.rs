@@ -1,8 +1,9 @@
 //! What a node answers: bodies of answers, and errors with their kind. Payloads are bytes and need no code.
 
 use crate::codec::{Put, Take};
+use crate::rail::{put_rails, take_rails};
 use crate::request::check_name;
-use crate::{FrameError, MAX_ANSWER_BODY, MAX_VERSION_TEXT, VolumeId};
+use crate::{FrameError, MAX_ANSWER_BODY, MAX_VERSION_TEXT, RAILS_VERSION, Rail, VolumeId};
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Version};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,8 +22,8 @@ pub trait Body: Sized {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities(pub u64);
 
-/// Answers `Hello`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Answers `Hello`. What is only in a newer version is empty when the connection speaks an older one.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Welcome {
     /// The protocol version of this connection.
     pub version: u16,
@@ -34,6 +35,11 @@ pub struct Welcome {
     pub node: String,
     /// What it can do.
     pub capabilities: Capabilities,
+    /// A number drawn when the node started, so that a peer sees that it is another process than before; 0 when not
+    /// known. From version 2 on.
+    pub instance: u64,
+    /// Where RDMA reaches it; none where it serves TCP only. From version 2 on.
+    pub rails: Vec<Rail>,
 }
 
 /// Capacity of a volume, as `df` shows it.
@@ -56,16 +62,25 @@ impl Body for Welcome {
         out.put_u64(self.block_size);
         out.put_bytes(self.node.as_bytes());
         out.put_u64(self.capabilities.0);
+        if self.version >= RAILS_VERSION {
+            out.put_u64(self.instance);
+            put_rails(&self.rails, out);
+        }
     }
     fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
         let mut take = Take(bytes);
-        let welcome = Welcome {
+        let mut welcome = Welcome {
             version: take.u16("a version")?,
             volume: VolumeId(take.u32("a volume")?),
             block_size: take.u64("a block size")?,
             node: take.text("a node's name")?.to_owned(),
             capabilities: Capabilities(take.u64("capabilities")?),
+            ..Welcome::default()
         };
+        if welcome.version >= RAILS_VERSION {
+            welcome.instance = take.u64("an instance")?;
+            welcome.rails = take_rails(&mut take)?;
+        }
         take.end()?;
         Ok(welcome)
     }

@@ -1,6 +1,9 @@
 //! The fixed header that starts every frame. It knows nothing of what bodies mean.
 
-use crate::{FrameError, HEADER_LEN, MAGIC, MAX_ANSWER_BODY, MAX_PAYLOAD, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION};
+use crate::{
+    FRAME_VERSION, FrameError, HEADER_LEN, MAGIC, MAX_ANSWER_BODY, MAX_PAYLOAD, MAX_REQUEST_BODY, MAX_VERSION,
+    MIN_VERSION,
+};
 
 /// What a frame asks, or answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -83,7 +86,7 @@ impl Flags {
 /// | offset | bytes | field |
 /// |---|---|---|
 /// | 0 | 4 | magic `SPUR` |
-/// | 4 | 2 | protocol version |
+/// | 4 | 2 | version of the frame |
 /// | 6 | 2 | operation |
 /// | 8 | 8 | request id |
 /// | 16 | 2 | flags |
@@ -93,7 +96,7 @@ impl Flags {
 /// | 28 | 36 | reserved: written as 0, ignored |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Protocol version of the frame.
+    /// Version of the frame.
     pub version: u16,
     /// What it asks or answers.
     pub op: Op,
@@ -112,7 +115,7 @@ pub struct Header {
 impl Header {
     /// The header of a request with a body of `body_len` bytes and no payload.
     pub fn request(op: Op, id: u64, body_len: u32) -> Self {
-        Header { version: MAX_VERSION, op, id, flags: Flags(0), status: 0, body_len, payload_len: 0 }
+        Header { version: FRAME_VERSION, op, id, flags: Flags(0), status: 0, body_len, payload_len: 0 }
     }
 
     /// The header of an answer to this request.

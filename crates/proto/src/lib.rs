@@ -16,10 +16,12 @@
 mod answer;
 mod codec;
 mod header;
+mod rail;
 mod request;
 
 pub use answer::{Body, Capabilities, StatFs, Welcome, decode_error, encode_error_message};
 pub use header::{Flags, Header, Op};
+pub use rail::{Link, MAX_RAILS, Rail};
 pub use request::{Hello, Read, Request, VolumeId, check_path};
 
 /// Length of the fixed header in bytes.
@@ -31,7 +33,12 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"SPUR");
 /// The oldest protocol version this build speaks.
 pub const MIN_VERSION: u16 = 1;
 /// The newest protocol version this build speaks.
-pub const MAX_VERSION: u16 = 1;
+pub const MAX_VERSION: u16 = 2;
+/// The version of the frames themselves: header, order of parts, padding. What a greeting agrees on is what bodies
+/// hold, so a greeting is understood by every peer.
+pub const FRAME_VERSION: u16 = 1;
+/// The first version whose `Welcome` tells the node's rails.
+pub(crate) const RAILS_VERSION: u16 = 2;
 /// The longest body of a request: a path of any length a file system accepts fits several times.
 pub const MAX_REQUEST_BODY: usize = 64 << 10;
 /// The longest body of an answer: a page of 1000 names of 1 KiB with their attributes fits twice.

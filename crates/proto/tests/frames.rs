@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 use spurline_proto::{
-    Body, Capabilities, FRAME_ALIGN, Flags, FrameError, HEADER_LEN, Header, Hello, MAX_PAYLOAD, MAX_REQUEST_BODY, Op,
-    Read, Request, StatFs, VolumeId, Welcome, check_path, decode_error, encode_error_message, padding,
+    Body, Capabilities, FRAME_ALIGN, Flags, FrameError, HEADER_LEN, Header, Hello, Link, MAX_PAYLOAD, MAX_RAILS,
+    MAX_REQUEST_BODY, Op, Rail, Read, Request, StatFs, VolumeId, Welcome, check_path, decode_error,
+    encode_error_message, padding,
 };
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Version};
 use std::time::{Duration, UNIX_EPOCH};
@@ -45,6 +46,24 @@ fn page() -> impl Strategy<Value = ListPage> {
     let entry = (name(), attr()).prop_map(|(name, attr)| DirEntry { name, attr });
     (prop::collection::vec(entry, 0..8), prop::option::of(prop::collection::vec(any::<u8>(), 0..20)))
         .prop_map(|(entries, next)| ListPage { entries, next })
+}
+
+fn rail() -> impl Strategy<Value = Rail> {
+    let address = prop_oneof![
+        (any::<[u8; 4]>(), 0u8..=32).prop_map(|(ip, bits)| (ip.into(), bits)),
+        (any::<[u8; 16]>(), 0u8..=128).prop_map(|(ip, bits)| (ip.into(), bits)),
+    ];
+    (".{0,9}", address, any::<u16>(), any::<u8>(), any::<u64>(), any::<u32>()).prop_map(
+        |(name, (address, prefix_len), port, link, fabric, speed_mbit)| Rail {
+            name,
+            address,
+            prefix_len,
+            port,
+            link: Link::from_code(link),
+            fabric,
+            speed_mbit,
+        },
+    )
 }
 
 /// Encodes, takes the frame apart, decodes, compares; then refuses every shorter body and a longer one.
@@ -100,12 +119,14 @@ proptest! {
     }
 
     #[test]
-    fn bodies_round_trip(attr in attr(), page in page(), n: u64, node in ".{0,20}") {
+    fn bodies_round_trip(attr in attr(), page in page(), n: u64, node in ".{0,20}", rails in prop::collection::vec(rail(), 0..4)) {
         body_round_trip(&attr);
         body_round_trip(&page);
         body_round_trip(&StatFs { total_bytes: n, free_bytes: !n, total_files: n / 2, free_files: 1 });
         let (volume, capabilities) = (VolumeId(n as u32), Capabilities(n));
-        body_round_trip(&Welcome { version: n as u16, volume, block_size: n, node, capabilities });
+        let old = Welcome { version: 1, volume, block_size: n, node, capabilities, ..Welcome::default() };
+        body_round_trip(&old);
+        body_round_trip(&Welcome { version: 2, instance: n, rails, ..old });
     }
 
     #[test]
@@ -203,9 +224,44 @@ fn limits_hold() {
         assert!(matches!(ListPage::decode(&body), Err(FrameError::Path(_))), "{name:?}");
     }
     let hello = |min_version, max_version| Hello { min_version, max_version, peer: "", source: "" }.negotiate();
-    assert_eq!(hello(1, 1), Ok(1));
-    assert_eq!(hello(0, 9), Ok(1));
-    assert!(hello(2, 9).is_err() && hello(0, 0).is_err() && hello(9, 2).is_err());
+    assert_eq!((hello(1, 1), hello(1, 2), hello(2, 9)), (Ok(1), Ok(2), Ok(2)));
+    assert_eq!(hello(0, 9), Ok(2));
+    assert!(hello(3, 9).is_err() && hello(0, 0).is_err() && hello(9, 2).is_err());
+}
+
+/// A peer of the first version gets a `Welcome` without rails, and one of its own is understood.
+#[test]
+fn peers_of_the_first_version_are_understood() {
+    let (node, address) = ("n".to_owned(), "10.0.0.1".parse().unwrap());
+    let rail = Rail {
+        name: "ib0".to_owned(),
+        address,
+        prefix_len: 24,
+        port: 7471,
+        link: Link::InfiniBand,
+        fabric: 0xfe80 << 48,
+        speed_mbit: 400_000,
+    };
+    let new = Welcome { version: 2, node, instance: 7, rails: vec![rail; MAX_RAILS + 1], ..Welcome::default() };
+    let bytes = |welcome: &Welcome| {
+        let mut out = Vec::new();
+        welcome.encode(&mut out);
+        out
+    };
+    let old = bytes(&Welcome { version: 1, ..new.clone() });
+    assert_eq!(old, b"\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0n\0\0\0\0\0\0\0\0");
+    let old = Welcome::decode(&old).unwrap();
+    assert_eq!((old.instance, old.rails.len()), (0, 0));
+    let mut long = bytes(&new);
+    let whole = Welcome::decode(&long).unwrap();
+    assert_eq!((whole.instance, whole.rails.len()), (7, MAX_RAILS), "no more than a peer accepts");
+    assert!(
+        whole.rails[0].to_string().contains("ib0 (InfiniBand 10.0.0.1/24, subnet prefix fe80000000000000, 400 Gb/s)")
+    );
+    // A count, a network and an address that can't be.
+    let at = long.iter().rposition(|b| *b == MAX_RAILS as u8).unwrap();
+    long[at] = MAX_RAILS as u8 + 1;
+    assert!(matches!(Welcome::decode(&long), Err(FrameError::TooLong { .. })));
 }
 
 /// Numbers on the wire never change meaning: a frame written down once still reads the same.

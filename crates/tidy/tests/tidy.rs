@@ -25,6 +25,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("spurline-observe", 10),
     ("spurline-fabric", 10),
     ("spurline-volume", 20),
+    ("spurline-rails", 20),
     ("spurline-transport", 30),
     ("spurline-net-tcp", 40),
     ("spurline-net-sim", 40),

@@ -3,6 +3,7 @@
 use spurline_proto::{Body, Hello, Op, Request, Welcome};
 use spurline_types::{Error, ErrorKind, Result};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What carries the bytes of a channel.
@@ -95,6 +96,13 @@ impl From<CallError> for Error {
     }
 }
 
+/// Ends the call under way on a channel, and every later one, with [`CallError::Broken`]: for a path that was found
+/// dead while its requests wait for answers that will never come.
+pub trait Breaker: Send + Sync {
+    /// Returns at once; the call ends soon after. Nothing happens when the channel is gone already.
+    fn break_off(&self);
+}
+
 /// One connection on one path. One call at a time; a deadline bounds each.
 pub trait Channel: Send {
     /// Sends `request` and waits for its answer.
@@ -114,6 +122,31 @@ pub trait Channel: Send {
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
     ) -> Result<Answer, CallError>;
+
+    /// [`Channel::call`] that runs `meanwhile` once, after the request is on its way and before its answer is waited
+    /// for, where the answer makes its own way into `dst` in that time. So one thread has answers arrive over several
+    /// channels at once: the next channel's call is made within `meanwhile`. A transport that can't do that runs
+    /// `meanwhile` first.
+    ///
+    /// # Errors
+    /// Those of [`Channel::call`].
+    fn call_while(
+        &mut self,
+        request: &Request<'_>,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        progress: &mut dyn FnMut(usize),
+        deadline: Instant,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Answer, CallError> {
+        meanwhile();
+        self.call(request, body, dst, progress, deadline)
+    }
+
+    /// What ends this channel's call from another thread; `None` where only the deadline does.
+    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        None
+    }
 
     /// Both ends.
     fn endpoints(&self) -> &Endpoints;

@@ -2,7 +2,7 @@
 
 use crate::{CallError, Channel, ConnState, Connector, Responder, Service, call_for, greet};
 use spurline_proto::{
-    Body as _, Capabilities, HEADER_LEN, Header, Hello, MAX_REQUEST_BODY, Op, Read, Request, padding,
+    Body as _, Capabilities, HEADER_LEN, Header, Hello, MAX_REQUEST_BODY, MAX_VERSION, Op, Read, Request, padding,
 };
 use spurline_proto::{StatFs, VolumeId, Welcome};
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Result, Version};
@@ -61,6 +61,8 @@ pub const CASES: &[Case] = &[
     ("garbage and wrong frames", garbage),
     ("a request that is too large", oversize_request),
     ("many callers at once", many_callers),
+    ("answers over two channels to one thread", meanwhile),
+    ("a call ended from another thread", broken_off),
 ];
 
 /// Runs the whole suite on a transport.
@@ -138,7 +140,14 @@ impl Service for TestService {
             return Err(Error::new(ErrorKind::NotFound, "no such source"));
         }
         let (volume, node) = (VolumeId(hello.source.len() as u32), hello.peer.to_owned());
-        Ok(Welcome { version: 0, volume, block_size: 4 << 20, node, capabilities: Capabilities(5) })
+        Ok(Welcome {
+            version: 0,
+            volume,
+            block_size: 4 << 20,
+            node,
+            capabilities: Capabilities(5),
+            ..Welcome::default()
+        })
     }
 
     fn serve(&self, _: &ConnState, request: Request<'_>, to: &mut dyn Responder) -> Result<()> {
@@ -238,7 +247,7 @@ fn greeting_first(rig: &dyn Rig) {
     let mut channel = peer.connector().connect(soon()).unwrap();
     let refused = greet(&mut *channel, &Hello::new("tester", "no-such"), soon()).unwrap_err();
     assert!(!refused.is_broken() && refused.error().kind() == ErrorKind::NotFound, "{refused}");
-    assert_eq!(greet(&mut *channel, &Hello::new("tester", "src"), soon()).unwrap().version, 1);
+    assert_eq!(greet(&mut *channel, &Hello::new("tester", "src"), soon()).unwrap().version, MAX_VERSION);
     // No version in common.
     let mut channel = peer.connector().connect(soon()).unwrap();
     let future = Hello { min_version: 900, max_version: 901, peer: "tester", source: "src" };
@@ -399,7 +408,15 @@ fn after_greeting(then: impl Fn(&Header) -> (Vec<u8>, End) + Send + Sync + 'stat
         }
         let mut body = Vec::new();
         let (node, block_size) = ("tester".to_owned(), 4 << 20);
-        Welcome { version: 1, volume: VolumeId(3), block_size, node, capabilities: Capabilities(0) }.encode(&mut body);
+        Welcome {
+            version: 1,
+            volume: VolumeId(3),
+            block_size,
+            node,
+            capabilities: Capabilities(0),
+            ..Welcome::default()
+        }
+        .encode(&mut body);
         let mut out = header.answer(0, body.len(), 0).unwrap().encode().to_vec();
         out.extend_from_slice(&body);
         out.extend_from_slice(padding(body.len()));
@@ -433,6 +450,39 @@ fn stalls(rig: &dyn Rig) {
     if let Err(error) = late {
         assert_eq!(error.error().kind(), ErrorKind::Timeout, "{error}");
     }
+}
+
+/// A call made within another's `meanwhile`, as a read that is split over rails makes it.
+fn meanwhile(rig: &dyn Rig) {
+    let peer = rig.serve(TestService::new());
+    let (mut first, mut second) = (connect(&*peer), connect(&*peer));
+    let mut dst = vec![0u8; 2 << 20];
+    let (low, high) = dst.split_at_mut(1 << 20);
+    let mut inner = None;
+    let outer = first.call_while(&read("slice", 0, 1 << 20), &mut Vec::new(), low, &mut |_| {}, soon(), &mut || {
+        assert!(inner.is_none(), "meanwhile ran twice");
+        let request = read("slice", 1 << 20, 1 << 20);
+        inner = Some(second.call(&request, &mut Vec::new(), high, &mut |_| {}, soon()));
+    });
+    assert_eq!((outer.unwrap().payload_len, inner.unwrap().unwrap().payload_len), (1 << 20, 1 << 20));
+    assert!(dst == data()[..2 << 20], "two answers at once are wrong");
+}
+
+fn broken_off(rig: &dyn Rig) {
+    let peer = rig.play(after_greeting(|_| (Vec::new(), End::Stall)));
+    let mut channel = connect(&*peer);
+    let Some(breaker) = channel.breaker() else { return };
+    let result = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Most often the call waits by then; when it has not begun, it must fail all the same.
+            std::thread::sleep(Duration::from_millis(50));
+            breaker.break_off();
+        });
+        channel.call(&read("x", 0, 9), &mut Vec::new(), &mut [0; 9], &mut |_| {}, soon())
+    });
+    assert_broken(&mut *channel, result, ErrorKind::Unavailable);
+    drop(channel);
+    breaker.break_off();
 }
 
 fn dies_within_payload(rig: &dyn Rig) {

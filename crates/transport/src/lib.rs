@@ -12,7 +12,7 @@ mod frames;
 mod pool;
 mod service;
 
-pub use channel::{Answer, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet};
+pub use channel::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet};
 pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
 pub use pool::{ChannelPool, Lease, PoolConfig, PoolState};
 pub use service::{AnswerState, ConnState, Next, Responder, Service, dispatch};

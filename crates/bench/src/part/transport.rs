@@ -21,7 +21,14 @@ impl Service for Memory {
     fn hello(&self, _conn: &ConnState, hello: &Hello<'_>) -> spurline_types::Result<Welcome> {
         let volume = VolumeId(1);
         let (node, capabilities) = ("bench".to_owned(), Capabilities::default());
-        Ok(Welcome { version: hello.max_version, volume, block_size: 4 << 20, node, capabilities })
+        Ok(Welcome {
+            version: hello.max_version,
+            volume,
+            block_size: 4 << 20,
+            node,
+            capabilities,
+            ..Welcome::default()
+        })
     }
 
     fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> spurline_types::Result<()> {

@@ -1,0 +1,41 @@
+//! The addresses of this host's interfaces. It knows no device.
+
+use spurline_types::{Error, Result};
+use std::net::IpAddr;
+
+/// One address of one interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// The interface's name.
+    pub interface: String,
+    /// The address.
+    pub ip: IpAddr,
+    /// Length of its network part in bits.
+    pub prefix_len: u8,
+}
+
+impl Address {
+    /// Whether other machines can send to it: no loopback, and none that needs its link named beside it.
+    pub fn routable(&self) -> bool {
+        match self.ip {
+            IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
+            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),
+        }
+    }
+}
+
+/// Every address of this host.
+///
+/// # Errors
+/// When the kernel does not list them.
+pub fn host_addresses() -> Result<Vec<Address>> {
+    let found = if_addrs::get_if_addrs().map_err(|e| Error::io("can't list this host's network interfaces", &e))?;
+    let address = |i: if_addrs::Interface| {
+        let prefix_len = match &i.addr {
+            if_addrs::IfAddr::V4(v4) => v4.prefixlen,
+            if_addrs::IfAddr::V6(v6) => v6.prefixlen,
+        };
+        Address { ip: i.ip(), interface: i.name, prefix_len }
+    };
+    Ok(found.into_iter().map(address).collect())
+}
