@@ -34,16 +34,19 @@ pub fn in_guest() -> bool {
     std::env::var_os("SPURLINE_IN_VM").is_some()
 }
 
-/// Runs the ignored tests of this very test program whose names contain `prefix`, one after the other, in a guest,
-/// and prints what they say. Where there can be no guest it skips (`rdma` in `SPURLINE_REQUIRE`).
+/// Runs the ignored tests of this very test program in a guest, one after the other, and prints what they say: those
+/// whose names contain the first of `prefixes`, then in a process of their own those with the next. Where there can be
+/// no guest it skips (`rdma` in `SPURLINE_REQUIRE`).
 ///
 /// # Panics
-/// When one of them fails, none has that prefix, or the guest does not come to its end within `seconds`.
-pub fn run_in_guest(net: GuestNet, prefix: &str, seconds: u32) {
+/// When one of them fails, none has a prefix, or the guest does not come to its end within `seconds`.
+pub fn run_in_guest(net: GuestNet, prefixes: &[&str], seconds: u32) {
     let exe = std::env::current_exe().expect("a test program knows its path");
-    let words = ["--ignored", "--test-threads=1", "--nocapture", prefix];
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/vm"));
-    command.args(["--net", net.word(), "--seconds", &seconds.to_string()]).arg(exe).args(words);
+    command.args(["--net", net.word(), "--seconds", &seconds.to_string()]);
+    let each = "program=$1; shift; failed=0; \
+        for prefix; do \"$program\" --ignored --test-threads=1 --nocapture \"$prefix\" || failed=1; done; exit $failed";
+    command.args(["bash", "-c", each, "-"]).arg(exe).args(prefixes);
     let out = command.output().expect("scripts/vm starts");
     let text = String::from_utf8_lossy(&out.stdout);
     println!("{text}{}", String::from_utf8_lossy(&out.stderr));
@@ -53,8 +56,8 @@ pub fn run_in_guest(net: GuestNet, prefix: &str, seconds: u32) {
             skip("rdma", why.unwrap_or("scripts/vm did not say why"));
         }
         Some(0) => {
-            let ran = text.lines().any(|line| line.starts_with("test result: ok.") && !line.contains(" 0 passed"));
-            assert!(ran, "no test of this program has '{prefix}' in its name");
+            let ran = |line: &&str| line.starts_with("test result: ok.") && !line.contains(" 0 passed");
+            assert_eq!(text.lines().filter(ran).count(), prefixes.len(), "no test has one of {prefixes:?} in its name");
         }
         other => panic!("the tests in the guest failed ({other:?}), see above"),
     }

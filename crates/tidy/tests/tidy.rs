@@ -26,6 +26,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("spurline-fabric", 10),
     ("spurline-volume", 20),
     ("spurline-rails", 20),
+    ("spurline-verbs", 20),
     ("spurline-transport", 30),
     ("spurline-net-tcp", 40),
     ("spurline-net-sim", 40),
@@ -233,6 +234,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/fuse", "the FUSE device, its io_uring queues and mount calls"),
     ("crates/store", "io_uring and O_DIRECT buffers"),
     ("crates/probe", "TCP_INFO by getsockopt, which no library in use has"),
+    ("crates/verbs", "calls into libibverbs and librdmacm, memory that NICs reach"),
 ];
 
 #[test]

@@ -1,0 +1,427 @@
+//! Devices, their ports and limits, all read from the device. It knows no connection.
+//!
+//! Nothing is taken for granted: a port may have no LID (RoCE, iWARP), its first GID may be of any type, its firmware
+//! text may be empty.
+
+use crate::cm::CmId;
+use crate::error::{Absent, VerbsError};
+use crate::load::Verbs;
+use crate::sys;
+use std::ffi::c_char;
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::Arc;
+
+/// What a port's packets travel in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// InfiniBand.
+    InfiniBand,
+    /// Ethernet: RoCE, or iWARP.
+    Ethernet,
+    /// One this build has no word for.
+    Other(u8),
+}
+
+impl fmt::Display for LinkLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinkLayer::InfiniBand => f.write_str("InfiniBand"),
+            LinkLayer::Ethernet => f.write_str("Ethernet"),
+            LinkLayer::Other(n) => write!(f, "link layer {n}"),
+        }
+    }
+}
+
+/// A port's logical state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortState(pub u32);
+
+impl PortState {
+    /// Whether it carries data.
+    pub fn is_active(self) -> bool {
+        self.0 == sys::PORT_ACTIVE
+    }
+}
+
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            1 => f.write_str("DOWN"),
+            2 => f.write_str("INIT"),
+            3 => f.write_str("ARMED"),
+            4 => f.write_str("ACTIVE"),
+            5 => f.write_str("ACTIVE_DEFER"),
+            n => write!(f, "state {n}"),
+        }
+    }
+}
+
+/// What kind of address a GID is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GidType {
+    /// Of InfiniBand, or of iWARP.
+    Ib,
+    /// RoCE v1: Ethernet only, not routable.
+    RoceV1,
+    /// RoCE v2: UDP, routable.
+    RoceV2,
+    /// The library is too old to say.
+    Unknown,
+}
+
+/// One entry of a port's GID table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GidInfo {
+    /// Its index in the table.
+    pub index: u32,
+    /// The address; IPv4 ones are mapped into IPv6.
+    pub gid: Ipv6Addr,
+    /// What kind of address it is.
+    pub kind: GidType,
+    /// Index of the network interface it belongs to, 0 for none.
+    pub interface: u32,
+}
+
+/// A port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Counted from 1.
+    pub number: u8,
+    /// Its state.
+    pub state: PortState,
+    /// What its packets travel in.
+    pub link_layer: LinkLayer,
+    /// Path MTU in bytes now.
+    pub mtu: u32,
+    /// The longest message in bytes.
+    pub max_message: u32,
+    /// Its LID; 0 where there are none.
+    pub lid: u16,
+    /// The subnet manager's LID; 0 where there is none.
+    pub sm_lid: u16,
+    /// Lanes and speed as the device codes them.
+    pub width_and_speed: (u8, u8),
+    /// Its GIDs, empty slots left out.
+    pub gids: Vec<GidInfo>,
+}
+
+/// What a device can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Queue pairs.
+    pub queue_pairs: u32,
+    /// Work requests in one queue.
+    pub work_requests: u32,
+    /// Scatter-gather elements of one work request.
+    pub sge: u32,
+    /// Entries of one completion queue.
+    pub completions: u32,
+    /// Reads that one connection may have under way; 0 on devices without RDMA READ.
+    pub reads: u32,
+    /// The largest memory region in bytes.
+    pub region: u64,
+    /// Ports.
+    pub ports: u8,
+    /// Vendor and part.
+    pub vendor: (u32, u32),
+}
+
+/// A device as it is found at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The kernel's name: `mlx5_0`, `rxe0`.
+    pub name: String,
+    /// Node GUID.
+    pub guid: u64,
+    /// Firmware version, empty for software devices.
+    pub firmware: String,
+    /// What it can do.
+    pub limits: DeviceLimits,
+    /// Its ports.
+    pub ports: Vec<PortInfo>,
+}
+
+/// Every RDMA device of this machine.
+///
+/// # Errors
+/// [`Absent::Device`] when there is none, [`Absent::Kernel`] when the kernel can't say, [`Absent::Port`] when no port of
+/// any device is active; that one still names every port and its state.
+pub fn devices(verbs: &Arc<Verbs>) -> Result<Vec<DeviceInfo>, Absent> {
+    let mut found = Vec::new();
+    let mut failed = Vec::new();
+    for_each_raw(verbs, |raw| {
+        match Context::open_raw(verbs, raw).and_then(|context| context.describe()) {
+            Ok(info) => found.push(info),
+            // SAFETY: the entry is valid while the list is.
+            Err(e) => failed.push(format!("{}: {e}", text(unsafe { &(*raw).name }))),
+        }
+    })?;
+    if found.is_empty() {
+        let why = if failed.is_empty() { "/sys/class/infiniband is empty".into() } else { failed.join("; ") };
+        return Err(Absent::Device { why });
+    }
+    if !found.iter().any(|d| d.ports.iter().any(|p| p.state.is_active())) {
+        let ports = found
+            .iter()
+            .flat_map(|d| d.ports.iter().map(move |p| format!("{} port {}: {}", d.name, p.number, p.state)));
+        return Err(Absent::Port { why: ports.collect::<Vec<_>>().join(", ") });
+    }
+    Ok(found)
+}
+
+fn for_each_raw(verbs: &Verbs, mut f: impl FnMut(*mut sys::Device)) -> Result<(), Absent> {
+    let mut count = 0;
+    // SAFETY: the answer is NULL or a list of `count` pointers that stays valid until it is freed below.
+    let list = unsafe { (verbs.ib.ibv_get_device_list)(&mut count) };
+    if list.is_null() {
+        return Err(Absent::Kernel { why: format!("ibv_get_device_list: {}", std::io::Error::last_os_error()) });
+    }
+    for i in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: `i` is below the count.
+        f(unsafe { *list.add(i) });
+    }
+    // SAFETY: the list of above, once; devices opened from it stay open.
+    unsafe { (verbs.ib.ibv_free_device_list)(list) };
+    Ok(())
+}
+
+fn text(raw: &[c_char]) -> String {
+    let bytes: Vec<u8> = raw.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+enum Owner {
+    /// Closed when dropped.
+    Opened,
+    /// rdma_cm's own, which stays while an id is bound to it.
+    Bound(#[expect(dead_code, reason = "held for its drop")] CmId),
+}
+
+/// What happened to a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceProblem {
+    /// A port went down.
+    PortDown(u8),
+    /// A port came up.
+    PortUp(u8),
+    /// The device failed or is being removed: everything made from it has to go.
+    Fatal,
+    /// Addresses changed: a bond failed over, an address was taken away.
+    Addresses(u8),
+    /// Another event, by its number in the C headers.
+    Other(u32),
+}
+
+/// An open device.
+pub struct Context {
+    verbs: Arc<Verbs>,
+    raw: *mut sys::Context,
+    owner: Owner,
+    name: String,
+}
+
+// SAFETY: libibverbs locks its contexts itself; every call made with one is allowed from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens the device of that name.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when there is none of that name or it can't be opened.
+    pub fn open(verbs: &Arc<Verbs>, name: &str) -> Result<Arc<Context>, VerbsError> {
+        let mut opened = None;
+        let listed = for_each_raw(verbs, |raw| {
+            // SAFETY: the entry is valid while the list is.
+            if text(unsafe { &(*raw).name }) == name {
+                opened = Some(Context::open_raw(verbs, raw));
+            }
+        });
+        match (opened, listed) {
+            (Some(result), _) => result.map(Arc::new),
+            (None, Err(absent)) => Err(VerbsError::Misuse(absent.to_string())),
+            (None, Ok(())) => Err(VerbsError::Misuse(format!("there is no RDMA device named {name}; see 'rdma link'"))),
+        }
+    }
+
+    fn open_raw(verbs: &Arc<Verbs>, device: *mut sys::Device) -> Result<Context, VerbsError> {
+        // SAFETY: the caller's device is valid while its list is.
+        let name = text(unsafe { &(*device).name });
+        // SAFETY: as above.
+        let raw = unsafe { (verbs.ib.ibv_open_device)(device) };
+        if raw.is_null() {
+            return Err(VerbsError::last("ibv_open_device", name));
+        }
+        Ok(Context { verbs: Arc::clone(verbs), raw, owner: Owner::Opened, name })
+    }
+
+    /// The device that `id` is bound to, as rdma_cm has it open. Connections made by rdma_cm need their memory and
+    /// queues on this one.
+    ///
+    /// # Errors
+    /// [`VerbsError::Misuse`] when the id is bound to no device: its address belongs to none.
+    pub fn of(id: CmId) -> Result<Arc<Context>, VerbsError> {
+        let raw = id.context_raw();
+        if raw.is_null() {
+            return Err(VerbsError::Misuse(format!("{} belongs to no RDMA device; see 'rdma link'", id.subject())));
+        }
+        // SAFETY: rdma_cm keeps context and device while an id is bound to them.
+        let name = text(unsafe { &(*(*raw).device).name });
+        Ok(Arc::new(Context { verbs: Arc::clone(id.verbs()), raw, owner: Owner::Bound(id), name }))
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::Context {
+        self.raw
+    }
+
+    /// The libraries.
+    pub fn verbs(&self) -> &Arc<Verbs> {
+        &self.verbs
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Completion vectors, at least 1: completion queues can be spread over them.
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is open.
+        unsafe { (*self.raw).num_comp_vectors }.max(1).cast_unsigned()
+    }
+
+    fn attributes(&self) -> Result<sys::DeviceAttr, VerbsError> {
+        // SAFETY: zeroes are a valid DeviceAttr.
+        let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open and `attr` is of the type the function fills.
+        match unsafe { (self.verbs.ib.ibv_query_device)(self.raw, &mut attr) } {
+            0 => Ok(attr),
+            failed => Err(VerbsError::returned("ibv_query_device", &*self.name, failed)),
+        }
+    }
+
+    /// What the device can do.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when it can't be asked.
+    pub fn limits(&self) -> Result<DeviceLimits, VerbsError> {
+        let attr = self.attributes()?;
+        let count = |n: i32| u32::try_from(n).unwrap_or(0);
+        Ok(DeviceLimits {
+            queue_pairs: count(attr.max_qp),
+            work_requests: count(attr.max_qp_wr),
+            sge: count(attr.max_sge).max(1),
+            completions: count(attr.max_cqe),
+            reads: count(attr.max_qp_rd_atom),
+            region: attr.max_mr_size,
+            ports: attr.phys_port_cnt,
+            vendor: (attr.vendor_id, attr.vendor_part_id),
+        })
+    }
+
+    /// A port, counted from 1.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when it can't be asked.
+    pub fn port(&self, number: u8) -> Result<PortInfo, VerbsError> {
+        // SAFETY: zeroes are a valid PortAttr.
+        let mut attr: sys::PortAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open; the exported function fills the front part of `attr`, which never grew.
+        let failed = unsafe { (self.verbs.ib.ibv_query_port)(self.raw, number, &mut attr) };
+        if failed != 0 {
+            return Err(VerbsError::returned("ibv_query_port", format!("{} port {number}", self.name), failed));
+        }
+        let gids = (0..u32::try_from(attr.gid_tbl_len).unwrap_or(0)).filter_map(|i| self.gid(number, i)).collect();
+        Ok(PortInfo {
+            number,
+            state: PortState(attr.state),
+            link_layer: match attr.link_layer {
+                // Old InfiniBand drivers leave it unspecified.
+                0 | 1 => LinkLayer::InfiniBand,
+                2 => LinkLayer::Ethernet,
+                other => LinkLayer::Other(other),
+            },
+            mtu: 128 << attr.active_mtu.min(5),
+            max_message: attr.max_msg_sz,
+            lid: attr.lid,
+            sm_lid: attr.sm_lid,
+            width_and_speed: (attr.active_width, attr.active_speed),
+            gids,
+        })
+    }
+
+    fn gid(&self, port: u8, index: u32) -> Option<GidInfo> {
+        if let Some(query) = self.verbs.ib._ibv_query_gid_ex {
+            let mut entry = sys::GidEntry::default();
+            // SAFETY: the context is open and `entry` has the size that is said.
+            let failed = unsafe { query(self.raw, port.into(), index, &mut entry, 0, size_of::<sys::GidEntry>()) };
+            if failed != 0 {
+                return None;
+            }
+            let kind = [GidType::Ib, GidType::RoceV1, GidType::RoceV2].get(entry.gid_type as usize).copied();
+            let kind = kind.unwrap_or(GidType::Unknown);
+            return Some(GidInfo { index, gid: Ipv6Addr::from(entry.gid), kind, interface: entry.ndev_ifindex });
+        }
+        let mut gid = sys::Gid::default();
+        // SAFETY: the context is open and `gid` is of the type the function fills.
+        let failed = unsafe { (self.verbs.ib.ibv_query_gid)(self.raw, port, index.cast_signed(), &mut gid) };
+        let empty = gid == sys::Gid::default();
+        (failed == 0 && !empty).then(|| GidInfo { index, gid: gid.into(), kind: GidType::Unknown, interface: 0 })
+    }
+
+    fn describe(&self) -> Result<DeviceInfo, VerbsError> {
+        let attr = self.attributes()?;
+        let ports = (1..=attr.phys_port_cnt).map(|n| self.port(n)).collect::<Result<_, _>>()?;
+        Ok(DeviceInfo {
+            name: self.name.clone(),
+            guid: u64::from_be(attr.node_guid),
+            firmware: text(&attr.fw_ver),
+            limits: self.limits()?,
+            ports,
+        })
+    }
+
+    /// Becomes readable when [`Context::next_problem`] has something to say.
+    pub fn problems_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is the context's and stays open as long as it.
+        unsafe { BorrowedFd::borrow_raw((*self.raw).async_fd) }
+    }
+
+    /// What happened to the device since the last call, without waiting.
+    pub fn next_problem(&self) -> Option<DeviceProblem> {
+        let fd = self.problems_fd().as_raw_fd();
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd.
+        if unsafe { libc::poll(&mut poll, 1, 0) } <= 0 || poll.revents & libc::POLLIN == 0 {
+            return None;
+        }
+        let mut event = sys::AsyncEvent { element: 0, event_type: 0 };
+        // SAFETY: the context is open and its descriptor readable, so this does not wait.
+        if unsafe { (self.verbs.ib.ibv_get_async_event)(self.raw, &mut event) } != 0 {
+            return None;
+        }
+        // SAFETY: the event just taken, once.
+        unsafe { (self.verbs.ib.ibv_ack_async_event)(&mut event) };
+        // Events of ports carry the port's number in the element's first four bytes.
+        let port = event.element.to_ne_bytes()[if cfg!(target_endian = "little") { 0 } else { 3 }];
+        Some(match event.event_type {
+            8 => DeviceProblem::Fatal,
+            9 => DeviceProblem::PortUp(port),
+            10 => DeviceProblem::PortDown(port),
+            11 | 18 => DeviceProblem::Addresses(port),
+            other => DeviceProblem::Other(other),
+        })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Owner::Opened = self.owner {
+            // SAFETY: opened here, and what was made from it holds the `Arc` of this context.
+            unsafe { (self.verbs.ib.ibv_close_device)(self.raw) };
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Registered memory: the pool's arena known to a device, and slots cut from its buffers. It knows no queue.
+
+use crate::device::Context;
+use crate::error::VerbsError;
+use crate::sys;
+use spurline_mem::{Buf, Pool};
+use spurline_types::Size;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// What a peer may do to registered memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing: only this host's own sends, receives and writes use it. What a node registers.
+    Local,
+    /// A peer that was told the key may write. What a reader registers.
+    PeerWrites,
+}
+
+/// Ties together the queue pairs and the memory that may be used with each other.
+pub struct ProtectionDomain {
+    context: Arc<Context>,
+    raw: *mut sys::Pd,
+}
+
+// SAFETY: libibverbs allows calls with a protection domain from any thread.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomain {}
+
+impl ProtectionDomain {
+    /// A new one on `context`.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when the device has no more.
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, VerbsError> {
+        // SAFETY: the context is open, and this value keeps it so.
+        let raw = unsafe { (context.verbs().ib.ibv_alloc_pd)(context.raw()) };
+        if raw.is_null() {
+            return Err(VerbsError::last("ibv_alloc_pd", context.name()));
+        }
+        Ok(Arc::new(ProtectionDomain { context: Arc::clone(context), raw }))
+    }
+
+    /// The device.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::Pd {
+        self.raw
+    }
+
+    /// Registers the whole arena of `pool`, which pins it in memory. Once per pool and device; takes about 0.1 s per
+    /// GiB without huge pages.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] with the number of bytes, when the limit of locked memory is lower or the device can't.
+    pub fn register(self: &Arc<Self>, pool: &Arc<Pool>, access: Access) -> Result<Arc<MemoryRegion>, VerbsError> {
+        let (start, len) = pool.arena();
+        let flags = match access {
+            Access::Local => sys::ACCESS_LOCAL_WRITE,
+            Access::PeerWrites => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE,
+        };
+        let verbs = self.context.verbs();
+        // SAFETY: the arena is mapped from `start` for `len` bytes, and the region made here keeps the pool.
+        let raw = unsafe { (verbs.ib.ibv_reg_mr)(self.raw, start.cast_mut().cast(), len, flags) };
+        let Some(raw) = NonNull::new(raw) else {
+            let subject = format!("{} of {} bytes ({})", self.context.name(), len, Size(len as u64));
+            return Err(VerbsError::last("ibv_reg_mr", subject));
+        };
+        // SAFETY: just made, and valid until it is deregistered.
+        let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
+        Ok(Arc::new(MemoryRegion { pd: Arc::clone(self), pool: Arc::clone(pool), raw, lkey, rkey, access }))
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        // SAFETY: what was made in it holds the `Arc` of this value, so it is empty now.
+        unsafe { (self.context.verbs().ib.ibv_dealloc_pd)(self.raw) };
+    }
+}
+
+/// A pool's arena, known to a device.
+pub struct MemoryRegion {
+    pd: Arc<ProtectionDomain>,
+    pool: Arc<Pool>,
+    raw: NonNull<sys::Mr>,
+    lkey: u32,
+    rkey: u32,
+    access: Access,
+}
+
+// SAFETY: libibverbs allows calls with a region from any thread; its fields do not change.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    /// The pool whose arena this is.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// The protection domain it belongs to.
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.pd
+    }
+
+    /// Whether all of `bytes` is registered here.
+    pub fn contains(&self, bytes: &[u8]) -> bool {
+        let (start, len) = self.pool.arena();
+        let (start, at) = (start.addr(), bytes.as_ptr().addr());
+        at >= start && at + bytes.len() <= start + len
+    }
+
+    /// Whether a peer may be given keys of it.
+    pub fn lets_peers_write(&self) -> bool {
+        self.access == Access::PeerWrites
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Cuts `buf` into slots of `len` bytes; what is left over at its end is not used.
+    ///
+    /// # Errors
+    /// [`VerbsError::Misuse`] when the buffer is not of this pool or `len` is 0 or above 2 GiB.
+    pub fn slots(self: &Arc<Self>, buf: Buf, len: usize) -> Result<Vec<Slot>, VerbsError> {
+        let slot_len = u32::try_from(len).ok().filter(|len| (1..1 << 31).contains(len));
+        let Some(slot_len) = slot_len.filter(|_| self.contains(&buf)) else {
+            return Err(VerbsError::Misuse("slots are cut from a buffer of the registered pool".into()));
+        };
+        let count = buf.len() / len;
+        let start = buf.as_ptr();
+        let owner = Arc::new(SlotOwner { _buf: buf, region: Arc::clone(self) });
+        let slot = |i: usize| {
+            // SAFETY: `i * len` lies inside the buffer, which `owner` keeps.
+            let at = unsafe { NonNull::new_unchecked(start.add(i * len)) };
+            Slot { at, len: slot_len, owner: Arc::clone(&owner) }
+        };
+        Ok((0..count).map(slot).collect())
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: slots hold the `Arc` of this value; lent memory was given back, or its queue pair destroyed.
+        unsafe { (self.pd.context().verbs().ib.ibv_dereg_mr)(self.raw.as_ptr()) };
+    }
+}
+
+struct SlotOwner {
+    _buf: Buf,
+    region: Arc<MemoryRegion>,
+}
+
+/// A piece of registered memory with one owner: it is posted by value and comes back with its completion.
+pub struct Slot {
+    at: NonNull<u8>,
+    len: u32,
+    owner: Arc<SlotOwner>,
+}
+
+// SAFETY: a slot is the only owner of its bytes; what it shares with its neighbours is only kept alive.
+unsafe impl Send for Slot {}
+// SAFETY: shared access gives `&[u8]` only.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it has no bytes; it always has.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the buffer is initialised and kept by `owner`, this part of it belongs to this slot, and no device
+        // writes it while the slot is here: posting moves it away.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len()) }
+    }
+
+    /// Its bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` excludes every other user.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len()) }
+    }
+
+    pub(crate) fn sge(&self, len: u32) -> sys::Sge {
+        sys::Sge {
+            addr: self.at.as_ptr().expose_provenance() as u64,
+            length: len.min(self.len),
+            lkey: self.owner.region.lkey(),
+        }
+    }
+
+    pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
+        self.owner.region.domain()
+    }
+}

@@ -1,0 +1,793 @@
+//! A queue pair with its completion queues and the memory that is posted on it. It knows no message.
+//!
+//! Receives and sends take slots by value. What a NIC may write into lent memory ends with the exchange it was lent
+//! for, or with the queue pair.
+
+use crate::cm::{CmEventKind, CmId, ConnectOptions, unexpected};
+use crate::error::{VerbsError, WcStatus};
+use crate::load::Verbs;
+use crate::memory::{MemoryRegion, ProtectionDomain, Slot};
+use crate::queue::{BATCH, CompletionQueue, Side, Wake};
+use crate::sys;
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+/// How many work requests a queue pair holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueDepths {
+    /// Receives posted at once.
+    pub receives: u32,
+    /// Sends and writes under way at once.
+    pub sends: u32,
+}
+
+/// Memory of a peer that may be written: what it sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteRegion {
+    /// Address there.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The key.
+    pub rkey: u32,
+}
+
+/// Whether an exchange ended as agreed, so that the peer will not write any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// The peer said that it is done.
+    Yes,
+    /// It may still write: the queue pair is destroyed before the memory is given back.
+    No,
+}
+
+/// A message, or a peer's write that announced itself.
+pub struct Completion {
+    /// The receive it took; for a write nothing of it is used.
+    pub slot: Slot,
+    /// Length of the message, or of the write, in bytes.
+    pub len: usize,
+    /// The number that came with it; `Some` for writes.
+    pub immediate: Option<u32>,
+}
+
+/// The queue pair as other threads may reach it.
+struct Handle {
+    verbs: Arc<Verbs>,
+    /// NULL once it is destroyed. Read without the lock by the owner alone.
+    raw: AtomicPtr<sys::Qp>,
+    id: AtomicPtr<sys::CmId>,
+    broken: AtomicBool,
+    lock: Mutex<()>,
+}
+
+impl Handle {
+    fn break_now(&self) {
+        let _guard = self.lock.lock();
+        let raw = self.raw.load(Ordering::Acquire);
+        self.broken.store(true, Ordering::Release);
+        if !raw.is_null() {
+            let mut attr = sys::QpAttr::state(sys::QPS_ERR);
+            // SAFETY: the queue pair lives while the lock is held and the pointer not NULL. A failure leaves it in a
+            // state in which nothing more is sent either.
+            unsafe { (self.verbs.ib.ibv_modify_qp)(raw, &mut attr, sys::QP_STATE) };
+        }
+    }
+
+    fn destroy(&self) {
+        let _guard = self.lock.lock();
+        self.broken.store(true, Ordering::Release);
+        let raw = self.raw.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !raw.is_null() {
+            // SAFETY: the id outlives its queue pair (the owner destroys it first, under this lock), and nothing is
+            // posted after the pointer became NULL. After this call the NIC writes nothing for it.
+            unsafe { (self.verbs.cm.rdma_destroy_qp)(self.id.load(Ordering::Acquire)) };
+        }
+    }
+}
+
+/// Breaks a queue pair from another thread: whoever waits on it is woken, and every later use fails.
+#[derive(Clone)]
+pub struct Breaker(Arc<Handle>);
+
+impl Breaker {
+    /// Breaks it. Does nothing when it is broken or gone.
+    pub fn break_now(&self) {
+        self.0.break_now();
+    }
+
+    /// Whether it is broken.
+    pub fn is_broken(&self) -> bool {
+        self.0.broken.load(Ordering::Acquire)
+    }
+}
+
+/// A reliable connection's queue pair, with its id, its queues and what is posted.
+///
+/// Dropping it ends the connection and destroys the queue pair; only then is the memory given back that was posted.
+pub struct QueuePair {
+    handle: Arc<Handle>,
+    queue: CompletionQueue,
+    domain: Arc<ProtectionDomain>,
+    receives: Vec<Option<Slot>>,
+    free_receives: Vec<u32>,
+    /// What was sent and is not acknowledged yet, in order.
+    sends: VecDeque<(u64, Option<Slot>)>,
+    posted: u64,
+    completed: u64,
+    /// Slots that were sent, to be used again.
+    spare: Vec<Slot>,
+    arrived: VecDeque<sys::WorkCompletion>,
+    depths: QueueDepths,
+    max_inline: u32,
+    connected: bool,
+    /// Its id is the only one of its channel, so that waiting here includes events of the connection.
+    own_events: bool,
+    subject: String,
+    qpn: u32,
+    fault: Option<VerbsError>,
+    /// Whether the last waits were short enough for polling to be worth it.
+    polling_pays: u8,
+    id: CmId,
+    /// Driven by one thread at a time.
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+/// Threads polling now: never more than leave a processor for those they wait for.
+static POLLING: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+impl QueuePair {
+    /// A queue pair for `id`, whose device is known: it resolved its route, or came with a connect request. Depths above
+    /// the device's limits are an error.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when the device refuses, [`VerbsError::Misuse`] when the id is bound to another device.
+    pub fn new(id: CmId, domain: &Arc<ProtectionDomain>, depths: QueueDepths, spread: u32) -> Result<Self, VerbsError> {
+        let context = domain.context();
+        if id.context_raw() != context.raw() {
+            let why = format!("{} is not on {}, whose memory it was to use", id.subject(), context.name());
+            return Err(VerbsError::Misuse(why));
+        }
+        let queue = CompletionQueue::new(context, depths.receives, depths.sends, spread)?;
+        let verbs = Arc::clone(context.verbs());
+        let mut failed = None;
+        let mut max_inline = 0;
+        // Inline data saves the NIC a read where there is any; no device says how much it takes but by refusing.
+        for inline in [128, 0] {
+            let mut init = sys::QpInitAttr {
+                qp_context: std::ptr::null_mut(),
+                send_cq: queue.raw(Side::Send),
+                recv_cq: queue.raw(Side::Receive),
+                srq: std::ptr::null_mut(),
+                cap: sys::QpCap {
+                    max_send_wr: depths.sends,
+                    max_recv_wr: depths.receives,
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline_data: inline,
+                },
+                qp_type: sys::QPT_RC,
+                sq_sig_all: 0,
+            };
+            // SAFETY: id, domain and queues are open and of one context; `init` is read and its `cap` written.
+            match unsafe { (verbs.cm.rdma_create_qp)(id.raw(), domain.raw(), &mut init) } {
+                0 => {
+                    failed = None;
+                    max_inline = init.cap.max_inline_data.min(128);
+                    break;
+                }
+                _ => failed = Some(VerbsError::last("rdma_create_qp", id.subject())),
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        // SAFETY: rdma_create_qp put the new queue pair there.
+        let (raw, qpn) = unsafe { ((*id.raw()).qp, (*(*id.raw()).qp).qp_num) };
+        let handle = Handle {
+            verbs,
+            raw: AtomicPtr::new(raw),
+            id: AtomicPtr::new(id.raw()),
+            broken: AtomicBool::new(false),
+            lock: Mutex::new(()),
+        };
+        Ok(QueuePair {
+            handle: Arc::new(handle),
+            queue,
+            domain: Arc::clone(domain),
+            receives: (0..depths.receives).map(|_| None).collect(),
+            free_receives: (0..depths.receives).rev().collect(),
+            sends: VecDeque::with_capacity(depths.sends as usize),
+            posted: 0,
+            completed: 0,
+            spare: Vec::with_capacity(depths.sends as usize),
+            arrived: VecDeque::with_capacity(BATCH),
+            depths,
+            max_inline,
+            connected: false,
+            own_events: false,
+            subject: id.subject(),
+            qpn,
+            fault: None,
+            polling_pays: 0,
+            id,
+            _not_sync: PhantomData,
+        })
+    }
+
+    /// Connects, and answers with what the peer's program sent along (padded with zeros by some devices). The id has a
+    /// channel of its own.
+    ///
+    /// # Errors
+    /// [`VerbsError::Rejected`], [`VerbsError::Unreachable`], or [`VerbsError::Timeout`] when `deadline` passed: long
+    /// before the kernel gives up.
+    pub fn connect(
+        &mut self,
+        options: ConnectOptions,
+        private: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<u8>, VerbsError> {
+        let mut param = self.param(options, private)?;
+        // SAFETY: the id has its route and its queue pair; `param` and what it points to outlive the call.
+        if unsafe { (self.handle.verbs.cm.rdma_connect)(self.id.raw(), &mut param) } != 0 {
+            return Err(VerbsError::last("rdma_connect", &*self.subject));
+        }
+        match self.id.expect(deadline, "connecting")? {
+            CmEventKind::Established { private } => {
+                self.connected = true;
+                self.own_events = true;
+                self.subject = self.id.subject();
+                Ok(private)
+            }
+            other => Err(unexpected(self.subject.clone(), &other)),
+        }
+    }
+
+    /// Accepts the connect request that the id came with. That the connection stands is an event of the channel.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when the peer went away meanwhile.
+    pub fn accept(&mut self, options: ConnectOptions, private: &[u8]) -> Result<(), VerbsError> {
+        let mut param = self.param(options, private)?;
+        // SAFETY: the id came with a connect request and has its queue pair; `param` outlives the call.
+        if unsafe { (self.handle.verbs.cm.rdma_accept)(self.id.raw(), &mut param) } != 0 {
+            return Err(VerbsError::last("rdma_accept", &*self.subject));
+        }
+        self.connected = true;
+        Ok(())
+    }
+
+    fn param(&mut self, options: ConnectOptions, private: &[u8]) -> Result<sys::ConnParam, VerbsError> {
+        if let Some(exponent) = options.ack_timeout {
+            self.id.set_ack_timeout(exponent);
+        }
+        // iWARP may need to be allowed one read to start up; a device that has none is asked for none.
+        let reads = self.domain.context().limits()?.reads.min(1) as u8;
+        Ok(sys::ConnParam {
+            private_data: private.as_ptr().cast(),
+            // More does not fit in a connect request over IP addresses.
+            private_data_len: private.len().min(56) as u8,
+            responder_resources: reads,
+            initiator_depth: reads,
+            flow_control: 1,
+            retry_count: options.retries.min(7),
+            rnr_retry_count: options.rnr_retries.min(7),
+            srq: 0,
+            qp_num: 0,
+        })
+    }
+
+    /// Device, port, GIDs and addresses.
+    pub fn subject(&self) -> &str {
+        &self.subject
+    }
+
+    /// The queue pair's number.
+    pub fn number(&self) -> u32 {
+        self.qpn
+    }
+
+    /// The connection's id.
+    pub fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    /// To break it from another thread.
+    pub fn breaker(&self) -> Breaker {
+        Breaker(Arc::clone(&self.handle))
+    }
+
+    /// Becomes readable when there is a completion that was asked for with [`QueuePair::arm`].
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.queue.fd()
+    }
+
+    fn raw(&self) -> Result<*mut sys::Qp, VerbsError> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        let raw = self.handle.raw.load(Ordering::Relaxed);
+        if raw.is_null() { Err(self.over("its queue pair was destroyed")) } else { Ok(raw) }
+    }
+
+    fn over(&self, why: &str) -> VerbsError {
+        VerbsError::Disconnected { subject: self.subject.clone(), why: why.into() }
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// [`VerbsError::Misuse`] when as many are posted as there may be, or the slot is of another protection domain.
+    pub fn post_receive(&mut self, slot: Slot) -> Result<(), VerbsError> {
+        let raw = self.raw()?;
+        if !Arc::ptr_eq(slot.domain(), &self.domain) {
+            return Err(VerbsError::Misuse("the slot's memory is registered in another protection domain".into()));
+        }
+        let Some(index) = self.free_receives.pop() else {
+            return Err(VerbsError::Misuse(format!("more than {} receives", self.depths.receives)));
+        };
+        let mut sge = slot.sge(u32::MAX);
+        let mut wr = sys::RecvWr { wr_id: index.into(), next: std::ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
+        // From here on the slot belongs to the queue pair.
+        self.receives[index as usize] = Some(slot);
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair lives; its operations do not change after the device was opened.
+        let post = unsafe { (*(*raw).context).ops.post_recv };
+        let Some(post) = post else { return Err(VerbsError::Misuse("the driver has no post_recv".into())) };
+        // SAFETY: request and element are read during the call; the slot's memory stays until its completion.
+        match unsafe { post(raw, &mut wr, &mut bad) } {
+            0 => Ok(()),
+            failed => {
+                self.receives[index as usize] = None;
+                self.free_receives.push(index);
+                Err(VerbsError::returned("ibv_post_recv", &*self.subject, failed))
+            }
+        }
+    }
+
+    /// Sends and writes under way.
+    pub fn under_way(&self) -> u64 {
+        self.posted - self.completed
+    }
+
+    /// A slot that was sent and is free again.
+    ///
+    /// # Errors
+    /// When the connection failed.
+    pub fn free_slot(&mut self) -> Result<Option<Slot>, VerbsError> {
+        if self.spare.is_empty() {
+            self.take_sent()?;
+        }
+        Ok(self.spare.pop())
+    }
+
+    /// Leaves a slot for sending.
+    pub fn keep_slot(&mut self, slot: Slot) {
+        self.spare.push(slot);
+    }
+
+    /// Waits for room for one more send or write.
+    fn room(&mut self, deadline: Instant) -> Result<(), VerbsError> {
+        self.take_sent()?;
+        while self.under_way() >= self.depths.sends.into() {
+            self.wait_sent(self.posted - u64::from(self.depths.sends) + 1, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the first `len` bytes of `slot` as a message. Waits for room until `deadline`.
+    ///
+    /// # Errors
+    /// When the connection failed, or there was no room in time.
+    pub fn send(&mut self, slot: Slot, len: usize, deadline: Instant) -> Result<(), VerbsError> {
+        self.room(deadline)?;
+        if !Arc::ptr_eq(slot.domain(), &self.domain) {
+            return Err(VerbsError::Misuse("the slot's memory is registered in another protection domain".into()));
+        }
+        let mut sge = slot.sge(u32::try_from(len).unwrap_or(u32::MAX));
+        let inline = sge.length <= self.max_inline;
+        let flags = sys::SEND_SIGNALED | if inline { sys::SEND_INLINE } else { 0 };
+        let mut wr = sys::SendWr::new(self.posted + 1, sys::WR_SEND, flags);
+        wr.sg_list = &mut sge;
+        wr.num_sge = 1;
+        self.post(&mut wr, Some(slot))?;
+        if inline && let Some((_, slot)) = self.sends.back_mut() {
+            // The call has copied the bytes.
+            self.spare.extend(slot.take());
+        }
+        Ok(())
+    }
+
+    /// Writes nothing to the peer: only its NIC's acknowledgement says whether the path works.
+    ///
+    /// # Errors
+    /// When the connection failed, or there was no room in time.
+    pub fn probe(&mut self, deadline: Instant) -> Result<(), VerbsError> {
+        self.room(deadline)?;
+        let mut wr = sys::SendWr::new(self.posted + 1, sys::WR_RDMA_WRITE, sys::SEND_SIGNALED);
+        self.post(&mut wr, None)
+    }
+
+    fn post(&mut self, wr: &mut sys::SendWr, slot: Option<Slot>) -> Result<(), VerbsError> {
+        let raw = self.raw()?;
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: as in `post_receive`.
+        let post = unsafe { (*(*raw).context).ops.post_send };
+        let Some(post) = post else { return Err(VerbsError::Misuse("the driver has no post_send".into())) };
+        // SAFETY: the request is read during the call; its memory is a slot kept until its completion, or borrowed for
+        // as long as `writing` runs, which waits for completions or destroys the queue pair.
+        match unsafe { post(raw, wr, &mut bad) } {
+            0 => {
+                self.posted += 1;
+                self.sends.push_back((self.posted, slot));
+                Ok(())
+            }
+            failed => {
+                self.spare.extend(slot);
+                Err(VerbsError::returned("ibv_post_send", &*self.subject, failed))
+            }
+        }
+    }
+
+    /// Takes the completions of sends and writes.
+    fn take_sent(&mut self) -> Result<(), VerbsError> {
+        self.raw()?;
+        let mut batch = [sys::WorkCompletion::default(); BATCH];
+        loop {
+            let n = self.queue.poll(Side::Send, &mut batch)?;
+            for wc in &batch[..n] {
+                if wc.status != 0 {
+                    return Err(self.fail("a send or write", wc));
+                }
+                self.completed = wc.wr_id;
+                while let Some((number, _)) = self.sends.front()
+                    && *number <= self.completed
+                {
+                    let slot = self.sends.pop_front().and_then(|(_, slot)| slot);
+                    self.spare.extend(slot);
+                }
+            }
+            if n < BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until number `until` of what was posted has completed.
+    fn wait_sent(&mut self, until: u64, deadline: Instant) -> Result<(), VerbsError> {
+        self.take_sent()?;
+        while self.completed < until {
+            if self.spin(|pair| pair.take_sent().map(|()| pair.completed >= until))? {
+                return Ok(());
+            }
+            self.queue.arm(Side::Send)?;
+            self.take_sent()?;
+            if self.completed >= until {
+                return Ok(());
+            }
+            let asleep = Instant::now();
+            match self.queue.sleep(self.events_fd(), deadline) {
+                Wake::Completion => self.slept(asleep),
+                Wake::Event => self.take_events()?,
+                Wake::Deadline => {
+                    return Err(VerbsError::Timeout { what: format!("writing to {}", self.subject) });
+                }
+            }
+            self.take_sent()?;
+        }
+        Ok(())
+    }
+
+    fn events_fd(&self) -> Option<i32> {
+        self.own_events.then(|| self.id.channel().raw_fd())
+    }
+
+    /// Looks at what happened to the connection.
+    fn take_events(&mut self) -> Result<(), VerbsError> {
+        while let Some(event) = self.id.channel().next(Instant::now())? {
+            if matches!(event.kind, CmEventKind::Disconnected | CmEventKind::DeviceRemoved) {
+                // What arrived before the end is still there to be taken.
+                self.own_events = false;
+                let error = unexpected(self.subject.clone(), &event.kind);
+                self.handle.break_now();
+                self.fault.get_or_insert(error);
+            }
+        }
+        match &self.fault {
+            Some(fault) => Err(fault.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Remembers why the connection failed: the first completion that is no consequence of another's failure.
+    fn fail(&mut self, what: &'static str, wc: &sys::WorkCompletion) -> VerbsError {
+        let describe = |wc: &sys::WorkCompletion, what| VerbsError::Work {
+            what,
+            subject: self.subject.clone(),
+            qpn: self.qpn,
+            status: WcStatus(wc.status),
+            vendor_err: wc.vendor_err,
+        };
+        let mut error = describe(wc, what);
+        if WcStatus(wc.status) == WcStatus::FLUSHED {
+            let mut batch = [sys::WorkCompletion::default(); BATCH];
+            for (side, what) in [(Side::Send, "a send or write"), (Side::Receive, "a receive")] {
+                let n = self.queue.poll(side, &mut batch).unwrap_or(0);
+                let cause = batch[..n].iter().find(|wc| wc.status != 0 && WcStatus(wc.status) != WcStatus::FLUSHED);
+                if let Some(cause) = cause {
+                    error = describe(cause, what);
+                    break;
+                }
+            }
+            if matches!(&error, VerbsError::Work { status, .. } if *status == WcStatus::FLUSHED) {
+                error = self.over("the peer ended it, its process died, or the device failed");
+                if self.own_events
+                    && let Ok(Some(event)) = self.id.channel().next(Instant::now())
+                    && matches!(event.kind, CmEventKind::Disconnected | CmEventKind::DeviceRemoved)
+                {
+                    error = unexpected(self.subject.clone(), &event.kind);
+                }
+            }
+        }
+        self.handle.break_now();
+        self.fault.get_or_insert(error).clone()
+    }
+
+    /// The next message or announced write that has arrived, if any.
+    ///
+    /// # Errors
+    /// Why the connection failed, once all that arrived before was taken.
+    pub fn poll(&mut self) -> Result<Option<Completion>, VerbsError> {
+        if self.arrived.is_empty() {
+            if self.handle.raw.load(Ordering::Relaxed).is_null() {
+                self.raw()?;
+            }
+            let mut batch = [sys::WorkCompletion::default(); BATCH];
+            let n = self.queue.poll(Side::Receive, &mut batch)?;
+            self.arrived.extend(&batch[..n]);
+        }
+        let Some(wc) = self.arrived.pop_front() else {
+            return match &self.fault {
+                Some(fault) => Err(fault.clone()),
+                None => Ok(None),
+            };
+        };
+        if wc.status != 0 {
+            return Err(self.fail("a receive", &wc));
+        }
+        let index = usize::try_from(wc.wr_id).unwrap_or(usize::MAX);
+        let Some(slot) = self.receives.get_mut(index).and_then(Option::take) else {
+            return Err(VerbsError::Misuse(format!("the device completed receive {index}, which is not posted")));
+        };
+        self.free_receives.push(index as u32);
+        let immediate = (wc.wc_flags & sys::WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
+        debug_assert!(wc.opcode & sys::WC_RECV != 0);
+        Ok(Some(Completion { slot, len: wc.byte_len as usize, immediate }))
+    }
+
+    /// Asks for the descriptor to become readable with the next arrival; says whether something is there already, in
+    /// which case it may not.
+    ///
+    /// # Errors
+    /// When the connection failed.
+    pub fn arm(&mut self) -> Result<bool, VerbsError> {
+        self.raw()?;
+        self.queue.drain();
+        self.queue.arm(Side::Receive)?;
+        self.has_arrived()
+    }
+
+    fn has_arrived(&mut self) -> Result<bool, VerbsError> {
+        if self.arrived.is_empty() {
+            let mut batch = [sys::WorkCompletion::default(); BATCH];
+            let n = self.queue.poll(Side::Receive, &mut batch)?;
+            self.arrived.extend(&batch[..n]);
+        }
+        Ok(!self.arrived.is_empty())
+    }
+
+    /// Waits until something has arrived, the connection failed (which the next [`QueuePair::poll`] says), or
+    /// `deadline`; polls first where that was worth it lately. Says whether there is something.
+    ///
+    /// # Errors
+    /// When the connection failed.
+    pub fn wait(&mut self, deadline: Instant) -> Result<bool, VerbsError> {
+        if self.has_arrived()? || self.spin(Self::has_arrived)? {
+            return Ok(true);
+        }
+        loop {
+            if self.arm()? {
+                return Ok(true);
+            }
+            let asleep = Instant::now();
+            match self.queue.sleep(self.events_fd(), deadline) {
+                Wake::Completion => {
+                    self.slept(asleep);
+                    if self.has_arrived()? {
+                        return Ok(true);
+                    }
+                }
+                Wake::Event => {
+                    if let Err(fault) = self.take_events() {
+                        return if self.has_arrived()? { Ok(true) } else { Err(fault) };
+                    }
+                }
+                Wake::Deadline => return Ok(false),
+            }
+        }
+    }
+
+    /// Polls with `there` for a moment, if the last waits were shorter than that moment and a processor is left over.
+    fn spin(&mut self, there: impl Fn(&mut Self) -> Result<bool, VerbsError>) -> Result<bool, VerbsError> {
+        if self.polling_pays == 0 {
+            return Ok(false);
+        }
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        if POLLING.fetch_add(1, Ordering::Relaxed) >= processors / 2 {
+            POLLING.fetch_sub(1, Ordering::Relaxed);
+            return Ok(false);
+        }
+        let until = Instant::now() + POLL_FOR;
+        let result = loop {
+            match there(self) {
+                Ok(false) if Instant::now() < until => std::hint::spin_loop(),
+                result => break result,
+            }
+        };
+        POLLING.fetch_sub(1, Ordering::Relaxed);
+        if let Ok(found) = result {
+            self.polling_pays = if found { 8 } else { self.polling_pays - 1 };
+        }
+        result
+    }
+
+    /// A sleep that was shorter than polling would have been makes polling worth a try.
+    fn slept(&mut self, since: Instant) {
+        if since.elapsed() < POLL_FOR {
+            self.polling_pays = (self.polling_pays + 2).min(8);
+        }
+    }
+
+    /// Lends `dst` to the peer while `exchange` runs. When it does not end [`Settled::Yes`], or panics, the queue pair is
+    /// destroyed before this returns, so that no late write can land in `dst`.
+    ///
+    /// The key covers the whole arena: a peer that breaks the protocol can write elsewhere in it while the queue pair
+    /// lives. Only nodes that are trusted with the data are given keys.
+    ///
+    /// # Errors
+    /// [`VerbsError::Misuse`] when `dst` is not in `memory`, or peers may not write there.
+    pub fn lend<R>(
+        &mut self,
+        memory: &MemoryRegion,
+        dst: &mut [u8],
+        exchange: impl FnOnce(&mut QueuePair, RemoteRegion) -> (R, Settled),
+    ) -> Result<R, VerbsError> {
+        struct Guard(Arc<Handle>, Settled);
+        impl Drop for Guard {
+            fn drop(&mut self) {
+                if self.1 == Settled::No {
+                    self.0.destroy();
+                }
+            }
+        }
+        let lendable = memory.lets_peers_write() && memory.contains(dst) && Arc::ptr_eq(memory.domain(), &self.domain);
+        if !lendable {
+            return Err(VerbsError::Misuse("this memory is not registered for a peer's writes".into()));
+        }
+        let addr = dst.as_mut_ptr().expose_provenance() as u64;
+        let region = RemoteRegion { addr, len: dst.len() as u64, rkey: memory.rkey() };
+        // The handle, not the queue pair: `exchange` could put another one in its place.
+        let mut guard = Guard(Arc::clone(&self.handle), Settled::No);
+        let (result, settled) = exchange(self, region);
+        guard.1 = settled;
+        Ok(result)
+    }
+
+    /// Runs `f`, which writes borrowed memory to the peer, and waits until its NIC has acknowledged all of it. When
+    /// that fails the queue pair is destroyed before this returns, so that no byte is sent from memory that was given
+    /// back.
+    ///
+    /// # Errors
+    /// Those of `f`; when the connection failed, or not all was acknowledged by `deadline`.
+    pub fn writing<'m, R>(
+        &mut self,
+        deadline: Instant,
+        f: impl FnOnce(&mut Writing<'_, 'm>) -> Result<R, VerbsError>,
+    ) -> Result<R, VerbsError> {
+        struct Guard(Arc<Handle>, bool);
+        impl Drop for Guard {
+            fn drop(&mut self) {
+                if !self.1 {
+                    self.0.destroy();
+                }
+            }
+        }
+        let mut guard = Guard(Arc::clone(&self.handle), false);
+        let mut writing = Writing { pair: self, deadline, memory: PhantomData };
+        let result = f(&mut writing)?;
+        let until = self.posted;
+        self.wait_sent(until, deadline)?;
+        guard.1 = true;
+        Ok(result)
+    }
+
+    /// Ends the connection without destroying anything.
+    pub fn disconnect(&mut self) {
+        if std::mem::take(&mut self.connected) && !self.handle.raw.load(Ordering::Relaxed).is_null() {
+            // SAFETY: the id is open and was connected. The call tells the peer and does not wait for it.
+            unsafe { (self.handle.verbs.cm.rdma_disconnect)(self.id.raw()) };
+        }
+    }
+}
+
+/// How long polling goes on before a wait sleeps: about what a sleep and its wake-up cost.
+const POLL_FOR: Duration = Duration::from_micros(20);
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.disconnect();
+        // Before the slots, the queues and the id, which are dropped after this.
+        self.handle.destroy();
+    }
+}
+
+/// Writes of borrowed memory under way; made by [`QueuePair::writing`].
+pub struct Writing<'q, 'm> {
+    pair: &'q mut QueuePair,
+    deadline: Instant,
+    memory: PhantomData<&'m [u8]>,
+}
+
+impl<'m> Writing<'_, 'm> {
+    /// Writes `bytes` into `region` from `offset` on. With `immediate` the peer learns of it, which takes one of its
+    /// receives.
+    ///
+    /// # Errors
+    /// [`VerbsError::Misuse`] when the bytes are not in `memory` or would not fit in the region; when the connection
+    /// failed, or there was no room in time.
+    pub fn write(
+        &mut self,
+        memory: &'m MemoryRegion,
+        bytes: &'m [u8],
+        region: RemoteRegion,
+        offset: u64,
+        immediate: Option<u32>,
+    ) -> Result<(), VerbsError> {
+        let pair = &mut *self.pair;
+        let len = bytes.len() as u64;
+        if !memory.contains(bytes) || !Arc::ptr_eq(memory.domain(), &pair.domain) {
+            return Err(VerbsError::Misuse("bytes to write are in registered memory".into()));
+        }
+        let (Some(end), Ok(length)) = (offset.checked_add(len), u32::try_from(len)) else {
+            return Err(VerbsError::Misuse(format!("{len} bytes at {offset}")));
+        };
+        if end > region.len {
+            let why = format!("{len} bytes at {offset} do not fit in the peer's region of {}", region.len);
+            return Err(VerbsError::Misuse(why));
+        }
+        pair.room(self.deadline)?;
+        let mut sge = sys::Sge { addr: bytes.as_ptr().expose_provenance() as u64, length, lkey: memory.lkey() };
+        let opcode = if immediate.is_some() { sys::WR_RDMA_WRITE_WITH_IMM } else { sys::WR_RDMA_WRITE };
+        let mut wr = sys::SendWr::new(pair.posted + 1, opcode, sys::SEND_SIGNALED);
+        wr.imm_data = immediate.unwrap_or(0).to_be();
+        wr.remote_addr = region.addr.wrapping_add(offset);
+        wr.rkey = region.rkey;
+        // Without bytes there is no element: some devices refuse one of length 0.
+        if length > 0 {
+            wr.sg_list = &mut sge;
+            wr.num_sge = 1;
+        }
+        pair.post(&mut wr, None)
+    }
+
+    /// The queue pair, to take what arrives meanwhile and to send.
+    pub fn pair(&mut self) -> &mut QueuePair {
+        self.pair
+    }
+}

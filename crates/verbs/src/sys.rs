@@ -1,0 +1,539 @@
+//! The C side written down: structures and functions of libibverbs (1.1) and librdmacm (1.0), as their headers have
+//! had them since rdma-core 17. It makes no call; the sizes asserted below are compared with the headers by a test.
+//!
+//! Only fields that are used are named one by one; the rest is kept as bytes of the right size.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// A C enum.
+pub(crate) type Enum = c_uint;
+
+/// `struct ibv_device`: what lies at its front.
+#[repr(C)]
+pub(crate) struct Device {
+    ops: [*mut c_void; 2],
+    pub node_type: c_int,
+    pub transport_type: c_int,
+    pub name: [c_char; 64],
+    dev_name: [c_char; 64],
+    dev_path: [c_char; 256],
+    pub ibdev_path: [c_char; 256],
+}
+
+/// `struct ibv_context_ops`: verbs that the headers call through the context.
+#[repr(C)]
+pub(crate) struct ContextOps {
+    compat1: [*mut c_void; 11],
+    pub poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut WorkCompletion) -> c_int>,
+    pub req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
+    compat2: [*mut c_void; 12],
+    pub post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
+    pub post_recv: Option<unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
+    compat3: [*mut c_void; 5],
+}
+
+/// `struct ibv_context`.
+#[repr(C)]
+pub(crate) struct Context {
+    pub device: *mut Device,
+    pub ops: ContextOps,
+    pub cmd_fd: c_int,
+    pub async_fd: c_int,
+    pub num_comp_vectors: c_int,
+    mutex: libc::pthread_mutex_t,
+    abi_compat: *mut c_void,
+}
+
+/// `struct ibv_device_attr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceAttr {
+    pub fw_ver: [c_char; 64],
+    pub node_guid: u64,
+    pub sys_image_guid: u64,
+    pub max_mr_size: u64,
+    pub page_size_cap: u64,
+    pub vendor_id: u32,
+    pub vendor_part_id: u32,
+    pub hw_ver: u32,
+    pub max_qp: c_int,
+    pub max_qp_wr: c_int,
+    pub device_cap_flags: c_uint,
+    pub max_sge: c_int,
+    pub max_sge_rd: c_int,
+    pub max_cq: c_int,
+    pub max_cqe: c_int,
+    pub max_mr: c_int,
+    pub max_pd: c_int,
+    pub max_qp_rd_atom: c_int,
+    rest: [c_int; 19],
+    pub max_pkeys: u16,
+    pub local_ca_ack_delay: u8,
+    pub phys_port_cnt: u8,
+}
+
+/// `struct ibv_port_attr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PortAttr {
+    pub state: Enum,
+    pub max_mtu: Enum,
+    pub active_mtu: Enum,
+    pub gid_tbl_len: c_int,
+    pub port_cap_flags: u32,
+    pub max_msg_sz: u32,
+    bad_pkey_cntr: u32,
+    qkey_viol_cntr: u32,
+    pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    lmc: u8,
+    max_vl_num: u8,
+    sm_sl: u8,
+    subnet_timeout: u8,
+    init_type_reply: u8,
+    pub active_width: u8,
+    pub active_speed: u8,
+    pub phys_state: u8,
+    pub link_layer: u8,
+    flags: u8,
+    port_cap_flags2: u16,
+}
+
+/// `union ibv_gid`.
+pub(crate) type Gid = [u8; 16];
+
+/// `struct ibv_gid_entry`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct GidEntry {
+    pub gid: Gid,
+    pub gid_index: u32,
+    pub port_num: u32,
+    pub gid_type: u32,
+    pub ndev_ifindex: u32,
+}
+
+/// `struct ibv_pd`, only pointed to.
+#[repr(C)]
+pub(crate) struct Pd {
+    pub context: *mut Context,
+    handle: u32,
+}
+
+/// `struct ibv_mr`.
+#[repr(C)]
+pub(crate) struct Mr {
+    pub context: *mut Context,
+    pub pd: *mut Pd,
+    pub addr: *mut c_void,
+    pub length: usize,
+    handle: u32,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+/// `struct ibv_comp_channel`.
+#[repr(C)]
+pub(crate) struct CompChannel {
+    pub context: *mut Context,
+    pub fd: c_int,
+    refcnt: c_int,
+}
+
+/// `struct ibv_cq`: what lies at its front.
+#[repr(C)]
+pub(crate) struct Cq {
+    pub context: *mut Context,
+    pub channel: *mut CompChannel,
+    cq_context: *mut c_void,
+    handle: u32,
+    pub cqe: c_int,
+}
+
+/// `struct ibv_qp`: what lies at its front.
+#[repr(C)]
+pub(crate) struct Qp {
+    pub context: *mut Context,
+    qp_context: *mut c_void,
+    pd: *mut Pd,
+    send_cq: *mut Cq,
+    recv_cq: *mut Cq,
+    srq: *mut c_void,
+    handle: u32,
+    pub qp_num: u32,
+    state: Enum,
+    qp_type: Enum,
+}
+
+/// `struct ibv_wc`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct WorkCompletion {
+    pub wr_id: u64,
+    pub status: Enum,
+    pub opcode: Enum,
+    pub vendor_err: u32,
+    pub byte_len: u32,
+    /// In network byte order.
+    pub imm_data: u32,
+    pub qp_num: u32,
+    src_qp: u32,
+    pub wc_flags: c_uint,
+    pkey_index: u16,
+    slid: u16,
+    sl: u8,
+    dlid_path_bits: u8,
+}
+
+/// `struct ibv_sge`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Sge {
+    pub addr: u64,
+    pub length: u32,
+    pub lkey: u32,
+}
+
+/// `struct ibv_send_wr`, its unions as RDMA writes use them.
+#[repr(C)]
+pub(crate) struct SendWr {
+    pub wr_id: u64,
+    pub next: *mut SendWr,
+    pub sg_list: *mut Sge,
+    pub num_sge: c_int,
+    pub opcode: Enum,
+    pub send_flags: c_uint,
+    /// In network byte order.
+    pub imm_data: u32,
+    pub remote_addr: u64,
+    pub rkey: u32,
+    unused: [u64; 9],
+}
+
+impl SendWr {
+    pub(crate) fn new(wr_id: u64, opcode: Enum, send_flags: c_uint) -> Self {
+        SendWr {
+            wr_id,
+            next: std::ptr::null_mut(),
+            sg_list: std::ptr::null_mut(),
+            num_sge: 0,
+            opcode,
+            send_flags,
+            imm_data: 0,
+            remote_addr: 0,
+            rkey: 0,
+            unused: [0; 9],
+        }
+    }
+}
+
+/// `struct ibv_recv_wr`.
+#[repr(C)]
+pub(crate) struct RecvWr {
+    pub wr_id: u64,
+    pub next: *mut RecvWr,
+    pub sg_list: *mut Sge,
+    pub num_sge: c_int,
+}
+
+/// `struct ibv_qp_cap`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct QpCap {
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline_data: u32,
+}
+
+/// `struct ibv_qp_init_attr`.
+#[repr(C)]
+pub(crate) struct QpInitAttr {
+    pub qp_context: *mut c_void,
+    pub send_cq: *mut Cq,
+    pub recv_cq: *mut Cq,
+    pub srq: *mut c_void,
+    pub cap: QpCap,
+    pub qp_type: Enum,
+    pub sq_sig_all: c_int,
+}
+
+/// `struct ibv_qp_attr`: the state at its front is all that is ever set.
+#[repr(C)]
+pub(crate) struct QpAttr {
+    pub qp_state: Enum,
+    rest: [u32; 35],
+}
+
+impl QpAttr {
+    pub(crate) fn state(qp_state: Enum) -> Self {
+        QpAttr { qp_state, rest: [0; 35] }
+    }
+}
+
+/// `struct ibv_async_event`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct AsyncEvent {
+    /// A pointer, or a port's number in its first four bytes.
+    pub element: u64,
+    pub event_type: Enum,
+}
+
+/// `struct rdma_event_channel`.
+#[repr(C)]
+pub(crate) struct CmChannel {
+    pub fd: c_int,
+}
+
+/// `struct rdma_cm_id`.
+#[repr(C)]
+pub(crate) struct CmId {
+    pub verbs: *mut Context,
+    pub channel: *mut CmChannel,
+    pub context: *mut c_void,
+    pub qp: *mut Qp,
+    /// `route.addr`: two socket addresses in 128 bytes each, then GIDs and a partition key.
+    pub src_addr: [u64; 16],
+    pub dst_addr: [u64; 16],
+    pub sgid: Gid,
+    pub dgid: Gid,
+    pkey: u64,
+    path_rec: *mut c_void,
+    num_paths: u64,
+    ps: Enum,
+    pub port_num: u8,
+    event: *mut c_void,
+    completion: [*mut c_void; 4],
+    srq: *mut c_void,
+    pub pd: *mut Pd,
+    qp_type: Enum,
+}
+
+/// `struct rdma_conn_param`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ConnParam {
+    pub private_data: *const c_void,
+    pub private_data_len: u8,
+    pub responder_resources: u8,
+    pub initiator_depth: u8,
+    pub flow_control: u8,
+    pub retry_count: u8,
+    pub rnr_retry_count: u8,
+    pub srq: u8,
+    pub qp_num: u32,
+}
+
+/// `struct rdma_cm_event`.
+#[repr(C)]
+pub(crate) struct CmEvent {
+    pub id: *mut CmId,
+    pub listen_id: *mut CmId,
+    pub event: Enum,
+    pub status: c_int,
+    pub conn: ConnParam,
+    ud_rest: [u64; 4],
+}
+
+pub(crate) const PS_TCP: Enum = 0x0106;
+pub(crate) const QPT_RC: Enum = 2;
+pub(crate) const QPS_ERR: Enum = 6;
+pub(crate) const QP_STATE: c_int = 1;
+pub(crate) const ACCESS_LOCAL_WRITE: c_int = 1;
+pub(crate) const ACCESS_REMOTE_WRITE: c_int = 2;
+pub(crate) const WR_RDMA_WRITE: Enum = 0;
+pub(crate) const WR_RDMA_WRITE_WITH_IMM: Enum = 1;
+pub(crate) const WR_SEND: Enum = 2;
+pub(crate) const SEND_SIGNALED: c_uint = 2;
+pub(crate) const SEND_INLINE: c_uint = 8;
+pub(crate) const WC_RECV: Enum = 128;
+pub(crate) const WC_WITH_IMM: c_uint = 2;
+pub(crate) const PORT_ACTIVE: Enum = 4;
+pub(crate) const OPTION_ID: c_int = 0;
+pub(crate) const OPTION_ID_ACK_TIMEOUT: c_int = 3;
+pub(crate) const OPTION_ID_REUSEADDR: c_int = 1;
+pub(crate) const OPTION_ID_AFONLY: c_int = 2;
+
+/// Size of each structure that C code reads or writes, by the name it has in the headers.
+pub(crate) const SIZES: &[(&str, usize)] = &[
+    ("ibv_device", size_of::<Device>()),
+    ("ibv_context_ops", size_of::<ContextOps>()),
+    ("ibv_context", size_of::<Context>()),
+    ("ibv_device_attr", size_of::<DeviceAttr>()),
+    ("ibv_port_attr", size_of::<PortAttr>()),
+    ("ibv_gid_entry", size_of::<GidEntry>()),
+    ("ibv_mr", size_of::<Mr>()),
+    ("ibv_comp_channel", size_of::<CompChannel>()),
+    ("ibv_wc", size_of::<WorkCompletion>()),
+    ("ibv_sge", size_of::<Sge>()),
+    ("ibv_send_wr", size_of::<SendWr>()),
+    ("ibv_recv_wr", size_of::<RecvWr>()),
+    ("ibv_qp_cap", size_of::<QpCap>()),
+    ("ibv_qp_init_attr", size_of::<QpInitAttr>()),
+    ("ibv_qp_attr", size_of::<QpAttr>()),
+    ("ibv_async_event", size_of::<AsyncEvent>()),
+    ("rdma_event_channel", size_of::<CmChannel>()),
+    ("rdma_cm_id", size_of::<CmId>()),
+    ("rdma_conn_param", size_of::<ConnParam>()),
+    ("rdma_cm_event", size_of::<CmEvent>()),
+];
+
+macro_rules! offsets {
+    ($($c:literal $C:ident { $($cf:literal $f:ident),+ $(,)? })+) => {
+        /// Offset of each field that is used, by structure and field as the headers name them.
+        pub(crate) const OFFSETS: &[(&str, &str, usize)] =
+            &[$($(($c, $cf, std::mem::offset_of!($C, $f))),+),+];
+    };
+}
+
+offsets! {
+    "ibv_device" Device { "node_type" node_type, "transport_type" transport_type, "name" name, "ibdev_path" ibdev_path }
+    "ibv_context_ops" ContextOps {
+        "poll_cq" poll_cq, "req_notify_cq" req_notify_cq, "post_send" post_send, "post_recv" post_recv,
+    }
+    "ibv_context" Context { "device" device, "ops" ops, "async_fd" async_fd, "num_comp_vectors" num_comp_vectors }
+    "ibv_device_attr" DeviceAttr {
+        "node_guid" node_guid, "vendor_id" vendor_id, "max_qp" max_qp, "max_qp_wr" max_qp_wr, "max_sge" max_sge,
+        "max_cqe" max_cqe, "max_pd" max_pd,
+        "max_qp_rd_atom" max_qp_rd_atom, "max_pkeys" max_pkeys, "phys_port_cnt" phys_port_cnt,
+    }
+    "ibv_port_attr" PortAttr {
+        "state" state, "active_mtu" active_mtu, "gid_tbl_len" gid_tbl_len, "max_msg_sz" max_msg_sz, "lid" lid,
+        "sm_lid" sm_lid, "active_width" active_width, "active_speed" active_speed, "phys_state" phys_state,
+        "link_layer" link_layer,
+    }
+    "ibv_gid_entry" GidEntry {
+        "gid" gid, "gid_index" gid_index, "port_num" port_num, "gid_type" gid_type, "ndev_ifindex" ndev_ifindex,
+    }
+    "ibv_pd" Pd { "context" context }
+    "ibv_mr" Mr { "addr" addr, "length" length, "lkey" lkey, "rkey" rkey }
+    "ibv_comp_channel" CompChannel { "fd" fd }
+    "ibv_cq" Cq { "context" context, "channel" channel, "cqe" cqe }
+    "ibv_qp" Qp { "context" context, "qp_num" qp_num }
+    "ibv_wc" WorkCompletion {
+        "wr_id" wr_id, "status" status, "opcode" opcode, "vendor_err" vendor_err, "byte_len" byte_len,
+        "imm_data" imm_data, "qp_num" qp_num, "wc_flags" wc_flags,
+    }
+    "ibv_sge" Sge { "addr" addr, "length" length, "lkey" lkey }
+    "ibv_send_wr" SendWr {
+        "wr_id" wr_id, "next" next, "sg_list" sg_list, "num_sge" num_sge, "opcode" opcode, "send_flags" send_flags,
+        "imm_data" imm_data, "wr.rdma.remote_addr" remote_addr, "wr.rdma.rkey" rkey,
+    }
+    "ibv_recv_wr" RecvWr { "wr_id" wr_id, "next" next, "sg_list" sg_list, "num_sge" num_sge }
+    "ibv_qp_cap" QpCap { "max_send_wr" max_send_wr, "max_recv_wr" max_recv_wr, "max_inline_data" max_inline_data }
+    "ibv_qp_init_attr" QpInitAttr {
+        "send_cq" send_cq, "recv_cq" recv_cq, "srq" srq, "cap" cap, "qp_type" qp_type, "sq_sig_all" sq_sig_all,
+    }
+    "ibv_qp_attr" QpAttr { "qp_state" qp_state }
+    "ibv_async_event" AsyncEvent { "element" element, "event_type" event_type }
+    "rdma_event_channel" CmChannel { "fd" fd }
+    "rdma_cm_id" CmId {
+        "verbs" verbs, "channel" channel, "context" context, "qp" qp, "route.addr.src_addr" src_addr,
+        "route.addr.dst_addr" dst_addr, "route.addr.addr.ibaddr.sgid" sgid, "route.addr.addr.ibaddr.dgid" dgid,
+        "port_num" port_num, "pd" pd,
+    }
+    "rdma_conn_param" ConnParam {
+        "private_data" private_data, "private_data_len" private_data_len, "responder_resources" responder_resources,
+        "initiator_depth" initiator_depth, "flow_control" flow_control, "retry_count" retry_count,
+        "rnr_retry_count" rnr_retry_count, "srq" srq, "qp_num" qp_num,
+    }
+    "rdma_cm_event" CmEvent {
+        "id" id, "listen_id" listen_id, "event" event, "status" status, "param.conn" conn,
+    }
+}
+
+// What the C structures measure on 64-bit Linux; the headers, where they are installed, have the last word in a test.
+const _: () = {
+    assert!(size_of::<ContextOps>() == 256 && size_of::<Device>() == 664);
+    assert!(size_of::<DeviceAttr>() == 232 && size_of::<PortAttr>() == 52 && size_of::<GidEntry>() == 32);
+    assert!(size_of::<WorkCompletion>() == 48 && size_of::<SendWr>() == 128 && size_of::<RecvWr>() == 32);
+    assert!(size_of::<QpInitAttr>() == 64 && size_of::<QpAttr>() == 144 && size_of::<AsyncEvent>() == 16);
+    assert!(size_of::<CmId>() == 416 && size_of::<ConnParam>() == 24 && size_of::<CmEvent>() == 80);
+};
+
+macro_rules! functions {
+    ($(#[$doc:meta])* $Lib:ident { $( $name:ident : fn($($arg:ty),*) $(-> $ret:ty)? ;)+ } optional { $( $oname:ident : fn($($oarg:ty),*) $(-> $oret:ty)? ;)* }) => {
+        $(#[$doc])*
+        pub(crate) struct $Lib {
+            $( pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?, )+
+            $( pub $oname: Option<unsafe extern "C" fn($($oarg),*) $(-> $oret)?>, )*
+        }
+        impl $Lib {
+            /// Looks all functions up with `find`.
+            ///
+            /// # Safety
+            /// `find` answers with the address of the function of that name and of the type written down here.
+            pub(crate) unsafe fn resolve(find: impl Fn(&'static str) -> Option<*mut c_void>) -> Result<Self, &'static str> {
+                Ok($Lib {
+                    $( $name: {
+                        let found = find(stringify!($name)).ok_or(stringify!($name))?;
+                        // SAFETY: the caller says that it is this function; a function pointer has a data pointer's size.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
+                    }, )+
+                    $( $oname: find(stringify!($oname)).map(|found| {
+                        // SAFETY: as above.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($oarg),*) $(-> $oret)?>(found) }
+                    }), )*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    /// Functions of libibverbs.
+    Ibverbs {
+        ibv_get_device_list: fn(*mut c_int) -> *mut *mut Device;
+        ibv_free_device_list: fn(*mut *mut Device);
+        ibv_open_device: fn(*mut Device) -> *mut Context;
+        ibv_close_device: fn(*mut Context) -> c_int;
+        ibv_query_device: fn(*mut Context, *mut DeviceAttr) -> c_int;
+        ibv_query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
+        ibv_query_gid: fn(*mut Context, u8, c_int, *mut Gid) -> c_int;
+        ibv_alloc_pd: fn(*mut Context) -> *mut Pd;
+        ibv_dealloc_pd: fn(*mut Pd) -> c_int;
+        ibv_reg_mr: fn(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;
+        ibv_dereg_mr: fn(*mut Mr) -> c_int;
+        ibv_create_comp_channel: fn(*mut Context) -> *mut CompChannel;
+        ibv_destroy_comp_channel: fn(*mut CompChannel) -> c_int;
+        ibv_create_cq: fn(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
+        ibv_destroy_cq: fn(*mut Cq) -> c_int;
+        ibv_get_cq_event: fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
+        ibv_ack_cq_events: fn(*mut Cq, c_uint);
+        ibv_modify_qp: fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
+        ibv_get_async_event: fn(*mut Context, *mut AsyncEvent) -> c_int;
+        ibv_ack_async_event: fn(*mut AsyncEvent);
+    }
+    optional {
+        _ibv_query_gid_ex: fn(*mut Context, u32, u32, *mut GidEntry, u32, usize) -> c_int;
+    }
+}
+
+functions! {
+    /// Functions of librdmacm.
+    Rdmacm {
+        rdma_create_event_channel: fn() -> *mut CmChannel;
+        rdma_destroy_event_channel: fn(*mut CmChannel);
+        rdma_create_id: fn(*mut CmChannel, *mut *mut CmId, *mut c_void, Enum) -> c_int;
+        rdma_destroy_id: fn(*mut CmId) -> c_int;
+        rdma_bind_addr: fn(*mut CmId, *mut libc::sockaddr) -> c_int;
+        rdma_resolve_addr: fn(*mut CmId, *mut libc::sockaddr, *mut libc::sockaddr, c_int) -> c_int;
+        rdma_resolve_route: fn(*mut CmId, c_int) -> c_int;
+        rdma_create_qp: fn(*mut CmId, *mut Pd, *mut QpInitAttr) -> c_int;
+        rdma_destroy_qp: fn(*mut CmId);
+        rdma_connect: fn(*mut CmId, *mut ConnParam) -> c_int;
+        rdma_listen: fn(*mut CmId, c_int) -> c_int;
+        rdma_accept: fn(*mut CmId, *mut ConnParam) -> c_int;
+        rdma_reject: fn(*mut CmId, *const c_void, u8) -> c_int;
+        rdma_disconnect: fn(*mut CmId) -> c_int;
+        rdma_get_cm_event: fn(*mut CmChannel, *mut *mut CmEvent) -> c_int;
+        rdma_ack_cm_event: fn(*mut CmEvent) -> c_int;
+        rdma_get_src_port: fn(*mut CmId) -> u16;
+    }
+    optional {
+        rdma_set_option: fn(*mut CmId, c_int, c_int, *mut c_void, usize) -> c_int;
+    }
+}

@@ -1,0 +1,411 @@
+//! Verbs on real devices, in the virtual machine: connections over IPv4 and IPv6, writes, faults and their words.
+
+use spurline_mem::Pool;
+use spurline_testkit::{GuestNet, run_in_guest};
+use spurline_verbs::{
+    Absent, Access, CmChannel, CmEventKind, ConnectOptions, Context, DeviceProblem, GidType, LinkLayer, MemoryRegion,
+    ProtectionDomain, QueueDepths, QueuePair, RemoteRegion, Settled, Verbs, VerbsError, devices,
+};
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+#[test]
+fn in_the_virtual_machine() {
+    run_in_guest(GuestNet::Two, &["guest_", "last_"], 120);
+}
+
+const OPTIONS: ConnectOptions = ConnectOptions { ack_timeout: Some(14), retries: 6, rnr_retries: 6 };
+const DEPTHS: QueueDepths = QueueDepths { receives: 8, sends: 8 };
+const SLOT: usize = 4096;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(10)
+}
+
+/// A device opened through an address, with a pool registered.
+struct Rail {
+    verbs: Arc<Verbs>,
+    domain: Arc<ProtectionDomain>,
+    memory: Arc<MemoryRegion>,
+    ip: IpAddr,
+}
+
+impl Rail {
+    fn open(ip: &str, access: Access) -> Rail {
+        let verbs = Verbs::load().unwrap();
+        let ip: IpAddr = ip.parse().unwrap();
+        let mut anchor = CmChannel::new(&verbs).unwrap().id().unwrap();
+        anchor.bind(SocketAddr::new(ip, 0)).unwrap();
+        let domain = ProtectionDomain::new(&Context::of(anchor).unwrap()).unwrap();
+        let pool = Pool::new(16 << 20, 4 << 20).unwrap();
+        let memory = domain.register(&pool, access).unwrap();
+        Rail { verbs, domain, memory, ip }
+    }
+
+    /// Posts all receives and leaves four slots for sending.
+    fn equip(&self, pair: &mut QueuePair) {
+        let buf = self.memory.pool().try_alloc(SLOT * 12).unwrap();
+        let mut slots = self.memory.slots(buf, SLOT).unwrap();
+        for _ in 0..4 {
+            pair.keep_slot(slots.pop().unwrap());
+        }
+        for slot in slots {
+            pair.post_receive(slot).unwrap();
+        }
+    }
+
+    fn connect(&self, to: SocketAddr, deadline: Instant) -> Result<QueuePair, VerbsError> {
+        let mut id = CmChannel::new(&self.verbs)?.id()?;
+        id.resolve(self.ip, to, deadline)?;
+        let mut pair = QueuePair::new(id, &self.domain, DEPTHS, 0)?;
+        self.equip(&mut pair);
+        let private = pair.connect(OPTIONS, b"from the reader", deadline)?;
+        assert!(private.starts_with(b"from the node"));
+        Ok(pair)
+    }
+
+    /// Accepts one connection and hands it to `serve`.
+    fn listen(self, serve: impl FnOnce(&Rail, QueuePair) + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
+        let channel = CmChannel::new(&self.verbs).unwrap();
+        let mut listener = channel.id().unwrap();
+        let addr = listener.listen(SocketAddr::new(self.ip, 0), 8).unwrap();
+        let thread = std::thread::spawn(move || {
+            let request = channel.next(soon()).unwrap().expect("nobody connected");
+            assert_eq!(request.key, listener.key());
+            let CmEventKind::ConnectRequest { id, private } = request.kind else { panic!("{request:?}") };
+            assert!(private.starts_with(b"from the reader"));
+            let key = id.key();
+            let mut pair = QueuePair::new(id, &self.domain, DEPTHS, 0).unwrap();
+            self.equip(&mut pair);
+            pair.accept(OPTIONS, b"from the node").unwrap();
+            let stands = channel.next(soon()).unwrap().expect("no event after accepting");
+            assert!(stands.key == key && matches!(stands.kind, CmEventKind::Established { .. }), "{stands:?}");
+            // The channel's other events tell of the connection's end.
+            let breaker = pair.breaker();
+            let watch = std::thread::spawn(move || {
+                while !breaker.is_broken() {
+                    let event = channel.next(Instant::now() + Duration::from_millis(50)).unwrap();
+                    if event.is_some_and(|e| e.key == key && matches!(e.kind, CmEventKind::Disconnected)) {
+                        breaker.break_now();
+                    }
+                }
+            });
+            serve(&self, pair);
+            watch.join().unwrap();
+            drop(listener);
+        });
+        (addr, thread)
+    }
+}
+
+fn send(pair: &mut QueuePair, bytes: &[u8]) {
+    let mut slot = loop {
+        match pair.free_slot().unwrap() {
+            Some(slot) => break slot,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    slot.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+    pair.send(slot, bytes.len(), soon()).unwrap();
+}
+
+/// The next message, or announced write: its bytes (none of a write), its length, its number.
+fn receive(pair: &mut QueuePair) -> Result<(Vec<u8>, usize, Option<u32>), VerbsError> {
+    assert!(pair.wait(soon())?, "nothing arrived");
+    let got = pair.poll()?.expect("wait said that something arrived");
+    let bytes = if got.immediate.is_none() { got.slot.bytes()[..got.len].to_vec() } else { Vec::new() };
+    pair.post_receive(got.slot)?;
+    Ok((bytes, got.len, got.immediate))
+}
+
+fn encode(region: RemoteRegion) -> Vec<u8> {
+    [&region.addr.to_le_bytes()[..], &region.len.to_le_bytes(), &region.rkey.to_le_bytes()].concat()
+}
+
+fn decode(bytes: &[u8]) -> RemoteRegion {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    RemoteRegion { addr: word(0), len: word(8), rkey: u32::from_le_bytes(bytes[16..20].try_into().unwrap()) }
+}
+
+/// What the node writes: 1 MiB of a pattern.
+fn pattern(memory: &MemoryRegion) -> spurline_mem::Buf {
+    let mut buf = memory.pool().try_alloc(1 << 20).unwrap();
+    for (i, byte) in buf.iter_mut().enumerate() {
+        *byte = (i * 7 + i / 251) as u8;
+    }
+    buf
+}
+
+/// Answers each region it is sent by writing the pattern there, announced by 0xabcd0000 + its number.
+fn serve_writes(rail: &Rail, mut pair: QueuePair, end: mpsc::Sender<Result<(), VerbsError>>) {
+    let bytes = pattern(&rail.memory);
+    let mut number = 0xabcd_0000u32;
+    let ended = loop {
+        let region = match receive(&mut pair) {
+            Ok((message, ..)) => decode(&message),
+            Err(e) => break Err(e),
+        };
+        let half = bytes.len() / 2;
+        let wrote = pair.writing(soon(), |writing| {
+            writing.write(&rail.memory, &bytes[..half], region, 0, None)?;
+            writing.write(&rail.memory, &bytes[half..], region, half as u64, Some(number))
+        });
+        if let Err(e) = wrote {
+            break Err(e);
+        }
+        number += 1;
+    };
+    let _ = end.send(ended);
+}
+
+fn exchange_writes(ip: &str) {
+    let (send_end, end) = mpsc::channel();
+    let (to, node) = Rail::open(ip, Access::Local).listen(move |rail, pair| serve_writes(rail, pair, send_end));
+    let rail = Rail::open(ip, Access::PeerWrites);
+    let mut pair = rail.connect(to, soon()).unwrap();
+    println!("connected: {} queue pair {:#x}", pair.subject(), pair.number());
+    assert!(pair.subject().contains("rxe0 port 1"), "{}", pair.subject());
+    let want = pattern(&rail.memory);
+    let mut dst = rail.memory.pool().try_alloc(1 << 20).unwrap();
+    for round in 0..5u32 {
+        dst.fill(0);
+        let (number, len) = pair
+            .lend(&rail.memory, &mut dst, |pair, region| {
+                send(pair, &encode(region));
+                let (_, len, number) = receive(pair).unwrap();
+                ((number, len), Settled::Yes)
+            })
+            .unwrap();
+        assert_eq!((number, len), (Some(0xabcd_0000 + round), dst.len() / 2));
+        assert!(dst[..] == want[..], "wrong bytes");
+    }
+    // An idle path can be asked whether it works.
+    pair.probe(soon()).unwrap();
+    drop(pair);
+    let ended = end.recv_timeout(Duration::from_secs(10)).unwrap().unwrap_err();
+    println!("the node saw: {ended}");
+    assert!(matches!(ended, VerbsError::Disconnected { .. } | VerbsError::Work { .. }), "{ended}");
+    node.join().unwrap();
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_a_devices_are_described() {
+    let verbs = Verbs::load().unwrap();
+    let found = devices(&verbs).unwrap();
+    println!("{found:#?}");
+    assert_eq!(found.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["rxe0", "rxe1"]);
+    for device in &found {
+        assert!(device.limits.queue_pairs > 100 && device.limits.work_requests > 100 && device.limits.sge > 0);
+        let port = &device.ports[0];
+        assert!(port.state.is_active() && port.link_layer == LinkLayer::Ethernet && port.mtu >= 1024);
+        let rail = if device.name == "rxe0" { "::ffff:10.77.0.1" } else { "::ffff:10.77.1.1" };
+        let gid = port.gids.iter().find(|g| g.gid.to_string() == rail).expect("the address's GID");
+        assert!(gid.kind == GidType::RoceV2 && gid.interface > 0, "{gid:?}");
+    }
+    let error = Context::open(&verbs, "mlx5_0").err().unwrap();
+    assert!(error.to_string().contains("no RDMA device named mlx5_0"), "{error}");
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_b_writes_over_ipv4() {
+    exchange_writes("10.77.0.1");
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_b_writes_over_ipv6() {
+    exchange_writes("fd77:0::1");
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_c_nobody_listens_and_nobody_is_there() {
+    let rail = Rail::open("10.77.0.1", Access::PeerWrites);
+    let error = rail.connect("10.77.0.1:9".parse().unwrap(), soon()).err().unwrap();
+    println!("{error}");
+    assert!(matches!(error, VerbsError::Rejected { .. }) && error.to_string().contains("nobody listens"), "{error}");
+    // The kernel would say so after more than a minute.
+    let begun = Instant::now();
+    let deadline = begun + Duration::from_millis(700);
+    let error = rail.connect("10.77.0.99:9".parse().unwrap(), deadline).err().unwrap();
+    println!("{error}");
+    assert!(
+        matches!(error, VerbsError::Timeout { .. } | VerbsError::Unreachable { .. } | VerbsError::Call { .. }),
+        "{error}"
+    );
+    drop(rail);
+    // No device has this address.
+    let verbs = Verbs::load().unwrap();
+    let mut id = CmChannel::new(&verbs).unwrap().id().unwrap();
+    let error = id.bind("10.99.0.1:0".parse().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("no RDMA device has this address"), "{error}");
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_d_a_stale_key_is_named_in_words() {
+    let (tell, told) = mpsc::channel();
+    let (to, node) = Rail::open("10.77.0.1", Access::Local).listen(move |rail, mut pair| {
+        let (message, ..) = receive(&mut pair).unwrap();
+        let region = RemoteRegion { rkey: decode(&message).rkey ^ 0x55aa_0000, ..decode(&message) };
+        let bytes = pattern(&rail.memory);
+        let wrote = pair.writing(soon(), |w| w.write(&rail.memory, &bytes, region, 0, Some(1)));
+        tell.send(wrote.unwrap_err()).unwrap();
+        // A queue pair that failed stays failed.
+        assert!(pair.probe(soon()).is_err());
+    });
+    let rail = Rail::open("10.77.0.1", Access::PeerWrites);
+    let mut pair = rail.connect(to, soon()).unwrap();
+    let mut dst = rail.memory.pool().try_alloc(1 << 20).unwrap();
+    dst.fill(0);
+    rail_lend(&rail, &mut pair, &mut dst, |pair| {
+        assert!(receive(pair).is_err());
+    });
+    assert!(dst.iter().all(|b| *b == 0), "a write with another's key landed");
+    let error = told.recv_timeout(Duration::from_secs(10)).unwrap();
+    println!("{error}");
+    let text = error.to_string();
+    for part in ["REM_ACCESS_ERR", "rxe0 port 1", "GID ::ffff:10.77.0.1", "queue pair 0x", "vendor error"] {
+        assert!(text.contains(part), "'{part}' is not in: {text}");
+    }
+    node.join().unwrap();
+}
+
+/// Lends `dst`, sends the region and does not settle.
+fn rail_lend(rail: &Rail, pair: &mut QueuePair, dst: &mut [u8], then: impl FnOnce(&mut QueuePair)) {
+    pair.lend(&rail.memory, dst, |pair, region| {
+        send(pair, &encode(region));
+        then(pair);
+        ((), Settled::No)
+    })
+    .unwrap();
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_e_no_late_write_lands() {
+    let (given_up, wait) = mpsc::channel::<()>();
+    let (tell, told) = mpsc::channel();
+    let (to, node) = Rail::open("10.77.0.1", Access::Local).listen(move |rail, mut pair| {
+        let (message, ..) = receive(&mut pair).unwrap();
+        wait.recv_timeout(Duration::from_secs(10)).unwrap();
+        let bytes = pattern(&rail.memory);
+        let region = decode(&message);
+        tell.send(pair.writing(soon(), |w| w.write(&rail.memory, &bytes, region, 0, Some(1)))).unwrap();
+    });
+    let rail = Rail::open("10.77.0.1", Access::PeerWrites);
+    let mut pair = rail.connect(to, soon()).unwrap();
+    let mut dst = rail.memory.pool().try_alloc(1 << 20).unwrap();
+    dst.fill(0);
+    rail_lend(&rail, &mut pair, &mut dst, |_| {});
+    given_up.send(()).unwrap();
+    let wrote = told.recv_timeout(Duration::from_secs(20)).unwrap();
+    println!("the late write: {}", wrote.unwrap_err());
+    node.join().unwrap();
+    assert!(dst.iter().all(|b| *b == 0), "a late write landed");
+    // The queue pair is gone for every use.
+    assert!(pair.probe(soon()).is_err() && pair.poll().is_err());
+    // Memory that is not registered for it can't be lent.
+    let mut elsewhere = vec![0u8; 4096];
+    let refused = pair.lend(&rail.memory, &mut elsewhere, |_, _| ((), Settled::Yes));
+    assert!(matches!(refused, Err(VerbsError::Misuse(_))));
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_f_a_broken_pair_wakes_its_waiter() {
+    let (done, wait) = mpsc::channel::<()>();
+    let (to, node) = Rail::open("10.77.0.1", Access::Local).listen(move |_, _pair| {
+        let _ = wait.recv_timeout(Duration::from_secs(20));
+    });
+    let rail = Rail::open("10.77.0.1", Access::PeerWrites);
+    let mut pair = rail.connect(to, soon()).unwrap();
+    let breaker = pair.breaker();
+    let other = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        breaker.break_now();
+    });
+    let error = receive(&mut pair).unwrap_err();
+    println!("{error}");
+    other.join().unwrap();
+    assert!(pair.breaker().is_broken());
+    done.send(()).unwrap();
+    node.join().unwrap();
+    drop(pair);
+    // Everything is given back when the last user goes.
+    assert_eq!(rail.memory.pool().used_bytes(), 0);
+}
+
+fn sh(command: &str) {
+    let out = Command::new("bash").args(["-c", command]).output().unwrap();
+    assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_g_a_port_that_goes_down_is_told() {
+    let rail = Rail::open("10.77.1.1", Access::PeerWrites);
+    let context = rail.domain.context();
+    while context.next_problem().is_some() {}
+    sh("ip link set rail1 down");
+    let until = soon();
+    let problem = loop {
+        match context.next_problem() {
+            Some(problem @ (DeviceProblem::PortDown(_) | DeviceProblem::Fatal)) => break problem,
+            _ if Instant::now() > until => panic!("the device said nothing"),
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    assert_eq!(problem, DeviceProblem::PortDown(1));
+    assert!(!context.port(1).unwrap().state.is_active());
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_h_a_low_limit_of_locked_memory_is_named() {
+    let exe = std::env::current_exe().unwrap();
+    let out = Command::new("prlimit")
+        .args(["--memlock=65536:65536", "setpriv", "--bounding-set=-ipc_lock"])
+        .arg(exe)
+        .args(["--ignored", "--exact", "child_registers_too_much"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
+    assert!(text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "guest_h_a_low_limit_of_locked_memory_is_named runs it with little memory to lock"]
+fn child_registers_too_much() {
+    let verbs = Verbs::load().unwrap();
+    let domain = ProtectionDomain::new(&Context::open(&verbs, "rxe0").unwrap()).unwrap();
+    let pool = Pool::new(16 << 20, 4 << 20).unwrap();
+    let error = domain.register(&pool, Access::PeerWrites).err().expect("16 MiB were locked");
+    for part in ["rxe0", "16777216 bytes", "ulimit -l", "LimitMEMLOCK="] {
+        assert!(error.to_string().contains(part), "'{part}' is not in: {error}");
+    }
+}
+
+/// In a process of its own, as it takes the devices away: they go only when rdma_cm has none of them open.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn last_four_levels_of_not_here() {
+    let verbs = Verbs::load().unwrap();
+    sh("ip link set rail0 down; ip link set rail1 down");
+    let absent = devices(&verbs).err().unwrap();
+    assert!(matches!(&absent, Absent::Port { why } if why.contains("rxe0 port 1: DOWN")), "{absent}");
+    sh("rdma link delete rxe0; rdma link delete rxe1");
+    let absent = devices(&verbs).err().unwrap();
+    assert!(matches!(absent, Absent::Device { .. }), "{absent}");
+    sh("modprobe -r rdma_ucm");
+    let absent = Verbs::load().err().unwrap();
+    println!("{absent}");
+    assert!(matches!(absent, Absent::Kernel { .. }) && absent.to_string().contains("rdma_ucm"), "{absent}");
+}
