@@ -2,7 +2,7 @@
 
 use crate::model::{self, Model};
 use crate::tree::{Tree, parse_number};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -12,6 +12,7 @@ const CLASS: &str = "sys/class/infiniband";
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Device {
     /// Its name, `mlx5_0`.
+    #[serde(rename = "device")]
     pub name: String,
     /// The kernel's word for its kind: `CA` for InfiniBand and RoCE, `RNIC` for iWARP, or what it shows else.
     pub node_type: Option<String>,
@@ -19,6 +20,8 @@ pub struct Device {
     pub node_guid: Option<String>,
     /// Firmware version; none where the driver shows an empty one.
     pub firmware: Option<String>,
+    /// `ib`, `roce` or `iw`, where netlink told.
+    pub protocol: Option<String>,
     /// Adapter type of the driver, `MT4129`.
     pub hca_type: Option<String>,
     /// Board id (PSID), `MT_0000000838`.
@@ -68,6 +71,7 @@ pub struct Pci {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Port {
     /// Its number, from 1.
+    #[serde(rename = "port")]
     pub number: u32,
     /// InfiniBand or Ethernet.
     pub link_layer: LinkLayer,
@@ -104,7 +108,7 @@ pub enum LinkLayer {
 }
 
 /// Logical state of a port, by its number in the specification.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PortState {
     /// Not shown, or a number nobody knows.
     #[default]
@@ -122,7 +126,7 @@ pub enum PortState {
 }
 
 /// Physical state of a port, by its number in the specification.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PhysState {
     /// Not shown, or a number nobody knows.
     #[default]
@@ -200,6 +204,12 @@ impl Gid {
     }
 }
 
+impl Serialize for PortState {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.word())
+    }
+}
+
 impl PortState {
     fn of(text: &str) -> Self {
         match leading(text) {
@@ -222,6 +232,12 @@ impl PortState {
             PortState::Active => "ACTIVE",
             PortState::ActiveDefer => "ACTIVE_DEFER",
         }
+    }
+}
+
+impl Serialize for PhysState {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.word())
     }
 }
 
@@ -301,6 +317,7 @@ fn read(tree: &Tree, name: &str) -> Device {
         node_type: text("node_type").map(|t| t.rsplit(':').next().unwrap_or(&t).trim().to_owned()),
         node_guid: text("node_guid"),
         firmware: text("fw_ver"),
+        protocol: None,
         hca_type: text("hca_type"),
         board_id: text("board_id"),
         parent: text("parent"),
@@ -362,7 +379,7 @@ fn read_gids(tree: &Tree, at: &str) -> Vec<Gid> {
         if address.is_unspecified() {
             continue;
         }
-        // Empty slots of these answer EINVAL, so they are asked only where there is an address.
+        // Empty slots of the attributes answer EINVAL, so they are asked only where there is an address.
         let (types, netdevs) = types.get_or_insert_with(|| {
             (tree.texts(&format!("{at}/gid_attrs/types")), tree.texts(&format!("{at}/gid_attrs/ndevs")))
         });

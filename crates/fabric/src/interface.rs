@@ -2,7 +2,8 @@
 
 use crate::device::Pci;
 use crate::tree::{Tree, parse_number};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use std::net::IpAddr;
 
 const CLASS: &str = "sys/class/net";
 
@@ -10,6 +11,7 @@ const CLASS: &str = "sys/class/net";
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Interface {
     /// Its name.
+    #[serde(rename = "interface")]
     pub name: String,
     /// Hardware type: 1 Ethernet, 32 IPoIB, 772 loopback.
     pub hardware: Option<u32>,
@@ -23,6 +25,17 @@ pub struct Interface {
     pub carrier: Option<bool>,
     /// Bytes of an IP packet.
     pub mtu: Option<u32>,
+    /// The most its MTU could be, where known: netlink tells, or the IPoIB mode does.
+    pub max_mtu: Option<u32>,
+    /// Its addresses, with the bits of their networks.
+    #[serde(serialize_with = "as_text")]
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// VLAN number.
+    pub vlan: Option<u16>,
+    /// Whether it stands on an interface of another network namespace.
+    pub lower_is_elsewhere: bool,
+    /// The RDMA device and port behind it.
+    pub rdma: Option<(String, u32)>,
     /// Megabits per second, where known.
     pub speed_mbps: Option<u32>,
     /// IPoIB mode.
@@ -100,6 +113,11 @@ fn read(tree: &Tree, name: &str) -> Interface {
     let lower = tree.names(&at).iter().filter_map(|n| n.strip_prefix("lower_")).map(str::to_owned).collect();
     Interface {
         name: name.to_owned(),
+        max_mtu: None,
+        addresses: Vec::new(),
+        vlan: tree.text(&format!("proc/net/vlan/{name}")).and_then(|t| vlan_number(&t)),
+        lower_is_elsewhere: false,
+        rdma: None,
         hardware,
         operstate: text("operstate"),
         is_up: text("flags").and_then(|f| parse_number(&f)).is_some_and(|flags| flags & 1 != 0),
@@ -120,4 +138,13 @@ fn read(tree: &Tree, name: &str) -> Interface {
         bond_mode: text("bonding/mode").and_then(|m| m.split_whitespace().next().map(str::to_owned)),
         kind,
     }
+}
+
+/// `ib0.100  VID: 100  REORDER_HDR: 1 …`, the first line of the VLAN's file.
+fn vlan_number(text: &str) -> Option<u16> {
+    text.split_once("VID:")?.1.split_whitespace().next()?.parse().ok()
+}
+
+fn as_text<S: Serializer>(addresses: &[(IpAddr, u8)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")))
 }

@@ -1,6 +1,8 @@
 //! Where facts come from: files below a root. It owns paths, symbolic links, size limits and deadlines, so that no
 //! reader above can hang, leave the root or meet more than it asked for. It does not know what any file means.
 
+use crate::archive;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -11,7 +13,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 /// The longest text of one file that is read; what the kernel shows is far shorter.
-const MOST_BYTES: u64 = 256 * 1024;
+const MOST_BYTES: u64 = 1024 * 1024;
 /// The most names of one directory that are looked at.
 const MOST_NAMES: usize = 4096;
 /// As many symbolic links as the kernel follows in one path.
@@ -32,7 +34,7 @@ pub enum Entry {
 }
 
 /// A file that could not be looked at, and why.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LeftOut {
     /// The path below the root.
     pub path: String,
@@ -65,6 +67,17 @@ impl Tree {
     /// A folder laid out like `/`; symbolic links in it never lead out of it.
     pub fn folder(root: &Path) -> Self {
         Tree::new(Source::Disk { live: false, probe: Mutex::new(Probe::new(root.to_owned())) })
+    }
+
+    /// A folder laid out like `/`, or a file that `net collect` wrote.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        if std::fs::metadata(path)?.is_dir() {
+            return Ok(Tree::folder(path));
+        }
+        Ok(Tree::memory(archive::read(io::BufReader::new(std::fs::File::open(path)?))?))
     }
 
     /// Files held in memory, by their path without the leading slash.
@@ -101,7 +114,7 @@ impl Tree {
         lock(&self.left_out).iter().map(|(path, why)| LeftOut { path: path.clone(), why: why.clone() }).collect()
     }
 
-    /// The bytes of a file, at most 256 KiB of them.
+    /// The bytes of a file, at most 1 MiB of them.
     pub fn bytes(&self, path: &str) -> Option<Vec<u8>> {
         let real = self.real(path)?;
         let bytes = match &self.source {

@@ -1,87 +1,308 @@
 //! `spurline net list`: devices, ports and interfaces as a table. What they are is the fabric crate's to know.
 
-use anstyle::{AnsiColor, Style};
+use super::facts::FromArgs;
+use super::table::{BAD, Cell, DIM, GOOD, HEAD, WARN, cell, table};
 use clap::Args;
 use serde_json::json;
 use spurline_config::Fault;
-use spurline_fabric::{Host, PortState, Tree};
+use spurline_fabric::{Device, GidType, Host, Interface, IpoibMode, LinkLayer, Port, PortState};
 use std::fmt::Write as _;
 use std::process::ExitCode;
-
-const HEAD: Style = AnsiColor::Yellow.on_default().bold();
-const GOOD: Style = AnsiColor::Green.on_default();
-const BAD: Style = AnsiColor::Red.on_default().bold();
-const DIM: Style = Style::new().dimmed();
 
 /// What `net list` is told.
 #[derive(Debug, Args)]
 pub struct ListArgs {
+    #[command(flatten)]
+    pub from: FromArgs,
+    /// Every address of every port, with index, type and interface
+    #[arg(long)]
+    pub gids: bool,
+    /// Every counter that is not zero, and not only those that tell of trouble
+    #[arg(long)]
+    pub counters: bool,
     /// As JSON
     #[arg(long)]
     pub json: bool,
 }
 
+/// Counters that tell of trouble on the link or in the fabric, in the words of all drivers.
+const TROUBLE: &[&str] = &[
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "port_rcv_remote_physical_errors",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "VL15_dropped",
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "implied_nak_seq_err",
+    "rnr_nak_retry_err",
+    "rx_icrc_encapsulated",
+    "np_cnp_sent",
+    "rp_cnp_handled",
+    "np_ecn_marked_roce_packets",
+    "cnpSent",
+    "cnpHandled",
+    "cnp_sent",
+    "cnp_handled",
+    "RetransSegs",
+    "tcpRetransSegs",
+    "retrans_pkts",
+    "retrans_timeout_events",
+    "rx_drops",
+    "seq_err_naks_rcvd",
+    "to_retransmits",
+    "oos_drop_count",
+    "retry_exceeded_error",
+    "completer_retry_err",
+    "rcvd_seq_err",
+    "send_rnr_err",
+    "ack_deferred",
+    "roce_adp_retrans",
+];
+
 /// Runs the command.
 ///
 /// # Errors
-/// None so far.
+/// When `--from` names no facts.
 pub fn run(args: ListArgs) -> Result<ExitCode, Fault> {
-    let host = Host::read(&Tree::live());
+    let tree = args.from.tree()?;
+    let host = Host::read(&tree);
     if args.json {
         anstream::println!("{}", json!(host));
-    } else {
-        anstream::print!("{}", show(&host));
+        return Ok(ExitCode::SUCCESS);
     }
+    anstream::print!("{}", show(&host, &args));
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(host: &Host) -> String {
-    let mut rows = vec![["DEVICE", "PORT", "NETDEV", "LINK", "STATE", "RATE", "PCI"].map(str::to_owned).to_vec()];
-    let mut styles = vec![HEAD];
-    for device in &host.devices {
-        for port in &device.ports {
-            let dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-            rows.push(vec![
-                device.name.clone(),
-                port.number.to_string(),
-                dash(port.netdevs.first().cloned()),
-                format!("{:?}", port.link_layer),
-                format!("{} {}", port.state.word(), port.phys_state.word()),
-                dash(port.rate.as_ref().map(|r| r.words())),
-                dash(device.pci.as_ref().and_then(|p| p.address.clone())),
-            ]);
-            styles.push(if port.state == PortState::Active { GOOD } else { BAD });
-        }
-    }
+fn show(host: &Host, args: &ListArgs) -> String {
     let mut out = String::new();
     if host.devices.is_empty() {
         let _ = writeln!(out, "{DIM}no RDMA device{DIM:#}");
     } else {
-        table(&mut out, &rows, &styles);
+        ports(&mut out, host);
+        out.push('\n');
+        devices(&mut out, host);
     }
-    let mut rows = vec![["INTERFACE", "KIND", "STATE", "MTU", "SPEED"].map(str::to_owned).to_vec()];
-    let mut styles = vec![HEAD];
-    for i in &host.interfaces {
-        rows.push(vec![
-            i.name.clone(),
-            i.kind.clone().unwrap_or_else(|| "-".to_owned()),
-            i.operstate.clone().unwrap_or_else(|| "-".to_owned()),
-            i.mtu.map_or_else(|| "-".to_owned(), |m| m.to_string()),
-            i.speed_mbps.map_or_else(|| "-".to_owned(), |s| format!("{s} Mb/s")),
-        ]);
-        styles.push(Style::new());
+    out.push('\n');
+    interfaces(&mut out, host);
+    let all = || host.devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p)));
+    if args.gids {
+        gids(&mut out, all());
     }
-    table(&mut out, &rows, &styles);
+    counters(&mut out, all(), args.counters);
+    if !host.left_out.is_empty() {
+        let first = &host.left_out[0];
+        let _ = writeln!(
+            out,
+            "\n{DIM}{} files could not be read (the first: {}: {}){DIM:#}",
+            host.left_out.len(),
+            first.path,
+            first.why
+        );
+    }
     out
 }
 
-/// Columns as wide as their widest cell.
-fn table(out: &mut String, rows: &[Vec<String>], styles: &[Style]) {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|t| t.chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    for (row, style) in rows.iter().zip(styles) {
-        let line: Vec<String> = row.iter().zip(&widths).map(|(text, w)| format!("{text:<w$}")).collect();
-        let _ = writeln!(out, "{style}{}{style:#}", line.join("  ").trim_end());
+fn dash(text: Option<impl ToString>) -> String {
+    text.map_or_else(|| "-".to_owned(), |t| t.to_string())
+}
+
+fn row(words: &[&str]) -> Vec<Cell> {
+    words.iter().map(|w| cell(*w, HEAD)).collect()
+}
+
+fn ports(out: &mut String, host: &Host) {
+    let heads =
+        ["DEVICE", "PORT", "NETDEV", "LINK", "STATE", "PHYSICAL", "RATE", "MTU", "IPOIB", "LID", "SM LID", "GIDS"];
+    let mut rows = vec![row(&heads)];
+    for device in &host.devices {
+        for port in &device.ports {
+            rows.push(port_row(host, device, port));
+        }
+    }
+    table(out, &rows);
+}
+
+fn port_row(host: &Host, device: &Device, port: &Port) -> Vec<Cell> {
+    let netdev = port.netdevs.first();
+    let interface = netdev.and_then(|n| host.interface(n));
+    let state = match port.state {
+        PortState::Active => GOOD,
+        PortState::Init | PortState::Armed => WARN,
+        _ => BAD,
+    };
+    let is_ib = port.link_layer == LinkLayer::InfiniBand;
+    // On Ethernet there is no subnet manager, and no LID.
+    let lid = |lid: Option<u32>| if is_ib { dash(lid) } else { "-".to_owned() };
+    let sm = if is_ib && port.sm_lid == Some(0) { BAD } else { Default::default() };
+    let v2 = port.gids.iter().filter(|g| g.kind == GidType::RoceV2).map(|g| g.index).collect::<Vec<_>>();
+    let gids = match v2.as_slice() {
+        [] => port.gids.len().to_string(),
+        [first, ..] => format!("{} (v2 from {first})", port.gids.len()),
+    };
+    let more = match port.netdevs.len() {
+        0 | 1 => String::new(),
+        n => format!(" +{}", n - 1),
+    };
+    let named = match (netdev, interface) {
+        (Some(name), _) => format!("{name}{more}"),
+        // The kernel shows the interface of a GID only inside its network namespace.
+        (None, _) if port.link_layer == LinkLayer::Ethernet && port.state == PortState::Active => {
+            "(other namespace)".to_owned()
+        }
+        (None, _) => "-".to_owned(),
+    };
+    vec![
+        cell(&device.name, Default::default()),
+        cell(port.number.to_string(), Default::default()),
+        cell(named, Default::default()),
+        cell(link_word(device, port), Default::default()),
+        cell(port.state.word(), state),
+        cell(port.phys_state.word(), Default::default()),
+        cell(dash(port.rate.as_ref().map(|r| r.words())), Default::default()),
+        cell(dash(interface.and_then(|i| i.mtu)), Default::default()),
+        cell(dash(interface.and_then(|i| i.ipoib_mode).map(IpoibMode::word)), Default::default()),
+        cell(lid(port.lid), Default::default()),
+        cell(lid(port.sm_lid), sm),
+        cell(gids, Default::default()),
+    ]
+}
+
+fn link_word(device: &Device, port: &Port) -> &'static str {
+    match (port.link_layer, device.protocol.as_deref(), device.node_type.as_deref()) {
+        (LinkLayer::InfiniBand, ..) => "InfiniBand",
+        (LinkLayer::Ethernet, Some("iw"), _) | (LinkLayer::Ethernet, None, Some("RNIC")) => "Ethernet iWARP",
+        (LinkLayer::Ethernet, Some("roce"), _) | (LinkLayer::Ethernet, None, Some("CA")) => "Ethernet RoCE",
+        (LinkLayer::Ethernet, ..) => "Ethernet",
+        (LinkLayer::Unknown, ..) => "unknown",
+    }
+}
+
+fn devices(out: &mut String, host: &Host) {
+    let mut rows = vec![row(&["DEVICE", "PCI", "ID", "MODEL", "DRIVER", "FIRMWARE", "NUMA", "PCIE", "FUNCTIONS"])];
+    for device in &host.devices {
+        let pci = device.pci.clone().unwrap_or_default();
+        let gts = |s: u32| (f64::from(s) / 10.0).to_string();
+        let pcie = pci.speed.zip(pci.width).map(|(s, w)| format!("{} GT/s x{w}", gts(s)));
+        let slow = pci.speed < pci.max_speed || pci.width < pci.max_width;
+        let functions = match (&pci.physical, pci.virtual_functions) {
+            (Some(parent), _) => format!("VF of {parent}"),
+            (None, Some((made, most))) => format!("{made} of {most} VFs"),
+            (None, None) => "-".to_owned(),
+        };
+        let software = device.parent.as_ref().map(|p| format!("software on {p}"));
+        rows.push(vec![
+            cell(&device.name, Default::default()),
+            cell(dash(pci.address.as_ref()), Default::default()),
+            cell(dash(pci.ids()), Default::default()),
+            cell(dash(pci.model.map(str::to_owned).or(software).or(device.hca_type.clone())), Default::default()),
+            cell(dash(pci.driver.as_ref()), Default::default()),
+            cell(dash(device.firmware.as_ref()), Default::default()),
+            cell(dash(pci.numa_node), Default::default()),
+            cell(dash(pcie), if slow { WARN } else { Default::default() }),
+            cell(functions, Default::default()),
+        ]);
+    }
+    table(out, &rows);
+}
+
+fn interfaces(out: &mut String, host: &Host) {
+    let mut rows = vec![row(&["INTERFACE", "KIND", "ON", "STATE", "MTU", "MOST", "SPEED", "RDMA", "ADDRESSES"])];
+    for i in &host.interfaces {
+        let up = match i.operstate.as_deref() {
+            Some("up") => GOOD,
+            Some("down" | "lowerlayerdown") => BAD,
+            _ => Default::default(),
+        };
+        let addresses: Vec<String> = i.addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
+        rows.push(vec![
+            cell(&i.name, Default::default()),
+            cell(kind(i), Default::default()),
+            cell(stands_on(i), Default::default()),
+            cell(dash(i.operstate.as_ref()), up),
+            cell(dash(i.mtu), Default::default()),
+            cell(dash(i.max_mtu), DIM),
+            cell(dash(i.speed_mbps.map(|s| format!("{} Gb/s", f64::from(s) / 1000.0))), Default::default()),
+            cell(dash(i.rdma.as_ref().map(|(d, p)| format!("{d}/{p}"))), Default::default()),
+            cell(if addresses.is_empty() { "-".to_owned() } else { addresses.join(" ") }, Default::default()),
+        ]);
+    }
+    table(out, &rows);
+}
+
+fn kind(i: &Interface) -> String {
+    match (i.kind.as_deref(), i.vlan) {
+        (_, Some(vlan)) => format!("vlan {vlan}"),
+        (Some("bond"), _) => format!("bond {}", dash(i.bond_mode.as_ref())),
+        _ if i.is_ipoib() => match i.ipoib_mode {
+            Some(mode) => format!("ipoib {}", mode.word()),
+            None => "ipoib".to_owned(),
+        },
+        (Some(kind), _) => kind.to_owned(),
+        _ if i.is_loopback() => "loopback".to_owned(),
+        _ if i.hardware == Some(1) => "ethernet".to_owned(),
+        _ => dash(i.hardware),
+    }
+}
+
+fn stands_on(i: &Interface) -> String {
+    if i.lower_is_elsewhere {
+        return "(other namespace)".to_owned();
+    }
+    let below: Vec<&str> = i.lower.iter().chain(&i.parent).map(String::as_str).collect();
+    match (&i.master, below.is_empty()) {
+        (Some(master), _) => format!("in {master}"),
+        (None, false) => below.join(" "),
+        (None, true) => dash(i.pci.as_ref().and_then(|p| p.address.as_ref())),
+    }
+}
+
+fn gids<'a>(out: &mut String, all: impl Iterator<Item = (&'a Device, &'a Port)>) {
+    let mut rows = vec![row(&["DEVICE", "PORT", "INDEX", "GID", "IP", "TYPE", "NETDEV"])];
+    for (device, port) in all {
+        for gid in &port.gids {
+            let kind = match gid.kind {
+                GidType::Ib => "IB",
+                GidType::RoceV1 => "RoCE v1",
+                GidType::RoceV2 => "RoCE v2",
+                GidType::Unknown => "-",
+            };
+            let ip = gid.address.to_ipv4_mapped();
+            let words = [device.name.clone(), port.number.to_string(), gid.index.to_string(), long(gid.address)];
+            let more = [dash(ip), kind.to_owned(), dash(gid.netdev.as_ref())];
+            rows.push(words.into_iter().chain(more).map(|w| cell(w, Default::default())).collect());
+        }
+    }
+    out.push('\n');
+    table(out, &rows);
+}
+
+/// As the kernel writes it, so that it can be searched for.
+fn long(address: std::net::Ipv6Addr) -> String {
+    address.segments().map(|s| format!("{s:04x}")).join(":")
+}
+
+fn counters<'a>(out: &mut String, all: impl Iterator<Item = (&'a Device, &'a Port)>, every: bool) {
+    let mut rows = vec![row(&["DEVICE", "PORT", "COUNTER", "VALUE"])];
+    for (device, port) in all {
+        for (name, value) in port.counters.iter().filter(|(name, _)| every || TROUBLE.contains(&name.as_str())) {
+            let style = if TROUBLE.contains(&name.as_str()) { WARN } else { Default::default() };
+            rows.push(vec![
+                cell(&device.name, Default::default()),
+                cell(port.number.to_string(), Default::default()),
+                cell(name, style),
+                cell(value.to_string(), style),
+            ]);
+        }
+    }
+    if rows.len() > 1 {
+        out.push('\n');
+        table(out, &rows);
     }
 }

@@ -1,7 +1,10 @@
 //! `spurline net`: the fabric, its state, its faults and its speed. Each subcommand owns its flags and its output;
 //! this file only tells them apart.
 
+mod collect;
+mod facts;
 mod list;
+mod table;
 
 use clap::{Args, Subcommand};
 use spurline_config::Fault;
@@ -20,6 +23,8 @@ pub struct NetArgs {
 pub enum NetCommand {
     /// Every RDMA device, port and network interface in one table
     List(list::ListArgs),
+    /// Gather what the reading commands read of this host into one file
+    Collect(collect::CollectArgs),
 }
 
 /// Runs the subcommand.
@@ -29,5 +34,6 @@ pub enum NetCommand {
 pub fn run(args: NetArgs) -> Result<ExitCode, Fault> {
     match args.command {
         NetCommand::List(args) => list::run(args),
+        NetCommand::Collect(args) => collect::run(args),
     }
 }

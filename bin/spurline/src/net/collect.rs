@@ -1,0 +1,55 @@
+//! `spurline net collect`: what the reading commands read of this host, into one file.
+
+use super::facts::FromArgs;
+use clap::Args;
+use spurline_config::Fault;
+use spurline_fabric::{Host, archive, collect};
+use spurline_types::units::human_bytes;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// What `net collect` is told.
+#[derive(Debug, Args)]
+pub struct CollectArgs {
+    /// The file to write; `-` for standard output
+    #[arg(short, long, value_name = "FILE.tar.zst")]
+    pub output: PathBuf,
+    #[command(flatten)]
+    pub from: FromArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the file can't be written.
+pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
+    let tree = args.from.tree()?.recording();
+    let entries = collect(&tree, |tree| drop(Host::read(tree)));
+    let mut packed = Vec::new();
+    let failed = |e: std::io::Error| {
+        Fault::failed(format!("{}: {e}", args.output.display()), "name a file in a directory that is writable")
+    };
+    archive::write(&entries, &mut packed).map_err(failed)?;
+    if args.output.as_os_str() == "-" {
+        std::io::stdout().write_all(&packed).map_err(failed)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    std::fs::write(&args.output, &packed).map_err(failed)?;
+    let left_out = tree.left_out();
+    anstream::eprintln!(
+        "{}: {} files, {}; addresses and names of interfaces are in it, keys and passwords are not",
+        args.output.display(),
+        entries.len(),
+        human_bytes(packed.len() as u64)
+    );
+    if !left_out.is_empty() {
+        anstream::eprintln!(
+            "{} files could not be read (the first: {}: {})",
+            left_out.len(),
+            left_out[0].path,
+            left_out[0].why
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}

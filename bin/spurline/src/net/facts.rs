@@ -1,0 +1,37 @@
+//! `--from`: whose facts a reading command looks at, this host's or collected ones.
+
+use clap::Args;
+use spurline_config::Fault;
+use spurline_fabric::Tree;
+use std::path::{Path, PathBuf};
+
+/// The flag.
+#[derive(Debug, Clone, Args)]
+pub struct FromArgs {
+    /// Facts of another host: a file of `net collect`, or a folder laid out like / [default: this host]
+    #[arg(long, value_name = "FILE|DIR")]
+    pub from: Option<PathBuf>,
+}
+
+impl FromArgs {
+    /// The files to read.
+    ///
+    /// # Errors
+    /// When the file or folder named is none.
+    pub fn tree(&self) -> Result<Tree, Fault> {
+        self.from.as_deref().map_or_else(|| Ok(Tree::live()), open)
+    }
+}
+
+/// Facts collected elsewhere.
+///
+/// # Errors
+/// When it is neither a folder nor a file of `net collect`.
+pub fn open(path: &Path) -> Result<Tree, Fault> {
+    Tree::open(path).map_err(|e| {
+        Fault::missing(
+            format!("facts in {}: {e}", path.display()),
+            "give a file that `spurline net collect -o FILE.tar.zst` wrote, or a folder laid out like /",
+        )
+    })
+}
