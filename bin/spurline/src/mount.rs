@@ -134,11 +134,11 @@ fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Re
         group_addresses(&config.net.group_network.join(","))?
     };
     let name = format!("{}:{}", rustix::system::uname().nodename().to_string_lossy(), config.mountpoint.display());
+    let socket = SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() };
     let peers = nodes
         .iter()
         .map(|node| {
-            let connector =
-                TcpConnector::new(&node.to_string(), locals.clone(), SocketOptions::default(), Arc::clone(stats));
+            let connector = TcpConnector::new(&node.to_string(), locals.clone(), socket, Arc::clone(stats));
             let pool_config = PoolConfig {
                 // A request holds its connection until it is answered, and each thread of the kernel's and of
                 // read-ahead may have one under way.

@@ -7,7 +7,7 @@ use serde_json::json;
 use spurline_cache::Shared;
 use spurline_config::{Fault, IorpcMode, NodeConfig};
 use spurline_mem::{Pool, Tier};
-use spurline_net_tcp::{ServerConfig, TcpServer, group_addresses};
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
 use spurline_node::Node;
 use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
@@ -50,8 +50,11 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let open =
         Box::new(move |source: &str| parts::open_under(source, &under_config, parts::NODE_METADATA_TTL, &under_stats));
     let node = Node::new(&name, Arc::clone(&shared), sources.clone(), open);
-    let server_config =
-        ServerConfig { max_workers: (config.budget.serve_slots as usize).max(16), ..ServerConfig::default() };
+    let server_config = ServerConfig {
+        max_workers: (config.budget.serve_slots as usize).max(16),
+        socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
+        ..ServerConfig::default()
+    };
     let tcp = TcpServer::bind(&addresses, Arc::clone(&node) as _, server_config, Arc::clone(&stats))?;
     let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
     let look: Arc<dyn AdminTarget> = Arc::new(Target {

@@ -4,7 +4,7 @@
 use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Source, Transport};
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, Args, Command};
-use spurline_types::{Size, parse_duration};
+use spurline_types::{Congestion, Size, parse_duration};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -178,6 +178,11 @@ pub struct NetArgs {
     /// What carries the data; rdma is not in this version
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub transport: Transport,
+    /// TCP congestion control of connections to and from nodes: auto, system, cubic, reno, dctcp
+    ///
+    /// auto keeps the host's own unless that is BBR, whose pacing leaves a fast network idle between short answers.
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub tcp_congestion: Congestion,
     /// Connections per path; 0 chooses by the number of processors
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub nconnect: u16,

@@ -6,6 +6,7 @@ use crate::budget::{Budget, Demand};
 use crate::fault::Fault;
 use crate::host::Host;
 use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Source, Transport, absolute};
+use spurline_types::Congestion;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -114,6 +115,8 @@ pub struct NetConfig {
     pub group_network: Vec<String>,
     /// Auto or TCP; RDMA was refused before.
     pub transport: Transport,
+    /// TCP congestion control.
+    pub tcp_congestion: Congestion,
     /// Connections per path, at least 1.
     pub nconnect: usize,
     /// Deadline of one request to a node.
@@ -347,6 +350,7 @@ fn check_net(args: NetArgs, host: &Host) -> Result<NetConfig, Fault> {
     Ok(NetConfig {
         group_network: args.group_network.as_deref().map(split_networks).transpose()?.unwrap_or_default(),
         transport: args.transport,
+        tcp_congestion: args.tcp_congestion,
         nconnect,
         peer_timeout: args.peer_timeout,
     })

@@ -22,6 +22,7 @@ const PIECE: usize = 256 << 10;
 /// When the address can't be listened on.
 pub fn serve(addr: SocketAddr, data: Arc<Vec<u8>>, options: SocketOptions) -> Result<SocketAddr> {
     let listener = TcpListener::bind(addr).map_err(|e| Error::io(format_args!("can't listen on {addr}"), &e))?;
+    options.prepare(listener.as_fd()).map_err(|e| Error::io(format_args!("can't set up {addr}"), &e))?;
     let local = listener.local_addr().map_err(|e| Error::io("can't ask the listening address", &e))?;
     let accept = move || {
         for socket in listener.incoming().flatten() {

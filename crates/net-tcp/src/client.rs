@@ -101,7 +101,10 @@ pub fn connect_socket(
     let family = if remote.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(|e| os("can't make a socket", e))?;
-    options.apply(socket.as_fd()).map_err(|e| Error::io(format_args!("{remote}{from}: can't set options"), &e))?;
+    options
+        .prepare(socket.as_fd())
+        .and_then(|()| options.apply(socket.as_fd()))
+        .map_err(|e| Error::io(format_args!("{remote}{from}: can't set options"), &e))?;
     if let Some(ip) = local {
         bind(&socket, &SocketAddr::new(ip, 0)).map_err(|e| os("can't use the local address", e))?;
     }

@@ -157,6 +157,7 @@ impl TcpServer {
                 ),
                 _ => Error::io(format_args!("can't listen on {addr}"), &e),
             })?;
+            config.socket.prepare(listener.as_fd()).map_err(|e| Error::io(format_args!("can't set up {addr}"), &e))?;
             local.push(at);
             listeners.push(listener);
         }

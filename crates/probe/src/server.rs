@@ -182,7 +182,11 @@ impl Drop for Server {
 }
 
 fn listen(config: &ServeConfig) -> Result<Vec<TcpListener>> {
-    let bind = |ip: IpAddr| TcpListener::bind(SocketAddr::new(ip, config.port)).map(|socket| (ip, socket));
+    let bind = |ip: IpAddr| {
+        let socket = TcpListener::bind(SocketAddr::new(ip, config.port))?;
+        SocketOptions::default().prepare(socket.as_fd())?;
+        Ok::<_, std::io::Error>((ip, socket))
+    };
     if config.addresses.is_empty() {
         // One socket for both families, where the host has IPv6.
         let both = bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|e| match e.kind() {

@@ -5,7 +5,9 @@ use crate::{Answer, CallError, Channel, Connector, greet};
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::{Body, Hello, Request, Welcome};
 use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How many channels, and how patient.
@@ -60,6 +62,17 @@ struct Entry {
     idle_since: Instant,
     /// The number of breaks seen when this channel last worked.
     breaks: u64,
+    /// Unique in this process.
+    number: u64,
+}
+
+/// Numbers of channels; 0 is none.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// The channel this thread used last: the node's worker that waits on it, and both ends' buffers, are warm, and a
+    /// pair of threads that stays a pair is kept together by the scheduler.
+    static LAST: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Inner {
@@ -208,7 +221,8 @@ impl ChannelPool {
                 inner.retry_at = None;
                 inner.show(&self.stats, true);
                 let breaks = inner.breaks;
-                let entry = Entry { channel, welcome: Arc::new(welcome), idle_since: Instant::now(), breaks };
+                let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+                let entry = Entry { channel, welcome: Arc::new(welcome), idle_since: Instant::now(), breaks, number };
                 Ok(Lease::new(self, entry))
             }
             Err(error) => {
@@ -230,6 +244,7 @@ impl ChannelPool {
     }
 
     fn give_back(&self, mut entry: Entry) {
+        LAST.set(entry.number);
         entry.idle_since = Instant::now();
         let mut inner = self.inner.lock();
         inner.idle.push(entry);
@@ -271,11 +286,16 @@ impl Drop for ChannelPool {
 }
 
 impl Inner {
-    /// Takes one of the idle channels at random (xorshift64), so that they share the links of a bond.
+    /// Takes the idle channel that this thread used last, or one of them at random (xorshift64), so that they share
+    /// the links of a bond.
     fn pick(&mut self) -> Option<Entry> {
         let n = self.idle.len();
         if n == 0 {
             return None;
+        }
+        let last = LAST.get();
+        if let Some(at) = self.idle.iter().position(|entry| entry.number == last) {
+            return Some(self.idle.swap_remove(at));
         }
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attr;
+pub mod congestion;
 pub mod error;
 pub mod id;
 pub mod sink;
@@ -10,6 +11,7 @@ pub mod stats;
 pub mod units;
 
 pub use attr::{Attr, DirEntry, FileKind, ListPage};
+pub use congestion::Congestion;
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use id::{BlockId, ObjectId, ObjectRef, Version};
 pub use sink::{Sink, SliceSink};

@@ -1,0 +1,53 @@
+//! Which congestion control TCP connections between mounts and nodes use. It sets no socket.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A choice of TCP congestion control.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// The host's own, unless that paces (BBR): pacing meters answers out by a rate estimated while the reader asked
+    /// for little, which leaves a fast network idle for milliseconds at a time.
+    #[default]
+    Auto,
+    /// The host's own, whatever it is.
+    System,
+    /// One by its name in the kernel.
+    Cubic,
+    /// The same; always there and allowed to everybody.
+    Reno,
+    /// The same; for networks that mark congestion (ECN).
+    Dctcp,
+}
+
+impl Congestion {
+    const ALL: [Congestion; 5] =
+        [Congestion::Auto, Congestion::System, Congestion::Cubic, Congestion::Reno, Congestion::Dctcp];
+
+    /// The word for it, which for an algorithm is the kernel's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Congestion::Auto => "auto",
+            Congestion::System => "system",
+            Congestion::Cubic => "cubic",
+            Congestion::Reno => "reno",
+            Congestion::Dctcp => "dctcp",
+        }
+    }
+}
+
+impl fmt::Display for Congestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Congestion {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|c| c.name() == s).ok_or_else(|| {
+            let all = Self::ALL.map(Congestion::name).join(", ");
+            format!("'{s}' is no congestion control known here; write one of {all}")
+        })
+    }
+}
