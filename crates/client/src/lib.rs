@@ -2,9 +2,14 @@
 //! It knows channels, not what they are made of, and it holds no credentials and no metadata.
 #![forbid(unsafe_code)]
 
+mod keeper;
+mod paths;
 mod peer;
 pub mod placement;
 mod remote;
+mod split;
 
+pub use keeper::Keeper;
+pub use paths::{Dialer, Paths, PathsConfig};
 pub use peer::{Patience, Peer};
 pub use remote::{Remote, RemoteConfig};

@@ -1,6 +1,7 @@
 //! One node of the group as this process sees it, and how long to go on trying when it does not answer.
 //! It does not know what is asked.
 
+use crate::paths::Paths;
 use crate::placement::Member;
 use parking_lot::Mutex;
 use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
@@ -42,6 +43,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// One node.
 pub struct Peer {
     pool: ChannelPool,
+    /// The ways beside TCP, which come first.
+    paths: Option<Arc<Paths>>,
     member: Member,
     /// Since when every attempt to reach it failed.
     away_since: Mutex<Option<Instant>>,
@@ -50,8 +53,31 @@ pub struct Peer {
 impl Peer {
     /// The node behind `pool`, placed by the address it was configured with.
     pub fn new(pool: ChannelPool, weight: u32) -> Arc<Peer> {
+        Self::make(pool, None, weight)
+    }
+
+    /// The same with paths of its own beside the pool's.
+    pub fn with_paths(pool: ChannelPool, paths: Paths, weight: u32) -> Arc<Peer> {
+        Self::make(pool, Some(Arc::new(paths)), weight)
+    }
+
+    fn make(pool: ChannelPool, paths: Option<Arc<Paths>>, weight: u32) -> Arc<Peer> {
         let member = Member { name: pool.peer().to_owned(), weight };
-        Arc::new(Peer { pool, member, away_since: Mutex::new(None) })
+        Arc::new(Peer { pool, paths, member, away_since: Mutex::new(None) })
+    }
+
+    /// Its paths beside TCP.
+    pub fn paths(&self) -> Option<&Arc<Paths>> {
+        self.paths.as_ref()
+    }
+
+    /// Asks the node, over TCP, where its rails are.
+    pub(crate) fn ask_rails(&self) {
+        let Some(paths) = &self.paths else { return };
+        match self.pool.checkout(Instant::now() + paths.config().connect_timeout) {
+            Ok(lease) => paths.learn(Ok(lease.welcome())),
+            Err(error) => paths.learn(Err(error)),
+        }
     }
 
     /// What placement sees of it.
@@ -68,20 +94,59 @@ impl Peer {
         self.away_since.lock().map_or(Duration::ZERO, |since| since.elapsed())
     }
 
+    /// Asks over a path beside TCP, over another one when that breaks, until none is left. `None` when none carries
+    /// data and TCP may be asked.
+    fn attempt_paths<T>(
+        &self,
+        paths: &Paths,
+        deadline: Instant,
+        ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
+    ) -> Option<Result<T, Failure>> {
+        while let Some(current) = paths.current() {
+            let mut lease = match current.pool.checkout(deadline) {
+                Ok(Some(lease)) => lease,
+                Ok(None) => break,
+                Err(error) => return Some(Err(Failure::Broken(error))),
+            };
+            let path = lease.path();
+            match ask(&mut lease, deadline) {
+                Ok(value) => return Some(Ok(value)),
+                Err(CallError::Answered(error)) => return Some(Err(Failure::Answered(error))),
+                // A request that was too slow for its own deadline is too late for any path.
+                Err(CallError::Broken(error)) if Instant::now() >= deadline => {
+                    return Some(Err(Failure::Broken(error)));
+                }
+                Err(CallError::Broken(error)) => {
+                    tracing::debug!(peer = %self.member.name, %error, "a request moves to another path");
+                    if let Some(path) = path {
+                        current.pool.count_retry(path);
+                    }
+                }
+            }
+        }
+        paths.forced().then(|| Err(Failure::Broken(paths.why_none())))
+    }
+
     fn attempt<T>(
         &self,
         deadline: Instant,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, Failure> {
-        let result = match self.pool.checkout(deadline) {
-            Ok(mut lease) => ask(&mut lease, deadline).map_err(|error| match error {
-                CallError::Answered(error) => Failure::Answered(error),
-                CallError::Broken(error) => Failure::Broken(error),
-            }),
-            Err(error) => Err(match error.kind() {
-                ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::Invalid => Failure::Refused(error),
-                _ => Failure::Broken(error),
-            }),
+        let beside = self.paths.as_ref().and_then(|paths| self.attempt_paths(paths, deadline, ask));
+        let result = match beside {
+            Some(result) => result,
+            None => match self.pool.checkout(deadline) {
+                Ok(mut lease) => ask(&mut lease, deadline).map_err(|error| match error {
+                    CallError::Answered(error) => Failure::Answered(error),
+                    CallError::Broken(error) => Failure::Broken(error),
+                }),
+                Err(error) => Err(match error.kind() {
+                    ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::Invalid => {
+                        Failure::Refused(error)
+                    }
+                    _ => Failure::Broken(error),
+                }),
+            },
         };
         let mut away = self.away_since.lock();
         match &result {

@@ -3,8 +3,9 @@
 
 use crate::peer::{Patience, Peer, ask};
 use crate::placement::{Member, rank};
+use crate::split::{self, SPLIT_FROM};
 use spurline_mem::{Fill, Tier};
-use spurline_proto::{Read, Request, StatFs};
+use spurline_proto::{Read, Request, StatFs, VolumeId};
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_volume::{Capacity, Data, Volume, Workers};
 use std::cell::RefCell;
@@ -48,6 +49,8 @@ struct Inner {
     config: RemoteConfig,
     stats: Arc<Stats>,
     ahead_bytes: AtomicU64,
+    /// Whether there may be paths beside TCP, over which large reads are split.
+    rails: bool,
 }
 
 impl Remote {
@@ -79,6 +82,7 @@ impl Remote {
             inner: Arc::new(Inner {
                 source: source.to_owned(),
                 block_size,
+                rails: peers.iter().any(|peer| peer.paths().is_some()),
                 peers,
                 members,
                 tier,
@@ -164,8 +168,36 @@ impl Inner {
         })
     }
 
-    /// Reads into the whole of `dst`, which lies inside one block.
+    /// Reads into the whole of `dst`, which lies inside one block: over several rails when it is large and they are
+    /// idle, and what fails there, or all of it, over one channel.
     fn read_into(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
+        if !self.rails || dst.len() < SPLIT_FROM {
+            return self.read_plain(object, offset, dst);
+        }
+        let (body, mut ranked) = SCRATCH.with(RefCell::take);
+        rank(&self.members, object.id, (offset / self.block_size) as u32, &mut ranked);
+        let first = ranked.first().map(|index| &self.peers[*index as usize]);
+        SCRATCH.with(|cell| cell.replace((body, ranked)));
+        let several = first.and_then(|peer| peer.paths()).filter(|paths| paths.up() > 1).and_then(|p| p.current());
+        let Some(current) = several else { return self.read_plain(object, offset, dst) };
+        let request = Read {
+            volume: VolumeId::default(),
+            path: &object.path,
+            version: object.version.as_str(),
+            size: object.size,
+            offset,
+            len: dst.len() as u32,
+        };
+        match split::read(&current.pool, &request, dst, Instant::now() + self.config.patience.answer) {
+            None => self.read_plain(object, offset, dst),
+            Some(failed) => failed
+                .into_iter()
+                .flatten()
+                .try_for_each(|part| self.read_plain(object, offset + part.start as u64, &mut dst[part])),
+        }
+    }
+
+    fn read_plain(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
         let index = (offset / self.block_size) as u32;
         let got = self.ask(object.id, index, |lease, body, deadline| {
             let request = Request::Read(Read {

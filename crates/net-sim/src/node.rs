@@ -5,14 +5,14 @@ use crate::{Fault, FaultPlan};
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::{HEADER_LEN, Header, Request};
 use spurline_transport::{
-    Answer, ByteStream, CallError, Channel, ConnState, Connector, Endpoints, FrameResponder, FrameSink, Next, Service,
-    TransportKind, dispatch, receive_answer,
+    Answer, Breaker, ByteStream, CallError, Channel, ConnState, Connector, Endpoints, FrameResponder, FrameSink, Next,
+    Service, TransportKind, dispatch, receive_answer,
 };
 use spurline_types::{Error, ErrorKind, Result};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What follows the bytes of an answer.
@@ -117,7 +117,8 @@ impl Connector for SimConnector {
         }
         let endpoints = Endpoints { kind: TransportKind::Sim, local: format!("sim:{id}"), peer: inner.name.clone() };
         let conn = ConnState::new(id, endpoints);
-        Ok(Box::new(SimChannel { node: Arc::clone(inner), conn, life, pending: Vec::new(), next_id: 1, broken: false }))
+        let (node, ended) = (Arc::clone(inner), Arc::new(AtomicBool::new(false)));
+        Ok(Box::new(SimChannel { node, conn, life, pending: Vec::new(), next_id: 1, broken: false, ended }))
     }
     fn kind(&self) -> TransportKind {
         TransportKind::Sim
@@ -135,6 +136,22 @@ struct SimChannel {
     pending: Vec<u8>,
     next_id: u64,
     broken: bool,
+    /// Ended from another thread.
+    ended: Arc<AtomicBool>,
+}
+
+struct End {
+    node: Arc<Inner>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Breaker for End {
+    fn break_off(&self) {
+        // Under the lock, so that a waiting call can't look before and sleep after.
+        let _life = self.node.life.lock();
+        self.ended.store(true, Ordering::Release);
+        self.node.killed.notify_all();
+    }
 }
 
 impl Inner {
@@ -160,7 +177,8 @@ impl SimChannel {
             .encode(id, &mut frame)
             .map_err(|e| CallError::Answered(Error::new(ErrorKind::Invalid, e.to_string())))?;
         let fault = self.node.plan.draw();
-        if fault == Some(Fault::Drop) || self.broken || !self.node.alive(self.life) {
+        let ended = self.ended.load(Ordering::Acquire);
+        if fault == Some(Fault::Drop) || self.broken || ended || !self.node.alive(self.life) {
             return Err(broken(ErrorKind::Unavailable, "the connection ended"));
         }
         if let Some(Fault::Delay(delay)) = fault {
@@ -187,7 +205,7 @@ impl SimChannel {
             }
             _ => {}
         }
-        let mut replay = Replay { node: &self.node, life: self.life, bytes: &bytes, after };
+        let mut replay = Replay { node: &self.node, life: self.life, ended: &self.ended, bytes: &bytes, after };
         let result = receive_answer(&mut replay, request.op(), id, body, dst, progress, deadline);
         self.pending = replay.bytes.to_vec();
         self.broken |= after == After::Close;
@@ -210,6 +228,10 @@ impl Channel for SimChannel {
             CallError::Broken(_) => e.context(format_args!("{request} of {}", self.conn.endpoints())),
             answered => answered,
         })
+    }
+
+    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        Some(Arc::new(End { node: Arc::clone(&self.node), ended: Arc::clone(&self.ended) }))
     }
 
     fn endpoints(&self) -> &Endpoints {
@@ -235,6 +257,7 @@ impl Drop for SimChannel {
 struct Replay<'a> {
     node: &'a Inner,
     life: u64,
+    ended: &'a AtomicBool,
     bytes: &'a [u8],
     after: After,
 }
@@ -247,7 +270,7 @@ impl ByteStream for Replay<'_> {
         }
         if self.bytes.is_empty() {
             let mut life = self.node.life.lock();
-            while *life == (true, self.life) {
+            while *life == (true, self.life) && !self.ended.load(Ordering::Acquire) {
                 if self.node.killed.wait_until(&mut life, deadline).timed_out() {
                     return Err(Error::new(ErrorKind::Timeout, "no answer before the deadline"));
                 }

@@ -9,10 +9,16 @@ mod channel;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod frames;
+mod pairs;
+mod path_pool;
+mod path_state;
 mod pool;
 mod service;
 
 pub use channel::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet};
 pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
+pub use pairs::{Pair, pair};
+pub use path_pool::{PathPool, PathSpec, PathView, Quiet, Wake};
+pub use path_state::{PathState, PathTiming, Phase};
 pub use pool::{ChannelPool, Lease, PoolConfig, PoolState};
 pub use service::{AnswerState, ConnState, Next, Responder, Service, dispatch};

@@ -1,10 +1,11 @@
 //! The channels to one peer on one path: idle ones first, new ones as needed, a dead peer asked rarely.
 //! It knows no transport; time is the caller's deadline and the clock of the waits themselves.
 
+use crate::path_pool::{PathPool, Place};
 use crate::{Answer, CallError, Channel, Connector, greet};
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::{Body, Hello, Request, Welcome};
-use spurline_types::{Error, ErrorKind, Result, Stats};
+use spurline_types::{Error, ErrorKind, PathStats, Result, Stats};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,14 +57,14 @@ pub enum PoolState {
     },
 }
 
-struct Entry {
-    channel: Box<dyn Channel>,
-    welcome: Arc<Welcome>,
-    idle_since: Instant,
+pub(crate) struct Entry {
+    pub channel: Box<dyn Channel>,
+    pub welcome: Arc<Welcome>,
+    pub idle_since: Instant,
     /// The number of breaks seen when this channel last worked.
-    breaks: u64,
+    pub breaks: u64,
     /// Unique in this process.
-    number: u64,
+    pub number: u64,
 }
 
 /// Numbers of channels; 0 is none.
@@ -97,6 +98,7 @@ pub struct ChannelPool {
     source: String,
     config: PoolConfig,
     stats: Arc<Stats>,
+    path: Arc<PathStats>,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -120,7 +122,10 @@ impl ChannelPool {
             random: config.seed | 1,
             shown: None,
         };
+        let kind = connector.kind().to_string();
+        let path = stats.paths.of(connector.peer(), &kind, &kind);
         ChannelPool {
+            path,
             connector,
             peer_name: peer_name.to_owned(),
             source: source.to_owned(),
@@ -220,6 +225,7 @@ impl ChannelPool {
                 inner.state = PoolState::Up;
                 inner.retry_at = None;
                 inner.show(&self.stats, true);
+                self.path.up.set(1);
                 let breaks = inner.breaks;
                 let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
                 let entry = Entry { channel, welcome: Arc::new(welcome), idle_since: Instant::now(), breaks, number };
@@ -235,6 +241,7 @@ impl ChannelPool {
                 inner.retry_at = Some(Instant::now() + pause.min(self.config.retry_max));
                 inner.state = PoolState::Down { failures, error: error.clone() };
                 inner.show(&self.stats, false);
+                self.path.up.set(0);
                 Err(error)
             }
         };
@@ -314,9 +321,15 @@ impl Inner {
     }
 }
 
+/// Where a channel goes back to.
+enum Home<'a> {
+    Pool(&'a ChannelPool),
+    Paths(&'a PathPool, Place),
+}
+
 /// A channel taken out of the pool; it goes back when dropped, unless a call broke it.
 pub struct Lease<'a> {
-    pool: &'a ChannelPool,
+    home: Home<'a>,
     welcome: Arc<Welcome>,
     /// Empty only after a call broke it.
     entry: Option<Entry>,
@@ -324,7 +337,34 @@ pub struct Lease<'a> {
 
 impl<'a> Lease<'a> {
     fn new(pool: &'a ChannelPool, entry: Entry) -> Self {
-        Lease { pool, welcome: Arc::clone(&entry.welcome), entry: Some(entry) }
+        Lease { home: Home::Pool(pool), welcome: Arc::clone(&entry.welcome), entry: Some(entry) }
+    }
+
+    pub(crate) fn of_path(paths: &'a PathPool, place: Place, entry: Entry) -> Self {
+        Lease { home: Home::Paths(paths, place), welcome: Arc::clone(&entry.welcome), entry: Some(entry) }
+    }
+
+    fn peer(&self) -> &str {
+        match &self.home {
+            Home::Pool(pool) => pool.peer(),
+            Home::Paths(paths, _) => paths.peer(),
+        }
+    }
+
+    /// Which of a [`PathPool`]'s paths the channel is of.
+    pub fn path(&self) -> Option<usize> {
+        match self.home {
+            Home::Pool(_) => None,
+            Home::Paths(_, place) => Some(place.path),
+        }
+    }
+
+    /// The counters of the process and of the path.
+    fn counters(&self) -> (&'a Stats, &'a PathStats) {
+        match self.home {
+            Home::Pool(pool) => (&pool.stats, &pool.path),
+            Home::Paths(paths, place) => paths.counters(place),
+        }
     }
 
     /// What the node answered to the greeting on this connection: its number for the volume among others.
@@ -344,22 +384,57 @@ impl<'a> Lease<'a> {
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
     ) -> Result<Answer, CallError> {
+        self.counted(deadline, |channel, deadline| channel.call(request, body, dst, progress, deadline))
+    }
+
+    /// [`Channel::call_while`], counted.
+    ///
+    /// # Errors
+    /// Those of [`Lease::call`].
+    pub fn call_while(
+        &mut self,
+        request: &Request<'_>,
+        dst: &mut [u8],
+        deadline: Instant,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Answer, CallError> {
+        self.counted(deadline, |channel, deadline| {
+            channel.call_while(request, &mut Vec::new(), dst, &mut |_| {}, deadline, meanwhile)
+        })
+    }
+
+    fn counted(
+        &mut self,
+        deadline: Instant,
+        call: impl FnOnce(&mut dyn Channel, Instant) -> Result<Answer, CallError>,
+    ) -> Result<Answer, CallError> {
+        let (stats, path) = self.counters();
         let Some(entry) = &mut self.entry else {
-            let why = format!("{}: the channel broke in an earlier call", self.pool.peer());
+            let why = format!("{}: the channel broke in an earlier call", self.peer());
             return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, why)));
         };
-        let counted = &self.pool.stats.remotecache;
+        let counted = &stats.remotecache;
         let start = Instant::now();
-        let result = entry.channel.call(request, body, dst, progress, deadline);
+        let result = call(&mut *entry.channel, deadline);
+        let took = start.elapsed();
         counted.ops.add(1);
-        counted.lat_us.add_us(start.elapsed());
+        counted.lat_us.add_us(took);
+        path.ops.add(1);
+        path.lat_us.add_us(took);
         match &result {
-            Ok(answer) => counted.recv_bytes.add(answer.payload_len as u64),
+            Ok(answer) => {
+                counted.recv_bytes.add(answer.payload_len as u64);
+                path.recv_bytes.add(answer.payload_len as u64);
+            }
             Err(CallError::Answered(error)) => counted.errors.add(u64::from(error.kind() != ErrorKind::NotFound)),
             Err(CallError::Broken(error)) => {
                 counted.errors.add(1);
+                path.errors.add(1);
                 if let Some(entry) = self.entry.take() {
-                    self.pool.give_up(entry, error.kind() == ErrorKind::Timeout);
+                    match self.home {
+                        Home::Pool(pool) => pool.give_up(entry, error.kind() == ErrorKind::Timeout),
+                        Home::Paths(paths, place) => paths.give_up(place, entry, error),
+                    }
                 }
             }
         }
@@ -379,7 +454,7 @@ impl<'a> Lease<'a> {
         self.call(request, body, &mut [], &mut |_| {}, deadline)?;
         T::decode(body).map_err(|e| {
             CallError::Answered(
-                Error::from(e).context(format_args!("{request} of {}: the answer makes no sense", self.pool.peer())),
+                Error::from(e).context(format_args!("{request} of {}: the answer makes no sense", self.peer())),
             )
         })
     }
@@ -388,7 +463,10 @@ impl<'a> Lease<'a> {
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
         if let Some(entry) = self.entry.take() {
-            self.pool.give_back(entry);
+            match self.home {
+                Home::Pool(pool) => pool.give_back(entry),
+                Home::Paths(paths, place) => paths.give_back(place, entry),
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Updating one is a relaxed atomic add: no lock, no allocation.
 
+use crate::path_stats::PathTable;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -66,7 +67,11 @@ macro_rules! sections {
 
         /// All counters of one process (a mount or a node).
         #[derive(Debug, Default)]
-        pub struct Stats { $( $(#[$sdoc])* pub $section: $Struct ),+ }
+        pub struct Stats {
+            $( $(#[$sdoc])* pub $section: $Struct, )+
+            /// Each path to each peer.
+            pub paths: PathTable,
+        }
 
         /// Every metric there is, in the order it is shown.
         pub const METRICS: &[MetricInfo] = &[ $( $( MetricInfo {
@@ -155,6 +160,12 @@ sections! {
         write_bytes: Counter "bytes" "Payload bytes written into peers' memory.",
         recv_bytes: Counter "bytes" "Payload bytes peers wrote into this process's memory.",
         w_ops: Counter "operations" "RDMA writes.",
+        w_us: Counter "microseconds" "Time from the start of an RDMA write to its completion, summed.",
+        retries: Counter "operations" "Requests sent again over another path because an RDMA path failed.",
+        failovers: Counter "operations" "Times an RDMA path failed while it carried data.",
+        failbacks: Counter "operations" "Times an RDMA path carried data again after a failure.",
+        paths_up: Gauge "paths" "RDMA paths to peers that carry data now.",
+        paths_down: Gauge "paths" "RDMA paths to peers that carry none now.",
     }
     /// What TCP carried.
     tcp: Tcp {
@@ -185,6 +196,7 @@ impl Stats {
                 section.insert(info.name.into(), value.into());
             }
         });
+        root.insert("paths".into(), self.paths.to_json());
         serde_json::Value::Object(root)
     }
 
@@ -200,6 +212,7 @@ impl Stats {
             let _ =
                 writeln!(out, "# HELP {name} {} Unit: {}.\n# TYPE {name} {kind}\n{name} {value}", info.help, info.unit);
         });
+        self.paths.to_prometheus(&mut out);
         out
     }
 }

@@ -1,0 +1,208 @@
+//! A mount's view of one node over simulated rails and TCP: what the tests of paths stand on.
+
+use parking_lot::Mutex;
+use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Patience, Peer, Remote, RemoteConfig};
+use spurline_mem::{Pool, Tier};
+use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
+use spurline_proto::{Hello, Link, Rail, Read, Request, VolumeId, Welcome};
+use spurline_transport::{
+    ChannelPool, ConnState, Connector, PathTiming, PathView, PoolConfig, Responder, Service, TransportKind, Wake,
+};
+use spurline_types::{Error, ErrorKind, ObjectId, ObjectRef, Result, Stats, Version};
+use spurline_volume::{Data, Volume as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+pub const SIZE: u64 = 1 << 40;
+
+/// The byte at an offset of every object.
+pub fn byte_at(offset: u64) -> u8 {
+    (offset ^ (offset >> 8).wrapping_mul(31) ^ (offset >> 19)) as u8
+}
+
+/// Serves those bytes, and says of itself what a test wants.
+pub struct Bytes {
+    pub rails: Mutex<Vec<Rail>>,
+    pub instance: AtomicU64,
+    /// How long each answer takes to come about at the node.
+    pub thinks: Mutex<Duration>,
+}
+
+impl Service for Bytes {
+    fn hello(&self, _: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
+        Ok(Welcome {
+            // Each connection numbers the volume itself.
+            volume: VolumeId(hello.peer.len() as u32),
+            block_size: 4 << 20,
+            node: "node".into(),
+            instance: self.instance.load(Ordering::Relaxed),
+            rails: self.rails.lock().clone(),
+            ..Welcome::default()
+        })
+    }
+    fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let Request::Read(Read { offset, len, .. }) = request else {
+            return Err(Error::new(ErrorKind::Unsupported, "reads only"));
+        };
+        std::thread::sleep(*self.thinks.lock());
+        let bytes: Vec<u8> = (offset..offset + u64::from(len)).map(byte_at).collect();
+        responder.data(&[], &[&bytes])
+    }
+}
+
+/// Local rails as a test describes them, with what the sockets of a real machine would do.
+pub struct SimDialer {
+    local: Vec<Rail>,
+    rails: Vec<SimRail>,
+    node: SimNode,
+}
+
+impl Dialer for SimDialer {
+    fn rails(&self) -> &[Rail] {
+        &self.local
+    }
+    fn connector(&self, local: usize, _remote: &Rail) -> Arc<dyn Connector> {
+        self.rails[local].connector(self.node.connector(), TransportKind::Rdma)
+    }
+    fn link_up(&self, local: usize) -> bool {
+        self.rails[local].link_up()
+    }
+}
+
+/// A rail in a subnet of its own.
+pub fn rail(subnet: usize, host: u8, speed_mbit: u32) -> Rail {
+    let address = [10, 0, subnet as u8, host].into();
+    let name = format!("r{subnet}");
+    Rail { name, address, prefix_len: 24, port: 1, link: Link::RoceV2, fabric: 0, speed_mbit }
+}
+
+pub struct Options {
+    pub speeds: Vec<u32>,
+    pub forced: bool,
+    pub retry: Duration,
+    pub settle: Duration,
+    pub silence: Duration,
+    pub channels: usize,
+    /// How the rails behave when the mount starts.
+    pub modes: Vec<spurline_net_sim::RailMode>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            speeds: vec![100_000, 100_000],
+            forced: false,
+            retry: Duration::from_millis(60),
+            settle: Duration::from_millis(40),
+            silence: Duration::from_millis(80),
+            channels: 4,
+            modes: Vec::new(),
+        }
+    }
+}
+
+pub struct Cluster {
+    pub rails: Vec<SimRail>,
+    /// What TCP would be; no rail is under it.
+    pub tcp: SimRail,
+    pub node: SimNode,
+    pub service: Arc<Bytes>,
+    pub peer: Arc<Peer>,
+    pub stats: Arc<Stats>,
+    pub remote: Arc<Remote>,
+    _keeper: Keeper,
+}
+
+impl Cluster {
+    pub fn start(options: Options) -> Cluster {
+        Self::start_with(options, |_| {})
+    }
+
+    /// `say` changes what the node says of its rails.
+    pub fn start_with(options: Options, say: impl FnOnce(&mut Vec<Rail>)) -> Cluster {
+        let mut theirs: Vec<Rail> = options.speeds.iter().enumerate().map(|(i, speed)| rail(i, 2, *speed)).collect();
+        say(&mut theirs);
+        let service =
+            Arc::new(Bytes { rails: Mutex::new(theirs), instance: AtomicU64::new(1), thinks: Mutex::default() });
+        let node = SimNode::new("node:7000", Arc::clone(&service) as _, Arc::new(FaultPlan::new(1, Rates::default())));
+        let rails: Vec<SimRail> = options.speeds.iter().map(|_| SimRail::new()).collect();
+        for (rail, mode) in rails.iter().zip(&options.modes) {
+            rail.set(*mode);
+        }
+        let local = options.speeds.iter().enumerate().map(|(i, speed)| rail_here(i, *speed)).collect();
+        let dialer = Arc::new(SimDialer { local, rails: rails.clone(), node: node.clone() });
+        let stats = Arc::new(Stats::default());
+        let config = PathsConfig {
+            forced: options.forced,
+            timing: PathTiming { retry: options.retry, settle: options.settle },
+            silence: options.silence,
+            channels: options.channels,
+            connect_timeout: Duration::from_millis(100),
+            name: "mount".into(),
+            source: "src".into(),
+            seed: 7,
+        };
+        let wake = Arc::new(Wake::default());
+        let tcp = SimRail::new();
+        let paths = Paths::new("node:7000", dialer, config, Arc::clone(&stats), Arc::clone(&wake));
+        let pool_config = PoolConfig { retry_min: Duration::from_millis(5), ..PoolConfig::default() };
+        let pool = ChannelPool::new(
+            tcp.connector(node.connector(), TransportKind::Tcp),
+            "mount",
+            "src",
+            pool_config,
+            Arc::clone(&stats),
+        );
+        let peer = Peer::with_paths(pool, paths, 100);
+        let keeper = Keeper::start(&[Arc::clone(&peer)], wake).unwrap();
+        keeper.wait_first(Instant::now() + Duration::from_secs(10));
+        let patience = Patience { answer: Duration::from_secs(20), absence: Duration::from_millis(200) };
+        let remote_config = RemoteConfig { patience, fetchers: 2, metadata_age: Duration::ZERO };
+        let remote = Remote::connect("src", vec![Arc::clone(&peer)], remote_config, Arc::clone(&stats), |block_size| {
+            Ok(Tier::new(Pool::new(64 << 20, block_size as usize)?))
+        });
+        let remote = remote.expect("the mount starts");
+        Cluster { rails, tcp, node, service, peer, stats, remote, _keeper: keeper }
+    }
+
+    /// Reads and compares every byte.
+    pub fn read(&self, offset: u64, len: usize) -> Result<()> {
+        let object = ObjectRef {
+            id: ObjectId(u128::from(offset >> 20)),
+            path: b"f"[..].into(),
+            version: Version::new("v"),
+            size: SIZE,
+        };
+        let mut dst = vec![0x55; len];
+        match self.remote.read(&object, offset, &mut dst)? {
+            Data::Copied(n) => assert_eq!(n, len),
+            Data::Shared(_) => panic!("nothing was fetched ahead"),
+        }
+        if let Some(at) = (0..len).find(|i| dst[*i] != byte_at(offset + *i as u64)) {
+            panic!("byte {at} of {len} at {offset} is {:#04x}", dst[at]);
+        }
+        Ok(())
+    }
+
+    pub fn views(&self) -> Vec<PathView> {
+        self.peer.paths().unwrap().view().0
+    }
+
+    pub fn up(&self) -> usize {
+        self.peer.paths().unwrap().up()
+    }
+
+    /// Waits for what comes a moment later.
+    pub fn wait(&self, what: &str, mut until: impl FnMut(&Cluster) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !until(self) {
+            assert!(Instant::now() < deadline, "{what} did not come about: {:?}", self.views());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn rail_here(subnet: usize, speed: u32) -> Rail {
+    Rail { name: format!("l{subnet}"), port: 0, ..rail(subnet, 1, speed) }
+}

@@ -1,0 +1,226 @@
+//! Paths beside TCP on simulated rails: which carries what, what a reader sees when one fails, and when it is back.
+
+mod cluster;
+mod simulation;
+
+use cluster::{Cluster, Options};
+use spurline_net_sim::RailMode;
+use spurline_proto::Link;
+use spurline_transport::Phase;
+use spurline_types::ErrorKind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Four readers until `done` says so; any error or wrong byte fails the test.
+fn read_while(cluster: &Cluster, len: usize, done: impl FnOnce(&Cluster)) -> u64 {
+    let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for reader in 0..4u64 {
+            let (stop, count) = (&stop, &count);
+            scope.spawn(move || {
+                let mut offset = reader << 30;
+                while !stop.load(Ordering::Acquire) {
+                    cluster.read(offset, len).unwrap_or_else(|error| panic!("reader {reader} at {offset}: {error}"));
+                    offset += len as u64;
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        // A panic in here must end the readers, or the scope waits for them.
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| done(cluster)));
+        stop.store(true, Ordering::Release);
+        if let Err(panic) = result {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    count.load(Ordering::Relaxed)
+}
+
+#[test]
+fn rails_carry_everything_but_the_first_greeting() {
+    let cluster = Cluster::start(Options::default());
+    assert_eq!(cluster.up(), 2, "both paths were tried before the mount went on");
+    let reads = read_while(&cluster, 64 << 10, |cluster| {
+        cluster.wait("every rail carries", |c| c.rails.iter().all(|rail| rail.bytes() > 4 << 20));
+    });
+    assert_eq!(cluster.rails.iter().map(|r| r.bytes()).sum::<u64>(), reads * (64 << 10));
+    assert_eq!((cluster.tcp.bytes(), cluster.stats.rdma.failovers.get()), (0, 0));
+    let json = cluster.stats.to_json();
+    let paths = json["paths"].as_array().unwrap();
+    let of = |name: &str| paths.iter().find(|p| p["path"] == name).unwrap();
+    assert_eq!(of("l0-r0")["recv_bytes"].as_u64(), Some(cluster.rails[0].bytes()), "{json}");
+    assert_eq!((of("l1-r1")["up"].as_u64(), json["rdma"]["paths_up"].as_u64()), (Some(1), Some(2)));
+    drop(cluster);
+}
+
+#[test]
+fn a_large_read_is_split_over_the_rails_by_their_speed() {
+    let cluster = Cluster::start(Options { speeds: vec![300_000, 100_000], ..Options::default() });
+    for i in 0..8 {
+        cluster.read(i << 20, 1 << 20).unwrap();
+    }
+    let [fast, slow] = [0, 1].map(|i| cluster.rails[i].bytes());
+    assert_eq!((fast, slow), (6 << 20, 2 << 20), "three quarters went over the rail of three quarters of the speed");
+    assert_eq!(cluster.tcp.bytes(), 0);
+    // A rail that dies within a split read: its share is read elsewhere.
+    cluster.rails[0].set(RailMode::Silent);
+    cluster.read(1 << 30, 1 << 20).unwrap();
+    assert!(cluster.stats.rdma.retries.get() >= 1);
+    assert_eq!(cluster.up(), 1);
+    cluster.read(2 << 30, 1 << 20).unwrap();
+    assert_eq!(cluster.rails[0].bytes(), fast);
+}
+
+#[test]
+fn rails_of_unequal_speed_are_loaded_by_their_speed() {
+    let cluster = Cluster::start(Options { speeds: vec![400_000, 100_000], channels: 8, ..Options::default() });
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Slow(Duration::from_millis(2))));
+    read_while(&cluster, 4096, |cluster| {
+        cluster.wait("some reads", |c| c.rails.iter().map(|r| r.calls()).sum::<u64>() > 600);
+    });
+    let [fast, slow] = [0, 1].map(|i| cluster.rails[i].calls() as f64);
+    assert!(fast > 2.0 * slow && slow > 0.0, "{fast} calls on the fast rail, {slow} on the slow one");
+}
+
+/// Every way in which one rail, then both, can fail under readers, and come back.
+#[test]
+fn a_reader_sees_neither_error_nor_wrong_byte() {
+    for fault in [RailMode::Down, RailMode::Silent] {
+        for len in [4096, 1 << 20] {
+            let cluster = Cluster::start(Options::default());
+            read_while(&cluster, len, |cluster| {
+                cluster.wait("reads", |c| c.rails.iter().all(|rail| rail.calls() > 8));
+                cluster.rails[0].set(fault);
+                cluster.wait("one path fails", |c| c.up() == 1);
+                let before = cluster.rails[1].bytes();
+                cluster.wait("its share moves", |c| c.rails[1].bytes() > before + (1 << 20));
+                assert_eq!(cluster.tcp.bytes(), 0, "{fault:?}: TCP was used while a rail was left");
+                cluster.rails[1].set(fault);
+                cluster.wait("tcp carries", |c| c.tcp.bytes() > 1 << 20);
+                assert_eq!(cluster.up(), 0);
+                cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+                cluster.wait("failback", |c| c.up() == 2);
+                let (tcp, rails) = (cluster.tcp.bytes(), cluster.rails.each_bytes());
+                cluster.wait("the rails carry again", |c| {
+                    let now = c.rails.each_bytes();
+                    now[0] > rails[0] + (1 << 20) && now[1] > rails[1] + (1 << 20)
+                });
+                // Four readers may each have had one request under way on TCP when the first path was back.
+                assert!(cluster.tcp.bytes() <= tcp + 4 * len as u64, "{fault:?}: TCP goes on carrying");
+            });
+            let rdma = &cluster.stats.rdma;
+            assert!(rdma.failovers.get() >= 2 && rdma.failbacks.get() >= 2, "{fault:?}");
+            let reasons: Vec<String> = cluster.views().into_iter().filter_map(|v| v.reason).collect();
+            assert_eq!(reasons.len(), 2, "{fault:?}");
+            assert_eq!(
+                cluster.stats.remotecache.errors.get() > 0,
+                rdma.retries.get() > 0,
+                "what failed was sent again"
+            );
+        }
+    }
+}
+
+trait EachBytes {
+    fn each_bytes(&self) -> [u64; 2];
+}
+
+impl EachBytes for Vec<spurline_net_sim::SimRail> {
+    fn each_bytes(&self) -> [u64; 2] {
+        [self[0].bytes(), self[1].bytes()]
+    }
+}
+
+#[test]
+fn a_node_that_is_slow_is_not_a_path_that_is_silent() {
+    let cluster = Cluster::start(Options::default());
+    *cluster.service.thinks.lock() = Duration::from_millis(400);
+    // Five times the silence that would end a path, and every ping answered.
+    cluster.read(0, 4096).unwrap();
+    assert_eq!((cluster.up(), cluster.stats.rdma.failovers.get(), cluster.tcp.bytes()), (2, 0, 0));
+}
+
+#[test]
+fn connection_attempts_that_hang_are_never_on_a_readers_time() {
+    let modes = vec![RailMode::HangsConnect; 2];
+    let cluster = Cluster::start(Options { modes, ..Options::default() });
+    assert_eq!(cluster.up(), 0);
+    read_while(&cluster, 4096, |cluster| {
+        cluster.wait("attempts", |c| c.rails.iter().all(|rail| rail.connects() >= 3));
+    });
+    assert!(cluster.tcp.bytes() > 0);
+    let view = cluster.views();
+    assert!(
+        view.iter().all(|v| v.reason.as_deref().is_some_and(|r| r.contains("no answer to the connection"))),
+        "{view:?}"
+    );
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.wait("both paths", |c| c.up() == 2);
+}
+
+#[test]
+fn forced_rdma_never_uses_tcp() {
+    let cluster = Cluster::start(Options { forced: true, ..Options::default() });
+    cluster.read(0, 4096).unwrap();
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Down));
+    let error = cluster.read(0, 4096).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    for word in ["no RDMA path", "--transport rdma rules out TCP", "l0-r0 link down"] {
+        assert!(error.message().contains(word), "'{word}' is not in: {error}");
+    }
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.wait("failback", |c| c.up() == 2);
+    cluster.read(0, 4096).unwrap();
+    assert_eq!(cluster.tcp.bytes(), 0);
+}
+
+#[test]
+fn different_fabrics_use_tcp_and_say_why() {
+    let cluster = Cluster::start_with(Options::default(), |rails| {
+        for rail in rails {
+            (rail.link, rail.fabric) = (Link::InfiniBand, 0xfe80 << 48);
+        }
+    });
+    cluster.read(0, 1 << 20).unwrap();
+    let (paths, why) = cluster.peer.paths().unwrap().view();
+    assert!(paths.is_empty() && why.as_ref().is_some_and(|why| why.contains("different fabrics")), "{why:?}");
+    assert!(cluster.tcp.bytes() == 1 << 20 && cluster.rails[0].connects() == 0);
+    // The node is started anew on the right fabric.
+    *cluster.service.rails.lock() = vec![cluster::rail(0, 2, 1), cluster::rail(1, 2, 1)];
+    cluster.service.instance.store(2, Ordering::Relaxed);
+    cluster.node.kill();
+    cluster.node.start();
+    cluster.wait("paths", |c| c.up() == 2);
+    cluster.read(0, 4096).unwrap();
+}
+
+#[test]
+fn a_restarted_node_is_found_without_waiting_for_the_retry_time() {
+    let cluster = Cluster::start(Options { retry: Duration::from_secs(3600), ..Options::default() });
+    cluster.read(0, 4096).unwrap();
+    cluster.node.kill();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| cluster.read(0, 4096));
+        cluster.wait("the paths fail", |c| c.up() == 0);
+        cluster.service.instance.store(2, Ordering::Relaxed);
+        cluster.node.start();
+        reader.join().unwrap().unwrap();
+    });
+    cluster.wait("both paths are back", |c| c.up() == 2);
+    assert!(cluster.views().iter().all(|v| v.failbacks == 1));
+}
+
+#[test]
+fn a_path_that_reaches_another_node_is_not_used() {
+    let cluster = Cluster::start(Options::default());
+    // What answers over the rails calls itself another process than what answered over TCP.
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Down));
+    cluster.wait("links down", |c| c.views().iter().all(|v| v.phase == Phase::LinkDown));
+    cluster.service.instance.store(99, Ordering::Relaxed);
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.wait("a refused attempt", |c| {
+        c.views().iter().all(|v| v.reason.as_deref().is_some_and(|r| r.contains("another node (node) answers")))
+    });
+    cluster.read(0, 4096).unwrap();
+    assert!(cluster.tcp.bytes() > 0);
+}
