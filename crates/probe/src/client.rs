@@ -149,7 +149,9 @@ impl Session {
             Ok(Box::new(TcpLane::new(socket, plan.streams[stream], plan)?))
         };
         lane().map_err(|e| {
-            let what = format!("{}: stream {} of {}: {e}", self.peer, stream + 1, plan.streams.len());
+            // The server may have said why on the other connection.
+            let why = self.last_words().unwrap_or_else(|| e.message().to_owned());
+            let what = format!("{}: stream {} of {}: {why}", self.peer, stream + 1, plan.streams.len());
             Fault::failed(what, "see what the server says, or try fewer --streams")
         })
     }

@@ -1,9 +1,11 @@
 //! The interface that traffic takes on this host: which it is, what its port can do, and whether its counters agree.
 //! It reads kernel files and addresses only, and judges nothing.
 
+use rustix::net::netdevice::index_to_name;
+use rustix::net::{AddressFamily, SocketType};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// What an interface is.
@@ -34,6 +36,7 @@ pub struct Link {
     /// What it is.
     pub medium: Medium,
     /// What its port can carry in one direction, in bits per second.
+    #[serde(rename = "bits_per_second")]
     pub rate_bits: Option<u64>,
     /// Where that was read, or why it is not known.
     pub evidence: String,
@@ -64,12 +67,20 @@ impl Default for Files {
 pub type Counters = BTreeMap<String, u64>;
 
 impl Files {
-    /// The interface with this address.
-    pub fn link_of(&self, address: IpAddr) -> Link {
-        let found = spurline_net_tcp::local_addresses().unwrap_or_default();
-        let here = address.to_canonical();
-        match found.into_iter().find(|a| a.ip.to_canonical() == here) {
-            Some(found) => Link { address: here.to_string(), ..self.link(&found.interface) },
+    /// The interface with a socket's own address.
+    pub fn link_of(&self, address: SocketAddr) -> Link {
+        let here = address.ip().to_canonical();
+        let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
+        let interface = if scope == 0 {
+            let found = spurline_net_tcp::local_addresses().unwrap_or_default();
+            found.into_iter().find(|a| a.ip.to_canonical() == here).map(|a| a.interface)
+        } else {
+            // A link-local address may be on many interfaces; its scope says on which.
+            let any = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None);
+            any.and_then(|any| index_to_name(any, scope)).ok()
+        };
+        match interface {
+            Some(interface) => Link { address: here.to_string(), ..self.link(&interface) },
             None => Link {
                 address: here.to_string(),
                 evidence: "no interface of this host has the address".into(),
@@ -84,7 +95,7 @@ impl Files {
         let mtu = number(&dir.join("mtu")).and_then(|n| u32::try_from(n).ok());
         let mut link = Link { interface: interface.to_owned(), mtu, ..Link::default() };
         if !dir.exists() {
-            link.evidence = format!("{} is not there", dir.display());
+            link.evidence = format!("{} is not there (of another network namespace?)", dir.display());
             return link;
         }
         match number(&dir.join("type")) {
@@ -170,7 +181,7 @@ fn line_of_dev(line: &str) -> Option<(String, u64)> {
 /// `bytes`.
 pub fn compare(link: &mut Link, before: &Counters, after: &Counters, bytes: u64) {
     // Little traffic is lost among that of others.
-    if bytes < 1 << 20 {
+    if bytes < 1 << 20 || link.interface.is_empty() {
         return;
     }
     let grown = |name: &str| {
@@ -315,9 +326,11 @@ mod tests {
 
     #[test]
     fn this_host() {
-        let link = Files::default().link_of([127, 0, 0, 1].into());
+        let link = Files::default().link_of(([127, 0, 0, 1], 7).into());
         assert_eq!(link.interface, "lo");
-        assert!(Files::default().link_of([192, 0, 2, 77].into()).evidence.contains("no interface"));
+        let scoped = std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 7, 0, 1);
+        assert_eq!(Files::default().link_of(scoped.into()).interface, "lo");
+        assert!(Files::default().link_of(([192, 0, 2, 77], 7).into()).evidence.contains("no interface"));
         assert!(Files::default().counters().contains_key("lo"));
     }
 

@@ -58,7 +58,7 @@ pub fn run(
         }
         observe(progress);
     });
-    let mut link = files.link_of(session.local().ip());
+    let mut link = files.link_of(session.local());
     link::compare(&mut link, &before, &files.counters(), measured.moved_bytes);
     let mut error = None;
     if let Some(e) = &measured.error {
@@ -175,7 +175,12 @@ pub fn ping(
     session.finish()?;
     let mut lane = one(session.open(&plan(LARGE))?)?;
     match echo(lane.as_mut(), &stop, interrupt) {
-        Ok(time) => pinged.large = time,
+        Ok(time) => {
+            pinged.large = time;
+            drop(lane);
+            // Only so that the server does not wonder.
+            let _ = session.finish();
+        }
         Err(e) => {
             pinged.large_lost = e.kind() == ErrorKind::Timeout && !pinged.times.is_empty();
             pinged.error = Some(explain(session, &e));

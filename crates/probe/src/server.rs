@@ -49,7 +49,7 @@ pub struct ServeConfig {
 /// Something happened.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A measurement begins.
+    /// A measurement begins: all its streams are there.
     Begun {
         /// The client.
         from: IpAddr,
@@ -294,7 +294,7 @@ fn answer(shared: &Arc<Shared>, socket: TcpStream, from: IpAddr) -> Result<()> {
 fn control(shared: &Arc<Shared>, socket: &TcpStream, from: IpAddr, _hello: &Hello) -> Result<()> {
     let number = shared.next.fetch_add(1, Ordering::Relaxed);
     let failed = |e: std::io::Error| Error::io("a connection", &e);
-    let here = socket.local_addr().map_err(failed)?.ip();
+    let here = socket.local_addr().map_err(failed)?;
     let link = shared.files.link_of(here);
     let welcome = Welcome {
         program: env!("CARGO_PKG_VERSION").into(),
@@ -353,11 +353,11 @@ fn control(shared: &Arc<Shared>, socket: &TcpStream, from: IpAddr, _hello: &Hell
 struct Running {
     shared: Arc<Shared>,
     token: u64,
-    here: IpAddr,
+    here: SocketAddr,
     test: Arc<Test>,
 }
 
-fn open(shared: &Arc<Shared>, from: IpAddr, here: IpAddr, body: &[u8]) -> Result<(Running, Opened)> {
+fn open(shared: &Arc<Shared>, from: IpAddr, here: SocketAddr, body: &[u8]) -> Result<(Running, Opened)> {
     let open: Open = message::decode(body)?;
     let plan = open.plan;
     plan.check()?;
@@ -385,7 +385,6 @@ fn open(shared: &Arc<Shared>, from: IpAddr, here: IpAddr, body: &[u8]) -> Result
     let token = std::collections::hash_map::RandomState::new().build_hasher().finish();
     tests.insert(token, Arc::clone(&test));
     drop(tests);
-    (shared.config.tell)(Event::Begun { from, plan: test.plan.clone() });
     let running = Running { shared: Arc::clone(shared), token, here, test };
     Ok((running, Opened { token, answer: Vec::new() }))
 }
@@ -455,22 +454,23 @@ fn data(shared: &Arc<Shared>, socket: TcpStream, from: IpAddr, attach: &Attach) 
         return refused(&socket, format!("the measurement has no stream {}", attach.stream));
     };
     let mine = socket.try_clone().map_err(|e| Error::io("a connection", &e))?;
-    let taken = {
-        let mut streams = test.streams.lock();
-        let taken = streams.attached.contains_key(&attach.stream);
-        if !taken {
-            streams.attached.insert(attach.stream, mine);
-        }
-        taken
-    };
-    if taken {
+    let mut streams = test.streams.lock();
+    if streams.attached.contains_key(&attach.stream) {
+        drop(streams);
         return refused(&socket, format!("stream {} is attached", attach.stream));
     }
+    streams.attached.insert(attach.stream, mine);
+    let all = streams.attached.len() == test.plan.streams.len();
+    drop(streams);
     let mut served = tcp::Served::default();
     let cpu = thread_cpu();
     let kept = socket.try_clone();
-    let result = frame::send(&socket, kind::ATTACHED, &[], Instant::now() + GREETING)
-        .and_then(|()| tcp::serve(socket, op, &test.plan, &test.stop, &mut served));
+    let result = frame::send(&socket, kind::ATTACHED, &[], Instant::now() + GREETING).and_then(|()| {
+        if all {
+            (shared.config.tell)(Event::Begun { from, plan: test.plan.clone() });
+        }
+        tcp::serve(socket, op, &test.plan, &test.stop, &mut served)
+    });
     let cpu = thread_cpu() - cpu;
     let mut streams = test.streams.lock();
     streams.ended += 1;

@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -162,7 +162,7 @@ impl World {
         command.args(more);
         command
     }
-    fn log_path(&self, of: &str) -> PathBuf {
+    pub fn log_path(&self, of: &str) -> PathBuf {
         (0..).map(|n| self.path(format!("{of}-{n}.log"))).find(|path| !path.exists()).unwrap()
     }
 }
@@ -176,6 +176,68 @@ const SMALL: [(&str, &str); 5] = [
     ("SPURLINE_BUFFER_SIZE", "128M"),
     ("SPURLINE_METRICS", "none"),
 ];
+
+/// Two network namespaces joined by a veth pair; taken away when dropped.
+pub struct Hosts(pub String, pub String);
+
+impl Hosts {
+    pub fn new() -> Option<Hosts> {
+        if !is_root() {
+            skip("netns", "network namespaces need root");
+            return None;
+        }
+        // Tests of one program run side by side.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let hosts = Hosts(format!("spl{id}a"), format!("spl{id}b"));
+        let (a, b) = (&hosts.0, &hosts.1);
+        let steps = [
+            format!("netns add {a}"),
+            format!("netns add {b}"),
+            format!("link add spl0 netns {a} type veth peer name spl0 netns {b}"),
+            format!("-n {a} addr add 10.213.0.1/24 dev spl0"),
+            format!("-n {b} addr add 10.213.0.2/24 dev spl0"),
+            format!("-n {a} addr add fd13::1/64 dev spl0 nodad"),
+            format!("-n {b} addr add fd13::2/64 dev spl0 nodad"),
+            format!("-n {a} link set spl0 up"),
+            format!("-n {b} link set spl0 up"),
+            format!("-n {a} link set lo up"),
+            format!("-n {b} link set lo up"),
+        ];
+        for step in steps {
+            if let Err(why) = ip(&step) {
+                skip("netns", &why);
+                return None;
+            }
+        }
+        Some(hosts)
+    }
+    /// The command as a process of that host, its mounts still those of everybody.
+    pub fn on(host: &str, command: &Command) -> Command {
+        let mut wrapped = Command::new("nsenter");
+        wrapped.arg(format!("--net=/run/netns/{host}")).arg(command.get_program()).args(command.get_args());
+        same_environment(&mut wrapped, command);
+        wrapped
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in [&self.0, &self.1] {
+            let _ = Command::new("ip").args(["netns", "del", host]).output();
+        }
+    }
+}
+
+/// `ip` with these words.
+///
+/// # Errors
+/// What it says.
+pub fn ip(words: &str) -> Result<(), String> {
+    let out = Command::new("ip").args(words.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    if out.status.success() { Ok(()) } else { Err(format!("ip {words}: {}", said.trim())) }
+}
 
 /// Runs a command to its end; one that does not end is killed and fails the test.
 pub fn finish(command: &mut Command) -> Output {
@@ -234,8 +296,15 @@ pub struct Process {
 
 impl Process {
     pub fn start(command: &mut Command, log: &Path) -> Process {
-        let err = File::create(log).unwrap();
-        let child = command.stdout(Stdio::null()).stderr(err).spawn().unwrap();
+        Process::spawn(command.stdout(Stdio::null()).stderr(File::create(log).unwrap()), log)
+    }
+    /// The same for one that tells on its standard output what it does: that is its log too.
+    pub fn start_telling(command: &mut Command, log: &Path) -> Process {
+        let file = File::create(log).unwrap();
+        Process::spawn(command.stdout(file.try_clone().unwrap()).stderr(file), log)
+    }
+    fn spawn(command: &mut Command, log: &Path) -> Process {
+        let child = command.spawn().unwrap();
         let over = Arc::new(AtomicBool::new(false));
         let (watched, pid) = (Arc::clone(&over), child.id());
         // A test that is stuck in a mount can't clean up: ending the mount's process sets it free, and it fails.

@@ -6,4 +6,5 @@ mod disks;
 mod faults;
 mod load;
 mod lone;
+mod probe;
 mod remote;

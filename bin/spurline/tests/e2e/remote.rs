@@ -195,55 +195,6 @@ pub fn closed_port() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// Two network namespaces joined by a veth pair; taken away when dropped.
-struct Hosts(String, String);
-
-impl Hosts {
-    fn new() -> Option<Hosts> {
-        if !is_root() {
-            skip("netns", "network namespaces need root");
-            return None;
-        }
-        let id = std::process::id();
-        let hosts = Hosts(format!("spl{id}a"), format!("spl{id}b"));
-        let (a, b) = (&hosts.0, &hosts.1);
-        let steps = [
-            format!("netns add {a}"),
-            format!("netns add {b}"),
-            format!("link add spl0 netns {a} type veth peer name spl0 netns {b}"),
-            format!("-n {a} addr add 10.213.0.1/24 dev spl0"),
-            format!("-n {b} addr add 10.213.0.2/24 dev spl0"),
-            format!("-n {a} link set spl0 up"),
-            format!("-n {b} link set spl0 up"),
-            format!("-n {a} link set lo up"),
-            format!("-n {b} link set lo up"),
-        ];
-        for step in steps {
-            let out = Command::new("ip").args(step.split(' ')).output();
-            if !out.as_ref().is_ok_and(|out| out.status.success()) {
-                skip("netns", &format!("ip {step}: {out:?}"));
-                return None;
-            }
-        }
-        Some(hosts)
-    }
-    /// The command as a process of that host, its mounts still those of everybody.
-    fn on(host: &str, command: &Command) -> Command {
-        let mut wrapped = Command::new("nsenter");
-        wrapped.arg(format!("--net=/run/netns/{host}")).arg(command.get_program()).args(command.get_args());
-        same_environment(&mut wrapped, command);
-        wrapped
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for host in [&self.0, &self.1] {
-            let _ = Command::new("ip").args(["netns", "del", host]).output();
-        }
-    }
-}
-
 #[test]
 fn two_hosts_joined_by_a_network_chosen_by_interface_name() {
     if !can_mount() {

@@ -1,0 +1,251 @@
+//! `spurline net bw`: how much goes through, at what cost on both ends, and what to make of it.
+
+use super::peer::{DIM, HEAD, PeerArgs, conclude, end, gigabits, interrupt, judgement_json, line, peer_json};
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use spurline_config::Fault;
+use spurline_probe::client::Session;
+use spurline_probe::drive::{Limits, Progress, Times};
+use spurline_probe::judge;
+use spurline_probe::measure::{self, Outcome};
+use spurline_probe::message::{MAX_DEPTH, Op, Plan, Transport};
+use spurline_types::units::human_bytes;
+use spurline_types::{Size, parse_duration};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const GIB: f64 = (1u32 << 30) as f64;
+/// How long it measures when nothing is said.
+const TIME: Duration = Duration::from_secs(10);
+/// The end of a measurement by bytes: far away, as a stream that stands still fails by `--timeout`.
+const LONG: Duration = Duration::from_secs(7 * 86_400);
+
+/// Which way the bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Direction {
+    /// From the other end to this one
+    Read,
+    /// From this end to the other
+    Write,
+    /// Both at once, with as many streams each
+    Both,
+}
+
+impl Direction {
+    fn name(self) -> &'static str {
+        match self {
+            Direction::Read => "read",
+            Direction::Write => "write",
+            Direction::Both => "both",
+        }
+    }
+}
+
+/// What `net bw` is told.
+#[derive(Debug, Args)]
+pub struct BwArgs {
+    /// The other end.
+    #[command(flatten)]
+    pub peer: PeerArgs,
+    /// Which way the bytes go
+    #[arg(short, long, value_name = "WAY", default_value = "read")]
+    pub direction: Direction,
+    /// Connections, a thread each on both ends
+    #[arg(short = 'P', long, value_name = "N", default_value_t = 4)]
+    pub streams: usize,
+    /// Bytes of one operation
+    #[arg(short = 'l', long, value_name = "SIZE", default_value = "1M")]
+    pub size: Size,
+    /// Operations under way on each stream
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    pub depth: u32,
+    /// How long [default: 10s, with --bytes until they are through]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    pub time: Option<Duration>,
+    /// How much, rounded up to whole operations
+    #[arg(short = 'n', long, value_name = "SIZE")]
+    pub bytes: Option<Size>,
+    /// Drop received bytes in the kernel (MSG_TRUNC) instead of copying them to memory: measures the network without
+    /// the receiver's copy, and says so
+    #[arg(long)]
+    pub discard: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the words are wrong, or the other end can't be called.
+pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
+    let plan = plan(&args)?;
+    let raised = interrupt()?;
+    let mut session = args.peer.connect()?;
+    let limits = Limits {
+        time: args.time.unwrap_or(if args.bytes.is_some() { LONG } else { TIME }),
+        ops: args.bytes.map(|bytes| bytes.bytes().div_ceil(plan.size)),
+        patience: args.peer.timeout,
+        pause: Duration::ZERO,
+    };
+    let live = line(args.peer.json);
+    let mut last = Progress::default();
+    let outcome = measure::run(&mut session, &plan, &limits, &raised, &mut |now| {
+        let since = now.elapsed.saturating_sub(last.elapsed).as_secs_f64();
+        if since >= 0.2 {
+            let rate = |now: u64, last: u64| format!("{:.2} GB/s", now.saturating_sub(last) as f64 / since / 1e9);
+            let mut words = format!("{:.1} s", now.elapsed.as_secs_f64());
+            for (word, now, last) in
+                [("read", now.read_bytes, last.read_bytes), ("written", now.write_bytes, last.write_bytes)]
+            {
+                if now > 0 {
+                    words.push_str(&format!("   {word} {} ({})", human_bytes(now), rate(now, last)));
+                }
+            }
+            live.set_message(words);
+            live.tick();
+            last = *now;
+        }
+    });
+    live.finish_and_clear();
+    let outcome = outcome?;
+    let judgement = judge::bandwidth(&outcome);
+    if args.peer.json {
+        let mut all = to_json(&session, &outcome, "bw");
+        all["direction"] = json!(args.direction.name());
+        all["judgement"] = judgement_json(&judgement);
+        anstream::println!("{all:#}");
+    } else {
+        show(&session, &outcome, args.direction);
+    }
+    Ok(conclude(&judgement, args.peer.json))
+}
+
+fn plan(args: &BwArgs) -> Result<Plan, Fault> {
+    let streams = match args.direction {
+        Direction::Read => vec![Op::Read; args.streams],
+        Direction::Write => vec![Op::Write; args.streams],
+        Direction::Both => [vec![Op::Read; args.streams], vec![Op::Write; args.streams]].concat(),
+    };
+    let plan =
+        Plan { transport: Transport::Tcp, size: args.size.bytes(), depth: args.depth, streams, discard: args.discard };
+    plan.check().map_err(|e| Fault::usage(e.message(), "see --size, --depth and --streams"))?;
+    if args.time.is_some_and(|t| t.is_zero()) || args.bytes.is_some_and(|b| b.bytes() == 0) {
+        return Err(Fault::usage("nothing can be measured in no time and no bytes", "give --time or --bytes more"));
+    }
+    Ok(plan)
+}
+
+/// Processor seconds per GiB that moved.
+fn per_gib(seconds: f64, bytes: u64) -> Option<f64> {
+    (bytes > 0).then(|| seconds / (bytes as f64 / GIB))
+}
+
+fn show(session: &Session, outcome: &Outcome, direction: Direction) {
+    let (plan, measured) = (&outcome.plan, &outcome.measured);
+    let there = outcome.report.as_ref().map_or(&session.welcome.link, |r| &r.link);
+    anstream::println!("from {}", end(&outcome.link));
+    anstream::println!("to   {}, {}", end(there), session.welcome.host);
+    let streams = plan.streams.len();
+    let word = if streams == 1 { "stream" } else { "streams" };
+    let discard = if plan.discard { "; received bytes were dropped in the kernel" } else { "" };
+    let interrupted = if measured.interrupted { ", interrupted" } else { "" };
+    anstream::println!(
+        "{HEAD}{} over {}{HEAD:#}, {streams} {word}, {} x {} under way on each, {:.1} s{interrupted}{discard}",
+        direction.name(),
+        plan.transport.name(),
+        plan.depth,
+        human_bytes(plan.size),
+        measured.elapsed.as_secs_f64()
+    );
+    let rates = judge::rates(outcome);
+    let port = judge::port_rate(outcome);
+    for (word, rate, bytes) in
+        [("read", rates.read, measured.total.read_bytes), ("write", rates.write, measured.total.write_bytes)]
+    {
+        if plan.streams.contains(if word == "read" { &Op::Read } else { &Op::Write }) {
+            let share = match port {
+                Some((bits, link)) => {
+                    format!("{:.0} % of {} of {}", rate * 800.0 / bits as f64, gigabits(bits), link.interface)
+                }
+                None => "port rate unknown".into(),
+            };
+            let (gigabytes, gigabit) = (rate / 1e9, rate * 8.0 / 1e9);
+            anstream::println!(
+                "{word:<6} {gigabytes:.3} GB/s ({gigabit:.2} Gb/s), {share}  {DIM}{}{DIM:#}",
+                human_bytes(bytes)
+            );
+        }
+    }
+    for (op, times) in measured.times.iter().filter(|(_, times)| times.count() > 0) {
+        let word = if *op == Op::Read { "read" } else { "write" };
+        anstream::println!("{DIM}each {word}{DIM:#} {}", times_line(times));
+    }
+    let cost = |seconds: f64, bytes: u64| per_gib(seconds, bytes).map_or("unknown".into(), |n| format!("{n:.3}"));
+    let theirs =
+        outcome.report.as_ref().map_or("unknown".into(), |r| cost(r.cpu_seconds, r.sent_bytes + r.received_bytes));
+    anstream::println!(
+        "{DIM}CPU{DIM:#}    {} s/GiB here, {theirs} s/GiB there",
+        cost(measured.cpu_seconds, measured.moved_bytes)
+    );
+    if let Some(mine) = measured.tcp {
+        let there = outcome.report.as_ref().map(|r| r.tcp);
+        let retransmits = there.map_or("unknown".into(), |t| t.retransmits.to_string());
+        let rtt = mine.rtt_us.max(there.map_or(0, |t| t.rtt_us));
+        anstream::println!(
+            "{DIM}TCP{DIM:#}    {} retransmits here, {retransmits} there; round trip under load {}",
+            mine.retransmits,
+            judge::micros(rtt as f64)
+        );
+    }
+}
+
+/// Percentiles for a person.
+pub(super) fn times_line(times: &Times) -> String {
+    let at = |share: f64| judge::micros(times.quantile_us(share));
+    format!(
+        "p50 {}, p90 {}, p99 {}, p99.9 {}, longest {}",
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        at(0.999),
+        judge::micros(times.max_us())
+    )
+}
+
+/// Percentiles in microseconds.
+pub(super) fn times_json(times: &Times) -> Value {
+    json!({
+        "count": times.count(), "min": times.min_us(), "mean": times.mean_us(), "p50": times.quantile_us(0.5),
+        "p90": times.quantile_us(0.9), "p99": times.quantile_us(0.99), "p999": times.quantile_us(0.999),
+        "max": times.max_us(),
+    })
+}
+
+/// What a measurement came to, with names that stay.
+pub(super) fn to_json(session: &Session, outcome: &Outcome, command: &str) -> Value {
+    let (plan, measured, report) = (&outcome.plan, &outcome.measured, outcome.report.as_ref());
+    let rates = judge::rates(outcome);
+    let times = |op: Op| measured.times.iter().find(|(o, t)| *o == op && t.count() > 0).map(|(_, t)| times_json(t));
+    let served = report.map(|r| r.sent_bytes + r.received_bytes);
+    let seconds: Vec<Value> = measured
+        .seconds
+        .iter()
+        .map(|p| json!({ "at": p.elapsed.as_secs_f64(), "read_bytes": p.read_bytes, "write_bytes": p.write_bytes }))
+        .collect();
+    json!({
+        "command": command, "peer": peer_json(session), "transport": plan.transport.name(),
+        "streams": plan.streams.len(), "size_bytes": plan.size, "depth": plan.depth, "discard": plan.discard,
+        "seconds": measured.elapsed.as_secs_f64(), "operations": measured.total.ops,
+        "read_bytes": measured.total.read_bytes, "write_bytes": measured.total.write_bytes,
+        "read_bytes_per_second": rates.read, "write_bytes_per_second": rates.write,
+        "port_bits_per_second": judge::port_rate(outcome).map(|(bits, _)| bits), "share": judge::share(outcome),
+        "read_us": times(Op::Read), "write_us": times(Op::Write), "echo_us": times(Op::Echo),
+        "cpu": {
+            "client_seconds": measured.cpu_seconds, "server_seconds": report.map(|r| r.cpu_seconds),
+            "client_seconds_per_gib": per_gib(measured.cpu_seconds, measured.moved_bytes),
+            "server_seconds_per_gib": report.zip(served).and_then(|(r, bytes)| per_gib(r.cpu_seconds, bytes)),
+        },
+        "tcp": { "client": measured.tcp, "server": report.map(|r| r.tcp) },
+        "link": outcome.link, "peer_link": report.map_or(&session.welcome.link, |r| &r.link),
+        "same_host": outcome.same_host, "shared_with": report.map(|r| r.shared_with), "each_second": seconds,
+        "interrupted": measured.interrupted, "error": outcome.error,
+    })
+}

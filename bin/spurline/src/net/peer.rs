@@ -1,0 +1,129 @@
+//! What `net ping`, `bw` and `lat` share: the flags that name the other end, the call, Ctrl-C, and how both ends look in
+//! reports. It measures nothing.
+
+use anstyle::{AnsiColor, Style};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use spurline_config::Fault;
+use spurline_net_tcp::flag_addresses;
+use spurline_probe::client::{self, Call, Session};
+use spurline_probe::judge::{Judgement, Level};
+use spurline_probe::link::{Link, Medium};
+use spurline_types::parse_duration;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+pub(super) const HEAD: Style = AnsiColor::Yellow.on_default().bold();
+pub(super) const DIM: Style = Style::new().dimmed();
+
+/// The other end.
+#[derive(Debug, Args)]
+pub struct PeerArgs {
+    /// Where `spurline net serve` runs: HOST or HOST:PORT (18600 when not given); IPv6 as 2001:db8::1, fe80::1%eth0 or
+    /// [2001:db8::1]:PORT
+    pub host: String,
+    /// Call from this interface or address of this host [default: the kernel's choice]
+    #[arg(short = 'I', long, value_name = "IF")]
+    pub interface: Option<String>,
+    /// Longest wait for an answer, and longest time in which nothing moves
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub timeout: Duration,
+    /// The result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl PeerArgs {
+    /// Calls.
+    ///
+    /// # Errors
+    /// As [`Session::connect`], or for an interface this host does not have.
+    pub(super) fn connect(&self) -> Result<Session, Fault> {
+        if self.timeout.is_zero() {
+            return Err(Fault::usage("--timeout 0s: nothing answers at once", "give it a second or more"));
+        }
+        let from = match &self.interface {
+            Some(spec) => flag_addresses("--interface", spec)?,
+            None => Vec::new(),
+        };
+        Session::connect(&Call { peer: client::peer(&self.host)?, from, timeout: self.timeout })
+    }
+}
+
+/// A flag that Ctrl-C raises; the second Ctrl-C ends the program.
+///
+/// # Errors
+/// When signals can't be caught.
+pub(super) fn interrupt() -> Result<Arc<AtomicBool>, Fault> {
+    let raised = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&raised);
+    crate::signals::on_stop(move |count| {
+        flag.store(true, Ordering::Relaxed);
+        if count > 1 {
+            std::process::exit(130);
+        }
+    })?;
+    Ok(raised)
+}
+
+/// A line that moves on a terminal, and nothing elsewhere.
+pub(super) fn line(json: bool) -> ProgressBar {
+    if json {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{spinner:.cyan} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new_spinner().with_style(style)
+}
+
+/// Bits per second of a port, for a person.
+pub(super) fn gigabits(bits: u64) -> String {
+    let value = bits as f64 / 1e9;
+    if value >= 1.0 { format!("{value} Gb/s") } else { format!("{} Mb/s", value * 1e3) }
+}
+
+/// An end, for a person: `10.0.0.1 on ib0 (400 Gb/s, MTU 2044, datagram)`.
+pub(super) fn end(link: &Link) -> String {
+    let mut known = Vec::new();
+    match (link.rate_bits, link.medium) {
+        (Some(bits), _) => known.push(gigabits(bits)),
+        (None, Medium::Loopback) => known.push("loopback".into()),
+        (None, Medium::Virtual) => known.push("virtual".into()),
+        (None, _) => known.push("rate unknown".into()),
+    }
+    known.extend(link.mtu.map(|mtu| format!("MTU {mtu}")));
+    known.extend(link.mode.clone());
+    let interface = if link.interface.is_empty() { "an unknown interface" } else { &link.interface };
+    format!("{} on {interface} ({})", link.address, known.join(", "))
+}
+
+/// The other end in JSON.
+pub(super) fn peer_json(session: &Session) -> Value {
+    let welcome = &session.welcome;
+    json!({
+        "name": session.peer(), "address": session.remote().ip().to_canonical().to_string(),
+        "port": session.remote().port(), "host": welcome.host, "version": welcome.program,
+        "connect_us": session.connect_time.as_secs_f64() * 1e6,
+    })
+}
+
+/// The judgement in JSON.
+pub(super) fn judgement_json(judgement: &Judgement) -> Value {
+    json!({ "level": judgement.level.name(), "sentence": judgement.sentence, "finding": judgement.finding })
+}
+
+/// Prints the judgement, last and in colour, and gives the exit code.
+pub(super) fn conclude(judgement: &Judgement, json: bool) -> ExitCode {
+    if !json {
+        let style = match judgement.level {
+            Level::Healthy => AnsiColor::Green.on_default().bold(),
+            Level::Poor => AnsiColor::Yellow.on_default().bold(),
+            Level::Unknown => Style::new().bold(),
+            Level::Broken => AnsiColor::Red.on_default().bold(),
+        };
+        anstream::println!("{style}{}{style:#}", judgement.sentence);
+    }
+    ExitCode::from(u8::from(judgement.level == Level::Broken))
+}

@@ -1,0 +1,80 @@
+//! `spurline net ping`: whether the other end is there, over which interfaces, and whether large packets get through.
+
+use super::peer::{DIM, PeerArgs, conclude, end, interrupt, judgement_json, peer_json};
+use clap::Args;
+use serde_json::json;
+use spurline_config::Fault;
+use spurline_probe::judge;
+use spurline_probe::link::Files;
+use spurline_probe::measure::{self, Pings};
+use spurline_types::{Size, parse_duration};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// What `net ping` is told.
+#[derive(Debug, Args)]
+pub struct PingArgs {
+    /// The other end.
+    #[command(flatten)]
+    pub peer: PeerArgs,
+    /// How many; 0 until Ctrl-C
+    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    pub count: u64,
+    /// Time from one to the next
+    #[arg(short, long, value_name = "TIME", default_value = "500ms", value_parser = parse_duration)]
+    pub interval: Duration,
+    /// Bytes of each
+    #[arg(short, long, value_name = "SIZE", default_value = "64")]
+    pub size: Size,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the other end can't be called.
+pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
+    let raised = interrupt()?;
+    let mut session = args.peer.connect()?;
+    let mut here = Files::default().link_of(session.local());
+    let there = session.welcome.link.clone();
+    let json = args.peer.json;
+    if !json {
+        let welcome = &session.welcome;
+        anstream::println!("from {}", end(&here));
+        anstream::println!("to   {}, {} with spurline {}", end(&there), welcome.host, welcome.program);
+        anstream::println!("connected in {}", judge::micros(session.connect_time.as_secs_f64() * 1e6));
+    }
+    let pings =
+        Pings { count: args.count, size: args.size.bytes(), interval: args.interval, timeout: args.peer.timeout };
+    let pinged = measure::ping(&mut session, &pings, &raised, &mut |pong| {
+        if !json {
+            let time = judge::micros(pong.time.as_secs_f64() * 1e6);
+            anstream::println!("{} bytes {DIM}#{}{DIM:#} {time}", pong.size, pong.number);
+        }
+    })?;
+    if here.address == there.address {
+        here.carried_by = Some("lo".into());
+    }
+    let judgement = judge::pings(&pinged, (here.mtu, there.mtu));
+    let mut sorted: Vec<f64> = pinged.times.iter().map(|t| t.as_secs_f64() * 1e6).collect();
+    sorted.sort_by(f64::total_cmp);
+    let at = |share: f64| sorted.get(((sorted.len().max(1) - 1) as f64 * share).round() as usize).copied();
+    let large_us = pinged.large.map(|t| t.as_secs_f64() * 1e6);
+    if json {
+        let all = json!({
+            "command": "ping", "peer": peer_json(&session), "link": here, "peer_link": there,
+            "size_bytes": pings.size, "answers": sorted.len(),
+            "round_trip_us": { "min": at(0.0), "p50": at(0.5), "max": at(1.0) },
+            "large_bytes": pinged.large_size, "large_us": large_us,
+            "error": pinged.error, "judgement": judgement_json(&judgement),
+        });
+        anstream::println!("{all:#}");
+    } else if let (Some(min), Some(middle), Some(max)) = (at(0.0), at(0.5), at(1.0)) {
+        let large = large_us.map_or_else(String::new, |us| {
+            format!("; {} KiB there and back {}", pinged.large_size >> 10, judge::micros(us))
+        });
+        let [min, middle, max] = [min, middle, max].map(judge::micros);
+        anstream::println!("shortest {min}, median {middle}, longest {max}{large}");
+    }
+    Ok(conclude(&judgement, json))
+}

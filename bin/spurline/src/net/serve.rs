@@ -1,0 +1,230 @@
+//! `spurline net serve`: the other end of `net ping`, `bw` and `lat`. It prints where it listens, how to call it, and
+//! what happens; the answering is the probe crate's.
+
+use super::peer::{DIM, HEAD, gigabits};
+use clap::Args;
+use serde_json::{Value, json};
+use spurline_config::Fault;
+use spurline_net_tcp::{flag_addresses, local_addresses};
+use spurline_probe::DEFAULT_PORT;
+use spurline_probe::link::{Files, Link};
+use spurline_probe::message::{Op, Plan};
+use spurline_probe::server::{Event, ServeConfig, Server};
+use spurline_types::units::human_bytes;
+use spurline_types::{ErrorKind, parse_duration};
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// The widest measurement and its control connection, several times over.
+const MAX_CONNECTIONS: usize = 512;
+
+/// What `net serve` is told.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Where to listen: interfaces, addresses or CIDRs with ':' between them [default: everywhere]
+    #[arg(long, value_name = "IF[:IF]")]
+    pub bind: Option<String>,
+    /// The port; 0 for any
+    #[arg(long, value_name = "PORT", default_value_t = DEFAULT_PORT)]
+    pub port: u16,
+    /// End after the first measurement
+    #[arg(long)]
+    pub once: bool,
+    /// A client that says nothing for this long is given up
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = parse_duration)]
+    pub timeout: Duration,
+    /// What happens as JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What the command waits for.
+enum News {
+    Event(Event),
+    Stop,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When it can't listen there (3 for an address or a port this host can't give).
+pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
+    if args.timeout < Duration::from_secs(2) {
+        let remedy = "clients speak up every second: give it 2s or more";
+        return Err(Fault::usage(format!("--timeout {}s is too short", args.timeout.as_secs_f64()), remedy));
+    }
+    let addresses = match &args.bind {
+        Some(spec) => flag_addresses("--bind", spec)?,
+        None => Vec::new(),
+    };
+    let (tx, rx) = channel();
+    let stop = tx.clone();
+    crate::signals::on_stop(move |count| {
+        // The receiver may have ended.
+        let _ = stop.send(News::Stop);
+        if count > 1 {
+            std::process::exit(130);
+        }
+    })?;
+    let config = ServeConfig {
+        addresses,
+        port: args.port,
+        patience: args.timeout,
+        max_connections: MAX_CONNECTIONS,
+        facts: None,
+        // As above.
+        tell: Box::new(move |event| drop(tx.send(News::Event(event)))),
+    };
+    let mut server = Server::start(config).map_err(|e| refused(&e, args.port))?;
+    announce(&args, &server)?;
+    for news in rx {
+        let News::Event(event) = news else { break };
+        if args.json {
+            anstream::println!("{}", event_json(&event));
+        } else if let Some(line) = event_line(&event) {
+            anstream::println!("{line}");
+        }
+        if args.once && matches!(event, Event::Ended { .. }) {
+            // The client gets its report on the connection that is still open.
+            std::thread::sleep(Duration::from_millis(200));
+            break;
+        }
+    }
+    server.stop();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn refused(e: &spurline_types::Error, port: u16) -> Fault {
+    let taken = e.message().contains("in use");
+    let remedy = match e.kind() {
+        _ if taken => {
+            format!("another program has port {port}, perhaps a `spurline net serve`: choose another with --port")
+        }
+        ErrorKind::PermissionDenied => "ports below 1024 need root: choose another with --port".into(),
+        _ => "see this host's addresses with: spurline net list".into(),
+    };
+    Fault::missing(e.message(), remedy)
+}
+
+/// An address people can call, with its interface.
+type Reachable = (SocketAddr, Link);
+
+/// The addresses that can be called from elsewhere first, the fastest ports before the others.
+fn reachable(server: &Server) -> Result<Vec<Reachable>, Fault> {
+    let files = Files::default();
+    let mut found = Vec::new();
+    for bound in server.addresses() {
+        let ip = bound.ip().to_canonical();
+        if !ip.is_unspecified() {
+            found.push((SocketAddr::new(ip, bound.port()), files.link_of(*bound)));
+            continue;
+        }
+        for local in local_addresses()? {
+            let fits = local.ip.is_ipv4() || ip.is_ipv6();
+            if fits && !local.link_local && !local.ip.is_loopback() {
+                let link = Link { address: local.ip.to_string(), ..files.link(&local.interface) };
+                found.push((SocketAddr::new(local.ip, bound.port()), link));
+            }
+        }
+        if found.is_empty() {
+            let ip: IpAddr = std::net::Ipv4Addr::LOCALHOST.into();
+            let at = SocketAddr::new(ip, bound.port());
+            found.push((at, files.link_of(at)));
+        }
+    }
+    found.sort_by_key(|(_, link)| std::cmp::Reverse(link.rate_bits.unwrap_or(0)));
+    Ok(found)
+}
+
+fn announce(args: &ServeArgs, server: &Server) -> Result<(), Fault> {
+    let found = reachable(server)?;
+    if args.json {
+        let all: Vec<Value> = found
+            .iter()
+            .map(|(at, link)| json!({ "address": at.ip().to_string(), "port": at.port(), "link": link }))
+            .collect();
+        anstream::println!("{}", json!({ "event": "listening", "addresses": all }));
+        return Ok(());
+    }
+    for (at, link) in &found {
+        let rate = link.rate_bits.map_or_else(String::new, |bits| format!(", {}", gigabits(bits)));
+        let mode = link.mode.as_ref().map_or_else(String::new, |mode| format!(", {mode} mode"));
+        anstream::println!("listening on {at}  {DIM}{}{rate}{mode}{DIM:#}", link.interface);
+    }
+    if let Some((at, _)) = found.first() {
+        let host = if at.port() == DEFAULT_PORT { at.ip().to_string() } else { at.to_string() };
+        anstream::println!("from the other host:  {HEAD}spurline net bw {host}{HEAD:#}   (or ping, lat)");
+    }
+    let all = if args.bind.is_none() { "; --bind narrows that" } else { "" };
+    anstream::println!("{DIM}Whoever reaches the port can measure{all}. Ctrl-C ends it.{DIM:#}");
+    Ok(())
+}
+
+/// What a plan does, in few words.
+fn words(plan: &Plan) -> String {
+    let count = |op: Op| plan.streams.iter().filter(|one| **one == op).count();
+    let mut parts = Vec::new();
+    for (op, word) in [(Op::Read, "reads"), (Op::Write, "writes"), (Op::Echo, "echoes")] {
+        if count(op) > 0 {
+            let streams = if count(op) == 1 { "1 stream" } else { &format!("{} streams", count(op)) };
+            parts.push(format!("{word} of {} on {streams}", human_bytes(plan.size)));
+        }
+    }
+    format!("{} over {}", parts.join(" and "), plan.transport.name())
+}
+
+fn event_line(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::Begun { .. } => return None,
+        Event::Ended { from, plan, elapsed, report } => {
+            let seconds = elapsed.as_secs_f64();
+            let bytes = report.received_bytes + report.sent_bytes;
+            let mut line = format!("{from}: {}: {} in {seconds:.1} s", words(plan), human_bytes(bytes));
+            if plan.streams.iter().any(|op| *op != Op::Echo) {
+                let per_gib = report.cpu_seconds / (bytes.max(1) as f64 / f64::from(1u32 << 30));
+                line.push_str(&format!(", {per_gib:.2} CPU-s/GiB here"));
+            }
+            if !report.error.is_empty() {
+                line.push_str(&format!("; {}", report.error));
+            }
+            line
+        }
+        Event::Facts { from, bytes } => format!("{from}: facts, {}", human_bytes(*bytes as u64)),
+        Event::Refused { from, why } => format!("{from}: {why}"),
+    })
+}
+
+fn event_json(event: &Event) -> Value {
+    match event {
+        Event::Begun { from, plan } => json!({ "event": "begun", "from": from.to_string(), "plan": plan }),
+        Event::Ended { from, plan, elapsed, report } => json!({
+            "event": "ended", "from": from.to_string(), "plan": plan, "seconds": elapsed.as_secs_f64(), "report": report,
+        }),
+        Event::Facts { from, bytes } => json!({ "event": "facts", "from": from.to_string(), "bytes": bytes }),
+        Event::Refused { from, why } => json!({ "event": "refused", "from": from.to_string(), "why": why }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_probe::message::Report;
+
+    #[test]
+    fn events_are_one_line_each() {
+        let from = [10, 0, 0, 2].into();
+        let plan = Plan { streams: vec![Op::Read, Op::Read, Op::Write], ..Plan::default() };
+        let report = Report { received_bytes: 1 << 30, cpu_seconds: 0.25, ..Report::default() };
+        let event = Event::Ended { from, plan, elapsed: Duration::from_secs(2), report: Box::new(report) };
+        assert_eq!(
+            event_line(&event).unwrap(),
+            "10.0.0.2: reads of 1.00 MiB on 2 streams and writes of 1.00 MiB on 1 stream over tcp: 1.00 GiB in 2.0 s, \
+             0.25 CPU-s/GiB here"
+        );
+        assert_eq!(event_json(&event)["report"]["received_bytes"], 1 << 30);
+        let event = Event::Refused { from, why: "it said \"GET\"".into() };
+        assert_eq!(event_line(&event).unwrap(), "10.0.0.2: it said \"GET\"");
+    }
+}
