@@ -3,7 +3,7 @@
 use super::facts::FromArgs;
 use clap::Args;
 use spurline_config::Fault;
-use spurline_fabric::{Host, archive, collect};
+use spurline_fabric::{Host, Tree, archive, collect};
 use spurline_types::units::human_bytes;
 use std::io::Write;
 use std::path::PathBuf;
@@ -25,12 +25,10 @@ pub struct CollectArgs {
 /// When the file can't be written.
 pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
     let tree = args.from.tree()?.recording();
-    let entries = collect(&tree, |tree| drop(Host::read(tree)));
-    let mut packed = Vec::new();
     let failed = |e: std::io::Error| {
         Fault::failed(format!("{}: {e}", args.output.display()), "name a file in a directory that is writable")
     };
-    archive::write(&entries, &mut packed).map_err(failed)?;
+    let (packed, files) = pack(&tree).map_err(failed)?;
     if args.output.as_os_str() == "-" {
         std::io::stdout().write_all(&packed).map_err(failed)?;
         return Ok(ExitCode::SUCCESS);
@@ -40,7 +38,7 @@ pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
     anstream::eprintln!(
         "{}: {} files, {}; addresses and names of interfaces are in it, keys and passwords are not",
         args.output.display(),
-        entries.len(),
+        files,
         human_bytes(packed.len() as u64)
     );
     if !left_out.is_empty() {
@@ -52,4 +50,15 @@ pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The file's bytes, and how many files of the host are in them.
+///
+/// # Errors
+/// When they can't be packed.
+pub(super) fn pack(tree: &Tree) -> std::io::Result<(Vec<u8>, usize)> {
+    let entries = collect(tree, |tree| drop(Host::read(tree)));
+    let mut packed = Vec::new();
+    archive::write(&entries, &mut packed)?;
+    Ok((packed, entries.len()))
 }

@@ -5,13 +5,14 @@ use super::peer::{DIM, HEAD, gigabits};
 use clap::Args;
 use serde_json::{Value, json};
 use spurline_config::Fault;
+use spurline_fabric::Tree;
 use spurline_net_tcp::{flag_addresses, local_addresses};
 use spurline_probe::DEFAULT_PORT;
 use spurline_probe::link::{Files, Link};
 use spurline_probe::message::{Op, Plan};
 use spurline_probe::server::{Event, ServeConfig, Server};
 use spurline_types::units::human_bytes;
-use spurline_types::{ErrorKind, parse_duration};
+use spurline_types::{Error, ErrorKind, parse_duration};
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
@@ -73,7 +74,7 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
         port: args.port,
         patience: args.timeout,
         max_connections: MAX_CONNECTIONS,
-        facts: None,
+        facts: Some(Box::new(facts)),
         // As above.
         tell: Box::new(move |event| drop(tx.send(News::Event(event)))),
     };
@@ -96,7 +97,13 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn refused(e: &spurline_types::Error, port: u16) -> Fault {
+/// What `net collect` gathers, for `net doctor --peer`.
+fn facts() -> Result<Vec<u8>, Error> {
+    let packed = super::collect::pack(&Tree::live().recording());
+    packed.map(|(bytes, _)| bytes).map_err(|e| Error::io("gathering this host's facts", &e))
+}
+
+fn refused(e: &Error, port: u16) -> Fault {
     let taken = e.message().contains("in use");
     let remedy = match e.kind() {
         _ if taken => {
@@ -158,7 +165,9 @@ fn announce(args: &ServeArgs, server: &Server) -> Result<(), Fault> {
         anstream::println!("from the other host:  {HEAD}spurline net bw {host}{HEAD:#}   (or ping, lat)");
     }
     let all = if args.bind.is_none() { "; --bind narrows that" } else { "" };
-    anstream::println!("{DIM}Whoever reaches the port can measure{all}. Ctrl-C ends it.{DIM:#}");
+    anstream::println!(
+        "{DIM}Whoever reaches the port can measure, and read what `net collect` gathers{all}. Ctrl-C ends it.{DIM:#}"
+    );
     Ok(())
 }
 

@@ -314,6 +314,20 @@ fn a_link_that_goes_down_midway() {
 }
 
 #[test]
+fn the_facts_of_the_other_end_are_those_of_net_collect() {
+    let world = World::new();
+    let served = Served::start(&world, &net(&world, None, &["serve", "--json", "--port", "0", "--bind", "127.0.0.1"]));
+    let peer = format!("127.0.0.1:{}", served.port);
+    let call = spurline_probe::client::Call { peer, from: vec![], timeout: crate::common::PATIENCE };
+    let mut session = spurline_probe::client::Session::connect(&call).unwrap();
+    let packed = world.file("facts.tar.zst", &session.facts(crate::common::PATIENCE).unwrap());
+    let out = finish(&mut net(&world, None, &["list", "--json", "--from", packed.to_str().unwrap()]));
+    assert!(out.status.success(), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("\"lo\""), "{out:?}");
+    served.process.wait_for("\"facts\"");
+}
+
+#[test]
 fn words_that_are_wrong_and_ports_that_are_taken() {
     let world = World::new();
     let run = |words: &[&str]| finish(&mut net(&world, None, words));

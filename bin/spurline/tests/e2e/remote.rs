@@ -5,7 +5,6 @@ use rustix::process::Signal;
 use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
-use std::process::Command;
 use std::sync::Barrier;
 
 #[test]
