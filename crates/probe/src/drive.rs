@@ -205,7 +205,7 @@ pub fn drive(
         if ended.len() < started && error.is_none() {
             error = Some(Error::new(ErrorKind::Invalid, "a stream's thread panicked"));
         }
-        let views: Vec<TcpView> = ended.iter().filter_map(|one| one.tcp).collect();
+        let views: Vec<TcpView> = ended.iter().filter_map(|one| one.tcp.clone()).collect();
         Measured {
             elapsed: total.elapsed,
             total,

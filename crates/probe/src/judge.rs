@@ -168,8 +168,8 @@ fn taken_elsewhere(outcome: &Outcome) -> Option<(&Link, &str)> {
 fn cause(outcome: &Outcome, slower: &Link, bytes_per_second: f64) -> (String, Option<&'static str>) {
     let report = outcome.report.as_ref();
     let (here, there) = (&outcome.link, report.map(|r| &r.link));
-    let mine = outcome.measured.tcp.unwrap_or_default();
-    let theirs = report.map(|r| r.tcp).unwrap_or_default();
+    let mine = outcome.measured.tcp.clone().unwrap_or_default();
+    let theirs = report.map(|r| r.tcp.clone()).unwrap_or_default();
     let datagram = |link: &Link| link.medium == Medium::Ipoib && link.mode.as_deref() == Some("datagram");
     if datagram(here) || there.is_some_and(datagram) {
         return ("IPoIB datagram mode, see IPOIB-MODE".into(), Some("IPOIB-MODE"));

@@ -7,7 +7,7 @@ use crate::lane::{Lane, Stop};
 use crate::link::{self, Files, Link};
 use crate::message::{Op, Plan, Report};
 use spurline_config::Fault;
-use spurline_types::{Error, ErrorKind};
+use spurline_types::{Congestion, Error, ErrorKind};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -106,6 +106,8 @@ pub struct Pings {
     pub interval: Duration,
     /// How long to wait for each answer.
     pub timeout: Duration,
+    /// The congestion control.
+    pub congestion: Congestion,
 }
 
 /// What pings found.
@@ -137,7 +139,7 @@ pub fn ping(
     observe: &mut dyn FnMut(&Pong),
 ) -> Result<Pinged, Fault> {
     let mut pinged = Pinged { times: Vec::new(), large: None, large_size: LARGE, error: None, large_lost: false };
-    let plan = |size| Plan { size, depth: 1, streams: vec![Op::Echo], ..Plan::default() };
+    let plan = |size| Plan { size, depth: 1, streams: vec![Op::Echo], congestion: pings.congestion, ..Plan::default() };
     let stop = Stop::new(pings.timeout);
     let mut lane = one(session.open(&plan(pings.size))?)?;
     let mut next = Instant::now();

@@ -6,7 +6,7 @@
 use crate::link::Link;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Congestion, Error, ErrorKind, Result};
 
 /// The most streams of one measurement.
 pub const MAX_STREAMS: usize = 128;
@@ -116,12 +116,22 @@ pub struct Plan {
     /// Whether received bytes are dropped in the kernel instead of copied to memory.
     #[serde(default)]
     pub discard: bool,
+    /// The congestion control of TCP, on both ends.
+    #[serde(default)]
+    pub congestion: Congestion,
 }
 
 impl Default for Plan {
     /// Large reads on one stream over TCP.
     fn default() -> Self {
-        Plan { transport: Transport::Tcp, size: 1 << 20, depth: 16, streams: vec![Op::Read], discard: false }
+        Plan {
+            transport: Transport::Tcp,
+            size: 1 << 20,
+            depth: 16,
+            streams: vec![Op::Read],
+            discard: false,
+            congestion: Congestion::Auto,
+        }
     }
 }
 
@@ -178,9 +188,11 @@ pub struct Attach {
 }
 
 /// TCP's own view of the connections of one end.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TcpView {
+    /// The congestion control in use.
+    pub congestion: String,
     /// Segments sent again.
     pub retransmits: u64,
     /// Segments with data that were sent.

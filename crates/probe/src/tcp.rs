@@ -8,8 +8,8 @@ use crate::lane::{Lane, Moved, Stop, TICK};
 use crate::message::{Op, Plan, TcpView};
 use crate::tcp_info;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
-use spurline_types::{Error, ErrorKind, Result};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send, sockopt};
+use spurline_types::{Congestion, Error, ErrorKind, Result};
 use std::net::TcpStream;
 use std::time::Instant;
 
@@ -30,7 +30,9 @@ struct Stream {
 }
 
 impl Stream {
-    fn new(socket: TcpStream) -> Result<Self> {
+    fn new(socket: TcpStream, plan: &Plan) -> Result<Self> {
+        control(&socket, plan.congestion)
+            .map_err(|e| Error::io(format_args!("congestion control {}", plan.congestion), &e))?;
         let set = |id| sockopt::set_socket_timeout(&socket, id, Some(TICK));
         set(sockopt::Timeout::Recv)
             .and_then(|()| set(sockopt::Timeout::Send))
@@ -91,6 +93,19 @@ impl Stream {
     }
 }
 
+/// Sets the congestion control that the plan names. Connections come with `auto`, which is set before they are made.
+fn control(socket: &TcpStream, choice: Congestion) -> std::io::Result<()> {
+    let name = match choice {
+        Congestion::Auto => return Ok(()),
+        // A new socket has it.
+        Congestion::System => {
+            sockopt::tcp_congestion(rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?)?
+        }
+        other => other.name().to_owned(),
+    };
+    Ok(sockopt::set_tcp_congestion(socket, &name)?)
+}
+
 fn lost(e: Errno) -> Error {
     Error::new(ErrorKind::Unavailable, format!("the connection failed: {e}"))
 }
@@ -135,7 +150,7 @@ impl TcpLane {
     /// When the socket takes no timeouts.
     pub fn new(socket: TcpStream, op: Op, plan: &Plan) -> Result<Self> {
         Ok(TcpLane {
-            stream: Stream::new(socket)?,
+            stream: Stream::new(socket, plan)?,
             op,
             size: plan.size,
             discard: plan.discard,
@@ -248,7 +263,7 @@ pub struct Served {
 /// # Errors
 /// When the stream did not end by the client's leave.
 pub fn serve(socket: TcpStream, op: Op, plan: &Plan, stop: &Stop, served: &mut Served) -> Result<()> {
-    let stream = Stream::new(socket)?;
+    let stream = Stream::new(socket, plan)?;
     let mut buffer = memory(plan.size);
     match op {
         Op::Read => serve_reads(&stream, plan, &buffer, stop, served),

@@ -27,6 +27,7 @@ pub fn of(socket: &TcpStream) -> TcpView {
     }
     let share = |time: u64| if info.tcpi_busy_time == 0 { 0.0 } else { time as f64 / info.tcpi_busy_time as f64 };
     TcpView {
+        congestion: rustix::net::sockopt::tcp_congestion(socket).unwrap_or_default(),
         retransmits: info.tcpi_total_retrans.into(),
         segments: info.tcpi_data_segs_out.into(),
         rtt_us: info.tcpi_rtt.into(),
@@ -41,6 +42,7 @@ pub fn together(views: &[TcpView]) -> TcpView {
     let count = views.len().max(1);
     let mean = |of: fn(&TcpView) -> f64| views.iter().map(of).sum::<f64>() / count as f64;
     TcpView {
+        congestion: views.first().map(|v| v.congestion.clone()).unwrap_or_default(),
         retransmits: views.iter().map(|v| v.retransmits).sum(),
         segments: views.iter().map(|v| v.segments).sum(),
         rtt_us: views.iter().map(|v| v.rtt_us).sum::<u64>() / count as u64,
@@ -64,8 +66,8 @@ mod tests {
         one.write_all(&[1; 1000]).unwrap();
         two.read_exact(&mut [0; 1000]).unwrap();
         let view = of(&one);
-        assert!(view.segments >= 1 && view.mss > 0, "{view:?}");
-        let both = together(&[view, view]);
+        assert!(view.segments >= 1 && view.mss > 0 && !view.congestion.is_empty(), "{view:?}");
+        let both = together(&[view.clone(), view.clone()]);
         assert_eq!((both.segments, both.mss), (view.segments * 2, view.mss));
         assert_eq!(together(&[]), TcpView::default());
     }

@@ -8,6 +8,7 @@ use spurline_probe::judge;
 use spurline_probe::measure::{self, Outcome, Pings};
 use spurline_probe::message::{self, Attach, Hello, Op, Open, Opened, Plan, Welcome, kind};
 use spurline_probe::server::{Event, ServeConfig, Server};
+use spurline_types::Congestion;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -126,9 +127,30 @@ fn a_time_and_both_directions() {
 }
 
 #[test]
+fn congestion_control_is_that_of_the_plan_on_both_ends() {
+    let (server, _events) = server();
+    let mut session = dial(&server);
+    let system = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
+    let system = system.trim();
+    let auto = if system.starts_with("bbr") { "cubic" } else { system };
+    for (congestion, name) in [(Congestion::Auto, auto), (Congestion::System, system), (Congestion::Reno, "reno")] {
+        let plan = Plan { streams: vec![Op::Read, Op::Write], congestion, ..Plan::default() };
+        let done = run(&mut session, &plan, &limits(Some(4)));
+        let names = [done.measured.tcp.unwrap().congestion, done.report.unwrap().tcp.congestion];
+        assert_eq!((done.error, names), (None, [name.to_owned(), name.to_owned()]));
+    }
+}
+
+#[test]
 fn pings() {
     let (server, _events) = server();
-    let pings = Pings { count: 3, size: 64, interval: Duration::from_millis(1), timeout: PATIENCE };
+    let pings = Pings {
+        count: 3,
+        size: 64,
+        interval: Duration::from_millis(1),
+        timeout: PATIENCE,
+        congestion: Congestion::Auto,
+    };
     let mut seen = 0;
     let mut observe = |_: &measure::Pong| seen += 1;
     let done = measure::ping(&mut dial(&server), &pings, &AtomicBool::new(false), &mut observe).unwrap();

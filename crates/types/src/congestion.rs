@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A choice of TCP congestion control.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Congestion {
     /// The host's own, unless that paces (BBR): pacing meters answers out by a rate estimated while the reader asked
     /// for little, which leaves a fast network idle for milliseconds at a time.

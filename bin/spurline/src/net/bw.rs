@@ -124,8 +124,14 @@ fn plan(args: &BwArgs) -> Result<Plan, Fault> {
         Direction::Write => vec![Op::Write; args.streams],
         Direction::Both => [vec![Op::Read; args.streams], vec![Op::Write; args.streams]].concat(),
     };
-    let plan =
-        Plan { transport: Transport::Tcp, size: args.size.bytes(), depth: args.depth, streams, discard: args.discard };
+    let plan = Plan {
+        transport: Transport::Tcp,
+        size: args.size.bytes(),
+        depth: args.depth,
+        streams,
+        discard: args.discard,
+        congestion: args.peer.tcp_congestion,
+    };
     plan.check().map_err(|e| Fault::usage(e.message(), "see --size, --depth and --streams"))?;
     if args.time.is_some_and(|t| t.is_zero()) || args.bytes.is_some_and(|b| b.bytes() == 0) {
         return Err(Fault::usage("nothing can be measured in no time and no bytes", "give --time or --bytes more"));
@@ -185,12 +191,13 @@ fn show(session: &Session, outcome: &Outcome, direction: Direction) {
         "{DIM}CPU{DIM:#}    {} s/GiB here, {theirs} s/GiB there",
         cost(measured.cpu_seconds, measured.moved_bytes)
     );
-    if let Some(mine) = measured.tcp {
-        let there = outcome.report.as_ref().map(|r| r.tcp);
+    if let Some(mine) = &measured.tcp {
+        let there = outcome.report.as_ref().map(|r| &r.tcp);
         let retransmits = there.map_or("unknown".into(), |t| t.retransmits.to_string());
         let rtt = mine.rtt_us.max(there.map_or(0, |t| t.rtt_us));
         anstream::println!(
-            "{DIM}TCP{DIM:#}    {} retransmits here, {retransmits} there; round trip under load {}",
+            "{DIM}TCP{DIM:#}    {}, {} retransmits here, {retransmits} there; round trip under load {}",
+            mine.congestion,
             mine.retransmits,
             judge::micros(rtt as f64)
         );
@@ -243,7 +250,7 @@ pub(super) fn to_json(session: &Session, outcome: &Outcome, command: &str) -> Va
             "client_seconds_per_gib": per_gib(measured.cpu_seconds, measured.moved_bytes),
             "server_seconds_per_gib": report.zip(served).and_then(|(r, bytes)| per_gib(r.cpu_seconds, bytes)),
         },
-        "tcp": { "client": measured.tcp, "server": report.map(|r| r.tcp) },
+        "tcp": { "client": measured.tcp, "server": report.map(|r| &r.tcp) },
         "link": outcome.link, "peer_link": report.map_or(&session.welcome.link, |r| &r.link),
         "same_host": outcome.same_host, "shared_with": report.map(|r| r.shared_with), "each_second": seconds,
         "interrupted": measured.interrupted, "error": outcome.error,

@@ -35,7 +35,13 @@ pub struct LatArgs {
 /// # Errors
 /// When the words are wrong, or the other end can't be called.
 pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
-    let plan = Plan { size: args.size.bytes(), depth: 1, streams: vec![Op::Echo], ..Plan::default() };
+    let plan = Plan {
+        size: args.size.bytes(),
+        depth: 1,
+        streams: vec![Op::Echo],
+        congestion: args.peer.tcp_congestion,
+        ..Plan::default()
+    };
     plan.check().map_err(|e| Fault::usage(e.message(), "see --size"))?;
     let raised = interrupt()?;
     let mut session = args.peer.connect()?;

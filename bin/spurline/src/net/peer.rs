@@ -10,7 +10,7 @@ use spurline_net_tcp::flag_addresses;
 use spurline_probe::client::{self, Call, Session};
 use spurline_probe::judge::{Judgement, Level};
 use spurline_probe::link::{Link, Medium};
-use spurline_types::parse_duration;
+use spurline_types::{Congestion, parse_duration};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +31,10 @@ pub struct PeerArgs {
     /// Longest wait for an answer, and longest time in which nothing moves
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub timeout: Duration,
+    /// Congestion control of TCP on both ends: auto (the host's own, and cubic where that is BBR), system, cubic, reno or
+    /// dctcp
+    #[arg(long, value_name = "NAME", default_value_t)]
+    pub tcp_congestion: Congestion,
     /// The result as JSON
     #[arg(long)]
     pub json: bool,

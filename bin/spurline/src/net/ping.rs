@@ -44,8 +44,13 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
         anstream::println!("to   {}, {} with spurline {}", end(&there), welcome.host, welcome.program);
         anstream::println!("connected in {}", judge::micros(session.connect_time.as_secs_f64() * 1e6));
     }
-    let pings =
-        Pings { count: args.count, size: args.size.bytes(), interval: args.interval, timeout: args.peer.timeout };
+    let pings = Pings {
+        count: args.count,
+        size: args.size.bytes(),
+        interval: args.interval,
+        timeout: args.peer.timeout,
+        congestion: args.peer.tcp_congestion,
+    };
     let pinged = measure::ping(&mut session, &pings, &raised, &mut |pong| {
         if !json {
             let time = judge::micros(pong.time.as_secs_f64() * 1e6);
