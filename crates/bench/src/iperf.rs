@@ -41,12 +41,28 @@ pub fn serve(net: &str, addr: &str, log: &Path) -> Result<Daemon> {
 /// # Errors
 /// When iperf3 fails.
 pub fn receive(net: &str, addr: &str, streams: usize, runtime: Duration) -> Result<Measured> {
+    between(net, addr, streams, true, runtime, &["-l", "1M"]).map(|(measured, _)| measured)
+}
+
+/// Receives from the server or sends to it, with these words more; also gives the processor seconds of the client.
+///
+/// # Errors
+/// When iperf3 fails.
+pub fn between(
+    net: &str,
+    addr: &str,
+    streams: usize,
+    receive: bool,
+    runtime: Duration,
+    more: &[&str],
+) -> Result<(Measured, f64)> {
     let iperf = child::need("iperf3", "iperf3")?;
     let mut command = child::command(&iperf, Some(net));
     let seconds = runtime.as_secs().max(1).to_string();
-    command.args(["-c", addr, "-p", "5201", "-R", "-J", "-l", "1M", "-t", &seconds, "-P", &streams.to_string()]);
+    command.args(["-c", addr, "-p", "5201", "-J", "-t", &seconds, "-P", &streams.to_string()]);
+    command.args(receive.then_some("-R")).args(more);
     let done = child::run(command, runtime * 3 + Duration::from_secs(30))?;
-    parse(&done.out)
+    Ok((parse(&done.out)?, done.cpu))
 }
 
 /// iperf3's JSON of a client that received.

@@ -5,6 +5,7 @@ mod buffered;
 mod disk;
 mod files;
 mod local;
+mod net;
 mod remote;
 mod s3;
 mod start;
@@ -65,11 +66,12 @@ pub struct SuiteArgs {
 }
 
 /// Every section there is.
-const NAMES: [&str; 7] = ["local", "remote", "buffered", "disk", "files", "s3", "start"];
+const NAMES: [&str; 8] = ["local", "remote", "net", "buffered", "disk", "files", "s3", "start"];
 
 type Run = fn(&Suite) -> Result<Section>;
 
-const SECTIONS: [Run; 7] = [local::run, remote::run, buffered::run, disk::run, files::run, s3::run, start::run];
+const SECTIONS: [Run; 8] =
+    [local::run, remote::run, net::run, buffered::run, disk::run, files::run, s3::run, start::run];
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
