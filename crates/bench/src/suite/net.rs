@@ -31,11 +31,8 @@ const LOADS: [Load; 4] = [
 ];
 
 /// The programs; `system` is the host's own congestion control, which is what iperf3 takes unless told.
-const IPERF: [(&str, &str, &[&str]); 3] = [
-    ("iperf3", "iperf3", &[]),
-    ("iperf3-cubic", "iperf3 -C cubic", &["-C", "cubic"]),
-    ("iperf3-cubic-1m", "iperf3 -C cubic -l 1M", &["-C", "cubic", "-l", "1M"]),
-];
+const IPERF: [(&str, &str, &[&str]); 2] =
+    [("iperf3", "iperf3", &[]), ("iperf3-cubic-1m", "iperf3 -C cubic -l 1M", &["-C", "cubic", "-l", "1M"])];
 const OURS: [(&str, &str, &str); 2] =
     [("own", "net bw", "auto"), ("own-system", "net bw --tcp-congestion system", "system")];
 
