@@ -99,3 +99,48 @@ fn facts_that_are_none_exit_3() {
         assert!(said.contains("net collect"), "{said}");
     }
 }
+
+fn findings(out: &Output) -> Vec<serde_json::Value> {
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+    assert_eq!(json.as_object().unwrap().len(), 1, "{json}");
+    json["findings"].as_array().unwrap().clone()
+}
+
+#[test]
+fn doctor_says_what_is_wrong_and_its_exit_code_how_bad() {
+    let dir = folder(&hosts::no_sm());
+    let out = net(&["doctor", "--from", str(dir.path())]);
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("error NO-SUBNET-MANAGER mthca0/1"), "the worst first: {said}");
+    assert!(said.contains("fix: on ONE host of the fabric") && !said.contains('\u{1b}'), "{said}");
+    let found = findings(&net(&["doctor", "--json", "--from", str(dir.path())]));
+    for f in &found {
+        let keys: Vec<&str> = f.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, ["doc", "evidence", "id", "remedy", "severity", "subject"]);
+        assert!(["error", "warning", "info"].contains(&f["severity"].as_str().unwrap()));
+    }
+    let well = folder(&hosts::gb200());
+    assert_eq!(net(&["doctor", "--from", str(well.path())]).status.code(), Some(0));
+    let plain = folder(&hosts::plain());
+    assert_eq!(net(&["doctor", "--from", str(plain.path())]).status.code(), Some(0));
+    let wanted = net(&["doctor", "--for-rdma", "eth0", "--from", str(plain.path())]);
+    assert_eq!(wanted.status.code(), Some(1), "RDMA is wanted, and there is none");
+    assert!(matches!(net(&["doctor"]).status.code(), Some(0 | 1)));
+}
+
+#[test]
+fn doctor_explains_and_compares() {
+    let page = text(&net(&["doctor", "--explain", "same-subnet"]));
+    assert!(page.starts_with("# SAME-SUBNET"));
+    let out = net(&["doctor", "--explain", "NONSENSE"]);
+    assert_eq!(out.status.code(), Some(2));
+    let (one, two) = (folder(&hosts::roce_jumbo()), folder(&hosts::mt25208()));
+    let file = two.path().join("peer.tar.zst");
+    text(&net(&["collect", "--from", str(two.path()), "-o", str(&file)]));
+    let found = findings(&net(&["doctor", "--json", "--from", str(one.path()), "--peer", str(&file)]));
+    assert!(found.iter().any(|f| f["id"] == "PEER-LINK-LAYER" && f["severity"] == "error"), "{found:?}");
+    let out = net(&["doctor", "--peer", "no-such-host"]);
+    assert_eq!(out.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("net collect"));
+}

@@ -2,7 +2,7 @@
 
 use crate::device::Pci;
 use crate::tree::{Tree, parse_number};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use std::net::IpAddr;
 
 const CLASS: &str = "sys/class/net";
@@ -57,7 +57,7 @@ pub struct Interface {
 }
 
 /// How IPoIB moves packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpoibMode {
     /// Unreliable datagrams: at most 4092 bytes, mostly 2044.

@@ -116,6 +116,12 @@ impl Tree {
 
     /// The bytes of a file, at most 1 MiB of them.
     pub fn bytes(&self, path: &str) -> Option<Vec<u8>> {
+        let (real, bytes) = self.unrecorded(path)?;
+        self.keep(real, || Entry::File(bytes.clone()));
+        Some(bytes)
+    }
+
+    fn unrecorded(&self, path: &str) -> Option<(String, Vec<u8>)> {
         let real = self.real(path)?;
         let bytes = match &self.source {
             Source::Memory(entries) => match entries.get(&real)? {
@@ -127,14 +133,22 @@ impl Tree {
                 _ => return None,
             },
         };
-        self.keep(real, || Entry::File(bytes.clone()));
-        Some(bytes)
+        Some((real, bytes))
     }
 
     /// The text of a file without white space around it; bytes that are no UTF-8 and control characters are shown
     /// as replacement characters. An empty file is as good as none.
     pub fn text(&self, path: &str) -> Option<String> {
         printable(&self.bytes(path)?)
+    }
+
+    /// The text of a file of which only what `keep` makes of it is recorded: files with other things in them, keys
+    /// and passwords perhaps.
+    pub fn text_kept(&self, path: &str, keep: impl Fn(&str) -> String) -> Option<String> {
+        let bytes = self.unrecorded(path)?;
+        let kept = keep(&printable(&bytes.1)?);
+        self.keep(bytes.0, || Entry::File(kept.clone().into_bytes()));
+        Some(kept)
     }
 
     /// A number, decimal or with `0x`; words after it are not looked at.

@@ -3,7 +3,7 @@
 use super::facts::FromArgs;
 use clap::Args;
 use spurline_config::Fault;
-use spurline_fabric::{Host, Tree, archive, collect};
+use spurline_fabric::{Ask, Tree, archive, collect, examine};
 use spurline_types::units::human_bytes;
 use std::io::Write;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
 /// # Errors
 /// When they can't be packed.
 pub(super) fn pack(tree: &Tree) -> std::io::Result<(Vec<u8>, usize)> {
-    let entries = collect(tree, |tree| drop(Host::read(tree)));
+    let entries = collect(tree, |tree| drop(examine(tree, &Ask::default())));
     let mut packed = Vec::new();
     archive::write(&entries, &mut packed)?;
     Ok((packed, entries.len()))

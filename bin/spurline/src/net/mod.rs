@@ -3,6 +3,7 @@
 
 mod bw;
 mod collect;
+mod doctor;
 mod facts;
 mod lat;
 mod list;
@@ -40,6 +41,9 @@ pub enum NetCommand {
     Bw(bw::BwArgs),
     /// How long a message takes there and back
     Lat(lat::LatArgs),
+    /// What is wrong with the fabric as this host sees it, and what to do
+    #[command(after_long_help = doctor::EXAMPLES)]
+    Doctor(doctor::DoctorArgs),
 }
 
 const SERVE_EXAMPLES: &str = "\
@@ -72,5 +76,6 @@ pub fn run(args: NetArgs) -> Result<ExitCode, Fault> {
         NetCommand::Ping(args) => ping::run(args),
         NetCommand::Bw(args) => bw::run(args),
         NetCommand::Lat(args) => lat::run(args),
+        NetCommand::Doctor(args) => doctor::run(args),
     }
 }

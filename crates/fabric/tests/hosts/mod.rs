@@ -432,6 +432,7 @@ pub fn mt25208() -> Made {
     made.net(Some(pci), &ipoib("ib0", 2044, "datagram"));
     made.net(Some(pci), &Net { dev_port: 1, operstate: "down", ..ipoib("ib1", 4092, "datagram") });
     made.addresses(&[("ib0", "10.0.0.1", 24)]);
+    made.put("usr/lib/x86_64-linux-gnu/libibverbs/libmthca-rdmav34.so", "\u{7f}ELF");
     made
 }
 
@@ -456,6 +457,7 @@ pub fn soft_roce() -> Made {
     made.remove("sys/devices/virtual/infiniband/rxe0/ports/1/counters");
     made.net(None, &ethernet("eth9", 1500, -1));
     made.addresses(&[("eth9", "10.9.0.1", 24)]);
+    made.put("usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so", "\u{7f}ELF");
     made
 }
 

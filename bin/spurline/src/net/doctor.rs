@@ -1,0 +1,168 @@
+//! `spurline net doctor`: findings, the worst first. What is a finding is the fabric crate's to know.
+
+use super::facts::{self, FromArgs};
+use super::table::{BAD, DIM, GOOD, WARN};
+use anstyle::Style;
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use spurline_config::Fault;
+use spurline_fabric::{Ask, Finding, Host, LinkLayer, Severity, Tree, archive, examine, finding};
+use spurline_probe::client::{self, Call, Session};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long the other end may take to answer, and to send its facts.
+const PEER: Duration = Duration::from_secs(10);
+
+/// Examples of --help.
+pub const EXAMPLES: &str = "\
+Exit code 0 when no finding is an error, else 1.
+
+Examples:
+  This host:
+    spurline net doctor
+  May these two interfaces be rails, and what is in their way?
+    spurline net doctor --for-rdma ib0:ib1
+  Both ends of a link, with `spurline net serve` on node2, or its facts in a file:
+    spurline net doctor --peer node2
+    spurline net doctor --peer node2.tar.zst
+  What a finding means:
+    spurline net doctor --explain SAME-SUBNET";
+
+/// What `net doctor` is told.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub ask: AskArgs,
+    /// Print the page about a finding, and nothing else
+    #[arg(long, value_name = "ID")]
+    pub explain: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What an examination is told; `net fix` takes the same.
+#[derive(Debug, Clone, Args)]
+pub struct AskArgs {
+    #[command(flatten)]
+    pub from: FromArgs,
+    /// Interfaces that have to carry RDMA: what is in their way is an error
+    #[arg(long, value_name = "IF[:IF]")]
+    pub for_rdma: Option<String>,
+    /// The other end to compare with: a host that runs `net serve`, a file of `net collect`, or a folder laid out like /
+    #[arg(long, value_name = "HOST|FILE|DIR")]
+    pub peer: Option<String>,
+    /// The link layer that every port is meant to have
+    #[arg(long, value_name = "LAYER")]
+    pub expect: Option<Expect>,
+}
+
+/// A link layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Expect {
+    /// InfiniBand.
+    Infiniband,
+    /// Ethernet: RoCE or iWARP.
+    Ethernet,
+}
+
+impl AskArgs {
+    /// The question, with the peer's facts read.
+    ///
+    /// # Errors
+    /// When the peer's facts can't be read, or a name is none.
+    pub fn ask(&self) -> Result<Ask, Fault> {
+        let for_rdma: Vec<String> = match &self.for_rdma {
+            None => Vec::new(),
+            Some(list) => list.split([':', ',']).map(|n| n.trim().to_owned()).collect(),
+        };
+        if for_rdma.iter().any(String::is_empty) {
+            return Err(Fault::usage(
+                "--for-rdma names an empty interface",
+                "give names with a colon between, ib0:ib1",
+            ));
+        }
+        let peer = match &self.peer {
+            None => None,
+            Some(peer) if Path::new(peer).exists() => Some(Host::read(&facts::open(Path::new(peer))?)),
+            Some(peer) => Some(Host::read(&called(peer)?)),
+        };
+        let expect = self.expect.map(|e| match e {
+            Expect::Infiniband => LinkLayer::InfiniBand,
+            Expect::Ethernet => LinkLayer::Ethernet,
+        });
+        Ok(Ask { for_rdma, expect, peer, ..Ask::default() })
+    }
+}
+
+/// The facts of a host that runs `net serve`.
+fn called(host: &str) -> Result<Tree, Fault> {
+    let call = Call { peer: client::peer(host)?, from: Vec::new(), timeout: PEER };
+    let facts = Session::connect(&call).and_then(|mut session| session.facts(PEER)).map_err(|fault| {
+        let remedy = format!(
+            "there: spurline net serve; or collect the facts: ssh {host} spurline net collect -o - > peer.tar.zst, then \
+             --peer peer.tar.zst"
+        );
+        Fault { remedy, ..fault }
+    })?;
+    let entries = archive::read(facts.as_slice())
+        .map_err(|e| Fault::failed(format!("the facts that {host} sent: {e}"), "use the same version on both ends"))?;
+    Ok(Tree::memory(entries))
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When `--from` or `--peer` names no facts.
+pub fn run(args: DoctorArgs) -> Result<ExitCode, Fault> {
+    if let Some(id) = &args.explain {
+        let page = finding::page(id).ok_or_else(|| {
+            let known = finding::PAGES.iter().map(|(id, _)| *id).collect::<Vec<_>>().join(", ");
+            Fault::usage(format!("no finding is called {id}"), format!("the ids are {known}"))
+        })?;
+        anstream::print!("{page}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let tree = args.ask.from.tree()?;
+    let found = examine(&tree, &args.ask.ask()?);
+    if args.json {
+        anstream::println!("{}", json!({ "findings": found }));
+    } else {
+        anstream::print!("{}", show(&found));
+    }
+    let failed = found.iter().any(|f| f.severity == Severity::Error);
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
+/// The findings for a person.
+pub fn show(found: &[Finding]) -> String {
+    let mut out = String::new();
+    for f in found {
+        let (word, style) = match f.severity {
+            Severity::Error => ("error", BAD),
+            Severity::Warning => ("warning", WARN),
+            Severity::Info => ("info", DIM),
+        };
+        let bold = Style::new().bold();
+        let _ = writeln!(out, "{style}{word}{style:#} {bold}{}{bold:#} {}", f.id, f.subject);
+        let _ = writeln!(out, "    {}", f.evidence);
+        let _ = writeln!(out, "    {GOOD}fix{GOOD:#}: {}", f.remedy);
+    }
+    let count = |severity| found.iter().filter(|f| f.severity == severity).count();
+    let words = [("error", Severity::Error), ("warning", Severity::Warning), ("note", Severity::Info)];
+    let sums: Vec<String> = words
+        .iter()
+        .map(|(word, severity)| (word, count(*severity)))
+        .filter(|(_, n)| *n > 0)
+        .map(|(word, n)| format!("{n} {word}{}", if n == 1 { "" } else { "s" }))
+        .collect();
+    if sums.is_empty() {
+        let _ = writeln!(out, "{GOOD}nothing found{GOOD:#}");
+    } else {
+        let _ = writeln!(out, "{}; `spurline net doctor --explain {}` says more", sums.join(", "), found[0].id);
+    }
+    out
+}

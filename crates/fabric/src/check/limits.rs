@@ -1,0 +1,78 @@
+//! Checks of limits: locked memory, open files, huge pages, processors' frequency.
+
+use crate::doctor::Case;
+use crate::finding::{Finding, Severity, id};
+
+/// The least that open files should be: a connection each per peer and path, a file per block being written.
+const FILES: u64 = 65_536;
+
+/// Runs them.
+pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
+    if !case.wants_rdma() {
+        return;
+    }
+    memory(case, found);
+    let machine = case.machine;
+    if let Some((soft, hard)) = machine.open_files.filter(|(soft, hard)| *soft < 1024 || *hard < FILES) {
+        found.push(Finding::new(
+            id::OPEN_FILES,
+            Severity::Warning,
+            "this shell",
+            format!("/proc/self/limits: open files {soft}, at most {hard}"),
+            "in the unit: LimitNOFILE=1048576; in a shell: ulimit -n 65536, for good in /etc/security/limits.d/90-nofile.conf: * - nofile 1048576",
+        ));
+    }
+    if let Some((0, size)) = machine.huge_pages {
+        found.push(Finding::new(
+            id::HUGE_PAGES,
+            Severity::Info,
+            "this host",
+            format!("/proc/meminfo: HugePages_Total 0, of {} KiB", size / 1024),
+            "big buffers register 2 to 4 times as fast on huge pages: sysctl -w vm.nr_hugepages=1024, for good in /etc/sysctl.d/90-hugepages.conf",
+        ));
+    }
+    let slow: Vec<(&String, &usize)> = machine.governors.iter().filter(|(g, _)| *g != "performance").collect();
+    if let Some((governor, count)) = slow.first() {
+        let driver = machine.governor_driver.as_deref().unwrap_or("unknown");
+        found.push(Finding::new(
+            id::CPU_GOVERNOR,
+            Severity::Info,
+            "processors",
+            format!("/sys/devices/system/cpu/cpufreq/policy*/scaling_governor is {governor} on {count} of them (driver {driver})"),
+            "for latency: cpupower frequency-set -g performance; and tuned-adm profile network-latency where tuned is there",
+        ));
+    }
+}
+
+fn memory(case: &Case<'_>, found: &mut Vec<Finding>) {
+    let machine = case.machine;
+    let may_lock = machine.capabilities.is_some_and(|c| c >> 14 & 1 == 1);
+    if let Some((soft, hard)) = machine.memlock.filter(|(soft, _)| *soft < u64::MAX && !may_lock) {
+        let severity = if case.ask.for_rdma.is_empty() { Severity::Warning } else { Severity::Error };
+        let hard = if hard == u64::MAX { "unlimited".to_owned() } else { format!("{} KiB", hard / 1024) };
+        found.push(Finding::new(
+            id::MEMLOCK_LIMIT,
+            severity,
+            "this shell",
+            format!("/proc/self/limits: locked memory {} KiB, at most {hard}: registering more for RDMA fails with ENOMEM", soft / 1024),
+            "ulimit -l unlimited; for good in /etc/security/limits.d/90-memlock.conf: * - memlock unlimited, then log in again",
+        ));
+    }
+    for (unit, file, value) in &machine.limited_units {
+        let id = if matches!(unit.as_str(), "containerd" | "docker" | "crio") {
+            id::MEMLOCK_CONTAINER
+        } else {
+            id::MEMLOCK_SYSTEMD
+        };
+        if id == id::MEMLOCK_CONTAINER && machine.docker_memlock.is_some() && unit == "docker" {
+            continue;
+        }
+        found.push(Finding::new(
+            id,
+            Severity::Warning,
+            format!("{unit}.service"),
+            format!("{file}: {value}; what it starts may lock that much memory and no more"),
+            format!("systemctl edit {unit}, with [Service] and LimitMEMLOCK=infinity; then systemctl restart {unit}"),
+        ));
+    }
+}

@@ -1,0 +1,374 @@
+//! Facts of a host beside its fabric that decide whether RDMA works and how fast: modules, libraries, limits, NUMA,
+//! PCI functions, container. It judges nothing.
+
+use crate::device::Pci;
+use crate::persist::{self, Saved};
+use crate::tree::Tree;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where distributions put libraries.
+const LIBRARY_DIRS: &[&str] = &[
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/local/lib",
+    "usr/local/lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "lib64",
+    "opt/mellanox/lib",
+];
+/// Units whose processes register memory, or start those that do.
+const UNITS: &[&str] = &["containerd", "docker", "crio", "kubelet", "slurmd", "spurline", "spurline-node"];
+/// Kernel parameters of the command line that are looked at; the rest is nobody's business.
+const PARAMETERS: &[&str] =
+    &["iommu", "intel_iommu", "amd_iommu", "pci", "hugepages", "hugepagesz", "default_hugepagesz"];
+
+/// What was found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Machine {
+    /// Loaded and built-in modules; none where the kernel does not tell.
+    pub modules: Option<BTreeSet<String>>,
+    /// Libraries by name, with the directory they are in.
+    pub libraries: BTreeMap<&'static str, String>,
+    /// Providers of libibverbs by file name; none when there is no such directory.
+    pub providers: Option<Vec<String>>,
+    /// Whether any directory of libraries is there at all.
+    pub has_libraries: bool,
+    /// Version of an OFED's modules.
+    pub ofed: Option<String>,
+    /// Soft and hard limit of this process, in bytes; `u64::MAX` without one.
+    pub memlock: Option<(u64, u64)>,
+    /// The same for open files.
+    pub open_files: Option<(u64, u64)>,
+    /// Units whose memory lock limit is not infinite: name, file, what stands there.
+    pub limited_units: Vec<(String, String, String)>,
+    /// What stands in Docker's configuration about it.
+    pub docker_memlock: Option<String>,
+    /// Effective capabilities.
+    pub capabilities: Option<u64>,
+    /// Why this is taken for a container.
+    pub container: Option<String>,
+    /// Names in `/dev/infiniband`; none when there is no `/dev` to look at.
+    pub char_devices: Option<Vec<String>>,
+    /// Of these, what this user may not open.
+    pub denied: Vec<String>,
+    /// Huge pages reserved, and bytes of each.
+    pub huge_pages: Option<(u64, u64)>,
+    /// Governors by number of processors, and the driver.
+    pub governors: BTreeMap<String, usize>,
+    /// The frequency driver.
+    pub governor_driver: Option<String>,
+    /// Distances of NUMA nodes, by node.
+    pub distances: BTreeMap<u32, Vec<u32>>,
+    /// NVMe disks and their node.
+    pub disks: Vec<(String, Option<u32>)>,
+    /// GPUs and their node.
+    pub gpus: Vec<(String, Option<u32>)>,
+    /// PCI functions that are RDMA hardware by their ids, or InfiniBand by their class.
+    pub functions: Vec<Pci>,
+    /// Domain type of the IOMMU by PCI address, `DMA`, `identity`.
+    pub iommu: BTreeMap<String, String>,
+    /// Whether relaxed ordering is on, by PCI address, where it may be read.
+    pub relaxed_ordering: BTreeMap<String, bool>,
+    /// PCI addresses of which configuration space ended before the place.
+    pub config_cut: Vec<String>,
+    /// Parameters of the kernel's command line.
+    pub parameters: Vec<String>,
+    /// Kernel parameters about ARP and reverse paths, by key below `net.ipv4.conf`.
+    pub sysctls: BTreeMap<String, i64>,
+    /// Interface settings that outlive a restart.
+    pub saved: Saved,
+}
+
+impl Machine {
+    /// Reads all facts; `addresses` are PCI functions of RDMA devices, `interfaces` names of those with addresses.
+    pub fn read(tree: &Tree, addresses: &[String], interfaces: &[String]) -> Self {
+        let mut machine = Machine {
+            modules: modules(tree),
+            ofed: tree.text("sys/module/mlx_compat/version"),
+            memlock: limit(tree, "Max locked memory"),
+            open_files: limit(tree, "Max open files"),
+            limited_units: limited_units(tree),
+            docker_memlock: tree.text_kept("etc/docker/daemon.json", docker_limits).filter(|t| !t.is_empty()),
+            capabilities: capabilities(tree),
+            container: container(tree),
+            huge_pages: huge_pages(tree),
+            disks: disks(tree),
+            parameters: parameters(tree),
+            saved: persist::read(tree),
+            ..Machine::default()
+        };
+        machine.read_libraries(tree);
+        machine.read_char_devices(tree);
+        machine.read_processors(tree);
+        machine.read_functions(tree, addresses);
+        for name in interfaces.iter().map(String::as_str).chain(["all"]) {
+            for key in ["arp_ignore", "arp_announce", "rp_filter"] {
+                if let Some(value) = tree.number(&format!("proc/sys/net/ipv4/conf/{name}/{key}")) {
+                    machine.sysctls.insert(format!("{name}/{key}"), value);
+                }
+            }
+        }
+        machine
+    }
+
+    /// Whether a module is loaded or built in; none where the kernel does not tell.
+    pub fn has_module(&self, name: &str) -> Option<bool> {
+        self.modules.as_ref().map(|m| m.contains(name))
+    }
+
+    /// The value in force for an interface: the larger of its own and that for all.
+    pub fn sysctl(&self, interface: &str, key: &str) -> Option<i64> {
+        let of = |name: &str| self.sysctls.get(&format!("{name}/{key}")).copied();
+        of(interface).max(of("all"))
+    }
+
+    fn read_libraries(&mut self, tree: &Tree) {
+        for dir in LIBRARY_DIRS {
+            self.has_libraries |= tree.exists(dir);
+            for name in ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"] {
+                if !self.libraries.contains_key(name) && tree.exists(&format!("{dir}/{name}")) {
+                    self.libraries.insert(name, format!("/{dir}"));
+                }
+            }
+            let providers = tree.names(&format!("{dir}/libibverbs"));
+            if !providers.is_empty() {
+                self.providers.get_or_insert_default().extend(providers);
+            }
+        }
+    }
+
+    fn read_char_devices(&mut self, tree: &Tree) {
+        if !tree.exists("dev") {
+            return;
+        }
+        let names = tree.names("dev/infiniband");
+        if tree.is_live() {
+            let both = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
+            let denied = |n: &&String| rustix::fs::access(format!("/dev/infiniband/{n}"), both).is_err();
+            self.denied =
+                names.iter().filter(|n| n.starts_with("uverbs") || *n == "rdma_cm").filter(denied).cloned().collect();
+        }
+        self.char_devices = Some(names);
+    }
+
+    fn read_processors(&mut self, tree: &Tree) {
+        let cpu = "sys/devices/system/cpu";
+        for policy in tree.names(&format!("{cpu}/cpufreq")).iter().filter(|n| n.starts_with("policy")) {
+            if let Some(governor) = tree.text(&format!("{cpu}/cpufreq/{policy}/scaling_governor")) {
+                *self.governors.entry(governor).or_default() += 1;
+            }
+        }
+        if self.governors.is_empty()
+            && let Some(governor) = tree.text(&format!("{cpu}/cpu0/cpufreq/scaling_governor"))
+        {
+            self.governors.insert(governor, 1);
+        }
+        self.governor_driver = tree.text(&format!("{cpu}/cpu0/cpufreq/scaling_driver"));
+        for node in tree.names("sys/devices/system/node") {
+            let number = node.strip_prefix("node").and_then(|n| n.parse().ok());
+            let distances = number.and_then(|_| tree.text(&format!("sys/devices/system/node/{node}/distance")));
+            if let (Some(number), Some(distances)) = (number, distances) {
+                self.distances.insert(number, distances.split_whitespace().filter_map(|d| d.parse().ok()).collect());
+            }
+        }
+    }
+
+    fn read_functions(&mut self, tree: &Tree, addresses: &[String]) {
+        let all = "sys/bus/pci/devices";
+        for address in tree.names(all) {
+            let at = format!("{all}/{address}");
+            let Some(class) = tree.number(&format!("{at}/class")).map(|c| c >> 8) else { continue };
+            let vendor = || tree.number(&format!("{at}/vendor"));
+            match class {
+                // Display controllers: AMD's and NVIDIA's that compute.
+                0x0300 | 0x0302 | 0x1200 if matches!(vendor(), Some(0x10de | 0x1002)) => {
+                    let node = tree.number(&format!("{at}/numa_node")).and_then(|n| u32::try_from(n).ok());
+                    self.gpus.push((address.clone(), node));
+                }
+                // Network and InfiniBand controllers; an InfiniHost calls itself 0x0c06.
+                0x0200 | 0x0207 | 0x0280 | 0x0c06 => {
+                    let Some(mut pci) = Pci::read(tree, &at) else { continue };
+                    pci.address = Some(address.clone());
+                    if pci.model().is_some() || matches!(class, 0x0207 | 0x0c06) {
+                        self.functions.push(pci);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for address in addresses {
+            let at = format!("{all}/{address}");
+            if let Some(kind) = tree.text(&format!("{at}/iommu_group/type")) {
+                self.iommu.insert(address.clone(), kind);
+            }
+            let Some(config) = tree.bytes(&format!("{at}/config")) else { continue };
+            if let Some(on) = relaxed_ordering(&config) {
+                self.relaxed_ordering.insert(address.clone(), on);
+            } else if config.len() <= 64 {
+                self.config_cut.push(address.clone());
+            }
+        }
+    }
+}
+
+fn modules(tree: &Tree) -> Option<BTreeSet<String>> {
+    let loaded = tree.text("proc/modules");
+    // Built-in ones that have parameters are here too.
+    let names = tree.names("sys/module");
+    if loaded.is_none() && names.is_empty() {
+        return None;
+    }
+    let mut all: BTreeSet<String> = names.into_iter().collect();
+    all.extend(loaded.unwrap_or_default().lines().filter_map(|l| l.split(' ').next()).map(str::to_owned));
+    if let Some(release) = tree.text("proc/sys/kernel/osrelease")
+        && let Some(built_in) = tree.text(&format!("lib/modules/{release}/modules.builtin"))
+    {
+        let name = |path: &str| Some(path.rsplit('/').next()?.strip_suffix(".ko")?.replace('-', "_"));
+        all.extend(built_in.lines().filter_map(name));
+    }
+    Some(all)
+}
+
+/// `Max locked memory         65536                65536                bytes`.
+fn limit(tree: &Tree, name: &str) -> Option<(u64, u64)> {
+    let text = tree.text("proc/self/limits")?;
+    let mut words = text.lines().find_map(|l| l.strip_prefix(name))?.split_whitespace();
+    let mut next = || match words.next()? {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    };
+    Some((next()?, next()?))
+}
+
+/// Units without an infinite limit of their own, where the manager's default is not infinite either.
+fn limited_units(tree: &Tree) -> Vec<(String, String, String)> {
+    let said = |path: &str, key: &str| {
+        let kept = |text: &str| {
+            text.lines().filter(|l| l.contains("LimitMEMLOCK") || l.starts_with('[')).collect::<Vec<_>>().join("\n")
+        };
+        let text = tree.text_kept(path, kept)?;
+        text.lines()
+            .rev()
+            .find_map(|l| l.trim().strip_prefix(key)?.trim().strip_prefix('=').map(|v| v.trim().to_owned()))
+    };
+    let infinite = |v: &str| v.starts_with("infinity");
+    let mut default = None;
+    for dir in ["usr/lib/systemd/system.conf.d", "etc/systemd/system.conf.d"] {
+        for name in tree.names(dir) {
+            default = said(&format!("{dir}/{name}"), "DefaultLimitMEMLOCK").or(default);
+        }
+    }
+    default = default.or_else(|| said("etc/systemd/system.conf", "DefaultLimitMEMLOCK"));
+    if default.as_deref().is_some_and(infinite) {
+        return Vec::new();
+    }
+    let mut limited = Vec::new();
+    for unit in UNITS {
+        let dirs = ["etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"];
+        let Some(file) = dirs.iter().map(|d| format!("{d}/{unit}.service")).find(|f| tree.exists(f)) else { continue };
+        let mut value = said(&file, "LimitMEMLOCK");
+        for dir in dirs.iter().rev() {
+            for name in tree.names(&format!("{dir}/{unit}.service.d")) {
+                value = said(&format!("{dir}/{unit}.service.d/{name}"), "LimitMEMLOCK").or(value);
+            }
+        }
+        let (value, from) = match value {
+            Some(value) if infinite(&value) => continue,
+            Some(value) => (format!("LimitMEMLOCK={value}"), format!("/{file}")),
+            None => (
+                default.as_ref().map_or("no LimitMEMLOCK".to_owned(), |d| format!("DefaultLimitMEMLOCK={d}")),
+                format!("/{file}"),
+            ),
+        };
+        limited.push(((*unit).to_owned(), from, value));
+    }
+    limited
+}
+
+/// The part of Docker's configuration that is about limits.
+fn docker_limits(text: &str) -> String {
+    let json: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+    // What was kept by a collector is the part alone.
+    let limits = json.get("default-ulimits").unwrap_or(&json);
+    limits.get("memlock").map(|m| serde_json::json!({ "memlock": m }).to_string()).unwrap_or_default()
+}
+
+fn capabilities(tree: &Tree) -> Option<u64> {
+    let kept = |text: &str| text.lines().filter(|l| l.starts_with("CapEff:")).collect::<String>();
+    let text = tree.text_kept("proc/self/status", kept)?;
+    u64::from_str_radix(text.strip_prefix("CapEff:")?.trim(), 16).ok()
+}
+
+fn container(tree: &Tree) -> Option<String> {
+    let signs = [".dockerenv", "run/.containerenv", "run/secrets/kubernetes.io", "var/run/secrets/kubernetes.io"];
+    if let Some(sign) = signs.iter().find(|s| tree.exists(s)) {
+        return Some(format!("/{sign} is there"));
+    }
+    let groups = tree.text("proc/self/cgroup")?;
+    let words = ["kubepods", "/docker/", "/docker-", "cri-containerd", "libpod"];
+    let line = groups.lines().find(|l| words.iter().any(|w| l.contains(w)))?;
+    Some(format!("/proc/self/cgroup says {line}"))
+}
+
+fn huge_pages(tree: &Tree) -> Option<(u64, u64)> {
+    let text = tree.text("proc/meminfo")?;
+    let value = |key: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    Some((value("HugePages_Total")?, value("Hugepagesize")?.saturating_mul(1024)))
+}
+
+fn disks(tree: &Tree) -> Vec<(String, Option<u32>)> {
+    let names = tree.names("sys/class/nvme");
+    let node = |name: &str| {
+        let files = ["numa_node", "device/numa_node"].map(|f| tree.number(&format!("sys/class/nvme/{name}/{f}")));
+        files.into_iter().flatten().find_map(|n| u32::try_from(n).ok())
+    };
+    names.into_iter().map(|name| (name.clone(), node(&name))).collect()
+}
+
+fn parameters(tree: &Tree) -> Vec<String> {
+    let known = |word: &&str| PARAMETERS.contains(&word.split('=').next().unwrap_or_default());
+    let kept = |text: &str| text.split_whitespace().filter(known).collect::<Vec<_>>().join(" ");
+    let text = tree.text_kept("proc/cmdline", kept).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Bit 4 of Device Control in the PCI Express capability; an ordinary user sees 64 bytes, which end before it.
+fn relaxed_ordering(config: &[u8]) -> Option<bool> {
+    let mut at = usize::from(*config.get(0x34)?);
+    // As many capabilities as fit, in case they point at each other.
+    for _ in 0..48 {
+        if at < 0x40 {
+            return None;
+        }
+        if *config.get(at)? == 0x10 {
+            return Some(config.get(at + 8)? & 0x10 != 0);
+        }
+        at = usize::from(*config.get(at + 1)?);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relaxed_ordering_in_the_pcie_capability() {
+        let mut config = vec![0; 256];
+        config[0x34] = 0x60;
+        (config[0x60], config[0x61]) = (0x01, 0x80);
+        (config[0x80], config[0x88]) = (0x10, 0x10);
+        assert_eq!(relaxed_ordering(&config), Some(true));
+        config[0x88] = 0;
+        assert_eq!(relaxed_ordering(&config), Some(false));
+        assert_eq!(relaxed_ordering(&config[..64]), None);
+        config[0x61] = 0x60;
+        assert_eq!(relaxed_ordering(&config), None, "a circle");
+    }
+}
