@@ -140,7 +140,7 @@ fn doctor_explains_and_compares() {
     text(&net(&["collect", "--from", str(two.path()), "-o", str(&file)]));
     let found = findings(&net(&["doctor", "--json", "--from", str(one.path()), "--peer", str(&file)]));
     assert!(found.iter().any(|f| f["id"] == "PEER-LINK-LAYER" && f["severity"] == "error"), "{found:?}");
-    let out = net(&["doctor", "--peer", "no-such-host"]);
+    let out = net(&["doctor", "--peer", "127.0.0.1:1"]);
     assert_eq!(out.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&out.stderr).contains("net collect"));
 }
