@@ -69,6 +69,16 @@ impl Change {
         }
     }
 
+    /// Whether the value is the same before and after: what was set by hand, and is only to be kept.
+    pub fn is_done(&self) -> bool {
+        match self {
+            Change::Mtu { from, to, .. } => *from == Some(*to),
+            Change::Mode { from, to, .. } => *from == Some(*to),
+            Change::Sysctl { from, to, .. } => from.as_ref() == Some(to),
+            Change::Module { .. } | Change::Up { .. } => false,
+        }
+    }
+
     /// The change that takes it back; none where nobody knows the value before, or where it does no harm to stay.
     pub fn back(&self) -> Option<Change> {
         match self.clone() {
@@ -80,19 +90,6 @@ impl Change {
             }
             Change::Sysctl { key, from: Some(from), to } => Some(Change::Sysctl { key, from: Some(to), to: from }),
             _ => None,
-        }
-    }
-
-    /// The file it writes and what into it; none for a module, which is loaded by a program.
-    pub fn file(&self) -> Option<(String, String)> {
-        match self {
-            Change::Mtu { interface, to, .. } => Some((format!("/sys/class/net/{interface}/mtu"), to.to_string())),
-            Change::Mode { interface, to, .. } => {
-                Some((format!("/sys/class/net/{interface}/mode"), to.word().to_owned()))
-            }
-            Change::Up { interface } => Some((format!("/sys/class/net/{interface}/flags"), "0x1003".to_owned())),
-            Change::Sysctl { key, to, .. } => Some((sysctl_path(key), to.clone())),
-            Change::Module { .. } => None,
         }
     }
 }

@@ -10,6 +10,7 @@ mod check;
 mod device;
 pub mod doctor;
 pub mod finding;
+pub mod fix;
 mod host;
 mod interface;
 mod machine;

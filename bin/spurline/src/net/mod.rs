@@ -5,6 +5,7 @@ mod bw;
 mod collect;
 mod doctor;
 mod facts;
+mod fix;
 mod lat;
 mod list;
 mod peer;
@@ -44,6 +45,9 @@ pub enum NetCommand {
     /// What is wrong with the fabric as this host sees it, and what to do
     #[command(after_long_help = doctor::EXAMPLES)]
     Doctor(doctor::DoctorArgs),
+    /// Print, make, write down or take back the changes that findings ask for
+    #[command(after_long_help = fix::EXAMPLES)]
+    Fix(fix::FixArgs),
 }
 
 const SERVE_EXAMPLES: &str = "\
@@ -77,5 +81,6 @@ pub fn run(args: NetArgs) -> Result<ExitCode, Fault> {
         NetCommand::Bw(args) => bw::run(args),
         NetCommand::Lat(args) => lat::run(args),
         NetCommand::Doctor(args) => doctor::run(args),
+        NetCommand::Fix(args) => fix::run(args),
     }
 }

@@ -207,17 +207,27 @@ fn saved(case: &Case<'_>, interface: &Interface, found: &mut Vec<Finding>) {
         lost.push("mode connected".to_owned());
     }
     if !lost.is_empty() {
+        let mut keep = Vec::new();
+        if lost.iter().any(|l| l.starts_with("mode")) {
+            let mode = IpoibMode::Connected;
+            keep.push(Change::Mode { interface: name.clone(), from: Some(mode), to: mode });
+        }
+        if let Some(mtu) = interface.mtu.filter(|_| lost.iter().any(|l| l.starts_with("MTU"))) {
+            keep.push(Change::Mtu { interface: name.clone(), from: Some(mtu), to: mtu });
+        }
         let where_ = match all.first() {
             Some(setting) => format!("{} says nothing of it", setting.file),
             None => "no file of ifupdown, systemd-networkd or NetworkManager names the interface".to_owned(),
         };
-        found.push(Finding::new(
+        let mut finding = Finding::new(
             id::NOT_PERSISTED,
             Severity::Warning,
             name,
             format!("{name}: {} will be gone after a restart: {where_}", lost.join(", ")),
             "spurline net fix --persist ifupdown (or networkd, networkmanager) writes MTU and mode; addresses by hand in the same file",
-        ));
+        );
+        finding.changes = keep;
+        found.push(finding);
     }
 }
 

@@ -1,0 +1,331 @@
+//! `spurline net` on real interfaces: network namespaces as hosts, changes made and taken back, both ends compared.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+const BIN: &str = env!("CARGO_BIN_EXE_spurline");
+
+/// A namespace that goes with its value.
+struct Host(String);
+
+impl Host {
+    fn new(name: &str) -> Self {
+        let host = Host(format!("spurline-net-{}-{name}", std::process::id()));
+        ip(&["netns", "add", &host.0]);
+        host.ip(&["link", "set", "lo", "up"]);
+        host
+    }
+
+    fn ip(&self, words: &[&str]) {
+        ip(&[&["-n", &self.0], words].concat());
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.0, BIN, "net"]).args(words).env_remove("SSH_CONNECTION");
+        command
+    }
+
+    fn net(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    fn json(&self, words: &[&str]) -> serde_json::Value {
+        let out = self.net(words);
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"))
+    }
+
+    /// Ids of the doctor's findings that name `subject`.
+    fn found(&self, subject: &str, words: &[&str]) -> Vec<String> {
+        let json = self.json(&[&["doctor", "--json"], words].concat());
+        let about = |f: &&serde_json::Value| f["subject"].as_str().unwrap().contains(subject);
+        json["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(about)
+            .map(|f| f["id"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    fn read(&self, path: &str) -> String {
+        let out = Command::new("ip").args(["netns", "exec", &self.0, "cat", path]).output().unwrap();
+        String::from_utf8(out.stdout).unwrap().trim().to_owned()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).output();
+    }
+}
+
+fn try_ip(words: &[&str]) -> Result<(), String> {
+    let out = Command::new("ip").args(words).output().map_err(|e| e.to_string())?;
+    if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stderr).trim().to_owned()) }
+}
+
+fn ip(words: &[&str]) {
+    try_ip(words).unwrap_or_else(|e| panic!("ip {words:?}: {e}"));
+}
+
+/// Whether namespaces can be made here; says SKIP where not.
+fn here() -> bool {
+    let name = format!("spurline-net-{}-probe", std::process::id());
+    let made = try_ip(&["netns", "add", &name]);
+    let _ = try_ip(&["netns", "del", &name]);
+    if let Err(why) = made {
+        skip("netns", &format!("no network namespaces: {why}"));
+        return false;
+    }
+    true
+}
+
+fn skip(thing: &str, why: &str) {
+    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|r| r == thing), "SPURLINE_REQUIRE lists {thing}: {why}");
+    println!("SKIP: {why}");
+}
+
+/// Two hosts and a cable, with names and MTUs of both ends.
+fn pair(name: &str, mtus: (u32, u32)) -> (Host, Host) {
+    let (a, b) = (Host::new(&format!("{name}a")), Host::new(&format!("{name}b")));
+    ip(&["-n", &a.0, "link", "add", "c0", "type", "veth", "peer", "name", "c0", "netns", &b.0]);
+    for (host, address, mtu) in [(&a, "10.77.0.1/24", mtus.0), (&b, "10.77.0.2/24", mtus.1)] {
+        host.ip(&["addr", "add", address, "dev", "c0"]);
+        host.ip(&["link", "set", "c0", "mtu", &mtu.to_string(), "up"]);
+    }
+    (a, b)
+}
+
+fn str(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn an_mtu_is_changed_written_down_and_taken_back() {
+    if !here() {
+        return;
+    }
+    let (host, _other) = pair("mtu", (1500, 9000));
+    let root = tempfile::tempdir().unwrap();
+    let etc = root.path().join("etc/network");
+    std::fs::create_dir_all(&etc).unwrap();
+    let before = "auto c0\niface c0 inet static\n    address 10.77.0.1/24\n    # by hand\n    mtu 1500\n";
+    std::fs::write(etc.join("interfaces"), before).unwrap();
+    let ask = ["MTU-LOW", "--for-rdma", "c0", "--root", str(root.path())];
+    let fix = |words: &[&str]| {
+        let out = host.net(&[&["fix"], ask.as_slice(), words].concat());
+        (out.status.code(), String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned())
+    };
+    let mtu = || host.read("/sys/class/net/c0/mtu");
+
+    let (code, said) = fix(&[]);
+    assert!(
+        code == Some(0) && said.contains("would ip link set c0 mtu 9000") && said.contains("nothing was changed"),
+        "{said}"
+    );
+    assert_eq!(mtu(), "1500");
+    let (code, said) = fix(&["--apply", "--persist", "ifupdown"]);
+    assert!(code == Some(0) && said.contains("made ip link set c0 mtu 9000"), "{said}");
+    assert_eq!(mtu(), "9000");
+    let written = std::fs::read_to_string(etc.join("interfaces")).unwrap();
+    assert_eq!(written, "auto c0\niface c0 inet static\n    mtu 9000\n    address 10.77.0.1/24\n    # by hand\n");
+    // Once more changes nothing: neither the host nor the file nor the way back.
+    let (code, said) = fix(&["--apply", "--persist", "ifupdown"]);
+    assert!(code == Some(0) && said.contains("there already /etc/network/interfaces"), "{said}");
+    assert_eq!(std::fs::read_to_string(etc.join("interfaces")).unwrap(), written);
+
+    let revert = || host.net(&["fix", "--revert", "--root", str(root.path())]);
+    // A file that somebody changed since is left alone, and said so; the rest is taken back.
+    std::fs::write(etc.join("interfaces"), format!("{written}# later\n")).unwrap();
+    let out = revert();
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.code() == Some(1) && said.contains("was changed since it was written"), "{said}");
+    assert_eq!(mtu(), "1500");
+    std::fs::write(etc.join("interfaces"), &written).unwrap();
+    assert_eq!(revert().status.code(), Some(0));
+    assert_eq!(std::fs::read_to_string(etc.join("interfaces")).unwrap(), before);
+    assert!(String::from_utf8_lossy(&revert().stdout).contains("nothing to take back"));
+}
+
+#[test]
+fn other_systems_get_files_of_their_own_kind() {
+    if !here() {
+        return;
+    }
+    let (host, _other) = pair("sys", (1500, 1500));
+    for (system, file, holds) in [
+        ("networkd", "etc/systemd/network/10-spurline-c0.network", "MTUBytes=9000"),
+        ("networkmanager", "etc/NetworkManager/system-connections/spurline-c0.nmconnection", "mtu=9000"),
+        ("ifupdown", "etc/network/interfaces.d/spurline-c0", "mtu 9000"),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let words = ["fix", "MTU-LOW", "--for-rdma", "c0", "--persist", system, "--root", str(root.path())];
+        let out = host.net(&words);
+        assert!(out.status.success(), "{out:?}");
+        let text = std::fs::read_to_string(root.path().join(file)).unwrap();
+        assert!(text.contains(holds), "{system}: {text}");
+        // NetworkManager takes the addresses that are there; networkd keeps them.
+        assert!(system == "ifupdown" || text.contains("10.77.0.1/24") || text.contains("KeepConfiguration"), "{text}");
+        assert_eq!(host.read("/sys/class/net/c0/mtu"), "1500", "--persist alone changes no running host");
+        assert!(host.net(&["fix", "--revert", "--root", str(root.path())]).status.success());
+        assert!(!root.path().join(file).exists());
+    }
+    // What stands in the drop-in of a file that matches is found again.
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("etc/systemd/network");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("20-c0.network"), "[Match]\nName=c0\n[Network]\nAddress=10.77.0.1/24\n").unwrap();
+    let words = ["fix", "MTU-LOW", "--for-rdma", "c0", "--persist", "networkd", "--root", str(root.path())];
+    assert!(host.net(&words).status.success());
+    assert!(dir.join("20-c0.network.d/50-spurline.conf").exists());
+    std::fs::write(dir.join("20-c0.network"), "[Match]\nName=c*\n").unwrap();
+    let out = host.net(&words);
+    assert!(
+        out.status.code() == Some(1) && String::from_utf8_lossy(&out.stderr).contains("other interfaces"),
+        "{out:?}"
+    );
+}
+
+#[test]
+fn two_interfaces_in_one_subnet_are_found_and_settled() {
+    if !here() {
+        return;
+    }
+    let (host, other) = pair("twin", (1500, 1500));
+    ip(&["-n", &host.0, "link", "add", "c1", "type", "veth", "peer", "name", "c1", "netns", &other.0]);
+    host.ip(&["addr", "add", "10.77.0.3/24", "dev", "c1"]);
+    host.ip(&["link", "set", "c1", "up"]);
+    let rp = Command::new("ip")
+        .args(["netns", "exec", &host.0, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/conf/c1/rp_filter"])
+        .status();
+    assert!(rp.unwrap().success());
+    let ids = host.found("c0, c1", &[]);
+    for id in ["SAME-SUBNET", "ARP-FLUX", "RP-FILTER"] {
+        assert!(ids.iter().any(|i| i == id), "{id}: {ids:?}");
+    }
+    let root = tempfile::tempdir().unwrap();
+    let fixed =
+        host.net(&["fix", "ARP-FLUX", "RP-FILTER", "--apply", "--persist", "networkd", "--root", str(root.path())]);
+    assert!(fixed.status.success(), "{fixed:?}");
+    assert_eq!(host.found("c0, c1", &[]), ["SAME-SUBNET"], "the cause stays");
+    assert_eq!(host.read("/proc/sys/net/ipv4/conf/c0/arp_ignore"), "1");
+    let text = std::fs::read_to_string(root.path().join("etc/sysctl.d/90-spurline.conf")).unwrap();
+    assert!(text.contains("net.ipv4.conf.c1.rp_filter = 2\n"), "{text}");
+    assert!(host.net(&["fix", "--revert", "--root", str(root.path())]).status.success());
+    assert_eq!(host.read("/proc/sys/net/ipv4/conf/c1/rp_filter"), "1");
+    // An address of its own subnet settles it for good.
+    host.ip(&["addr", "del", "10.77.0.3/24", "dev", "c1"]);
+    host.ip(&["addr", "add", "10.78.0.3/24", "dev", "c1"]);
+    assert!(host.found("c1", &[]).is_empty());
+}
+
+#[test]
+fn the_session_is_not_cut_off_unasked() {
+    if !here() {
+        return;
+    }
+    let (host, _other) = pair("ssh", (1500, 1500));
+    let root = tempfile::tempdir().unwrap();
+    let words = ["fix", "MTU-LOW", "--for-rdma", "c0", "--apply", "--root", str(root.path())];
+    let from = |words: &[&str]| {
+        host.command(words).env("SSH_CONNECTION", "10.77.0.2 5000 10.77.0.1 22").stdin(Stdio::null()).output().unwrap()
+    };
+    let out = from(&words);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(
+        out.status.code() == Some(1) && said.contains("this session's own packets") && said.contains("--yes"),
+        "{said}"
+    );
+    assert_eq!(host.read("/sys/class/net/c0/mtu"), "1500");
+    assert!(from(&[words.as_slice(), &["--yes"]].concat()).status.success());
+    assert_eq!(host.read("/sys/class/net/c0/mtu"), "9000");
+}
+
+/// `net serve` in a namespace.
+struct Served(Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn both_ends_are_compared_through_net_serve() {
+    if !here() {
+        return;
+    }
+    let (host, other) = pair("peer", (1500, 9000));
+    let child = other.command(&["serve", "--json"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut served = Served(child);
+    // Its first line says that it listens.
+    let mut line = String::new();
+    BufReader::new(served.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let found = host.found("c0", &["--peer", "10.77.0.2"]);
+    assert!(found.iter().any(|id| id == "PEER-MTU"), "{found:?} after {line}");
+    // The change that this asks for is the other end's value.
+    let root = tempfile::tempdir().unwrap();
+    let fix = host.net(&["fix", "PEER-MTU", "--peer", "10.77.0.2", "--apply", "--root", str(root.path())]);
+    assert!(fix.status.success(), "{fix:?}");
+    assert_eq!(host.read("/sys/class/net/c0/mtu"), "9000");
+    assert!(host.found("c0", &["--peer", "10.77.0.2"]).is_empty());
+}
+
+#[test]
+fn bonds_and_vlans_are_listed_as_what_they_are() {
+    if !here() {
+        return;
+    }
+    let (host, other) = pair("kind", (1500, 1500));
+    let list = || host.json(&["list", "--json"])["interfaces"].as_array().unwrap().clone();
+    let of = |name: &str| list().into_iter().find(|i| i["interface"] == name).unwrap();
+    assert_eq!(of("c0")["kind"], "veth");
+    assert_eq!(of("c0")["addresses"][0], "10.77.0.1/24");
+    assert_eq!(of("c0")["lower_is_elsewhere"], true);
+    assert_eq!(of("c0")["max_mtu"], 65535);
+    match try_ip(&["-n", &host.0, "link", "add", "link", "c0", "name", "c0.7", "type", "vlan", "id", "7"]) {
+        Ok(()) => {
+            let vlan = of("c0.7");
+            assert_eq!((&vlan["kind"], &vlan["vlan"], &vlan["lower"][0]), (&"vlan".into(), &7.into(), &"c0".into()));
+        }
+        Err(why) => skip("vlan", &format!("no VLAN interfaces in this kernel: {why}")),
+    }
+    match try_ip(&["-n", &host.0, "link", "add", "b0", "type", "bond", "mode", "balance-rr"]) {
+        Ok(()) => {
+            ip(&["-n", &host.0, "link", "add", "c1", "type", "veth", "peer", "name", "c1", "netns", &other.0]);
+            host.ip(&["link", "set", "c1", "master", "b0"]);
+            host.ip(&["link", "set", "b0", "up"]);
+            assert_eq!((&of("b0")["kind"], &of("b0")["bond_mode"]), (&"bond".into(), &"balance-rr".into()));
+            assert_eq!(of("c1")["master"], "b0");
+            assert!(host.found("c1", &[]).iter().any(|id| id == "BOND-MEMBER"), "its other end is down");
+        }
+        Err(why) => skip("bond", &format!("no bonds in this kernel: {why}")),
+    }
+}
+
+#[test]
+fn an_ordinary_user_gets_an_answer_too() {
+    if !is_root() {
+        println!("SKIP: this test gives up root, and there is none to give up");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("spurline");
+    std::fs::copy(BIN, &copy).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(dir.path(), open).unwrap();
+    use std::os::unix::process::CommandExt;
+    for words in [["list", "--json"], ["doctor", "--json"]] {
+        let out = Command::new(&copy).arg("net").args(words).current_dir("/").uid(65534).gid(65534).output().unwrap();
+        assert!(matches!(out.status.code(), Some(0 | 1)), "{out:?}");
+        serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap();
+    }
+}
+
+fn is_root() -> bool {
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|s| s.lines().any(|l| l.starts_with("Uid:\t0\t")))
+}
