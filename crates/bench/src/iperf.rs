@@ -2,6 +2,7 @@
 
 use crate::child::{self, Daemon};
 use crate::error::{Error, Result};
+use crate::machine;
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
@@ -36,12 +37,13 @@ pub fn serve(net: &str, addr: &str, log: &Path) -> Result<Daemon> {
     Ok(daemon)
 }
 
-/// Receives from the server over `streams` connections.
+/// Receives from the server over `streams` connections, with the congestion control that mounts and nodes take.
 ///
 /// # Errors
 /// When iperf3 fails.
 pub fn receive(net: &str, addr: &str, streams: usize, runtime: Duration) -> Result<Measured> {
-    between(net, addr, streams, true, runtime, &["-l", "1M"]).map(|(measured, _)| measured)
+    let more: &[&str] = if machine::paces() { &["-l", "1M", "-C", "cubic"] } else { &["-l", "1M"] };
+    between(net, addr, streams, true, runtime, more).map(|(measured, _)| measured)
 }
 
 /// Receives from the server or sends to it, with these words more; also gives the processor seconds of the client.

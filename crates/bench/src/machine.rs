@@ -43,7 +43,7 @@ pub fn describe(memory_dir: &Path, disk_dir: &Path) -> Value {
         "os": os,
         "cpu": field(&cpuinfo, "model name"),
         "cpus": cpus(),
-        "hypervisor": cpuinfo.contains(" hypervisor"),
+        "hypervisor": virtual_machine(),
         "memory_bytes": field(&meminfo, "MemTotal")
             .and_then(|m| m.split(' ').next()?.parse::<u64>().ok()).map(|kib| kib * 1024),
         "memory_dir": file_system(memory_dir),
@@ -51,6 +51,39 @@ pub fn describe(memory_dir: &Path, disk_dir: &Path) -> Value {
         "cmdline": line("/proc/cmdline"),
         "parameters": parameters,
     })
+}
+
+/// Whether the host's own TCP congestion control meters out what it sends.
+pub fn paces() -> bool {
+    line("/proc/sys/net/ipv4/tcp_congestion_control").is_some_and(|name| name.starts_with("bbr"))
+}
+
+/// Whether this is a virtual machine.
+pub fn virtual_machine() -> bool {
+    line("/proc/cpuinfo").is_some_and(|text| text.contains(" hypervisor"))
+}
+
+/// Bytes of memory that a new process could have.
+pub fn available_bytes() -> u64 {
+    let meminfo = line("/proc/meminfo").unwrap_or_default();
+    let kib = field(&meminfo, "MemAvailable").and_then(|m| m.split(' ').next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// Writes to every page of `bytes` of memory once and gives it back. A hypervisor may find a page for its guest only
+/// when the guest first writes to it, at a few hundred MB/s: what is measured would be that.
+pub fn touch(bytes: u64) {
+    const PAGE: usize = 4096;
+    let each = bytes as usize / cpus();
+    std::thread::scope(|scope| {
+        for _ in 0..cpus() {
+            scope.spawn(|| {
+                let mut memory = vec![0u8; each];
+                memory.chunks_mut(PAGE).for_each(|page| page[0] = 1);
+                std::hint::black_box(&memory);
+            });
+        }
+    });
 }
 
 /// Processors this process may run on.

@@ -53,6 +53,23 @@ impl Pair {
         }
         Ok(pair)
     }
+
+    /// Makes what the node's side sends take a link of `gbit` Gbit/s.
+    ///
+    /// # Errors
+    /// `Missing` when the kernel has no token bucket filter.
+    pub fn limit(&self, gbit: u32) -> Result<()> {
+        let tc = child::need("tc", "iproute2")?;
+        let mut command = Command::new(tc);
+        let words = format!(
+            "-n {} qdisc add dev {} root tbf rate {gbit}gbit burst 1m latency 20ms",
+            self.server, self.interface
+        );
+        command.args(words.split(' '));
+        child::run(command, Duration::from_secs(20))
+            .map(|_| ())
+            .map_err(|e| Error::Missing(format!("a slower link is not to be had here: {e}")))
+    }
 }
 
 impl Drop for Pair {

@@ -69,15 +69,7 @@ impl ChaosProxy {
     /// # Errors
     /// When no port can be had.
     pub fn start(target: SocketAddr) -> io::Result<Self> {
-        Self::start_on(target, 0)
-    }
-
-    /// Listens on a port of choice.
-    ///
-    /// # Errors
-    /// When the port can't be had.
-    pub fn start_on(target: SocketAddr, port: u16) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
         let state = State {
             target,

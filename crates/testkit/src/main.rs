@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "\
-spurline-testkit s3-server DIR [--port N]   S3 over a directory whose folders are buckets
-spurline-testkit s3-memory BUCKET [--port N] S3 in memory with one bucket
-spurline-testkit proxy HOST:PORT [--port N]  a proxy; commands on standard input, each answered by a line:
+spurline-testkit s3-server DIR [--listen IP:PORT]   S3 over a directory whose folders are buckets
+spurline-testkit s3-memory BUCKET [--listen IP:PORT] S3 in memory with one bucket
+spurline-testkit proxy HOST:PORT                    a proxy; commands on standard input, each answered by a line:
     slow-down|close|stall|html|cut-half N    do this to the next N requests
     cut-after|stall-after BYTES N            let BYTES of an answer's body pass
     delay MS N, latency MS                   delay the next N, or all
@@ -31,18 +31,19 @@ fn main() -> ExitCode {
 }
 
 fn run(words: &[&str]) -> Result<(), String> {
-    let (what, of, port) = match words {
-        [what, of] => (*what, *of, 0),
-        [what, of, "--port", port] => (*what, *of, port.parse().map_err(|_| format!("'{port}' is no port"))?),
+    let (what, of, at) = match words {
+        [what, of] => (*what, *of, "127.0.0.1:0"),
+        [what @ ("s3-server" | "s3-memory"), of, "--listen", at] => (*what, *of, *at),
         _ => return Err("the words were wrong".into()),
     };
+    let at = at.parse().map_err(|_| format!("'{at}' is no IP:PORT"))?;
     let failed = |e: std::io::Error| format!("it can't start: {e}");
     match what {
         "s3-server" | "s3-memory" => {
             let server = if what == "s3-server" {
-                S3Server::start_on(Path::new(of), port).map_err(failed)?
+                S3Server::start_on(Path::new(of), at).map_err(failed)?
             } else {
-                let server = S3Server::in_memory_on(port).map_err(failed)?;
+                let server = S3Server::in_memory_on(at).map_err(failed)?;
                 server.create_bucket(of);
                 server
             };
@@ -52,7 +53,7 @@ fn run(words: &[&str]) -> Result<(), String> {
         }
         "proxy" => {
             let target = of.parse().map_err(|_| format!("'{of}' is no HOST:PORT"))?;
-            let proxy = ChaosProxy::start_on(target, port).map_err(failed)?;
+            let proxy = ChaosProxy::start(target).map_err(failed)?;
             say(&format!("listening {}", proxy.endpoint()));
             for line in std::io::stdin().lock().lines().map_while(Result::ok) {
                 let answer = command(&proxy, &line.split_whitespace().collect::<Vec<_>>());

@@ -8,12 +8,15 @@ use hyper_util::rt::TokioIo;
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-/// An S3 server on 127.0.0.1 that ends when it is dropped.
+/// Any free port of 127.0.0.1.
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// An S3 server that ends when it is dropped.
 pub struct S3Server {
     address: SocketAddr,
     memory: Option<MemoryS3>,
@@ -28,17 +31,17 @@ impl S3Server {
     /// # Errors
     /// When the directory or the port can't be used.
     pub fn start(dir: &Path) -> io::Result<Self> {
-        Self::start_on(dir, 0)
+        Self::start_on(dir, ANY)
     }
 
-    /// The same on a port of choice.
+    /// The same on an address of choice.
     ///
     /// # Errors
     /// As [`S3Server::start`].
-    pub fn start_on(dir: &Path, port: u16) -> io::Result<Self> {
+    pub fn start_on(dir: &Path, at: SocketAddr) -> io::Result<Self> {
         let mut builder = S3ServiceBuilder::new(DirS3::new(dir)?);
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
-        Self::serve(builder, port, None)
+        Self::serve(builder, at, None)
     }
 
     /// Serves buckets in memory, where every possible key may exist.
@@ -46,18 +49,18 @@ impl S3Server {
     /// # Errors
     /// When no port can be had.
     pub fn in_memory() -> io::Result<Self> {
-        Self::in_memory_on(0)
+        Self::in_memory_on(ANY)
     }
 
-    /// The same on a port of choice.
+    /// The same on an address of choice.
     ///
     /// # Errors
     /// As [`S3Server::in_memory`].
-    pub fn in_memory_on(port: u16) -> io::Result<Self> {
+    pub fn in_memory_on(at: SocketAddr) -> io::Result<Self> {
         let memory = MemoryS3::default();
         let mut builder = S3ServiceBuilder::new(memory.clone());
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
-        Self::serve(builder, port, Some(memory))
+        Self::serve(builder, at, Some(memory))
     }
 
     /// Serves buckets in memory to anybody, signed or not.
@@ -66,17 +69,17 @@ impl S3Server {
     /// As [`S3Server::in_memory`].
     pub fn in_memory_open() -> io::Result<Self> {
         let memory = MemoryS3::default();
-        Self::serve(S3ServiceBuilder::new(memory.clone()), 0, Some(memory))
+        Self::serve(S3ServiceBuilder::new(memory.clone()), ANY, Some(memory))
     }
 
-    fn serve(builder: S3ServiceBuilder, port: u16, memory: Option<MemoryS3>) -> io::Result<Self> {
+    fn serve(builder: S3ServiceBuilder, at: SocketAddr, memory: Option<MemoryS3>) -> io::Result<Self> {
         let service = builder.build();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("testkit-s3")
             .enable_all()
             .build()?;
-        let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, port)))?;
+        let listener = runtime.block_on(TcpListener::bind(at))?;
         let address = listener.local_addr()?;
         runtime.spawn(accept(listener, service));
         Ok(S3Server { address, memory, runtime: Some(runtime) })

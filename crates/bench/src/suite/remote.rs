@@ -13,7 +13,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const FILES: usize = 4;
-const LEN: u64 = 128 << 20;
+/// Several times the memory of a mount, so that what it reads comes from the node.
+const LEN: u64 = 512 << 20;
 
 struct Load {
     name: &'static str,
@@ -41,8 +42,9 @@ const LOADS: [Load; 4] = [
 pub(super) fn run(suite: &Suite) -> Result<Section> {
     child::need("fio", "fio")?;
     let pair = Pair::new()?;
+    let len = if suite.quick { LEN / 2 } else { LEN };
     let (server, client) = (Some(pair.server.as_str()), pair.client.as_str());
-    let source = suite.source("source-big", FILES, LEN)?;
+    let source = suite.source("source-remote", FILES, len)?;
     let mut notes = Vec::new();
     let addr = |port: u16| format!("{}:{port}", pair.server_ip);
     let serve = |kind: &str, port: u16| -> Result<Daemon> {
@@ -56,12 +58,13 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
     if let Err(e) = &iperf {
         notes.push(format!("No iperf3: {e}"));
     }
-    // Twice the data in memory: a hot node.
+    // More memory than data: a hot node.
+    let node_memory = format!("{}M", (FILES as u64 * len >> 20) * 3 / 2);
     let node = suite.node(
         &source,
         &addr(7100),
         server,
-        &["--buffer-size", "1300M", "--cache-size", "2G", "--free-space-ratio", "0"],
+        &["--buffer-size", &node_memory, "--cache-size", "0", "--free-space-ratio", "0"],
     );
     let node = match node {
         Ok(node) => Some(node),
@@ -78,9 +81,9 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         if node.is_none() {
             break;
         }
-        let words = ["--registry", &registry, "--fuse-io", io];
+        let words = ["--registry", &registry, "--fuse-io", io, "--buffer-size", "160M"];
         let mounted = suite.mount(&format!("remote-{io}"), &source.display().to_string(), Some(client), &words);
-        match mounted.and_then(|m| suite.check("remote", m.at(), FILES, LEN).map(|()| m)) {
+        match mounted.and_then(|m| suite.check("remote", m.at(), FILES, len).map(|()| m)) {
             Ok(mounted) => {
                 notes.extend(mounted.session().map(|s| format!("{label}: {s}")));
                 mounts.push((variant, label, mounted));
@@ -121,7 +124,7 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         for (variant, label, mounted) in &mounts {
             let Some(node) = &node else { break };
             let files: Vec<PathBuf> = (0..FILES).map(|i| mounted.at().join(file_name(i))).collect();
-            let job = suite.job(files, load.pattern, load.block, load.jobs, LEN);
+            let job = suite.job(files, load.pattern, load.block, load.jobs, len);
             let first = job.clone();
             let mut case = Case::new(load.name, variant, label, load.unit, move || {
                 fio_sample(&job, load.unit, &[("client", mounted.daemon()), ("node", node.daemon())])

@@ -5,6 +5,7 @@ use crate::child::{self, Daemon};
 use crate::error::{Error, Result};
 use crate::fio::Job;
 use crate::measure::{Case, Unit};
+use crate::netns::Pair;
 use crate::scratch;
 use crate::table::Section;
 use std::path::{Path, PathBuf};
@@ -12,11 +13,15 @@ use std::process::Command;
 use std::time::Duration;
 
 const BUCKET: &str = "bench";
+/// Slower than this machine's processors: what a mount adds must not show.
+const LINK_GBIT: u32 = 3;
 
 /// A server over a directory whose folders are buckets.
 struct Server {
     variant: &'static str,
-    label: &'static str,
+    label: String,
+    /// The namespace of its clients.
+    net: Option<String>,
     daemon: Daemon,
     url: String,
     key: String,
@@ -45,7 +50,12 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
     }
     let mut notes = Vec::new();
     let mut servers = Vec::new();
-    for started in [embedded(suite, &buckets), versitygw(suite, &buckets)] {
+    let pair = Pair::new().and_then(|pair| pair.limit(LINK_GBIT).map(|()| pair));
+    let linked = match &pair {
+        Ok(pair) => embedded(suite, &buckets, Some(pair)),
+        Err(e) => Err(e.clone()),
+    };
+    for started in [embedded(suite, &buckets, None), linked, versitygw(suite, &buckets)] {
         match started {
             Ok(server) => servers.push(server),
             Err(Error::Interrupted) => return Err(Error::Interrupted),
@@ -63,7 +73,7 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         {
             let words = ["under", &format!("s3://{BUCKET}"), &file_name(0), "--depth", depth].map(String::from);
             cases.push(Case::new(&group, variant, label, Unit::Bandwidth, move || {
-                let mut command = suite.part(&words, None);
+                let mut command = suite.part(&words, server.net.as_deref());
                 command.envs(server.env());
                 part_sample(command, Duration::from_secs(120), Unit::Bandwidth, &[("server", &server.daemon)])
             }));
@@ -76,7 +86,8 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
                 // A mount and a cache of its own for every pass: all of it comes from the server.
                 let cache = suite.memory.fresh(&format!("cache-{name}"))?.display().to_string();
                 let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
-                let mounted = suite.mount_with(&name, &format!("s3://{BUCKET}"), None, &words, &server.env())?;
+                let mounted =
+                    suite.mount_with(&name, &format!("s3://{BUCKET}"), server.net.as_deref(), &words, &server.env())?;
                 let at = mounted.at().join(file_name(0));
                 let job = Job { direct, runtime: None, ..suite.job(vec![at], "read", 1 << 20, 1, len) };
                 let before = mounted.counters(&suite.spurline)?;
@@ -110,26 +121,37 @@ fn check(suite: &Suite, server: &Server, len: u64) -> Result<()> {
     let name = format!("s3-{}", server.variant);
     let cache = suite.memory.fresh(&format!("cache-{name}"))?.display().to_string();
     let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
-    let mounted = suite.mount_with(&name, &format!("s3://{BUCKET}"), None, &words, &server.env())?;
+    let mounted = suite.mount_with(&name, &format!("s3://{BUCKET}"), server.net.as_deref(), &words, &server.env())?;
     scratch::check_file(&mounted.at().join(file_name(0)), 0, len)
 }
 
-/// The server the project's own tests use.
-fn embedded(suite: &Suite, buckets: &Path) -> Result<Server> {
+/// The server the project's own tests use, on this host or at the other end of a link.
+fn embedded(suite: &Suite, buckets: &Path, link: Option<&Pair>) -> Result<Server> {
     let beside = suite.me.with_file_name("spurline-testkit");
     let program = suite.s3_server.clone().unwrap_or(beside);
     if !program.exists() {
         let why = format!("no embedded S3 server: {} is not built (make bench builds it)", program.display());
         return Err(Error::Missing(why));
     }
-    let mut command = Command::new(program);
+    let mut command = child::command(&program, link.map(|pair| pair.server.as_str()));
     command.arg("s3-server").arg(buckets);
-    let log = suite.log("s3-embedded")?;
+    let variant = if let Some(pair) = link {
+        command.args(["--listen", &format!("{}:0", pair.server_ip)]);
+        "link"
+    } else {
+        "embedded"
+    };
+    let label = match link {
+        Some(_) => format!("the embedded S3 server over a link of {LINK_GBIT} Gbit/s"),
+        None => "the embedded S3 server".to_owned(),
+    };
+    let log = suite.log(&format!("s3-{variant}"))?;
     let limit = Duration::from_secs(20);
     let (daemon, said) = Daemon::start_saying(command, &["listening", "key"], "the S3 server", &log, limit)?;
     let (key, secret) = said[1].split_once(' ').unwrap_or((&said[1], ""));
     let (key, secret) = (key.to_owned(), secret.to_owned());
-    Ok(Server { variant: "embedded", label: "the embedded S3 server", daemon, url: said[0].clone(), key, secret })
+    let net = link.map(|pair| pair.client.clone());
+    Ok(Server { variant, label, net, daemon, url: said[0].clone(), key, secret })
 }
 
 /// An independent one, where it is installed.
@@ -149,5 +171,13 @@ fn versitygw(suite: &Suite, buckets: &Path) -> Result<Server> {
         daemon.alive()?;
         Ok(std::net::TcpStream::connect(addr).is_ok().then_some(()))
     })?;
-    Ok(Server { variant: "versitygw", label: "versitygw", daemon, url: format!("http://{addr}"), key, secret })
+    Ok(Server {
+        variant: "versitygw",
+        label: "versitygw".into(),
+        net: None,
+        daemon,
+        url: format!("http://{addr}"),
+        key,
+        secret,
+    })
 }
