@@ -369,7 +369,7 @@ impl Volume for Cache {
         Ok(Data::Copied(done))
     }
 
-    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>) {
+    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, _piece: usize) {
         for index in blocks {
             if self.shared.tier.find(&BlockId { object: object.id, index }).is_none() && !self.bring(object, index) {
                 return;

@@ -233,7 +233,7 @@ fn many_readers_of_much_more_than_the_memory() {
             scope.spawn(move || {
                 for step in 0..16u64 {
                     let file = &files[((reader + step) % 8) as usize];
-                    cache.prefetch(file, 0..8);
+                    cache.prefetch(file, 0..8, 4096);
                     check(cache, file, ((reader * 7 + step * 3) % 8) * BLOCK + step, 3000).unwrap();
                 }
             });

@@ -2,6 +2,7 @@
 //! It knows channels, not what they are made of, and it holds no credentials and no metadata.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod keeper;
 mod paths;
 mod peer;

@@ -80,6 +80,11 @@ impl Peer {
         }
     }
 
+    /// Its connections over TCP.
+    pub(crate) fn tcp(&self) -> &ChannelPool {
+        &self.pool
+    }
+
     /// What placement sees of it.
     pub fn member(&self) -> &Member {
         &self.member

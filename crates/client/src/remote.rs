@@ -1,11 +1,12 @@
 //! The volume of a mount that consumes a cache group: every name and every byte comes from a node. The only
 //! memory it uses is for blocks fetched ahead of their readers.
 
+use crate::ahead::{Ahead, PIECE_FROM};
 use crate::peer::{Patience, Peer, ask};
 use crate::placement::{Member, rank};
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::{Fill, Tier};
-use spurline_proto::{Read, Request, StatFs, VolumeId};
+use spurline_proto::{Read, Request, StatFs, VolumeId, Welcome};
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_volume::{Capacity, Data, Volume, Workers};
 use std::cell::RefCell;
@@ -51,6 +52,7 @@ struct Inner {
     ahead_bytes: AtomicU64,
     /// Whether there may be paths beside TCP, over which large reads are split.
     rails: bool,
+    ahead: Arc<Ahead>,
 }
 
 impl Remote {
@@ -77,6 +79,13 @@ impl Remote {
             return Err(Error::new(ErrorKind::Protocol, format!("the node says its blocks have {block_size} bytes")));
         }
         let tier = make_tier(block_size)?;
+        // As many as are fetched into memory at once; as many channels are left for what is waited for.
+        let ahead = Ahead::new(config.fetchers);
+        let sweeper = Arc::clone(&ahead);
+        std::thread::Builder::new()
+            .name("asked-ahead".into())
+            .spawn(move || sweeper.sweep())
+            .map_err(|e| Error::io("can't start a thread", &e))?;
         Ok(Arc::new(Remote {
             workers: Workers::new("fetch", config.fetchers),
             inner: Arc::new(Inner {
@@ -89,6 +98,7 @@ impl Remote {
                 config,
                 stats,
                 ahead_bytes: AtomicU64::new(0),
+                ahead,
             }),
         }))
     }
@@ -236,6 +246,63 @@ impl Inner {
     }
 }
 
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.inner.ahead.close();
+    }
+}
+
+impl Inner {
+    /// Reads a large piece of a sequential reader: the answer that was asked for ahead, if there is one, once the next
+    /// ones are asked for. Whether `dst` is filled.
+    fn read_asked(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> bool {
+        let (claimed, next) = self.ahead.read(object.id, offset, dst.len());
+        self.ask_ahead(object, next, dst.len());
+        let Some(claimed) = claimed else { return false };
+        let (mut body, ranked) = SCRATCH.with(RefCell::take);
+        let deadline = Instant::now() + self.config.patience.answer;
+        let taken = claimed.take(&mut body, dst, deadline);
+        SCRATCH.with(|cell| cell.replace((body, ranked)));
+        let whole = matches!(taken, Some(Ok(answer)) if answer.payload_len == dst.len());
+        if whole {
+            self.stats.blockcache.prefetch_bytes.add(dst.len() as u64);
+        } else {
+            // Asked for again, with all the patience there is.
+            self.stats.remotecache.retries.add(1);
+        }
+        whole
+    }
+
+    fn ask_ahead(&self, object: &ObjectRef, mut next: Range<u64>, piece: usize) {
+        while next.start < next.end {
+            let (at, index) = (next.start, (next.start / self.block_size) as u32);
+            let left = object.block_len(index, self.block_size) as u64 - at % self.block_size;
+            if left < piece as u64 {
+                // The last of the file, or a piece across two blocks: of two nodes, perhaps.
+                return;
+            }
+            let (body, mut ranked) = SCRATCH.with(RefCell::take);
+            rank(&self.members, object.id, index, &mut ranked);
+            let peer = ranked.first().map(|index| &self.peers[*index as usize]);
+            SCRATCH.with(|cell| cell.replace((body, ranked)));
+            let Some(peer) = peer else { return };
+            let request = |welcome: &Welcome| {
+                Request::Read(Read {
+                    volume: welcome.volume,
+                    path: &object.path,
+                    version: object.version.as_str(),
+                    size: object.size,
+                    offset: at,
+                    len: piece as u32,
+                })
+            };
+            let Some(begun) = peer.tcp().begin(request, Instant::now() + self.config.patience.answer) else { return };
+            self.ahead.keep(object.id, at, piece, Arc::clone(peer), begun);
+            next.start += piece as u64;
+        }
+    }
+}
+
 /// Takes its bytes off the count when the job that carries it has run or was dropped.
 struct AheadBytes {
     inner: Arc<Inner>,
@@ -303,6 +370,9 @@ impl Volume for Remote {
                 dst[done..done + len].copy_from_slice(&slice);
             } else {
                 inner.stats.blockcache.miss_bytes.add(len as u64);
+                if len == want && len >= PIECE_FROM && !inner.rails && inner.read_asked(object, at, &mut dst[..len]) {
+                    return Ok(Data::Copied(len));
+                }
                 inner.read_into(object, at, &mut dst[done..done + len])?;
             }
             done += len;
@@ -310,7 +380,11 @@ impl Volume for Remote {
         Ok(Data::Copied(done))
     }
 
-    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>) {
+    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, piece: usize) {
+        if piece >= PIECE_FROM && !self.inner.rails {
+            let end = (u64::from(blocks.end) * self.inner.block_size).min(object.size);
+            return self.inner.ahead.follow(object.id, end);
+        }
         for index in blocks {
             let inner = &self.inner;
             let len = object.block_len(index, inner.block_size);

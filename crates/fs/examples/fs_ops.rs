@@ -45,7 +45,7 @@ impl Volume for AtOnce {
     fn read(&self, _object: &ObjectRef, _offset: u64, dst: &mut [u8]) -> Result<Data> {
         Ok(Data::Copied(dst.len()))
     }
-    fn prefetch(&self, _object: &ObjectRef, blocks: Range<u32>) {
+    fn prefetch(&self, _object: &ObjectRef, blocks: Range<u32>, _piece: usize) {
         self.prefetched.fetch_add(blocks.len() as u64, Ordering::Relaxed);
     }
     fn capacity(&self) -> Result<Capacity> {

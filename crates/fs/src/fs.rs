@@ -233,7 +233,7 @@ impl Fs {
         if let Some(readahead) = &file.readahead {
             let blocks = readahead.lock().observe(offset, len, || self.share(file));
             if let Some(blocks) = blocks {
-                self.volume.prefetch(object, blocks);
+                self.volume.prefetch(object, blocks, len);
             }
         }
         let data = match self.volume.read(object, offset, &mut dst[..len]) {

@@ -198,7 +198,7 @@ impl Volume for Many {
     fn read(&self, _object: &ObjectRef, _offset: u64, _dst: &mut [u8]) -> Result<Data> {
         Ok(Data::Copied(0))
     }
-    fn prefetch(&self, _object: &ObjectRef, _blocks: Range<u32>) {}
+    fn prefetch(&self, _object: &ObjectRef, _blocks: Range<u32>, _piece: usize) {}
     fn capacity(&self) -> Result<Capacity> {
         Ok(Capacity { total_bytes: 0, free_bytes: 0, files: 0 })
     }
@@ -279,7 +279,7 @@ fn a_listing_that_never_ends_is_an_error() {
         fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data> {
             self.0.read(object, offset, dst)
         }
-        fn prefetch(&self, _object: &ObjectRef, _blocks: Range<u32>) {}
+        fn prefetch(&self, _object: &ObjectRef, _blocks: Range<u32>, _piece: usize) {}
         fn capacity(&self) -> Result<Capacity> {
             self.0.capacity()
         }

@@ -9,7 +9,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, recvmsg,
     send, socket_with, sockopt,
 };
-use spurline_proto::{MAX_REQUEST_BODY, Request};
+use spurline_proto::{MAX_REQUEST_BODY, Op, Request};
 use spurline_transport::{Answer, ByteStream, CallError, Channel, Connector, Endpoints, TransportKind, receive_answer};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::IoSliceMut;
@@ -151,6 +151,8 @@ pub struct TcpChannel {
     request: Vec<u8>,
     next_id: u64,
     broken: bool,
+    /// The request sent last, when its answer was not taken yet.
+    begun: Option<(Op, u64)>,
     endpoints: Endpoints,
     stats: Arc<Stats>,
 }
@@ -169,17 +171,19 @@ impl TcpChannel {
             .map_or_else(|| "?".into(), |addr| addr.to_string());
         let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: remote.to_string() };
         let stream = Stream { socket, timeout: Duration::ZERO };
-        TcpChannel { stream, request: Vec::with_capacity(512), next_id: 1, broken: false, endpoints, stats }
+        TcpChannel {
+            stream,
+            request: Vec::with_capacity(512),
+            next_id: 1,
+            broken: false,
+            begun: None,
+            endpoints,
+            stats,
+        }
     }
 
-    fn exchange(
-        &mut self,
-        request: &Request<'_>,
-        body: &mut Vec<u8>,
-        dst: &mut [u8],
-        progress: &mut dyn FnMut(usize),
-        deadline: Instant,
-    ) -> Result<Answer, CallError> {
+    /// Sends a request; says its number.
+    fn ask(&mut self, request: &Request<'_>, deadline: Instant) -> Result<u64, CallError> {
         let id = self.next_id;
         self.next_id += 1;
         self.request.clear();
@@ -191,7 +195,39 @@ impl TcpChannel {
         if self.request.capacity() > KEEP {
             self.request = Vec::with_capacity(512);
         }
-        receive_answer(&mut self.stream, request.op(), id, body, dst, progress, deadline)
+        Ok(id)
+    }
+
+    /// An error when an earlier call broke the channel, or left an answer in it.
+    fn usable(&self) -> Result<(), CallError> {
+        let why = match (self.broken, self.begun) {
+            (true, _) => "the channel broke in an earlier call",
+            (false, Some(_)) => "a request that was begun has to be finished first",
+            (false, None) => return Ok(()),
+        };
+        Err(CallError::Broken(Error::new(ErrorKind::Unavailable, format!("{}: {why}", self.endpoints))))
+    }
+
+    /// Counts what came; a channel that broke is closed.
+    fn settle<T>(
+        &mut self,
+        result: Result<T, CallError>,
+        payload: impl FnOnce(&T) -> usize,
+        what: &dyn std::fmt::Display,
+    ) -> Result<T, CallError> {
+        match result {
+            Ok(answer) => {
+                self.stats.tcp.recv_bytes.add(payload(&answer) as u64);
+                Ok(answer)
+            }
+            Err(CallError::Broken(error)) => {
+                self.broken = true;
+                // Closing at once also tells the node that nobody reads its answer any more.
+                let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
+                Err(CallError::Broken(error.context(format_args!("{what} of {}", self.endpoints))))
+            }
+            Err(answered) => Err(answered),
+        }
     }
 }
 
@@ -204,24 +240,28 @@ impl Channel for TcpChannel {
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
     ) -> Result<Answer, CallError> {
-        if self.broken {
-            let why = format!("{}: the channel broke in an earlier call", self.endpoints);
-            return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, why)));
-        }
-        let result = self.exchange(request, body, dst, progress, deadline);
-        match result {
-            Ok(answer) => {
-                self.stats.tcp.recv_bytes.add(answer.payload_len as u64);
-                Ok(answer)
-            }
-            Err(CallError::Broken(error)) => {
-                self.broken = true;
-                // Closing at once also tells the node that nobody reads its answer any more.
-                let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
-                Err(CallError::Broken(error.context(format_args!("{request} of {}", self.endpoints))))
-            }
-            Err(answered) => Err(answered),
-        }
+        self.usable()?;
+        let result = self
+            .ask(request, deadline)
+            .and_then(|id| receive_answer(&mut self.stream, request.op(), id, body, dst, progress, deadline));
+        self.settle(result, |answer| answer.payload_len, request)
+    }
+
+    fn begin(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(), CallError> {
+        self.usable()?;
+        let result = self.ask(request, deadline);
+        let id = self.settle(result, |_| 0, request)?;
+        self.begun = Some((request.op(), id));
+        Ok(())
+    }
+
+    fn finish(&mut self, body: &mut Vec<u8>, dst: &mut [u8], deadline: Instant) -> Result<Answer, CallError> {
+        let Some((op, id)) = self.begun.take() else {
+            let why = format!("{}: no request was begun", self.endpoints);
+            return Err(CallError::Answered(Error::new(ErrorKind::Invalid, why)));
+        };
+        let result = receive_answer(&mut self.stream, op, id, body, dst, &mut |_| {}, deadline);
+        self.settle(result, |answer| answer.payload_len, &"an answer asked for ahead")
     }
 
     fn endpoints(&self) -> &Endpoints {
@@ -232,7 +272,7 @@ impl Channel for TcpChannel {
         // An idle connection has nothing to read: bytes would be stray, an end of stream means that the peer closed.
         let mut byte = [0u8; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        !self.broken && matches!(recv(&self.stream.socket, &mut byte, flags), Err(Errno::AGAIN))
+        !self.broken && self.begun.is_none() && matches!(recv(&self.stream.socket, &mut byte, flags), Err(Errno::AGAIN))
     }
 }
 

@@ -83,3 +83,47 @@ fn reads_through_a_pool() {
     let down = pool.checkout(soon).err().unwrap();
     assert!(down.kind() == ErrorKind::Unavailable && down.message().contains("connection refused"), "{down}");
 }
+
+#[test]
+fn an_answer_can_wait_in_its_connection() {
+    let stats = Arc::new(Stats::default());
+    let data: Vec<u8> = (0..1 << 20).map(|i: u32| (i / 5) as u8).collect();
+    let any = ["127.0.0.1:0".parse().unwrap()];
+    let service = Arc::new(Zeros(data.clone()));
+    let server = TcpServer::bind(&any, service, ServerConfig::default(), Arc::clone(&stats)).unwrap();
+    let peer = server.local_addrs()[0].to_string();
+    let connector = TcpConnector::new(&peer, vec![], SocketOptions::default(), Arc::clone(&stats));
+    let config = PoolConfig { nconnect: 3, ..PoolConfig::default() };
+    let pool = ChannelPool::new(Arc::new(connector), "test", "mem", config, Arc::clone(&stats));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let read = |offset: u64| {
+        move |welcome: &Welcome| {
+            let (path, version, size, len) = (b"a".as_slice(), "v", 1 << 20, 300_000);
+            Request::Read(Read { volume: welcome.volume, path, version, size, offset, len })
+        }
+    };
+    assert!(pool.begin(read(0), deadline).is_none(), "a peer that was never reached is not waited for");
+    drop(pool.checkout(deadline).unwrap());
+    let begun: Vec<_> = [0u64, 7, 11].map(|offset| (offset, pool.begin(read(offset), deadline))).into();
+    assert!(pool.begin(read(0), deadline).is_none(), "all channels are taken");
+    let mut dst = vec![0; 300_000];
+    let mut body = Vec::new();
+    for (offset, begun) in begun {
+        let begun = begun.expect("a channel");
+        if offset == 7 {
+            pool.abandon(begun);
+            continue;
+        }
+        let answer = pool.finish(begun, &mut body, &mut dst, deadline).unwrap();
+        assert!(dst[..answer.payload_len] == data[offset as usize..][..300_000]);
+    }
+    assert_eq!(pool.open(), 2, "the channel whose answer was given up is closed");
+    // An answer that is an error leaves the channel as good as before.
+    let begun = pool.begin(read(1 << 40), deadline).expect("a channel");
+    let error = pool.finish(begun, &mut body, &mut dst, deadline).unwrap_err();
+    assert!(!error.is_broken() && error.to_string().contains("past the end"), "{error}");
+    let mut lease = pool.checkout(deadline).unwrap();
+    let request = read(5)(lease.welcome());
+    lease.call(&request, &mut body, &mut dst, &mut |_| {}, deadline).unwrap();
+    assert!(dst == data[5..300_005]);
+}

@@ -96,7 +96,7 @@ fn names_and_bytes_come_from_the_node_and_are_fetched_once() {
     assert_eq!(remote.lookup(b"none").unwrap_err().kind(), ErrorKind::NotFound);
 
     let data = object(&*remote, b"data");
-    remote.prefetch(&data, 2..4);
+    remote.prefetch(&data, 2..4, 4096);
     std::thread::scope(|scope| {
         for reader in 0..16u64 {
             let (remote, data, bytes) = (&remote, &data, &bytes);
@@ -210,4 +210,83 @@ fn blocks_are_sent_from_their_files_once_they_were_checked() {
         }
     }
     assert_eq!(node.object.get_ops.get(), 5, "each block was fetched once");
+}
+
+/// Reads `object` from `from` to its end in whole pieces, as a sequential reader whose file system looks ahead.
+fn read_on(remote: &Remote, object: &ObjectRef, from: u64, piece: usize, bytes: &[u8], mut each: impl FnMut(u64)) {
+    let blocks = object.size.div_ceil(BLOCK) as u32;
+    for at in (from..object.size).step_by(piece) {
+        if at % BLOCK == 0 {
+            remote.prefetch(object, (at / BLOCK) as u32 + 1..blocks, piece);
+        }
+        let got = read(remote, object, at, piece).unwrap();
+        assert!(got == bytes[at as usize..bytes.len().min(at as usize + piece)], "at {at}");
+        each(at);
+    }
+}
+
+#[test]
+fn a_sequential_reader_of_large_pieces_has_the_next_ones_on_their_way() {
+    let (dir, bytes) = dataset();
+    let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    let source = format!("file://{}", dir.path().display());
+    let (remote, stats) = consumer(&source, server.local_addrs()[0], Duration::from_secs(10)).unwrap();
+    let data = object(&*remote, b"data");
+    let piece = 256 << 10;
+    read_on(&remote, &data, 0, piece, &bytes, |_| {});
+    let ahead = stats.blockcache.prefetch_bytes.get();
+    assert!(ahead > data.size / 2, "{ahead} bytes were asked for ahead of {}", data.size);
+    assert_eq!(stats.blockcache.mem_hit_bytes.get(), 0, "they took no memory");
+    assert_eq!(stats.remotecache.retries.get(), 0);
+    // Asked for once each: what was asked for ahead was taken.
+    assert!(stats.tcp.recv_bytes.get() <= data.size, "{} bytes came", stats.tcp.recv_bytes.get());
+    // Several readers of one file, each at a place of its own.
+    std::thread::scope(|scope| {
+        for reader in 0..4 {
+            let (remote, data, bytes) = (&remote, &data, &bytes);
+            scope.spawn(move || read_on(remote, data, reader * BLOCK, piece, bytes, |_| {}));
+        }
+    });
+}
+
+#[test]
+fn what_was_asked_ahead_of_a_node_that_ends_is_asked_again() {
+    let (dir, bytes) = dataset();
+    let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    let at = server.local_addrs()[0];
+    let source = format!("file://{}", dir.path().display());
+    let (remote, stats) = consumer(&source, at, Duration::from_secs(10)).unwrap();
+    let data = object(&*remote, b"data");
+    let mut server = Some(server);
+    read_on(&remote, &data, 0, 256 << 10, &bytes, |offset| {
+        if offset == 2 * BLOCK
+            && let Some(old) = server.take()
+        {
+            old.shutdown();
+            assert!(old.join(Instant::now() + Duration::from_secs(10)));
+            server = Some(start_node(dir.path(), at).0);
+        }
+    });
+    assert!(stats.remotecache.retries.get() > 0, "nothing was under way when the node ended");
+}
+
+#[test]
+fn answers_that_nobody_takes_are_given_up() {
+    let (dir, bytes) = dataset();
+    let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    let source = format!("file://{}", dir.path().display());
+    let (remote, _) = consumer(&source, server.local_addrs()[0], Duration::from_secs(10)).unwrap();
+    let data = object(&*remote, b"data");
+    let piece = 256 << 10;
+    remote.prefetch(&data, 1..6, piece);
+    assert!(read(&*remote, &data, 0, piece).unwrap() == bytes[..piece]);
+    let open = server.connections();
+    assert!(open > 1, "nothing was asked for ahead");
+    // The reader is gone: the connections with its answers go too.
+    let until = Instant::now() + Duration::from_secs(30);
+    while server.connections() >= open {
+        assert!(Instant::now() < until, "answers are kept for nobody");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(read(&*remote, &data, 3 * BLOCK, piece).unwrap() == bytes[3 * BLOCK as usize..][..piece]);
 }

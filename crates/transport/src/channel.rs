@@ -143,6 +143,27 @@ pub trait Channel: Send {
         self.call(request, body, dst, progress, deadline)
     }
 
+    /// Sends `request` and returns; nothing but [`Channel::finish`] may follow. Until then the answer waits in the
+    /// connection's own buffers: no thread, and no memory of the caller's, waits with it.
+    ///
+    /// # Errors
+    /// Those of [`Channel::call`]; `Unsupported` where answers have to be told where to go.
+    fn begin(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(), CallError> {
+        let _ = deadline;
+        let why = format!("{request} of {}: answers can't be left in the connection", self.endpoints());
+        Err(CallError::Answered(Error::new(ErrorKind::Unsupported, why)))
+    }
+
+    /// Takes the answer to the request that [`Channel::begin`] sent, as [`Channel::call`] would.
+    ///
+    /// # Errors
+    /// Those of [`Channel::call`].
+    fn finish(&mut self, body: &mut Vec<u8>, dst: &mut [u8], deadline: Instant) -> Result<Answer, CallError> {
+        let _ = (body, dst, deadline);
+        let why = format!("{}: no request was begun", self.endpoints());
+        Err(CallError::Answered(Error::new(ErrorKind::Invalid, why)))
+    }
+
     /// What ends this channel's call from another thread; `None` where only the deadline does.
     fn breaker(&self) -> Option<Arc<dyn Breaker>> {
         None

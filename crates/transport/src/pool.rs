@@ -67,6 +67,10 @@ pub(crate) struct Entry {
     pub number: u64,
 }
 
+/// A channel with a request under way whose answer nobody waits for yet. It has to go back to its pool, by
+/// [`ChannelPool::finish`] or [`ChannelPool::abandon`].
+pub struct Begun(Entry);
+
 /// Numbers of channels; 0 is none.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
@@ -205,6 +209,48 @@ impl ChannelPool {
                 return Err(Error::new(ErrorKind::Timeout, why));
             }
         }
+    }
+
+    /// Sends a request on a channel of its own and returns; `None` when that would have to wait for a channel, when
+    /// answers can't be left in the connection, or when it failed: what is asked ahead can be asked again.
+    pub fn begin<'r>(&self, request: impl FnOnce(&Welcome) -> Request<'r>, deadline: Instant) -> Option<Begun> {
+        {
+            let inner = self.inner.lock();
+            let may_connect = inner.open < self.config.nconnect && inner.state == PoolState::Up;
+            if inner.idle.is_empty() && !may_connect {
+                return None;
+            }
+        }
+        let mut lease = self.checkout(deadline).ok()?;
+        let request = request(&lease.welcome);
+        lease
+            .counted(deadline, |channel, deadline| {
+                channel.begin(&request, deadline).map(|()| Answer { payload_len: 0 })
+            })
+            .ok()?;
+        lease.entry.take().map(Begun)
+    }
+
+    /// Takes the answer to a request of [`ChannelPool::begin`], as [`Lease::call`] would.
+    ///
+    /// # Errors
+    /// Those of [`Channel::call`].
+    pub fn finish(
+        &self,
+        begun: Begun,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        deadline: Instant,
+    ) -> Result<Answer, CallError> {
+        let mut lease = Lease::new(self, begun.0);
+        lease.counted(deadline, |channel, deadline| channel.finish(body, dst, deadline))
+    }
+
+    /// Gives up a request of [`ChannelPool::begin`]: its channel is closed, for the answer may be in it.
+    pub fn abandon(&self, begun: Begun) {
+        self.inner.lock().open -= 1;
+        drop(begun);
+        self.changed.notify_all();
     }
 
     fn connect<'a>(&'a self, mut inner: parking_lot::MutexGuard<'a, Inner>, deadline: Instant) -> Result<Lease<'a>> {

@@ -72,8 +72,9 @@ pub trait Volume: Send + Sync {
     /// `Stale` when that version is gone and its bytes are not in the cache; `Timeout`, `Unavailable`, ….
     fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data>;
 
-    /// Asks for `blocks` to be brought near; returns at once, and may do nothing when memory is short.
-    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>);
+    /// Asks for `blocks` to be brought near, for a reader that reads `piece` bytes at a time; returns at once, and may
+    /// do nothing when memory is short.
+    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, piece: usize);
 
     /// A file of this host with the whole object, its checksums checked, if there is one.
     fn backing(&self, object: &ObjectRef) -> Option<Box<dyn Backing>> {

@@ -204,7 +204,7 @@ impl Volume for Tree {
         Ok(Data::Copied(n))
     }
 
-    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>) {
+    fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, _piece: usize) {
         self.prefetched.lock().push((object.path.to_vec(), blocks));
     }
 
