@@ -59,7 +59,7 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         notes.push(format!("No iperf3: {e}"));
     }
     // More memory than data: a hot node.
-    let node_memory = format!("{}M", (FILES as u64 * len >> 20) * 3 / 2);
+    let node_memory = format!("{}M", ((FILES as u64 * len) >> 20) * 3 / 2);
     let node = suite.node(
         &source,
         &addr(7100),
