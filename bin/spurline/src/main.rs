@@ -11,6 +11,7 @@ mod mount;
 mod net;
 mod node;
 mod parts;
+mod rails;
 mod report;
 mod service;
 mod signals;

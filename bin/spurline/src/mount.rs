@@ -2,7 +2,7 @@
 
 use crate::background::Ready;
 use crate::service::{Outside, Target};
-use crate::{parts, signals};
+use crate::{parts, rails, signals};
 use serde_json::{Value, json};
 use spurline_cache::{Cache, Shared};
 use spurline_client::{Patience, Peer, Remote, RemoteConfig};
@@ -15,7 +15,7 @@ use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
 use spurline_observe::place::Owner;
 use spurline_store::Store;
-use spurline_transport::{ChannelPool, PoolConfig, PoolState};
+use spurline_transport::{ChannelPool, PathView, Phase, PoolConfig, PoolState};
 use spurline_types::Stats;
 use spurline_volume::Volume;
 use std::sync::Arc;
@@ -40,6 +40,10 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     // Words about the mountpoint come before waiting for a server that may be far away.
     spurline_fuse::check(&config.mountpoint, &options).map_err(mount_fault)?;
     let stats = Arc::new(Stats::default());
+    if let Some(rdma) = &config.net.rdma {
+        rails::find(rdma, config.budget.total)?;
+        return Err(rails::not_here());
+    }
     let reads = match &config.registry {
         None => alone(&config, &stats)?,
         Some(registry) => consumer(&config, registry, &stats)?,
@@ -262,13 +266,38 @@ fn peers(remote: &Remote) -> Vec<Value> {
                 PoolState::Up => ("up", String::new()),
                 PoolState::Down { error, .. } => ("down", error.to_string()),
             };
+            let (paths, why_none) = peer.paths().map(|paths| paths.view()).unwrap_or_default();
+            let rdma = paths.iter().any(|path| path.phase == Phase::Up);
+            let forced = peer.paths().is_some_and(|paths| paths.forced());
             json!({
                 "address": peer.member().name,
-                "state": word,
+                "state": if rdma { "up" } else { word },
                 "reason": reason,
-                "transport": "tcp",
+                // What carries data now.
+                "transport": match (rdma, forced) {
+                    (true, _) => "rdma",
+                    (false, true) => "none",
+                    (false, false) => "tcp",
+                },
                 "connections": connections,
+                "paths": paths.iter().map(path).collect::<Vec<_>>(),
+                "no_paths": why_none,
             })
         })
         .collect()
+}
+
+fn path(path: &PathView) -> Value {
+    json!({
+        "path": path.spec.name,
+        "transport": path.spec.kind.to_string(),
+        "speed_mbit": path.spec.speed_mbit,
+        "state": path.phase.name(),
+        "for_seconds": path.for_time.as_secs(),
+        "channels": path.channels,
+        "in_flight": path.in_flight,
+        "failovers": path.failovers,
+        "failbacks": path.failbacks,
+        "last_failure": path.reason,
+    })
 }

@@ -2,7 +2,7 @@
 
 use crate::background::Ready;
 use crate::service::{Outside, Target};
-use crate::{parts, signals};
+use crate::{parts, rails, signals};
 use serde_json::json;
 use spurline_cache::Shared;
 use spurline_config::{Fault, IorpcMode, NodeConfig};
@@ -25,6 +25,10 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
     let block_size = config.cache.block_size;
+    if let Some(rdma) = &config.net.rdma {
+        rails::find(rdma, config.budget.total)?;
+        return Err(rails::not_here());
+    }
     let pool = Pool::new(config.budget.total, block_size as usize)?;
     // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {

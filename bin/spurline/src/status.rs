@@ -87,9 +87,34 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, as_json: bool) {
                     let text = |k: &str| one[k].as_str().unwrap_or("?").to_owned();
                     let (who, state) = (if list == "disks" { text("path") } else { text("address") }, text("state"));
                     let style = if matches!(state.as_str(), "normal" | "up") { GREEN } else { RED };
-                    anstream::println!("  {} {who}  {style}{state}{style:#}", list.trim_end_matches('s'));
+                    let over = one["transport"].as_str().map_or(String::new(), |t| format!("  data over {t}"));
+                    anstream::println!("  {} {who}  {style}{state}{style:#}{over}", list.trim_end_matches('s'));
+                    show_paths(one);
                 }
             }
         }
+    }
+}
+
+/// The paths to one peer, and why there is none where there could be.
+fn show_paths(peer: &Value) {
+    for path in peer["paths"].as_array().into_iter().flatten() {
+        let text = |k: &str| path[k].as_str().unwrap_or("?");
+        let number = |k: &str| path[k].as_u64().unwrap_or(0);
+        let style = if text("state") == "up" { GREEN } else { RED };
+        let why = path["last_failure"].as_str().map_or(String::new(), |why| format!("  last failure: {why}"));
+        anstream::println!(
+            "    {} {}  {style}{}{style:#} for {} s  {} channels, {} failovers, {} failbacks{why}",
+            text("transport"),
+            text("path"),
+            text("state"),
+            number("for_seconds"),
+            number("channels"),
+            number("failovers"),
+            number("failbacks"),
+        );
+    }
+    if let Some(why) = peer["no_paths"].as_str() {
+        anstream::println!("    no RDMA path: {why}");
     }
 }

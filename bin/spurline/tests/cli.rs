@@ -63,6 +63,12 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&m(&["--metrics", "nowhere"]), 2, &["--metrics", "none"]);
     refused(&m(&["--nconnect", "65"]), 2, &["--nconnect"]);
     refused(&m(&["--group-network", "eth0::eth1"]), 2, &["--group-network", "empty"]);
+    refused(&m(&["--transport", "rdma"]), 2, &["--transport rdma without --rdma-network", "ib0:ib1"]);
+    refused(&m(&["--rdma-network", "ib0::ib1"]), 2, &["--rdma-network 'ib0::ib1'", "empty"]);
+    refused(&m(&["--rdma-network", "10.0.0.1"]), 2, &["an address, not an interface", "net list"]);
+    refused(&m(&["--rdma-network", "../x"]), 2, &["that is no interface"]);
+    refused(&m(&["--rdma-network", "ib0", "--rdma-silence", "1ms"]), 2, &["--rdma-silence", "dead rail"]);
+    refused(&m(&["--rdma-network", "ib0", "--rdma-retry", "0"]), 2, &["--rdma-retry"]);
     refused(&m(&["-o", "allow_othr"]), 2, &["allow_othr", "did you mean allow_other"]);
     refused(&m(&["-o", "rw"]), 2, &["read-only"]);
     refused(&m(&["--cache-dir", "/nowhere/*"]), 2, &["matches no directory"]);
@@ -71,10 +77,18 @@ fn wrong_words_exit_2_and_say_what_is_right() {
 
 #[test]
 fn what_is_missing_exits_3() {
-    let out = run(&["mount", "/tmp", "/mnt/x", "--transport", "rdma"]);
-    refused(&out, 3, &["RDMA is not in this version", "tcp"]);
-    let out = run(&["node", "--source", "/tmp", "--transport", "rdma"]);
-    refused(&out, 3, &["RDMA is not in this version"]);
+    let dir = tempfile::tempdir().unwrap();
+    let (mountpoint, cache) = (dir.path().join("m"), dir.path().join("c"));
+    std::fs::create_dir_all(&mountpoint).unwrap();
+    let says = ["--rdma-network no-such0", "no interface of that name", "fix"];
+    // Also a mount that needs no network: what is asked for has to be there.
+    let mount = ["mount", "/tmp", mountpoint.to_str().unwrap(), "--cache-size", "0", "--metrics", "none"];
+    let network = ["--rdma-network", "no-such0"];
+    refused(&run(&[&mount[..], &network].concat()), 3, &says);
+    let node = ["node", "--source", "/tmp", "--cache-dir", cache.to_str().unwrap(), "--metrics", "none"];
+    refused(&run(&[&node[..], &network, &["--transport", "rdma"]].concat()), 3, &says);
+    // Loopback is there and no rail.
+    refused(&run(&[&node[..], &["--rdma-network", "lo"]].concat()), 3, &["--rdma-network lo", "no RDMA device"]);
 }
 
 #[test]
@@ -179,6 +193,15 @@ fn wrong_variables_are_named() {
         |name: &str, value: &str| spurline().args(["mount", "/tmp", "/mnt/x"]).env(name, value).output().unwrap();
     refused(&with("SPURLINE_CACHE_SIZE", "1X"), 2, &["environment variable SPURLINE_CACHE_SIZE", "is not a size"]);
     refused(&with("SPURLINE_TRANSPORT", "pigeon"), 2, &["environment variable SPURLINE_TRANSPORT", "auto, tcp, rdma"]);
+    // A variable of another system is honoured, unless there is our own.
+    let retry = |ours: Option<&str>| {
+        let mut command = spurline();
+        command.args(["mount", "/tmp", "/mnt/x"]).env("IORPC_RDMA_RETRY_DURATION", "often");
+        ours.map(|ours| command.env("SPURLINE_RDMA_RETRY", ours));
+        command.output().unwrap()
+    };
+    refused(&retry(None), 2, &["environment variable IORPC_RDMA_RETRY_DURATION", "is not a duration"]);
+    refused(&retry(Some("seldom")), 2, &["environment variable SPURLINE_RDMA_RETRY", "'seldom'"]);
     // A flag beats a variable, wrong or not.
     let out = spurline()
         .args(["mount", "/tmp", "/mnt/x", "--cache-size", "1G", "--block-size", "3M"])

@@ -55,6 +55,8 @@ struct Known {
     rails: Vec<Rail>,
     /// Whether the node was asked at least once, whatever came of it.
     asked: bool,
+    /// Whether it answered.
+    heard: bool,
     asking: bool,
     /// Why there is no path.
     why_none: Option<String>,
@@ -155,21 +157,20 @@ impl Paths {
         let welcome = match welcome {
             Ok(welcome) => welcome,
             Err(error) => {
-                if !known.asked {
+                if !known.heard {
                     known.why_none = Some(format!("the node does not answer: {error}"));
                 }
                 known.asked = true;
                 return;
             }
         };
-        if known.asked && known.rails == welcome.rails {
+        if known.heard && known.rails == welcome.rails {
             if let Some(current) = self.current()
                 && current.instance.swap(welcome.instance, Ordering::AcqRel) != welcome.instance
             {
                 tracing::info!(node = %self.node, "the node is another process than before: its paths are tried anew");
                 current.pool.renew();
             }
-            known.asked = true;
             return;
         }
         let next = pair(self.dialer.rails(), &welcome.rails).map(|pairs| {
@@ -187,7 +188,7 @@ impl Paths {
             Arc::new(Current { pool, connectors, instance: AtomicU64::new(welcome.instance) })
         });
         known.rails.clone_from(&welcome.rails);
-        known.asked = true;
+        (known.asked, known.heard) = (true, true);
         let (next, why) = match next {
             Ok(current) => (Some(current), None),
             Err(why) => (None, Some(why)),

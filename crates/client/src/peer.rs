@@ -6,7 +6,7 @@ use crate::placement::Member;
 use parking_lot::Mutex;
 use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
 use spurline_types::{Error, ErrorKind, Result, Retry};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long a request may take, and how long a node may be away before its absence is an error.
@@ -43,8 +43,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// One node.
 pub struct Peer {
     pool: ChannelPool,
-    /// The ways beside TCP, which come first.
-    paths: Option<Arc<Paths>>,
+    /// The ways beside TCP, which come first. They need memory whose size depends on what the node says first.
+    paths: OnceLock<Arc<Paths>>,
     member: Member,
     /// Since when every attempt to reach it failed.
     away_since: Mutex<Option<Instant>>,
@@ -53,27 +53,24 @@ pub struct Peer {
 impl Peer {
     /// The node behind `pool`, placed by the address it was configured with.
     pub fn new(pool: ChannelPool, weight: u32) -> Arc<Peer> {
-        Self::make(pool, None, weight)
-    }
-
-    /// The same with paths of its own beside the pool's.
-    pub fn with_paths(pool: ChannelPool, paths: Paths, weight: u32) -> Arc<Peer> {
-        Self::make(pool, Some(Arc::new(paths)), weight)
-    }
-
-    fn make(pool: ChannelPool, paths: Option<Arc<Paths>>, weight: u32) -> Arc<Peer> {
         let member = Member { name: pool.peer().to_owned(), weight };
-        Arc::new(Peer { pool, paths, member, away_since: Mutex::new(None) })
+        Arc::new(Peer { pool, paths: OnceLock::new(), member, away_since: Mutex::new(None) })
+    }
+
+    /// Gives it paths beside TCP, once.
+    pub fn set_paths(&self, paths: Paths) {
+        // A second time nothing happens: requests may be under way on the first ones.
+        let _ = self.paths.set(Arc::new(paths));
     }
 
     /// Its paths beside TCP.
     pub fn paths(&self) -> Option<&Arc<Paths>> {
-        self.paths.as_ref()
+        self.paths.get()
     }
 
     /// Asks the node, over TCP, where its rails are.
     pub(crate) fn ask_rails(&self) {
-        let Some(paths) = &self.paths else { return };
+        let Some(paths) = self.paths() else { return };
         match self.pool.checkout(Instant::now() + paths.config().connect_timeout) {
             Ok(lease) => paths.learn(Ok(lease.welcome())),
             Err(error) => paths.learn(Err(error)),
@@ -137,7 +134,7 @@ impl Peer {
         deadline: Instant,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, Failure> {
-        let beside = self.paths.as_ref().and_then(|paths| self.attempt_paths(paths, deadline, ask));
+        let beside = self.paths().and_then(|paths| self.attempt_paths(paths, deadline, ask));
         let result = match beside {
             Some(result) => result,
             None => match self.pool.checkout(deadline) {

@@ -60,6 +60,9 @@ pub struct NodeArgs {
     /// Fixed port to serve at; a free one is chosen and printed when 0
     #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
     pub group_port: u16,
+    /// Fixed port for RDMA connections, on every rail; a free one is chosen and told to mounts when 0
+    #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
+    pub rdma_port: u16,
     /// Config file, the common flags.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -175,9 +178,27 @@ pub struct NetArgs {
     /// so whoever reaches the port reads the sources. A mount takes the route's own interface when not told.
     #[arg(long, value_name = "IF[:IF]")]
     pub group_network: Option<String>,
-    /// What carries the data; rdma is not in this version
+    /// Rails for RDMA data: interface names, IF[:IF] [default: none, the data goes over TCP]
+    ///
+    /// Each interface's RDMA device, port and GID are found and told in the log. One that can't be used ends the start
+    /// with exit code 3, saying why.
+    #[arg(long, value_name = "IF[:IF]")]
+    pub rdma_network: Option<String>,
+    /// What carries the data: rdma where both sides have rails and tcp elsewhere, or one of them and nothing else
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub transport: Transport,
+    /// After an RDMA failure TCP carries the data, and RDMA is tried again after this (also IORPC_RDMA_RETRY_DURATION)
+    ///
+    /// When the cause was this machine's own link, RDMA is tried again as soon as the link is back and has settled,
+    /// unless it was lost before within this time.
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
+    pub rdma_retry: Duration,
+    /// A link that came back has to stay up this long before it carries data
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub rdma_settle: Duration,
+    /// A rail that owes answers and over which nothing comes for this long is given up
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    pub rdma_silence: Duration,
     /// TCP congestion control of connections to and from nodes: auto, system, cubic, reno, dctcp
     ///
     /// auto keeps the host's own unless that is BBR, whose pacing leaves a fast network idle between short answers.
@@ -262,6 +283,9 @@ pub fn env_name(long: &str) -> String {
     format!("SPURLINE_{}", long.to_ascii_uppercase().replace('-', "_"))
 }
 
+/// A variable of another system whose users find it honoured: the flag it stands for, and its name.
+const OTHER_VARIABLE: (&str, &str) = ("rdma-retry", "IORPC_RDMA_RETRY_DURATION");
+
 /// Gives every long flag of a service command its environment variable, and yes/no flags the words people write.
 pub fn with_environment(command: Command) -> Command {
     command.mut_args(|arg| {
@@ -272,7 +296,12 @@ pub fn with_environment(command: Command) -> Command {
         let arg = if is_switch(&arg) { arg.value_parser(BoolishValueParser::new()) } else { arg };
         // The reference names the variables; in the help text they would double every line.
         let arg = arg.hide_env(true);
-        if arg.get_env().is_some() { arg } else { arg.env(env_name(&long)) }
+        if arg.get_env().is_some() {
+            return arg;
+        }
+        let (own, (flag, other)) = (env_name(&long), OTHER_VARIABLE);
+        let theirs = long == flag && std::env::var_os(&own).is_none() && std::env::var_os(other).is_some();
+        if theirs { arg.env(other) } else { arg.env(own) }
     })
 }
 

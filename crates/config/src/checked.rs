@@ -113,14 +113,31 @@ pub struct UnderConfig {
 pub struct NetConfig {
     /// Interface names, addresses or CIDRs; empty when not given (a node: loopback only).
     pub group_network: Vec<String>,
-    /// Auto or TCP; RDMA was refused before.
+    /// What may carry the data.
     pub transport: Transport,
+    /// The rails for RDMA; `None` where none may carry data.
+    pub rdma: Option<RdmaConfig>,
     /// TCP congestion control.
     pub tcp_congestion: Congestion,
     /// Connections per path, at least 1.
     pub nconnect: usize,
     /// Deadline of one request to a node.
     pub peer_timeout: Duration,
+}
+
+/// The rails for RDMA data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RdmaConfig {
+    /// Names of interfaces, at least one, none twice; what they are is for the rails to find out.
+    pub interfaces: Vec<String>,
+    /// Fixed port of a node, or 0 for a free one.
+    pub port: u16,
+    /// When a failed path is tried again.
+    pub retry: Duration,
+    /// How long a link that came back is not trusted.
+    pub settle: Duration,
+    /// Silence under load that ends a path.
+    pub silence: Duration,
 }
 
 /// The FUSE session.
@@ -179,13 +196,16 @@ impl MountArgs {
         let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
         let (fuse, readahead) = check_fuse(&self.fuse)?;
         let budget = derive(&self.common, &self.cache, &self.under, Some(&fuse), readahead, host, &mut warnings)?;
+        if alone && self.net.rdma_network.is_some() {
+            warnings.push("--rdma-network carries nothing: a mount without --registry reads from no node".to_owned());
+        }
         Ok(MountConfig {
             source: self.source,
             mountpoint: absolute(&self.mountpoint),
             registry: self.registry.registry,
             cache,
             under: check_under(self.under)?,
-            net: check_net(self.net, host)?,
+            net: check_net(self.net, 0, host, &mut warnings)?,
             fuse,
             budget,
             metrics: check_metrics(&self.log)?,
@@ -218,7 +238,7 @@ impl NodeArgs {
             port: self.group_port,
             cache,
             under: check_under(self.under)?,
-            net: check_net(self.net, host)?,
+            net: check_net(self.net, self.rdma_port, host, &mut warnings)?,
             budget,
             metrics: check_metrics(&self.log)?,
             log: check_log(self.log),
@@ -334,13 +354,8 @@ fn check_under(args: UnderArgs) -> Result<UnderConfig, Fault> {
 /// connection until it is answered, so they are also how many requests can be under way.
 const AUTO_NCONNECT: (usize, usize) = (8, 16);
 
-fn check_net(args: NetArgs, host: &Host) -> Result<NetConfig, Fault> {
-    if args.transport == Transport::Rdma {
-        return Err(Fault::missing(
-            "--transport rdma: RDMA is not in this version of spurline",
-            "use --transport auto or tcp",
-        ));
-    }
+fn check_net(args: NetArgs, rdma_port: u16, host: &Host, warnings: &mut Vec<String>) -> Result<NetConfig, Fault> {
+    let rdma = check_rdma(&args, rdma_port, warnings)?;
     positive("--peer-timeout", args.peer_timeout)?;
     let nconnect = match args.nconnect {
         0 => (2 * host.processors).clamp(AUTO_NCONNECT.0, AUTO_NCONNECT.1),
@@ -351,9 +366,62 @@ fn check_net(args: NetArgs, host: &Host) -> Result<NetConfig, Fault> {
         group_network: args.group_network.as_deref().map(split_networks).transpose()?.unwrap_or_default(),
         transport: args.transport,
         tcp_congestion: args.tcp_congestion,
+        rdma,
         nconnect,
         peer_timeout: args.peer_timeout,
     })
+}
+
+/// The shortest silence that means something: below, a busy processor looks like a dead rail.
+const LEAST_SILENCE: Duration = Duration::from_millis(100);
+
+fn check_rdma(args: &NetArgs, port: u16, warnings: &mut Vec<String>) -> Result<Option<RdmaConfig>, Fault> {
+    let Some(text) = args.rdma_network.as_deref() else {
+        if args.transport == Transport::Rdma {
+            return Err(Fault::usage(
+                "--transport rdma without --rdma-network leaves nothing to carry the data",
+                "name the rails: --rdma-network ib0:ib1 ('spurline net list' shows which interfaces have RDMA)",
+            ));
+        }
+        if port != 0 {
+            warnings.push("--rdma-port is not used: there is no --rdma-network".to_owned());
+        }
+        return Ok(None);
+    };
+    let mut interfaces: Vec<String> = Vec::new();
+    for name in text.split([':', ',']).map(str::trim) {
+        // The kernel's own rule for names of interfaces.
+        let wrong = match name {
+            "" => "a part is empty",
+            "." | ".." => "that is no interface",
+            _ if name.parse::<std::net::IpAddr>().is_ok() => "that is an address, not an interface",
+            _ if name.len() > 15 => "the name of an interface has at most 15 characters",
+            _ if name.contains(['/', '[', ']']) || name.contains(char::is_whitespace) => "that is no interface",
+            _ => {
+                if !interfaces.iter().any(|known| known == name) {
+                    interfaces.push(name.to_owned());
+                }
+                continue;
+            }
+        };
+        return Err(Fault::usage(
+            format!("--rdma-network '{text}': '{name}': {wrong}"),
+            "write names of interfaces with colons between, ib0:ib1; 'spurline net list' shows them",
+        ));
+    }
+    positive("--rdma-retry", args.rdma_retry)?;
+    if args.rdma_silence < LEAST_SILENCE {
+        return Err(Fault::usage(
+            format!("--rdma-silence {:?} would take a busy node for a dead rail", args.rdma_silence),
+            "give 100ms or more; 2s is the default",
+        ));
+    }
+    if args.transport == Transport::Tcp {
+        warnings.push("--rdma-network is not used: --transport tcp rules out RDMA".to_owned());
+        return Ok(None);
+    }
+    let (retry, settle, silence) = (args.rdma_retry, args.rdma_settle, args.rdma_silence);
+    Ok(Some(RdmaConfig { interfaces, port, retry, settle, silence }))
 }
 
 /// Splits `ib0:10.0.0.0/8:[fe80::1]` at the colons that stand outside brackets.

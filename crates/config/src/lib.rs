@@ -12,7 +12,9 @@ pub mod words;
 
 pub use args::{MountArgs, NodeArgs};
 pub use budget::{Budget, Term};
-pub use checked::{CacheConfig, FuseConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig, UnderConfig};
+pub use checked::{
+    CacheConfig, FuseConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig, RdmaConfig, UnderConfig,
+};
 pub use fault::{Code, Fault};
 pub use host::Host;
 pub use words::{CacheSize, FuseIo, HostPort, IorpcMode, LogFormat, Registry, Source, Transport};

@@ -237,15 +237,19 @@ impl PathPool {
             if let Some((place, entry)) = self.pick(&mut inner, 0) {
                 return Ok(Some(Lease::of_path(self, place, entry)));
             }
-            let mut any_up = false;
+            let (mut any_up, mut grows) = (false, false);
             for slot in inner.slots.iter_mut().filter(|slot| slot.state.phase() == Phase::Up) {
                 any_up = true;
-                slot.wanted = true;
+                if self.may_grow(slot) {
+                    (slot.wanted, grows) = (true, true);
+                }
             }
             if !any_up {
                 return Ok(None);
             }
-            self.wake.ring();
+            if grows {
+                self.wake.ring();
+            }
             if self.changed.wait_until(&mut inner, deadline).timed_out() {
                 let why = format!(
                     "{}: all {} channels of each path were in use until the deadline; raise --nconnect or look at why answers are slow",
@@ -273,18 +277,10 @@ impl PathPool {
             let mut equals = 0;
             for index in 0..inner.slots.len() {
                 let slot = &inner.slots[index];
-                let spec = &self.paths[index].spec;
-                if slot.idle.is_empty() || slot.state.phase() != Phase::Up || taken & rail_bit(spec) != 0 {
+                if slot.idle.is_empty() || !self.may_take(inner, index, taken) {
                     continue;
                 }
-                // (in flight + 1) / speed, compared without dividing.
-                let order = best.map_or(std::cmp::Ordering::Less, |b| {
-                    let load = |i: usize, other: usize| {
-                        (inner.slots[i].in_flight as u64 + 1) * u64::from(self.paths[other].spec.speed_mbit.max(1))
-                    };
-                    load(index, b).cmp(&load(b, index))
-                });
-                match order {
+                match best.map_or(std::cmp::Ordering::Less, |best| self.compare(inner, index, best)) {
                     std::cmp::Ordering::Less => (best, equals) = (Some(index), 1),
                     std::cmp::Ordering::Equal => {
                         // One of n equals replaces those before it once in n times.
@@ -297,6 +293,16 @@ impl PathPool {
                 }
             }
             let index = best?;
+            // A path that would have been better and has all channels in use gets more, or slow rails would carry as
+            // much as fast ones for ever.
+            for other in 0..inner.slots.len() {
+                let better = self.may_take(inner, other, taken) && self.compare(inner, other, index).is_lt();
+                let slot = &mut inner.slots[other];
+                if better && slot.idle.is_empty() && !slot.wanted && self.may_grow(slot) {
+                    slot.wanted = true;
+                    self.wake.ring();
+                }
+            }
             let at = step(&mut inner.random) as usize % inner.slots[index].idle.len();
             let slot = &mut inner.slots[index];
             let (place, mut entry) = slot.idle.swap_remove(at);
@@ -321,6 +327,22 @@ impl PathPool {
             drop(entry);
             self.wake.ring();
         }
+    }
+
+    fn may_take(&self, inner: &Inner, index: usize, taken: u64) -> bool {
+        inner.slots[index].state.phase() == Phase::Up && taken & rail_bit(&self.paths[index].spec) == 0
+    }
+
+    fn may_grow(&self, slot: &Slot) -> bool {
+        slot.open < self.most_channels && !slot.growing && slot.state.phase() == Phase::Up
+    }
+
+    /// Which of two paths is less loaded for its speed: (in flight + 1) / speed, without dividing.
+    fn compare(&self, inner: &Inner, a: usize, b: usize) -> std::cmp::Ordering {
+        let load = |of: usize, other: usize| {
+            (inner.slots[of].in_flight as u64 + 1) * u64::from(self.paths[other].spec.speed_mbit.max(1))
+        };
+        load(a, b).cmp(&load(b, a))
     }
 
     pub(crate) fn give_back(&self, place: Place, mut entry: Entry) {
@@ -505,8 +527,7 @@ impl PathPool {
     pub fn wanting(&self) -> Vec<(usize, u64)> {
         let mut inner = self.inner.lock();
         let wants = |(i, slot): (usize, &mut Slot)| {
-            let room = slot.open < self.most_channels && slot.state.phase() == Phase::Up;
-            let grow = slot.wanted && room && !slot.growing;
+            let grow = slot.wanted && self.may_grow(slot);
             if grow {
                 (slot.wanted, slot.growing) = (false, true);
             }

@@ -105,21 +105,29 @@ pub fn human_bytes(bytes: u64) -> String {
 /// # Errors
 /// When the text is no number with one of those units.
 pub fn parse_duration(s: &str) -> Result<Duration, UnitError> {
-    let t = s.trim();
-    let wrong = |why: &str| UnitError(format!("'{s}' is not a duration: {why}; write 250ms, 5s, 5m, 2h or 1d"));
-    let split = t.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(t.len());
-    let (number, suffix) = t.split_at(split);
-    let value: f64 = number.parse().map_err(|_| wrong("it starts with no number"))?;
-    let scale = match suffix.trim().to_ascii_lowercase().as_str() {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "" | "s" | "sec" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        "d" => 86_400.0,
-        other => return Err(wrong(&format!("unknown unit '{other}'"))),
-    };
-    Duration::try_from_secs_f64(value * scale).map_err(|_| wrong("it is too long"))
+    let wrong = |why: &str| UnitError(format!("'{s}' is not a duration: {why}; write 250ms, 5s, 5m, 1h30m or 1d"));
+    let mut rest = s.trim();
+    let mut seconds = 0.0;
+    loop {
+        let split = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(split);
+        let value: f64 = number.parse().map_err(|_| wrong("it starts with no number"))?;
+        let (unit, next) = tail.split_at(tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len()));
+        let scale = match unit.trim().to_ascii_lowercase().as_str() {
+            "us" => 1e-6,
+            "ms" => 1e-3,
+            "" | "s" | "sec" => 1.0,
+            "m" | "min" => 60.0,
+            "h" => 3600.0,
+            "d" => 86_400.0,
+            other => return Err(wrong(&format!("unknown unit '{other}'"))),
+        };
+        seconds += value * scale;
+        rest = next;
+        if rest.is_empty() {
+            return Duration::try_from_secs_f64(seconds).map_err(|_| wrong("it is too long"));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -143,9 +151,16 @@ mod tests {
 
     #[test]
     fn durations() {
-        for (text, ms) in
-            [("250ms", 250), ("5s", 5000), ("5m", 300_000), ("2", 2000), ("0.5s", 500), ("1d", 86_400_000)]
-        {
+        for (text, ms) in [
+            ("250ms", 250),
+            ("5s", 5000),
+            ("5m", 300_000),
+            ("2", 2000),
+            ("0.5s", 500),
+            ("1d", 86_400_000),
+            ("5m0s", 300_000),
+            ("1h30m", 5_400_000),
+        ] {
             assert_eq!(parse_duration(text).unwrap().as_millis(), ms, "{text}");
         }
         for text in ["", "s", "5 parsecs", "-1s", "1e400d"] {

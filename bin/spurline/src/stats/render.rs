@@ -83,6 +83,7 @@ const SECTIONS: [Section; 7] = [
             ("ops", Cell::Rate("remotecache.ops")),
             ("lat", Cell::Latency("remotecache.lat_us", "remotecache.ops")),
             ("up", Cell::Count("remotecache.peers_up")),
+            ("retry", Cell::Rate("remotecache.retries")),
         ],
     },
     Section {
@@ -92,6 +93,9 @@ const SECTIONS: [Section; 7] = [
             ("write", Cell::Flow("rdma.write_bytes")),
             ("recv", Cell::Flow("rdma.recv_bytes")),
             ("w_ops", Cell::Rate("rdma.w_ops")),
+            ("lat", Cell::Latency("rdma.w_us", "rdma.w_ops")),
+            ("up", Cell::Count("rdma.paths_up")),
+            ("down", Cell::Count("rdma.paths_down")),
         ],
     },
     Section {

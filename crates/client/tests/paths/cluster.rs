@@ -154,7 +154,8 @@ impl Cluster {
             pool_config,
             Arc::clone(&stats),
         );
-        let peer = Peer::with_paths(pool, paths, 100);
+        let peer = Peer::new(pool, 100);
+        peer.set_paths(paths);
         let keeper = Keeper::start(&[Arc::clone(&peer)], wake).unwrap();
         keeper.wait_first(Instant::now() + Duration::from_secs(10));
         let patience = Patience { answer: Duration::from_secs(20), absence: Duration::from_millis(200) };
