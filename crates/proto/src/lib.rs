@@ -17,6 +17,7 @@ mod answer;
 mod codec;
 mod header;
 mod rail;
+pub mod rdma;
 mod request;
 
 pub use answer::{Body, Capabilities, StatFs, Welcome, decode_error, encode_error_message};

@@ -29,6 +29,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("spurline-verbs", 20),
     ("spurline-transport", 30),
     ("spurline-net-tcp", 40),
+    ("spurline-net-rdma", 40),
     ("spurline-net-sim", 40),
     ("spurline-store", 40),
     ("spurline-under", 40),
@@ -81,7 +82,10 @@ fn only_the_binary_and_tests_name_a_concrete_transport() {
     for package in ours(&metadata) {
         let name = package["name"].as_str().unwrap();
         for dependency in package["dependencies"].as_array().unwrap() {
-            let concrete = matches!(dependency["name"].as_str(), Some("spurline-net-tcp" | "spurline-net-sim"));
+            let concrete = matches!(
+                dependency["name"].as_str(),
+                Some("spurline-net-tcp" | "spurline-net-rdma" | "spurline-net-sim")
+            );
             if concrete && dependency["kind"] != "dev" && !allowed.contains(&name) {
                 broken.push(format!("{name} names {}", dependency["name"]));
             }

@@ -166,6 +166,7 @@ sections! {
         failbacks: Counter "operations" "Times an RDMA path carried data again after a failure.",
         paths_up: Gauge "paths" "RDMA paths to peers that carry data now.",
         paths_down: Gauge "paths" "RDMA paths to peers that carry none now.",
+        bounced_bytes: Counter "bytes" "Payload bytes received into a buffer and copied, as their destination is not registered.",
     }
     /// What TCP carried.
     tcp: Tcp {

@@ -7,6 +7,7 @@ use crate::cm::CmId;
 use crate::error::{Absent, VerbsError};
 use crate::load::Verbs;
 use crate::sys;
+use parking_lot::Mutex;
 use std::ffi::c_char;
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -220,6 +221,8 @@ pub struct Context {
     raw: *mut sys::Context,
     owner: Owner,
     name: String,
+    /// Ids of connections that ended while their port was down.
+    leaving: Mutex<Vec<CmId>>,
 }
 
 // SAFETY: libibverbs locks its contexts itself; every call made with one is allowed from any thread.
@@ -255,7 +258,7 @@ impl Context {
         if raw.is_null() {
             return Err(VerbsError::last("ibv_open_device", name));
         }
-        Ok(Context { verbs: Arc::clone(verbs), raw, owner: Owner::Opened, name })
+        Ok(Context { verbs: Arc::clone(verbs), raw, owner: Owner::Opened, name, leaving: Mutex::default() })
     }
 
     /// The device that `id` is bound to, as rdma_cm has it open. Connections made by rdma_cm need their memory and
@@ -270,7 +273,8 @@ impl Context {
         }
         // SAFETY: rdma_cm keeps context and device while an id is bound to them.
         let name = text(unsafe { &(*(*raw).device).name });
-        Ok(Arc::new(Context { verbs: Arc::clone(id.verbs()), raw, owner: Owner::Bound(id), name }))
+        let verbs = Arc::clone(id.verbs());
+        Ok(Arc::new(Context { verbs, raw, owner: Owner::Bound(id), name, leaving: Mutex::default() }))
     }
 
     pub(crate) fn raw(&self) -> *mut sys::Context {
@@ -322,18 +326,49 @@ impl Context {
         })
     }
 
+    fn port_attributes(&self, number: u8) -> Result<sys::PortAttr, VerbsError> {
+        // SAFETY: zeroes are a valid PortAttr.
+        let mut attr: sys::PortAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open; the exported function fills the front part of `attr`, which never grew.
+        match unsafe { (self.verbs.ib.ibv_query_port)(self.raw, number, &mut attr) } {
+            0 => Ok(attr),
+            failed => Err(VerbsError::returned("ibv_query_port", format!("{} port {number}", self.name), failed)),
+        }
+    }
+
+    /// A port's state, without the rest of [`Context::port`].
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when it can't be asked.
+    pub fn port_state(&self, number: u8) -> Result<PortState, VerbsError> {
+        Ok(PortState(self.port_attributes(number)?.state))
+    }
+
+    /// Keeps the id of a connection that ended while its port was down. Destroying it sends a goodbye, and there are
+    /// drivers (rxe of Linux 6.1) that never connect again after sending one over a port that is down.
+    pub(crate) fn leave(&self, id: CmId) {
+        self.leaving.lock().push(id);
+    }
+
+    /// Destroys the ids of connections that ended while their port was down, if it is active again.
+    pub fn say_goodbyes(&self) {
+        let ready: Vec<CmId> = {
+            let mut leaving = self.leaving.lock();
+            if leaving.is_empty() {
+                return;
+            }
+            let active = |id: &mut CmId| self.port_state(id.port()).is_ok_and(PortState::is_active);
+            leaving.extract_if(.., active).collect()
+        };
+        drop(ready);
+    }
+
     /// A port, counted from 1.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when it can't be asked.
     pub fn port(&self, number: u8) -> Result<PortInfo, VerbsError> {
-        // SAFETY: zeroes are a valid PortAttr.
-        let mut attr: sys::PortAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open; the exported function fills the front part of `attr`, which never grew.
-        let failed = unsafe { (self.verbs.ib.ibv_query_port)(self.raw, number, &mut attr) };
-        if failed != 0 {
-            return Err(VerbsError::returned("ibv_query_port", format!("{} port {number}", self.name), failed));
-        }
+        let attr = self.port_attributes(number)?;
         let gids = (0..u32::try_from(attr.gid_tbl_len).unwrap_or(0)).filter_map(|i| self.gid(number, i)).collect();
         Ok(PortInfo {
             number,
@@ -419,6 +454,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        // Before the device they are bound to.
+        self.leaving.get_mut().clear();
         if let Owner::Opened = self.owner {
             // SAFETY: opened here, and what was made from it holds the `Arc` of this context.
             unsafe { (self.verbs.ib.ibv_close_device)(self.raw) };

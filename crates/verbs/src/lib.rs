@@ -20,7 +20,7 @@
 //! ```compile_fail
 //! use spurline_verbs::{MemoryRegion, QueuePair, Settled};
 //! fn lent_memory_cannot_be_touched(pair: &mut QueuePair, memory: &MemoryRegion, dst: &mut [u8]) {
-//!     let _ = pair.lend(memory, dst, |_pair, _region| {
+//!     let _ = pair.lend(memory, dst, |_pair, _lent| {
 //!         dst[0] = 1;
 //!         ((), Settled::Yes)
 //!     });
@@ -43,7 +43,7 @@
 //!     pair.post_receive(slot).unwrap();
 //! }
 //! fn lent_memory_comes_back(pair: &mut QueuePair, memory: &MemoryRegion, dst: &mut [u8]) {
-//!     let _ = pair.lend(memory, dst, |_pair, _region| ((), Settled::Yes));
+//!     let _ = pair.lend(memory, dst, |_pair, _lent| ((), Settled::Yes));
 //!     dst[0] = 1;
 //! }
 //! fn moved_between_threads<T: Send>() {}
@@ -53,6 +53,7 @@
 mod cm;
 mod device;
 mod error;
+mod lend;
 mod load;
 mod memory;
 mod qp;
@@ -64,9 +65,10 @@ pub use device::{
     Context, DeviceInfo, DeviceLimits, DeviceProblem, GidInfo, GidType, LinkLayer, PortInfo, PortState, devices,
 };
 pub use error::{Absent, VerbsError, WcStatus};
+pub use lend::{Lent, RemoteRegion, Settled, Writing};
 pub use load::Verbs;
 pub use memory::{Access, MemoryRegion, ProtectionDomain, Slot};
-pub use qp::{Breaker, Completion, QueueDepths, QueuePair, RemoteRegion, Settled, Writing};
+pub use qp::{Breaker, Completion, QueueDepths, QueuePair};
 pub use queue::{CompletionQueue, Wake};
 
 /// Sizes of structures as this crate has them, for the test that compares them with the C headers.

@@ -6,7 +6,7 @@
 use crate::cm::{CmEventKind, CmId, ConnectOptions, unexpected};
 use crate::error::{VerbsError, WcStatus};
 use crate::load::Verbs;
-use crate::memory::{MemoryRegion, ProtectionDomain, Slot};
+use crate::memory::{ProtectionDomain, Slot};
 use crate::queue::{BATCH, CompletionQueue, Side, Wake};
 use crate::sys;
 use parking_lot::Mutex;
@@ -27,26 +27,6 @@ pub struct QueueDepths {
     pub sends: u32,
 }
 
-/// Memory of a peer that may be written: what it sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RemoteRegion {
-    /// Address there.
-    pub addr: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// The key.
-    pub rkey: u32,
-}
-
-/// Whether an exchange ended as agreed, so that the peer will not write any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Settled {
-    /// The peer said that it is done.
-    Yes,
-    /// It may still write: the queue pair is destroyed before the memory is given back.
-    No,
-}
-
 /// A message, or a peer's write that announced itself.
 pub struct Completion {
     /// The receive it took; for a write nothing of it is used.
@@ -58,18 +38,22 @@ pub struct Completion {
 }
 
 /// The queue pair as other threads may reach it.
-struct Handle {
+pub(crate) struct Handle {
     verbs: Arc<Verbs>,
     /// NULL once it is destroyed. Read without the lock by the owner alone.
     raw: AtomicPtr<sys::Qp>,
     id: AtomicPtr<sys::CmId>,
     broken: AtomicBool,
-    lock: Mutex<()>,
+    /// Held while the queue pair is changed from outside; why somebody broke it.
+    lock: Mutex<Option<&'static str>>,
 }
 
 impl Handle {
-    fn break_now(&self) {
-        let _guard = self.lock.lock();
+    fn break_now(&self, why: Option<&'static str>) {
+        let mut reason = self.lock.lock();
+        if reason.is_none() {
+            *reason = why;
+        }
         let raw = self.raw.load(Ordering::Acquire);
         self.broken.store(true, Ordering::Release);
         if !raw.is_null() {
@@ -80,7 +64,8 @@ impl Handle {
         }
     }
 
-    fn destroy(&self) {
+    /// After this the NIC neither writes nor reads memory for it.
+    pub(crate) fn destroy(&self) {
         let _guard = self.lock.lock();
         self.broken.store(true, Ordering::Release);
         let raw = self.raw.swap(std::ptr::null_mut(), Ordering::AcqRel);
@@ -97,9 +82,9 @@ impl Handle {
 pub struct Breaker(Arc<Handle>);
 
 impl Breaker {
-    /// Breaks it. Does nothing when it is broken or gone.
-    pub fn break_now(&self) {
-        self.0.break_now();
+    /// Breaks it; `why` is what its user is told. Does nothing when it is broken or gone.
+    pub fn break_now(&self, why: &'static str) {
+        self.0.break_now(Some(why));
     }
 
     /// Whether it is broken.
@@ -112,14 +97,14 @@ impl Breaker {
 ///
 /// Dropping it ends the connection and destroys the queue pair; only then is the memory given back that was posted.
 pub struct QueuePair {
-    handle: Arc<Handle>,
+    pub(crate) handle: Arc<Handle>,
     queue: CompletionQueue,
-    domain: Arc<ProtectionDomain>,
+    pub(crate) domain: Arc<ProtectionDomain>,
     receives: Vec<Option<Slot>>,
     free_receives: Vec<u32>,
     /// What was sent and is not acknowledged yet, in order.
     sends: VecDeque<(u64, Option<Slot>)>,
-    posted: u64,
+    pub(crate) posted: u64,
     completed: u64,
     /// Slots that were sent, to be used again.
     spare: Vec<Slot>,
@@ -134,7 +119,8 @@ pub struct QueuePair {
     fault: Option<VerbsError>,
     /// Whether the last waits were short enough for polling to be worth it.
     polling_pays: u8,
-    id: CmId,
+    /// Empty only while it is dropped.
+    id: Option<CmId>,
     /// Driven by one thread at a time.
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -195,7 +181,7 @@ impl QueuePair {
             raw: AtomicPtr::new(raw),
             id: AtomicPtr::new(id.raw()),
             broken: AtomicBool::new(false),
-            lock: Mutex::new(()),
+            lock: Mutex::new(None),
         };
         Ok(QueuePair {
             handle: Arc::new(handle),
@@ -216,7 +202,7 @@ impl QueuePair {
             qpn,
             fault: None,
             polling_pays: 0,
-            id,
+            id: Some(id),
             _not_sync: PhantomData,
         })
     }
@@ -235,14 +221,14 @@ impl QueuePair {
     ) -> Result<Vec<u8>, VerbsError> {
         let mut param = self.param(options, private)?;
         // SAFETY: the id has its route and its queue pair; `param` and what it points to outlive the call.
-        if unsafe { (self.handle.verbs.cm.rdma_connect)(self.id.raw(), &mut param) } != 0 {
+        if unsafe { (self.handle.verbs.cm.rdma_connect)(self.id().raw(), &mut param) } != 0 {
             return Err(VerbsError::last("rdma_connect", &*self.subject));
         }
-        match self.id.expect(deadline, "connecting")? {
+        match self.id().expect(deadline, "connecting")? {
             CmEventKind::Established { private } => {
                 self.connected = true;
                 self.own_events = true;
-                self.subject = self.id.subject();
+                self.subject = self.id().subject();
                 Ok(private)
             }
             other => Err(unexpected(self.subject.clone(), &other)),
@@ -256,7 +242,7 @@ impl QueuePair {
     pub fn accept(&mut self, options: ConnectOptions, private: &[u8]) -> Result<(), VerbsError> {
         let mut param = self.param(options, private)?;
         // SAFETY: the id came with a connect request and has its queue pair; `param` outlives the call.
-        if unsafe { (self.handle.verbs.cm.rdma_accept)(self.id.raw(), &mut param) } != 0 {
+        if unsafe { (self.handle.verbs.cm.rdma_accept)(self.id().raw(), &mut param) } != 0 {
             return Err(VerbsError::last("rdma_accept", &*self.subject));
         }
         self.connected = true;
@@ -265,7 +251,7 @@ impl QueuePair {
 
     fn param(&mut self, options: ConnectOptions, private: &[u8]) -> Result<sys::ConnParam, VerbsError> {
         if let Some(exponent) = options.ack_timeout {
-            self.id.set_ack_timeout(exponent);
+            self.id_mut().set_ack_timeout(exponent);
         }
         // iWARP may need to be allowed one read to start up; a device that has none is asked for none.
         let reads = self.domain.context().limits()?.reads.min(1) as u8;
@@ -295,7 +281,12 @@ impl QueuePair {
 
     /// The connection's id.
     pub fn id(&self) -> &CmId {
-        &self.id
+        // It is taken out only by `drop`.
+        self.id.as_ref().expect("a queue pair has an id")
+    }
+
+    fn id_mut(&mut self) -> &mut CmId {
+        self.id.as_mut().expect("a queue pair has an id")
     }
 
     /// To break it from another thread.
@@ -367,13 +358,38 @@ impl QueuePair {
         Ok(self.spare.pop())
     }
 
+    /// The same, waiting for one until `deadline`.
+    ///
+    /// # Errors
+    /// When the connection failed, none came free in time, or there are none.
+    pub fn take_slot(&mut self, deadline: Instant) -> Result<Slot, VerbsError> {
+        loop {
+            if let Some(slot) = self.free_slot()? {
+                return Ok(slot);
+            }
+            let Some(number) = self.sends.iter().find_map(|(number, slot)| slot.is_some().then_some(*number)) else {
+                return Err(VerbsError::Misuse("no slot was left for sending".into()));
+            };
+            self.wait_sent(number, deadline)?;
+        }
+    }
+
+    /// Looks, without waiting, whether the connection has failed or ended.
+    ///
+    /// # Errors
+    /// When it has.
+    pub fn check(&mut self) -> Result<(), VerbsError> {
+        self.take_sent()?;
+        if self.own_events { self.take_events() } else { Ok(()) }
+    }
+
     /// Leaves a slot for sending.
     pub fn keep_slot(&mut self, slot: Slot) {
         self.spare.push(slot);
     }
 
     /// Waits for room for one more send or write.
-    fn room(&mut self, deadline: Instant) -> Result<(), VerbsError> {
+    pub(crate) fn room(&mut self, deadline: Instant) -> Result<(), VerbsError> {
         self.take_sent()?;
         while self.under_way() >= self.depths.sends.into() {
             self.wait_sent(self.posted - u64::from(self.depths.sends) + 1, deadline)?;
@@ -414,7 +430,7 @@ impl QueuePair {
         self.post(&mut wr, None)
     }
 
-    fn post(&mut self, wr: &mut sys::SendWr, slot: Option<Slot>) -> Result<(), VerbsError> {
+    pub(crate) fn post(&mut self, wr: &mut sys::SendWr, slot: Option<Slot>) -> Result<(), VerbsError> {
         let raw = self.raw()?;
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `post_receive`.
@@ -460,7 +476,7 @@ impl QueuePair {
     }
 
     /// Waits until number `until` of what was posted has completed.
-    fn wait_sent(&mut self, until: u64, deadline: Instant) -> Result<(), VerbsError> {
+    pub(crate) fn wait_sent(&mut self, until: u64, deadline: Instant) -> Result<(), VerbsError> {
         self.take_sent()?;
         while self.completed < until {
             if self.spin(|pair| pair.take_sent().map(|()| pair.completed >= until))? {
@@ -485,17 +501,17 @@ impl QueuePair {
     }
 
     fn events_fd(&self) -> Option<i32> {
-        self.own_events.then(|| self.id.channel().raw_fd())
+        self.own_events.then(|| self.id().channel().raw_fd())
     }
 
     /// Looks at what happened to the connection.
     fn take_events(&mut self) -> Result<(), VerbsError> {
-        while let Some(event) = self.id.channel().next(Instant::now())? {
+        while let Some(event) = self.id().channel().next(Instant::now())? {
             if matches!(event.kind, CmEventKind::Disconnected | CmEventKind::DeviceRemoved) {
                 // What arrived before the end is still there to be taken.
                 self.own_events = false;
                 let error = unexpected(self.subject.clone(), &event.kind);
-                self.handle.break_now();
+                self.handle.break_now(None);
                 self.fault.get_or_insert(error);
             }
         }
@@ -526,16 +542,17 @@ impl QueuePair {
                 }
             }
             if matches!(&error, VerbsError::Work { status, .. } if *status == WcStatus::FLUSHED) {
-                error = self.over("the peer ended it, its process died, or the device failed");
+                let why = *self.handle.lock.lock();
+                error = self.over(why.unwrap_or("the peer ended it, its process died, or the device failed"));
                 if self.own_events
-                    && let Ok(Some(event)) = self.id.channel().next(Instant::now())
+                    && let Ok(Some(event)) = self.id().channel().next(Instant::now())
                     && matches!(event.kind, CmEventKind::Disconnected | CmEventKind::DeviceRemoved)
                 {
                     error = unexpected(self.subject.clone(), &event.kind);
                 }
             }
         }
-        self.handle.break_now();
+        self.handle.break_now(None);
         self.fault.get_or_insert(error).clone()
     }
 
@@ -654,75 +671,21 @@ impl QueuePair {
         }
     }
 
-    /// Lends `dst` to the peer while `exchange` runs. When it does not end [`Settled::Yes`], or panics, the queue pair is
-    /// destroyed before this returns, so that no late write can land in `dst`.
-    ///
-    /// The key covers the whole arena: a peer that breaks the protocol can write elsewhere in it while the queue pair
-    /// lives. Only nodes that are trusted with the data are given keys.
-    ///
-    /// # Errors
-    /// [`VerbsError::Misuse`] when `dst` is not in `memory`, or peers may not write there.
-    pub fn lend<R>(
-        &mut self,
-        memory: &MemoryRegion,
-        dst: &mut [u8],
-        exchange: impl FnOnce(&mut QueuePair, RemoteRegion) -> (R, Settled),
-    ) -> Result<R, VerbsError> {
-        struct Guard(Arc<Handle>, Settled);
-        impl Drop for Guard {
-            fn drop(&mut self) {
-                if self.1 == Settled::No {
-                    self.0.destroy();
-                }
-            }
-        }
-        let lendable = memory.lets_peers_write() && memory.contains(dst) && Arc::ptr_eq(memory.domain(), &self.domain);
-        if !lendable {
-            return Err(VerbsError::Misuse("this memory is not registered for a peer's writes".into()));
-        }
-        let addr = dst.as_mut_ptr().expose_provenance() as u64;
-        let region = RemoteRegion { addr, len: dst.len() as u64, rkey: memory.rkey() };
-        // The handle, not the queue pair: `exchange` could put another one in its place.
-        let mut guard = Guard(Arc::clone(&self.handle), Settled::No);
-        let (result, settled) = exchange(self, region);
-        guard.1 = settled;
-        Ok(result)
-    }
-
-    /// Runs `f`, which writes borrowed memory to the peer, and waits until its NIC has acknowledged all of it. When
-    /// that fails the queue pair is destroyed before this returns, so that no byte is sent from memory that was given
-    /// back.
-    ///
-    /// # Errors
-    /// Those of `f`; when the connection failed, or not all was acknowledged by `deadline`.
-    pub fn writing<'m, R>(
-        &mut self,
-        deadline: Instant,
-        f: impl FnOnce(&mut Writing<'_, 'm>) -> Result<R, VerbsError>,
-    ) -> Result<R, VerbsError> {
-        struct Guard(Arc<Handle>, bool);
-        impl Drop for Guard {
-            fn drop(&mut self) {
-                if !self.1 {
-                    self.0.destroy();
-                }
-            }
-        }
-        let mut guard = Guard(Arc::clone(&self.handle), false);
-        let mut writing = Writing { pair: self, deadline, memory: PhantomData };
-        let result = f(&mut writing)?;
-        let until = self.posted;
-        self.wait_sent(until, deadline)?;
-        guard.1 = true;
-        Ok(result)
-    }
-
-    /// Ends the connection without destroying anything.
+    /// Ends the connection without destroying anything. Over a port that is down nothing is sent.
     pub fn disconnect(&mut self) {
-        if std::mem::take(&mut self.connected) && !self.handle.raw.load(Ordering::Relaxed).is_null() {
-            // SAFETY: the id is open and was connected. The call tells the peer and does not wait for it.
-            unsafe { (self.handle.verbs.cm.rdma_disconnect)(self.id.raw()) };
+        if self.connected && self.port_active() && !self.handle.raw.load(Ordering::Relaxed).is_null() {
+            self.connected = false;
+            if let Some(id) = &self.id {
+                // SAFETY: the id is open and was connected. The call tells the peer and does not wait for it.
+                unsafe { (self.handle.verbs.cm.rdma_disconnect)(id.raw()) };
+            }
         }
+    }
+
+    /// Whether the port is active, as far as it can be asked.
+    fn port_active(&self) -> bool {
+        let port = self.id.as_ref().map_or(0, CmId::port);
+        self.domain.context().port_state(port).map_or(true, |state| state.is_active())
     }
 }
 
@@ -734,60 +697,10 @@ impl Drop for QueuePair {
         self.disconnect();
         // Before the slots, the queues and the id, which are dropped after this.
         self.handle.destroy();
-    }
-}
-
-/// Writes of borrowed memory under way; made by [`QueuePair::writing`].
-pub struct Writing<'q, 'm> {
-    pair: &'q mut QueuePair,
-    deadline: Instant,
-    memory: PhantomData<&'m [u8]>,
-}
-
-impl<'m> Writing<'_, 'm> {
-    /// Writes `bytes` into `region` from `offset` on. With `immediate` the peer learns of it, which takes one of its
-    /// receives.
-    ///
-    /// # Errors
-    /// [`VerbsError::Misuse`] when the bytes are not in `memory` or would not fit in the region; when the connection
-    /// failed, or there was no room in time.
-    pub fn write(
-        &mut self,
-        memory: &'m MemoryRegion,
-        bytes: &'m [u8],
-        region: RemoteRegion,
-        offset: u64,
-        immediate: Option<u32>,
-    ) -> Result<(), VerbsError> {
-        let pair = &mut *self.pair;
-        let len = bytes.len() as u64;
-        if !memory.contains(bytes) || !Arc::ptr_eq(memory.domain(), &pair.domain) {
-            return Err(VerbsError::Misuse("bytes to write are in registered memory".into()));
+        if !self.port_active()
+            && let Some(id) = self.id.take()
+        {
+            self.domain.context().leave(id);
         }
-        let (Some(end), Ok(length)) = (offset.checked_add(len), u32::try_from(len)) else {
-            return Err(VerbsError::Misuse(format!("{len} bytes at {offset}")));
-        };
-        if end > region.len {
-            let why = format!("{len} bytes at {offset} do not fit in the peer's region of {}", region.len);
-            return Err(VerbsError::Misuse(why));
-        }
-        pair.room(self.deadline)?;
-        let mut sge = sys::Sge { addr: bytes.as_ptr().expose_provenance() as u64, length, lkey: memory.lkey() };
-        let opcode = if immediate.is_some() { sys::WR_RDMA_WRITE_WITH_IMM } else { sys::WR_RDMA_WRITE };
-        let mut wr = sys::SendWr::new(pair.posted + 1, opcode, sys::SEND_SIGNALED);
-        wr.imm_data = immediate.unwrap_or(0).to_be();
-        wr.remote_addr = region.addr.wrapping_add(offset);
-        wr.rkey = region.rkey;
-        // Without bytes there is no element: some devices refuse one of length 0.
-        if length > 0 {
-            wr.sg_list = &mut sge;
-            wr.num_sge = 1;
-        }
-        pair.post(&mut wr, None)
-    }
-
-    /// The queue pair, to take what arrives meanwhile and to send.
-    pub fn pair(&mut self) -> &mut QueuePair {
-        self.pair
     }
 }

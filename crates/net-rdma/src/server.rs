@@ -1,0 +1,414 @@
+//! The node's side: a listener on each rail, the table of connections, the bound on threads. What happens to a request
+//! is in `worker`.
+//!
+//! Idle connections are parked in an epoll set by the descriptors of their completion channels, each armed for one
+//! event; a worker thread that takes the event owns the connection until it parks it again.
+
+use crate::depths::NODE;
+use crate::rail::{Open, Patience, Rail};
+use crate::session::{Session, equip, terms};
+use crate::worker::run_worker;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use spurline_proto::rdma::Terms;
+use spurline_transport::{ConnState, Endpoints, Service, TransportKind};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use spurline_verbs::{CmChannel, CmEvent, CmEventKind, CmId, MemoryRegion, QueuePair};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bounds of a server.
+#[derive(Debug, Clone)]
+pub struct RdmaServerConfig {
+    /// The most connections; further ones are refused. Each takes [`crate::connection_bytes`] of the pool.
+    pub max_connections: usize,
+    /// The most worker threads, and so requests in work at once. They start as needed and end when idle.
+    pub max_workers: usize,
+    /// A connection must have sent its whole greeting by then, and any request begun must be whole by then.
+    pub request_timeout: Duration,
+    /// A reader that takes none of an answer for this long loses its connection. Long answers get a second per MiB on
+    /// top.
+    pub send_timeout: Duration,
+    /// How long a worker waits on a connection for its next request before it parks it.
+    pub linger: Duration,
+    /// A connection idle for this long has its reader's NIC asked for a sign of life: a reader that lost its power says
+    /// no goodbye.
+    pub idle_probe: Duration,
+    /// How long silence is borne.
+    pub patience: Patience,
+}
+
+impl Default for RdmaServerConfig {
+    fn default() -> Self {
+        RdmaServerConfig {
+            max_connections: 4096,
+            max_workers: 256,
+            request_timeout: Duration::from_secs(10),
+            send_timeout: Duration::from_secs(30),
+            linger: Duration::from_millis(5),
+            idle_probe: Duration::from_secs(30),
+            patience: Patience::default(),
+        }
+    }
+}
+
+/// One connection.
+pub(crate) struct Conn {
+    pub state: ConnState,
+    pub session: Mutex<Session>,
+    pub memory: Arc<MemoryRegion>,
+    pub max_message: usize,
+    pub breaker: spurline_verbs::Breaker,
+    opened: Instant,
+}
+
+/// What acceptor, workers and the handle share.
+pub(crate) struct Shared {
+    pub config: RdmaServerConfig,
+    pub service: Arc<dyn Service>,
+    pub stats: Arc<Stats>,
+    pub epoll: OwnedFd,
+    pub stopping: AtomicBool,
+    /// Workers waiting for an event.
+    pub idle: AtomicUsize,
+    workers: Mutex<usize>,
+    worker_ended: Condvar,
+    wake: OwnedFd,
+    conns: Mutex<HashMap<u64, Arc<Conn>>>,
+}
+
+/// The event that is no connection: the server stops.
+pub(crate) const STOP: u64 = 0;
+const PARKED: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
+
+impl Shared {
+    pub fn conn(&self, id: u64) -> Option<Arc<Conn>> {
+        self.conns.lock().get(&id).cloned()
+    }
+
+    /// Waits for the next arrival without a thread. The session is armed.
+    pub fn park(&self, conn: &Conn, session: &Session) -> rustix::io::Result<()> {
+        epoll::modify(&self.epoll, session.pair.fd(), EventData::new_u64(conn.state.id()), PARKED)
+    }
+
+    pub fn remove(&self, conn: &Conn) {
+        conn.breaker.break_now("the node closed it");
+        if self.conns.lock().remove(&conn.state.id()).is_some() && conn.state.peer_name().is_some() {
+            self.service.closed(&conn.state);
+        }
+    }
+
+    /// Starts a worker if there may be one more.
+    pub fn spawn_worker(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut workers = self.workers.lock();
+        if *workers >= self.config.max_workers.max(1) || self.stopping.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let shared = Arc::clone(self);
+        std::thread::Builder::new().name(format!("rdma-{workers}")).spawn(move || {
+            run_worker(&shared);
+            *shared.workers.lock() -= 1;
+            shared.worker_ended.notify_all();
+        })?;
+        *workers += 1;
+        Ok(())
+    }
+}
+
+/// A running server; dropping it stops it.
+pub struct RdmaServer {
+    shared: Arc<Shared>,
+    local: Vec<SocketAddr>,
+    acceptor: Option<std::thread::JoinHandle<()>>,
+}
+
+impl RdmaServer {
+    /// Listens on the address of every rail, at `port` (0: any; the first rail's for the others too), and serves at once.
+    ///
+    /// # Errors
+    /// When a rail's device is gone, the port is taken, or there is no rail.
+    pub fn bind(
+        rails: &[Arc<Rail>],
+        port: u16,
+        service: Arc<dyn Service>,
+        config: RdmaServerConfig,
+        stats: Arc<Stats>,
+    ) -> Result<Self> {
+        let Some(first) = rails.first() else {
+            return Err(Error::new(ErrorKind::Invalid, "no rail to listen on"));
+        };
+        let channel = CmChannel::new(first.verbs())?;
+        let os = |e: rustix::io::Errno| Error::io("can't set up the RDMA server", &e.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os)?;
+        epoll::add(&epoll, &wake, EventData::new_u64(STOP), EventFlags::IN).map_err(os)?;
+        let shared = Arc::new(Shared {
+            config,
+            service,
+            stats,
+            epoll,
+            stopping: AtomicBool::new(false),
+            idle: AtomicUsize::new(0),
+            workers: Mutex::new(0),
+            worker_ended: Condvar::new(),
+            wake,
+            conns: Mutex::new(HashMap::new()),
+        });
+        let mut acceptor = Acceptor {
+            shared: Arc::clone(&shared),
+            listeners: Vec::new(),
+            channel,
+            by_key: HashMap::new(),
+            next_id: STOP + 1,
+            refused: (0, None),
+        };
+        let mut port = port;
+        for rail in rails {
+            let mut listener =
+                Listener { rail: Arc::clone(rail), at: SocketAddr::new(rail.ip(), port), listening: None };
+            listener.listen(&acceptor.channel)?;
+            port = listener.at.port();
+            acceptor.listeners.push(listener);
+        }
+        let local = acceptor.listeners.iter().map(|l| l.at).collect();
+        shared.spawn_worker().map_err(|e| Error::io("can't start a worker thread", &e))?;
+        let mut server = RdmaServer { shared, local, acceptor: None };
+        let thread = std::thread::Builder::new().name("rdma-accept".into()).spawn(move || acceptor.run());
+        server.acceptor = Some(thread.map_err(|e| Error::io("can't start the accepting thread", &e))?);
+        Ok(server)
+    }
+
+    /// The addresses it listens on, in the order of the rails, with the ports they got.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.local
+    }
+
+    /// Connections there are now.
+    pub fn connections(&self) -> usize {
+        self.shared.conns.lock().len()
+    }
+
+    /// Worker threads there are now.
+    pub fn workers(&self) -> usize {
+        *self.shared.workers.lock()
+    }
+
+    /// Stops, waits until `deadline` for requests in work, and ends all connections. Says whether all threads ended.
+    pub fn join(mut self, deadline: Instant) -> bool {
+        self.stop(deadline)
+    }
+
+    fn stop(&mut self, deadline: Instant) -> bool {
+        self.shared.stopping.store(true, Ordering::Release);
+        // The counter only has to be non-zero; when it is full already, it is.
+        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        if let Some(acceptor) = self.acceptor.take() {
+            // It wakes up by itself several times a second.
+            let _ = acceptor.join();
+        }
+        let mut workers = self.shared.workers.lock();
+        while *workers > 0 && !self.shared.worker_ended.wait_until(&mut workers, deadline).timed_out() {}
+        let ended = *workers == 0;
+        drop(workers);
+        let conns: Vec<_> = self.shared.conns.lock().drain().map(|(_, conn)| conn).collect();
+        for conn in &conns {
+            match conn.session.try_lock() {
+                Some(mut session) => session.pair.disconnect(),
+                None => conn.breaker.break_now("the node stops"),
+            }
+            if conn.state.peer_name().is_some() {
+                self.shared.service.closed(&conn.state);
+            }
+        }
+        ended
+    }
+}
+
+impl Drop for RdmaServer {
+    fn drop(&mut self) {
+        self.stop(Instant::now() + Duration::from_secs(1));
+    }
+}
+
+/// A rail that is listened on, or is to be again when its device is back.
+struct Listener {
+    rail: Arc<Rail>,
+    at: SocketAddr,
+    listening: Option<(CmId, Arc<Open>)>,
+}
+
+impl Listener {
+    fn listen(&mut self, channel: &Arc<CmChannel>) -> Result<()> {
+        let open = self.rail.device()?;
+        let mut id = channel.id()?;
+        let context = |e: spurline_verbs::VerbsError| Error::from(e).context(format_args!("rail {}", self.rail.name()));
+        self.at = id.listen(self.at, 128).map_err(context)?;
+        self.listening = Some((id, open));
+        Ok(())
+    }
+
+    fn is(&self, key: usize) -> bool {
+        self.listening.as_ref().is_some_and(|(id, _)| id.key() == key)
+    }
+}
+
+/// Takes events of all connections, and now and then looks for those that are late.
+struct Acceptor {
+    shared: Arc<Shared>,
+    channel: Arc<CmChannel>,
+    listeners: Vec<Listener>,
+    /// Connections by the keys of their ids.
+    by_key: HashMap<usize, u64>,
+    next_id: u64,
+    refused: (u64, Option<Instant>),
+}
+
+impl Acceptor {
+    fn run(mut self) {
+        let sweep =
+            (self.shared.config.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_millis(250));
+        let mut swept = Instant::now();
+        while !self.shared.stopping.load(Ordering::Acquire) {
+            match self.channel.next(swept + sweep) {
+                Ok(Some(event)) => self.take(event),
+                Ok(None) => {}
+                Err(e) => {
+                    tracing::error!("no more RDMA connections are accepted: {e}");
+                    return;
+                }
+            }
+            if swept.elapsed() >= sweep {
+                self.look_after();
+                swept = Instant::now();
+            }
+        }
+    }
+
+    fn take(&mut self, event: CmEvent) {
+        match event.kind {
+            CmEventKind::ConnectRequest { id, private } => {
+                if let Err(error) = self.accept(event.key, id, &private) {
+                    tracing::warn!("an RDMA connection was not accepted: {error}");
+                }
+            }
+            CmEventKind::Disconnected | CmEventKind::Failed(..) | CmEventKind::Rejected(_) => self.end(event.key),
+            CmEventKind::DeviceRemoved => {
+                self.end(event.key);
+                for listener in &mut self.listeners {
+                    if listener.is(event.key) {
+                        tracing::warn!("rail {}: its device is being taken away; listening ends", listener.rail.name());
+                        listener.listening = None;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Wakes whoever works on the connection, or a worker that will find it over.
+    fn end(&mut self, key: usize) {
+        if let Some(conn) = self.by_key.remove(&key).and_then(|id| self.shared.conn(id)) {
+            conn.breaker.break_now("the reader ended it, or its process died");
+        }
+    }
+
+    fn accept(&mut self, listener: usize, id: CmId, private: &[u8]) -> Result<()> {
+        let Some(listener) = self.listeners.iter().find(|l| l.is(listener)) else { return Ok(()) };
+        let Some((_, open)) = &listener.listening else { return Ok(()) };
+        let config = &self.shared.config;
+        if self.shared.conns.lock().len() >= config.max_connections {
+            let subject = id.subject();
+            id.reject(b"all its connections are in use");
+            self.refused.0 += 1;
+            if self.refused.1.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
+                self.refused.1 = Some(Instant::now());
+                let why = format!(
+                    "{subject}: refused ({} so far): all {} connections are in use; lower --nconnect of the mounts or add nodes",
+                    self.refused.0, config.max_connections
+                );
+                return Err(Error::new(ErrorKind::NoSpace, why));
+            }
+            return Ok(());
+        }
+        let peer_terms = match Terms::decode(private) {
+            Ok(terms) => terms,
+            Err(e) => {
+                let why = format!("{}: it is no Spurline of this version: {e}", id.subject());
+                id.reject(b"this is a Spurline node of another version");
+                return Err(Error::new(ErrorKind::Protocol, why));
+            }
+        };
+        let (local, peer) = id.addresses();
+        let shown = |addr: Option<SocketAddr>| addr.map_or_else(|| "?".into(), |addr| addr.to_string());
+        let endpoints = Endpoints { kind: TransportKind::Rdma, local: shown(local), peer: shown(peer) };
+        let number = self.next_id;
+        self.next_id += 1;
+        let key = id.key();
+        // Dropping the id, or the pair with it, tells the peer.
+        let mut pair = QueuePair::new(id, &open.domain, NODE, number as u32)?;
+        equip(&mut pair, &open.memory, NODE, Instant::now())?;
+        let breaker = pair.breaker();
+        open.watch(breaker.clone());
+        let conn = Arc::new(Conn {
+            state: ConnState::new(number, endpoints),
+            session: Mutex::new(Session::new(pair, NODE, peer_terms)),
+            memory: Arc::clone(&open.memory),
+            max_message: open.max_message,
+            breaker,
+            opened: Instant::now(),
+        });
+        // All is in place before the reader may send: nothing can arrive unseen.
+        let mut session = conn.session.lock();
+        session.pair.arm()?;
+        let os = |e: rustix::io::Errno| Error::io("can't watch a connection", &e.into());
+        epoll::add(&self.shared.epoll, session.pair.fd(), EventData::new_u64(number), PARKED).map_err(os)?;
+        self.by_key.insert(key, number);
+        self.shared.conns.lock().insert(number, Arc::clone(&conn));
+        let accepted = session.pair.accept(config.patience.connect_options(), &terms(NODE).encode());
+        drop(session);
+        if accepted.is_err() {
+            self.shared.remove(&conn);
+        }
+        Ok(accepted?)
+    }
+
+    /// Ends connections that are late with a request, asks idle ones for a sign of life, listens again where a device is
+    /// back, and forgets what is over.
+    fn look_after(&mut self) {
+        let config = &self.shared.config;
+        let conns: Vec<_> = self.shared.conns.lock().values().cloned().collect();
+        for conn in &conns {
+            // One that is being worked on is alive.
+            let Some(mut session) = conn.session.try_lock() else { continue };
+            let ungreeted = conn.state.peer_name().is_none() && conn.opened.elapsed() > config.request_timeout;
+            let begun = session.line.assembly.begun();
+            if ungreeted || begun.is_some_and(|begun| begun.elapsed() > config.request_timeout) {
+                let (peer, limit) = (&conn.state.endpoints().peer, config.request_timeout);
+                tracing::warn!("connection of {peer} closed: no whole request within {limit:?}");
+                session.pair.disconnect();
+                conn.breaker.break_now("no whole request came in time");
+            } else if session.line.heard.elapsed() > config.idle_probe {
+                session.line.heard = Instant::now();
+                // A failure breaks the queue pair, which is an event for the workers.
+                if session.pair.probe(Instant::now()).is_err() {
+                    conn.breaker.break_now("the reader's NIC gives no sign of life");
+                }
+            }
+        }
+        let live: std::collections::HashSet<u64> = conns.iter().map(|conn| conn.state.id()).collect();
+        self.by_key.retain(|_, id| live.contains(id));
+        for listener in &mut self.listeners {
+            if listener.listening.is_none() && listener.rail.device().is_ok() && listener.rail.is_up() {
+                match listener.listen(&self.channel) {
+                    Ok(()) => tracing::info!("rail {}: listening again on {}", listener.rail.name(), listener.at),
+                    Err(e) => tracing::debug!("{e}"),
+                }
+            }
+        }
+    }
+}

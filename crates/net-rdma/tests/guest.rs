@@ -1,0 +1,439 @@
+//! The suite of every transport on real verbs, in the virtual machine, and what only RDMA has: memory that is
+//! registered or not, faults of ports, keys and credits.
+
+mod played;
+
+use played::Played;
+use spurline_mem::Pool;
+use spurline_net_rdma::{Patience, Rail, RdmaChannel, RdmaConnector, RdmaServer, RdmaServerConfig};
+use spurline_proto::rdma::{MessageKind, Prelude, RDMA_MAGIC, Region, Terms};
+use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
+use spurline_testkit::{GuestNet, run_in_guest};
+use spurline_transport::conformance::{Peer, Rig, Script, run};
+use spurline_transport::{CallError, Channel as _, ConnState, Connector, Responder, Service, greet};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use spurline_verbs::{Access, CmChannel, ConnectOptions, Context, ProtectionDomain, QueueDepths, QueuePair, Verbs};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[test]
+fn in_the_virtual_machine() {
+    run_in_guest(GuestNet::Two, &["guest_", "last_"], 900);
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(90)
+}
+
+fn rail(ip: &str, access: Access) -> Arc<Rail> {
+    let verbs = Verbs::load().unwrap();
+    let pool = Pool::new(64 << 20, 8 << 20).unwrap();
+    Rail::open(&verbs, "rail", ip.parse().unwrap(), &pool, access).unwrap()
+}
+
+struct Rdma {
+    reader: Arc<Rail>,
+    node: Arc<Rail>,
+}
+
+impl Rdma {
+    fn over(ip: &str) -> Self {
+        Rdma { reader: rail(ip, Access::PeerWrites), node: rail(ip, Access::Local) }
+    }
+
+    fn connector(&self, to: SocketAddr) -> Arc<RdmaConnector> {
+        Arc::new(RdmaConnector::new(Arc::clone(&self.reader), to, Patience::default(), Arc::default()))
+    }
+}
+
+struct Served {
+    server: Option<RdmaServer>,
+    connector: Arc<RdmaConnector>,
+}
+
+impl Peer for Served {
+    fn connector(&self) -> Arc<dyn Connector> {
+        Arc::clone(&self.connector) as Arc<dyn Connector>
+    }
+    fn kill(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.join(Instant::now() + Duration::from_secs(10));
+        }
+    }
+}
+
+struct PlayedPeer {
+    connector: Arc<RdmaConnector>,
+    _played: Played,
+}
+
+impl Peer for PlayedPeer {
+    fn connector(&self) -> Arc<dyn Connector> {
+        Arc::clone(&self.connector) as Arc<dyn Connector>
+    }
+    fn kill(&mut self) {}
+}
+
+impl Rig for Rdma {
+    fn serve(&self, service: Arc<dyn Service>) -> Box<dyn Peer> {
+        let rails = [Arc::clone(&self.node)];
+        let server = RdmaServer::bind(&rails, 0, service, RdmaServerConfig::default(), Arc::default()).unwrap();
+        let connector = self.connector(server.local_addrs()[0]);
+        Box::new(Served { server: Some(server), connector })
+    }
+    fn play(&self, script: Script) -> Box<dyn Peer> {
+        let played = Played::start(self.node.ip(), script);
+        Box::new(PlayedPeer { connector: self.connector(played.addr), _played: played })
+    }
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_conforms() {
+    run(&Rdma::over("10.77.0.1"));
+}
+
+const DATA: usize = 4 << 20;
+
+fn byte(i: usize) -> u8 {
+    (i.wrapping_mul(31) ^ (i >> 9)) as u8
+}
+
+/// Serves one pattern from registered memory; `slow` waits first, `vec` serves from memory that is not registered.
+struct Pattern {
+    registered: spurline_mem::Buf,
+    plain: Vec<u8>,
+}
+
+impl Pattern {
+    fn new(pool: &Arc<Pool>) -> Arc<Self> {
+        let mut registered = pool.try_alloc(DATA).unwrap();
+        registered.iter_mut().enumerate().for_each(|(i, b)| *b = byte(i));
+        let plain = registered.to_vec();
+        Arc::new(Pattern { registered, plain })
+    }
+}
+
+impl Service for Pattern {
+    fn hello(&self, _: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
+        Ok(Welcome { block_size: 4 << 20, node: hello.peer.to_owned(), ..Welcome::default() })
+    }
+    fn serve(&self, _: &ConnState, request: Request<'_>, to: &mut dyn Responder) -> Result<()> {
+        let Request::Read(read) = request else { return Err(Error::new(ErrorKind::Unsupported, "not here")) };
+        let range = read.offset as usize..read.offset as usize + read.len as usize;
+        match read.path {
+            b"slow" => {
+                std::thread::sleep(Duration::from_millis(1500));
+                to.data(&[], &[&self.registered[range]])
+            }
+            b"vec" => to.data(&[], &[&self.plain[range]]),
+            _ => to.data(&[], &[&self.registered[range]]),
+        }
+    }
+}
+
+/// A node with [`Pattern`] on one rail, and a reader's rail beside it.
+struct Pair {
+    reader: Arc<Rail>,
+    pool: Arc<Pool>,
+    server: RdmaServer,
+    node_stats: Arc<Stats>,
+    stats: Arc<Stats>,
+}
+
+impl Pair {
+    fn on(ip: &str, config: RdmaServerConfig) -> Pair {
+        let verbs = Verbs::load().unwrap();
+        let ip = ip.parse().unwrap();
+        let (node_pool, pool) = (Pool::new(32 << 20, 4 << 20).unwrap(), Pool::new(32 << 20, 4 << 20).unwrap());
+        let node = Rail::open(&verbs, "node", ip, &node_pool, Access::Local).unwrap();
+        let reader = Rail::open(&verbs, "reader", ip, &pool, Access::PeerWrites).unwrap();
+        let node_stats = Arc::new(Stats::default());
+        let server = RdmaServer::bind(&[node], 0, Pattern::new(&node_pool), config, Arc::clone(&node_stats)).unwrap();
+        Pair { reader, pool, server, node_stats, stats: Arc::default() }
+    }
+
+    fn open(&self) -> Result<RdmaChannel> {
+        let (to, patience) = (self.server.local_addrs()[0], Patience::default());
+        let connector = RdmaConnector::new(Arc::clone(&self.reader), to, patience, Arc::clone(&self.stats));
+        let mut channel = connector.open(soon())?;
+        greet(&mut channel, &Hello::new("tester", ""), soon())?;
+        Ok(channel)
+    }
+}
+
+fn read<'a>(path: &'a str, offset: usize, len: usize) -> Request<'a> {
+    let (path, size) = (path.as_bytes(), DATA as u64);
+    Request::Read(Read { volume: VolumeId(0), path, version: "", size, offset: offset as u64, len: len as u32 })
+}
+
+fn call(
+    channel: &mut RdmaChannel,
+    request: &Request<'_>,
+    dst: &mut [u8],
+    deadline: Instant,
+) -> Result<usize, CallError> {
+    Ok(channel.call(request, &mut Vec::new(), dst, &mut |_| {}, deadline)?.payload_len)
+}
+
+fn check(dst: &[u8], offset: usize) {
+    let wrong = dst.iter().enumerate().find(|(i, b)| **b != byte(offset + i));
+    assert!(wrong.is_none(), "a wrong byte at {wrong:?} of {} from {offset}", dst.len());
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_registered_memory_is_written_in_place() {
+    for ip in ["10.77.0.1", "fd77:1::1"] {
+        registered_memory_is_written_in_place(ip);
+    }
+}
+
+fn registered_memory_is_written_in_place(ip: &str) {
+    let pair = Pair::on(ip, RdmaServerConfig::default());
+    let mut channel = pair.open().unwrap();
+    let mut dst = pair.pool.try_alloc(DATA).unwrap();
+    let mut total = 0;
+    for (i, len) in [1, 4096, 65_537, 1 << 20, DATA].into_iter().enumerate() {
+        let offset = (DATA - len).min(i * 1001);
+        for path in ["data", "vec"] {
+            dst.fill(0);
+            assert_eq!(call(&mut channel, &read(path, offset, len), &mut dst[..len], soon()), Ok(len));
+            check(&dst[..len], offset);
+            total += len as u64;
+        }
+    }
+    assert_eq!(pair.stats.rdma.bounced_bytes.get(), 0);
+    assert_eq!((pair.stats.rdma.recv_bytes.get(), pair.node_stats.rdma.write_bytes.get()), (total, total));
+    // Memory of elsewhere is reached by a copy, which is counted.
+    let mut elsewhere = vec![0u8; 1 << 20];
+    assert_eq!(call(&mut channel, &read("data", 7, 1 << 20), &mut elsewhere, soon()), Ok(1 << 20));
+    check(&elsewhere, 7);
+    assert_eq!(pair.stats.rdma.bounced_bytes.get(), 1 << 20);
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_an_answer_after_the_deadline_lands_nowhere() {
+    let pair = Pair::on("10.77.0.1", RdmaServerConfig::default());
+    let mut channel = pair.open().unwrap();
+    let mut dst = pair.pool.try_alloc(1 << 20).unwrap();
+    dst.fill(0);
+    let late = call(&mut channel, &read("slow", 0, 1 << 20), &mut dst, Instant::now() + Duration::from_millis(200));
+    let error = late.unwrap_err();
+    println!("{error}");
+    assert!(error.is_broken() && error.error().kind() == ErrorKind::Timeout);
+    assert!(!channel.probe());
+    // The node's write comes within this time.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(dst.iter().all(|b| *b == 0), "a late write landed in memory that was given back");
+    drop(channel);
+    let mut channel = pair.open().unwrap();
+    assert_eq!(call(&mut channel, &read("data", 0, 1 << 20), &mut dst, soon()), Ok(1 << 20));
+    check(&dst, 0);
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_64_readers_and_their_end() {
+    let pair = Pair::on("10.77.0.1", RdmaServerConfig::default());
+    std::thread::scope(|scope| {
+        for reader in 0..64usize {
+            let pair = &pair;
+            scope.spawn(move || {
+                let mut channel = pair.open().unwrap();
+                let mut dst = pair.pool.alloc(32 << 10, soon()).unwrap();
+                for i in 0..10 {
+                    let (offset, len) = (reader * 4099 + i, 1 + (reader * 977 + i * 4093) % (32 << 10));
+                    assert_eq!(call(&mut channel, &read("data", offset, len), &mut dst[..len], soon()), Ok(len));
+                    check(&dst[..len], offset);
+                }
+            });
+        }
+    });
+    // Goodbyes are events, so no connection is left behind, and no memory with it.
+    let until = soon();
+    while pair.server.connections() > 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!((pair.server.connections(), pair.pool.used_bytes()), (0, 0));
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_limits_are_said_in_words() {
+    let config = RdmaServerConfig { max_connections: 2, ..RdmaServerConfig::default() };
+    let pair = Pair::on("10.77.0.1", config);
+    let mut channels = [pair.open().unwrap(), pair.open().unwrap()];
+    let refused = pair.open().err().unwrap();
+    println!("{refused}");
+    assert!(refused.message().contains("all its connections are in use"), "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    // A reader whose pool is used up answers so, and goes on afterwards.
+    let mut held = Vec::new();
+    while let Some(buf) = pair.pool.try_alloc(1 << 20) {
+        held.push(buf);
+    }
+    let mut elsewhere = vec![0u8; 1 << 20];
+    let full =
+        call(&mut channels[0], &read("data", 0, 1 << 20), &mut elsewhere, Instant::now() + Duration::from_millis(50));
+    let full = full.unwrap_err();
+    assert!(!full.is_broken() && full.error().kind() == ErrorKind::NoMemory, "{full}");
+    held.clear();
+    assert_eq!(call(&mut channels[0], &read("data", 0, 1 << 20), &mut elsewhere, soon()), Ok(1 << 20));
+    check(&elsewhere, 0);
+}
+
+/// A reader that keeps no rules costs its own connection and nothing else.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_readers_that_keep_no_rules() {
+    let pair = Pair::on("10.77.0.1", RdmaServerConfig::default());
+    let to = pair.server.local_addrs()[0];
+    let mut good = pair.open().unwrap();
+    let hello = frame(&Request::Hello(Hello::new("odd", "")), 1);
+    let message = |kind, frame: &[u8], region, frame_len| {
+        [&Prelude { kind, granted: 0, frame_len, region }.encode()[..], frame].concat()
+    };
+    let ask = frame(&read("data", 0, 1 << 20), 2);
+    let stale = Region { addr: 0x7000_0000_0000, len: 1 << 20, rkey: 0x1234_5678 };
+    let whole = |kind, frame: &[u8], region| message(kind, frame, region, frame.len() as u32);
+    let oddities: Vec<(&str, Vec<Vec<u8>>)> = vec![
+        ("random bytes", vec![vec![0x5a; 4000]]),
+        ("a prelude cut short", vec![RDMA_MAGIC.to_le_bytes().to_vec()]),
+        ("an answer", vec![whole(MessageKind::Answer, &hello, Region::default())]),
+        ("the rest of nothing", vec![whole(MessageKind::Rest, &hello, Region::default())]),
+        ("a frame over all limits", vec![message(MessageKind::Request, &hello, Region::default(), 1 << 30)]),
+        (
+            "too many credits",
+            vec![{
+                let mut bytes = whole(MessageKind::Grant, &[], Region::default());
+                bytes[5] = 200;
+                bytes
+            }],
+        ),
+        ("no greeting", vec![whole(MessageKind::Request, &ask, Region::default())]),
+        (
+            "a stale key",
+            vec![whole(MessageKind::Request, &hello, Region::default()), whole(MessageKind::Request, &ask, stale)],
+        ),
+        (
+            "another request at once",
+            vec![
+                whole(MessageKind::Request, &hello, Region::default()),
+                message(MessageKind::Request, &ask[..64], Region::default(), ask.len() as u32),
+                message(MessageKind::Request, &ask[..64], Region::default(), ask.len() as u32),
+            ],
+        ),
+    ];
+    for (name, messages) in oddities {
+        println!("  {name}");
+        let mut odd = RawReader::connect(&pair.reader, to);
+        for message in &messages {
+            odd.send(message);
+        }
+        odd.expect_end();
+    }
+    let mut dst = pair.pool.try_alloc(1 << 20).unwrap();
+    assert_eq!(call(&mut good, &read("data", 3, 1 << 20), &mut dst, soon()), Ok(1 << 20));
+    check(&dst, 3);
+}
+
+/// A request's frame.
+fn frame(request: &Request<'_>, id: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    request.encode(id, &mut out).unwrap();
+    out
+}
+
+/// A reader that sends what it is told.
+struct RawReader {
+    pair: QueuePair,
+}
+
+impl RawReader {
+    fn connect(rail: &Rail, to: SocketAddr) -> RawReader {
+        let verbs = Verbs::load().unwrap();
+        let mut id = CmChannel::new(&verbs).unwrap().id().unwrap();
+        id.resolve(rail.ip(), to, soon()).unwrap();
+        let mut anchor = CmChannel::new(&verbs).unwrap().id().unwrap();
+        anchor.bind(SocketAddr::new(rail.ip(), 0)).unwrap();
+        let domain = ProtectionDomain::new(&Context::of(anchor).unwrap()).unwrap();
+        let memory = domain.register(&Pool::new(1 << 20, 1 << 20).unwrap(), Access::Local).unwrap();
+        let mut pair = QueuePair::new(id, &domain, QueueDepths { receives: 16, sends: 16 }, 0).unwrap();
+        for slot in memory.slots(memory.pool().try_alloc(4096 * 16).unwrap(), 4096).unwrap() {
+            pair.post_receive(slot).unwrap();
+        }
+        for slot in memory.slots(memory.pool().try_alloc(4096 * 8).unwrap(), 4096).unwrap() {
+            pair.keep_slot(slot);
+        }
+        let options = ConnectOptions { ack_timeout: Some(14), retries: 6, rnr_retries: 6 };
+        pair.connect(options, &Terms { receives: 16, slot_len: 4096 }.encode(), soon()).unwrap();
+        RawReader { pair }
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        // The node may have ended it by now.
+        if let Ok(mut slot) = self.pair.take_slot(soon()) {
+            slot.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+            let _ = self.pair.send(slot, bytes.len(), soon());
+        }
+    }
+
+    fn expect_end(mut self) {
+        loop {
+            match self.pair.poll() {
+                Ok(Some(_)) => {}
+                Ok(None) => assert!(self.pair.wait(soon()).unwrap_or(true), "the node keeps the connection"),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+fn sh(command: &str) {
+    let out = Command::new("bash").args(["-c", command]).output().unwrap();
+    assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// In a process of its own: a port goes down under calls and comes back, then its device is taken away.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn last_a_port_goes_down_and_comes_back() {
+    let pair = Pair::on("10.77.1.1", RdmaServerConfig::default());
+    let other = Pair::on("10.77.0.1", RdmaServerConfig::default());
+    let (mut channel, mut elsewhere) = (pair.open().unwrap(), other.open().unwrap());
+    let mut dst = pair.pool.try_alloc(1 << 20).unwrap();
+    let down = std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(300));
+        sh("ip link set rail1 down");
+    });
+    let error = call(&mut channel, &read("slow", 0, 1 << 20), &mut dst, soon()).unwrap_err();
+    println!("{error}");
+    assert!(error.is_broken() && error.error().kind() == ErrorKind::Unavailable, "{error}");
+    assert!(error.error().message().contains("its port went down"), "{error}");
+    down.join().unwrap();
+    drop(channel);
+    // Nobody tries to connect over a port that is down.
+    let error = pair.open().err().unwrap();
+    println!("{error}");
+    assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("not ACTIVE"), "{error}");
+    // The other rail goes on.
+    let mut there = other.pool.try_alloc(1 << 20).unwrap();
+    assert_eq!(call(&mut elsewhere, &read("data", 9, 1 << 20), &mut there, soon()), Ok(1 << 20));
+    check(&there, 9);
+    sh("ip link set rail1 up; ip addr replace fd77:1::1/64 dev rail1 nodad");
+    let until = soon();
+    let mut channel = loop {
+        match pair.open() {
+            Ok(channel) => break channel,
+            Err(e) if Instant::now() > until => panic!("the rail does not come back: {e}"),
+            Err(e) => println!("not yet: {e}"),
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    assert_eq!(call(&mut channel, &read("data", 5, 1 << 20), &mut dst, soon()), Ok(1 << 20));
+    check(&dst, 5);
+}
