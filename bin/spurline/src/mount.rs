@@ -18,7 +18,7 @@ use spurline_store::Store;
 use spurline_transport::{ChannelPool, PathView, Phase, PoolConfig, PoolState};
 use spurline_types::Stats;
 use spurline_volume::Volume;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What the mount reads from, and what is to be told of it.
@@ -38,7 +38,7 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let started = Instant::now();
     let options = options(&config)?;
     // Words about the mountpoint come before waiting for a server that may be far away.
-    spurline_fuse::check(&config.mountpoint, &options).map_err(mount_fault)?;
+    let mountpoint = spurline_fuse::check(&config.mountpoint, &options).map_err(mount_fault)?;
     let stats = Arc::new(Stats::default());
     if let Some(rdma) = &config.net.rdma {
         rails::find(rdma, config.budget.total)?;
@@ -53,6 +53,10 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let access_log = access_log.map(|log| Arc::new(AccessLog(log)));
     let session_config = session_config(&config, options, &reads, access_log.clone(), &stats);
     let handler = Arc::new(spurline_fuse::FsHandler::new(fs));
+    // Before the mount is there: whoever sees it can ask about it, also while it starts.
+    let chosen = Arc::new(OnceLock::new());
+    let look = look(&config, &reads, stats, started, Arc::clone(&chosen));
+    let outside = Outside::open(Owner::Mount(&mountpoint), &config.metrics, &look)?;
     let session = Session::mount(handler, &config.mountpoint, session_config).map_err(mount_fault)?;
     let unmounter = session.unmounter();
     signals::on_stop(move |count| {
@@ -67,11 +71,9 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
         }
     })?;
     session.wait_ready(Duration::from_secs(30)).map_err(mount_fault)?;
-    let chosen = session.describe().map_or_else(String::new, |chosen| chosen.to_string());
+    let fuse = chosen.get_or_init(|| session.describe().map_or_else(String::new, |chosen| chosen.to_string()));
     tracing::info!("memory: {}", config.budget);
-    tracing::info!("{} is mounted on {}; {chosen}", config.source, session.mountpoint().display());
-    let look = look(&config, &reads, stats, started, chosen);
-    let outside = Outside::open(Owner::Mount(session.mountpoint()), &config.metrics, &look)?;
+    tracing::info!("{} is mounted on {}; {fuse}", config.source, session.mountpoint().display());
     ready.signal()?;
     let ended = session.join().map_err(mount_fault);
     if let Some(log) = access_log {
@@ -229,7 +231,7 @@ fn look(
     reads: &Reads,
     stats: Arc<Stats>,
     started: Instant,
-    fuse: String,
+    fuse: Arc<OnceLock<String>>,
 ) -> Arc<dyn AdminTarget> {
     let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
     let (store, remote) = (reads.store.clone(), reads.remote.clone());
@@ -240,7 +242,7 @@ fn look(
             "version": env!("CARGO_PKG_VERSION"),
             "source": source,
             "mountpoint": mountpoint,
-            "fuse": fuse,
+            "fuse": fuse.get().map_or("starting", String::as_str),
             "disks": parts::disks(store.as_deref()),
             "peers": remote.as_deref().map(peers).unwrap_or_default(),
         })

@@ -49,6 +49,9 @@ pub struct Sample {
 pub struct Against {
     /// Case ids of the same group; the best of those that were measured counts.
     pub ids: Vec<String>,
+    /// All of them count, one after the other: what is left of their rates when each does the whole work on the same
+    /// processors.
+    pub series: bool,
     /// What the ceiling is called in tables.
     pub name: &'static str,
     /// The least ratio that is good enough, if one was set.
@@ -108,7 +111,15 @@ impl<'a> Case<'a> {
     #[must_use]
     pub fn against(mut self, name: &'static str, variants: &[&str], floor: Option<f64>) -> Self {
         let ids = variants.iter().map(|v| format!("{}/{v}", self.group)).collect();
-        self.against.push(Against { ids, name, floor });
+        self.against.push(Against { ids, series: false, name, floor });
+        self
+    }
+    /// Compares with what is left of the rates of these variants when every byte goes through all of them on the same
+    /// processors.
+    #[must_use]
+    pub fn against_series(mut self, name: &'static str, variants: &[&str]) -> Self {
+        let ids = variants.iter().map(|v| format!("{}/{v}", self.group)).collect();
+        self.against.push(Against { ids, series: true, name, floor: None });
         self
     }
     /// Limits a role's processor time.
@@ -306,6 +317,23 @@ fn row(case: &Case<'_>) -> Row {
 fn ratio(row: &Row, against: &Against, all: &[Row]) -> Option<Ratio> {
     let better = |of: f64, than: f64| if row.unit == Unit::Time { than / of } else { of / than };
     let ceilings = all.iter().filter(|r| against.ids.contains(&r.id) && !r.samples.is_empty());
+    if against.series {
+        let parts: Vec<&Row> = ceilings.collect();
+        if row.samples.is_empty() || parts.len() != against.ids.len() {
+            return None;
+        }
+        let in_turn = |values: &mut dyn Iterator<Item = f64>| 1.0 / values.map(|v| 1.0 / v).sum::<f64>();
+        let paired: Vec<f64> = (0..parts.iter().map(|p| p.samples.len()).min().unwrap_or(0).min(row.samples.len()))
+            .map(|i| row.samples[i].value / in_turn(&mut parts.iter().map(|p| p.samples[i].value)))
+            .collect();
+        return Some(Ratio {
+            name: against.name,
+            id: against.ids.join(" + "),
+            value: row.median() / in_turn(&mut parts.iter().map(|p| p.median())),
+            spread: spread(&paired),
+            floor: None,
+        });
+    }
     // The best ceiling is the one against which the case looks worst.
     let ceiling = ceilings.min_by(|a, b| better(1.0, a.median()).total_cmp(&better(1.0, b.median())))?;
     if row.samples.is_empty() {
@@ -348,6 +376,8 @@ mod tests {
             Case::new("g", "own", "mount", Unit::Bandwidth, take("own", [32.0, 40.0, 36.0]))
                 .against("null", &["dev", "uring", "absent"], Some(0.9))
                 .against("other", &["absent"], Some(0.5))
+                .against_series("both in turn", &["dev", "uring"])
+                .against_series("one of them is absent", &["dev", "absent"])
                 .limit("mount", 0.25)
                 .limit("nobody", 0.1),
         ];
@@ -355,7 +385,9 @@ mod tests {
         assert_eq!(*order.borrow(), ["dev", "uring", "own"].repeat(3));
         let own = &rows[2];
         assert_eq!((own.median(), own.spread()), (36.0, (32.0, 40.0)));
-        assert_eq!(own.ratios.len(), 1);
+        assert_eq!(own.ratios.len(), 2);
+        // 20 and 40 in turn are 13.3.
+        assert!((own.ratios[1].value - 2.7).abs() < 1e-9 && own.ratios[1].met().is_none());
         let ratio = &own.ratios[0];
         assert_eq!((ratio.id.as_str(), ratio.value, ratio.met()), ("g/uring", 0.9, Some(true)));
         assert_eq!(ratio.spread, (0.72, 4.0));

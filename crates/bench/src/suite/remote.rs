@@ -92,6 +92,10 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
             Err(e) => notes.push(format!("No {label}: {e}")),
         }
     }
+    let null = suite.null("uring");
+    if let Err(e) = &null {
+        notes.push(format!("No empty file system over io_uring: {e}"));
+    }
     let mut cases = Vec::new();
     for load in &LOADS {
         let read = |kind: &str, port: u16| -> Vec<String> {
@@ -121,6 +125,13 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
                 Ok(Sample { value: got.bandwidth, bytes: got.bytes, ops: got.bytes >> 20, cpu, latency_us: None })
             }));
         }
+        if let Ok(null) = &null {
+            let files = vec![null.at().join("data")];
+            let job = suite.job(files, load.pattern, load.block, load.jobs, len);
+            cases.push(Case::new(load.name, "null-uring", "empty fs, io_uring", load.unit, move || {
+                fio_sample(&job, load.unit, &[("client", null.daemon())])
+            }));
+        }
         for (variant, label, mounted) in &mounts {
             let Some(node) = &node else { break };
             let files: Vec<PathBuf> = (0..FILES).map(|i| mounted.at().join(file_name(i))).collect();
@@ -130,6 +141,7 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
                 fio_sample(&job, load.unit, &[("client", mounted.daemon()), ("node", node.daemon())])
             })
             .against("of bare", &["bare"], Some(load.floor))
+            .against_series("of bare and empty fs in turn", &["bare", "null-uring"])
             .warm(move || {
                 let before = node.counters(&suite.spurline)?;
                 let (mut grown, wrong) = suite.warm(mounted, &first, Way::Tcp)?;
@@ -144,6 +156,11 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         }
     }
     let rows = suite.rounds("remote", cases)?;
+    notes.push(
+        "In turn: every byte goes through a bare reader and through an empty file system, and both, reader and node share \
+         this machine's processors; where those are the limit a mount can't be faster than the two in turn."
+            .into(),
+    );
     notes.push(
         "veth has no wire: the receiver's TCP work runs in the sender's context, or on either side's softirq.".into(),
     );
