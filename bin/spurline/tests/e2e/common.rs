@@ -127,7 +127,7 @@ impl World {
         let at = self.dir("mnt");
         let process = Process::start(command, &self.log_path("mount"));
         let mount = Mount { process: Some(process), at, runtime: self.path("run") };
-        mount.process().wait_for("admin socket");
+        mount.process().wait_for(" is mounted on ");
         mount
     }
     /// A cache node of these sources, with credentials for the embedded server, on a port of choice (0: any).
