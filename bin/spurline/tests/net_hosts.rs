@@ -330,3 +330,86 @@ fn an_ordinary_user_gets_an_answer_too() {
 fn is_root() -> bool {
     std::fs::read_to_string("/proc/self/status").is_ok_and(|s| s.lines().any(|l| l.starts_with("Uid:\t0\t")))
 }
+
+#[test]
+fn in_a_guest_with_soft_roce() {
+    spurline_testkit::run_in_guest(spurline_testkit::GuestNet::Two, &["guest_"], 300);
+}
+
+fn here_net(words: &[&str]) -> Output {
+    Command::new(BIN).arg("net").args(words).output().unwrap()
+}
+
+fn here_json(words: &[&str]) -> serde_json::Value {
+    let out = here_net(words);
+    serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"))
+}
+
+/// Ids of the findings about `subject` on the guest itself.
+fn here_found(subject: &str) -> Vec<(String, String)> {
+    let json = here_json(&["doctor", "--json", "--for-rdma", "rail0:rail1"]);
+    let text = |f: &serde_json::Value, key: &str| f[key].as_str().unwrap().to_owned();
+    let all = json["findings"].as_array().unwrap().iter().filter(|f| text(f, "subject").contains(subject));
+    all.map(|f| (text(f, "id"), text(f, "severity"))).collect()
+}
+
+#[test]
+#[ignore = "needs RDMA devices: run by in_a_guest_with_soft_roce"]
+fn guest_lists_and_examines_real_devices() {
+    let list = here_json(&["list", "--json"]);
+    let devices = list["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 2, "{list}");
+    let port = &devices[0]["ports"][0];
+    assert_eq!((&devices[0]["device"], &devices[0]["protocol"]), (&"rxe0".into(), &"roce".into()));
+    assert_eq!(
+        (&port["link_layer"], &port["state"], &port["netdevs"][0]),
+        (&"Ethernet".into(), &"ACTIVE".into(), &"rail0".into())
+    );
+    let gids = port["gids"].as_array().unwrap();
+    assert!(gids.iter().any(|g| g["kind"] == "RoCE v2" && g["address"] == "::ffff:10.77.0.1"), "{gids:?}");
+    let table = String::from_utf8(here_net(&["list", "--gids"]).stdout).unwrap();
+    assert!(
+        table.contains("software on rail1") && table.contains("10.77.1.1/24") && table.contains("RoCE v2"),
+        "{table}"
+    );
+    println!("{table}");
+    let out = here_net(&["doctor", "--for-rdma", "rail0:rail1"]);
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    println!("{said}");
+    assert_eq!(out.status.code(), Some(0), "two rails that are well: {said}");
+    assert!(said.contains("SOFT-RDMA rxe0"), "{said}");
+}
+
+#[test]
+#[ignore = "needs RDMA devices: run by in_a_guest_with_soft_roce"]
+fn guest_mtu_link_and_subnet() {
+    ip(&["link", "set", "rail0", "mtu", "1500"]);
+    assert!(here_found("rail0").iter().any(|(id, _)| id == "MTU-LOW"));
+    let root = tempfile::tempdir().unwrap();
+    let fix =
+        |id: &str| here_net(&["fix", id, "--for-rdma", "rail0:rail1", "--apply", "--yes", "--root", str(root.path())]);
+    let out = fix("MTU-LOW");
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(std::fs::read_to_string("/sys/class/net/rail0/mtu").unwrap().trim(), "9000");
+    assert!(!here_found("rail0").iter().any(|(id, _)| id == "MTU-LOW"));
+    assert!(here_net(&["fix", "--revert", "--root", str(root.path())]).status.success());
+    assert_eq!(std::fs::read_to_string("/sys/class/net/rail0/mtu").unwrap().trim(), "1500");
+    ip(&["link", "set", "rail0", "mtu", "9000"]);
+
+    ip(&["link", "set", "rail1", "down"]);
+    let down = here_found("rxe1/1");
+    assert!(down.contains(&("PORT-DOWN".to_owned(), "error".to_owned())), "{down:?}");
+    assert!(fix("PORT-DOWN").status.success());
+    assert!(!here_found("rxe1/1").iter().any(|(id, _)| id == "PORT-DOWN"));
+
+    ip(&["addr", "add", "10.77.0.9/24", "dev", "rail1"]);
+    let twins = here_found("rail0, rail1");
+    assert!(twins.contains(&("SAME-SUBNET".to_owned(), "error".to_owned())), "{twins:?}");
+    ip(&["addr", "del", "10.77.0.9/24", "dev", "rail1"]);
+}
+
+#[test]
+#[ignore = "needs the guest's kernel with bonds and VLANs: run by in_a_guest_with_soft_roce"]
+fn guest_bonds_and_vlans() {
+    bonds_and_vlans_are_listed_as_what_they_are();
+}

@@ -371,29 +371,36 @@ fn read_port(tree: &Tree, at: &str, number: u32) -> Port {
     }
 }
 
+/// Up to so many addresses their attributes are read one by one: tables have up to 1024 places, mostly empty, and an
+/// empty one of the attributes answers EINVAL after as much work.
+const FEW: usize = 32;
+
 fn read_gids(tree: &Tree, at: &str) -> Vec<Gid> {
-    let mut types = None;
-    let mut gids = Vec::new();
-    for (index, text) in tree.texts(&format!("{at}/gids")) {
-        let (Ok(index), Ok(address)) = (index.parse(), text.parse::<Ipv6Addr>()) else { continue };
-        if address.is_unspecified() {
-            continue;
+    let addresses = tree.texts(&format!("{at}/gids")).into_iter().filter_map(|(index, text)| {
+        let address: Ipv6Addr = text.parse().ok()?;
+        Some((index.parse().ok()?, address)).filter(|_| !address.is_unspecified())
+    });
+    let addresses: BTreeMap<u32, Ipv6Addr> = addresses.collect();
+    let attributes = |kind: &str| {
+        let dir = format!("{at}/gid_attrs/{kind}");
+        if addresses.len() > FEW {
+            return tree.texts(&dir);
         }
-        // Empty slots of the attributes answer EINVAL, so they are asked only where there is an address.
-        let (types, netdevs) = types.get_or_insert_with(|| {
-            (tree.texts(&format!("{at}/gid_attrs/types")), tree.texts(&format!("{at}/gid_attrs/ndevs")))
-        });
-        let key = format!("{index}");
+        let one = |index: &u32| Some((index.to_string(), tree.text(&format!("{dir}/{index}"))?));
+        addresses.keys().filter_map(one).collect()
+    };
+    let (types, netdevs) = (attributes("types"), attributes("ndevs"));
+    let gid = |(index, address): (&u32, &Ipv6Addr)| {
+        let key = index.to_string();
         let kind = match types.get(&key).map(String::as_str) {
             Some("IB/RoCE v1") if netdevs.contains_key(&key) => GidType::RoceV1,
             Some("IB/RoCE v1") => GidType::Ib,
             Some("RoCE v2") => GidType::RoceV2,
             _ => GidType::Unknown,
         };
-        gids.push(Gid { index, address, kind, netdev: netdevs.get(&key).cloned() });
-    }
-    gids.sort_by_key(|g| g.index);
-    gids
+        Gid { index: *index, address: *address, kind, netdev: netdevs.get(&key).cloned() }
+    };
+    addresses.iter().map(gid).collect()
 }
 
 impl Pci {

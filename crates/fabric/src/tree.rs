@@ -8,8 +8,9 @@ use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The longest text of one file that is read; what the kernel shows is far shorter.
@@ -18,11 +19,16 @@ const MOST_BYTES: u64 = 1024 * 1024;
 const MOST_NAMES: usize = 4096;
 /// As many symbolic links as the kernel follows in one path.
 const MOST_LINKS: usize = 40;
-/// How long one file, or one directory with its files, may take. Firmware that is asked through sysfs answers in
-/// milliseconds, and a dead card not at all.
-const DEADLINE: Duration = Duration::from_secs(2);
-/// After so many probes without an answer the rest is left out: the host is sick, and 2 s each would add up.
-const MOST_LATE: usize = 4;
+/// How long one file may take, in slices. Firmware that is asked through sysfs answers in milliseconds, and a dead card
+/// not at all. Counted in slices, a process that was stopped for long loses one of them and not its deadline.
+const SLICE: Duration = Duration::from_millis(250);
+const SLICES: usize = 8;
+/// The most slices that a directory with its files may take, each of them in time.
+const MOST_SLICES: usize = 120;
+/// After so many files of one device without an answer, the rest of it is left out.
+const MOST_LATE: usize = 2;
+/// After so many on the whole host, the rest is.
+const MOST_LATE_HOST: usize = 10;
 
 /// A file or a symbolic link of a collected tree; directories follow from the paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -423,66 +429,109 @@ enum Reply {
     Exists,
 }
 
+impl Question {
+    /// What a file belongs to: a device, an interface, a process.
+    fn owner(&self) -> String {
+        let (Question::Read(p) | Question::Files(p) | Question::Names(p) | Question::Link(p) | Question::Exists(p)) =
+            self;
+        // Virtual devices are one level deeper, `sys/devices/virtual/net/eth0`; a PCI function is all of its path.
+        let depth = if p.starts_with("sys/devices/pci") {
+            4
+        } else if p.starts_with("sys/devices/") {
+            5
+        } else {
+            4
+        };
+        p.split('/').take(depth).collect::<Vec<_>>().join("/")
+    }
+}
+
 /// A thread that does the reading, so that a file which never answers costs its deadline and not the program.
 #[derive(Debug)]
 struct Probe {
     root: PathBuf,
-    line: Option<(Sender<Question>, Receiver<io::Result<Reply>>)>,
-    late: usize,
+    line: Option<Line>,
+    late: HashMap<String, usize>,
+}
+
+#[derive(Debug)]
+struct Line {
+    questions: Sender<Question>,
+    replies: Receiver<io::Result<Reply>>,
+    /// Files read so far; while it grows, the thread is not stuck.
+    progress: Arc<AtomicUsize>,
 }
 
 impl Probe {
     fn new(root: PathBuf) -> Self {
-        Probe { root, line: None, late: 0 }
+        Probe { root, line: None, late: HashMap::new() }
     }
 
     fn ask(&mut self, question: Question) -> io::Result<Reply> {
-        if self.late >= MOST_LATE {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "left out after other files did not answer"));
+        let owner = question.owner();
+        let late = |why: String| Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        let all: usize = self.late.values().sum();
+        if self.late.get(&owner).is_some_and(|n| *n >= MOST_LATE) || all >= MOST_LATE_HOST {
+            return late("left out after other files did not answer".into());
         }
         if self.line.is_none() {
             self.line = Some(start(self.root.clone())?);
         }
-        let Some((questions, replies)) = &self.line else { return Err(io::ErrorKind::Other.into()) };
+        let Some(line) = &self.line else { return Err(io::ErrorKind::Other.into()) };
         let gone = || io::Error::other("the reading thread has ended");
-        questions.send(question).map_err(|_| gone())?;
-        match replies.recv_timeout(DEADLINE) {
-            Ok(reply) => reply,
-            Err(RecvTimeoutError::Timeout) => {
-                // The thread stays behind in the kernel; another takes its place.
-                self.line = None;
-                self.late += 1;
-                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", DEADLINE.as_secs())))
+        line.questions.send(question).map_err(|_| gone())?;
+        let (mut idle, mut seen) = (0, line.progress.load(Ordering::Relaxed));
+        for _ in 0..MOST_SLICES {
+            match line.replies.recv_timeout(SLICE) {
+                Ok(reply) => return reply,
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.line = None;
+                    return Err(gone());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                self.line = None;
-                Err(gone())
+            let now = line.progress.load(Ordering::Relaxed);
+            idle = if now == seen { idle + 1 } else { 0 };
+            seen = now;
+            if idle >= SLICES {
+                break;
             }
         }
+        // The thread stays behind in the kernel; another takes its place.
+        self.line = None;
+        *self.late.entry(owner).or_default() += 1;
+        late(format!("no answer within {} s", (SLICE * SLICES as u32).as_secs()))
     }
 }
 
-fn start(root: PathBuf) -> io::Result<(Sender<Question>, Receiver<io::Result<Reply>>)> {
+fn start(root: PathBuf) -> io::Result<Line> {
     let (questions, asked) = mpsc::channel::<Question>();
     let (answers, replies) = mpsc::channel();
+    let progress = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&progress);
     std::thread::Builder::new().name("facts".into()).spawn(move || {
         for question in asked {
-            if answers.send(answer(&root, question)).is_err() {
+            if answers.send(answer(&root, question, &count)).is_err() {
                 return;
             }
         }
     })?;
-    Ok((questions, replies))
+    Ok(Line { questions, replies, progress })
 }
 
-fn answer(root: &Path, question: Question) -> io::Result<Reply> {
+fn answer(root: &Path, question: Question, progress: &AtomicUsize) -> io::Result<Reply> {
     match question {
         Question::Read(path) => read(&root.join(path)).map(Reply::Read),
         Question::Names(path) => names(&root.join(path)).map(Reply::Names),
         Question::Files(path) => {
             let dir = root.join(path);
-            let files = names(&dir)?.into_iter().filter_map(|n| read(&dir.join(&n)).ok().map(|bytes| (n, bytes)));
-            Ok(Reply::Files(files.collect()))
+            let mut files = Vec::new();
+            for name in names(&dir)? {
+                let bytes = read(&dir.join(&name));
+                progress.fetch_add(1, Ordering::Relaxed);
+                files.extend(bytes.ok().map(|bytes| (name, bytes)));
+            }
+            Ok(Reply::Files(files))
         }
         Question::Link(path) => {
             let target = std::fs::read_link(root.join(path))?;

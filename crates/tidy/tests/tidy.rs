@@ -24,6 +24,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("spurline-config", 10),
     ("spurline-observe", 10),
     ("spurline-fabric", 10),
+    ("spurline-umad", 10),
     ("spurline-volume", 20),
     ("spurline-rails", 20),
     ("spurline-verbs", 20),
@@ -238,6 +239,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/fuse", "the FUSE device, its io_uring queues and mount calls"),
     ("crates/store", "io_uring and O_DIRECT buffers"),
     ("crates/probe", "TCP_INFO by getsockopt, which no library in use has"),
+    ("crates/umad", "calls into libibumad"),
     ("crates/verbs", "calls into libibverbs and librdmacm, memory that NICs reach"),
 ];
 

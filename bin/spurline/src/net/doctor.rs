@@ -1,6 +1,7 @@
 //! `spurline net doctor`: findings, the worst first. What is a finding is the fabric crate's to know.
 
 use super::facts::{self, FromArgs};
+use super::subnet;
 use super::table::{BAD, DIM, GOOD, WARN};
 use anstyle::Style;
 use clap::{Args, ValueEnum};
@@ -74,7 +75,7 @@ impl AskArgs {
     ///
     /// # Errors
     /// When the peer's facts can't be read, or a name is none.
-    pub fn ask(&self) -> Result<Ask, Fault> {
+    pub fn ask(&self, tree: &Tree) -> Result<Ask, Fault> {
         let for_rdma: Vec<String> = match &self.for_rdma {
             None => Vec::new(),
             Some(list) => list.split([':', ',']).map(|n| n.trim().to_owned()).collect(),
@@ -94,7 +95,7 @@ impl AskArgs {
             Expect::Infiniband => LinkLayer::InfiniBand,
             Expect::Ethernet => LinkLayer::Ethernet,
         });
-        Ok(Ask { for_rdma, expect, peer, ..Ask::default() })
+        Ok(Ask { for_rdma, expect, peer, subnet_manager: subnet::ask(tree) })
     }
 }
 
@@ -127,7 +128,7 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Fault> {
         return Ok(ExitCode::SUCCESS);
     }
     let tree = args.ask.from.tree()?;
-    let found = examine(&tree, &args.ask.ask()?);
+    let found = examine(&tree, &args.ask.ask(&tree)?);
     if args.json {
         anstream::println!("{}", json!({ "findings": found }));
     } else {

@@ -94,7 +94,7 @@ pub fn run(args: FixArgs) -> Result<ExitCode, Fault> {
         return Err(Fault::usage(format!("no finding is called {id}"), "`spurline net doctor` prints the ids"));
     }
     let tree = args.ask.from.tree()?;
-    let found: Vec<Finding> = examine(&tree, &args.ask.ask()?)
+    let found: Vec<Finding> = examine(&tree, &args.ask.ask(&tree)?)
         .into_iter()
         .filter(|f| args.id.is_empty() || args.id.iter().any(|id| id.eq_ignore_ascii_case(f.id)))
         .collect();

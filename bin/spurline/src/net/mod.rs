@@ -11,6 +11,7 @@ mod list;
 mod peer;
 mod ping;
 mod serve;
+mod subnet;
 mod table;
 
 use clap::{Args, Subcommand};

@@ -1,0 +1,49 @@
+//! Asks the subnet manager of each InfiniBand port of this host whether it is still there. What follows from the answer
+//! is the doctor's.
+
+use spurline_fabric::{Host, LinkLayer, PortState, SmAnswer, Tree};
+use spurline_umad::{Answer, Umad};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The answers, by device and port; empty for facts of another host.
+pub fn ask(tree: &Tree) -> BTreeMap<(String, u32), SmAnswer> {
+    // Nothing is loaded and nobody asked on a host without an InfiniBand port.
+    if !tree.is_live() || !tree.exists("sys/class/infiniband") {
+        return BTreeMap::new();
+    }
+    let host = Host::read(tree);
+    let all = host.devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p)));
+    let ports: Vec<_> = all
+        .filter(|(_, p)| p.link_layer == LinkLayer::InfiniBand && p.state == PortState::Active)
+        .filter_map(|(d, p)| Some((d, p, p.sm_lid.filter(|lid| *lid > 0)?)))
+        .collect();
+    if ports.is_empty() {
+        return BTreeMap::new();
+    }
+    let umad = match Path::new("/sys/class/infiniband_mad/abi_version").exists() {
+        true => Umad::open().map_err(|e| e.to_string()),
+        false => Err("ib_umad is not loaded: modprobe ib_umad".to_owned()),
+    };
+    let mut silent: Vec<(u32, Vec<u16>)> = Vec::new();
+    let mut answers = BTreeMap::new();
+    for (device, port, sm_lid) in ports {
+        // Ports of one subnet have one manager; a silent one is waited for once.
+        let subnet = port.gids.first().map(|g| g.address.segments()[..4].to_vec()).unwrap_or_default();
+        let fabric = (sm_lid, subnet);
+        let answer = match &umad {
+            Err(why) => SmAnswer::NotAsked(why.clone()),
+            Ok(_) if silent.contains(&fabric) => SmAnswer::Silent("as asked through another port".to_owned()),
+            Ok(umad) => match umad.ask(&device.name, port.number, sm_lid) {
+                Ok(Answer::Alive { .. }) => SmAnswer::Alive,
+                Ok(Answer::Silent(why)) => {
+                    silent.push(fabric);
+                    SmAnswer::Silent(why)
+                }
+                Err(e) => SmAnswer::NotAsked(e.to_string()),
+            },
+        };
+        answers.insert((device.name.clone(), port.number), answer);
+    }
+    answers
+}
