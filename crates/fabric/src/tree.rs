@@ -634,6 +634,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_never_answers_costs_its_deadline_only() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("there"), "x").unwrap();
+        let mut probe = Probe::new(dir.path().to_owned());
+        // A thread that took the question and is stuck in the kernel: nobody ever replies, and nothing moves.
+        let (questions, _asked) = mpsc::channel();
+        let (_stuck, replies) = mpsc::channel();
+        probe.line = Some(Line { questions, replies, progress: Arc::default() });
+        let file = || Question::Read("sys/class/infiniband/mlx5_0/ports/1/rate".into());
+        assert_eq!(probe.ask(file()).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        // The next question has a thread of its own, and a device that is late again is left alone.
+        assert!(probe.ask(Question::Read("there".into())).is_ok());
+        probe.late.insert("sys/class/infiniband/mlx5_0".into(), MOST_LATE);
+        assert!(probe.ask(file()).unwrap_err().to_string().contains("left out"));
+        assert_eq!(probe.ask(Question::Read("sys/class/net".into())).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
     fn numbers() {
         assert_eq!(parse_number("0x15b3"), Some(0x15b3));
         assert_eq!(parse_number("-1"), Some(-1));
