@@ -22,6 +22,8 @@ const STREAMS: usize = 32;
 const NEAR: u64 = 4;
 /// An answer that nobody took for this long is given up with its connection.
 const STALE: Duration = Duration::from_secs(2);
+/// The same where another reader could be asked ahead for instead.
+const OUSTED: Duration = Duration::from_millis(100);
 
 /// A reader that was found to be sequential.
 #[derive(Clone, Copy)]
@@ -50,6 +52,8 @@ struct Asked {
 struct State {
     streams: Vec<Stream>,
     asked: Vec<Asked>,
+    /// Pieces that are being asked for: they count as asked.
+    reserved: usize,
     reads: u64,
     closing: bool,
 }
@@ -88,6 +92,39 @@ impl From<Asked> for Claimed {
     }
 }
 
+/// There is no room for what should be asked for.
+struct Full;
+
+impl State {
+    /// What to ask for after a read, and reserves it.
+    fn next(&mut self, object: ObjectId, offset: u64, piece: u64, most: usize) -> Result<std::ops::Range<u64>, Full> {
+        self.reads += 1;
+        let room = most.saturating_sub(self.asked.len() + self.reserved) as u64;
+        let near = |next: u64| offset + NEAR * piece >= next && offset <= next + NEAR * piece;
+        let stream = self.streams.iter_mut().find(|s| s.object == object && s.next.is_none_or(near));
+        let Some(stream) = stream else { return Ok(0..0) };
+        let end = offset + piece;
+        let next = stream.next.map_or(end, |next| next.max(end));
+        (stream.next, stream.used) = (Some(next), self.reads);
+        // A gap left by a reader that jumped is not worth filling.
+        let from = if stream.asked > next + DEPTH * piece { next } else { stream.asked.max(next) };
+        let wanted = (next + DEPTH * piece).min(stream.end).saturating_sub(from).div_ceil(piece);
+        let pieces = wanted.min(room);
+        if pieces == 0 {
+            return if wanted > 0 { Err(Full) } else { Ok(0..0) };
+        }
+        stream.asked = from + pieces * piece;
+        self.reserved += pieces as usize;
+        Ok(from..from + pieces * piece)
+    }
+
+    /// An answer whose reader seems to be gone.
+    fn oust(&mut self) -> Option<Claimed> {
+        let at = self.asked.iter().position(|asked| asked.since.elapsed() >= OUSTED)?;
+        Some(Claimed::from(self.asked.swap_remove(at)))
+    }
+}
+
 impl Ahead {
     /// At most `most` answers under way.
     pub fn new(most: usize) -> Arc<Self> {
@@ -111,38 +148,34 @@ impl Ahead {
     }
 
     /// Notes a read of `len` bytes at `offset`. The answer to it if it was asked for, and what to ask for now: from
-    /// where to where, in pieces of `len`.
+    /// where to where, in pieces of `len`. Each piece has to be given to [`Ahead::keep`] or [`Ahead::release`].
     pub fn read(&self, object: ObjectId, offset: u64, len: usize) -> (Option<Claimed>, std::ops::Range<u64>) {
         let mut state = self.state.lock();
-        state.reads += 1;
-        let (reads, room) = (state.reads, self.most.saturating_sub(state.asked.len()) as u64);
         let at = state.asked.iter().position(|a| a.object == object && a.offset == offset && a.len == len);
         let claimed = at.map(|at| Claimed::from(state.asked.swap_remove(at)));
-        let piece = len as u64;
-        let near = |next: u64| offset + NEAR * piece >= next && offset <= next + NEAR * piece;
-        let stream = state.streams.iter_mut().find(|s| s.object == object && s.next.is_none_or(near));
-        let Some(stream) = stream else { return (claimed, 0..0) };
-        let end = offset + piece;
-        let next = stream.next.map_or(end, |next| next.max(end));
-        (stream.next, stream.used) = (Some(next), reads);
-        let from = stream.asked.max(next);
-        // A gap left by a reader that jumped is not worth filling.
-        let from = if from > next + DEPTH * piece { next } else { from };
-        let room = room + u64::from(claimed.is_some());
-        let to = (next + DEPTH * piece).min(stream.end).min(from + room * piece);
-        stream.asked = to.max(stream.asked.min(from));
-        (claimed, from..to.max(from))
+        let next = state.next(object, offset, len as u64, self.most);
+        let ousted = next.is_err().then(|| state.oust()).flatten();
+        drop(state);
+        // Closing its connection takes a system call.
+        drop(ousted);
+        (claimed, next.unwrap_or(0..0))
     }
 
     /// Keeps an answer that is under way.
     pub fn keep(&self, object: ObjectId, offset: u64, len: usize, peer: Arc<Peer>, begun: Begun) {
         let mut state = self.state.lock();
+        state.reserved -= 1;
         let first = state.asked.is_empty();
         state.asked.push(Asked { object, offset, len, peer, begun, since: Instant::now() });
         drop(state);
         if first {
             self.changed.notify_one();
         }
+    }
+
+    /// So many pieces were not asked for after all.
+    pub fn release(&self, pieces: u64) {
+        self.state.lock().reserved -= pieces as usize;
     }
 
     /// Gives up answers that nobody took, until [`Ahead::close`].
@@ -174,5 +207,56 @@ impl Ahead {
         drop(state);
         drop(given_up);
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: u64 = 1 << 20;
+
+    fn object(name: &[u8]) -> ObjectId {
+        ObjectId::hash("s", name, "1")
+    }
+
+    #[test]
+    fn a_reader_is_asked_ahead_two_pieces_and_no_further_than_it_may() {
+        let ahead = Ahead::new(4);
+        let a = object(b"a");
+        assert_eq!(ahead.read(a, 0, PIECE as usize).1, 0..0, "nobody said it is sequential");
+        ahead.follow(a, 5 * PIECE);
+        assert_eq!(ahead.read(a, PIECE, PIECE as usize).1, 2 * PIECE..4 * PIECE);
+        assert_eq!(ahead.read(a, 2 * PIECE, PIECE as usize).1, 4 * PIECE..5 * PIECE);
+        assert_eq!(ahead.read(a, 3 * PIECE, PIECE as usize).1, 0..0, "it may not be followed further");
+        // The kernel sends the parts of a long read out of order.
+        ahead.follow(a, 100 * PIECE);
+        ahead.release(3);
+        assert_eq!(ahead.read(a, 5 * PIECE, PIECE as usize).1, 6 * PIECE..8 * PIECE);
+        assert_eq!(ahead.read(a, 4 * PIECE, PIECE as usize).1, 0..0);
+    }
+
+    #[test]
+    fn never_more_is_asked_for_than_may_be() {
+        let ahead = Ahead::new(3);
+        let (a, b) = (object(b"a"), object(b"b"));
+        ahead.follow(a, 100 * PIECE);
+        ahead.follow(b, 100 * PIECE);
+        let pieces = |range: std::ops::Range<u64>| (range.end - range.start) / PIECE;
+        assert_eq!(pieces(ahead.read(a, 0, PIECE as usize).1), 2);
+        assert_eq!(pieces(ahead.read(b, 0, PIECE as usize).1), 1, "what is being asked for counts");
+        assert_eq!(pieces(ahead.read(b, PIECE, PIECE as usize).1), 0);
+        ahead.release(3);
+        assert_eq!(pieces(ahead.read(b, 2 * PIECE, PIECE as usize).1), 2);
+    }
+
+    #[test]
+    fn a_reader_elsewhere_in_the_file_is_left_alone() {
+        let ahead = Ahead::new(8);
+        let a = object(b"a");
+        ahead.follow(a, 100 * PIECE);
+        assert_eq!(ahead.read(a, 0, PIECE as usize).1, PIECE..3 * PIECE);
+        assert_eq!(ahead.read(a, 50 * PIECE, PIECE as usize).1, 0..0);
+        assert_eq!(ahead.read(a, PIECE, PIECE as usize).1, 3 * PIECE..4 * PIECE);
     }
 }

@@ -273,33 +273,42 @@ impl Inner {
         whole
     }
 
-    fn ask_ahead(&self, object: &ObjectRef, mut next: Range<u64>, piece: usize) {
-        while next.start < next.end {
-            let (at, index) = (next.start, (next.start / self.block_size) as u32);
-            let left = object.block_len(index, self.block_size) as u64 - at % self.block_size;
-            if left < piece as u64 {
-                // The last of the file, or a piece across two blocks: of two nodes, perhaps.
-                return;
-            }
-            let (body, mut ranked) = SCRATCH.with(RefCell::take);
-            rank(&self.members, object.id, index, &mut ranked);
-            let peer = ranked.first().map(|index| &self.peers[*index as usize]);
-            SCRATCH.with(|cell| cell.replace((body, ranked)));
-            let Some(peer) = peer else { return };
-            let request = |welcome: &Welcome| {
-                Request::Read(Read {
-                    volume: welcome.volume,
-                    path: &object.path,
-                    version: object.version.as_str(),
-                    size: object.size,
-                    offset: at,
-                    len: piece as u32,
-                })
-            };
-            let Some(begun) = peer.tcp().begin(request, Instant::now() + self.config.patience.answer) else { return };
-            self.ahead.keep(object.id, at, piece, Arc::clone(peer), begun);
-            next.start += piece as u64;
+    fn ask_ahead(&self, object: &ObjectRef, next: Range<u64>, piece: usize) {
+        let mut at = next.start;
+        while at < next.end && self.ask_piece(object, at, piece) {
+            at += piece as u64;
         }
+        if at < next.end {
+            self.ahead.release((next.end - at) / piece as u64);
+        }
+    }
+
+    /// Asks for one piece ahead of its reader; says whether it is under way.
+    fn ask_piece(&self, object: &ObjectRef, at: u64, piece: usize) -> bool {
+        let index = (at / self.block_size) as u32;
+        let left = (object.block_len(index, self.block_size) as u64).saturating_sub(at % self.block_size);
+        if left < piece as u64 {
+            // The last of the file, or a piece across two blocks: of two nodes, perhaps.
+            return false;
+        }
+        let (body, mut ranked) = SCRATCH.with(RefCell::take);
+        rank(&self.members, object.id, index, &mut ranked);
+        let peer = ranked.first().map(|index| &self.peers[*index as usize]);
+        SCRATCH.with(|cell| cell.replace((body, ranked)));
+        let Some(peer) = peer else { return false };
+        let request = |welcome: &Welcome| {
+            Request::Read(Read {
+                volume: welcome.volume,
+                path: &object.path,
+                version: object.version.as_str(),
+                size: object.size,
+                offset: at,
+                len: piece as u32,
+            })
+        };
+        let Some(begun) = peer.tcp().begin(request, Instant::now() + self.config.patience.answer) else { return false };
+        self.ahead.keep(object.id, at, piece, Arc::clone(peer), begun);
+        true
     }
 }
 

@@ -290,3 +290,30 @@ fn answers_that_nobody_takes_are_given_up() {
     }
     assert!(read(&*remote, &data, 3 * BLOCK, piece).unwrap() == bytes[3 * BLOCK as usize..][..piece]);
 }
+
+#[test]
+fn readers_that_stop_all_at_once_leave_connections_for_the_next() {
+    let (dir, bytes) = dataset();
+    let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    let source = format!("file://{}", dir.path().display());
+    // The patience of a read is less than what an answer that nobody takes is kept for.
+    let (remote, stats) = consumer(&source, server.local_addrs()[0], Duration::from_millis(1500)).unwrap();
+    let data = object(&*remote, b"data");
+    let piece = 256 << 10;
+    for round in 0..5 {
+        std::thread::scope(|scope| {
+            for reader in 0..8u64 {
+                let (remote, data, bytes) = (&remote, &data, &bytes);
+                scope.spawn(move || {
+                    let from = (reader % 4) * BLOCK;
+                    remote.prefetch(data, 1..6, piece);
+                    for at in [from, from + piece as u64] {
+                        let got = read(&**remote, data, at, piece);
+                        assert!(got.unwrap() == bytes[at as usize..][..piece], "round {round}, at {at}");
+                    }
+                });
+            }
+        });
+    }
+    assert_eq!(stats.remotecache.errors.get(), 0);
+}
