@@ -139,10 +139,12 @@ pub fn drive(
         let mut started = 0;
         let mut failed = None;
         for (index, (op, lane)) in lanes.into_iter().enumerate() {
-            let (tx, stop, budget, counter) = (tx.clone(), &stop, budget.as_ref(), &counters[index].1);
+            let (tx, stop) = (tx.clone(), &stop);
+            let (budget, counter) = (budget.as_ref(), &counters[index].1);
             let work = move || {
+                let meter = Meter::new(depth, limits.pause, budget, counter);
                 // The receiver waits for every one.
-                let _ = tx.send(run(op, lane, depth, limits.pause, stop, budget, counter));
+                let _ = tx.send(run(op, lane, meter, stop));
             };
             match std::thread::Builder::new().name(format!("stream-{index}")).spawn_scoped(scope, work) {
                 Ok(_) => started += 1,
@@ -238,7 +240,7 @@ impl Watch<'_> {
             let bytes = counter.bytes.load(Ordering::Relaxed);
             match op {
                 Op::Read => now.read_bytes += bytes,
-                Op::Write | Op::Echo => now.write_bytes += bytes,
+                Op::Write | Op::Send | Op::Echo => now.write_bytes += bytes,
             }
             now.ops += counter.ops.load(Ordering::Relaxed);
         }
@@ -254,62 +256,88 @@ impl Watch<'_> {
 }
 
 /// One stream, on its own thread.
-fn run(
-    op: Op,
-    mut lane: Box<dyn Lane>,
-    depth: u32,
-    pause: Duration,
-    stop: &Stop,
-    budget: Option<&AtomicU64>,
-    counter: &Counter,
-) -> Ended {
-    let mut times = Times::new();
-    let result = keep_busy(lane.as_mut(), depth as usize, pause, stop, budget, counter, &mut times);
-    Ended { op, times, cpu_seconds: thread_cpu(), tcp: lane.tcp(), result }
+fn run(op: Op, mut lane: Box<dyn Lane>, mut meter: Meter<'_>, stop: &Stop) -> Ended {
+    let result = lane.run(&mut meter, stop);
+    Ended { op, times: meter.times, cpu_seconds: thread_cpu(), tcp: lane.tcp(), result }
 }
 
-fn keep_busy(
-    lane: &mut dyn Lane,
+/// Lets a stream begin operations, and counts and times them. It allocates nothing per operation.
+pub struct Meter<'a> {
     depth: usize,
     pause: Duration,
-    stop: &Stop,
-    budget: Option<&AtomicU64>,
-    counter: &Counter,
-    times: &mut Times,
-) -> Result<()> {
-    let mut begun: VecDeque<Instant> = VecDeque::with_capacity(depth);
-    let mut first = true;
-    let mut note = |begun: &mut VecDeque<Instant>, moved: Moved| {
+    budget: Option<&'a AtomicU64>,
+    counter: &'a Counter,
+    times: Times,
+    begun: VecDeque<Instant>,
+    first: bool,
+    /// Is told the time of each operation.
+    each: Option<&'a mut dyn FnMut(Duration)>,
+}
+
+impl<'a> Meter<'a> {
+    fn new(depth: u32, pause: Duration, budget: Option<&'a AtomicU64>, counter: &'a Counter) -> Self {
+        let begun = VecDeque::with_capacity(depth as usize);
+        Meter { depth: depth as usize, pause, budget, counter, times: Times::new(), begun, first: true, each: None }
+    }
+
+    /// Whether another operation may begin; then it has, and the stream has to do so.
+    pub fn begin(&mut self, stop: &Stop) -> bool {
+        if self.begun.len() >= self.depth || stop.is_asked() || !take(self.budget) {
+            return false;
+        }
+        if !self.first && !self.pause.is_zero() {
+            rest(self.pause, stop);
+            if stop.is_asked() {
+                return false;
+            }
+        }
+        self.first = false;
+        self.begun.push_back(Instant::now());
+        true
+    }
+
+    /// How many operations were begun and have not ended.
+    pub fn under_way(&self) -> usize {
+        self.begun.len()
+    }
+
+    /// Something moved: bytes, and the oldest operations that ended by it.
+    pub fn moved(&mut self, moved: Moved) {
+        // One writer: no need of an atomic addition.
+        let add = |to: &AtomicU64, n: u64| to.store(to.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         if moved.bytes > 0 {
-            // One writer: no need of an atomic addition.
-            counter.bytes.store(counter.bytes.load(Ordering::Relaxed) + moved.bytes, Ordering::Relaxed);
+            add(&self.counter.bytes, moved.bytes);
         }
         if moved.ops > 0 {
             let now = Instant::now();
-            for began in begun.drain(..begun.len().min(moved.ops as usize)) {
-                let nanos = u64::try_from(now.duration_since(began).as_nanos()).unwrap_or(u64::MAX);
-                times.0.saturating_record(nanos.max(1));
+            for began in self.begun.drain(..self.begun.len().min(moved.ops as usize)) {
+                let time = now.duration_since(began);
+                self.times.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1));
+                if let Some(each) = &mut self.each {
+                    each(time);
+                }
             }
-            counter.ops.store(counter.ops.load(Ordering::Relaxed) + u64::from(moved.ops), Ordering::Relaxed);
+            add(&self.counter.ops, moved.ops.into());
         }
-    };
-    loop {
-        while begun.len() < depth && !stop.is_asked() && take(budget) {
-            if !first && !pause.is_zero() {
-                rest(pause, stop);
-            }
-            first = false;
-            begun.push_back(Instant::now());
-            lane.begin(stop)?;
-            let moved = lane.glance()?;
-            note(&mut begun, moved);
-        }
-        if begun.is_empty() {
-            return Ok(());
-        }
-        let moved = lane.advance(stop)?;
-        note(&mut begun, moved);
     }
+}
+
+/// Runs one stream on this thread, `count` operations (0: until `stop`) with `pause` between them; `each` is told the
+/// time of every one.
+///
+/// # Errors
+/// Why the stream ended early.
+pub fn one_by_one(
+    lane: &mut dyn Lane,
+    count: u64,
+    pause: Duration,
+    stop: &Stop,
+    each: &mut dyn FnMut(Duration),
+) -> Result<()> {
+    let (budget, counter) = (AtomicU64::new(count), Counter::default());
+    let mut meter = Meter::new(1, pause, (count > 0).then_some(&budget), &counter);
+    meter.each = Some(each);
+    lane.run(&mut meter, stop)
 }
 
 /// Sleeps, but not past the end.
@@ -341,35 +369,38 @@ mod tests {
 
     /// A lane that ends what was begun at once, and fails when told.
     struct Instantly {
-        begun: u32,
         fails_after: u64,
         done: u64,
     }
 
     impl Lane for Instantly {
-        fn begin(&mut self, _: &Stop) -> Result<()> {
-            self.begun += 1;
-            Ok(())
-        }
-        fn advance(&mut self, stop: &Stop) -> Result<Moved> {
-            self.done += u64::from(self.begun);
-            if self.done > self.fails_after {
-                return Err(Error::new(ErrorKind::Unavailable, "broken on purpose"));
-            }
-            if self.done == self.fails_after {
-                // Nothing moves any more.
-                while !stop.is_cut() {
-                    std::thread::sleep(Duration::from_millis(1));
+        fn run(&mut self, meter: &mut Meter<'_>, stop: &Stop) -> Result<()> {
+            loop {
+                let mut ops = 0;
+                while meter.begin(stop) {
+                    ops += 1;
                 }
+                if ops == 0 {
+                    return Ok(());
+                }
+                self.done += u64::from(ops);
+                if self.done > self.fails_after {
+                    return Err(Error::new(ErrorKind::Unavailable, "broken on purpose"));
+                }
+                if self.done == self.fails_after {
+                    // Nothing moves any more.
+                    while !stop.is_cut() {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+                meter.moved(Moved { ops, bytes: u64::from(ops) * 10 });
             }
-            let ops = std::mem::take(&mut self.begun);
-            Ok(Moved { ops, bytes: u64::from(ops) * 10 })
         }
     }
 
     fn lanes(count: usize, fails_after: u64) -> Vec<(Op, Box<dyn Lane>)> {
         let op = |i| if i % 2 == 0 { Op::Read } else { Op::Write };
-        (0..count).map(|i| (op(i), Box::new(Instantly { begun: 0, fails_after, done: 0 }) as Box<dyn Lane>)).collect()
+        (0..count).map(|i| (op(i), Box::new(Instantly { fails_after, done: 0 }) as Box<dyn Lane>)).collect()
     }
 
     fn limits(ops: Option<u64>) -> Limits {

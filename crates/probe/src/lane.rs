@@ -1,6 +1,7 @@
 //! What a transport offers to a measurement: a stream of equal operations, some of them under way at a time. It knows
 //! no transport and no clock but the one deadlines are kept by.
 
+use crate::drive::Meter;
 use crate::message::TcpView;
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,25 +21,12 @@ pub struct Moved {
 
 /// One stream of one transport, used by one thread at a time. Another transport is another implementation.
 pub trait Lane: Send {
-    /// Begins an operation; may wait while the transport takes nothing.
+    /// Begins an operation whenever the meter lets it and tells the meter what moved, until the meter lets no more
+    /// begin and all that was begun has ended.
     ///
     /// # Errors
     /// When the stream is of no more use, nothing moved for as long as [`Stop`] says, or [`Stop::is_cut`].
-    fn begin(&mut self, stop: &Stop) -> Result<()>;
-
-    /// Waits for a tick at most until something moved, and says what. Nothing may have.
-    ///
-    /// # Errors
-    /// As [`Lane::begin`].
-    fn advance(&mut self, stop: &Stop) -> Result<Moved>;
-
-    /// What moved meanwhile, without waiting, where that is cheap to know.
-    ///
-    /// # Errors
-    /// As [`Lane::begin`].
-    fn glance(&mut self) -> Result<Moved> {
-        Ok(Moved::default())
-    }
+    fn run(&mut self, meter: &mut Meter<'_>, stop: &Stop) -> Result<()>;
 
     /// What TCP says of the stream at its end; `None` for other transports.
     fn tcp(&self) -> Option<TcpView> {

@@ -142,43 +142,45 @@ pub fn ping(
     let plan = |size| Plan { size, depth: 1, streams: vec![Op::Echo], congestion: pings.congestion, ..Plan::default() };
     let stop = Stop::new(pings.timeout);
     let mut lane = one(session.open(&plan(pings.size))?)?;
-    let mut next = Instant::now();
-    for number in 1.. {
-        if pings.count > 0 && number > pings.count {
-            break;
-        }
-        while Instant::now() < next && !interrupt.load(Ordering::Relaxed) {
-            std::thread::sleep(next.saturating_duration_since(Instant::now()).min(Duration::from_millis(50)));
-        }
-        if interrupt.load(Ordering::Relaxed) {
-            break;
-        }
-        next = Instant::now() + pings.interval;
-        match echo(lane.as_mut(), &stop, interrupt) {
-            Ok(Some(time)) => {
-                observe(&Pong { number, size: pings.size, time });
-                if pinged.times.len() < KEPT {
-                    pinged.times.push(time);
+    let done = AtomicBool::new(false);
+    let watched = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut told = Instant::now();
+            while !done.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(20));
+                if interrupt.load(Ordering::Relaxed) {
+                    stop.cut();
+                }
+                if told.elapsed() >= ALIVE {
+                    told = Instant::now();
+                    // The next answer tells whether the server is gone.
+                    let _ = session.alive();
                 }
             }
-            Ok(None) => break,
-            Err(e) => {
-                pinged.error = Some(explain(session, &e));
-                return Ok(pinged);
+        });
+        let mut number = 0;
+        let result = drive::one_by_one(lane.as_mut(), pings.count, pings.interval, &stop, &mut |time| {
+            number += 1;
+            observe(&Pong { number, size: pings.size, time });
+            if pinged.times.len() < KEPT {
+                pinged.times.push(time);
             }
-        }
-        // As above: the next answer tells.
-        let _ = session.alive();
-    }
+        });
+        done.store(true, Ordering::Relaxed);
+        result
+    });
     drop(lane);
     if interrupt.load(Ordering::Relaxed) {
         return Ok(pinged);
     }
+    if let Err(e) = watched {
+        pinged.error = Some(explain(session, &e));
+        return Ok(pinged);
+    }
     session.finish()?;
     let mut lane = one(session.open(&plan(LARGE))?)?;
-    match echo(lane.as_mut(), &stop, interrupt) {
-        Ok(time) => {
-            pinged.large = time;
+    match drive::one_by_one(lane.as_mut(), 1, Duration::ZERO, &stop, &mut |time| pinged.large = Some(time)) {
+        Ok(()) => {
             drop(lane);
             // Only so that the server does not wonder.
             let _ = session.finish();
@@ -193,18 +195,4 @@ pub fn ping(
 
 fn one(mut lanes: Vec<Box<dyn Lane>>) -> Result<Box<dyn Lane>, Fault> {
     lanes.pop().ok_or_else(|| Fault::failed("a measurement without a stream", ""))
-}
-
-/// One operation; `None` when interrupted.
-fn echo(lane: &mut dyn Lane, stop: &Stop, interrupt: &AtomicBool) -> Result<Option<Duration>, Error> {
-    let start = Instant::now();
-    lane.begin(stop)?;
-    loop {
-        if lane.advance(stop)?.ops > 0 {
-            return Ok(Some(start.elapsed()));
-        }
-        if interrupt.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-    }
 }

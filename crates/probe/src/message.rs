@@ -98,6 +98,8 @@ pub enum Op {
     Read,
     /// Bytes from the client to the server, which says what arrived.
     Write,
+    /// The same by messages that the server's memory takes one after the other: SEND instead of WRITE of verbs.
+    Send,
     /// Bytes there and as many back, one at a time.
     Echo,
 }
@@ -150,6 +152,9 @@ impl Plan {
         }
         if self.streams.is_empty() || self.streams.len() > MAX_STREAMS {
             return wrong(format!("{} streams: 1 to {MAX_STREAMS} in all are possible", self.streams.len()));
+        }
+        if self.transport == Transport::Tcp && self.streams.contains(&Op::Send) {
+            return wrong("sends are an operation of rdma: over tcp there are reads and writes".into());
         }
         if self.depth > 1 && self.streams.contains(&Op::Echo) {
             return wrong(format!("depth {}: echoes go one at a time", self.depth));
@@ -274,6 +279,7 @@ mod tests {
             (Plan { streams: vec![], ..plan() }, "0 streams"),
             (Plan { streams: vec![Op::Read; MAX_STREAMS + 1], ..plan() }, "129 streams"),
             (Plan { streams: vec![Op::Echo], ..plan() }, "one at a time"),
+            (Plan { streams: vec![Op::Send], ..plan() }, "over tcp"),
         ] {
             let error = wrong.check().unwrap_err();
             assert!(error.message().contains(says), "{error}");

@@ -4,6 +4,7 @@
 //! A read is asked for by its number, a write is answered by the count of bytes that arrived so far, an echo needs
 //! neither. The stream is otherwise nothing but the bytes.
 
+use crate::drive::Meter;
 use crate::lane::{Lane, Moved, Stop, TICK};
 use crate::message::{Op, Plan, TcpView};
 use crate::tcp_info;
@@ -213,7 +214,8 @@ impl TcpLane {
     }
 }
 
-impl Lane for TcpLane {
+impl TcpLane {
+    /// Begins an operation; may wait while the connection takes nothing.
     fn begin(&mut self, stop: &Stop) -> Result<()> {
         if self.arrived == self.begun * self.size {
             // After a pause of one's own making, patience begins anew.
@@ -222,25 +224,42 @@ impl Lane for TcpLane {
         self.begun += 1;
         match self.op {
             Op::Read => self.stream.send(&self.begun.to_le_bytes(), WORD as u64, stop),
-            Op::Write | Op::Echo => self.stream.send(&self.buffer, self.size, stop),
+            Op::Write | Op::Send | Op::Echo => self.stream.send(&self.buffer, self.size, stop),
         }
     }
 
+    /// Waits for a tick at most until something moved.
     fn advance(&mut self, stop: &Stop) -> Result<Moved> {
         match self.op {
             Op::Read | Op::Echo => self.take_data(stop),
-            Op::Write => match self.take_counts(RecvFlags::empty())? {
+            Op::Write | Op::Send => match self.take_counts(RecvFlags::empty())? {
                 Some(moved) => Ok(moved),
                 None => stop.still_nothing(self.since).map(|()| Moved::default()),
             },
         }
     }
 
+    /// What moved meanwhile, without waiting, where that is cheap to know.
     fn glance(&mut self) -> Result<Moved> {
         if self.op == Op::Write && self.size >= GLANCE {
             return Ok(self.take_counts(RecvFlags::DONTWAIT)?.unwrap_or_default());
         }
         Ok(Moved::default())
+    }
+}
+
+impl Lane for TcpLane {
+    fn run(&mut self, meter: &mut Meter<'_>, stop: &Stop) -> Result<()> {
+        loop {
+            while meter.begin(stop) {
+                self.begin(stop)?;
+                meter.moved(self.glance()?);
+            }
+            if meter.under_way() == 0 {
+                return Ok(());
+            }
+            meter.moved(self.advance(stop)?);
+        }
     }
 
     fn tcp(&self) -> Option<TcpView> {
@@ -267,7 +286,7 @@ pub fn serve(socket: TcpStream, op: Op, plan: &Plan, stop: &Stop, served: &mut S
     let mut buffer = memory(plan.size);
     match op {
         Op::Read => serve_reads(&stream, plan, &buffer, stop, served),
-        Op::Write => serve_writes(&stream, plan, &mut buffer, stop, served),
+        Op::Write | Op::Send => serve_writes(&stream, plan, &mut buffer, stop, served),
         Op::Echo => serve_echoes(&stream, plan, &mut buffer, stop, served),
     }
 }
