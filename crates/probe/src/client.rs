@@ -4,6 +4,7 @@
 use crate::frame::{self, Frame, MAX_BODY, MAX_FACTS, REFUSED, VERSION};
 use crate::lane::Lane;
 use crate::message::{self, Attach, Hello, Open, Opened, Plan, Report, Transport, Welcome, kind};
+use crate::rdma::RdmaLane;
 use crate::tcp::TcpLane;
 use crate::{DEFAULT_PORT, host_name};
 use spurline_config::Fault;
@@ -120,15 +121,17 @@ impl Session {
     pub fn open(&mut self, plan: &Plan) -> std::result::Result<Vec<Box<dyn Lane>>, Fault> {
         plan.check().map_err(Fault::from)?;
         if !self.welcome.transports.contains(&plan.transport) {
-            let what = format!("{} does not measure over {}", self.peer, plan.transport.name());
-            return Err(Fault::missing(what, "measure over tcp: --transport tcp"));
+            let why = &self.welcome.without_rdma;
+            let what = format!("{} does not measure over {}: {why}", self.peer, plan.transport.name());
+            let remedy = "call an address of an RDMA device there (spurline net list), or measure with --transport tcp";
+            return Err(Fault::missing(what, remedy));
         }
         let open = Open { plan: plan.clone(), offer: Vec::new() };
         let frame = self.ask(kind::OPEN, &message::encode(&open), kind::OPENED, MAX_BODY)?;
         let opened: Opened = message::decode(&frame.body).map_err(|e| self.broken(&e))?;
         match plan.transport {
             Transport::Tcp => (0..plan.streams.len()).map(|i| self.attach(plan, &opened, i)).collect(),
-            Transport::Rdma => Err(Fault::missing("this program does not measure over rdma", "--transport tcp")),
+            Transport::Rdma => (0..plan.streams.len()).map(|i| self.connect_rdma(plan, &opened, i)).collect(),
         }
     }
 
@@ -154,6 +157,22 @@ impl Session {
             let what = format!("{}: stream {} of {}: {why}", self.peer, stream + 1, plan.streams.len());
             Fault::failed(what, "see what the server says, or try fewer --streams")
         })
+    }
+
+    fn connect_rdma(&self, plan: &Plan, opened: &Opened, stream: usize) -> std::result::Result<Box<dyn Lane>, Fault> {
+        let port = opened.answer.first_chunk().map(|bytes| u16::from_le_bytes(*bytes));
+        let Some(port) = port else { return Err(Fault::failed(format!("{} told no port for rdma", self.peer), "")) };
+        let mut to = self.remote;
+        to.set_port(port);
+        let (from, name) = (self.local.ip(), (opened.token, stream));
+        match RdmaLane::connect(from, to, name, plan, Instant::now() + self.timeout) {
+            Ok(lane) => Ok(Box::new(lane)),
+            Err(e) => {
+                let why = self.last_words().unwrap_or_else(|| e.message().to_owned());
+                let what = format!("{}: stream {} of {}: {why}", self.peer, stream + 1, plan.streams.len());
+                Err(Fault::missing(what, "see both ends' devices with: spurline net list; or --transport tcp"))
+            }
+        }
     }
 
     /// Tells the server that this end lives; to be called every second or so during a measurement.

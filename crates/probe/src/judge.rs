@@ -2,7 +2,7 @@
 
 use crate::link::{Link, Medium};
 use crate::measure::{Outcome, Pinged};
-use crate::message::{Op, TcpView};
+use crate::message::{Op, TcpView, Transport};
 use std::time::Duration;
 
 /// How good it is.
@@ -57,6 +57,8 @@ const FULL: f64 = 0.9;
 const LIMITED: f64 = 0.3;
 /// Round trips of a local network, with interrupts, are below this; in microseconds.
 const LOCAL_US: f64 = 200.0;
+/// The same for verbs, where no kernel is in between, with sleeping instead of polling.
+const LOCAL_RDMA_US: f64 = 50.0;
 /// Above this the other end is not on the local network, or something delays.
 const FAR_US: f64 = 1000.0;
 
@@ -218,6 +220,7 @@ pub fn latency(outcome: &Outcome) -> Judgement {
     let (half, rare) = (times.quantile_us(0.5), times.quantile_us(0.99));
     let measured =
         format!("{} there and back ({} one way), 99 % within {}", micros(half), micros(half / 2.0), micros(rare));
+    let over = outcome.plan.transport;
     if let Some(error) = &outcome.error {
         return Judgement::new(Level::Broken, format!("{measured}, then {error}"));
     }
@@ -227,13 +230,13 @@ pub fn latency(outcome: &Outcome) -> Judgement {
     let mut judgement = if half > FAR_US {
         let why = "far for one network: a long way, a relay, or a queue on it";
         Judgement::new(Level::Poor, format!("{measured}: {why}"))
-    } else if half > LOCAL_US {
+    } else if half > if over == Transport::Tcp { LOCAL_US } else { LOCAL_RDMA_US } {
         let why = "slow for one network: power saving, interrupt coalescing, or busy processors";
         Judgement::new(Level::Poor, format!("{measured}: {why}"))
     } else if rare > half * 20.0 {
         Judgement::new(Level::Poor, format!("{measured}: steady but for rare waits, as of busy processors or queues"))
     } else {
-        Judgement::new(Level::Healthy, format!("{measured}: healthy for TCP"))
+        Judgement::new(Level::Healthy, format!("{measured}: healthy for {}", over.name()))
     };
     if let Some(others) = outcome.report.as_ref().map(|r| r.shared_with).filter(|n| *n > 0) {
         judgement.sentence.push_str(&format!("; {others} more measured there at the same time"));

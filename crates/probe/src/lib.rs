@@ -10,6 +10,7 @@ pub mod lane;
 pub mod link;
 pub mod measure;
 pub mod message;
+mod rdma;
 pub mod server;
 mod tcp;
 mod tcp_info;

@@ -5,7 +5,7 @@ use crate::client::Session;
 use crate::drive::{self, Limits, Measured, Progress};
 use crate::lane::{Lane, Stop};
 use crate::link::{self, Files, Link};
-use crate::message::{Op, Plan, Report};
+use crate::message::{Op, Plan, Report, Transport};
 use spurline_config::Fault;
 use spurline_types::{Congestion, Error, ErrorKind};
 use std::net::IpAddr;
@@ -59,7 +59,10 @@ pub fn run(
         observe(progress);
     });
     let mut link = files.link_of(session.local());
-    link::compare(&mut link, &before, &files.counters(), measured.moved_bytes);
+    // Interfaces do not count what their NIC moves by itself.
+    if plan.transport == Transport::Tcp {
+        link::compare(&mut link, &before, &files.counters(), measured.moved_bytes);
+    }
     let mut error = None;
     if let Some(e) = &measured.error {
         error = Some(explain(session, e));
@@ -108,6 +111,8 @@ pub struct Pings {
     pub timeout: Duration,
     /// The congestion control.
     pub congestion: Congestion,
+    /// What carries them.
+    pub transport: Transport,
 }
 
 /// What pings found.
@@ -139,7 +144,14 @@ pub fn ping(
     observe: &mut dyn FnMut(&Pong),
 ) -> Result<Pinged, Fault> {
     let mut pinged = Pinged { times: Vec::new(), large: None, large_size: LARGE, error: None, large_lost: false };
-    let plan = |size| Plan { size, depth: 1, streams: vec![Op::Echo], congestion: pings.congestion, ..Plan::default() };
+    let plan = |size| Plan {
+        size,
+        depth: 1,
+        streams: vec![Op::Echo],
+        congestion: pings.congestion,
+        transport: pings.transport,
+        ..Plan::default()
+    };
     let stop = Stop::new(pings.timeout);
     let mut lane = one(session.open(&plan(pings.size))?)?;
     let done = AtomicBool::new(false);

@@ -65,6 +65,8 @@ pub struct Welcome {
     pub running: usize,
     /// Transports it can measure over.
     pub transports: Vec<Transport>,
+    /// Why rdma is not among them; empty when it is.
+    pub without_rdma: String,
     /// Whether it answers [`kind::FACTS`].
     pub facts: bool,
 }

@@ -6,11 +6,12 @@ use crate::frame::{self, MAX_BODY, REFUSED, VERSION};
 use crate::lane::Stop;
 use crate::link::{self, Counters, Files};
 use crate::message::{self, Attach, Hello, Op, Open, Opened, Plan, Report, TcpView, Transport, Welcome, kind};
-use crate::{host_name, tcp, tcp_info};
+use crate::{host_name, rdma, tcp, tcp_info};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spurline_net_tcp::SocketOptions;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_verbs::Breaker;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -107,9 +108,15 @@ struct Test {
     changed: Condvar,
 }
 
+/// A stream as other threads can end it.
+enum Stream {
+    Tcp(TcpStream),
+    Rdma(Breaker),
+}
+
 #[derive(Default)]
 struct Streams {
-    attached: HashMap<usize, TcpStream>,
+    attached: HashMap<usize, Stream>,
     ended: usize,
     report: Report,
     views: Vec<TcpView>,
@@ -296,12 +303,14 @@ fn control(shared: &Arc<Shared>, socket: &TcpStream, from: IpAddr, _hello: &Hell
     let failed = |e: std::io::Error| Error::io("a connection", &e);
     let here = socket.local_addr().map_err(failed)?;
     let link = shared.files.link_of(here);
+    let rdma = rdma::usable(here.ip().to_canonical());
     let welcome = Welcome {
         program: env!("CARGO_PKG_VERSION").into(),
         host: host_name(),
         link,
         running: shared.tests.lock().len(),
-        transports: vec![Transport::Tcp],
+        transports: if rdma.is_ok() { vec![Transport::Tcp, Transport::Rdma] } else { vec![Transport::Tcp] },
+        without_rdma: rdma.err().map(|e| e.message().to_owned()).unwrap_or_default(),
         facts: shared.config.facts.is_some(),
     };
     let reply = |kind: u16, body: &[u8]| frame::send(socket, kind, body, Instant::now() + shared.config.patience);
@@ -361,10 +370,10 @@ fn open(shared: &Arc<Shared>, from: IpAddr, here: SocketAddr, body: &[u8]) -> Re
     let open: Open = message::decode(body)?;
     let plan = open.plan;
     plan.check()?;
-    if plan.transport != Transport::Tcp {
-        let why = format!("this server does not measure over {}", plan.transport.name());
-        return Err(Error::new(ErrorKind::Unsupported, why));
-    }
+    let listener = match plan.transport {
+        Transport::Tcp => None,
+        Transport::Rdma => Some(rdma::Listener::new(here.ip().to_canonical())?),
+    };
     let test = Arc::new(Test {
         from,
         stop: Stop::new(shared.config.patience),
@@ -386,7 +395,17 @@ fn open(shared: &Arc<Shared>, from: IpAddr, here: SocketAddr, body: &[u8]) -> Re
     tests.insert(token, Arc::clone(&test));
     drop(tests);
     let running = Running { shared: Arc::clone(shared), token, here, test };
-    Ok((running, Opened { token, answer: Vec::new() }))
+    let mut answer = Vec::new();
+    if let Some(listener) = listener {
+        answer = listener.port().to_le_bytes().to_vec();
+        let (shared, test) = (Arc::clone(shared), Arc::clone(&running.test));
+        let take = move || {
+            listener.run(token, &test.plan, &test.stop, |index, connected| over_rdma(&shared, &test, index, connected));
+        };
+        let thread = std::thread::Builder::new().name("rdma".into()).spawn(take);
+        thread.map_err(|e| Error::io("no thread for rdma", &e))?;
+    }
+    Ok((running, Opened { token, answer }))
 }
 
 impl Running {
@@ -415,7 +434,9 @@ impl Running {
         report.shared_with = self.test.shared_with.load(Ordering::Relaxed);
         report.link = self.shared.files.link_of(self.here);
         let bytes = report.received_bytes + report.sent_bytes;
-        link::compare(&mut report.link, &self.test.before, &self.shared.files.counters(), bytes);
+        if self.test.plan.transport == Transport::Tcp {
+            link::compare(&mut report.link, &self.test.before, &self.shared.files.counters(), bytes);
+        }
         let (from, plan, elapsed) = (self.test.from, self.test.plan.clone(), self.test.begun.elapsed());
         (self.shared.config.tell)(Event::Ended { from, plan, elapsed, report: Box::new(report.clone()) });
         report
@@ -426,10 +447,43 @@ impl Test {
     /// Ends all streams, also those that wait in the kernel.
     fn cut(&self) {
         self.stop.cut();
-        for socket in self.streams.lock().attached.values() {
-            // It may have ended by itself.
-            let _ = socket.shutdown(Shutdown::Both);
+        for stream in self.streams.lock().attached.values() {
+            match stream {
+                // It may have ended by itself.
+                Stream::Tcp(socket) => drop(socket.shutdown(Shutdown::Both)),
+                Stream::Rdma(breaker) => breaker.break_now("the measurement is over"),
+            }
         }
+    }
+
+    /// Notes a stream; says whether all of the plan are there now, or `None` when this one was before.
+    fn attach(&self, index: usize, stream: Stream) -> Option<bool> {
+        let mut streams = self.streams.lock();
+        if streams.attached.contains_key(&index) {
+            return None;
+        }
+        streams.attached.insert(index, stream);
+        Some(streams.attached.len() == self.plan.streams.len())
+    }
+
+    /// Notes what a stream came to.
+    fn ended(&self, cpu: f64, served: tcp::Served, view: Option<TcpView>, result: Result<()>) {
+        let mut streams = self.streams.lock();
+        streams.ended += 1;
+        streams.views.extend(view);
+        let report = &mut streams.report;
+        report.cpu_seconds += cpu;
+        report.busiest_seconds = report.busiest_seconds.max(cpu);
+        report.received_bytes += served.received;
+        report.sent_bytes += served.sent;
+        if let Err(e) = result
+            && report.error.is_empty()
+            && !self.stop.is_cut()
+        {
+            report.error = e.message().to_owned();
+        }
+        drop(streams);
+        self.changed.notify_all();
     }
 
     /// Waits until every stream that was attached has ended.
@@ -454,14 +508,9 @@ fn data(shared: &Arc<Shared>, socket: TcpStream, from: IpAddr, attach: &Attach) 
         return refused(&socket, format!("the measurement has no stream {}", attach.stream));
     };
     let mine = socket.try_clone().map_err(|e| Error::io("a connection", &e))?;
-    let mut streams = test.streams.lock();
-    if streams.attached.contains_key(&attach.stream) {
-        drop(streams);
+    let Some(all) = test.attach(attach.stream, Stream::Tcp(mine)) else {
         return refused(&socket, format!("stream {} is attached", attach.stream));
-    }
-    streams.attached.insert(attach.stream, mine);
-    let all = streams.attached.len() == test.plan.streams.len();
-    drop(streams);
+    };
     let mut served = tcp::Served::default();
     let cpu = thread_cpu();
     let kept = socket.try_clone();
@@ -472,25 +521,30 @@ fn data(shared: &Arc<Shared>, socket: TcpStream, from: IpAddr, attach: &Attach) 
         tcp::serve(socket, op, &test.plan, &test.stop, &mut served)
     });
     let cpu = thread_cpu() - cpu;
-    let mut streams = test.streams.lock();
-    streams.ended += 1;
-    if let Ok(kept) = kept {
-        streams.views.push(tcp_info::of(&kept));
+    let view = kept.ok().map(|kept| {
+        let view = tcp_info::of(&kept);
         // Its clones must not keep the other end waiting.
         let _ = kept.shutdown(Shutdown::Both);
-    }
-    let report = &mut streams.report;
-    report.cpu_seconds += cpu;
-    report.busiest_seconds = report.busiest_seconds.max(cpu);
-    report.received_bytes += served.received;
-    report.sent_bytes += served.sent;
-    if let Err(e) = result
-        && report.error.is_empty()
-        && !test.stop.is_cut()
-    {
-        report.error = e.message().to_owned();
-    }
-    drop(streams);
-    test.changed.notify_all();
+        view
+    });
+    test.ended(cpu, served, view, result);
     Ok(())
+}
+
+/// A stream that was connected over verbs, on a thread of its own.
+fn over_rdma(shared: &Arc<Shared>, test: &Arc<Test>, index: usize, connected: rdma::Connected) {
+    let Some(all) = test.attach(index, Stream::Rdma(connected.breaker())) else { return };
+    if all {
+        (shared.config.tell)(Event::Begun { from: test.from, plan: test.plan.clone() });
+    }
+    let mine = Arc::clone(test);
+    let work = move || {
+        let mut served = tcp::Served::default();
+        let cpu = thread_cpu();
+        let result = rdma::serve(connected, &mine.plan, &mine.stop, &mut served);
+        mine.ended(thread_cpu() - cpu, served, None, result);
+    };
+    if let Err(e) = std::thread::Builder::new().name("stream".into()).spawn(work) {
+        test.ended(0.0, tcp::Served::default(), None, Err(Error::io("no thread for a stream", &e)));
+    }
 }

@@ -39,7 +39,10 @@ pub fn of(socket: &TcpStream) -> TcpView {
 
 /// One view of all connections of an end.
 pub fn together(views: &[TcpView]) -> TcpView {
-    let count = views.len().max(1);
+    if views.is_empty() {
+        return TcpView::default();
+    }
+    let count = views.len();
     let mean = |of: fn(&TcpView) -> f64| views.iter().map(of).sum::<f64>() / count as f64;
     TcpView {
         congestion: views.first().map(|v| v.congestion.clone()).unwrap_or_default(),

@@ -150,6 +150,7 @@ fn pings() {
         interval: Duration::from_millis(1),
         timeout: PATIENCE,
         congestion: Congestion::Auto,
+        transport: message::Transport::Tcp,
     };
     let mut seen = 0;
     let mut observe = |_: &measure::Pong| seen += 1;
@@ -250,7 +251,6 @@ fn garbage_does_the_server_no_harm() {
         (frame(VERSION, kind::ATTACH, &message::encode(&attach)), "no measurement has that token"),
         (open(Plan { size: 0, ..Plan::default() }), "0 bytes"),
         (open(Plan { streams: vec![Op::Read; 1000], ..Plan::default() }), "1000 streams"),
-        (open(Plan { transport: message::Transport::Rdma, ..Plan::default() }), "does not measure over rdma"),
         (
             [frame(VERSION, kind::HELLO, b"{}"), frame(VERSION, kind::FINISH, b"")].concat(),
             "nothing was being measured",
@@ -264,6 +264,18 @@ fn garbage_does_the_server_no_harm() {
     }
     let done = run(&mut dial(&server), &Plan::default(), &limits(Some(5)));
     assert!(done.error.is_none());
+}
+
+#[test]
+fn rdma_where_there_is_none_says_why() {
+    let (server, _events) = server();
+    let mut session = dial(&server);
+    // Loopback belongs to no device anywhere.
+    let plan = Plan { transport: message::Transport::Rdma, ..Plan::default() };
+    let error = session.open(&plan).err().unwrap();
+    assert!(error.what.contains("does not measure over rdma: "), "{error:?}");
+    assert!(error.remedy.contains("--transport tcp"), "{error:?}");
+    assert!(run(&mut session, &Plan::default(), &limits(Some(5))).error.is_none());
 }
 
 #[test]

@@ -347,6 +347,14 @@ impl QueuePair {
         self.posted - self.completed
     }
 
+    /// Waits until at most `most` sends and writes are under way.
+    ///
+    /// # Errors
+    /// When the connection failed; [`VerbsError::Timeout`] when more are at `deadline`, and nothing else is changed then.
+    pub fn settle(&mut self, most: u64, deadline: Instant) -> Result<(), VerbsError> {
+        self.wait_sent(self.posted.saturating_sub(most), deadline)
+    }
+
     /// A slot that was sent and is free again.
     ///
     /// # Errors

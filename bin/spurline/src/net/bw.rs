@@ -8,7 +8,7 @@ use spurline_probe::client::Session;
 use spurline_probe::drive::{Limits, Progress, Times};
 use spurline_probe::judge;
 use spurline_probe::measure::{self, Outcome};
-use spurline_probe::message::{MAX_DEPTH, Op, Plan, Transport};
+use spurline_probe::message::{MAX_DEPTH, Op, Plan};
 use spurline_types::units::human_bytes;
 use spurline_types::{Size, parse_duration};
 use std::process::ExitCode;
@@ -59,6 +59,9 @@ pub struct BwArgs {
     /// Operations under way on each stream
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     pub depth: u32,
+    /// Write by messages (SEND) instead of into the other end's memory (WRITE); with --transport rdma
+    #[arg(long)]
+    pub send: bool,
     /// How long [default: 10s, with --bytes until they are through]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub time: Option<Duration>,
@@ -119,13 +122,17 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
 }
 
 fn plan(args: &BwArgs) -> Result<Plan, Fault> {
+    let write = if args.send { Op::Send } else { Op::Write };
     let streams = match args.direction {
+        Direction::Read if args.send => {
+            return Err(Fault::usage("--send is a way to write", "give --direction write, or both"));
+        }
         Direction::Read => vec![Op::Read; args.streams],
-        Direction::Write => vec![Op::Write; args.streams],
-        Direction::Both => [vec![Op::Read; args.streams], vec![Op::Write; args.streams]].concat(),
+        Direction::Write => vec![write; args.streams],
+        Direction::Both => [vec![Op::Read; args.streams], vec![write; args.streams]].concat(),
     };
     let plan = Plan {
-        transport: Transport::Tcp,
+        transport: args.peer.transport.into(),
         size: args.size.bytes(),
         depth: args.depth,
         streams,
@@ -166,7 +173,7 @@ fn show(session: &Session, outcome: &Outcome, direction: Direction) {
     for (word, rate, bytes) in
         [("read", rates.read, measured.total.read_bytes), ("write", rates.write, measured.total.write_bytes)]
     {
-        if plan.streams.contains(if word == "read" { &Op::Read } else { &Op::Write }) {
+        if plan.streams.iter().any(|op| (*op == Op::Read) == (word == "read")) {
             let share = match port {
                 Some((bits, link)) => {
                     format!("{:.0} % of {} of {}", rate * 800.0 / bits as f64, gigabits(bits), link.interface)
@@ -181,7 +188,11 @@ fn show(session: &Session, outcome: &Outcome, direction: Direction) {
         }
     }
     for (op, times) in measured.times.iter().filter(|(_, times)| times.count() > 0) {
-        let word = if *op == Op::Read { "read" } else { "write" };
+        let word = match op {
+            Op::Read => "read",
+            Op::Send => "send",
+            Op::Write | Op::Echo => "write",
+        };
         anstream::println!("{DIM}each {word}{DIM:#} {}", times_line(times));
     }
     let cost = |seconds: f64, bytes: u64| per_gib(seconds, bytes).map_or("unknown".into(), |n| format!("{n:.3}"));
@@ -244,7 +255,7 @@ pub(super) fn to_json(session: &Session, outcome: &Outcome, command: &str) -> Va
         "read_bytes": measured.total.read_bytes, "write_bytes": measured.total.write_bytes,
         "read_bytes_per_second": rates.read, "write_bytes_per_second": rates.write,
         "port_bits_per_second": judge::port_rate(outcome).map(|(bits, _)| bits), "share": judge::share(outcome),
-        "read_us": times(Op::Read), "write_us": times(Op::Write), "echo_us": times(Op::Echo),
+        "read_us": times(Op::Read), "write_us": times(Op::Write), "send_us": times(Op::Send), "echo_us": times(Op::Echo),
         "cpu": {
             "client_seconds": measured.cpu_seconds, "server_seconds": report.map(|r| r.cpu_seconds),
             "client_seconds_per_gib": per_gib(measured.cpu_seconds, measured.moved_bytes),

@@ -40,6 +40,7 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
         depth: 1,
         streams: vec![Op::Echo],
         congestion: args.peer.tcp_congestion,
+        transport: args.peer.transport.into(),
         ..Plan::default()
     };
     plan.check().map_err(|e| Fault::usage(e.message(), "see --size"))?;

@@ -2,7 +2,7 @@
 //! reports. It measures nothing.
 
 use anstyle::{AnsiColor, Style};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -10,6 +10,7 @@ use spurline_net_tcp::flag_addresses;
 use spurline_probe::client::{self, Call, Session};
 use spurline_probe::judge::{Judgement, Level};
 use spurline_probe::link::{Link, Medium};
+use spurline_probe::message::Transport;
 use spurline_types::{Congestion, parse_duration};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,6 +19,24 @@ use std::time::Duration;
 
 pub(super) const HEAD: Style = AnsiColor::Yellow.on_default().bold();
 pub(super) const DIM: Style = Style::new().dimmed();
+
+/// What carries the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Carrier {
+    /// TCP connections
+    Tcp,
+    /// Verbs: InfiniBand, RoCE, iWARP
+    Rdma,
+}
+
+impl From<Carrier> for Transport {
+    fn from(carrier: Carrier) -> Self {
+        match carrier {
+            Carrier::Tcp => Transport::Tcp,
+            Carrier::Rdma => Transport::Rdma,
+        }
+    }
+}
 
 /// The other end.
 #[derive(Debug, Args)]
@@ -31,6 +50,9 @@ pub struct PeerArgs {
     /// Longest wait for an answer, and longest time in which nothing moves
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub timeout: Duration,
+    /// What carries the bytes: tcp, or rdma from and to the addresses of RDMA devices
+    #[arg(long, value_name = "KIND", default_value = "tcp")]
+    pub transport: Carrier,
     /// Congestion control of TCP on both ends: auto (the host's own, and cubic where that is BBR), system, cubic, reno or
     /// dctcp
     #[arg(long, value_name = "NAME", default_value_t)]

@@ -50,6 +50,7 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
         interval: args.interval,
         timeout: args.peer.timeout,
         congestion: args.peer.tcp_congestion,
+        transport: args.peer.transport.into(),
     };
     let pinged = measure::ping(&mut session, &pings, &raised, &mut |pong| {
         if !json {

@@ -175,7 +175,7 @@ fn announce(args: &ServeArgs, server: &Server) -> Result<(), Fault> {
 fn words(plan: &Plan) -> String {
     let count = |op: Op| plan.streams.iter().filter(|one| **one == op).count();
     let mut parts = Vec::new();
-    for (op, word) in [(Op::Read, "reads"), (Op::Write, "writes"), (Op::Echo, "echoes")] {
+    for (op, word) in [(Op::Read, "reads"), (Op::Write, "writes"), (Op::Send, "sends"), (Op::Echo, "echoes")] {
         if count(op) > 0 {
             let streams = if count(op) == 1 { "1 stream" } else { &format!("{} streams", count(op)) };
             parts.push(format!("{word} of {} on {streams}", human_bytes(plan.size)));
