@@ -8,7 +8,7 @@ use spurline_cache::{Cache, Shared};
 use spurline_client::{Patience, Peer, Remote, RemoteConfig};
 use spurline_config::{Fault, FuseIo, MountConfig, Registry};
 use spurline_fs::Fs;
-use spurline_fuse::{MountOptions, Session, SessionConfig};
+use spurline_fuse::{MountOptions, Session, SessionConfig, Unmounter};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
 use spurline_observe::AdminTarget;
@@ -18,6 +18,7 @@ use spurline_store::Store;
 use spurline_transport::{ChannelPool, PathView, Phase, PoolConfig, PoolState};
 use spurline_types::Stats;
 use spurline_volume::Volume;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -57,20 +58,19 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let chosen = Arc::new(OnceLock::new());
     let look = look(&config, &reads, stats, started, Arc::clone(&chosen));
     let outside = Outside::open(Owner::Mount(&mountpoint), &config.metrics, &look)?;
+    // Before the mount is there, too: a signal in between would end the process and leave a dead mount.
+    let stop = Arc::new(Stop::default());
+    let on_signal = Arc::clone(&stop);
+    signals::on_stop(move |count| on_signal.signal(count))?;
     let session = Session::mount(handler, &config.mountpoint, session_config).map_err(mount_fault)?;
-    let unmounter = session.unmounter();
-    signals::on_stop(move |count| {
-        if count == 1 {
-            tracing::info!("unmounting");
-            if let Err(error) = unmounter.unmount(parts::STOP_PATIENCE / 2) {
-                tracing::error!("{error}");
-            }
-        } else if let Err(error) = unmounter.abort() {
-            tracing::error!(%error, "the connection could not be broken");
-            std::process::exit(1);
+    stop.mounted(session.unmounter());
+    match session.wait_ready(Duration::from_secs(30)) {
+        Err(_) if stop.asked.load(Ordering::Acquire) => {
+            tracing::info!("unmounted");
+            return Ok(());
         }
-    })?;
-    session.wait_ready(Duration::from_secs(30)).map_err(mount_fault)?;
+        ready => ready.map_err(mount_fault)?,
+    }
     let fuse = chosen.get_or_init(|| session.describe().map_or_else(String::new, |chosen| chosen.to_string()));
     tracing::info!("memory: {}", config.budget);
     tracing::info!("{} is mounted on {}; {fuse}", config.source, session.mountpoint().display());
@@ -82,6 +82,46 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     drop(outside);
     tracing::info!("unmounted");
     ended
+}
+
+/// What a signal to end does, from before the mount is there.
+#[derive(Default)]
+struct Stop {
+    asked: AtomicBool,
+    unmounter: OnceLock<Unmounter>,
+}
+
+impl Stop {
+    fn signal(&self, count: u32) {
+        self.asked.store(true, Ordering::Release);
+        match self.unmounter.get() {
+            // The mount is being made: it is taken away as soon as it is there.
+            None if count == 1 => {}
+            None => std::process::exit(1),
+            Some(unmounter) if count == 1 => Self::unmount(unmounter),
+            Some(unmounter) => {
+                if let Err(error) = unmounter.abort() {
+                    tracing::error!(%error, "the connection could not be broken");
+                    std::process::exit(1);
+                }
+            }
+        }
+    }
+
+    /// The mount is there.
+    fn mounted(&self, unmounter: Unmounter) {
+        let unmounter = self.unmounter.get_or_init(|| unmounter);
+        if self.asked.load(Ordering::Acquire) {
+            Self::unmount(unmounter);
+        }
+    }
+
+    fn unmount(unmounter: &Unmounter) {
+        tracing::info!("unmounting");
+        if let Err(error) = unmounter.unmount(parts::STOP_PATIENCE / 2) {
+            tracing::error!("{error}");
+        }
+    }
 }
 
 fn mount_fault(error: spurline_fuse::MountError) -> Fault {
@@ -111,6 +151,12 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
     let under = parts::open_under(config.source.as_str(), &config.under, metadata_ttl(config), stats)?;
     under.check(Instant::now() + config.under.timeout)?;
     tracing::info!("source {}", under.describe());
+    // A bucket has no folder that could be missing: a misspelt prefix is an empty one.
+    let until = Instant::now() + config.under.timeout;
+    let empty = || under.list(b"", None, 1, until).is_ok_and(|page| page.entries.is_empty());
+    if config.source.scheme() != "file" && empty() {
+        tracing::warn!("{} is empty: nothing is there under this name now; is it spelt right?", config.source);
+    }
     let pool = Pool::new(pool_bytes(config), config.cache.block_size as usize)?;
     let store = parts::open_store(&config.cache, &pool, stats)?;
     let tier = Tier::new(Arc::clone(&pool));

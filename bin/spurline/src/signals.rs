@@ -1,6 +1,6 @@
-//! SIGTERM, SIGINT and SIGHUP as calls of a function on a thread of its own.
+//! SIGTERM, SIGINT, SIGHUP and SIGQUIT as calls of a function on a thread of its own.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use spurline_config::Fault;
 
@@ -10,7 +10,7 @@ use spurline_config::Fault;
 /// When the handlers can't be installed.
 pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> {
     let failed = |e: std::io::Error| Fault::failed(format!("signal handlers: {e}"), "");
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGQUIT]).map_err(failed)?;
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {

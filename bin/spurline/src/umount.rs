@@ -28,6 +28,13 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
         ));
     };
     let mount = located.mount;
+    let me = rustix::process::geteuid();
+    if !me.is_root() && mount.uid != me.as_raw() {
+        return Err(Fault::missing(
+            format!("the mount at {} belongs to user {}", mount.mountpoint.display(), mount.uid),
+            "unmount it as that user or as root",
+        ));
+    }
     let process = of_mount(&mount).ok();
     if args.force {
         abort(&mount)?;

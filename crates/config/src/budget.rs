@@ -77,28 +77,45 @@ pub struct Demand {
 }
 
 impl Budget {
+    /// Requests of the kernel, the bytes of each, and answers to peers.
+    fn slots(demand: &Demand) -> (u64, u64, u64) {
+        match demand.max_write {
+            Some(max_write) => {
+                // Either way of fetching requests fits: ring entries on every processor, or one per thread.
+                let slot = max_write + FUSE_SLOT_OVERHEAD;
+                let least = demand.processors * URING_DEPTH;
+                let slots = demand.fuse_threads.unwrap_or_else(|| (demand.total / SLOT_SHARE / slot).min(MOST_SLOTS));
+                (slots.max(least), slot, 0)
+            }
+            // A node answers from memory it pins per request: a block for each processor, and one on its way.
+            None => (0, 0, demand.processors + 1),
+        }
+    }
+
+    /// The least for read-ahead and for fills.
+    fn least(demand: &Demand) -> (u64, u64) {
+        let readahead = if demand.readahead == Some(0) { 0 } else { MIN_READAHEAD_BLOCKS * demand.block };
+        (readahead, MIN_FILLS.min(demand.max_downloads.max(1)) * demand.block)
+    }
+
+    /// What a budget of this size has to hold at the least.
+    fn derive_need(demand: Demand) -> u64 {
+        let (slots, slot_bytes, serve) = Self::slots(&demand);
+        let (readahead, fills) = Self::least(&demand);
+        slots * slot_bytes + serve * demand.block + readahead + fills
+    }
+
     /// Shares out a budget.
     ///
     /// # Errors
     /// When it is too small for one of each; the message names the terms and the number needed.
     pub fn derive(demand: Demand) -> Result<Self, Fault> {
         let Demand { total, block, .. } = demand;
-        let (fuse_slots, fuse_slot_bytes, serve_slots) = match demand.max_write {
-            Some(max_write) => {
-                // Either way of fetching requests fits: ring entries on every processor, or one per thread.
-                let slot = max_write + FUSE_SLOT_OVERHEAD;
-                let least = demand.processors * URING_DEPTH;
-                let slots = demand.fuse_threads.unwrap_or_else(|| (total / SLOT_SHARE / slot).min(MOST_SLOTS));
-                (slots.max(least), slot, 0)
-            }
-            // A node answers from memory it pins per request: a block for each processor, and one on its way.
-            None => (0, 0, demand.processors + 1),
-        };
+        let (fuse_slots, fuse_slot_bytes, serve_slots) = Self::slots(&demand);
         let fuse = fuse_slots * fuse_slot_bytes;
         let serve = serve_slots * block;
-        let wants_readahead = demand.readahead != Some(0);
-        let min_readahead = if wants_readahead { MIN_READAHEAD_BLOCKS * block } else { 0 };
-        let min_fills = MIN_FILLS.min(demand.max_downloads.max(1)) * block;
+        let (min_readahead, min_fills) = Self::least(&demand);
+        let wants_readahead = min_readahead > 0;
         let need = fuse + serve + min_fills + min_readahead;
         if total < need {
             let mut parts = Vec::new();
@@ -112,7 +129,10 @@ impl Budget {
             if min_readahead > 0 {
                 parts.push(format!("{MIN_READAHEAD_BLOCKS} blocks of read-ahead = {}", show(min_readahead)));
             }
-            let whole = need.div_ceil(1 << 20);
+            // A larger budget has more requests: what is named has to be enough for its own.
+            let enough = |mib: u64| Self::derive_need(Demand { total: mib << 20, ..demand }) <= mib << 20;
+            let least = need.div_ceil(1 << 20);
+            let whole = (least..least * 4).find(|mib| enough(*mib)).unwrap_or(least * 4);
             return Err(Fault::usage(
                 format!("--buffer-size {} is too small: {} is needed ({})", Size(total), show(need), parts.join(", ")),
                 format!("give --buffer-size {whole}M or more, or a smaller --block-size than {}", Size(block)),
@@ -240,6 +260,14 @@ mod tests {
             error.remedy.split("--buffer-size ").nth(1).unwrap().split('M').next().unwrap().parse().unwrap();
         assert!(Budget::derive(mount(number * MIB)).is_ok());
         assert!(Budget::derive(mount((number - 1) * MIB)).is_err());
+        // The terms grow with the budget: on few processors the need of the number named is larger than was said.
+        for processors in 1..=16 {
+            let demand = |mib: u64| Demand { processors, ..mount(mib * MIB) };
+            let remedy = Budget::derive(demand(1)).unwrap_err().remedy;
+            let number: u64 =
+                remedy.split("--buffer-size ").nth(1).unwrap().split('M').next().unwrap().parse().unwrap();
+            assert!(Budget::derive(demand(number)).is_ok(), "{processors} processors: {remedy}");
+        }
     }
 
     #[test]

@@ -110,6 +110,12 @@ impl Stage {
         let space = rustix::fs::statvfs(self.dir.path())
             .map_err(|e| Fault::failed(format!("{}: {e}", self.dir.path().display()), ""))?;
         let free = space.f_bavail * space.f_frsize;
+        if wanted < 1 << 20 {
+            return Err(Fault::usage(
+                format!("--size {} is too small to show anything", Size(wanted)),
+                "give 1M or more",
+            ));
+        }
         let room = wanted.min(free / 4);
         if room < 1 << 20 {
             let text = format!("{} has only {free} bytes free", self.dir.path().display());

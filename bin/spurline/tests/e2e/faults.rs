@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn what_is_no_mountpoint_is_told_apart() {
@@ -305,6 +305,32 @@ fn sigterm_and_sigint_unmount_cleanly() {
         let mut node = world.node(&[world.path("source").to_str().unwrap()], 0, &[]);
         node.process.signal(signal);
         assert!(node.process.wait().success());
+    }
+}
+
+#[test]
+fn a_signal_while_the_mount_is_being_made_leaves_nothing_behind() {
+    if !can_mount() {
+        return;
+    }
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
+        for pause in [0, 1, 3, 10] {
+            let world = World::new();
+            world.file("source/file", b"1");
+            let at = world.dir("mnt");
+            let mut command = spurline(&world.path("run"));
+            command.args(world.mount_words(world.path("source").to_str().unwrap()));
+            let mut process = Process::start(&mut command, &world.log_path("mount"));
+            let start = Instant::now();
+            while !is_mounted(&at) {
+                assert!(start.elapsed() < Duration::from_secs(60), "{}", process.log());
+            }
+            std::thread::sleep(Duration::from_millis(pause));
+            process.signal(signal);
+            let status = process.wait();
+            assert!(status.success(), "{status} after {signal:?} and {pause} ms: {}", process.log());
+            assert!(!is_mounted(&at), "{signal:?} after {pause} ms: {}", process.log());
+        }
     }
 }
 
