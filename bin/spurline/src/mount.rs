@@ -5,7 +5,7 @@ use crate::service::{Outside, Target};
 use crate::{parts, rails, signals};
 use serde_json::{Value, json};
 use spurline_cache::{Cache, Shared};
-use spurline_client::{Patience, Peer, Remote, RemoteConfig};
+use spurline_client::{Keeper, Patience, Peer, Remote, RemoteConfig};
 use spurline_config::{Fault, FuseIo, MountConfig, Registry};
 use spurline_fs::Fs;
 use spurline_fuse::{MountOptions, Session, SessionConfig, Unmounter};
@@ -14,6 +14,7 @@ use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
 use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
 use spurline_observe::place::Owner;
+use spurline_rails::LocalRail;
 use spurline_store::Store;
 use spurline_transport::{ChannelPool, PathView, Phase, PoolConfig, PoolState};
 use spurline_types::Stats;
@@ -29,6 +30,8 @@ struct Reads {
     tier: Arc<Tier>,
     store: Option<Arc<Store>>,
     remote: Option<Arc<Remote>>,
+    /// Keeps the paths over rails while the mount reads.
+    _keeper: Option<Keeper>,
 }
 
 /// Runs the mount; returns when it has ended.
@@ -41,13 +44,11 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     // Words about the mountpoint come before waiting for a server that may be far away.
     let mountpoint = spurline_fuse::check(&config.mountpoint, &options).map_err(mount_fault)?;
     let stats = Arc::new(Stats::default());
-    if let Some(rdma) = &config.net.rdma {
-        rails::find(rdma, config.budget.total)?;
-        return Err(rails::not_here());
-    }
+    // Before anything is waited for: what was asked for has to be there, whether it will be needed or not.
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, pool_bytes(&config))).transpose()?;
     let reads = match &config.registry {
         None => alone(&config, &stats)?,
-        Some(registry) => consumer(&config, registry, &stats)?,
+        Some(registry) => consumer(&config, registry, found, &stats)?,
     };
     let fs = Arc::new(Fs::new(Arc::clone(&reads.volume), fs_config(&config), Arc::clone(&stats)));
     let access_log = config.access_log.as_deref().map(AccessLogWriter::open).transpose()?;
@@ -170,7 +171,7 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
         false,
         Arc::clone(stats),
     );
-    Ok(Reads { volume: Cache::new(shared, under), pool, tier, store, remote: None })
+    Ok(Reads { volume: Cache::new(shared, under), pool, tier, store, remote: None, _keeper: None })
 }
 
 /// What is left of the budget beside the slots of the FUSE session, which have memory of their own.
@@ -178,7 +179,12 @@ fn pool_bytes(config: &MountConfig) -> u64 {
     config.budget.total - config.budget.fuse_slots * config.budget.fuse_slot_bytes
 }
 
-fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Result<Reads, Fault> {
+fn consumer(
+    config: &MountConfig,
+    registry: &Registry,
+    found: Option<Vec<LocalRail>>,
+    stats: &Arc<Stats>,
+) -> Result<Reads, Fault> {
     let Registry::Static(nodes) = registry;
     let locals = if config.net.group_network.is_empty() {
         Vec::new()
@@ -187,7 +193,7 @@ fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Re
     };
     let name = format!("{}:{}", rustix::system::uname().nodename().to_string_lossy(), config.mountpoint.display());
     let socket = SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() };
-    let peers = nodes
+    let peers: Vec<Arc<Peer>> = nodes
         .iter()
         .map(|node| {
             let connector = TcpConnector::new(&node.to_string(), locals.clone(), socket, Arc::clone(stats));
@@ -209,14 +215,19 @@ fn consumer(config: &MountConfig, registry: &Registry, stats: &Arc<Stats>) -> Re
         metadata_age: metadata_ttl(config),
     };
     let mut memory = None;
-    let remote = Remote::connect(config.source.as_str(), peers, remote_config, Arc::clone(stats), |block_size| {
-        let pool = Pool::new(pool_bytes(config), block_size as usize)?;
-        let tier = Tier::new(Arc::clone(&pool));
-        memory = Some((pool, Arc::clone(&tier)));
-        Ok(tier)
-    })?;
+    let mut keeper = Ok(None);
+    let remote =
+        Remote::connect(config.source.as_str(), peers.clone(), remote_config, Arc::clone(stats), |block_size| {
+            let pool = Pool::new(pool_bytes(config), block_size as usize)?;
+            let tier = Tier::new(Arc::clone(&pool));
+            if let (Some(rdma), Some(found)) = (&config.net.rdma, found) {
+                keeper = rails::keep(config, rdma, found, &pool, &name, &peers, stats).map(Some);
+            }
+            memory = Some((pool, Arc::clone(&tier)));
+            Ok(tier)
+        })?;
     let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
-    Ok(Reads { volume: Arc::clone(&remote) as _, pool, tier, store: None, remote: Some(remote) })
+    Ok(Reads { volume: Arc::clone(&remote) as _, pool, tier, store: None, remote: Some(remote), _keeper: keeper? })
 }
 
 /// What lies between the kernel and the under-store may hold metadata for half of `--attr-cache`, and the kernel for

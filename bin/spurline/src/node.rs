@@ -3,7 +3,7 @@
 use crate::background::Ready;
 use crate::service::{Outside, Target};
 use crate::{parts, rails, signals};
-use serde_json::json;
+use serde_json::{Value, json};
 use spurline_cache::Shared;
 use spurline_config::{Fault, IorpcMode, NodeConfig};
 use spurline_mem::{Pool, Tier};
@@ -25,10 +25,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
     let block_size = config.cache.block_size;
-    if let Some(rdma) = &config.net.rdma {
-        rails::find(rdma, config.budget.total)?;
-        return Err(rails::not_here());
-    }
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total)).transpose()?;
     let pool = Pool::new(config.budget.total, block_size as usize)?;
     // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {
@@ -54,8 +51,18 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let open =
         Box::new(move |source: &str| parts::open_under(source, &under_config, parts::NODE_METADATA_TTL, &under_stats));
     let node = Node::new(&name, Arc::clone(&shared), sources.clone(), open);
+    let workers = (config.budget.serve_slots as usize).max(16);
+    // Rails first: whoever greets over TCP is told of them.
+    let (rdma, rails) = match (&config.net.rdma, &found) {
+        (Some(rdma), Some(found)) => {
+            let (server, rails) = rails::serve(rdma, found, &pool, workers, Arc::clone(&node) as _, &stats)?;
+            node.announce(rails.clone());
+            (Some(server), rails)
+        }
+        _ => (None, Vec::new()),
+    };
     let server_config = ServerConfig {
-        max_workers: (config.budget.serve_slots as usize).max(16),
+        max_workers: workers,
         socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
         ..ServerConfig::default()
     };
@@ -76,13 +83,16 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         status: {
             let (store, listening, node) = (store.clone(), listening.clone(), Arc::clone(&node));
             let weight = config.weight;
+            let transports: &[&str] = if rails.is_empty() { &["tcp"] } else { &["rdma", "tcp"] };
+            let rails: Vec<Value> = rails.iter().map(rails::shown).collect();
             Box::new(move || {
                 json!({
                     "kind": "node",
                     "version": env!("CARGO_PKG_VERSION"),
                     "name": name,
                     "addresses": listening,
-                    "transports": ["tcp"],
+                    "transports": transports,
+                    "rails": rails,
                     "weight": weight,
                     "sources": sources,
                     "volumes": node.volumes().iter().map(|v| v.source().to_owned()).collect::<Vec<_>>(),
@@ -102,20 +112,28 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
             std::process::exit(1);
         }
     })?;
-    if tcp.local_addrs().iter().any(|at| !at.ip().is_loopback()) {
+    let rdma_at: Vec<String> = rdma.iter().flat_map(|r| r.local_addrs().iter().map(ToString::to_string)).collect();
+    if tcp.local_addrs().iter().any(|at| !at.ip().is_loopback()) || rdma.is_some() {
+        let reached: Vec<&str> = std::iter::once(owner.as_str()).chain(rdma_at.iter().map(String::as_str)).collect();
         tracing::warn!(
-            "this version asks no proof of who connects: whoever reaches {owner} can read the sources; keep the port \
-             inside a network you trust"
+            "this version asks no proof of who connects: whoever reaches {} can read the sources; keep the ports \
+             inside networks you trust",
+            reached.join(" or ")
         );
     }
     // The line that people and scripts wait for.
     tracing::info!("memory: {}", config.budget);
+    if !rdma_at.is_empty() {
+        tracing::info!("serving on {} over rdma", rdma_at.join(", "));
+    }
     tracing::info!("serving on {} over tcp", listening.join(", "));
     ready.signal()?;
     let _ = stopped.recv();
     tracing::info!("stopping");
     tcp.shutdown();
-    if !tcp.join(Instant::now() + parts::STOP_PATIENCE) {
+    let deadline = Instant::now() + parts::STOP_PATIENCE;
+    let rdma_ended = rdma.is_none_or(|rdma| rdma.join(deadline));
+    if !tcp.join(deadline) || !rdma_ended {
         tracing::warn!("requests were still being answered after {} s", parts::STOP_PATIENCE.as_secs());
     }
     drop(outside);

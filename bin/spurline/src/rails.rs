@@ -1,12 +1,27 @@
 //! The rails of a mount or a node: interfaces of --rdma-network made into RDMA devices at start, or a refusal that
-//! names the interface.
+//! names the interface; connections over them for a mount, a server on them for a node.
 
-use spurline_config::{Fault, RdmaConfig};
+use serde_json::{Value, json};
+use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Peer};
+use spurline_config::{Fault, MountConfig, RdmaConfig, Transport};
+use spurline_mem::Pool;
+use spurline_net_rdma::{Patience, RdmaConnector, RdmaServer, RdmaServerConfig, connection_bytes};
+use spurline_proto::Rail;
 use spurline_rails::{LocalRail, Memlock, check_memlock, host_addresses, resolve};
+use spurline_transport::{Connector, PathTiming, Service, Wake};
+use spurline_types::Stats;
+use spurline_verbs::{Access, Verbs};
+use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Where the kernel tells of devices.
-pub const SYS: &str = "/sys";
+const SYS: &str = "/sys";
+/// The part of a node's memory that connections of mounts may take.
+const CONNECTIONS_SHARE: u64 = 8;
+/// The longest a connection attempt over a rail may take: as long as one over TCP.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Resolves the interfaces and logs what each is; `registered` is the memory that will be locked for them, in bytes.
 ///
@@ -22,7 +37,122 @@ pub fn find(config: &RdmaConfig, registered: u64) -> Result<Vec<LocalRail>, Faul
     Ok(rails)
 }
 
-/// What is left to say while nothing carries data over rails.
-pub fn not_here() -> Fault {
-    Fault::missing("--rdma-network: RDMA is not in this version of spurline", "leave --rdma-network out: TCP")
+/// Opens the devices of `found` and registers `pool` with each.
+fn open(found: &[LocalRail], pool: &Arc<Pool>, access: Access) -> Result<Vec<Arc<spurline_net_rdma::Rail>>, Fault> {
+    let named = |name: &str, what: &dyn std::fmt::Display| Fault::missing(format!("--rdma-network {name}: {what}"), "");
+    let Some(first) = found.first() else { return Ok(Vec::new()) };
+    let verbs = Verbs::load().map_err(|e| named(&first.rail.name, &e))?;
+    found
+        .iter()
+        .map(|f| {
+            let name = &f.rail.name;
+            spurline_net_rdma::Rail::open(&verbs, name, f.rail.address, pool, access).map_err(|e| named(name, &e))
+        })
+        .collect()
+}
+
+/// A node's side: serves on every rail of `found`, and tells where.
+///
+/// # Errors
+/// When a device can't be used or the port is taken.
+pub fn serve(
+    config: &RdmaConfig,
+    found: &[LocalRail],
+    pool: &Arc<Pool>,
+    workers: usize,
+    service: Arc<dyn Service>,
+    stats: &Arc<Stats>,
+) -> Result<(RdmaServer, Vec<Rail>), Fault> {
+    let rails = open(found, pool, Access::Local)?;
+    let server_config = RdmaServerConfig {
+        max_connections: (pool.limit_bytes() / CONNECTIONS_SHARE / connection_bytes() as u64).max(16) as usize,
+        max_workers: workers,
+        patience: Patience { silence: config.silence },
+        ..RdmaServerConfig::default()
+    };
+    let server = RdmaServer::bind(&rails, config.port, service, server_config, Arc::clone(stats)).map_err(|e| {
+        Fault::missing(format!("--rdma-network: {e}"), "another --rdma-port, or 0 for one that is free")
+    })?;
+    let told = found.iter().zip(server.local_addrs()).map(|(f, addr)| Rail { port: addr.port(), ..f.rail.clone() });
+    let told = told.collect();
+    Ok((server, told))
+}
+
+/// A rail as `status` shows it.
+pub fn shown(rail: &Rail) -> Value {
+    json!({
+        "interface": rail.name,
+        "address": SocketAddr::new(rail.address, rail.port).to_string(),
+        "link": rail.link.to_string(),
+        "speed_mbit": rail.speed_mbit,
+    })
+}
+
+/// Makes channels over the rails of a mount.
+struct RdmaDialer {
+    found: Vec<LocalRail>,
+    told: Vec<Rail>,
+    rails: Vec<Arc<spurline_net_rdma::Rail>>,
+    patience: Patience,
+    stats: Arc<Stats>,
+}
+
+impl Dialer for RdmaDialer {
+    fn rails(&self) -> &[Rail] {
+        &self.told
+    }
+
+    fn connector(&self, local: usize, remote: &Rail) -> Arc<dyn Connector> {
+        let (rail, peer) = (Arc::clone(&self.rails[local]), SocketAddr::new(remote.address, remote.port));
+        Arc::new(RdmaConnector::new(rail, peer, self.patience, Arc::clone(&self.stats)))
+    }
+
+    fn link_up(&self, local: usize) -> bool {
+        let found = &self.found[local];
+        // A device that was taken away may come back under another name; its interface keeps its own.
+        found.link_up(Path::new(SYS)) || {
+            let name = std::slice::from_ref(&found.rail.name);
+            let now = host_addresses().ok().and_then(|here| resolve(name, Path::new(SYS), &here).ok());
+            now.is_some_and(|now| now.iter().all(|now| now.link_up(Path::new(SYS))))
+        }
+    }
+}
+
+/// A mount's side: gives every node paths over the rails of `found`, connects them, and keeps them while the answer
+/// is kept.
+///
+/// # Errors
+/// When a device can't be used.
+pub fn keep(
+    config: &MountConfig,
+    rdma: &RdmaConfig,
+    found: Vec<LocalRail>,
+    pool: &Arc<Pool>,
+    name: &str,
+    peers: &[Arc<Peer>],
+    stats: &Arc<Stats>,
+) -> Result<Keeper, Fault> {
+    let rails = open(&found, pool, Access::PeerWrites)?;
+    let told = found.iter().map(|f| f.rail.clone()).collect();
+    let patience = Patience { silence: rdma.silence };
+    let dialer: Arc<dyn Dialer> = Arc::new(RdmaDialer { found, told, rails, patience, stats: Arc::clone(stats) });
+    let wake = Arc::new(Wake::default());
+    let paths_config = PathsConfig {
+        forced: config.net.transport == Transport::Rdma,
+        timing: PathTiming { retry: rdma.retry, settle: rdma.settle },
+        silence: rdma.silence,
+        channels: config.net.nconnect,
+        connect_timeout: CONNECT_TIMEOUT.min(config.net.peer_timeout),
+        name: name.to_owned(),
+        source: config.source.to_string(),
+        seed: u64::from(std::process::id()),
+    };
+    for peer in peers {
+        let (dialer, stats, wake) = (Arc::clone(&dialer), Arc::clone(stats), Arc::clone(&wake));
+        peer.set_paths(Paths::new(&peer.member().name, dialer, paths_config.clone(), stats, wake));
+    }
+    let keeper = Keeper::start(peers, wake)?;
+    // So the first reads find their paths; a node that hangs holds the start up no longer than this.
+    keeper.wait_first(Instant::now() + 2 * CONNECT_TIMEOUT);
+    Ok(keeper)
 }

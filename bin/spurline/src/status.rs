@@ -82,6 +82,10 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, as_json: bool) {
                     other => anstream::println!("  {key}: {other}"),
                 }
             }
+            for rail in status["rails"].as_array().into_iter().flatten() {
+                let text = |k: &str| rail[k].as_str().unwrap_or("?");
+                anstream::println!("  rail {}  {} at {}", text("interface"), text("link"), text("address"));
+            }
             for list in ["disks", "peers"] {
                 for one in status[list].as_array().into_iter().flatten() {
                     let text = |k: &str| one[k].as_str().unwrap_or("?").to_owned();
