@@ -1,7 +1,7 @@
 //! The reader's side: a queue pair per channel, the caller's memory lent to the node for the length of a call.
 //! It knows neither pools of channels nor what requests mean.
 
-use crate::depths::READER;
+use crate::depths::{READER, SOON};
 use crate::rail::{Patience, Rail};
 use crate::session::{Arrived, Line, Session, equip, terms};
 use spurline_proto::rdma::{MessageKind, Region, Terms};
@@ -189,6 +189,7 @@ impl Call<'_> {
         meanwhile: &mut dyn FnMut(),
     ) -> Result<Answer, CallError> {
         let broken = CallError::Broken;
+        pair.expect_soon(self.room <= SOON);
         line.send_frame(pair, MessageKind::Request, region, self.frame, self.deadline).map_err(broken)?;
         meanwhile();
         line.heard = Instant::now();

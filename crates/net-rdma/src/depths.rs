@@ -7,6 +7,8 @@ pub(crate) const SLOT: usize = 4 << 10;
 /// The most bytes of one write: long enough that its cost per byte is that of longer ones, short enough that a reader
 /// hands the first bytes on while the rest is on its way.
 pub(crate) const PIECE: usize = 512 << 10;
+/// Payloads up to this many bytes are expected soon, and worth polling for.
+pub(crate) const SOON: usize = 64 << 10;
 /// Memory for bytes that are not registered and have to be copied first, per answer.
 pub(crate) const BOUNCE: usize = 2 * PIECE;
 

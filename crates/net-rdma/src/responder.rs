@@ -1,7 +1,7 @@
 //! Answers one request: payload by writes into the reader's region, the rest by messages. It knows no connection's
 //! life.
 
-use crate::depths::{BOUNCE, PIECE};
+use crate::depths::{BOUNCE, PIECE, SLOT, SOON};
 use crate::session::Session;
 use rustix::io::Errno;
 use spurline_mem::Buf;
@@ -84,6 +84,7 @@ impl<'a> RdmaResponder<'a> {
         })?;
         self.state = AnswerState::Partial;
         self.promised = payload_len;
+        self.session.pair.expect_soon(payload_len <= SOON);
         // A reader that asked for more than it has room for finds out from the header.
         let fits = payload_len as u64 <= self.region.len;
         if payload_len == 0 || !body.is_empty() || !fits {
@@ -138,8 +139,32 @@ impl<'a> RdmaResponder<'a> {
         self.memory.pool().alloc(len.clamp(1, BOUNCE), deadline)
     }
 
+    /// Writes a whole payload out of a slot, without waiting for its acknowledgement.
+    fn put_short(&mut self, slices: &[&[u8]]) -> Result<()> {
+        let deadline = self.deadline();
+        let remote = RemoteRegion { addr: self.region.addr, len: self.region.len, rkey: self.region.rkey };
+        let Session { pair, line } = &mut *self.session;
+        line.await_credit(pair, deadline)?;
+        let mut slot = pair.take_slot(deadline)?;
+        let mut filled = 0;
+        for slice in slices {
+            slot.bytes_mut()[filled..filled + slice.len()].copy_from_slice(slice);
+            filled += slice.len();
+        }
+        let granted = line.announced();
+        let number = Announced { so_far: filled as u32, granted, last: self.ending.is_empty() }.encode();
+        pair.write_slot(slot, filled, remote, number, deadline)?;
+        self.sent = filled;
+        self.writes += 1;
+        Ok(())
+    }
+
     /// Writes bytes wherever they are.
     fn put(&mut self, slices: &[&[u8]]) -> Result<()> {
+        let len: usize = slices.iter().map(|slice| slice.len()).sum();
+        if len == self.promised && (1..=SLOT).contains(&len) {
+            return self.put_short(slices);
+        }
         let mut slices = slices;
         while let Some(first) = slices.first() {
             let registered = self.memory.contains(first);

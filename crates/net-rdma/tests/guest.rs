@@ -1,17 +1,19 @@
 //! The suite of every transport on real verbs, in the virtual machine, and what only RDMA has: memory that is
 //! registered or not, faults of ports, keys and credits.
 
+mod pattern;
 mod played;
 
+use pattern::{DATA, Pattern, call, check, read};
 use played::Played;
 use spurline_mem::Pool;
 use spurline_net_rdma::{Patience, Rail, RdmaChannel, RdmaConnector, RdmaServer, RdmaServerConfig};
 use spurline_proto::rdma::{MessageKind, Prelude, RDMA_MAGIC, Region, Terms};
-use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
+use spurline_proto::{Hello, Request};
 use spurline_testkit::{GuestNet, run_in_guest};
 use spurline_transport::conformance::{Peer, Rig, Script, run};
-use spurline_transport::{CallError, Channel as _, ConnState, Connector, Responder, Service, greet};
-use spurline_types::{Error, ErrorKind, Result, Stats};
+use spurline_transport::{Channel as _, Connector, Service, greet};
+use spurline_types::{ErrorKind, Result, Stats};
 use spurline_verbs::{Access, CmChannel, ConnectOptions, Context, ProtectionDomain, QueueDepths, QueuePair, Verbs};
 use std::net::SocketAddr;
 use std::process::Command;
@@ -95,45 +97,6 @@ fn guest_conforms() {
     run(&Rdma::over("10.77.0.1"));
 }
 
-const DATA: usize = 4 << 20;
-
-fn byte(i: usize) -> u8 {
-    (i.wrapping_mul(31) ^ (i >> 9)) as u8
-}
-
-/// Serves one pattern from registered memory; `slow` waits first, `vec` serves from memory that is not registered.
-struct Pattern {
-    registered: spurline_mem::Buf,
-    plain: Vec<u8>,
-}
-
-impl Pattern {
-    fn new(pool: &Arc<Pool>) -> Arc<Self> {
-        let mut registered = pool.try_alloc(DATA).unwrap();
-        registered.iter_mut().enumerate().for_each(|(i, b)| *b = byte(i));
-        let plain = registered.to_vec();
-        Arc::new(Pattern { registered, plain })
-    }
-}
-
-impl Service for Pattern {
-    fn hello(&self, _: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
-        Ok(Welcome { block_size: 4 << 20, node: hello.peer.to_owned(), ..Welcome::default() })
-    }
-    fn serve(&self, _: &ConnState, request: Request<'_>, to: &mut dyn Responder) -> Result<()> {
-        let Request::Read(read) = request else { return Err(Error::new(ErrorKind::Unsupported, "not here")) };
-        let range = read.offset as usize..read.offset as usize + read.len as usize;
-        match read.path {
-            b"slow" => {
-                std::thread::sleep(Duration::from_millis(1500));
-                to.data(&[], &[&self.registered[range]])
-            }
-            b"vec" => to.data(&[], &[&self.plain[range]]),
-            _ => to.data(&[], &[&self.registered[range]]),
-        }
-    }
-}
-
 /// A node with [`Pattern`] on one rail, and a reader's rail beside it.
 struct Pair {
     reader: Arc<Rail>,
@@ -162,25 +125,6 @@ impl Pair {
         greet(&mut channel, &Hello::new("tester", ""), soon())?;
         Ok(channel)
     }
-}
-
-fn read<'a>(path: &'a str, offset: usize, len: usize) -> Request<'a> {
-    let (path, size) = (path.as_bytes(), DATA as u64);
-    Request::Read(Read { volume: VolumeId(0), path, version: "", size, offset: offset as u64, len: len as u32 })
-}
-
-fn call(
-    channel: &mut RdmaChannel,
-    request: &Request<'_>,
-    dst: &mut [u8],
-    deadline: Instant,
-) -> Result<usize, CallError> {
-    Ok(channel.call(request, &mut Vec::new(), dst, &mut |_| {}, deadline)?.payload_len)
-}
-
-fn check(dst: &[u8], offset: usize) {
-    let wrong = dst.iter().enumerate().find(|(i, b)| **b != byte(offset + i));
-    assert!(wrong.is_none(), "a wrong byte at {wrong:?} of {} from {offset}", dst.len());
 }
 
 #[test]

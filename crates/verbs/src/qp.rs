@@ -5,6 +5,7 @@
 
 use crate::cm::{CmEventKind, CmId, ConnectOptions, unexpected};
 use crate::error::{VerbsError, WcStatus};
+use crate::lend::RemoteRegion;
 use crate::load::Verbs;
 use crate::memory::{ProtectionDomain, Slot};
 use crate::queue::{BATCH, CompletionQueue, Side, Wake};
@@ -119,6 +120,9 @@ pub struct QueuePair {
     fault: Option<VerbsError>,
     /// Whether the last waits were short enough for polling to be worth it.
     polling_pays: u8,
+    waits: u32,
+    soon: bool,
+    processors: usize,
     /// Empty only while it is dropped.
     id: Option<CmId>,
     /// Driven by one thread at a time.
@@ -202,6 +206,9 @@ impl QueuePair {
             qpn,
             fault: None,
             polling_pays: 0,
+            waits: 0,
+            soon: true,
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
             id: Some(id),
             _not_sync: PhantomData,
         })
@@ -428,6 +435,40 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Writes the first `len` bytes of `slot` into `region`, which the peer learns of by `immediate`; for payloads short
+    /// enough that copying them into a slot is cheaper than waiting until borrowed bytes are acknowledged.
+    ///
+    /// # Errors
+    /// [`VerbsError::Misuse`] when they do not fit in the region or in the slot; when the connection failed, or there was
+    /// no room in time.
+    pub fn write_slot(
+        &mut self,
+        slot: Slot,
+        len: usize,
+        region: RemoteRegion,
+        immediate: u32,
+        deadline: Instant,
+    ) -> Result<(), VerbsError> {
+        if len > slot.len() || len as u64 > region.len || len == 0 {
+            let why = format!("{len} bytes out of a slot of {} do not fit in a region of {}", slot.len(), region.len);
+            return Err(VerbsError::Misuse(why));
+        }
+        self.room(deadline)?;
+        let mut sge = slot.sge(len as u32);
+        let mut wr = sys::SendWr::new(self.posted + 1, sys::WR_RDMA_WRITE_WITH_IMM, sys::SEND_SIGNALED);
+        wr.imm_data = immediate.to_be();
+        wr.remote_addr = region.addr;
+        wr.rkey = region.rkey;
+        wr.sg_list = &mut sge;
+        wr.num_sge = 1;
+        self.post(&mut wr, Some(slot))
+    }
+
+    /// Says whether what is waited for is expected soon, so that polling may pay: a small answer, not bulk data.
+    pub fn expect_soon(&mut self, soon: bool) {
+        self.soon = soon;
+    }
+
     /// Writes nothing to the peer: only its NIC's acknowledgement says whether the path works.
     ///
     /// # Errors
@@ -495,9 +536,8 @@ impl QueuePair {
             if self.completed >= until {
                 return Ok(());
             }
-            let asleep = Instant::now();
             match self.queue.sleep(self.events_fd(), deadline) {
-                Wake::Completion => self.slept(asleep),
+                Wake::Completion => {}
                 Wake::Event => self.take_events()?,
                 Wake::Deadline => {
                     return Err(VerbsError::Timeout { what: format!("writing to {}", self.subject) });
@@ -630,10 +670,8 @@ impl QueuePair {
             if self.arm()? {
                 return Ok(true);
             }
-            let asleep = Instant::now();
             match self.queue.sleep(self.events_fd(), deadline) {
                 Wake::Completion => {
-                    self.slept(asleep);
                     if self.has_arrived()? {
                         return Ok(true);
                     }
@@ -648,35 +686,33 @@ impl QueuePair {
         }
     }
 
-    /// Polls with `there` for a moment, if the last waits were shorter than that moment and a processor is left over.
+    /// Polls with `there` for a moment, where that was worth it lately and a processor is left over. Where it was not, it
+    /// is tried again now and then: how long a sleep lasts does not tell, as its wake-up may be most of it.
     fn spin(&mut self, there: impl Fn(&mut Self) -> Result<bool, VerbsError>) -> Result<bool, VerbsError> {
-        if self.polling_pays == 0 {
+        self.waits = self.waits.wrapping_add(1);
+        if !self.soon || (self.polling_pays == 0 && !self.waits.is_multiple_of(TRY_POLLING)) {
             return Ok(false);
         }
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        if POLLING.fetch_add(1, Ordering::Relaxed) >= processors / 2 {
+        if POLLING.fetch_add(1, Ordering::Relaxed) >= self.processors / 2 {
             POLLING.fetch_sub(1, Ordering::Relaxed);
             return Ok(false);
         }
         let until = Instant::now() + POLL_FOR;
+        let mut polls = 0u32;
         let result = loop {
+            polls += 1;
             match there(self) {
-                Ok(false) if Instant::now() < until => std::hint::spin_loop(),
+                // The clock costs as much as several polls.
+                Ok(false) if !polls.is_multiple_of(8) || Instant::now() < until => std::hint::spin_loop(),
                 result => break result,
             }
         };
         POLLING.fetch_sub(1, Ordering::Relaxed);
         if let Ok(found) = result {
-            self.polling_pays = if found { 8 } else { self.polling_pays - 1 };
+            self.polling_pays =
+                if found { (self.polling_pays + 2).min(8) } else { self.polling_pays.saturating_sub(1) };
         }
         result
-    }
-
-    /// A sleep that was shorter than polling would have been makes polling worth a try.
-    fn slept(&mut self, since: Instant) {
-        if since.elapsed() < POLL_FOR {
-            self.polling_pays = (self.polling_pays + 2).min(8);
-        }
     }
 
     /// Ends the connection without destroying anything. Over a port that is down nothing is sent.
@@ -697,8 +733,11 @@ impl QueuePair {
     }
 }
 
-/// How long polling goes on before a wait sleeps: about what a sleep and its wake-up cost.
-const POLL_FOR: Duration = Duration::from_micros(20);
+/// How long polling goes on before a wait sleeps: longer than a small read over a fast network takes, shorter than
+/// bulk data, which is cheaper waited for asleep.
+const POLL_FOR: Duration = Duration::from_micros(100);
+/// Of this many waits one tries whether polling is worth it.
+const TRY_POLLING: u32 = 16;
 
 impl Drop for QueuePair {
     fn drop(&mut self) {

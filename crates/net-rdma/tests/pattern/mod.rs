@@ -1,0 +1,71 @@
+//! A service whose bytes are known, and calls of it.
+
+use spurline_mem::Pool;
+use spurline_net_rdma::RdmaChannel;
+use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
+use spurline_transport::{CallError, Channel as _, ConnState, Responder, Service};
+use spurline_types::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub const DATA: usize = 4 << 20;
+
+fn byte(i: usize) -> u8 {
+    (i.wrapping_mul(31) ^ (i >> 9)) as u8
+}
+
+/// Serves one pattern from registered memory; `slow` and `slower` wait first, `vec` serves from memory that is not registered.
+pub struct Pattern {
+    registered: spurline_mem::Buf,
+    plain: Vec<u8>,
+}
+
+impl Pattern {
+    pub fn new(pool: &Arc<Pool>) -> Arc<Self> {
+        let mut registered = pool.try_alloc(DATA).unwrap();
+        registered.iter_mut().enumerate().for_each(|(i, b)| *b = byte(i));
+        let plain = registered.to_vec();
+        Arc::new(Pattern { registered, plain })
+    }
+}
+
+impl Service for Pattern {
+    fn hello(&self, _: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
+        Ok(Welcome { block_size: 4 << 20, node: hello.peer.to_owned(), ..Welcome::default() })
+    }
+    fn serve(&self, _: &ConnState, request: Request<'_>, to: &mut dyn Responder) -> Result<()> {
+        let Request::Read(read) = request else { return Err(Error::new(ErrorKind::Unsupported, "not here")) };
+        let range = read.offset as usize..read.offset as usize + read.len as usize;
+        match read.path {
+            b"slow" => {
+                std::thread::sleep(Duration::from_millis(1500));
+                to.data(&[], &[&self.registered[range]])
+            }
+            b"slower" => {
+                std::thread::sleep(Duration::from_secs(20));
+                to.data(&[], &[&self.registered[range]])
+            }
+            b"vec" => to.data(&[], &[&self.plain[range]]),
+            _ => to.data(&[], &[&self.registered[range]]),
+        }
+    }
+}
+
+pub fn read<'a>(path: &'a str, offset: usize, len: usize) -> Request<'a> {
+    let (path, size) = (path.as_bytes(), DATA as u64);
+    Request::Read(Read { volume: VolumeId(0), path, version: "", size, offset: offset as u64, len: len as u32 })
+}
+
+pub fn call(
+    channel: &mut RdmaChannel,
+    request: &Request<'_>,
+    dst: &mut [u8],
+    deadline: Instant,
+) -> Result<usize, CallError> {
+    Ok(channel.call(request, &mut Vec::new(), dst, &mut |_| {}, deadline)?.payload_len)
+}
+
+pub fn check(dst: &[u8], offset: usize) {
+    let wrong = dst.iter().enumerate().find(|(i, b)| **b != byte(offset + i));
+    assert!(wrong.is_none(), "a wrong byte at {wrong:?} of {} from {offset}", dst.len());
+}
