@@ -119,7 +119,7 @@ fn traffic_that_takes_another_interface_is_told() {
     let (a, b) = (&hosts.0, &hosts.1);
     // An address on an interface that leads nowhere: the route takes the other.
     for step in [
-        format!("-n {b} link add spl1 type dummy"),
+        format!("-n {b} link add spl1 type veth peer name spl9"),
         format!("-n {b} addr add 10.214.0.2/32 dev spl1"),
         format!("-n {b} link set spl1 up"),
         format!("-n {a} route add 10.214.0.2/32 dev spl0"),
