@@ -4,7 +4,7 @@ use crate::cli::StatusArgs;
 use crate::target::{ANSWER, Asked, everything, resolve};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
-use spurline_config::{Fault, Registry};
+use spurline_config::{Code, Fault, Registry};
 use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 
@@ -21,7 +21,8 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     if let Some(Registry::Static(nodes)) = &args.registry {
         names.extend(nodes.iter().map(ToString::to_string));
     }
-    let asked: Vec<Asked> = match names.is_empty() {
+    let all = names.is_empty();
+    let asked: Vec<Asked> = match all {
         true => everything()?,
         false => names
             .into_iter()
@@ -39,23 +40,26 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     }
     let mut all_well = true;
     for (name, peer) in asked {
+        // Somebody else's mount: how it is may not be asked, and nobody named it.
+        let theirs = all && peer.as_ref().is_err_and(|fault| fault.code == Code::Missing);
         let answer = peer.and_then(|peer| {
             let status = peer.status(ANSWER)?;
             let stats = peer.stats(ANSWER)?;
             Ok((status, stats))
         });
-        all_well &= answer.is_ok();
-        show(&name, answer, args.json);
+        all_well &= theirs || answer.is_ok();
+        show(&name, answer, if theirs { "unknown" } else { "down" }, args.json);
     }
     Ok(ExitCode::from(u8::from(!all_well)))
 }
 
-fn show(name: &str, answer: Result<(Value, Value), Fault>, as_json: bool) {
+/// One line of text or JSON; `unanswered` is the state of one that did not answer.
+fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_json: bool) {
     match answer {
         Err(fault) if as_json => {
-            anstream::println!("{}", json!({"target": name, "state": "down", "error": fault.to_string()}))
+            anstream::println!("{}", json!({"target": name, "state": unanswered, "error": fault.to_string()}))
         }
-        Err(fault) => anstream::println!("{BOLD}{name}{BOLD:#}  {RED}down{RED:#}  {fault}"),
+        Err(fault) => anstream::println!("{BOLD}{name}{BOLD:#}  {RED}{}{RED:#}  {fault}", unanswered),
         Ok((mut status, stats)) if as_json => {
             if let Some(object) = status.as_object_mut() {
                 object.insert("target".into(), name.into());

@@ -94,6 +94,10 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Fault> {
             format!("the process of the mount at {at} is gone: {}: {e}", socket.display()),
             format!("spurline umount {at}, then mount again"),
         )),
+        None if mount.uid != rustix::process::geteuid().as_raw() => Err(Fault::missing(
+            format!("the mount at {at} belongs to user {}", mount.uid),
+            "ask as that user or as root",
+        )),
         None => Err(Fault::failed(
             format!("the mount at {at} has no admin socket for this user (it belongs to user {})", mount.uid),
             format!("ask as that user or as root with the same {}", place::RUNTIME_DIR_ENV),
