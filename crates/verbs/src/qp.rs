@@ -667,7 +667,9 @@ impl QueuePair {
             return Ok(true);
         }
         loop {
-            if self.arm()? {
+            self.raw()?;
+            self.queue.arm(Side::Receive)?;
+            if self.has_arrived()? {
                 return Ok(true);
             }
             match self.queue.sleep(self.events_fd(), deadline) {
@@ -702,8 +704,9 @@ impl QueuePair {
         let result = loop {
             polls += 1;
             match there(self) {
-                // The clock costs as much as several polls.
-                Ok(false) if !polls.is_multiple_of(8) || Instant::now() < until => std::hint::spin_loop(),
+                // The clock costs as much as several polls. The processor is offered to others each time: software devices
+                // do their work in a kernel thread that may wait for this very one, up to a tick of 4 ms.
+                Ok(false) if !polls.is_multiple_of(8) || Instant::now() < until => std::thread::yield_now(),
                 result => break result,
             }
         };

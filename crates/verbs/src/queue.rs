@@ -4,6 +4,7 @@
 use crate::device::Context;
 use crate::error::VerbsError;
 use crate::sys;
+use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,6 +35,9 @@ pub struct CompletionQueue {
     context: Arc<Context>,
     channel: *mut sys::CompChannel,
     queues: [*mut sys::Cq; 2],
+    /// Which of them were asked for an event that was not taken yet. So an event is either still to come or waits in the
+    /// descriptor, and neither asking again nor looking for more is needed: each is a system call.
+    armed: [Cell<bool>; 2],
 }
 
 // SAFETY: libibverbs locks its queues itself.
@@ -51,7 +55,12 @@ impl CompletionQueue {
         if channel.is_null() {
             return Err(VerbsError::last("ibv_create_comp_channel", context.name()));
         }
-        let mut made = CompletionQueue { context: Arc::clone(context), channel, queues: [std::ptr::null_mut(); 2] };
+        let mut made = CompletionQueue {
+            context: Arc::clone(context),
+            channel,
+            queues: [std::ptr::null_mut(); 2],
+            armed: Default::default(),
+        };
         let fd = made.raw_fd();
         // SAFETY: the channel's own descriptor.
         if unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
@@ -103,29 +112,42 @@ impl CompletionQueue {
 
     /// Asks for an event with the next completion. What completed before has to be polled for afterwards.
     pub(crate) fn arm(&self, side: Side) -> Result<(), VerbsError> {
+        let armed = &self.armed[side as usize];
+        if armed.get() {
+            return Ok(());
+        }
         let queue = self.raw(side);
         // SAFETY: as in `poll`.
         let notify = unsafe { (*(*queue).context).ops.req_notify_cq };
         let Some(notify) = notify else { return Err(VerbsError::Misuse("the driver has no req_notify_cq".into())) };
         // SAFETY: the queue is open.
         match unsafe { notify(queue, 0) } {
-            0 => Ok(()),
+            0 => {
+                armed.set(true);
+                Ok(())
+            }
             failed => Err(VerbsError::returned("ibv_req_notify_cq", self.context.name(), failed)),
         }
     }
 
-    /// Takes the events there are, so that the descriptor is readable again only for newer ones.
+    /// Takes the event of one armed queue, if it has come. That of the other keeps the descriptor readable.
     pub(crate) fn drain(&self) {
+        if !self.armed.iter().any(Cell::get) {
+            return;
+        }
         let ib = &self.context.verbs().ib;
-        loop {
-            let mut queue = std::ptr::null_mut();
-            let mut cookie = std::ptr::null_mut();
-            // SAFETY: the channel is open and does not block.
-            if unsafe { (ib.ibv_get_cq_event)(self.channel, &mut queue, &mut cookie) } != 0 {
-                return;
+        let mut queue = std::ptr::null_mut();
+        let mut cookie = std::ptr::null_mut();
+        // SAFETY: the channel is open and does not block.
+        if unsafe { (ib.ibv_get_cq_event)(self.channel, &mut queue, &mut cookie) } != 0 {
+            return;
+        }
+        // SAFETY: the event just taken, of a queue of this channel.
+        unsafe { (ib.ibv_ack_cq_events)(queue, 1) };
+        for (own, armed) in self.queues.iter().zip(&self.armed) {
+            if *own == queue {
+                armed.set(false);
             }
-            // SAFETY: the event just taken, of a queue of this channel.
-            unsafe { (ib.ibv_ack_cq_events)(queue, 1) };
         }
     }
 
