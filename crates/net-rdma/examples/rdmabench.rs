@@ -1,9 +1,9 @@
 //! Measures the RDMA transport against perftest and against the TCP transport: servers in processes of their own, short
 //! slices taken in turn, medians of each round's own ratios.
 //!
-//! On two hosts with NICs: `rdmabench --server IP[,IP]` on one, with perftest's servers started by hand where `--perftest`
-//! is wanted, and `rdmabench --to HOST:PORT[,HOST:PORT] --ip IP[,IP]` on the other. On one machine, or in the virtual
-//! machine of `scripts/vm`: `rdmabench --ip 10.77.0.1` starts all there is to start.
+//! On two hosts with NICs: `rdmabench --server IP[,IP]` on one, which prints its addresses, TCP last, and
+//! `rdmabench --ip IP[,IP] --to` with those addresses on the other; perftest is then run by hand. On one machine, or in the
+//! virtual machine of `scripts/vm`: `rdmabench --ip 10.77.0.1` starts all there is to start, perftest included.
 //!
 //! A channel has one request under way, so depth D is D channels on D threads.
 
@@ -207,6 +207,8 @@ impl Bench {
 
     /// The numbers of perftest's last line, for as long as a slice.
     fn perftest(&self, program: &str, words: &[&str]) -> Option<Vec<f64>> {
+        // Its other end is on another host.
+        self.node.as_ref()?;
         let ip = self.args.ips[0].to_string();
         let mut server = Command::new(program);
         server.args(words).args(["-R", "-p", "18600"]).stdout(Stdio::null()).stderr(Stdio::null());
