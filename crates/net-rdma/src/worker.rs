@@ -128,7 +128,6 @@ fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region) -
             shared.stats.rdma.write_bytes.add(sent);
             shared.stats.rdma.w_ops.add(writes);
             shared.stats.rdma.w_us.add_us(writing);
-            shared.stats.remotecache.served_ops.add(1);
             next
         }
     };

@@ -155,8 +155,6 @@ fn answer(shared: &Shared, conn: &Conn, header: &Header, body: &[u8]) -> Next {
     let next = dispatch(&conn.state, header, body, &*shared.service, &mut responder);
     let sent = responder.sent() as u64;
     shared.stats.tcp.send_bytes.add(sent);
-    shared.stats.remotecache.send_bytes.add(sent);
-    shared.stats.remotecache.served_ops.add(1);
     next
 }
 

@@ -223,11 +223,8 @@ impl ChannelPool {
         }
         let mut lease = self.checkout(deadline).ok()?;
         let request = request(&lease.welcome);
-        lease
-            .counted(deadline, |channel, deadline| {
-                channel.begin(&request, deadline).map(|()| Answer { payload_len: 0 })
-            })
-            .ok()?;
+        // Its answer is what counts as an operation.
+        lease.attempt(|channel| channel.begin(&request, deadline)).ok()?;
         lease.entry.take().map(Begun)
     }
 
@@ -455,32 +452,43 @@ impl<'a> Lease<'a> {
         call: impl FnOnce(&mut dyn Channel, Instant) -> Result<Answer, CallError>,
     ) -> Result<Answer, CallError> {
         let (stats, path) = self.counters();
-        let Some(entry) = &mut self.entry else {
-            let why = format!("{}: the channel broke in an earlier call", self.peer());
-            return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, why)));
-        };
         let counted = &stats.remotecache;
+        let whole = self.entry.is_some();
         let start = Instant::now();
-        let result = call(&mut *entry.channel, deadline);
-        let took = start.elapsed();
-        counted.ops.add(1);
-        counted.lat_us.add_us(took);
-        path.ops.add(1);
-        path.lat_us.add_us(took);
+        let result = self.attempt(|channel| call(channel, deadline));
+        if whole {
+            let took = start.elapsed();
+            counted.ops.add(1);
+            counted.lat_us.add_us(took);
+            path.ops.add(1);
+            path.lat_us.add_us(took);
+        }
         match &result {
             Ok(answer) => {
                 counted.recv_bytes.add(answer.payload_len as u64);
                 path.recv_bytes.add(answer.payload_len as u64);
             }
             Err(CallError::Answered(error)) => counted.errors.add(u64::from(error.kind() != ErrorKind::NotFound)),
-            Err(CallError::Broken(error)) => {
-                counted.errors.add(1);
-                path.errors.add(1);
-                if let Some(entry) = self.entry.take() {
-                    match self.home {
-                        Home::Pool(pool) => pool.give_up(entry, error.kind() == ErrorKind::Timeout),
-                        Home::Paths(paths, place) => paths.give_up(place, entry, error),
-                    }
+            Err(CallError::Broken(_)) => {}
+        }
+        result
+    }
+
+    /// Does something with the channel; one that breaks is counted and given up.
+    fn attempt<T>(&mut self, call: impl FnOnce(&mut dyn Channel) -> Result<T, CallError>) -> Result<T, CallError> {
+        let Some(entry) = &mut self.entry else {
+            let why = format!("{}: the channel broke in an earlier call", self.peer());
+            return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, why)));
+        };
+        let result = call(&mut *entry.channel);
+        if let Err(CallError::Broken(error)) = &result {
+            let (stats, path) = self.counters();
+            stats.remotecache.errors.add(1);
+            path.errors.add(1);
+            if let Some(entry) = self.entry.take() {
+                match self.home {
+                    Home::Pool(pool) => pool.give_up(entry, error.kind() == ErrorKind::Timeout),
+                    Home::Paths(paths, place) => paths.give_up(place, entry, error),
                 }
             }
         }
