@@ -7,6 +7,7 @@ use crate::placement::{Member, rank};
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::{Fill, Tier};
 use spurline_proto::{Read, Request, StatFs, VolumeId, Welcome};
+use spurline_transport::CallError;
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_volume::{Capacity, Data, Volume, Workers};
 use std::cell::RefCell;
@@ -255,22 +256,28 @@ impl Drop for Remote {
 impl Inner {
     /// Reads a large piece of a sequential reader: the answer that was asked for ahead, if there is one, once the next
     /// ones are asked for. Whether `dst` is filled.
-    fn read_asked(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> bool {
+    ///
+    /// # Errors
+    /// `Timeout` when that answer took all the patience there is: asking again would wait as long once more.
+    fn read_asked(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<bool> {
         let (claimed, next) = self.ahead.read(object.id, offset, dst.len());
         self.ask_ahead(object, next, dst.len());
-        let Some(claimed) = claimed else { return false };
+        let Some(claimed) = claimed else { return Ok(false) };
         let (mut body, ranked) = SCRATCH.with(RefCell::take);
         let deadline = Instant::now() + self.config.patience.answer;
         let taken = claimed.take(&mut body, dst, deadline);
         SCRATCH.with(|cell| cell.replace((body, ranked)));
-        let whole = matches!(taken, Some(Ok(answer)) if answer.payload_len == dst.len());
-        if whole {
-            self.stats.blockcache.prefetch_bytes.add(dst.len() as u64);
-        } else {
-            // Asked for again, with all the patience there is.
-            self.stats.remotecache.retries.add(1);
+        match taken {
+            Some(Ok(answer)) if answer.payload_len == dst.len() => {
+                self.stats.blockcache.prefetch_bytes.add(dst.len() as u64);
+                return Ok(true);
+            }
+            Some(Err(CallError::Broken(error))) if Instant::now() >= deadline => return Err(error),
+            _ => {}
         }
-        whole
+        // Asked for again, of every node that may have it.
+        self.stats.remotecache.retries.add(1);
+        Ok(false)
     }
 
     fn ask_ahead(&self, object: &ObjectRef, next: Range<u64>, piece: usize) {
@@ -379,7 +386,7 @@ impl Volume for Remote {
                 dst[done..done + len].copy_from_slice(&slice);
             } else {
                 inner.stats.blockcache.miss_bytes.add(len as u64);
-                if len == want && len >= PIECE_FROM && !inner.rails && inner.read_asked(object, at, &mut dst[..len]) {
+                if len == want && len >= PIECE_FROM && !inner.rails && inner.read_asked(object, at, &mut dst[..len])? {
                     return Ok(Data::Copied(len));
                 }
                 inner.read_into(object, at, &mut dst[done..done + len])?;
