@@ -7,19 +7,16 @@
 use crate::depths::NODE;
 use crate::rail::{Open, Patience, Rail};
 use crate::session::{Session, equip, terms};
-use crate::worker::run_worker;
-use parking_lot::{Condvar, Mutex};
-use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
+use crate::worker::serve;
+use parking_lot::Mutex;
+use rustix::event::epoll::EventFlags;
 use spurline_proto::rdma::Terms;
-use spurline_transport::{ConnState, Endpoints, Service, TransportKind};
+use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Service, TransportKind};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{CmChannel, CmEvent, CmEventKind, CmId, MemoryRegion, QueuePair};
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bounds of a server.
@@ -72,51 +69,33 @@ pub(crate) struct Shared {
     pub config: RdmaServerConfig,
     pub service: Arc<dyn Service>,
     pub stats: Arc<Stats>,
-    pub epoll: OwnedFd,
-    pub stopping: AtomicBool,
-    /// Workers waiting for an event.
-    pub idle: AtomicUsize,
-    workers: Mutex<usize>,
-    worker_ended: Condvar,
-    wake: OwnedFd,
+    crew: Crew,
     conns: Mutex<HashMap<u64, Arc<Conn>>>,
 }
 
-/// The event that is no connection: the server stops.
-pub(crate) const STOP: u64 = 0;
-const PARKED: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
+/// What ends the wait of a parked connection.
+pub(crate) const PARKED: EventFlags = EventFlags::IN;
 
-impl Shared {
-    pub fn conn(&self, id: u64) -> Option<Arc<Conn>> {
+impl Crewed for Shared {
+    type Conn = Conn;
+
+    fn crew(&self) -> &Crew {
+        &self.crew
+    }
+    fn conn(&self, id: u64) -> Option<Arc<Conn>> {
         self.conns.lock().get(&id).cloned()
     }
-
-    /// Waits for the next arrival without a thread. The session is armed.
-    pub fn park(&self, conn: &Conn, session: &Session) -> rustix::io::Result<()> {
-        epoll::modify(&self.epoll, session.pair.fd(), EventData::new_u64(conn.state.id()), PARKED)
+    fn serve(&self, conn: &Conn, _inbox: &mut [u8]) -> End {
+        serve(self, conn)
     }
-
-    pub fn remove(&self, conn: &Conn) {
+    fn peer<'a>(&self, conn: &'a Conn) -> &'a str {
+        &conn.state.endpoints().peer
+    }
+    fn remove(&self, conn: &Conn) {
         conn.breaker.break_now("the node closed it");
         if self.conns.lock().remove(&conn.state.id()).is_some() && conn.state.peer_name().is_some() {
             self.service.closed(&conn.state);
         }
-    }
-
-    /// Starts a worker if there may be one more.
-    pub fn spawn_worker(self: &Arc<Self>) -> std::io::Result<()> {
-        let mut workers = self.workers.lock();
-        if *workers >= self.config.max_workers.max(1) || self.stopping.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let shared = Arc::clone(self);
-        std::thread::Builder::new().name(format!("rdma-{workers}")).spawn(move || {
-            run_worker(&shared);
-            *shared.workers.lock() -= 1;
-            shared.worker_ended.notify_all();
-        })?;
-        *workers += 1;
-        Ok(())
     }
 }
 
@@ -144,27 +123,14 @@ impl RdmaServer {
         };
         let channel = CmChannel::new(first.verbs())?;
         let os = |e: rustix::io::Errno| Error::io("can't set up the RDMA server", &e.into());
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os)?;
-        epoll::add(&epoll, &wake, EventData::new_u64(STOP), EventFlags::IN).map_err(os)?;
-        let shared = Arc::new(Shared {
-            config,
-            service,
-            stats,
-            epoll,
-            stopping: AtomicBool::new(false),
-            idle: AtomicUsize::new(0),
-            workers: Mutex::new(0),
-            worker_ended: Condvar::new(),
-            wake,
-            conns: Mutex::new(HashMap::new()),
-        });
+        let crew = Crew::new("rdma", config.max_workers).map_err(os)?;
+        let shared = Arc::new(Shared { config, service, stats, crew, conns: Mutex::new(HashMap::new()) });
         let mut acceptor = Acceptor {
             shared: Arc::clone(&shared),
             listeners: Vec::new(),
             channel,
             by_key: HashMap::new(),
-            next_id: STOP + 1,
+            next_id: Crew::FIRST_ID,
             refused: (0, None),
         };
         let mut port = port;
@@ -176,7 +142,7 @@ impl RdmaServer {
             acceptor.listeners.push(listener);
         }
         let local = acceptor.listeners.iter().map(|l| l.at).collect();
-        shared.spawn_worker().map_err(|e| Error::io("can't start a worker thread", &e))?;
+        Crew::spawn(&shared).map_err(|e| Error::io("can't start a worker thread", &e))?;
         let mut server = RdmaServer { shared, local, acceptor: None };
         let thread = std::thread::Builder::new().name("rdma-accept".into()).spawn(move || acceptor.run());
         server.acceptor = Some(thread.map_err(|e| Error::io("can't start the accepting thread", &e))?);
@@ -195,7 +161,7 @@ impl RdmaServer {
 
     /// Worker threads there are now.
     pub fn workers(&self) -> usize {
-        *self.shared.workers.lock()
+        self.shared.crew.workers()
     }
 
     /// Stops, waits until `deadline` for requests in work, and ends all connections. Says whether all threads ended.
@@ -204,17 +170,12 @@ impl RdmaServer {
     }
 
     fn stop(&mut self, deadline: Instant) -> bool {
-        self.shared.stopping.store(true, Ordering::Release);
-        // The counter only has to be non-zero; when it is full already, it is.
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        self.shared.crew.stop();
         if let Some(acceptor) = self.acceptor.take() {
             // It wakes up by itself several times a second.
             let _ = acceptor.join();
         }
-        let mut workers = self.shared.workers.lock();
-        while *workers > 0 && !self.shared.worker_ended.wait_until(&mut workers, deadline).timed_out() {}
-        let ended = *workers == 0;
-        drop(workers);
+        let ended = self.shared.crew.join(deadline);
         let conns: Vec<_> = self.shared.conns.lock().drain().map(|(_, conn)| conn).collect();
         for conn in &conns {
             match conn.session.try_lock() {
@@ -273,7 +234,7 @@ impl Acceptor {
         let sweep =
             (self.shared.config.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_millis(250));
         let mut swept = Instant::now();
-        while !self.shared.stopping.load(Ordering::Acquire) {
+        while !self.shared.crew.stopping() {
             match self.channel.next(swept + sweep) {
                 Ok(Some(event)) => self.take(event),
                 Ok(None) => {}
@@ -366,7 +327,7 @@ impl Acceptor {
         let mut session = conn.session.lock();
         session.pair.arm()?;
         let os = |e: rustix::io::Errno| Error::io("can't watch a connection", &e.into());
-        epoll::add(&self.shared.epoll, session.pair.fd(), EventData::new_u64(number), PARKED).map_err(os)?;
+        self.shared.crew.watch(session.pair.fd(), number, PARKED).map_err(os)?;
         self.by_key.insert(key, number);
         self.shared.conns.lock().insert(number, Arc::clone(&conn));
         let accepted = session.pair.accept(config.patience.connect_options(), &terms(NODE).encode());

@@ -1,73 +1,16 @@
-//! A worker thread of the server: takes a connection on which something arrived, answers its requests, parks it.
+//! What a worker does with a connection on which something arrived: answers its requests, parks it.
 //! It knows neither listeners nor what requests mean.
 
 use crate::responder::RdmaResponder;
-use crate::server::{Conn, STOP, Shared};
+use crate::server::{Conn, PARKED, Shared};
 use crate::session::{Arrived, Session};
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, Event};
-use rustix::io::Errno;
 use spurline_proto::rdma::{MessageKind, Region};
-use spurline_transport::{Next, dispatch};
+use spurline_transport::{Crewed as _, End, Next, dispatch};
 use spurline_types::{Error, ErrorKind};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// A worker without work for this long ends, unless it is the last one idle.
-const IDLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-
-/// Takes events until the server stops or there has been nothing to do for long.
-pub(crate) fn run_worker(shared: &Arc<Shared>) {
-    let mut events: Vec<Event> = Vec::with_capacity(1);
-    while !shared.stopping.load(Ordering::Acquire) {
-        events.clear();
-        shared.idle.fetch_add(1, Ordering::AcqRel);
-        let waited = epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut events), Some(&IDLE));
-        let others_idle = shared.idle.fetch_sub(1, Ordering::AcqRel) - 1;
-        let id = match (waited, events.first()) {
-            (Ok(_), Some(event)) => event.data.u64(),
-            (Ok(_), None) if others_idle > 0 => return,
-            (Ok(_), None) | (Err(Errno::INTR), _) => continue,
-            (Err(e), _) => {
-                tracing::error!("a worker thread of the RDMA server ends: waiting for events failed: {e}");
-                return;
-            }
-        };
-        if id == STOP {
-            return;
-        }
-        let Some(conn) = shared.conn(id) else { continue };
-        if others_idle == 0
-            && let Err(e) = shared.spawn_worker()
-        {
-            tracing::warn!("no further worker thread for the RDMA server: {e}; requests wait for those there are");
-        }
-        // A panic of the service must cost its own connection only, not a worker.
-        let served = catch_unwind(AssertUnwindSafe(|| serve(shared, &conn)));
-        match served.unwrap_or_else(|_| End::Close(Error::new(ErrorKind::Io(5), "the service panicked"))) {
-            End::Parked => {}
-            End::Closed => shared.remove(&conn),
-            End::Close(error) => {
-                tracing::warn!("connection of {} closed: {error}", conn.state.endpoints().peer);
-                shared.remove(&conn);
-            }
-        }
-    }
-}
-
-enum End {
-    /// Nothing has arrived for now; the next arrival is an event.
-    Parked,
-    /// The reader ended it between two requests.
-    Closed,
-    /// It can't go on.
-    Close(Error),
-}
-
 /// Answers requests of one connection until it has none for a while.
-fn serve(shared: &Shared, conn: &Conn) -> End {
+pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
     let mut session = conn.session.lock();
     let mut served = false;
     loop {
@@ -96,11 +39,11 @@ fn serve(shared: &Shared, conn: &Conn) -> End {
                 return End::Close(error);
             }
         }
-        if shared.stopping.load(Ordering::Acquire) {
+        if shared.crew().stopping() {
             return End::Closed;
         }
         // While another worker waits for events this one can wait for the next request here.
-        let others_idle = shared.idle.load(Ordering::Acquire) > 0;
+        let others_idle = shared.crew().others_idle();
         if others_idle && served && matches!(session.pair.wait(Instant::now() + shared.config.linger), Ok(true)) {
             continue;
         }
@@ -108,7 +51,7 @@ fn serve(shared: &Shared, conn: &Conn) -> End {
         if !matches!(session.pair.arm(), Ok(false)) {
             continue;
         }
-        return match shared.park(conn, &session) {
+        return match shared.crew().park(session.pair.fd(), conn.state.id(), PARKED) {
             Ok(()) => End::Parked,
             Err(e) => End::Close(Error::io("parking the connection failed", &e.into())),
         };

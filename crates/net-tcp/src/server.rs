@@ -5,18 +5,18 @@
 //! the connection until it parks it again. So memory and threads follow the requests in work, not the connections.
 
 use crate::SocketOptions;
-use crate::worker::run_worker;
-use parking_lot::{Condvar, Mutex};
-use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use crate::worker::serve;
+use parking_lot::Mutex;
+use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
-use spurline_transport::{ConnState, Endpoints, Service, TransportKind};
+use spurline_proto::{FRAME_ALIGN, HEADER_LEN, MAX_REQUEST_BODY};
+use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Service, TransportKind};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bounds of a server.
@@ -65,56 +65,39 @@ pub(crate) struct Shared {
     pub config: ServerConfig,
     pub service: Arc<dyn Service>,
     pub stats: Arc<Stats>,
-    pub epoll: OwnedFd,
-    pub stopping: AtomicBool,
-    /// Workers waiting for an event.
-    pub idle: AtomicUsize,
-    /// Worker threads there are; the condition is signalled when it falls.
-    pub workers: Mutex<usize>,
-    pub worker_ended: Condvar,
-    wake: OwnedFd,
+    crew: Crew,
     conns: Mutex<HashMap<u64, Arc<Conn>>>,
 }
 
-/// The event that is no connection: the server stops.
-pub(crate) const STOP: u64 = 0;
+/// What ends the wait of a parked connection.
+pub(crate) const PARKED: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
 
-impl Shared {
-    pub fn conn(&self, id: u64) -> Option<Arc<Conn>> {
+impl Crewed for Shared {
+    type Conn = Conn;
+
+    fn crew(&self) -> &Crew {
+        &self.crew
+    }
+    fn conn(&self, id: u64) -> Option<Arc<Conn>> {
         self.conns.lock().get(&id).cloned()
     }
-
-    /// Waits for the connection's next bytes without a thread.
-    pub fn park(&self, conn: &Conn) -> rustix::io::Result<()> {
-        epoll::modify(&self.epoll, &conn.socket, EventData::new_u64(conn.state.id()), PARKED)
+    fn inbox_len(&self) -> usize {
+        HEADER_LEN + MAX_REQUEST_BODY + FRAME_ALIGN
     }
-
-    pub fn remove(&self, conn: &Conn) {
+    fn serve(&self, conn: &Conn, inbox: &mut [u8]) -> End {
+        serve(self, conn, inbox)
+    }
+    fn peer<'a>(&self, conn: &'a Conn) -> &'a str {
+        &conn.state.endpoints().peer
+    }
+    fn remove(&self, conn: &Conn) {
         // The socket leaves the epoll set when its last owner closes it.
         let _ = conn.socket.shutdown(std::net::Shutdown::Both);
         if self.conns.lock().remove(&conn.state.id()).is_some() && conn.state.peer_name().is_some() {
             self.service.closed(&conn.state);
         }
     }
-
-    /// Starts a worker if there may be one more.
-    pub fn spawn_worker(self: &Arc<Self>) -> std::io::Result<()> {
-        let mut workers = self.workers.lock();
-        if *workers >= self.config.max_workers.max(1) || self.stopping.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let shared = Arc::clone(self);
-        std::thread::Builder::new().name(format!("tcp-{workers}")).spawn(move || {
-            run_worker(&shared);
-            *shared.workers.lock() -= 1;
-            shared.worker_ended.notify_all();
-        })?;
-        *workers += 1;
-        Ok(())
-    }
 }
-
-const PARKED: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ONESHOT);
 
 /// A running server; dropping it stops it.
 pub struct TcpServer {
@@ -162,22 +145,9 @@ impl TcpServer {
             listeners.push(listener);
         }
         let os = |e: rustix::io::Errno| Error::io("can't set up the server", &e.into());
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os)?;
-        epoll::add(&epoll, &wake, EventData::new_u64(STOP), EventFlags::IN).map_err(os)?;
-        let shared = Arc::new(Shared {
-            config,
-            service,
-            stats,
-            epoll,
-            stopping: AtomicBool::new(false),
-            idle: AtomicUsize::new(0),
-            workers: Mutex::new(0),
-            worker_ended: Condvar::new(),
-            wake,
-            conns: Mutex::new(HashMap::new()),
-        });
-        shared.spawn_worker().map_err(|e| Error::io("can't start a worker thread", &e))?;
+        let crew = Crew::new("tcp", config.max_workers).map_err(os)?;
+        let shared = Arc::new(Shared { config, service, stats, crew, conns: Mutex::new(HashMap::new()) });
+        Crew::spawn(&shared).map_err(|e| Error::io("can't start a worker thread", &e))?;
         let acceptor = {
             let shared = Arc::clone(&shared);
             std::thread::Builder::new().name("tcp-accept".into()).spawn(move || accept_all(&shared, &listeners))
@@ -199,14 +169,12 @@ impl TcpServer {
 
     /// Worker threads there are now.
     pub fn workers(&self) -> usize {
-        *self.shared.workers.lock()
+        self.shared.crew.workers()
     }
 
     /// Stops accepting; workers end after the request they are on.
     pub fn shutdown(&self) {
-        self.shared.stopping.store(true, Ordering::Release);
-        // The counter only has to be non-zero; when it is full already, it is.
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        self.shared.crew.stop();
     }
 
     /// Stops, waits until `deadline` for requests in work, and closes all connections. Says whether all threads ended.
@@ -221,10 +189,7 @@ impl TcpServer {
             let _ = acceptor.join();
         }
         // Idle readers learn at once; those in the middle of an answer get it whole.
-        let mut workers = self.shared.workers.lock();
-        while *workers > 0 && !self.shared.worker_ended.wait_until(&mut workers, deadline).timed_out() {}
-        let ended = *workers == 0;
-        drop(workers);
+        let ended = self.shared.crew.join(deadline);
         let conns: Vec<_> = self.shared.conns.lock().drain().map(|(_, conn)| conn).collect();
         for conn in &conns {
             let _ = conn.socket.shutdown(std::net::Shutdown::Both);
@@ -247,11 +212,11 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
     let sweep = (shared.config.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
     let timeout = Timespec::try_from(sweep).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
     let mut fds: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)).collect();
-    fds.push(PollFd::new(&shared.wake, PollFlags::IN));
-    let mut next_id = STOP + 1;
+    fds.push(PollFd::from_borrowed_fd(shared.crew.wake(), PollFlags::IN));
+    let mut next_id = Crew::FIRST_ID;
     let mut swept = Instant::now();
     let mut refused = (0u64, None::<Instant>);
-    while !shared.stopping.load(Ordering::Acquire) {
+    while !shared.crew.stopping() {
         if let Err(e) = poll(&mut fds, Some(&timeout)) {
             if e != rustix::io::Errno::INTR {
                 tracing::error!("no more connections are accepted: waiting for them failed: {e}");
@@ -312,7 +277,7 @@ fn adopt(shared: &Shared, socket: TcpStream, peer: SocketAddr, id: u64) -> std::
     let conn = Conn { state: ConnState::new(id, endpoints), socket, opened: Instant::now(), partial: Mutex::new(None) };
     let conn = Arc::new(conn);
     shared.conns.lock().insert(id, Arc::clone(&conn));
-    epoll::add(&shared.epoll, &conn.socket, EventData::new_u64(id), PARKED).map_err(|e| {
+    shared.crew.watch(&conn.socket, id, PARKED).map_err(|e| {
         shared.remove(&conn);
         e.into()
     })

@@ -1,84 +1,24 @@
-//! A worker thread of the server: takes a connection with something to read, answers its requests, parks it.
+//! What a worker does with a connection that has something to read: answers its requests, parks it.
 //! It knows neither listeners nor what requests mean.
 
-use crate::server::{Conn, STOP, Shared};
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, Event};
+use crate::server::{Conn, PARKED, Shared};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
-use spurline_proto::{FRAME_ALIGN, HEADER_LEN, Header, MAX_REQUEST_BODY, padding};
-use spurline_transport::{FrameResponder, FrameSink, Next, dispatch};
+use spurline_proto::{HEADER_LEN, Header, MAX_REQUEST_BODY, padding};
+use spurline_transport::{Crewed as _, End, FrameResponder, FrameSink, Next, dispatch};
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::IoSlice;
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A worker without work for this long ends, unless it is the last one idle.
-const IDLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Requests answered on one connection before others get their turn, when no worker is idle.
 const TURN: u32 = 32;
 /// Slices handed to one `sendmsg`.
 const PARTS: usize = 34;
 
-/// Takes events until the server stops or there has been nothing to do for long.
-pub(crate) fn run_worker(shared: &Arc<Shared>) {
-    let mut inbox = vec![0u8; HEADER_LEN + MAX_REQUEST_BODY + FRAME_ALIGN].into_boxed_slice();
-    let mut events: Vec<Event> = Vec::with_capacity(1);
-    while !shared.stopping.load(Ordering::Acquire) {
-        events.clear();
-        shared.idle.fetch_add(1, Ordering::AcqRel);
-        let waited = epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut events), Some(&IDLE));
-        let others_idle = shared.idle.fetch_sub(1, Ordering::AcqRel) - 1;
-        let id = match (waited, events.first()) {
-            (Ok(_), Some(event)) => event.data.u64(),
-            (Ok(_), None) if others_idle > 0 => return,
-            (Ok(_), None) | (Err(Errno::INTR), _) => continue,
-            (Err(e), _) => {
-                tracing::error!("a worker thread of the TCP server ends: waiting for events failed: {e}");
-                return;
-            }
-        };
-        if id == STOP {
-            return;
-        }
-        let Some(conn) = shared.conn(id) else { continue };
-        if others_idle == 0
-            && let Err(e) = shared.spawn_worker()
-        {
-            tracing::warn!("no further worker thread for the TCP server: {e}; requests wait for those there are");
-        }
-        // A panic of the service must cost its own connection only, not a worker.
-        let served = catch_unwind(AssertUnwindSafe(|| serve(shared, &conn, &mut inbox)));
-        match served.unwrap_or_else(|_| End::Close(Error::new(ErrorKind::Io(5), "the service panicked"))) {
-            End::Park => {
-                if shared.park(&conn).is_err() {
-                    shared.remove(&conn);
-                }
-            }
-            End::Closed => shared.remove(&conn),
-            End::Close(error) => {
-                tracing::warn!("connection of {} closed: {error}", conn.state.endpoints().peer);
-                shared.remove(&conn);
-            }
-        }
-    }
-}
-
-enum End {
-    /// Nothing to read for now.
-    Park,
-    /// The reader closed it between two requests.
-    Closed,
-    /// It can't go on.
-    Close(Error),
-}
-
 /// Answers requests of one connection until it has none for a while.
-fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
+pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
     let mut filled = 0;
     let mut begun = None;
     if let Some((bytes, since)) = conn.partial.lock().take() {
@@ -103,7 +43,7 @@ fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
                     let since = begun.unwrap_or_else(Instant::now);
                     *conn.partial.lock() = Some((inbox[..filled].to_vec(), since));
                 }
-                return End::Park;
+                return park(shared, conn);
             }
             Err(Errno::CONNRESET | Errno::TIMEDOUT | Errno::PIPE) => return End::Closed,
             Err(e) => return End::Close(Error::io("receiving failed", &e.into())),
@@ -137,15 +77,23 @@ fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
             }
             begun.get_or_insert_with(Instant::now);
         }
-        if shared.stopping.load(Ordering::Acquire) {
+        if shared.crew().stopping() {
             return End::Closed;
         }
-        let others_idle = shared.idle.load(Ordering::Acquire) > 0;
+        let others_idle = shared.crew().others_idle();
         if !others_idle && turn >= TURN && filled == 0 {
-            return End::Park;
+            return park(shared, conn);
         }
         // While another worker waits for events this one can wait for the next request here.
         wait = others_idle;
+    }
+}
+
+/// Waits for the connection's next bytes without a thread.
+fn park(shared: &Shared, conn: &Conn) -> End {
+    match shared.crew().park(&conn.socket, conn.state.id(), PARKED) {
+        Ok(()) => End::Parked,
+        Err(_) => End::Closed,
     }
 }
 

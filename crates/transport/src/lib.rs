@@ -8,6 +8,7 @@
 mod channel;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod crew;
 mod frames;
 mod pairs;
 mod path_pool;
@@ -16,6 +17,7 @@ mod pool;
 mod service;
 
 pub use channel::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet};
+pub use crew::{Crew, Crewed, End};
 pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
 pub use pairs::{Pair, pair};
 pub use path_pool::{PathPool, PathSpec, PathView, Quiet, Wake};

@@ -1,0 +1,205 @@
+//! The threads of a node's transport: idle connections are parked in an epoll set, each armed for one event; a worker
+//! that takes the event owns the connection until it parks it again. So memory and threads follow the requests in work,
+//! not the connections. It knows neither what a connection is made of nor what requests mean.
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+use spurline_types::{Error, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// A worker without work for this long ends, unless it is the last one idle.
+const IDLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// The event that is no connection: the server stops.
+const STOP: u64 = 0;
+
+/// How serving a connection ended for now.
+pub enum End {
+    /// Nothing to do on it; its next event is waited for without a thread.
+    Parked,
+    /// The reader closed it between two requests, or there is nobody to tell.
+    Closed,
+    /// It can't go on.
+    Close(Error),
+}
+
+/// What a crew works on.
+pub trait Crewed: Send + Sync + 'static {
+    /// One connection.
+    type Conn;
+
+    /// The crew, which is part of what it works on.
+    fn crew(&self) -> &Crew;
+    /// The connection of this number, unless it is gone.
+    fn conn(&self, id: u64) -> Option<Arc<Self::Conn>>;
+    /// Room of a worker's own for requests, in bytes.
+    fn inbox_len(&self) -> usize {
+        0
+    }
+    /// Answers requests of one connection until it has none for a while.
+    fn serve(&self, conn: &Self::Conn, inbox: &mut [u8]) -> End;
+    /// Who is at the other end, for logs.
+    fn peer<'a>(&self, conn: &'a Self::Conn) -> &'a str;
+    /// Forgets a connection that is over, and ends it.
+    fn remove(&self, conn: &Self::Conn);
+}
+
+/// The workers of one server and the events they wait for.
+pub struct Crew {
+    /// What carries the bytes, for logs and the names of threads.
+    kind: &'static str,
+    most: usize,
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    stopping: AtomicBool,
+    /// Workers waiting for an event.
+    idle: AtomicUsize,
+    /// Worker threads there are; the condition is signalled when it falls.
+    workers: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Crew {
+    /// The number of the first connection.
+    pub const FIRST_ID: u64 = STOP + 1;
+
+    /// A crew of at most `most` workers, none yet.
+    ///
+    /// # Errors
+    /// When the descriptors can't be had.
+    pub fn new(kind: &'static str, most: usize) -> rustix::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &wake, EventData::new_u64(STOP), EventFlags::IN)?;
+        Ok(Crew {
+            kind,
+            most: most.max(1),
+            epoll,
+            wake,
+            stopping: AtomicBool::new(false),
+            idle: AtomicUsize::new(0),
+            workers: Mutex::new(0),
+            ended: Condvar::new(),
+        })
+    }
+
+    /// Waits for the first event of a connection.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn watch(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
+    }
+
+    /// Waits for the next one.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn park(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(&self.epoll, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
+    }
+
+    /// Whether another worker waits for events, so that this one may wait on its connection.
+    pub fn others_idle(&self) -> bool {
+        self.idle.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the server stops.
+    pub fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Readable from when the server stops on.
+    pub fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Worker threads there are now.
+    pub fn workers(&self) -> usize {
+        *self.workers.lock()
+    }
+
+    /// Workers end after the request they are on.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        // The counter only has to be non-zero; when it is full already, it is.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Waits for the workers until `deadline`; says whether all ended.
+    pub fn join(&self, deadline: Instant) -> bool {
+        let mut workers = self.workers.lock();
+        while *workers > 0 && !self.ended.wait_until(&mut workers, deadline).timed_out() {}
+        *workers == 0
+    }
+
+    /// Starts a worker if there may be one more.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn spawn<S: Crewed>(shared: &Arc<S>) -> std::io::Result<()> {
+        let crew = shared.crew();
+        let mut workers = crew.workers.lock();
+        if *workers >= crew.most || crew.stopping() {
+            return Ok(());
+        }
+        let work = Arc::clone(shared);
+        std::thread::Builder::new().name(format!("{}-{workers}", crew.kind)).spawn(move || {
+            run(&work);
+            let crew = work.crew();
+            *crew.workers.lock() -= 1;
+            crew.ended.notify_all();
+        })?;
+        *workers += 1;
+        Ok(())
+    }
+}
+
+/// Takes events until the server stops or there has been nothing to do for long.
+fn run<S: Crewed>(shared: &Arc<S>) {
+    let crew = shared.crew();
+    let mut inbox = vec![0u8; shared.inbox_len()].into_boxed_slice();
+    let mut events: Vec<Event> = Vec::with_capacity(1);
+    while !crew.stopping() {
+        events.clear();
+        crew.idle.fetch_add(1, Ordering::AcqRel);
+        let waited = epoll::wait(&crew.epoll, rustix::buffer::spare_capacity(&mut events), Some(&IDLE));
+        let others_idle = crew.idle.fetch_sub(1, Ordering::AcqRel) - 1;
+        let id = match (waited, events.first()) {
+            (Ok(_), Some(event)) => event.data.u64(),
+            (Ok(_), None) if others_idle > 0 => return,
+            (Ok(_), None) | (Err(Errno::INTR), _) => continue,
+            (Err(e), _) => {
+                tracing::error!("a worker thread of the {} server ends: waiting for events failed: {e}", crew.kind);
+                return;
+            }
+        };
+        if id == STOP {
+            return;
+        }
+        let Some(conn) = shared.conn(id) else { continue };
+        if others_idle == 0
+            && let Err(e) = Crew::spawn(shared)
+        {
+            tracing::warn!(
+                "no further worker thread for the {} server: {e}; requests wait for those there are",
+                crew.kind
+            );
+        }
+        // A panic of the service must cost its own connection only, not a worker.
+        let served = catch_unwind(AssertUnwindSafe(|| shared.serve(&conn, &mut inbox)));
+        match served.unwrap_or_else(|_| End::Close(Error::new(ErrorKind::Io(5), "the service panicked"))) {
+            End::Parked => {}
+            End::Closed => shared.remove(&conn),
+            End::Close(error) => {
+                tracing::warn!("connection of {} closed: {error}", shared.peer(&conn));
+                shared.remove(&conn);
+            }
+        }
+    }
+}
