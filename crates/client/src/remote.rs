@@ -110,6 +110,12 @@ impl Remote {
     }
 }
 
+/// A read of `len` bytes of `object`.
+fn read_of(object: &ObjectRef, volume: VolumeId, offset: u64, len: usize) -> Read<'_> {
+    let (path, version, size) = (&*object.path, object.version.as_str(), object.size);
+    Read { volume, path, version, size, offset, len: len as u32 }
+}
+
 impl Inner {
     /// Asks the nodes responsible for `object` and `index` with `request`, made anew for each attempt because
     /// every connection numbers the volume itself.
@@ -135,6 +141,15 @@ impl Inner {
         body.shrink_to(64 << 10);
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         result
+    }
+
+    /// The node that is asked first.
+    fn first_peer(&self, object: ObjectId, index: u32) -> Option<&Arc<Peer>> {
+        let (body, mut ranked) = SCRATCH.with(RefCell::take);
+        rank(&self.members, object, index, &mut ranked);
+        let first = ranked.first().map(|index| &self.peers[*index as usize]);
+        SCRATCH.with(|cell| cell.replace((body, ranked)));
+        first
     }
 
     fn max_age_ms(&self) -> u32 {
@@ -185,20 +200,10 @@ impl Inner {
         if !self.rails || dst.len() < SPLIT_FROM {
             return self.read_plain(object, offset, dst);
         }
-        let (body, mut ranked) = SCRATCH.with(RefCell::take);
-        rank(&self.members, object.id, (offset / self.block_size) as u32, &mut ranked);
-        let first = ranked.first().map(|index| &self.peers[*index as usize]);
-        SCRATCH.with(|cell| cell.replace((body, ranked)));
+        let first = self.first_peer(object.id, (offset / self.block_size) as u32);
         let several = first.and_then(|peer| peer.paths()).filter(|paths| paths.up() > 1).and_then(|p| p.current());
         let Some(current) = several else { return self.read_plain(object, offset, dst) };
-        let request = Read {
-            volume: VolumeId::default(),
-            path: &object.path,
-            version: object.version.as_str(),
-            size: object.size,
-            offset,
-            len: dst.len() as u32,
-        };
+        let request = read_of(object, VolumeId::default(), offset, dst.len());
         match split::read(&current.pool, &request, dst, Instant::now() + self.config.patience.answer) {
             None => self.read_plain(object, offset, dst),
             Some(failed) => failed
@@ -211,14 +216,7 @@ impl Inner {
     fn read_plain(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
         let index = (offset / self.block_size) as u32;
         let got = self.ask(object.id, index, |lease, body, deadline| {
-            let request = Request::Read(Read {
-                volume: lease.welcome().volume,
-                path: &object.path,
-                version: object.version.as_str(),
-                size: object.size,
-                offset,
-                len: dst.len() as u32,
-            });
+            let request = Request::Read(read_of(object, lease.welcome().volume, offset, dst.len()));
             lease.call(&request, body, dst, &mut |_| {}, deadline)
         })?;
         if got.payload_len != dst.len() {
@@ -245,15 +243,7 @@ impl Inner {
             offset += len as u64;
         }
     }
-}
 
-impl Drop for Remote {
-    fn drop(&mut self) {
-        self.inner.ahead.close();
-    }
-}
-
-impl Inner {
     /// Reads a large piece of a sequential reader: the answer that was asked for ahead, if there is one, once the next
     /// ones are asked for. Whether `dst` is filled.
     ///
@@ -298,24 +288,17 @@ impl Inner {
             // The last of the file, or a piece across two blocks: of two nodes, perhaps.
             return false;
         }
-        let (body, mut ranked) = SCRATCH.with(RefCell::take);
-        rank(&self.members, object.id, index, &mut ranked);
-        let peer = ranked.first().map(|index| &self.peers[*index as usize]);
-        SCRATCH.with(|cell| cell.replace((body, ranked)));
-        let Some(peer) = peer else { return false };
-        let request = |welcome: &Welcome| {
-            Request::Read(Read {
-                volume: welcome.volume,
-                path: &object.path,
-                version: object.version.as_str(),
-                size: object.size,
-                offset: at,
-                len: piece as u32,
-            })
-        };
+        let Some(peer) = self.first_peer(object.id, index) else { return false };
+        let request = |welcome: &Welcome| Request::Read(read_of(object, welcome.volume, at, piece));
         let Some(begun) = peer.tcp().begin(request, Instant::now() + self.config.patience.answer) else { return false };
         self.ahead.keep(object.id, at, piece, Arc::clone(peer), begun);
         true
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.inner.ahead.close();
     }
 }
 
