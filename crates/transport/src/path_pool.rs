@@ -662,7 +662,7 @@ fn rail_bit(spec: &PathSpec) -> u64 {
 }
 
 /// xorshift64.
-fn step(state: &mut u64) -> u64 {
+pub(crate) fn step(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
     *state ^= *state << 17;

@@ -1,7 +1,7 @@
 //! The channels to one peer on one path: idle ones first, new ones as needed, a dead peer asked rarely.
 //! It knows no transport; time is the caller's deadline and the clock of the waits themselves.
 
-use crate::path_pool::{PathPool, Place};
+use crate::path_pool::{PathPool, Place, step};
 use crate::{Answer, CallError, Channel, Connector, greet};
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::{Body, Hello, Request, Welcome};
@@ -336,7 +336,7 @@ impl Drop for ChannelPool {
 }
 
 impl Inner {
-    /// Takes the idle channel that this thread used last, or one of them at random (xorshift64), so that they share
+    /// Takes the idle channel that this thread used last, or one of them at random, so that they share
     /// the links of a bond.
     fn pick(&mut self) -> Option<Entry> {
         let n = self.idle.len();
@@ -347,10 +347,7 @@ impl Inner {
         if let Some(at) = self.idle.iter().position(|entry| entry.number == last) {
             return Some(self.idle.swap_remove(at));
         }
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        Some(self.idle.swap_remove((self.random % n as u64) as usize))
+        Some(self.idle.swap_remove((step(&mut self.random) % n as u64) as usize))
     }
 
     fn show(&mut self, stats: &Stats, up: bool) {

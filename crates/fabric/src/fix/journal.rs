@@ -83,11 +83,7 @@ impl Journal {
     pub fn write(&mut self, wanted: &Wanted, root: &Path) -> Result<bool, FixError> {
         let path = root.join(&wanted.path);
         let failed = |e: std::io::Error| FixError::io(format!("/{}", wanted.path), &e);
-        let now = match fs::read_to_string(&path) {
-            Ok(text) => Some(text),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-            Err(e) => return Err(failed(e)),
-        };
+        let now = text_of(&path).map_err(failed)?;
         if now.as_deref() == Some(wanted.text.as_str()) {
             return Ok(false);
         }
@@ -161,14 +157,19 @@ fn copy_of(path: &str) -> String {
     format!("var/lib/spurline/{}.{COPY}", path.replace('/', "_"))
 }
 
+/// What is in a file; `None` when there is none.
+fn text_of(path: &Path) -> std::io::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
 fn restore(file: &Written, root: &Path) -> Result<(), FixError> {
     let path = root.join(&file.path);
     let failed = |e: std::io::Error| FixError::io(format!("/{}", file.path), &e);
-    let now = match fs::read_to_string(&path) {
-        Ok(text) => Some(text),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-        Err(e) => return Err(failed(e)),
-    };
+    let now = text_of(&path).map_err(failed)?;
     if now.as_deref().is_some_and(|now| now != file.text) {
         let copy = file.before.as_ref().map_or("nothing".to_owned(), |b| format!("/{b}"));
         return Err(FixError::File(format!(
