@@ -2,10 +2,9 @@
 //! It does not know what is asked.
 
 use crate::paths::Paths;
-use crate::placement::Member;
 use parking_lot::Mutex;
 use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
-use spurline_types::{Error, ErrorKind, Result, Retry};
+use spurline_types::{Error, ErrorKind, Member, Result, Retry};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -53,7 +52,7 @@ pub struct Peer {
 impl Peer {
     /// The node behind `pool`, placed by the address it was configured with.
     pub fn new(pool: ChannelPool, weight: u32) -> Arc<Peer> {
-        let member = Member { name: pool.peer().to_owned(), weight };
+        let member = Member::at(pool.peer(), weight);
         Arc::new(Peer { pool, paths: OnceLock::new(), member, away_since: Mutex::new(None) })
     }
 

@@ -1,21 +1,12 @@
 //! Which node holds which blocks: weighted rendezvous hashing of (object, run of blocks). Pure arithmetic;
 //! it knows no network, no clock and no randomness.
 
-use spurline_types::ObjectId;
+use spurline_types::{Member, ObjectId};
 use std::hash::Hasher;
 
 /// Blocks that stay together on one node. A run is long enough that read-ahead asks one node for several
 /// blocks, and short enough that a large file spreads over all nodes.
 pub const RUN_BLOCKS: u32 = 16;
-
-/// One node as placement sees it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Member {
-    /// The name that never changes for this node: its place is decided by it.
-    pub name: String,
-    /// Its share relative to the others; 0 gets nothing.
-    pub weight: u32,
-}
 
 /// The index of each member in the order in which they are asked for block `index` of `object`, best first,
 /// written to `out` (cleared first, its capacity reused). Members of weight 0 come last, as a last resort.
@@ -53,7 +44,7 @@ mod tests {
     use super::*;
 
     fn members(n: usize) -> Vec<Member> {
-        (0..n).map(|i| Member { name: format!("10.0.0.{i}:7000"), weight: 100 }).collect()
+        (0..n).map(|i| Member::at(&format!("10.0.0.{i}:7000"), 100)).collect()
     }
 
     fn first(members: &[Member], object: u128, index: u32) -> String {

@@ -3,12 +3,12 @@
 
 use crate::ahead::{Ahead, PIECE_FROM};
 use crate::peer::{Patience, Peer, ask};
-use crate::placement::{Member, rank};
+use crate::placement::rank;
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::{Fill, Tier};
 use spurline_proto::{Read, Request, StatFs, VolumeId, Welcome};
 use spurline_transport::CallError;
-use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
+use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, Member, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_volume::{Capacity, Data, Volume, Workers};
 use std::cell::RefCell;
 use std::ops::Range;
