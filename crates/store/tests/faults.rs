@@ -24,8 +24,9 @@ fn faulty(mut config: StoreConfig) -> (StoreConfig, Disks) {
         list.lock().push((path.into(), Arc::clone(&disk)));
         disk
     }));
-    config.read_timeout = Duration::from_millis(200);
-    config.write_timeout = Duration::from_millis(400);
+    // Short for the disk that hangs, and yet longer than the real one takes on a machine busy with other tests.
+    config.read_timeout = Duration::from_secs(3);
+    config.write_timeout = Duration::from_secs(6);
     config.probe_interval = Duration::from_millis(10);
     config.down_after = Duration::from_millis(100);
     (config, disks)
