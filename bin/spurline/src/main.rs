@@ -11,6 +11,7 @@ mod mount;
 mod net;
 mod node;
 mod parts;
+mod peers;
 mod rails;
 mod report;
 mod service;

@@ -1,23 +1,24 @@
 //! Wires a mount together and runs it until it is unmounted or told to stop.
 
 use crate::background::Ready;
+use crate::peers::Reach;
 use crate::service::{Outside, Target};
 use crate::{parts, rails, signals};
 use serde_json::{Value, json};
 use spurline_cache::{Cache, Shared};
-use spurline_client::{Keeper, Patience, Peer, Remote, RemoteConfig};
+use spurline_client::{Keeper, Patience, Remote, RemoteConfig, Roster};
 use spurline_config::{Fault, FuseIo, MountConfig, Registry};
 use spurline_fs::Fs;
 use spurline_fuse::{MountOptions, Session, SessionConfig, Unmounter};
 use spurline_mem::{Pool, Tier};
-use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
+use spurline_net_tcp::{SocketOptions, group_addresses};
 use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
 use spurline_observe::place::Owner;
 use spurline_rails::LocalRail;
 use spurline_store::Store;
-use spurline_transport::{ChannelPool, PathView, Phase, PoolConfig, PoolState};
-use spurline_types::Stats;
+use spurline_transport::{PathView, Phase, PoolState};
+use spurline_types::{Member, Stats};
 use spurline_volume::Volume;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -193,22 +194,17 @@ fn consumer(
     };
     let name = format!("{}:{}", rustix::system::uname().nodename().to_string_lossy(), config.mountpoint.display());
     let socket = SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() };
-    let peers: Vec<Arc<Peer>> = nodes
-        .iter()
-        .map(|node| {
-            let connector = TcpConnector::new(&node.to_string(), locals.clone(), socket, Arc::clone(stats));
-            let pool_config = PoolConfig {
-                // A request holds its connection until it is answered, and each thread of the kernel's and of
-                // read-ahead may have one under way.
-                nconnect: config.net.nconnect.max(1),
-                seed: u64::from(std::process::id()),
-                ..PoolConfig::default()
-            };
-            let pool =
-                ChannelPool::new(Arc::new(connector), &name, config.source.as_str(), pool_config, Arc::clone(stats));
-            Peer::new(pool, 100)
-        })
-        .collect();
+    let reach = Reach {
+        name: name.clone(),
+        source: config.source.to_string(),
+        locals,
+        socket,
+        // Each thread of the kernel's and of read-ahead may have a request under way.
+        nconnect: config.net.nconnect,
+        stats: Arc::clone(stats),
+    };
+    let members: Vec<Member> = nodes.iter().map(|node| Member::at(&node.to_string(), 100)).collect();
+    let roster = Roster::new(&members, move |member| reach.peer(member));
     let remote_config = RemoteConfig {
         patience: Patience::new(config.net.peer_timeout),
         fetchers: (config.net.nconnect / 2).max(2),
@@ -217,11 +213,11 @@ fn consumer(
     let mut memory = None;
     let mut keeper = Ok(None);
     let remote =
-        Remote::connect(config.source.as_str(), peers.clone(), remote_config, Arc::clone(stats), |block_size| {
+        Remote::connect(config.source.as_str(), Arc::clone(&roster), remote_config, Arc::clone(stats), |block_size| {
             let pool = Pool::new(pool_bytes(config), block_size as usize)?;
             let tier = Tier::new(Arc::clone(&pool));
             if let (Some(rdma), Some(found)) = (&config.net.rdma, found) {
-                keeper = rails::keep(config, rdma, found, &pool, &name, &peers, stats).map(Some);
+                keeper = rails::keep(config, rdma, found, &pool, &name, &roster, stats).map(Some);
             }
             memory = Some((pool, Arc::clone(&tier)));
             Ok(tier)
@@ -315,10 +311,14 @@ fn look(
 }
 
 fn peers(remote: &Remote) -> Vec<Value> {
-    remote
-        .peers()
-        .iter()
-        .map(|peer| {
+    let view = remote.roster().view();
+    (0..view.members().len() as u32)
+        .map(|index| {
+            let member = &view.members()[index as usize];
+            let Some(peer) = view.made(index) else {
+                // In a large group a node that was not needed yet is not known.
+                return json!({ "address": member.name, "state": "unknown", "connections": 0, "paths": [] });
+            };
             let (state, connections) = peer.state();
             let (word, reason) = match state {
                 PoolState::Unknown => ("unknown", String::new()),
@@ -329,7 +329,7 @@ fn peers(remote: &Remote) -> Vec<Value> {
             let rdma = paths.iter().any(|path| path.phase == Phase::Up);
             let forced = peer.paths().is_some_and(|paths| paths.forced());
             json!({
-                "address": peer.member().name,
+                "address": peer.name(),
                 "state": if rdma { "up" } else { word },
                 "reason": reason,
                 // What carries data now.

@@ -2,7 +2,7 @@
 //! names the interface; connections over them for a mount, a server on them for a node.
 
 use serde_json::{Value, json};
-use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Peer};
+use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Roster};
 use spurline_config::{Fault, MountConfig, RdmaConfig, Transport};
 use spurline_mem::Pool;
 use spurline_net_rdma::{Patience, RdmaConnector, RdmaServer, RdmaServerConfig, connection_bytes};
@@ -129,7 +129,7 @@ pub fn keep(
     found: Vec<LocalRail>,
     pool: &Arc<Pool>,
     name: &str,
-    peers: &[Arc<Peer>],
+    roster: &Arc<Roster>,
     stats: &Arc<Stats>,
 ) -> Result<Keeper, Fault> {
     let rails = open(&found, pool, Access::PeerWrites)?;
@@ -147,11 +147,12 @@ pub fn keep(
         source: config.source.to_string(),
         seed: u64::from(std::process::id()),
     };
-    for peer in peers {
-        let (dialer, stats, wake) = (Arc::clone(&dialer), Arc::clone(stats), Arc::clone(&wake));
-        peer.set_paths(Paths::new(&peer.member().name, dialer, paths_config.clone(), stats, wake));
-    }
-    let keeper = Keeper::start(peers, wake)?;
+    let (rung, stats) = (Arc::clone(&wake), Arc::clone(stats));
+    roster.equip(Arc::clone(&wake), move |member| {
+        let (dialer, stats, wake) = (Arc::clone(&dialer), Arc::clone(&stats), Arc::clone(&rung));
+        Paths::new(&member.name, dialer, paths_config.clone(), stats, wake)
+    });
+    let keeper = Keeper::start(roster, wake)?;
     // So the first reads find their paths; a node that hangs holds the start up no longer than this.
     keeper.wait_first(Instant::now() + 2 * CONNECT_TIMEOUT);
     Ok(keeper)

@@ -2,7 +2,7 @@
 //! ping, so that a node or a rail that hangs holds up nobody else. It is started only where there are rails.
 
 use crate::paths::{Current, Paths};
-use crate::peer::Peer;
+use crate::roster::Roster;
 use spurline_transport::Wake;
 use spurline_types::{Error, Result};
 use std::sync::Arc;
@@ -16,32 +16,31 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// The running keeper; it ends when dropped.
 pub struct Keeper {
-    peers: Vec<Arc<Peer>>,
+    roster: Arc<Roster>,
     wake: Arc<Wake>,
     stopping: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Keeper {
-    /// Keeps the paths of `peers`, which all ring `wake`.
+    /// Keeps the paths of the nodes of `roster`, which all ring `wake`.
     ///
     /// # Errors
     /// When no thread can be had.
-    pub fn start(peers: &[Arc<Peer>], wake: Arc<Wake>) -> Result<Keeper> {
+    pub fn start(roster: &Arc<Roster>, wake: Arc<Wake>) -> Result<Keeper> {
         let stopping = Arc::new(AtomicBool::new(false));
-        let peers: Vec<Arc<Peer>> = peers.iter().filter(|peer| peer.paths().is_some()).cloned().collect();
         let thread = {
-            let (peers, wake, stopping) = (peers.clone(), Arc::clone(&wake), Arc::clone(&stopping));
-            std::thread::Builder::new().name("keep-paths".into()).spawn(move || run(&peers, &wake, &stopping))
+            let (roster, wake, stopping) = (Arc::clone(roster), Arc::clone(&wake), Arc::clone(&stopping));
+            std::thread::Builder::new().name("keep-paths".into()).spawn(move || run(&roster, &wake, &stopping))
         };
         let thread = thread.map_err(|e| Error::io("can't start the thread that keeps paths", &e))?;
-        Ok(Keeper { peers, wake, stopping, thread: Some(thread) })
+        Ok(Keeper { roster: Arc::clone(roster), wake, stopping, thread: Some(thread) })
     }
 
     /// Waits until every node was asked for its rails and every path was tried, or until `deadline`: so the first
     /// reads find their paths.
     pub fn wait_first(&self, deadline: Instant) {
-        let decided = || self.peers.iter().filter_map(|peer| peer.paths()).all(|paths| paths.decided());
+        let decided = || self.roster.view().all_made().filter_map(|peer| peer.paths()).all(|paths| paths.decided());
         while !decided() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -59,7 +58,7 @@ impl Drop for Keeper {
     }
 }
 
-fn run(peers: &[Arc<Peer>], wake: &Wake, stopping: &AtomicBool) {
+fn run(roster: &Roster, wake: &Wake, stopping: &AtomicBool) {
     let mut ask_at = Instant::now();
     while !stopping.load(Ordering::Acquire) {
         let now = Instant::now();
@@ -68,7 +67,7 @@ fn run(peers: &[Arc<Peer>], wake: &Wake, stopping: &AtomicBool) {
             ask_at = now + ASK_AGAIN;
         }
         let mut next = (now + IDLE).min(ask_at);
-        for peer in peers {
+        for peer in roster.view().all_made() {
             let Some(paths) = peer.paths() else { continue };
             if ask && paths.ask() {
                 let asked = Arc::clone(peer);

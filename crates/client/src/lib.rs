@@ -8,9 +8,11 @@ mod paths;
 mod peer;
 pub mod placement;
 mod remote;
+mod roster;
 mod split;
 
 pub use keeper::Keeper;
 pub use paths::{Dialer, Paths, PathsConfig};
 pub use peer::{Patience, Peer};
 pub use remote::{Remote, RemoteConfig};
+pub use roster::{MakePeer, Roster, View};

@@ -2,6 +2,7 @@
 //! It does not know what is asked.
 
 use crate::paths::Paths;
+use crate::roster::{Roster, View};
 use parking_lot::Mutex;
 use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
 use spurline_types::{Error, ErrorKind, Member, Result, Retry};
@@ -44,16 +45,17 @@ pub struct Peer {
     pool: ChannelPool,
     /// The ways beside TCP, which come first. They need memory whose size depends on what the node says first.
     paths: OnceLock<Arc<Paths>>,
-    member: Member,
+    /// The node's name in the group.
+    name: String,
     /// Since when every attempt to reach it failed.
     away_since: Mutex<Option<Instant>>,
 }
 
 impl Peer {
-    /// The node behind `pool`, placed by the address it was configured with.
-    pub fn new(pool: ChannelPool, weight: u32) -> Arc<Peer> {
-        let member = Member::at(pool.peer(), weight);
-        Arc::new(Peer { pool, paths: OnceLock::new(), member, away_since: Mutex::new(None) })
+    /// The node `member` behind `pool`.
+    pub fn new(pool: ChannelPool, member: &Member) -> Arc<Peer> {
+        let name = member.name.clone();
+        Arc::new(Peer { pool, paths: OnceLock::new(), name, away_since: Mutex::new(None) })
     }
 
     /// Gives it paths beside TCP, once.
@@ -81,9 +83,9 @@ impl Peer {
         &self.pool
     }
 
-    /// What placement sees of it.
-    pub fn member(&self) -> &Member {
-        &self.member
+    /// The node's name in the group.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Whether it can be reached, and over how many connections.
@@ -118,7 +120,7 @@ impl Peer {
                     return Some(Err(Failure::Broken(error)));
                 }
                 Err(CallError::Broken(error)) => {
-                    tracing::debug!(peer = %self.member.name, %error, "a request moves to another path");
+                    tracing::debug!(peer = %self.name, %error, "a request moves to another path");
                     if let Some(path) = path {
                         current.pool.count_retry(path);
                     }
@@ -153,13 +155,13 @@ impl Peer {
         match &result {
             Err(Failure::Broken(error)) => {
                 if away.is_none() {
-                    tracing::warn!(peer = %self.member.name, %error, "a node does not answer");
+                    tracing::warn!(peer = %self.name, %error, "a node does not answer");
                     *away = Some(Instant::now());
                 }
             }
             _ => {
                 if let Some(since) = away.take() {
-                    tracing::info!(peer = %self.member.name, away_ms = since.elapsed().as_millis() as u64, "a node answers again");
+                    tracing::info!(peer = %self.name, away_ms = since.elapsed().as_millis() as u64, "a node answers again");
                 }
             }
         }
@@ -167,12 +169,13 @@ impl Peer {
     }
 }
 
-/// Asks `peers` in the order of `ranked` until one answers: another peer at once, the same ones again after a
-/// pause, for as long as `patience` lasts. An error that a peer answered is the answer, unless another peer may
-/// know better.
+/// Asks the nodes that `rank` names, in its order, until one answers: another one at once, and all again after a
+/// pause, those that are there by then, for as long as `patience` lasts. An error that a node answered is the answer,
+/// unless another node may know better. `ranked` is scratch.
 pub(crate) fn ask<T>(
-    peers: &[Arc<Peer>],
-    ranked: &[u32],
+    roster: &Roster,
+    rank: impl Fn(&View, &mut Vec<u32>),
+    ranked: &mut Vec<u32>,
     patience: Patience,
     retries: &spurline_types::stats::Metric,
     mut request: impl FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
@@ -183,8 +186,10 @@ pub(crate) fn ask<T>(
     loop {
         let mut broken: Option<Error> = None;
         let mut all_away = true;
-        for index in ranked {
-            let peer = &peers[*index as usize];
+        let view = roster.view();
+        rank(&view, ranked);
+        for index in ranked.iter() {
+            let peer = view.peer(*index);
             match peer.attempt(deadline, &mut request) {
                 Ok(value) => return Ok(value),
                 Err(Failure::Answered(error)) if error.kind().retry() == Retry::Never => return Err(error),

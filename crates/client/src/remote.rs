@@ -4,6 +4,7 @@
 use crate::ahead::{Ahead, PIECE_FROM};
 use crate::peer::{Patience, Peer, ask};
 use crate::placement::rank;
+use crate::roster::{Roster, View};
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::{Fill, Tier};
 use spurline_proto::{Read, Request, StatFs, VolumeId, Welcome};
@@ -45,8 +46,7 @@ pub struct Remote {
 struct Inner {
     source: String,
     block_size: u64,
-    peers: Vec<Arc<Peer>>,
-    members: Vec<Member>,
+    roster: Arc<Roster>,
     tier: Arc<Tier>,
     config: RemoteConfig,
     stats: Arc<Stats>,
@@ -57,22 +57,25 @@ struct Inner {
 }
 
 impl Remote {
-    /// Greets the nodes until one answers and takes the block size from it. `make_tier` builds the memory for
-    /// read-ahead once that size is known.
+    /// Greets the nodes of `roster` until one answers and takes the block size from it. `make_tier` builds the memory
+    /// for read-ahead once that size is known.
     ///
     /// # Errors
     /// What the nodes answered, or why none did.
     pub fn connect(
         source: &str,
-        peers: Vec<Arc<Peer>>,
+        roster: Arc<Roster>,
         config: RemoteConfig,
         stats: Arc<Stats>,
         make_tier: impl FnOnce(u64) -> Result<Arc<Tier>>,
     ) -> Result<Arc<Remote>> {
-        let members: Vec<Member> = peers.iter().map(|peer| peer.member().clone()).collect();
-        let ranked: Vec<u32> = (0..peers.len() as u32).collect();
         let mut block_size = 0;
-        ask(&peers, &ranked, config.patience, &stats.remotecache.retries, |lease, deadline| {
+        let everyone = |view: &View, ranked: &mut Vec<u32>| {
+            ranked.clear();
+            ranked.extend(0..view.members().len() as u32);
+        };
+        let retries = &stats.remotecache.retries;
+        ask(&roster, everyone, &mut Vec::new(), config.patience, retries, |lease, deadline| {
             block_size = lease.welcome().block_size;
             lease.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline).map(drop)
         })?;
@@ -92,9 +95,8 @@ impl Remote {
             inner: Arc::new(Inner {
                 source: source.to_owned(),
                 block_size,
-                rails: peers.iter().any(|peer| peer.paths().is_some()),
-                peers,
-                members,
+                rails: roster.equipped(),
+                roster,
                 tier,
                 config,
                 stats,
@@ -104,9 +106,14 @@ impl Remote {
         }))
     }
 
-    /// The nodes, for `status`.
-    pub fn peers(&self) -> &[Arc<Peer>] {
-        &self.inner.peers
+    /// Replaces the list of the group's nodes; see [`Roster::set_members`].
+    pub fn set_members(&self, members: &[Member]) {
+        self.inner.roster.set_members(members);
+    }
+
+    /// The nodes.
+    pub fn roster(&self) -> &Arc<Roster> {
+        &self.inner.roster
     }
 }
 
@@ -131,11 +138,11 @@ impl Inner {
     ) -> Result<T> {
         // Taken out of its cell for the call, so that a call made inside another finds an empty one, not a panic.
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
-        rank(&self.members, object, index, &mut ranked);
-        let result =
-            ask(&self.peers, &ranked, self.config.patience, &self.stats.remotecache.retries, |lease, deadline| {
-                call(lease, &mut body, deadline)
-            });
+        let place = |view: &View, ranked: &mut Vec<u32>| rank(view.members(), object, index, ranked);
+        let retries = &self.stats.remotecache.retries;
+        let result = ask(&self.roster, place, &mut ranked, self.config.patience, retries, |lease, deadline| {
+            call(lease, &mut body, deadline)
+        });
         // A long listing must not keep its memory for ever.
         body.clear();
         body.shrink_to(64 << 10);
@@ -144,10 +151,11 @@ impl Inner {
     }
 
     /// The node that is asked first.
-    fn first_peer(&self, object: ObjectId, index: u32) -> Option<&Arc<Peer>> {
+    fn first_peer(&self, object: ObjectId, index: u32) -> Option<Arc<Peer>> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
-        rank(&self.members, object, index, &mut ranked);
-        let first = ranked.first().map(|index| &self.peers[*index as usize]);
+        let view = self.roster.view();
+        rank(view.members(), object, index, &mut ranked);
+        let first = ranked.first().map(|index| Arc::clone(view.peer(*index)));
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         first
     }
@@ -178,9 +186,13 @@ impl Inner {
     }
 
     /// What one node holds of a file, and the node's name.
-    fn info_of(&self, peer: u32, path: &[u8]) -> Result<(String, serde_json::Value)> {
+    fn info_of(&self, name: &str, path: &[u8]) -> Result<(String, serde_json::Value)> {
         let retries = &self.stats.remotecache.retries;
-        ask(&self.peers, &[peer], self.config.patience, retries, |lease, deadline| {
+        let only = |view: &View, ranked: &mut Vec<u32>| {
+            ranked.clear();
+            ranked.extend(view.members().iter().position(|member| member.name == name).map(|at| at as u32));
+        };
+        ask(&self.roster, only, &mut Vec::new(), self.config.patience, retries, |lease, deadline| {
             let (volume, node) = (lease.welcome().volume, lease.welcome().node.clone());
             let mut body = Vec::new();
             lease.call(&Request::Info { volume, path }, &mut body, &mut [], &mut |_| {}, deadline)?;
@@ -201,7 +213,8 @@ impl Inner {
             return self.read_plain(object, offset, dst);
         }
         let first = self.first_peer(object.id, (offset / self.block_size) as u32);
-        let several = first.and_then(|peer| peer.paths()).filter(|paths| paths.up() > 1).and_then(|p| p.current());
+        let several =
+            first.as_ref().and_then(|peer| peer.paths()).filter(|paths| paths.up() > 1).and_then(|p| p.current());
         let Some(current) = several else { return self.read_plain(object, offset, dst) };
         let request = read_of(object, VolumeId::default(), offset, dst.len());
         match split::read(&current.pool, &request, dst, Instant::now() + self.config.patience.answer) {
@@ -291,7 +304,7 @@ impl Inner {
         let Some(peer) = self.first_peer(object.id, index) else { return false };
         let request = |welcome: &Welcome| Request::Read(read_of(object, welcome.volume, at, piece));
         let Some(begun) = peer.tcp().begin(request, Instant::now() + self.config.patience.answer) else { return false };
-        self.ahead.keep(object.id, at, piece, Arc::clone(peer), begun);
+        self.ahead.keep(object.id, at, piece, peer, begun);
         true
     }
 }
@@ -413,8 +426,9 @@ impl Volume for Remote {
         // Each node knows only what it holds itself, so all are asked; one that does not answer is left out, said.
         let mut whole: Option<serde_json::Value> = None;
         let (mut held, mut silent, mut last) = (Vec::new(), Vec::new(), None);
-        for index in 0..self.inner.peers.len() as u32 {
-            match self.inner.info_of(index, path) {
+        let names: Vec<String> = self.inner.roster.view().members().iter().map(|m| m.name.clone()).collect();
+        for name in names {
+            match self.inner.info_of(&name, path) {
                 Ok((node, mut info)) => {
                     for mut run in info["held"].as_array_mut().map(std::mem::take).unwrap_or_default() {
                         run["holder"] = node.clone().into();
@@ -425,7 +439,7 @@ impl Volume for Remote {
                     whole["nodes"] = nodes.into_iter().chain([node.into()]).collect();
                 }
                 Err(error) => {
-                    silent.push(self.inner.members[index as usize].name.clone());
+                    silent.push(name);
                     last = Some(error);
                 }
             }

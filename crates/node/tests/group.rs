@@ -1,13 +1,13 @@
 //! A node and its consumer over TCP: bytes, errors, and a node that goes away and comes back.
 
 use spurline_cache::Shared;
-use spurline_client::{Patience, Peer, Remote, RemoteConfig};
+use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_node::Node;
 use spurline_store::{Capacity, IoMode, Store, StoreConfig};
 use spurline_transport::{ChannelPool, PoolConfig};
-use spurline_types::{ErrorKind, ObjectRef, Result, Stats};
+use spurline_types::{ErrorKind, Member, ObjectRef, Result, Stats};
 use spurline_under::UnderConfig;
 use spurline_volume::{Data, Volume};
 use std::net::SocketAddr;
@@ -47,8 +47,11 @@ fn consumer(source: &str, at: SocketAddr, patience: Duration) -> Result<(Arc<Rem
     let stats = Arc::new(Stats::default());
     let connector = TcpConnector::new(&at.to_string(), Vec::new(), SocketOptions::default(), Arc::clone(&stats));
     let pool = ChannelPool::new(Arc::new(connector), "test", source, PoolConfig::default(), Arc::clone(&stats));
+    let member = Member::at(&at.to_string(), 100);
+    let peer = Peer::new(pool, &member);
+    let roster = Roster::new(&[member], move |_| Arc::clone(&peer));
     let config = RemoteConfig { patience: Patience::new(patience), fetchers: 4, metadata_age: Duration::ZERO };
-    let remote = Remote::connect(source, vec![Peer::new(pool, 100)], config, Arc::clone(&stats), |block| {
+    let remote = Remote::connect(source, roster, config, Arc::clone(&stats), |block| {
         Ok(Tier::new(Pool::new(16 * block, block as usize)?))
     })?;
     Ok((remote, stats))

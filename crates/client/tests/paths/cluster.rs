@@ -1,14 +1,14 @@
 //! A mount's view of one node over simulated rails and TCP: what the tests of paths stand on.
 
 use parking_lot::Mutex;
-use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Patience, Peer, Remote, RemoteConfig};
+use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Patience, Peer, Remote, RemoteConfig, Roster};
 use spurline_mem::{Pool, Tier};
 use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
 use spurline_proto::{Hello, Link, Rail, Read, Request, VolumeId, Welcome};
 use spurline_transport::{
     ChannelPool, ConnState, Connector, PathTiming, PathView, PoolConfig, Responder, Service, TransportKind, Wake,
 };
-use spurline_types::{Error, ErrorKind, ObjectId, ObjectRef, Result, Stats, Version};
+use spurline_types::{Error, ErrorKind, Member, ObjectId, ObjectRef, Result, Stats, Version};
 use spurline_volume::{Data, Volume as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -154,13 +154,16 @@ impl Cluster {
             pool_config,
             Arc::clone(&stats),
         );
-        let peer = Peer::new(pool, 100);
-        peer.set_paths(paths);
-        let keeper = Keeper::start(&[Arc::clone(&peer)], wake).unwrap();
+        let member = Member::at("node:7000", 100);
+        let peer = Peer::new(pool, &member);
+        let (the_peer, the_paths) = (Arc::clone(&peer), Mutex::new(Some(paths)));
+        let roster = Roster::new(&[member], move |_| Arc::clone(&the_peer));
+        roster.equip(Arc::clone(&wake), move |_| the_paths.lock().take().expect("one node has paths"));
+        let keeper = Keeper::start(&roster, wake).unwrap();
         keeper.wait_first(Instant::now() + Duration::from_secs(10));
         let patience = Patience { answer: Duration::from_secs(20), absence: Duration::from_millis(200) };
         let remote_config = RemoteConfig { patience, fetchers: 2, metadata_age: Duration::ZERO };
-        let remote = Remote::connect("src", vec![Arc::clone(&peer)], remote_config, Arc::clone(&stats), |block_size| {
+        let remote = Remote::connect("src", roster, remote_config, Arc::clone(&stats), |block_size| {
             Ok(Tier::new(Pool::new(64 << 20, block_size as usize)?))
         });
         let remote = remote.expect("the mount starts");

@@ -1,0 +1,150 @@
+//! The nodes of a group as this process knows them now: replaced as a whole while requests are under way, each node
+//! with its connections kept for as long as it stays. It knows neither where the list comes from nor what is asked.
+
+use crate::paths::Paths;
+use crate::peer::Peer;
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+use spurline_transport::Wake;
+use spurline_types::Member;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+/// In a group this small every node is made ready before it is asked for anything; in a larger one when it is.
+const ALL_READY: usize = 64;
+
+/// Makes what a node is asked through.
+pub type MakePeer = dyn Fn(&Member) -> Arc<Peer> + Send + Sync;
+
+/// Gives the nodes paths beside TCP, and whom to wake when one got them.
+struct Equipment {
+    paths: Box<dyn Fn(&Member) -> Paths + Send + Sync>,
+    wake: Arc<Wake>,
+}
+
+/// What makes peers of members.
+struct Workshop {
+    make: Box<MakePeer>,
+    equipment: OnceLock<Equipment>,
+}
+
+impl Workshop {
+    fn equip(&self, member: &Member, peer: &Peer) {
+        if let Some(equipment) = self.equipment.get() {
+            peer.set_paths((equipment.paths)(member));
+            equipment.wake.ring();
+        }
+    }
+}
+
+/// A node's place in the list. It outlives the list for as long as the node keeps its name and its addresses.
+#[derive(Default)]
+struct Slot {
+    peer: OnceLock<Arc<Peer>>,
+}
+
+/// The nodes at one moment. Requests under way keep theirs.
+pub struct View {
+    members: Vec<Member>,
+    slots: Vec<Arc<Slot>>,
+    workshop: Arc<Workshop>,
+}
+
+impl View {
+    /// The nodes, in the order in which they were told.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// What node `index` of [`View::members`] is asked through; made now if it was not needed before.
+    pub fn peer(&self, index: u32) -> &Arc<Peer> {
+        let (member, slot) = (&self.members[index as usize], &self.slots[index as usize]);
+        let mut made = false;
+        let peer = slot.peer.get_or_init(|| {
+            made = true;
+            (self.workshop.make)(member)
+        });
+        if made {
+            // In its place already, so that paths asked for meanwhile reach it one way or the other.
+            self.workshop.equip(member, peer);
+        }
+        peer
+    }
+
+    /// The same, unless it was not needed so far.
+    pub fn made(&self, index: u32) -> Option<&Arc<Peer>> {
+        self.slots[index as usize].peer.get()
+    }
+
+    /// All that were needed so far.
+    pub fn all_made(&self) -> impl Iterator<Item = &Arc<Peer>> {
+        self.slots.iter().filter_map(|slot| slot.peer.get())
+    }
+}
+
+/// The list of a group's nodes, changed at run time.
+pub struct Roster {
+    current: ArcSwap<View>,
+    workshop: Arc<Workshop>,
+    /// Held while the list is being replaced.
+    changing: Mutex<()>,
+}
+
+impl Roster {
+    /// A group of `members`, asked through what `make` makes of each.
+    pub fn new(members: &[Member], make: impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static) -> Arc<Roster> {
+        let workshop = Arc::new(Workshop { make: Box::new(make), equipment: OnceLock::new() });
+        let empty = View { members: Vec::new(), slots: Vec::new(), workshop: Arc::clone(&workshop) };
+        let roster = Roster { current: ArcSwap::from_pointee(empty), workshop, changing: Mutex::new(()) };
+        roster.set_members(members);
+        Arc::new(roster)
+    }
+
+    /// Replaces the list. Nodes that stay under the same name and addresses keep their connections; those that go
+    /// finish what is under way. Of two under one name the last told is the one.
+    pub fn set_members(&self, members: &[Member]) {
+        let _changing = self.changing.lock();
+        let old = self.current.load();
+        if old.members == members {
+            return;
+        }
+        let known: HashMap<&str, usize> = old.members.iter().enumerate().map(|(i, m)| (m.name.as_str(), i)).collect();
+        let last: HashMap<&str, usize> = members.iter().enumerate().map(|(i, m)| (m.name.as_str(), i)).collect();
+        let mut view = View { members: Vec::new(), slots: Vec::new(), workshop: Arc::clone(&self.workshop) };
+        for (index, member) in members.iter().enumerate().filter(|(i, m)| last[m.name.as_str()] == *i) {
+            let kept = known.get(member.name.as_str()).filter(|at| old.members[**at].addresses == member.addresses);
+            let slot = kept.map_or_else(Arc::default, |at| Arc::clone(&old.slots[*at]));
+            tracing::trace!(index, name = member.name, kept = kept.is_some(), "a node of the group");
+            view.members.push(member.clone());
+            view.slots.push(slot);
+        }
+        let view = Arc::new(view);
+        self.current.store(Arc::clone(&view));
+        if view.members.len() <= ALL_READY {
+            (0..view.members.len() as u32).for_each(|index| drop(Arc::clone(view.peer(index))));
+        }
+    }
+
+    /// The nodes now. Takes no lock and allocates nothing.
+    pub fn view(&self) -> Guard<Arc<View>> {
+        self.current.load()
+    }
+
+    /// Gives the nodes, those of now and later ones, paths beside TCP, once; `wake` is rung whenever one got them.
+    pub fn equip(&self, wake: Arc<Wake>, paths: impl Fn(&Member) -> Paths + Send + Sync + 'static) {
+        let equipment = Equipment { paths: Box::new(paths), wake };
+        if self.workshop.equipment.set(equipment).is_ok() {
+            let view = self.current.load();
+            for (member, slot) in view.members.iter().zip(&view.slots) {
+                if let Some(peer) = slot.peer.get() {
+                    self.workshop.equip(member, peer);
+                }
+            }
+        }
+    }
+
+    /// Whether the nodes may have paths beside TCP.
+    pub fn equipped(&self) -> bool {
+        self.workshop.equipment.get().is_some()
+    }
+}

@@ -1,0 +1,87 @@
+//! A group whose nodes come and go while it is read from.
+
+mod nodes;
+
+use nodes::{Nodes, byte_at};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+#[test]
+fn nodes_that_stay_keep_their_connections_and_others_are_made_anew() {
+    let group = Nodes::start(3);
+    let remote = group.mount(&[0, 1, 2]);
+    for object in 0..200 {
+        group.read(&remote, object, 0, 4096).unwrap();
+    }
+    let before: Vec<u64> = (0..3).map(|node| group.connects(node)).collect();
+    assert!(before.iter().all(|n| *n > 0), "every node was asked: {before:?}");
+    // The same again, in another order, with another weight: nothing is connected anew.
+    let mut members = group.members(&[2, 1, 0]);
+    members[1].weight = 50;
+    remote.set_members(&members);
+    for object in 0..200 {
+        group.read(&remote, object, 0, 4096).unwrap();
+    }
+    assert_eq!(before, (0..3).map(|node| group.connects(node)).collect::<Vec<_>>());
+    // Another address is another place to connect to.
+    members[0].addresses = vec!["elsewhere:7000".into()];
+    remote.set_members(&members);
+    for object in 0..200 {
+        group.read(&remote, object, 0, 4096).unwrap();
+    }
+    assert!(group.connects(2) > before[2]);
+    assert_eq!((group.connects(0), group.connects(1)), (before[0], before[1]));
+}
+
+#[test]
+fn of_two_nodes_under_one_name_one_is_asked() {
+    let group = Nodes::start(1);
+    let remote = group.mount(&[0, 0]);
+    assert_eq!(remote.roster().view().members().len(), 1);
+    group.read(&remote, 1, 0, 4096).unwrap();
+}
+
+#[test]
+fn a_group_without_nodes_says_so_and_reads_again_when_there_is_one() {
+    let group = Nodes::start(1);
+    let remote = group.mount(&[0]);
+    remote.set_members(&[]);
+    let error = group.read(&remote, 1, 0, 4096).unwrap_err();
+    assert!(error.to_string().contains("no node"), "{error}");
+    remote.set_members(&group.members(&[0]));
+    group.read(&remote, 1, 0, 4096).unwrap();
+}
+
+#[test]
+fn readers_notice_nothing_of_nodes_that_come_and_go() {
+    let group = Nodes::start(5);
+    let remote = group.mount(&[0, 1, 2, 3, 4]);
+    let stop = AtomicBool::new(false);
+    let reads: u64 = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4u64)
+            .map(|reader| {
+                let (group, remote, stop) = (&group, Arc::clone(&remote), &stop);
+                scope.spawn(move || {
+                    let mut reads = 0;
+                    while !stop.load(Ordering::Acquire) || reads == 0 {
+                        group.read(&remote, reader << 32 | reads, reads * 77, 8192).unwrap();
+                        reads += 1;
+                    }
+                    reads
+                })
+            })
+            .collect();
+        for round in 0..200u32 {
+            // Never none.
+            let present: Vec<usize> =
+                (0..5).filter(|node| (round >> node) & 1 == 1 || *node == round as usize % 5).collect();
+            remote.set_members(&group.members(&present));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Release);
+        readers.into_iter().map(|reader| reader.join().unwrap()).sum()
+    });
+    assert!(reads > 0);
+    assert_ne!(byte_at(1, 2), byte_at(2, 2), "the bytes of two objects differ");
+}

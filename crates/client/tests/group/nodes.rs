@@ -1,0 +1,90 @@
+//! Nodes in memory that serve made-up bytes, and mounts that read from them and compare.
+
+use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster};
+use spurline_mem::{Pool, Tier};
+use spurline_net_sim::{FaultPlan, Rates, SimNode};
+use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
+use spurline_transport::{ChannelPool, ConnState, PoolConfig, Responder, Service};
+use spurline_types::{Error, ErrorKind, Member, ObjectId, ObjectRef, Result, Stats, Version};
+use spurline_volume::{Data, Volume as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub const BLOCK: u64 = 1 << 20;
+
+/// The byte at an offset of an object.
+pub fn byte_at(object: u64, offset: u64) -> u8 {
+    (offset ^ (offset >> 8).wrapping_mul(31) ^ object.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8
+}
+
+struct Bytes;
+
+impl Service for Bytes {
+    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+        Ok(Welcome { volume: VolumeId(7), block_size: BLOCK, node: "node".into(), ..Welcome::default() })
+    }
+    fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let Request::Read(Read { offset, len, version, .. }) = request else {
+            return Err(Error::new(ErrorKind::Unsupported, "reads only"));
+        };
+        let object: u64 = version.parse().unwrap();
+        let bytes: Vec<u8> = (offset..offset + u64::from(len)).map(|at| byte_at(object, at)).collect();
+        responder.data(&[], &[&bytes])
+    }
+}
+
+/// The nodes, whether or not a mount knows them.
+pub struct Nodes {
+    nodes: Vec<SimNode>,
+}
+
+impl Nodes {
+    pub fn start(count: usize) -> Nodes {
+        let node = |n: usize| {
+            SimNode::new(&format!("n{n}"), Arc::new(Bytes), Arc::new(FaultPlan::new(n as u64, Rates::default())))
+        };
+        Nodes { nodes: (0..count).map(node).collect() }
+    }
+
+    pub fn members(&self, which: &[usize]) -> Vec<Member> {
+        let member =
+            |n: &usize| Member { addresses: vec![format!("10.0.0.{n}:7000")], ..Member::at(&format!("n{n}"), 100) };
+        which.iter().map(member).collect()
+    }
+
+    /// A mount that knows these.
+    pub fn mount(&self, which: &[usize]) -> Arc<Remote> {
+        let stats = Arc::new(Stats::default());
+        let (nodes, counted) = (self.nodes.clone(), Arc::clone(&stats));
+        let roster = Roster::new(&self.members(which), move |member| {
+            let node = &nodes[member.name[1..].parse::<usize>().unwrap()];
+            let config = PoolConfig { retry_min: Duration::from_millis(5), ..PoolConfig::default() };
+            Peer::new(ChannelPool::new(node.connector(), "mount", "src", config, Arc::clone(&counted)), member)
+        });
+        let patience = Patience { answer: Duration::from_secs(60), absence: Duration::from_millis(200) };
+        let config = RemoteConfig { patience, fetchers: 2, metadata_age: Duration::ZERO };
+        let remote = Remote::connect("src", roster, config, stats, |block| {
+            Ok(Tier::new(Pool::new(16 * block, block as usize)?))
+        });
+        remote.expect("the mount starts")
+    }
+
+    /// Connections made to a node so far.
+    pub fn connects(&self, node: usize) -> u64 {
+        self.nodes[node].connects()
+    }
+
+    /// Reads and compares every byte.
+    pub fn read(&self, remote: &Remote, object: u64, offset: u64, len: usize) -> Result<()> {
+        let version = Version::new(&object.to_string());
+        let object_ref = ObjectRef { id: ObjectId(u128::from(object)), path: b"f"[..].into(), version, size: 1 << 40 };
+        let mut dst = vec![0x55; len];
+        match remote.read(&object_ref, offset, &mut dst)? {
+            Data::Copied(n) => assert_eq!(n, len),
+            Data::Shared(_) => panic!("nothing was fetched ahead"),
+        }
+        let wrong = (0..len).find(|i| dst[*i] != byte_at(object, offset + *i as u64));
+        assert_eq!(wrong, None, "a wrong byte of {len} at {offset} of {object}");
+        Ok(())
+    }
+}
