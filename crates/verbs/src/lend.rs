@@ -42,6 +42,16 @@ impl Lent<'_> {
         self.region
     }
 
+    /// The byte at `at` as it is now, which is how a peer's write without a number is noticed. 0 past the end.
+    pub fn byte(&self, at: usize) -> u8 {
+        if at as u64 >= self.region.len {
+            return 0;
+        }
+        // SAFETY: `at` lies inside the memory lent, which is initialised and kept for this value's lifetime. The NIC
+        // may write it at the same time; a byte is old or new, and volatile makes each call look anew.
+        unsafe { self.start.add(at).read_volatile() }
+    }
+
     /// Copies what has arrived from `from` on; as much of `to` is filled as there is memory. Bytes that the peer has
     /// not announced yet may be any.
     pub fn copy_to(&self, from: usize, to: &mut [u8]) {
@@ -57,8 +67,9 @@ impl Lent<'_> {
 }
 
 impl QueuePair {
-    /// Lends `dst` to the peer while `exchange` runs. When it does not end [`Settled::Yes`], or panics, the queue pair is
-    /// destroyed before this returns, so that no late write can land in `dst`.
+    /// Lends `dst` to the peer's writes, and to its reads where `memory` is registered for those, while `exchange` runs.
+    /// When it does not end [`Settled::Yes`], or panics, the queue pair is destroyed before this returns, so that no late
+    /// write can land in `dst`.
     ///
     /// The key covers the whole arena: a peer that breaks the protocol can write elsewhere in it while the queue pair
     /// lives. Only nodes that are trusted with the data are given keys.

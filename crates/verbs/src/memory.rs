@@ -15,6 +15,8 @@ pub enum Access {
     Local,
     /// A peer that was told the key may write. What a reader registers.
     PeerWrites,
+    /// A peer that was told the key may read and write. What a measurement registers.
+    PeerReadsAndWrites,
 }
 
 /// Ties together the queue pairs and the memory that may be used with each other.
@@ -61,6 +63,7 @@ impl ProtectionDomain {
         let flags = match access {
             Access::Local => sys::ACCESS_LOCAL_WRITE,
             Access::PeerWrites => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE,
+            Access::PeerReadsAndWrites => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE | sys::ACCESS_REMOTE_READ,
         };
         let verbs = self.context.verbs();
         // SAFETY: the arena is mapped from `start` for `len` bytes, and the region made here keeps the pool.
@@ -117,7 +120,7 @@ impl MemoryRegion {
 
     /// Whether a peer may be given keys of it.
     pub fn lets_peers_write(&self) -> bool {
-        self.access == Access::PeerWrites
+        self.access != Access::Local
     }
 
     pub(crate) fn lkey(&self) -> u32 {

@@ -112,6 +112,8 @@ pub struct QueuePair {
     arrived: VecDeque<sys::WorkCompletion>,
     depths: QueueDepths,
     max_inline: u32,
+    /// Reads of the peer's memory that may be under way, and reads of the peer.
+    reads: u8,
     connected: bool,
     /// Its id is the only one of its channel, so that waiting here includes events of the connection.
     own_events: bool,
@@ -200,6 +202,7 @@ impl QueuePair {
             arrived: VecDeque::with_capacity(BATCH),
             depths,
             max_inline,
+            reads: 1,
             connected: false,
             own_events: false,
             subject: id.subject(),
@@ -256,12 +259,18 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Lets `count` reads be under way each way, as far as the device can; to be called before connecting or accepting.
+    /// Without this it is one, as iWARP may need it to start up.
+    pub fn allow_reads(&mut self, count: u8) {
+        self.reads = count.max(1);
+    }
+
     fn param(&mut self, options: ConnectOptions, private: &[u8]) -> Result<sys::ConnParam, VerbsError> {
         if let Some(exponent) = options.ack_timeout {
             self.id_mut().set_ack_timeout(exponent);
         }
-        // iWARP may need to be allowed one read to start up; a device that has none is asked for none.
-        let reads = self.domain.context().limits()?.reads.min(1) as u8;
+        // A device that has none is asked for none.
+        let reads = self.domain.context().limits()?.reads.min(self.reads.into()) as u8;
         Ok(sys::ConnParam {
             private_data: private.as_ptr().cast(),
             // More does not fit in a connect request over IP addresses.
@@ -435,8 +444,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Writes the first `len` bytes of `slot` into `region`, which the peer learns of by `immediate`; for payloads short
-    /// enough that copying them into a slot is cheaper than waiting until borrowed bytes are acknowledged.
+    /// Writes the first `len` bytes of `slot` into `region`, which the peer learns of by the number `immediate`, or
+    /// without one by looking; for payloads short enough that copying them into a slot is cheaper than waiting until
+    /// borrowed bytes are acknowledged.
     ///
     /// # Errors
     /// [`VerbsError::Misuse`] when they do not fit in the region or in the slot; when the connection failed, or there was
@@ -446,7 +456,7 @@ impl QueuePair {
         slot: Slot,
         len: usize,
         region: RemoteRegion,
-        immediate: u32,
+        immediate: impl Into<Option<u32>>,
         deadline: Instant,
     ) -> Result<(), VerbsError> {
         if len > slot.len() || len as u64 > region.len || len == 0 {
@@ -454,13 +464,54 @@ impl QueuePair {
             return Err(VerbsError::Misuse(why));
         }
         self.room(deadline)?;
+        let immediate = immediate.into();
         let mut sge = slot.sge(len as u32);
-        let mut wr = sys::SendWr::new(self.posted + 1, sys::WR_RDMA_WRITE_WITH_IMM, sys::SEND_SIGNALED);
-        wr.imm_data = immediate.to_be();
+        let inline = sge.length <= self.max_inline;
+        let flags = sys::SEND_SIGNALED | if inline { sys::SEND_INLINE } else { 0 };
+        let opcode = if immediate.is_some() { sys::WR_RDMA_WRITE_WITH_IMM } else { sys::WR_RDMA_WRITE };
+        let mut wr = sys::SendWr::new(self.posted + 1, opcode, flags);
+        wr.imm_data = immediate.unwrap_or(0).to_be();
         wr.remote_addr = region.addr;
         wr.rkey = region.rkey;
         wr.sg_list = &mut sge;
         wr.num_sge = 1;
+        self.post(&mut wr, Some(slot))?;
+        if inline && let Some((_, slot)) = self.sends.back_mut() {
+            // The call has copied the bytes.
+            self.spare.extend(slot.take());
+        }
+        Ok(())
+    }
+
+    /// Reads the first `len` bytes of `region` into `slot`, which comes back with its completion ([`QueuePair::settle`]
+    /// waits for it, [`QueuePair::free_slot`] gives it back). The peer's program takes no part and learns nothing of it.
+    /// As many are under way as [`QueuePair::allow_reads`] said on both sides; the device lets the others wait.
+    ///
+    /// # Errors
+    /// [`VerbsError::Misuse`] when they do not fit in the region or in the slot; when the connection failed, or there was
+    /// no room in time.
+    pub fn read_slot(
+        &mut self,
+        slot: Slot,
+        len: usize,
+        region: RemoteRegion,
+        deadline: Instant,
+    ) -> Result<(), VerbsError> {
+        if len > slot.len() || len as u64 > region.len || len == 0 {
+            let why = format!("{len} bytes of a region of {} do not fit in a slot of {}", region.len, slot.len());
+            return Err(VerbsError::Misuse(why));
+        }
+        if !Arc::ptr_eq(slot.domain(), &self.domain) {
+            return Err(VerbsError::Misuse("the slot's memory is registered in another protection domain".into()));
+        }
+        self.room(deadline)?;
+        let mut sge = slot.sge(len as u32);
+        let mut wr = sys::SendWr::new(self.posted + 1, sys::WR_RDMA_READ, sys::SEND_SIGNALED);
+        wr.remote_addr = region.addr;
+        wr.rkey = region.rkey;
+        wr.sg_list = &mut sge;
+        wr.num_sge = 1;
+        // From here on the slot belongs to the queue pair, which the NIC's late writes end with.
         self.post(&mut wr, Some(slot))
     }
 

@@ -228,6 +228,74 @@ fn guest_b_writes_over_ipv6() {
 
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_b_reads_of_lent_memory() {
+    let (done, wait) = mpsc::channel::<()>();
+    let (to, node) = Rail::open("10.77.0.1", Access::PeerReadsAndWrites).listen(move |rail, mut pair| {
+        let mut bytes = pattern(&rail.memory);
+        let lent = pair.lend(&rail.memory, &mut bytes, |pair, lent| {
+            send(pair, &encode(lent.region()));
+            wait.recv_timeout(Duration::from_secs(60)).unwrap();
+            (lent.byte(3), Settled::No)
+        });
+        // A write without a number is seen by looking.
+        assert_eq!(lent.unwrap(), 0x5a);
+    });
+    let rail = Rail::open("10.77.0.1", Access::Local);
+    let mut id = CmChannel::new(&rail.verbs).unwrap().id().unwrap();
+    id.resolve(rail.ip, to, soon()).unwrap();
+    let mut pair = QueuePair::new(id, &rail.domain, DEPTHS, 0).unwrap();
+    rail.equip(&mut pair);
+    pair.allow_reads(4);
+    pair.connect(OPTIONS, b"from the reader", soon()).unwrap();
+    let region = decode(&receive(&mut pair).unwrap().0);
+    let want = pattern(&rail.memory);
+    let buf = rail.memory.pool().try_alloc(2 << 20).unwrap();
+    while pair.free_slot().unwrap().is_some() {}
+    let mut slots = rail.memory.slots(buf, 1 << 20).unwrap();
+    // Nothing is read past either end.
+    let wrong = pair.read_slot(slots.pop().unwrap(), 1 << 20, RemoteRegion { len: 100, ..region }, soon());
+    assert!(matches!(wrong, Err(VerbsError::Misuse(_))));
+    for _ in 0..5 {
+        let mut slot = slots.pop().unwrap();
+        slot.bytes_mut().fill(0);
+        pair.read_slot(slot, 1 << 20, region, soon()).unwrap();
+        pair.settle(0, soon()).unwrap();
+        let slot = pair.free_slot().unwrap().unwrap();
+        assert!(slot.bytes() == &want[..], "wrong bytes");
+        slots.push(slot);
+    }
+    let mut slot = slots.pop().unwrap();
+    slot.bytes_mut()[..4].fill(0x5a);
+    pair.write_slot(slot, 4, region, None, soon()).unwrap();
+    pair.settle(0, soon()).unwrap();
+    done.send(()).unwrap();
+    node.join().unwrap();
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_b_memory_that_peers_only_write_is_not_read() {
+    let (done, wait) = mpsc::channel::<()>();
+    let (to, node) = Rail::open("10.77.0.1", Access::PeerWrites).listen(move |rail, mut pair| {
+        let mut bytes = pattern(&rail.memory);
+        rail_lend(rail, &mut pair, &mut bytes, |_| {
+            assert_ne!(wait.recv_timeout(Duration::from_secs(60)), Err(mpsc::RecvTimeoutError::Timeout))
+        });
+    });
+    let rail = Rail::open("10.77.0.1", Access::Local);
+    let mut pair = rail.connect(to, soon()).unwrap();
+    let region = decode(&receive(&mut pair).unwrap().0);
+    let mut slot = pair.free_slot().unwrap().unwrap();
+    slot.bytes_mut().fill(0);
+    pair.read_slot(slot, 100, region, soon()).unwrap();
+    let error = pair.settle(0, soon()).unwrap_err();
+    assert!(error.to_string().contains("REM_ACCESS_ERR"), "{error}");
+    done.send(()).unwrap();
+    node.join().unwrap();
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_c_nobody_listens_and_nobody_is_there() {
     let rail = Rail::open("10.77.0.1", Access::PeerWrites);
     let error = rail.connect("10.77.0.1:9".parse().unwrap(), soon()).err().unwrap();
