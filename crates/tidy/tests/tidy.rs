@@ -28,6 +28,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("spurline-volume", 20),
     ("spurline-rails", 20),
     ("spurline-verbs", 20),
+    ("spurline-jobs", 30),
     ("spurline-transport", 30),
     ("spurline-net-tcp", 40),
     ("spurline-net-rdma", 40),

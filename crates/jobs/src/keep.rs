@@ -1,0 +1,103 @@
+//! Where jobs are kept so that they outlive the process that runs them. It knows nothing of running them.
+
+use crate::run::Checkpoint;
+use crate::spec::Spec;
+use serde::{Deserialize, Serialize};
+use spurline_types::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// A job as it is kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    /// What it is to do.
+    pub spec: Spec,
+    /// How far it was when it was saved.
+    #[serde(flatten)]
+    pub(crate) checkpoint: Checkpoint,
+}
+
+impl Kept {
+    /// A job that has not begun.
+    pub fn new(spec: Spec) -> Self {
+        Kept { spec, checkpoint: Checkpoint::default() }
+    }
+}
+
+/// Keeps jobs by their names.
+pub trait Keep: Send + Sync {
+    /// Keeps `job` as `id`, in the place of what was kept so before.
+    ///
+    /// # Errors
+    /// When it can't be kept.
+    fn save(&self, id: &str, job: &Kept) -> Result<()>;
+    /// All jobs. One that can't be understood is left out, with a line in the log.
+    ///
+    /// # Errors
+    /// When they can't be read.
+    fn load(&self) -> Result<Vec<(String, Kept)>>;
+    /// Forgets a job.
+    ///
+    /// # Errors
+    /// When it can't be forgotten.
+    fn remove(&self, id: &str) -> Result<()>;
+}
+
+/// Keeps each job as one file of a directory, replaced as a whole.
+pub struct DirKeep {
+    dir: PathBuf,
+}
+
+impl DirKeep {
+    /// Uses `dir`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub fn open(dir: &Path) -> Result<Self> {
+        std::fs::create_dir_all(dir).map_err(|e| Error::io(format_args!("{}", dir.display()), &e))?;
+        Ok(DirKeep { dir: dir.to_owned() })
+    }
+
+    fn file(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.json"))
+    }
+}
+
+impl Keep for DirKeep {
+    fn save(&self, id: &str, job: &Kept) -> Result<()> {
+        let path = self.file(id);
+        let cant = |e: std::io::Error| Error::io(format_args!("{}", path.display()), &e);
+        let text = serde_json::to_vec(job).map_err(|e| cant(e.into()))?;
+        let mut file = tempfile::NamedTempFile::new_in(&self.dir).map_err(cant)?;
+        std::io::Write::write_all(&mut file, &text).map_err(cant)?;
+        file.persist(&path).map_err(|e| cant(e.error))?;
+        Ok(())
+    }
+
+    fn load(&self) -> Result<Vec<(String, Kept)>> {
+        let cant = |e: std::io::Error| Error::io(format_args!("{}", self.dir.display()), &e);
+        let mut jobs = Vec::new();
+        for entry in std::fs::read_dir(&self.dir).map_err(cant)? {
+            let path = entry.map_err(cant)?.path();
+            let (Some(id), true) =
+                (path.file_stem().and_then(|s| s.to_str()), path.extension().is_some_and(|e| e == "json"))
+            else {
+                continue;
+            };
+            let job = std::fs::read(&path).map_err(|e| e.to_string());
+            match job.and_then(|text| serde_json::from_slice(&text).map_err(|e| e.to_string())) {
+                Ok(job) => jobs.push((id.to_owned(), job)),
+                Err(why) => tracing::warn!("{} is no job: {why}; it is left out", path.display()),
+            }
+        }
+        Ok(jobs)
+    }
+
+    fn remove(&self, id: &str) -> Result<()> {
+        match std::fs::remove_file(self.file(id)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(format_args!("{}", self.file(id).display()), &e))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! A limit on bytes per second that any number of threads share.
+
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+
+/// Lets bytes pass at a rate; what was not used in the last tenth of a second is lost.
+pub(crate) struct Pace {
+    rate: f64,
+    /// When the bytes let pass so far will have been paid for.
+    paid: Mutex<Instant>,
+}
+
+impl Pace {
+    /// `rate` bytes per second; 0 lets everything pass.
+    pub(crate) fn new(rate: u64) -> Self {
+        Pace { rate: rate as f64, paid: Mutex::new(Instant::now()) }
+    }
+
+    /// How long to wait before `bytes` may go.
+    pub(crate) fn take(&self, bytes: u64) -> Duration {
+        if self.rate <= 0.0 {
+            return Duration::ZERO;
+        }
+        let now = Instant::now();
+        let mut paid = self.paid.lock();
+        let from = (*paid).max(now - Duration::from_millis(100));
+        *paid = from + Duration::from_secs_f64(bytes as f64 / self.rate);
+        from.saturating_duration_since(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_wait_for_those_before_them() {
+        let pace = Pace::new(1000);
+        assert_eq!(pace.take(10_000), Duration::ZERO);
+        let wait = pace.take(1);
+        assert!(wait > Duration::from_secs(8) && wait <= Duration::from_secs(10), "{wait:?}");
+        assert_eq!(Pace::new(0).take(u64::MAX), Duration::ZERO);
+    }
+}

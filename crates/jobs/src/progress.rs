@@ -1,0 +1,128 @@
+//! How far a job is. Plain numbers; it knows no clock.
+
+use serde::{Deserialize, Serialize};
+
+/// Failed files whose names are kept; more are counted only.
+pub(crate) const NAMED: usize = 1000;
+
+/// What a job is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum State {
+    /// It has not begun.
+    #[default]
+    Waiting,
+    /// Files are being worked on.
+    Running,
+    /// All files were worked on and are read back.
+    Verifying,
+    /// All files are done.
+    Succeeded,
+    /// It ended, and some files could not be done.
+    Failed,
+    /// Somebody stopped it.
+    Stopped,
+}
+
+impl State {
+    /// Whether nothing more will happen.
+    pub fn ended(self) -> bool {
+        matches!(self, State::Succeeded | State::Failed | State::Stopped)
+    }
+
+    /// The word people and `--json` see.
+    pub fn word(self) -> &'static str {
+        match self {
+            State::Waiting => "WAITING",
+            State::Running => "RUNNING",
+            State::Verifying => "VERIFYING",
+            State::Succeeded => "SUCCEEDED",
+            State::Failed => "FAILED",
+            State::Stopped => "STOPPED",
+        }
+    }
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// A file that could not be done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// Its path below the source; bytes that are no UTF-8 are replaced.
+    pub path: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// How far a job is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// What it is doing.
+    pub state: State,
+    /// Why it is not getting on, or why it ended as it did.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// Whether all files are known, so that the totals are.
+    pub listed: bool,
+    /// Files found so far.
+    pub files_total: u64,
+    /// Files done, those skipped among them.
+    pub files_done: u64,
+    /// Files that were held whole before, counted when that was asked for.
+    pub files_skipped: u64,
+    /// Files that could not be done.
+    pub files_failed: u64,
+    /// Bytes of the files found so far.
+    pub bytes_total: u64,
+    /// Bytes worked on.
+    pub bytes_done: u64,
+    /// Of them, bytes that had to be fetched, or were dropped.
+    pub bytes_moved: u64,
+    /// Files read back and found right.
+    pub files_verified: u64,
+    /// Bytes read back and found right.
+    pub bytes_verified: u64,
+    /// Seconds it has worked.
+    pub seconds: f64,
+    /// Bytes worked on per second, lately.
+    pub bytes_per_second: f64,
+    /// Files done per second, lately.
+    pub files_per_second: f64,
+    /// Failed files by name, the first thousand.
+    #[serde(default)]
+    pub failed: Vec<Failed>,
+}
+
+impl Progress {
+    /// Notes a file that could not be done.
+    pub(crate) fn fail(&mut self, path: &[u8], reason: &str) {
+        self.files_failed += 1;
+        if self.failed.len() < NAMED {
+            self.failed.push(Failed { path: String::from_utf8_lossy(path).into_owned(), reason: reason.to_owned() });
+        }
+    }
+
+    /// The share of the work that is done, from 0 to 1, once the totals are known.
+    pub fn share(&self, verify: bool) -> Option<f64> {
+        if !self.listed {
+            return None;
+        }
+        let passes = if verify { 2.0 } else { 1.0 };
+        let part = |done: u64, all: u64| if all == 0 { 1.0 } else { (done as f64 / all as f64).min(1.0) };
+        // Small files cost by their number, large ones by their bytes.
+        let both = |files: u64, bytes: u64| (part(files, self.files_total) + part(bytes, self.bytes_total)) / 2.0;
+        let loaded = both(self.files_done + self.files_failed, self.bytes_done);
+        let verified = if verify { both(self.files_verified, self.bytes_verified) } else { 0.0 };
+        Some(((loaded + verified) / passes).min(1.0))
+    }
+
+    /// Seconds until the end at the speed so far, when that can be said.
+    pub fn remaining(&self, verify: bool) -> Option<f64> {
+        let share = self.share(verify)?;
+        (share > 0.005 && self.seconds > 1.0).then(|| self.seconds * (1.0 - share) / share)
+    }
+}

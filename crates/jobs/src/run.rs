@@ -1,0 +1,501 @@
+//! One job at work: a walker that finds files, threads that work on them, a second pass that checks. What it has done
+//! can be saved at any moment and gone on with later.
+
+use crate::pace::Pace;
+use crate::progress::{Progress, State};
+use crate::spec::{Action, Spec};
+use crate::spool::{Reader, Record, Writer};
+use crate::walk::{persist, walk};
+use crate::{Target, Worked};
+use parking_lot::{Condvar, Mutex};
+use serde::{Deserialize, Serialize};
+use spurline_types::{Error, ErrorKind, ObjectRef, Result};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+/// How often a request that may succeed later is made again.
+pub(crate) const TRIES: u32 = 6;
+/// The pause before the first of them; each further one is twice as long.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// How often speeds are worked out and `save` is offered the state.
+const TICK: Duration = Duration::from_millis(250);
+/// Records are readable after this many, or after each look of the walker at a new folder page.
+const FLUSH_EVERY: u64 = 256;
+const STACK: usize = 512 << 10;
+
+/// Which files of the list are done: all before one, and some after it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Tally {
+    before: u64,
+    beyond: BTreeSet<u64>,
+}
+
+impl Tally {
+    fn add(&mut self, number: u64) {
+        self.beyond.insert(number);
+        while self.beyond.remove(&self.before) {
+            self.before += 1;
+        }
+    }
+
+    fn has(&self, number: u64) -> bool {
+        number < self.before || self.beyond.contains(&number)
+    }
+}
+
+/// What is saved of a job under way.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Checkpoint {
+    pub progress: Progress,
+    pub tally: Tally,
+}
+
+#[derive(Default)]
+struct Inner {
+    progress: Progress,
+    tally: Tally,
+    /// Bytes counted for files that are not done.
+    unfinished: u64,
+}
+
+/// A job at work, as others see and steer it.
+#[derive(Default)]
+pub struct Run {
+    inner: Mutex<Inner>,
+    stop: AtomicBool,
+    /// The process ends: the job is to go on in the next one.
+    suspend: AtomicBool,
+    woken: Condvar,
+}
+
+impl Run {
+    /// A job that has not begun.
+    pub fn new() -> Arc<Run> {
+        Arc::default()
+    }
+
+    /// A job that goes on from `checkpoint`.
+    pub(crate) fn resumed(checkpoint: Checkpoint) -> Arc<Run> {
+        let Checkpoint { mut progress, mut tally } = checkpoint;
+        if progress.listed {
+            // Reading back starts anew: nothing says what happened to the blocks meanwhile.
+            (progress.files_verified, progress.bytes_verified) = (0, 0);
+        } else {
+            // The list is not whole, so it is made again; what is held already costs one question for each file.
+            progress = Progress { seconds: progress.seconds, ..Progress::default() };
+            tally = Tally::default();
+        }
+        progress.state = State::Waiting;
+        Arc::new(Run { inner: Mutex::new(Inner { progress, tally, unfinished: 0 }), ..Run::default() })
+    }
+
+    /// A job that ended earlier.
+    pub(crate) fn ended(checkpoint: Checkpoint) -> Arc<Run> {
+        Arc::new(Run {
+            inner: Mutex::new(Inner { progress: checkpoint.progress, ..Inner::default() }),
+            ..Run::default()
+        })
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        self.inner.lock().progress.clone()
+    }
+
+    /// Ends it; what is under way is finished first.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        let _inner = self.inner.lock();
+        self.woken.notify_all();
+    }
+
+    /// Ends it for now, to be gone on with.
+    pub(crate) fn suspend(&self) {
+        self.suspend.store(true, Ordering::Release);
+        self.stop();
+    }
+
+    pub(crate) fn suspended(&self) -> bool {
+        self.suspend.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Progress) -> T) -> T {
+        change(&mut self.inner.lock().progress)
+    }
+
+    /// Waits, unless it is stopped.
+    pub(crate) fn pause(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut inner = self.inner.lock();
+        while !self.stopping() && !self.woken.wait_until(&mut inner, until).timed_out() {}
+    }
+
+    /// Waits a little for the walker.
+    fn wait_for_files(&self) {
+        let mut inner = self.inner.lock();
+        self.woken.wait_for(&mut inner, Duration::from_millis(50));
+    }
+
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
+        let inner = self.inner.lock();
+        let mut progress = inner.progress.clone();
+        progress.bytes_done -= inner.unfinished.min(progress.bytes_done);
+        Checkpoint { progress, tally: inner.tally.clone() }
+    }
+}
+
+/// What is done to the files in one pass over them.
+#[derive(Clone, Copy, PartialEq)]
+enum Pass {
+    Work,
+    Verify,
+}
+
+/// A file that is being worked on.
+struct Pending {
+    number: u64,
+    object: ObjectRef,
+    /// Units not done yet.
+    left: AtomicU64,
+    worked: Mutex<(Worked, Option<Error>)>,
+}
+
+/// Hands out the units of all files in order.
+struct Feed {
+    reader: Reader,
+    next: u64,
+    current: Option<(Arc<Pending>, Range<u32>)>,
+}
+
+struct Work<'a> {
+    target: &'a dyn Target,
+    spec: &'a Spec,
+    run: &'a Run,
+    pace: Pace,
+    feed: Mutex<Feed>,
+    /// Records that may be read, and whether there will be no more.
+    published: &'a AtomicU64,
+    all: &'a AtomicBool,
+    pass: Pass,
+}
+
+/// Works on the job until it is done or stopped; the list of its files is kept at `spool`. `save` is offered what there
+/// is to save, several times a second.
+pub fn run(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut dyn FnMut(&Run)) {
+    let result = passes(target, spec, run, spool, save);
+    let mut inner = run.inner.lock();
+    let progress = &mut inner.progress;
+    (progress.bytes_per_second, progress.files_per_second) = (0.0, 0.0);
+    match result {
+        Err(error) => {
+            progress.state = State::Failed;
+            progress.why = error.to_string();
+        }
+        Ok(()) if run.stopping() => {
+            progress.state = State::Stopped;
+            progress.why = "it was stopped".to_owned();
+        }
+        Ok(()) if progress.files_failed > 0 => {
+            progress.state = State::Failed;
+            progress.why = format!("{} files could not be done", progress.files_failed);
+        }
+        Ok(()) => {
+            progress.state = State::Succeeded;
+            progress.why.clear();
+        }
+    }
+    drop(inner);
+    if !run.suspended() {
+        save(run);
+    }
+}
+
+fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut dyn FnMut(&Run)) -> Result<()> {
+    let (listed, files) = run.change(|p| {
+        p.state = State::Running;
+        (p.listed, p.files_total)
+    });
+    let cant = |e: std::io::Error| Error::io(format_args!("{}", spool.display()), &e);
+    let (published, all) = (AtomicU64::new(if listed { files } else { 0 }), AtomicBool::new(listed));
+    let mut list = if listed { None } else { Some(Writer::new(std::fs::File::create(spool).map_err(cant)?)) };
+    let filter = spec.filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
+    let pass = |kind, list: Option<&mut Writer>, save: &mut dyn FnMut(&Run)| {
+        let reader = Reader::new(std::fs::File::open(spool).map_err(cant)?);
+        let work = Work {
+            target,
+            spec,
+            run,
+            pace: Pace::new(spec.rate),
+            feed: Mutex::new(Feed { reader, next: 0, current: None }),
+            published: &published,
+            all: &all,
+            pass: kind,
+        };
+        work.go(list, &filter, save)
+    };
+    pass(Pass::Work, list.as_mut(), save)?;
+    if spec.verify && spec.action == Action::Load && !spec.metadata_only && !run.stopping() {
+        run.change(|p| p.state = State::Verifying);
+        pass(Pass::Verify, None, save)?;
+    }
+    Ok(())
+}
+
+fn spawn<'scope, 'env>(
+    scope: &'scope Scope<'scope, 'env>,
+    name: &str,
+    work: impl FnOnce() -> Result<()> + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, Result<()>>> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK);
+    thread.spawn_scoped(scope, work).map_err(|e| Error::io("can't start a thread", &e))
+}
+
+impl Work<'_> {
+    fn go(&self, list: Option<&mut Writer>, filter: &crate::Filter, save: &mut dyn FnMut(&Run)) -> Result<()> {
+        let threads = self.spec.parallel.clamp(1, 1024) as usize;
+        let (waiter, ended) = (std::thread::current(), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let walker = list.map(|list| spawn(scope, "job-walk", move || self.list(list, filter))).transpose()?;
+            let mut workers = Vec::with_capacity(threads);
+            for _ in 0..threads {
+                let (waiter, ended) = (waiter.clone(), &ended);
+                let work = move || {
+                    let result = self.units();
+                    ended.fetch_add(1, Ordering::AcqRel);
+                    waiter.unpark();
+                    result
+                };
+                match spawn(scope, "job", work) {
+                    Ok(worker) => workers.push(worker),
+                    // With fewer threads it takes longer.
+                    Err(error) if !workers.is_empty() => {
+                        tracing::warn!("a job works with {} threads instead of {threads}: {error}", workers.len());
+                        break;
+                    }
+                    Err(error) => {
+                        self.run.stop();
+                        return Err(error);
+                    }
+                }
+            }
+            let mut speed = Speed::new(self.run, self.pass);
+            // A thread that panicked does not count itself.
+            while ended.load(Ordering::Acquire) < workers.len() && !workers.iter().all(ScopedJoinHandle::is_finished) {
+                std::thread::park_timeout(TICK);
+                speed.tick(self.run);
+                save(self.run);
+            }
+            let panicked = |_| Err(Error::new(ErrorKind::Io(5), "a thread of the job panicked"));
+            let ended = workers.into_iter().chain(walker).map(|thread| thread.join().unwrap_or_else(panicked));
+            ended.collect::<Result<Vec<()>>>().map(drop)
+        })
+    }
+
+    fn list(&self, list: &mut Writer, filter: &crate::Filter) -> Result<()> {
+        let mut flushed = Instant::now();
+        let mut pushed = 0;
+        let result = walk(self.target, self.spec, filter, self.run, &mut |record| {
+            list.push(&record)?;
+            pushed += 1;
+            self.run.change(|p| {
+                p.files_total += 1;
+                p.bytes_total += record.size;
+            });
+            if pushed % FLUSH_EVERY == 0 || flushed.elapsed() > TICK {
+                list.flush()?;
+                self.published.store(pushed, Ordering::Release);
+                self.run.woken.notify_all();
+                flushed = Instant::now();
+            }
+            Ok(())
+        });
+        let result = result.and_then(|()| list.flush());
+        if result.is_ok() {
+            self.published.store(pushed, Ordering::Release);
+            if !self.run.stopping() {
+                self.run.change(|p| p.listed = true);
+            }
+        }
+        self.all.store(true, Ordering::Release);
+        self.run.woken.notify_all();
+        result
+    }
+
+    /// What one thread does.
+    fn units(&self) -> Result<()> {
+        while !self.run.stopping() {
+            // The walker's word comes before the last look at what it wrote.
+            let all = self.all.load(Ordering::Acquire);
+            match self.take()? {
+                Some((file, blocks)) => self.unit(&file, blocks),
+                None if all => break,
+                None => self.run.wait_for_files(),
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&self) -> Result<Option<(Arc<Pending>, Range<u32>)>> {
+        let mut feed = self.feed.lock();
+        loop {
+            if let Some((file, rest)) = &mut feed.current {
+                let at = rest.start;
+                let size = self.target.blocks_at_once().max(1);
+                // Cut where the group cuts, so that each unit belongs to one set of nodes.
+                let end = ((at / size + 1) * size).min(rest.end);
+                let taken = (Arc::clone(file), at..end);
+                rest.start = end;
+                if rest.start >= rest.end {
+                    feed.current = None;
+                }
+                return Ok(Some(taken));
+            }
+            if feed.next >= self.published.load(Ordering::Acquire) {
+                return Ok(None);
+            }
+            let Some(record) = feed.reader.next()? else { return Ok(None) };
+            let number = feed.next;
+            feed.next += 1;
+            if self.pass == Pass::Work && self.run.inner.lock().tally.has(number) {
+                continue;
+            }
+            self.begin(&mut feed, number, record);
+        }
+    }
+
+    /// Makes a file the current one; one without blocks to work on is done at once.
+    fn begin(&self, feed: &mut Feed, number: u64, record: Record) {
+        let object = ObjectRef::new(self.target.source(), &record.path, record.version, record.size);
+        let blocks = if self.spec.metadata_only { 0 } else { object.blocks(self.target.block_size()) };
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+        let units = u64::from(blocks.div_ceil(self.target.blocks_at_once().max(1)));
+        let file = Pending { number, object, left: AtomicU64::new(units), worked: Mutex::default() };
+        if blocks == 0 {
+            self.done(&file, Worked::default(), None);
+        } else {
+            feed.current = Some((Arc::new(file), 0..blocks));
+        }
+    }
+
+    fn unit(&self, file: &Pending, blocks: Range<u32>) {
+        let block = self.target.block_size();
+        let bytes = (u64::from(blocks.end) * block).min(file.object.size) - u64::from(blocks.start) * block;
+        self.run.pause(self.pace.take(bytes));
+        // The rest of a file that failed is not worth the traffic.
+        let spoilt = file.worked.lock().1.is_some();
+        let result = if spoilt {
+            Ok(Worked::default())
+        } else {
+            persist(self.run, || match (self.pass, self.spec.action) {
+                (Pass::Verify, _) => self.target.check(&file.object, blocks.clone(), self.spec.replicas),
+                (Pass::Work, Action::Load) => self.target.warm(&file.object, blocks.clone(), self.spec.replicas),
+                (Pass::Work, Action::Free) => self.target.free(&file.object, blocks.clone()),
+            })
+        };
+        if self.run.stopping() && result.is_err() {
+            return;
+        }
+        let mut worked = file.worked.lock();
+        match result {
+            Ok(did) => {
+                worked.0 += did;
+                if !spoilt {
+                    let mut inner = self.run.inner.lock();
+                    match self.pass {
+                        Pass::Work => {
+                            inner.progress.bytes_done += bytes;
+                            inner.progress.bytes_moved += did.moved;
+                            inner.unfinished += bytes;
+                        }
+                        Pass::Verify => inner.progress.bytes_verified += bytes,
+                    }
+                }
+            }
+            Err(error) => worked.1 = Some(error),
+        }
+        let (did, error) = (worked.0, worked.1.take());
+        let last = file.left.fetch_sub(1, Ordering::AcqRel) == 1;
+        if last {
+            drop(worked);
+            self.done(file, did, error);
+        } else {
+            worked.1 = error;
+        }
+    }
+
+    fn done(&self, file: &Pending, did: Worked, error: Option<Error>) {
+        let mut inner = self.run.inner.lock();
+        let size = file.object.size;
+        match (self.pass, error) {
+            (Pass::Verify, None) => inner.progress.files_verified += 1,
+            (Pass::Verify, Some(error)) => {
+                inner.progress.fail(&file.object.path, &format!("after loading: {error}"));
+            }
+            (Pass::Work, None) => {
+                inner.progress.files_done += 1;
+                if self.spec.skip_if_exists && did.moved == 0 && size > 0 {
+                    inner.progress.files_skipped += 1;
+                }
+                inner.unfinished -= size.min(inner.unfinished);
+                inner.tally.add(file.number);
+            }
+            (Pass::Work, Some(error)) => {
+                inner.progress.fail(&file.object.path, &error.to_string());
+                inner.tally.add(file.number);
+            }
+        }
+    }
+}
+
+/// Works out how fast the job is now.
+struct Speed {
+    began: Instant,
+    before: f64,
+    pass: Pass,
+    last: (Instant, u64, u64),
+}
+
+impl Speed {
+    fn new(run: &Run, pass: Pass) -> Self {
+        let progress = run.progress();
+        let (files, bytes) = Self::counts(&progress, pass);
+        Speed { began: Instant::now(), before: progress.seconds, pass, last: (Instant::now(), files, bytes) }
+    }
+
+    fn counts(progress: &Progress, pass: Pass) -> (u64, u64) {
+        match pass {
+            Pass::Work => (progress.files_done, progress.bytes_done),
+            Pass::Verify => (progress.files_verified, progress.bytes_verified),
+        }
+    }
+
+    fn tick(&mut self, run: &Run) {
+        run.change(|progress| {
+            progress.seconds = self.before + self.began.elapsed().as_secs_f64();
+            let (at, files, bytes) = self.last;
+            let passed = at.elapsed().as_secs_f64();
+            if passed < 0.2 {
+                return;
+            }
+            let (files_now, bytes_now) = Self::counts(progress, self.pass);
+            // Half of a speed is forgotten in about two seconds.
+            let keep = 0.5f64.powf(passed / 2.0);
+            let mix = |old: f64, new: u64, before: u64| {
+                let now = new.saturating_sub(before) as f64 / passed;
+                if old == 0.0 { now } else { old * keep + now * (1.0 - keep) }
+            };
+            progress.files_per_second = mix(progress.files_per_second, files_now, files);
+            progress.bytes_per_second = mix(progress.bytes_per_second, bytes_now, bytes);
+            self.last = (Instant::now(), files_now, bytes_now);
+        });
+    }
+}

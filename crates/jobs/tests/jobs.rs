@@ -1,0 +1,304 @@
+//! Jobs over a group that is in this process and fails on demand: what is done, what is counted, what a restart keeps.
+
+use parking_lot::Mutex;
+use spurline_jobs::{Action, Board, DirKeep, Keep as _, Run, Spec, State, Target, Worked, run};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Version};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = 100;
+
+/// A group in memory.
+#[derive(Default)]
+struct Group {
+    files: BTreeMap<String, u64>,
+    held: Mutex<BTreeSet<(String, u32)>>,
+    /// Requests that answer with this error before they go well.
+    failures: Mutex<HashMap<String, (ErrorKind, u32)>>,
+    asked: AtomicU64,
+    /// Requests wait while this is locked.
+    gate: Mutex<()>,
+}
+
+impl Group {
+    fn new(files: &[(&str, u64)]) -> Arc<Group> {
+        Arc::new(Group { files: files.iter().map(|(p, s)| ((*p).to_owned(), *s)).collect(), ..Group::default() })
+    }
+
+    fn fails(&self, path: &str) -> Result<()> {
+        if let Some((kind, left)) = self.failures.lock().get_mut(path)
+            && *left > 0
+        {
+            *left -= 1;
+            return Err(Error::new(*kind, "told to fail"));
+        }
+        Ok(())
+    }
+}
+
+fn attr(kind: FileKind, size: u64) -> Attr {
+    Attr { kind, size, mtime: std::time::UNIX_EPOCH, mode: 0o444, version: Version::new("v"), etag: None }
+}
+
+fn text(path: &[u8]) -> String {
+    String::from_utf8(path.to_vec()).unwrap()
+}
+
+impl Target for Group {
+    fn source(&self) -> &str {
+        "mem://group"
+    }
+    fn block_size(&self) -> u64 {
+        BLOCK
+    }
+    fn blocks_at_once(&self) -> u32 {
+        2
+    }
+    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        let path = text(path);
+        self.fails(&path)?;
+        if let Some(size) = self.files.get(&path) {
+            return Ok(attr(FileKind::File, *size));
+        }
+        let below = format!("{path}/");
+        if path.is_empty() || self.files.keys().any(|p| p.starts_with(&below)) {
+            return Ok(attr(FileKind::Directory, 0));
+        }
+        Err(Error::new(ErrorKind::NotFound, "not there"))
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
+        let below = if path.is_empty() { String::new() } else { format!("{}/", text(path)) };
+        let mut names = BTreeMap::new();
+        for (file, size) in &self.files {
+            let Some(rest) = file.strip_prefix(&below) else { continue };
+            match rest.split_once('/') {
+                Some((folder, _)) => names.insert(folder.to_owned(), attr(FileKind::Directory, 0)),
+                None => names.insert(rest.to_owned(), attr(FileKind::File, *size)),
+            };
+        }
+        let after = cursor.map(text).unwrap_or_default();
+        let mut rest = names.into_iter().filter(|(name, _)| *name > after);
+        let entries: Vec<_> =
+            rest.by_ref().take(3).map(|(name, attr)| DirEntry { name: name.into_bytes(), attr }).collect();
+        let next = rest.next().is_some().then(|| entries.last().unwrap().name.clone());
+        Ok(ListPage { entries, next })
+    }
+    fn warm(&self, object: &ObjectRef, blocks: Range<u32>, _: Option<u32>) -> Result<Worked> {
+        drop(self.gate.lock());
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let path = text(&object.path);
+        self.fails(&path)?;
+        let mut did = Worked::default();
+        for block in blocks {
+            let len = object.block_len(block, BLOCK) as u64;
+            if self.held.lock().insert((path.clone(), block)) { did.moved += len } else { did.held += len }
+        }
+        Ok(did)
+    }
+    fn check(&self, object: &ObjectRef, blocks: Range<u32>, _: Option<u32>) -> Result<Worked> {
+        for block in blocks {
+            if !self.held.lock().contains(&(text(&object.path), block)) {
+                return Err(Error::new(ErrorKind::NotFound, format!("block {block} is not held")));
+            }
+        }
+        Ok(Worked::default())
+    }
+    fn free(&self, object: &ObjectRef, blocks: Range<u32>) -> Result<Worked> {
+        let mut did = Worked::default();
+        for block in blocks {
+            if self.held.lock().remove(&(text(&object.path), block)) {
+                did.moved += object.block_len(block, BLOCK) as u64;
+            }
+        }
+        Ok(did)
+    }
+}
+
+fn spec(paths: &[&str]) -> Spec {
+    Spec {
+        action: Action::Load,
+        source: "mem://group".into(),
+        paths: paths.iter().map(|p| (*p).to_owned()).collect(),
+        listed: false,
+        include: Vec::new(),
+        exclude: Vec::new(),
+        metadata_only: false,
+        verify: false,
+        skip_if_exists: false,
+        replicas: None,
+        rate: 0,
+        parallel: 4,
+    }
+}
+
+fn done(group: &Group, spec: &Spec) -> spurline_jobs::Progress {
+    let (job, dir) = (Run::new(), tempfile::tempdir().unwrap());
+    run(group, spec, &job, &dir.path().join("spool"), &mut |_| {});
+    job.progress()
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const TREE: [(&str, u64); 7] = [
+    ("a/1.bin", 250),
+    ("a/2.bin", 100),
+    ("a/empty", 0),
+    ("a/b/3.bin", 1001),
+    ("a/b/4.txt", 10),
+    ("c/5.bin", 7),
+    ("top", 1),
+];
+
+#[test]
+fn a_tree_is_loaded_checked_and_freed() {
+    let group = Group::new(&TREE);
+    let all = done(&group, &Spec { verify: true, ..spec(&["", "top"]) });
+    assert_eq!((all.state, all.files_total, all.files_done, all.files_failed), (State::Succeeded, 8, 8, 0), "{all:?}");
+    assert_eq!((all.bytes_total, all.bytes_done, all.bytes_moved), (1370, 1370, 1369));
+    assert_eq!((all.files_verified, all.bytes_verified, all.listed), (8, 1370, true));
+    assert_eq!(group.held.lock().len(), 3 + 1 + 11 + 1 + 1 + 1);
+    let again = done(&group, &Spec { skip_if_exists: true, ..spec(&["a"]) });
+    assert_eq!((again.files_done, again.files_skipped, again.bytes_moved), (5, 4, 0), "{again:?}");
+    let freed = done(&group, &Spec { action: Action::Free, ..spec(&["a/b/"]) });
+    assert_eq!((freed.state, freed.bytes_moved), (State::Succeeded, 1011));
+    assert_eq!(group.held.lock().len(), 6);
+    let metadata = done(&group, &Spec { metadata_only: true, verify: true, ..spec(&["a"]) });
+    assert_eq!((metadata.state, metadata.files_done, metadata.bytes_done), (State::Succeeded, 5, 0));
+    assert_eq!(group.held.lock().len(), 6);
+}
+
+#[test]
+fn patterns_and_lists_choose() {
+    let group = Group::new(&TREE);
+    let words = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
+    let some = done(&group, &Spec { include: words(&["*.bin"]), exclude: words(&["a/b"]), ..spec(&[""]) });
+    assert_eq!((some.state, some.files_done, some.bytes_done), (State::Succeeded, 3, 357), "{some:?}");
+    let listed = done(&group, &Spec { listed: true, ..spec(&["a/1.bin", "c", "nowhere"]) });
+    assert_eq!((listed.state, listed.files_done, listed.files_failed), (State::Failed, 1, 2), "{listed:?}");
+    let named: Vec<&str> = listed.failed.iter().map(|f| f.path.as_str()).collect();
+    assert_eq!(named, ["c", "nowhere"]);
+    assert!(listed.failed[0].reason.contains("a folder") && listed.failed[1].reason.contains("not there"));
+}
+
+#[test]
+fn failures_are_repeated_named_and_do_not_end_the_job() {
+    let group = Group::new(&TREE);
+    group.failures.lock().insert("a/1.bin".into(), (ErrorKind::PermissionDenied, 1));
+    group.failures.lock().insert("a/2.bin".into(), (ErrorKind::Unavailable, 2));
+    let all = done(&group, &spec(&["a"]));
+    assert_eq!((all.state, all.files_done, all.files_failed), (State::Failed, 4, 1), "{all:?}");
+    assert_eq!((all.failed[0].path.as_str(), all.why.as_str()), ("a/1.bin", "1 files could not be done"));
+    // What is missing when it is read back is no success.
+    struct Forgets(Arc<Group>);
+    impl Target for Forgets {
+        fn source(&self) -> &str {
+            self.0.source()
+        }
+        fn block_size(&self) -> u64 {
+            BLOCK
+        }
+        fn blocks_at_once(&self) -> u32 {
+            2
+        }
+        fn lookup(&self, path: &[u8]) -> Result<Attr> {
+            self.0.lookup(path)
+        }
+        fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
+            self.0.list(path, cursor)
+        }
+        fn warm(&self, object: &ObjectRef, blocks: Range<u32>, replicas: Option<u32>) -> Result<Worked> {
+            let did = self.0.warm(object, blocks, replicas);
+            self.0.held.lock().remove(&("a/b/3.bin".to_owned(), 10));
+            did
+        }
+        fn check(&self, object: &ObjectRef, blocks: Range<u32>, replicas: Option<u32>) -> Result<Worked> {
+            self.0.check(object, blocks, replicas)
+        }
+        fn free(&self, object: &ObjectRef, blocks: Range<u32>) -> Result<Worked> {
+            self.0.free(object, blocks)
+        }
+    }
+    let group = Forgets(Group::new(&TREE));
+    let (job, dir) = (Run::new(), tempfile::tempdir().unwrap());
+    run(&group, &Spec { verify: true, ..spec(&["a"]) }, &job, &dir.path().join("spool"), &mut |_| {});
+    let progress = job.progress();
+    assert_eq!((progress.state, progress.files_verified, progress.files_failed), (State::Failed, 4, 1), "{progress:?}");
+    assert!(progress.failed[0].reason.contains("after loading: block 10 is not held"), "{progress:?}");
+}
+
+fn many() -> Vec<(String, u64)> {
+    (0..500).map(|n| (format!("d{}/f{n}", n % 7), n % 5 * 90)).collect()
+}
+
+#[test]
+fn a_board_goes_on_after_a_restart_and_does_nothing_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = many();
+    let group = Group::new(&files.iter().map(|(p, s)| (p.as_str(), *s)).collect::<Vec<_>>());
+    let board = || {
+        let open_group = Arc::clone(&group);
+        let keep = Arc::new(DirKeep::open(&dir.path().join("jobs")).unwrap());
+        Board::start(keep, &dir.path().join("spools"), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
+    };
+    let first = board();
+    let load = Spec { parallel: 3, ..spec(&[""]) };
+    let gate = group.gate.lock();
+    let id = first.submit(load.clone()).unwrap();
+    assert_eq!(first.submit(load.clone()).unwrap(), id);
+    let other = first.submit(Spec { verify: true, ..load.clone() }).unwrap_err();
+    assert!(other.message().contains("stop it first"), "{other}");
+    eventually("the list", || first.progress(&id).unwrap().1.listed);
+    drop(gate);
+    eventually("some work", || first.progress(&id).unwrap().1.files_done > 50);
+    let gate = group.gate.lock();
+    let suspending = std::thread::spawn({
+        let first = Arc::clone(&first);
+        move || first.suspend()
+    });
+    drop(gate);
+    suspending.join().unwrap();
+    let asked = group.asked.load(Ordering::Relaxed);
+    let second = board();
+    eventually("the end", || second.progress(&id).unwrap().1.state.ended());
+    let (_, progress) = second.progress(&id).unwrap();
+    let bytes: u64 = files.iter().map(|(_, s)| s).sum();
+    assert_eq!((progress.state, progress.files_done, progress.files_total), (State::Succeeded, 500, 500));
+    assert_eq!((progress.bytes_done, progress.bytes_total), (bytes, bytes));
+    // A file under way when the board stopped is asked for again; no other.
+    let units: u64 = files.iter().map(|(_, s)| s.div_ceil(2 * BLOCK)).sum();
+    assert!(group.asked.load(Ordering::Relaxed) <= units + 8, "{asked} before, {units} in all");
+    drop(second);
+    // What ended is remembered, and can be done anew.
+    let third = board();
+    assert_eq!(third.list().len(), 1);
+    assert_eq!(third.progress(&id).unwrap().1.state, State::Succeeded);
+    assert!(!third.stop(&id));
+    third.submit(load).unwrap();
+    eventually("the end", || third.progress(&id).unwrap().1.state == State::Succeeded);
+}
+
+#[test]
+fn a_stopped_job_stays_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let group = Group::new(&TREE);
+    let open_group = Arc::clone(&group);
+    let keep = Arc::new(DirKeep::open(dir.path()).unwrap());
+    let board =
+        Board::start(Arc::clone(&keep) as _, dir.path(), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap();
+    let gate = group.gate.lock();
+    let id = board.submit(spec(&[""])).unwrap();
+    assert!(board.stop(&id) && !board.stop("load-none"));
+    drop(gate);
+    eventually("the end", || board.progress(&id).unwrap().1.state == State::Stopped);
+    eventually("what is kept", || keep.load().unwrap().iter().any(|(_, job)| format!("{job:?}").contains("Stopped")));
+    assert!(board.submit(Spec { include: vec!["***".into()], ..spec(&[""]) }).is_err());
+}
