@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod heat;
+mod warm;
 
 use heat::Heat;
 use parking_lot::Mutex;
@@ -20,6 +21,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+pub use warm::Batch;
 
 /// A file to be handed to the kernel whole is checked at open when it is no longer than this; a longer one is
 /// checked in the background and handed over from the next open on.
@@ -70,6 +73,11 @@ impl Shared {
             ahead_bytes: AtomicU64::new(0),
             checking: Mutex::default(),
         })
+    }
+
+    /// The disks, unless there are none.
+    fn disks(&self) -> Option<&Store> {
+        self.store.as_deref().filter(|store| store.enabled())
     }
 }
 
@@ -215,7 +223,9 @@ impl Cache {
 
     fn job(&self, object: &ObjectRef, fill: Fill) -> impl FnOnce() + Send + 'static {
         let (shared, under, object) = (Arc::clone(&self.shared), Arc::clone(&self.under), object.clone());
-        move || run_fill(&shared, under.as_ref(), &object, fill)
+        move || {
+            run_fill(&shared, under.as_ref(), &object, fill);
+        }
     }
 
     /// Reads `range` of one block from disk into `dst`; false when it is not there or can't be read.
@@ -286,18 +296,26 @@ impl Drop for AheadBytes {
     }
 }
 
-/// Fills one block from disk or, failing that, from the under-store, and keeps what was fetched on disk.
-fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fill: Fill) {
+/// Fills one block from disk or, failing that, from the under-store, and keeps what was fetched on disk. Whether all
+/// of that was done: where there are no disks, memory is enough.
+fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fill: Fill) -> bool {
+    let failed = |fill: Fill, error: Error| {
+        fill.fail(error);
+        false
+    };
     let id = fill.id();
     let len = object.block_len(id.index, shared.block_size);
     if let Some(store) = &shared.store
         && store.contains(object, id.index)
     {
         match store.read(object, id.index, 0..len, &mut fill) {
-            Ok(Outcome::Hit) => return fill.commit(len),
+            Ok(Outcome::Hit) => {
+                fill.commit(len);
+                return true;
+            }
             Ok(Outcome::Lost) => {
                 let why = "a cache disk does not answer; the block is fetched anew";
-                return fill.fail(Error::new(ErrorKind::Unavailable, why));
+                return failed(fill, Error::new(ErrorKind::Unavailable, why));
             }
             Ok(Outcome::Miss) | Err(_) => {}
         }
@@ -305,21 +323,25 @@ fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fil
     let offset = u64::from(id.index) * shared.block_size;
     match under.read(object, offset, &mut fill, Instant::now() + shared.under_timeout) {
         Ok(()) => {}
-        Err(error) => return fill.fail(error),
+        Err(error) => return failed(fill, error),
     }
     let Some(bytes) = fill.finished() else {
-        return fill.fail(Error::new(
-            ErrorKind::Stale,
-            format!("{} ended early: it is shorter than its attributes said", String::from_utf8_lossy(&object.path)),
-        ));
+        let why =
+            format!("{} ended early: it is shorter than its attributes said", String::from_utf8_lossy(&object.path));
+        return failed(fill, Error::new(ErrorKind::Stale, why));
     };
     // Readers have their bytes already; writing here slows down only the next fill, which is what a full
     // disk queue should do.
-    if let Some(store) = &shared.store
-        && let Err(error) = store.put(object, id.index, &bytes)
-    {
+    keep(shared, object, id.index, &bytes)
+}
+
+/// Keeps a block on disk if there is one; false when it was not kept.
+fn keep(shared: &Shared, object: &ObjectRef, index: u32, bytes: &[u8]) -> bool {
+    let Some(store) = shared.disks() else { return true };
+    store.put(object, index, bytes).unwrap_or_else(|error| {
         tracing::debug!(%error, "a block was not kept on disk");
-    }
+        false
+    })
 }
 
 impl Volume for Cache {

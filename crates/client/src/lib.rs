@@ -10,9 +10,11 @@ pub mod placement;
 mod remote;
 mod roster;
 mod split;
+mod warm;
 
 pub use keeper::Keeper;
 pub use paths::{Dialer, Paths, PathsConfig};
 pub use peer::{Patience, Peer};
 pub use remote::{Remote, RemoteConfig};
 pub use roster::{MakePeer, Roster, View};
+pub use warm::Extent;

@@ -43,7 +43,7 @@ pub struct Remote {
     workers: Workers,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     source: String,
     block_size: u64,
     roster: Arc<Roster>,
@@ -111,6 +111,10 @@ impl Remote {
         self.inner.roster.set_members(members);
     }
 
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     /// The nodes.
     pub fn roster(&self) -> &Arc<Roster> {
         &self.inner.roster
@@ -124,6 +128,22 @@ fn read_of(object: &ObjectRef, volume: VolumeId, offset: u64, len: usize) -> Rea
 }
 
 impl Inner {
+    pub(crate) fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    pub(crate) fn block_size(&self) -> u64 {
+        self.block_size
+    }
+
+    pub(crate) fn patience(&self) -> Patience {
+        self.config.patience
+    }
+
+    pub(crate) fn retries(&self) -> &spurline_types::stats::Metric {
+        &self.stats.remotecache.retries
+    }
+
     /// Asks the nodes responsible for `object` and `index` with `request`, made anew for each attempt because
     /// every connection numbers the volume itself.
     fn ask<T>(
@@ -187,17 +207,11 @@ impl Inner {
 
     /// What one node holds of a file, and the node's name.
     fn info_of(&self, name: &str, path: &[u8]) -> Result<(String, serde_json::Value)> {
-        let retries = &self.stats.remotecache.retries;
-        let only = |view: &View, ranked: &mut Vec<u32>| {
-            ranked.clear();
-            ranked.extend(view.members().iter().position(|member| member.name == name).map(|at| at as u32));
-        };
-        ask(&self.roster, only, &mut Vec::new(), self.config.patience, retries, |lease, deadline| {
+        self.ask_named(name, self.config.patience, |lease, body, deadline| {
             let (volume, node) = (lease.welcome().volume, lease.welcome().node.clone());
-            let mut body = Vec::new();
-            lease.call(&Request::Info { volume, path }, &mut body, &mut [], &mut |_| {}, deadline)?;
-            let info = serde_json::from_slice(&body).map_err(|error| {
-                spurline_transport::CallError::Answered(Error::new(
+            lease.call(&Request::Info { volume, path }, body, &mut [], &mut |_| {}, deadline)?;
+            let info = serde_json::from_slice(body).map_err(|error| {
+                CallError::Answered(Error::new(
                     ErrorKind::Protocol,
                     format!("what {node} knows of a file makes no sense: {error}"),
                 ))

@@ -366,14 +366,13 @@ impl Tier {
         Found::Vacant(Fill { block, id, tier: Arc::clone(self), done: false })
     }
 
-    /// Drops a block if it is complete and here; readers that hold slices keep them.
-    pub fn remove(&self, id: &BlockId) {
-        let found = self.shard(id).lock().get(id).cloned();
-        if let Some(block) = found
-            && block.is_ready()
-        {
-            self.forget(id, &block);
+    /// Drops a block if it is complete and here, and says whether it was; readers that hold slices keep them.
+    pub fn remove(&self, id: &BlockId) -> bool {
+        let found = self.shard(id).lock().get(id).cloned().filter(|block| block.is_ready());
+        if let Some(block) = &found {
+            self.forget(id, block);
         }
+        found.is_some()
     }
 
     fn forget(&self, id: &BlockId, block: &Arc<MemBlock>) {

@@ -3,20 +3,26 @@
 #![forbid(unsafe_code)]
 
 use parking_lot::RwLock;
-use spurline_cache::{Cache, Shared};
-use spurline_proto::{Body, Capabilities, Hello, MAX_PAYLOAD, Rail, Read, Request, StatFs, VolumeId, Welcome};
+use spurline_cache::{Batch, Cache, Shared};
+use spurline_proto::{
+    Body, Capabilities, Hello, MAX_PAYLOAD, Part, PartDone, Parts, PartsDone, Rail, Read, Request, StatFs, VolumeId,
+    Welcome,
+};
 use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
 use spurline_under::UnderStore;
 use spurline_volume::{Data, Volume as _};
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The most names one answer lists; a reader asks again for more.
 const LIST_MAX: usize = 1000;
+/// The most blocks of one part to warm or drop: an asker splits what is longer.
+const BLOCKS_MAX: u64 = 1 << 16;
 /// The most places below the node's sources that mounts may open; each costs a little memory for good.
 const VOLUMES_MAX: usize = 4096;
 
@@ -137,6 +143,47 @@ impl Node {
         result
     }
 
+    /// The object a part is of, and the blocks that it covers, wholly or in part.
+    fn blocks_of(&self, cache: &Cache, part: &Part<'_>) -> Result<(ObjectRef, Range<u32>)> {
+        let size = self.shared.block_size;
+        let object = ObjectRef::new(cache.source(), part.path, Version::new(part.version), part.size);
+        let end = part.offset.saturating_add(part.len).min(part.size);
+        let blocks = part.offset / size..end.div_ceil(size).max(part.offset / size);
+        if blocks.end - blocks.start > BLOCKS_MAX {
+            let why = format!("{} blocks in one part, more than {BLOCKS_MAX}", blocks.end - blocks.start);
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        let number = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        Ok((object, number(blocks.start)..number(blocks.end)))
+    }
+
+    fn warm(&self, volume: VolumeId, verify: bool, parts: Parts<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let cache = self.volume(volume)?;
+        let deadline = Instant::now() + cache.timeout();
+        let batch = Arc::new(Batch::default());
+        let mut count = 0;
+        for part in parts.iter() {
+            let (object, blocks) = self.blocks_of(&cache, &part)?;
+            cache.warm(&object, blocks, verify, &batch, count);
+            count += 1;
+        }
+        let done = batch.wait(count, deadline).into_iter().map(|part| PartDone {
+            moved_bytes: part.fetched_bytes,
+            held_bytes: part.held_bytes,
+            error: part.error,
+        });
+        Self::answer(&PartsDone(done.collect()), responder)
+    }
+
+    fn drop_parts(&self, volume: VolumeId, parts: Parts<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let cache = self.volume(volume)?;
+        let done = parts.iter().map(|part| {
+            let (object, blocks) = self.blocks_of(&cache, &part)?;
+            Ok(PartDone { moved_bytes: cache.drop_blocks(&object, blocks), ..PartDone::default() })
+        });
+        Self::answer(&PartsDone(done.collect::<Result<_>>()?), responder)
+    }
+
     fn answer<T: Body>(value: &T, responder: &mut dyn Responder) -> Result<()> {
         let mut body = BODY.take();
         body.clear();
@@ -218,6 +265,8 @@ impl Service for Node {
                 let info = self.volume(volume)?.info(path)?;
                 responder.data(info.to_string().as_bytes(), &[])
             }
+            Request::Warm { volume, verify, parts } => self.warm(volume, verify, parts, responder),
+            Request::Drop { volume, parts } => self.drop_parts(volume, parts, responder),
             other => Err(Error::new(ErrorKind::Unsupported, format!("{other} is not served here"))),
         }
     }

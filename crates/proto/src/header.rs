@@ -25,12 +25,18 @@ pub enum Op {
     StatFs,
     /// Which blocks of an object are held.
     Info,
+    /// Brings parts of objects into a node's cache.
+    Warm,
+    /// Takes parts of objects out of a node's cache.
+    Drop,
+    /// Bytes of an object, asked by another node.
+    Pull,
     /// An operation of a newer peer; the number is kept.
     Unknown(u16),
 }
 
 impl Op {
-    const NAMED: [(Op, u16); 8] = [
+    const NAMED: [(Op, u16); 11] = [
         (Op::Hello, 1),
         (Op::Ping, 2),
         (Op::Lookup, 16),
@@ -39,6 +45,9 @@ impl Op {
         (Op::Read, 19),
         (Op::StatFs, 20),
         (Op::Info, 21),
+        (Op::Warm, 22),
+        (Op::Drop, 23),
+        (Op::Pull, 24),
     ];
 
     /// The number on the wire.
@@ -52,6 +61,9 @@ impl Op {
             Op::Read => 19,
             Op::StatFs => 20,
             Op::Info => 21,
+            Op::Warm => 22,
+            Op::Drop => 23,
+            Op::Pull => 24,
             Op::Unknown(code) => code,
         }
     }

@@ -16,12 +16,14 @@
 mod answer;
 mod codec;
 mod header;
+mod parts;
 mod rail;
 pub mod rdma;
 mod request;
 
 pub use answer::{Body, Capabilities, StatFs, Welcome, decode_error, encode_error_message};
 pub use header::{Flags, Header, Op};
+pub use parts::{Part, PartDone, PartList, Parts, PartsDone};
 pub use rail::{Link, MAX_RAILS, Rail};
 pub use request::{Hello, Read, Request, VolumeId, check_path};
 

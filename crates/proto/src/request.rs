@@ -2,7 +2,7 @@
 
 use crate::codec::{Put, Take};
 use crate::header::check_len;
-use crate::{FrameError, HEADER_LEN, Header, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION, Op, padding};
+use crate::{FrameError, HEADER_LEN, Header, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION, Op, Parts, padding};
 use std::fmt;
 
 /// A node's number for a volume, good on the connection whose `Welcome` gave it.
@@ -110,6 +110,29 @@ pub enum Request<'a> {
         /// The object.
         path: &'a [u8],
     },
+    /// Brings parts into the node's cache and sends nothing of them; answered by a `PartsDone`.
+    Warm {
+        /// The volume.
+        volume: VolumeId,
+        /// Whether what is held already is read back and checked.
+        verify: bool,
+        /// What to bring.
+        parts: Parts<'a>,
+    },
+    /// Takes parts out of the node's cache, whole blocks of them; answered by a `PartsDone`.
+    Drop {
+        /// The volume.
+        volume: VolumeId,
+        /// What to take out.
+        parts: Parts<'a>,
+    },
+    /// A read by another node: it is answered from this node's cache, and no third node is asked.
+    Pull {
+        /// What to read.
+        read: Read<'a>,
+        /// Whether what is not held may be fetched from the under-store.
+        fetch: bool,
+    },
     /// A request of a newer peer.
     Unknown {
         /// Its operation number.
@@ -131,6 +154,9 @@ impl<'a> Request<'a> {
             Request::Read(_) => Op::Read,
             Request::StatFs { .. } => Op::StatFs,
             Request::Info { .. } => Op::Info,
+            Request::Warm { .. } => Op::Warm,
+            Request::Drop { .. } => Op::Drop,
+            Request::Pull { .. } => Op::Pull,
             Request::Unknown { op, .. } => Op::from_code(*op),
         }
     }
@@ -183,13 +209,19 @@ impl<'a> Request<'a> {
                 out.put_u32(max);
                 out.put_u32(max_age_ms);
             }
-            Request::Read(Read { volume, path, version, size, offset, len }) => {
+            Request::Read(ref read) => put_read(read, out),
+            Request::Pull { ref read, fetch } => {
+                out.put_u8(u8::from(fetch));
+                put_read(read, out);
+            }
+            Request::Warm { volume, verify, parts } => {
                 out.put_u32(volume.0);
-                out.put_u32(len);
-                out.put_u64(offset);
-                out.put_u64(size);
-                out.put_bytes(version.as_bytes());
-                out.put_bytes(path);
+                out.put_u8(u8::from(verify));
+                out.extend_from_slice(parts.bytes());
+            }
+            Request::Drop { volume, parts } => {
+                out.put_u32(volume.0);
+                out.extend_from_slice(parts.bytes());
             }
             Request::StatFs { volume } => out.put_u32(volume.0),
             Request::Unknown { body, .. } => out.extend_from_slice(body),
@@ -223,13 +255,17 @@ impl<'a> Request<'a> {
                 max_age_ms: take.u32("an age")?,
             },
             Op::ReadLink => Request::ReadLink { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
-            Op::Read => {
-                let volume = take_volume(&mut take)?;
-                let (len, offset, size) =
-                    (take.u32("a read's length")?, take.u64("an offset")?, take.u64("an object's size")?);
-                let version = take.text("a version text")?;
-                Request::Read(Read { volume, path: take_path(&mut take)?, version, size, offset, len })
+            Op::Read => Request::Read(take_read(&mut take)?),
+            Op::Pull => {
+                let fetch = take_switch(&mut take, "whether to fetch")?;
+                Request::Pull { read: take_read(&mut take)?, fetch }
             }
+            Op::Warm => Request::Warm {
+                volume: take_volume(&mut take)?,
+                verify: take_switch(&mut take, "whether to verify")?,
+                parts: Parts::take(&mut take)?,
+            },
+            Op::Drop => Request::Drop { volume: take_volume(&mut take)?, parts: Parts::take(&mut take)? },
             Op::StatFs => Request::StatFs { volume: take_volume(&mut take)? },
             Op::Info => Request::Info { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
             Op::Unknown(op) => return Ok(Request::Unknown { op, body }),
@@ -254,6 +290,11 @@ impl fmt::Display for Request<'_> {
             }
             Request::StatFs { .. } => f.write_str("capacity of a volume"),
             Request::Info { path, .. } => write!(f, "blocks held of {}", name(path)),
+            Request::Warm { parts, .. } => write!(f, "warming of {} parts", parts.iter().count()),
+            Request::Drop { parts, .. } => write!(f, "dropping of {} parts", parts.iter().count()),
+            Request::Pull { read: Read { path, offset, len, .. }, .. } => {
+                write!(f, "another node's read of {len} bytes at {offset} of {}", name(path))
+            }
             Request::Unknown { op, .. } => write!(f, "operation {op}"),
         }
     }
@@ -263,7 +304,31 @@ fn take_volume(take: &mut Take<'_>) -> Result<VolumeId, FrameError> {
     take.u32("a volume").map(VolumeId)
 }
 
-fn take_path<'a>(take: &mut Take<'a>) -> Result<&'a [u8], FrameError> {
+fn put_read(read: &Read<'_>, out: &mut Vec<u8>) {
+    out.put_u32(read.volume.0);
+    out.put_u32(read.len);
+    out.put_u64(read.offset);
+    out.put_u64(read.size);
+    out.put_bytes(read.version.as_bytes());
+    out.put_bytes(read.path);
+}
+
+fn take_read<'a>(take: &mut Take<'a>) -> Result<Read<'a>, FrameError> {
+    let volume = take_volume(take)?;
+    let (len, offset, size) = (take.u32("a read's length")?, take.u64("an offset")?, take.u64("an object's size")?);
+    let version = take.text("a version text")?;
+    Ok(Read { volume, path: take_path(take)?, version, size, offset, len })
+}
+
+fn take_switch(take: &mut Take<'_>, what: &'static str) -> Result<bool, FrameError> {
+    match take.u8(what)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        value => Err(FrameError::Value { what, value: value.into() }),
+    }
+}
+
+pub(crate) fn take_path<'a>(take: &mut Take<'a>) -> Result<&'a [u8], FrameError> {
     let path = take.bytes("a path")?;
     check_path(path)?;
     Ok(path)

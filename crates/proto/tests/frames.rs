@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use spurline_proto::{
     Body, Capabilities, FRAME_ALIGN, Flags, FrameError, HEADER_LEN, Header, Hello, Link, MAX_PAYLOAD, MAX_RAILS,
-    MAX_REQUEST_BODY, Op, Rail, Read, Request, StatFs, VolumeId, Welcome, check_path, decode_error,
-    encode_error_message, padding,
+    MAX_REQUEST_BODY, Op, Part, PartDone, PartList, PartsDone, Rail, Read, Request, StatFs, VolumeId, Welcome,
+    check_path, decode_error, encode_error_message, padding,
 };
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Version};
 use std::time::{Duration, UNIX_EPOCH};
@@ -115,7 +115,39 @@ proptest! {
         round_trip(Request::Read(Read { volume, path, version: &text, size, offset, len }), id);
         round_trip(Request::StatFs { volume }, id);
         round_trip(Request::Info { volume, path }, id);
+        let read = Read { volume, path, version: &text, size, offset, len };
+        round_trip(Request::Pull { read, fetch: max % 2 == 0 }, id);
         round_trip(Request::Unknown { op, body: path }, id);
+    }
+
+    #[test]
+    fn parts_round_trip(
+        parts in prop::collection::vec((path(), ".{0,30}", any::<u64>(), any::<u64>(), any::<u64>()), 0..9), n: u64,
+    ) {
+        let parts: Vec<Part<'_>> = parts
+            .iter()
+            .map(|(path, version, size, offset, len)| Part { path, version, size: *size, offset: *offset, len: *len })
+            .collect();
+        let mut list = PartList::default();
+        prop_assert!(parts.iter().all(|part| list.push(part)));
+        prop_assert_eq!((list.len(), list.is_empty()), (parts.len(), parts.is_empty()));
+        prop_assert_eq!(&list.parts().iter().collect::<Vec<_>>(), &parts);
+        let volume = VolumeId(n as u32);
+        for request in [Request::Warm { volume, verify: n % 2 == 0, parts: list.parts() }, Request::Drop { volume, parts: list.parts() }] {
+            let mut frame = Vec::new();
+            request.encode(n, &mut frame).unwrap();
+            let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
+            let body = &frame[HEADER_LEN..HEADER_LEN + header.body_len as usize];
+            prop_assert_eq!(Request::decode(header.op, body).unwrap(), request);
+            // Whole parts may be missing, never a piece of one.
+            for cut in 0..body.len() {
+                if let Ok(Request::Warm { parts: fewer, .. } | Request::Drop { parts: fewer, .. }) = Request::decode(header.op, &body[..cut]) {
+                    prop_assert!(parts.starts_with(&fewer.iter().collect::<Vec<_>>()));
+                }
+            }
+        }
+        let done = |error| PartDone { moved_bytes: n, held_bytes: !n, error };
+        body_round_trip(&PartsDone(vec![done(None), done(Some(Error::new(ErrorKind::Timeout, "late")))]));
     }
 
     #[test]
@@ -186,6 +218,7 @@ fn arbitrary_bytes_never_panic() {
         let _ = ListPage::decode(&bytes);
         let _ = Welcome::decode(&bytes);
         let _ = StatFs::decode(&bytes);
+        let _ = PartsDone::decode(&bytes);
         decode_error(random() as u16, &bytes);
         if let Some(head) = bytes.first_chunk() {
             let _ = Header::decode(head);
@@ -200,6 +233,10 @@ fn limits_hold() {
     let mut out = b"kept".to_vec();
     let too_long = Request::Lookup { volume: VolumeId(1), path: &path, max_age_ms: 0 }.encode(1, &mut out);
     assert!(matches!(too_long, Err(FrameError::TooLong { .. })) && out == b"kept");
+    let (part, mut list) = (Part { path: b"a", version: "v", size: 1, offset: 0, len: 1 }, PartList::default());
+    while list.push(&part) {}
+    assert!(list.len() > 1000);
+    assert!(Request::Warm { volume: VolumeId(1), verify: true, parts: list.parts() }.encode(1, &mut out).is_ok());
     let request = Header::request(Op::Read, 1, 0);
     assert!(request.answer(0, 0, MAX_PAYLOAD).is_ok() && request.answer(0, 0, MAX_PAYLOAD + 1).is_err());
     assert!(Header { payload_len: 1, ..request }.check_request().is_err());

@@ -10,6 +10,7 @@ use crate::log;
 use crate::store::Core;
 use crate::write::fingerprint;
 use spurline_types::{BlockId, ObjectRef};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -151,12 +152,19 @@ impl Core {
 
     /// Forgets all blocks of an object. Handles pinned on its file keep reading it.
     pub fn remove_object(&self, obj: &ObjectRef) {
+        self.remove_blocks(obj, 0..u32::MAX);
+    }
+
+    /// Forgets those of an object's blocks that are in the range, and says how many bytes they had.
+    pub fn remove_blocks(&self, obj: &ObjectRef, range: Range<u32>) -> u64 {
         let mut leaving: Vec<(BlockId, u8)> = Vec::new();
+        let mut bytes = 0;
         let mut shard = self.index.shard(&obj.id).write();
         let mut found = Vec::new();
         shard.all(&obj.id, |index, entry| {
-            if entry.flags & LEAVING == 0 {
+            if entry.flags & LEAVING == 0 && range.contains(&index) {
                 found.push((BlockId { object: obj.id, index }, entry.disk));
+                bytes += u64::from(entry.len);
             }
             true
         });
@@ -175,5 +183,6 @@ impl Core {
                 disk.ask(crate::disk::Work::Discard(block));
             }
         }
+        bytes
     }
 }

@@ -141,6 +141,8 @@ sections! {
         disks_unstable: Gauge "disks" "Cache disks in state unstable: reads go round them.",
         disks_down: Gauge "disks" "Cache disks in state down.",
         prefetch_bytes: Counter "bytes" "Bytes fetched ahead of the reader.",
+        warmed_bytes: Counter "bytes" "Bytes fetched because a job asked for them to be here.",
+        freed_bytes: Counter "bytes" "Bytes dropped because a job asked for it.",
     }
     /// Data exchanged with peers, whatever carried it.
     remotecache: RemoteCache {

@@ -68,6 +68,17 @@ impl Workers {
         self.inner.wake(&mut state);
         true
     }
+
+    /// The same, and run by the caller itself when too much waits already: that slows down whoever has so much done.
+    pub fn ahead_or_here(&self, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.inner.state.lock();
+        if state.ahead.len() >= self.inner.most_queued_ahead || state.closed {
+            drop(state);
+            return job();
+        }
+        state.ahead.push_back(Box::new(job));
+        self.inner.wake(&mut state);
+    }
 }
 
 impl Inner {

@@ -1,0 +1,191 @@
+//! Blocks brought into the cache, or taken out of it, because a job asked for it and not a reader: many at once, each
+//! with its own outcome. It does not know who asks.
+
+use crate::{Cache, Shared, keep, run_fill};
+use parking_lot::{Condvar, Mutex};
+use spurline_mem::Found;
+use spurline_store::Outcome;
+use spurline_types::{BlockId, Error, ErrorKind, ObjectRef, Result};
+use spurline_under::UnderStore;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What became of one part of a batch: bytes of whole blocks.
+#[derive(Debug, Clone, Default)]
+pub struct Warmed {
+    /// Fetched now.
+    pub fetched_bytes: u64,
+    /// Here already.
+    pub held_bytes: u64,
+    /// Why not all of it is here, the first reason.
+    pub error: Option<Error>,
+}
+
+#[derive(Default)]
+struct State {
+    parts: Vec<Warmed>,
+    under_way: usize,
+}
+
+/// Parts of objects that are being brought here together.
+#[derive(Default)]
+pub struct Batch {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// How one block got here.
+enum Came {
+    Fetched,
+    WasHere,
+}
+
+impl Batch {
+    fn begin(&self, part: usize) {
+        let mut state = self.state.lock();
+        state.under_way += 1;
+        if state.parts.len() <= part {
+            state.parts.resize_with(part + 1, Warmed::default);
+        }
+    }
+
+    fn end(&self, part: usize, bytes: u64, came: Result<Came>) {
+        let mut state = self.state.lock();
+        state.under_way -= 1;
+        let warmed = &mut state.parts[part];
+        match came {
+            Ok(Came::Fetched) => warmed.fetched_bytes += bytes,
+            Ok(Came::WasHere) => warmed.held_bytes += bytes,
+            Err(error) => drop(warmed.error.get_or_insert(error)),
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all is here, or until `deadline`: what became of `parts` parts.
+    pub fn wait(&self, parts: usize, deadline: Instant) -> Vec<Warmed> {
+        let mut state = self.state.lock();
+        while state.under_way > 0 && !self.changed.wait_until(&mut state, deadline).timed_out() {}
+        let late = state.under_way > 0;
+        let mut done = state.parts.clone();
+        done.resize_with(parts, Warmed::default);
+        if late {
+            for part in &mut done {
+                // Which of them are late is not known here; asked for again, those that are not are here already.
+                part.error.get_or_insert_with(|| Error::new(ErrorKind::Timeout, "not all of it came in time"));
+            }
+        }
+        done
+    }
+}
+
+/// Sees to it that a block that was begun is ended, whatever becomes of its job.
+struct Begun {
+    batch: Arc<Batch>,
+    part: usize,
+    bytes: u64,
+    came: Option<Result<Came>>,
+}
+
+impl Begun {
+    fn ended(mut self, came: Result<Came>) {
+        self.came = Some(came);
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let given_up = || Err(Error::new(ErrorKind::Unavailable, "it was given up"));
+        self.batch.end(self.part, self.bytes, self.came.take().unwrap_or_else(given_up));
+    }
+}
+
+impl Cache {
+    /// Begins to bring `blocks` of `object` here, as part number `part` of `batch`: onto the disks, or into memory
+    /// where there are none. What is here already is read back and checked if `verify`.
+    pub fn warm(&self, object: &ObjectRef, blocks: Range<u32>, verify: bool, batch: &Arc<Batch>, part: usize) {
+        for index in blocks {
+            let len = object.block_len(index, self.shared.block_size);
+            if len == 0 {
+                return;
+            }
+            batch.begin(part);
+            let begun = Begun { batch: Arc::clone(batch), part, bytes: len as u64, came: None };
+            if !verify && self.shared.holds(object, index) {
+                begun.ended(Ok(Came::WasHere));
+                continue;
+            }
+            let (shared, under, object) = (Arc::clone(&self.shared), Arc::clone(&self.under), object.clone());
+            self.shared.workers.ahead_or_here(move || {
+                begun.ended(bring_here(&shared, under.as_ref(), &object, index, verify));
+            });
+        }
+    }
+
+    /// Takes `blocks` of `object` out of memory and off the disks; how many bytes they had.
+    pub fn drop_blocks(&self, object: &ObjectRef, blocks: Range<u32>) -> u64 {
+        let disks = self.shared.disks();
+        let mut bytes = disks.map_or(0, |store| store.remove_blocks(object, blocks.clone()));
+        for index in blocks {
+            let id = BlockId { object: object.id, index };
+            let in_memory = self.shared.tier.remove(&id);
+            if disks.is_none() && in_memory {
+                bytes += object.block_len(index, self.shared.block_size) as u64;
+            }
+        }
+        self.shared.stats.blockcache.freed_bytes.add(bytes);
+        bytes
+    }
+}
+
+impl Shared {
+    /// Whether a block is where it stays: on disk, or in memory where there are no disks.
+    fn holds(&self, object: &ObjectRef, index: u32) -> bool {
+        match self.disks() {
+            Some(store) => store.contains(object, index),
+            None => self.tier.peek(&BlockId { object: object.id, index }).is_some_and(|block| block.is_ready()),
+        }
+    }
+
+    /// Reads a whole block from disk, which checks it; a wrong one is dropped by that.
+    fn is_right(&self, object: &ObjectRef, index: u32, deadline: Instant) -> Result<bool> {
+        let Some(store) = self.disks() else { return Ok(true) };
+        let len = object.block_len(index, self.block_size);
+        let mut buf = Some(self.tier.pool().alloc(len, deadline)?);
+        Ok(store.read(object, index, 0..len, &mut buf)? == Outcome::Hit)
+    }
+}
+
+fn bring_here(
+    shared: &Arc<Shared>,
+    under: &dyn UnderStore,
+    object: &ObjectRef,
+    index: u32,
+    verify: bool,
+) -> Result<Came> {
+    let deadline = Instant::now() + shared.under_timeout;
+    if shared.holds(object, index) && (!verify || shared.is_right(object, index, deadline)?) {
+        return Ok(Came::WasHere);
+    }
+    let (id, len) = (BlockId { object: object.id, index }, object.block_len(index, shared.block_size));
+    let kept = match shared.tier.find_or_fill(id, len, deadline)? {
+        Found::Here(block) => {
+            let bytes = block.wait(0..len, deadline)?;
+            keep(shared, object, index, &bytes)
+        }
+        Found::Vacant(fill) => {
+            let block = fill.block();
+            let kept = run_fill(shared, under, object, fill);
+            // It has ended: this does not wait, and tells why it failed if it did.
+            block.wait(0..len, Instant::now())?;
+            shared.stats.blockcache.warmed_bytes.add(len as u64);
+            kept
+        }
+    };
+    if !kept && !shared.holds(object, index) {
+        let why = "the cache disks have no room for it, or do not answer; 'spurline status' shows them";
+        return Err(Error::new(ErrorKind::NoSpace, why));
+    }
+    Ok(Came::Fetched)
+}

@@ -1,0 +1,252 @@
+//! Parts of objects brought into the caches of the nodes that hold them, or taken out of all caches, for jobs that fill
+//! and free a group. It does not know which files a job is about.
+
+use crate::peer::{Patience, ask};
+use crate::placement::{RUN_BLOCKS, rank};
+use crate::remote::{Inner, Remote};
+use crate::roster::View;
+use spurline_proto::{Part, PartDone, PartList, PartsDone, Request, VolumeId};
+use spurline_transport::{CallError, Lease};
+use spurline_types::{Error, ErrorKind, ObjectRef, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// The most blocks that one request asks a node to fetch: it answers when all are there.
+const BLOCKS_AT_ONCE: u64 = 32;
+/// A part that a node did not take is asked of the next ones in rank, so many times.
+const OTHERS: usize = 3;
+
+/// A range of bytes of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extent {
+    /// The object at one version.
+    pub object: ObjectRef,
+    /// The range; what is past the object's end is not meant.
+    pub bytes: Range<u64>,
+}
+
+/// A piece of an extent: what one node is asked for.
+#[derive(Clone)]
+struct Piece {
+    /// Of the list that was given.
+    extent: usize,
+    bytes: Range<u64>,
+    /// Which copy it is: 0 the first.
+    copy: usize,
+}
+
+impl Remote {
+    /// Has the nodes that hold these extents, `copies` nodes each, fetch what they do not have; with `verify` they also
+    /// read back and check what they have. Sums over all pieces of each extent, and the first error.
+    ///
+    /// Blocks until all is done; asks each node that is concerned one request after another, the nodes side by side.
+    pub fn warm(&self, extents: &[Extent], copies: usize, verify: bool) -> Vec<PartDone> {
+        let inner = self.inner();
+        let mut sums = vec![PartDone::default(); extents.len()];
+        let mut left: Vec<Piece> = Vec::new();
+        for (number, extent) in extents.iter().enumerate() {
+            for bytes in inner.runs(&extent.object, &extent.bytes) {
+                left.extend((0..copies.max(1)).map(|copy| Piece { extent: number, bytes: bytes.clone(), copy }));
+            }
+        }
+        for attempt in 0..OTHERS {
+            let mut by_node: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+            for piece in left.drain(..) {
+                let object = &extents[piece.extent].object;
+                match inner.holder(object, &piece, attempt) {
+                    Some(name) => by_node.entry(name).or_default().push(piece),
+                    // A group with fewer nodes than copies has as many as it can.
+                    None if piece.copy > 0 => {}
+                    None => note(&mut sums[piece.extent], &no_node()),
+                }
+            }
+            let last = attempt + 1 == OTHERS;
+            for (piece, outcome) in inner.ask_each(extents, by_node, What::Warm { verify }) {
+                match outcome {
+                    Ok(done) => add(&mut sums[piece.extent], &done),
+                    Err(error) if last => note(&mut sums[piece.extent], &error),
+                    Err(_) => left.push(piece),
+                }
+            }
+            if left.is_empty() {
+                break;
+            }
+        }
+        sums
+    }
+
+    /// Has every node drop what it holds of these extents. Sums over all nodes, and the first error: a node that does
+    /// not answer may still hold them.
+    pub fn drop_cached(&self, extents: &[Extent]) -> Vec<PartDone> {
+        let inner = self.inner();
+        let mut sums = vec![PartDone::default(); extents.len()];
+        let mut by_node: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+        for member in inner.roster().view().members() {
+            let mut pieces = Vec::new();
+            for (number, extent) in extents.iter().enumerate() {
+                let end = extent.bytes.end.min(extent.object.size);
+                let step = inner.block_size() << 15;
+                let mut at = extent.bytes.start;
+                while at < end {
+                    let next = (at / step + 1).saturating_mul(step).min(end);
+                    pieces.push(Piece { extent: number, bytes: at..next, copy: 0 });
+                    at = next;
+                }
+            }
+            by_node.insert(member.name.clone(), pieces);
+        }
+        for (piece, outcome) in inner.ask_each(extents, by_node, What::Drop) {
+            match outcome {
+                Ok(done) => add(&mut sums[piece.extent], &done),
+                Err(error) => note(&mut sums[piece.extent], &error),
+            }
+        }
+        sums
+    }
+}
+
+fn no_node() -> Error {
+    Error::new(ErrorKind::Unavailable, "the cache group has no node to hold it")
+}
+
+fn add(sum: &mut PartDone, done: &PartDone) {
+    sum.moved_bytes += done.moved_bytes;
+    sum.held_bytes += done.held_bytes;
+    if let Some(error) = &done.error {
+        note(sum, error);
+    }
+}
+
+fn note(sum: &mut PartDone, error: &Error) {
+    sum.error.get_or_insert_with(|| error.clone());
+}
+
+/// What a node is asked to do with the parts it is sent.
+#[derive(Clone, Copy)]
+enum What {
+    Warm { verify: bool },
+    Drop,
+}
+
+impl What {
+    fn request(self, volume: VolumeId, list: &PartList) -> Request<'_> {
+        let parts = list.parts();
+        match self {
+            What::Warm { verify } => Request::Warm { volume, verify, parts },
+            What::Drop => Request::Drop { volume, parts },
+        }
+    }
+}
+
+/// What became of each piece.
+type Outcomes = Vec<(Piece, Result<PartDone>)>;
+
+impl Inner {
+    /// An extent cut where another node may hold what follows, and into pieces of a size to be asked for at once.
+    fn runs(&self, object: &ObjectRef, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+        let run = self.block_size() * u64::from(RUN_BLOCKS);
+        let (mut at, end) = (bytes.start, bytes.end.min(object.size));
+        std::iter::from_fn(move || {
+            let piece = at..(at / run + 1).saturating_mul(run).min(end);
+            at = piece.end.max(at);
+            (!piece.is_empty()).then_some(piece)
+        })
+    }
+
+    /// The name of the node to ask for a piece: the one whose copy it is, or another one further down.
+    fn holder(&self, object: &ObjectRef, piece: &Piece, attempt: usize) -> Option<String> {
+        let view = self.roster().view();
+        let mut ranked = Vec::new();
+        rank(view.members(), object.id, (piece.bytes.start / self.block_size()) as u32, &mut ranked);
+        let at = ranked.get(piece.copy + attempt).or_else(|| ranked.get(piece.copy))?;
+        Some(view.members()[*at as usize].name.clone())
+    }
+
+    /// Asks the nodes side by side, each for its pieces in as few requests as they fit into.
+    fn ask_each(&self, extents: &[Extent], by_node: BTreeMap<String, Vec<Piece>>, what: What) -> Outcomes {
+        if by_node.len() == 1 {
+            return by_node.into_iter().flat_map(|(name, pieces)| self.ask_one(extents, &name, pieces, what)).collect();
+        }
+        let mut out = Vec::new();
+        let mut by_node = by_node.into_iter();
+        loop {
+            // Side by side, but not a thread for each of ten thousand nodes.
+            let some: Vec<_> = by_node.by_ref().take(16).collect();
+            if some.is_empty() {
+                return out;
+            }
+            std::thread::scope(|scope| {
+                let asked: Vec<_> = some
+                    .into_iter()
+                    .map(|(name, pieces)| scope.spawn(move || self.ask_one(extents, &name, pieces, what)))
+                    .collect();
+                asked.into_iter().for_each(|thread| out.extend(thread.join().unwrap_or_default()));
+            });
+        }
+    }
+
+    fn ask_one(&self, extents: &[Extent], name: &str, pieces: Vec<Piece>, what: What) -> Outcomes {
+        let mut out = Vec::with_capacity(pieces.len());
+        let mut pieces = pieces.into_iter().peekable();
+        let mut together: Vec<Piece> = Vec::new();
+        while pieces.peek().is_some() {
+            let (mut list, mut blocks) = (PartList::default(), 0);
+            together.clear();
+            while let Some(piece) = pieces.peek() {
+                let object = &extents[piece.extent].object;
+                let part = Part {
+                    path: &object.path,
+                    version: object.version.as_str(),
+                    size: object.size,
+                    offset: piece.bytes.start,
+                    len: piece.bytes.end - piece.bytes.start,
+                };
+                blocks += part.len.div_ceil(self.block_size());
+                if !list.is_empty() && blocks > BLOCKS_AT_ONCE || !list.push(&part) {
+                    break;
+                }
+                together.extend(pieces.next());
+            }
+            if together.is_empty() {
+                // A path so long that not even it alone fits.
+                let why = "its name is too long for a request";
+                out.extend(pieces.next().map(|piece| (piece, Err(Error::new(ErrorKind::Invalid, why)))));
+                continue;
+            }
+            // Of a node that is away its share is asked of others, or it is said to be away: no reader waits for it.
+            let patience = Patience { absence: Duration::ZERO, ..self.patience() };
+            let answer = self.ask_named(name, patience, |lease, body, deadline| {
+                lease.call_for::<PartsDone>(&what.request(lease.welcome().volume, &list), body, deadline)
+            });
+            match answer {
+                Ok(PartsDone(done)) if done.len() == together.len() => {
+                    out.extend(together.drain(..).zip(done.into_iter().map(Ok)));
+                }
+                Ok(_) => {
+                    let error = Error::new(ErrorKind::Protocol, format!("node {name} answered for other parts"));
+                    out.extend(together.drain(..).map(|piece| (piece, Err(error.clone()))));
+                }
+                Err(error) => out.extend(together.drain(..).map(|piece| (piece, Err(error.clone())))),
+            }
+        }
+        out
+    }
+
+    /// Asks one node and no other.
+    pub(crate) fn ask_named<T>(
+        &self,
+        name: &str,
+        patience: Patience,
+        mut call: impl FnMut(&mut Lease<'_>, &mut Vec<u8>, Instant) -> Result<T, CallError>,
+    ) -> Result<T> {
+        let only = |view: &View, ranked: &mut Vec<u32>| {
+            ranked.clear();
+            ranked.extend(view.members().iter().position(|member| member.name == name).map(|at| at as u32));
+        };
+        let mut body = Vec::new();
+        ask(self.roster(), only, &mut Vec::new(), patience, self.retries(), |lease, deadline| {
+            call(lease, &mut body, deadline)
+        })
+    }
+}

@@ -1,0 +1,4 @@
+//! Several nodes as one cache: who holds what, what happens when one is lost, and what jobs ask of them.
+
+mod sim;
+mod warm;

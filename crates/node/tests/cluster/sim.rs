@@ -1,0 +1,206 @@
+//! A cluster in memory: real cache nodes and real mounts, joined by links that fail on demand, over an under-store that
+//! counts what is read of it. The bytes of every object follow from its name, so every read can be checked.
+
+use parking_lot::Mutex;
+use spurline_cache::Shared;
+use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster};
+use spurline_mem::{Pool, Tier};
+use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
+use spurline_node::Node;
+use spurline_transport::{ChannelPool, PoolConfig, TransportKind};
+use spurline_types::{Attr, Error, ErrorKind, FileKind, ListPage, Member, ObjectRef, Result, Sink, Stats, Version};
+use spurline_under::{Capabilities, StatFs, UnderStore};
+use spurline_volume::{Data, Volume as _};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+pub const BLOCK: u64 = 64 << 10;
+pub const SOURCE: &str = "sim://data";
+
+/// The byte at an offset of an object.
+pub fn byte_at(object: u64, offset: u64) -> u8 {
+    let mixed = (offset ^ object.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    (mixed >> 32) as u8
+}
+
+/// Names, lengths and bytes without end: object `n/LEN` has LEN bytes.
+#[derive(Default)]
+pub struct Under {
+    /// Reads of each block.
+    reads: Mutex<HashMap<(u64, u64), u64>>,
+    pub latency: Mutex<Duration>,
+}
+
+impl Under {
+    /// Reads in all, and blocks that were read at least once.
+    pub fn reads(&self) -> (u64, usize) {
+        let reads = self.reads.lock();
+        (reads.values().sum(), reads.len())
+    }
+}
+
+/// Number and length of an object by its path.
+fn parse(path: &[u8]) -> Result<(u64, u64)> {
+    let text = std::str::from_utf8(path).ok().and_then(|text| text.split_once('/'));
+    let numbers = text.and_then(|(n, len)| Some((n.parse().ok()?, len.parse().ok()?)));
+    numbers.ok_or_else(|| Error::new(ErrorKind::NotFound, "no such object"))
+}
+
+impl UnderStore for Under {
+    fn source(&self) -> &str {
+        SOURCE
+    }
+    fn describe(&self) -> String {
+        SOURCE.into()
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { symlinks: false, byte_names: true, modes: false, etags: true }
+    }
+    fn check(&self, _: Instant) -> Result<()> {
+        Ok(())
+    }
+    fn lookup(&self, path: &[u8], _: Instant) -> Result<Attr> {
+        let (_, size) = parse(path)?;
+        let version = Version::new("1");
+        Ok(Attr { kind: FileKind::File, size, mtime: UNIX_EPOCH, mode: 0o444, version, etag: None })
+    }
+    fn list(&self, _: &[u8], _: Option<&[u8]>, _: usize, _: Instant) -> Result<ListPage> {
+        Err(Error::new(ErrorKind::Unsupported, "no listings"))
+    }
+    fn readlink(&self, _: &[u8], _: Instant) -> Result<Vec<u8>> {
+        Err(Error::new(ErrorKind::Invalid, "no links"))
+    }
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, _: Instant) -> Result<()> {
+        let (number, _) = parse(&object.path)?;
+        *self.reads.lock().entry((number, offset / BLOCK)).or_default() += 1;
+        let latency = *self.latency.lock();
+        if !latency.is_zero() {
+            std::thread::sleep(latency);
+        }
+        let spare = sink.spare();
+        let len = spare.len();
+        spare.iter_mut().zip(offset..).for_each(|(byte, at)| *byte = byte_at(number, at));
+        sink.commit(len);
+        Ok(())
+    }
+    fn statfs(&self, _: Instant) -> Result<Option<StatFs>> {
+        Ok(None)
+    }
+}
+
+/// An object of a cluster's under-store.
+pub fn object(number: u64, len: u64) -> ObjectRef {
+    ObjectRef::new(SOURCE, format!("{number}/{len}").as_bytes(), Version::new("1"), len)
+}
+
+/// One cache node and its link to everybody.
+pub struct Host {
+    pub sim: SimNode,
+    pub link: SimRail,
+    pub stats: Arc<Stats>,
+    pub tier: Arc<Tier>,
+    pub member: Member,
+}
+
+/// How requests are waited for in a cluster that is to be quick about its faults.
+pub fn patience() -> Patience {
+    Patience { answer: Duration::from_secs(60), absence: Duration::from_secs(60) }
+}
+
+fn pool_config() -> PoolConfig {
+    PoolConfig {
+        connect_timeout: Duration::from_millis(200),
+        retry_min: Duration::from_millis(5),
+        retry_max: Duration::from_millis(100),
+        ..PoolConfig::default()
+    }
+}
+
+/// What a mount or a node reaches others through: each member's node over its link.
+fn reach(hosts: &[Host], name: &str, stats: &Arc<Stats>) -> impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static {
+    let ways: HashMap<String, _> = hosts
+        .iter()
+        .map(|host| (host.member.name.clone(), host.link.connector(host.sim.connector(), TransportKind::Sim)))
+        .collect();
+    let (name, stats) = (name.to_owned(), Arc::clone(stats));
+    move |member| {
+        let way = Arc::clone(&ways[&member.name]);
+        Peer::new(ChannelPool::new(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
+    }
+}
+
+pub struct Cluster {
+    pub hosts: Vec<Host>,
+    pub under: Arc<Under>,
+}
+
+impl Cluster {
+    /// `count` nodes with memory for so many blocks each, none of them told of the others.
+    pub fn start(count: usize, blocks: u64) -> Cluster {
+        let under = Arc::new(Under::default());
+        let hosts = (0..count).map(|n| host(n, blocks, &under)).collect();
+        Cluster { hosts, under }
+    }
+
+    pub fn members(&self, which: impl IntoIterator<Item = usize>) -> Vec<Member> {
+        which.into_iter().map(|n| self.hosts[n].member.clone()).collect()
+    }
+
+    /// A mount that knows these nodes.
+    pub fn mount(&self, which: impl IntoIterator<Item = usize>) -> Mount {
+        let stats = Arc::new(Stats::default());
+        let roster = Roster::new(&self.members(which), reach(&self.hosts, "mount", &stats));
+        let config = RemoteConfig { patience: patience(), fetchers: 2, metadata_age: Duration::ZERO };
+        let remote = Remote::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
+            Ok(Tier::new(Pool::new(16 * block, block as usize)?))
+        });
+        Mount { remote: remote.expect("the mount starts"), stats }
+    }
+
+    /// Blocks that a node holds of an object.
+    pub fn held(&self, node: usize, object: &ObjectRef) -> u32 {
+        let blocks = object.blocks(BLOCK) as u32;
+        let id = |index| spurline_types::BlockId { object: object.id, index };
+        (0..blocks).filter(|index| self.hosts[node].tier.peek(&id(*index)).is_some_and(|b| b.is_ready())).count() as u32
+    }
+}
+
+fn host(n: usize, blocks: u64, under: &Arc<Under>) -> Host {
+    let stats = Arc::new(Stats::default());
+    let tier = Tier::new(Pool::new(blocks * BLOCK, BLOCK as usize).unwrap());
+    let timeout = Duration::from_secs(60);
+    let shared = Shared::new(Arc::clone(&tier), None, BLOCK, 8, timeout, false, Arc::clone(&stats));
+    let under = Arc::clone(under);
+    let open = move |_: &str| Ok(Arc::clone(&under) as Arc<dyn UnderStore>);
+    let node = Node::new(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open));
+    let plan = Arc::new(FaultPlan::new(n as u64 + 1, Rates::default()));
+    let sim = SimNode::new(&format!("n{n}"), node, plan);
+    Host { sim, link: SimRail::new(), stats, tier, member: Member::at(&format!("n{n}"), 100) }
+}
+
+pub struct Mount {
+    pub remote: Arc<Remote>,
+    pub stats: Arc<Stats>,
+}
+
+impl Mount {
+    /// Reads and compares every byte.
+    pub fn read(&self, object: &ObjectRef, offset: u64, len: usize) -> Result<()> {
+        let (number, _) = parse(&object.path)?;
+        let mut dst = vec![0x55; len];
+        let got = match self.remote.read(object, offset, &mut dst)? {
+            Data::Copied(n) => dst[..n].to_vec(),
+            Data::Shared(slice) => slice.to_vec(),
+        };
+        assert_eq!(got.len() as u64, object.size.saturating_sub(offset).min(len as u64), "{len} at {offset}");
+        let wrong = got.iter().zip(offset..).find(|(byte, at)| **byte != byte_at(number, *at));
+        assert_eq!(wrong, None, "a wrong byte of {len} at {offset} of object {number}");
+        Ok(())
+    }
+
+    /// Reads all of it.
+    pub fn read_all(&self, object: &ObjectRef) -> Result<()> {
+        (0..object.blocks(BLOCK)).try_for_each(|block| self.read(object, block * BLOCK, BLOCK as usize))
+    }
+}
