@@ -40,6 +40,11 @@ pub enum Command {
     Info(InfoArgs),
     /// State of cache nodes: address, disks, used, weight
     Status(StatusArgs),
+    /// Bring files into the cache before they are read
+    #[command(after_long_help = LOAD_EXAMPLES)]
+    Load(LoadArgs),
+    /// Drop files from the cache
+    Free(FreeArgs),
     /// Measure: throughput, operations, latency, processor time
     Bench(Box<spurline_bench::Args>),
     /// The fabric: what is there, what is wrong with it, how fast it is
@@ -95,6 +100,81 @@ Examples:
   spurline stats /mnt/data
   spurline stats node1:7000 --schema ucro -l 5
   spurline stats /mnt/data --json -c 1";
+
+const LOAD_EXAMPLES: &str = "\
+Examples:
+  A folder of a mount, with a progress bar; Ctrl-C ends the job:
+    spurline load /mnt/data/train
+  In the background, every block read back and checked at the end; how far it is; its end:
+    spurline load /mnt/data/train --submit --verify
+    spurline load /mnt/data/train --progress
+    spurline load /mnt/data/train --stop
+  The files of a list, at most 500 MiB each second:
+    spurline load --files-from epoch1.txt --rate 500M";
+
+/// Flags of work on many files.
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// Paths from this file, one a line, instead of PATH; - is standard input. Folders are not walked
+    #[arg(long, value_name = "FILE", conflicts_with = "path")]
+    pub files_from: Option<PathBuf>,
+    /// Only files of this pattern; repeat the flag for more. With a / it means the path below the source, else the name
+    #[arg(long, value_name = "GLOB")]
+    pub include: Vec<String>,
+    /// No file and no folder of this pattern; repeat the flag for more
+    #[arg(long, value_name = "GLOB")]
+    pub exclude: Vec<String>,
+    /// Bytes per second at the most [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<Size>,
+    /// Requests under way at one time
+    #[arg(short, long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub parallel: u32,
+    /// Begin the job and return at once; it goes on by itself
+    #[arg(long, group = "what")]
+    pub submit: bool,
+    /// Show how far the job of these paths is
+    #[arg(long, group = "what")]
+    pub progress: bool,
+    /// End the job of these paths
+    #[arg(long, group = "what")]
+    pub stop: bool,
+    /// As JSON, one object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `load` is told.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// Files and folders inside a mount of this machine
+    pub path: Vec<String>,
+    /// Read every block back where it is held and check it before the job has succeeded
+    #[arg(long)]
+    pub verify: bool,
+    /// Count files that are held whole already as skipped
+    #[arg(long)]
+    pub skip_if_exists: bool,
+    /// Names and attributes only, no bytes
+    #[arg(long, conflicts_with = "verify")]
+    pub metadata_only: bool,
+    /// Nodes that are to hold each block [default: as the group does]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub replicas: Option<u32>,
+    /// The job.
+    #[command(flatten)]
+    pub job: JobArgs,
+}
+
+/// What `free` is told.
+#[derive(Debug, Args)]
+pub struct FreeArgs {
+    /// Files and folders inside a mount of this machine
+    pub path: Vec<String>,
+    /// The job.
+    #[command(flatten)]
+    pub job: JobArgs,
+}
 
 /// What `umount` is told.
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ mod cli;
 mod demo;
 mod generate;
 mod info;
+mod jobs;
 mod mount;
 mod net;
 mod node;
@@ -66,6 +67,8 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
         Command::Stats(args) => stats::run(args).map(done),
         Command::Info(args) => info::run(args).map(done),
         Command::Status(args) => status::run(args),
+        Command::Load(args) => jobs::load(args),
+        Command::Free(args) => jobs::free(args),
         Command::Bench(args) => bench::run(&args),
         Command::Net(args) => net::run(args),
         Command::Demo(args) => demo::run(args),

@@ -306,6 +306,7 @@ fn look(
         gauges: Box::new(move |stats| parts::gauges(&pool, &tier, stats)),
         info: Box::new(move |path| volume.info(path)),
         status: Box::new(status),
+        jobs: None,
         health: Box::new(|| Ok(())),
     })
 }

@@ -101,6 +101,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
                 })
             })
         },
+        jobs: None,
         health: Box::new(|| Ok(())),
     });
     let owner = listening.first().cloned().unwrap_or_default();

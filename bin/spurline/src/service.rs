@@ -3,12 +3,13 @@
 use crate::report;
 use serde_json::Value;
 use spurline_config::{Fault, Host, LogConfig, LogFormat, MetricsConfig, checked};
+use spurline_jobs::Board;
 use spurline_observe::http::{Bind, MetricsServer};
 use spurline_observe::log::{self, LogSettings};
 use spurline_observe::place::{self, Owner};
 use spurline_observe::server::AdminServer;
 use spurline_observe::{AdminTarget, usage};
-use spurline_types::{ErrorKind, Result, Stats};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -113,6 +114,8 @@ pub struct Target {
     pub info: Info,
     /// About the process.
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
+    /// The jobs it does.
+    pub jobs: Option<Arc<Board>>,
     /// Whether it can work.
     pub health: Box<dyn Fn() -> Result<()> + Send + Sync>,
 }
@@ -133,6 +136,13 @@ impl AdminTarget for Target {
     }
     fn status(&self) -> Value {
         (self.status)()
+    }
+    fn jobs(&self, request: &Value) -> Result<Value> {
+        let none = || {
+            let why = "a node runs no jobs: it does what jobs ask of it; name a path in a mount";
+            Error::new(ErrorKind::Unsupported, why)
+        };
+        self.jobs.as_ref().ok_or_else(none)?.answer(request)
     }
     fn health(&self) -> Result<()> {
         (self.health)()

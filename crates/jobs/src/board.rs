@@ -5,6 +5,7 @@ use crate::progress::{Progress, State};
 use crate::run::{Run, run};
 use crate::{Spec, Target};
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -181,6 +182,55 @@ impl Board {
             if let Err(error) = self.keep.save(&spec.id(), &Kept { spec, checkpoint }) {
                 tracing::warn!("a job could not be saved: {error}");
             }
+        }
+    }
+}
+
+/// A job as `--json` and the admin socket show it.
+pub fn shown(id: &str, spec: &Spec, progress: &Progress) -> Value {
+    let mut shown = serde_json::to_value(progress).unwrap_or_default();
+    shown["id"] = json!(id);
+    shown["action"] = json!(spec.action);
+    shown["source"] = json!(spec.source);
+    // A list may name millions.
+    shown["paths"] = json!(spec.paths.iter().take(100).collect::<Vec<_>>());
+    shown["paths_total"] = json!(spec.paths.len());
+    shown["verify"] = json!(spec.verify);
+    shown["remaining_seconds"] = json!(progress.remaining(spec.verify));
+    shown
+}
+
+impl Board {
+    /// Answers `{"do": "submit", "spec": …}`, `{"do": "progress", "id": …}`, `{"do": "stop", "id": …}` and
+    /// `{"do": "list"}`, which is how jobs are steered from another process.
+    ///
+    /// # Errors
+    /// When the request makes no sense, or names no job.
+    pub fn answer(&self, request: &Value) -> Result<Value> {
+        let invalid = |why: String| Error::new(ErrorKind::Invalid, why);
+        let id = || request["id"].as_str().ok_or_else(|| invalid("which job? 'id' is missing".to_owned()));
+        let of = |id: &str| {
+            let (spec, progress) = self.progress(id).ok_or_else(|| {
+                Error::new(ErrorKind::NotFound, format!("there is no job {id}: nothing was submitted for these paths"))
+            })?;
+            Ok(shown(id, &spec, &progress))
+        };
+        match request["do"].as_str() {
+            Some("submit") => {
+                let spec = serde_json::from_value(request["spec"].clone())
+                    .map_err(|e| invalid(format!("this is no job that this version knows: {e}")))?;
+                of(&self.submit(spec)?)
+            }
+            Some("progress") => of(id()?),
+            Some("stop") => {
+                let id = id()?;
+                self.stop(id);
+                of(id)
+            }
+            Some("list") => {
+                Ok(self.list().iter().map(|(id, spec, progress)| shown(id, spec, progress)).collect::<Vec<_>>().into())
+            }
+            other => Err(invalid(format!("jobs are not asked to '{}'", other.unwrap_or("(nothing)")))),
         }
     }
 }

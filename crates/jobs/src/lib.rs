@@ -11,7 +11,7 @@ mod spec;
 mod spool;
 mod walk;
 
-pub use board::{Board, Open};
+pub use board::{Board, Open, shown};
 pub use keep::{DirKeep, Keep, Kept};
 pub use progress::{Failed, Progress, State};
 pub use run::{Run, run};
@@ -21,7 +21,7 @@ pub use walk::Filter;
 use spurline_types::{Attr, ListPage, ObjectRef, Result};
 use std::ops::Range;
 
-/// What came of working on some blocks, in bytes.
+/// What came of working on a part of a file, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Worked {
     /// Bytes of the blocks that were held before.
@@ -37,38 +37,35 @@ impl std::ops::AddAssign for Worked {
     }
 }
 
-/// A cache group as jobs see it. Every call ends within a time of its own.
+/// Some blocks of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The file at one version.
+    pub object: ObjectRef,
+    /// Its blocks; never none.
+    pub blocks: Range<u32>,
+}
+
+/// A cache as jobs see it. Every call ends within a time of its own, and answers for each part in the order given.
 pub trait Target: Send + Sync {
     /// The source's URL, without credentials.
     fn source(&self) -> &str;
     /// Bytes of a block.
     fn block_size(&self) -> u64;
-    /// Blocks from the first on that one call may name: they are held by the same nodes.
-    fn blocks_at_once(&self) -> u32;
     /// Attributes of a path below the source.
     ///
     /// # Errors
-    /// `NotFound`, or what kept the group from answering.
+    /// `NotFound`, or what kept the cache from answering.
     fn lookup(&self, path: &[u8]) -> Result<Attr>;
     /// A page of a folder.
     ///
     /// # Errors
     /// As for [`Target::lookup`].
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage>;
-    /// Has the nodes that are to hold these blocks fetch them, on as many nodes as `replicas` says, or the group's own
-    /// number of them.
-    ///
-    /// # Errors
-    /// When they can't.
-    fn warm(&self, object: &ObjectRef, blocks: Range<u32>, replicas: Option<u32>) -> Result<Worked>;
-    /// Has the nodes read back what they hold of these blocks and check it; what is missing or wrong is an error.
-    ///
-    /// # Errors
-    /// Which block is missing, or what kept them from telling.
-    fn check(&self, object: &ObjectRef, blocks: Range<u32>, replicas: Option<u32>) -> Result<Worked>;
-    /// Has every node forget these blocks.
-    ///
-    /// # Errors
-    /// When a node can't be asked.
-    fn free(&self, object: &ObjectRef, blocks: Range<u32>) -> Result<Worked>;
+    /// Fetches what is not held of these parts, on `replicas` nodes each, or the group's own number of them.
+    fn warm(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>>;
+    /// Reads back what is held of these parts and checks it; what is missing or wrong is an error.
+    fn check(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>>;
+    /// Has everybody forget these parts.
+    fn free(&self, parts: &[Part]) -> Vec<Result<Worked>>;
 }

@@ -5,11 +5,11 @@ use crate::pace::Pace;
 use crate::progress::{Progress, State};
 use crate::spec::{Action, Spec};
 use crate::spool::{Reader, Record, Writer};
-use crate::walk::{persist, walk};
-use crate::{Target, Worked};
+use crate::walk::walk;
+use crate::{Part, Target, Worked};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
-use spurline_types::{Error, ErrorKind, ObjectRef, Result};
+use spurline_types::{Error, ErrorKind, ObjectRef, Result, Retry};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
@@ -27,6 +27,10 @@ const TICK: Duration = Duration::from_millis(250);
 /// Records are readable after this many, or after each look of the walker at a new folder page.
 const FLUSH_EVERY: u64 = 256;
 const STACK: usize = 512 << 10;
+/// Parts that are asked for at once: enough that small files cost few requests, few enough that all threads have some.
+const PARTS: usize = 16;
+/// Blocks that are asked for at once.
+const BLOCKS: u32 = 16;
 
 /// Which files of the list are done: all before one, and some after it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,6 +171,19 @@ struct Pending {
     /// Units not done yet.
     left: AtomicU64,
     worked: Mutex<(Worked, Option<Error>)>,
+}
+
+/// What is asked for at once of one file.
+struct Unit {
+    file: Arc<Pending>,
+    part: Part,
+}
+
+impl Unit {
+    fn bytes(&self, block: u64) -> u64 {
+        let blocks = &self.part.blocks;
+        (u64::from(blocks.end) * block).min(self.part.object.size) - u64::from(blocks.start) * block
+    }
 }
 
 /// Hands out the units of all files in order.
@@ -332,44 +349,53 @@ impl Work<'_> {
 
     /// What one thread does.
     fn units(&self) -> Result<()> {
+        let mut batch = Vec::with_capacity(PARTS);
         while !self.run.stopping() {
             // The walker's word comes before the last look at what it wrote.
             let all = self.all.load(Ordering::Acquire);
-            match self.take()? {
-                Some((file, blocks)) => self.unit(&file, blocks),
-                None if all => break,
-                None => self.run.wait_for_files(),
+            self.take(&mut batch)?;
+            match batch.is_empty() {
+                false => self.work(&mut batch),
+                true if all => break,
+                true => self.run.wait_for_files(),
             }
         }
         Ok(())
     }
 
-    fn take(&self) -> Result<Option<(Arc<Pending>, Range<u32>)>> {
+    /// Takes the next units, as many as are asked for at once.
+    fn take(&self, batch: &mut Vec<Unit>) -> Result<()> {
         let mut feed = self.feed.lock();
-        loop {
+        let mut room = BLOCKS;
+        while batch.len() < PARTS && room > 0 {
             if let Some((file, rest)) = &mut feed.current {
-                let at = rest.start;
-                let size = self.target.blocks_at_once().max(1);
-                // Cut where the group cuts, so that each unit belongs to one set of nodes.
-                let end = ((at / size + 1) * size).min(rest.end);
-                let taken = (Arc::clone(file), at..end);
+                // Cut at the same places whatever went before, so that a unit rarely lies on two sets of nodes.
+                let end = ((rest.start / BLOCKS + 1) * BLOCKS).min(rest.end);
+                if end - rest.start > room && !batch.is_empty() {
+                    break;
+                }
+                room = room.saturating_sub(end - rest.start);
+                batch.push(Unit {
+                    file: Arc::clone(file),
+                    part: Part { object: file.object.clone(), blocks: rest.start..end },
+                });
                 rest.start = end;
                 if rest.start >= rest.end {
                     feed.current = None;
                 }
-                return Ok(Some(taken));
-            }
-            if feed.next >= self.published.load(Ordering::Acquire) {
-                return Ok(None);
-            }
-            let Some(record) = feed.reader.next()? else { return Ok(None) };
-            let number = feed.next;
-            feed.next += 1;
-            if self.pass == Pass::Work && self.run.inner.lock().tally.has(number) {
                 continue;
             }
-            self.begin(&mut feed, number, record);
+            if feed.next >= self.published.load(Ordering::Acquire) {
+                break;
+            }
+            let Some(record) = feed.reader.next()? else { break };
+            let number = feed.next;
+            feed.next += 1;
+            if self.pass == Pass::Verify || !self.run.inner.lock().tally.has(number) {
+                self.begin(&mut feed, number, record);
+            }
         }
+        Ok(())
     }
 
     /// Makes a file the current one; one without blocks to work on is done at once.
@@ -377,8 +403,8 @@ impl Work<'_> {
         let object = ObjectRef::new(self.target.source(), &record.path, record.version, record.size);
         let blocks = if self.spec.metadata_only { 0 } else { object.blocks(self.target.block_size()) };
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-        let units = u64::from(blocks.div_ceil(self.target.blocks_at_once().max(1)));
-        let file = Pending { number, object, left: AtomicU64::new(units), worked: Mutex::default() };
+        let file =
+            Pending { number, object, left: AtomicU64::new(blocks.div_ceil(BLOCKS).into()), worked: Mutex::default() };
         if blocks == 0 {
             self.done(&file, Worked::default(), None);
         } else {
@@ -386,29 +412,59 @@ impl Work<'_> {
         }
     }
 
-    fn unit(&self, file: &Pending, blocks: Range<u32>) {
-        let block = self.target.block_size();
-        let bytes = (u64::from(blocks.end) * block).min(file.object.size) - u64::from(blocks.start) * block;
-        self.run.pause(self.pace.take(bytes));
+    /// Works on all units of `batch`, again and again on those that may do better later.
+    fn work(&self, batch: &mut Vec<Unit>) {
         // The rest of a file that failed is not worth the traffic.
-        let spoilt = file.worked.lock().1.is_some();
-        let result = if spoilt {
-            Ok(Worked::default())
-        } else {
-            persist(self.run, || match (self.pass, self.spec.action) {
-                (Pass::Verify, _) => self.target.check(&file.object, blocks.clone(), self.spec.replicas),
-                (Pass::Work, Action::Load) => self.target.warm(&file.object, blocks.clone(), self.spec.replicas),
-                (Pass::Work, Action::Free) => self.target.free(&file.object, blocks.clone()),
-            })
-        };
-        if self.run.stopping() && result.is_err() {
-            return;
+        batch.retain(|unit| {
+            let spoilt = unit.file.worked.lock().1.is_some();
+            if spoilt {
+                self.ended(unit, Ok(Worked::default()), true);
+            }
+            !spoilt
+        });
+        self.run.pause(self.pace.take(batch.iter().map(|unit| unit.bytes(self.target.block_size())).sum()));
+        for tries in 0.. {
+            let parts: Vec<Part> = batch.iter().map(|unit| unit.part.clone()).collect();
+            let results = match (self.pass, self.spec.action) {
+                (Pass::Verify, _) => self.target.check(&parts, self.spec.replicas),
+                (Pass::Work, Action::Load) => self.target.warm(&parts, self.spec.replicas),
+                (Pass::Work, Action::Free) => self.target.free(&parts),
+            };
+            let mut again = Vec::new();
+            let mut why = None;
+            for (unit, result) in batch.drain(..).zip(results) {
+                match result {
+                    // It is not known how they would have ended.
+                    Err(_) if self.run.stopping() => {}
+                    Err(error) if tries < TRIES && error.kind().retry() != Retry::Never => {
+                        why = Some(error);
+                        again.push(unit);
+                    }
+                    result => self.ended(&unit, result, false),
+                }
+            }
+            self.run.change(|p| match (why, tries) {
+                (Some(why), _) => p.why = why.to_string(),
+                (None, 0) => {}
+                (None, _) => p.why.clear(),
+            });
+            if again.is_empty() {
+                return;
+            }
+            *batch = again;
+            self.run.pause(FIRST_PAUSE * (1 << tries));
         }
+    }
+
+    /// Notes how a unit ended, and with the last of a file how the file did.
+    fn ended(&self, unit: &Unit, result: Result<Worked>, spoilt: bool) {
+        let file = &*unit.file;
         let mut worked = file.worked.lock();
         match result {
             Ok(did) => {
                 worked.0 += did;
                 if !spoilt {
+                    let bytes = unit.bytes(self.target.block_size());
                     let mut inner = self.run.inner.lock();
                     match self.pass {
                         Pass::Work => {
@@ -422,13 +478,10 @@ impl Work<'_> {
             }
             Err(error) => worked.1 = Some(error),
         }
-        let (did, error) = (worked.0, worked.1.take());
-        let last = file.left.fetch_sub(1, Ordering::AcqRel) == 1;
-        if last {
+        if file.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let (did, error) = (worked.0, worked.1.take());
             drop(worked);
             self.done(file, did, error);
-        } else {
-            worked.1 = error;
         }
     }
 

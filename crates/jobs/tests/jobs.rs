@@ -1,10 +1,9 @@
 //! Jobs over a group that is in this process and fails on demand: what is done, what is counted, what a restart keeps.
 
 use parking_lot::Mutex;
-use spurline_jobs::{Action, Board, DirKeep, Keep as _, Run, Spec, State, Target, Worked, run};
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Version};
+use spurline_jobs::{Action, Board, DirKeep, Keep as _, Part, Run, Spec, State, Target, Worked, run};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Result, Version};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -54,9 +53,6 @@ impl Target for Group {
     fn block_size(&self) -> u64 {
         BLOCK
     }
-    fn blocks_at_once(&self) -> u32 {
-        2
-    }
     fn lookup(&self, path: &[u8]) -> Result<Attr> {
         let path = text(path);
         self.fails(&path)?;
@@ -86,34 +82,43 @@ impl Target for Group {
         let next = rest.next().is_some().then(|| entries.last().unwrap().name.clone());
         Ok(ListPage { entries, next })
     }
-    fn warm(&self, object: &ObjectRef, blocks: Range<u32>, _: Option<u32>) -> Result<Worked> {
+    fn warm(&self, parts: &[Part], _: Option<u32>) -> Vec<Result<Worked>> {
         drop(self.gate.lock());
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        let path = text(&object.path);
-        self.fails(&path)?;
-        let mut did = Worked::default();
-        for block in blocks {
-            let len = object.block_len(block, BLOCK) as u64;
-            if self.held.lock().insert((path.clone(), block)) { did.moved += len } else { did.held += len }
-        }
-        Ok(did)
-    }
-    fn check(&self, object: &ObjectRef, blocks: Range<u32>, _: Option<u32>) -> Result<Worked> {
-        for block in blocks {
-            if !self.held.lock().contains(&(text(&object.path), block)) {
-                return Err(Error::new(ErrorKind::NotFound, format!("block {block} is not held")));
+        let one = |part: &Part| {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            let path = text(&part.object.path);
+            self.fails(&path)?;
+            let mut did = Worked::default();
+            for block in part.blocks.clone() {
+                let len = part.object.block_len(block, BLOCK) as u64;
+                if self.held.lock().insert((path.clone(), block)) { did.moved += len } else { did.held += len }
             }
-        }
-        Ok(Worked::default())
+            Ok(did)
+        };
+        parts.iter().map(one).collect()
     }
-    fn free(&self, object: &ObjectRef, blocks: Range<u32>) -> Result<Worked> {
-        let mut did = Worked::default();
-        for block in blocks {
-            if self.held.lock().remove(&(text(&object.path), block)) {
-                did.moved += object.block_len(block, BLOCK) as u64;
+    fn check(&self, parts: &[Part], _: Option<u32>) -> Vec<Result<Worked>> {
+        let one = |part: &Part| {
+            for block in part.blocks.clone() {
+                if !self.held.lock().contains(&(text(&part.object.path), block)) {
+                    return Err(Error::new(ErrorKind::NotFound, format!("block {block} is not held")));
+                }
             }
-        }
-        Ok(did)
+            Ok(Worked::default())
+        };
+        parts.iter().map(one).collect()
+    }
+    fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
+        let one = |part: &Part| {
+            let mut did = Worked::default();
+            for block in part.blocks.clone() {
+                if self.held.lock().remove(&(text(&part.object.path), block)) {
+                    did.moved += part.object.block_len(block, BLOCK) as u64;
+                }
+            }
+            Ok(did)
+        };
+        parts.iter().map(one).collect()
     }
 }
 
@@ -152,7 +157,7 @@ const TREE: [(&str, u64); 7] = [
     ("a/1.bin", 250),
     ("a/2.bin", 100),
     ("a/empty", 0),
-    ("a/b/3.bin", 1001),
+    ("a/b/3.bin", 2001),
     ("a/b/4.txt", 10),
     ("c/5.bin", 7),
     ("top", 1),
@@ -163,13 +168,13 @@ fn a_tree_is_loaded_checked_and_freed() {
     let group = Group::new(&TREE);
     let all = done(&group, &Spec { verify: true, ..spec(&["", "top"]) });
     assert_eq!((all.state, all.files_total, all.files_done, all.files_failed), (State::Succeeded, 8, 8, 0), "{all:?}");
-    assert_eq!((all.bytes_total, all.bytes_done, all.bytes_moved), (1370, 1370, 1369));
-    assert_eq!((all.files_verified, all.bytes_verified, all.listed), (8, 1370, true));
-    assert_eq!(group.held.lock().len(), 3 + 1 + 11 + 1 + 1 + 1);
+    assert_eq!((all.bytes_total, all.bytes_done, all.bytes_moved), (2370, 2370, 2369));
+    assert_eq!((all.files_verified, all.bytes_verified, all.listed), (8, 2370, true));
+    assert_eq!(group.held.lock().len(), 3 + 1 + 21 + 1 + 1 + 1);
     let again = done(&group, &Spec { skip_if_exists: true, ..spec(&["a"]) });
     assert_eq!((again.files_done, again.files_skipped, again.bytes_moved), (5, 4, 0), "{again:?}");
     let freed = done(&group, &Spec { action: Action::Free, ..spec(&["a/b/"]) });
-    assert_eq!((freed.state, freed.bytes_moved), (State::Succeeded, 1011));
+    assert_eq!((freed.state, freed.bytes_moved), (State::Succeeded, 2011));
     assert_eq!(group.held.lock().len(), 6);
     let metadata = done(&group, &Spec { metadata_only: true, verify: true, ..spec(&["a"]) });
     assert_eq!((metadata.state, metadata.files_done, metadata.bytes_done), (State::Succeeded, 5, 0));
@@ -206,25 +211,22 @@ fn failures_are_repeated_named_and_do_not_end_the_job() {
         fn block_size(&self) -> u64 {
             BLOCK
         }
-        fn blocks_at_once(&self) -> u32 {
-            2
-        }
         fn lookup(&self, path: &[u8]) -> Result<Attr> {
             self.0.lookup(path)
         }
         fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
             self.0.list(path, cursor)
         }
-        fn warm(&self, object: &ObjectRef, blocks: Range<u32>, replicas: Option<u32>) -> Result<Worked> {
-            let did = self.0.warm(object, blocks, replicas);
-            self.0.held.lock().remove(&("a/b/3.bin".to_owned(), 10));
+        fn warm(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {
+            let did = self.0.warm(parts, replicas);
+            self.0.held.lock().remove(&("a/b/3.bin".to_owned(), 20));
             did
         }
-        fn check(&self, object: &ObjectRef, blocks: Range<u32>, replicas: Option<u32>) -> Result<Worked> {
-            self.0.check(object, blocks, replicas)
+        fn check(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {
+            self.0.check(parts, replicas)
         }
-        fn free(&self, object: &ObjectRef, blocks: Range<u32>) -> Result<Worked> {
-            self.0.free(object, blocks)
+        fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
+            self.0.free(parts)
         }
     }
     let group = Forgets(Group::new(&TREE));
@@ -232,7 +234,7 @@ fn failures_are_repeated_named_and_do_not_end_the_job() {
     run(&group, &Spec { verify: true, ..spec(&["a"]) }, &job, &dir.path().join("spool"), &mut |_| {});
     let progress = job.progress();
     assert_eq!((progress.state, progress.files_verified, progress.files_failed), (State::Failed, 4, 1), "{progress:?}");
-    assert!(progress.failed[0].reason.contains("after loading: block 10 is not held"), "{progress:?}");
+    assert!(progress.failed[0].reason.contains("after loading: block 20 is not held"), "{progress:?}");
 }
 
 fn many() -> Vec<(String, u64)> {
@@ -274,8 +276,8 @@ fn a_board_goes_on_after_a_restart_and_does_nothing_twice() {
     assert_eq!((progress.state, progress.files_done, progress.files_total), (State::Succeeded, 500, 500));
     assert_eq!((progress.bytes_done, progress.bytes_total), (bytes, bytes));
     // A file under way when the board stopped is asked for again; no other.
-    let units: u64 = files.iter().map(|(_, s)| s.div_ceil(2 * BLOCK)).sum();
-    assert!(group.asked.load(Ordering::Relaxed) <= units + 8, "{asked} before, {units} in all");
+    let units: u64 = files.iter().map(|(_, s)| s.div_ceil(16 * BLOCK)).sum();
+    assert!(group.asked.load(Ordering::Relaxed) <= units + 3 * 16, "{asked} before, {units} in all");
     drop(second);
     // What ended is remembered, and can be done anew.
     let third = board();

@@ -67,6 +67,22 @@ impl Peer {
             }
         }
     }
+
+    /// Steers work on many files (`spurline_jobs::Board::answer`); sockets only.
+    ///
+    /// # Errors
+    /// As [`Peer::stats`], and what the jobs answer.
+    pub fn jobs(&self, request: &Value, limit: Duration) -> Result<Value> {
+        let mut request = request.clone();
+        request["op"] = json!("jobs");
+        match self {
+            Peer::Socket(socket) => ask(socket, &request, limit),
+            Peer::Http(address) => {
+                let text = format!("{address}: a metrics address takes no jobs");
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
+    }
 }
 
 /// An error of a socket; a deadline that passed says so instead of what the system calls it.

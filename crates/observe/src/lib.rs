@@ -12,7 +12,7 @@ pub mod server;
 pub mod usage;
 
 use serde_json::Value;
-use spurline_types::Result;
+use spurline_types::{Error, ErrorKind, Result};
 
 /// What a mount or a node answers about itself. Each call returns within bounded time and never goes
 /// through the mount; calls come from several threads at once.
@@ -31,6 +31,15 @@ pub trait AdminTarget: Send + Sync + 'static {
 
     /// What this process is and how it does: kind, version, source, addresses, disks, peers.
     fn status(&self) -> Value;
+
+    /// Work on many files: begins a job, tells of one, stops one.
+    ///
+    /// # Errors
+    /// When this process runs none, the request makes no sense, or it names no job.
+    fn jobs(&self, request: &Value) -> Result<Value> {
+        let _ = request;
+        Err(Error::new(ErrorKind::Unsupported, "this process runs no jobs; ask a mount or the coordinator"))
+    }
 
     /// Whether it can do its work now.
     ///

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Longest request line: a path of PATH_MAX in hexadecimal and some words.
-const MAX_LINE: u64 = 16 << 10;
+/// Longest request line: a job may name a hundred thousand files.
+const MAX_LINE: u64 = 16 << 20;
 /// A connection that says nothing for this long is closed.
 const IDLE: Duration = Duration::from_secs(60);
 /// Conversations at one time: people looking, a scraper, and requests that wait for a slow under-store.
@@ -141,10 +141,11 @@ fn respond(line: &[u8], target: &dyn AdminTarget) -> Value {
             Some(path) => target.info(&path),
             None => return invalid("info needs a path: text in 'path', or hexadecimal in 'path_hex'".into()),
         },
+        Some("jobs") => target.jobs(&request),
         Some("health") => target.health().map(|()| json!("ok")),
         other => {
             let named = other.unwrap_or("(none)");
-            return invalid(format!("unknown op '{named}'; there are stats, status, info, health"));
+            return invalid(format!("unknown op '{named}'; there are stats, status, info, jobs, health"));
         }
     };
     match answer {

@@ -83,7 +83,7 @@ fn questions_and_answers() {
     // A request without an end is cut off.
     let mut raw = UnixStream::connect(&socket).unwrap();
     raw.set_read_timeout(Some(LIMIT)).unwrap();
-    let _ = raw.write_all(&vec![b'x'; 64 << 10]);
+    let _ = raw.write_all(&vec![b'x'; (16 << 20) + 1]);
     let mut text = String::new();
     let _ = raw.read_to_string(&mut text);
     assert!(text.contains("longer than") || text.is_empty(), "{text}");

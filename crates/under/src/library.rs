@@ -40,8 +40,15 @@ impl LibraryBackend {
                 .with_connect_timeout(config.connect_timeout)
                 .with_timeout_disabled()
         };
+        let variables = if source.scheme() == Scheme::Gcs {
+            "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT and the instance's account"
+        } else {
+            "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, AZURE_CLIENT_ID and the \
+             machine's identity"
+        };
         let wrong = |e: object_store::Error| {
-            Error::new(ErrorKind::Invalid, format!("{} can't be opened: {}", source.url(), root_cause(&e)))
+            let why = format!("{} can't be opened: {}; looked at were {variables}", source.url(), root_cause(&e));
+            Error::new(ErrorKind::Invalid, why)
         };
         if source.scheme() == Scheme::Gcs {
             let mut builder = GoogleCloudStorageBuilder::new();
@@ -61,7 +68,6 @@ impl LibraryBackend {
                 .with_skip_signature(config.anonymous)
                 .build();
             let store = Arc::new(store.map_err(wrong)?);
-            let variables = "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT and the instance's account";
             Ok(LibraryBackend { lister: store.clone(), store, name: "Google Cloud Storage".into(), variables })
         } else {
             let mut builder = MicrosoftAzureBuilder::new();
@@ -81,8 +87,6 @@ impl LibraryBackend {
                 .with_skip_signature(config.anonymous)
                 .build();
             let store = Arc::new(store.map_err(wrong)?);
-            let variables = "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, \
-                 AZURE_CLIENT_ID and the machine's identity";
             Ok(LibraryBackend { lister: store.clone(), store, name: "Azure Blob Storage".into(), variables })
         }
     }
@@ -121,6 +125,14 @@ impl LibraryBackend {
                 if ["429", "503", "SlowDown", "ServerBusy"].iter().any(|word| text.contains(word)) {
                     let error = Error::new(ErrorKind::Throttled, message);
                     return Failure { error, again: Again::SlowDown(None) };
+                }
+                if ["401 Unauthorized", "403 Forbidden"].iter().any(|word| text.contains(word)) {
+                    let message = format!("{message}; looked at were {}", self.variables);
+                    return Failure::fatal(ErrorKind::PermissionDenied, message);
+                }
+                if text.contains("404 Not Found") && what.starts_with("the listing") {
+                    let message = format!("{name} has no such bucket or container ({cause}); look at its spelling");
+                    return Failure::fatal(ErrorKind::Unavailable, message);
                 }
                 Failure::passing(ErrorKind::Unavailable, message)
             }

@@ -1,0 +1,142 @@
+//! `spurline load` and `spurline free`: work on many files, begun, looked at and stopped from here, done by a mount.
+
+mod place;
+mod show;
+
+use crate::cli::{FreeArgs, JobArgs, LoadArgs};
+use crate::signals;
+use place::Place;
+use serde_json::{Value, json};
+use spurline_config::Fault;
+use spurline_jobs::{Action, Spec, State};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// How often a job is asked how far it is.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Runs `spurline load`.
+///
+/// # Errors
+/// When the paths are in no mount, or its process refuses the job or does not answer.
+pub fn load(args: LoadArgs) -> Result<ExitCode, Fault> {
+    run(Action::Load, &args.path, &args.job, |spec| Spec {
+        metadata_only: args.metadata_only,
+        verify: args.verify,
+        skip_if_exists: args.skip_if_exists,
+        replicas: args.replicas,
+        ..spec
+    })
+}
+
+/// Runs `spurline free`.
+///
+/// # Errors
+/// As [`load`].
+pub fn free(args: FreeArgs) -> Result<ExitCode, Fault> {
+    run(Action::Free, &args.path, &args.job, |spec| spec)
+}
+
+fn run(action: Action, paths: &[String], args: &JobArgs, more: impl FnOnce(Spec) -> Spec) -> Result<ExitCode, Fault> {
+    let listed = args.files_from.as_deref().map(place::listed).transpose()?;
+    let paths = listed.as_deref().unwrap_or(paths);
+    if paths.is_empty() {
+        return Err(Fault::usage(
+            format!("nothing to {action}"),
+            format!("name files or folders: spurline {action} PATH, or a list of them with --files-from FILE"),
+        ));
+    }
+    let (place, below) = Place::of(paths)?;
+    let spec = more(Spec {
+        action,
+        source: place.source().to_owned(),
+        paths: below,
+        listed: listed.is_some(),
+        include: args.include.clone(),
+        exclude: args.exclude.clone(),
+        metadata_only: false,
+        verify: false,
+        skip_if_exists: false,
+        replicas: None,
+        rate: args.rate.map_or(0, |rate| rate.0),
+        parallel: args.parallel,
+    });
+    spec.filter().map_err(|why| Fault::usage(why, "* is any part of a name, ** any folders, [ab] one of these"))?;
+    let id = spec.id();
+    if args.stop {
+        place.ask(&json!({"do": "stop", "id": id}))?;
+        return follow(&place, &id, args, &Interrupted::default());
+    }
+    if args.progress {
+        let now = place.ask(&json!({"do": "progress", "id": id}))?;
+        if args.json || !show::is_terminal() {
+            return Ok(show::report(&now, args.json));
+        }
+        let interrupted = Interrupted::listen()?;
+        return follow(&place, &id, args, &interrupted);
+    }
+    // From before the job: a signal in between must not leave it running.
+    let interrupted = if args.submit { Interrupted::default() } else { Interrupted::listen()? };
+    let begun = place.ask(&json!({"do": "submit", "spec": spec}))?;
+    if args.submit {
+        if args.json {
+            anstream::println!("{begun}");
+        } else {
+            anstream::println!("{id} is under way; --progress in the place of --submit shows how far it is");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    follow(&place, &id, args, &interrupted)
+}
+
+/// How often a person asked this command to end.
+#[derive(Default)]
+struct Interrupted(Arc<AtomicU32>);
+
+impl Interrupted {
+    fn listen() -> Result<Self, Fault> {
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&count);
+        signals::on_stop(move |times| {
+            counted.store(times, Ordering::Release);
+            if times > 1 {
+                std::process::exit(1);
+            }
+        })?;
+        Ok(Interrupted(count))
+    }
+
+    fn is(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+}
+
+/// Shows a job until it ends. A person who interrupts ends the job, or only the look at it.
+fn follow(place: &Place, id: &str, args: &JobArgs, interrupted: &Interrupted) -> Result<ExitCode, Fault> {
+    let bar = show::Bar::new(args.json);
+    let mut told = false;
+    loop {
+        let now = place.ask(&json!({"do": "progress", "id": id}))?;
+        if state(&now).is_some_and(State::ended) {
+            bar.end();
+            return Ok(show::report(&now, args.json));
+        }
+        bar.show(&now);
+        if interrupted.is() && !told {
+            if args.progress {
+                bar.end();
+                anstream::eprintln!("{id} goes on; --stop ends it");
+                return Ok(ExitCode::SUCCESS);
+            }
+            told = true;
+            place.ask(&json!({"do": "stop", "id": id}))?;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn state(job: &Value) -> Option<State> {
+    serde_json::from_value(job["state"].clone()).ok()
+}

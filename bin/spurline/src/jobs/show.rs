@@ -1,0 +1,152 @@
+//! A job for a person: a bar while it works, a few lines at its end.
+
+use anstyle::{AnsiColor, Style};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::Value;
+use spurline_jobs::{Progress, State};
+use spurline_types::units::human_bytes;
+use std::fmt::Write as _;
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+const RED: Style = AnsiColor::Red.on_default().bold();
+const GREEN: Style = AnsiColor::Green.on_default().bold();
+const YELLOW: Style = AnsiColor::Yellow.on_default();
+/// Failed files that are named on a terminal; `--json` has more.
+const NAMED: usize = 10;
+const STEPS: u64 = 1000;
+
+/// Whether somebody looks.
+pub fn is_terminal() -> bool {
+    std::io::stderr().is_terminal()
+}
+
+/// The bar, on a terminal only.
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// A bar that is empty; none at all when `quiet`.
+    pub fn new(quiet: bool) -> Self {
+        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let style = ProgressStyle::with_template("{spinner} {bar:28.cyan/dim} {msg}");
+        let bar = ProgressBar::with_draw_target(Some(STEPS), target);
+        Bar(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+    }
+
+    /// Shows how far the job is.
+    pub fn show(&self, job: &Value) {
+        let Some((progress, verify)) = progress(job) else { return };
+        let share = progress.share(verify).unwrap_or(0.0);
+        self.0.set_position((share * STEPS as f64) as u64);
+        self.0.set_message(line(&progress, verify));
+        self.0.tick();
+    }
+
+    /// Takes it away.
+    pub fn end(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn progress(job: &Value) -> Option<(Progress, bool)> {
+    let progress = serde_json::from_value(job.clone()).ok()?;
+    Some((progress, job["verify"].as_bool().unwrap_or(false)))
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 10.0 => format!("{s:.1} s"),
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+/// The line beside the bar.
+fn line(p: &Progress, verify: bool) -> String {
+    let at_least = if p.listed { "" } else { "+" };
+    let (files, bytes) = match p.state {
+        State::Verifying => (p.files_verified, p.bytes_verified),
+        _ => (p.files_done, p.bytes_done),
+    };
+    let mut line = format!(
+        "{} {files} of {}{at_least} files, {} of {}{at_least}, {}/s",
+        p.state.word().to_lowercase(),
+        p.files_total,
+        human_bytes(bytes),
+        human_bytes(p.bytes_total),
+        human_bytes(p.bytes_per_second as u64),
+    );
+    if p.files_failed > 0 {
+        let _ = write!(line, ", {} failed", p.files_failed);
+    }
+    if let Some(left) = p.remaining(verify) {
+        let _ = write!(line, ", {} left", duration(left));
+    }
+    if !p.why.is_empty() {
+        let _ = write!(line, " ({})", p.why);
+    }
+    line
+}
+
+/// Prints what came of a job, or how far it is; the exit code is 1 when it failed or was stopped.
+pub fn report(job: &Value, as_json: bool) -> ExitCode {
+    let Some((p, verify)) = progress(job) else {
+        anstream::println!("{job}");
+        return ExitCode::FAILURE;
+    };
+    let bad = matches!(p.state, State::Failed | State::Stopped);
+    if as_json {
+        anstream::println!("{job}");
+    } else {
+        anstream::print!("{}", text(job["id"].as_str().unwrap_or("job"), job["action"] == "free", &p, verify));
+    }
+    ExitCode::from(u8::from(bad))
+}
+
+fn text(id: &str, free: bool, p: &Progress, verify: bool) -> String {
+    let colour = match p.state {
+        State::Succeeded => GREEN,
+        State::Failed | State::Stopped => RED,
+        State::Waiting | State::Running | State::Verifying => YELLOW,
+    };
+    let mut out = format!("{id}  {colour}{}{colour:#}  {}", p.state, duration(p.seconds));
+    if !p.why.is_empty() {
+        let _ = write!(out, "  {}", p.why);
+    }
+    let at_least = if p.listed { "" } else { "+" };
+    let _ = write!(out, "\n  files   {} of {}{at_least} done", p.files_done, p.files_total);
+    if p.files_skipped > 0 {
+        let _ = write!(out, ", {} were held already", p.files_skipped);
+    }
+    if verify {
+        let _ = write!(out, ", {} verified", p.files_verified);
+    }
+    if p.files_failed > 0 {
+        let _ = write!(out, ", {RED}{} failed{RED:#}", p.files_failed);
+    }
+    let moved = if free { "freed" } else { "fetched" };
+    let _ = write!(
+        out,
+        "\n  bytes   {} of {}{at_least}, {} {moved}",
+        human_bytes(p.bytes_done),
+        human_bytes(p.bytes_total),
+        human_bytes(p.bytes_moved)
+    );
+    if p.state.ended() && p.seconds > 0.0 {
+        let _ = write!(out, ", {}/s", human_bytes((p.bytes_done as f64 / p.seconds) as u64));
+    } else {
+        let _ = write!(out, ", {}/s now", human_bytes(p.bytes_per_second as u64));
+    }
+    if let Some(left) = p.remaining(verify).filter(|_| !p.state.ended()) {
+        let _ = write!(out, ", {} left", duration(left));
+    }
+    out.push('\n');
+    for failed in p.failed.iter().take(NAMED) {
+        let _ = writeln!(out, "  failed  {}: {}", failed.path, failed.reason);
+    }
+    if p.files_failed > NAMED as u64 {
+        let _ = writeln!(out, "  failed  {} more; --progress --json names up to 1000", p.files_failed - NAMED as u64);
+    }
+    out
+}
