@@ -3,13 +3,14 @@
 use crate::background::Ready;
 use crate::peers::Reach;
 use crate::service::{Outside, Target};
-use crate::{parts, rails, signals};
+use crate::{jobs, parts, rails, signals};
 use serde_json::{Value, json};
 use spurline_cache::{Cache, Shared};
 use spurline_client::{Keeper, Patience, Remote, RemoteConfig, Roster};
 use spurline_config::{Fault, FuseIo, MountConfig, Registry};
 use spurline_fs::Fs;
 use spurline_fuse::{MountOptions, Session, SessionConfig, Unmounter};
+use spurline_jobs::{Board, NoKeep};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{SocketOptions, group_addresses};
 use spurline_observe::AdminTarget;
@@ -31,6 +32,8 @@ struct Reads {
     tier: Arc<Tier>,
     store: Option<Arc<Store>>,
     remote: Option<Arc<Remote>>,
+    /// What jobs work on.
+    jobs: Arc<dyn spurline_jobs::Target>,
     /// Keeps the paths over rails while the mount reads.
     _keeper: Option<Keeper>,
 }
@@ -58,7 +61,11 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let handler = Arc::new(spurline_fuse::FsHandler::new(fs));
     // Before the mount is there: whoever sees it can ask about it, also while it starts.
     let chosen = Arc::new(OnceLock::new());
-    let look = look(&config, &reads, stats, started, Arc::clone(&chosen));
+    // Jobs that a mount does end with it.
+    let spools = std::env::temp_dir().join(format!("spurline-jobs-{}", std::process::id()));
+    let works_on = Arc::clone(&reads.jobs);
+    let board = Board::start(Arc::new(NoKeep), &spools, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
+    let look = look(&config, &reads, stats, started, Arc::clone(&chosen), Arc::clone(&board));
     let outside = Outside::open(Owner::Mount(&mountpoint), &config.metrics, &look)?;
     // Before the mount is there, too: a signal in between would end the process and leave a dead mount.
     let stop = Arc::new(Stop::default());
@@ -82,6 +89,9 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
         log.0.finish();
     }
     drop(outside);
+    board.stop_all();
+    // Most often there is none.
+    let _ = std::fs::remove_dir_all(&spools);
     tracing::info!("unmounted");
     ended
 }
@@ -172,7 +182,9 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
         false,
         Arc::clone(stats),
     );
-    Ok(Reads { volume: Cache::new(shared, under), pool, tier, store, remote: None, _keeper: None })
+    let cache = Cache::new(shared, under);
+    let jobs = Arc::new(jobs::target::Own(Arc::clone(&cache)));
+    Ok(Reads { volume: cache, pool, tier, store, remote: None, jobs, _keeper: None })
 }
 
 /// What is left of the budget beside the slots of the FUSE session, which have memory of their own.
@@ -223,7 +235,16 @@ fn consumer(
             Ok(tier)
         })?;
     let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
-    Ok(Reads { volume: Arc::clone(&remote) as _, pool, tier, store: None, remote: Some(remote), _keeper: keeper? })
+    let jobs = Arc::new(jobs::target::Group(Arc::clone(&remote)));
+    Ok(Reads {
+        volume: Arc::clone(&remote) as _,
+        pool,
+        tier,
+        store: None,
+        remote: Some(remote),
+        jobs,
+        _keeper: keeper?,
+    })
 }
 
 /// What lies between the kernel and the under-store may hold metadata for half of `--attr-cache`, and the kernel for
@@ -285,6 +306,7 @@ fn look(
     stats: Arc<Stats>,
     started: Instant,
     fuse: Arc<OnceLock<String>>,
+    board: Arc<Board>,
 ) -> Arc<dyn AdminTarget> {
     let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
     let (store, remote) = (reads.store.clone(), reads.remote.clone());
@@ -306,7 +328,7 @@ fn look(
         gauges: Box::new(move |stats| parts::gauges(&pool, &tier, stats)),
         info: Box::new(move |path| volume.info(path)),
         status: Box::new(status),
-        jobs: None,
+        jobs: Some(board),
         health: Box::new(|| Ok(())),
     })
 }

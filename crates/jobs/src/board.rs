@@ -38,12 +38,11 @@ pub struct Board {
 }
 
 impl Board {
-    /// Goes on with the jobs that `keep` has; lists of files lie in the directory `spools`.
+    /// Goes on with the jobs that `keep` has; lists of files lie in the directory `spools`, made when there is a job.
     ///
     /// # Errors
     /// When the jobs can't be read.
     pub fn start(keep: Arc<dyn Keep>, spools: &Path, open: Arc<Open>) -> Result<Arc<Board>> {
-        std::fs::create_dir_all(spools).map_err(|e| Error::io(format_args!("{}", spools.display()), &e))?;
         let board = Arc::new(Board { keep, spools: spools.to_owned(), open, jobs: Mutex::default() });
         let mut jobs = board.jobs.lock();
         for (id, kept) in board.keep.load()? {
@@ -70,6 +69,8 @@ impl Board {
     }
 
     fn work(&self, id: &str, spec: Spec, run_: Arc<Run>) -> Result<JoinHandle<()>> {
+        let spools = &self.spools;
+        std::fs::create_dir_all(spools).map_err(|e| Error::io(format_args!("{}", spools.display()), &e))?;
         let (keep, open, spool, id) = (Arc::clone(&self.keep), Arc::clone(&self.open), self.spool(id), id.to_owned());
         let work = move || {
             let mut saved = Instant::now();
@@ -158,6 +159,13 @@ impl Board {
         let Some(job) = jobs.get(id).filter(|job| !job.run.progress().state.ended()) else { return false };
         job.run.stop();
         true
+    }
+
+    /// Ends all jobs, without waiting for what is under way.
+    pub fn stop_all(&self) {
+        for job in self.jobs.lock().values() {
+            job.run.stop();
+        }
     }
 
     /// Ends the threads; jobs under way go on when the board starts again.

@@ -42,6 +42,21 @@ pub trait Keep: Send + Sync {
     fn remove(&self, id: &str) -> Result<()>;
 }
 
+/// Keeps nothing: jobs end with the process.
+pub struct NoKeep;
+
+impl Keep for NoKeep {
+    fn save(&self, _id: &str, _job: &Kept) -> Result<()> {
+        Ok(())
+    }
+    fn load(&self) -> Result<Vec<(String, Kept)>> {
+        Ok(Vec::new())
+    }
+    fn remove(&self, _id: &str) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// Keeps each job as one file of a directory, replaced as a whole.
 pub struct DirKeep {
     dir: PathBuf,

@@ -12,7 +12,7 @@ mod spool;
 mod walk;
 
 pub use board::{Board, Open, shown};
-pub use keep::{DirKeep, Keep, Kept};
+pub use keep::{DirKeep, Keep, Kept, NoKeep};
 pub use progress::{Failed, Progress, State};
 pub use run::{Run, run};
 pub use spec::{Action, Spec};

@@ -223,7 +223,8 @@ pub fn run(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut
         }
         Ok(()) if progress.files_failed > 0 => {
             progress.state = State::Failed;
-            progress.why = format!("{} files could not be done", progress.files_failed);
+            let files = if progress.files_failed == 1 { "file" } else { "files" };
+            progress.why = format!("{} {files} could not be done", progress.files_failed);
         }
         Ok(()) => {
             progress.state = State::Succeeded;

@@ -201,7 +201,7 @@ fn failures_are_repeated_named_and_do_not_end_the_job() {
     group.failures.lock().insert("a/2.bin".into(), (ErrorKind::Unavailable, 2));
     let all = done(&group, &spec(&["a"]));
     assert_eq!((all.state, all.files_done, all.files_failed), (State::Failed, 4, 1), "{all:?}");
-    assert_eq!((all.failed[0].path.as_str(), all.why.as_str()), ("a/1.bin", "1 files could not be done"));
+    assert_eq!((all.failed[0].path.as_str(), all.why.as_str()), ("a/1.bin", "1 file could not be done"));
     // What is missing when it is read back is no success.
     struct Forgets(Arc<Group>);
     impl Target for Forgets {

@@ -2,6 +2,7 @@
 
 mod place;
 mod show;
+pub mod target;
 
 use crate::cli::{FreeArgs, JobArgs, LoadArgs};
 use crate::signals;
@@ -121,7 +122,9 @@ fn follow(place: &Place, id: &str, args: &JobArgs, interrupted: &Interrupted) ->
         let now = place.ask(&json!({"do": "progress", "id": id}))?;
         if state(&now).is_some_and(State::ended) {
             bar.end();
-            return Ok(show::report(&now, args.json));
+            let code = show::report(&now, args.json);
+            // Who stopped it has what was wanted.
+            return Ok(if args.stop { ExitCode::SUCCESS } else { code });
         }
         bar.show(&now);
         if interrupted.is() && !told {

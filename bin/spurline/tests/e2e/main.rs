@@ -4,6 +4,7 @@
 mod common;
 mod disks;
 mod faults;
+mod jobs;
 mod load;
 mod lone;
 mod probe;

@@ -1,0 +1,117 @@
+//! What jobs work on: the cache of this very process, or the nodes of a group.
+
+use spurline_cache::{Batch, Cache};
+use spurline_client::{Extent, Remote};
+use spurline_jobs::{Part, Target, Worked};
+use spurline_types::{Attr, Error, ErrorKind, ListPage, Result};
+use spurline_volume::Volume;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Names of one page.
+const PAGE: usize = 1000;
+
+/// The cache of this process.
+pub struct Own(pub Arc<Cache>);
+
+/// The nodes of a group.
+pub struct Group(pub Arc<Remote>);
+
+/// What a check found: all that was asked for was held and right, or it was not.
+fn checked(worked: Worked) -> Result<Worked> {
+    if worked.moved == 0 {
+        return Ok(worked);
+    }
+    let why = format!(
+        "{} bytes were not held any more, or were wrong, and had to be fetched again: is the cache large enough?",
+        worked.moved
+    );
+    Err(Error::new(ErrorKind::NotFound, why))
+}
+
+impl Own {
+    fn fetch(&self, parts: &[Part], verify: bool) -> Vec<Result<Worked>> {
+        let batch = Arc::new(Batch::default());
+        for (number, part) in parts.iter().enumerate() {
+            self.0.warm(&part.object, part.blocks.clone(), verify, &batch, number);
+        }
+        let done = batch.wait(parts.len(), Instant::now() + self.0.timeout());
+        let outcome = |warmed: spurline_cache::Warmed| match warmed.error {
+            Some(error) => Err(error),
+            None => Ok(Worked { held: warmed.held_bytes, moved: warmed.fetched_bytes }),
+        };
+        done.into_iter().map(outcome).collect()
+    }
+}
+
+impl Target for Own {
+    fn source(&self) -> &str {
+        self.0.source()
+    }
+    fn block_size(&self) -> u64 {
+        self.0.block_size()
+    }
+    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        self.0.lookup(path)
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
+        self.0.list(path, cursor, PAGE)
+    }
+    fn warm(&self, parts: &[Part], _replicas: Option<u32>) -> Vec<Result<Worked>> {
+        self.fetch(parts, false)
+    }
+    fn check(&self, parts: &[Part], _replicas: Option<u32>) -> Vec<Result<Worked>> {
+        self.fetch(parts, true).into_iter().map(|result| result.and_then(checked)).collect()
+    }
+    fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
+        let one = |part: &Part| Ok(Worked { held: 0, moved: self.0.drop_blocks(&part.object, part.blocks.clone()) });
+        parts.iter().map(one).collect()
+    }
+}
+
+impl Group {
+    fn extents(&self, parts: &[Part]) -> Vec<Extent> {
+        let block = self.0.block_size();
+        let one = |part: &Part| Extent {
+            object: part.object.clone(),
+            bytes: u64::from(part.blocks.start) * block..u64::from(part.blocks.end) * block,
+        };
+        parts.iter().map(one).collect()
+    }
+
+    fn fetch(&self, parts: &[Part], replicas: Option<u32>, verify: bool) -> Vec<Result<Worked>> {
+        worked(self.0.warm(&self.extents(parts), replicas.unwrap_or(1) as usize, verify))
+    }
+}
+
+fn worked(done: Vec<spurline_proto::PartDone>) -> Vec<Result<Worked>> {
+    let one = |done: spurline_proto::PartDone| match done.error {
+        Some(error) => Err(error),
+        None => Ok(Worked { held: done.held_bytes, moved: done.moved_bytes }),
+    };
+    done.into_iter().map(one).collect()
+}
+
+impl Target for Group {
+    fn source(&self) -> &str {
+        self.0.source()
+    }
+    fn block_size(&self) -> u64 {
+        self.0.block_size()
+    }
+    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        self.0.lookup(path)
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
+        self.0.list(path, cursor, PAGE)
+    }
+    fn warm(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {
+        self.fetch(parts, replicas, false)
+    }
+    fn check(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {
+        self.fetch(parts, replicas, true).into_iter().map(|result| result.and_then(checked)).collect()
+    }
+    fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
+        worked(self.0.drop_cached(&self.extents(parts)))
+    }
+}

@@ -1,0 +1,135 @@
+//! `load` and `free` with the real binary: files are in the cache before they are read, and out of it when told.
+
+use crate::common::*;
+use serde_json::Value;
+use spurline_testkit::S3Server;
+use std::fs;
+use std::process::Output;
+
+fn json(out: &Output) -> Value {
+    serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"))
+}
+
+fn source(world: &World) -> String {
+    for n in 0..40 {
+        world.file(&format!("source/train/{n}.bin"), &bytes(n, n as usize * 1000));
+    }
+    world.file("source/train/deep/large", &bytes(99, 5 * MIB + 3));
+    world.file("source/other", b"not asked for");
+    world.path("source").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn what_was_loaded_is_read_without_the_source_and_what_was_freed_is_not_there() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let url = source(&world);
+    let mount = world.mount(&url, &["--attr-cache", "1h", "--no-passthrough"]);
+    let train = mount.path("train");
+    let train = train.to_str().unwrap();
+    let out = world.run(&["load", train, "--verify", "--json"]);
+    let job = json(&out);
+    assert_eq!(out.status.code(), Some(0), "{job}");
+    let n = |key: &str| job[key].as_u64().unwrap();
+    let size = 40 * 39 / 2 * 1000 + 5 * MIB as u64 + 3;
+    assert_eq!((job["state"].as_str(), n("files_done"), n("files_verified")), (Some("SUCCEEDED"), 41, 41), "{job}");
+    assert_eq!((n("bytes_done"), n("bytes_moved"), n("bytes_verified")), (size, size, size), "{job}");
+    // Reading fetches nothing more.
+    let before = mount.count("object", "get_bytes");
+    assert!(before >= size);
+    for name in fs::read_dir(train).unwrap().flatten().filter(|e| e.file_type().unwrap().is_file()) {
+        let name = name.file_name();
+        assert_eq!(
+            mount.read(format!("train/{}", name.to_str().unwrap())),
+            fs::read(format!("{url}/train/{}", name.to_str().unwrap())).unwrap()
+        );
+    }
+    assert_eq!(mount.read("train/deep/large"), bytes(99, 5 * MIB + 3));
+    assert_eq!(mount.count("object", "get_bytes"), before);
+    // The same again finds all of it there, and says so.
+    let again = json(&world.run(&["load", train, "--skip-if-exists", "--json"]));
+    assert_eq!((again["files_skipped"].as_u64(), again["bytes_moved"].as_u64()), (Some(40), Some(0)), "{again}");
+    let out = world.run(&["free", train]);
+    assert_eq!(out.status.code(), Some(0), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("freed"), "{out:?}");
+    let info = json(&world.run(&["info", mount.path("train/deep/large").to_str().unwrap(), "--json"]));
+    assert_eq!(info["blocks"]["cached"], 0, "{info}");
+    mount.unmount();
+}
+
+#[test]
+fn jobs_are_begun_looked_at_and_stopped() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let url = source(&world);
+    let mount = world.mount(&url, &[]);
+    let at = mount.at.to_str().unwrap();
+    // So slow that it can't end by itself during the test.
+    let out = world.run(&["load", at, "--submit", "--rate", "4K", "-p", "1"]);
+    assert_eq!(out.status.code(), Some(0), "{out:?}");
+    let job = json(&world.run(&["load", at, "--progress", "--json"]));
+    assert!(matches!(job["state"].as_str(), Some("WAITING" | "RUNNING")), "{job}");
+    let out = world.run(&["load", at, "--submit"]);
+    refused(&out, 2, &["with other options", "stop it first"]);
+    let out = world.run(&["load", at, "--stop"]);
+    assert_eq!(out.status.code(), Some(0), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("STOPPED"), "{out:?}");
+    let out = world.run(&["load", at, "--progress"]);
+    assert_eq!(out.status.code(), Some(1), "{out:?}");
+    let out = world.run(&["load", mount.path("train").to_str().unwrap(), "--progress"]);
+    refused(&out, 3, &["nothing was submitted for these paths"]);
+    let out = world.run(&["load", mount.path("nowhere").to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(1), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("failed  nowhere"), "{out:?}");
+    refused(&world.run(&["load"]), 2, &["nothing to load"]);
+    refused(&world.run(&["load", "/proc"]), 1, &["not in a mount"]);
+    refused(&world.run(&["load", at, "--include", "["]), 2, &["is no pattern"]);
+    let list = world.file("list", format!("{at}/other\n{at}/train\n").as_bytes());
+    let out = world.run(&["load", "--files-from", list.to_str().unwrap(), "--json"]);
+    let job = json(&out);
+    assert_eq!((job["files_done"].as_u64(), job["failed"][0]["path"].as_str()), (Some(1), Some("train")), "{job}");
+    // A job under way does not keep a mount from ending.
+    assert!(world.run(&["load", at, "--submit", "--rate", "4K", "-p", "1"]).status.success());
+    mount.unmount();
+}
+
+#[test]
+fn a_group_is_loaded_from_a_bucket_by_its_nodes() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    for n in 0..30 {
+        server.put("data", &format!("set/{n}"), &bytes(n, 40_000));
+    }
+    server.put("data", "set/big", &bytes(31, 3 * MIB));
+    let more = ["--endpoint-url", &server.endpoint()];
+    let nodes = [world.node(&["s3://data"], 0, &more), {
+        let mut command = world.command(&["node", "--group-port", "0", "--source", "s3://data"]);
+        command.args(["--cache-dir", world.dir("other-cache").to_str().unwrap()]).args(more);
+        world.node_with(with_credentials(&mut command))
+    }];
+    let both = nodes.each_ref().map(|node| node.address.as_str()).join(",");
+    let mount = world.consumer("s3://data", &both, &[]);
+    let set = mount.path("set");
+    let out = world.run(&["load", set.to_str().unwrap(), "--verify", "--json"]);
+    let job = json(&out);
+    assert_eq!(job["state"], "SUCCEEDED", "{job}");
+    assert_eq!(job["bytes_moved"].as_u64(), Some(30 * 40_000 + 3 * MIB as u64), "{job}");
+    // Each node fetched its share, the mount none of it.
+    let fetched = nodes.each_ref().map(|node| node.count("object", "get_bytes"));
+    assert_eq!(fetched.iter().sum::<u64>(), 30 * 40_000 + 3 * MIB as u64);
+    assert!(fetched.iter().all(|bytes| *bytes > 0), "{fetched:?}");
+    assert_eq!(mount.count("tcp", "recv_bytes"), 0, "warming sends no data to who asked for it");
+    for n in 0..30 {
+        assert_eq!(mount.read(format!("set/{n}")), bytes(n, 40_000));
+    }
+    assert_eq!(nodes.each_ref().map(|node| node.count("object", "get_bytes")), fetched);
+    mount.unmount();
+}
