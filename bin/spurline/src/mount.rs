@@ -6,6 +6,7 @@ use crate::service::{Outside, Target};
 use crate::{jobs, parts, rails, signals};
 use serde_json::{Value, json};
 use spurline_cache::{Cache, Shared};
+use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Keeper, Patience, Remote, RemoteConfig, Roster};
 use spurline_config::{Fault, FuseIo, MountConfig, Registry};
 use spurline_fs::Fs;
@@ -221,6 +222,8 @@ fn consumer(
         patience: Patience::new(config.net.peer_timeout),
         fetchers: (config.net.nconnect / 2).max(2),
         metadata_age: metadata_ttl(config),
+        copies: Copies::default(),
+        standpoint: Standpoint::default(),
     };
     let mut memory = None;
     let mut keeper = Ok(None);

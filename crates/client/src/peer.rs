@@ -2,6 +2,7 @@
 //! It does not know what is asked.
 
 use crate::paths::Paths;
+use crate::placement::FIRST;
 use crate::roster::{Roster, View};
 use parking_lot::Mutex;
 use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
@@ -169,12 +170,12 @@ impl Peer {
     }
 }
 
-/// Asks the nodes that `rank` names, in its order, until one answers: another one at once, and all again after a
+/// Asks the nodes that `rank` names, as many as it is told at most, in its order, until one answers: another one at once, and all again after a
 /// pause, those that are there by then, for as long as `patience` lasts. An error that a node answered is the answer,
 /// unless another node may know better. `ranked` is scratch.
 pub(crate) fn ask<T>(
     roster: &Roster,
-    rank: impl Fn(&View, &mut Vec<u32>),
+    rank: impl Fn(&View, usize, &mut Vec<u32>),
     ranked: &mut Vec<u32>,
     patience: Patience,
     retries: &spurline_types::stats::Metric,
@@ -182,12 +183,15 @@ pub(crate) fn ask<T>(
 ) -> Result<T> {
     let deadline = Instant::now() + patience.answer;
     let mut pause = FIRST_PAUSE;
+    // When none of the first few answers, more are asked in the next round.
+    let mut most = FIRST;
     let mut answered: Option<Error> = None;
     loop {
         let mut broken: Option<Error> = None;
         let mut all_away = true;
         let view = roster.view();
-        rank(&view, ranked);
+        rank(&view, most, ranked);
+        most = most.saturating_mul(FIRST);
         for index in ranked.iter() {
             let peer = view.peer(*index);
             match peer.attempt(deadline, &mut request) {

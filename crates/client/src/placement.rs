@@ -1,90 +1,460 @@
-//! Which node holds which blocks: weighted rendezvous hashing of (object, run of blocks). Pure arithmetic;
-//! it knows no network, no clock and no randomness.
+//! Which nodes hold which blocks: weighted rendezvous hashing of (object, run of blocks), copies spread over zones.
+//! Pure arithmetic; it knows no network, no clock and no randomness.
 
 use spurline_types::{Member, ObjectId};
-use std::hash::Hasher;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Blocks that stay together on one node. A run is long enough that read-ahead asks one node for several
 /// blocks, and short enough that a large file spreads over all nodes.
 pub const RUN_BLOCKS: u32 = 16;
+/// Changes whenever the same group would hold the same blocks elsewhere.
+const ALGORITHM: u64 = 2;
+/// The most nodes that one look for holders finds; more are asked for when all of these failed.
+pub const FIRST: usize = 8;
+/// From this many nodes on, holders of a run are remembered by the thread that looked for them.
+const REMEMBER_FROM: usize = 24;
+/// Runs that a thread remembers the holders of.
+const REMEMBERED: usize = 64;
 
-/// The index of each member in the order in which they are asked for block `index` of `object`, best first,
-/// written to `out` (cleared first, its capacity reused). Members of weight 0 come last, as a last resort.
-pub fn rank(members: &[Member], object: ObjectId, index: u32, out: &mut Vec<u32>) {
-    out.clear();
-    if let [_] = members {
-        out.push(0);
-        return;
-    }
-    out.extend(0..members.len() as u32);
-    let run = index / RUN_BLOCKS;
-    out.sort_by(|a, b| {
-        let score = |i: u32| score(&members[i as usize], object, run);
-        score(*b).total_cmp(&score(*a)).then(a.cmp(b))
-    });
+/// A number that two sides of a group must have in common: with another one they look for blocks in other places.
+pub fn fingerprint(block_size: u64) -> u64 {
+    let parts = [ALGORITHM, u64::from(RUN_BLOCKS), block_size];
+    xxh3_64(&parts.map(u64::to_le_bytes).concat())
 }
 
-/// The larger, the better the member. With h uniform in (0, 1), -w / ln(h) gives each member the first place
-/// as often as its weight says, and a member's coming or going moves no block between two others.
-fn score(member: &Member, object: ObjectId, run: u32) -> f64 {
-    if member.weight == 0 {
-        return 0.0;
+/// What is looked for: a run of blocks, and how many nodes hold it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    key: u64,
+    copies: u32,
+}
+
+impl Wanted {
+    /// The run that block `index` of `object` is of; `copies` nodes hold it.
+    pub fn block(object: ObjectId, index: u32, copies: u32) -> Wanted {
+        let run = u64::from(index / RUN_BLOCKS);
+        let folded = object.0 as u64 ^ ((object.0 >> 64) as u64).rotate_left(32);
+        Wanted { key: mix(folded ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15)), copies: copies.max(1) }
     }
-    let mut hash = xxhash_rust::xxh3::Xxh3::new();
-    hash.write(member.name.as_bytes());
-    hash.write(&object.0.to_le_bytes());
-    hash.write(&run.to_le_bytes());
+}
+
+/// How many nodes hold each file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copies {
+    all: u32,
+    /// Path prefixes with a number of their own, longest first.
+    below: Vec<(Vec<u8>, u32)>,
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Copies::new(1, [])
+    }
+}
+
+impl Copies {
+    /// `all` of everything, and other numbers of what is at and below some paths.
+    pub fn new(all: u32, below: impl IntoIterator<Item = (Vec<u8>, u32)>) -> Copies {
+        let mut below: Vec<(Vec<u8>, u32)> = below.into_iter().map(|(path, n)| (path, n.max(1))).collect();
+        below.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
+        Copies { all: all.max(1), below }
+    }
+
+    /// Of the file at `path`.
+    pub fn of(&self, path: &[u8]) -> u32 {
+        let at_or_below = |prefix: &[u8]| {
+            prefix.is_empty() || path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+        };
+        self.below.iter().find(|(prefix, _)| at_or_below(prefix)).map_or(self.all, |(_, copies)| *copies)
+    }
+}
+
+/// Where a reader stands.
+#[derive(Debug, Clone, Default)]
+pub struct Standpoint {
+    /// Its zone; empty when it was not told.
+    pub zone: String,
+    /// Decides among copies that are equally near.
+    pub seed: u64,
+}
+
+/// Nodes of one weight in one zone: among them the larger hash is the better node, without any logarithm.
+struct Class {
+    weight: u32,
+    zone: u32,
+    /// Of the names.
+    hashes: Vec<u64>,
+    indices: Vec<u32>,
+}
+
+/// The nodes of a group as the choice among them needs them.
+pub struct Placement {
+    classes: Vec<Class>,
+    zones: Vec<String>,
+    count: usize,
+    /// Unique in this process: what was remembered of another group is not of this one.
+    number: u64,
+}
+
+/// One node found, and how good it is.
+#[derive(Clone, Copy)]
+struct Found {
+    score: f64,
+    index: u32,
+    zone: u32,
+}
+
+struct Remembered {
+    number: u64,
+    wanted: Wanted,
+    nodes: [u32; FIRST],
+    len: usize,
+}
+
+thread_local! {
+    static FOUND: RefCell<Vec<Found>> = const { RefCell::new(Vec::new()) };
+    static BEFORE: RefCell<Vec<Option<Remembered>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Mixes 64 bits so that each depends on all (the finaliser of MurmurHash3).
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x ^ (x >> 33)
+}
+
+/// With h uniform in (0, 1), -w / ln(h) gives each node the first place as often as its weight says, and a node's
+/// coming or going moves no block between two others.
+fn score(hash: u64, weight: u32) -> f64 {
     // 53 bits, moved off both ends of the interval.
-    let uniform = ((hash.finish() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-    -f64::from(member.weight) / uniform.ln()
+    let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    -f64::from(weight) / uniform.ln()
+}
+
+impl Placement {
+    /// Over `members`, whose indices are what is found.
+    pub fn new(members: &[Member]) -> Placement {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let mut zones: Vec<String> = Vec::new();
+        let mut classes: BTreeMap<(u32, u32), Class> = BTreeMap::new();
+        for (index, member) in members.iter().enumerate() {
+            let zone = zones.iter().position(|zone| *zone == member.zone).unwrap_or_else(|| {
+                zones.push(member.zone.clone());
+                zones.len() - 1
+            }) as u32;
+            let weight = member.weight;
+            let class = classes.entry((zone, weight)).or_insert_with(|| Class {
+                weight,
+                zone,
+                hashes: Vec::new(),
+                indices: Vec::new(),
+            });
+            class.hashes.push(xxh3_64(member.name.as_bytes()));
+            class.indices.push(index as u32);
+        }
+        let (classes, count) = (classes.into_values().collect(), members.len());
+        Placement { classes, zones, count, number: NUMBER.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// The nodes to ask for `wanted`, best first, at most `most`, written to `out` (cleared first, its capacity reused).
+    /// First those that hold it, the one that all agree on as its owner before its copies; then those that would if
+    /// these were gone. Nodes of weight 0 come last, as a last resort.
+    pub fn holders(&self, wanted: Wanted, most: usize, out: &mut Vec<u32>) {
+        out.clear();
+        if self.count <= 1 {
+            out.extend(0..self.count as u32);
+            return;
+        }
+        if self.count < REMEMBER_FROM || most > FIRST {
+            return self.find(wanted, most, out);
+        }
+        BEFORE.with_borrow_mut(|before| {
+            before.resize_with(REMEMBERED, || None);
+            let slot = &mut before[(wanted.key >> 32) as usize % REMEMBERED];
+            if let Some(known) = slot.as_ref().filter(|r| r.number == self.number && r.wanted == wanted) {
+                return out.extend(known.nodes[..known.len].iter().take(most));
+            }
+            self.find(wanted, FIRST, out);
+            let mut nodes = [0; FIRST];
+            nodes[..out.len()].copy_from_slice(out);
+            *slot = Some(Remembered { number: self.number, wanted, nodes, len: out.len() });
+            out.truncate(most);
+        });
+    }
+
+    /// Brings those that hold it and are in the reader's zone to the front; among equals the reader's seed decides, so
+    /// that many readers share the copies.
+    pub fn near_first(&self, wanted: Wanted, members: &[Member], from: &Standpoint, out: &mut [u32]) {
+        let copies = (wanted.copies as usize).min(out.len());
+        let held = &mut out[..copies];
+        if held.len() < 2 {
+            return;
+        }
+        let near = |index: &u32| !from.zone.is_empty() && members[*index as usize].zone == from.zone;
+        let of_weight = |index: &u32| members[*index as usize].weight > 0;
+        // Stable, and short: at most a handful of copies.
+        held.sort_by_key(|index| (!of_weight(index), !near(index)));
+        let equal =
+            held.iter().take_while(|i| (near(i), of_weight(i)) == (near(&held[0]), of_weight(&held[0]))).count();
+        held[..equal].rotate_left((mix(from.seed ^ wanted.key) % equal as u64) as usize);
+    }
+
+    fn find(&self, wanted: Wanted, most: usize, out: &mut Vec<u32>) {
+        let most = most.clamp(1, self.count);
+        FOUND.with_borrow_mut(|found| {
+            found.clear();
+            for class in self.classes.iter().filter(|class| class.weight > 0) {
+                class.best(wanted.key, most, found);
+            }
+            found.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
+            let positive = found.len();
+            if positive < most {
+                for class in self.classes.iter().filter(|class| class.weight == 0) {
+                    class.best(wanted.key, most - positive, found);
+                }
+                found[positive..].sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
+            }
+            if wanted.copies > 1 && self.zones.len() > 1 {
+                spread(&mut found[..positive], wanted.copies as usize);
+            }
+            out.extend(found.iter().take(most).map(|found| found.index));
+        });
+    }
+}
+
+/// Moves up what makes the first `copies` be of different zones, as far as there are zones: a zone that is lost takes
+/// one copy with it, and a reader more often has one near.
+fn spread(found: &mut [Found], copies: usize) {
+    for place in 1..copies.min(found.len()) {
+        let (chosen, rest) = found.split_at(place);
+        let other = rest.iter().position(|f| chosen.iter().all(|c| c.zone != f.zone));
+        if let Some(at) = other {
+            found[place..=place + at].rotate_right(1);
+        }
+    }
+}
+
+impl Class {
+    /// Appends the best `most` of the class.
+    fn best(&self, key: u64, most: usize, found: &mut Vec<Found>) {
+        let start = found.len();
+        let score_of = |hash| if self.weight == 0 { hash as f64 } else { score(hash, self.weight) };
+        // The worst of those kept: below it a node needs no second look.
+        let mut bar = 0;
+        let mut kept: [(u64, u32); FIRST] = [(0, 0); FIRST];
+        if most > FIRST || self.hashes.len() <= most {
+            let all = self.hashes.iter().zip(&self.indices);
+            found.extend(all.map(|(name, index)| Found {
+                score: score_of(mix(name ^ key)),
+                index: *index,
+                zone: self.zone,
+            }));
+            if self.hashes.len() > most {
+                found[start..].sort_by(|a, b| b.score.total_cmp(&a.score));
+                found.truncate(start + most);
+            }
+            return;
+        }
+        let mut len = 0;
+        for (name, index) in self.hashes.iter().zip(&self.indices) {
+            let hash = mix(name ^ key);
+            if len == most && hash <= bar {
+                continue;
+            }
+            let at = kept[..len].iter().position(|(h, _)| *h < hash).unwrap_or(len);
+            len = (len + 1).min(most);
+            kept.copy_within(at..len - 1, at + 1);
+            kept[at] = (hash, *index);
+            bar = kept[len - 1].0;
+        }
+        found.extend(kept[..len].iter().map(|(hash, index)| Found {
+            score: score_of(*hash),
+            index: *index,
+            zone: self.zone,
+        }));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::{HashMap, HashSet};
+    use std::time::Instant;
 
     fn members(n: usize) -> Vec<Member> {
-        (0..n).map(|i| Member::at(&format!("10.0.0.{i}:7000"), 100)).collect()
+        (0..n).map(|i| Member::at(&format!("10.0.{}.{}:7000", i >> 8, i & 255), 100)).collect()
     }
 
-    fn first(members: &[Member], object: u128, index: u32) -> String {
+    fn holders(placement: &Placement, object: u64, index: u32, copies: u32, most: usize) -> Vec<u32> {
+        // Objects are named by hashes.
+        let object = ObjectId(u128::from(xxh3_64(&object.to_le_bytes())) << 64 | u128::from(object));
         let mut out = Vec::new();
-        rank(members, ObjectId(object), index, &mut out);
-        members[out[0] as usize].name.clone()
+        placement.holders(Wanted::block(object, index, copies), most, &mut out);
+        out
+    }
+
+    fn first(placement: &Placement, object: u64) -> u32 {
+        holders(placement, object, 0, 1, 1)[0]
+    }
+
+    /// The share that moved of those placed by `old` and then by `new`, and whether all of it went to `to`.
+    fn moved(old: &Placement, new: &Placement, objects: u64, to: impl Fn(u32) -> bool) -> (f64, bool) {
+        let moved: Vec<u32> =
+            (0..objects).filter_map(|o| Some(first(new, o)).filter(|n| first(old, o) != *n)).collect();
+        (moved.len() as f64 / objects as f64, moved.iter().all(|n| to(*n)))
     }
 
     #[test]
     fn balanced_by_weight_and_runs_stay_together() {
         let mut three = members(3);
         three[2].weight = 200;
-        let mut count = std::collections::HashMap::new();
-        for object in 0..20_000u128 {
-            *count.entry(first(&three, object, 0)).or_insert(0) += 1;
+        let placement = Placement::new(&three);
+        let mut count = [0; 3];
+        (0..20_000).for_each(|object| count[first(&placement, object) as usize] += 1);
+        for (got, share) in count.map(|n| f64::from(n) / 20_000.0).into_iter().zip([0.25, 0.25, 0.5]) {
+            assert!((got - share).abs() < 0.02, "{got} of the blocks for a share of {share}");
         }
-        for (name, share) in [(0, 0.25), (1, 0.25), (2, 0.5)].map(|(i, s)| (three[i].name.clone(), s)) {
-            let got = f64::from(count[&name]) / 20_000.0;
-            assert!((got - share).abs() < 0.02, "{name}: {got} of the blocks for a share of {share}");
-        }
-        assert_eq!(first(&three, 5, 0), first(&three, 5, RUN_BLOCKS - 1));
-        let spread: std::collections::HashSet<_> = (0..40).map(|run| first(&three, 5, run * RUN_BLOCKS)).collect();
+        assert_eq!(holders(&placement, 5, 0, 1, 1), holders(&placement, 5, RUN_BLOCKS - 1, 1, 1));
+        let spread: HashSet<_> = (0..40).map(|run| holders(&placement, 5, run * RUN_BLOCKS, 1, 1)).collect();
         assert_eq!(spread.len(), 3, "a large file spreads over all nodes");
     }
 
     #[test]
-    fn a_joining_node_takes_only_its_share() {
-        let (old, new) = (members(9), members(10));
-        let moved = (0..10_000u128).filter(|o| first(&old, *o, 0) != first(&new, *o, 0)).collect::<Vec<_>>();
-        assert!(moved.iter().all(|o| first(&new, *o, 0) == new[9].name), "blocks move only to the new node");
-        assert!((800..1200).contains(&moved.len()), "{} of 10000 moved for a share of a tenth", moved.len());
+    fn joining_nodes_take_only_their_share_and_leaving_ones_leave_only_their_own() {
+        for (n, more, objects) in [(3, 1, 30_000), (100, 1, 50_000), (10_000, 500, 1500)] {
+            let all = members(n + more);
+            let (old, new) = (Placement::new(&all[..n]), Placement::new(&all));
+            let (share, all_to_it) = moved(&old, &new, objects, |to| to >= n as u32);
+            let ideal = more as f64 / (n + more) as f64;
+            println!("{n} nodes and {more} more: {share:.5} of the blocks move, the ideal is {ideal:.5}");
+            assert!(all_to_it, "blocks move only to the new nodes");
+            // Four standard deviations of a fair draw.
+            assert!((share - ideal).abs() < 4.0 * (ideal / objects as f64).sqrt(), "{share} for {ideal}");
+            let (back, _) = moved(&new, &old, objects, |_| true);
+            assert!((back - share).abs() < f64::EPSILON, "what they took is what moves when they go");
+        }
     }
 
     #[test]
-    fn weight_zero_is_the_last_resort() {
+    fn the_load_is_balanced_at_every_size() {
+        for (n, objects) in [(3, 30_000u64), (100, 50_000), (10_000, 8000)] {
+            let placement = Placement::new(&members(n));
+            let mut count: HashMap<u32, u64> = HashMap::new();
+            (0..objects).for_each(|object| *count.entry(first(&placement, object)).or_default() += 1);
+            let mean = objects as f64 / n as f64;
+            let most = count.values().max().copied().unwrap_or(0) as f64;
+            println!("{n} nodes: {mean:.1} runs each on average, {most} at most");
+            assert!(most < mean + 6.0 * mean.sqrt() + 3.0, "{most} on one of {n}, {mean} on average");
+        }
+    }
+
+    #[test]
+    fn the_first_few_are_those_of_the_whole_order() {
+        let mut many = members(500);
+        for (i, member) in many.iter_mut().enumerate() {
+            member.weight = [0, 50, 100, 101][i % 4];
+            member.zone = ["", "a", "b"][i % 3].into();
+        }
+        let placement = Placement::new(&many);
+        for object in 0..200 {
+            let whole = holders(&placement, object, 0, 1, 500);
+            assert_eq!(whole.iter().collect::<HashSet<_>>().len(), 500, "every node once");
+            assert!(whole[375..].iter().all(|i| many[*i as usize].weight == 0), "weight 0 is the last resort");
+            for most in [1, 3, FIRST, 20] {
+                assert_eq!(holders(&placement, object, 0, 1, most), whole[..most]);
+                // And from memory.
+                assert_eq!(holders(&placement, object, 0, 1, most), whole[..most]);
+            }
+        }
+    }
+
+    #[test]
+    fn weight_zero_drains() {
         let mut two = members(2);
         two[0].weight = 0;
-        assert!((0..100).all(|o| first(&two, o, 0) == two[1].name));
-        let mut out = Vec::new();
-        rank(&two, ObjectId(1), 0, &mut out);
-        assert_eq!(out, [1, 0]);
+        let placement = Placement::new(&two);
+        assert!((0..100).all(|o| holders(&placement, o, 0, 2, 2) == [1, 0]));
+        let full = members(10);
+        let mut drained = full.clone();
+        drained[4].weight = 0;
+        let (share, _) = moved(&Placement::new(&full), &Placement::new(&drained), 20_000, |to| to != 4);
+        assert!((share - 0.1).abs() < 0.01, "{share} moved off one of ten");
+    }
+
+    #[test]
+    fn copies_are_in_different_zones_and_the_near_one_is_asked() {
+        let mut nodes = members(30);
+        for (i, member) in nodes.iter_mut().enumerate() {
+            member.zone = ["a", "b", "c"][i % 3].into();
+        }
+        let placement = Placement::new(&nodes);
+        let mut owners = [0u32; 3];
+        for object in 0..3000 {
+            let held = holders(&placement, object, 0, 3, FIRST);
+            let zones: HashSet<u32> = held[..3].iter().map(|i| i % 3).collect();
+            assert_eq!(zones.len(), 3);
+            assert_eq!(held[0], first(&placement, object), "the owner is the same for any number of copies");
+            owners[held[0] as usize % 3] += 1;
+            let wanted = Wanted::block(ObjectId(u128::from(object)), 0, 3);
+            let mut near = held.clone();
+            let from = Standpoint { zone: "b".into(), seed: 7 };
+            placement.near_first(wanted, &nodes, &from, &mut near);
+            assert_eq!(near[0] % 3, 1, "the copy in the reader's zone comes first");
+            assert_eq!(near[3..], held[3..]);
+        }
+        assert!(owners.iter().all(|n| (900..1100).contains(n)), "{owners:?}");
+        // Five copies in three zones: no zone has three of them.
+        let held = holders(&placement, 1, 0, 5, FIRST);
+        assert!((0..3).all(|zone| held[..5].iter().filter(|i| *i % 3 == zone).count() >= 1));
+    }
+
+    #[test]
+    fn readers_without_zones_share_the_copies() {
+        let nodes = members(5);
+        let placement = Placement::new(&nodes);
+        let held = holders(&placement, 9, 0, 2, FIRST);
+        let mut count = [0; 2];
+        for seed in 0..1000 {
+            let mut mine = held.clone();
+            let from = Standpoint { zone: String::new(), seed };
+            placement.near_first(Wanted::block(ObjectId(9), 0, 2), &nodes, &from, &mut mine);
+            count[held.iter().position(|i| *i == mine[0]).unwrap()] += 1;
+        }
+        assert!(count.iter().all(|n| *n > 400), "{count:?}");
+    }
+
+    #[test]
+    fn a_path_has_the_copies_of_its_longest_prefix() {
+        let copies = Copies::new(0, [(b"a".to_vec(), 2), (b"a/b".to_vec(), 3), (b"c".to_vec(), 0)]);
+        let of = |path: &str| copies.of(path.as_bytes());
+        assert_eq!((of("a"), of("a/x"), of("a/b/c"), of("ab"), of("c/d"), of("")), (2, 2, 3, 1, 1, 1));
+        assert_eq!(Copies::new(1, [(Vec::new(), 4)]).of(b"any"), 4);
+    }
+
+    #[test]
+    fn another_block_size_is_another_group() {
+        assert_eq!(fingerprint(4 << 20), fingerprint(4 << 20));
+        assert_ne!(fingerprint(4 << 20), fingerprint(1 << 20));
+    }
+
+    /// Prints what a choice costs; asserts nothing about time.
+    #[test]
+    fn what_a_choice_costs() {
+        for n in [3, 100, 10_000] {
+            let placement = Placement::new(&members(n));
+            let (mut out, rounds) = (Vec::new(), 2000u32);
+            let mut each = |of: &dyn Fn(u32) -> u32| {
+                let start = Instant::now();
+                for i in 0..rounds {
+                    placement.holders(Wanted::block(ObjectId(u128::from(of(i)) << 64), 0, 1), FIRST, &mut out);
+                }
+                start.elapsed() / rounds
+            };
+            let (new, known) = (each(&|i| i), each(&|_| 7));
+            println!("{n} nodes: {new:?} for a run not seen before, {known:?} for the same one again");
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::ahead::{Ahead, PIECE_FROM};
 use crate::peer::{Patience, Peer, ask};
-use crate::placement::rank;
+use crate::placement::{Copies, FIRST, Standpoint, Wanted};
 use crate::roster::{Roster, View};
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::{Fill, Tier};
@@ -27,7 +27,7 @@ thread_local! {
 }
 
 /// How a [`Remote`] behaves.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct RemoteConfig {
     /// How long requests may take.
     pub patience: Patience,
@@ -35,6 +35,10 @@ pub struct RemoteConfig {
     pub fetchers: usize,
     /// How old metadata may be that a node answers from memory.
     pub metadata_age: Duration,
+    /// How many nodes hold each file.
+    pub copies: Copies,
+    /// Where this reader stands.
+    pub standpoint: Standpoint,
 }
 
 /// A cache group as a volume.
@@ -70,7 +74,7 @@ impl Remote {
         make_tier: impl FnOnce(u64) -> Result<Arc<Tier>>,
     ) -> Result<Arc<Remote>> {
         let mut block_size = 0;
-        let everyone = |view: &View, ranked: &mut Vec<u32>| {
+        let everyone = |view: &View, _, ranked: &mut Vec<u32>| {
             ranked.clear();
             ranked.extend(0..view.members().len() as u32);
         };
@@ -144,12 +148,11 @@ impl Inner {
         &self.stats.remotecache.retries
     }
 
-    /// Asks the nodes responsible for `object` and `index` with `request`, made anew for each attempt because
-    /// every connection numbers the volume itself.
+    /// Asks the nodes that hold `wanted` with `request`, made anew for each attempt because every connection numbers the
+    /// volume itself.
     fn ask<T>(
         &self,
-        object: ObjectId,
-        index: u32,
+        wanted: Wanted,
         mut call: impl FnMut(
             &mut spurline_transport::Lease<'_>,
             &mut Vec<u8>,
@@ -158,7 +161,7 @@ impl Inner {
     ) -> Result<T> {
         // Taken out of its cell for the call, so that a call made inside another finds an empty one, not a panic.
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
-        let place = |view: &View, ranked: &mut Vec<u32>| rank(view.members(), object, index, ranked);
+        let place = |view: &View, most, ranked: &mut Vec<u32>| view.rank(wanted, &self.config.standpoint, most, ranked);
         let retries = &self.stats.remotecache.retries;
         let result = ask(&self.roster, place, &mut ranked, self.config.patience, retries, |lease, deadline| {
             call(lease, &mut body, deadline)
@@ -171,13 +174,18 @@ impl Inner {
     }
 
     /// The node that is asked first.
-    fn first_peer(&self, object: ObjectId, index: u32) -> Option<Arc<Peer>> {
+    fn first_peer(&self, wanted: Wanted) -> Option<Arc<Peer>> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
         let view = self.roster.view();
-        rank(view.members(), object, index, &mut ranked);
+        view.rank(wanted, &self.config.standpoint, FIRST, &mut ranked);
         let first = ranked.first().map(|index| Arc::clone(view.peer(*index)));
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         first
+    }
+
+    /// The run that holds a byte of an object.
+    fn wanted(&self, object: &ObjectRef, offset: u64) -> Wanted {
+        Wanted::block(object.id, (offset / self.block_size) as u32, self.config.copies.of(&object.path))
     }
 
     fn max_age_ms(&self) -> u32 {
@@ -195,7 +203,7 @@ impl Inner {
     ) -> Result<T> {
         let started = Instant::now();
         let place = ObjectId::hash(&self.source, path, "");
-        let result = self.ask(place, 0, &mut call);
+        let result = self.ask(Wanted::block(place, 0, self.config.copies.of(path)), &mut call);
         let counted = &self.stats.metadata;
         counted.ops.add(1);
         counted.lat_us.add_us(started.elapsed());
@@ -226,7 +234,7 @@ impl Inner {
         if !self.rails || dst.len() < SPLIT_FROM {
             return self.read_plain(object, offset, dst);
         }
-        let first = self.first_peer(object.id, (offset / self.block_size) as u32);
+        let first = self.first_peer(self.wanted(object, offset));
         let several =
             first.as_ref().and_then(|peer| peer.paths()).filter(|paths| paths.up() > 1).and_then(|p| p.current());
         let Some(current) = several else { return self.read_plain(object, offset, dst) };
@@ -241,8 +249,7 @@ impl Inner {
     }
 
     fn read_plain(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
-        let index = (offset / self.block_size) as u32;
-        let got = self.ask(object.id, index, |lease, body, deadline| {
+        let got = self.ask(self.wanted(object, offset), |lease, body, deadline| {
             let request = Request::Read(read_of(object, lease.welcome().volume, offset, dst.len()));
             lease.call(&request, body, dst, &mut |_| {}, deadline)
         })?;
@@ -315,7 +322,7 @@ impl Inner {
             // The last of the file, or a piece across two blocks: of two nodes, perhaps.
             return false;
         }
-        let Some(peer) = self.first_peer(object.id, index) else { return false };
+        let Some(peer) = self.first_peer(self.wanted(object, at)) else { return false };
         let request = |welcome: &Welcome| Request::Read(read_of(object, welcome.volume, at, piece));
         let Some(begun) = peer.tcp().begin(request, Instant::now() + self.config.patience.answer) else { return false };
         self.ahead.keep(object.id, at, piece, peer, begun);

@@ -3,6 +3,7 @@
 
 use crate::paths::Paths;
 use crate::peer::Peer;
+use crate::placement::{Placement, Standpoint, Wanted};
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use spurline_transport::Wake;
@@ -47,10 +48,22 @@ struct Slot {
 pub struct View {
     members: Vec<Member>,
     slots: Vec<Arc<Slot>>,
+    placement: Placement,
     workshop: Arc<Workshop>,
 }
 
 impl View {
+    /// The nodes to ask for `wanted`, at most `most`, in the order in which a reader at `from` asks them.
+    pub fn rank(&self, wanted: Wanted, from: &Standpoint, most: usize, out: &mut Vec<u32>) {
+        self.placement.holders(wanted, most, out);
+        self.placement.near_first(wanted, &self.members, from, out);
+    }
+
+    /// The nodes that hold `wanted`, its owner first, and those that would if they were gone, at most `most`.
+    pub fn holders(&self, wanted: Wanted, most: usize, out: &mut Vec<u32>) {
+        self.placement.holders(wanted, most, out);
+    }
+
     /// The nodes, in the order in which they were told.
     pub fn members(&self) -> &[Member] {
         &self.members
@@ -94,7 +107,12 @@ impl Roster {
     /// A group of `members`, asked through what `make` makes of each.
     pub fn new(members: &[Member], make: impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static) -> Arc<Roster> {
         let workshop = Arc::new(Workshop { make: Box::new(make), equipment: OnceLock::new() });
-        let empty = View { members: Vec::new(), slots: Vec::new(), workshop: Arc::clone(&workshop) };
+        let empty = View {
+            members: Vec::new(),
+            slots: Vec::new(),
+            placement: Placement::new(&[]),
+            workshop: Arc::clone(&workshop),
+        };
         let roster = Roster { current: ArcSwap::from_pointee(empty), workshop, changing: Mutex::new(()) };
         roster.set_members(members);
         Arc::new(roster)
@@ -110,15 +128,16 @@ impl Roster {
         }
         let known: HashMap<&str, usize> = old.members.iter().enumerate().map(|(i, m)| (m.name.as_str(), i)).collect();
         let last: HashMap<&str, usize> = members.iter().enumerate().map(|(i, m)| (m.name.as_str(), i)).collect();
-        let mut view = View { members: Vec::new(), slots: Vec::new(), workshop: Arc::clone(&self.workshop) };
+        let (mut kept_members, mut slots) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
         for (index, member) in members.iter().enumerate().filter(|(i, m)| last[m.name.as_str()] == *i) {
             let kept = known.get(member.name.as_str()).filter(|at| old.members[**at].addresses == member.addresses);
             let slot = kept.map_or_else(Arc::default, |at| Arc::clone(&old.slots[*at]));
             tracing::trace!(index, name = member.name, kept = kept.is_some(), "a node of the group");
-            view.members.push(member.clone());
-            view.slots.push(slot);
+            kept_members.push(member.clone());
+            slots.push(slot);
         }
-        let view = Arc::new(view);
+        let placement = Placement::new(&kept_members);
+        let view = Arc::new(View { members: kept_members, slots, placement, workshop: Arc::clone(&self.workshop) });
         self.current.store(Arc::clone(&view));
         if view.members.len() <= ALL_READY {
             (0..view.members.len() as u32).for_each(|index| drop(Arc::clone(view.peer(index))));

@@ -2,7 +2,7 @@
 //! and free a group. It does not know which files a job is about.
 
 use crate::peer::{Patience, ask};
-use crate::placement::{RUN_BLOCKS, rank};
+use crate::placement::{FIRST, RUN_BLOCKS, Wanted};
 use crate::remote::{Inner, Remote};
 use crate::roster::View;
 use spurline_proto::{Part, PartDone, PartList, PartsDone, Request, VolumeId};
@@ -32,8 +32,9 @@ struct Piece {
     /// Of the list that was given.
     extent: usize,
     bytes: Range<u64>,
-    /// Which copy it is: 0 the first.
+    /// Which copy it is: 0 the first; and of how many.
     copy: usize,
+    copies: u32,
 }
 
 impl Remote {
@@ -47,7 +48,8 @@ impl Remote {
         let mut left: Vec<Piece> = Vec::new();
         for (number, extent) in extents.iter().enumerate() {
             for bytes in inner.runs(&extent.object, &extent.bytes) {
-                left.extend((0..copies.max(1)).map(|copy| Piece { extent: number, bytes: bytes.clone(), copy }));
+                let piece = |copy| Piece { extent: number, bytes: bytes.clone(), copy, copies: copies as u32 };
+                left.extend((0..copies.clamp(1, FIRST)).map(piece));
             }
         }
         for attempt in 0..OTHERS {
@@ -90,7 +92,7 @@ impl Remote {
                 let mut at = extent.bytes.start;
                 while at < end {
                     let next = (at / step + 1).saturating_mul(step).min(end);
-                    pieces.push(Piece { extent: number, bytes: at..next, copy: 0 });
+                    pieces.push(Piece { extent: number, bytes: at..next, copy: 0, copies: 1 });
                     at = next;
                 }
             }
@@ -158,7 +160,8 @@ impl Inner {
     fn holder(&self, object: &ObjectRef, piece: &Piece, attempt: usize) -> Option<String> {
         let view = self.roster().view();
         let mut ranked = Vec::new();
-        rank(view.members(), object.id, (piece.bytes.start / self.block_size()) as u32, &mut ranked);
+        let index = (piece.bytes.start / self.block_size()) as u32;
+        view.holders(Wanted::block(object.id, index, piece.copies), FIRST, &mut ranked);
         let at = ranked.get(piece.copy + attempt).or_else(|| ranked.get(piece.copy))?;
         Some(view.members()[*at as usize].name.clone())
     }
@@ -240,7 +243,7 @@ impl Inner {
         patience: Patience,
         mut call: impl FnMut(&mut Lease<'_>, &mut Vec<u8>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
-        let only = |view: &View, ranked: &mut Vec<u32>| {
+        let only = |view: &View, _, ranked: &mut Vec<u32>| {
             ranked.clear();
             ranked.extend(view.members().iter().position(|member| member.name == name).map(|at| at as u32));
         };

@@ -1,6 +1,7 @@
 //! A node and its consumer over TCP: bytes, errors, and a node that goes away and comes back.
 
 use spurline_cache::Shared;
+use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
@@ -50,7 +51,13 @@ fn consumer(source: &str, at: SocketAddr, patience: Duration) -> Result<(Arc<Rem
     let member = Member::at(&at.to_string(), 100);
     let peer = Peer::new(pool, &member);
     let roster = Roster::new(&[member], move |_| Arc::clone(&peer));
-    let config = RemoteConfig { patience: Patience::new(patience), fetchers: 4, metadata_age: Duration::ZERO };
+    let config = RemoteConfig {
+        patience: Patience::new(patience),
+        fetchers: 4,
+        metadata_age: Duration::ZERO,
+        copies: Copies::default(),
+        standpoint: Standpoint::default(),
+    };
     let remote = Remote::connect(source, roster, config, Arc::clone(&stats), |block| {
         Ok(Tier::new(Pool::new(16 * block, block as usize)?))
     })?;

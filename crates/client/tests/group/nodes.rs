@@ -1,5 +1,6 @@
 //! Nodes in memory that serve made-up bytes, and mounts that read from them and compare.
 
+use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster};
 use spurline_mem::{Pool, Tier};
 use spurline_net_sim::{FaultPlan, Rates, SimNode};
@@ -62,7 +63,13 @@ impl Nodes {
             Peer::new(ChannelPool::new(node.connector(), "mount", "src", config, Arc::clone(&counted)), member)
         });
         let patience = Patience { answer: Duration::from_secs(60), absence: Duration::from_millis(200) };
-        let config = RemoteConfig { patience, fetchers: 2, metadata_age: Duration::ZERO };
+        let config = RemoteConfig {
+            patience,
+            fetchers: 2,
+            metadata_age: Duration::ZERO,
+            copies: Copies::default(),
+            standpoint: Standpoint::default(),
+        };
         let remote = Remote::connect("src", roster, config, stats, |block| {
             Ok(Tier::new(Pool::new(16 * block, block as usize)?))
         });

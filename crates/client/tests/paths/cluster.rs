@@ -1,6 +1,7 @@
 //! A mount's view of one node over simulated rails and TCP: what the tests of paths stand on.
 
 use parking_lot::Mutex;
+use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Patience, Peer, Remote, RemoteConfig, Roster};
 use spurline_mem::{Pool, Tier};
 use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
@@ -162,7 +163,13 @@ impl Cluster {
         let keeper = Keeper::start(&roster, wake).unwrap();
         keeper.wait_first(Instant::now() + Duration::from_secs(10));
         let patience = Patience { answer: Duration::from_secs(20), absence: Duration::from_millis(200) };
-        let remote_config = RemoteConfig { patience, fetchers: 2, metadata_age: Duration::ZERO };
+        let remote_config = RemoteConfig {
+            patience,
+            fetchers: 2,
+            metadata_age: Duration::ZERO,
+            copies: Copies::default(),
+            standpoint: Standpoint::default(),
+        };
         let remote = Remote::connect("src", roster, remote_config, Arc::clone(&stats), |block_size| {
             Ok(Tier::new(Pool::new(64 << 20, block_size as usize)?))
         });

@@ -3,6 +3,7 @@
 
 use parking_lot::Mutex;
 use spurline_cache::Shared;
+use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster};
 use spurline_mem::{Pool, Tier};
 use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
@@ -151,7 +152,13 @@ impl Cluster {
     pub fn mount(&self, which: impl IntoIterator<Item = usize>) -> Mount {
         let stats = Arc::new(Stats::default());
         let roster = Roster::new(&self.members(which), reach(&self.hosts, "mount", &stats));
-        let config = RemoteConfig { patience: patience(), fetchers: 2, metadata_age: Duration::ZERO };
+        let config = RemoteConfig {
+            patience: patience(),
+            fetchers: 2,
+            metadata_age: Duration::ZERO,
+            copies: Copies::default(),
+            standpoint: Standpoint::default(),
+        };
         let remote = Remote::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
             Ok(Tier::new(Pool::new(16 * block, block as usize)?))
         });
