@@ -49,7 +49,7 @@ impl<'a> Take<'a> {
         self.0 = rest;
         Ok(value)
     }
-    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], FrameError> {
+    pub fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], FrameError> {
         let (value, rest) = self.0.split_first_chunk::<N>().ok_or(FrameError::Truncated(what))?;
         self.0 = rest;
         Ok(*value)

@@ -13,6 +13,10 @@ pub enum Op {
     Hello,
     /// Asks for a sign of life.
     Ping,
+    /// Asks for a number to be proved with, before the greeting.
+    Challenge,
+    /// Proves that the peer holds the group token.
+    Prove,
     /// Attributes of one path.
     Lookup,
     /// A page of a directory.
@@ -36,9 +40,11 @@ pub enum Op {
 }
 
 impl Op {
-    const NAMED: [(Op, u16); 11] = [
+    const NAMED: [(Op, u16); 13] = [
         (Op::Hello, 1),
         (Op::Ping, 2),
+        (Op::Challenge, 3),
+        (Op::Prove, 4),
         (Op::Lookup, 16),
         (Op::List, 17),
         (Op::ReadLink, 18),
@@ -55,6 +61,8 @@ impl Op {
         match self {
             Op::Hello => 1,
             Op::Ping => 2,
+            Op::Challenge => 3,
+            Op::Prove => 4,
             Op::Lookup => 16,
             Op::List => 17,
             Op::ReadLink => 18,

@@ -17,6 +17,7 @@ mod answer;
 mod codec;
 mod header;
 mod parts;
+mod proof;
 mod rail;
 pub mod rdma;
 mod request;
@@ -24,6 +25,7 @@ mod request;
 pub use answer::{Body, Capabilities, StatFs, Welcome, decode_error, encode_error_message};
 pub use header::{Flags, Header, Op};
 pub use parts::{Part, PartDone, PartList, Parts, PartsDone};
+pub use proof::{Challenge, Challenged, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, Proof};
 pub use rail::{Link, MAX_RAILS, Rail};
 pub use request::{Hello, Read, Request, VolumeId, check_path};
 
@@ -44,6 +46,8 @@ pub const FRAME_VERSION: u16 = 1;
 pub(crate) const RAILS_VERSION: u16 = 2;
 /// The longest body of a request: a path of any length a file system accepts fits several times.
 pub const MAX_REQUEST_BODY: usize = 64 << 10;
+/// The longest body of a request on a connection that has not greeted yet: a greeting with the longest source.
+pub const MAX_GREETING_BODY: usize = 8 << 10;
 /// The longest body of an answer: a page of 1000 names of 1 KiB with their attributes fits twice.
 pub const MAX_ANSWER_BODY: usize = 4 << 20;
 /// The longest payload of one frame: the largest block.

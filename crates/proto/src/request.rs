@@ -2,6 +2,7 @@
 
 use crate::codec::{Put, Take};
 use crate::header::check_len;
+use crate::proof::{Challenge, Proof};
 use crate::{FrameError, HEADER_LEN, Header, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION, Op, Parts, padding};
 use std::fmt;
 
@@ -67,6 +68,10 @@ pub enum Request<'a> {
     Hello(Hello<'a>),
     /// Answered by nothing but an empty frame.
     Ping,
+    /// Answered by a `Challenged`.
+    Challenge(Challenge<'a>),
+    /// Answered by a `Proof`.
+    Prove(Proof),
     /// Answered by an `Attr`.
     Lookup {
         /// The volume.
@@ -148,6 +153,8 @@ impl<'a> Request<'a> {
         match self {
             Request::Hello(_) => Op::Hello,
             Request::Ping => Op::Ping,
+            Request::Challenge(_) => Op::Challenge,
+            Request::Prove(_) => Op::Prove,
             Request::Lookup { .. } => Op::Lookup,
             Request::List { .. } => Op::List,
             Request::ReadLink { .. } => Op::ReadLink,
@@ -193,6 +200,8 @@ impl<'a> Request<'a> {
                 out.put_bytes(source.as_bytes());
             }
             Request::Ping => {}
+            Request::Challenge(challenge) => challenge.encode(out),
+            Request::Prove(proof) => out.extend_from_slice(&proof.0),
             Request::Lookup { volume, path, max_age_ms } => {
                 out.put_u32(volume.0);
                 out.put_bytes(path);
@@ -242,6 +251,8 @@ impl<'a> Request<'a> {
                 source: take.text("a source")?,
             }),
             Op::Ping => Request::Ping,
+            Op::Challenge => Request::Challenge(Challenge::take(&mut take)?),
+            Op::Prove => Request::Prove(Proof(take.array("a proof")?)),
             Op::Lookup => Request::Lookup {
                 volume: take_volume(&mut take)?,
                 path: take_path(&mut take)?,
@@ -282,6 +293,8 @@ impl fmt::Display for Request<'_> {
         match self {
             Request::Hello(hello) => write!(f, "greeting for source '{}'", hello.source),
             Request::Ping => f.write_str("ping"),
+            Request::Challenge(_) => f.write_str("challenge"),
+            Request::Prove(_) => f.write_str("proof of the group token"),
             Request::Lookup { path, .. } => write!(f, "lookup of {}", name(path)),
             Request::List { path, .. } => write!(f, "listing of {}", name(path)),
             Request::ReadLink { path, .. } => write!(f, "target of link {}", name(path)),

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use spurline_proto::{
-    Body, Capabilities, FRAME_ALIGN, Flags, FrameError, HEADER_LEN, Header, Hello, Link, MAX_PAYLOAD, MAX_RAILS,
-    MAX_REQUEST_BODY, Op, Part, PartDone, PartList, PartsDone, Rail, Read, Request, StatFs, VolumeId, Welcome,
-    check_path, decode_error, encode_error_message, padding,
+    Body, Capabilities, Challenge, Challenged, FRAME_ALIGN, Flags, FrameError, HEADER_LEN, Header, Hello, Link,
+    MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, NONCE_LEN, Op, PROOF_LEN, Part, PartDone, PartList, PartsDone, Proof,
+    Rail, Read, Request, StatFs, VolumeId, Welcome, check_path, decode_error, encode_error_message, padding,
 };
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Version};
 use std::time::{Duration, UNIX_EPOCH};
@@ -109,6 +109,11 @@ proptest! {
         let (volume, path) = (VolumeId(volume), path.as_slice());
         round_trip(Request::Hello(Hello { min_version: 3, max_version: max as u16, peer: &text, source: &text }), id);
         round_trip(Request::Ping, id);
+        let nonce = [id as u8; NONCE_LEN];
+        round_trip(Request::Challenge(Challenge { scheme: max as u16, nonce, peer: &text }), id);
+        round_trip(Request::Prove(Proof([len as u8; PROOF_LEN])), id);
+        body_round_trip(&Challenged { nonce, node: text.clone() });
+        body_round_trip(&Proof([id as u8; PROOF_LEN]));
         round_trip(Request::Lookup { volume, path, max_age_ms: max }, id);
         round_trip(Request::List { volume, path, cursor: cursor.as_deref(), max, max_age_ms: !max }, id);
         round_trip(Request::ReadLink { volume, path }, id);

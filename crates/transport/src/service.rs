@@ -1,11 +1,13 @@
 //! The node's side: what a request is answered by, and the rules every transport keeps around it (greeting first,
 //! every request answered once). It knows no connection's bytes.
 
+use crate::gate::Gate;
 use crate::{Endpoints, TransportKind};
-use spurline_proto::{Body, Header, Hello, Op, Request, Welcome};
+use spurline_proto::{Body, Header, Hello, MAX_GREETING_BODY, MAX_REQUEST_BODY, Op, Request, Welcome};
+use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result};
 use std::os::fd::BorrowedFd;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// What is known of the connection a request came on.
 #[derive(Debug)]
@@ -13,12 +15,23 @@ pub struct ConnState {
     id: u64,
     endpoints: Endpoints,
     peer_name: OnceLock<String>,
+    gate: Gate,
 }
 
 impl ConnState {
     /// A new connection that has not greeted yet; `id` is unique in this process.
     pub fn new(id: u64, endpoints: Endpoints) -> Self {
-        ConnState { id, endpoints, peer_name: OnceLock::new() }
+        ConnState { id, endpoints, peer_name: OnceLock::new(), gate: Gate::open() }
+    }
+    /// The same for a connection whose peer has to prove first what `trust` asks for. `binding` is the connection's
+    /// channel binding, empty where nothing is encrypted.
+    pub fn guarded(id: u64, endpoints: Endpoints, trust: &Arc<Trust>, binding: &[u8]) -> Self {
+        let gate = Gate::new(Arc::clone(trust), &endpoints.kind.to_string(), binding);
+        ConnState { id, endpoints, peer_name: OnceLock::new(), gate }
+    }
+    /// The longest body a request may have now: strangers get less room.
+    pub fn max_body(&self) -> usize {
+        if self.peer_name.get().is_some() { MAX_REQUEST_BODY } else { MAX_GREETING_BODY }
     }
     /// Unique in this process.
     pub fn id(&self) -> u64 {
@@ -122,19 +135,35 @@ pub fn dispatch(
     if let Err(e) = header.check_request() {
         return refuse(e.into(), responder);
     }
-    if header.op != Op::Hello && conn.peer_name().is_none() {
-        let why = format!("{:?} came before the greeting", header.op);
-        return refuse(Error::new(ErrorKind::Protocol, why), responder);
+    if conn.peer_name().is_none() {
+        match header.op {
+            Op::Challenge | Op::Prove => {}
+            // What is not proved is not even looked at.
+            _ if !conn.gate.passed() => return refuse(conn.gate.unproved(), responder),
+            Op::Hello => {}
+            op => {
+                let why = format!("{op:?} came before the greeting");
+                return refuse(Error::new(ErrorKind::Protocol, why), responder);
+            }
+        }
     }
     let answered = match Request::decode(header.op, body) {
+        // A stranger gets one try.
+        Err(e) if conn.peer_name().is_none() => return refuse(e.into(), responder),
         Err(e) => Err(Error::new(ErrorKind::Invalid, e.to_string())),
+        Ok(Request::Challenge(challenge)) => match conn.gate.challenged(&challenge) {
+            Err(e) => return refuse(e, responder),
+            Ok(challenged) => answer(&challenged, responder),
+        },
+        Ok(Request::Prove(proof)) => match conn.gate.proved(&proof) {
+            Err(e) => return refuse(e, responder),
+            Ok(proof) => answer(&proof, responder),
+        },
         Ok(Request::Hello(hello)) => match hello.negotiate() {
             Err(e) => return refuse(e.into(), responder),
             Ok(version) => service.hello(conn, &hello).and_then(|welcome| {
                 conn.peer_name.get_or_init(|| hello.peer.to_owned());
-                let mut out = Vec::with_capacity(64);
-                Welcome { version, ..welcome }.encode(&mut out);
-                responder.data(&out, &[])
+                answer(&Welcome { version, ..welcome }, responder)
             }),
         },
         Ok(Request::Ping) => responder.data(&[], &[]),
@@ -159,4 +188,10 @@ pub fn dispatch(
         Ok(()) => Next::Continue,
         Err(error) => Next::Close(error),
     }
+}
+
+fn answer(value: &impl Body, responder: &mut dyn Responder) -> Result<()> {
+    let mut out = Vec::with_capacity(64);
+    value.encode(&mut out);
+    responder.data(&out, &[])
 }

@@ -187,6 +187,15 @@ sections! {
         throttled: Counter "operations" "Answers of the under-store that asked to slow down.",
         in_flight: Gauge "operations" "Requests of the under-store under way.",
     }
+    /// Who was let in, and who was not.
+    trust: Trust {
+        proved: Counter "connections" "Connections that proved the group token, to this process or by it.",
+        refused_proof: Counter "connections" "Connections refused for want of a proof of the group token, or for a wrong one.",
+        refused_tls: Counter "connections" "Connections with which TLS could not be agreed on.",
+        refused_frames: Counter "connections" "Connections closed for bytes that break the protocol.",
+        refused_silent: Counter "connections" "Connections closed because no whole request came in time.",
+        refused_limit: Counter "connections" "Connections closed because there were too many.",
+    }
 }
 
 impl Stats {

@@ -1,0 +1,86 @@
+//! What a peer has to prove before its greeting is looked at, and how it does so on a channel. It knows neither the
+//! secret nor a connection's bytes.
+
+use crate::Channel;
+use crate::channel::call_for;
+use parking_lot::Mutex;
+use spurline_proto::{Challenge, Challenged, Proof, Request};
+use spurline_trust::{Asked, Connection, Trust};
+use spurline_types::{Error, ErrorKind, Result};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// The node's side of one connection.
+pub(crate) struct Gate {
+    trust: Arc<Trust>,
+    kind: String,
+    binding: Vec<u8>,
+    asked: Mutex<Option<Asked>>,
+    passed: AtomicBool,
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.passed() { "open" } else { "shut" })
+    }
+}
+
+impl Gate {
+    /// Asks for nothing.
+    pub fn open() -> Gate {
+        Gate::new(Trust::anyone(), "", b"")
+    }
+
+    pub fn new(trust: Arc<Trust>, kind: &str, binding: &[u8]) -> Gate {
+        let passed = AtomicBool::new(trust.tokens().is_none());
+        Gate { trust, kind: kind.to_owned(), binding: binding.to_vec(), asked: Mutex::new(None), passed }
+    }
+
+    pub fn passed(&self) -> bool {
+        self.passed.load(Ordering::Acquire)
+    }
+
+    pub fn unproved(&self) -> Error {
+        self.trust.unproved()
+    }
+
+    /// Answers a challenge. Each number is good for one proof, so a peer may begin anew; the connection ends with its
+    /// first wrong proof.
+    pub fn challenged(&self, challenge: &Challenge<'_>) -> Result<Challenged> {
+        let Some(tokens) = self.trust.tokens() else {
+            let why = "this node asks nobody for a group token: start it with --group-token-file, or this peer without";
+            return Err(Error::new(ErrorKind::PermissionDenied, why));
+        };
+        let connection = Connection { kind: &self.kind, binding: &self.binding };
+        let (asked, challenged) = Asked::new(tokens, self.trust.name(), connection, challenge)?;
+        *self.asked.lock() = Some(asked);
+        Ok(challenged)
+    }
+
+    pub fn proved(&self, proof: &Proof) -> Result<Proof> {
+        let Some(asked) = self.asked.lock().take() else {
+            return Err(Error::new(ErrorKind::Protocol, "a proof came before a challenge"));
+        };
+        let answer = asked.check(proof)?;
+        self.passed.store(true, Ordering::Release);
+        Ok(answer)
+    }
+}
+
+/// Proves the group token on a channel that was just opened, and has the node prove it; nothing happens where `trust`
+/// has no token. `binding` is the connection's channel binding, empty where nothing is encrypted.
+///
+/// # Errors
+/// Those of [`Channel::call`]; `PermissionDenied` when one side does not hold the other's token.
+pub fn prove(channel: &mut dyn Channel, trust: &Trust, binding: &[u8], deadline: Instant) -> Result<()> {
+    let kind = channel.endpoints().kind.to_string();
+    let Some(mut prover) = trust.prover(Connection { kind: &kind, binding })? else { return Ok(()) };
+    let mut body = Vec::new();
+    let challenged: Challenged =
+        call_for(channel, &Request::Challenge(prover.challenge()), &mut body, deadline).map_err(Error::from)?;
+    let proof = prover.prove(challenged);
+    let answer: Proof = call_for(channel, &Request::Prove(proof), &mut body, deadline).map_err(Error::from)?;
+    prover.check(&answer).map_err(|e| e.context(channel.endpoints()))
+}

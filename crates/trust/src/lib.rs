@@ -1,0 +1,89 @@
+//! Who may join a group: the group token from its file, its proof by both sides of a connection, and how often a
+//! refusal is said. It deliberately knows no socket and no request: bytes in, bytes out. The scheme and what it does
+//! not protect stand in `docs/trust.md`.
+#![forbid(unsafe_code)]
+
+mod proof;
+mod refusals;
+mod token;
+mod watched;
+
+pub use proof::{Asked, Prover};
+pub use refusals::{Reason, Refusals};
+pub use token::Tokens;
+
+use spurline_types::{Error, ErrorKind, Result};
+use std::path::Path;
+use std::sync::Arc;
+use watched::Watched;
+
+/// What a process wants of its peers and shows them.
+pub struct Trust {
+    name: String,
+    tokens: Option<Watched<Tokens>>,
+}
+
+impl Trust {
+    /// Asks nothing of anybody and proves nothing.
+    pub fn anyone() -> Arc<Trust> {
+        Arc::new(Trust { name: String::new(), tokens: None })
+    }
+
+    /// A process called `name` that proves the tokens of `token_file`, and asks its peers for such a proof. The file is
+    /// read again when it changed.
+    ///
+    /// # Errors
+    /// `NotFound` or `PermissionDenied` when the file can't be read, `Invalid` when it holds no good token; the sentence
+    /// says what to do.
+    pub fn new(name: &str, token_file: Option<&Path>) -> Result<Arc<Trust>> {
+        let read = |file: &Path| {
+            let shown = file.to_owned();
+            Watched::new(vec![file.to_owned()], Box::new(move || Tokens::read(&shown)))
+        };
+        let tokens = token_file.map(read).transpose()?;
+        Ok(Arc::new(Trust { name: name.to_owned(), tokens }))
+    }
+
+    /// The same without a file, for tests and benchmarks.
+    pub fn with_tokens(name: &str, tokens: Tokens) -> Arc<Trust> {
+        Arc::new(Trust { name: name.to_owned(), tokens: Some(Watched::fixed(tokens)) })
+    }
+
+    /// The tokens now; `None` where no proof is asked for.
+    pub fn tokens(&self) -> Option<Arc<Tokens>> {
+        self.tokens.as_ref().map(Watched::get)
+    }
+
+    /// The name that this process proves under.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Begins to prove the token on a connection that this process opened; `None` where there is none.
+    ///
+    /// # Errors
+    /// When the operating system gives no randomness.
+    pub fn prover(&self, connection: Connection<'_>) -> Result<Option<Prover>> {
+        self.tokens().map(|tokens| Prover::new(tokens, &self.name, connection)).transpose()
+    }
+
+    /// Why a connection without a proof is refused here, for the peer to read.
+    pub fn unproved(&self) -> Error {
+        let why = format!(
+            "{} asks for a proof of the group token, and this peer gave none: start it with --group-token-file and the \
+             same file as there",
+            self.name
+        );
+        Error::new(ErrorKind::PermissionDenied, why)
+    }
+}
+
+/// The connection that a proof is made for: it is worth nothing on another.
+#[derive(Debug, Clone, Copy)]
+pub struct Connection<'a> {
+    /// What carries it: `tcp`, `rdma`, `control`.
+    pub kind: &'a str,
+    /// What both ends of an encrypted connection know and nobody else, so that nobody sits between (RFC 9266); empty
+    /// where nothing is encrypted.
+    pub binding: &'a [u8],
+}

@@ -1,0 +1,271 @@
+//! The proof of the group token: each side shows that it holds the token, for this one connection, without sending it.
+//! It knows no message's bytes.
+//!
+//! Both sides draw a number. The peer that connected proves first, with its first token; the node tries all of its own,
+//! and answers with the one that fitted, so that files of old and new tokens work together. A proof is HMAC-SHA-256
+//! under the token over, each with its length before it: this scheme's name, the role of who proves, what carries the
+//! connection, its channel binding, both numbers, both names, and in the node's proof the peer's. Roles keep a proof
+//! from being sent back to who made it; the numbers keep it from being sent again; the kind and the binding keep it from
+//! being handed on to another connection where that one is encrypted.
+
+use crate::{Connection, Tokens};
+use aws_lc_rs::{hmac, rand};
+use spurline_proto::{Challenge, Challenged, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, Proof};
+use spurline_types::{Error, ErrorKind, Result};
+use std::sync::Arc;
+
+const SCHEME: &[u8] = b"spurline group proof 1";
+const PEER: &[u8] = b"peer";
+const NODE: &[u8] = b"node";
+
+/// What both proofs of one connection are made over.
+struct Transcript {
+    kind: String,
+    binding: Vec<u8>,
+    peer_nonce: [u8; NONCE_LEN],
+    node_nonce: [u8; NONCE_LEN],
+    peer: String,
+    node: String,
+}
+
+impl Transcript {
+    fn bytes(&self, role: &[u8], before: &[u8]) -> Vec<u8> {
+        let parts: [&[u8]; 9] = [
+            SCHEME,
+            role,
+            self.kind.as_bytes(),
+            &self.binding,
+            &self.peer_nonce,
+            &self.node_nonce,
+            self.peer.as_bytes(),
+            self.node.as_bytes(),
+            before,
+        ];
+        let mut out = Vec::with_capacity(parts.iter().map(|part| 4 + part.len()).sum());
+        for part in parts {
+            // Names and bindings are far shorter than u32.
+            out.extend_from_slice(&(part.len() as u32).to_le_bytes());
+            out.extend_from_slice(part);
+        }
+        out
+    }
+
+    fn sign(&self, key: &hmac::Key, role: &[u8], before: &[u8]) -> Proof {
+        let tag = hmac::sign(key, &self.bytes(role, before));
+        let mut proof = [0; PROOF_LEN];
+        proof.copy_from_slice(tag.as_ref());
+        Proof(proof)
+    }
+
+    fn verify(&self, key: &hmac::Key, role: &[u8], before: &[u8], proof: &Proof) -> bool {
+        // In constant time.
+        hmac::verify(key, &self.bytes(role, before), &proof.0).is_ok()
+    }
+}
+
+fn nonce() -> Result<[u8; NONCE_LEN]> {
+    let mut nonce = [0; NONCE_LEN];
+    rand::fill(&mut nonce).map_err(|_| Error::new(ErrorKind::Io(5), "the operating system gives no random numbers"))?;
+    Ok(nonce)
+}
+
+/// A name cut to what a message takes.
+fn cut(name: &str) -> String {
+    name[..name.floor_char_boundary(MAX_PEER_NAME)].to_owned()
+}
+
+/// The side that connected.
+pub struct Prover {
+    tokens: Arc<Tokens>,
+    transcript: Transcript,
+    shown: Option<Proof>,
+}
+
+impl Prover {
+    pub(crate) fn new(tokens: Arc<Tokens>, name: &str, connection: Connection<'_>) -> Result<Prover> {
+        let transcript = Transcript {
+            kind: connection.kind.to_owned(),
+            binding: connection.binding.to_vec(),
+            peer_nonce: nonce()?,
+            node_nonce: [0; NONCE_LEN],
+            peer: cut(name),
+            node: String::new(),
+        };
+        Ok(Prover { tokens, transcript, shown: None })
+    }
+
+    /// The first message.
+    pub fn challenge(&self) -> Challenge<'_> {
+        Challenge { scheme: PROOF_SCHEME, nonce: self.transcript.peer_nonce, peer: &self.transcript.peer }
+    }
+
+    /// The second message, once the node has answered the first.
+    pub fn prove(&mut self, challenged: Challenged) -> Proof {
+        self.transcript.node_nonce = challenged.nonce;
+        self.transcript.node = challenged.node;
+        let proof = self.transcript.sign(&self.tokens.keys[0], PEER, &[]);
+        self.shown = Some(proof);
+        proof
+    }
+
+    /// Checks the node's answer to the second.
+    ///
+    /// # Errors
+    /// `PermissionDenied` when the node does not hold the token.
+    pub fn check(&self, answer: &Proof) -> Result<()> {
+        let fits = |shown: &Proof| self.transcript.verify(&self.tokens.keys[0], NODE, &shown.0, answer);
+        if self.shown.as_ref().is_some_and(fits) {
+            return Ok(());
+        }
+        let why = format!(
+            "node '{}' does not hold the group token, or somebody changed its words on the way: it is not asked anything",
+            self.transcript.node.escape_debug()
+        );
+        Err(Error::new(ErrorKind::PermissionDenied, why))
+    }
+}
+
+/// The node's side, once it was challenged: good for one answer.
+pub struct Asked {
+    tokens: Arc<Tokens>,
+    transcript: Transcript,
+}
+
+impl Asked {
+    /// Answers a challenge with one of this side's own.
+    ///
+    /// # Errors
+    /// `Unsupported` for a scheme of a newer release, or when there is no randomness.
+    pub fn new(
+        tokens: Arc<Tokens>,
+        name: &str,
+        connection: Connection<'_>,
+        challenge: &Challenge<'_>,
+    ) -> Result<(Asked, Challenged)> {
+        if challenge.scheme != PROOF_SCHEME {
+            let why = format!(
+                "this node proves by scheme {PROOF_SCHEME}, the peer by {}: run the same release on both sides",
+                challenge.scheme
+            );
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        let transcript = Transcript {
+            kind: connection.kind.to_owned(),
+            binding: connection.binding.to_vec(),
+            peer_nonce: challenge.nonce,
+            node_nonce: nonce()?,
+            peer: challenge.peer.to_owned(),
+            node: cut(name),
+        };
+        let challenged = Challenged { nonce: transcript.node_nonce, node: transcript.node.clone() };
+        Ok((Asked { tokens, transcript }, challenged))
+    }
+
+    /// The node's own proof when the peer's is right.
+    ///
+    /// # Errors
+    /// `PermissionDenied` when the peer holds none of the tokens.
+    pub fn check(self, proof: &Proof) -> Result<Proof> {
+        let key = self.tokens.keys.iter().find(|key| self.transcript.verify(key, PEER, &[], proof));
+        key.map(|key| self.transcript.sign(key, NODE, &proof.0)).ok_or_else(|| {
+            let why = format!(
+                "'{}' proved another group token than node '{}' has: give both the same --group-token-file",
+                self.transcript.peer.escape_debug(),
+                self.transcript.node
+            );
+            Error::new(ErrorKind::PermissionDenied, why)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "old-q5Ykm0WJ7b2uR1xTzv9sLd3f";
+    const NEW: &str = "new-q5Ykm0WJ7b2uR1xTzv9sLd3f";
+
+    fn tokens(lines: &[&str]) -> Arc<Tokens> {
+        Arc::new(Tokens::parse(lines.join("\n").as_bytes()).unwrap())
+    }
+
+    fn connection(kind: &'static str, binding: &'static [u8]) -> Connection<'static> {
+        Connection { kind, binding }
+    }
+
+    /// Whether peer and node accept each other.
+    fn agree(peer: (&[&str], Connection<'_>), node: (&[&str], Connection<'_>)) -> Result<()> {
+        let mut prover = Prover::new(tokens(peer.0), "peer", peer.1)?;
+        let (asked, challenged) = Asked::new(tokens(node.0), "node", node.1, &prover.challenge())?;
+        let answer = asked.check(&prover.prove(challenged))?;
+        prover.check(&answer)
+    }
+
+    #[test]
+    fn the_same_token_on_the_same_connection_and_nothing_else() {
+        let (tcp, rdma) = (connection("tcp", b""), connection("rdma", b""));
+        agree((&[OLD], tcp), (&[OLD], tcp)).unwrap();
+        agree((&[OLD], tcp), (&[NEW], tcp)).unwrap_err();
+        agree((&[OLD], tcp), (&[OLD], rdma)).unwrap_err();
+        agree((&[OLD], connection("tcp", b"one")), (&[OLD], connection("tcp", b"one"))).unwrap();
+        agree((&[OLD], connection("tcp", b"one")), (&[OLD], connection("tcp", b"two"))).unwrap_err();
+        agree((&[OLD], connection("tcp", b"one")), (&[OLD], tcp)).unwrap_err();
+    }
+
+    #[test]
+    fn a_token_is_changed_one_member_after_the_other() {
+        let tcp = connection("tcp", b"");
+        let steps: [&[&str]; 4] = [&[OLD], &[OLD, NEW], &[NEW, OLD], &[NEW]];
+        for pair in steps.windows(2) {
+            agree((pair[0], tcp), (pair[1], tcp)).unwrap();
+            agree((pair[1], tcp), (pair[0], tcp)).unwrap();
+        }
+        agree((steps[0], tcp), (steps[3], tcp)).unwrap_err();
+    }
+
+    #[test]
+    fn a_proof_is_good_once_and_in_one_direction() {
+        let tcp = connection("tcp", b"");
+        let mut prover = Prover::new(tokens(&[OLD]), "peer", tcp).unwrap();
+        let challenge = prover.challenge();
+        let (asked, challenged) = Asked::new(tokens(&[OLD]), "node", tcp, &challenge).unwrap();
+        // The same hello again is asked with another number.
+        let (again, _) = Asked::new(tokens(&[OLD]), "node", tcp, &challenge).unwrap();
+        let proof = prover.prove(challenged);
+        again.check(&proof).map(|_| ()).unwrap_err();
+        let answer = asked.check(&proof).unwrap();
+        assert_ne!(answer, proof);
+        prover.check(&answer).unwrap();
+        // A node without the token can only send back what it was sent.
+        assert_eq!(prover.check(&proof).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(prover.check(&Proof([0; PROOF_LEN])).unwrap_err().kind(), ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn parts_of_a_transcript_cannot_change_places() {
+        let with = |peer: &str, node: &str| Transcript {
+            kind: "tcp".into(),
+            binding: Vec::new(),
+            peer_nonce: [1; NONCE_LEN],
+            node_nonce: [2; NONCE_LEN],
+            peer: peer.into(),
+            node: node.into(),
+        };
+        assert_ne!(with("ab", "c").bytes(PEER, b""), with("a", "bc").bytes(PEER, b""));
+        assert_ne!(with("a", "c").bytes(PEER, b""), with("a", "c").bytes(NODE, b""));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_other_bytes_are_a_proof(flip in 0usize..PROOF_LEN * 8, name in ".{0,40}", kind in ".{0,8}", binding: Vec<u8>) {
+            let connection = Connection { kind: &kind, binding: &binding };
+            let mut prover = Prover::new(tokens(&[OLD]), &name, connection).unwrap();
+            let (asked, challenged) = Asked::new(tokens(&[NEW, OLD]), &name, connection, &prover.challenge()).unwrap();
+            let proof = prover.prove(challenged);
+            let mut answer = asked.check(&proof).unwrap();
+            prover.check(&answer).unwrap();
+            answer.0[flip / 8] ^= 1 << (flip % 8);
+            proptest::prop_assert!(prover.check(&answer).is_err());
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A value read from files, and read again when they changed. It knows no meaning of what is in them.
+
+use parking_lot::Mutex;
+use spurline_types::{Error, Result};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Files are looked at no more often than this.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What tells that a file is another: device, inode, size, time of change in nanoseconds. Secrets of a container change
+/// by a link to another directory.
+type Stamp = Option<(u64, u64, u64, i64, i64)>;
+
+pub(crate) struct Watched<T> {
+    files: Vec<PathBuf>,
+    read: Box<dyn Fn() -> Result<T> + Send + Sync>,
+    now: Mutex<Now<T>>,
+}
+
+struct Now<T> {
+    value: Arc<T>,
+    stamps: Vec<Stamp>,
+    looked: Instant,
+}
+
+impl<T> Watched<T> {
+    /// Reads for the first time.
+    pub fn new(files: Vec<PathBuf>, read: Box<dyn Fn() -> Result<T> + Send + Sync>) -> Result<Watched<T>> {
+        let stamps = stamps(&files);
+        let value = Arc::new(read()?);
+        Ok(Watched { files, read, now: Mutex::new(Now { value, stamps, looked: Instant::now() }) })
+    }
+
+    /// A value that has no file.
+    pub fn fixed(value: T) -> Watched<T> {
+        let never = || Err(Error::new(spurline_types::ErrorKind::Unsupported, "there is no file"));
+        let now = Now { value: Arc::new(value), stamps: Vec::new(), looked: Instant::now() };
+        Watched { files: Vec::new(), read: Box::new(never), now: Mutex::new(now) }
+    }
+
+    /// The value now. One that can't be read any more stays as it was, which is said once for every change.
+    pub fn get(&self) -> Arc<T> {
+        let mut now = self.now.lock();
+        if !self.files.is_empty() && now.looked.elapsed() >= EVERY {
+            now.looked = Instant::now();
+            let found = stamps(&self.files);
+            if found != now.stamps {
+                now.stamps = found;
+                match (self.read)() {
+                    Ok(value) => {
+                        now.value = Arc::new(value);
+                        tracing::info!("{} was read again", self.files[0].display());
+                    }
+                    Err(error) => tracing::warn!("{error}; what was there before stays in use"),
+                }
+            }
+        }
+        Arc::clone(&now.value)
+    }
+}
+
+fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
+    let stamp = |file: &PathBuf| {
+        let meta = std::fs::metadata(file).ok()?;
+        Some((meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
+    };
+    files.iter().map(stamp).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_file_is_read_again_and_a_broken_one_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
+        std::fs::write(&file, "one").unwrap();
+        let from = file.clone();
+        let read = move || {
+            let text = std::fs::read_to_string(&from).map_err(|e| Error::io("reading", &e))?;
+            if text == "bad" { Err(Error::new(spurline_types::ErrorKind::Invalid, "bad")) } else { Ok(text) }
+        };
+        let watched = Watched::new(vec![file.clone()], Box::new(read)).unwrap();
+        // As after a second.
+        let look = || {
+            let past = Instant::now().checked_sub(EVERY).unwrap();
+            watched.now.lock().looked = past;
+            watched.get().to_string()
+        };
+        assert_eq!(look(), "one");
+        std::fs::write(&file, "another").unwrap();
+        assert_eq!(look(), "another");
+        std::fs::write(&file, "bad").unwrap();
+        assert_eq!(look(), "another");
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(look(), "another");
+        std::fs::write(&file, "good again").unwrap();
+        assert_eq!(look(), "good again");
+    }
+}
