@@ -89,7 +89,7 @@ Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) a
 
 Examples:
   A node for one bucket, reached over eth1:
-    spurline node --source s3://datasets --cache-dir /nvme0/c --group-network eth1 --group-port 7000
+    spurline node --source s3://datasets --cache-dir /nvme0/c --group-network eth1 --group-port 7000 --group-token-file token
   A node on this machine for trying out (it listens on loopback only):
     spurline node --source /usr/share --cache-dir /tmp/c --cache-size 10G --group-port 7000";
 

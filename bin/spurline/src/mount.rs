@@ -207,13 +207,15 @@ fn consumer(
     };
     let name = format!("{}:{}", rustix::system::uname().nodename().to_string_lossy(), config.mountpoint.display());
     let socket = SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() };
+    let trust = parts::open_trust(&config.trust, &name)?;
     let reach = Reach {
-        name: name.clone(),
+        name,
         source: config.source.to_string(),
         locals,
         socket,
         // Each thread of the kernel's and of read-ahead may have a request under way.
         nconnect: config.net.nconnect,
+        trust: Arc::clone(&trust),
         stats: Arc::clone(stats),
     };
     let members: Vec<Member> = nodes.iter().map(|node| Member::at(&node.to_string(), 100)).collect();
@@ -232,7 +234,7 @@ fn consumer(
             let pool = Pool::new(pool_bytes(config), block_size as usize)?;
             let tier = Tier::new(Arc::clone(&pool));
             if let (Some(rdma), Some(found)) = (&config.net.rdma, found) {
-                keeper = rails::keep(config, rdma, found, &pool, &name, &roster, stats).map(Some);
+                keeper = rails::keep(config, rdma, found, &pool, &trust, &roster, stats).map(Some);
             }
             memory = Some((pool, Arc::clone(&tier)));
             Ok(tier)

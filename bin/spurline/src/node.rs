@@ -11,6 +11,7 @@ use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
 use spurline_node::Node;
 use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
+use spurline_rails::LocalRail;
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::Volume as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,6 +27,10 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let stats = Arc::new(Stats::default());
     let block_size = config.cache.block_size;
     let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total)).transpose()?;
+    let addresses = listen_addresses(&config)?;
+    config.trust.check_reach(&reached(&addresses, found.as_deref()))?;
+    let name = hostname();
+    let trust = parts::open_trust(&config.trust, &name)?;
     let pool = Pool::new(config.budget.total, block_size as usize)?;
     // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {
@@ -44,9 +49,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         config.cache.iorpc_mode == IorpcMode::Splice,
         Arc::clone(&stats),
     );
-    let addresses = listen_addresses(&config)?;
     let sources: Vec<String> = config.sources.iter().map(|s| s.as_str().to_owned()).collect();
-    let name = hostname();
     let (under_config, under_stats) = (config.under.clone(), Arc::clone(&stats));
     let open =
         Box::new(move |source: &str| parts::open_under(source, &under_config, parts::NODE_METADATA_TTL, &under_stats));
@@ -55,7 +58,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     // Rails first: whoever greets over TCP is told of them.
     let (rdma, rails) = match (&config.net.rdma, &found) {
         (Some(rdma), Some(found)) => {
-            let (server, rails) = rails::serve(rdma, found, &pool, workers, Arc::clone(&node) as _, &stats)?;
+            let (server, rails) = rails::serve(rdma, found, &pool, workers, Arc::clone(&node) as _, &trust, &stats)?;
             node.announce(rails.clone());
             (Some(server), rails)
         }
@@ -64,6 +67,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let server_config = ServerConfig {
         max_workers: workers,
         socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
+        trust: Arc::clone(&trust),
         ..ServerConfig::default()
     };
     let tcp = TcpServer::bind(&addresses, Arc::clone(&node) as _, server_config, Arc::clone(&stats))?;
@@ -114,13 +118,9 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         }
     })?;
     let rdma_at: Vec<String> = rdma.iter().flat_map(|r| r.local_addrs().iter().map(ToString::to_string)).collect();
-    if tcp.local_addrs().iter().any(|at| !at.ip().is_loopback()) || rdma.is_some() {
-        let reached: Vec<&str> = std::iter::once(owner.as_str()).chain(rdma_at.iter().map(String::as_str)).collect();
-        tracing::warn!(
-            "this version asks no proof of who connects: whoever reaches {} can read the sources; keep the ports \
-             inside networks you trust",
-            reached.join(" or ")
-        );
+    let reached = reached(tcp.local_addrs(), found.as_deref());
+    if !config.trust.asks() && !reached.is_empty() {
+        tracing::warn!("--allow-anyone: whoever reaches {} can read all this node may fetch", reached.join(" or "));
     }
     // The line that people and scripts wait for.
     tracing::info!("memory: {}", config.budget);
@@ -148,6 +148,12 @@ fn listen_addresses(config: &NodeConfig) -> Result<Vec<SocketAddr>, Fault> {
         group_addresses(&config.net.group_network.join(","))?
     };
     Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect())
+}
+
+/// Where others than this machine's own users reach the node.
+fn reached(addresses: &[SocketAddr], rails: Option<&[LocalRail]>) -> Vec<String> {
+    let far = addresses.iter().filter(|at| !at.ip().is_loopback()).map(ToString::to_string);
+    far.chain(rails.into_iter().flatten().map(|found| format!("rail {}", found.rail.name))).collect()
 }
 
 fn hostname() -> String {

@@ -5,6 +5,7 @@ use spurline_config as config;
 use spurline_config::{CacheSize, IorpcMode};
 use spurline_mem::{Pool, Tier};
 use spurline_store::{Capacity, IoMode, Store, StoreConfig};
+use spurline_trust::Trust;
 use spurline_types::{Result, Stats};
 use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore};
 use std::sync::Arc;
@@ -14,6 +15,18 @@ use std::time::Duration;
 pub const NODE_METADATA_TTL: Duration = Duration::from_secs(60);
 /// Names a process holds metadata of at most: 30 MiB.
 const METADATA_ENTRIES: usize = 100_000;
+
+/// What peers prove to each other, under the name of this process; what is not right with a secret's file is said.
+///
+/// # Errors
+/// When a file can't be read, or holds no secret.
+pub fn open_trust(config: &config::TrustConfig, name: &str) -> Result<Arc<Trust>> {
+    let trust = Trust::new(name, config.token_file.as_deref())?;
+    if let Some(warning) = trust.tokens().as_deref().and_then(|tokens| tokens.warning()) {
+        tracing::warn!("{warning}");
+    }
+    Ok(trust)
+}
 
 /// Opens the under-store of `source`, its metadata held for `ttl`, without asking it anything yet.
 ///

@@ -3,6 +3,7 @@
 use spurline_client::Peer;
 use spurline_net_tcp::{SocketOptions, TcpConnector};
 use spurline_transport::{Channel, ChannelPool, Connector, PoolConfig, TransportKind};
+use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub struct Reach {
     pub locals: Vec<IpAddr>,
     /// Socket options.
     pub socket: SocketOptions,
+    /// What is proved to nodes and asked of them.
+    pub trust: Arc<Trust>,
     /// Connections per node at most: a request holds its own until it is answered.
     pub nconnect: usize,
     /// Counters of this process.
@@ -32,7 +35,8 @@ impl Reach {
         let connectors = member
             .addresses
             .iter()
-            .map(|address| TcpConnector::new(address, self.locals.clone(), self.socket, Arc::clone(&self.stats)));
+            .map(|address| TcpConnector::new(address, self.locals.clone(), self.socket, Arc::clone(&self.stats)))
+            .map(|connector| connector.trusting(Arc::clone(&self.trust)));
         let connector =
             Addresses { connectors: connectors.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
         let config =

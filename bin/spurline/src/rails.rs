@@ -9,6 +9,7 @@ use spurline_net_rdma::{Patience, RdmaConnector, RdmaServer, RdmaServerConfig, c
 use spurline_proto::Rail;
 use spurline_rails::{LocalRail, Memlock, check_memlock, host_addresses, resolve};
 use spurline_transport::{Connector, PathTiming, Service, Wake};
+use spurline_trust::Trust;
 use spurline_types::Stats;
 use spurline_verbs::{Access, Verbs};
 use std::net::SocketAddr;
@@ -61,6 +62,7 @@ pub fn serve(
     pool: &Arc<Pool>,
     workers: usize,
     service: Arc<dyn Service>,
+    trust: &Arc<Trust>,
     stats: &Arc<Stats>,
 ) -> Result<(RdmaServer, Vec<Rail>), Fault> {
     let rails = open(found, pool, Access::Local)?;
@@ -68,6 +70,7 @@ pub fn serve(
         max_connections: (pool.limit_bytes() / CONNECTIONS_SHARE / connection_bytes() as u64).max(16) as usize,
         max_workers: workers,
         patience: Patience { silence: config.silence },
+        trust: Arc::clone(trust),
         ..RdmaServerConfig::default()
     };
     let server = RdmaServer::bind(&rails, config.port, service, server_config, Arc::clone(stats)).map_err(|e| {
@@ -94,6 +97,7 @@ struct RdmaDialer {
     told: Vec<Rail>,
     rails: Vec<Arc<spurline_net_rdma::Rail>>,
     patience: Patience,
+    trust: Arc<Trust>,
     stats: Arc<Stats>,
 }
 
@@ -104,7 +108,8 @@ impl Dialer for RdmaDialer {
 
     fn connector(&self, local: usize, remote: &Rail) -> Arc<dyn Connector> {
         let (rail, peer) = (Arc::clone(&self.rails[local]), SocketAddr::new(remote.address, remote.port));
-        Arc::new(RdmaConnector::new(rail, peer, self.patience, Arc::clone(&self.stats)))
+        let connector = RdmaConnector::new(rail, peer, self.patience, Arc::clone(&self.stats));
+        Arc::new(connector.trusting(Arc::clone(&self.trust)))
     }
 
     fn link_up(&self, local: usize) -> bool {
@@ -128,14 +133,21 @@ pub fn keep(
     rdma: &RdmaConfig,
     found: Vec<LocalRail>,
     pool: &Arc<Pool>,
-    name: &str,
+    trust: &Arc<Trust>,
     roster: &Arc<Roster>,
     stats: &Arc<Stats>,
 ) -> Result<Keeper, Fault> {
     let rails = open(&found, pool, Access::PeerWrites)?;
     let told = found.iter().map(|f| f.rail.clone()).collect();
     let patience = Patience { silence: rdma.silence };
-    let dialer: Arc<dyn Dialer> = Arc::new(RdmaDialer { found, told, rails, patience, stats: Arc::clone(stats) });
+    let dialer: Arc<dyn Dialer> = Arc::new(RdmaDialer {
+        found,
+        told,
+        rails,
+        patience,
+        trust: Arc::clone(trust),
+        stats: Arc::clone(stats),
+    });
     let wake = Arc::new(Wake::default());
     let paths_config = PathsConfig {
         forced: config.net.transport == Transport::Rdma,
@@ -143,7 +155,7 @@ pub fn keep(
         silence: rdma.silence,
         channels: config.net.nconnect,
         connect_timeout: CONNECT_TIMEOUT.min(config.net.peer_timeout),
-        name: name.to_owned(),
+        name: trust.name().to_owned(),
         source: config.source.to_string(),
         seed: u64::from(std::process::id()),
     };

@@ -73,6 +73,8 @@ impl Rig {
         node.args(["node", "--buffer-size", "100M", "--block-size", "1M", "--metrics", "none", "--cache-size", "200M"]);
         node.arg("--source").arg(&source).arg("--cache-dir").arg(&cache);
         node.args(["--group-port", &port.to_string(), "--rdma-network", network]);
+        std::fs::write(dir.path().join("token"), "q5Ykm0WJ7b2uR1xTzv9sLd3f\n").unwrap();
+        node.arg("--group-token-file").arg(dir.path().join("token"));
         let log = dir.path().join("node.log");
         let node = start(node, &log, "over tcp");
         Rig { dir, data, port, _node: node }
@@ -95,6 +97,7 @@ impl Rig {
             "--block-size",
             "1M",
         ]);
+        mount.arg("--group-token-file").arg(self.dir.path().join("token"));
         mount.args(["--metrics", "none", "--rdma-retry", "5s", "--rdma-settle", "2s"]);
         let process = start(mount, &self.log(name), "is mounted on");
         Mount { rig: self, at, log: self.log(name), process: Some(process) }

@@ -1,6 +1,7 @@
 //! The flags of `mount` and `node` as clap sees them, and what every flag has besides: an environment
 //! variable and a key in the config file, both made from its name. It checks nothing but single words.
 
+use crate::trust::TrustArgs;
 use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Source, Transport};
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, Args, Command};
@@ -29,6 +30,9 @@ pub struct MountArgs {
     /// The network.
     #[command(flatten)]
     pub net: NetArgs,
+    /// Who may join.
+    #[command(flatten)]
+    pub trust: TrustArgs,
     /// The cache.
     #[command(flatten)]
     pub cache: CacheArgs,
@@ -69,6 +73,14 @@ pub struct NodeArgs {
     /// The network.
     #[command(flatten)]
     pub net: NetArgs,
+    /// Who may join.
+    #[command(flatten)]
+    pub trust: TrustArgs,
+    /// Serve whoever reaches the ports, without a group token
+    ///
+    /// For networks where everybody may read everything the node may fetch.
+    #[arg(long, help_heading = "Trust")]
+    pub allow_anyone: bool,
     /// The cache.
     #[command(flatten)]
     pub cache: CacheArgs,
@@ -174,8 +186,8 @@ pub struct RegistryArgs {
 pub struct NetArgs {
     /// Interface names, addresses or CIDRs of the group, IF[:IF]; IPv6 in brackets
     ///
-    /// A node listens on loopback only until it is told its networks: there is no authentication in this version,
-    /// so whoever reaches the port reads the sources. A mount takes the route's own interface when not told.
+    /// A node listens on loopback only until it is told its networks, which wants a --group-token-file. A mount takes
+    /// the route's own interface when not told.
     #[arg(long, value_name = "IF[:IF]")]
     pub group_network: Option<String>,
     /// Rails for RDMA data: interface names, IF[:IF] [default: none, the data goes over TCP]

@@ -5,6 +5,7 @@ use crate::args::{CacheArgs, CommonArgs, FuseArgs, LogArgs, MountArgs, NetArgs, 
 use crate::budget::{Budget, Demand};
 use crate::fault::Fault;
 use crate::host::Host;
+use crate::trust::TrustConfig;
 use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Source, Transport, absolute};
 use spurline_types::Congestion;
 use std::net::SocketAddr;
@@ -29,6 +30,8 @@ pub struct MountConfig {
     pub under: UnderConfig,
     /// How nodes are reached (with a registry only).
     pub net: NetConfig,
+    /// Who may join.
+    pub trust: TrustConfig,
     /// The FUSE session.
     pub fuse: FuseConfig,
     /// The shares of the memory budget.
@@ -60,6 +63,8 @@ pub struct NodeConfig {
     pub under: UnderConfig,
     /// Where to listen and how.
     pub net: NetConfig,
+    /// Who may join.
+    pub trust: TrustConfig,
     /// The shares of the memory budget.
     pub budget: Budget,
     /// Logs.
@@ -206,6 +211,7 @@ impl MountArgs {
             cache,
             under: check_under(self.under)?,
             net: check_net(self.net, 0, host, &mut warnings)?,
+            trust: self.trust.check(false)?,
             fuse,
             budget,
             metrics: check_metrics(&self.log)?,
@@ -239,6 +245,7 @@ impl NodeArgs {
             cache,
             under: check_under(self.under)?,
             net: check_net(self.net, self.rdma_port, host, &mut warnings)?,
+            trust: self.trust.check(self.allow_anyone)?,
             budget,
             metrics: check_metrics(&self.log)?,
             log: check_log(self.log),

@@ -8,6 +8,7 @@ pub mod checked;
 pub mod fault;
 pub mod file;
 pub mod host;
+pub mod trust;
 pub mod words;
 
 pub use args::{MountArgs, NodeArgs};
@@ -17,4 +18,5 @@ pub use checked::{
 };
 pub use fault::{Code, Fault};
 pub use host::Host;
+pub use trust::{TrustArgs, TrustConfig};
 pub use words::{CacheSize, FuseIo, HostPort, IorpcMode, LogFormat, Registry, Source, Transport};

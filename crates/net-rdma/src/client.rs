@@ -6,7 +6,8 @@ use crate::rail::{Patience, Rail};
 use crate::session::{Arrived, Line, Session, equip, terms};
 use spurline_proto::rdma::{MessageKind, Region, Terms};
 use spurline_proto::{Op, Request};
-use spurline_transport::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind};
+use spurline_transport::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, prove};
+use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{CmChannel, Lent, MemoryRegion, QueuePair, Settled};
 use std::net::SocketAddr;
@@ -20,13 +21,20 @@ pub struct RdmaConnector {
     peer: SocketAddr,
     shown: String,
     patience: Patience,
+    trust: Arc<Trust>,
     stats: Arc<Stats>,
 }
 
 impl RdmaConnector {
     /// Will connect to `peer` from `rail`.
     pub fn new(rail: Arc<Rail>, peer: SocketAddr, patience: Patience, stats: Arc<Stats>) -> Self {
-        RdmaConnector { rail, peer, shown: peer.to_string(), patience, stats }
+        RdmaConnector { rail, peer, shown: peer.to_string(), patience, trust: Trust::anyone(), stats }
+    }
+
+    /// The same, proving what `trust` has and asking the peer for it.
+    pub fn trusting(mut self, trust: Arc<Trust>) -> Self {
+        self.trust = trust;
+        self
     }
 
     /// Connects and gives the channel as its own type.
@@ -57,7 +65,7 @@ impl RdmaConnector {
             local: shown(local, self.rail.ip().to_string()),
             peer: shown(peer, self.shown.clone()),
         };
-        Ok(RdmaChannel {
+        let mut channel = RdmaChannel {
             session,
             memory: Arc::clone(&open.memory),
             request: Vec::with_capacity(512),
@@ -66,7 +74,10 @@ impl RdmaConnector {
             endpoints,
             patience: self.patience,
             stats: Arc::clone(&self.stats),
-        })
+        };
+        // Nothing is encrypted on a rail, so there is no binding.
+        prove(&mut channel, &self.trust, b"", deadline)?;
+        Ok(channel)
     }
 }
 

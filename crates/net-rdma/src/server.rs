@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use spurline_proto::rdma::Terms;
 use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Service, TransportKind};
+use spurline_trust::{Reason, Refusals, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{CmChannel, CmEvent, CmEventKind, CmId, MemoryRegion, QueuePair};
 use std::collections::HashMap;
@@ -38,6 +39,8 @@ pub struct RdmaServerConfig {
     pub idle_probe: Duration,
     /// How long silence is borne.
     pub patience: Patience,
+    /// What peers have to prove.
+    pub trust: Arc<Trust>,
 }
 
 impl Default for RdmaServerConfig {
@@ -50,6 +53,7 @@ impl Default for RdmaServerConfig {
             linger: Duration::from_millis(5),
             idle_probe: Duration::from_secs(30),
             patience: Patience::default(),
+            trust: Trust::anyone(),
         }
     }
 }
@@ -69,6 +73,7 @@ pub(crate) struct Shared {
     pub config: RdmaServerConfig,
     pub service: Arc<dyn Service>,
     pub stats: Arc<Stats>,
+    refusals: Refusals,
     crew: Crew,
     conns: Mutex<HashMap<u64, Arc<Conn>>>,
 }
@@ -90,6 +95,9 @@ impl Crewed for Shared {
     }
     fn peer<'a>(&self, conn: &'a Conn) -> &'a str {
         &conn.state.endpoints().peer
+    }
+    fn refusals(&self) -> &Refusals {
+        &self.refusals
     }
     fn remove(&self, conn: &Conn) {
         conn.breaker.break_now("the node closed it");
@@ -124,14 +132,14 @@ impl RdmaServer {
         let channel = CmChannel::new(first.verbs())?;
         let os = |e: rustix::io::Errno| Error::io("can't set up the RDMA server", &e.into());
         let crew = Crew::new("rdma", config.max_workers).map_err(os)?;
-        let shared = Arc::new(Shared { config, service, stats, crew, conns: Mutex::new(HashMap::new()) });
+        let refusals = Refusals::new(Arc::clone(&stats));
+        let shared = Arc::new(Shared { config, service, stats, refusals, crew, conns: Mutex::new(HashMap::new()) });
         let mut acceptor = Acceptor {
             shared: Arc::clone(&shared),
             listeners: Vec::new(),
             channel,
             by_key: HashMap::new(),
             next_id: Crew::FIRST_ID,
-            refused: (0, None),
         };
         let mut port = port;
         for rail in rails {
@@ -218,6 +226,11 @@ impl Listener {
     }
 }
 
+/// The address at the other end, for logs.
+fn peer_of(addresses: &(Option<SocketAddr>, Option<SocketAddr>)) -> String {
+    addresses.1.map_or_else(|| "?".into(), |addr| addr.to_string())
+}
+
 /// Takes events of all connections, and now and then looks for those that are late.
 struct Acceptor {
     shared: Arc<Shared>,
@@ -226,7 +239,6 @@ struct Acceptor {
     /// Connections by the keys of their ids.
     by_key: HashMap<usize, u64>,
     next_id: u64,
-    refused: (u64, Option<Instant>),
 }
 
 impl Acceptor {
@@ -283,25 +295,22 @@ impl Acceptor {
         let Some((_, open)) = &listener.listening else { return Ok(()) };
         let config = &self.shared.config;
         if self.shared.conns.lock().len() >= config.max_connections {
-            let subject = id.subject();
+            let (subject, addresses) = (id.subject(), id.addresses());
             id.reject(b"all its connections are in use");
-            self.refused.0 += 1;
-            if self.refused.1.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
-                self.refused.1 = Some(Instant::now());
-                let why = format!(
-                    "{subject}: refused ({} so far): all {} connections are in use; lower --nconnect of the mounts or add nodes",
-                    self.refused.0, config.max_connections
-                );
-                return Err(Error::new(ErrorKind::NoSpace, why));
-            }
+            let why = format!(
+                "{subject}: all {} connections are in use; lower --nconnect of the mounts or add nodes",
+                config.max_connections
+            );
+            self.shared.refusals.refused(&peer_of(&addresses), Reason::Limit, &why);
             return Ok(());
         }
         let peer_terms = match Terms::decode(private) {
             Ok(terms) => terms,
             Err(e) => {
                 let why = format!("{}: it is no Spurline of this version: {e}", id.subject());
+                self.shared.refusals.refused(&peer_of(&id.addresses()), Reason::Frames, &why);
                 id.reject(b"this is a Spurline node of another version");
-                return Err(Error::new(ErrorKind::Protocol, why));
+                return Ok(());
             }
         };
         let (local, peer) = id.addresses();
@@ -316,7 +325,7 @@ impl Acceptor {
         let breaker = pair.breaker();
         open.watch(breaker.clone());
         let conn = Arc::new(Conn {
-            state: ConnState::new(number, endpoints),
+            state: ConnState::guarded(number, endpoints, &config.trust, b"", &self.shared.stats),
             session: Mutex::new(Session::new(pair, NODE, peer_terms)),
             memory: Arc::clone(&open.memory),
             max_message: open.max_message,
@@ -350,7 +359,8 @@ impl Acceptor {
             let begun = session.line.assembly.begun();
             if ungreeted || begun.is_some_and(|begun| begun.elapsed() > config.request_timeout) {
                 let (peer, limit) = (&conn.state.endpoints().peer, config.request_timeout);
-                tracing::warn!("connection of {peer} closed: no whole request within {limit:?}");
+                let why = format!("no whole request within {limit:?}");
+                self.shared.refusals.refused(peer, Reason::Silent, &why);
                 session.pair.disconnect();
                 conn.breaker.break_now("no whole request came in time");
             } else if session.line.heard.elapsed() > config.idle_probe {

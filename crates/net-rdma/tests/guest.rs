@@ -13,7 +13,8 @@ use spurline_proto::{Hello, Request};
 use spurline_testkit::{GuestNet, run_in_guest};
 use spurline_transport::conformance::{Peer, Rig, Script, run};
 use spurline_transport::{Channel as _, Connector, Service, greet};
-use spurline_types::{ErrorKind, Result, Stats};
+use spurline_trust::{Tokens, Trust};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{Access, CmChannel, ConnectOptions, Context, ProtectionDomain, QueueDepths, QueuePair, Verbs};
 use std::net::SocketAddr;
 use std::process::Command;
@@ -45,8 +46,9 @@ impl Rdma {
         Rdma { reader: rail(ip, Access::PeerWrites), node: rail(ip, Access::Local) }
     }
 
-    fn connector(&self, to: SocketAddr) -> Arc<RdmaConnector> {
-        Arc::new(RdmaConnector::new(Arc::clone(&self.reader), to, Patience::default(), Arc::default()))
+    fn connector(&self, to: SocketAddr, trust: Arc<Trust>) -> Arc<RdmaConnector> {
+        let connector = RdmaConnector::new(Arc::clone(&self.reader), to, Patience::default(), Arc::default());
+        Arc::new(connector.trusting(trust))
     }
 }
 
@@ -81,13 +83,14 @@ impl Peer for PlayedPeer {
 impl Rig for Rdma {
     fn serve(&self, service: Arc<dyn Service>) -> Box<dyn Peer> {
         let rails = [Arc::clone(&self.node)];
-        let server = RdmaServer::bind(&rails, 0, service, RdmaServerConfig::default(), Arc::default()).unwrap();
-        let connector = self.connector(server.local_addrs()[0]);
+        let config = RdmaServerConfig { trust: trust(TOKEN), ..RdmaServerConfig::default() };
+        let server = RdmaServer::bind(&rails, 0, service, config, Arc::default()).unwrap();
+        let connector = self.connector(server.local_addrs()[0], trust(TOKEN));
         Box::new(Served { server: Some(server), connector })
     }
     fn play(&self, script: Script) -> Box<dyn Peer> {
         let played = Played::start(self.node.ip(), script);
-        Box::new(PlayedPeer { connector: self.connector(played.addr), _played: played })
+        Box::new(PlayedPeer { connector: self.connector(played.addr, Trust::anyone()), _played: played })
     }
 }
 
@@ -95,6 +98,38 @@ impl Rig for Rdma {
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_conforms() {
     run(&Rdma::over("10.77.0.1"));
+}
+
+const TOKEN: &str = "q5Ykm0WJ7b2uR1xTzv9sLd3f";
+
+fn trust(token: &str) -> Arc<Trust> {
+    Trust::with_tokens(token, Tokens::parse(token.as_bytes()).unwrap())
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_asks_for_the_group_token_before_anything_is_served() {
+    let (ip, right, wrong) = ("10.77.0.1", TOKEN, "another-WJ7b2uR1xTzv9sLd3f");
+    let node_pool = Pool::new(32 << 20, 4 << 20).unwrap();
+    let node = Rail::open(&Verbs::load().unwrap(), "node", ip.parse().unwrap(), &node_pool, Access::Local).unwrap();
+    let reader = rail(ip, Access::PeerWrites);
+    let stats = Arc::new(Stats::default());
+    let config = RdmaServerConfig { trust: trust(right), ..RdmaServerConfig::default() };
+    let server = RdmaServer::bind(&[node], 0, Pattern::new(&node_pool), config, Arc::clone(&stats)).unwrap();
+    let to = server.local_addrs()[0];
+    let connect = |trust: Arc<Trust>| {
+        let connector = RdmaConnector::new(Arc::clone(&reader), to, Patience::default(), Arc::default());
+        let mut channel = connector.trusting(trust).open(soon())?;
+        greet(&mut channel, &Hello::new("tester", ""), soon()).map_err(Error::from)
+    };
+    connect(trust(right)).unwrap();
+    for stranger in [trust(wrong), Trust::anyone()] {
+        let error = connect(stranger).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert!(error.to_string().contains("--group-token-file"), "{error}");
+    }
+    connect(trust(right)).unwrap();
+    assert_eq!((stats.trust.proved.get(), stats.trust.refused_proof.get()), (2, 2));
 }
 
 /// A node with [`Pattern`] on one rail, and a reader's rail beside it.

@@ -10,7 +10,10 @@ use rustix::net::{
     send, socket_with, sockopt,
 };
 use spurline_proto::{MAX_REQUEST_BODY, Op, Request};
-use spurline_transport::{Answer, ByteStream, CallError, Channel, Connector, Endpoints, TransportKind, receive_answer};
+use spurline_transport::{
+    Answer, ByteStream, CallError, Channel, Connector, Endpoints, TransportKind, prove, receive_answer,
+};
+use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -29,13 +32,20 @@ pub struct TcpConnector {
     peer: String,
     locals: Vec<IpAddr>,
     options: SocketOptions,
+    trust: Arc<Trust>,
     stats: Arc<Stats>,
 }
 
 impl TcpConnector {
     /// Will connect to `peer` (`host:port`), from one of `locals` when any are given.
     pub fn new(peer: &str, locals: Vec<IpAddr>, options: SocketOptions, stats: Arc<Stats>) -> Self {
-        TcpConnector { peer: peer.to_owned(), locals, options, stats }
+        TcpConnector { peer: peer.to_owned(), locals, options, trust: Trust::anyone(), stats }
+    }
+
+    /// The same, proving what `trust` has and asking the peer for it.
+    pub fn trusting(mut self, trust: Arc<Trust>) -> Self {
+        self.trust = trust;
+        self
     }
 
     /// Connects and gives the channel as its own type.
@@ -53,7 +63,11 @@ impl TcpConnector {
                 continue;
             }
             match connect_socket(remote, local, &self.options, deadline, "node") {
-                Ok(socket) => return Ok(TcpChannel::new(socket, remote, Arc::clone(&self.stats))),
+                Ok(socket) => {
+                    let mut channel = TcpChannel::new(socket, remote, Arc::clone(&self.stats));
+                    prove(&mut channel, &self.trust, b"", deadline)?;
+                    return Ok(channel);
+                }
                 Err(e) => last = Some(e),
             }
         }

@@ -12,8 +12,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use spurline_proto::{FRAME_ALIGN, HEADER_LEN, MAX_REQUEST_BODY};
 use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Service, TransportKind};
+use spurline_trust::{Reason, Refusals, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -36,6 +37,11 @@ pub struct ServerConfig {
     pub linger: Duration,
     /// Options of accepted sockets.
     pub socket: SocketOptions,
+    /// What peers have to prove.
+    pub trust: Arc<Trust>,
+    /// The most connections that have not greeted yet; the oldest of them makes room for a further one, so that
+    /// strangers can't keep peers out.
+    pub max_ungreeted: usize,
 }
 
 impl Default for ServerConfig {
@@ -47,6 +53,8 @@ impl Default for ServerConfig {
             send_timeout: Duration::from_secs(30),
             linger: Duration::from_millis(5),
             socket: SocketOptions::default(),
+            trust: Trust::anyone(),
+            max_ungreeted: 1024,
         }
     }
 }
@@ -65,6 +73,7 @@ pub(crate) struct Shared {
     pub config: ServerConfig,
     pub service: Arc<dyn Service>,
     pub stats: Arc<Stats>,
+    refusals: Refusals,
     crew: Crew,
     conns: Mutex<HashMap<u64, Arc<Conn>>>,
 }
@@ -89,6 +98,9 @@ impl Crewed for Shared {
     }
     fn peer<'a>(&self, conn: &'a Conn) -> &'a str {
         &conn.state.endpoints().peer
+    }
+    fn refusals(&self) -> &Refusals {
+        &self.refusals
     }
     fn remove(&self, conn: &Conn) {
         // The socket leaves the epoll set when its last owner closes it.
@@ -146,7 +158,8 @@ impl TcpServer {
         }
         let os = |e: rustix::io::Errno| Error::io("can't set up the server", &e.into());
         let crew = Crew::new("tcp", config.max_workers).map_err(os)?;
-        let shared = Arc::new(Shared { config, service, stats, crew, conns: Mutex::new(HashMap::new()) });
+        let refusals = Refusals::new(Arc::clone(&stats));
+        let shared = Arc::new(Shared { config, service, stats, refusals, crew, conns: Mutex::new(HashMap::new()) });
         Crew::spawn(&shared).map_err(|e| Error::io("can't start a worker thread", &e))?;
         let acceptor = {
             let shared = Arc::clone(&shared);
@@ -215,7 +228,7 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
     fds.push(PollFd::from_borrowed_fd(shared.crew.wake(), PollFlags::IN));
     let mut next_id = Crew::FIRST_ID;
     let mut swept = Instant::now();
-    let mut refused = (0u64, None::<Instant>);
+    let mut ungreeted = VecDeque::new();
     while !shared.crew.stopping() {
         if let Err(e) = poll(&mut fds, Some(&timeout)) {
             if e != rustix::io::Errno::INTR {
@@ -228,20 +241,18 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
             // Also those not reported ready: asking costs nothing next to accepting.
             while let Some((socket, peer)) = accept(listener) {
                 if shared.conns.lock().len() >= shared.config.max_connections {
-                    refused.0 += 1;
-                    if refused.1.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
-                        tracing::warn!(
-                            "connection of {peer} closed ({} so far): all {} connections are in use; lower --nconnect of the mounts or add nodes",
-                            refused.0,
-                            shared.config.max_connections
-                        );
-                        refused.1 = Some(Instant::now());
-                    }
+                    let why = format!(
+                        "all {} connections are in use; lower --nconnect of the mounts or add nodes",
+                        shared.config.max_connections
+                    );
+                    shared.refusals.refused(&peer.to_string(), Reason::Limit, &why);
                     continue;
                 }
                 if let Err(e) = adopt(shared, socket, peer, next_id) {
-                    tracing::warn!("connection of {peer} closed: {e}");
+                    shared.refusals.say(&peer.to_string(), &e);
                 }
+                ungreeted.push_back(next_id);
+                make_room(shared, &mut ungreeted);
                 next_id += 1;
             }
         }
@@ -249,6 +260,25 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
             swept = Instant::now();
             close_late(shared);
         }
+    }
+}
+
+/// Closes the oldest connections that have not greeted while there are too many of them.
+fn make_room(shared: &Shared, ungreeted: &mut VecDeque<u64>) {
+    let most = shared.config.max_ungreeted.max(1);
+    if ungreeted.len() <= most {
+        return;
+    }
+    let oldest: Vec<Arc<Conn>> = {
+        let conns = shared.conns.lock();
+        ungreeted.retain(|id| conns.get(id).is_some_and(|conn| conn.state.peer_name().is_none()));
+        let over = ungreeted.len().saturating_sub(most);
+        ungreeted.drain(..over).filter_map(|id| conns.get(&id).cloned()).collect()
+    };
+    for conn in oldest {
+        let why = format!("more than {most} connections have not greeted, and it is the oldest of them");
+        shared.refusals.refused(&conn.state.endpoints().peer, Reason::Limit, &why);
+        shared.remove(&conn);
     }
 }
 
@@ -274,7 +304,7 @@ fn adopt(shared: &Shared, socket: TcpStream, peer: SocketAddr, id: u64) -> std::
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(send))?;
     let local = socket.local_addr()?.to_string();
     let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: peer.to_string() };
-    let conn = Conn { state: ConnState::new(id, endpoints), socket, opened: Instant::now(), partial: Mutex::new(None) };
+    let conn = Conn { state: ConnState::guarded(id, endpoints, &shared.config.trust, b"", &shared.stats), socket, opened: Instant::now(), partial: Mutex::new(None) };
     let conn = Arc::new(conn);
     shared.conns.lock().insert(id, Arc::clone(&conn));
     shared.crew.watch(&conn.socket, id, PARKED).map_err(|e| {
@@ -299,7 +329,8 @@ fn close_late(shared: &Shared) {
         .cloned()
         .collect();
     for conn in late {
-        tracing::warn!("connection of {} closed: no whole request within {limit:?}", conn.state.endpoints().peer);
+        let why = format!("no whole request within {limit:?}");
+        shared.refusals.refused(&conn.state.endpoints().peer, Reason::Silent, &why);
         let _ = conn.socket.shutdown(std::net::Shutdown::Both);
     }
 }

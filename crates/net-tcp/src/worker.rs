@@ -4,7 +4,7 @@
 use crate::server::{Conn, PARKED, Shared};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
-use spurline_proto::{HEADER_LEN, Header, MAX_REQUEST_BODY, padding};
+use spurline_proto::{HEADER_LEN, Header, padding};
 use spurline_transport::{Crewed as _, End, FrameResponder, FrameSink, Next, dispatch};
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::IoSlice;
@@ -57,7 +57,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
             // A length above the limit is refused before any byte of the body is waited for.
             let body_len = header.body_len as usize;
             let whole =
-                if body_len <= MAX_REQUEST_BODY { HEADER_LEN + body_len + padding(body_len).len() } else { HEADER_LEN };
+                if body_len <= conn.state.max_body() { HEADER_LEN + body_len + padding(body_len).len() } else { HEADER_LEN };
             let Some(frame) = inbox[at..filled].get(..whole) else { break };
             let body = frame[HEADER_LEN..].get(..body_len).unwrap_or_default();
             if let Next::Close(error) = answer(shared, conn, &header, body) {

@@ -4,23 +4,30 @@ use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_proto::{HEADER_LEN, Header, padding};
 use spurline_transport::conformance::{End, Peer, Rig, Script, run};
 use spurline_transport::{Connector, Service};
+use spurline_trust::{Tokens, Trust};
 use spurline_types::Stats;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-struct Tcp(&'static str);
+/// Where it listens, and what both sides prove.
+struct Tcp(&'static str, Option<&'static str>);
 
-fn connector(addr: SocketAddr) -> Arc<dyn Connector> {
-    Arc::new(TcpConnector::new(&addr.to_string(), vec![], SocketOptions::default(), Arc::default()))
+fn trust(token: Option<&str>) -> Arc<Trust> {
+    token.map_or_else(Trust::anyone, |token| Trust::with_tokens("both", Tokens::parse(token.as_bytes()).unwrap()))
 }
 
-struct Served(Option<TcpServer>, SocketAddr);
+fn connector(addr: SocketAddr, token: Option<&str>) -> Arc<dyn Connector> {
+    let connector = TcpConnector::new(&addr.to_string(), vec![], SocketOptions::default(), Arc::default());
+    Arc::new(connector.trusting(trust(token)))
+}
+
+struct Served(Option<TcpServer>, SocketAddr, Option<&'static str>);
 
 impl Peer for Served {
     fn connector(&self) -> Arc<dyn Connector> {
-        connector(self.1)
+        connector(self.1, self.2)
     }
     fn kill(&mut self) {
         if let Some(server) = self.0.take() {
@@ -33,7 +40,7 @@ struct Played(SocketAddr);
 
 impl Peer for Played {
     fn connector(&self) -> Arc<dyn Connector> {
-        connector(self.0)
+        connector(self.0, None)
     }
     fn kill(&mut self) {}
 }
@@ -41,9 +48,10 @@ impl Peer for Played {
 impl Rig for Tcp {
     fn serve(&self, service: Arc<dyn Service>) -> Box<dyn Peer> {
         let addr = self.0.parse().unwrap();
-        let server = TcpServer::bind(&[addr], service, ServerConfig::default(), Arc::new(Stats::default())).unwrap();
+        let config = ServerConfig { trust: trust(self.1), ..ServerConfig::default() };
+        let server = TcpServer::bind(&[addr], service, config, Arc::new(Stats::default())).unwrap();
         let addr = server.local_addrs()[0];
-        Box::new(Served(Some(server), addr))
+        Box::new(Served(Some(server), addr, self.1))
     }
     fn play(&self, script: Script) -> Box<dyn Peer> {
         let listener = TcpListener::bind(self.0).unwrap();
@@ -81,7 +89,12 @@ fn play_one(mut socket: TcpStream, script: &Script) -> Option<()> {
 
 #[test]
 fn conforms_over_ipv4() {
-    run(&Tcp("127.0.0.1:0"));
+    run(&Tcp("127.0.0.1:0", None));
+}
+
+#[test]
+fn conforms_with_a_group_token() {
+    run(&Tcp("127.0.0.1:0", Some("q5Ykm0WJ7b2uR1xTzv9sLd3f")));
 }
 
 #[test]
@@ -92,5 +105,5 @@ fn conforms_over_ipv6() {
         assert!(!required.split(',').any(|part| part == "ipv6"), "SPURLINE_REQUIRE lists ipv6");
         return;
     }
-    run(&Tcp("[::1]:0"));
+    run(&Tcp("[::1]:0", None));
 }

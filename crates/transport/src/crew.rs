@@ -6,6 +6,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
+use spurline_trust::{Reason, Refusals};
 use spurline_types::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,6 +46,8 @@ pub trait Crewed: Send + Sync + 'static {
     fn serve(&self, conn: &Self::Conn, inbox: &mut [u8]) -> End;
     /// Who is at the other end, for logs.
     fn peer<'a>(&self, conn: &'a Self::Conn) -> &'a str;
+    /// Where refused connections are counted and said.
+    fn refusals(&self) -> &Refusals;
     /// Forgets a connection that is over, and ends it.
     fn remove(&self, conn: &Self::Conn);
 }
@@ -197,7 +200,12 @@ fn run<S: Crewed>(shared: &Arc<S>) {
             End::Parked => {}
             End::Closed => shared.remove(&conn),
             End::Close(error) => {
-                tracing::warn!("connection of {} closed: {error}", shared.peer(&conn));
+                let (peer, refusals) = (shared.peer(&conn), shared.refusals());
+                match error.kind() {
+                    ErrorKind::PermissionDenied => refusals.refused(peer, Reason::Proof, &error),
+                    ErrorKind::Protocol => refusals.refused(peer, Reason::Frames, &error),
+                    _ => refusals.say(peer, &error),
+                }
                 shared.remove(&conn);
             }
         }

@@ -6,7 +6,7 @@ use crate::channel::call_for;
 use parking_lot::Mutex;
 use spurline_proto::{Challenge, Challenged, Proof, Request};
 use spurline_trust::{Asked, Connection, Trust};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +19,7 @@ pub(crate) struct Gate {
     binding: Vec<u8>,
     asked: Mutex<Option<Asked>>,
     passed: AtomicBool,
+    stats: Arc<Stats>,
 }
 
 impl fmt::Debug for Gate {
@@ -28,14 +29,16 @@ impl fmt::Debug for Gate {
 }
 
 impl Gate {
-    /// Asks for nothing.
-    pub fn open() -> Gate {
-        Gate::new(Trust::anyone(), "", b"")
-    }
-
-    pub fn new(trust: Arc<Trust>, kind: &str, binding: &[u8]) -> Gate {
+    pub fn new(trust: &Arc<Trust>, kind: &str, binding: &[u8], stats: &Arc<Stats>) -> Gate {
         let passed = AtomicBool::new(trust.tokens().is_none());
-        Gate { trust, kind: kind.to_owned(), binding: binding.to_vec(), asked: Mutex::new(None), passed }
+        Gate {
+            trust: Arc::clone(trust),
+            kind: kind.to_owned(),
+            binding: binding.to_vec(),
+            asked: Mutex::new(None),
+            passed,
+            stats: Arc::clone(stats),
+        }
     }
 
     pub fn passed(&self) -> bool {
@@ -50,8 +53,7 @@ impl Gate {
     /// first wrong proof.
     pub fn challenged(&self, challenge: &Challenge<'_>) -> Result<Challenged> {
         let Some(tokens) = self.trust.tokens() else {
-            let why = "this node asks nobody for a group token: start it with --group-token-file, or this peer without";
-            return Err(Error::new(ErrorKind::PermissionDenied, why));
+            return Err(no_token());
         };
         let connection = Connection { kind: &self.kind, binding: &self.binding };
         let (asked, challenged) = Asked::new(tokens, self.trust.name(), connection, challenge)?;
@@ -64,9 +66,16 @@ impl Gate {
             return Err(Error::new(ErrorKind::Protocol, "a proof came before a challenge"));
         };
         let answer = asked.check(proof)?;
+        self.stats.trust.proved.add(1);
         self.passed.store(true, Ordering::Release);
         Ok(answer)
     }
+}
+
+/// What a node without a token says to a peer that has one, which will then not talk to it.
+pub(crate) fn no_token() -> Error {
+    let why = "this node asks nobody for a group token: start it with --group-token-file too, or this peer without";
+    Error::new(ErrorKind::PermissionDenied, why)
 }
 
 /// Proves the group token on a channel that was just opened, and has the node prove it; nothing happens where `trust`

@@ -1,11 +1,11 @@
 //! The node's side: what a request is answered by, and the rules every transport keeps around it (greeting first,
 //! every request answered once). It knows no connection's bytes.
 
-use crate::gate::Gate;
+use crate::gate::{Gate, no_token};
 use crate::{Endpoints, TransportKind};
-use spurline_proto::{Body, Header, Hello, MAX_GREETING_BODY, MAX_REQUEST_BODY, Op, Request, Welcome};
+use spurline_proto::{Body, FrameError, Header, Hello, MAX_GREETING_BODY, MAX_REQUEST_BODY, Op, Request, Welcome};
 use spurline_trust::Trust;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 
@@ -15,19 +15,20 @@ pub struct ConnState {
     id: u64,
     endpoints: Endpoints,
     peer_name: OnceLock<String>,
-    gate: Gate,
+    /// What has to be proved before the greeting; `None` for nothing.
+    gate: Option<Gate>,
 }
 
 impl ConnState {
     /// A new connection that has not greeted yet; `id` is unique in this process.
     pub fn new(id: u64, endpoints: Endpoints) -> Self {
-        ConnState { id, endpoints, peer_name: OnceLock::new(), gate: Gate::open() }
+        ConnState { id, endpoints, peer_name: OnceLock::new(), gate: None }
     }
     /// The same for a connection whose peer has to prove first what `trust` asks for. `binding` is the connection's
     /// channel binding, empty where nothing is encrypted.
-    pub fn guarded(id: u64, endpoints: Endpoints, trust: &Arc<Trust>, binding: &[u8]) -> Self {
-        let gate = Gate::new(Arc::clone(trust), &endpoints.kind.to_string(), binding);
-        ConnState { id, endpoints, peer_name: OnceLock::new(), gate }
+    pub fn guarded(id: u64, endpoints: Endpoints, trust: &Arc<Trust>, binding: &[u8], stats: &Arc<Stats>) -> Self {
+        let gate = Gate::new(trust, &endpoints.kind.to_string(), binding, stats);
+        ConnState { id, endpoints, peer_name: OnceLock::new(), gate: Some(gate) }
     }
     /// The longest body a request may have now: strangers get less room.
     pub fn max_body(&self) -> usize {
@@ -136,12 +137,16 @@ pub fn dispatch(
         return refuse(e.into(), responder);
     }
     if conn.peer_name().is_none() {
-        match header.op {
-            Op::Challenge | Op::Prove => {}
-            // What is not proved is not even looked at.
-            _ if !conn.gate.passed() => return refuse(conn.gate.unproved(), responder),
-            Op::Hello => {}
-            op => {
+        if header.body_len as usize > MAX_GREETING_BODY {
+            let (len, max) = (header.body_len.into(), MAX_GREETING_BODY as u64);
+            return refuse(FrameError::TooLong { what: "a greeting", len, max }.into(), responder);
+        }
+        match (header.op, &conn.gate) {
+            (Op::Challenge | Op::Prove, _) => {}
+            // What a stranger says is not even looked at.
+            (_, Some(gate)) if !gate.passed() => return refuse(gate.unproved(), responder),
+            (Op::Hello, _) => {}
+            (op, _) => {
                 let why = format!("{op:?} came before the greeting");
                 return refuse(Error::new(ErrorKind::Protocol, why), responder);
             }
@@ -151,11 +156,11 @@ pub fn dispatch(
         // A stranger gets one try.
         Err(e) if conn.peer_name().is_none() => return refuse(e.into(), responder),
         Err(e) => Err(Error::new(ErrorKind::Invalid, e.to_string())),
-        Ok(Request::Challenge(challenge)) => match conn.gate.challenged(&challenge) {
+        Ok(Request::Challenge(challenge)) => match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.challenged(&challenge)) {
             Err(e) => return refuse(e, responder),
             Ok(challenged) => answer(&challenged, responder),
         },
-        Ok(Request::Prove(proof)) => match conn.gate.proved(&proof) {
+        Ok(Request::Prove(proof)) => match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.proved(&proof)) {
             Err(e) => return refuse(e, responder),
             Ok(proof) => answer(&proof, responder),
         },

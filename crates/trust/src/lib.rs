@@ -13,6 +13,7 @@ pub use refusals::{Reason, Refusals};
 pub use token::Tokens;
 
 use spurline_types::{Error, ErrorKind, Result};
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use watched::Watched;
@@ -21,6 +22,12 @@ use watched::Watched;
 pub struct Trust {
     name: String,
     tokens: Option<Watched<Tokens>>,
+}
+
+impl fmt::Debug for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} with {:?}", self.name, self.tokens().map_or(0, |tokens| tokens.count()))
+    }
 }
 
 impl Trust {

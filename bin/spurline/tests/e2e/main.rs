@@ -9,3 +9,4 @@ mod load;
 mod lone;
 mod probe;
 mod remote;
+mod trust;

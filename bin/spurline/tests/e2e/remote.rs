@@ -205,7 +205,7 @@ fn two_hosts_joined_by_a_network_chosen_by_interface_name() {
     world.file("source/file", &text);
     let url = world.path("source").to_str().unwrap().to_owned();
     let mut command = world.command(&[]);
-    command.args(world.node_words(&[&url], 7900)).args(["--group-network", "spl0"]);
+    command.args(world.node_words(&[&url], 7900)).args(["--group-network", "spl0", "--allow-anyone"]);
     let node = world.node_with(&mut Hosts::on(&hosts.0, &command));
     assert_eq!(node.address, "10.213.0.1:7900");
     let command = world.consumer_command(&url, "10.213.0.1:7900", &["--group-network", "spl0"]);

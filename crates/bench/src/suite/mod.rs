@@ -428,7 +428,7 @@ impl Suite {
         let cache = self.memory.fresh("cache-node")?.display().to_string();
         let source = source.display().to_string();
         let mut words: Vec<String> =
-            ["--source", &source, "--cache-dir", &cache, "--group-network", ip, "--group-port", port]
+            ["--source", &source, "--cache-dir", &cache, "--group-network", ip, "--group-port", port, "--allow-anyone"]
                 .into_iter()
                 .chain(["--metrics", "none"])
                 .map(String::from)

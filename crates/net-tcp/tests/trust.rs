@@ -1,0 +1,243 @@
+//! Who gets in: right, wrong, missing and changed tokens, a recorded greeting sent again, garbage, silence, floods.
+
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
+use spurline_proto::{Hello, Request, Welcome};
+use spurline_transport::{ConnState, Connector as _, Responder, Service, greet};
+use spurline_trust::{Tokens, Trust};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const TOKEN: &str = "q5Ykm0WJ7b2uR1xTzv9sLd3f";
+const OTHER: &str = "another-WJ7b2uR1xTzv9sLd3f";
+
+/// Greets, and fails the test when anything else is asked.
+struct Greets;
+
+impl Service for Greets {
+    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+        Ok(Welcome { block_size: 1, node: "n".into(), ..Welcome::default() })
+    }
+    fn serve(&self, _: &ConnState, request: Request<'_>, _: &mut dyn Responder) -> Result<()> {
+        panic!("{request} reached the service");
+    }
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let give_up = soon();
+    while !done() {
+        assert!(Instant::now() < give_up, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn trust(tokens: &[&str]) -> Arc<Trust> {
+    if tokens.is_empty() {
+        return Trust::anyone();
+    }
+    Trust::with_tokens("somebody", Tokens::parse(tokens.join("\n").as_bytes()).unwrap())
+}
+
+struct Node {
+    server: TcpServer,
+    stats: Arc<Stats>,
+}
+
+impl Node {
+    fn with(config: ServerConfig) -> Node {
+        let stats = Arc::new(Stats::default());
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let server = TcpServer::bind(&any, Arc::new(Greets), config, Arc::clone(&stats)).unwrap();
+        Node { server, stats }
+    }
+    fn new(tokens: &[&str]) -> Node {
+        Node::with(ServerConfig { trust: trust(tokens), ..ServerConfig::default() })
+    }
+    fn addr(&self) -> SocketAddr {
+        self.server.local_addrs()[0]
+    }
+    fn socket(&self) -> TcpStream {
+        let socket = TcpStream::connect(self.addr()).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        socket
+    }
+}
+
+fn connect(addr: SocketAddr, tokens: &[&str]) -> Result<Welcome> {
+    let connector = TcpConnector::new(&addr.to_string(), vec![], SocketOptions::default(), Arc::default());
+    let mut channel = connector.trusting(trust(tokens)).connect(soon())?;
+    greet(&mut *channel, &Hello::new("t", "s"), soon()).map_err(Error::from)
+}
+
+#[test]
+fn right_wrong_missing_and_changed_tokens() {
+    let node = Node::new(&[TOKEN]);
+    connect(node.addr(), &[TOKEN]).unwrap();
+    connect(node.addr(), &[TOKEN, OTHER]).unwrap();
+    for (tokens, says) in [(vec![OTHER], "another group token"), (vec![], "gave none")] {
+        let error = connect(node.addr(), &tokens).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert!(error.to_string().contains(says) && error.to_string().contains("--group-token-file"), "{error}");
+        assert!(!error.to_string().contains(TOKEN) && !error.to_string().contains(OTHER), "{error}");
+    }
+    assert_eq!((node.stats.trust.proved.get(), node.stats.trust.refused_proof.get()), (2, 2));
+    // A node of which nothing is asked proves nothing, and a peer with a token does not talk to it.
+    let open = Node::new(&[]);
+    connect(open.addr(), &[]).unwrap();
+    let error = connect(open.addr(), &[TOKEN]).unwrap_err();
+    assert!(error.kind() == ErrorKind::PermissionDenied && error.to_string().contains("asks nobody"), "{error}");
+    // Old and new at the same time.
+    let both = Node::new(&[TOKEN, OTHER]);
+    connect(both.addr(), &[TOKEN]).unwrap();
+    connect(both.addr(), &[OTHER]).unwrap();
+}
+
+/// A proxy that keeps what the reader sent and what the node did.
+fn recorded(node: SocketAddr, pass: impl FnOnce(SocketAddr)) -> (Vec<u8>, Vec<u8>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let proxy = std::thread::spawn(move || {
+        let (reader, _) = listener.accept().unwrap();
+        let to = TcpStream::connect(node).unwrap();
+        let copy = |mut from: TcpStream, mut to: TcpStream| {
+            std::thread::spawn(move || {
+                let (mut all, mut part) = (Vec::new(), [0; 4096]);
+                while let Ok(n @ 1..) = from.read(&mut part) {
+                    all.extend_from_slice(&part[..n]);
+                    if to.write_all(&part[..n]).is_err() {
+                        break;
+                    }
+                }
+                let _ = to.shutdown(Shutdown::Write);
+                all
+            })
+        };
+        let there = copy(reader.try_clone().unwrap(), to.try_clone().unwrap());
+        let back = copy(to, reader);
+        (there.join().unwrap(), back.join().unwrap())
+    });
+    pass(addr);
+    proxy.join().unwrap()
+}
+
+#[test]
+fn a_recorded_greeting_is_worth_nothing_and_the_token_is_not_in_it() {
+    let node = Node::new(&[TOKEN]);
+    let (sent, answered) = recorded(node.addr(), |proxy| {
+        connect(proxy, &[TOKEN]).unwrap();
+    });
+    let has = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
+    assert!(has(&sent, b"SPUR") && !has(&sent, TOKEN.as_bytes()) && !has(&answered, TOKEN.as_bytes()));
+    // The same bytes to the same node: its number is another, so the old proof is wrong.
+    let before = node.stats.trust.proved.get();
+    let mut socket = node.socket();
+    socket.write_all(&sent).unwrap();
+    let mut said = Vec::new();
+    let _ = socket.read_to_end(&mut said);
+    assert_eq!(node.stats.trust.proved.get(), before);
+    until("the replay is counted", || node.stats.trust.refused_proof.get() == 1);
+    // And a node's recorded answers do not make somebody else a node.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let rogue = listener.local_addr().unwrap();
+    let playing = std::thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        socket.write_all(&answered).unwrap();
+        let _ = socket.read_to_end(&mut Vec::new());
+    });
+    assert!(connect(rogue, &[TOKEN]).is_err());
+    playing.join().unwrap();
+}
+
+#[test]
+fn a_reader_does_not_take_a_reflected_proof() {
+    // A node without the token that sends back what it gets, as far as that makes answers.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let rogue = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        use spurline_proto::{Body as _, Challenged, HEADER_LEN, Header, NONCE_LEN, Op, Proof, padding};
+        let (mut socket, _) = listener.accept().unwrap();
+        loop {
+            let mut head = [0; HEADER_LEN];
+            if socket.read_exact(&mut head).is_err() {
+                return;
+            }
+            let header = Header::decode(&head).unwrap();
+            let len = header.body_len as usize;
+            let mut body = vec![0; len + padding(len).len()];
+            socket.read_exact(&mut body).unwrap();
+            let mut out = Vec::new();
+            match header.op {
+                Op::Challenge => Challenged { nonce: [7; NONCE_LEN], node: "rogue".into() }.encode(&mut out),
+                _ => Proof(body[..32].try_into().unwrap()).encode(&mut out),
+            }
+            let answer = header.answer(0, out.len(), 0).unwrap();
+            let pad = padding(out.len());
+            socket.write_all(&[&answer.encode()[..], &out, pad].concat()).unwrap();
+        }
+    });
+    let error = connect(rogue, &[TOKEN]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.to_string().contains("'rogue' does not hold the group token"), "{error}");
+}
+
+#[test]
+fn garbage_and_oversize_frames_end_their_connection_and_nothing_else() {
+    let node = Node::new(&[TOKEN]);
+    let mut oversize = Vec::new();
+    Request::Hello(Hello::new("t", &"s".repeat(20_000))).encode(1, &mut oversize).unwrap();
+    let mut early = Vec::new();
+    Request::Ping.encode(1, &mut early).unwrap();
+    let mut cut = Vec::new();
+    Request::Hello(Hello::new("t", "s")).encode(1, &mut cut).unwrap();
+    cut.truncate(70);
+    let pieces: Vec<Vec<u8>> = vec![
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3],
+        vec![0xff; 100_000],
+        b"SPUR".iter().copied().chain([0xff; 80]).collect(),
+        oversize,
+        early,
+        cut,
+    ];
+    for bytes in &pieces {
+        let mut socket = node.socket();
+        // The node may close before all is sent.
+        let _ = socket.write_all(bytes);
+        let _ = socket.shutdown(Shutdown::Write);
+        let mut said = Vec::new();
+        let _ = socket.read_to_end(&mut said);
+        assert!(said.len() < 2000, "a stranger is told {} bytes", said.len());
+    }
+    until("all are gone", || node.server.connections() == 0);
+    let refused = &node.stats.trust;
+    assert!(refused.refused_frames.get() >= 3, "{} refused for their bytes", refused.refused_frames.get());
+    connect(node.addr(), &[TOKEN]).unwrap();
+}
+
+#[test]
+fn silence_and_floods_leave_room_for_those_who_belong() {
+    let config = ServerConfig {
+        trust: trust(&[TOKEN]),
+        max_connections: 300,
+        max_ungreeted: 20,
+        request_timeout: Duration::from_secs(5),
+        ..ServerConfig::default()
+    };
+    let node = Node::with(config);
+    // More silent strangers than there may be connections at all: each newcomer pushes the oldest of them out.
+    let strangers: Vec<TcpStream> = (0..600).map(|_| node.socket()).collect();
+    let refused = &node.stats.trust;
+    // On a machine that stands still for seconds some are dropped for their silence first.
+    until("strangers are pushed out", || refused.refused_limit.get() + refused.refused_silent.get() >= 500);
+    connect(node.addr(), &[TOKEN]).unwrap();
+    until("the silent ones are dropped", || node.server.connections() == 0);
+    assert!(node.stats.trust.refused_silent.get() > 0);
+    drop(strangers);
+    connect(node.addr(), &[TOKEN]).unwrap();
+}
