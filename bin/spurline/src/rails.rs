@@ -140,14 +140,8 @@ pub fn keep(
     let rails = open(&found, pool, Access::PeerWrites)?;
     let told = found.iter().map(|f| f.rail.clone()).collect();
     let patience = Patience { silence: rdma.silence };
-    let dialer: Arc<dyn Dialer> = Arc::new(RdmaDialer {
-        found,
-        told,
-        rails,
-        patience,
-        trust: Arc::clone(trust),
-        stats: Arc::clone(stats),
-    });
+    let dialer: Arc<dyn Dialer> =
+        Arc::new(RdmaDialer { found, told, rails, patience, trust: Arc::clone(trust), stats: Arc::clone(stats) });
     let wake = Arc::new(Wake::default());
     let paths_config = PathsConfig {
         forced: config.net.transport == Transport::Rdma,

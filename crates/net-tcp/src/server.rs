@@ -304,7 +304,12 @@ fn adopt(shared: &Shared, socket: TcpStream, peer: SocketAddr, id: u64) -> std::
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(send))?;
     let local = socket.local_addr()?.to_string();
     let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: peer.to_string() };
-    let conn = Conn { state: ConnState::guarded(id, endpoints, &shared.config.trust, b"", &shared.stats), socket, opened: Instant::now(), partial: Mutex::new(None) };
+    let conn = Conn {
+        state: ConnState::guarded(id, endpoints, &shared.config.trust, b"", &shared.stats),
+        socket,
+        opened: Instant::now(),
+        partial: Mutex::new(None),
+    };
     let conn = Arc::new(conn);
     shared.conns.lock().insert(id, Arc::clone(&conn));
     shared.crew.watch(&conn.socket, id, PARKED).map_err(|e| {

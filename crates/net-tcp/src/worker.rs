@@ -56,8 +56,11 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
             };
             // A length above the limit is refused before any byte of the body is waited for.
             let body_len = header.body_len as usize;
-            let whole =
-                if body_len <= conn.state.max_body() { HEADER_LEN + body_len + padding(body_len).len() } else { HEADER_LEN };
+            let whole = if body_len <= conn.state.max_body() {
+                HEADER_LEN + body_len + padding(body_len).len()
+            } else {
+                HEADER_LEN
+            };
             let Some(frame) = inbox[at..filled].get(..whole) else { break };
             let body = frame[HEADER_LEN..].get(..body_len).unwrap_or_default();
             if let Next::Close(error) = answer(shared, conn, &header, body) {

@@ -156,11 +156,14 @@ pub fn dispatch(
         // A stranger gets one try.
         Err(e) if conn.peer_name().is_none() => return refuse(e.into(), responder),
         Err(e) => Err(Error::new(ErrorKind::Invalid, e.to_string())),
-        Ok(Request::Challenge(challenge)) => match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.challenged(&challenge)) {
-            Err(e) => return refuse(e, responder),
-            Ok(challenged) => answer(&challenged, responder),
-        },
-        Ok(Request::Prove(proof)) => match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.proved(&proof)) {
+        Ok(Request::Challenge(challenge)) => {
+            match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.challenged(&challenge)) {
+                Err(e) => return refuse(e, responder),
+                Ok(challenged) => answer(&challenged, responder),
+            }
+        }
+        Ok(Request::Prove(proof)) => match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.proved(&proof))
+        {
             Err(e) => return refuse(e, responder),
             Ok(proof) => answer(&proof, responder),
         },
