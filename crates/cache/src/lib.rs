@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-pub use warm::{Batch, Warmed};
+pub use warm::Batch;
 
 /// A file to be handed to the kernel whole is checked at open when it is no longer than this; a longer one is
 /// checked in the background and handed over from the next open on.

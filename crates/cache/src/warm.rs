@@ -123,6 +123,16 @@ impl Cache {
         }
     }
 
+    /// Brings one block here, on the thread that asks; whether it had to be fetched. What is here already is read back
+    /// and checked if `verify`.
+    ///
+    /// # Errors
+    /// Why it is not here.
+    pub fn bring_block(&self, object: &ObjectRef, index: u32, verify: bool) -> Result<bool> {
+        let came = bring_here(&self.shared, self.under.as_ref(), object, index, verify)?;
+        Ok(matches!(came, Came::Fetched))
+    }
+
     /// Takes `blocks` of `object` out of memory and off the disks; how many bytes they had.
     pub fn drop_blocks(&self, object: &ObjectRef, blocks: Range<u32>) -> u64 {
         let disks = self.shared.disks();

@@ -1,12 +1,11 @@
 //! What jobs work on: the cache of this very process, or the nodes of a group.
 
-use spurline_cache::{Batch, Cache};
+use spurline_cache::Cache;
 use spurline_client::{Extent, Remote};
 use spurline_jobs::{Part, Target, Worked};
 use spurline_types::{Attr, Error, ErrorKind, ListPage, Result};
 use spurline_volume::Volume;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Names of one page.
 const PAGE: usize = 1000;
@@ -30,17 +29,21 @@ fn checked(worked: Worked) -> Result<Worked> {
 }
 
 impl Own {
+    /// On the job's own thread: it has as many of them as requests are to be under way.
     fn fetch(&self, parts: &[Part], verify: bool) -> Vec<Result<Worked>> {
-        let batch = Arc::new(Batch::default());
-        for (number, part) in parts.iter().enumerate() {
-            self.0.warm(&part.object, part.blocks.clone(), verify, &batch, number);
-        }
-        let done = batch.wait(parts.len(), Instant::now() + self.0.timeout());
-        let outcome = |warmed: spurline_cache::Warmed| match warmed.error {
-            Some(error) => Err(error),
-            None => Ok(Worked { held: warmed.held_bytes, moved: warmed.fetched_bytes }),
+        let one = |part: &Part| {
+            let mut worked = Worked::default();
+            for index in part.blocks.clone() {
+                let bytes = part.object.block_len(index, self.0.block_size()) as u64;
+                if self.0.bring_block(&part.object, index, verify)? {
+                    worked.moved += bytes
+                } else {
+                    worked.held += bytes
+                }
+            }
+            Ok(worked)
         };
-        done.into_iter().map(outcome).collect()
+        parts.iter().map(one).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 //! one line of JSON by which a reader tells what it measured.
 
 mod bare;
+mod copy;
 mod files;
 mod null;
 mod store;
@@ -35,6 +36,8 @@ pub enum Part {
     Store(StorePart),
     /// Read one object with parallel ranges, through the under-store's library alone
     Under(UnderPart),
+    /// Copy every file of a folder, through the under-store's library alone
+    Copy(CopyPart),
 }
 
 /// The empty file system.
@@ -141,6 +144,24 @@ pub struct UnderPart {
     pub block: Size,
 }
 
+/// A plain copy.
+#[derive(Debug, clap::Args)]
+pub struct CopyPart {
+    /// The source, as mount takes it
+    pub source: String,
+    /// The folder below it
+    pub path: String,
+    /// Where to copy to
+    #[arg(long)]
+    pub to: PathBuf,
+    /// Address of the server
+    #[arg(long)]
+    pub endpoint_url: Option<String>,
+    /// Threads, each with one object under way
+    #[arg(long, default_value_t = 50)]
+    pub depth: usize,
+}
+
 /// Is a part until its end.
 ///
 /// # Errors
@@ -156,6 +177,7 @@ pub fn run(part: &Part) -> Result<()> {
         Part::Files(part) => files::run(part),
         Part::Store(part) => store::run(part),
         Part::Under(part) => under::run(part),
+        Part::Copy(part) => copy::run(part),
     }
 }
 

@@ -4,6 +4,7 @@
 mod buffered;
 mod disk;
 mod files;
+mod load;
 mod local;
 mod net;
 mod remote;
@@ -66,15 +67,15 @@ pub struct SuiteArgs {
 }
 
 /// Every section there is.
-const NAMES: [&str; 8] = ["local", "remote", "net", "buffered", "disk", "files", "s3", "start"];
+const NAMES: [&str; 9] = ["local", "remote", "net", "buffered", "disk", "files", "s3", "load", "start"];
 
 /// Memory that a section uses at the most, data sets and page cache included.
 const TOUCHED: u64 = 10 << 30;
 
 type Run = fn(&Suite) -> Result<Section>;
 
-const SECTIONS: [Run; 8] =
-    [local::run, remote::run, net::run, buffered::run, disk::run, files::run, s3::run, start::run];
+const SECTIONS: [Run; 9] =
+    [local::run, remote::run, net::run, buffered::run, disk::run, files::run, s3::run, load::run, start::run];
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

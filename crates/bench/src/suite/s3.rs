@@ -17,7 +17,7 @@ const BUCKET: &str = "bench";
 const LINK_GBIT: u32 = 3;
 
 /// A server over a directory whose folders are buckets.
-struct Server {
+pub(super) struct Server {
     variant: &'static str,
     label: String,
     /// The namespace of its clients.
@@ -29,7 +29,11 @@ struct Server {
 }
 
 impl Server {
-    fn env(&self) -> [(&str, &str); 4] {
+    pub(super) fn daemon(&self) -> &Daemon {
+        &self.daemon
+    }
+
+    pub(super) fn env(&self) -> [(&str, &str); 4] {
         [
             ("AWS_ACCESS_KEY_ID", &self.key),
             ("AWS_SECRET_ACCESS_KEY", &self.secret),
@@ -126,7 +130,7 @@ fn check(suite: &Suite, server: &Server, len: u64) -> Result<()> {
 }
 
 /// The server the project's own tests use, on this host or at the other end of a link.
-fn embedded(suite: &Suite, buckets: &Path, link: Option<&Pair>) -> Result<Server> {
+pub(super) fn embedded(suite: &Suite, buckets: &Path, link: Option<&Pair>) -> Result<Server> {
     let beside = suite.me.with_file_name("spurline-testkit");
     let program = suite.s3_server.clone().unwrap_or(beside);
     if !program.exists() {
