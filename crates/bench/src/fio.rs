@@ -27,6 +27,8 @@ pub struct Job {
     pub runtime: Option<Duration>,
     /// The part of each file that is read.
     pub size: u64,
+    /// How far apart jobs begin that read the same file.
+    pub apart: u64,
     /// The network namespace to run in.
     pub net: Option<String>,
 }
@@ -77,6 +79,9 @@ impl Job {
         }
         for job in 0..self.jobs {
             words.push(format!("--name=j{job}"));
+            if self.apart > 0 {
+                words.push(format!("--offset={}", self.apart * job as u64));
+            }
             words.push(format!(
                 "--filename={}",
                 self.files[job % self.files.len()].display().to_string().replace(':', "\\:")
@@ -168,6 +173,7 @@ mod tests {
             drop_cache: false,
             runtime: Some(Duration::from_millis(500)),
             size: 1 << 30,
+            apart: 0,
             net: None,
         };
         let words = job.words().join(" ");
@@ -199,6 +205,7 @@ mod tests {
             drop_cache: false,
             runtime: None,
             size: 1 << 20,
+            apart: 0,
             net: None,
         };
         assert_eq!(job.run().unwrap().0.bytes, 2 << 20);

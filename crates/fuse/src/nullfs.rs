@@ -10,22 +10,29 @@ const ROOT: u64 = crate::abi::ROOT_ID;
 const DATA: u64 = 2;
 /// Nothing ever changes.
 const TTL: Duration = Duration::from_secs(86_400);
-/// The longest read; the file repeats this many bytes.
+/// The longest read; the bytes repeat after so many.
 const PATTERN: usize = 1 << 20;
 
 /// See the module.
 pub struct NullFs {
     size: u64,
-    /// Two periods, so that a read that starts anywhere in the first is one piece.
-    pattern: Box<[u8]>,
+    /// Longer than what is held by the longest read, so that a read that starts anywhere in it is one piece.
+    held: Box<[u8]>,
     fill: bool,
 }
 
 impl NullFs {
-    /// A file system whose file has `size` bytes, answered straight from memory.
+    /// A file system whose file has `size` bytes, answered from one mebibyte, which stays in the processor's cache.
     pub fn new(size: u64) -> Self {
+        NullFs::holding(size, PATTERN as u64)
+    }
+
+    /// The same answered from `held` bytes of memory (a mebibyte at least): as a file system that holds what is read.
+    pub fn holding(size: u64, held: u64) -> Self {
+        let held = (held as usize).next_multiple_of(PATTERN).max(PATTERN);
         let byte = |i: usize| ((i % PATTERN) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];
-        NullFs { size, pattern: (0..2 * PATTERN).map(byte).collect(), fill: false }
+        let first: Vec<u8> = (0..PATTERN).map(byte).collect();
+        NullFs { size, held: first.repeat(held / PATTERN + 1).into(), fill: false }
     }
 
     /// The same answering from the slot's own buffer without touching it: what a file system costs whose bytes
@@ -36,7 +43,7 @@ impl NullFs {
 
     /// The byte at `offset`.
     pub fn byte_at(&self, offset: u64) -> u8 {
-        self.pattern[(offset % PATTERN as u64) as usize]
+        self.held[(offset % PATTERN as u64) as usize]
     }
 
     fn attr(&self, ino: u64) -> Option<Attr> {
@@ -80,8 +87,8 @@ impl Handler for NullFs {
         if self.fill {
             return reply.filled(len);
         }
-        let start = (offset % PATTERN as u64) as usize;
-        reply.data(&self.pattern[start..start + len])
+        let start = (offset % (self.held.len() - PATTERN) as u64) as usize;
+        reply.data(&self.held[start..start + len])
     }
 
     fn readdir(&self, _ino: u64, _fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {

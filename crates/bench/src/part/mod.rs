@@ -51,6 +51,9 @@ pub struct NullPart {
     /// Length of its one file
     #[arg(long, default_value = "4G")]
     pub size: Size,
+    /// Memory that its bytes come from
+    #[arg(long, default_value = "1M")]
+    pub held: Size,
 }
 
 /// A server of blocks.

@@ -16,7 +16,8 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
         .map_err(|e| Error::io("can't catch signals", &e))?;
     let config = SessionConfig { io, ..SessionConfig::default() };
-    let session = Session::mount(Arc::new(NullFs::new(part.size.0)), &part.mountpoint, config).map_err(fail)?;
+    let session =
+        Session::mount(Arc::new(NullFs::holding(part.size.0, part.held.0)), &part.mountpoint, config).map_err(fail)?;
     session.wait_ready(Duration::from_secs(10)).map_err(fail)?;
     let chosen = session.describe();
     if chosen.as_ref().is_some_and(|c| c.io != io) {

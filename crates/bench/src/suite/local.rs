@@ -1,4 +1,5 @@
-//! Hot O_DIRECT reads of a mount that runs alone, against the empty file system on the same session code.
+//! Hot O_DIRECT reads of a mount that runs alone, against the empty file system on the same session code: one that
+//! sends the same mebibyte again and again, and one that holds as many bytes as are read.
 
 use super::{Suite, Way, file_name, fio_sample};
 use crate::child;
@@ -35,8 +36,9 @@ const LOADS: [Load; 5] = [
 struct Variant {
     name: &'static str,
     label: &'static str,
-    /// The empty file systems it is held against.
+    /// The file systems it is held against: one that holds as much, and the empty one.
     ceilings: &'static [&'static str],
+    empty: &'static [&'static str],
     words: &'static [&'static str],
     way: Way,
 }
@@ -45,21 +47,24 @@ const VARIANTS: [Variant; 3] = [
     Variant {
         name: "blocks-dev",
         label: "mount, blocks in memory, /dev/fuse",
-        ceilings: &["null-dev"],
+        ceilings: &["held-dev"],
+        empty: &["null-dev"],
         words: &["--no-passthrough", "--fuse-io", "dev"],
         way: Way::Memory,
     },
     Variant {
         name: "blocks-uring",
         label: "mount, blocks in memory, io_uring",
-        ceilings: &["null-uring"],
+        ceilings: &["held-uring"],
+        empty: &["null-uring"],
         words: &["--no-passthrough", "--fuse-io", "uring"],
         way: Way::Memory,
     },
     Variant {
         name: "passthrough",
         label: "mount, passthrough",
-        ceilings: &["null-dev", "null-uring"],
+        ceilings: &["held-dev", "held-uring"],
+        empty: &["null-dev", "null-uring"],
         words: &[],
         way: Way::Passthrough,
     },
@@ -70,10 +75,14 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
     let source = suite.source("source-big", FILES, LEN)?;
     let mut notes = Vec::new();
     let mut nulls: Vec<(&str, &str, Mounted)> = Vec::new();
-    for (variant, io, label) in
-        [("null-dev", "dev", "empty fs, /dev/fuse"), ("null-uring", "uring", "empty fs, io_uring")]
-    {
-        match suite.null(io) {
+    let all = FILES as u64 * LEN;
+    for (variant, io, held, label) in [
+        ("null-dev", "dev", 1 << 20, "empty fs, /dev/fuse"),
+        ("null-uring", "uring", 1 << 20, "empty fs, io_uring"),
+        ("held-dev", "dev", all, "fs in memory, /dev/fuse"),
+        ("held-uring", "uring", all, "fs in memory, io_uring"),
+    ] {
+        match suite.holding(io, held) {
             Ok(null) => nulls.push((variant, label, null)),
             Err(e) => notes.push(format!("No {label}: {e}")),
         }
@@ -102,8 +111,8 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         let plain = fio::Job { direct, ..job(files(&source), LEN) };
         cases.push(Case::new(load.name, "tmpfs", "tmpfs", load.unit, move || fio_sample(&plain, load.unit, &[])));
         for (variant, label, null) in &nulls {
-            // The jobs get a part each of the one file there is: its end is nowhere near.
-            let job = job(vec![null.at().join("data")], LEN);
+            // The jobs get a part each of the one file there is.
+            let job = fio::Job { apart: LEN, ..job(vec![null.at().join("data")], LEN) };
             cases.push(Case::new(load.name, variant, label, load.unit, move || {
                 fio_sample(&job, load.unit, &[("mount", null.daemon())])
             }));
@@ -114,13 +123,19 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
             let case = Case::new(load.name, variant.name, variant.label, load.unit, move || {
                 fio_sample(&job, load.unit, &[("mount", mounted.daemon())])
             })
-            .against("of empty fs", variant.ceilings, Some(load.floor))
+            .against("of fs in memory", variant.ceilings, Some(load.floor))
+            .against("of empty fs", variant.empty, None)
             .warm(move || suite.warm(mounted, &first, variant.way));
             let passthrough = matches!(variant.way, Way::Passthrough);
             cases.push(if passthrough { case.against("of tmpfs", &["tmpfs"], None) } else { case });
         }
     }
     let rows = suite.rounds("local", cases)?;
+    notes.push(format!(
+        "The empty fs sends one mebibyte again and again, out of the processor's cache; the fs in memory holds {} MiB, as \
+         the mounts do, and has no names, versions or blocks to look for.",
+        all >> 20
+    ));
     notes.push("The kernel copies a passthrough read in the reader, an empty-fs or block read in the mount.".into());
     let title = "Hot O_DIRECT reads of a mount that runs alone, cache and source on tmpfs.";
     Ok(Section { name: "local", title, skipped: None, notes, rows })

@@ -281,11 +281,16 @@ impl Suite {
         Mounted::start(command, &at, net, &self.log(name)?)
     }
 
-    /// The empty file system.
+    /// The empty file system, answering from one mebibyte.
     fn null(&self, io: &str) -> Result<Mounted> {
-        let name = format!("null-{io}");
+        self.holding(io, 1 << 20)
+    }
+
+    /// The empty file system, answering from `held` bytes of memory.
+    fn holding(&self, io: &str, held: u64) -> Result<Mounted> {
+        let name = format!("null-{io}-{held}");
         let at = self.memory.dir(&format!("mnt-{name}"))?;
-        let words = ["null", &at.display().to_string(), "--io", io].map(String::from);
+        let words = ["null", &at.display().to_string(), "--io", io, "--held", &held.to_string()].map(String::from);
         Mounted::start(self.part(&words, None), &at, None, &self.log(&name)?)
     }
 
@@ -329,6 +334,7 @@ impl Suite {
             drop_cache: false,
             runtime: Some(self.time),
             size,
+            apart: 0,
             net: None,
         }
     }
