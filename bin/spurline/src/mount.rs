@@ -226,6 +226,7 @@ fn consumer(
         metadata_age: metadata_ttl(config),
         copies: Copies::default(),
         standpoint: Standpoint::default(),
+        silence: config.net.peer_silence,
     };
     let mut memory = None;
     let mut keeper = Ok(None);

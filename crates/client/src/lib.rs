@@ -7,6 +7,7 @@ mod keeper;
 mod paths;
 mod peer;
 pub mod placement;
+mod pulse;
 mod remote;
 mod roster;
 mod split;

@@ -4,6 +4,7 @@
 use crate::ahead::{Ahead, PIECE_FROM};
 use crate::peer::{Patience, Peer, ask};
 use crate::placement::{Copies, FIRST, Standpoint, Wanted};
+use crate::pulse::Pulse;
 use crate::roster::{Roster, View};
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::{Fill, Tier};
@@ -39,12 +40,15 @@ pub struct RemoteConfig {
     pub copies: Copies,
     /// Where this reader stands.
     pub standpoint: Standpoint,
+    /// A node that owes answers and gives no sign of life for this long is given up, when there are others.
+    pub silence: Duration,
 }
 
 /// A cache group as a volume.
 pub struct Remote {
     inner: Arc<Inner>,
     workers: Workers,
+    _pulse: Pulse,
 }
 
 pub(crate) struct Inner {
@@ -94,7 +98,9 @@ impl Remote {
             .name("asked-ahead".into())
             .spawn(move || sweeper.sweep())
             .map_err(|e| Error::io("can't start a thread", &e))?;
+        let pulse = Pulse::start(&roster, config.silence, &stats)?;
         Ok(Arc::new(Remote {
+            _pulse: pulse,
             workers: Workers::new("fetch", config.fetchers),
             inner: Arc::new(Inner {
                 source: source.to_owned(),

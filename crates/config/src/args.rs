@@ -226,6 +226,12 @@ pub struct NetArgs {
     /// is back.
     #[arg(long, value_name = "TIME", default_value = "40s", value_parser = parse_duration)]
     pub peer_timeout: Duration,
+    /// A node that owes answers and gives no sign of life for this long is given up: others of the group are asked
+    ///
+    /// It is asked for one over a connection of its own, so a node that only waits for a slow under-store is not given
+    /// up. Of a group with one node, answers are waited for as long as --peer-timeout.
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    pub peer_silence: Duration,
 }
 
 /// Flags of the FUSE session.

@@ -128,6 +128,8 @@ pub struct NetConfig {
     pub nconnect: usize,
     /// Deadline of one request to a node.
     pub peer_timeout: Duration,
+    /// A node that owes answers is given up after this long without a sign of life, when there are others.
+    pub peer_silence: Duration,
 }
 
 /// The rails for RDMA data.
@@ -364,6 +366,12 @@ const AUTO_NCONNECT: (usize, usize) = (8, 16);
 fn check_net(args: NetArgs, rdma_port: u16, host: &Host, warnings: &mut Vec<String>) -> Result<NetConfig, Fault> {
     let rdma = check_rdma(&args, rdma_port, warnings)?;
     positive("--peer-timeout", args.peer_timeout)?;
+    if args.peer_silence < LEAST_SILENCE {
+        return Err(Fault::usage(
+            format!("--peer-silence {:?} would take a busy node for a dead one", args.peer_silence),
+            "give 100ms or more; 2s is the default",
+        ));
+    }
     let nconnect = match args.nconnect {
         0 => (2 * host.processors).clamp(AUTO_NCONNECT.0, AUTO_NCONNECT.1),
         n @ 1..=64 => usize::from(n),
@@ -376,6 +384,7 @@ fn check_net(args: NetArgs, rdma_port: u16, host: &Host, warnings: &mut Vec<Stri
         rdma,
         nconnect,
         peer_timeout: args.peer_timeout,
+        peer_silence: args.peer_silence,
     })
 }
 

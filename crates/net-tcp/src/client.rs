@@ -11,14 +11,14 @@ use rustix::net::{
 };
 use spurline_proto::{MAX_REQUEST_BODY, Op, Request};
 use spurline_transport::{
-    Answer, ByteStream, CallError, Channel, Connector, Endpoints, TransportKind, prove, receive_answer,
+    Answer, Breaker, ByteStream, CallError, Channel, Connector, Endpoints, TransportKind, prove, receive_answer,
 };
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// The receive timeout that stays set on a socket: a wait with a nearer deadline sets a shorter one, so calls with
@@ -159,6 +159,20 @@ fn wait(socket: &OwnedFd, what: PollFlags, deadline: Instant) -> rustix::io::Res
     }
 }
 
+/// Ends a connection from another thread: whoever waits on it sees its end.
+struct BreakOff {
+    socket: Weak<OwnedFd>,
+}
+
+impl Breaker for BreakOff {
+    fn break_off(&self) {
+        if let Some(socket) = self.socket.upgrade() {
+            // That it has ended already is as good.
+            let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
 /// One TCP connection of a reader.
 pub struct TcpChannel {
     stream: Stream,
@@ -172,7 +186,8 @@ pub struct TcpChannel {
 }
 
 struct Stream {
-    socket: OwnedFd,
+    /// Shared with who may break the connection off, which does not keep it open.
+    socket: Arc<OwnedFd>,
     /// The receive timeout set on the socket now.
     timeout: Duration,
 }
@@ -184,7 +199,7 @@ impl TcpChannel {
             .and_then(|addr| SocketAddr::try_from(addr).ok())
             .map_or_else(|| "?".into(), |addr| addr.to_string());
         let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: remote.to_string() };
-        let stream = Stream { socket, timeout: Duration::ZERO };
+        let stream = Stream { socket: Arc::new(socket), timeout: Duration::ZERO };
         TcpChannel {
             stream,
             request: Vec::with_capacity(512),
@@ -276,6 +291,10 @@ impl Channel for TcpChannel {
         };
         let result = receive_answer(&mut self.stream, op, id, body, dst, &mut |_| {}, deadline);
         self.settle(result, |answer| answer.payload_len, &"an answer asked for ahead")
+    }
+
+    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        Some(Arc::new(BreakOff { socket: Arc::downgrade(&self.stream.socket) }))
     }
 
     fn endpoints(&self) -> &Endpoints {

@@ -24,5 +24,5 @@ pub use gate::prove;
 pub use pairs::{Pair, pair};
 pub use path_pool::{PathPool, PathSpec, PathView, Quiet, Wake};
 pub use path_state::{PathState, PathTiming, Phase};
-pub use pool::{Begun, ChannelPool, Lease, PoolConfig, PoolState};
+pub use pool::{Begun, ChannelPool, Lease, Owing, PoolConfig, PoolState};
 pub use service::{AnswerState, ConnState, Next, Responder, Service, dispatch};

@@ -1,14 +1,18 @@
 //! The channels to one peer on one path: idle ones first, new ones as needed, a dead peer asked rarely.
 //! It knows no transport; time is the caller's deadline and the clock of the waits themselves.
 
+mod life;
+
+pub use life::Owing;
+
 use crate::path_pool::{PathPool, Place, step};
-use crate::{Answer, CallError, Channel, Connector, greet};
+use crate::{Answer, Breaker, CallError, Channel, Connector, greet};
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::{Body, Hello, Request, Welcome};
 use spurline_types::{Error, ErrorKind, PathStats, Result, Stats};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How many channels, and how patient.
@@ -91,6 +95,10 @@ struct Inner {
     /// Channels that broke so far.
     breaks: u64,
     random: u64,
+    /// What ends the channels there are, by their numbers.
+    breakers: Vec<(u64, Arc<dyn Breaker>)>,
+    /// The peer gave no sign of life: no request tries it until it gives one.
+    held: bool,
     /// What the gauges of this peer say: `Some(true)` up, `Some(false)` down.
     shown: Option<bool>,
 }
@@ -105,6 +113,15 @@ pub struct ChannelPool {
     path: Arc<PathStats>,
     inner: Mutex<Inner>,
     changed: Condvar,
+    born: Instant,
+    /// When the peer was last heard of, or began to owe answers, in microseconds since `born`.
+    heard: AtomicU64,
+    /// Requests that wait for answers.
+    in_flight: AtomicUsize,
+    /// Whether the peer is being asked for a sign of life.
+    asking: AtomicBool,
+    /// Whether somebody asks for signs of life.
+    watched: AtomicBool,
 }
 
 impl ChannelPool {
@@ -124,6 +141,8 @@ impl ChannelPool {
             retry_at: None,
             breaks: 0,
             random: config.seed | 1,
+            breakers: Vec::with_capacity(config.nconnect),
+            held: false,
             shown: None,
         };
         let kind = connector.kind().to_string();
@@ -137,6 +156,11 @@ impl ChannelPool {
             stats,
             inner: Mutex::new(inner),
             changed: Condvar::new(),
+            born: Instant::now(),
+            heard: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+            asking: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
         }
     }
 
@@ -161,7 +185,9 @@ impl ChannelPool {
         let idle = {
             let mut inner = self.inner.lock();
             inner.open -= inner.idle.len();
-            std::mem::take(&mut inner.idle)
+            let idle = std::mem::take(&mut inner.idle);
+            idle.iter().for_each(|entry| inner.forget(entry.number));
+            idle
         };
         drop(idle);
         self.changed.notify_all();
@@ -182,6 +208,7 @@ impl ChannelPool {
                     return Ok(Lease::new(self, entry));
                 }
                 inner.open -= 1;
+                inner.forget(entry.number);
                 if inner.state == PoolState::Up {
                     inner.state = PoolState::Unknown;
                 }
@@ -192,7 +219,9 @@ impl ChannelPool {
                     PoolState::Up => return self.connect(inner, deadline),
                     PoolState::Unknown if inner.connecting == 0 => return self.connect(inner, deadline),
                     PoolState::Unknown => {}
-                    PoolState::Down { .. } if inner.connecting == 0 && inner.retry_at.is_none_or(|at| now >= at) => {
+                    PoolState::Down { .. }
+                        if inner.connecting == 0 && !inner.held && inner.retry_at.is_none_or(|at| now >= at) =>
+                    {
                         return self.connect(inner, deadline);
                     }
                     // Some channels may still work; without any, nobody waits for a dead peer.
@@ -245,7 +274,10 @@ impl ChannelPool {
 
     /// Gives up a request of [`ChannelPool::begin`]: its channel is closed, for the answer may be in it.
     pub fn abandon(&self, begun: Begun) {
-        self.inner.lock().open -= 1;
+        let mut inner = self.inner.lock();
+        inner.open -= 1;
+        inner.forget(begun.0.number);
+        drop(inner);
         drop(begun);
         self.changed.notify_all();
     }
@@ -271,20 +303,18 @@ impl ChannelPool {
                 self.path.up.set(1);
                 let breaks = inner.breaks;
                 let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+                inner.held = false;
+                if let Some(breaker) = channel.breaker() {
+                    inner.breakers.push((number, breaker));
+                }
                 let entry = Entry { channel, welcome: Arc::new(welcome), idle_since: Instant::now(), breaks, number };
                 Ok(Lease::new(self, entry))
             }
             Err(error) => {
                 inner.open -= 1;
-                let failures = match inner.state {
-                    PoolState::Down { failures, .. } => failures.saturating_add(1),
-                    _ => 1,
-                };
-                let pause = self.config.retry_min.saturating_mul(1 << (failures - 1).min(16));
-                inner.retry_at = Some(Instant::now() + pause.min(self.config.retry_max));
-                inner.state = PoolState::Down { failures, error: error.clone() };
-                inner.show(&self.stats, false);
-                self.path.up.set(0);
+                // Who waited in vain leaves the next attempt to whoever watches.
+                inner.held |= error.kind() == ErrorKind::Timeout && self.watched.load(Ordering::Acquire);
+                self.went_down(&mut inner, &error);
                 Err(error)
             }
         };
@@ -296,6 +326,7 @@ impl ChannelPool {
     fn give_back(&self, mut entry: Entry) {
         LAST.set(entry.number);
         entry.idle_since = Instant::now();
+        self.heard(entry.idle_since);
         let mut inner = self.inner.lock();
         inner.idle.push(entry);
         drop(inner);
@@ -307,6 +338,7 @@ impl ChannelPool {
             let mut inner = self.inner.lock();
             inner.open -= 1;
             inner.breaks += 1;
+            inner.forget(entry.number);
             if inner.state == PoolState::Up {
                 inner.state = PoolState::Unknown;
             }
@@ -314,7 +346,9 @@ impl ChannelPool {
             // connection with its greeting does.
             if timed_out {
                 inner.open -= inner.idle.len();
-                std::mem::take(&mut inner.idle)
+                let idle = std::mem::take(&mut inner.idle);
+                idle.iter().for_each(|entry| inner.forget(entry.number));
+                idle
             } else {
                 Vec::new()
             }
@@ -350,6 +384,11 @@ impl Inner {
         Some(self.idle.swap_remove((step(&mut self.random) % n as u64) as usize))
     }
 
+    /// A channel is gone, and what ends it.
+    fn forget(&mut self, number: u64) {
+        self.breakers.retain(|(of, _)| *of != number);
+    }
+
     fn show(&mut self, stats: &Stats, up: bool) {
         let gauges = &stats.remotecache;
         match self.shown.replace(up) {
@@ -377,6 +416,7 @@ pub struct Lease<'a> {
 
 impl<'a> Lease<'a> {
     fn new(pool: &'a ChannelPool, entry: Entry) -> Self {
+        pool.waits();
         Lease { home: Home::Pool(pool), welcome: Arc::clone(&entry.welcome), entry: Some(entry) }
     }
 
@@ -513,6 +553,9 @@ impl<'a> Lease<'a> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
+        if let Home::Pool(pool) = self.home {
+            pool.waits_no_longer();
+        }
         if let Some(entry) = self.entry.take() {
             match self.home {
                 Home::Pool(pool) => pool.give_back(entry),

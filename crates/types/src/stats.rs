@@ -154,6 +154,7 @@ sections! {
         retries: Counter "operations" "Requests to peers sent again.",
         lat_us: Counter "microseconds" "Time from request to answer, summed.",
         connects: Counter "operations" "Connections made to peers.",
+        given_up: Counter "peers" "Times a peer that owed answers gave no sign of life and was given up.",
         peers_up: Gauge "peers" "Peers connected now.",
         peers_down: Gauge "peers" "Peers that can't be reached now.",
     }

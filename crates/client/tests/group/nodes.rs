@@ -69,6 +69,7 @@ impl Nodes {
             metadata_age: Duration::ZERO,
             copies: Copies::default(),
             standpoint: Standpoint::default(),
+            silence: Duration::from_secs(2),
         };
         let remote = Remote::connect("src", roster, config, stats, |block| {
             Ok(Tier::new(Pool::new(16 * block, block as usize)?))

@@ -1,4 +1,6 @@
 //! Several nodes as one cache: who holds what, what happens when one is lost, and what jobs ask of them.
 
+mod loss;
 mod sim;
+mod simulation;
 mod warm;

@@ -98,6 +98,7 @@ pub fn object(number: u64, len: u64) -> ObjectRef {
 /// One cache node and its link to everybody.
 pub struct Host {
     pub sim: SimNode,
+    pub plan: Arc<FaultPlan>,
     pub link: SimRail,
     pub stats: Arc<Stats>,
     pub tier: Arc<Tier>,
@@ -109,6 +110,11 @@ pub fn patience() -> Patience {
     Patience { answer: Duration::from_secs(60), absence: Duration::from_secs(60) }
 }
 
+/// Short, so that a run has many faults; a busy machine that makes nodes look dead only makes it richer.
+pub fn silence() -> Duration {
+    Duration::from_millis(200)
+}
+
 fn pool_config() -> PoolConfig {
     PoolConfig {
         connect_timeout: Duration::from_millis(200),
@@ -118,17 +124,25 @@ fn pool_config() -> PoolConfig {
     }
 }
 
-/// What a mount or a node reaches others through: each member's node over its link.
-fn reach(hosts: &[Host], name: &str, stats: &Arc<Stats>) -> impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static {
-    let ways: HashMap<String, _> = hosts
-        .iter()
-        .map(|host| (host.member.name.clone(), host.link.connector(host.sim.connector(), TransportKind::Sim)))
-        .collect();
+/// What a mount or a node reaches others through: each member's node over its link and over one of its own, which are
+/// the answer's second part.
+fn reach(
+    hosts: &[Host],
+    name: &str,
+    stats: &Arc<Stats>,
+) -> (impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static, Vec<SimRail>) {
+    let links: Vec<SimRail> = hosts.iter().map(|_| SimRail::new()).collect();
+    let way = |(host, own): (&Host, &SimRail)| {
+        let to_host = host.link.connector(host.sim.connector(), TransportKind::Sim);
+        (host.member.name.clone(), own.connector(to_host, TransportKind::Sim))
+    };
+    let ways: HashMap<String, _> = hosts.iter().zip(&links).map(way).collect();
     let (name, stats) = (name.to_owned(), Arc::clone(stats));
-    move |member| {
+    let make = move |member: &Member| {
         let way = Arc::clone(&ways[&member.name]);
         Peer::new(ChannelPool::new(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
-    }
+    };
+    (make, links)
 }
 
 pub struct Cluster {
@@ -150,19 +164,26 @@ impl Cluster {
 
     /// A mount that knows these nodes.
     pub fn mount(&self, which: impl IntoIterator<Item = usize>) -> Mount {
+        self.mount_with(which, silence())
+    }
+
+    /// The same, and a node that owes answers is given up after `silence`.
+    pub fn mount_with(&self, which: impl IntoIterator<Item = usize>, silence: Duration) -> Mount {
         let stats = Arc::new(Stats::default());
-        let roster = Roster::new(&self.members(which), reach(&self.hosts, "mount", &stats));
+        let (make, links) = reach(&self.hosts, "mount", &stats);
+        let roster = Roster::new(&self.members(which), make);
         let config = RemoteConfig {
             patience: patience(),
             fetchers: 2,
             metadata_age: Duration::ZERO,
             copies: Copies::default(),
             standpoint: Standpoint::default(),
+            silence,
         };
         let remote = Remote::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
             Ok(Tier::new(Pool::new(16 * block, block as usize)?))
         });
-        Mount { remote: remote.expect("the mount starts"), stats }
+        Mount { remote: remote.expect("the mount starts"), stats, links }
     }
 
     /// Blocks that a node holds of an object.
@@ -182,13 +203,15 @@ fn host(n: usize, blocks: u64, under: &Arc<Under>) -> Host {
     let open = move |_: &str| Ok(Arc::clone(&under) as Arc<dyn UnderStore>);
     let node = Node::new(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open));
     let plan = Arc::new(FaultPlan::new(n as u64 + 1, Rates::default()));
-    let sim = SimNode::new(&format!("n{n}"), node, plan);
-    Host { sim, link: SimRail::new(), stats, tier, member: Member::at(&format!("n{n}"), 100) }
+    let sim = SimNode::new(&format!("n{n}"), node, Arc::clone(&plan));
+    Host { sim, plan, link: SimRail::new(), stats, tier, member: Member::at(&format!("n{n}"), 100) }
 }
 
 pub struct Mount {
     pub remote: Arc<Remote>,
     pub stats: Arc<Stats>,
+    /// To each node.
+    pub links: Vec<SimRail>,
 }
 
 impl Mount {
