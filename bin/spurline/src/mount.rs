@@ -224,8 +224,8 @@ fn consumer(
         patience: Patience::new(config.net.peer_timeout),
         fetchers: (config.net.nconnect / 2).max(2),
         metadata_age: metadata_ttl(config),
-        copies: Copies::default(),
-        standpoint: Standpoint::default(),
+        copies: Copies::new(config.replicas.all, config.replicas.below.clone()),
+        standpoint: Standpoint { zone: String::new(), seed: u64::from(std::process::id()) },
         silence: config.net.peer_silence,
     };
     let mut memory = None;

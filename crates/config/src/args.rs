@@ -2,7 +2,7 @@
 //! variable and a key in the config file, both made from its name. It checks nothing but single words.
 
 use crate::trust::TrustArgs;
-use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Source, Transport};
+use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Replicas, Source, Transport};
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, Args, Command};
 use spurline_types::{Congestion, Size, parse_duration};
@@ -175,6 +175,12 @@ pub struct RegistryArgs {
     /// A mount with a registry holds neither credentials nor a disk cache; the node has both.
     #[arg(long, value_name = "URL")]
     pub registry: Option<Registry>,
+    /// Nodes that hold each file, and other numbers below some paths: N[,PATH=N]
+    ///
+    /// The most useful number is the same in all mounts of a group: with another one a mount looks for copies where
+    /// there may be none yet, which costs a fetch and no error.
+    #[arg(long, value_name = "N[,PATH=N]", default_value = "1")]
+    pub replicas: Replicas,
     /// Accepted for habit's sake: a mount never serves others
     #[arg(long)]
     pub no_sharing: bool,

@@ -6,7 +6,7 @@ use crate::budget::{Budget, Demand};
 use crate::fault::Fault;
 use crate::host::Host;
 use crate::trust::TrustConfig;
-use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Source, Transport, absolute};
+use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Replicas, Source, Transport, absolute};
 use spurline_types::Congestion;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,6 +24,8 @@ pub struct MountConfig {
     pub mountpoint: PathBuf,
     /// The nodes to read from; `None` for a mount that runs alone.
     pub registry: Option<Registry>,
+    /// How many nodes hold each file (with a registry only).
+    pub replicas: Replicas,
     /// The block cache; its directories are empty for a consumer of nodes.
     pub cache: CacheConfig,
     /// How the under-store is reached (alone only).
@@ -210,6 +212,7 @@ impl MountArgs {
             source: self.source,
             mountpoint: absolute(&self.mountpoint),
             registry: self.registry.registry,
+            replicas: self.registry.replicas,
             cache,
             under: check_under(self.under)?,
             net: check_net(self.net, 0, host, &mut warnings)?,

@@ -19,4 +19,4 @@ pub use checked::{
 pub use fault::{Code, Fault};
 pub use host::Host;
 pub use trust::{TrustArgs, TrustConfig};
-pub use words::{CacheSize, FuseIo, HostPort, IorpcMode, LogFormat, Registry, Source, Transport};
+pub use words::{CacheSize, FuseIo, HostPort, IorpcMode, LogFormat, Registry, Replicas, Source, Transport};

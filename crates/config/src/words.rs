@@ -196,6 +196,41 @@ impl fmt::Display for Registry {
     }
 }
 
+/// How many nodes hold each file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replicas {
+    /// Of every file.
+    pub all: u32,
+    /// Of those at and below a path, without a leading slash.
+    pub below: Vec<(Vec<u8>, u32)>,
+}
+
+impl Replicas {
+    /// More are of no use: a request looks at no more nodes at first.
+    const MOST: u32 = 8;
+}
+
+impl FromStr for Replicas {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let number = |text: &str| match text.trim().parse() {
+            Ok(n @ 1..=Replicas::MOST) => Ok(n),
+            _ => {
+                Err(format!("'{text}' is no number of copies from 1 to {}; write 2, or 1,train/hot=3", Replicas::MOST))
+            }
+        };
+        let (mut all, mut below) = (None, Vec::new());
+        for part in s.split(',') {
+            match part.rsplit_once('=') {
+                Some((path, n)) => below.push((path.trim().trim_matches('/').as_bytes().to_vec(), number(n)?)),
+                None if all.is_none() => all = Some(number(part)?),
+                None => return Err(format!("'{s}' has two numbers for everything; write 2, or 1,train/hot=3")),
+            }
+        }
+        Ok(Replicas { all: all.unwrap_or(1), below })
+    }
+}
+
 /// What carries data between a mount and a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Transport {
@@ -264,6 +299,17 @@ fn edit_distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_of_copies() {
+        let parse = |text: &str| text.parse::<Replicas>();
+        assert_eq!(parse("2"), Ok(Replicas { all: 2, below: vec![] }));
+        assert_eq!(parse("1,/a/b/=3"), Ok(Replicas { all: 1, below: vec![(b"a/b".to_vec(), 3)] }));
+        assert_eq!(parse("a=b=2"), Ok(Replicas { all: 1, below: vec![(b"a=b".to_vec(), 2)] }));
+        for wrong in ["", "0", "9", "x", "1,2", "a=", "a=0", "-1"] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
 
     #[test]
     fn cache_sizes() {
