@@ -28,7 +28,8 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let block_size = config.cache.block_size;
     let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total)).transpose()?;
     let addresses = listen_addresses(&config)?;
-    config.trust.check_reach(&reached(&addresses, found.as_deref()))?;
+    let (far, rails) = reached(&addresses, found.as_deref());
+    config.trust.check_reach(&far, &rails)?;
     let name = hostname();
     let trust = parts::open_trust(&config.trust, &name)?;
     let pool = Pool::new(config.budget.total, block_size as usize)?;
@@ -118,7 +119,8 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         }
     })?;
     let rdma_at: Vec<String> = rdma.iter().flat_map(|r| r.local_addrs().iter().map(ToString::to_string)).collect();
-    let reached = reached(tcp.local_addrs(), found.as_deref());
+    let (mut reached, rails) = reached(tcp.local_addrs(), found.as_deref());
+    reached.extend(rails);
     if !config.trust.asks() && !reached.is_empty() {
         tracing::warn!("--allow-anyone: whoever reaches {} can read all this node may fetch", reached.join(" or "));
     }
@@ -150,10 +152,10 @@ fn listen_addresses(config: &NodeConfig) -> Result<Vec<SocketAddr>, Fault> {
     Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect())
 }
 
-/// Where others than this machine's own users reach the node.
-fn reached(addresses: &[SocketAddr], rails: Option<&[LocalRail]>) -> Vec<String> {
+/// Where others than this machine's own users reach the node, over TCP and over RDMA.
+fn reached(addresses: &[SocketAddr], rails: Option<&[LocalRail]>) -> (Vec<String>, Vec<String>) {
     let far = addresses.iter().filter(|at| !at.ip().is_loopback()).map(ToString::to_string);
-    far.chain(rails.into_iter().flatten().map(|found| format!("rail {}", found.rail.name))).collect()
+    (far.collect(), rails.into_iter().flatten().map(|found| format!("rail {}", found.rail.name)).collect())
 }
 
 fn hostname() -> String {

@@ -5,7 +5,7 @@ use spurline_config as config;
 use spurline_config::{CacheSize, IorpcMode};
 use spurline_mem::{Pool, Tier};
 use spurline_store::{Capacity, IoMode, Store, StoreConfig};
-use spurline_trust::Trust;
+use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Result, Stats};
 use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore};
 use std::sync::Arc;
@@ -22,6 +22,11 @@ const METADATA_ENTRIES: usize = 100_000;
 /// When a file can't be read, or holds no secret.
 pub fn open_trust(config: &config::TrustConfig, name: &str) -> Result<Arc<Trust>> {
     let trust = Trust::new(name, config.token_file.as_deref())?;
+    let trust = match config.tls.clone() {
+        None => trust,
+        Some(config::TlsConfig::Token) => trust.encrypted(None)?,
+        Some(config::TlsConfig::Files { cert, key, ca }) => trust.encrypted(Some(TlsFiles { cert, key, ca }))?,
+    };
     if let Some(warning) = trust.tokens().as_deref().and_then(|tokens| tokens.warning()) {
         tracing::warn!("{warning}");
     }

@@ -208,6 +208,8 @@ impl MountArgs {
         if alone && self.net.rdma_network.is_some() {
             warnings.push("--rdma-network carries nothing: a mount without --registry reads from no node".to_owned());
         }
+        let (net, trust) = (check_net(self.net, 0, host, &mut warnings)?, self.trust.check(false)?);
+        unencrypted(&net, &trust, &mut warnings);
         Ok(MountConfig {
             source: self.source,
             mountpoint: absolute(&self.mountpoint),
@@ -215,8 +217,8 @@ impl MountArgs {
             replicas: self.registry.replicas,
             cache,
             under: check_under(self.under)?,
-            net: check_net(self.net, 0, host, &mut warnings)?,
-            trust: self.trust.check(false)?,
+            net,
+            trust,
             fuse,
             budget,
             metrics: check_metrics(&self.log)?,
@@ -243,20 +245,31 @@ impl NodeArgs {
         }
         let cache = check_cache(&self.cache, host, true, &mut warnings)?;
         let budget = derive(&self.common, &self.cache, &self.under, None, None, host, &mut warnings)?;
+        let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
+        let trust = self.trust.check(self.allow_anyone)?;
+        unencrypted(&net, &trust, &mut warnings);
         Ok(NodeConfig {
             sources,
             weight: self.weight,
             port: self.group_port,
             cache,
             under: check_under(self.under)?,
-            net: check_net(self.net, self.rdma_port, host, &mut warnings)?,
-            trust: self.trust.check(self.allow_anyone)?,
+            net,
+            trust,
             budget,
             metrics: check_metrics(&self.log)?,
             log: check_log(self.log),
             background: self.background,
             warnings,
         })
+    }
+}
+
+/// Says what --tls does not cover.
+fn unencrypted(net: &NetConfig, trust: &TrustConfig, warnings: &mut Vec<String>) {
+    if trust.tls.is_some() && net.rdma.is_some() {
+        warnings
+            .push("--tls does not cover RDMA: data over --rdma-network is not encrypted (docs/trust.md)".to_owned());
     }
 }
 

@@ -18,5 +18,5 @@ pub use checked::{
 };
 pub use fault::{Code, Fault};
 pub use host::Host;
-pub use trust::{TrustArgs, TrustConfig};
+pub use trust::{TlsConfig, TrustArgs, TrustConfig};
 pub use words::{CacheSize, FuseIo, HostPort, IorpcMode, LogFormat, Registry, Replicas, Source, Transport};

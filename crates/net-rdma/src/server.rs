@@ -325,7 +325,7 @@ impl Acceptor {
         let breaker = pair.breaker();
         open.watch(breaker.clone());
         let conn = Arc::new(Conn {
-            state: ConnState::guarded(number, endpoints, &config.trust, b"", &self.shared.stats),
+            state: ConnState::guarded(number, endpoints, &config.trust, &self.shared.stats),
             session: Mutex::new(Session::new(pair, NODE, peer_terms)),
             memory: Arc::clone(&open.memory),
             max_message: open.max_message,

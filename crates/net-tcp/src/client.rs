@@ -3,6 +3,7 @@
 
 use crate::SocketOptions;
 use crate::addr::resolve;
+use crate::secure::ReaderEnd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -13,7 +14,7 @@ use spurline_proto::{MAX_REQUEST_BODY, Op, Request};
 use spurline_transport::{
     Answer, Breaker, ByteStream, CallError, Channel, Connector, Endpoints, TransportKind, prove, receive_answer,
 };
-use spurline_trust::Trust;
+use spurline_trust::{Sealed, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -65,7 +66,11 @@ impl TcpConnector {
             match connect_socket(remote, local, &self.options, deadline, "node") {
                 Ok(socket) => {
                     let mut channel = TcpChannel::new(socket, remote, Arc::clone(&self.stats));
-                    prove(&mut channel, &self.trust, b"", deadline)?;
+                    let mut binding = Vec::new();
+                    if let Some(tls) = self.trust.tls() {
+                        binding = channel.stream.agree(tls.connect(&self.peer)?, deadline)?.to_vec();
+                    }
+                    prove(&mut channel, &self.trust, &binding, deadline)?;
                     return Ok(channel);
                 }
                 Err(e) => last = Some(e),
@@ -190,6 +195,8 @@ struct Stream {
     socket: Arc<OwnedFd>,
     /// The receive timeout set on the socket now.
     timeout: Duration,
+    /// The encrypted end; `None` where nothing is encrypted.
+    tls: Option<Box<ReaderEnd>>,
 }
 
 impl TcpChannel {
@@ -199,7 +206,7 @@ impl TcpChannel {
             .and_then(|addr| SocketAddr::try_from(addr).ok())
             .map_or_else(|| "?".into(), |addr| addr.to_string());
         let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: remote.to_string() };
-        let stream = Stream { socket: Arc::new(socket), timeout: Duration::ZERO };
+        let stream = Stream { socket: Arc::new(socket), timeout: Duration::ZERO, tls: None };
         TcpChannel {
             stream,
             request: Vec::with_capacity(512),
@@ -305,12 +312,51 @@ impl Channel for TcpChannel {
         // An idle connection has nothing to read: bytes would be stray, an end of stream means that the peer closed.
         let mut byte = [0u8; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        !self.broken && self.begun.is_none() && matches!(recv(&self.stream.socket, &mut byte, flags), Err(Errno::AGAIN))
+        let left = self.stream.tls.as_ref().is_some_and(|tls| tls.left());
+        !self.broken
+            && self.begun.is_none()
+            && !left
+            && matches!(recv(&self.stream.socket, &mut byte, flags), Err(Errno::AGAIN))
     }
 }
 
 impl Stream {
-    fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<()> {
+    /// Agrees on TLS with a node; gives the channel binding.
+    fn agree(&mut self, sealed: Sealed, deadline: Instant) -> Result<[u8; 32]> {
+        let mut end = ReaderEnd::new(sealed);
+        loop {
+            let mut wire = Vec::new();
+            end.sealed.flush(&mut wire).map_err(|e| Error::io("TLS", &e))?;
+            self.send_raw(&wire, deadline)?;
+            if !end.sealed.is_handshaking() {
+                break;
+            }
+            let n = self.receive_raw(end.room(), &mut [], false, deadline).map_err(|e| match e.kind() {
+                ErrorKind::Unavailable => e.context("TLS was not agreed on; was the node started with --tls too?"),
+                _ => e,
+            })?;
+            end.came(n);
+            if let Err(error) = end.open(&mut []) {
+                // The node learns why.
+                let mut alert = Vec::new();
+                let _ = end.sealed.flush(&mut alert);
+                let _ = self.send_raw(&alert, deadline);
+                return Err(error);
+            }
+        }
+        let binding = end.sealed.binding()?;
+        self.tls = Some(Box::new(end));
+        Ok(binding)
+    }
+
+    fn send(&mut self, bytes: &[u8], deadline: Instant) -> Result<()> {
+        let Some(tls) = &mut self.tls else { return self.send_raw(bytes, deadline) };
+        let mut wire = Vec::with_capacity(bytes.len() + 64);
+        tls.sealed.seal(bytes, &mut wire).map_err(|e| Error::io("TLS", &e))?;
+        self.send_raw(&wire, deadline)
+    }
+
+    fn send_raw(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<()> {
         const { assert!(MAX_REQUEST_BODY < 1 << 20) };
         while !bytes.is_empty() {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -348,6 +394,26 @@ impl Stream {
 
 impl ByteStream for Stream {
     fn receive(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize> {
+        let Some(mut tls) = self.tls.take() else { return self.receive_raw(first, second, all, deadline) };
+        let received = loop {
+            match tls.open(first) {
+                Ok(0) => {}
+                Ok(n) if n < first.len() || second.is_empty() => break Ok(n),
+                Ok(n) => break tls.open(second).map(|more| n + more),
+                Err(error) => break Err(error),
+            }
+            match self.receive_raw(tls.room(), &mut [], false, deadline) {
+                Ok(n) => tls.came(n),
+                Err(error) => break Err(error),
+            }
+        };
+        self.tls = Some(tls);
+        received
+    }
+}
+
+impl Stream {
+    fn receive_raw(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize> {
         let flags = if all { RecvFlags::WAITALL } else { RecvFlags::empty() };
         loop {
             match self.arm(deadline) {

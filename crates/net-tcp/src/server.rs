@@ -5,6 +5,7 @@
 //! the connection until it parks it again. So memory and threads follow the requests in work, not the connections.
 
 use crate::SocketOptions;
+use crate::secure::NodeEnd;
 use crate::worker::serve;
 use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
@@ -63,6 +64,8 @@ impl Default for ServerConfig {
 pub(crate) struct Conn {
     pub state: ConnState,
     pub socket: TcpStream,
+    /// The encrypted end; `None` where nothing is encrypted.
+    pub tls: Option<Mutex<NodeEnd>>,
     pub opened: Instant,
     /// Bytes of a request that was not whole when the connection was parked, and since when.
     pub partial: Mutex<Option<(Vec<u8>, Instant)>>,
@@ -73,7 +76,7 @@ pub(crate) struct Shared {
     pub config: ServerConfig,
     pub service: Arc<dyn Service>,
     pub stats: Arc<Stats>,
-    refusals: Refusals,
+    pub refusals: Refusals,
     crew: Crew,
     conns: Mutex<HashMap<u64, Arc<Conn>>>,
 }
@@ -304,9 +307,11 @@ fn adopt(shared: &Shared, socket: TcpStream, peer: SocketAddr, id: u64) -> std::
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(send))?;
     let local = socket.local_addr()?.to_string();
     let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: peer.to_string() };
+    let sealed = shared.config.trust.tls().map(|tls| tls.accept(&endpoints.peer)).transpose();
     let conn = Conn {
-        state: ConnState::guarded(id, endpoints, &shared.config.trust, b"", &shared.stats),
+        state: ConnState::guarded(id, endpoints, &shared.config.trust, &shared.stats),
         socket,
+        tls: sealed.map_err(std::io::Error::other)?.map(|sealed| Mutex::new(NodeEnd::new(sealed))),
         opened: Instant::now(),
         partial: Mutex::new(None),
     };

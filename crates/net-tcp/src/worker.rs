@@ -1,11 +1,14 @@
 //! What a worker does with a connection that has something to read: answers its requests, parks it.
 //! It knows neither listeners nor what requests mean.
 
+use crate::secure::{NodeEnd, Stop, tls_only};
 use crate::server::{Conn, PARKED, Shared};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
-use spurline_proto::{HEADER_LEN, Header, padding};
-use spurline_transport::{Crewed as _, End, FrameResponder, FrameSink, Next, dispatch};
+use spurline_proto::{FrameError, HEADER_LEN, Header, padding};
+use spurline_transport::{Crewed as _, End, FrameResponder, FrameSink, Next, Responder as _, dispatch};
+use spurline_trust::Reason;
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::IoSlice;
 use std::net::TcpStream;
@@ -14,6 +17,10 @@ use std::time::{Duration, Instant};
 
 /// Requests answered on one connection before others get their turn, when no worker is idle.
 const TURN: u32 = 32;
+/// The first byte of a TLS connection.
+const TLS_HANDSHAKE: u8 = 0x16;
+/// Bytes of a file encrypted at once.
+const FILE_PIECE: usize = 256 << 10;
 /// Slices handed to one `sendmsg`.
 const PARTS: usize = 34;
 
@@ -31,12 +38,25 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
     let mut wait = false;
     loop {
         let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
-        match recv(&conn.socket, &mut inbox[filled..], flags) {
-            Ok((_, 0)) if filled == 0 => return End::Closed,
-            Ok((_, 0)) => {
+        let received = match &conn.tls {
+            None => recv(&conn.socket, &mut inbox[filled..], flags).map(|(_, n)| n),
+            Some(tls) => {
+                let bind = |binding: &[u8]| conn.state.bind(binding);
+                let received = tls.lock().receive(&conn.socket, &mut inbox[filled..], flags, &bind);
+                match received {
+                    Ok(n) => Ok(n),
+                    Err(Stop::Os(e)) => Err(e),
+                    Err(Stop::Tls(error)) => return refuse(shared, conn, &error),
+                    Err(Stop::Plain(begin)) => return refuse_plain(shared, conn, &begin),
+                }
+            }
+        };
+        match received {
+            Ok(0) if filled == 0 => return End::Closed,
+            Ok(0) => {
                 return End::Close(Error::new(ErrorKind::Protocol, "the reader closed it in the middle of a request"));
             }
-            Ok((_, n)) => filled += n,
+            Ok(n) => filled += n,
             Err(Errno::INTR) => continue,
             Err(Errno::AGAIN) => {
                 if filled > 0 {
@@ -52,7 +72,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
         while let Some(head) = inbox[at..filled].first_chunk::<HEADER_LEN>() {
             let header = match Header::decode(head) {
                 Ok(header) => header,
-                Err(e) => return End::Close(e.into()),
+                Err(e) => return no_frame(shared, conn, head[0], e),
             };
             // A length above the limit is refused before any byte of the body is waited for.
             let body_len = header.body_len as usize;
@@ -76,7 +96,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
         }
         if filled > 0 {
             if let Err(e) = Header::check_start(&inbox[..filled]) {
-                return End::Close(e.into());
+                return no_frame(shared, conn, inbox[0], e);
             }
             begun.get_or_insert_with(Instant::now);
         }
@@ -84,7 +104,9 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
             return End::Closed;
         }
         let others_idle = shared.crew().others_idle();
-        if !others_idle && turn >= TURN && filled == 0 {
+        // Bytes that were received and not opened yet ring no bell.
+        let nothing_left = conn.tls.as_ref().is_none_or(|tls| tls.lock().is_empty());
+        if !others_idle && turn >= TURN && filled == 0 && nothing_left {
             return park(shared, conn);
         }
         // While another worker waits for events this one can wait for the next request here.
@@ -101,7 +123,8 @@ fn park(shared: &Shared, conn: &Conn) -> End {
 }
 
 fn answer(shared: &Shared, conn: &Conn, header: &Header, body: &[u8]) -> Next {
-    let mut sink = Sink { socket: &conn.socket, timeout: shared.config.send_timeout, deadline: None };
+    let timeout = shared.config.send_timeout;
+    let mut sink = Sink { socket: &conn.socket, tls: conn.tls.as_ref(), timeout, deadline: None };
     let mut responder = FrameResponder::new(&mut sink, header);
     let next = dispatch(&conn.state, header, body, &*shared.service, &mut responder);
     let sent = responder.sent() as u64;
@@ -112,17 +135,43 @@ fn answer(shared: &Shared, conn: &Conn, header: &Header, body: &[u8]) -> Next {
 /// Sends one answer's bytes.
 struct Sink<'a> {
     socket: &'a TcpStream,
+    tls: Option<&'a Mutex<NodeEnd>>,
     timeout: Duration,
     /// Set by the first send.
     deadline: Option<Instant>,
 }
 
 impl Sink<'_> {
+    /// Until when the answer has to be taken, `left` bytes of it being left when this is asked first.
+    fn deadline(&mut self, left: usize) -> Instant {
+        let patience = self.timeout + Duration::from_secs((left >> 20) as u64);
+        *self.deadline.get_or_insert_with(|| Instant::now() + patience)
+    }
+
     /// Checked after a send that did not take everything.
     fn check(&mut self, left: usize) -> Result<()> {
-        let now = Instant::now();
-        let deadline = *self.deadline.get_or_insert(now + self.timeout + Duration::from_secs((left >> 20) as u64));
-        if now >= deadline { Err(too_slow(left)) } else { Ok(()) }
+        if Instant::now() >= self.deadline(left) { Err(too_slow(left)) } else { Ok(()) }
+    }
+
+    /// The kernel can't encrypt: the file's bytes come up here first.
+    fn send_sealed_file(&mut self, tls: &Mutex<NodeEnd>, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()> {
+        let deadline = self.deadline(len);
+        let mut buffer = vec![0; len.min(FILE_PIECE)];
+        let mut done = 0;
+        while done < len {
+            let piece = buffer.len().min(len - done);
+            match rustix::io::pread(file, &mut buffer[..piece], offset + done as u64) {
+                Ok(0) => return Err(short(len - done)),
+                Ok(n) => {
+                    let parts = std::iter::once(&buffer[..n]);
+                    tls.lock().send(self.socket, parts, deadline).map_err(|e| sealed_error(&e, len - done))?;
+                    done += n;
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(Error::io("reading a file to send failed", &e.into())),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -130,6 +179,10 @@ impl FrameSink for Sink<'_> {
     fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()> {
         let mut parts = std::iter::once(head).chain(slices.iter().copied()).chain(tail);
         let mut left = parts.clone().map(<[u8]>::len).sum::<usize>();
+        if let Some(tls) = self.tls {
+            let deadline = self.deadline(left);
+            return tls.lock().send(self.socket, parts, deadline).map_err(|e| sealed_error(&e, left));
+        }
         let mut rest: &[u8] = &[];
         let mut filled = [IoSlice::new(&[]); PARTS];
         while left > 0 {
@@ -171,14 +224,14 @@ impl FrameSink for Sink<'_> {
     }
 
     fn send_file(&mut self, file: BorrowedFd<'_>, offset: u64, len: usize, _more: bool) -> Result<()> {
+        if let Some(tls) = self.tls {
+            return self.send_sealed_file(tls, file, offset, len);
+        }
         let mut at = offset;
         let mut left = len;
         while left > 0 {
             match rustix::fs::sendfile(self.socket, file, Some(&mut at), left) {
-                Ok(0) => {
-                    let why = format!("the file ends {left} bytes before the end of the answer");
-                    return Err(Error::new(ErrorKind::Corrupt, why));
-                }
+                Ok(0) => return Err(short(left)),
                 Ok(sent) => {
                     left -= sent;
                     if left > 0 {
@@ -193,6 +246,43 @@ impl FrameSink for Sink<'_> {
         }
         Ok(())
     }
+}
+
+fn short(left: usize) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the file ends {left} bytes before the end of the answer"))
+}
+
+fn sealed_error(e: &std::io::Error, left: usize) -> Error {
+    match e.kind() {
+        std::io::ErrorKind::TimedOut => too_slow(left),
+        _ => Error::new(ErrorKind::Unavailable, format!("the reader is gone: {e}")),
+    }
+}
+
+/// Ends a connection whose bytes, the first of which is given, are no frame.
+fn no_frame(shared: &Shared, conn: &Conn, first: u8, why: FrameError) -> End {
+    if conn.tls.is_some() || first != TLS_HANDSHAKE {
+        return End::Close(why.into());
+    }
+    let why = "the peer begins with TLS, and this node was started without --tls";
+    refuse(shared, conn, &Error::new(ErrorKind::Protocol, why))
+}
+
+/// Ends a connection with which TLS could not be agreed on.
+fn refuse(shared: &Shared, conn: &Conn, why: &Error) -> End {
+    shared.refusals.refused(&conn.state.endpoints().peer, Reason::Tls, why);
+    End::Closed
+}
+
+/// The same for a peer that speaks without TLS: it is answered in its own words.
+fn refuse_plain(shared: &Shared, conn: &Conn, begin: &[u8]) -> End {
+    if let Some(Ok(header)) = begin.first_chunk().map(Header::decode) {
+        let timeout = shared.config.send_timeout;
+        let mut sink = Sink { socket: &conn.socket, tls: None, timeout, deadline: None };
+        // It is refused in any case.
+        let _ = FrameResponder::new(&mut sink, &header).error(&tls_only());
+    }
+    refuse(shared, conn, &tls_only())
 }
 
 fn too_slow(left: usize) -> Error {

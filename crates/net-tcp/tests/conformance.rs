@@ -12,18 +12,31 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Where it listens, and what both sides prove.
-struct Tcp(&'static str, Option<&'static str>);
+struct Tcp(&'static str, Shown);
 
-fn trust(token: Option<&str>) -> Arc<Trust> {
-    token.map_or_else(Trust::anyone, |token| Trust::with_tokens("both", Tokens::parse(token.as_bytes()).unwrap()))
+#[derive(Clone, Copy)]
+enum Shown {
+    Nothing,
+    Token,
+    /// The token, over TLS.
+    Sealed,
 }
 
-fn connector(addr: SocketAddr, token: Option<&str>) -> Arc<dyn Connector> {
+fn trust(shown: Shown) -> Arc<Trust> {
+    let token = || Trust::with_tokens("both", Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap());
+    match shown {
+        Shown::Nothing => Trust::anyone(),
+        Shown::Token => token(),
+        Shown::Sealed => token().encrypted(None).unwrap(),
+    }
+}
+
+fn connector(addr: SocketAddr, shown: Shown) -> Arc<dyn Connector> {
     let connector = TcpConnector::new(&addr.to_string(), vec![], SocketOptions::default(), Arc::default());
-    Arc::new(connector.trusting(trust(token)))
+    Arc::new(connector.trusting(trust(shown)))
 }
 
-struct Served(Option<TcpServer>, SocketAddr, Option<&'static str>);
+struct Served(Option<TcpServer>, SocketAddr, Shown);
 
 impl Peer for Served {
     fn connector(&self) -> Arc<dyn Connector> {
@@ -40,7 +53,7 @@ struct Played(SocketAddr);
 
 impl Peer for Played {
     fn connector(&self) -> Arc<dyn Connector> {
-        connector(self.0, None)
+        connector(self.0, Shown::Nothing)
     }
     fn kill(&mut self) {}
 }
@@ -89,12 +102,17 @@ fn play_one(mut socket: TcpStream, script: &Script) -> Option<()> {
 
 #[test]
 fn conforms_over_ipv4() {
-    run(&Tcp("127.0.0.1:0", None));
+    run(&Tcp("127.0.0.1:0", Shown::Nothing));
 }
 
 #[test]
 fn conforms_with_a_group_token() {
-    run(&Tcp("127.0.0.1:0", Some("q5Ykm0WJ7b2uR1xTzv9sLd3f")));
+    run(&Tcp("127.0.0.1:0", Shown::Token));
+}
+
+#[test]
+fn conforms_over_tls() {
+    run(&Tcp("127.0.0.1:0", Shown::Sealed));
 }
 
 #[test]
@@ -105,5 +123,5 @@ fn conforms_over_ipv6() {
         assert!(!required.split(',').any(|part| part == "ipv6"), "SPURLINE_REQUIRE lists ipv6");
         return;
     }
-    run(&Tcp("[::1]:0", None));
+    run(&Tcp("[::1]:0", Shown::Nothing));
 }

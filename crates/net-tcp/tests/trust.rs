@@ -70,8 +70,12 @@ impl Node {
 }
 
 fn connect(addr: SocketAddr, tokens: &[&str]) -> Result<Welcome> {
+    connect_as(addr, trust(tokens))
+}
+
+fn connect_as(addr: SocketAddr, trust: Arc<Trust>) -> Result<Welcome> {
     let connector = TcpConnector::new(&addr.to_string(), vec![], SocketOptions::default(), Arc::default());
-    let mut channel = connector.trusting(trust(tokens)).connect(soon())?;
+    let mut channel = connector.trusting(trust).connect(soon())?;
     greet(&mut *channel, &Hello::new("t", "s"), soon()).map_err(Error::from)
 }
 
@@ -240,4 +244,96 @@ fn silence_and_floods_leave_room_for_those_who_belong() {
     assert!(node.stats.trust.refused_silent.get() > 0);
     drop(strangers);
     connect(node.addr(), &[TOKEN]).unwrap();
+}
+
+fn sealed(tokens: &[&str]) -> Arc<Trust> {
+    trust(tokens).encrypted(None).unwrap()
+}
+
+#[test]
+fn tls_with_the_token_alone_hides_everything_and_wants_both_sides() {
+    let node = Node::with(ServerConfig { trust: sealed(&[TOKEN]), ..ServerConfig::default() });
+    let (sent, answered) = recorded(node.addr(), |proxy| {
+        connect_as(proxy, sealed(&[TOKEN])).unwrap();
+    });
+    let has = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
+    for part in [&b"SPUR"[..], b"somebody", TOKEN.as_bytes()] {
+        assert!(!has(&sent, part) && !has(&answered, part), "{} is to be seen", String::from_utf8_lossy(part));
+    }
+    // The token still decides.
+    let error = connect_as(node.addr(), sealed(&[OTHER])).unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::PermissionDenied && error.to_string().contains("another group token"),
+        "{error}"
+    );
+    // Without TLS a reader is told that it needs it; with it, that the node has none.
+    let error = connect(node.addr(), &[TOKEN]).unwrap_err();
+    assert!(error.kind() == ErrorKind::PermissionDenied && error.to_string().contains("speaks TLS only"), "{error}");
+    until("the plain one is counted", || node.stats.trust.refused_tls.get() == 1);
+    let plain = Node::new(&[TOKEN]);
+    let error = connect_as(plain.addr(), sealed(&[TOKEN])).unwrap_err();
+    assert!(error.to_string().contains("was the node started with --tls too?"), "{error}");
+    until("TLS where there is none is counted", || plain.stats.trust.refused_tls.get() == 1);
+    // The same bytes again, and garbage, are no connection.
+    for bytes in [&sent[..], &[0x16; 5000], b"\x16\x03\x01\x40\x00 far too long", b"SPUR"] {
+        let mut socket = node.socket();
+        let _ = socket.write_all(bytes);
+        let _ = socket.shutdown(Shutdown::Write);
+        let _ = socket.read_to_end(&mut Vec::new());
+    }
+    until("all are gone", || node.server.connections() == 0);
+    assert_eq!(node.stats.trust.proved.get(), 1);
+    connect_as(node.addr(), sealed(&[TOKEN])).unwrap();
+}
+
+#[test]
+fn who_sits_between_two_encrypted_connections_cannot_hand_the_proof_on() {
+    let node = Node::with(ServerConfig { trust: sealed(&[TOKEN]), ..ServerConfig::default() });
+    let to = node.addr();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let between = listener.local_addr().unwrap();
+    // It does not know the token, but agrees on TLS with both and passes their words on.
+    let relay = std::thread::spawn(move || {
+        let tls = sealed(&[OTHER]).tls().unwrap();
+        let (reader, _) = listener.accept().unwrap();
+        let node = TcpStream::connect(to).unwrap();
+        let mut ends = [(reader, tls.accept("reader").unwrap()), (node, tls.connect("node").unwrap())];
+        let mut passed = [Vec::new(), Vec::new()];
+        for (socket, _) in &ends {
+            socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+        }
+        let give_up = soon();
+        while Instant::now() < give_up {
+            for at in 0..2 {
+                let mut wire = [0; 4096];
+                let (socket, sealed) = &mut ends[at];
+                if sealed.flush(socket).is_err() {
+                    return passed;
+                }
+                let mut from = match socket.read(&mut wire) {
+                    Ok(0) => return passed,
+                    Ok(n) => &wire[..n],
+                    Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => &[],
+                    Err(_) => return passed,
+                };
+                let mut plain = [0; 8192];
+                let Ok(n) = sealed.open(&mut from, &mut plain) else { return passed };
+                passed[at].extend_from_slice(&plain[..n]);
+                let (socket, sealed) = &mut ends[1 - at];
+                if n > 0 && sealed.seal(&plain[..n], socket).is_err() {
+                    return passed;
+                }
+            }
+        }
+        panic!("neither side ended it");
+    });
+    let error = connect_as(between, sealed(&[TOKEN])).unwrap_err();
+    let [from_reader, from_node] = relay.join().unwrap();
+    // Its words were passed on both ways, and were worth nothing.
+    assert!(from_reader.len() > 200 && from_node.len() > 100, "{} and {}", from_reader.len(), from_node.len());
+    assert!(
+        error.kind() == ErrorKind::PermissionDenied && error.to_string().contains("another group token"),
+        "{error}"
+    );
+    assert_eq!(node.stats.trust.proved.get(), 0);
 }

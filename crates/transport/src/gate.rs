@@ -8,15 +8,15 @@ use spurline_proto::{Challenge, Challenged, Proof, Request};
 use spurline_trust::{Asked, Connection, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// The node's side of one connection.
 pub(crate) struct Gate {
     trust: Arc<Trust>,
     kind: String,
-    binding: Vec<u8>,
+    binding: OnceLock<Vec<u8>>,
     asked: Mutex<Option<Asked>>,
     passed: AtomicBool,
     stats: Arc<Stats>,
@@ -29,16 +29,21 @@ impl fmt::Debug for Gate {
 }
 
 impl Gate {
-    pub fn new(trust: &Arc<Trust>, kind: &str, binding: &[u8], stats: &Arc<Stats>) -> Gate {
+    pub fn new(trust: &Arc<Trust>, kind: &str, stats: &Arc<Stats>) -> Gate {
         let passed = AtomicBool::new(trust.tokens().is_none());
         Gate {
             trust: Arc::clone(trust),
             kind: kind.to_owned(),
-            binding: binding.to_vec(),
+            binding: OnceLock::new(),
             asked: Mutex::new(None),
             passed,
             stats: Arc::clone(stats),
         }
+    }
+
+    /// The channel binding, once the connection is encrypted.
+    pub fn bind(&self, binding: &[u8]) {
+        self.binding.get_or_init(|| binding.to_vec());
     }
 
     pub fn passed(&self) -> bool {
@@ -55,7 +60,7 @@ impl Gate {
         let Some(tokens) = self.trust.tokens() else {
             return Err(no_token());
         };
-        let connection = Connection { kind: &self.kind, binding: &self.binding };
+        let connection = Connection { kind: &self.kind, binding: self.binding.get().map_or(b"", Vec::as_slice) };
         let (asked, challenged) = Asked::new(tokens, self.trust.name(), connection, challenge)?;
         *self.asked.lock() = Some(asked);
         Ok(challenged)

@@ -24,11 +24,14 @@ impl ConnState {
     pub fn new(id: u64, endpoints: Endpoints) -> Self {
         ConnState { id, endpoints, peer_name: OnceLock::new(), gate: None }
     }
-    /// The same for a connection whose peer has to prove first what `trust` asks for. `binding` is the connection's
-    /// channel binding, empty where nothing is encrypted.
-    pub fn guarded(id: u64, endpoints: Endpoints, trust: &Arc<Trust>, binding: &[u8], stats: &Arc<Stats>) -> Self {
-        let gate = Gate::new(trust, &endpoints.kind.to_string(), binding, stats);
+    /// The same for a connection whose peer has to prove first what `trust` asks for.
+    pub fn guarded(id: u64, endpoints: Endpoints, trust: &Arc<Trust>, stats: &Arc<Stats>) -> Self {
+        let gate = Gate::new(trust, &endpoints.kind.to_string(), stats);
         ConnState { id, endpoints, peer_name: OnceLock::new(), gate: Some(gate) }
+    }
+    /// The channel binding of a connection that was encrypted: what is proved from now on is proved for it.
+    pub fn bind(&self, binding: &[u8]) {
+        self.gate.iter().for_each(|gate| gate.bind(binding));
     }
     /// The longest body a request may have now: strangers get less room.
     pub fn max_body(&self) -> usize {

@@ -5,11 +5,19 @@
 
 mod proof;
 mod refusals;
+mod sealed;
+#[cfg(feature = "tokio")]
+mod stream;
+mod tls;
 mod token;
 mod watched;
 
 pub use proof::{Asked, Prover};
 pub use refusals::{Reason, Refusals};
+pub use sealed::Sealed;
+#[cfg(feature = "tokio")]
+pub use stream::{Guarded, accept, connect};
+pub use tls::{Tls, TlsFiles};
 pub use token::Tokens;
 
 use spurline_types::{Error, ErrorKind, Result};
@@ -22,6 +30,7 @@ use watched::Watched;
 pub struct Trust {
     name: String,
     tokens: Option<Watched<Tokens>>,
+    tls: Option<Watched<Tls>>,
 }
 
 impl fmt::Debug for Trust {
@@ -33,7 +42,7 @@ impl fmt::Debug for Trust {
 impl Trust {
     /// Asks nothing of anybody and proves nothing.
     pub fn anyone() -> Arc<Trust> {
-        Arc::new(Trust { name: String::new(), tokens: None })
+        Arc::new(Trust { name: String::new(), tokens: None, tls: None })
     }
 
     /// A process called `name` that proves the tokens of `token_file`, and asks its peers for such a proof. The file is
@@ -43,17 +52,44 @@ impl Trust {
     /// `NotFound` or `PermissionDenied` when the file can't be read, `Invalid` when it holds no good token; the sentence
     /// says what to do.
     pub fn new(name: &str, token_file: Option<&Path>) -> Result<Arc<Trust>> {
-        let read = |file: &Path| {
+        let read = |file: &Path| -> Result<_> {
             let shown = file.to_owned();
             Watched::new(vec![file.to_owned()], Box::new(move || Tokens::read(&shown)))
         };
         let tokens = token_file.map(read).transpose()?;
-        Ok(Arc::new(Trust { name: name.to_owned(), tokens }))
+        Ok(Arc::new(Trust { name: name.to_owned(), tokens, tls: None }))
     }
 
     /// The same without a file, for tests and benchmarks.
     pub fn with_tokens(name: &str, tokens: Tokens) -> Arc<Trust> {
-        Arc::new(Trust { name: name.to_owned(), tokens: Some(Watched::fixed(tokens)) })
+        Arc::new(Trust { name: name.to_owned(), tokens: Some(Watched::fixed(tokens)), tls: None })
+    }
+
+    /// The same, with TLS on TCP and control connections: with the certificates of `files`, which are read again when
+    /// they changed, or, without any, with a key made now, whose holder the proof of the token tells.
+    ///
+    /// # Errors
+    /// `Invalid` without files and without a token, and when a file does not hold what it should or its certificate is
+    /// not valid; `NotFound` or `PermissionDenied` when one can't be read.
+    pub fn encrypted(&self, files: Option<TlsFiles>) -> Result<Arc<Trust>> {
+        let tls = match files {
+            Some(files) => {
+                let watched = vec![files.cert.clone(), files.key.clone(), files.ca.clone()];
+                Watched::new(watched, Box::new(move || Tls::with_files(&files)))?
+            }
+            None if self.tokens.is_none() => {
+                let why = "TLS without certificates needs a group token, which tells who is at the other end: give \
+                           --group-token-file, or --tls-cert, --tls-key and --tls-ca";
+                return Err(Error::new(ErrorKind::Invalid, why));
+            }
+            None => Watched::fixed(Tls::with_token()?),
+        };
+        Ok(Arc::new(Trust { name: self.name.clone(), tokens: self.tokens.clone(), tls: Some(tls) }))
+    }
+
+    /// How TCP and control connections are encrypted now; `None` where they are not.
+    pub fn tls(&self) -> Option<Arc<Tls>> {
+        self.tls.as_ref().map(Watched::get)
     }
 
     /// The tokens now; `None` where no proof is asked for.

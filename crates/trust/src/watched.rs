@@ -14,7 +14,16 @@ const EVERY: Duration = Duration::from_secs(1);
 /// by a link to another directory.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
-pub(crate) struct Watched<T> {
+/// Clones share the value.
+pub(crate) struct Watched<T>(Arc<Inner<T>>);
+
+impl<T> Clone for Watched<T> {
+    fn clone(&self) -> Self {
+        Watched(Arc::clone(&self.0))
+    }
+}
+
+struct Inner<T> {
     files: Vec<PathBuf>,
     read: Box<dyn Fn() -> Result<T> + Send + Sync>,
     now: Mutex<Now<T>>,
@@ -31,28 +40,30 @@ impl<T> Watched<T> {
     pub fn new(files: Vec<PathBuf>, read: Box<dyn Fn() -> Result<T> + Send + Sync>) -> Result<Watched<T>> {
         let stamps = stamps(&files);
         let value = Arc::new(read()?);
-        Ok(Watched { files, read, now: Mutex::new(Now { value, stamps, looked: Instant::now() }) })
+        let now = Mutex::new(Now { value, stamps, looked: Instant::now() });
+        Ok(Watched(Arc::new(Inner { files, read, now })))
     }
 
     /// A value that has no file.
     pub fn fixed(value: T) -> Watched<T> {
         let never = || Err(Error::new(spurline_types::ErrorKind::Unsupported, "there is no file"));
         let now = Now { value: Arc::new(value), stamps: Vec::new(), looked: Instant::now() };
-        Watched { files: Vec::new(), read: Box::new(never), now: Mutex::new(now) }
+        Watched(Arc::new(Inner { files: Vec::new(), read: Box::new(never), now: Mutex::new(now) }))
     }
 
     /// The value now. One that can't be read any more stays as it was, which is said once for every change.
     pub fn get(&self) -> Arc<T> {
-        let mut now = self.now.lock();
-        if !self.files.is_empty() && now.looked.elapsed() >= EVERY {
+        let Inner { files, read, now } = &*self.0;
+        let mut now = now.lock();
+        if !files.is_empty() && now.looked.elapsed() >= EVERY {
             now.looked = Instant::now();
-            let found = stamps(&self.files);
+            let found = stamps(files);
             if found != now.stamps {
                 now.stamps = found;
-                match (self.read)() {
+                match read() {
                     Ok(value) => {
                         now.value = Arc::new(value);
-                        tracing::info!("{} was read again", self.files[0].display());
+                        tracing::info!("{} was read again", files[0].display());
                     }
                     Err(error) => tracing::warn!("{error}; what was there before stays in use"),
                 }
@@ -88,7 +99,7 @@ mod tests {
         // As after a second.
         let look = || {
             let past = Instant::now().checked_sub(EVERY).unwrap();
-            watched.now.lock().looked = past;
+            watched.0.now.lock().looked = past;
             watched.get().to_string()
         };
         assert_eq!(look(), "one");

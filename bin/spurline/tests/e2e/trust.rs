@@ -134,3 +134,101 @@ fn a_token_file_that_is_no_good_is_refused_at_start() {
     rustix::fs::chmod(&open, rustix::fs::Mode::from_raw_mode(0o666)).unwrap();
     refused(&with(&open), 2, &["everybody on this host may change it", "chmod 600"]);
 }
+
+/// Frames as they pass an interface of a host, kept by a packet socket.
+fn watch(host: &str, interface: &str) -> Option<(Process, std::path::PathBuf, tempfile::TempDir)> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("packets");
+    let mut command = std::process::Command::new("tcpdump");
+    command.args(["-i", interface, "-s", "0", "-U", "-B", "65536", "-w"]).arg(&file).arg("tcp");
+    if finish(std::process::Command::new("sh").args(["-c", "command -v tcpdump"])).status.code() != Some(0) {
+        skip("tcpdump", "tcpdump is not installed");
+        return None;
+    }
+    let process = Process::start(&mut Hosts::on(host, &command), &dir.path().join("log"));
+    process.wait_for("listening on");
+    Some((process, file, dir))
+}
+
+#[test]
+fn who_watches_the_network_sees_the_bytes_only_without_tls_and_the_token_never() {
+    if !can_mount() {
+        return;
+    }
+    let Some(hosts) = Hosts::new() else { return };
+    let world = World::new();
+    let (mark, len) = (b"a mark in the file that is easily found", 2 * MIB);
+    let text: Vec<u8> = mark.iter().copied().cycle().take(len).collect();
+    world.file("source/named-file", &text);
+    let url = world.path("source").to_str().unwrap().to_owned();
+    let file = token(&world, "token", &[OLD]);
+    for tls in [false, true] {
+        let Some((mut watching, packets, _dir)) = watch(&hosts.0, "spl0") else { return };
+        let more: &[&str] = if tls { &["--tls"] } else { &[] };
+        let mut node = world.command(&[]);
+        node.args(world.node_words(&[&url], 0))
+            .args(["--group-network", "spl0", "--group-token-file", &file])
+            .args(more);
+        let node = world.node_with(&mut Hosts::on(&hosts.0, &node));
+        let mut mount = world.consumer_command(&url, &node.address, &["--group-token-file", &file]);
+        let mount = world.mount_with(&mut Hosts::on(&hosts.1, mount.args(more)));
+        assert!(mount.read("named-file") == text);
+        assert!(mount.count("tcp", "recv_bytes") >= len as u64);
+        assert!(node.count("trust", "proved") > 0);
+        mount.unmount();
+        drop(node);
+        // The kernel hands out what it has in order: the last packets of the connections are there when all are.
+        let has = |part: &[u8]| fs::read(&packets).unwrap().windows(part.len()).any(|window| window == part);
+        let start = std::time::Instant::now();
+        while fs::metadata(&packets).unwrap().len() < len as u64 {
+            assert!(start.elapsed() < PATIENCE, "the packets were not caught: {}", watching.log());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        watching.signal(rustix::process::Signal::INT);
+        watching.wait();
+        assert!(!has(OLD.as_bytes()), "the token is to be seen");
+        assert_eq!((has(mark), has(b"named-file")), (!tls, !tls), "tls: {tls}");
+    }
+}
+
+#[test]
+fn certificates_let_in_who_has_one_of_the_authority() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let (url, text) = source(&world);
+    let issuer = {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap()
+    };
+    let ca = world.file("ca.pem", issuer.pem().as_bytes()).to_str().unwrap().to_owned();
+    let words = |name: &str| {
+        let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let cert = params.signed_by(&key, &issuer).unwrap();
+        let at = |end: &str, text: String| {
+            world.file(&format!("{name}.{end}"), text.as_bytes()).to_str().unwrap().to_owned()
+        };
+        let (cert, key) = (at("crt", cert.pem()), at("key", key.serialize_pem()));
+        ["--tls-cert", &cert, "--tls-key", &key, "--tls-ca", &ca].map(str::to_owned)
+    };
+    fn refs(words: &[String]) -> Vec<&str> {
+        words.iter().map(String::as_str).collect()
+    }
+    let node = world.node(&[&url], 0, &refs(&words("127.0.0.1")));
+    let mount = world.consumer(&url, &node.address, &refs(&words("mount")));
+    assert!(mount.read("file") == text);
+    mount.unmount();
+    // Nobody without a certificate, and nobody who finds another name in the node's.
+    let out = finish(&mut world.consumer_command(&url, &node.address, &[]));
+    refused(&out, 3, &["speaks TLS only", "--tls-cert"]);
+    let by_name = node.address.replace("127.0.0.1", "localhost");
+    let out = finish(&mut world.consumer_command(&url, &by_name, &refs(&words("mount"))));
+    refused(&out, 3, &["is for", "127.0.0.1", "not for localhost", "subject alternative names"]);
+    let half = words("mount");
+    let out = finish(&mut world.consumer_command(&url, &by_name, &refs(&half[..2])));
+    refused(&out, 2, &["--tls-key"]);
+    assert!(node.count("trust", "refused_tls") >= 1);
+}
