@@ -1,0 +1,153 @@
+//! Three nodes as one cache, over a real S3 server: killed, stopped and restarted one after another while two mounts
+//! read. No error and no wrong byte; how long the longest read took is printed, and bounded by the flags alone.
+
+use crate::common::*;
+use rustix::process::Signal;
+use spurline_testkit::S3Server;
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const FILES: usize = 6;
+const LEN: usize = 20 * MIB + 4096;
+const PIECE: usize = 128 << 10;
+
+/// What the readers did since it was asked last.
+struct Reads {
+    stop: AtomicBool,
+    count: AtomicU64,
+    longest: Mutex<Duration>,
+}
+
+impl Reads {
+    /// Waits until so many more reads have begun and ended.
+    fn go_on(&self, more: u64) {
+        let (until, deadline) = (self.count.load(Ordering::Acquire) + more, Instant::now() + PATIENCE);
+        while self.count.load(Ordering::Acquire) < until {
+            assert!(Instant::now() < deadline && !self.stop.load(Ordering::Acquire), "reads do not go on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The longest read since the last time.
+    fn longest(&self) -> Duration {
+        std::mem::take(&mut *self.longest.lock().unwrap())
+    }
+}
+
+/// Ends the readers, also when the script panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Reads pieces of the files past the page cache until it is told to stop, and compares each.
+fn read_on(mount: &Path, texts: &[Vec<u8>], reader: u64, reads: &Reads) {
+    let files: Vec<File> = (0..FILES)
+        .map(|n| {
+            let path = mount.join(format!("f{n}"));
+            File::options().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap()
+        })
+        .collect();
+    let mut memory = vec![0u8; PIECE + 4096];
+    let skip = memory.as_ptr().align_offset(4096);
+    let mut dice = reader.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    while !reads.stop.load(Ordering::Acquire) {
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        let (n, at) = (dice as usize % FILES, (dice >> 20) as usize % (LEN / PIECE) * PIECE);
+        let start = Instant::now();
+        let buf = &mut memory[skip..skip + PIECE];
+        let got = files[n].read_at(buf, at as u64);
+        let got = got.unwrap_or_else(|error| panic!("reading f{n} at {at} after {:?}: {error}", start.elapsed()));
+        assert!(buf[..got] == texts[n][at..at + got] && got > 0, "wrong bytes of f{n} at {at}");
+        let took = start.elapsed();
+        let mut longest = reads.longest.lock().unwrap();
+        *longest = took.max(*longest);
+        drop(longest);
+        reads.count.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+#[test]
+fn nodes_that_are_killed_stopped_and_restarted_cost_readers_a_pause_and_no_error() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    let texts: Vec<Vec<u8>> = (0..FILES).map(|n| bytes(n as u64 + 1, LEN)).collect();
+    texts.iter().enumerate().for_each(|(n, text)| drop(server.put("data", &format!("f{n}"), text)));
+    let endpoint = server.endpoint();
+    let start = |n: usize, port: u16| {
+        let mut words = world.node_words(&["s3://data"], port);
+        words.extend(["--cache-dir".into(), world.dir(&format!("cache-{n}")).into()]);
+        words.extend(["--endpoint-url".into(), endpoint.clone().into()]);
+        let given = words.iter().position(|word| word == "--cache-dir").unwrap();
+        // A cache of its own instead of the one of a lone node.
+        words.drain(given..given + 2);
+        let mut command = world.command(&[]);
+        command.args(words);
+        world.node_with(with_credentials(&mut command))
+    };
+    let mut nodes: Vec<Node> = (0..3).map(|n| start(n, 0)).collect();
+    let ports: Vec<u16> = nodes.iter().map(Node::port).collect();
+    let registry = format!("static:{}", nodes.iter().map(|n| n.address.clone()).collect::<Vec<_>>().join(","));
+    let mounts: Vec<_> = (0..2)
+        .map(|n| {
+            let at = world.dir(&format!("mnt-{n}"));
+            let words = ["mount", "s3://data", at.to_str().unwrap(), "--registry", &registry, "--peer-silence", "1s"];
+            let process = Process::start(&mut world.command(&words), &world.log_path("mount"));
+            process.wait_for(" is mounted on ");
+            (at, process)
+        })
+        .collect();
+    let reads = Reads { stop: AtomicBool::new(false), count: AtomicU64::new(0), longest: Mutex::default() };
+    std::thread::scope(|scope| {
+        let _stop = Stop(&reads.stop);
+        for reader in 0..4 {
+            let (at, texts, reads) = (&mounts[reader % 2].0, &texts, &reads);
+            // One that fails ends the others, and the script.
+            scope.spawn(move || {
+                let _stop = Stop(&reads.stop);
+                read_on(at, texts, reader as u64 + 1, reads);
+            });
+        }
+        reads.go_on(300);
+        println!("the longest read: {:?} while the cache fills", reads.longest());
+        nodes[0].process.kill();
+        reads.go_on(200);
+        println!("the longest read: {:?} with a node killed", reads.longest());
+        nodes[0] = start(0, ports[0]);
+        reads.go_on(100);
+        reads.longest();
+        nodes[1].process.signal(Signal::STOP);
+        reads.go_on(200);
+        println!("the longest read: {:?} with a node stopped", reads.longest());
+        nodes[1].process.signal(Signal::CONT);
+        reads.go_on(100);
+        reads.longest();
+        for n in 0..3 {
+            nodes[n].process.signal(Signal::TERM);
+            assert!(nodes[n].process.wait().success());
+            nodes[n] = start(n, ports[n]);
+            reads.go_on(50);
+        }
+        println!("the longest read: {:?} while every node was restarted in turn", reads.longest());
+    });
+    for (at, mut process) in mounts {
+        process.signal(Signal::TERM);
+        assert!(process.wait().success(), "{}", process.log());
+        assert!(!is_mounted(&at));
+    }
+    // Blocks outlive a node's process on its disk.
+    assert!(nodes.iter().all(|node| node.count("blockcache", "blocks") > 0));
+}
