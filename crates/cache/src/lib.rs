@@ -15,11 +15,11 @@ use spurline_mem::{Fill, Found, Pool, Slice, Tier};
 use spurline_store::{FileRange, GRANULE, Outcome, PinnedFile, Store};
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_under::UnderStore;
-use spurline_volume::{Backing, Capacity, Data, Volume, Workers};
+use spurline_volume::{Backing, Capacity, Data, Elsewhere, Volume, Workers};
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use warm::Batch;
@@ -48,6 +48,8 @@ pub struct Shared {
     ahead_bytes: AtomicU64,
     /// Long objects whose cached file is being checked in the background.
     checking: Mutex<HashSet<ObjectId>>,
+    /// Who may have a block before the under-store is asked.
+    elsewhere: OnceLock<Arc<dyn Elsewhere>>,
 }
 
 impl Shared {
@@ -72,7 +74,14 @@ impl Shared {
             heat: Heat::new(),
             ahead_bytes: AtomicU64::new(0),
             checking: Mutex::default(),
+            elsewhere: OnceLock::new(),
         })
+    }
+
+    /// Has other places asked for a block before the under-store is; once.
+    pub fn ask_elsewhere(&self, elsewhere: Arc<dyn Elsewhere>) {
+        // A second time nothing happens: fills may be under way.
+        let _ = self.elsewhere.set(elsewhere);
     }
 
     /// The disks, unless there are none.
@@ -321,9 +330,9 @@ fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fil
         }
     }
     let offset = u64::from(id.index) * shared.block_size;
-    match under.read(object, offset, &mut fill, Instant::now() + shared.under_timeout) {
-        Ok(()) => {}
-        Err(error) => return failed(fill, error),
+    let was_elsewhere = shared.elsewhere.get().is_some_and(|others| others.fetch(object, id.index, &mut fill));
+    if !was_elsewhere && let Err(error) = under.read(object, offset, &mut fill, Instant::now() + shared.under_timeout) {
+        return failed(fill, error);
     }
     let Some(bytes) = fill.finished() else {
         let why =

@@ -149,6 +149,20 @@ impl Cache {
     }
 }
 
+impl Cache {
+    /// Whether this cache can answer a read of `len` bytes at `offset` without fetching anything: all of it is in blocks
+    /// that are whole in memory, or on disk.
+    pub fn has(&self, object: &ObjectRef, offset: u64, len: usize) -> bool {
+        let (size, end) = (self.shared.block_size, (offset + len as u64).min(object.size));
+        let here = |index: u64| {
+            let index = index as u32;
+            let ready = self.shared.tier.peek(&BlockId { object: object.id, index }).is_some_and(|b| b.is_ready());
+            ready || self.on_disk(object, index)
+        };
+        (offset / size..end.div_ceil(size)).all(here)
+    }
+}
+
 impl Shared {
     /// Whether a block is where it stays: on disk, or in memory where there are no disks.
     fn holds(&self, object: &ObjectRef, index: u32) -> bool {

@@ -10,6 +10,7 @@ pub mod placement;
 mod pulse;
 mod remote;
 mod roster;
+mod siblings;
 mod split;
 mod warm;
 
@@ -18,4 +19,5 @@ pub use paths::{Dialer, Paths, PathsConfig};
 pub use peer::{Patience, Peer};
 pub use remote::{Remote, RemoteConfig};
 pub use roster::{MakePeer, Roster, View};
+pub use siblings::Siblings;
 pub use warm::Extent;

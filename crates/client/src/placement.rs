@@ -202,6 +202,17 @@ impl Placement {
         held[..equal].rotate_left((mix(from.seed ^ wanted.key) % equal as u64) as usize);
     }
 
+    /// The best of the nodes of weight 0.
+    pub fn drained(&self, wanted: Wanted) -> Option<u32> {
+        FOUND.with_borrow_mut(|found| {
+            found.clear();
+            for class in self.classes.iter().filter(|class| class.weight == 0) {
+                class.best(wanted.key, 1, found);
+            }
+            found.iter().max_by(|a, b| a.score.total_cmp(&b.score)).map(|found| found.index)
+        })
+    }
+
     fn find(&self, wanted: Wanted, most: usize, out: &mut Vec<u32>) {
         let most = most.clamp(1, self.count);
         FOUND.with_borrow_mut(|found| {

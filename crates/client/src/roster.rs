@@ -10,6 +10,7 @@ use spurline_transport::Wake;
 use spurline_types::Member;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// In a group this small every node is made ready before it is asked for anything; in a larger one when it is.
 const ALL_READY: usize = 64;
@@ -69,6 +70,11 @@ impl View {
         &self.members
     }
 
+    /// Of the nodes that are being drained the one that would hold `wanted` if it were not.
+    pub fn drained(&self, wanted: Wanted) -> Option<u32> {
+        self.placement.drained(wanted)
+    }
+
     /// What node `index` of [`View::members`] is asked through; made now if it was not needed before.
     pub fn peer(&self, index: u32) -> &Arc<Peer> {
         let (member, slot) = (&self.members[index as usize], &self.slots[index as usize]);
@@ -99,8 +105,8 @@ impl View {
 pub struct Roster {
     current: ArcSwap<View>,
     workshop: Arc<Workshop>,
-    /// Held while the list is being replaced.
-    changing: Mutex<()>,
+    /// Held while the list is being replaced; when it last was.
+    changing: Mutex<Instant>,
 }
 
 impl Roster {
@@ -113,7 +119,7 @@ impl Roster {
             placement: Placement::new(&[]),
             workshop: Arc::clone(&workshop),
         };
-        let roster = Roster { current: ArcSwap::from_pointee(empty), workshop, changing: Mutex::new(()) };
+        let roster = Roster { current: ArcSwap::from_pointee(empty), workshop, changing: Mutex::new(Instant::now()) };
         roster.set_members(members);
         Arc::new(roster)
     }
@@ -121,7 +127,7 @@ impl Roster {
     /// Replaces the list. Nodes that stay under the same name and addresses keep their connections; those that go
     /// finish what is under way. Of two under one name the last told is the one.
     pub fn set_members(&self, members: &[Member]) {
-        let _changing = self.changing.lock();
+        let mut changed = self.changing.lock();
         let old = self.current.load();
         if old.members == members {
             return;
@@ -139,6 +145,7 @@ impl Roster {
         let placement = Placement::new(&kept_members);
         let view = Arc::new(View { members: kept_members, slots, placement, workshop: Arc::clone(&self.workshop) });
         self.current.store(Arc::clone(&view));
+        *changed = Instant::now();
         if view.members.len() <= ALL_READY {
             (0..view.members.len() as u32).for_each(|index| drop(Arc::clone(view.peer(index))));
         }
@@ -147,6 +154,11 @@ impl Roster {
     /// The nodes now. Takes no lock and allocates nothing.
     pub fn view(&self) -> Guard<Arc<View>> {
         self.current.load()
+    }
+
+    /// Whether the list was replaced by another one less than `time` ago, or was new then.
+    pub fn changed_within(&self, time: Duration) -> bool {
+        self.changing.lock().elapsed() < time
     }
 
     /// Gives the nodes, those of now and later ones, paths beside TCP, once; `wake` is rung whenever one got them.

@@ -114,7 +114,8 @@ impl Node {
         })
     }
 
-    fn read(&self, read: &Read<'_>, responder: &mut dyn Responder) -> Result<()> {
+    /// Answers a read; with `held_only` only when nothing has to be fetched for it.
+    fn read(&self, read: &Read<'_>, held_only: bool, responder: &mut dyn Responder) -> Result<()> {
         let cache = self.volume(read.volume)?;
         let end = read.size.min(read.offset.saturating_add(u64::from(read.len)));
         let len = end.saturating_sub(read.offset) as usize;
@@ -134,6 +135,10 @@ impl Node {
                 version: Version::new(read.version),
                 size: read.size,
             });
+        if held_only && !cache.has(&object, read.offset, len) {
+            LAST.set(Some(object));
+            return Err(Error::new(ErrorKind::NotFound, format!("node {} does not hold it", self.name)));
+        }
         let counted = &self.shared.stats.remotecache;
         let result = answer_read(&cache, &object, read.offset, len, responder);
         LAST.set(Some(object));
@@ -241,7 +246,8 @@ impl Service for Node {
     fn serve(&self, _conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
         self.shared.stats.remotecache.served_ops.add(1);
         match request {
-            Request::Read(read) => self.read(&read, responder),
+            Request::Read(read) => self.read(&read, false, responder),
+            Request::Pull(read) => self.read(&read, true, responder),
             Request::Lookup { volume, path, max_age_ms } => {
                 Self::answer(&self.volume(volume)?.lookup_within(path, age(max_age_ms))?, responder)
             }

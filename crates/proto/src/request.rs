@@ -131,13 +131,8 @@ pub enum Request<'a> {
         /// What to take out.
         parts: Parts<'a>,
     },
-    /// A read by another node: it is answered from this node's cache, and no third node is asked.
-    Pull {
-        /// What to read.
-        read: Read<'a>,
-        /// Whether what is not held may be fetched from the under-store.
-        fetch: bool,
-    },
+    /// A read by another node, of what this node holds: what it does not hold is an error, and fetched from nowhere.
+    Pull(Read<'a>),
     /// A request of a newer peer.
     Unknown {
         /// Its operation number.
@@ -163,7 +158,7 @@ impl<'a> Request<'a> {
             Request::Info { .. } => Op::Info,
             Request::Warm { .. } => Op::Warm,
             Request::Drop { .. } => Op::Drop,
-            Request::Pull { .. } => Op::Pull,
+            Request::Pull(_) => Op::Pull,
             Request::Unknown { op, .. } => Op::from_code(*op),
         }
     }
@@ -218,11 +213,7 @@ impl<'a> Request<'a> {
                 out.put_u32(max);
                 out.put_u32(max_age_ms);
             }
-            Request::Read(ref read) => put_read(read, out),
-            Request::Pull { ref read, fetch } => {
-                out.put_u8(u8::from(fetch));
-                put_read(read, out);
-            }
+            Request::Read(ref read) | Request::Pull(ref read) => put_read(read, out),
             Request::Warm { volume, verify, parts } => {
                 out.put_u32(volume.0);
                 out.put_u8(u8::from(verify));
@@ -267,10 +258,7 @@ impl<'a> Request<'a> {
             },
             Op::ReadLink => Request::ReadLink { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
             Op::Read => Request::Read(take_read(&mut take)?),
-            Op::Pull => {
-                let fetch = take_switch(&mut take, "whether to fetch")?;
-                Request::Pull { read: take_read(&mut take)?, fetch }
-            }
+            Op::Pull => Request::Pull(take_read(&mut take)?),
             Op::Warm => Request::Warm {
                 volume: take_volume(&mut take)?,
                 verify: take_switch(&mut take, "whether to verify")?,
@@ -305,7 +293,7 @@ impl fmt::Display for Request<'_> {
             Request::Info { path, .. } => write!(f, "blocks held of {}", name(path)),
             Request::Warm { parts, .. } => write!(f, "warming of {} parts", parts.iter().count()),
             Request::Drop { parts, .. } => write!(f, "dropping of {} parts", parts.iter().count()),
-            Request::Pull { read: Read { path, offset, len, .. }, .. } => {
+            Request::Pull(Read { path, offset, len, .. }) => {
                 write!(f, "another node's read of {len} bytes at {offset} of {}", name(path))
             }
             Request::Unknown { op, .. } => write!(f, "operation {op}"),

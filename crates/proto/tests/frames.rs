@@ -120,8 +120,7 @@ proptest! {
         round_trip(Request::Read(Read { volume, path, version: &text, size, offset, len }), id);
         round_trip(Request::StatFs { volume }, id);
         round_trip(Request::Info { volume, path }, id);
-        let read = Read { volume, path, version: &text, size, offset, len };
-        round_trip(Request::Pull { read, fetch: max % 2 == 0 }, id);
+        round_trip(Request::Pull(Read { volume, path, version: &text, size, offset, len }), id);
         round_trip(Request::Unknown { op, body: path }, id);
     }
 

@@ -148,6 +148,7 @@ sections! {
     remotecache: RemoteCache {
         recv_bytes: Counter "bytes" "Payload bytes received from peers.",
         send_bytes: Counter "bytes" "Payload bytes sent to peers.",
+        pulled_bytes: Counter "bytes" "Bytes a node got from another node of its group instead of the under-store.",
         ops: Counter "operations" "Requests sent to peers.",
         served_ops: Counter "operations" "Requests of peers answered.",
         errors: Counter "operations" "Requests to peers that failed.",

@@ -9,7 +9,7 @@ mod workers;
 pub use workers::Workers;
 
 use spurline_mem::Slice;
-use spurline_types::{Attr, ListPage, ObjectRef, Result};
+use spurline_types::{Attr, ListPage, ObjectRef, Result, Sink};
 use std::fs::File;
 use std::ops::Range;
 
@@ -36,6 +36,13 @@ pub struct Capacity {
 pub trait Backing: Send + Sync {
     /// The file, open for reading, as long as the object.
     fn file(&self) -> &File;
+}
+
+/// Other places that may hold a block which this process would have to fetch from the under-store.
+pub trait Elsewhere: Send + Sync {
+    /// Fills `sink`, which is empty and as long as the block, from one of them; false, and nothing is committed, when
+    /// none has it or none answers soon.
+    fn fetch(&self, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool;
 }
 
 /// A tree of files to read. Paths are relative, without a leading slash; the root is the empty path.

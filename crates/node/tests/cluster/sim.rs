@@ -4,7 +4,7 @@
 use parking_lot::Mutex;
 use spurline_cache::Shared;
 use spurline_client::placement::{Copies, Standpoint};
-use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster};
+use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster, Siblings};
 use spurline_mem::{Pool, Tier};
 use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
 use spurline_node::Node;
@@ -102,6 +102,7 @@ pub struct Host {
     pub link: SimRail,
     pub stats: Arc<Stats>,
     pub tier: Arc<Tier>,
+    pub shared: Arc<Shared>,
     pub member: Member,
 }
 
@@ -186,6 +187,21 @@ impl Cluster {
         Mount { remote: remote.expect("the mount starts"), stats, links }
     }
 
+    /// Tells every node of `which` of the others: they ask each other before the under-store.
+    pub fn join(&self, which: &[usize]) -> Vec<Arc<Roster>> {
+        let join = |n: &usize| {
+            let host = &self.hosts[*n];
+            let (make, _) = reach(&self.hosts, &host.member.name, &host.stats);
+            let roster = Roster::new(&self.members(which.iter().copied()), make);
+            let stats = Arc::clone(&host.stats);
+            let settles = Duration::from_secs(3600);
+            let siblings = Siblings::new(Arc::clone(&roster), &host.member.name, BLOCK, settles, stats);
+            host.shared.ask_elsewhere(Arc::new(siblings));
+            roster
+        };
+        which.iter().map(join).collect()
+    }
+
     /// Blocks that a node holds of an object.
     pub fn held(&self, node: usize, object: &ObjectRef) -> u32 {
         let blocks = object.blocks(BLOCK) as u32;
@@ -199,12 +215,14 @@ fn host(n: usize, blocks: u64, under: &Arc<Under>) -> Host {
     let tier = Tier::new(Pool::new(blocks * BLOCK, BLOCK as usize).unwrap());
     let timeout = Duration::from_secs(60);
     let shared = Shared::new(Arc::clone(&tier), None, BLOCK, 8, timeout, false, Arc::clone(&stats));
+    let kept = Arc::clone(&shared);
     let under = Arc::clone(under);
     let open = move |_: &str| Ok(Arc::clone(&under) as Arc<dyn UnderStore>);
     let node = Node::new(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open));
+    let shared = kept;
     let plan = Arc::new(FaultPlan::new(n as u64 + 1, Rates::default()));
     let sim = SimNode::new(&format!("n{n}"), node, Arc::clone(&plan));
-    Host { sim, plan, link: SimRail::new(), stats, tier, member: Member::at(&format!("n{n}"), 100) }
+    Host { sim, plan, link: SimRail::new(), stats, tier, shared, member: Member::at(&format!("n{n}"), 100) }
 }
 
 pub struct Mount {

@@ -1,0 +1,97 @@
+//! The other nodes of a node's group as places where a block may be already: asked before the under-store is, by a node
+//! that joined or came back, for blocks that others held meanwhile, and by one that holds a copy. They are asked for
+//! what they hold and never fetch it themselves, so nodes that ask each other never wait for each other.
+
+use crate::placement::{FIRST, Wanted};
+use crate::roster::Roster;
+use spurline_proto::{Read, Request};
+use spurline_types::{ObjectRef, Sink, Stats};
+use spurline_volume::Elsewhere;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the answer of another node is waited for; the under-store would have the block, too.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The most nodes that are asked for one block.
+const MOST: usize = 2;
+
+thread_local! {
+    static RANKED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The group of a node as the node itself sees it.
+pub struct Siblings {
+    roster: Arc<Roster>,
+    own_name: String,
+    block_size: u64,
+    /// After the group changed, blocks may be where they were before for this long.
+    settles: Duration,
+    stats: Arc<Stats>,
+}
+
+impl Siblings {
+    /// The nodes of `roster` but the one called `own_name`. For as long as `settles` after a change of the group, nodes
+    /// that would hold a block without this one are asked for it.
+    pub fn new(roster: Arc<Roster>, own_name: &str, block_size: u64, settles: Duration, stats: Arc<Stats>) -> Self {
+        Siblings { roster, own_name: own_name.to_owned(), block_size, settles, stats }
+    }
+}
+
+impl Elsewhere for Siblings {
+    fn fetch(&self, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool {
+        let view = self.roster.view();
+        if view.members().len() < 2 {
+            return false;
+        }
+        let mut ranked = RANKED.take();
+        view.holders(Wanted::block(object.id, index, 1), FIRST, &mut ranked);
+        let is_own = |at: &u32| view.members()[*at as usize].name == self.own_name;
+        let owns = ranked.first().is_some_and(is_own);
+        // A block's owner asks only after a change; another node that was asked for it has the owner to ask.
+        let mut asked = 0;
+        let mut found = false;
+        if !owns || self.roster.changed_within(self.settles) {
+            // A node that is being drained is none of the first, and has what it had.
+            let drained = view.drained(Wanted::block(object.id, index, 1));
+            let places = ranked.iter().copied().chain(drained).filter(|at| !is_own(at));
+            for at in places {
+                if asked == MOST || found {
+                    break;
+                }
+                asked += 1;
+                found = self.pull(&view, at, object, index, sink);
+            }
+        }
+        RANKED.set(ranked);
+        found
+    }
+}
+
+impl Siblings {
+    fn pull(&self, view: &crate::View, at: u32, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        let Ok(mut lease) = view.peer(at).tcp().checkout(deadline) else { return false };
+        let len = object.block_len(index, self.block_size);
+        let request = Request::Pull(Read {
+            volume: lease.welcome().volume,
+            path: &object.path,
+            version: object.version.as_str(),
+            size: object.size,
+            offset: u64::from(index) * self.block_size,
+            len: len as u32,
+        });
+        let spare = sink.spare();
+        if spare.len() != len || lease.welcome().block_size != self.block_size {
+            return false;
+        }
+        match lease.call(&request, &mut Vec::new(), spare, &mut |_| {}, deadline) {
+            Ok(answer) if answer.payload_len == len => {
+                sink.commit(len);
+                self.stats.remotecache.pulled_bytes.add(len as u64);
+                true
+            }
+            _ => false,
+        }
+    }
+}
