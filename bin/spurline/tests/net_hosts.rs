@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 const BIN: &str = env!("CARGO_BIN_EXE_spurline");
 
@@ -245,7 +245,20 @@ fn the_session_is_not_cut_off_unasked() {
 }
 
 /// `net serve` in a namespace.
-struct Served(Child);
+struct Served(
+    Child,
+    #[expect(dead_code, reason = "kept open: what it prints must go somewhere")] BufReader<ChildStdout>,
+);
+
+/// Starts it; its first line says that it listens.
+fn serve(host: &Host) -> Served {
+    let mut child = host.command(&["serve", "--json"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert!(line.contains("listening"), "{line}");
+    Served(child, out)
+}
 
 impl Drop for Served {
     fn drop(&mut self) {
@@ -260,13 +273,9 @@ fn both_ends_are_compared_through_net_serve() {
         return;
     }
     let (host, other) = pair("peer", (1500, 9000));
-    let child = other.command(&["serve", "--json"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut served = Served(child);
-    // Its first line says that it listens.
-    let mut line = String::new();
-    BufReader::new(served.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let _served = serve(&other);
     let found = host.found("c0", &["--peer", "10.77.0.2"]);
-    assert!(found.iter().any(|id| id == "PEER-MTU"), "{found:?} after {line}");
+    assert!(found.iter().any(|id| id == "PEER-MTU"), "{found:?}");
     // The change that this asks for is the other end's value.
     let root = tempfile::tempdir().unwrap();
     let fix = host.net(&["fix", "PEER-MTU", "--peer", "10.77.0.2", "--apply", "--root", str(root.path())]);
@@ -412,4 +421,85 @@ fn guest_mtu_link_and_subnet() {
 #[ignore = "needs the guest's kernel with bonds and VLANs: run by in_a_guest_with_soft_roce"]
 fn guest_bonds_and_vlans() {
     bonds_and_vlans_are_listed_as_what_they_are();
+}
+
+#[test]
+fn tcp_over_two_interfaces_at_once() {
+    if !here() {
+        return;
+    }
+    let (a, b) = pair("rails", (1500, 1500));
+    ip(&["-n", &a.0, "link", "add", "c1", "type", "veth", "peer", "name", "c1", "netns", &b.0]);
+    for (host, address) in [(&a, "10.78.0.1/24"), (&b, "10.78.0.2/24")] {
+        host.ip(&["addr", "add", address, "dev", "c1"]);
+        host.ip(&["link", "set", "c1", "up"]);
+    }
+    let served = serve(&b);
+    let words = ["bw", "10.77.0.2", "--rails", "all", "-P", "3", "-n", "64M", "--json"];
+    let json = a.json(&words);
+    assert_eq!(json["streams"], 4, "as many over each: {json:#}");
+    let rails = json["rails"].as_array().unwrap();
+    assert_eq!(rails.len(), 2, "{json:#}");
+    for (rail, name) in rails.iter().zip(["c0", "c1"]) {
+        assert_eq!((&rail["link"]["interface"], &rail["peer_link"]["interface"]), (&name.into(), &name.into()));
+        assert!(rail["read_bytes"].as_u64().unwrap() > 0 && rail["link"]["carried_by"].is_null(), "{rail:#}");
+    }
+    // One of them by name, and latency over each in turn.
+    let json = a.json(&["lat", "10.77.0.2", "--rails", "c1:c0", "-n", "20", "--json"]);
+    let names: Vec<&str> =
+        json["rails"].as_array().unwrap().iter().map(|r| r["link"]["interface"].as_str().unwrap()).collect();
+    assert_eq!(names, ["c1", "c0"], "{json:#}");
+    let out = a.net(&["bw", "10.77.0.2", "--rails", "c0:c9"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.code() == Some(3) && said.contains("c9 can't be used") && said.contains("c0, c1"), "{said}");
+    let out = a.net(&["bw", "10.77.0.2", "--rails", "c0", "--transport", "rdma"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.code() == Some(3) && said.contains("c0 can't be used"), "{said}");
+    drop(served);
+}
+
+#[test]
+fn a_larger_ethernet_mtu_is_set_by_name_only() {
+    if !here() {
+        return;
+    }
+    let (host, _other) = pair("named", (1500, 1500));
+    let root = tempfile::tempdir().unwrap();
+    let fix = |words: &[&str]| {
+        let more = ["--for-rdma", "c0", "--root", str(root.path())];
+        let out = host.net(&[&["fix"], words, more.as_slice()].concat());
+        String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned()
+    };
+    let said = fix(&["--apply"]);
+    assert!(said.contains("left out ip link set c0 mtu 9000") && said.contains("fix MTU-LOW --apply"), "{said}");
+    assert_eq!(host.read("/sys/class/net/c0/mtu"), "1500");
+    fix(&["MTU-LOW", "--apply"]);
+    assert_eq!(host.read("/sys/class/net/c0/mtu"), "9000");
+}
+
+/// A TUN device that says it is InfiniBand: the kernel shows no more of IPoIB without a card.
+#[test]
+fn an_interface_of_infinibands_type_gets_its_mtu_without_being_named() {
+    if !here() {
+        return;
+    }
+    let host = Host::new("tun");
+    let script = "open(F, '+<', '/dev/net/tun') or die; my $r = pack('a16sx22', 'ib7', 0x1001); \
+        ioctl(F, 0x400454ca, $r) or die; ioctl(F, 0x400454cb, 1) or die; ioctl(F, 0x400454cd, 32) or die;";
+    let made = Command::new("ip").args(["netns", "exec", &host.0, "perl", "-e", script]).output();
+    if !made.as_ref().is_ok_and(|out| out.status.success()) {
+        println!("SKIP: no TUN device of InfiniBand's type can be made: {made:?}");
+        return;
+    }
+    host.ip(&["addr", "add", "10.79.0.1/24", "dev", "ib7"]);
+    host.ip(&["link", "set", "ib7", "up"]);
+    let found = host.found("ib7", &[]);
+    for id in ["IPOIB-MODE", "MTU-LOW"] {
+        assert!(found.iter().any(|f| f == id), "{id}: {found:?}");
+    }
+    let root = tempfile::tempdir().unwrap();
+    let out = host.net(&["fix", "--apply", "--root", str(root.path())]);
+    assert!(out.status.success() && host.read("/sys/class/net/ib7/mtu") == "2044", "{out:?}");
+    let out = host.net(&["fix", "--revert", "--root", str(root.path())]);
+    assert!(out.status.success() && host.read("/sys/class/net/ib7/mtu") == "1500", "{out:?}");
 }

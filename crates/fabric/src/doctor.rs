@@ -21,6 +21,23 @@ pub struct Ask {
     pub peer: Option<Host>,
     /// Whether the subnet manager of a port's fabric answered, by device and port; none where nobody asked.
     pub subnet_manager: BTreeMap<(String, u32), SmAnswer>,
+    /// Why interfaces of `for_rdma` can't be rails, by whoever would use them.
+    pub obstacles: Vec<Obstacle>,
+}
+
+/// Why an interface can't be a rail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The interface.
+    pub interface: String,
+    /// Its port, `mlx5_0/1`, where that is what is wrong.
+    pub port: Option<String>,
+    /// The finding it is.
+    pub id: &'static str,
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
 }
 
 /// What became of a question to a subnet manager.
@@ -62,10 +79,23 @@ pub fn examine(tree: &Tree, ask: &Ask) -> Vec<Finding> {
     check::limits::run(&case, &mut found);
     check::placement::run(&case, &mut found);
     check::peer::run(&case, &mut found);
+    obstacles(&case, &mut found);
     left_out(tree, &case, &mut found);
     // The worst first; within that, in the order of the checks.
     found.sort_by_key(|f| f.severity);
     found
+}
+
+/// What a node or a mount would refuse, where no check has said it in its own words.
+fn obstacles(case: &Case<'_>, found: &mut Vec<Finding>) {
+    for o in &case.ask.obstacles {
+        let names =
+            |f: &Finding| f.subject.contains(&o.interface) || o.port.as_ref().is_some_and(|p| f.subject.contains(p));
+        let about = |f: &Finding| f.severity == Severity::Error && names(f);
+        if !found.iter().any(about) {
+            found.push(Finding::new(o.id, Severity::Error, &o.interface, &o.what, &o.remedy));
+        }
+    }
 }
 
 fn left_out(tree: &Tree, case: &Case<'_>, found: &mut Vec<Finding>) {

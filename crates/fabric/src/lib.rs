@@ -21,7 +21,7 @@ mod tree;
 
 pub use change::Change;
 pub use device::{Device, Gid, GidType, LinkLayer, Pci, PhysState, Port, PortState, Rate};
-pub use doctor::{Ask, SmAnswer, examine};
+pub use doctor::{Ask, Obstacle, SmAnswer, examine};
 pub use finding::{Finding, Severity};
 pub use host::{Host, collect};
 pub use interface::{Interface, IpoibMode};

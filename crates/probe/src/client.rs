@@ -3,7 +3,7 @@
 
 use crate::frame::{self, Frame, MAX_BODY, MAX_FACTS, REFUSED, VERSION};
 use crate::lane::Lane;
-use crate::message::{self, Attach, Hello, Open, Opened, Plan, Report, Transport, Welcome, kind};
+use crate::message::{self, Attach, Hello, Open, Opened, Plan, RailTold, Report, Transport, Welcome, kind};
 use crate::rdma::RdmaLane;
 use crate::tcp::TcpLane;
 use crate::{DEFAULT_PORT, host_name};
@@ -139,12 +139,15 @@ impl Session {
         let deadline = Instant::now() + self.timeout;
         // From the address of the control connection, so that all take the same way; a link-local one is bound to its
         // interface by the remote's scope.
-        let local = self.local.ip();
+        let path = plan.paths.get(plan.path_of(stream));
+        let (local, mut to) = (path.map_or(self.local.ip(), |p| p.from), self.remote);
+        if let Some(path) = path {
+            to.set_ip(path.to);
+        }
         let scoped = matches!(local, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let from = (!scoped).then_some(local);
         let lane = || -> Result<Box<dyn Lane>> {
-            let socket =
-                TcpStream::from(connect_socket(self.remote, from, &SocketOptions::default(), deadline, SERVER)?);
+            let socket = TcpStream::from(connect_socket(to, from, &SocketOptions::default(), deadline, SERVER)?);
             let attach = Attach { token: opened.token, stream };
             frame::send(&socket, kind::ATTACH, &message::encode(&attach), deadline)?;
             let answer = frame::receive(&socket, MAX_BODY, deadline)?;
@@ -160,11 +163,17 @@ impl Session {
     }
 
     fn connect_rdma(&self, plan: &Plan, opened: &Opened, stream: usize) -> std::result::Result<Box<dyn Lane>, Fault> {
-        let port = opened.answer.first_chunk().map(|bytes| u16::from_le_bytes(*bytes));
+        // A port of each path, in their order.
+        let at = plan.path_of(stream);
+        let port = opened.answer.chunks_exact(2).nth(at).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
         let Some(port) = port else { return Err(Fault::failed(format!("{} told no port for rdma", self.peer), "")) };
         let mut to = self.remote;
         to.set_port(port);
-        let (from, name) = (self.local.ip(), (opened.token, stream));
+        let path = plan.paths.get(at);
+        if let Some(path) = path {
+            to.set_ip(path.to);
+        }
+        let (from, name) = (path.map_or(self.local.ip(), |p| p.from), (opened.token, stream));
         match RdmaLane::connect(from, to, name, plan, Instant::now() + self.timeout) {
             Ok(lane) => Ok(Box::new(lane)),
             Err(e) => {
@@ -197,6 +206,15 @@ impl Session {
         let until = Instant::now() + Duration::from_millis(300);
         let frame = frame::receive(&self.control, MAX_BODY, until).ok()??;
         (frame.head.kind == REFUSED).then(|| text(&frame.body))
+    }
+
+    /// The other end's interfaces that `transport` can use.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub fn interfaces(&mut self, transport: Transport) -> std::result::Result<Vec<RailTold>, Fault> {
+        let frame = self.ask(kind::INTERFACES, &message::encode(&transport), kind::INTERFACES_ARE, MAX_BODY)?;
+        message::decode(&frame.body).map_err(|e| self.broken(&e))
     }
 
     /// The other host's facts, as the bytes of `spurline net collect`.

@@ -86,6 +86,8 @@ pub struct Measured {
     pub elapsed: Duration,
     /// What moved until then.
     pub total: Progress,
+    /// Bytes each stream moved until then, in their order.
+    pub stream_bytes: Vec<u64>,
     /// The state at every second.
     pub seconds: Vec<Progress>,
     /// Everything that moved, also while streams ended: what processor times belong to.
@@ -156,7 +158,7 @@ pub fn drive(
             Watch { counters: &counters, start, seconds: Vec::new(), last_move: start, last: Progress::default() };
         let mut ended = Vec::new();
         let mut interrupted = false;
-        let mut window: Option<Progress> = None;
+        let mut window: Option<(Progress, Vec<u64>)> = None;
         let mut cut_at = None;
         if failed.is_some() {
             stop.cut();
@@ -175,10 +177,11 @@ pub fn drive(
                 interrupted = interrupt.load(Ordering::Relaxed);
                 if broken || failed.is_some() {
                     // What counts ends with the last byte, not with the patience after it.
-                    window = Some(Progress { elapsed: watch.last_move.duration_since(start), ..now });
+                    let elapsed = watch.last_move.duration_since(start);
+                    window = Some((Progress { elapsed, ..now }, watch.each()));
                     stop.cut();
                 } else if interrupted || now.elapsed >= limits.time {
-                    window = Some(now);
+                    window = Some((now, watch.each()));
                     stop.ask();
                     cut_at = Some(Instant::now() + DRAIN);
                 }
@@ -187,7 +190,7 @@ pub fn drive(
                 stop.cut();
             }
         }
-        let total = window.unwrap_or_else(|| watch.look());
+        let (total, stream_bytes) = window.unwrap_or_else(|| (watch.look(), watch.each()));
         let moved = watch.look();
         let mut times: Vec<(Op, Times)> = Vec::new();
         let mut error = failed;
@@ -211,6 +214,7 @@ pub fn drive(
         Measured {
             elapsed: total.elapsed,
             total,
+            stream_bytes,
             seconds: watch.seconds,
             moved_bytes: moved.read_bytes + moved.write_bytes,
             times,
@@ -234,14 +238,16 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
+    /// The bytes of each stream now.
+    fn each(&self) -> Vec<u64> {
+        self.counters.iter().map(|(_, counter)| counter.bytes.load(Ordering::Relaxed)).collect()
+    }
+
     fn look(&mut self) -> Progress {
         let mut now = Progress { elapsed: self.start.elapsed(), ..Progress::default() };
         for (op, counter) in self.counters {
             let bytes = counter.bytes.load(Ordering::Relaxed);
-            match op {
-                Op::Read => now.read_bytes += bytes,
-                Op::Write | Op::Send | Op::Echo => now.write_bytes += bytes,
-            }
+            *(if op.reads() { &mut now.read_bytes } else { &mut now.write_bytes }) += bytes;
             now.ops += counter.ops.load(Ordering::Relaxed);
         }
         if (now.read_bytes, now.write_bytes) != (self.last.read_bytes, self.last.write_bytes) {

@@ -2,7 +2,7 @@
 
 use crate::link::{Link, Medium};
 use crate::measure::{Outcome, Pinged};
-use crate::message::{Op, TcpView, Transport};
+use crate::message::{TcpView, Transport};
 use std::time::Duration;
 
 /// How good it is.
@@ -19,6 +19,16 @@ pub enum Level {
 }
 
 impl Level {
+    /// The worst has the highest.
+    pub fn badness(self) -> u8 {
+        match self {
+            Level::Healthy => 0,
+            Level::Unknown => 1,
+            Level::Poor => 2,
+            Level::Broken => 3,
+        }
+    }
+
     /// As in reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -39,11 +49,24 @@ pub struct Judgement {
     pub sentence: String,
     /// The id of the finding that explains it, as `net doctor` has it.
     pub finding: Option<&'static str>,
+    /// Findings on both ends that may have a part in it; whoever knows them fills them in.
+    pub causes: Vec<Cause>,
+}
+
+/// A finding that may be why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause {
+    /// Its id.
+    pub id: &'static str,
+    /// What it is about.
+    pub subject: String,
+    /// Whether it is this host's.
+    pub here: bool,
 }
 
 impl Judgement {
     fn new(level: Level, sentence: String) -> Self {
-        Judgement { level, sentence, finding: None }
+        Judgement { level, sentence, finding: None, causes: Vec::new() }
     }
 }
 
@@ -78,14 +101,30 @@ pub fn rates(outcome: &Outcome) -> Rates {
     Rates { read: total.read_bytes as f64 / seconds, write: total.write_bytes as f64 / seconds }
 }
 
-/// The slower of both ends' ports in bits per second, and whose it is.
+/// The slower of both ends' ports in bits per second, and whose it is; of several paths their sum, and the slowest.
 pub fn port_rate(outcome: &Outcome) -> Option<(u64, &Link)> {
-    let there = outcome.report.as_ref().map(|r| &r.link);
-    let ends = [Some(&outcome.link), there];
-    let known = ends.into_iter().flatten().filter_map(|link| Some((link.rate_bits?, link)));
-    // Both must be known: the unknown one may be the slower.
-    let both = there.is_some_and(|link| link.rate_bits.is_some()) && outcome.link.rate_bits.is_some();
-    if both { known.min_by_key(|(rate, _)| *rate) } else { None }
+    if outcome.rails.is_empty() {
+        return slower(&outcome.link, outcome.report.as_ref().map(|r| &r.link));
+    }
+    let each = outcome.rails.iter().map(|rail| slower(&rail.link, rail.peer.as_ref()));
+    let each: Vec<(u64, &Link)> = each.collect::<Option<_>>()?;
+    let sum = each.iter().fold(0u64, |sum, (rate, _)| sum.saturating_add(*rate));
+    each.into_iter().min_by_key(|(rate, _)| *rate).map(|(_, link)| (sum, link))
+}
+
+/// The slower of a path's two ends. Both must be known: the unknown one may be the slower.
+pub fn slower<'a>(here: &'a Link, there: Option<&'a Link>) -> Option<(u64, &'a Link)> {
+    let (here, there) = ((here.rate_bits?, here), (there?.rate_bits?, there?));
+    Some(if there.0 < here.0 { there } else { here })
+}
+
+/// The links of both ends, of all paths.
+fn ends(outcome: &Outcome) -> Vec<&Link> {
+    if outcome.rails.is_empty() {
+        let there = outcome.report.as_ref().map(|r| &r.link);
+        return [Some(&outcome.link), there].into_iter().flatten().collect();
+    }
+    outcome.rails.iter().flat_map(|rail| [Some(&rail.link), rail.peer.as_ref()]).flatten().collect()
 }
 
 /// The rate as a share of what the ports can carry the ways it went.
@@ -135,14 +174,13 @@ pub fn bandwidth(outcome: &Outcome) -> Judgement {
     if let Some((wrong, other)) = taken_elsewhere(outcome) {
         let sentence = format!(
             "{alone}, but it went over {other}, not over {}, which has the address {}: two interfaces in one subnet or \
-             a route decide so",
+             a route decide so, see SAME-SUBNET",
             wrong.interface, wrong.address
         );
-        return Judgement::new(Level::Poor, sentence);
+        return Judgement { finding: Some("SAME-SUBNET"), ..Judgement::new(Level::Poor, sentence) };
     }
     let Some((port, link)) = port_rate(outcome) else {
-        let there = outcome.report.as_ref().map(|r| &r.link);
-        let why = [Some(&outcome.link), there].into_iter().flatten().find(|l| l.rate_bits.is_none());
+        let why = ends(outcome).into_iter().find(|l| l.rate_bits.is_none());
         let why = why.map_or("the other end did not tell its port's rate", |l| l.evidence.as_str());
         return Judgement::new(Level::Unknown, format!("{alone}; {why}, so there is nothing to compare with"));
     };
@@ -152,7 +190,7 @@ pub fn bandwidth(outcome: &Outcome) -> Judgement {
         Judgement::new(Level::Healthy, format!("{measured}: healthy"))
     } else {
         let (why, finding) = cause(outcome, link, each);
-        Judgement { level: Level::Poor, sentence: format!("{measured}: {why}"), finding }
+        Judgement { finding, ..Judgement::new(Level::Poor, format!("{measured}: {why}")) }
     };
     if let Some(others) = outcome.report.as_ref().map(|r| r.shared_with).filter(|n| *n > 0) {
         judgement.sentence.push_str(&format!("; {others} more measured there at the same time"));
@@ -162,18 +200,16 @@ pub fn bandwidth(outcome: &Outcome) -> Judgement {
 
 /// The end at which another interface than the one with the address carried the bytes, and that interface.
 fn taken_elsewhere(outcome: &Outcome) -> Option<(&Link, &str)> {
-    let there = outcome.report.as_ref().map(|r| &r.link);
-    [Some(&outcome.link), there].into_iter().flatten().find_map(|link| Some((link, link.carried_by.as_deref()?)))
+    ends(outcome).into_iter().find_map(|link| Some((link, link.carried_by.as_deref()?)))
 }
 
 /// The most likely reason for a rate below the port's, the strongest evidence first.
 fn cause(outcome: &Outcome, slower: &Link, bytes_per_second: f64) -> (String, Option<&'static str>) {
     let report = outcome.report.as_ref();
-    let (here, there) = (&outcome.link, report.map(|r| &r.link));
     let mine = outcome.measured.tcp.clone().unwrap_or_default();
     let theirs = report.map(|r| r.tcp.clone()).unwrap_or_default();
     let datagram = |link: &Link| link.medium == Medium::Ipoib && link.mode.as_deref() == Some("datagram");
-    if datagram(here) || there.is_some_and(datagram) {
+    if ends(outcome).into_iter().any(datagram) {
         return ("IPoIB datagram mode, see IPOIB-MODE".into(), Some("IPOIB-MODE"));
     }
     let lost = mine.retransmits + theirs.retransmits;
@@ -206,14 +242,17 @@ fn cause(outcome: &Outcome, slower: &Link, bytes_per_second: f64) -> (String, Op
         return ("one stream; --streams 4 shows whether the link can do more".into(), None);
     }
     if slower.mtu == Some(1500) && slower.rate_bits >= Some(25_000_000_000) {
-        return ("MTU 1500 costs much processor time at this rate, 9000 costs less".into(), None);
+        return (
+            "MTU 1500 costs much processor time at this rate, 9000 costs less, see MTU-LOW".into(),
+            Some("MTU-LOW"),
+        );
     }
     ("less than the ports can do, and no single cause shows: spurline net doctor on both hosts".into(), None)
 }
 
 /// Judges a measurement of latency.
 pub fn latency(outcome: &Outcome) -> Judgement {
-    let Some((_, times)) = outcome.measured.times.iter().find(|(op, t)| *op == Op::Echo && t.count() > 0) else {
+    let Some((_, times)) = outcome.measured.times.iter().find(|(_, t)| t.count() > 0) else {
         let why = outcome.error.clone().unwrap_or_else(|| "nothing was measured".into());
         return Judgement::new(Level::Broken, why);
     };
@@ -231,8 +270,8 @@ pub fn latency(outcome: &Outcome) -> Judgement {
         let why = "far for one network: a long way, a relay, or a queue on it";
         Judgement::new(Level::Poor, format!("{measured}: {why}"))
     } else if half > if over == Transport::Tcp { LOCAL_US } else { LOCAL_RDMA_US } {
-        let why = "slow for one network: power saving, interrupt coalescing, or busy processors";
-        Judgement::new(Level::Poor, format!("{measured}: {why}"))
+        let why = "slow for one network: power saving (see CPU-GOVERNOR), interrupt coalescing, or busy processors";
+        Judgement { finding: Some("CPU-GOVERNOR"), ..Judgement::new(Level::Poor, format!("{measured}: {why}")) }
     } else if rare > half * 20.0 {
         Judgement::new(Level::Poor, format!("{measured}: steady but for rare waits, as of busy processors or queues"))
     } else {
@@ -256,7 +295,10 @@ pub fn pings(pinged: &Pinged, mtu: (Option<u32>, Option<u32>)) -> Judgement {
             "small messages come back, one of {large} KiB does not{sizes}: something between drops large packets; give \
              all interfaces and switch ports on the way the same MTU"
         );
-        return Judgement { level: Level::Broken, sentence, finding: None };
+        return Judgement {
+            finding: Some("PEER-MTU"),
+            ..Judgement::new(Level::Broken, format!("{sentence}, see PEER-MTU"))
+        };
     }
     if let Some(error) = &pinged.error {
         return Judgement::new(Level::Broken, error.clone());

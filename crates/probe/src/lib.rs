@@ -10,6 +10,7 @@ pub mod lane;
 pub mod link;
 pub mod measure;
 pub mod message;
+pub mod paths;
 mod rdma;
 pub mod server;
 mod tcp;

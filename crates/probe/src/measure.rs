@@ -8,7 +8,7 @@ use crate::link::{self, Files, Link};
 use crate::message::{Op, Plan, Report, Transport};
 use spurline_config::Fault;
 use spurline_types::{Congestion, Error, ErrorKind};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,12 +26,27 @@ pub struct Outcome {
     pub measured: Measured,
     /// The other end's report; `None` when it was gone.
     pub report: Option<Report>,
-    /// The interface the bytes took here.
+    /// The interface the bytes took here; of several paths that of the first.
     pub link: Link,
+    /// What each path carried, where there are several.
+    pub rails: Vec<RailOutcome>,
     /// Whether both addresses are this host's.
     pub same_host: bool,
     /// What ended it early, in words that name who.
     pub error: Option<String>,
+}
+
+/// What one of several paths carried.
+#[derive(Debug, Clone)]
+pub struct RailOutcome {
+    /// Its interface here.
+    pub link: Link,
+    /// Its interface there; `None` without a report.
+    pub peer: Option<Link>,
+    /// Bytes from the server to the client while it was measured.
+    pub read_bytes: u64,
+    /// Bytes the other way.
+    pub write_bytes: u64,
 }
 
 /// Measures `plan` until a limit, an error or `interrupt`; `observe` is told what moved meanwhile.
@@ -58,19 +73,40 @@ pub fn run(
         }
         observe(progress);
     });
-    let mut link = files.link_of(session.local());
-    // Interfaces do not count what their NIC moves by itself.
-    if plan.transport == Transport::Tcp {
-        link::compare(&mut link, &before, &files.counters(), measured.moved_bytes);
+    let after = files.counters();
+    let seen = |address: SocketAddr, bytes: u64| {
+        let mut link = files.link_of(address);
+        // Interfaces do not count what their NIC moves by itself.
+        if plan.transport == Transport::Tcp {
+            link::compare(&mut link, &before, &after, bytes);
+        }
+        link
+    };
+    let mut rails: Vec<RailOutcome> = Vec::new();
+    if plan.paths.len() > 1 {
+        for (index, path) in plan.paths.iter().enumerate() {
+            let mut bytes = [0; 2];
+            for (stream, op) in plan.streams.iter().enumerate().filter(|(s, _)| plan.path_of(*s) == index) {
+                bytes[usize::from(op.reads())] += measured.stream_bytes.get(stream).copied().unwrap_or(0);
+            }
+            let [write_bytes, read_bytes] = bytes;
+            let link = seen((path.from, 0).into(), read_bytes + write_bytes);
+            rails.push(RailOutcome { link, peer: None, read_bytes, write_bytes });
+        }
     }
+    let first = plan.paths.first().map_or(session.local(), |p| (p.from, 0).into());
+    let link = rails.first().map_or_else(|| seen(first, measured.moved_bytes), |rail| rail.link.clone());
     let mut error = None;
     if let Some(e) = &measured.error {
         error = Some(explain(session, e));
     }
     // Without a report what was measured here still stands.
     let report = if error.is_some() { None } else { session.finish().ok() };
+    if let Some(report) = &report {
+        rails.iter_mut().zip(&report.links).for_each(|(rail, link)| rail.peer = Some(link.clone()));
+    }
     let same_host = is_same(session.local().ip(), session.remote().ip(), &link);
-    Ok(Outcome { plan: plan.clone(), measured, report, link, same_host, error })
+    Ok(Outcome { plan: plan.clone(), measured, report, link, rails, same_host, error })
 }
 
 fn is_same(local: IpAddr, remote: IpAddr, link: &Link) -> bool {

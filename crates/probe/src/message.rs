@@ -4,9 +4,12 @@
 //! another version of the protocol.
 
 use crate::link::Link;
+use crate::paths::{MAX_PATHS, PathPlan};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use spurline_proto::Rail;
 use spurline_types::{Congestion, Error, ErrorKind, Result};
+use std::net::{IpAddr, Ipv4Addr};
 
 /// The most streams of one measurement.
 pub const MAX_STREAMS: usize = 128;
@@ -39,6 +42,10 @@ pub mod kind {
     pub const FACTS: u16 = 10;
     /// They: bytes this crate does not look into.
     pub const FACTS_ARE: u16 = 11;
+    /// Asks for the interfaces that a [`super::Transport`] can use there.
+    pub const INTERFACES: u16 = 12;
+    /// They: a list of [`super::RailTold`].
+    pub const INTERFACES_ARE: u16 = 13;
 }
 
 /// Who calls.
@@ -69,6 +76,59 @@ pub struct Welcome {
     pub without_rdma: String,
     /// Whether it answers [`kind::FACTS`].
     pub facts: bool,
+}
+
+/// An interface that can carry a part of a measurement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RailTold {
+    /// Its name there.
+    pub interface: String,
+    /// Its address.
+    pub address: IpAddr,
+    /// Length of the address's network part in bits.
+    pub prefix_len: u8,
+    /// What it runs on, by the number of [`spurline_proto::Link::code`]; 0 for no more than IP.
+    pub link: u8,
+    /// Subnet prefix of an InfiniBand fabric.
+    pub fabric: u64,
+    /// Megabits per second; 0 when not known.
+    pub speed_mbit: u32,
+}
+
+impl Default for RailTold {
+    fn default() -> Self {
+        let address = Ipv4Addr::UNSPECIFIED.into();
+        RailTold { interface: String::new(), address, prefix_len: 0, link: 0, fabric: 0, speed_mbit: 0 }
+    }
+}
+
+impl From<&Rail> for RailTold {
+    fn from(rail: &Rail) -> Self {
+        RailTold {
+            interface: rail.name.clone(),
+            address: rail.address,
+            prefix_len: rail.prefix_len,
+            link: rail.link.code(),
+            fabric: rail.fabric,
+            speed_mbit: rail.speed_mbit,
+        }
+    }
+}
+
+impl RailTold {
+    /// The same as paths are found with.
+    pub fn rail(&self) -> Rail {
+        Rail {
+            name: self.interface.clone(),
+            address: self.address,
+            prefix_len: self.prefix_len,
+            port: 0,
+            link: spurline_proto::Link::from_code(self.link),
+            fabric: self.fabric,
+            speed_mbit: self.speed_mbit,
+        }
+    }
 }
 
 /// What carries the bytes.
@@ -104,6 +164,30 @@ pub enum Op {
     Send,
     /// Bytes there and as many back, one at a time.
     Echo,
+    /// Bytes from the server to the client, who takes them out of the server's memory: READ of verbs.
+    Fetch,
+    /// Bytes from the server to the client by messages, each asked for: SEND of verbs the other way.
+    Receive,
+    /// Bytes into the other end's memory and as many back into this one's, one at a time; each end looks at its memory
+    /// until they are there.
+    PingPong,
+}
+
+impl Op {
+    /// Whether its bytes go from the server to the client.
+    pub fn reads(self) -> bool {
+        matches!(self, Op::Read | Op::Fetch | Op::Receive)
+    }
+
+    /// Whether it is a round trip whose bytes count once.
+    pub fn is_round_trip(self) -> bool {
+        matches!(self, Op::Echo | Op::PingPong)
+    }
+
+    /// Whether only verbs have it.
+    fn needs_verbs(self) -> bool {
+        matches!(self, Op::Send | Op::Fetch | Op::Receive | Op::PingPong)
+    }
 }
 
 /// What is to be measured.
@@ -123,6 +207,9 @@ pub struct Plan {
     /// The congestion control of TCP, on both ends.
     #[serde(default)]
     pub congestion: Congestion,
+    /// Where the streams go, in turn; empty: as the control connection.
+    #[serde(default)]
+    pub paths: Vec<PathPlan>,
 }
 
 impl Default for Plan {
@@ -135,11 +222,17 @@ impl Default for Plan {
             streams: vec![Op::Read],
             discard: false,
             congestion: Congestion::Auto,
+            paths: Vec::new(),
         }
     }
 }
 
 impl Plan {
+    /// The index of a stream's path.
+    pub fn path_of(&self, stream: usize) -> usize {
+        stream % self.paths.len().max(1)
+    }
+
     /// Checks the bounds, the same on both ends.
     ///
     /// # Errors
@@ -155,10 +248,13 @@ impl Plan {
         if self.streams.is_empty() || self.streams.len() > MAX_STREAMS {
             return wrong(format!("{} streams: 1 to {MAX_STREAMS} in all are possible", self.streams.len()));
         }
-        if self.transport == Transport::Tcp && self.streams.contains(&Op::Send) {
-            return wrong("sends are an operation of rdma: over tcp there are reads and writes".into());
+        if self.paths.len() > MAX_PATHS {
+            return wrong(format!("{} paths: {MAX_PATHS} are possible", self.paths.len()));
         }
-        if self.depth > 1 && self.streams.contains(&Op::Echo) {
+        if self.transport == Transport::Tcp && self.streams.iter().any(|op| op.needs_verbs()) {
+            return wrong("that is an operation of verbs: over tcp there are reads, writes and echoes".into());
+        }
+        if self.depth > 1 && self.streams.iter().any(|op| op.is_round_trip()) {
             return wrong(format!("depth {}: echoes go one at a time", self.depth));
         }
         Ok(())
@@ -228,8 +324,10 @@ pub struct Report {
     pub sent_bytes: u64,
     /// TCP's own view.
     pub tcp: TcpView,
-    /// The interface the bytes took there.
+    /// The interface the bytes took there; of several paths that of the first.
     pub link: Link,
+    /// Of each path, where there are several.
+    pub links: Vec<Link>,
     /// The most other measurements that ran at the same time.
     pub shared_with: usize,
     /// What went wrong there; empty when nothing did.

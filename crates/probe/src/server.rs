@@ -5,8 +5,8 @@ use crate::drive::thread_cpu;
 use crate::frame::{self, MAX_BODY, REFUSED, VERSION};
 use crate::lane::Stop;
 use crate::link::{self, Counters, Files};
-use crate::message::{self, Attach, Hello, Op, Open, Opened, Plan, Report, TcpView, Transport, Welcome, kind};
-use crate::{host_name, rdma, tcp, tcp_info};
+use crate::message::{self, Attach, Hello, Open, Opened, Plan, Report, TcpView, Transport, Welcome, kind};
+use crate::{host_name, paths, rdma, tcp, tcp_info};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spurline_net_tcp::SocketOptions;
@@ -337,6 +337,10 @@ fn control(shared: &Arc<Shared>, socket: &TcpStream, from: IpAddr, _hello: &Hell
                 Some(test) => reply(kind::REPORT, &message::encode(&test.finish())),
                 None => Err(Error::new(ErrorKind::Protocol, "nothing was being measured")),
             },
+            // Long tables are read for it, so not for every greeting.
+            kind::INTERFACES => message::decode::<Transport>(&frame.body)
+                .and_then(|transport| paths::here(transport, here.ip()))
+                .and_then(|all| reply(kind::INTERFACES_ARE, &message::encode(&all))),
             kind::FACTS => match &shared.config.facts {
                 Some(facts) => facts().and_then(|bytes| {
                     (shared.config.tell)(Event::Facts { from, bytes: bytes.len() });
@@ -370,9 +374,10 @@ fn open(shared: &Arc<Shared>, from: IpAddr, here: SocketAddr, body: &[u8]) -> Re
     let open: Open = message::decode(body)?;
     let plan = open.plan;
     plan.check()?;
-    let listener = match plan.transport {
-        Transport::Tcp => None,
-        Transport::Rdma => Some(rdma::Listener::new(here.ip().to_canonical())?),
+    let listeners = match plan.transport {
+        Transport::Tcp => Vec::new(),
+        Transport::Rdma if plan.paths.is_empty() => vec![rdma::Listener::new(here.ip().to_canonical())?],
+        Transport::Rdma => plan.paths.iter().map(|p| rdma::Listener::new(p.to)).collect::<Result<_>>()?,
     };
     let test = Arc::new(Test {
         from,
@@ -385,7 +390,7 @@ fn open(shared: &Arc<Shared>, from: IpAddr, here: SocketAddr, body: &[u8]) -> Re
         plan,
     });
     let mut tests = shared.tests.lock();
-    let loads = |test: &Test| usize::from(test.plan.streams.iter().any(|op| *op != Op::Echo));
+    let loads = |test: &Test| usize::from(test.plan.streams.iter().any(|op| !op.is_round_trip()));
     let all: usize = tests.values().map(|t| loads(t)).sum::<usize>() + loads(&test);
     for one in tests.values().chain([&test]) {
         one.shared_with.fetch_max(all - loads(one), Ordering::Relaxed);
@@ -396,8 +401,8 @@ fn open(shared: &Arc<Shared>, from: IpAddr, here: SocketAddr, body: &[u8]) -> Re
     drop(tests);
     let running = Running { shared: Arc::clone(shared), token, here, test };
     let mut answer = Vec::new();
-    if let Some(listener) = listener {
-        answer = listener.port().to_le_bytes().to_vec();
+    for listener in listeners {
+        answer.extend(listener.port().to_le_bytes());
         let (shared, test) = (Arc::clone(shared), Arc::clone(&running.test));
         let take = move || {
             listener.run(token, &test.plan, &test.stop, |index, connected| over_rdma(&shared, &test, index, connected));
@@ -432,11 +437,27 @@ impl Running {
             why.clone_into(&mut report.error);
         }
         report.shared_with = self.test.shared_with.load(Ordering::Relaxed);
-        report.link = self.shared.files.link_of(self.here);
         let bytes = report.received_bytes + report.sent_bytes;
-        if self.test.plan.transport == Transport::Tcp {
-            link::compare(&mut report.link, &self.test.before, &self.shared.files.counters(), bytes);
-        }
+        let after = self.shared.files.counters();
+        let seen = |address: SocketAddr, bytes: u64| {
+            let mut link = self.shared.files.link_of(address);
+            if self.test.plan.transport == Transport::Tcp {
+                link::compare(&mut link, &self.test.before, &after, bytes);
+            }
+            link
+        };
+        let paths = &self.test.plan.paths;
+        let several = paths.len() > 1;
+        report.links = match several {
+            // Streams of equal work share the bytes about equally, which is all that the comparison needs.
+            true => paths.iter().map(|p| seen((p.to, 0).into(), bytes / paths.len() as u64)).collect(),
+            false => Vec::new(),
+        };
+        report.link = match (report.links.first(), paths.first()) {
+            (Some(first), _) => first.clone(),
+            (None, Some(path)) => seen((path.to, 0).into(), bytes),
+            (None, None) => seen(self.here, bytes),
+        };
         let (from, plan, elapsed) = (self.test.from, self.test.plan.clone(), self.test.begun.elapsed());
         (self.shared.config.tell)(Event::Ended { from, plan, elapsed, report: Box::new(report.clone()) });
         report
@@ -501,7 +522,8 @@ impl Test {
 /// A client's data connection.
 fn data(shared: &Arc<Shared>, socket: TcpStream, from: IpAddr, attach: &Attach) -> Result<()> {
     let test = shared.tests.lock().get(&attach.token).cloned();
-    let Some(test) = test.filter(|test| test.from == from) else {
+    // Over several paths a client has several addresses; nobody guesses the token.
+    let Some(test) = test.filter(|test| test.from == from || !test.plan.paths.is_empty()) else {
         return refused(&socket, "no measurement has that token".into());
     };
     let Some(op) = test.plan.streams.get(attach.stream).copied() else {

@@ -224,7 +224,7 @@ impl TcpLane {
         self.begun += 1;
         match self.op {
             Op::Read => self.stream.send(&self.begun.to_le_bytes(), WORD as u64, stop),
-            Op::Write | Op::Send | Op::Echo => self.stream.send(&self.buffer, self.size, stop),
+            _ => self.stream.send(&self.buffer, self.size, stop),
         }
     }
 
@@ -232,7 +232,7 @@ impl TcpLane {
     fn advance(&mut self, stop: &Stop) -> Result<Moved> {
         match self.op {
             Op::Read | Op::Echo => self.take_data(stop),
-            Op::Write | Op::Send => match self.take_counts(RecvFlags::empty())? {
+            _ => match self.take_counts(RecvFlags::empty())? {
                 Some(moved) => Ok(moved),
                 None => stop.still_nothing(self.since).map(|()| Moved::default()),
             },
@@ -286,8 +286,9 @@ pub fn serve(socket: TcpStream, op: Op, plan: &Plan, stop: &Stop, served: &mut S
     let mut buffer = memory(plan.size);
     match op {
         Op::Read => serve_reads(&stream, plan, &buffer, stop, served),
-        Op::Write | Op::Send => serve_writes(&stream, plan, &mut buffer, stop, served),
         Op::Echo => serve_echoes(&stream, plan, &mut buffer, stop, served),
+        // A plan for TCP has no other operation.
+        _ => serve_writes(&stream, plan, &mut buffer, stop, served),
     }
 }
 

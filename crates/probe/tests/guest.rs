@@ -5,6 +5,7 @@ use spurline_probe::drive::{Limits, Progress};
 use spurline_probe::judge;
 use spurline_probe::measure::{self, Outcome, Pings};
 use spurline_probe::message::{Op, Plan, Transport};
+use spurline_probe::paths;
 use spurline_probe::server::{ServeConfig, Server};
 use spurline_testkit::{GuestNet, run_in_guest};
 use spurline_types::Congestion;
@@ -16,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
 fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::One, &["guest_"], 240);
+    run_in_guest(GuestNet::Two, &["guest_"], 300);
 }
 
 fn server() -> Server {
@@ -56,7 +57,8 @@ fn guest_every_operation() {
     for (ip, sizes) in [("10.77.0.1", &[1, 4096, 300_001][..]), ("fd77:0::1", &[1 << 20])] {
         let mut session = dial(&server, ip);
         assert!(session.welcome.transports.contains(&Transport::Rdma), "{}", session.welcome.without_rdma);
-        for (op, depth) in [(Op::Read, 1), (Op::Read, 8), (Op::Write, 1), (Op::Write, 8), (Op::Send, 8), (Op::Echo, 1)]
+        let ops = [(Op::Read, 1), (Op::Read, 8), (Op::Write, 1), (Op::Write, 8), (Op::Send, 8), (Op::Echo, 1)];
+        for (op, depth) in ops.into_iter().chain([(Op::Fetch, 1), (Op::Fetch, 8), (Op::Receive, 8), (Op::PingPong, 1)])
         {
             for &size in sizes {
                 let plan = plan(op, size, depth, 2);
@@ -65,8 +67,8 @@ fn guest_every_operation() {
                 let total = done.measured.total;
                 assert_eq!((total.ops, total.read_bytes + total.write_bytes), (20, 20 * size), "{op:?} {size}");
                 let report = done.report.unwrap();
-                // Nobody there sees one-sided writes.
-                let seen = if op == Op::Write { 0 } else { 20 * size };
+                // Nobody there sees what is one-sided.
+                let seen = if matches!(op, Op::Write | Op::Fetch) { 0 } else { 20 * size };
                 assert_eq!(report.sent_bytes.max(report.received_bytes), seen, "{op:?} {size}: {report:?}");
                 assert_eq!((report.error.as_str(), done.measured.tcp.is_none()), ("", true));
             }
@@ -97,6 +99,39 @@ fn guest_for_a_time_both_ways_and_pings() {
     };
     let done = measure::ping(&mut session, &pings, &AtomicBool::new(false), &mut |_| {}).unwrap();
     assert!(done.error.is_none() && done.times.len() == 3 && done.large.is_some(), "{done:?}");
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_two_rails_at_once() {
+    let server = server();
+    let mut session = dial(&server, "10.77.0.1");
+    let ours = paths::here(Transport::Rdma, session.local().ip()).unwrap();
+    let theirs = session.interfaces(Transport::Rdma).unwrap();
+    assert_eq!(ours, theirs, "both ends are this host");
+    let names: Vec<&str> = ours.iter().map(|rail| rail.interface.as_str()).collect();
+    assert_eq!(names, ["rail0", "rail1"]);
+    let paths = paths::choose(None, &ours, &theirs).unwrap();
+    let shown: Vec<String> = paths.iter().map(|p| format!("{} {}", p.from, p.to)).collect();
+    assert_eq!(shown, ["10.77.0.1 10.77.0.1", "10.77.1.1 10.77.1.1"]);
+    for (ops, size) in [(vec![Op::Read; 4], 65_536), (vec![Op::Fetch, Op::Fetch, Op::Write, Op::Write], 65_536)] {
+        let plan = Plan { streams: ops.clone(), paths: paths.clone(), ..plan(Op::Read, size, 4, 1) };
+        let done = run(&mut session, &plan, &limits(Some(400)));
+        assert!(done.error.is_none(), "{ops:?}: {:?}", done.error);
+        assert_eq!(done.rails.len(), 2);
+        let sum: u64 = done.rails.iter().map(|rail| rail.read_bytes + rail.write_bytes).sum();
+        assert_eq!(sum, 400 * size);
+        for (rail, name) in done.rails.iter().zip(["rail0", "rail1"]) {
+            assert!(rail.link.interface == name && rail.read_bytes > 0, "{ops:?}: {rail:?}");
+            assert_eq!(rail.peer.as_ref().unwrap().interface, name);
+        }
+    }
+    // The second one alone, though the call came over the first.
+    let names = ["rail1".to_owned()];
+    let paths = paths::choose(Some(&names), &ours, &theirs).unwrap();
+    let plan = Plan { paths, ..plan(Op::PingPong, 64, 1, 1) };
+    let done = run(&mut session, &plan, &limits(Some(100)));
+    assert!(done.error.is_none() && done.link.interface == "rail1", "{done:?}");
 }
 
 #[test]

@@ -11,6 +11,6 @@ mod unusable;
 
 pub use host::{Address, host_addresses};
 pub use memlock::{Memlock, check_memlock};
-pub use resolve::{LocalRail, resolve};
+pub use resolve::{LocalRail, resolve, usable};
 pub use sysfs::{Gid, GidType};
 pub use unusable::Unusable;

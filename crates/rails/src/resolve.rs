@@ -38,13 +38,27 @@ impl LocalRail {
 /// # Errors
 /// The first interface that can't be used, and why.
 pub fn resolve(names: &[String], sys: &Path, addresses: &[Address]) -> Result<Vec<LocalRail>, Unusable> {
+    let all = ports(sys);
     let mut rails: Vec<LocalRail> = Vec::new();
     for name in names {
         if !rails.iter().any(|rail| rail.rail.name == *name) {
-            rails.push(resolve_one(name, sys, addresses)?);
+            rails.push(resolve_one(name, sys, addresses, &all)?);
         }
     }
     Ok(rails)
+}
+
+/// Every interface with an address that can be a rail now.
+pub fn usable(sys: &Path, addresses: &[Address]) -> Vec<LocalRail> {
+    let all = ports(sys);
+    let mut rails: Vec<LocalRail> = Vec::new();
+    for address in addresses {
+        let name = &address.interface;
+        if !rails.iter().any(|rail| rail.rail.name == *name) && !find(name, sys, &all).is_empty() {
+            rails.extend(resolve_one(name, sys, addresses, &all));
+        }
+    }
+    rails
 }
 
 /// A port with those slots of its GID table that belong to the interface.
@@ -53,21 +67,20 @@ struct Found {
     gids: Vec<Gid>,
 }
 
-fn resolve_one(interface: &str, sys: &Path, addresses: &[Address]) -> Result<LocalRail, Unusable> {
-    let all = ports(sys);
+fn resolve_one(interface: &str, sys: &Path, addresses: &[Address], all: &[Port]) -> Result<LocalRail, Unusable> {
     if !netdev_exists(sys, interface) {
-        return Err(Unusable::NotThere { interface: interface.to_owned(), others: with_devices(sys, &all) });
+        return Err(Unusable::NotThere { interface: interface.to_owned(), others: with_devices(sys, all) });
     }
-    let found = find(interface, sys, &all);
+    let found = find(interface, sys, all);
     let others = found.len();
     let Some(Found { port, gids }) = preferred(found, interface, sys) else {
         return Err(Unusable::NoDevice {
             interface: interface.to_owned(),
             devices: match all.is_empty() {
                 true => "this machine has none".to_owned(),
-                false => format!("there are {}", devices(&all)),
+                false => format!("there are {}", devices(all)),
             },
-            others: with_devices(sys, &all),
+            others: with_devices(sys, all),
         });
     };
     if !port.active() {

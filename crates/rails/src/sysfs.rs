@@ -1,6 +1,7 @@
 //! What /sys says of RDMA devices and network interfaces, read without judging. An entry that can't be read is an
 //! entry that is not there: an empty slot of a GID table answers EINVAL.
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -60,6 +61,8 @@ pub(crate) struct Port {
     pub number: u32,
     path: PathBuf,
     device_path: PathBuf,
+    /// Its GID table, once it was read: a thousand files on some devices.
+    table: OnceCell<Vec<Gid>>,
 }
 
 /// The line in a file, without its end.
@@ -85,7 +88,13 @@ pub(crate) fn ports(sys: &Path) -> Vec<Port> {
         for port in names(&device_path.join("ports")) {
             let Ok(number) = port.parse() else { continue };
             let path = device_path.join("ports").join(&port);
-            found.push(Port { device: device.clone(), number, path, device_path: device_path.clone() });
+            found.push(Port {
+                device: device.clone(),
+                number,
+                path,
+                device_path: device_path.clone(),
+                table: OnceCell::new(),
+            });
         }
     }
     found
@@ -144,8 +153,12 @@ impl Port {
         line(&self.device_path.join("device/numa_node")).and_then(|text| text.parse().ok())
     }
 
-    /// The filled slots of its GID table, in order.
+    /// The filled slots of its GID table, in order; read once.
     pub fn gids(&self) -> Vec<Gid> {
+        self.table.get_or_init(|| self.read_gids()).clone()
+    }
+
+    fn read_gids(&self) -> Vec<Gid> {
         let mut slots: Vec<u32> =
             names(&self.path.join("gids")).iter().filter_map(|n| n.parse().ok()).filter(|n| *n < MOST_GIDS).collect();
         slots.sort_unstable();

@@ -1,6 +1,9 @@
 //! `spurline net bw`: how much goes through, at what cost on both ends, and what to make of it.
 
-use super::peer::{DIM, HEAD, PeerArgs, conclude, end, gigabits, interrupt, judgement_json, line, peer_json};
+use super::causes;
+use super::peer::{
+    Carrier, DIM, HEAD, PeerArgs, RailsArgs, conclude, end, gigabits, interrupt, judgement_json, line, peer_json,
+};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -41,12 +44,26 @@ impl Direction {
     }
 }
 
+/// What moves the bytes over rdma.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BwVerb {
+    /// WRITE into the reader's memory; reads are asked for by a small message, as a mount asks a node
+    Write,
+    /// READ: this end takes the bytes out of the other end's memory, whose program has no part in it
+    Read,
+    /// SEND: messages, taken one after the other
+    Send,
+}
+
 /// What `net bw` is told.
 #[derive(Debug, Args)]
 pub struct BwArgs {
     /// The other end.
     #[command(flatten)]
     pub peer: PeerArgs,
+    /// Over which interfaces.
+    #[command(flatten)]
+    pub over: RailsArgs,
     /// Which way the bytes go
     #[arg(short, long, value_name = "WAY", default_value = "read")]
     pub direction: Direction,
@@ -59,9 +76,9 @@ pub struct BwArgs {
     /// Operations under way on each stream
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     pub depth: u32,
-    /// Write by messages (SEND) instead of into the other end's memory (WRITE); with --transport rdma
-    #[arg(long)]
-    pub send: bool,
+    /// What moves the bytes over rdma [default: write]
+    #[arg(long, value_name = "VERB")]
+    pub verb: Option<BwVerb>,
     /// How long [default: 10s, with --bytes until they are through]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub time: Option<Duration>,
@@ -79,9 +96,14 @@ pub struct BwArgs {
 /// # Errors
 /// When the words are wrong, or the other end can't be called.
 pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
-    let plan = plan(&args)?;
+    let mut plan = plan(&args, args.streams)?;
     let raised = interrupt()?;
     let mut session = args.peer.connect()?;
+    let paths = args.over.paths(&mut session, plan.transport)?;
+    if !paths.is_empty() {
+        // As many streams over each.
+        plan = Plan { paths: paths.clone(), ..self::plan(&args, args.streams.next_multiple_of(paths.len()))? };
+    }
     let limits = Limits {
         time: args.time.unwrap_or(if args.bytes.is_some() { LONG } else { TIME }),
         ops: args.bytes.map(|bytes| bytes.bytes().div_ceil(plan.size)),
@@ -109,7 +131,8 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
     });
     live.finish_and_clear();
     let outcome = outcome?;
-    let judgement = judge::bandwidth(&outcome);
+    let mut judgement = judge::bandwidth(&outcome);
+    causes::name(&mut judgement, &mut session, &outcome);
     if args.peer.json {
         let mut all = to_json(&session, &outcome, "bw");
         all["direction"] = json!(args.direction.name());
@@ -121,15 +144,25 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
     Ok(conclude(&judgement, args.peer.json))
 }
 
-fn plan(args: &BwArgs) -> Result<Plan, Fault> {
-    let write = if args.send { Op::Send } else { Op::Write };
-    let streams = match args.direction {
-        Direction::Read if args.send => {
-            return Err(Fault::usage("--send is a way to write", "give --direction write, or both"));
+fn plan(args: &BwArgs, streams: usize) -> Result<Plan, Fault> {
+    let count = streams;
+    let rdma = args.peer.transport == Carrier::Rdma;
+    if args.verb.is_some() && !rdma {
+        return Err(Fault::usage("--verb: tcp has no verbs", "add --transport rdma, or leave --verb out"));
+    }
+    let (read, write) = match args.verb.unwrap_or(BwVerb::Write) {
+        BwVerb::Write => (Op::Read, Op::Write),
+        BwVerb::Read if args.direction == Direction::Write => {
+            let remedy = "give --direction read, or both (READ one way, WRITE the other)";
+            return Err(Fault::usage("--verb read moves bytes to this end", remedy));
         }
-        Direction::Read => vec![Op::Read; args.streams],
-        Direction::Write => vec![write; args.streams],
-        Direction::Both => [vec![Op::Read; args.streams], vec![write; args.streams]].concat(),
+        BwVerb::Read => (Op::Fetch, Op::Write),
+        BwVerb::Send => (Op::Receive, Op::Send),
+    };
+    let streams = match args.direction {
+        Direction::Read => vec![read; count],
+        Direction::Write => vec![write; count],
+        Direction::Both => [vec![read; count], vec![write; count]].concat(),
     };
     let plan = Plan {
         transport: args.peer.transport.into(),
@@ -138,6 +171,7 @@ fn plan(args: &BwArgs) -> Result<Plan, Fault> {
         streams,
         discard: args.discard,
         congestion: args.peer.tcp_congestion,
+        paths: Vec::new(),
     };
     plan.check().map_err(|e| Fault::usage(e.message(), "see --size, --depth and --streams"))?;
     if args.time.is_some_and(|t| t.is_zero()) || args.bytes.is_some_and(|b| b.bytes() == 0) {
@@ -154,8 +188,15 @@ fn per_gib(seconds: f64, bytes: u64) -> Option<f64> {
 fn show(session: &Session, outcome: &Outcome, direction: Direction) {
     let (plan, measured) = (&outcome.plan, &outcome.measured);
     let there = outcome.report.as_ref().map_or(&session.welcome.link, |r| &r.link);
-    anstream::println!("from {}", end(&outcome.link));
-    anstream::println!("to   {}, {}", end(there), session.welcome.host);
+    if outcome.rails.is_empty() {
+        anstream::println!("from {}", end(&outcome.link));
+        anstream::println!("to   {}, {}", end(there), session.welcome.host);
+    }
+    for rail in &outcome.rails {
+        let to = rail.peer.as_ref().map_or("the other end".to_owned(), end);
+        let rate = (rail.read_bytes + rail.write_bytes) as f64 / measured.elapsed.as_secs_f64().max(1e-9);
+        anstream::println!("{} to {to}: {:.3} GB/s", end(&rail.link), rate / 1e9);
+    }
     let streams = plan.streams.len();
     let word = if streams == 1 { "stream" } else { "streams" };
     let discard = if plan.discard { "; received bytes were dropped in the kernel" } else { "" };
@@ -173,8 +214,12 @@ fn show(session: &Session, outcome: &Outcome, direction: Direction) {
     for (word, rate, bytes) in
         [("read", rates.read, measured.total.read_bytes), ("write", rates.write, measured.total.write_bytes)]
     {
-        if plan.streams.iter().any(|op| (*op == Op::Read) == (word == "read")) {
+        if plan.streams.iter().any(|op| op.reads() == (word == "read")) {
             let share = match port {
+                Some((bits, _)) if !outcome.rails.is_empty() => {
+                    let count = outcome.rails.len();
+                    format!("{:.0} % of {} of {count} interfaces", rate * 800.0 / bits as f64, gigabits(bits))
+                }
                 Some((bits, link)) => {
                     format!("{:.0} % of {} of {}", rate * 800.0 / bits as f64, gigabits(bits), link.interface)
                 }
@@ -188,12 +233,7 @@ fn show(session: &Session, outcome: &Outcome, direction: Direction) {
         }
     }
     for (op, times) in measured.times.iter().filter(|(_, times)| times.count() > 0) {
-        let word = match op {
-            Op::Read => "read",
-            Op::Send => "send",
-            Op::Write | Op::Echo => "write",
-        };
-        anstream::println!("{DIM}each {word}{DIM:#} {}", times_line(times));
+        anstream::println!("{DIM}each {}{DIM:#} {}", op_word(*op), times_line(times));
     }
     let cost = |seconds: f64, bytes: u64| per_gib(seconds, bytes).map_or("unknown".into(), |n| format!("{n:.3}"));
     let theirs =
@@ -212,6 +252,19 @@ fn show(session: &Session, outcome: &Outcome, direction: Direction) {
             mine.retransmits,
             judge::micros(rtt as f64)
         );
+    }
+}
+
+/// An operation, for a person and in JSON.
+pub(super) fn op_word(op: Op) -> &'static str {
+    match op {
+        Op::Read => "read",
+        Op::Fetch => "rdma_read",
+        Op::Receive => "receive",
+        Op::Send => "send",
+        Op::Write => "write",
+        Op::Echo => "echo",
+        Op::PingPong => "ping_pong",
     }
 }
 
@@ -237,16 +290,36 @@ pub(super) fn times_json(times: &Times) -> Value {
     })
 }
 
+/// The operations of a plan, each once.
+fn plan_ops(plan: &Plan) -> Vec<&'static str> {
+    let mut words: Vec<&str> = plan.streams.iter().map(|op| op_word(*op)).collect();
+    words.dedup();
+    words
+}
+
 /// What a measurement came to, with names that stay.
 pub(super) fn to_json(session: &Session, outcome: &Outcome, command: &str) -> Value {
     let (plan, measured, report) = (&outcome.plan, &outcome.measured, outcome.report.as_ref());
     let rates = judge::rates(outcome);
-    let times = |op: Op| measured.times.iter().find(|(o, t)| *o == op && t.count() > 0).map(|(_, t)| times_json(t));
+    let times =
+        |ops: &[Op]| measured.times.iter().find(|(o, t)| ops.contains(o) && t.count() > 0).map(|(_, t)| times_json(t));
     let served = report.map(|r| r.sent_bytes + r.received_bytes);
     let seconds: Vec<Value> = measured
         .seconds
         .iter()
         .map(|p| json!({ "at": p.elapsed.as_secs_f64(), "read_bytes": p.read_bytes, "write_bytes": p.write_bytes }))
+        .collect();
+    let rails: Vec<Value> = outcome
+        .rails
+        .iter()
+        .map(|rail| {
+            let rate = |bytes: u64| bytes as f64 / measured.elapsed.as_secs_f64().max(1e-9);
+            json!({
+                "link": rail.link, "peer_link": rail.peer,
+                "read_bytes": rail.read_bytes, "write_bytes": rail.write_bytes,
+                "read_bytes_per_second": rate(rail.read_bytes), "write_bytes_per_second": rate(rail.write_bytes),
+            })
+        })
         .collect();
     json!({
         "command": command, "peer": peer_json(session), "transport": plan.transport.name(),
@@ -255,7 +328,9 @@ pub(super) fn to_json(session: &Session, outcome: &Outcome, command: &str) -> Va
         "read_bytes": measured.total.read_bytes, "write_bytes": measured.total.write_bytes,
         "read_bytes_per_second": rates.read, "write_bytes_per_second": rates.write,
         "port_bits_per_second": judge::port_rate(outcome).map(|(bits, _)| bits), "share": judge::share(outcome),
-        "read_us": times(Op::Read), "write_us": times(Op::Write), "send_us": times(Op::Send), "echo_us": times(Op::Echo),
+        "read_us": times(&[Op::Read, Op::Fetch, Op::Receive]), "write_us": times(&[Op::Write, Op::Send]),
+        "echo_us": times(&[Op::Echo, Op::PingPong]),
+        "operations_are": plan_ops(plan),
         "cpu": {
             "client_seconds": measured.cpu_seconds, "server_seconds": report.map(|r| r.cpu_seconds),
             "client_seconds_per_gib": per_gib(measured.cpu_seconds, measured.moved_bytes),
@@ -263,6 +338,7 @@ pub(super) fn to_json(session: &Session, outcome: &Outcome, command: &str) -> Va
         },
         "tcp": { "client": measured.tcp, "server": report.map(|r| &r.tcp) },
         "link": outcome.link, "peer_link": report.map_or(&session.welcome.link, |r| &r.link),
+        "rails": rails,
         "same_host": outcome.same_host, "shared_with": report.map(|r| r.shared_with), "each_second": seconds,
         "interrupted": measured.interrupted, "error": outcome.error,
     })

@@ -7,8 +7,10 @@ use anstyle::Style;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use spurline_config::Fault;
-use spurline_fabric::{Ask, Finding, Host, LinkLayer, Severity, Tree, archive, examine, finding};
+use spurline_fabric::finding::id;
+use spurline_fabric::{Ask, Finding, Host, LinkLayer, Obstacle, Severity, Tree, archive, examine, finding};
 use spurline_probe::client::{self, Call, Session};
+use spurline_rails::{Unusable, host_addresses, resolve};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -95,8 +97,32 @@ impl AskArgs {
             Expect::Infiniband => LinkLayer::InfiniBand,
             Expect::Ethernet => LinkLayer::Ethernet,
         });
-        Ok(Ask { for_rdma, expect, peer, subnet_manager: subnet::ask(tree) })
+        let obstacles = obstacles(tree, &for_rdma)?;
+        Ok(Ask { for_rdma, expect, peer, subnet_manager: subnet::ask(tree), obstacles })
     }
+}
+
+/// Why a node or a mount on this host would refuse these interfaces as rails: by the function that they use.
+fn obstacles(tree: &Tree, names: &[String]) -> Result<Vec<Obstacle>, Fault> {
+    if !tree.is_live() {
+        return Ok(Vec::new());
+    }
+    let here = host_addresses()?;
+    let refused = |name: &String| {
+        let refused = resolve(std::slice::from_ref(name), Path::new("/sys"), &here).err()?;
+        let id = match &refused {
+            Unusable::PortDown { .. } => id::PORT_DOWN,
+            Unusable::NoAddress { .. } => id::NO_ADDRESS,
+            Unusable::NoGid { .. } => id::GID_ROCE_V2,
+            _ => id::NO_RDMA_DEVICE,
+        };
+        let port = match &refused {
+            Unusable::PortDown { device, port, .. } => Some(format!("{device}/{port}")),
+            _ => None,
+        };
+        Some(Obstacle { interface: name.clone(), port, id, what: refused.to_string(), remedy: refused.remedy() })
+    };
+    Ok(names.iter().filter_map(refused).collect())
 }
 
 /// The facts of a host that runs `net serve`.

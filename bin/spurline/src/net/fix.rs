@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use spurline_config::Fault;
 use spurline_fabric::fix::files::{self, System};
 use spurline_fabric::fix::journal::Journal;
-use spurline_fabric::fix::{FixError, Step, plan, session_interface, touches};
+use spurline_fabric::fix::{FixError, Step, needs_naming, plan, session_interface, touches};
 use spurline_fabric::{Change, Finding, Host, examine, finding};
 use std::io::{BufRead, IsTerminal, Write};
 use std::net::IpAddr;
@@ -17,7 +17,9 @@ use std::process::ExitCode;
 
 /// Examples of --help.
 pub const EXAMPLES: &str = "\
-Without --apply and --persist nothing is changed: the commands are printed.
+Without --apply and --persist nothing is changed: the commands are printed. A larger MTU of an Ethernet interface is
+only set where its finding is named (`spurline net fix MTU-LOW --apply`): switch ports that carry less drop large packets
+without a word, and that can't be seen from here.
 
 Examples:
   What would be changed:
@@ -30,7 +32,7 @@ Examples:
 /// What `net fix` is told.
 #[derive(Debug, Args)]
 pub struct FixArgs {
-    /// Findings to put right, by id [default: all that have a change]
+    /// Findings to put right, by id [default: all that have a change; larger Ethernet MTUs only by name]
     pub id: Vec<String>,
     /// Make the changes on the running host
     #[arg(long)]
@@ -99,7 +101,9 @@ pub fn run(args: FixArgs) -> Result<ExitCode, Fault> {
         .filter(|f| args.id.is_empty() || args.id.iter().any(|id| id.eq_ignore_ascii_case(f.id)))
         .collect();
     let host = Host::read(&tree);
-    let steps = plan(&found, &host);
+    let all = plan(&found, &host);
+    let (by_name, steps): (Vec<Step>, Vec<Step>) =
+        all.into_iter().partition(|step| args.id.is_empty() && needs_naming(&host, &step.change));
     let mut report = Report::default();
     if args.apply {
         consent(&args, &host, &steps)?;
@@ -109,12 +113,15 @@ pub fn run(args: FixArgs) -> Result<ExitCode, Fault> {
             note(&args, &mut report, step, "would", None);
         }
     }
+    for step in &by_name {
+        note(&args, &mut report, step, "by-name", None);
+    }
     if let Some(persist) = args.persist {
         write(&args, persist, &host, &steps, &mut report)?;
     }
     if args.json {
         anstream::println!("{}", json!({ "changes": report.changes, "files": report.files }));
-    } else if steps.is_empty() {
+    } else if steps.is_empty() && by_name.is_empty() {
         anstream::println!(
             "{GOOD}nothing to change{GOOD:#}; `spurline net doctor` says what can't be changed from here"
         );
@@ -137,11 +144,19 @@ fn note(args: &FixArgs, report: &mut Report, step: &Step, done: &str, error: Opt
         (_, Some(_)) => ("failed", BAD),
         ("made", None) => ("made", GOOD),
         ("there", None) => ("there already", DIM),
+        ("by-name", None) => ("left out", DIM),
         // What stands already and is only to be written down.
         ("would", None) if step.change.is_done() => ("keep", DIM),
         _ => ("would", WARN),
     };
     anstream::println!("{style}{word}{style:#} {command}  {DIM}{}{DIM:#}", step.id);
+    if done == "by-name" {
+        let id = step.id;
+        anstream::println!(
+            "    can end all traffic where a switch port carries less: change the network first, then `spurline net fix {id} \
+             --apply`"
+        );
+    }
     if let Some(error) = error {
         anstream::println!("    {error}");
     }

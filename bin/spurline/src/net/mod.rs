@@ -2,6 +2,7 @@
 //! this file only tells them apart.
 
 mod bw;
+mod causes;
 mod collect;
 mod doctor;
 mod facts;
@@ -67,6 +68,7 @@ Examples (with `spurline net serve` on node2):
   spurline net bw node2
   spurline net bw node2 --direction both --streams 8 --time 30s
   spurline net bw node2 --interface ib0 --direction write --bytes 100G
+  spurline net bw node2 --transport rdma --rails ib0:ib1 --verb read
   spurline net bw 'fe80::1%eth1' --json";
 
 /// Runs the subcommand.

@@ -11,6 +11,7 @@ use spurline_probe::client::{self, Call, Session};
 use spurline_probe::judge::{Judgement, Level};
 use spurline_probe::link::{Link, Medium};
 use spurline_probe::message::Transport;
+use spurline_probe::paths::{self, PathPlan};
 use spurline_types::{Congestion, parse_duration};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -79,6 +80,35 @@ impl PeerArgs {
     }
 }
 
+/// Interfaces to measure over at once.
+#[derive(Debug, Args)]
+pub struct RailsArgs {
+    /// Measure over these interfaces of this host, each to one it reaches there: names with ':' between, or all
+    #[arg(long, value_name = "IF[:IF]|all", conflicts_with = "interface")]
+    pub rails: Option<String>,
+}
+
+impl RailsArgs {
+    /// The paths; none where nothing was asked for.
+    ///
+    /// # Errors
+    /// When an interface can't be used for it, or reaches nothing there.
+    pub(super) fn paths(&self, session: &mut Session, transport: Transport) -> Result<Vec<PathPlan>, Fault> {
+        let Some(spec) = &self.rails else { return Ok(Vec::new()) };
+        let names: Vec<String> = spec.split([':', ',']).map(|name| name.trim().to_owned()).collect();
+        if names.iter().any(String::is_empty) {
+            return Err(Fault::usage("--rails names an empty interface", "give names with a colon between, ib0:ib1"));
+        }
+        let names = (names != ["all"]).then_some(names);
+        let ours = paths::here(transport, session.local().ip())?;
+        let theirs = session.interfaces(transport)?;
+        paths::choose(names.as_deref(), &ours, &theirs).map_err(|why| {
+            let over = transport.name();
+            Fault::missing(format!("--rails {spec} over {over}: {why}"), "see both ends with: spurline net list")
+        })
+    }
+}
+
 /// A flag that Ctrl-C raises; the second Ctrl-C ends the program.
 ///
 /// # Errors
@@ -137,7 +167,15 @@ pub(super) fn peer_json(session: &Session) -> Value {
 
 /// The judgement in JSON.
 pub(super) fn judgement_json(judgement: &Judgement) -> Value {
-    json!({ "level": judgement.level.name(), "sentence": judgement.sentence, "finding": judgement.finding })
+    let findings: Vec<Value> = judgement
+        .causes
+        .iter()
+        .map(|c| json!({ "id": c.id, "subject": c.subject, "end": if c.here { "here" } else { "there" } }))
+        .collect();
+    json!({
+        "level": judgement.level.name(), "sentence": judgement.sentence, "finding": judgement.finding,
+        "findings": findings,
+    })
 }
 
 /// Prints the judgement, last and in colour, and gives the exit code.

@@ -175,7 +175,15 @@ fn announce(args: &ServeArgs, server: &Server) -> Result<(), Fault> {
 fn words(plan: &Plan) -> String {
     let count = |op: Op| plan.streams.iter().filter(|one| **one == op).count();
     let mut parts = Vec::new();
-    for (op, word) in [(Op::Read, "reads"), (Op::Write, "writes"), (Op::Send, "sends"), (Op::Echo, "echoes")] {
+    for (op, word) in [
+        (Op::Read, "reads"),
+        (Op::Fetch, "RDMA reads"),
+        (Op::Receive, "receives"),
+        (Op::Write, "writes"),
+        (Op::Send, "sends"),
+        (Op::Echo, "echoes"),
+        (Op::PingPong, "ping-pongs"),
+    ] {
         if count(op) > 0 {
             let streams = if count(op) == 1 { "1 stream" } else { &format!("{} streams", count(op)) };
             parts.push(format!("{word} of {} on {streams}", human_bytes(plan.size)));
@@ -191,7 +199,7 @@ fn event_line(event: &Event) -> Option<String> {
             let seconds = elapsed.as_secs_f64();
             let bytes = report.received_bytes + report.sent_bytes;
             let mut line = format!("{from}: {}: {} in {seconds:.1} s", words(plan), human_bytes(bytes));
-            if plan.streams.iter().any(|op| *op != Op::Echo) {
+            if plan.streams.iter().any(|op| !op.is_round_trip()) {
                 let per_gib = report.cpu_seconds / (bytes.max(1) as f64 / f64::from(1u32 << 30));
                 line.push_str(&format!(", {per_gib:.2} CPU-s/GiB here"));
             }

@@ -9,6 +9,7 @@ use crate::address::route_to;
 use crate::change::Change;
 use crate::finding::Finding;
 use crate::host::Host;
+use crate::interface::Interface;
 use std::net::IpAddr;
 
 /// Why something could not be put right.
@@ -97,6 +98,18 @@ fn is_sane(change: &Change) -> bool {
         Change::Module { name } => plain(name, ""),
         Change::Sysctl { key, to, .. } => plain(key, "/") && plain(to, ""),
         other => other.interface().is_some_and(|i| plain(i, "") && i.len() < 16),
+    }
+}
+
+/// Whether a change is made only where its finding is named: a larger Ethernet MTU ends all traffic through a switch port
+/// that does not carry it, and nobody can see that from here. IPoIB's neighbours agree on a size by themselves.
+pub fn needs_naming(host: &Host, change: &Change) -> bool {
+    match change {
+        Change::Mtu { interface, from, to } => {
+            let ipoib = host.interface(interface).is_some_and(Interface::is_ipoib);
+            !ipoib && from.is_none_or(|from| from < *to)
+        }
+        _ => false,
     }
 }
 

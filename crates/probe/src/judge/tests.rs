@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::drive::{Measured, Progress};
+use crate::measure::RailOutcome;
+use crate::message::Op;
 use crate::message::{Plan, Report};
 
 fn port(interface: &str, gigabits: u64) -> Link {
@@ -21,8 +23,10 @@ fn outcome(gigabits: f64, of_port: u64) -> Outcome {
     let bytes = (gigabits * 1e9 / 8.0 * 10.0) as u64;
     let total = Progress { elapsed, read_bytes: bytes, write_bytes: 0, ops: bytes >> 20 };
     Outcome {
+        rails: Vec::new(),
         plan: Plan { streams: vec![Op::Read; 4], ..Plan::default() },
         measured: Measured {
+            stream_bytes: Vec::new(),
             elapsed,
             total,
             seconds: vec![],
@@ -154,4 +158,20 @@ fn figures_are_short() {
         assert_eq!(short(value), text);
     }
     assert_eq!((micros(3.456), micros(12_345.0), micros(2e6)), ("3.46 µs".into(), "12.3 ms".into(), "2 s".into()));
+}
+
+#[test]
+fn several_paths_have_their_ports_together() {
+    let mut done = outcome(20.0, 100);
+    let rail = |here, there| RailOutcome { link: here, peer: there, read_bytes: 1, write_bytes: 0 };
+    done.rails = vec![rail(port("r0", 100), Some(port("s0", 100))), rail(port("r1", 100), Some(port("s1", 25)))];
+    assert_eq!(
+        port_rate(&done).map(|(bits, link)| (bits / 1_000_000_000, link.interface.clone())),
+        Some((125, "s1".into()))
+    );
+    done.rails[1].peer = None;
+    assert!(port_rate(&done).is_none(), "one is not known");
+    done.rails[0].link.carried_by = Some("r1".into());
+    let judged = bandwidth(&done);
+    assert!(judged.sentence.contains("not over r0") && judged.finding == Some("SAME-SUBNET"), "{judged:?}");
 }

@@ -1,5 +1,6 @@
 //! The client's end of a stream over verbs. It knows no server but through its queue pair.
 
+use super::ping_pong::{next, put, seen, tell};
 use super::{MAX_MEMORY, OPTIONS, Rail, SMALL, arrival, decode, encode, name, say};
 use crate::drive::Meter;
 use crate::lane::{Lane, Moved, Stop, TICK};
@@ -11,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// The end of what has no other: the queue pair ends it before, when the path does.
 const FAR: Duration = Duration::from_secs(30 * 86_400);
+/// Reads of no more bytes are looked for before they are waited for, so many times.
+const SHORT: usize = 4096;
+const LOOKS: u32 = 400;
 
 /// The client's end of one stream.
 pub struct RdmaLane {
@@ -46,10 +50,16 @@ impl RdmaLane {
         let mut id = CmChannel::new(&rail.verbs)?.id()?;
         id.resolve(from, to, deadline)?;
         let mut pair = QueuePair::new(id, &rail.domain, rail.depths, 0)?;
-        let large = rail.equip(&mut pair, usize::from(op == Op::Echo))?;
+        let arrive = match op {
+            Op::Echo => 1,
+            Op::Receive => plan.depth as usize,
+            _ => 0,
+        };
+        let large = rail.equip(&mut pair, arrive)?;
+        rail.allow(&mut pair, op);
         pair.connect(OPTIONS, &name(token, index), deadline)?;
         let mut region = None;
-        if op == Op::Write {
+        if matches!(op, Op::Write | Op::Fetch | Op::PingPong) {
             while region.is_none() {
                 if let Some(got) = arrival(&mut pair)? {
                     region = decode(&got.slot.bytes()[..got.len.min(SMALL)]).filter(|r| r.len >= plan.size);
@@ -125,6 +135,99 @@ impl RdmaLane {
         })?
     }
 
+    /// One-sided the other way: the NIC takes the bytes out of the server's memory.
+    fn fetch(&mut self, meter: &mut Meter<'_>, stop: &Stop) -> Result<()> {
+        let Some(region) = self.region else { return Ok(()) };
+        let mut since = Instant::now();
+        let (mut slots, len) = (std::mem::take(&mut self.large), self.size as usize);
+        loop {
+            while meter.begin(stop) {
+                // As many as operations under way, so there is one.
+                let Some(slot) = slots.pop() else { break };
+                self.pair.read_slot(slot, len, region, Instant::now() + TICK)?;
+            }
+            let under_way = meter.under_way() as u64;
+            if under_way == 0 {
+                self.large = slots;
+                return Ok(());
+            }
+            // A short read is back before a sleep has begun.
+            for _ in 0..if len <= SHORT { LOOKS } else { 0 } {
+                slots.extend(self.pair.free_slot()?);
+                if self.pair.under_way() < under_way {
+                    break;
+                }
+            }
+            match self.pair.settle(under_way - 1, Instant::now() + TICK) {
+                Ok(()) => since = Instant::now(),
+                Err(VerbsError::Timeout { .. }) => stop.still_nothing(since)?,
+                Err(e) => return Err(e.into()),
+            }
+            while let Some(slot) = self.pair.free_slot()? {
+                slots.push(slot);
+            }
+            let ops = under_way - self.pair.under_way();
+            meter.moved(Moved { ops: ops as u32, bytes: ops * self.size });
+        }
+    }
+
+    /// Asks for messages and takes them.
+    fn receive(&mut self, meter: &mut Meter<'_>, stop: &Stop) -> Result<()> {
+        let mut small = std::mem::take(&mut self.rail.small);
+        let mut since = Instant::now();
+        loop {
+            while meter.begin(stop) {
+                say(&mut self.pair, &mut small, &[0], Instant::now() + TICK * 8)?;
+            }
+            if meter.under_way() == 0 {
+                return Ok(());
+            }
+            let Some(got) = arrival(&mut self.pair)? else {
+                stop.still_nothing(since)?;
+                continue;
+            };
+            let mut ops = 0;
+            let mut next = Some(got);
+            while let Some(got) = next {
+                ops += 1;
+                self.pair.post_receive(got.slot)?;
+                next = self.pair.poll()?;
+            }
+            since = Instant::now();
+            meter.moved(Moved { ops, bytes: u64::from(ops) * self.size });
+        }
+    }
+
+    /// A write there and one back, each end looking at its memory.
+    fn ping_pong(&mut self, meter: &mut Meter<'_>, stop: &Stop) -> Result<()> {
+        let Some(region) = self.region else { return Ok(()) };
+        let len = self.size as usize;
+        let mut small = std::mem::take(&mut self.rail.small);
+        let mut large = std::mem::take(&mut self.large);
+        let (memory, data) = self.rail.lent();
+        self.pair.lend(memory, data, |pair, lent| {
+            let mut go = || -> Result<()> {
+                tell(pair, &mut small, lent, std::mem::take(&mut large))?;
+                let (mut number, far) = (0, Instant::now() + FAR);
+                while meter.begin(stop) {
+                    number = next(number);
+                    put(pair, len, region, number, far)?;
+                    let mut since = None;
+                    while !seen(pair, lent, len - 1, number, stop)? {
+                        // A tick ago.
+                        stop.still_nothing(*since.get_or_insert_with(|| Instant::now() - TICK))?;
+                    }
+                    meter.moved(Moved { ops: 1, bytes: len as u64 });
+                }
+                Ok(())
+            };
+            let result = go();
+            // Every write was answered, or the other end may still write.
+            let settled = if result.is_ok() { Settled::Yes } else { Settled::No };
+            (result, settled)
+        })?
+    }
+
     /// Sends messages; their number comes back.
     fn send(&mut self, meter: &mut Meter<'_>, stop: &Stop) -> Result<()> {
         let (mut told, mut since) = (0u64, Instant::now());
@@ -191,6 +294,9 @@ impl Lane for RdmaLane {
             Op::Read => self.read(meter, stop),
             Op::Send => self.send(meter, stop),
             Op::Echo => self.echo(meter, stop),
+            Op::Fetch => self.fetch(meter, stop),
+            Op::Receive => self.receive(meter, stop),
+            Op::PingPong => self.ping_pong(meter, stop),
         }
     }
 }

@@ -3,9 +3,12 @@
 //! A *write* is the client's RDMA WRITE into memory the server lends: the server's processor has no part in it. A
 //! *read* is asked for by a small message and answered by the server's WRITE with immediate into memory the client
 //! lends, which is how Spurline moves blocks. A *send* is a message into one of the server's receives, with a small
-//! answer that says how many were taken. An *echo* is a message there and one back.
+//! answer that says how many were taken; a *receive* is the same the other way, each asked for. A *fetch* is the client's
+//! RDMA READ of memory the server lends. An *echo* is a message there and one back. A *ping-pong* is an RDMA WRITE there
+//! and one back, noticed by looking at the memory: the way of perftest's `ib_write_lat`.
 
 mod lane;
+mod ping_pong;
 mod serve;
 
 pub use lane::RdmaLane;
@@ -29,6 +32,8 @@ const OPTIONS: ConnectOptions = ConnectOptions { ack_timeout: Some(14), retries:
 const SMALL: usize = 64;
 /// The most memory of one stream: it is locked, and some limits on that are low.
 pub const MAX_MEMORY: u64 = 256 << 20;
+/// The most reads under way on one connection; devices allow 16 or so, and let the others wait.
+const MOST_READS: u32 = 128;
 
 /// Whether this host has a device with this address, and if not why.
 ///
@@ -66,10 +71,12 @@ impl Rail {
         let (verbs, domain) = domain(ip)?;
         let depth = plan.depth as usize;
         let size = usize::try_from(plan.size).unwrap_or(usize::MAX);
-        let messages = match op {
-            Op::Send => depth,
-            Op::Echo => 2,
-            Op::Read | Op::Write => 0,
+        let (messages, lends) = match op {
+            Op::Send | Op::Receive => (depth, false),
+            Op::Fetch => (depth, true),
+            Op::Echo => (2, false),
+            Op::PingPong => (2, true),
+            Op::Read | Op::Write => (0, true),
         };
         let bytes = (size as u64).saturating_mul(messages.max(1) as u64);
         if bytes > MAX_MEMORY {
@@ -80,17 +87,25 @@ impl Rail {
         }
         let small = SMALL * (depth * 2 + 4);
         // Each buffer is rounded up to a power of two, and at least a page of the pool.
-        let largest = [small, size, size * messages, 16 << 10].into_iter().max().unwrap_or(0).next_power_of_two();
-        let pool = Pool::new(largest as u64 * 4, largest)?;
-        let memory = domain.register(&pool, Access::PeerWrites)?;
+        let parts = [small, if lends { size } else { SMALL }, size * messages];
+        let round = |len: usize| len.max(16 << 10).next_power_of_two();
+        let largest = parts.into_iter().map(round).max().unwrap_or(0);
+        let all: usize = parts.into_iter().map(round).sum();
+        let pool = Pool::new(all.next_multiple_of(largest) as u64, largest)?;
+        let access = if op == Op::Fetch { Access::PeerReadsAndWrites } else { Access::PeerWrites };
+        let memory = domain.register(&pool, access)?;
         let take = |len: usize| {
             pool.try_alloc(len).ok_or_else(|| Error::new(ErrorKind::NoMemory, format!("no {len} bytes of memory")))
         };
         let small = memory.slots(take(small)?, SMALL)?;
         let large = if messages > 0 { memory.slots(take(size * messages)?, size)? } else { Vec::new() };
-        let mut data = take(if messages > 0 { SMALL } else { size })?;
+        let mut data = take(if lends { size } else { SMALL })?;
         // Not all zero, as data is not.
         data.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]);
+        if let (Op::PingPong, Some(last)) = (op, data.get_mut(size - 1)) {
+            // No ping-pong has the number 0.
+            *last = 0;
+        }
         let most = u32::try_from(depth).unwrap_or(u32::MAX) + 2;
         Ok(Rail { verbs, domain, memory, small, large, data, depths: QueueDepths { receives: most, sends: most } })
     }
@@ -111,6 +126,13 @@ impl Rail {
             }
         }
         Ok(std::mem::take(&mut self.large))
+    }
+
+    /// Makes a queue pair ready for what a stream of `op` does, before it is connected.
+    fn allow(&self, pair: &mut QueuePair, op: Op) {
+        if op == Op::Fetch {
+            pair.allow_reads(self.depths.receives.min(MOST_READS) as u8);
+        }
     }
 
     /// The memory and the bytes in it that operations move, apart.

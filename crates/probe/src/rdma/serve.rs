@@ -1,6 +1,7 @@
 //! The server's end of streams over verbs: one listener a measurement, one thread a stream. It knows the measurement
 //! only as far as it is handed connections' names.
 
+use super::ping_pong::{next, put, seen, tell};
 use super::{OPTIONS, Rail, SMALL, arrival, decode, domain, encode, named, say};
 use crate::lane::{Stop, TICK};
 use crate::message::{Op, Plan};
@@ -101,9 +102,10 @@ impl Listener {
         let arrive = match op {
             Op::Send => plan.depth as usize,
             Op::Echo => 1,
-            Op::Read | Op::Write => 0,
+            _ => 0,
         };
         let large = rail.equip(&mut pair, arrive)?;
+        rail.allow(&mut pair, op);
         pair.accept(OPTIONS, &[])?;
         Ok(Connected { pair, rail, large, op })
     }
@@ -115,10 +117,12 @@ impl Listener {
 /// When the stream did not end by the client's leave.
 pub fn serve(mut connected: Connected, plan: &Plan, stop: &Stop, served: &mut Served) -> Result<()> {
     let ended = match connected.op {
-        Op::Write => writes(&mut connected, stop),
+        Op::Write | Op::Fetch => one_sided(&mut connected, stop),
         Op::Read => reads(&mut connected, plan, stop, served),
         Op::Send => sends(&mut connected, plan, stop, served),
         Op::Echo => echoes(&mut connected, plan, stop, served),
+        Op::Receive => receives(&mut connected, plan, stop, served),
+        Op::PingPong => ping_pongs(&mut connected, plan, stop, served),
     };
     match ended {
         // The client left, or the measurement is over.
@@ -128,7 +132,7 @@ pub fn serve(mut connected: Connected, plan: &Plan, stop: &Stop, served: &mut Se
 }
 
 /// Lends memory, and waits for the end: the NIC does all the rest, and nobody counts here.
-fn writes(connected: &mut Connected, stop: &Stop) -> Result<(), VerbsError> {
+fn one_sided(connected: &mut Connected, stop: &Stop) -> Result<(), VerbsError> {
     let mut small = std::mem::take(&mut connected.rail.small);
     let (memory, data) = connected.rail.lent();
     connected.pair.lend(memory, data, |pair, lent| {
@@ -177,6 +181,53 @@ fn sends(connected: &mut Connected, plan: &Plan, stop: &Stop, served: &mut Serve
         say(&mut connected.pair, &mut small, &count.to_le_bytes(), Instant::now() + TICK * 8)?;
     }
     Ok(())
+}
+
+/// Answers each small message with one of an operation's size.
+fn receives(connected: &mut Connected, plan: &Plan, stop: &Stop, served: &mut Served) -> Result<(), VerbsError> {
+    let len = plan.size as usize;
+    std::mem::take(&mut connected.large).into_iter().for_each(|slot| connected.pair.keep_slot(slot));
+    while !stop.is_cut() {
+        let Some(got) = arrival(&mut connected.pair)? else { continue };
+        connected.pair.post_receive(got.slot)?;
+        let deadline = Instant::now() + TICK * 8;
+        let slot = connected.pair.take_slot(deadline)?;
+        connected.pair.send(slot, len, deadline)?;
+        served.sent += plan.size;
+    }
+    Ok(())
+}
+
+/// Lends memory, and writes back what was written there.
+fn ping_pongs(connected: &mut Connected, plan: &Plan, stop: &Stop, served: &mut Served) -> Result<(), VerbsError> {
+    let len = plan.size as usize;
+    let mut small = std::mem::take(&mut connected.rail.small);
+    let mut large = std::mem::take(&mut connected.large);
+    let (memory, data) = connected.rail.lent();
+    connected.pair.lend(memory, data, |pair, lent| {
+        let mut go = || -> Result<(), VerbsError> {
+            tell(pair, &mut small, lent, std::mem::take(&mut large))?;
+            let mut theirs = None;
+            while theirs.is_none() && !stop.is_cut() {
+                let Some(got) = arrival(pair)? else { continue };
+                theirs = decode(&got.slot.bytes()[..got.len.min(SMALL)]).filter(|r| r.len >= plan.size);
+                pair.post_receive(got.slot)?;
+            }
+            let Some(theirs) = theirs else { return Ok(()) };
+            let (mut number, far) = (1, Instant::now() + FAR);
+            while !stop.is_cut() {
+                if !seen(pair, lent, len - 1, number, stop)? {
+                    continue;
+                }
+                put(pair, len, theirs, number, far)?;
+                number = next(number);
+                served.received += plan.size;
+                served.sent += plan.size;
+            }
+            Ok(())
+        };
+        (go(), Settled::No)
+    })?
 }
 
 /// Sends back what it gets.

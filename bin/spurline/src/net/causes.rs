@@ -1,0 +1,111 @@
+//! Which findings of the doctor may be why a measurement came out poor, on both ends. What is a finding is the fabric
+//! crate's to know, and what is poor the probe's.
+
+use spurline_fabric::finding::id;
+use spurline_fabric::{Ask, Finding, Host, Severity, Tree, archive, examine};
+use spurline_probe::client::Session;
+use spurline_probe::judge::{Cause, Judgement, Level};
+use spurline_probe::measure::Outcome;
+use std::time::Duration;
+
+/// How long the other end may take to gather its facts.
+const PEER: Duration = Duration::from_secs(10);
+/// The most that one sentence names.
+const MOST: usize = 4;
+
+/// What makes a port or an interface slow.
+const OF_A_PORT: &[&str] = &[
+    id::LINK_RATE,
+    id::LINK_WIDTH,
+    id::PCIE_BANDWIDTH,
+    id::PCIE_SPEED,
+    id::PCIE_WIDTH,
+    id::IPOIB_MODE,
+    id::MTU_LOW,
+    id::SAME_SUBNET,
+    id::ARP_FLUX,
+    id::RP_FILTER,
+    id::BOND_MODE,
+    id::PORT_ERRORS,
+    id::RETRANSMISSIONS,
+    id::CONGESTION,
+    id::ROCE_FLOW_CONTROL,
+    id::RELAXED_ORDERING,
+    id::NUMA_DISTANCE,
+];
+/// What makes a host slow.
+const OF_A_HOST: &[&str] = &[id::CPU_GOVERNOR, id::IOMMU];
+
+/// Adds to a poor judgement the findings that bear on the interfaces that were measured, and names them in its sentence.
+pub fn name(judgement: &mut Judgement, session: &mut Session, outcome: &Outcome) {
+    if judgement.level != Level::Poor || outcome.same_host {
+        return;
+    }
+    let links = |here: bool| -> Vec<String> {
+        let rails = outcome.rails.iter().filter_map(|r| if here { Some(&r.link) } else { r.peer.as_ref() });
+        let first = if here { Some(&outcome.link) } else { outcome.report.as_ref().map(|r| &r.link) };
+        rails.chain(first).map(|link| link.interface.clone()).collect()
+    };
+    judgement.causes.extend(of_end(&Tree::live(), &links(true), true));
+    // A server that gives no facts leaves its half out.
+    let facts = session.welcome.facts.then(|| session.facts(PEER).ok()).flatten();
+    if let Some(entries) = facts.and_then(|bytes| archive::read(bytes.as_slice()).ok()) {
+        judgement.causes.extend(of_end(&Tree::memory(entries), &links(false), false));
+    }
+    let own = judgement.finding;
+    let mut words: Vec<String> = judgement
+        .causes
+        .iter()
+        .filter(|c| Some(c.id) != own)
+        .map(|c| format!("{} ({}{})", c.id, c.subject, if c.here { "" } else { " there" }))
+        .collect();
+    words.dedup();
+    words.truncate(MOST);
+    if !words.is_empty() {
+        judgement.sentence.push_str(&format!("; see also {}", words.join(", ")));
+    }
+    if judgement.finding.is_none() {
+        judgement.finding = judgement.causes.first().map(|c| c.id);
+    }
+}
+
+/// Findings about these interfaces, their devices or their whole host.
+fn of_end(tree: &Tree, interfaces: &[String], here: bool) -> Vec<Cause> {
+    let host = Host::read(tree);
+    let mut names: Vec<&str> = Vec::new();
+    for interface in interfaces.iter().filter_map(|name| host.interface(name)) {
+        names.push(&interface.name);
+        names.extend(host.physical(interface).iter().map(|i| i.name.as_str()));
+        names.extend(host.ports_of(interface).iter().map(|(device, _)| device.name.as_str()));
+    }
+    let cause = |f: &Finding| Cause { id: f.id, subject: f.subject.clone(), here };
+    let found = examine(tree, &Ask::default());
+    found.iter().filter(|f| bears(f, &names)).map(cause).collect()
+}
+
+/// Whether a finding may slow down traffic over what has these names.
+fn bears(finding: &Finding, names: &[&str]) -> bool {
+    let weighs = finding.severity != Severity::Info || finding.id == id::IPOIB_MODE;
+    let whole = |c: char| !(c.is_alphanumeric() || "_-.@".contains(c));
+    let about = || finding.subject.split(whole).any(|word| names.contains(&word));
+    weighs && (OF_A_HOST.contains(&finding.id) || (OF_A_PORT.contains(&finding.id) && about()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_of_other_interfaces_are_left_out() {
+        let finding = |id, severity, subject: &str| Finding::new(id, severity, subject, "", "");
+        let names = ["ib0", "mlx5_0"];
+        assert!(bears(&finding(id::PCIE_WIDTH, Severity::Warning, "mlx5_0"), &names));
+        assert!(bears(&finding(id::LINK_RATE, Severity::Warning, "mlx5_0/1"), &names));
+        assert!(bears(&finding(id::IPOIB_MODE, Severity::Info, "ib0"), &names));
+        assert!(bears(&finding(id::SAME_SUBNET, Severity::Warning, "ib0, ib1"), &names));
+        assert!(bears(&finding(id::CPU_GOVERNOR, Severity::Warning, "processors"), &names));
+        assert!(!bears(&finding(id::MTU_LOW, Severity::Warning, "ib01"), &names));
+        assert!(!bears(&finding(id::MTU_LOW, Severity::Info, "ib0"), &names));
+        assert!(!bears(&finding(id::NOT_PERSISTED, Severity::Warning, "ib0"), &names));
+    }
+}
