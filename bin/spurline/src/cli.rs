@@ -2,7 +2,7 @@
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use spurline_config::{MountArgs, NodeArgs, Registry, args, file};
+use spurline_config::{CoordinatorArgs, MountArgs, NodeArgs, Registry, args, file};
 use spurline_types::{Size, parse_duration};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,6 +33,9 @@ pub enum Command {
     /// Run a cache node: fetches blocks once and serves them to mounts
     #[command(after_help = SERVICE_NOTE, after_long_help = NODE_EXAMPLES)]
     Node(Box<NodeArgs>),
+    /// Run a coordinator: the list of a group's nodes, with no other service
+    #[command(after_help = SERVICE_NOTE, after_long_help = COORDINATOR_EXAMPLES)]
+    Coordinator(Box<CoordinatorArgs>),
     /// Live screen of a mount or a node: usage, FUSE, cache, network, under-store
     #[command(after_long_help = STATS_EXAMPLES)]
     Stats(StatsArgs),
@@ -92,6 +95,19 @@ Examples:
     spurline node --source s3://datasets --cache-dir /nvme0/c --group-network eth1 --group-port 7000 --group-token-file token
   A node on this machine for trying out (it listens on loopback only):
     spurline node --source /usr/share --cache-dir /tmp/c --cache-size 10G --group-port 7000";
+
+const COORDINATOR_EXAMPLES: &str = "\
+Every flag is also an environment variable (--group-port: SPURLINE_GROUP_PORT) and a key of the TOML file given by
+--config (group-port = 7400). Flag over variable over file over default.
+
+Examples:
+  On one host (on more, for safety; they know nothing of each other, and every node tells all of them):
+    spurline coordinator --group-network eth1 --group-port 7400 --allow-anyone -d
+  The nodes, then the mounts:
+    spurline node --source s3://datasets --group-network eth1 --group-port 7000 --group-token-file /etc/token \\
+        --registry coordinator://head1:7400,head2:7400 --cache-group train -d
+    spurline mount s3://datasets /mnt/data --group-token-file /etc/token \\
+        --registry coordinator://head1:7400,head2:7400 --cache-group train -d";
 
 const STATS_EXAMPLES: &str = "\
 Sections of --schema: u usage, f fuse, m metadata, c blockcache, r remotecache (whatever carried it), e rdma, o object.

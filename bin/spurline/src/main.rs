@@ -4,8 +4,10 @@
 mod background;
 mod bench;
 mod cli;
+mod coordinator;
 mod demo;
 mod generate;
+mod group;
 mod info;
 mod jobs;
 mod mount;
@@ -61,6 +63,14 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
             match start(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
                 Start::Waited(code) => Ok(code),
                 Start::Run(ready) => node::run(config, ready).map(done),
+            }
+        }
+        Command::Coordinator(args) => {
+            let host = Host::here();
+            let config = args.check(&host)?;
+            match start(&config.log, config.background, &[], Duration::ZERO, &host)? {
+                Start::Waited(code) => Ok(code),
+                Start::Run(ready) => coordinator::run(config, ready).map(done),
             }
         }
         Command::Umount(args) => umount::run(args).map(done),

@@ -3,14 +3,15 @@
 use crate::background::Ready;
 use crate::peers::Reach;
 use crate::service::{Outside, Target};
-use crate::{jobs, parts, rails, signals};
+use crate::{group, jobs, parts, rails, signals};
 use serde_json::{Value, json};
 use spurline_cache::{Cache, Shared};
 use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Keeper, Patience, Remote, RemoteConfig, Roster};
-use spurline_config::{Fault, FuseIo, MountConfig, Registry};
+use spurline_config::{Fault, FuseIo, GroupConfig, MountConfig};
 use spurline_fs::Fs;
 use spurline_fuse::{MountOptions, Session, SessionConfig, Unmounter};
+use spurline_group::Follower;
 use spurline_jobs::{Board, NoKeep};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{SocketOptions, group_addresses};
@@ -20,7 +21,7 @@ use spurline_observe::place::Owner;
 use spurline_rails::LocalRail;
 use spurline_store::Store;
 use spurline_transport::{PathView, Phase, PoolState};
-use spurline_types::{Member, Stats};
+use spurline_types::Stats;
 use spurline_volume::Volume;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -35,6 +36,8 @@ struct Reads {
     remote: Option<Arc<Remote>>,
     /// What jobs work on.
     jobs: Arc<dyn spurline_jobs::Target>,
+    /// Follows the members of the group while the mount reads.
+    follower: Option<Arc<Follower>>,
     /// Keeps the paths over rails while the mount reads.
     _keeper: Option<Keeper>,
 }
@@ -51,9 +54,9 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let stats = Arc::new(Stats::default());
     // Before anything is waited for: what was asked for has to be there, whether it will be needed or not.
     let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, pool_bytes(&config))).transpose()?;
-    let reads = match &config.registry {
+    let reads = match &config.group {
         None => alone(&config, &stats)?,
-        Some(registry) => consumer(&config, registry, found, &stats)?,
+        Some(group) => consumer(&config, group, found, &stats)?,
     };
     let fs = Arc::new(Fs::new(Arc::clone(&reads.volume), fs_config(&config), Arc::clone(&stats)));
     let access_log = config.access_log.as_deref().map(AccessLogWriter::open).transpose()?;
@@ -185,7 +188,7 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
     );
     let cache = Cache::new(shared, under);
     let jobs = Arc::new(jobs::target::Own(Arc::clone(&cache)));
-    Ok(Reads { volume: cache, pool, tier, store, remote: None, jobs, _keeper: None })
+    Ok(Reads { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None })
 }
 
 /// What is left of the budget beside the slots of the FUSE session, which have memory of their own.
@@ -195,11 +198,11 @@ fn pool_bytes(config: &MountConfig) -> u64 {
 
 fn consumer(
     config: &MountConfig,
-    registry: &Registry,
+    group: &GroupConfig,
     found: Option<Vec<LocalRail>>,
     stats: &Arc<Stats>,
 ) -> Result<Reads, Fault> {
-    let Registry::Static(nodes) = registry;
+    let (follower, members) = group::follow(group, stats)?;
     let locals = if config.net.group_network.is_empty() {
         Vec::new()
     } else {
@@ -218,8 +221,8 @@ fn consumer(
         trust: Arc::clone(&trust),
         stats: Arc::clone(stats),
     };
-    let members: Vec<Member> = nodes.iter().map(|node| Member::at(&node.to_string(), 100)).collect();
     let roster = Roster::new(&members, move |member| reach.peer(member));
+    group::keep_up(&follower, &roster);
     let remote_config = RemoteConfig {
         patience: Patience::new(config.net.peer_timeout),
         fetchers: (config.net.nconnect / 2).max(2),
@@ -249,6 +252,7 @@ fn consumer(
         store: None,
         remote: Some(remote),
         jobs,
+        follower: Some(Arc::new(follower)),
         _keeper: keeper?,
     })
 }
@@ -315,7 +319,7 @@ fn look(
     board: Arc<Board>,
 ) -> Arc<dyn AdminTarget> {
     let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
-    let (store, remote) = (reads.store.clone(), reads.remote.clone());
+    let (store, remote, follower) = (reads.store.clone(), reads.remote.clone(), reads.follower.clone());
     let (source, mountpoint) = (config.source.to_string(), config.mountpoint.display().to_string());
     let status = move || {
         json!({
@@ -326,6 +330,7 @@ fn look(
             "fuse": fuse.get().map_or("starting", String::as_str),
             "disks": parts::disks(store.as_deref()),
             "peers": remote.as_deref().map(peers).unwrap_or_default(),
+            "group": follower.as_deref().map(group::seen),
         })
     };
     Arc::new(Target {

@@ -2,7 +2,7 @@
 
 use crate::background::Ready;
 use crate::service::{Outside, Target};
-use crate::{parts, rails, signals};
+use crate::{group, parts, rails, signals};
 use serde_json::{Value, json};
 use spurline_cache::Shared;
 use spurline_config::{Fault, IorpcMode, NodeConfig};
@@ -30,7 +30,8 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let addresses = listen_addresses(&config)?;
     let (far, rails) = reached(&addresses, found.as_deref());
     config.trust.check_reach(&far, &rails)?;
-    let name = hostname();
+    let host = group::hostname();
+    let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = parts::open_trust(&config.trust, &name)?;
     let pool = Pool::new(config.budget.total, block_size as usize)?;
     // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
@@ -73,6 +74,9 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     };
     let tcp = TcpServer::bind(&addresses, Arc::clone(&node) as _, server_config, Arc::clone(&stats))?;
     let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
+    stats.group.weight.set(u64::from(config.weight));
+    // Nobody is told of this node before it serves.
+    let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), &stats)?);
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
         stats: Arc::clone(&stats),
         started,
@@ -87,6 +91,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         },
         status: {
             let (store, listening, node) = (store.clone(), listening.clone(), Arc::clone(&node));
+            let (announcer, group) = (Arc::clone(&announcer), config.group.clone());
             let weight = config.weight;
             let transports: &[&str] = if rails.is_empty() { &["tcp"] } else { &["rdma", "tcp"] };
             let rails: Vec<Value> = rails.iter().map(rails::shown).collect();
@@ -99,6 +104,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
                     "transports": transports,
                     "rails": rails,
                     "weight": weight,
+                    "group": group::announced(group.as_ref(), announcer.as_ref().as_ref()),
                     "sources": sources,
                     "volumes": node.volumes().iter().map(|v| v.source().to_owned()).collect::<Vec<_>>(),
                     "block_size": block_size,
@@ -133,6 +139,9 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     ready.signal()?;
     let _ = stopped.recv();
     tracing::info!("stopping");
+    if let Some(announcer) = announcer.as_ref() {
+        announcer.end();
+    }
     tcp.shutdown();
     let deadline = Instant::now() + parts::STOP_PATIENCE;
     let rdma_ended = rdma.is_none_or(|rdma| rdma.join(deadline));
@@ -156,8 +165,4 @@ fn listen_addresses(config: &NodeConfig) -> Result<Vec<SocketAddr>, Fault> {
 fn reached(addresses: &[SocketAddr], rails: Option<&[LocalRail]>) -> (Vec<String>, Vec<String>) {
     let far = addresses.iter().filter(|at| !at.ip().is_loopback()).map(ToString::to_string);
     (far.collect(), rails.into_iter().flatten().map(|found| format!("rail {}", found.rail.name)).collect())
-}
-
-fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -1,8 +1,9 @@
-//! The flags of `mount` and `node` as clap sees them, and what every flag has besides: an environment
+//! The flags of `mount`, `node` and `coordinator` as clap sees them, and what every flag has besides: an environment
 //! variable and a key in the config file, both made from its name. It checks nothing but single words.
 
+use crate::registry::Registry;
 use crate::trust::TrustArgs;
-use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Replicas, Source, Transport};
+use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport};
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, Args, Command};
 use spurline_types::{Congestion, Size, parse_duration};
@@ -24,9 +25,18 @@ pub struct MountArgs {
     /// The FUSE session.
     #[command(flatten)]
     pub fuse: FuseArgs,
-    /// Where the nodes are.
+    /// The cache group.
     #[command(flatten)]
-    pub registry: RegistryArgs,
+    pub group: GroupArgs,
+    /// Nodes that hold each file, and other numbers below some paths: N[,PATH=N]
+    ///
+    /// The most useful number is the same in all mounts of a group: with another one a mount looks for copies where
+    /// there may be none yet, which costs a fetch and no error.
+    #[arg(long, value_name = "N[,PATH=N]", default_value = "1", help_heading = "Group")]
+    pub replicas: Replicas,
+    /// Accepted for habit's sake: a mount never serves others
+    #[arg(long, help_heading = "Group")]
+    pub no_sharing: bool,
     /// The network.
     #[command(flatten)]
     pub net: NetArgs,
@@ -61,6 +71,12 @@ pub struct NodeArgs {
     /// This node's share of the group's blocks; 0 drains it
     #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Node")]
     pub weight: u32,
+    /// This node's name in its group: its blocks follow it, wherever it listens [default: HOSTNAME:PORT]
+    #[arg(long, value_name = "NAME", help_heading = "Node")]
+    pub name: Option<String>,
+    /// The cache group.
+    #[command(flatten)]
+    pub group: GroupArgs,
     /// Fixed port to serve at; a free one is chosen and printed when 0
     #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
     pub group_port: u16,
@@ -166,24 +182,65 @@ pub struct UnderArgs {
     pub max_downloads: u32,
 }
 
-/// Where a mount finds its nodes.
+/// The cache group: which one, and where its members are found.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Network")]
-pub struct RegistryArgs {
-    /// Read from cache nodes: static:HOST:PORT[,HOST:PORT] [default: alone, no nodes]
+#[command(next_help_heading = "Group")]
+pub struct GroupArgs {
+    /// Where the group's nodes are: static:HOST:PORT[,…], dns:NAME:PORT, coordinator://… or etcd://… [default: alone]
     ///
-    /// A mount with a registry holds neither credentials nor a disk cache; the node has both.
+    /// A mount with a registry reads from the nodes and holds neither credentials nor a disk cache. A node tells a
+    /// coordinator or etcd that it is there; a list and a name are for mounts. Of several coordinators
+    /// (coordinator://HOST:PORT,HOST:PORT) a node tells all and a mount follows one, the next when that fails. A name
+    /// that begins with an underscore is one of SRV records, which bring the ports: dns:_spurline._tcp.NAME. etcd with
+    /// TLS and a user: etcd://HOST:2379[,…]?ca=FILE&cert=FILE&key=FILE&user=NAME&password-file=FILE (or the password
+    /// in SPURLINE_ETCD_PASSWORD).
     #[arg(long, value_name = "URL")]
     pub registry: Option<Registry>,
-    /// Nodes that hold each file, and other numbers below some paths: N[,PATH=N]
+    /// The group's name in the registry [default: default]
+    #[arg(long, value_name = "NAME")]
+    pub cache_group: Option<String>,
+    /// What this machine shares with those near it: a rack, a room, a cloud zone
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub zone: String,
+    /// A node that left the registry keeps its place for this long; five times as long when half of the nodes left
     ///
-    /// The most useful number is the same in all mounts of a group: with another one a mount looks for copies where
-    /// there may be none yet, which costs a fetch and no error.
-    #[arg(long, value_name = "N[,PATH=N]", default_value = "1")]
-    pub replicas: Replicas,
-    /// Accepted for habit's sake: a mount never serves others
-    #[arg(long)]
-    pub no_sharing: bool,
+    /// Its blocks are read through others meanwhile. A restart within this time moves no block.
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_duration)]
+    pub member_hold: Duration,
+}
+
+/// What `coordinator` is told.
+#[derive(Debug, Clone, Args)]
+pub struct CoordinatorArgs {
+    /// TOML file with the same keys as the flags
+    #[arg(long, value_name = "FILE", help_heading = "General")]
+    pub config: Option<PathBuf>,
+    /// Interface names, addresses or CIDRs to listen at, IF[:IF]; IPv6 in brackets [default: loopback only]
+    #[arg(long, value_name = "IF[:IF]", help_heading = "Network")]
+    pub group_network: Option<String>,
+    /// Fixed port to serve at; a free one is chosen and printed when 0
+    #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
+    pub group_port: u16,
+    /// Serve whoever reaches the port: beyond loopback that has to be said
+    ///
+    /// The coordinator says where nodes are, and whoever reaches it can enter one. Data is not its matter: nodes and
+    /// mounts prove the group token to each other, whatever it says.
+    #[arg(long, help_heading = "Trust")]
+    pub allow_anyone: bool,
+    /// Keeps the list of nodes over a restart; none keeps it in memory only
+    ///
+    /// [default: /var/lib/spurline/coordinator.json, or below ~/.local/state/spurline when not root]
+    #[arg(long, value_name = "FILE", help_heading = "Coordinator")]
+    pub state_file: Option<PathBuf>,
+    /// Logs and metrics.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// Go to the background once the coordinator serves
+    #[arg(short = 'd', long, help_heading = "Coordinator", conflicts_with = "foreground")]
+    pub background: bool,
+    /// Stay in the foreground (the default)
+    #[arg(short = 'f', long, help_heading = "Coordinator")]
+    pub foreground: bool,
 }
 
 /// Flags of the network.

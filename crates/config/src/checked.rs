@@ -1,12 +1,15 @@
 //! The checked configuration: every value in range, every path absolute, every default filled in.
 //! What needs the machine (processors, memory, root, globs) is asked of [`Host`] and the file system's names.
 
-use crate::args::{CacheArgs, CommonArgs, FuseArgs, LogArgs, MountArgs, NetArgs, NodeArgs, UnderArgs};
+use crate::args::{
+    CacheArgs, CommonArgs, CoordinatorArgs, FuseArgs, GroupArgs, LogArgs, MountArgs, NetArgs, NodeArgs, UnderArgs,
+};
 use crate::budget::{Budget, Demand};
 use crate::fault::Fault;
 use crate::host::Host;
+use crate::registry::Registry;
 use crate::trust::TrustConfig;
-use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Registry, Replicas, Source, Transport, absolute};
+use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport, absolute};
 use spurline_types::Congestion;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,7 +26,7 @@ pub struct MountConfig {
     /// Where, absolute by its words; whether it exists is for the mount to find out.
     pub mountpoint: PathBuf,
     /// The nodes to read from; `None` for a mount that runs alone.
-    pub registry: Option<Registry>,
+    pub group: Option<GroupConfig>,
     /// How many nodes hold each file (with a registry only).
     pub replicas: Replicas,
     /// The block cache; its directories are empty for a consumer of nodes.
@@ -57,6 +60,10 @@ pub struct NodeConfig {
     pub sources: Vec<Source>,
     /// Share of the group's blocks.
     pub weight: u32,
+    /// Its name in the group; `None` for one made of host name and port.
+    pub name: Option<String>,
+    /// The group to enter; `None` for a node that is listed by whoever reads from it.
+    pub group: Option<GroupConfig>,
     /// Fixed port, or 0 for a free one.
     pub port: u16,
     /// The block cache.
@@ -77,6 +84,38 @@ pub struct NodeConfig {
     pub background: bool,
     /// What to tell the person at start.
     pub warnings: Vec<String>,
+}
+
+/// A cache group and where its members are found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// The group's name.
+    pub name: String,
+    /// The registry.
+    pub registry: Registry,
+    /// What this machine shares with those near it; empty when not told.
+    pub zone: String,
+    /// How long a node that left the registry keeps its place.
+    pub hold: Duration,
+}
+
+/// A coordinator, ready to run.
+#[derive(Debug, Clone)]
+pub struct CoordinatorConfig {
+    /// Interface names, addresses or CIDRs; empty for loopback only.
+    pub group_network: Vec<String>,
+    /// Fixed port, or 0 for a free one.
+    pub port: u16,
+    /// Where the list of nodes is kept; `None` keeps it in memory only.
+    pub state_file: Option<PathBuf>,
+    /// Serve whoever comes, also beyond loopback.
+    pub allow_anyone: bool,
+    /// Logs.
+    pub log: LogConfig,
+    /// The metrics page.
+    pub metrics: MetricsConfig,
+    /// Go to the background once the coordinator serves.
+    pub background: bool,
 }
 
 /// The block cache.
@@ -201,7 +240,8 @@ impl MountArgs {
     /// Wrong values with exit code 2, missing abilities with exit code 3.
     pub fn check(self, host: &Host) -> Result<MountConfig, Fault> {
         let mut warnings = Vec::new();
-        let alone = self.registry.registry.is_none();
+        let group = check_group(self.group)?;
+        let alone = group.is_none();
         let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
         let (fuse, readahead) = check_fuse(&self.fuse)?;
         let budget = derive(&self.common, &self.cache, &self.under, Some(&fuse), readahead, host, &mut warnings)?;
@@ -213,8 +253,8 @@ impl MountArgs {
         Ok(MountConfig {
             source: self.source,
             mountpoint: absolute(&self.mountpoint),
-            registry: self.registry.registry,
-            replicas: self.registry.replicas,
+            group,
+            replicas: self.replicas,
             cache,
             under: check_under(self.under)?,
             net,
@@ -243,6 +283,21 @@ impl NodeArgs {
                 sources.push(source);
             }
         }
+        let group = check_group(self.group)?;
+        let (group, untold) = match group {
+            Some(group) if !group.registry.is_told() => (None, Some(group.registry)),
+            group => (group, None),
+        };
+        if let Some(registry) = untold {
+            warnings.push(format!("--registry {registry} is not told of nodes: it is for mounts"));
+        }
+        if let Some(name) = &self.name {
+            check_name("--name", name)?;
+        } else if group.is_some() && self.group_port == 0 {
+            let text = "this node's name in the group changes with its port at every start, and its blocks are placed \
+                        anew: give --name, or a fixed --group-port";
+            warnings.push(text.to_owned());
+        }
         let cache = check_cache(&self.cache, host, true, &mut warnings)?;
         let budget = derive(&self.common, &self.cache, &self.under, None, None, host, &mut warnings)?;
         let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
@@ -251,6 +306,8 @@ impl NodeArgs {
         Ok(NodeConfig {
             sources,
             weight: self.weight,
+            name: self.name,
+            group,
             port: self.group_port,
             cache,
             under: check_under(self.under)?,
@@ -271,6 +328,63 @@ fn unencrypted(net: &NetConfig, trust: &TrustConfig, warnings: &mut Vec<String>)
         warnings
             .push("--tls does not cover RDMA: data over --rdma-network is not encrypted (docs/trust.md)".to_owned());
     }
+}
+
+impl CoordinatorArgs {
+    /// Checks everything that can be checked before the coordinator starts.
+    ///
+    /// # Errors
+    /// Wrong values with exit code 2.
+    pub fn check(self, host: &Host) -> Result<CoordinatorConfig, Fault> {
+        let state_file = match self.state_file {
+            Some(file) if file.as_os_str() == "none" => None,
+            Some(file) => Some(absolute(&file)),
+            None if host.root => Some(PathBuf::from("/var/lib/spurline/coordinator.json")),
+            None => host.home.as_ref().map(|home| home.join(".local/state/spurline/coordinator.json")),
+        };
+        Ok(CoordinatorConfig {
+            group_network: self.group_network.as_deref().map(split_networks).transpose()?.unwrap_or_default(),
+            port: self.group_port,
+            state_file,
+            allow_anyone: self.allow_anyone,
+            metrics: check_metrics(&self.log)?,
+            log: check_log(self.log),
+            background: self.background,
+        })
+    }
+}
+
+/// A name of a group, a node or a zone: one word that fits in a line and in a path of etcd.
+fn check_name(flag: &str, name: &str) -> Result<(), Fault> {
+    let odd = |c: char| c.is_control() || c.is_whitespace() || c == '/';
+    if name.is_empty() || name.len() > 255 || name.contains(odd) {
+        return Err(Fault::usage(
+            format!("{flag} '{}' is no name", name.escape_debug()),
+            "give a word of at most 255 bytes without blanks and slashes",
+        ));
+    }
+    Ok(())
+}
+
+/// The group of those who name none.
+pub const DEFAULT_GROUP: &str = "default";
+
+fn check_group(args: GroupArgs) -> Result<Option<GroupConfig>, Fault> {
+    if let Some(name) = &args.cache_group {
+        check_name("--cache-group", name)?;
+        if args.registry.is_none() {
+            return Err(Fault::usage(
+                format!("--cache-group {name} without --registry: nothing says where its nodes are"),
+                "give --registry coordinator://HOST:PORT, or leave --cache-group out",
+            ));
+        }
+    }
+    if !args.zone.is_empty() {
+        check_name("--zone", &args.zone)?;
+    }
+    let name = args.cache_group.unwrap_or_else(|| DEFAULT_GROUP.to_owned());
+    let (zone, hold) = (args.zone, args.member_hold);
+    Ok(args.registry.map(|registry| GroupConfig { name, registry, zone, hold }))
 }
 
 /// Smallest and largest block: below, the index outgrows the data; above, a miss fetches too much.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// The commands that take a config file.
-pub const SERVICES: [&str; 2] = ["mount", "node"];
+pub const SERVICES: [&str; 3] = ["mount", "node", "coordinator"];
 /// Flags that have no key: the file can't name itself.
 const NO_KEY: [&str; 3] = ["config", "help", "version"];
 

@@ -8,15 +8,18 @@ pub mod checked;
 pub mod fault;
 pub mod file;
 pub mod host;
+pub mod registry;
 pub mod trust;
 pub mod words;
 
-pub use args::{MountArgs, NodeArgs};
+pub use args::{CoordinatorArgs, MountArgs, NodeArgs};
 pub use budget::{Budget, Term};
 pub use checked::{
-    CacheConfig, FuseConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig, RdmaConfig, UnderConfig,
+    CacheConfig, CoordinatorConfig, FuseConfig, GroupConfig, LogConfig, MetricsConfig, MountConfig, NetConfig,
+    NodeConfig, RdmaConfig, UnderConfig,
 };
 pub use fault::{Code, Fault};
 pub use host::Host;
+pub use registry::Registry;
 pub use trust::{TlsConfig, TrustArgs, TrustConfig};
-pub use words::{CacheSize, FuseIo, HostPort, IorpcMode, LogFormat, Registry, Replicas, Source, Transport};
+pub use words::{CacheSize, FuseIo, HostPort, IorpcMode, LogFormat, Replicas, Source, Transport};

@@ -1,4 +1,4 @@
-//! The words a flag's value may be, parsed once: cache sizes, sources, registries, choices.
+//! The words a flag's value may be, parsed once: cache sizes, sources, addresses, choices.
 
 use spurline_types::Size;
 use std::fmt;
@@ -161,41 +161,6 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Where the cache nodes of a group are found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Registry {
-    /// The nodes are listed on the command line.
-    Static(Vec<HostPort>),
-}
-
-impl FromStr for Registry {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        if let Some(list) = s.strip_prefix("static:") {
-            let nodes: Vec<HostPort> =
-                list.trim_start_matches("//").split(',').map(str::parse).collect::<Result<_, _>>()?;
-            return Ok(Registry::Static(nodes));
-        }
-        for later in ["etcd:", "coordinator:", "dns:"] {
-            if s.starts_with(later) {
-                return Err(format!(
-                    "'{s}': a registry of kind '{}' is not in this version; list the nodes: static:HOST:PORT[,HOST:PORT]",
-                    later.trim_end_matches(':')
-                ));
-            }
-        }
-        Err(format!("'{s}' is no registry: it does not start with static:; write static:HOST:PORT[,HOST:PORT]"))
-    }
-}
-
-impl fmt::Display for Registry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Registry::Static(nodes) = self;
-        let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
-        write!(f, "static:{}", nodes.join(","))
-    }
-}
-
 /// How many nodes hold each file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replicas {
@@ -333,24 +298,6 @@ mod tests {
             ("", "empty"),
         ] {
             let error = text.parse::<Source>().unwrap_err();
-            assert!(error.contains(says), "{error}");
-        }
-    }
-
-    #[test]
-    fn registries() {
-        let two = "static:a:1,[::1]:2".parse::<Registry>().unwrap();
-        assert_eq!(two.to_string(), "static:a:1,[::1]:2");
-        assert_eq!("static://a:1".parse::<Registry>().unwrap().to_string(), "static:a:1");
-        for (text, says) in [
-            ("etcd://h:2379", "not in this version"),
-            ("dns:name:1", "not in this version"),
-            ("a:1", "does not start with static:"),
-            ("static:a", "no colon"),
-            ("static:a:0", "no port"),
-            ("static:::1:2", "brackets"),
-        ] {
-            let error = text.parse::<Registry>().unwrap_err();
             assert!(error.contains(says), "{error}");
         }
     }

@@ -62,6 +62,11 @@ impl Node {
         })
     }
 
+    /// The number of this process, as readers are told it.
+    pub fn instance(&self) -> u64 {
+        self.instance
+    }
+
     /// Tells readers that greet from now on where RDMA reaches this node.
     pub fn announce(&self, rails: Vec<Rail>) {
         *self.rails.write() = rails;

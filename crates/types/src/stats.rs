@@ -198,6 +198,17 @@ sections! {
         refused_silent: Counter "connections" "Connections closed because no whole request came in time.",
         refused_limit: Counter "connections" "Connections closed because there were too many.",
     }
+    /// The cache group this process belongs to, follows or coordinates.
+    group: Group {
+        members: Gauge "nodes" "Nodes of the group; of a coordinator, of all its groups.",
+        members_away: Gauge "nodes" "Those of them that left the registry and whose place is kept.",
+        weight: Gauge "shares" "This node's share of the group's blocks.",
+        changes: Counter "operations" "Times the members changed.",
+        registry_lost_seconds: Gauge "seconds" "Time since the registry stopped answering; 0 while it answers.",
+        registry_losses: Counter "operations" "Times the registry stopped answering.",
+        refused: Counter "operations" "Registrations refused: of a name that another process holds, or beyond the limits.",
+        watchers: Gauge "processes" "Processes that follow the members by this coordinator.",
+    }
 }
 
 impl Stats {

@@ -5,6 +5,7 @@ mod cluster;
 mod common;
 mod disks;
 mod faults;
+mod group;
 mod jobs;
 mod load;
 mod lone;

@@ -1,0 +1,83 @@
+//! Wires a coordinator together and runs it until it is told to stop.
+
+use crate::background::Ready;
+use crate::service::{Outside, Target};
+use crate::signals;
+use serde_json::json;
+use spurline_config::{CoordinatorConfig, Fault};
+use spurline_group::Coordinator;
+use spurline_net_tcp::group_addresses;
+use spurline_observe::AdminTarget;
+use spurline_observe::place::Owner;
+use spurline_types::{Error, ErrorKind, Stats};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+/// Runs the coordinator; returns when it has ended.
+///
+/// # Errors
+/// When it can't start.
+pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
+    let started = Instant::now();
+    let stats = Arc::new(Stats::default());
+    let ips = match config.group_network.as_slice() {
+        [] => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        some => group_addresses(&some.join(","))?,
+    };
+    let far: Vec<String> = ips.iter().filter(|ip| !ip.is_loopback()).map(ToString::to_string).collect();
+    if !far.is_empty() && !config.allow_anyone {
+        return Err(Fault::usage(
+            format!("whoever reaches {} could enter the group as a node", far.join(" or ")),
+            "give --allow-anyone when only machines of yours reach that network; nodes and mounts prove the group \
+             token to each other all the same",
+        ));
+    }
+    let listen = ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect();
+    let settings = spurline_group::CoordinatorConfig { listen, file: config.state_file.clone(), ..Default::default() };
+    let coordinator = Arc::new(Coordinator::start(settings, Arc::clone(&stats))?);
+    let listening: Vec<String> = coordinator.addresses().iter().map(ToString::to_string).collect();
+    let look: Arc<dyn AdminTarget> = Arc::new(Target {
+        stats,
+        started,
+        gauges: Box::new(|_| {}),
+        info: Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "a coordinator holds no files"))),
+        status: {
+            let (coordinator, listening) = (Arc::clone(&coordinator), listening.clone());
+            Box::new(move || {
+                let groups = coordinator.groups();
+                let nodes = |members: &Vec<spurline_types::Member>| {
+                    let node = |m: &spurline_types::Member| json!({"name": m.name, "addresses": m.addresses, "weight": m.weight, "zone": m.zone});
+                    members.iter().map(node).collect::<Vec<_>>()
+                };
+                json!({
+                    "kind": "coordinator",
+                    "version": env!("CARGO_PKG_VERSION"),
+                    "addresses": listening,
+                    "groups": groups.iter().map(|(name, m)| json!({"name": name, "nodes": nodes(m)})).collect::<Vec<_>>(),
+                })
+            })
+        },
+        jobs: None,
+        health: Box::new(|| Ok(())),
+    });
+    let owner = listening.first().cloned().unwrap_or_default();
+    let outside = Outside::open(Owner::Node(&owner), &config.metrics, &look)?;
+    let (stop, stopped) = mpsc::channel();
+    signals::on_stop(move |count| {
+        let _ = stop.send(count);
+        if count > 1 {
+            std::process::exit(1);
+        }
+    })?;
+    if !far.is_empty() {
+        tracing::warn!("--allow-anyone: whoever reaches {} can enter the group", far.join(" or "));
+    }
+    // The line that people and scripts wait for.
+    tracing::info!("coordinating on {}", listening.join(", "));
+    ready.signal()?;
+    let _ = stopped.recv();
+    tracing::info!("stopping");
+    drop(outside);
+    Ok(())
+}

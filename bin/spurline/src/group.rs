@@ -1,0 +1,133 @@
+//! How a node enters its group and a mount follows it, wired to what `status` shows of that.
+
+use serde_json::{Value, json};
+use spurline_client::Roster;
+use spurline_config::{Fault, GroupConfig, NodeConfig};
+use spurline_group::{Announcer, Audience, Follower, Holds, State};
+use spurline_transport::PoolState;
+use spurline_types::{ErrorKind, Member, Stats};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a mount waits for its registry to name the first node.
+const FIRST: Duration = Duration::from_secs(10);
+/// Nodes that left together keep their places for so many times the hold of one.
+const MANY: u32 = 5;
+
+/// The name of this machine.
+pub fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Begins to follow the group, and gives its first members.
+///
+/// # Errors
+/// With exit code 3 when the registry can't be reached or knows no node, saying what was tried.
+pub fn follow(group: &GroupConfig, stats: &Arc<Stats>) -> Result<(Follower, Vec<Member>), Fault> {
+    let registry = spurline_group::open(&group.registry, &group.name)?;
+    let holds = Holds { one: group.hold, many: group.hold * MANY };
+    let follower = Follower::start(&registry, holds, Arc::clone(stats))?;
+    match follower.first(Instant::now() + FIRST) {
+        Ok(members) => {
+            tracing::info!("group {} by {}: {} known", group.name, registry.describe(), members.len());
+            Ok((follower, members))
+        }
+        Err(error) => Err(Fault::missing(
+            format!("group {}: {error}", group.name),
+            "start the registry and a node with the same --registry and --cache-group, or correct the address",
+        )),
+    }
+}
+
+/// A mount's nodes, as the members of the group change.
+struct Nodes(Arc<Roster>);
+
+impl Audience for Nodes {
+    fn members(&self, members: &[Member]) {
+        self.0.set_members(members);
+    }
+
+    fn answers(&self, name: &str) -> bool {
+        let view = self.0.view();
+        let index = view.members().iter().position(|member| member.name == name);
+        let peer = index.and_then(|index| view.made(index as u32));
+        peer.is_some_and(|peer| matches!(peer.state(), (PoolState::Up, open) if open > 0))
+    }
+}
+
+/// From now on the nodes of `roster` are the members of the group.
+pub fn keep_up(follower: &Follower, roster: &Arc<Roster>) {
+    follower.tell(Arc::new(Nodes(Arc::clone(roster))));
+}
+
+/// Enters a node into its group; `None` when it has none.
+///
+/// # Errors
+/// With exit code 3 when the registry can't be reached, with 2 when the name is another process's.
+pub fn announce(
+    config: &NodeConfig,
+    host: &str,
+    listening: &[String],
+    instance: u64,
+    stats: &Arc<Stats>,
+) -> Result<Option<Announcer>, Fault> {
+    let Some(group) = &config.group else { return Ok(None) };
+    let port = listening.first().and_then(|at| at.rsplit(':').next()).unwrap_or_default();
+    let member = Member {
+        name: config.name.clone().unwrap_or_else(|| format!("{host}:{port}")),
+        instance,
+        addresses: listening.to_vec(),
+        weight: config.weight,
+        zone: group.zone.clone(),
+    };
+    if config.net.group_network.is_empty() {
+        tracing::warn!(
+            "the group is told that this node is at {}, which other machines can't reach; give --group-network",
+            listening.join(",")
+        );
+    }
+    let registry = spurline_group::open(&group.registry, &group.name)?;
+    let name = member.name.clone();
+    let announcer = Announcer::start(&registry, member, Arc::clone(stats)).map_err(|error| match error.kind() {
+        ErrorKind::Invalid => Fault::usage(error.message(), ""),
+        _ => Fault::missing(error.message(), "start the registry, or correct --registry"),
+    })?;
+    tracing::info!("node {name} of group {} by {}, weight {}", group.name, registry.describe(), config.weight);
+    Ok(announcer)
+}
+
+/// What a mount's status says of its group.
+pub fn seen(follower: &Follower) -> Value {
+    let seen = follower.seen();
+    let (state, reason) = match &seen.state {
+        State::Up => ("up", None),
+        State::Lost { error } => ("lost", Some(error.to_string())),
+    };
+    json!({
+        "registry": seen.registry,
+        "state": state,
+        "for_seconds": seen.since.elapsed().as_secs(),
+        "reason": reason,
+        "members": seen.members.iter().map(|placed| json!({
+            "name": placed.member.name,
+            "addresses": placed.member.addresses,
+            "weight": placed.member.weight,
+            "zone": placed.member.zone,
+            "state": if placed.there { "up" } else { "away" },
+            "for_seconds": placed.since.elapsed().as_secs(),
+        })).collect::<Vec<_>>(),
+    })
+}
+
+/// What a node's status says of its group.
+pub fn announced(group: Option<&GroupConfig>, announcer: Option<&Announcer>) -> Value {
+    let (Some(group), Some(announcer)) = (group, announcer) else { return Value::Null };
+    let trouble = announcer.trouble();
+    json!({
+        "name": group.name,
+        "registry": group.registry.to_string(),
+        "state": if trouble.is_none() { "up" } else { "lost" },
+        "for_seconds": trouble.as_ref().map(|(since, _)| since.elapsed().as_secs()),
+        "reason": trouble.as_ref().map(|(_, error)| error.to_string()),
+    })
+}

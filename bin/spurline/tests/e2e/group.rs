@@ -1,0 +1,130 @@
+//! Nodes that enter a group and mounts that follow it, and what happens to readers when its registry dies.
+
+use crate::common::*;
+use std::path::Path;
+use std::process::Output;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// A coordinator on loopback, at a port of choice (0: any), without a file: what it knows dies with it.
+pub fn coordinator(world: &World, port: u16) -> (Process, String) {
+    let port = port.to_string();
+    let mut command = world.command(&["coordinator", "--group-port", &port, "--state-file", "none"]);
+    let process = Process::start(&mut command, &world.log_path("coordinator"));
+    let line = process.wait_for("coordinating on ");
+    let address = line.split("coordinating on ").nth(1).unwrap().trim().to_owned();
+    (process, address)
+}
+
+/// A node of the group with a cache of its own.
+fn node(world: &World, source: &str, registry: &str, name: &str) -> Node {
+    let cache = world.dir(&format!("cache-{name}"));
+    let mut command = world.command(&["node", "--source", source, "--cache-dir", cache.to_str().unwrap()]);
+    world.node_with(command.args(["--registry", registry, "--name", name, "--zone", "rack1"]))
+}
+
+fn status(world: &World, at: &Path) -> serde_json::Value {
+    let out = world.run(&["status", at.to_str().unwrap(), "--json"]);
+    serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&out.stderr)))
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_mount_follows_its_group_and_reads_on_when_the_registry_forgets() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let text = bytes(3, 4 * MIB);
+    world.file("source/a", &text);
+    let source = world.path("source");
+    let source = source.to_str().unwrap();
+    let (mut first, address) = coordinator(&world, 0);
+    let registry = format!("coordinator://{address}");
+    let one = node(&world, source, &registry, "one");
+    let at = world.dir("mnt");
+    let mount = world.mount_with(&mut world.command(&["mount", source, at.to_str().unwrap(), "--registry", &registry]));
+    let names = |word: &str| {
+        let status = status(&world, &mount.at);
+        let members = status["group"]["members"].as_array().unwrap().clone();
+        let of = |m: &&serde_json::Value| m["state"] == word;
+        members.iter().filter(of).map(|m| m["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(mount.read("a"), text);
+    // A second node enters while the mount is there.
+    let two = node(&world, source, &registry, "two");
+    until("the second node", || names("up") == ["one", "two"]);
+    // Somebody reads all the while.
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                assert_eq!(mount.read("a"), text);
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let guard = StopOnDrop(&stop);
+        first.kill();
+        until("the loss", || status(&world, &mount.at)["group"]["state"] == "lost");
+        assert_eq!(names("up"), ["one", "two"], "the members last known stay");
+        let port = address.rsplit(':').next().unwrap().parse().unwrap();
+        let (_again, _) = coordinator(&world, port);
+        until("the registry", || status(&world, &mount.at)["group"]["state"] == "up");
+        until("both nodes", || names("up") == ["one", "two"]);
+        let seen = rounds.load(Ordering::Relaxed);
+        until("a read after that", || rounds.load(Ordering::Relaxed) > seen + 1);
+        drop(guard);
+    });
+    assert!(mount.process().log().contains("going on with"), "{}", mount.process().log());
+    // What the nodes say of themselves.
+    let of_node = status(&world, Path::new(&one.address));
+    assert_eq!((&of_node["group"]["name"], &of_node["group"]["state"]), (&"default".into(), &"up".into()), "{of_node}");
+    drop(two);
+    mount.unmount();
+}
+
+/// Ends the reader also when an assertion beside it fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_registry_that_is_not_there_and_a_name_that_is_taken_are_told_apart() {
+    let world = World::new();
+    let source = world.dir("source");
+    let source = source.to_str().unwrap();
+    let (at, cache) = (world.dir("mnt"), world.dir("cache"));
+    let start = |words: &[&str], registry: &str| -> Output {
+        let mut command = world.command(words);
+        finish(command.args(["--registry", registry, "--cache-group", "g"]))
+    };
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nowhere = format!("coordinator://{gone}");
+    let mount = ["mount", source, at.to_str().unwrap()];
+    let node = ["node", "--source", source, "--cache-dir", cache.to_str().unwrap(), "--name", "n"];
+    if is_root() {
+        refused(&start(&mount, &nowhere), 3, &["group g", &gone.to_string()]);
+    }
+    refused(&start(&node, &nowhere), 3, &[&gone.to_string()]);
+    let (_coordinator, address) = coordinator(&world, 0);
+    let registry = format!("coordinator://{address}");
+    if is_root() {
+        refused(&start(&mount, &registry), 3, &["group g", "knows no node"]);
+    }
+    let held = world.node(&[source], 0, &["--registry", &registry, "--cache-group", "g", "--name", "n"]);
+    refused(&start(&node, &registry), 2, &["'n'", &held.address, "--name"]);
+    // Words that can't be right.
+    refused(&world.run(&["mount", source, "/mnt", "--cache-group", "g"]), 2, &["--registry"]);
+    refused(&start(&["node", "--source", source, "--name", "a b"], &registry), 2, &["--name 'a b'"]);
+}

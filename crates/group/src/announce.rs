@@ -1,0 +1,166 @@
+//! Keeps a node's name in a registry: enters it at the start, renews it on a thread of its own, gives it back at the
+//! end. A registry that is gone is tried again for as long as the node lives.
+
+use crate::{ANSWER, LEASE, Lease, Registry};
+use parking_lot::{Condvar, Mutex};
+use spurline_types::{Error, ErrorKind, Member, Result, Stats};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a node tries to enter its name at the start before it is an error.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A name may be held by the lease of a process that is gone; this much longer than a lease is waited for that.
+const OVER: Duration = Duration::from_secs(5);
+/// Between tries.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Giving a name back takes no longer than this.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// Keeps a node's name while it is kept.
+pub struct Announcer {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+struct Shared {
+    registry: String,
+    inner: Mutex<Inner>,
+    wake: Condvar,
+    stats: Arc<Stats>,
+}
+
+struct Inner {
+    member: Member,
+    /// To be told at once.
+    news: bool,
+    stop: bool,
+    /// Why the registry does not have the name now.
+    trouble: Option<(Instant, Error)>,
+}
+
+impl Announcer {
+    /// Enters `member` and keeps it entered; `None` where the registry lists nodes without being told.
+    ///
+    /// # Errors
+    /// `Invalid` when another process has the name and keeps it, `Unavailable` when the registry can't be reached.
+    pub fn start(registry: &Arc<dyn Registry>, member: Member, stats: Arc<Stats>) -> Result<Option<Self>> {
+        let Some(mut lease) = registry.lease() else { return Ok(None) };
+        let begun = Instant::now();
+        let mut said = false;
+        let first = loop {
+            let error = match lease.renew(&member, Instant::now() + ANSWER) {
+                Ok(lasts) => break lasts,
+                Err(error) => error,
+            };
+            let patience = match error.kind() {
+                ErrorKind::Invalid => LEASE + OVER,
+                ErrorKind::Unavailable | ErrorKind::Timeout => PATIENCE,
+                _ => Duration::ZERO,
+            };
+            if begun.elapsed() >= patience {
+                let kind = if error.kind() == ErrorKind::Invalid { ErrorKind::Invalid } else { ErrorKind::Unavailable };
+                let text = match kind {
+                    ErrorKind::Invalid => error.message().to_owned(),
+                    _ => format!("the registry {} can't be told of this node: {error}", registry.describe()),
+                };
+                return Err(Error::new(kind, text));
+            }
+            if !said {
+                said = true;
+                tracing::warn!("{error}; trying on for {} s", patience.as_secs());
+            }
+            std::thread::sleep(PAUSE);
+        };
+        let shared = Arc::new(Shared {
+            registry: registry.describe().to_owned(),
+            inner: Mutex::new(Inner { member, news: false, stop: false, trouble: None }),
+            wake: Condvar::new(),
+            stats,
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("announce".into())
+            .spawn(move || of_thread.run(lease.as_mut(), first))
+            .map_err(|e| Error::io("a thread for the registry", &e))?;
+        Ok(Some(Announcer { shared, thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// Changes what the registry is told (another weight, say), soon.
+    pub fn set(&self, change: impl FnOnce(&mut Member)) {
+        let mut inner = self.shared.inner.lock();
+        change(&mut inner.member);
+        inner.news = true;
+        self.shared.wake.notify_all();
+    }
+
+    /// What the registry is told.
+    pub fn member(&self) -> Member {
+        self.shared.inner.lock().member.clone()
+    }
+
+    /// Since when the registry does not have the name, and why; `None` while it has.
+    pub fn trouble(&self) -> Option<(Instant, Error)> {
+        self.shared.inner.lock().trouble.clone()
+    }
+
+    /// Gives the name back and ends; a second time nothing happens.
+    pub fn end(&self) {
+        self.shared.inner.lock().stop = true;
+        self.shared.wake.notify_all();
+        if let Some(thread) = self.thread.lock().take() {
+            // It ends within GOODBYE and the answer under way.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Shared {
+    fn run(&self, lease: &mut dyn Lease, mut lasts: Duration) {
+        loop {
+            let member = {
+                let mut inner = self.inner.lock();
+                let pause = if inner.trouble.is_some() { PAUSE.min(lasts / 3) } else { lasts / 3 };
+                let until = Instant::now() + pause;
+                while !inner.stop && !inner.news && !self.wake.wait_until(&mut inner, until).timed_out() {}
+                if inner.stop {
+                    drop(inner);
+                    lease.release(Instant::now() + GOODBYE);
+                    return;
+                }
+                inner.news = false;
+                inner.member.clone()
+            };
+            let result = lease.renew(&member, Instant::now() + ANSWER);
+            let now = Instant::now();
+            let mut inner = self.inner.lock();
+            match result {
+                Ok(this) => {
+                    lasts = this.max(PAUSE);
+                    if inner.trouble.take().is_some() {
+                        tracing::info!("the registry {} has this node again", self.registry);
+                    }
+                }
+                Err(error) => {
+                    if error.kind() == ErrorKind::Invalid {
+                        self.stats.group.refused.add(1);
+                    }
+                    let same = |(_, old): &(Instant, Error)| old.kind() == error.kind();
+                    if !inner.trouble.as_ref().is_some_and(same) {
+                        let registry = &self.registry;
+                        tracing::warn!("the registry {registry} is not told of this node: {error}; serving on");
+                    }
+                    let since = inner.trouble.as_ref().map_or(now, |(since, _)| *since);
+                    inner.trouble = Some((since, error));
+                }
+            }
+            let lost_for = inner.trouble.as_ref().map_or(0, |(since, _)| now.duration_since(*since).as_secs().max(1));
+            self.stats.group.registry_lost_seconds.set(lost_for);
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! `coordinator://`: the embedded coordinator as a registry, over gRPC. Of several, a node tells all and a watcher
+//! follows one, the next when that fails; they know nothing of each other.
+
+use crate::pb::group_client::GroupClient;
+use crate::{ANSWER, Lease, Registry, Watch, pb, runtime};
+use spurline_config::HostPort;
+use spurline_types::{Error, ErrorKind, Member, Result};
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status, Streaming};
+
+/// A connection has to be there after this long.
+const CONNECT: Duration = Duration::from_secs(3);
+/// A coordinator that says nothing for this long is gone: it gives a sign of life every [`SIGN`].
+const SILENCE: Duration = Duration::from_secs(20);
+/// How often a coordinator says to a watcher that nothing changed.
+pub(crate) const SIGN: Duration = Duration::from_secs(5);
+/// Changes that come together are given together.
+const GATHER: Duration = Duration::from_millis(100);
+/// A message of the coordinator: a thousand nodes with long names and many addresses.
+const MAX_MESSAGE: usize = 16 << 20;
+
+/// One or more coordinators as a registry.
+pub(crate) struct Client {
+    url: String,
+    group: String,
+    at: Arc<Vec<At>>,
+    runtime: Arc<Runtime>,
+}
+
+struct At {
+    address: String,
+    channel: Channel,
+}
+
+impl Client {
+    pub(crate) fn new(addresses: &[HostPort], group: &str) -> Result<Self> {
+        let runtime = runtime("coordinator")?;
+        let inside = runtime.enter();
+        let connect = |address: &HostPort| {
+            let endpoint = Endpoint::from_shared(format!("http://{address}"))
+                .map_err(|e| Error::new(ErrorKind::Invalid, format!("coordinator://{address}: {e}")))?
+                .connect_timeout(CONNECT)
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(SIGN)
+                .keep_alive_timeout(ANSWER);
+            Ok(At { address: address.to_string(), channel: endpoint.connect_lazy() })
+        };
+        let at = addresses.iter().map(connect).collect::<Result<Vec<_>>>()?;
+        drop(inside);
+        let names: Vec<&str> = at.iter().map(|at| at.address.as_str()).collect();
+        Ok(Client {
+            url: format!("coordinator://{}", names.join(",")),
+            group: group.to_owned(),
+            at: Arc::new(at),
+            runtime: Arc::new(runtime),
+        })
+    }
+}
+
+impl Registry for Client {
+    fn describe(&self) -> &str {
+        &self.url
+    }
+
+    fn watch(&self) -> Box<dyn Watch> {
+        Box::new(Following {
+            group: self.group.clone(),
+            at: Arc::clone(&self.at),
+            runtime: Arc::clone(&self.runtime),
+            next: 0,
+            stream: None,
+            known: BTreeMap::new(),
+        })
+    }
+
+    fn lease(&self) -> Option<Box<dyn Lease>> {
+        Some(Box::new(Held {
+            group: self.group.clone(),
+            at: Arc::clone(&self.at),
+            runtime: Arc::clone(&self.runtime),
+            name: None,
+            silent: Vec::new(),
+        }))
+    }
+}
+
+/// An error of gRPC as one sentence with all its causes.
+pub(crate) fn told(what: &str, status: &Status) -> Error {
+    let kind = match status.code() {
+        Code::AlreadyExists => ErrorKind::Invalid,
+        Code::InvalidArgument | Code::ResourceExhausted | Code::Unimplemented => ErrorKind::Unsupported,
+        Code::Unauthenticated | Code::PermissionDenied => ErrorKind::PermissionDenied,
+        _ => ErrorKind::Unavailable,
+    };
+    let mut text = status.message().to_owned();
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text = if text.is_empty() { words } else { format!("{text}: {words}") };
+        }
+        cause = error.source();
+    }
+    match kind {
+        ErrorKind::Invalid => Error::new(kind, text),
+        _ => Error::new(kind, format!("{what}: {text}")),
+    }
+}
+
+pub(crate) fn to_wire(member: &Member) -> pb::Node {
+    pb::Node {
+        name: member.name.clone(),
+        instance: member.instance,
+        addresses: member.addresses.clone(),
+        weight: member.weight,
+        zone: member.zone.clone(),
+    }
+}
+
+pub(crate) fn from_wire(node: pb::Node) -> Member {
+    let pb::Node { name, instance, addresses, weight, zone } = node;
+    Member { name, instance, addresses, weight, zone }
+}
+
+struct Following {
+    group: String,
+    at: Arc<Vec<At>>,
+    runtime: Arc<Runtime>,
+    /// The coordinator to ask when there is no stream.
+    next: usize,
+    stream: Option<Streaming<pb::Change>>,
+    known: BTreeMap<String, Member>,
+}
+
+impl Following {
+    /// Opens a stream to one coordinator after the other.
+    async fn open(&mut self) -> Result<Streaming<pb::Change>> {
+        let mut failed = Vec::new();
+        for _ in 0..self.at.len() {
+            let at = &self.at[self.next % self.at.len()];
+            let mut client = GroupClient::new(at.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+            let request = pb::WatchRequest { group: self.group.clone() };
+            match tokio::time::timeout(ANSWER, client.watch(request)).await {
+                Ok(Ok(answer)) => return Ok(answer.into_inner()),
+                Ok(Err(status)) => failed.push(told(&at.address, &status).message().to_owned()),
+                Err(_) => failed.push(format!("{}: no answer within {} s", at.address, ANSWER.as_secs())),
+            }
+            self.next += 1;
+        }
+        Err(Error::new(ErrorKind::Unavailable, failed.join("; ")))
+    }
+
+    /// Takes one message in; whether the members changed.
+    fn take(&mut self, change: pb::Change) -> bool {
+        let mut changed = false;
+        if change.reset {
+            changed = !self.known.is_empty() || change.put.is_empty();
+            self.known.clear();
+        }
+        for node in change.put {
+            changed = true;
+            let member = from_wire(node);
+            self.known.insert(member.name.clone(), member);
+        }
+        for name in change.gone {
+            changed |= self.known.remove(&name).is_some();
+        }
+        changed
+    }
+
+    async fn changes(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+        if self.stream.is_none() {
+            self.stream = Some(self.open().await?);
+        }
+        let (mut changed, mut whole) = (false, true);
+        let mut limit = until;
+        loop {
+            let Some(stream) = &mut self.stream else { return Ok(None) };
+            // What is begun is waited for: half a view is none.
+            let wait = if whole { limit.saturating_duration_since(Instant::now()) } else { SILENCE };
+            let lost = match tokio::time::timeout(wait.min(SILENCE), stream.message()).await {
+                Ok(Ok(Some(change))) => {
+                    whole = !change.more;
+                    if self.take(change) && !changed {
+                        changed = true;
+                        limit = limit.min(Instant::now() + GATHER);
+                    }
+                    continue;
+                }
+                Ok(Ok(None)) => "it ended the conversation".to_owned(),
+                Ok(Err(status)) => told("", &status).message().trim_start_matches(": ").to_owned(),
+                Err(_) if whole && wait < SILENCE => {
+                    return Ok(changed.then(|| self.known.values().cloned().collect()));
+                }
+                Err(_) => format!("it said nothing for {} s", SILENCE.as_secs()),
+            };
+            let address = &self.at[self.next % self.at.len()].address;
+            let error = Error::new(ErrorKind::Unavailable, format!("{address}: {lost}"));
+            self.stream = None;
+            self.next += 1;
+            return Err(error);
+        }
+    }
+}
+
+impl Watch for Following {
+    fn next(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+        let runtime = Arc::clone(&self.runtime);
+        runtime.block_on(self.changes(until))
+    }
+}
+
+struct Held {
+    group: String,
+    at: Arc<Vec<At>>,
+    runtime: Arc<Runtime>,
+    /// What is given back.
+    name: Option<(String, u64)>,
+    /// Coordinators that could not be told, so that it is said once of each.
+    silent: Vec<usize>,
+}
+
+impl Lease for Held {
+    fn renew(&mut self, member: &Member, until: Instant) -> Result<Duration> {
+        let limit = ANSWER.min(until.saturating_duration_since(Instant::now()));
+        let mut asked = JoinSet::new();
+        for (index, at) in self.at.iter().enumerate() {
+            let mut client = GroupClient::new(at.channel.clone());
+            let request = pb::AnnounceRequest { group: self.group.clone(), node: Some(to_wire(member)) };
+            let call = async move { (index, tokio::time::timeout(limit, client.announce(request)).await) };
+            asked.spawn_on(call, self.runtime.handle());
+        }
+        let (mut lease, mut failed, mut refused) = (None::<Duration>, Vec::new(), None);
+        while let Some(answer) = self.runtime.block_on(asked.join_next()) {
+            let Ok((index, answer)) = answer else { continue };
+            let address = &self.at[index].address;
+            let error = match answer {
+                Ok(Ok(reply)) => {
+                    let this = Duration::from_millis(reply.into_inner().lease_ms);
+                    lease = Some(lease.map_or(this, |other| other.min(this)));
+                    self.silent.retain(|silent| *silent != index);
+                    continue;
+                }
+                Ok(Err(status)) => told(address, &status),
+                Err(_) => {
+                    let text = format!("{address}: no answer within {:.0} s", limit.as_secs_f64());
+                    Error::new(ErrorKind::Unavailable, text)
+                }
+            };
+            if error.kind() == ErrorKind::Unavailable {
+                failed.push((index, error));
+            } else {
+                refused.get_or_insert(error);
+            }
+        }
+        self.name = Some((member.name.clone(), member.instance));
+        match (refused, lease) {
+            (Some(error), _) => Err(error),
+            (None, Some(lease)) => {
+                for (index, error) in failed {
+                    if !self.silent.contains(&index) {
+                        self.silent.push(index);
+                        tracing::warn!("one of the coordinators can't be told of this node: {error}");
+                    }
+                }
+                Ok(lease)
+            }
+            (None, None) => {
+                let words: Vec<_> = failed.iter().map(|(_, error)| error.message()).collect();
+                Err(Error::new(ErrorKind::Unavailable, words.join("; ")))
+            }
+        }
+    }
+
+    fn release(&mut self, until: Instant) {
+        let Some((name, instance)) = self.name.take() else { return };
+        let mut asked = JoinSet::new();
+        for at in self.at.iter() {
+            let mut client = GroupClient::new(at.channel.clone());
+            let request = pb::LeaveRequest { group: self.group.clone(), name: name.clone(), instance };
+            asked.spawn_on(async move { client.leave(request).await.map(drop) }, self.runtime.handle());
+        }
+        let all = async { while asked.join_next().await.is_some() {} };
+        // A coordinator that does not hear it sees the lease run out.
+        let limit = until.saturating_duration_since(Instant::now());
+        let _ = self.runtime.block_on(async { tokio::time::timeout(limit, all).await });
+    }
+}

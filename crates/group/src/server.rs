@@ -1,0 +1,341 @@
+//! The coordinator: the list of nodes behind gRPC, and on a small file, so that a restart does not come up empty.
+//! It knows nothing of what nodes hold.
+
+use crate::coordinator::{SIGN, from_wire, to_wire};
+use crate::pb::group_server::{Group, GroupServer};
+use crate::{LEASE, Limits, Roll, pb, record, runtime};
+use parking_lot::Mutex;
+use spurline_types::{Error, ErrorKind, Member, Result, Stats};
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Code, Request, Response, Status};
+
+/// Nodes in one message to a watcher.
+const PART: usize = 1000;
+/// Changes within this time are told together.
+const GATHER: Duration = Duration::from_millis(100);
+/// How often leases are looked at and the file is written.
+const ROUND: Duration = Duration::from_millis(500);
+/// How often one refusal is logged.
+const REPEAT: Duration = Duration::from_secs(60);
+/// Watchers at one time: the mounts of a large cluster; each costs a task and a connection.
+const MAX_WATCHERS: usize = 50_000;
+
+/// What a coordinator is told.
+#[derive(Debug, Clone)]
+pub struct CoordinatorConfig {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: Vec<SocketAddr>,
+    /// Where the list is kept over a restart; `None` keeps it in memory only.
+    pub file: Option<PathBuf>,
+    /// How long a registration lasts.
+    pub lease: Duration,
+}
+
+impl Default for CoordinatorConfig {
+    fn default() -> Self {
+        CoordinatorConfig { listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))], file: None, lease: LEASE }
+    }
+}
+
+/// A running coordinator; dropping it ends it.
+pub struct Coordinator {
+    addresses: Vec<SocketAddr>,
+    shared: Arc<Shared>,
+    runtime: Option<Runtime>,
+}
+
+struct Shared {
+    roll: Mutex<Roll>,
+    changed: watch::Sender<u64>,
+    dirty: AtomicBool,
+    file: Option<PathBuf>,
+    watchers: AtomicUsize,
+    /// The last refusal that was logged, and when.
+    refused: Mutex<Option<(String, Instant)>>,
+    stats: Arc<Stats>,
+}
+
+impl Coordinator {
+    /// Reads the file, listens and serves.
+    ///
+    /// # Errors
+    /// When an address can't be had, or the file's directory can't be written to.
+    pub fn start(config: CoordinatorConfig, stats: Arc<Stats>) -> Result<Self> {
+        let mut roll = Roll::new(config.lease, Limits::default());
+        if let Some(file) = &config.file {
+            for (group, members) in read(file) {
+                for member in members {
+                    // Twice the lease: its node has time to notice that this process is there again.
+                    let from = Instant::now() + config.lease;
+                    if let Err(error) = roll.announce(from, &group, &member) {
+                        tracing::warn!("{}: {error}; left out", file.display());
+                    }
+                }
+            }
+            write(file, &roll.all())?;
+            tracing::info!("{}: {} nodes known from before", file.display(), roll.len());
+        }
+        let shared = Arc::new(Shared {
+            roll: Mutex::new(roll),
+            changed: watch::Sender::new(0),
+            dirty: AtomicBool::new(false),
+            file: config.file,
+            watchers: AtomicUsize::new(0),
+            refused: Mutex::new(None),
+            stats,
+        });
+        let runtime = runtime("coordinator")?;
+        let mut addresses = Vec::new();
+        for at in &config.listen {
+            let io = |e: std::io::Error| Error::io(format_args!("the coordinator can't listen at {at}"), &e);
+            let listener = TcpListener::bind(at).map_err(io)?;
+            listener.set_nonblocking(true).map_err(io)?;
+            addresses.push(listener.local_addr().map_err(io)?);
+            let inside = runtime.enter();
+            let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).map_err(io)?);
+            drop(inside);
+            let service = GroupServer::new(Service(Arc::clone(&shared)));
+            runtime.spawn(async move {
+                let server = tonic::transport::Server::builder()
+                    .http2_keepalive_interval(Some(SIGN))
+                    .http2_keepalive_timeout(Some(2 * SIGN))
+                    .add_service(service);
+                if let Err(error) = server.serve_with_incoming(incoming.with_nodelay(Some(true))).await {
+                    tracing::error!("the coordinator's server ended: {error}");
+                }
+            });
+        }
+        runtime.spawn(keep(Arc::clone(&shared)));
+        Ok(Coordinator { addresses, shared, runtime: Some(runtime) })
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// The nodes of every group.
+    pub fn groups(&self) -> BTreeMap<String, Vec<Member>> {
+        self.shared.roll.lock().all()
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+        self.shared.save();
+    }
+}
+
+impl Shared {
+    fn change(&self) {
+        self.dirty.store(true, Ordering::Release);
+        self.stats.group.changes.add(1);
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Logs a refusal; the same again only after a while, as whoever is refused tries again.
+    fn say_refused(&self, text: &str) {
+        let mut last = self.refused.lock();
+        if last.as_ref().is_none_or(|(said, when)| said != text || when.elapsed() > REPEAT) {
+            tracing::warn!("{text}");
+            *last = Some((text.to_owned(), Instant::now()));
+        }
+    }
+
+    fn save(&self) {
+        let Some(file) = &self.file else { return };
+        if self.dirty.swap(false, Ordering::AcqRel) {
+            let all = self.roll.lock().all();
+            if let Err(error) = write(file, &all) {
+                self.dirty.store(true, Ordering::Release);
+                tracing::warn!("{error}; a restart now would begin with an older list");
+            }
+        }
+    }
+}
+
+/// Takes off who is silent, and writes the file.
+async fn keep(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(ROUND).await;
+        let (gone, left) = {
+            let mut roll = shared.roll.lock();
+            (roll.sweep(Instant::now()), roll.len())
+        };
+        for (group, member) in &gone {
+            tracing::warn!(
+                "group {group}: node {} at {} said nothing for a whole lease and is taken off",
+                member.name,
+                member.addresses.join(",")
+            );
+        }
+        if !gone.is_empty() {
+            shared.change();
+        }
+        shared.stats.group.members.set(left as u64);
+        shared.stats.group.watchers.set(shared.watchers.load(Ordering::Relaxed) as u64);
+        let saver = Arc::clone(&shared);
+        let _ = tokio::task::spawn_blocking(move || saver.save()).await;
+    }
+}
+
+/// The list in a file: groups, and in each its nodes.
+fn read(file: &Path) -> BTreeMap<String, Vec<Member>> {
+    let text = match std::fs::read(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return BTreeMap::new(),
+        Err(error) => {
+            tracing::warn!("{}: {error}; beginning with an empty list", file.display());
+            return BTreeMap::new();
+        }
+    };
+    record::groups_of(&text).unwrap_or_else(|why| {
+        tracing::warn!("{} makes no sense ({why}); beginning with an empty list", file.display());
+        BTreeMap::new()
+    })
+}
+
+fn write(file: &Path, groups: &BTreeMap<String, Vec<Member>>) -> Result<()> {
+    let io = |e: std::io::Error| Error::io(file.display(), &e);
+    if let Some(dir) = file.parent() {
+        std::fs::create_dir_all(dir).map_err(io)?;
+    }
+    let next = file.with_extension("next");
+    let text = record::of_groups(groups);
+    let mut out = std::fs::File::create(&next).map_err(io)?;
+    std::io::Write::write_all(&mut out, text.as_bytes()).and_then(|()| out.sync_all()).map_err(io)?;
+    std::fs::rename(&next, file).map_err(io)
+}
+
+struct Service(Arc<Shared>);
+
+/// Counts a watcher as long as it is kept.
+struct Watching(Arc<Shared>);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.watchers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[tonic::async_trait]
+impl Group for Service {
+    async fn announce(&self, request: Request<pb::AnnounceRequest>) -> Result<Response<pb::AnnounceReply>, Status> {
+        let pb::AnnounceRequest { group, node } = request.into_inner();
+        let member = from_wire(node.ok_or_else(|| Status::invalid_argument("no node is named"))?);
+        let (lease, done) = {
+            let mut roll = self.0.roll.lock();
+            (roll.lease(), roll.announce(Instant::now(), &group, &member))
+        };
+        match done {
+            Ok(changed) => {
+                if changed {
+                    tracing::info!(
+                        "group {group}: node {} at {}, weight {}, zone '{}'",
+                        member.name,
+                        member.addresses.join(","),
+                        member.weight,
+                        member.zone
+                    );
+                    self.0.change();
+                }
+                Ok(Response::new(pb::AnnounceReply { lease_ms: lease.as_millis() as u64 }))
+            }
+            Err(error) => {
+                self.0.stats.group.refused.add(1);
+                let code = match error.kind() {
+                    ErrorKind::Invalid => Code::AlreadyExists,
+                    _ => Code::InvalidArgument,
+                };
+                self.0.say_refused(error.message());
+                Err(Status::new(code, error.message()))
+            }
+        }
+    }
+
+    async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveReply>, Status> {
+        let pb::LeaveRequest { group, name, instance } = request.into_inner();
+        let left = self.0.roll.lock().leave(&group, &name, instance);
+        if left {
+            tracing::info!("group {group}: node {name} has left");
+            self.0.change();
+        }
+        Ok(Response::new(pb::LeaveReply {}))
+    }
+
+    type WatchStream = ReceiverStream<Result<pb::Change, Status>>;
+
+    async fn watch(&self, request: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        if self.0.watchers.fetch_add(1, Ordering::Relaxed) >= MAX_WATCHERS {
+            self.0.watchers.fetch_sub(1, Ordering::Relaxed);
+            return Err(Status::unavailable(format!("{MAX_WATCHERS} watchers are enough for one coordinator")));
+        }
+        let watching = Watching(Arc::clone(&self.0));
+        let (out, stream) = mpsc::channel(2);
+        tokio::spawn(feed(watching, request.into_inner().group, out));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+/// Tells one watcher what changes, until it is gone.
+async fn feed(watching: Watching, group: String, out: mpsc::Sender<Result<pb::Change, Status>>) {
+    let shared = &watching.0;
+    let mut changed = shared.changed.subscribe();
+    let (mut since, mut first) = (0, true);
+    let mut told = tokio::time::Instant::now();
+    loop {
+        changed.borrow_and_update();
+        let changes = shared.roll.lock().changes(&group, since);
+        // A group that is not there yet is told of as empty once.
+        let again = changes.reset && since > 0;
+        since = changes.revision;
+        if first || again || !changes.put.is_empty() || !changes.gone.is_empty() || told.elapsed() >= SIGN {
+            for part in parts(changes) {
+                if out.send(Ok(part)).await.is_err() {
+                    return;
+                }
+            }
+            told = tokio::time::Instant::now();
+            first = false;
+        }
+        tokio::select! {
+            // A watcher that is gone is let go of at once, not at the next change.
+            () = out.closed() => return,
+            another = changed.changed() => match another {
+                Ok(()) => tokio::time::sleep(GATHER).await,
+                Err(_) => return,
+            },
+            () = tokio::time::sleep_until(told + SIGN) => {}
+        }
+    }
+}
+
+/// Cuts changes into messages; without any, one that says nothing.
+fn parts(changes: crate::roll::Changes) -> Vec<pb::Change> {
+    let mut parts: Vec<pb::Change> = changes
+        .put
+        .chunks(PART)
+        .map(|put| pb::Change { put: put.iter().map(to_wire).collect(), more: true, ..pb::Change::default() })
+        .collect();
+    if parts.is_empty() {
+        parts.push(pb::Change::default());
+    }
+    parts[0].reset = changes.reset;
+    if let Some(last) = parts.last_mut() {
+        last.gone = changes.gone;
+        last.more = false;
+    }
+    parts
+}

@@ -1,0 +1,146 @@
+//! A real coordinator on loopback: nodes enter and leave, it is killed, it comes back empty and with its file.
+
+mod common;
+
+use common::{node, open, wait_for};
+use spurline_group::{Announcer, Coordinator, CoordinatorConfig, Follower, Holds, State};
+use spurline_types::{ErrorKind, Stats};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LEASE: Duration = Duration::from_secs(3);
+
+/// Starts one; where it was before when `at` is given, as soon as the port is free again.
+fn start(at: Option<SocketAddr>, file: Option<&Path>) -> Coordinator {
+    let listen = vec![at.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)))];
+    let config = CoordinatorConfig { listen, file: file.map(Path::to_owned), lease: LEASE };
+    let mut started = None;
+    wait_for("the port", || {
+        started = Coordinator::start(config.clone(), Arc::new(Stats::default())).ok();
+        started.is_some()
+    });
+    started.unwrap()
+}
+
+fn url(coordinator: &Coordinator) -> String {
+    format!("coordinator://{}", coordinator.addresses()[0])
+}
+
+fn names(follower: &Follower, there: bool) -> Vec<String> {
+    let seen = follower.seen().members;
+    seen.into_iter().filter(|placed| placed.there == there).map(|placed| placed.member.name).collect()
+}
+
+#[test]
+fn nodes_enter_and_leave_and_a_name_is_one_process() {
+    let coordinator = start(None, None);
+    let registry = open(&url(&coordinator));
+    let stats = Arc::new(Stats::default());
+    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats)).unwrap();
+    let soon = Instant::now() + Duration::from_millis(100);
+    assert!(follower.first(soon).unwrap_err().message().contains(&url(&coordinator)[14..]));
+    let a = Announcer::start(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
+    let _b = Announcer::start(&registry, node("b", 2), Arc::clone(&stats)).unwrap().unwrap();
+    assert!(!follower.first(Instant::now() + Duration::from_secs(60)).unwrap().is_empty());
+    wait_for("both", || names(&follower, true) == ["a", "b"]);
+    // Another process with the name of a living one; on a very slow machine the living one may miss a lease.
+    let mut thief = node("a", 3);
+    thief.instance = 77;
+    let mut lease = registry.lease().unwrap();
+    let mut refused = None;
+    wait_for("the refusal", || {
+        refused = lease.renew(&thief, Instant::now() + Duration::from_secs(60)).err();
+        refused.is_some()
+    });
+    let refused = refused.unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    assert!(refused.message().contains("127.0.0.1:1") && refused.message().contains("127.0.0.1:3"), "{refused}");
+    // What a node says of itself is seen; one that leaves keeps its place.
+    a.set(|member| member.weight = 0);
+    wait_for("the weight", || follower.seen().members[0].member.weight == 0);
+    drop(a);
+    wait_for("the leaving", || names(&follower, false) == ["a"]);
+    wait_for("the other", || names(&follower, true) == ["b"]);
+    wait_for("the list", || coordinator.groups()["g"].len() == 1);
+    // Another group is another world.
+    let other = spurline_group::open(&url(&coordinator).parse().unwrap(), "other").unwrap();
+    let empty = Follower::start(&other, Holds::default(), stats).unwrap();
+    assert!(empty.first(Instant::now() + Duration::from_millis(300)).is_err());
+}
+
+#[test]
+fn a_coordinator_that_is_gone_or_forgets_empties_no_view() {
+    let coordinator = start(None, None);
+    let at = coordinator.addresses()[0];
+    let registry = open(&url(&coordinator));
+    let stats = Arc::new(Stats::default());
+    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats)).unwrap();
+    let enter = |name: &str, port| Announcer::start(&registry, node(name, port), Arc::clone(&stats)).unwrap().unwrap();
+    let (a, b) = (enter("a", 1), enter("b", 2));
+    wait_for("both", || names(&follower, true) == ["a", "b"]);
+    drop(coordinator);
+    wait_for("the loss", || matches!(follower.seen().state, State::Lost { .. }));
+    wait_for("the nodes to notice", || a.trouble().is_some() && b.trouble().is_some());
+    assert_eq!(follower.seen().members.len(), 2, "the members last known stay");
+    // Empty, and only one of the nodes is left: the other keeps its place all the same.
+    drop(b);
+    let again = start(Some(at), None);
+    wait_for("the registry", || matches!(follower.seen().state, State::Up));
+    wait_for("the other node", || names(&follower, true) == ["a"] && names(&follower, false) == ["b"]);
+    wait_for("peace of mind", || a.trouble().is_none());
+    assert!(stats.group.registry_losses.get() > 0);
+    drop((a, again));
+}
+
+#[test]
+fn a_restart_knows_the_nodes_of_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("new/state.json");
+    let coordinator = start(None, Some(&file));
+    let registry = open(&url(&coordinator));
+    let mut lease = registry.lease().unwrap();
+    lease.renew(&node("a", 1), Instant::now() + Duration::from_secs(60)).unwrap();
+    let at = coordinator.addresses()[0];
+    drop(coordinator);
+    // Were the lease over already, the file would say so.
+    let kept = std::fs::read_to_string(&file).unwrap().contains("127.0.0.1:1");
+    let again = start(Some(at), Some(&file));
+    if kept {
+        assert!(again.groups()["g"].iter().all(|member| *member == node("a", 1)));
+    }
+    // It has not come back: its lease ends at last.
+    wait_for("the end of the lease", || again.groups().get("g").is_none_or(Vec::is_empty));
+    drop(again);
+    // Nonsense in the file is said and done without.
+    std::fs::write(&file, b"{").unwrap();
+    assert!(start(Some(at), Some(&file)).groups().is_empty());
+}
+
+#[test]
+fn of_two_coordinators_each_knows_all_nodes_and_one_may_go() {
+    let (one, two) = (start(None, None), start(None, None));
+    let both = format!("{},{}", url(&one), two.addresses()[0]);
+    let registry = open(&both);
+    let stats = Arc::new(Stats::default());
+    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats)).unwrap();
+    let _a = Announcer::start(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
+    wait_for("the node", || names(&follower, true) == ["a"]);
+    wait_for("the other coordinator", || two.groups().get("g").is_some_and(|nodes| nodes.len() == 1));
+    drop(one);
+    // Known by the one that is left.
+    let _b = Announcer::start(&registry, node("b", 2), Arc::clone(&stats)).unwrap().unwrap();
+    wait_for("the second node", || names(&follower, true) == ["a", "b"]);
+}
+
+#[test]
+fn an_unreachable_one_is_named() {
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let registry = open(&format!("coordinator://{gone}"));
+    let mut lease = registry.lease().unwrap();
+    let error = lease.renew(&node("a", 1), Instant::now() + Duration::from_secs(60)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains(&gone.to_string()), "{error}");
+    assert!(registry.watch().next(Instant::now()).unwrap_err().message().contains(&gone.to_string()));
+}
