@@ -2,7 +2,7 @@
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use spurline_config::{CoordinatorArgs, MountArgs, NodeArgs, Registry, args, file};
+use spurline_config::{CoordinatorArgs, MountArgs, NodeArgs, Registry, TrustArgs, args, file};
 use spurline_types::{Size, parse_duration};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -241,9 +241,15 @@ pub struct InfoArgs {
 /// What `status` is told.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// The nodes: static:HOST:PORT[,HOST:PORT]
+    /// All nodes of a group, by its registry: static:HOST:PORT[,…], dns:NAME:PORT, coordinator://… or etcd://…
     #[arg(long, value_name = "URL", conflicts_with = "target", env = "SPURLINE_REGISTRY")]
     pub registry: Option<Registry>,
+    /// The group's name in the registry
+    #[arg(long, value_name = "NAME", default_value = "default", env = "SPURLINE_CACHE_GROUP")]
+    pub cache_group: String,
+    /// What nodes have to be shown.
+    #[command(flatten)]
+    pub trust: TrustArgs,
     /// Mountpoints, HOST:PORT of nodes, or admin sockets [default: all mounts of this machine]
     pub target: Vec<String>,
     /// As JSON, one object a line

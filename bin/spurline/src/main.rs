@@ -17,6 +17,7 @@ mod parts;
 mod peers;
 mod rails;
 mod report;
+mod roster;
 mod service;
 mod signals;
 mod stats;

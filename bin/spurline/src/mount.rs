@@ -228,7 +228,7 @@ fn consumer(
         fetchers: (config.net.nconnect / 2).max(2),
         metadata_age: metadata_ttl(config),
         copies: Copies::new(config.replicas.all, config.replicas.below.clone()),
-        standpoint: Standpoint { zone: String::new(), seed: u64::from(std::process::id()) },
+        standpoint: Standpoint { zone: group.zone.clone(), seed: u64::from(std::process::id()) },
         silence: config.net.peer_silence,
     };
     let mut memory = None;

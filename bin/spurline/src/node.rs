@@ -115,6 +115,11 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         jobs: None,
         health: Box::new(|| Ok(())),
     });
+    let asked = Arc::downgrade(&look);
+    node.describe_by(Box::new(move || match asked.upgrade() {
+        Some(look) => json!({"status": look.status(), "stats": look.stats()}),
+        None => Value::Null,
+    }));
     let owner = listening.first().cloned().unwrap_or_default();
     let outside = Outside::open(Owner::Node(&owner), &config.metrics, &look)?;
     let (stop, stopped) = mpsc::channel();

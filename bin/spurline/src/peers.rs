@@ -32,6 +32,11 @@ pub struct Reach {
 impl Reach {
     /// The peer of a member.
     pub fn peer(&self, member: &Member) -> Arc<Peer> {
+        Peer::new(self.pool(member), member)
+    }
+
+    /// Connections to a member.
+    pub fn pool(&self, member: &Member) -> ChannelPool {
         let connectors = member
             .addresses
             .iter()
@@ -41,8 +46,7 @@ impl Reach {
             Addresses { connectors: connectors.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
         let config =
             PoolConfig { nconnect: self.nconnect.max(1), seed: u64::from(std::process::id()), ..PoolConfig::default() };
-        let pool = ChannelPool::new(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats));
-        Peer::new(pool, member)
+        ChannelPool::new(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::cli::StatusArgs;
 use crate::target::{ANSWER, Asked, everything, resolve};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
-use spurline_config::{Code, Fault, Registry};
+use spurline_config::{Code, Fault};
 use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 
@@ -17,10 +17,11 @@ const BOLD: Style = Style::new().bold();
 /// # Errors
 /// When nothing can be asked at all.
 pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
-    let mut names = args.target;
-    if let Some(Registry::Static(nodes)) = &args.registry {
-        names.extend(nodes.iter().map(ToString::to_string));
+    if let Some(registry) = &args.registry {
+        let trust = args.trust.check(false)?;
+        return crate::roster::run(registry, &args.cache_group, &trust, args.json);
     }
+    let names = args.target;
     let all = names.is_empty();
     let asked: Vec<Asked> = match all {
         true => everything()?,
@@ -86,6 +87,7 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_
                     other => anstream::println!("  {key}: {other}"),
                 }
             }
+            show_group(&status["group"]);
             for rail in status["rails"].as_array().into_iter().flatten() {
                 let text = |k: &str| rail[k].as_str().unwrap_or("?");
                 anstream::println!("  rail {}  {} at {}", text("interface"), text("link"), text("address"));
@@ -102,6 +104,16 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_
             }
         }
     }
+}
+
+/// How a mount's or a node's registry does.
+fn show_group(group: &Value) {
+    let Some(registry) = group["registry"].as_str() else { return };
+    let state = group["state"].as_str().unwrap_or("?");
+    let style = if state == "up" { GREEN } else { RED };
+    let time = group["for_seconds"].as_u64().map_or(String::new(), |seconds| format!(" for {seconds} s"));
+    let why = group["reason"].as_str().map_or(String::new(), |why| format!("  {why}"));
+    anstream::println!("  registry {registry}  {style}{state}{style:#}{time}{why}");
 }
 
 /// The paths to one peer, and why there is none where there could be.

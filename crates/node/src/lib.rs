@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The most names one answer lists; a reader asks again for more.
@@ -32,6 +32,9 @@ thread_local! {
     static BODY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Tells of the node itself what only its surroundings know: disks, weight, counters.
+pub type Describe = dyn Fn() -> serde_json::Value + Send + Sync;
+
 /// Opens the under-store of a source; the node itself does not know how.
 pub type Open = dyn Fn(&str) -> Result<Arc<dyn UnderStore>> + Send + Sync;
 
@@ -45,6 +48,7 @@ pub struct Node {
     /// Drawn at start, so that readers see that they talk to another process than before.
     instance: u64,
     rails: RwLock<Vec<Rail>>,
+    describe: OnceLock<Box<Describe>>,
 }
 
 impl Node {
@@ -59,12 +63,19 @@ impl Node {
             // Keyed by the operating system's randomness; 0 means "not known".
             instance: RandomState::new().build_hasher().finish().max(1),
             rails: RwLock::default(),
+            describe: OnceLock::new(),
         })
     }
 
     /// The number of this process, as readers are told it.
     pub fn instance(&self) -> u64 {
         self.instance
+    }
+
+    /// Whoever greets without a source and asks about nothing is answered this, once it is given.
+    pub fn describe_by(&self, describe: Box<Describe>) {
+        // A second time nothing happens: somebody may be asking.
+        let _ = self.describe.set(describe);
     }
 
     /// Tells readers that greet from now on where RDMA reaches this node.
@@ -271,6 +282,11 @@ impl Service for Node {
                     free_files: capacity.files,
                 };
                 Self::answer(&stat, responder)
+            }
+            // Of no volume: about the node itself.
+            Request::Info { volume: VolumeId(u32::MAX), .. } => {
+                let status = self.describe.get().map_or(serde_json::Value::Null, |describe| describe());
+                responder.data(status.to_string().as_bytes(), &[])
             }
             Request::Info { volume, path } => {
                 let info = self.volume(volume)?.info(path)?;

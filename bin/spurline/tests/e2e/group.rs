@@ -86,6 +86,24 @@ fn a_mount_follows_its_group_and_reads_on_when_the_registry_forgets() {
     // What the nodes say of themselves.
     let of_node = status(&world, Path::new(&one.address));
     assert_eq!((&of_node["group"]["name"], &of_node["group"]["state"]), (&"default".into(), &"up".into()), "{of_node}");
+    // And all of them at once, by the registry and by a list with one that is not there.
+    let all = world.run(&["status", "--registry", &registry, "--json"]);
+    let text = String::from_utf8_lossy(&all.stdout).into_owned();
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    for (line, name) in lines.iter().zip(["one", "two"]) {
+        assert_eq!((&line["name"], &line["state"]), (&name.into(), &"up".into()), "{line}");
+        assert_eq!((&line["zone"], &line["weight"]), (&"rack1".into(), &100.into()), "{line}");
+        assert!(line["capacity_bytes"].as_u64().unwrap() > 0 && line["for_seconds"].is_u64(), "{line}");
+        assert!(line["send_bytes_per_second"].is_number() && line["disks"][0]["state"] == "normal", "{line}");
+    }
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let table = world.run(&["status", "--registry", &format!("static:{},{gone}", one.address)]);
+    let text = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert_eq!(table.status.code(), Some(1), "{text}");
+    for word in ["NODE", "WEIGHT", &one.address, &gone.to_string(), "down", "1 of 2 nodes up"] {
+        assert!(text.contains(word), "{word} is missing in: {text}");
+    }
     drop(two);
     mount.unmount();
 }
