@@ -142,6 +142,11 @@ impl Inner {
         &self.roster
     }
 
+    /// Nodes that hold each block of the object at `path`.
+    pub(crate) fn copies_of(&self, path: &[u8]) -> u32 {
+        self.config.copies.of(path)
+    }
+
     pub(crate) fn block_size(&self) -> u64 {
         self.block_size
     }

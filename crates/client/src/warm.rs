@@ -38,18 +38,20 @@ struct Piece {
 }
 
 impl Remote {
-    /// Has the nodes that hold these extents, `copies` nodes each, fetch what they do not have; with `verify` they also
+    /// Has the nodes that hold these extents, `copies` nodes each or as many as is configured for the path, fetch what
+    /// they do not have; with `verify` they also
     /// read back and check what they have. Sums over all pieces of each extent, and the first error.
     ///
     /// Blocks until all is done; asks each node that is concerned one request after another, the nodes side by side.
-    pub fn warm(&self, extents: &[Extent], copies: usize, verify: bool) -> Vec<PartDone> {
+    pub fn warm(&self, extents: &[Extent], copies: Option<u32>, verify: bool) -> Vec<PartDone> {
         let inner = self.inner();
         let mut sums = vec![PartDone::default(); extents.len()];
         let mut left: Vec<Piece> = Vec::new();
         for (number, extent) in extents.iter().enumerate() {
+            let copies = copies.unwrap_or_else(|| inner.copies_of(&extent.object.path));
             for bytes in inner.runs(&extent.object, &extent.bytes) {
-                let piece = |copy| Piece { extent: number, bytes: bytes.clone(), copy, copies: copies as u32 };
-                left.extend((0..copies.clamp(1, FIRST)).map(piece));
+                let piece = |copy| Piece { extent: number, bytes: bytes.clone(), copy, copies };
+                left.extend((0..(copies as usize).clamp(1, FIRST)).map(piece));
             }
         }
         for attempt in 0..OTHERS {

@@ -83,7 +83,7 @@ impl Group {
     }
 
     fn fetch(&self, parts: &[Part], replicas: Option<u32>, verify: bool) -> Vec<Result<Worked>> {
-        worked(self.0.warm(&self.extents(parts), replicas.unwrap_or(1) as usize, verify))
+        worked(self.0.warm(&self.extents(parts), replicas, verify))
     }
 }
 

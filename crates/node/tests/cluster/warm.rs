@@ -13,7 +13,7 @@ fn a_group_is_warmed_where_it_will_be_read_and_freed_everywhere() {
     let extents: Vec<Extent> = objects.iter().map(|o| Extent { object: o.clone(), bytes: 0..o.size }).collect();
     let total: u64 = objects.iter().map(|o| o.size).sum();
     let blocks: u64 = objects.iter().map(|o| o.blocks(BLOCK)).sum();
-    let done = mount.remote.warm(&extents, 1, false);
+    let done = mount.remote.warm(&extents, Some(1), false);
     assert!(done.iter().all(|part| part.error.is_none() && part.held_bytes == 0), "{done:?}");
     assert_eq!(done.iter().map(|part| part.moved_bytes).sum::<u64>(), total);
     assert_eq!(cluster.under.reads(), (blocks, blocks as usize));
@@ -21,7 +21,7 @@ fn a_group_is_warmed_where_it_will_be_read_and_freed_everywhere() {
     let warmed: u64 = cluster.hosts.iter().map(|host| host.stats.blockcache.warmed_bytes.get()).sum();
     assert_eq!(warmed, total);
     // Again: it is all there; and read: nothing is fetched.
-    let again = mount.remote.warm(&extents, 1, true);
+    let again = mount.remote.warm(&extents, Some(1), true);
     assert!(
         again.iter().zip(&objects).all(|(part, o)| (part.moved_bytes, part.held_bytes) == (0, o.size)),
         "{again:?}"
@@ -47,7 +47,7 @@ fn as_many_copies_are_made_as_are_asked_for() {
     let long = object(1, 40 * BLOCK);
     let extent = Extent { object: long.clone(), bytes: 0..long.size };
     for (copies, held) in [(1, 40), (2, 80), (9, 120)] {
-        let done = mount.remote.warm(std::slice::from_ref(&extent), copies, false);
+        let done = mount.remote.warm(std::slice::from_ref(&extent), Some(copies), false);
         assert_eq!(done[0].error, None);
         assert_eq!((0..3).map(|node| cluster.held(node, &long)).sum::<u32>(), held, "{copies} copies");
     }
@@ -61,7 +61,7 @@ fn what_is_not_there_is_said_of_its_part_alone() {
     gone.path = b"no such".as_slice().into();
     let there = object(2, BLOCK);
     let extents = [gone, there].map(|object| Extent { bytes: 0..object.size, object });
-    let done = mount.remote.warm(&extents, 1, false);
+    let done = mount.remote.warm(&extents, Some(1), false);
     assert!(done[0].error.is_some() && done[0].moved_bytes == 0, "{done:?}");
     assert_eq!((&done[1].error, done[1].moved_bytes), (&None, BLOCK));
 }
@@ -74,7 +74,7 @@ fn a_node_that_is_away_has_its_share_warmed_elsewhere_and_is_named_when_freeing(
     cluster.hosts[1].sim.kill();
     let long = object(1, 100 * BLOCK);
     let extent = [Extent { object: long.clone(), bytes: 0..long.size }];
-    let done = mount.remote.warm(&extent, 1, false);
+    let done = mount.remote.warm(&extent, Some(1), false);
     assert_eq!((&done[0].error, done[0].moved_bytes), (&None, long.size));
     let dropped = mount.remote.drop_cached(&extent);
     assert_eq!(dropped[0].moved_bytes, long.size);
