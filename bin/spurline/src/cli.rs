@@ -2,7 +2,7 @@
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use spurline_config::{CoordinatorArgs, MountArgs, NodeArgs, Registry, TrustArgs, args, file};
+use spurline_config::{CoordinatorArgs, MountArgs, NodeArgs, Registry, Source, TrustArgs, args, file};
 use spurline_types::{Size, parse_duration};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -126,7 +126,9 @@ Examples:
     spurline load /mnt/data/train --progress
     spurline load /mnt/data/train --stop
   The files of a list, at most 500 MiB each second:
-    spurline load --files-from epoch1.txt --rate 500M";
+    spurline load --files-from epoch1.txt --rate 500M
+  By the coordinator of a group, which goes on with it after a restart:
+    spurline load s3://datasets/train --source s3://datasets --registry coordinator://head:7010 --submit";
 
 /// Flags of work on many files.
 #[derive(Debug, Args)]
@@ -155,6 +157,17 @@ pub struct JobArgs {
     /// End the job of these paths
     #[arg(long, group = "what")]
     pub stop: bool,
+    /// The coordinator that does the job: coordinator://HOST:PORT[,HOST:PORT] [default: the mount that PATH lies in]
+    ///
+    /// It goes on with jobs after a restart. PATH is below --source then.
+    #[arg(long, value_name = "URL", requires = "source", help_heading = "Group")]
+    pub registry: Option<Registry>,
+    /// The group's name in the registry [default: default]
+    #[arg(long, value_name = "NAME", requires = "registry", help_heading = "Group")]
+    pub cache_group: Option<String>,
+    /// What the mounts of the group mount
+    #[arg(long, value_name = "URL", requires = "registry", help_heading = "Group")]
+    pub source: Option<Source>,
     /// As JSON, one object
     #[arg(long)]
     pub json: bool,
@@ -163,7 +176,7 @@ pub struct JobArgs {
 /// What `load` is told.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
-    /// Files and folders inside a mount of this machine
+    /// Files and folders inside a mount of this machine, or below --source
     pub path: Vec<String>,
     /// Read every block back where it is held and check it before the job has succeeded
     #[arg(long)]
@@ -185,7 +198,7 @@ pub struct LoadArgs {
 /// What `free` is told.
 #[derive(Debug, Args)]
 pub struct FreeArgs {
-    /// Files and folders inside a mount of this machine
+    /// Files and folders inside a mount of this machine, or below --source
     pub path: Vec<String>,
     /// The job.
     #[command(flatten)]

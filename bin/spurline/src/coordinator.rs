@@ -1,8 +1,9 @@
 //! Wires a coordinator together and runs it until it is told to stop.
 
 use crate::background::Ready;
+use crate::jobs::group::GroupJobs;
 use crate::service::{Outside, Target};
-use crate::signals;
+use crate::{group, parts, signals};
 use serde_json::json;
 use spurline_config::{CoordinatorConfig, Fault};
 use spurline_group::Coordinator;
@@ -36,6 +37,16 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     let listen = ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect();
     let settings = spurline_group::CoordinatorConfig { listen, file: config.state_file.clone(), ..Default::default() };
     let coordinator = Arc::new(Coordinator::start(settings, Arc::clone(&stats))?);
+    // Jobs find nodes as everybody does: by asking the coordinator.
+    let own = coordinator.addresses().first().map(ToString::to_string).unwrap_or_default();
+    let own = own.parse().map_err(|e| Fault::failed(format!("{own}: {e}"), ""))?;
+    let jobs_dir = match &config.state_file {
+        Some(file) => file.with_extension("jobs"),
+        None => std::env::temp_dir().join(format!("spurline-coordinator-{}", std::process::id())),
+    };
+    let trust = parts::open_trust(&config.trust, &group::hostname())?;
+    let jobs = GroupJobs::start(&jobs_dir, own, trust, Arc::clone(&stats))?;
+    coordinator.employ(Arc::clone(&jobs) as _);
     let listening: Vec<String> = coordinator.addresses().iter().map(ToString::to_string).collect();
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
         stats,
@@ -78,6 +89,11 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     ready.signal()?;
     let _ = stopped.recv();
     tracing::info!("stopping");
+    jobs.suspend();
+    if config.state_file.is_none() {
+        // Nothing of this process is to outlive it.
+        let _ = std::fs::remove_dir_all(&jobs_dir);
+    }
     drop(outside);
     Ok(())
 }

@@ -244,7 +244,7 @@ fn consumer(
             Ok(tier)
         })?;
     let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
-    let jobs = Arc::new(jobs::target::Group(Arc::clone(&remote)));
+    let jobs = Arc::new(jobs::target::Group::of(Arc::clone(&remote)));
     Ok(Reads {
         volume: Arc::clone(&remote) as _,
         pool,

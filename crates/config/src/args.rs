@@ -227,7 +227,12 @@ pub struct CoordinatorArgs {
     /// mounts prove the group token to each other, whatever it says.
     #[arg(long, help_heading = "Trust")]
     pub allow_anyone: bool,
+    /// What jobs prove to nodes.
+    #[command(flatten)]
+    pub trust: TrustArgs,
     /// Keeps the list of nodes over a restart; none keeps it in memory only
+    ///
+    /// Jobs (spurline load --submit) are kept beside it.
     ///
     /// [default: /var/lib/spurline/coordinator.json, or below ~/.local/state/spurline when not root]
     #[arg(long, value_name = "FILE", help_heading = "Coordinator")]

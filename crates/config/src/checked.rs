@@ -110,6 +110,8 @@ pub struct CoordinatorConfig {
     pub state_file: Option<PathBuf>,
     /// Serve whoever comes, also beyond loopback.
     pub allow_anyone: bool,
+    /// What jobs prove to nodes.
+    pub trust: TrustConfig,
     /// Logs.
     pub log: LogConfig,
     /// The metrics page.
@@ -347,6 +349,7 @@ impl CoordinatorArgs {
             port: self.group_port,
             state_file,
             allow_anyone: self.allow_anyone,
+            trust: self.trust.check(false)?,
             metrics: check_metrics(&self.log)?,
             log: check_log(self.log),
             background: self.background,

@@ -42,15 +42,8 @@ impl Client {
     pub(crate) fn new(addresses: &[HostPort], group: &str) -> Result<Self> {
         let runtime = runtime("coordinator")?;
         let inside = runtime.enter();
-        let connect = |address: &HostPort| {
-            let endpoint = Endpoint::from_shared(format!("http://{address}"))
-                .map_err(|e| Error::new(ErrorKind::Invalid, format!("coordinator://{address}: {e}")))?
-                .connect_timeout(CONNECT)
-                .tcp_nodelay(true)
-                .http2_keep_alive_interval(SIGN)
-                .keep_alive_timeout(ANSWER);
-            Ok(At { address: address.to_string(), channel: endpoint.connect_lazy() })
-        };
+        let connect =
+            |address: &HostPort| Ok(At { address: address.to_string(), channel: endpoint(address)?.connect_lazy() });
         let at = addresses.iter().map(connect).collect::<Result<Vec<_>>>()?;
         drop(inside);
         let names: Vec<&str> = at.iter().map(|at| at.address.as_str()).collect();
@@ -88,6 +81,13 @@ impl Registry for Client {
             silent: Vec::new(),
         }))
     }
+}
+
+/// How a coordinator is connected to.
+pub(crate) fn endpoint(address: &HostPort) -> Result<Endpoint> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|e| Error::new(ErrorKind::Invalid, format!("coordinator://{address}: {e}")))?;
+    Ok(endpoint.connect_timeout(CONNECT).tcp_nodelay(true).http2_keep_alive_interval(SIGN).keep_alive_timeout(ANSWER))
 }
 
 /// An error of gRPC as one sentence with all its causes.

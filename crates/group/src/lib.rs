@@ -9,6 +9,7 @@ mod etcd;
 mod etcd_session;
 mod fixed;
 mod follow;
+mod jobs;
 mod record;
 mod roll;
 mod server;
@@ -16,6 +17,7 @@ mod view;
 
 pub use announce::Announcer;
 pub use follow::{Audience, Follower, Seen, State};
+pub use jobs::{Jobs, ask_jobs};
 pub use roll::{Limits, Roll};
 pub use server::{Coordinator, CoordinatorConfig};
 pub use view::{Holds, View};

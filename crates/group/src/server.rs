@@ -2,6 +2,7 @@
 //! It knows nothing of what nodes hold.
 
 use crate::coordinator::{SIGN, from_wire, to_wire};
+use crate::jobs::{Jobs, Worker};
 use crate::pb::group_server::{Group, GroupServer};
 use crate::{LEASE, Limits, Roll, pb, record, runtime};
 use parking_lot::Mutex;
@@ -62,6 +63,7 @@ struct Shared {
     /// The last refusal that was logged, and when.
     refused: Mutex<Option<(String, Instant)>>,
     stats: Arc<Stats>,
+    jobs: Worker,
 }
 
 impl Coordinator {
@@ -92,6 +94,7 @@ impl Coordinator {
             watchers: AtomicUsize::new(0),
             refused: Mutex::new(None),
             stats,
+            jobs: Worker::default(),
         });
         let runtime = runtime("coordinator")?;
         let mut addresses = Vec::new();
@@ -104,11 +107,13 @@ impl Coordinator {
             let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).map_err(io)?);
             drop(inside);
             let service = GroupServer::new(Service(Arc::clone(&shared)));
+            let jobs = crate::jobs::Service(Arc::clone(&shared.jobs)).server();
             runtime.spawn(async move {
                 let server = tonic::transport::Server::builder()
                     .http2_keepalive_interval(Some(SIGN))
                     .http2_keepalive_timeout(Some(2 * SIGN))
-                    .add_service(service);
+                    .add_service(service)
+                    .add_service(jobs);
                 if let Err(error) = server.serve_with_incoming(incoming.with_nodelay(Some(true))).await {
                     tracing::error!("the coordinator's server ended: {error}");
                 }
@@ -116,6 +121,12 @@ impl Coordinator {
         }
         runtime.spawn(keep(Arc::clone(&shared)));
         Ok(Coordinator { addresses, shared, runtime: Some(runtime) })
+    }
+
+    /// From now on `jobs` does the jobs it is asked for; said once.
+    pub fn employ(&self, jobs: Arc<dyn Jobs>) {
+        // A second time nothing happens.
+        let _ = self.shared.jobs.set(jobs);
     }
 
     /// Where it listens.

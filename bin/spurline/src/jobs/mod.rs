@@ -1,5 +1,7 @@
-//! `spurline load` and `spurline free`: work on many files, begun, looked at and stopped from here, done by a mount.
+//! `spurline load` and `spurline free`: work on many files, begun, looked at and stopped from here, done by a mount or by
+//! a coordinator.
 
+pub mod group;
 mod place;
 mod show;
 pub mod target;
@@ -49,7 +51,16 @@ fn run(action: Action, paths: &[String], args: &JobArgs, more: impl FnOnce(Spec)
             format!("name files or folders: spurline {action} PATH, or a list of them with --files-from FILE"),
         ));
     }
-    let (place, below) = Place::of(paths)?;
+    let (place, below) = match (&args.registry, &args.source) {
+        (Some(registry), Some(source)) => Place::group(registry, args.cache_group.as_deref(), source, paths)?,
+        (Some(_), None) => {
+            return Err(Fault::usage(
+                "of which source are these files?",
+                "give --source URL, the same that the mounts of the group mount",
+            ));
+        }
+        (None, _) => Place::of(paths)?,
+    };
     let spec = more(Spec {
         action,
         source: place.source().to_owned(),
@@ -85,7 +96,10 @@ fn run(action: Action, paths: &[String], args: &JobArgs, more: impl FnOnce(Spec)
         if args.json {
             anstream::println!("{begun}");
         } else {
-            anstream::println!("{id} is under way; --progress in the place of --submit shows how far it is");
+            anstream::println!(
+                "{id} is under way, done by {}; --progress in the place of --submit shows how far it is",
+                place.who()
+            );
         }
         return Ok(ExitCode::SUCCESS);
     }

@@ -1,40 +1,76 @@
-//! Where a job is done: by the process of the mount that its paths lie in.
+//! Where a job is done: by the process of the mount that its paths lie in, or by a coordinator.
 
 use crate::target::{ANSWER, locate};
 use serde_json::Value;
-use spurline_config::Fault;
+use spurline_config::checked::DEFAULT_GROUP;
+use spurline_config::{Fault, HostPort, Registry, Source};
 use spurline_observe::client::Peer;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// A process that does jobs.
+/// Who does a job, and what it is about.
 pub struct Place {
-    peer: Peer,
+    who: Who,
     source: String,
-    mountpoint: PathBuf,
+}
+
+enum Who {
+    /// The process of a mount.
+    Mount { peer: Peer, mountpoint: PathBuf },
+    /// The coordinators of a group.
+    Coordinators { at: Vec<HostPort>, group: String },
 }
 
 impl Place {
-    /// The place of `paths`, and the paths below its source.
+    /// The coordinators of a group, and `paths` below `source`, be they whole URLs or not.
+    ///
+    /// # Errors
+    /// When the registry is no coordinator, or a path is not below the source.
+    pub fn group(
+        registry: &Registry,
+        group: Option<&str>,
+        source: &Source,
+        paths: &[String],
+    ) -> Result<(Place, Vec<String>), Fault> {
+        let Registry::Coordinator(at) = registry else {
+            return Err(Fault::usage(
+                format!("{registry} does no jobs: a coordinator does"),
+                "give --registry coordinator://HOST:PORT, or a path in a mount of this machine, whose process does them",
+            ));
+        };
+        let source = source.as_str().trim_end_matches('/').to_owned();
+        let below = |path: &String| match path.strip_prefix(&source) {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => Ok(rest.trim_matches('/').to_owned()),
+            _ if path.contains("://") => Err(Fault::usage(
+                format!("{path} is not below --source {source}"),
+                "give the source that the mounts of the group mount",
+            )),
+            _ => Ok(path.trim_matches('/').to_owned()),
+        };
+        let below = paths.iter().map(below).collect::<Result<_, _>>()?;
+        let who = Who::Coordinators { at: at.clone(), group: group.unwrap_or(DEFAULT_GROUP).to_owned() };
+        Ok((Place { who, source }, below))
+    }
+
+    /// The mount of `paths`, and the paths below its source.
     ///
     /// # Errors
     /// When a path is in no mount, or they are not all in one.
     pub fn of(paths: &[String]) -> Result<(Place, Vec<String>), Fault> {
-        let mut place: Option<Place> = None;
+        let mut place: Option<(Peer, PathBuf, String)> = None;
         let mut all = Vec::with_capacity(paths.len());
         for path in paths {
             let (mountpoint, source, below) = match &place {
                 // One look at the mount table serves all paths of a long list that lie below the same mountpoint.
-                Some(known) if Path::new(path).is_absolute() && simple(path) => {
-                    match Path::new(path).strip_prefix(&known.mountpoint) {
-                        Ok(below) => (known.mountpoint.clone(), known.source.clone(), below.to_owned()),
+                Some((_, mountpoint, source)) if Path::new(path).is_absolute() && simple(path) => {
+                    match Path::new(path).strip_prefix(mountpoint) {
+                        Ok(below) => (mountpoint.clone(), source.clone(), below.to_owned()),
                         Err(_) => Self::find(path, &mut place)?,
                     }
                 }
                 _ => Self::find(path, &mut place)?,
             };
-            let known = place.as_ref().filter(|known| known.mountpoint == mountpoint && known.source == source);
-            if known.is_none() {
+            if place.as_ref().is_none_or(|known| known.1 != mountpoint || known.2 != source) {
                 return Err(Fault::usage(
                     format!("{path} is in the mount at {}, other paths are not", mountpoint.display()),
                     "one job works on one mount: make a job for each",
@@ -45,16 +81,16 @@ impl Place {
             })?;
             all.push(below);
         }
-        let place = place.ok_or_else(|| Fault::usage("no path was named", ""))?;
-        Ok((place, all))
+        let (peer, mountpoint, source) = place.ok_or_else(|| Fault::usage("no path was named", ""))?;
+        Ok((Place { who: Who::Mount { peer, mountpoint }, source }, all))
     }
 
-    fn find(path: &str, place: &mut Option<Place>) -> Result<(PathBuf, String, PathBuf), Fault> {
+    fn find(path: &str, place: &mut Option<(Peer, PathBuf, String)>) -> Result<(PathBuf, String, PathBuf), Fault> {
         use std::os::unix::ffi::OsStringExt as _;
         let (located, peer) = locate(Path::new(path))?;
         let below = PathBuf::from(std::ffi::OsString::from_vec(located.below));
         let (mountpoint, source) = (located.mount.mountpoint, located.mount.source);
-        place.get_or_insert_with(|| Place { peer, source: source.clone(), mountpoint: mountpoint.clone() });
+        place.get_or_insert_with(|| (peer, mountpoint.clone(), source.clone()));
         Ok((mountpoint, source, below))
     }
 
@@ -63,12 +99,23 @@ impl Place {
         &self.source
     }
 
+    /// Who does the job, for people.
+    pub fn who(&self) -> String {
+        match &self.who {
+            Who::Mount { mountpoint, .. } => format!("the mount at {}", mountpoint.display()),
+            Who::Coordinators { group, .. } => format!("the coordinator of group {group}"),
+        }
+    }
+
     /// Asks about jobs.
     ///
     /// # Errors
     /// When nobody answers, or what is answered.
     pub fn ask(&self, request: &Value) -> Result<Value, Fault> {
-        Ok(self.peer.jobs(request, ANSWER)?)
+        Ok(match &self.who {
+            Who::Mount { peer, .. } => peer.jobs(request, ANSWER)?,
+            Who::Coordinators { at, group } => spurline_group::ask_jobs(at, group, request, ANSWER)?,
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use spurline_cache::Cache;
 use spurline_client::{Extent, Remote};
+use spurline_group::Follower;
 use spurline_jobs::{Part, Target, Worked};
 use spurline_types::{Attr, Error, ErrorKind, ListPage, Result};
 use spurline_volume::Volume;
@@ -14,7 +15,11 @@ const PAGE: usize = 1000;
 pub struct Own(pub Arc<Cache>);
 
 /// The nodes of a group.
-pub struct Group(pub Arc<Remote>);
+pub struct Group {
+    remote: Arc<Remote>,
+    /// Keeps the nodes up to date, where nobody else does.
+    _follower: Option<Follower>,
+}
 
 /// What a check found: all that was asked for was held and right, or it was not.
 fn checked(worked: Worked) -> Result<Worked> {
@@ -73,8 +78,18 @@ impl Target for Own {
 }
 
 impl Group {
+    /// The nodes behind a mount, which follows them.
+    pub fn of(remote: Arc<Remote>) -> Self {
+        Group { remote, _follower: None }
+    }
+
+    /// The nodes that `follower` follows.
+    pub fn following(remote: Arc<Remote>, follower: Follower) -> Self {
+        Group { remote, _follower: Some(follower) }
+    }
+
     fn extents(&self, parts: &[Part]) -> Vec<Extent> {
-        let block = self.0.block_size();
+        let block = self.remote.block_size();
         let one = |part: &Part| Extent {
             object: part.object.clone(),
             bytes: u64::from(part.blocks.start) * block..u64::from(part.blocks.end) * block,
@@ -83,7 +98,7 @@ impl Group {
     }
 
     fn fetch(&self, parts: &[Part], replicas: Option<u32>, verify: bool) -> Vec<Result<Worked>> {
-        worked(self.0.warm(&self.extents(parts), replicas, verify))
+        worked(self.remote.warm(&self.extents(parts), replicas, verify))
     }
 }
 
@@ -97,16 +112,16 @@ fn worked(done: Vec<spurline_proto::PartDone>) -> Vec<Result<Worked>> {
 
 impl Target for Group {
     fn source(&self) -> &str {
-        self.0.source()
+        self.remote.source()
     }
     fn block_size(&self) -> u64 {
-        self.0.block_size()
+        self.remote.block_size()
     }
     fn lookup(&self, path: &[u8]) -> Result<Attr> {
-        self.0.lookup(path)
+        self.remote.lookup(path)
     }
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
-        self.0.list(path, cursor, PAGE)
+        self.remote.list(path, cursor, PAGE)
     }
     fn warm(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {
         self.fetch(parts, replicas, false)
@@ -115,6 +130,6 @@ impl Target for Group {
         self.fetch(parts, replicas, true).into_iter().map(|result| result.and_then(checked)).collect()
     }
     fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
-        worked(self.0.drop_cached(&self.extents(parts)))
+        worked(self.remote.drop_cached(&self.extents(parts)))
     }
 }
