@@ -39,13 +39,19 @@ impl Place {
             ));
         };
         let source = source.as_str().trim_end_matches('/').to_owned();
-        let below = |path: &String| match path.strip_prefix(&source) {
-            Some(rest) if rest.is_empty() || rest.starts_with('/') => Ok(rest.trim_matches('/').to_owned()),
-            _ if path.contains("://") => Err(Fault::usage(
-                format!("{path} is not below --source {source}"),
-                "give the source that the mounts of the group mount",
-            )),
-            _ => Ok(path.trim_matches('/').to_owned()),
+        let below = |path: &String| {
+            // What could be a source of its own is written as one; the rest is below the one that was given.
+            let whole = path.contains("://") || path.starts_with('/');
+            let url = if whole { path.parse::<Source>().ok() } else { None };
+            let text = url.as_ref().map_or(path.as_str(), Source::as_str).trim_end_matches('/');
+            match text.strip_prefix(&source) {
+                Some(rest) if rest.is_empty() || rest.starts_with('/') => Ok(rest.trim_matches('/').to_owned()),
+                _ if whole => Err(Fault::usage(
+                    format!("{path} is not below --source {source}"),
+                    "give the source that the mounts of the group mount",
+                )),
+                _ => Ok(path.trim_matches('/').to_owned()),
+            }
         };
         let below = paths.iter().map(below).collect::<Result<_, _>>()?;
         let who = Who::Coordinators { at: at.clone(), group: group.unwrap_or(DEFAULT_GROUP).to_owned() };

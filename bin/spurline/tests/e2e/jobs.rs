@@ -133,3 +133,38 @@ fn a_group_is_loaded_from_a_bucket_by_its_nodes() {
     assert_eq!(nodes.each_ref().map(|node| node.count("object", "get_bytes")), fetched);
     mount.unmount();
 }
+
+#[test]
+fn a_coordinator_goes_on_with_a_job_after_it_was_killed() {
+    let world = World::new();
+    let url = source(&world);
+    let state = world.path("state/coordinator.json");
+    let start = |port: &str| {
+        let mut command =
+            world.command(&["coordinator", "--group-port", port, "--state-file", state.to_str().unwrap()]);
+        let process = Process::start(&mut command, &world.log_path("coordinator"));
+        let line = process.wait_for("coordinating on ");
+        (process, line.split("coordinating on ").nth(1).unwrap().trim().to_owned())
+    };
+    let (mut process, address) = start("0");
+    let registry = format!("coordinator://{address}");
+    let _node = world.node(&[&url], 0, &["--registry", &registry, "--cache-group", "g"]);
+    let group = ["--source", &url, "--registry", &registry, "--cache-group", "g"];
+    let load = |words: &[&str]| world.run(&[&["load", &url][..], words, &group].concat());
+    // About five seconds of work for the large file alone: it is under way when the coordinator is killed.
+    let out = load(&["--submit", "--rate", "1M", "--verify"]);
+    assert_eq!(out.status.code(), Some(0), "{out:?}");
+    eventually("some work", || json(&load(&["--progress", "--json"]))["files_done"].as_u64().is_some_and(|n| n > 5));
+    process.kill();
+    refused(&load(&["--progress"]), 3, &["coordinator 127.0.0.1"]);
+    let (mut process, _) = start(address.rsplit(':').next().unwrap());
+    let mut job = Value::Null;
+    eventually("the end", || {
+        job = json(&load(&["--progress", "--json"]));
+        job["state"] == "SUCCEEDED"
+    });
+    assert_eq!((job["files_done"].as_u64(), job["files_verified"].as_u64()), (Some(42), Some(42)), "{job}");
+    assert_eq!((&job["bytes_done"], &job["bytes_verified"]), (&job["bytes_total"], &job["bytes_total"]), "{job}");
+    refused(&world.run(&[&["load", "/proc"][..], &group].concat()), 2, &["is not below --source"]);
+    process.kill();
+}
