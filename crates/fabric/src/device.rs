@@ -305,16 +305,18 @@ pub fn read_all(tree: &Tree) -> Vec<Device> {
 fn read(tree: &Tree, name: &str) -> Device {
     let at = format!("{CLASS}/{name}");
     let text = |file: &str| tree.text(&format!("{at}/{file}"));
+    let node_type = text("node_type").map(|t| t.rsplit(':').next().unwrap_or(&t).trim().to_owned());
+    let is_ca = node_type.as_deref() == Some("CA");
     let mut ports: Vec<Port> = tree
         .names(&format!("{at}/ports"))
         .iter()
-        .filter_map(|n| Some(read_port(tree, &format!("{at}/ports/{n}"), n.parse().ok()?)))
+        .filter_map(|n| Some(read_port(tree, &format!("{at}/ports/{n}"), n.parse().ok()?, is_ca)))
         .collect();
     ports.sort_by_key(|p| p.number);
     let tos = format!("sys/kernel/config/rdma_cm/{name}/ports/1/default_roce_tos");
     Device {
         name: name.to_owned(),
-        node_type: text("node_type").map(|t| t.rsplit(':').next().unwrap_or(&t).trim().to_owned()),
+        node_type,
         node_guid: text("node_guid"),
         firmware: text("fw_ver"),
         protocol: None,
@@ -328,7 +330,7 @@ fn read(tree: &Tree, name: &str) -> Device {
     }
 }
 
-fn read_port(tree: &Tree, at: &str, number: u32) -> Port {
+fn read_port(tree: &Tree, at: &str, number: u32, is_ca: bool) -> Port {
     let files = tree.texts(at);
     let file = |name: &str| files.get(name).map(String::as_str);
     let n = |name: &str| file(name).and_then(parse_number);
@@ -357,6 +359,8 @@ fn read_port(tree: &Tree, at: &str, number: u32) -> Port {
         link_layer: match file("link_layer") {
             Some("InfiniBand") => LinkLayer::InfiniBand,
             Some("Ethernet") => LinkLayer::Ethernet,
+            // Kernels that did not show it knew InfiniBand only; libibverbs takes it so, too.
+            None if is_ca && file("sm_lid").is_some() => LinkLayer::InfiniBand,
             _ => LinkLayer::Unknown,
         },
         state: file("state").map_or(PortState::Unknown, PortState::of),
