@@ -6,6 +6,7 @@ use serde_json::Value;
 use spurline_config::Fault;
 use spurline_types::units::human_bytes;
 use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 
 /// Runs the command.
 ///
@@ -14,17 +15,34 @@ use std::fmt::Write as _;
 pub fn run(args: InfoArgs) -> Result<(), Fault> {
     for path in &args.path {
         let (located, peer) = locate(path)?;
-        let answer = peer.info(&located.below, ANSWER).map_err(|e| {
+        let mut answer = peer.info(&located.below, ANSWER).map_err(|e| {
             let fault = Fault::from(e);
             Fault::failed(format!("{}: {}", path.display(), fault.what), fault.remedy)
         })?;
+        let below = &located.below;
+        if std::str::from_utf8(below).is_err() {
+            // What JSON can't hold as text, without loss.
+            answer["path_escaped"] = below.escape_ascii().to_string().into();
+        }
         if args.json {
             anstream::println!("{answer}");
         } else {
-            anstream::print!("{}", show(&path.display().to_string(), &answer));
+            anstream::print!("{}", show(&printable(path.as_os_str().as_bytes()), &answer));
         }
     }
     Ok(())
+}
+
+/// A name as a terminal may show it: what is no text or would steer the terminal is escaped.
+fn printable(name: &[u8]) -> String {
+    let mut out = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+        }
+        let _ = write!(out, "{}", chunk.invalid().escape_ascii());
+    }
+    out
 }
 
 /// The answer for a person: facts, then blocks in runs of the same place.
@@ -36,11 +54,11 @@ fn show(path: &str, answer: &Value) -> String {
     if let Some(object) = answer.as_object() {
         for (key, value) in object {
             match (key.as_str(), value) {
-                ("blocks" | "held" | "path", _) | (_, Value::Null) => {}
+                ("blocks" | "held" | "path" | "path_escaped", _) | (_, Value::Null) => {}
                 ("length" | "block_size", Value::Number(n)) => {
                     fact(key, format!("{n} ({})", human_bytes(n.as_u64().unwrap_or(0))));
                 }
-                (_, Value::String(text)) => fact(key, text.clone()),
+                (_, Value::String(text)) => fact(key, printable(text.as_bytes())),
                 (_, other) => fact(key, other.to_string()),
             }
         }
@@ -66,6 +84,12 @@ fn show(path: &str, answer: &Value) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn names_do_not_steer_the_terminal() {
+        assert_eq!(printable(b"plain \xc3\xa9"), "plain \u{e9}");
+        assert_eq!(printable(b"\x1b[2J\n\xff"), "\\u{1b}[2J\\n\\xff");
+    }
 
     #[test]
     fn facts_counts_and_runs_of_blocks() {

@@ -4,12 +4,14 @@
 //! `cargo run --release -p spurline-net-tcp --example tcpbench -- --size 1M --conns 4 --depth 1 --secs 0.2 --rounds 15`
 //!
 //! A channel has one request under way, so depth D on C connections of the bare reader is compared with C x D
-//! channels. `channel` holds one per thread, `pool` checks one out for every request. `of bare` is the median of the
+//! channels. `channel` holds one per thread, `pool` checks one out for every request, `tls` is `channel`
+//! with a token and TLS. `of bare` is the median of the
 //! rounds' own ratios, so a machine with other work on it still gives a fair one. Seconds are those of one slice.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpChannel, TcpConnector, TcpServer, bare};
 use spurline_proto::{Capabilities, Hello, Read, Request, VolumeId, Welcome};
 use spurline_transport::{Channel, ChannelPool, ConnState, PoolConfig, Responder, Service, greet};
+use spurline_trust::{Tokens, Trust};
 use spurline_types::{Error, ErrorKind, Result, Size, Stats};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -69,6 +71,15 @@ fn parse() -> Args {
     args
 }
 
+/// What both sides prove: nothing, or a token over TLS.
+fn trust(tls: bool) -> Arc<Trust> {
+    if !tls {
+        return Trust::anyone();
+    }
+    let token = Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").expect("a token");
+    Trust::with_tokens("bench", token).encrypted(None).expect("TLS")
+}
+
 struct InMemory(Arc<Vec<u8>>);
 
 impl Service for InMemory {
@@ -104,7 +115,8 @@ fn serve(args: &Args, options: SocketOptions) {
     let (addr, _server) = if args.mode == "bare" {
         (bare::serve(any, data, options).expect("a server"), None)
     } else {
-        let config = ServerConfig { socket: options, ..ServerConfig::default() };
+        let trust = trust(args.mode == "tls");
+        let config = ServerConfig { socket: options, trust, ..ServerConfig::default() };
         let server = TcpServer::bind(&[any], Arc::new(InMemory(data)), config, Arc::new(Stats::default()));
         let server = server.expect("a server");
         (server.local_addrs()[0], Some(server))
@@ -232,31 +244,34 @@ fn main() {
         return serve(&args, options);
     }
     let extra: Vec<String> = std::env::args().skip(1).collect();
-    let mut servers = [ServerProcess::start("bare", &extra), ServerProcess::start("frames", &extra)];
+    let mut servers = ["bare", "frames", "tls"].map(|mode| ServerProcess::start(mode, &extra));
+    const SERVER: [usize; 4] = [0, 1, 1, 2];
     let bare_addr: SocketAddr = servers[0].addr.parse().expect("an address");
     let connector = Arc::new(TcpConnector::new(&servers[1].addr, vec![], options, Arc::default()));
     let many = args.conns * args.depth;
     let config = PoolConfig { nconnect: many, ..PoolConfig::default() };
     let pool = ChannelPool::new(Arc::clone(&connector) as _, "bench", "mem", config, Arc::default());
     let job = |n: usize, asker| Job { asker, room: vec![0; args.size + 8192], offset: n as u64 * 7_654_321 };
-    let channel = || {
+    let sealed = TcpConnector::new(&servers[2].addr, vec![], options, Arc::default()).trusting(trust(true));
+    let channel = |connector: &TcpConnector| {
         let mut channel = connector.open(deadline()).expect("a channel");
         let welcome = greet(&mut channel, &Hello::new("bench", "mem"), deadline()).expect("a welcome");
         Asker::Channel(channel, welcome.volume)
     };
     let bare = || Asker::Bare(bare::Reader::connect(bare_addr, &options).expect("a connection"));
-    let modes = ["bare", "channel", "pool"];
-    let mut jobs: [Vec<Job<'_>>; 3] = [
+    let modes = ["bare", "channel", "pool", "tls"];
+    let mut jobs: [Vec<Job<'_>>; 4] = [
         (0..args.conns).map(|n| job(n, bare())).collect(),
-        (0..many).map(|n| job(n, channel())).collect(),
+        (0..many).map(|n| job(n, channel(&connector))).collect(),
         (0..many).map(|n| job(n, Asker::Pool(&pool))).collect(),
+        (0..many).map(|n| job(n, channel(&sealed))).collect(),
     ];
     // Per mode and round: GB/s, client and server CPU-seconds per GB.
-    let mut seen: [Vec<[f64; 3]>; 3] = Default::default();
+    let mut seen: [Vec<[f64; 3]>; 4] = Default::default();
     for round in 0..=args.rounds {
         for turn in 0..modes.len() {
             let i = (turn + round) % modes.len();
-            let server = &mut servers[i.min(1)];
+            let server = &mut servers[SERVER[i]];
             let before = (server.cpu(), cpu(), Instant::now());
             let (stop, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
             std::thread::scope(|scope| {

@@ -146,8 +146,12 @@ impl TcpServer {
                 TcpListener::bind(addr).and_then(|l| l.set_nonblocking(true).and_then(|()| Ok((l.local_addr()?, l))));
             let (at, listener) = bound.map_err(|e| match e.kind() {
                 std::io::ErrorKind::AddrInUse => Error::new(
-                    ErrorKind::Invalid,
-                    format!("can't listen on {addr}: another process does; choose another --group-port or stop it"),
+                    ErrorKind::Unavailable,
+                    format!(
+                        "can't listen on {addr}: another process does ('ss -ltnp sport = :{}' says which); choose \
+                         another --group-port or stop it",
+                        addr.port()
+                    ),
                 ),
                 std::io::ErrorKind::AddrNotAvailable => Error::new(
                     ErrorKind::Invalid,

@@ -248,7 +248,9 @@ fn it_comes_back_on_the_same_port() {
     assert_eq!(read(&mut *connect(addr), "f", 10).unwrap(), 10);
     // The port is taken now, and the message says so.
     let taken = TcpServer::bind(&[addr], Arc::new(Zeros::default()), ServerConfig::default(), Arc::default());
-    assert!(taken.err().unwrap().message().contains("--group-port"));
+    let taken = taken.err().unwrap();
+    assert!(taken.kind() == ErrorKind::Unavailable && taken.message().contains("--group-port"), "{taken}");
+    assert!(taken.message().contains(&format!("ss -ltnp sport = :{}", addr.port())), "{taken}");
     drop(again);
 }
 
