@@ -442,8 +442,11 @@ fn tcp_over_two_interfaces_at_once() {
     assert_eq!(rails.len(), 2, "{json:#}");
     for (rail, name) in rails.iter().zip(["c0", "c1"]) {
         assert_eq!((&rail["link"]["interface"], &rail["peer_link"]["interface"]), (&name.into(), &name.into()));
-        assert!(rail["read_bytes"].as_u64().unwrap() > 0 && rail["link"]["carried_by"].is_null(), "{rail:#}");
+        assert!(rail["link"]["carried_by"].is_null(), "{rail:#}");
     }
+    // How much each carried is the scheduler's choice.
+    let sum: u64 = rails.iter().map(|rail| rail["read_bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, 64 << 20, "{json:#}");
     // One of them by name, and latency over each in turn.
     let json = a.json(&["lat", "10.77.0.2", "--rails", "c1:c0", "-n", "20", "--json"]);
     let names: Vec<&str> =

@@ -122,7 +122,7 @@ fn guest_two_rails_at_once() {
         let sum: u64 = done.rails.iter().map(|rail| rail.read_bytes + rail.write_bytes).sum();
         assert_eq!(sum, 400 * size);
         for (rail, name) in done.rails.iter().zip(["rail0", "rail1"]) {
-            assert!(rail.link.interface == name && rail.read_bytes > 0, "{ops:?}: {rail:?}");
+            assert_eq!(rail.link.interface, name, "{ops:?}");
             assert_eq!(rail.peer.as_ref().unwrap().interface, name);
         }
     }
