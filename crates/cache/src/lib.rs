@@ -330,7 +330,8 @@ fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fil
         }
     }
     let offset = u64::from(id.index) * shared.block_size;
-    let was_elsewhere = shared.elsewhere.get().is_some_and(|others| others.fetch(object, id.index, &mut fill));
+    let was_elsewhere =
+        shared.elsewhere.get().is_some_and(|others| others.fetch(under.source(), object, id.index, &mut fill));
     if !was_elsewhere && let Err(error) = under.read(object, offset, &mut fill, Instant::now() + shared.under_timeout) {
         return failed(fill, error);
     }

@@ -10,7 +10,6 @@ use spurline_transport::Wake;
 use spurline_types::Member;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 /// In a group this small every node is made ready before it is asked for anything; in a larger one when it is.
 const ALL_READY: usize = 64;
@@ -105,8 +104,8 @@ impl View {
 pub struct Roster {
     current: ArcSwap<View>,
     workshop: Arc<Workshop>,
-    /// Held while the list is being replaced; when it last was.
-    changing: Mutex<Instant>,
+    /// Held while the list is being replaced.
+    changing: Mutex<()>,
 }
 
 impl Roster {
@@ -119,7 +118,7 @@ impl Roster {
             placement: Placement::new(&[]),
             workshop: Arc::clone(&workshop),
         };
-        let roster = Roster { current: ArcSwap::from_pointee(empty), workshop, changing: Mutex::new(Instant::now()) };
+        let roster = Roster { current: ArcSwap::from_pointee(empty), workshop, changing: Mutex::new(()) };
         roster.set_members(members);
         Arc::new(roster)
     }
@@ -127,7 +126,7 @@ impl Roster {
     /// Replaces the list. Nodes that stay under the same name and addresses keep their connections; those that go
     /// finish what is under way. Of two under one name the last told is the one.
     pub fn set_members(&self, members: &[Member]) {
-        let mut changed = self.changing.lock();
+        let _changing = self.changing.lock();
         let old = self.current.load();
         if old.members == members {
             return;
@@ -145,7 +144,6 @@ impl Roster {
         let placement = Placement::new(&kept_members);
         let view = Arc::new(View { members: kept_members, slots, placement, workshop: Arc::clone(&self.workshop) });
         self.current.store(Arc::clone(&view));
-        *changed = Instant::now();
         if view.members.len() <= ALL_READY {
             (0..view.members.len() as u32).for_each(|index| drop(Arc::clone(view.peer(index))));
         }
@@ -154,11 +152,6 @@ impl Roster {
     /// The nodes now. Takes no lock and allocates nothing.
     pub fn view(&self) -> Guard<Arc<View>> {
         self.current.load()
-    }
-
-    /// Whether the list was replaced by another one less than `time` ago, or was new then.
-    pub fn changed_within(&self, time: Duration) -> bool {
-        self.changing.lock().elapsed() < time
     }
 
     /// Gives the nodes, those of now and later ones, paths beside TCP, once; `wake` is rung whenever one got them.

@@ -4,10 +4,12 @@
 
 use crate::placement::{FIRST, Wanted};
 use crate::roster::Roster;
+use parking_lot::{Mutex, RwLock};
 use spurline_proto::{Read, Request};
-use spurline_types::{ObjectRef, Sink, Stats};
+use spurline_types::{Member, ObjectRef, Sink, Stats};
 use spurline_volume::Elsewhere;
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,9 +22,16 @@ thread_local! {
     static RANKED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Makes what a source is asked for through, of these nodes.
+type OpenGroup = dyn Fn(&str, &[Member]) -> Arc<Roster> + Send + Sync;
+
 /// The group of a node as the node itself sees it.
 pub struct Siblings {
-    roster: Arc<Roster>,
+    open: Box<OpenGroup>,
+    /// Of each source that was asked for: connections greet for one.
+    rosters: RwLock<HashMap<String, Arc<Roster>>>,
+    /// The nodes now, and when they were last told to be others.
+    members: Mutex<(Vec<Member>, Instant)>,
     own_name: String,
     block_size: u64,
     /// After the group changed, blocks may be where they were before for this long.
@@ -31,16 +40,57 @@ pub struct Siblings {
 }
 
 impl Siblings {
-    /// The nodes of `roster` but the one called `own_name`. For as long as `settles` after a change of the group, nodes
-    /// that would hold a block without this one are asked for it.
-    pub fn new(roster: Arc<Roster>, own_name: &str, block_size: u64, settles: Duration, stats: Arc<Stats>) -> Self {
-        Siblings { roster, own_name: own_name.to_owned(), block_size, settles, stats }
+    /// The group of the node called `own_name`, nobody else in it yet; `open` makes what it asks others for a source
+    /// through. For as long as `settles` after a change of the group, nodes that would hold a block without this one are
+    /// asked for it.
+    pub fn new(
+        own_name: &str,
+        block_size: u64,
+        settles: Duration,
+        stats: Arc<Stats>,
+        open: impl Fn(&str, &[Member]) -> Arc<Roster> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Siblings {
+            open: Box::new(open),
+            rosters: RwLock::default(),
+            members: Mutex::new((Vec::new(), Instant::now())),
+            own_name: own_name.to_owned(),
+            block_size,
+            settles,
+            stats,
+        })
+    }
+
+    /// Replaces the list of the group's nodes, this one included.
+    pub fn set_members(&self, members: &[Member]) {
+        let mut known = self.members.lock();
+        if known.0 != members {
+            *known = (members.to_vec(), Instant::now());
+            // Under the lock, so that of two lists the later one stays.
+            self.rosters.read().values().for_each(|roster| roster.set_members(members));
+        }
+    }
+
+    fn roster(&self, source: &str) -> Arc<Roster> {
+        if let Some(known) = self.rosters.read().get(source) {
+            return Arc::clone(known);
+        }
+        let members = self.members.lock();
+        let mut rosters = self.rosters.write();
+        let made = rosters.entry(source.to_owned()).or_insert_with(|| (self.open)(source, &members.0));
+        Arc::clone(made)
+    }
+
+    /// Whether blocks may still be where they were before the group changed.
+    fn unsettled(&self) -> bool {
+        self.members.lock().1.elapsed() < self.settles
     }
 }
 
 impl Elsewhere for Siblings {
-    fn fetch(&self, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool {
-        let view = self.roster.view();
+    fn fetch(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool {
+        let roster = self.roster(source);
+        let view = roster.view();
         if view.members().len() < 2 {
             return false;
         }
@@ -51,7 +101,7 @@ impl Elsewhere for Siblings {
         // A block's owner asks only after a change; another node that was asked for it has the owner to ask.
         let mut asked = 0;
         let mut found = false;
-        if !owns || self.roster.changed_within(self.settles) {
+        if !owns || self.unsettled() {
             // A node that is being drained is none of the first, and has what it had.
             let drained = view.drained(Wanted::block(object.id, index, 1));
             let places = ranked.iter().copied().chain(drained).filter(|at| !is_own(at));

@@ -41,8 +41,8 @@ pub trait Backing: Send + Sync {
 /// Other places that may hold a block which this process would have to fetch from the under-store.
 pub trait Elsewhere: Send + Sync {
     /// Fills `sink`, which is empty and as long as the block, from one of them; false, and nothing is committed, when
-    /// none has it or none answers soon.
-    fn fetch(&self, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool;
+    /// none has it or none answers soon. `source` is the URL that the object's path is below.
+    fn fetch(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool;
 }
 
 /// A tree of files to read. Paths are relative, without a leading slash; the root is the empty path.

@@ -28,10 +28,10 @@ fn the_blocks_of_a_drained_node_are_taken_from_it() {
     let objects: Vec<_> = (0..10).map(|n| object(n, 40 * BLOCK)).collect();
     objects.iter().for_each(|object| mount.read_all(object).unwrap());
     let fetched = cluster.under.reads().0;
-    let rosters = cluster.join(&[0, 1, 2]);
+    let siblings = cluster.join(&[0, 1, 2]);
     let mut members = cluster.members(0..3);
     members[1].weight = 0;
-    rosters.iter().for_each(|roster| roster.set_members(&members));
+    siblings.iter().for_each(|siblings| siblings.set_members(&members));
     mount.remote.set_members(&members);
     let before = cluster.hosts[1].stats.remotecache.served_ops.get();
     objects.iter().for_each(|object| mount.read_all(object).unwrap());

@@ -188,16 +188,19 @@ impl Cluster {
     }
 
     /// Tells every node of `which` of the others: they ask each other before the under-store.
-    pub fn join(&self, which: &[usize]) -> Vec<Arc<Roster>> {
+    pub fn join(&self, which: &[usize]) -> Vec<Arc<Siblings>> {
         let join = |n: &usize| {
             let host = &self.hosts[*n];
-            let (make, _) = reach(&self.hosts, &host.member.name, &host.stats);
-            let roster = Roster::new(&self.members(which.iter().copied()), make);
+            let make = Arc::new(reach(&self.hosts, &host.member.name, &host.stats).0);
+            let open = move |_: &str, members: &[Member]| {
+                let make = Arc::clone(&make);
+                Roster::new(members, move |member| make(member))
+            };
             let stats = Arc::clone(&host.stats);
-            let settles = Duration::from_secs(3600);
-            let siblings = Siblings::new(Arc::clone(&roster), &host.member.name, BLOCK, settles, stats);
-            host.shared.ask_elsewhere(Arc::new(siblings));
-            roster
+            let siblings = Siblings::new(&host.member.name, BLOCK, Duration::from_secs(3600), stats, open);
+            siblings.set_members(&self.members(which.iter().copied()));
+            host.shared.ask_elsewhere(Arc::clone(&siblings) as _);
+            siblings
         };
         which.iter().map(join).collect()
     }
