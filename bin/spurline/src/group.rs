@@ -1,10 +1,14 @@
 //! How a node enters its group and a mount follows it, wired to what `status` shows of that.
 
+use crate::peers::Reach;
 use serde_json::{Value, json};
-use spurline_client::Roster;
+use spurline_cache::Shared;
+use spurline_client::{Roster, Siblings};
 use spurline_config::{Fault, GroupConfig, NodeConfig};
 use spurline_group::{Announcer, Audience, Follower, Holds, State};
+use spurline_net_tcp::{SocketOptions, group_addresses};
 use spurline_transport::PoolState;
+use spurline_trust::Trust;
 use spurline_types::{ErrorKind, Member, Stats};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,6 +64,12 @@ pub fn keep_up(follower: &Follower, roster: &Arc<Roster>) {
     follower.tell(Arc::new(Nodes(Arc::clone(roster))));
 }
 
+/// What a node is called in its group.
+pub fn name_in_group(config: &NodeConfig, host: &str, listening: &[String]) -> String {
+    let port = listening.first().and_then(|at| at.rsplit(':').next()).unwrap_or_default();
+    config.name.clone().unwrap_or_else(|| format!("{host}:{port}"))
+}
+
 /// Enters a node into its group; `None` when it has none.
 ///
 /// # Errors
@@ -72,9 +82,8 @@ pub fn announce(
     stats: &Arc<Stats>,
 ) -> Result<Option<Announcer>, Fault> {
     let Some(group) = &config.group else { return Ok(None) };
-    let port = listening.first().and_then(|at| at.rsplit(':').next()).unwrap_or_default();
     let member = Member {
-        name: config.name.clone().unwrap_or_else(|| format!("{host}:{port}")),
+        name: name_in_group(config, host, listening),
         instance,
         addresses: listening.to_vec(),
         weight: config.weight,
@@ -94,6 +103,62 @@ pub fn announce(
     })?;
     tracing::info!("node {name} of group {} by {}, weight {}", group.name, registry.describe(), config.weight);
     Ok(announcer)
+}
+
+/// The other nodes as one of them asks them, as the members of the group change.
+struct Others(Arc<Siblings>);
+
+impl Audience for Others {
+    fn members(&self, members: &[Member]) {
+        self.0.set_members(members);
+    }
+
+    fn answers(&self, _name: &str) -> bool {
+        // A node asks others now and then; that it has not lately says nothing.
+        false
+    }
+}
+
+/// For so long after a change of the group, nodes ask each other for blocks that moved.
+const SETTLES: Duration = Duration::from_secs(3600);
+/// Connections of a node to each other node, for each source: they carry what moves between nodes and no reader's load.
+const BETWEEN_NODES: usize = 4;
+
+/// Has a node ask the others of its group for what they hold before it asks the under-store, for as long as the answer
+/// is kept. `name` is its own in the group.
+///
+/// # Errors
+/// When its networks can't be used.
+pub fn ask_others(
+    config: &NodeConfig,
+    name: &str,
+    shared: &Shared,
+    trust: &Arc<Trust>,
+    stats: &Arc<Stats>,
+) -> Result<Option<Follower>, Fault> {
+    let Some(group) = &config.group else { return Ok(None) };
+    let networks = &config.net.group_network;
+    let locals = if networks.is_empty() { Vec::new() } else { group_addresses(&networks.join(","))? };
+    let reach = Reach {
+        name: name.to_owned(),
+        source: String::new(),
+        locals,
+        socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
+        trust: Arc::clone(trust),
+        nconnect: BETWEEN_NODES,
+        stats: Arc::clone(stats),
+    };
+    let open = move |source: &str, members: &[Member]| {
+        let reach = Reach { source: source.to_owned(), ..reach.clone() };
+        Roster::new(members, move |member| reach.peer(member))
+    };
+    let siblings = Siblings::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
+    shared.ask_elsewhere(Arc::clone(&siblings) as _);
+    let registry = spurline_group::open(&group.registry, &group.name)?;
+    let holds = Holds { one: group.hold, many: group.hold * MANY };
+    let follower = Follower::start(&registry, holds, Arc::clone(stats))?;
+    follower.tell(Arc::new(Others(siblings)));
+    Ok(Some(follower))
 }
 
 /// What a mount's status says of its group.

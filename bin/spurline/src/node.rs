@@ -75,6 +75,8 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let tcp = TcpServer::bind(&addresses, Arc::clone(&node) as _, server_config, Arc::clone(&stats))?;
     let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
     stats.group.weight.set(u64::from(config.weight));
+    let own_name = group::name_in_group(&config, &host, &listening);
+    let others = group::ask_others(&config, &own_name, &shared, &trust, &stats)?;
     // Nobody is told of this node before it serves.
     let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), &stats)?);
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
@@ -147,6 +149,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     if let Some(announcer) = announcer.as_ref() {
         announcer.end();
     }
+    drop(others);
     tcp.shutdown();
     let deadline = Instant::now() + parts::STOP_PATIENCE;
     let rdma_ended = rdma.is_none_or(|rdma| rdma.join(deadline));
