@@ -151,3 +151,51 @@ fn nodes_that_are_killed_stopped_and_restarted_cost_readers_a_pause_and_no_error
     // Blocks outlive a node's process on its disk.
     assert!(nodes.iter().all(|node| node.count("blockcache", "blocks") > 0));
 }
+
+#[test]
+fn a_node_that_joins_takes_its_blocks_from_the_others_and_not_from_the_bucket() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    let texts: Vec<Vec<u8>> = (0..4).map(|n| bytes(n + 40, 40 * MIB)).collect();
+    texts.iter().enumerate().for_each(|(n, text)| drop(server.put("data", &format!("f{n}"), text)));
+    let (_coordinator, address) = crate::group::coordinator(&world, 0);
+    let registry = format!("coordinator://{address}");
+    let start = |name: &str| {
+        let cache = world.dir(&format!("cache-{name}"));
+        let mut command = world.command(&["node", "--source", "s3://data", "--cache-dir", cache.to_str().unwrap()]);
+        command.args(["--registry", &registry, "--name", name, "--endpoint-url", &server.endpoint()]);
+        world.node_with(with_credentials(&mut command))
+    };
+    let first = start("one");
+    let at = world.dir("mnt");
+    let words = ["mount", "s3://data", at.to_str().unwrap(), "--registry", &registry];
+    let mount = world.mount_with(&mut world.command(&words));
+    let read_all = || texts.iter().enumerate().for_each(|(n, text)| assert!(mount.read(format!("f{n}")) == *text));
+    read_all();
+    assert!(first.count("object", "get_bytes") >= 160 * MIB as u64);
+    let second = start("two");
+    // Half of the runs of blocks are its own from the moment when all know of it.
+    let deadline = Instant::now() + PATIENCE;
+    while second.count("remotecache", "pulled_bytes") == 0 {
+        assert!(Instant::now() < deadline, "the second node is asked for nothing: {}", second.process.log());
+        drop_page_cache(&at, texts.len());
+        read_all();
+    }
+    drop_page_cache(&at, texts.len());
+    read_all();
+    let (pulled, got) = (second.count("remotecache", "pulled_bytes"), second.count("object", "get_bytes"));
+    println!("of the second node's blocks {pulled} bytes came from the first and {got} from the bucket");
+    mount.unmount();
+}
+
+/// Has the kernel forget what it holds of the files.
+fn drop_page_cache(mount: &Path, files: usize) {
+    for n in 0..files {
+        let file = File::open(mount.join(format!("f{n}"))).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    }
+}
