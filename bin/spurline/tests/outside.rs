@@ -84,8 +84,11 @@ fn a_node_elsewhere_is_asked_over_http() {
     let name = server.address().to_string();
     let run = |words: &[&str]| spurline(dir.path(), words);
     assert!(out(&run(&["stats", &name, "--json", "-c", "1"])).contains("read_bytes"));
-    let registry = format!("static:{name}");
-    assert!(out(&run(&["status", "--registry", &registry])).contains("s3://b"));
+    assert!(out(&run(&["status", &name])).contains("s3://b"));
+    // A registry has the addresses of the nodes themselves, which speak no HTTP.
+    let answer = run(&["status", "--registry", &format!("static:{name}")]);
+    assert_eq!(answer.status.code(), Some(1), "{answer:?}");
+    assert!(String::from_utf8_lossy(&answer.stdout).contains("down"), "{answer:?}");
     drop(server);
 }
 
