@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::OnceLock;
 
 const BIN: &str = env!("CARGO_BIN_EXE_spurline");
 
@@ -70,16 +71,20 @@ fn ip(words: &[&str]) {
     try_ip(words).unwrap_or_else(|e| panic!("ip {words:?}: {e}"));
 }
 
-/// Whether namespaces can be made here; says SKIP where not.
+/// Whether namespaces can be made here; says SKIP where not. Tried once: tests beside each other would take the name of
+/// the trial from one another.
 fn here() -> bool {
-    let name = format!("spurline-net-{}-probe", std::process::id());
-    let made = try_ip(&["netns", "add", &name]);
-    let _ = try_ip(&["netns", "del", &name]);
-    if let Err(why) = made {
+    static TRIED: OnceLock<Result<(), String>> = OnceLock::new();
+    let tried = TRIED.get_or_init(|| {
+        let name = format!("spurline-net-{}-probe", std::process::id());
+        let made = try_ip(&["netns", "add", &name]);
+        let _ = try_ip(&["netns", "del", &name]);
+        made
+    });
+    if let Err(why) = tried {
         skip("netns", &format!("no network namespaces: {why}"));
-        return false;
     }
-    true
+    tried.is_ok()
 }
 
 fn skip(thing: &str, why: &str) {
