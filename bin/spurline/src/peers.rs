@@ -8,7 +8,10 @@ use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// A node whose host does not answer a connection attempt for this long is tried again later.
+const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// How nodes are reached over TCP.
 #[derive(Clone)]
@@ -64,7 +67,8 @@ impl Connector for Addresses {
         for tried in 0..count {
             let at = (first + tried) % count;
             // Each gets its share of the time that is left, so that a silent address leaves some for the others.
-            let share = deadline.saturating_duration_since(Instant::now()) / (count - tried) as u32;
+            // No attempt waits as long as a request may: others can be asked, or the same again.
+            let share = (deadline.saturating_duration_since(Instant::now()) / (count - tried) as u32).min(ATTEMPT);
             match self.connectors[at].connect(Instant::now() + share) {
                 Ok(channel) => {
                     self.last.store(at, Ordering::Relaxed);
