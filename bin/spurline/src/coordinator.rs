@@ -12,7 +12,7 @@ use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
 use spurline_types::{Error, ErrorKind, Stats};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Runs the coordinator; returns when it has ended.
@@ -74,13 +74,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     });
     let owner = listening.first().cloned().unwrap_or_default();
     let outside = Outside::open(Owner::Node(&owner), &config.metrics, &look)?;
-    let (stop, stopped) = mpsc::channel();
-    signals::on_stop(move |count| {
-        let _ = stop.send(count);
-        if count > 1 {
-            std::process::exit(1);
-        }
-    })?;
+    let stopped = signals::stops()?;
     if !far.is_empty() {
         tracing::warn!("--allow-anyone: whoever reaches {} can enter the group", far.join(" or "));
     }

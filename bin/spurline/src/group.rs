@@ -5,8 +5,7 @@ use serde_json::{Value, json};
 use spurline_cache::Shared;
 use spurline_client::{Roster, Siblings};
 use spurline_config::{Fault, GroupConfig, NodeConfig};
-use spurline_group::{Announcer, Audience, Follower, Holds, State};
-use spurline_net_tcp::{SocketOptions, group_addresses};
+use spurline_group::{Announcer, Audience, Follower, Holds, Registry, State};
 use spurline_transport::PoolState;
 use spurline_trust::Trust;
 use spurline_types::{ErrorKind, Member, Stats};
@@ -23,14 +22,17 @@ pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
+fn start(registry: &Arc<dyn Registry>, group: &GroupConfig, stats: &Arc<Stats>) -> spurline_types::Result<Follower> {
+    Follower::start(registry, Holds { one: group.hold, many: group.hold * MANY }, Arc::clone(stats))
+}
+
 /// Begins to follow the group, and gives its first members.
 ///
 /// # Errors
 /// With exit code 3 when the registry can't be reached or knows no node, saying what was tried.
 pub fn follow(group: &GroupConfig, stats: &Arc<Stats>) -> Result<(Follower, Vec<Member>), Fault> {
     let registry = spurline_group::open(&group.registry, &group.name)?;
-    let holds = Holds { one: group.hold, many: group.hold * MANY };
-    let follower = Follower::start(&registry, holds, Arc::clone(stats))?;
+    let follower = start(&registry, group, stats)?;
     match follower.first(Instant::now() + FIRST) {
         Ok(members) => {
             tracing::info!("group {} by {}: {} known", group.name, registry.describe(), members.len());
@@ -137,17 +139,7 @@ pub fn ask_others(
     stats: &Arc<Stats>,
 ) -> Result<Option<Follower>, Fault> {
     let Some(group) = &config.group else { return Ok(None) };
-    let networks = &config.net.group_network;
-    let locals = if networks.is_empty() { Vec::new() } else { group_addresses(&networks.join(","))? };
-    let reach = Reach {
-        name: name.to_owned(),
-        source: String::new(),
-        locals,
-        socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
-        trust: Arc::clone(trust),
-        nconnect: BETWEEN_NODES,
-        stats: Arc::clone(stats),
-    };
+    let reach = Reach { nconnect: BETWEEN_NODES, ..Reach::by(&config.net, name, "", trust, stats)? };
     let open = move |source: &str, members: &[Member]| {
         let reach = Reach { source: source.to_owned(), ..reach.clone() };
         Roster::new(members, move |member| reach.peer(member))
@@ -155,8 +147,7 @@ pub fn ask_others(
     let siblings = Siblings::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
     shared.ask_elsewhere(Arc::clone(&siblings) as _);
     let registry = spurline_group::open(&group.registry, &group.name)?;
-    let holds = Holds { one: group.hold, many: group.hold * MANY };
-    let follower = Follower::start(&registry, holds, Arc::clone(stats))?;
+    let follower = start(&registry, group, stats)?;
     follower.tell(Arc::new(Others(siblings)));
     Ok(Some(follower))
 }

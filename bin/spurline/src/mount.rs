@@ -14,7 +14,6 @@ use spurline_fuse::{MountOptions, Session, SessionConfig, Unmounter};
 use spurline_group::Follower;
 use spurline_jobs::{Board, NoKeep};
 use spurline_mem::{Pool, Tier};
-use spurline_net_tcp::{SocketOptions, group_addresses};
 use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
 use spurline_observe::place::Owner;
@@ -203,24 +202,9 @@ fn consumer(
     stats: &Arc<Stats>,
 ) -> Result<Reads, Fault> {
     let (follower, members) = group::follow(group, stats)?;
-    let locals = if config.net.group_network.is_empty() {
-        Vec::new()
-    } else {
-        group_addresses(&config.net.group_network.join(","))?
-    };
-    let name = format!("{}:{}", rustix::system::uname().nodename().to_string_lossy(), config.mountpoint.display());
-    let socket = SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() };
+    let name = format!("{}:{}", group::hostname(), config.mountpoint.display());
     let trust = parts::open_trust(&config.trust, &name)?;
-    let reach = Reach {
-        name,
-        source: config.source.to_string(),
-        locals,
-        socket,
-        // Each thread of the kernel's and of read-ahead may have a request under way.
-        nconnect: config.net.nconnect,
-        trust: Arc::clone(&trust),
-        stats: Arc::clone(stats),
-    };
+    let reach = Reach::by(&config.net, &name, config.source.as_str(), &trust, stats)?;
     let roster = Roster::new(&members, move |member| reach.peer(member));
     group::keep_up(&follower, &roster);
     let remote_config = RemoteConfig {

@@ -15,7 +15,7 @@ use spurline_rails::LocalRail;
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::Volume as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Runs the node; returns when it has ended.
@@ -124,13 +124,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     }));
     let owner = listening.first().cloned().unwrap_or_default();
     let outside = Outside::open(Owner::Node(&owner), &config.metrics, &look)?;
-    let (stop, stopped) = mpsc::channel();
-    signals::on_stop(move |count| {
-        let _ = stop.send(count);
-        if count > 1 {
-            std::process::exit(1);
-        }
-    })?;
+    let stopped = signals::stops()?;
     let rdma_at: Vec<String> = rdma.iter().flat_map(|r| r.local_addrs().iter().map(ToString::to_string)).collect();
     let (mut reached, rails) = reached(tcp.local_addrs(), found.as_deref());
     reached.extend(rails);

@@ -1,7 +1,8 @@
 //! What the nodes of a group are asked through: connections over TCP, to the first of a node's addresses that answers.
 
 use spurline_client::Peer;
-use spurline_net_tcp::{SocketOptions, TcpConnector};
+use spurline_config::NetConfig;
+use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
 use spurline_transport::{Channel, ChannelPool, Connector, PoolConfig, TransportKind};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
@@ -33,6 +34,23 @@ pub struct Reach {
 }
 
 impl Reach {
+    /// As the flags of the network say, for questions about `source`.
+    ///
+    /// # Errors
+    /// When the networks named can't be used.
+    pub fn by(net: &NetConfig, name: &str, source: &str, trust: &Arc<Trust>, stats: &Arc<Stats>) -> Result<Self> {
+        let networks = &net.group_network;
+        Ok(Reach {
+            name: name.to_owned(),
+            source: source.to_owned(),
+            locals: if networks.is_empty() { Vec::new() } else { group_addresses(&networks.join(","))? },
+            socket: SocketOptions { congestion: net.tcp_congestion, ..SocketOptions::default() },
+            trust: Arc::clone(trust),
+            nconnect: net.nconnect,
+            stats: Arc::clone(stats),
+        })
+    }
+
     /// The peer of a member.
     pub fn peer(&self, member: &Member) -> Arc<Peer> {
         Peer::new(self.pool(member), member)

@@ -3,6 +3,7 @@
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use spurline_config::Fault;
+use std::sync::mpsc;
 
 /// Calls `stop` with 1 at the first signal to end (unmount cleanly), with 2 at the second (by force), and so on.
 ///
@@ -20,4 +21,19 @@ pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> 
         })
         .map_err(failed)?;
     Ok(())
+}
+
+/// Gets a message at each signal to end; the second ends the process.
+///
+/// # Errors
+/// As [`on_stop`].
+pub fn stops() -> Result<mpsc::Receiver<u32>, Fault> {
+    let (stop, stopped) = mpsc::channel();
+    on_stop(move |count| {
+        let _ = stop.send(count);
+        if count > 1 {
+            std::process::exit(1);
+        }
+    })?;
+    Ok(stopped)
 }
