@@ -113,8 +113,8 @@ pub fn collect(tree: &Tree, read: impl FnOnce(&Tree)) -> BTreeMap<String, Entry>
             entries.insert(name.to_owned(), Entry::File(bytes));
         }
     };
-    add(NETLINK, serde_json::to_vec_pretty(&netlink));
-    add(LEFT_OUT, serde_json::to_vec_pretty(&left_out(tree)));
+    add(NETLINK, serde_json::to_vec(&netlink));
+    add(LEFT_OUT, serde_json::to_vec(&left_out(tree)));
     entries
 }
 

@@ -1,34 +1,24 @@
-//! Where facts come from: files below a root. It owns paths, symbolic links, size limits and deadlines, so that no
-//! reader above can hang, leave the root or meet more than it asked for. It does not know what any file means.
+//! Where facts come from: files below a root. It owns paths, symbolic links and limits, so that no reader above can
+//! hang, leave the root or meet more than it asked for. It does not know what any file means.
+
+mod probe;
 
 use crate::archive;
+use probe::{MOST_BYTES, MOST_NAMES, MOST_PAGE, Probe, Question, Reply};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
-use std::fs::OpenOptions;
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-/// The longest text of one file that is read; what the kernel shows is far shorter.
-const MOST_BYTES: u64 = 1024 * 1024;
-/// The most names of one directory that are looked at.
-const MOST_NAMES: usize = 4096;
+/// The longest path, as the kernel has it.
+const MOST_PATH: usize = 4096;
+/// The most files and names of one tree that are looked at. A host with a thousand virtual functions has a quarter of
+/// that; directories that lead into each other have no end.
+const MOST_LOOKS: usize = 2_000_000;
 /// As many symbolic links as the kernel follows in one path.
 const MOST_LINKS: usize = 40;
-/// How long one file may take, in slices. Firmware that is asked through sysfs answers in milliseconds, and a dead card
-/// not at all. Counted in slices, a process that was stopped for long loses one of them and not its deadline.
-const SLICE: Duration = Duration::from_millis(250);
-const SLICES: usize = 8;
-/// The most slices that a directory with its files may take, each of them in time.
-const MOST_SLICES: usize = 120;
-/// After so many files of one device without an answer, the rest of it is left out.
-const MOST_LATE: usize = 2;
-/// After so many on the whole host, the rest is.
-const MOST_LATE_HOST: usize = 10;
 
 /// A file or a symbolic link of a collected tree; directories follow from the paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +45,8 @@ pub struct Tree {
     /// Paths whose parts are no symbolic links, by the path asked for.
     real: Mutex<HashMap<String, Option<String>>>,
     left_out: Mutex<BTreeMap<String, String>>,
+    /// How much more is looked at.
+    looks: AtomicUsize,
     record: Option<Mutex<BTreeMap<String, Entry>>>,
 }
 
@@ -92,7 +84,13 @@ impl Tree {
     }
 
     fn new(source: Source) -> Self {
-        Tree { source, real: Mutex::default(), left_out: Mutex::default(), record: None }
+        Tree {
+            source,
+            real: Mutex::default(),
+            left_out: Mutex::default(),
+            looks: AtomicUsize::new(MOST_LOOKS),
+            record: None,
+        }
     }
 
     /// The same, keeping a copy of everything that is read from now on.
@@ -127,7 +125,19 @@ impl Tree {
         Some(bytes)
     }
 
+    /// Counts files and names that are looked at; none when it was enough.
+    fn look(&self, count: usize) -> Option<()> {
+        let all = self.looks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(count));
+        if all.is_err() {
+            self.looks.store(0, Ordering::Relaxed);
+            let why = format!("left out after {MOST_LOOKS} others: do directories lead into each other?");
+            lock(&self.left_out).insert("the rest of the files".to_owned(), why);
+        }
+        all.ok().map(drop)
+    }
+
     fn unrecorded(&self, path: &str) -> Option<(String, Vec<u8>)> {
+        self.look(1)?;
         let real = self.real(path)?;
         let bytes = match &self.source {
             Source::Memory(entries) => match entries.get(&real)? {
@@ -164,7 +174,7 @@ impl Tree {
 
     /// The names in a directory, sorted.
     pub fn names(&self, dir: &str) -> Vec<String> {
-        let Some(real) = self.real(dir) else { return Vec::new() };
+        let Some(real) = self.look(1).and_then(|()| self.real(dir)) else { return Vec::new() };
         let mut names = match &self.source {
             Source::Memory(entries) => names_below(entries, &real),
             Source::Disk { .. } => match self.ask(Question::Names(real.clone()), dir) {
@@ -172,11 +182,14 @@ impl Tree {
                 _ => return Vec::new(),
             },
         };
+        if self.look(names.len()).is_none() {
+            return Vec::new();
+        }
         names.sort_by_cached_key(|a| natural(a));
         if self.record.is_some() {
             // A name says something although nobody reads it: `/sys/module`, say.
             for name in &names {
-                self.keep_name(&format!("{real}/{name}"));
+                self.keep_name(&join(&real, name));
             }
         }
         names
@@ -184,12 +197,12 @@ impl Tree {
 
     /// The texts of all files of a directory, by name; cheaper than one by one.
     pub fn texts(&self, dir: &str) -> BTreeMap<String, String> {
-        let Some(real) = self.real(dir) else { return BTreeMap::new() };
+        let Some(real) = self.look(1).and_then(|()| self.real(dir)) else { return BTreeMap::new() };
         let files = match &self.source {
             Source::Memory(entries) => names_below(entries, &real)
                 .into_iter()
-                .filter_map(|name| match entries.get(&format!("{real}/{name}")) {
-                    Some(Entry::File(bytes)) => Some((name, bytes.clone())),
+                .filter_map(|name| match entries.get(&join(&real, &name)) {
+                    Some(Entry::File(bytes)) => Some((name, bytes[..bytes.len().min(MOST_PAGE as usize)].to_vec())),
                     _ => None,
                 })
                 .collect(),
@@ -198,18 +211,22 @@ impl Tree {
                 _ => return BTreeMap::new(),
             },
         };
+        if self.look(files.len()).is_none() {
+            return BTreeMap::new();
+        }
         let mut texts = BTreeMap::new();
         for (name, bytes) in files {
             if let Some(text) = printable(&bytes) {
                 texts.insert(name.clone(), text);
             }
-            self.keep(format!("{real}/{name}"), || Entry::File(bytes));
+            self.keep(join(&real, &name), || Entry::File(bytes));
         }
         texts
     }
 
     /// Where a symbolic link points.
     pub fn link(&self, path: &str) -> Option<String> {
+        self.look(1)?;
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         let real = join(&self.real(dir)?, name);
         let target = self.raw_link(&real)?;
@@ -231,7 +248,7 @@ impl Tree {
 
     /// Whether something is there.
     pub fn exists(&self, path: &str) -> bool {
-        let Some(real) = self.real(path) else { return false };
+        let Some(real) = self.look(1).and_then(|()| self.real(path)) else { return false };
         let there = match &self.source {
             Source::Memory(entries) => {
                 entries.contains_key(&real) || below(entries, &real).next().is_some() || real.is_empty()
@@ -319,6 +336,9 @@ impl Tree {
                 _ => {}
             }
             let here = join(&real, &part);
+            if here.len() > MOST_PATH {
+                return None;
+            }
             let known = lock(&self.real).get(&here).cloned();
             let target = match known {
                 // Resolved before, and the same: no link.
@@ -332,7 +352,7 @@ impl Tree {
                 }
                 Some(target) => {
                     *links += 1;
-                    if *links > MOST_LINKS {
+                    if *links > MOST_LINKS || target.len() + real.len() > MOST_PATH {
                         return None;
                     }
                     self.keep(here, || Entry::Link(target.clone()));
@@ -380,10 +400,24 @@ fn below<'a>(entries: &'a BTreeMap<String, Entry>, dir: &str) -> impl Iterator<I
 }
 
 fn names_below(entries: &BTreeMap<String, Entry>, dir: &str) -> Vec<String> {
-    let mut names: Vec<String> =
-        below(entries, dir).map(|rest| rest.split('/').next().unwrap_or(rest).to_owned()).collect();
+    let start = if dir.is_empty() { String::new() } else { format!("{dir}/") };
+    let mut names: Vec<String> = Vec::new();
+    let mut from = start.clone();
+    while names.len() < MOST_NAMES
+        && let Some((path, _)) = entries.range(from..).next().filter(|(path, _)| path.starts_with(&start))
+    {
+        let rest = &path[start.len()..];
+        // What lies below a name is passed over: '0' comes after '/'.
+        let (name, after) = match rest.split_once('/') {
+            Some((name, _)) => (name, '0'),
+            None => (rest, '\0'),
+        };
+        names.push(name.to_owned());
+        from = format!("{start}{name}{after}");
+    }
+    // A file and something below it, which no real tree has.
+    names.sort_unstable();
     names.dedup();
-    names.truncate(MOST_NAMES);
     names
 }
 
@@ -409,153 +443,6 @@ pub(crate) fn natural(name: &str) -> Vec<(String, u64)> {
 /// A panic while a lock is held leaves nothing half done here.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-#[derive(Debug)]
-enum Question {
-    Read(String),
-    Files(String),
-    Names(String),
-    Link(String),
-    Exists(String),
-}
-
-#[derive(Debug)]
-enum Reply {
-    Read(Vec<u8>),
-    Files(Vec<(String, Vec<u8>)>),
-    Names(Vec<String>),
-    Link(String),
-    Exists,
-}
-
-impl Question {
-    /// What a file belongs to: a device, an interface, a process.
-    fn owner(&self) -> String {
-        let (Question::Read(p) | Question::Files(p) | Question::Names(p) | Question::Link(p) | Question::Exists(p)) =
-            self;
-        // Virtual devices are one level deeper, `sys/devices/virtual/net/eth0`; a PCI function is all of its path.
-        let depth = if p.starts_with("sys/devices/pci") {
-            4
-        } else if p.starts_with("sys/devices/") {
-            5
-        } else {
-            4
-        };
-        p.split('/').take(depth).collect::<Vec<_>>().join("/")
-    }
-}
-
-/// A thread that does the reading, so that a file which never answers costs its deadline and not the program.
-#[derive(Debug)]
-struct Probe {
-    root: PathBuf,
-    line: Option<Line>,
-    late: HashMap<String, usize>,
-}
-
-#[derive(Debug)]
-struct Line {
-    questions: Sender<Question>,
-    replies: Receiver<io::Result<Reply>>,
-    /// Files read so far; while it grows, the thread is not stuck.
-    progress: Arc<AtomicUsize>,
-}
-
-impl Probe {
-    fn new(root: PathBuf) -> Self {
-        Probe { root, line: None, late: HashMap::new() }
-    }
-
-    fn ask(&mut self, question: Question) -> io::Result<Reply> {
-        let owner = question.owner();
-        let late = |why: String| Err(io::Error::new(io::ErrorKind::TimedOut, why));
-        let all: usize = self.late.values().sum();
-        if self.late.get(&owner).is_some_and(|n| *n >= MOST_LATE) || all >= MOST_LATE_HOST {
-            return late("left out after other files did not answer".into());
-        }
-        if self.line.is_none() {
-            self.line = Some(start(self.root.clone())?);
-        }
-        let Some(line) = &self.line else { return Err(io::ErrorKind::Other.into()) };
-        let gone = || io::Error::other("the reading thread has ended");
-        line.questions.send(question).map_err(|_| gone())?;
-        let (mut idle, mut seen) = (0, line.progress.load(Ordering::Relaxed));
-        for _ in 0..MOST_SLICES {
-            match line.replies.recv_timeout(SLICE) {
-                Ok(reply) => return reply,
-                Err(RecvTimeoutError::Disconnected) => {
-                    self.line = None;
-                    return Err(gone());
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            let now = line.progress.load(Ordering::Relaxed);
-            idle = if now == seen { idle + 1 } else { 0 };
-            seen = now;
-            if idle >= SLICES {
-                break;
-            }
-        }
-        // The thread stays behind in the kernel; another takes its place.
-        self.line = None;
-        *self.late.entry(owner).or_default() += 1;
-        late(format!("no answer within {} s", (SLICE * SLICES as u32).as_secs()))
-    }
-}
-
-fn start(root: PathBuf) -> io::Result<Line> {
-    let (questions, asked) = mpsc::channel::<Question>();
-    let (answers, replies) = mpsc::channel();
-    let progress = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&progress);
-    std::thread::Builder::new().name("facts".into()).spawn(move || {
-        for question in asked {
-            if answers.send(answer(&root, question, &count)).is_err() {
-                return;
-            }
-        }
-    })?;
-    Ok(Line { questions, replies, progress })
-}
-
-fn answer(root: &Path, question: Question, progress: &AtomicUsize) -> io::Result<Reply> {
-    match question {
-        Question::Read(path) => read(&root.join(path)).map(Reply::Read),
-        Question::Names(path) => names(&root.join(path)).map(Reply::Names),
-        Question::Files(path) => {
-            let dir = root.join(path);
-            let mut files = Vec::new();
-            for name in names(&dir)? {
-                let bytes = read(&dir.join(&name));
-                progress.fetch_add(1, Ordering::Relaxed);
-                files.extend(bytes.ok().map(|bytes| (name, bytes)));
-            }
-            Ok(Reply::Files(files))
-        }
-        Question::Link(path) => {
-            let target = std::fs::read_link(root.join(path))?;
-            target.into_os_string().into_string().map(Reply::Link).map_err(|_| io::ErrorKind::InvalidData.into())
-        }
-        Question::Exists(path) => std::fs::metadata(root.join(path)).map(|_| Reply::Exists),
-    }
-}
-
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    // A FIFO or a device in a folder from elsewhere is not waited for.
-    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let mut bytes = Vec::new();
-    file.take(MOST_BYTES).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-fn names(dir: &Path) -> io::Result<Vec<String>> {
-    let names = std::fs::read_dir(dir)?.take(MOST_NAMES).flatten();
-    Ok(names.filter_map(|entry| entry.file_name().into_string().ok()).collect())
 }
 
 #[cfg(test)]
@@ -630,25 +517,23 @@ mod tests {
         assert_eq!(tree.text("fifo"), None);
         assert_eq!(tree.text("huge").map(|t| t.len() as u64), Some(MOST_BYTES));
         assert_eq!(tree.text("odd").as_deref(), Some("a\u{fffd}\u{fffd}[31mb"));
-        assert!(tree.texts("").len() == 2);
+        std::os::unix::fs::symlink("/proc/self/cmdline", dir.path().join("elsewhere")).unwrap();
+        assert!(tree.texts("").len() == 2, "a link is not followed out of the folder");
     }
 
     #[test]
-    fn a_file_that_never_answers_costs_its_deadline_only() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("there"), "x").unwrap();
-        let mut probe = Probe::new(dir.path().to_owned());
-        // A thread that took the question and is stuck in the kernel: nobody ever replies, and nothing moves.
-        let (questions, _asked) = mpsc::channel();
-        let (_stuck, replies) = mpsc::channel();
-        probe.line = Some(Line { questions, replies, progress: Arc::default() });
-        let file = || Question::Read("sys/class/infiniband/mlx5_0/ports/1/rate".into());
-        assert_eq!(probe.ask(file()).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        // The next question has a thread of its own, and a device that is late again is left alone.
-        assert!(probe.ask(Question::Read("there".into())).is_ok());
-        probe.late.insert("sys/class/infiniband/mlx5_0".into(), MOST_LATE);
-        assert!(probe.ask(file()).unwrap_err().to_string().contains("left out"));
-        assert_eq!(probe.ask(Question::Read("sys/class/net".into())).unwrap_err().kind(), io::ErrorKind::NotFound);
+    fn directories_without_an_end_get_one() {
+        let loops = entries(&[("a/here", "-> ."), ("a/x", "1"), ("b/far", &format!("-> {}", "x/".repeat(1 << 20)))]);
+        let mut tree = Tree::memory(loops);
+        tree.looks = AtomicUsize::new(100);
+        assert_eq!(tree.text("b/far"), None);
+        let mut dir = "a".to_owned();
+        while tree.names(&dir).contains(&"here".to_owned()) {
+            dir.push_str("/here");
+        }
+        let left = tree.left_out();
+        assert!(left.len() == 1 && left[0].why.contains("lead into each other"), "{left:?}");
+        assert!(tree.text("a/x").is_none() && tree.texts("a").is_empty() && !tree.exists("a"));
     }
 
     #[test]
