@@ -139,8 +139,8 @@ impl SessionConfig {
     ///
     /// The rule, from measurements of an empty file system on 2 cores, idle and busy: io_uring answers 1.2 to 8
     /// times as many small reads with one reader (its entry runs on the reader's own CPU, so no other CPU has to
-    /// be woken) and is equal at 1 MiB; /dev/fuse takes a quarter less CPU for reads through the page cache, since
-    /// data in memory goes to the kernel without a copy.
+    /// be woken) and is equal at 1 MiB and for the kernel's read-ahead; /dev/fuse takes a quarter less CPU for reads through
+    /// the page cache, since data in memory goes to the kernel without a copy.
     pub(crate) fn choose(&self, cpus: &ring::Cpus) -> Chosen {
         let dev = |reason: String| Chosen { io: FuseIo::Dev, reason };
         let uring = |reason: String| Chosen { io: FuseIo::Uring, reason };

@@ -2,7 +2,7 @@
 //! costs one system call and a handler that blocks holds up nothing but its entry. It deliberately knows
 //! nothing of what requests mean. Commands and layouts: the kernel's `fs/fuse/dev_uring.c`.
 
-use crate::abi::{self, InHeader, OutHeader, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, take};
+use crate::abi::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, take};
 use crate::buffer::HEAD_LEN;
 use crate::dev::{End, slot_bytes};
 use crate::dispatch::SlotIo;
@@ -214,7 +214,7 @@ pub(crate) fn prepare<H: Handler>(shared: &Arc<Shared<H>>, cpus: &Cpus) -> Resul
 }
 
 fn entry<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpu: usize, gate: &Gate) {
-    pin(cpu);
+    let mut seat = Seat::new(cpu);
     let ring = new_ring().and_then(|r| r.submitter().register_files(&[shared.device.as_raw_fd()]).map(|()| r));
     let mut ring = match ring {
         Ok(ring) => ring,
@@ -229,20 +229,58 @@ fn entry<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpu: usize, gate:
         Ok(()) => gate.update(|s| s.registered += 1),
         Err(e) => return gate.update(|s| s.failed = Some(format!("the kernel refused an entry for CPU {cpu}: {e}"))),
     }
-    let end = serve(shared, slot, cpu, &mut ring);
+    let end = serve(shared, slot, &mut seat, &mut ring);
     shared.connection_ended(end);
 }
 
-/// Keeps this thread on the CPU whose queue it serves: the request's data is in that CPU's cache. It is
-/// an optimisation, so a refusal (a CPU that is off, a cpuset) changes nothing.
-fn pin(cpu: usize) {
-    // SAFETY: cpu_set_t is plain integers, CPU_SET checks its bounds, and pid 0 is this thread.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if cpu < libc::CPU_SETSIZE as usize {
-            libc::CPU_SET(cpu, &mut set);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-        }
+/// Requests in a row that call for the other CPUs before a thread changes its seat: changing costs about as much as a
+/// small read.
+const ROW: u32 = 4;
+/// From this length on a read for the page cache was asked for ahead of its reader.
+const AHEAD_FROM: u32 = 64 << 10;
+
+/// Where an entry's thread may run. It keeps to the CPU whose queue it serves, because the request's data is in that
+/// CPU's cache and the reader sleeps; but the kernel's read-ahead queues its requests on the CPU of a reader that goes on
+/// working, and there the thread leaves that CPU to the reader. It is an optimisation, so a refusal (a CPU that is off, a
+/// cpuset) changes nothing.
+struct Seat {
+    cpu: usize,
+    own: libc::cpu_set_t,
+    /// Where the process may run; none when the kernel would not say.
+    anywhere: Option<libc::cpu_set_t>,
+    fixed: bool,
+    row: u32,
+}
+
+impl Seat {
+    fn new(cpu: usize) -> Seat {
+        // SAFETY: cpu_set_t is plain integers, CPU_SET checks its bounds, pid 0 is this thread, and the kernel writes
+        // no more than the size given.
+        let (own, anywhere) = unsafe {
+            let mut own: libc::cpu_set_t = std::mem::zeroed();
+            let mut anywhere: libc::cpu_set_t = std::mem::zeroed();
+            if cpu < libc::CPU_SETSIZE as usize {
+                libc::CPU_SET(cpu, &mut own);
+            }
+            let known = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut anywhere) == 0;
+            (own, known.then_some(anywhere))
+        };
+        let seat = Seat { cpu, own, anywhere, fixed: true, row: 0 };
+        seat.take(&own);
+        seat
+    }
+
+    /// Notes whether a request was read-ahead into the page cache.
+    fn served(&mut self, ahead: bool) {
+        self.row = if ahead == self.fixed { self.row + 1 } else { 0 };
+        let Some(anywhere) = self.anywhere.filter(|_| self.row >= ROW) else { return };
+        self.take(if ahead { &anywhere } else { &self.own });
+        (self.fixed, self.row) = (!ahead, 0);
+    }
+
+    fn take(&self, set: &libc::cpu_set_t) {
+        // SAFETY: pid 0 is this thread, and the set is as long as said.
+        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) };
     }
 }
 
@@ -273,7 +311,7 @@ fn register(slot: &mut Slot, cpu: usize, ring: &mut Ring) -> io::Result<()> {
     }
 }
 
-fn serve<H: Handler>(shared: &Shared<H>, slot: &mut Slot, cpu: usize, ring: &mut Ring) -> End {
+fn serve<H: Handler>(shared: &Shared<H>, slot: &mut Slot, seat: &mut Seat, ring: &mut Ring) -> End {
     loop {
         let completed = loop {
             if let Some(c) = ring.completion().next() {
@@ -293,21 +331,25 @@ fn serve<H: Handler>(shared: &Shared<H>, slot: &mut Slot, cpu: usize, ring: &mut
         }
         // The slice is made anew for each request: while it waits, the memory is the kernel's.
         let bytes = slot_bytes(&mut *slot.buffer);
-        let commit_id = serve_one(shared, bytes);
-        let cmd = UringCmdReq { qid: cpu as u16, commit_id, ..Default::default() };
+        let (commit_id, ahead) = serve_one(shared, bytes);
+        seat.served(ahead);
+        let cmd = UringCmdReq { qid: seat.cpu as u16, commit_id, ..Default::default() };
         if let Err(e) = push(ring, &sqe(abi::URING_CMD_COMMIT_AND_FETCH, &[], cmd)) {
             return End::Failed(e);
         }
     }
 }
 
-/// Answers the request in the slot's memory; the answer is left there for the commit.
-fn serve_one<H: Handler>(shared: &Shared<H>, bytes: &mut [u8]) -> u64 {
+/// Answers the request in the slot's memory; the answer is left there for the commit that is numbered here. Whether it
+/// was read-ahead into the page cache.
+fn serve_one<H: Handler>(shared: &Shared<H>, bytes: &mut [u8]) -> (u64, bool) {
     let (head, payload) = bytes.split_at_mut(HEAD_LEN);
     let header: InHeader = take(head).unwrap_or_default();
     let at = offset_of!(UringReqHeader, ent);
     let ent: UringEntInOut = take(&head[at..]).unwrap_or_default();
     let args = &head[offset_of!(UringReqHeader, op_in)..at];
+    let ahead = header.opcode == abi::opcode::READ
+        && take::<ReadIn>(args).is_some_and(|a| a.size >= AHEAD_FROM && a.flags & libc::O_DIRECT as u32 == 0);
     let body = &payload[..(ent.payload_sz as usize).min(payload.len())];
     let replied = match decode_split(&header, args, body) {
         Some(request) => {
@@ -325,7 +367,7 @@ fn serve_one<H: Handler>(shared: &Shared<H>, bytes: &mut [u8]) -> u64 {
     head[..size_of::<OutHeader>()].copy_from_slice(bytes_of(&out));
     let answer = UringEntInOut { payload_sz: len as u32, ..ent };
     head[at..at + size_of::<UringEntInOut>()].copy_from_slice(bytes_of(&answer));
-    ent.commit_id
+    (ent.commit_id, ahead)
 }
 
 #[cfg(test)]
@@ -339,5 +381,39 @@ mod tests {
         assert!(parse_cpu_list("").is_empty() && parse_cpu_list("x-y").is_empty());
         let cpus = Cpus::read();
         assert!(cpus.all >= cpus.on.len() && !cpus.on.is_empty());
+    }
+
+    /// The CPUs this thread may run on.
+    fn allowed() -> usize {
+        // SAFETY: plain integers; the kernel writes no more than the size given, and CPU_COUNT reads as much.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
+            libc::CPU_COUNT(&set) as usize
+        }
+    }
+
+    #[test]
+    fn a_thread_leaves_its_cpu_to_a_reader_for_whom_the_kernel_reads_ahead_and_comes_back() {
+        std::thread::spawn(|| {
+            let before = allowed();
+            if before < 2 {
+                println!("SKIP: this process may run on one CPU only");
+                return;
+            }
+            let mut seat = Seat::new(Cpus::read().on[0]);
+            let serve = |seat: &mut Seat, ahead: bool, n: u32| (0..n).for_each(|_| seat.served(ahead));
+            assert_eq!(allowed(), 1);
+            serve(&mut seat, true, ROW - 1);
+            serve(&mut seat, false, 1);
+            serve(&mut seat, true, ROW - 1);
+            assert_eq!(allowed(), 1, "one small read between them and it stays");
+            serve(&mut seat, true, 1);
+            assert_eq!(allowed(), before);
+            serve(&mut seat, false, ROW);
+            assert_eq!(allowed(), 1);
+        })
+        .join()
+        .unwrap();
     }
 }
