@@ -16,30 +16,42 @@ const LEN: usize = 20 * MIB + 4096;
 const PIECE: usize = 128 << 10;
 
 /// What the readers did since it was asked last.
-struct Reads {
-    stop: AtomicBool,
-    count: AtomicU64,
+pub struct Reads {
+    pub stop: AtomicBool,
+    /// How many each of them has done.
+    counts: Vec<AtomicU64>,
     longest: Mutex<Duration>,
 }
 
 impl Reads {
-    /// Waits until so many more reads have begun and ended.
-    fn go_on(&self, more: u64) {
-        let (until, deadline) = (self.count.load(Ordering::Acquire) + more, Instant::now() + PATIENCE);
-        while self.count.load(Ordering::Acquire) < until {
+    pub fn of(readers: usize) -> Reads {
+        let counts = (0..readers).map(|_| AtomicU64::new(0)).collect();
+        Reads { stop: AtomicBool::new(false), counts, longest: Mutex::default() }
+    }
+
+    /// Waits until so many more reads of every reader have begun and ended.
+    pub fn go_on(&self, more: u64) {
+        let deadline = Instant::now() + PATIENCE;
+        let until: Vec<u64> = self.counts.iter().map(|count| count.load(Ordering::Acquire) + more).collect();
+        while !self.counts.iter().zip(&until).all(|(count, until)| count.load(Ordering::Acquire) >= *until) {
             assert!(Instant::now() < deadline && !self.stop.load(Ordering::Acquire), "reads do not go on");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// The longest read since the last time.
-    fn longest(&self) -> Duration {
+    pub fn longest(&self) -> Duration {
         std::mem::take(&mut *self.longest.lock().unwrap())
     }
 }
 
+/// What is in the files `f0`, `f1` and so on.
+pub fn texts() -> Vec<Vec<u8>> {
+    (0..FILES).map(|n| bytes(n as u64 + 1, LEN)).collect()
+}
+
 /// Ends the readers, also when the script panics.
-struct Stop<'a>(&'a AtomicBool);
+pub struct Stop<'a>(pub &'a AtomicBool);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {
@@ -48,7 +60,7 @@ impl Drop for Stop<'_> {
 }
 
 /// Reads pieces of the files past the page cache until it is told to stop, and compares each.
-fn read_on(mount: &Path, texts: &[Vec<u8>], reader: u64, reads: &Reads) {
+pub fn read_on(mount: &Path, texts: &[Vec<u8>], reader: usize, reads: &Reads) {
     let files: Vec<File> = (0..FILES)
         .map(|n| {
             let path = mount.join(format!("f{n}"));
@@ -57,7 +69,7 @@ fn read_on(mount: &Path, texts: &[Vec<u8>], reader: u64, reads: &Reads) {
         .collect();
     let mut memory = vec![0u8; PIECE + 4096];
     let skip = memory.as_ptr().align_offset(4096);
-    let mut dice = reader.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut dice = (reader as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     while !reads.stop.load(Ordering::Acquire) {
         dice ^= dice << 13;
         dice ^= dice >> 7;
@@ -72,7 +84,7 @@ fn read_on(mount: &Path, texts: &[Vec<u8>], reader: u64, reads: &Reads) {
         let mut longest = reads.longest.lock().unwrap();
         *longest = took.max(*longest);
         drop(longest);
-        reads.count.fetch_add(1, Ordering::AcqRel);
+        reads.counts[reader].fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -84,7 +96,7 @@ fn nodes_that_are_killed_stopped_and_restarted_cost_readers_a_pause_and_no_error
     let world = World::new();
     let server = S3Server::in_memory().unwrap();
     server.create_bucket("data");
-    let texts: Vec<Vec<u8>> = (0..FILES).map(|n| bytes(n as u64 + 1, LEN)).collect();
+    let texts = texts();
     texts.iter().enumerate().for_each(|(n, text)| drop(server.put("data", &format!("f{n}"), text)));
     let endpoint = server.endpoint();
     let start = |n: usize, port: u16| {
@@ -110,7 +122,7 @@ fn nodes_that_are_killed_stopped_and_restarted_cost_readers_a_pause_and_no_error
             (at, process)
         })
         .collect();
-    let reads = Reads { stop: AtomicBool::new(false), count: AtomicU64::new(0), longest: Mutex::default() };
+    let reads = Reads::of(4);
     std::thread::scope(|scope| {
         let _stop = Stop(&reads.stop);
         for reader in 0..4 {
@@ -118,28 +130,28 @@ fn nodes_that_are_killed_stopped_and_restarted_cost_readers_a_pause_and_no_error
             // One that fails ends the others, and the script.
             scope.spawn(move || {
                 let _stop = Stop(&reads.stop);
-                read_on(at, texts, reader as u64 + 1, reads);
+                read_on(at, texts, reader, reads);
             });
         }
-        reads.go_on(300);
+        reads.go_on(75);
         println!("the longest read: {:?} while the cache fills", reads.longest());
         nodes[0].process.kill();
-        reads.go_on(200);
+        reads.go_on(50);
         println!("the longest read: {:?} with a node killed", reads.longest());
         nodes[0] = start(0, ports[0]);
-        reads.go_on(100);
+        reads.go_on(25);
         reads.longest();
         nodes[1].process.signal(Signal::STOP);
-        reads.go_on(200);
+        reads.go_on(50);
         println!("the longest read: {:?} with a node stopped", reads.longest());
         nodes[1].process.signal(Signal::CONT);
-        reads.go_on(100);
+        reads.go_on(25);
         reads.longest();
         for n in 0..3 {
             nodes[n].process.signal(Signal::TERM);
             assert!(nodes[n].process.wait().success());
             nodes[n] = start(n, ports[n]);
-            reads.go_on(50);
+            reads.go_on(12);
         }
         println!("the longest read: {:?} while every node was restarted in turn", reads.longest());
     });

@@ -310,7 +310,7 @@ impl Process {
         // A test that is stuck in a mount can't clean up: ending the mount's process sets it free, and it fails.
         std::thread::spawn(move || {
             let start = Instant::now();
-            while start.elapsed() < PATIENCE * 2 {
+            while start.elapsed() < PATIENCE * 6 {
                 std::thread::sleep(Duration::from_millis(50));
                 if watched.load(Ordering::SeqCst) {
                     return;

@@ -6,6 +6,7 @@ mod common;
 mod disks;
 mod faults;
 mod group;
+mod hosts;
 mod jobs;
 mod load;
 mod lone;
