@@ -2,7 +2,7 @@
 //! It knows neither pools of channels nor what requests mean.
 
 use crate::depths::{READER, SOON};
-use crate::rail::{Patience, Rail};
+use crate::rail::{Open, Patience, Rail};
 use crate::session::{Arrived, Line, Session, equip, terms};
 use spurline_proto::rdma::{MessageKind, Region, Terms};
 use spurline_proto::{Op, Request};
@@ -44,19 +44,30 @@ impl RdmaConnector {
     pub fn open(&self, deadline: Instant) -> Result<RdmaChannel> {
         let context = |e: Error| e.context(format_args!("rail {}", self.rail.name()));
         self.rail.device()?;
-        let open = self.rail.usable()?;
-        let connect = || -> Result<Session> {
+        let mut open = self.rail.usable()?;
+        let connect = |open: &Open| -> Result<Option<Session>> {
             let mut id = CmChannel::new(self.rail.verbs())?.id()?;
             id.resolve(self.rail.ip(), self.peer, deadline)?;
+            if !id.is_on(open.domain.context()) {
+                return Ok(None);
+            }
             // Completions of different channels are spread over the processors the device interrupts.
             static SPREAD: AtomicU32 = AtomicU32::new(0);
             let mut pair = QueuePair::new(id, &open.domain, READER, SPREAD.fetch_add(1, Ordering::Relaxed))?;
             equip(&mut pair, &open.memory, READER, deadline)?;
             let said = pair.connect(self.patience.connect_options(), &terms(READER).encode(), deadline)?;
             let peer = Terms::decode(&said)?;
-            Ok(Session::new(pair, READER, peer))
+            Ok(Some(Session::new(pair, READER, peer)))
         };
-        let session = connect().map_err(context)?;
+        let session = match connect(&open).map_err(context)? {
+            Some(session) => session,
+            None => {
+                self.rail.let_go(&open);
+                open = self.rail.device()?;
+                let changing = || Error::new(ErrorKind::Unavailable, "its RDMA device is being changed");
+                connect(&open).and_then(|session| session.ok_or_else(changing)).map_err(context)?
+            }
+        };
         open.watch(session.pair.breaker());
         let (local, peer) = session.pair.id().addresses();
         let shown = |addr: Option<SocketAddr>, or: String| addr.map_or(or, |addr| addr.to_string());

@@ -149,6 +149,14 @@ impl Rail {
         Ok(open)
     }
 
+    /// Forgets `open`, so that the next who needs the device opens it anew; connections made from it go on.
+    pub(crate) fn let_go(&self, open: &Arc<Open>) {
+        let mut current = self.open.lock();
+        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, open)) {
+            *current = None;
+        }
+    }
+
     /// The device, opened again when it was let go of.
     ///
     /// # Errors
@@ -160,6 +168,7 @@ impl Rail {
         }
         let context = |e: spurline_verbs::VerbsError| Error::from(e).context(format_args!("rail {}", self.name));
         let channel = CmChannel::new(&self.verbs).map_err(context)?;
+        let verbs = Arc::clone(&self.verbs);
         let mut anchor = channel.id().map_err(context)?;
         anchor.bind(SocketAddr::new(self.ip, 0)).map_err(context)?;
         let port = anchor.port();
@@ -174,7 +183,13 @@ impl Rail {
         let (rail, watched) = (Arc::downgrade(self), Arc::downgrade(&made));
         std::thread::Builder::new()
             .name(format!("rail-{}", self.name))
-            .spawn(move || watch_over(&rail, &watched, &device, &channel, port, &stopped))
+            .spawn(move || {
+                let gone = watch_over(&rail, &watched, &device, &channel, port, &stopped);
+                drop((device, channel));
+                if gone {
+                    forget(&verbs);
+                }
+            })
             .map_err(|e| Error::io("can't start the thread that watches over an RDMA device", &e))?;
         *open = Some(Arc::clone(&made));
         Ok(made)
@@ -182,7 +197,7 @@ impl Rail {
 }
 
 /// Breaks the connections of a device whose port went down or that is being taken away, instead of letting them wait for
-/// what never comes. Ends with the device.
+/// what never comes. Ends with the device, and says whether it was taken away.
 fn watch_over(
     rail: &Weak<Rail>,
     open: &Weak<Open>,
@@ -190,7 +205,8 @@ fn watch_over(
     channel: &Arc<CmChannel>,
     port: u8,
     stopped: &OwnedFd,
-) {
+) -> bool {
+    let mut lost = false;
     loop {
         let mut fds = [
             PollFd::from_borrowed_fd(device.problems_fd(), PollFlags::IN),
@@ -201,10 +217,10 @@ fn watch_over(
             && e != rustix::io::Errno::INTR
         {
             tracing::error!("nobody watches over {} any more: {e}", device.name());
-            return;
+            return lost;
         }
         if !fds[2].revents().is_empty() {
-            return;
+            return lost;
         }
         let mut broken = None;
         let mut gone = false;
@@ -225,16 +241,24 @@ fn watch_over(
                 (broken, gone) = (Some("the device is being taken away"), true);
             }
         }
+        lost |= gone;
         let (Some(why), Some(open)) = (broken, open.upgrade()) else { continue };
         let name = rail.upgrade().map_or_else(|| "?".into(), |rail| rail.name.clone());
         let count = open.break_all(why);
         tracing::warn!("rail {name} ({} port {port}): {why}; {count} connections broken off", device.name());
         if gone && let Some(rail) = rail.upgrade() {
-            let mut current = rail.open.lock();
-            if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &open)) {
-                *current = None;
-            }
+            rail.let_go(&open);
         }
+    }
+}
+
+/// Lets a device go that was taken away: its last connections may end a little later than the rail.
+fn forget(verbs: &Verbs) {
+    let mut pause = Duration::from_millis(50);
+    while pause < Duration::from_secs(20) {
+        std::thread::sleep(pause);
+        verbs.forget_lost_devices();
+        pause *= 2;
     }
 }
 

@@ -291,8 +291,14 @@ impl Acceptor {
     }
 
     fn accept(&mut self, listener: usize, id: CmId, private: &[u8]) -> Result<()> {
-        let Some(listener) = self.listeners.iter().find(|l| l.is(listener)) else { return Ok(()) };
+        let Some(listener) = self.listeners.iter_mut().find(|l| l.is(listener)) else { return Ok(()) };
         let Some((_, open)) = &listener.listening else { return Ok(()) };
+        if !id.is_on(open.domain.context()) {
+            id.reject(b"the node's RDMA device was changed; it listens again in a moment");
+            listener.rail.let_go(open);
+            listener.listening = None;
+            return Ok(());
+        }
         let config = &self.shared.config;
         if self.shared.conns.lock().len() >= config.max_connections {
             let (subject, addresses) = (id.subject(), id.addresses());

@@ -249,6 +249,12 @@ impl CmId {
         self.raw.addr()
     }
 
+    /// Whether it is bound to just this opening of a device. librdmacm opens one anew that seems to be another than
+    /// before: one that was taken away and came back, or whose entry in sysfs was made anew.
+    pub fn is_on(&self, context: &crate::device::Context) -> bool {
+        self.context_raw() == context.raw()
+    }
+
     pub(crate) fn context_raw(&self) -> *mut sys::Context {
         // SAFETY: the id is open.
         unsafe { (*self.raw).verbs }

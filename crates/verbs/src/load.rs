@@ -22,6 +22,20 @@ impl Verbs {
         Self::load_named("libibverbs.so.1", "librdmacm.so.1")
     }
 
+    /// Has librdmacm close devices that were taken away and that nothing here uses any more. By itself it keeps them open
+    /// until it meets a new one, and a driver without disassociation (Soft-RoCE's) takes no device away that is open:
+    /// `rdma link delete` would wait until this process ends. Also opens all devices there are, as a side effect.
+    pub fn forget_lost_devices(&self) {
+        let (Some(get), Some(free)) = (self.cm.rdma_get_devices, self.cm.rdma_free_devices) else { return };
+        let mut count = 0;
+        // SAFETY: the number is written during the call.
+        let list = unsafe { get(&mut count) };
+        if !list.is_null() {
+            // SAFETY: the list just made, given back once.
+            unsafe { free(list) };
+        }
+    }
+
     pub(crate) fn load_named(ibverbs: &'static str, rdmacm: &'static str) -> Result<Arc<Verbs>, Absent> {
         let missing = |library, symbol: &str| Absent::Library { library, why: format!("it has no function {symbol}") };
         let ib = open(ibverbs)?;

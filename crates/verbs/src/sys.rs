@@ -536,6 +536,8 @@ functions! {
         rdma_get_src_port: fn(*mut CmId) -> u16;
     }
     optional {
+        rdma_get_devices: fn(*mut c_int) -> *mut *mut Context;
+        rdma_free_devices: fn(*mut *mut Context);
         rdma_set_option: fn(*mut CmId, c_int, c_int, *mut c_void, usize) -> c_int;
     }
 }
