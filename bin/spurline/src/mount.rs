@@ -52,7 +52,7 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let mountpoint = spurline_fuse::check(&config.mountpoint, &options).map_err(mount_fault)?;
     let stats = Arc::new(Stats::default());
     // Before anything is waited for: what was asked for has to be there, whether it will be needed or not.
-    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, pool_bytes(&config))).transpose()?;
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total)).transpose()?;
     let reads = match &config.group {
         None => alone(&config, &stats)?,
         Some(group) => consumer(&config, group, found, &stats)?,
@@ -190,7 +190,7 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
     Ok(Reads { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None })
 }
 
-/// What is left of the budget beside the slots of the FUSE session, which have memory of their own.
+/// What is left of the budget beside the slots of the FUSE session.
 fn pool_bytes(config: &MountConfig) -> u64 {
     config.budget.total - config.budget.fuse_slots * config.budget.fuse_slot_bytes
 }
@@ -219,7 +219,9 @@ fn consumer(
     let mut keeper = Ok(None);
     let remote =
         Remote::connect(config.source.as_str(), Arc::clone(&roster), remote_config, Arc::clone(stats), |block_size| {
-            let pool = Pool::new(pool_bytes(config), block_size as usize)?;
+            // With rails the slots are part of the registered arena, so that answers land in them without a copy.
+            let slots = if found.is_some() { config.budget.fuse_bytes() } else { 0 };
+            let pool = Pool::with_annex(pool_bytes(config), block_size as usize, slots)?;
             let tier = Tier::new(Arc::clone(&pool));
             if let (Some(rdma), Some(found)) = (&config.net.rdma, found) {
                 keeper = rails::keep(config, rdma, found, &pool, &trust, &roster, stats).map(Some);
@@ -278,6 +280,10 @@ fn session_config(
             FuseIo::Dev => spurline_fuse::FuseIo::Dev,
         },
         slot_memory: config.budget.fuse_slots * config.budget.fuse_slot_bytes,
+        buffers: match config.net.rdma {
+            Some(_) => Arc::new(spurline_fuse::PoolAnnex(Arc::clone(&reads.pool))),
+            None => defaults.buffers,
+        },
         max_readahead: config.fuse.kernel_readahead,
         passthrough: config.fuse.passthrough && reads.store.is_some(),
         stats: Arc::clone(stats),

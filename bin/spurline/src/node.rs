@@ -60,7 +60,8 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     // Rails first: whoever greets over TCP is told of them.
     let (rdma, rails) = match (&config.net.rdma, &found) {
         (Some(rdma), Some(found)) => {
-            let (server, rails) = rails::serve(rdma, found, &pool, workers, Arc::clone(&node) as _, &trust, &stats)?;
+            let budget = &config.budget;
+            let (server, rails) = rails::serve(rdma, found, &pool, budget, Arc::clone(&node) as _, &trust, &stats)?;
             node.announce(rails.clone());
             (Some(server), rails)
         }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Roster};
-use spurline_config::{Fault, MountConfig, RdmaConfig, Transport};
+use spurline_config::{Budget, Fault, MountConfig, RdmaConfig, Transport};
 use spurline_mem::Pool;
 use spurline_net_rdma::{Patience, RdmaConnector, RdmaServer, RdmaServerConfig, connection_bytes};
 use spurline_proto::Rail;
@@ -19,8 +19,6 @@ use std::time::{Duration, Instant};
 
 /// Where the kernel tells of devices.
 const SYS: &str = "/sys";
-/// The part of a node's memory that connections of mounts may take.
-const CONNECTIONS_SHARE: u64 = 8;
 /// The longest a connection attempt over a rail may take: as long as one over TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -43,6 +41,13 @@ fn open(found: &[LocalRail], pool: &Arc<Pool>, access: Access) -> Result<Vec<Arc
     let named = |name: &str, what: &dyn std::fmt::Display| Fault::missing(format!("--rdma-network {name}: {what}"), "");
     let Some(first) = found.first() else { return Ok(Vec::new()) };
     let verbs = Verbs::load().map_err(|e| named(&first.rail.name, &e))?;
+    // Before registering touches its pages.
+    let nodes = found.iter().filter_map(|f| f.numa_node).filter(|node| *node < 64).fold(0u64, |all, n| all | 1 << n);
+    if nodes != 0
+        && let Err(e) = pool.place_on(nodes)
+    {
+        tracing::info!("the memory of the rails is wherever the kernel puts it, not on their NUMA nodes: {e}");
+    }
     found
         .iter()
         .map(|f| {
@@ -52,7 +57,7 @@ fn open(found: &[LocalRail], pool: &Arc<Pool>, access: Access) -> Result<Vec<Arc
         .collect()
 }
 
-/// A node's side: serves on every rail of `found`, and tells where.
+/// A node's side: serves on every rail of `found`, within `budget`, and tells where.
 ///
 /// # Errors
 /// When a device can't be used or the port is taken.
@@ -60,15 +65,15 @@ pub fn serve(
     config: &RdmaConfig,
     found: &[LocalRail],
     pool: &Arc<Pool>,
-    workers: usize,
+    budget: &Budget,
     service: Arc<dyn Service>,
     trust: &Arc<Trust>,
     stats: &Arc<Stats>,
 ) -> Result<(RdmaServer, Vec<Rail>), Fault> {
     let rails = open(found, pool, Access::Local)?;
     let server_config = RdmaServerConfig {
-        max_connections: (pool.limit_bytes() / CONNECTIONS_SHARE / connection_bytes() as u64).max(16) as usize,
-        max_workers: workers,
+        max_connections: (budget.rdma / connection_bytes() as u64).max(16) as usize,
+        max_workers: (budget.serve_slots as usize).max(16),
         patience: Patience { silence: config.silence },
         trust: Arc::clone(trust),
         ..RdmaServerConfig::default()

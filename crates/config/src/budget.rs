@@ -22,6 +22,9 @@ pub const MIN_FILLS: u64 = 4;
 pub const MIN_READAHEAD_BLOCKS: u64 = 2;
 /// Read-ahead of one stream when the flag does not say: enough to cover 100 ms at 300 MB/s.
 pub const DEFAULT_READAHEAD: u64 = 32 << 20;
+/// The part of the budget that RDMA connections may take: each keeps registered buffers for its messages, 80 KiB on a
+/// mount and 48 KiB on a node, so of 300 MiB there are some for 500 channels, or for 800 mounts' of a node.
+pub const RDMA_SHARE: u64 = 8;
 /// Memory outside the budget: code, stacks, indexes of files and blocks, libraries.
 pub const OUTSIDE: u64 = 64 << 20;
 
@@ -51,6 +54,8 @@ pub struct Budget {
     pub fills: u64,
     /// Bytes one sequential stream may be read ahead.
     pub readahead: u64,
+    /// Bytes of the buffers of RDMA connections (0 without rails).
+    pub rdma: u64,
     /// Bytes of hot blocks held in memory: the rest.
     pub memory_tier: u64,
     /// The terms, in the order they were taken.
@@ -74,6 +79,8 @@ pub struct Demand {
     pub readahead: Option<u64>,
     /// Processors of this machine.
     pub processors: u64,
+    /// Whether there are rails (`--rdma-network`).
+    pub rdma: bool,
 }
 
 impl Budget {
@@ -92,6 +99,11 @@ impl Budget {
         }
     }
 
+    /// For connections over rails.
+    fn rdma(demand: &Demand) -> u64 {
+        if demand.rdma { demand.total / RDMA_SHARE } else { 0 }
+    }
+
     /// The least for read-ahead and for fills.
     fn least(demand: &Demand) -> (u64, u64) {
         let readahead = if demand.readahead == Some(0) { 0 } else { MIN_READAHEAD_BLOCKS * demand.block };
@@ -102,7 +114,7 @@ impl Budget {
     fn derive_need(demand: Demand) -> u64 {
         let (slots, slot_bytes, serve) = Self::slots(&demand);
         let (readahead, fills) = Self::least(&demand);
-        slots * slot_bytes + serve * demand.block + readahead + fills
+        slots * slot_bytes + serve * demand.block + Self::rdma(&demand) + readahead + fills
     }
 
     /// Shares out a budget.
@@ -116,7 +128,8 @@ impl Budget {
         let serve = serve_slots * block;
         let (min_readahead, min_fills) = Self::least(&demand);
         let wants_readahead = min_readahead > 0;
-        let need = fuse + serve + min_fills + min_readahead;
+        let rdma = Self::rdma(&demand);
+        let need = fuse + serve + rdma + min_fills + min_readahead;
         if total < need {
             let mut parts = Vec::new();
             if fuse > 0 {
@@ -124,6 +137,9 @@ impl Budget {
             }
             if serve > 0 {
                 parts.push(format!("{serve_slots} answers of {} = {}", Size(block), show(serve)));
+            }
+            if rdma > 0 {
+                parts.push(format!("RDMA connections = {}", show(rdma)));
             }
             parts.push(format!("{} fills = {}", min_fills / block, show(min_fills)));
             if min_readahead > 0 {
@@ -138,7 +154,7 @@ impl Budget {
                 format!("give --buffer-size {whole}M or more, or a smaller --block-size than {}", Size(block)),
             ));
         }
-        let rest = total - fuse - serve;
+        let rest = total - fuse - serve - rdma;
         // Half of what is left may be in flight, so that the other half is worth calling a cache.
         let fills = (rest / 2 / block).min(demand.max_downloads.max(1)).max(min_fills / block);
         let left = rest - fills * block;
@@ -156,10 +172,11 @@ impl Budget {
         };
         term("FUSE requests", fuse, "each request of the kernel has its own answer buffer");
         term("answers to peers", serve, "a block is held while it is sent");
+        term("RDMA connections", rdma, "each keeps buffers for the messages of its queue pair");
         term("fills", fills * block, "a block is held while it is fetched and written to disk");
         term("read-ahead", readahead, "blocks fetched ahead wait here for their reader");
         term("hot blocks", memory_tier, "the rest: blocks kept in memory");
-        Ok(Budget { total, fuse_slots, fuse_slot_bytes, serve_slots, fills, readahead, memory_tier, terms })
+        Ok(Budget { total, fuse_slots, fuse_slot_bytes, serve_slots, fills, readahead, rdma, memory_tier, terms })
     }
 
     /// Bytes of all FUSE requests together.
@@ -231,20 +248,23 @@ mod tests {
             max_downloads: 200,
             readahead: None,
             processors: 4,
+            rdma: false,
         }
     }
 
     #[test]
     fn terms_add_up_to_the_total() {
-        for total in [44, 64, 100, 300, 4096].map(|m| m * MIB) {
+        for (total, rdma) in [(44, false), (64, true), (100, false), (300, true), (4096, true)] {
+            let total = total * MIB;
             for processors in [1, 2, 4] {
                 for max_write in [Some(MIB), None] {
                     for readahead in [None, Some(0), Some(16 * MIB), Some(1 << 40)] {
-                        let demand = Demand { processors, max_write, readahead, ..mount(total) };
+                        let demand = Demand { processors, max_write, readahead, rdma, ..mount(total) };
                         let budget = Budget::derive(demand).unwrap_or_else(|e| panic!("{demand:?}: {e}"));
                         let sum: u64 = budget.terms.iter().map(|t| t.bytes).sum();
                         assert_eq!(sum, total, "{demand:?}");
                         assert!(budget.fills >= MIN_FILLS);
+                        assert_eq!(budget.rdma, if rdma { total / RDMA_SHARE } else { 0 });
                         assert_eq!(budget.readahead == 0, readahead == Some(0));
                     }
                 }
@@ -262,7 +282,7 @@ mod tests {
         assert!(Budget::derive(mount((number - 1) * MIB)).is_err());
         // The terms grow with the budget: on few processors the need of the number named is larger than was said.
         for processors in 1..=16 {
-            let demand = |mib: u64| Demand { processors, ..mount(mib * MIB) };
+            let demand = |mib: u64| Demand { processors, rdma: processors % 2 == 0, ..mount(mib * MIB) };
             let remedy = Budget::derive(demand(1)).unwrap_err().remedy;
             let number: u64 =
                 remedy.split("--buffer-size ").nth(1).unwrap().split('M').next().unwrap().parse().unwrap();

@@ -246,7 +246,9 @@ impl MountArgs {
         let alone = group.is_none();
         let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
         let (fuse, readahead) = check_fuse(&self.fuse)?;
-        let budget = derive(&self.common, &self.cache, &self.under, Some(&fuse), readahead, host, &mut warnings)?;
+        let rdma = !alone && wants_rdma(&self.net);
+        let kernel = Some((&fuse, readahead));
+        let budget = derive(&self.common, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
         if alone && self.net.rdma_network.is_some() {
             warnings.push("--rdma-network carries nothing: a mount without --registry reads from no node".to_owned());
         }
@@ -301,7 +303,8 @@ impl NodeArgs {
             warnings.push(text.to_owned());
         }
         let cache = check_cache(&self.cache, host, true, &mut warnings)?;
-        let budget = derive(&self.common, &self.cache, &self.under, None, None, host, &mut warnings)?;
+        let rdma = wants_rdma(&self.net);
+        let budget = derive(&self.common, &self.cache, &self.under, None, rdma, host, &mut warnings)?;
         let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
         let trust = self.trust.check(self.allow_anyone)?;
         unencrypted(&net, &trust, &mut warnings);
@@ -689,23 +692,29 @@ fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
     Ok(kept)
 }
 
+/// Whether there will be rails, as far as words tell.
+fn wants_rdma(net: &NetArgs) -> bool {
+    net.rdma_network.is_some() && net.transport != Transport::Tcp
+}
+
 fn derive(
     common: &CommonArgs,
     cache: &CacheArgs,
     under: &UnderArgs,
-    fuse: Option<&FuseConfig>,
-    readahead: Option<u64>,
+    kernel: Option<(&FuseConfig, Option<u64>)>,
+    rdma: bool,
     host: &Host,
     warnings: &mut Vec<String>,
 ) -> Result<Budget, Fault> {
     let budget = Budget::derive(Demand {
         total: common.buffer_size.bytes(),
         block: cache.block_size.bytes(),
-        max_write: fuse.map(|f| u64::from(f.max_write)),
-        fuse_threads: fuse.and_then(|f| f.threads).map(|n| n as u64),
+        max_write: kernel.map(|(fuse, _)| u64::from(fuse.max_write)),
+        fuse_threads: kernel.and_then(|(fuse, _)| fuse.threads).map(|n| n as u64),
         max_downloads: u64::from(under.max_downloads),
-        readahead,
+        readahead: kernel.and_then(|(_, readahead)| readahead),
         processors: host.processors as u64,
+        rdma,
     })?;
     warnings.extend(budget.check_host(host)?);
     Ok(budget)

@@ -1,7 +1,9 @@
 //! The memory of one slot: a page for headers and a payload. It knows nothing of whose budget it comes from.
 
+use spurline_mem::{Annex, Pool};
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Bytes before the payload: a page, so that the payload is aligned to one.
 pub const HEAD_LEN: usize = 4096;
@@ -70,5 +72,28 @@ impl BufferSource for AnonymousPages {
         }
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         Ok(Box::new(Pages { start, len }))
+    }
+}
+
+/// The annex of a pool, so that an answer can land in a slot wherever buffers of the pool are reached: a NIC that
+/// knows the arena writes there. What the annex does not hold is had from [`AnonymousPages`].
+pub struct PoolAnnex(pub Arc<Pool>);
+
+// SAFETY: a piece of the annex keeps its address, is aligned to a page and belongs to this value until it is dropped.
+unsafe impl SlotBuffer for Annex {
+    fn as_ptr(&self) -> NonNull<u8> {
+        Annex::as_ptr(self)
+    }
+    fn len(&self) -> usize {
+        Annex::len(self)
+    }
+}
+
+impl BufferSource for PoolAnnex {
+    fn allocate(&self, len: usize) -> io::Result<Box<dyn SlotBuffer>> {
+        match self.0.annex(len) {
+            Some(piece) => Ok(Box::new(piece)),
+            None => AnonymousPages.allocate(len),
+        }
     }
 }

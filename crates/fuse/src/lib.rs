@@ -26,7 +26,7 @@ mod session;
 
 pub use adapter::FsHandler;
 pub use backing::{Backing, BackingId, Backings};
-pub use buffer::{AnonymousPages, BufferSource, HEAD_LEN, SlotBuffer};
+pub use buffer::{AnonymousPages, BufferSource, HEAD_LEN, PoolAnnex, SlotBuffer};
 pub use config::{Chosen, FuseIo, SessionConfig, Workload};
 pub use dispatch::AccessLog;
 pub use errno::Errno;

@@ -6,5 +6,5 @@ mod buddy;
 mod pool;
 mod tier;
 
-pub use pool::{Buf, Pool, Reclaim};
+pub use pool::{Annex, Buf, Pool, Reclaim};
 pub use tier::{Fill, Found, MemBlock, Slice, Tier};

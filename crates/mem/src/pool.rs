@@ -14,10 +14,13 @@ pub trait Reclaim: Send + Sync {
     fn reclaim(&self, len: usize) -> bool;
 }
 
-/// An arena of fixed size: the budget of `--buffer-size`.
+/// An arena of fixed size: the budget of `--buffer-size`, or the part of it that buffers are cut from, with an annex for
+/// memory that others handle in pieces of their own lengths.
 pub struct Pool {
     base: NonNull<u8>,
     len: usize,
+    annex_len: usize,
+    annex: Mutex<Annexed>,
     free: Mutex<Free>,
     freed: Condvar,
     reclaim: OnceLock<Weak<dyn Reclaim>>,
@@ -27,6 +30,13 @@ struct Free {
     buddy: Buddy,
     /// Threads waiting in `alloc`; while there is one, `give` wakes it.
     waiting: usize,
+}
+
+/// What of the annex is handed out: all before `next` but what was given back.
+#[derive(Default)]
+struct Annexed {
+    next: usize,
+    returned: Vec<(usize, usize)>,
 }
 
 // SAFETY: the arena is plain memory; which part belongs to whom is decided under the `free` lock, and a
@@ -42,7 +52,17 @@ impl Pool {
     /// # Errors
     /// `NoMemory` when the mapping is refused; `Invalid` when the budget holds not one largest buffer.
     pub fn new(budget: u64, largest: usize) -> Result<Arc<Pool>> {
+        Self::with_annex(budget, largest, 0)
+    }
+
+    /// The same with `annex` bytes more behind it (rounded down to 16 KiB), for [`Pool::annex`]: part of the arena that
+    /// is registered, and no part of what buffers are cut from.
+    ///
+    /// # Errors
+    /// As [`Pool::new`].
+    pub fn with_annex(budget: u64, largest: usize, annex: u64) -> Result<Arc<Pool>> {
         let page = 1usize << PAGE_SHIFT;
+        let annex_len = usize::try_from(annex).unwrap_or(0) & !(page - 1);
         let largest = largest.max(page).next_power_of_two();
         let len = usize::try_from(budget).unwrap_or(usize::MAX) & !(page - 1);
         if len < largest || len >> PAGE_SHIFT > u32::MAX as usize {
@@ -51,11 +71,12 @@ impl Pool {
                 format!("a memory budget of {} can't hold one buffer of {}", Size(budget), Size(largest as u64)),
             ));
         }
+        let mapped = len.saturating_add(annex_len);
         // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no other memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                len,
+                mapped,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -66,18 +87,20 @@ impl Pool {
             let error = std::io::Error::last_os_error();
             return Err(Error::new(
                 ErrorKind::NoMemory,
-                format!("mapping {} for buffers failed: {error}; give a smaller --buffer-size", Size(len as u64)),
+                format!("mapping {} for buffers failed: {error}; give a smaller --buffer-size", Size(mapped as u64)),
             ));
         }
         // Huge pages halve the cost of registering and walking the arena; without them all works the same.
         // SAFETY: the range is the mapping just made.
-        unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
+        unsafe { libc::madvise(base, mapped, libc::MADV_HUGEPAGE) };
         let max_order = largest.trailing_zeros() - PAGE_SHIFT;
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| Error::new(ErrorKind::NoMemory, "the kernel mapped the buffers at address 0"))?;
         Ok(Arc::new(Pool {
             base,
             len,
+            annex_len,
+            annex: Mutex::default(),
             free: Mutex::new(Free { buddy: Buddy::new(len >> PAGE_SHIFT, max_order), waiting: 0 }),
             freed: Condvar::new(),
             reclaim: OnceLock::new(),
@@ -89,9 +112,42 @@ impl Pool {
         let _ = self.reclaim.set(holder);
     }
 
-    /// Address and length of the whole arena, for registering it with a device.
+    /// Address and length of the whole arena, annex included, for registering it with a device.
     pub fn arena(&self) -> (*const u8, usize) {
-        (self.base.as_ptr(), self.len)
+        (self.base.as_ptr(), self.len + self.annex_len)
+    }
+
+    /// Has pages that are touched from here on come from these NUMA nodes (bit n for node n) while they have any: all
+    /// from one, in turn from several. For the nodes of the NICs that reach the arena.
+    ///
+    /// # Errors
+    /// What the kernel answers: no such node, or no NUMA at all.
+    pub fn place_on(&self, nodes: u64) -> std::io::Result<()> {
+        let mode = if nodes.count_ones() > 1 { libc::MPOL_INTERLEAVE } else { libc::MPOL_PREFERRED };
+        let (start, len) = self.arena();
+        // The kernel counts one bit more than it reads.
+        let bits = u64::BITS as usize + 1;
+        // SAFETY: the range is the arena's own; the mask is read during the call. Only where pages come from changes.
+        let answer = unsafe { libc::syscall(libc::SYS_mbind, start, len, mode, &raw const nodes, bits, 0) };
+        if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    }
+
+    /// A piece of the annex, `len` bytes rounded up to 4 KiB and aligned to that; `None` when no such piece is left.
+    /// Meant for pieces of one length: what was given back is used again for the same length alone.
+    pub fn annex(self: &Arc<Self>, len: usize) -> Option<Annex> {
+        let len = len.max(1).checked_next_multiple_of(4096)?;
+        let mut annex = self.annex.lock();
+        let at = match annex.returned.iter().position(|(_, returned)| *returned == len) {
+            Some(index) => annex.returned.swap_remove(index).0,
+            None if len <= self.annex_len - annex.next => {
+                annex.next += len;
+                annex.next - len
+            }
+            None => return None,
+        };
+        // SAFETY: `at + len` lies inside the annex, which is mapped behind the arena's first `len` bytes.
+        let start = unsafe { self.base.add(self.len + at) };
+        Some(Annex { pool: Arc::clone(self), start, at, len })
     }
 
     /// Bytes handed out now, rounded up as the arena rounds them.
@@ -187,8 +243,8 @@ fn order_of(len: usize) -> u32 {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: every `Buf` holds an `Arc<Pool>`, so none is left that points into the mapping.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        // SAFETY: every `Buf` and `Annex` holds an `Arc<Pool>`, so none is left that points into the mapping.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len + self.annex_len) };
     }
 }
 
@@ -240,6 +296,41 @@ impl Drop for Buf {
     }
 }
 
+/// A piece of the annex, given back when dropped. Its bytes are initialised, and reached by its address alone: whoever
+/// holds it decides who reads and writes them.
+pub struct Annex {
+    pool: Arc<Pool>,
+    start: NonNull<u8>,
+    at: usize,
+    len: usize,
+}
+
+// SAFETY: an `Annex` owns its part of the arena alone.
+unsafe impl Send for Annex {}
+
+impl Annex {
+    /// The first byte; the same for the value's whole life.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes; it always has.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Annex {
+    fn drop(&mut self) {
+        self.pool.annex.lock().returned.push((self.at, self.len));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,6 +360,40 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         drop(held);
         assert!(waiter.join().unwrap());
+    }
+
+    #[test]
+    fn the_annex_is_part_of_the_arena_and_of_no_buffer() {
+        let pool = Pool::with_annex(1 << 20, 1 << 20, 64 << 10).unwrap();
+        let (start, len) = pool.arena();
+        assert_eq!((len, pool.limit_bytes()), ((1 << 20) + (64 << 10), 1 << 20));
+        let all = pool.try_alloc(1 << 20).unwrap();
+        let pieces: Vec<Annex> = std::iter::from_fn(|| pool.annex(20_000)).collect();
+        assert_eq!((pieces.len(), pieces[0].len()), (3, 20_480));
+        for (i, piece) in pieces.iter().enumerate() {
+            let at = piece.as_ptr().as_ptr() as usize;
+            assert_eq!((at - start as usize, at % 4096), ((1 << 20) + i * 20_480, 0));
+            assert!(at >= all.as_ptr() as usize + all.len());
+            // SAFETY: the piece's own bytes, which nobody else reaches.
+            unsafe { std::ptr::write_bytes(piece.as_ptr().as_ptr(), i as u8, piece.len()) };
+        }
+        drop(pieces);
+        // What came back is had again, and what is left over beside it.
+        let again: Vec<Annex> = std::iter::from_fn(|| pool.annex(20_000)).collect();
+        assert_eq!((again.len(), pool.annex(4096).map(|rest| rest.len())), (3, Some(4096)));
+        drop(all);
+        assert!(Pool::new(1 << 20, 1 << 20).unwrap().annex(1).is_none());
+    }
+
+    #[test]
+    fn pages_come_from_a_numa_node_that_is_there() {
+        let pool = Pool::new(1 << 20, 1 << 20).unwrap();
+        match pool.place_on(1) {
+            Ok(()) => pool.try_alloc(1 << 20).unwrap().fill(1),
+            // A kernel without NUMA, or a container that may not choose.
+            Err(e) => assert!(matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)), "{e}"),
+        }
+        assert!(pool.place_on(1 << 63).is_err());
     }
 
     #[test]
