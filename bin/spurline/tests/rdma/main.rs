@@ -1,0 +1,21 @@
+//! Nodes and mounts over RDMA rails, with the real binary on real verbs in the virtual machine: which transport carried
+//! the bytes, what a reader sees when links, devices and nodes go and come back, and what a start says that can't be.
+//! Every test compares every byte, and reads from the counters what carried them.
+
+mod clients;
+mod faults;
+mod loss;
+mod rig;
+mod starts;
+
+use spurline_testkit::{GuestNet, run_in_guest};
+
+#[test]
+fn in_the_virtual_machine() {
+    run_in_guest(GuestNet::Two, &["guest_"], 1500);
+}
+
+#[test]
+fn in_two_virtual_machines() {
+    run_in_guest(GuestNet::Pair, &["side_"], 1200);
+}

@@ -1,0 +1,276 @@
+//! A source, nodes that serve it, mounts that read it, and fio as the reader that notices every wrong byte.
+
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+/// The program in the guest's own memory: the files of the host are far away from there.
+pub const BIN: &str = "/vmtmp/spurline";
+/// More than a mount of 24 MiB of buffers holds, so that every pass comes over the network.
+pub const LEN: usize = 32 << 20;
+
+/// Ends a process when the test does, however it does.
+pub struct Running(Child);
+
+impl Running {
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Puts the program where the guest reaches it fast, once.
+pub fn ready() {
+    static READY: Once = Once::new();
+    READY.call_once(|| {
+        run("modprobe", &["fuse"]);
+        std::fs::copy(env!("CARGO_BIN_EXE_spurline"), BIN).unwrap();
+    });
+}
+
+/// Runs a command to its end; it has to succeed.
+pub fn run(program: &str, words: &[&str]) {
+    let out = Command::new(program).args(words).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{program} {words:?}: {text}");
+}
+
+pub fn sh(script: &str) {
+    run("bash", &["-c", script]);
+}
+
+/// Waits until `until`, or fails with what the logs say.
+pub fn wait(what: &str, logs: &[&Path], mut until: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    let deadline = begun + Duration::from_secs(150);
+    while !until() {
+        if Instant::now() > deadline {
+            let text: Vec<String> = logs.iter().filter_map(|log| std::fs::read_to_string(log).ok()).collect();
+            panic!("{what} did not come about:\n{}", text.join("\n"));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    println!("  {what}: after {:.1} s", begun.elapsed().as_secs_f64());
+}
+
+/// Starts a service and waits for the line in its log that says it is ready.
+pub fn start(mut command: Command, log: &Path, ready: &str) -> Running {
+    let file = std::fs::File::create(log).unwrap();
+    command.stderr(file.try_clone().unwrap()).stdout(file).stdin(Stdio::null());
+    let process = Running(command.spawn().unwrap());
+    wait(ready, &[log], || std::fs::read_to_string(log).is_ok_and(|text| text.contains(ready)));
+    process
+}
+
+/// An emulated machine on a busy one may say nothing for seconds, and what is waited for here are faults that show by
+/// themselves; packets that are lost have a test of their own.
+pub const SILENCE: Duration = Duration::from_secs(60);
+
+/// The secret of all here: rails reach beyond this machine.
+pub fn token(dir: &Path) -> PathBuf {
+    dir.join("token")
+}
+
+fn patient(more: &[&str]) -> &'static [&'static str] {
+    if more.contains(&"--rdma-silence") { &[] } else { &["--rdma-silence", "60s"] }
+}
+
+/// The words of every mount after its source and its place.
+pub fn mount_words(dir: &Path, registry: &str, more: &[&str]) -> Vec<String> {
+    let words = ["--registry", registry, "--buffer-size", "24M", "--block-size", "1M", "--metrics", "none"];
+    let timing = ["--rdma-retry", "3s", "--rdma-settle", "2s", "--peer-timeout", "100s"];
+    let token = token(dir);
+    let token = ["--group-token-file", token.to_str().unwrap()];
+    words.iter().chain(&timing).chain(&token).chain(patient(more)).chain(more).map(|word| (*word).to_owned()).collect()
+}
+
+/// The words of every node.
+pub fn node_words(dir: &Path, port: u16, more: &[&str]) -> Vec<String> {
+    let cache = dir.join(format!("cache-{port}"));
+    std::fs::create_dir_all(&cache).unwrap();
+    let (port, source, cache) = (port.to_string(), dir.join("src"), cache);
+    let (source, cache) = (source.to_str().unwrap(), cache.to_str().unwrap());
+    let sizes = ["--buffer-size", "64M", "--block-size", "1M", "--cache-size", "100M"];
+    let rest = ["node", "--metrics", "none", "--group-port", &port, "--source", source, "--cache-dir", cache];
+    let token = token(dir);
+    let token = ["--group-token-file", token.to_str().unwrap()];
+    rest.iter().chain(&sizes).chain(&token).chain(patient(more)).chain(more).map(|word| (*word).to_owned()).collect()
+}
+
+/// A source with one file of known bytes and one of fio's, and the logs of all that runs over it.
+pub struct Rig {
+    pub dir: PathBuf,
+    pub data: Vec<u8>,
+    _dir: Option<tempfile::TempDir>,
+}
+
+impl Rig {
+    pub fn new() -> Rig {
+        let dir = tempfile::tempdir().unwrap();
+        let mut rig = Rig::at(dir.path());
+        rig._dir = Some(dir);
+        rig
+    }
+
+    /// The same in a place that both of two machines know.
+    pub fn at(dir: &Path) -> Rig {
+        ready();
+        std::fs::create_dir_all(dir.join("src")).unwrap();
+        std::fs::write(token(dir), "q5Ykm0WJ7b2uR1xTzv9sLd3f\n").unwrap();
+        let mut data = vec![0u8; LEN];
+        for (i, word) in data.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            *word = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+        }
+        Rig { dir: dir.to_owned(), data, _dir: None }
+    }
+
+    /// Writes the source's files.
+    pub fn fill(&self) {
+        std::fs::write(self.dir.join("src/file"), &self.data).unwrap();
+        let file = self.dir.join("src/fio");
+        let words = ["--name=write", "--rw=write", "--bs=128k", "--size=32m", "--verify=crc32c", "--do_verify=0"];
+        let file = format!("--filename={}", file.display());
+        run("fio", &[&words[..], &[&file]].concat());
+    }
+
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.log"))
+    }
+
+    pub fn node(&self, port: u16, words: &[&str]) -> Running {
+        let mut node = Command::new(BIN);
+        node.args(node_words(&self.dir, port, words));
+        start(node, &self.log(&format!("node-{port}")), "over tcp")
+    }
+
+    /// A mount of nodes of this machine.
+    pub fn mount(&self, name: &str, ports: &[u16], words: &[&str]) -> Mount<'_> {
+        let nodes: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        self.mount_of(name, &format!("static:{}", nodes.join(",")), words)
+    }
+
+    pub fn mount_of(&self, name: &str, registry: &str, words: &[&str]) -> Mount<'_> {
+        let at = self.dir.join(name);
+        std::fs::create_dir_all(&at).unwrap();
+        let mut mount = Command::new(BIN);
+        mount.arg("mount").arg(self.dir.join("src")).arg(&at).args(mount_words(&self.dir, registry, words));
+        let process = start(mount, &self.log(name), "is mounted on");
+        Mount { rig: self, at, log: self.log(name), process: Some(process) }
+    }
+}
+
+/// Asks the admin socket itself: starting the program for each question takes seconds in an emulated machine.
+pub fn ask(log: &Path, op: &str) -> Value {
+    let text = std::fs::read_to_string(log).unwrap();
+    let path = text.split("socket=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("a socket");
+    let mut socket = UnixStream::connect(path).unwrap();
+    writeln!(socket, "{{\"op\":\"{op}\"}}").unwrap();
+    let mut line = String::new();
+    BufReader::new(socket).read_line(&mut line).unwrap();
+    serde_json::from_str::<Value>(&line).unwrap()["ok"].take()
+}
+
+/// One counter of a mount or a node.
+pub fn count(log: &Path, section: &str, name: &str) -> u64 {
+    ask(log, "stats")[section][name].as_u64().unwrap_or_else(|| panic!("{section}.{name}"))
+}
+
+pub struct Mount<'a> {
+    pub rig: &'a Rig,
+    pub at: PathBuf,
+    pub log: PathBuf,
+    process: Option<Running>,
+}
+
+impl Mount<'_> {
+    /// Reads the whole file past the page cache and compares every byte.
+    pub fn pass(&self) {
+        std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+        let got = std::fs::read(self.at.join("file")).expect("a reader sees no error");
+        assert!(got == self.rig.data, "wrong bytes in {}", self.at.display());
+    }
+
+    pub fn count(&self, section: &str, name: &str) -> u64 {
+        count(&self.log, section, name)
+    }
+
+    /// Bytes received over RDMA and over TCP.
+    pub fn received(&self) -> (u64, u64) {
+        let stats = ask(&self.log, "stats");
+        let bytes = |section: &str| stats[section]["recv_bytes"].as_u64().unwrap();
+        (bytes("rdma"), bytes("tcp"))
+    }
+
+    /// What carries data now, as `status` says it.
+    pub fn carries(&self) -> String {
+        ask(&self.log, "status")["peers"][0]["transport"].as_str().unwrap_or_default().to_owned()
+    }
+
+    pub fn wait(&self, what: &str, mut until: impl FnMut(&Self) -> bool) {
+        let nodes: Vec<PathBuf> = std::fs::read_dir(&self.rig.dir)
+            .unwrap()
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("node-")))
+            .collect();
+        let logs: Vec<&Path> = std::iter::once(&*self.log).chain(nodes.iter().map(PathBuf::as_path)).collect();
+        wait(what, &logs, || until(self));
+    }
+
+    /// Waits until this many paths carry data and this many bytes more came over RDMA, or over TCP.
+    pub fn wait_bytes(&self, what: &str, paths: u64, tcp: bool) {
+        self.wait(what, |m| m.count("rdma", "paths_up") == paths);
+        let of = |(rdma, over_tcp): (u64, u64)| if tcp { over_tcp } else { rdma };
+        let before = of(self.received());
+        self.wait(what, |m| of(m.received()) > before + (2 << 20));
+    }
+
+    /// Two readers that compare checksums, until they are ended.
+    pub fn fio(&self) -> Fio {
+        let file = format!("--filename={}", self.at.join("fio").display());
+        let output = self.rig.dir.join("fio.out");
+        let mut fio = Command::new("fio");
+        fio.args(["--name=read", "--rw=randread", "--bs=128k", "--size=32m", "--direct=1", "--numjobs=2", "--thread"]);
+        fio.args(["--verify=crc32c", "--verify_fatal=1", "--time_based", "--runtime=3600", "--group_reporting"]);
+        fio.arg(file).stdin(Stdio::null());
+        let out = std::fs::File::create(&output).unwrap();
+        fio.stderr(out.try_clone().unwrap()).stdout(out);
+        Fio { process: Running(fio.spawn().unwrap()), output }
+    }
+}
+
+impl Drop for Mount<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new(BIN).args(["umount", "--force"]).arg(&self.at).output();
+        self.process.take();
+    }
+}
+
+/// fio at work.
+pub struct Fio {
+    process: Running,
+    output: PathBuf,
+}
+
+impl Fio {
+    /// Ends it: it has to run still, as it stops at the first error or wrong byte.
+    pub fn end(mut self) {
+        let child = &mut self.process.0;
+        let early = child.try_wait().unwrap();
+        run("kill", &["-INT", &child.id().to_string()]);
+        let code = child.wait().unwrap().code();
+        let text = std::fs::read_to_string(&self.output).unwrap();
+        println!("{text}");
+        assert!(early.is_none() && code == Some(128), "fio ended by itself ({early:?}) or with {code:?}:\n{text}");
+        assert!(text.contains("err= 0") && !text.contains("verify failed"), "{text}");
+    }
+}
