@@ -426,22 +426,7 @@ impl QueuePair {
     /// # Errors
     /// When the connection failed, or there was no room in time.
     pub fn send(&mut self, slot: Slot, len: usize, deadline: Instant) -> Result<(), VerbsError> {
-        self.room(deadline)?;
-        if !Arc::ptr_eq(slot.domain(), &self.domain) {
-            return Err(VerbsError::Misuse("the slot's memory is registered in another protection domain".into()));
-        }
-        let mut sge = slot.sge(u32::try_from(len).unwrap_or(u32::MAX));
-        let inline = sge.length <= self.max_inline;
-        let flags = sys::SEND_SIGNALED | if inline { sys::SEND_INLINE } else { 0 };
-        let mut wr = sys::SendWr::new(self.posted + 1, sys::WR_SEND, flags);
-        wr.sg_list = &mut sge;
-        wr.num_sge = 1;
-        self.post(&mut wr, Some(slot))?;
-        if inline && let Some((_, slot)) = self.sends.back_mut() {
-            // The call has copied the bytes.
-            self.spare.extend(slot.take());
-        }
-        Ok(())
+        self.post_slot(slot, len, sys::WR_SEND, None, None, deadline)
     }
 
     /// Writes the first `len` bytes of `slot` into `region`, which the peer learns of by the number `immediate`, or
@@ -463,24 +448,9 @@ impl QueuePair {
             let why = format!("{len} bytes out of a slot of {} do not fit in a region of {}", slot.len(), region.len);
             return Err(VerbsError::Misuse(why));
         }
-        self.room(deadline)?;
         let immediate = immediate.into();
-        let mut sge = slot.sge(len as u32);
-        let inline = sge.length <= self.max_inline;
-        let flags = sys::SEND_SIGNALED | if inline { sys::SEND_INLINE } else { 0 };
         let opcode = if immediate.is_some() { sys::WR_RDMA_WRITE_WITH_IMM } else { sys::WR_RDMA_WRITE };
-        let mut wr = sys::SendWr::new(self.posted + 1, opcode, flags);
-        wr.imm_data = immediate.unwrap_or(0).to_be();
-        wr.remote_addr = region.addr;
-        wr.rkey = region.rkey;
-        wr.sg_list = &mut sge;
-        wr.num_sge = 1;
-        self.post(&mut wr, Some(slot))?;
-        if inline && let Some((_, slot)) = self.sends.back_mut() {
-            // The call has copied the bytes.
-            self.spare.extend(slot.take());
-        }
-        Ok(())
+        self.post_slot(slot, len, opcode, Some(region), immediate, deadline)
     }
 
     /// Reads the first `len` bytes of `region` into `slot`, which comes back with its completion ([`QueuePair::settle`]
@@ -501,18 +471,40 @@ impl QueuePair {
             let why = format!("{len} bytes of a region of {} do not fit in a slot of {}", region.len, slot.len());
             return Err(VerbsError::Misuse(why));
         }
+        // From here on the slot belongs to the queue pair, which the NIC's late writes end with.
+        self.post_slot(slot, len, sys::WR_RDMA_READ, Some(region), None, deadline)
+    }
+
+    /// Posts a request about the first `len` bytes of `slot`. One whose bytes are sent inline is free at once: the call
+    /// has copied them.
+    fn post_slot(
+        &mut self,
+        slot: Slot,
+        len: usize,
+        opcode: sys::Enum,
+        region: Option<RemoteRegion>,
+        immediate: Option<u32>,
+        deadline: Instant,
+    ) -> Result<(), VerbsError> {
         if !Arc::ptr_eq(slot.domain(), &self.domain) {
             return Err(VerbsError::Misuse("the slot's memory is registered in another protection domain".into()));
         }
         self.room(deadline)?;
-        let mut sge = slot.sge(len as u32);
-        let mut wr = sys::SendWr::new(self.posted + 1, sys::WR_RDMA_READ, sys::SEND_SIGNALED);
-        wr.remote_addr = region.addr;
-        wr.rkey = region.rkey;
+        let mut sge = slot.sge(u32::try_from(len).unwrap_or(u32::MAX));
+        let inline = opcode != sys::WR_RDMA_READ && sge.length <= self.max_inline;
+        let flags = sys::SEND_SIGNALED | if inline { sys::SEND_INLINE } else { 0 };
+        let mut wr = sys::SendWr::new(self.posted + 1, opcode, flags);
+        wr.imm_data = immediate.unwrap_or(0).to_be();
+        if let Some(region) = region {
+            (wr.remote_addr, wr.rkey) = (region.addr, region.rkey);
+        }
         wr.sg_list = &mut sge;
         wr.num_sge = 1;
-        // From here on the slot belongs to the queue pair, which the NIC's late writes end with.
-        self.post(&mut wr, Some(slot))
+        self.post(&mut wr, Some(slot))?;
+        if inline && let Some((_, slot)) = self.sends.back_mut() {
+            self.spare.extend(slot.take());
+        }
+        Ok(())
     }
 
     /// Says whether what is waited for is expected soon, so that polling may pay: a small answer, not bulk data.

@@ -255,6 +255,15 @@ fn guest_b_reads_of_lent_memory() {
     // Nothing is read past either end.
     let wrong = pair.read_slot(slots.pop().unwrap(), 1 << 20, RemoteRegion { len: 100, ..region }, soon());
     assert!(matches!(wrong, Err(VerbsError::Misuse(_))));
+    // Nor is anything done with memory that this queue pair's device was not told of.
+    let other = Rail::open("10.77.0.1", Access::Local);
+    let mut foreign = other.memory.slots(other.memory.pool().try_alloc(4096 * 4).unwrap(), 4096).unwrap().into_iter();
+    let mut foreign = || foreign.next().unwrap();
+    let (sent, written) = (pair.send(foreign(), 4, soon()), pair.write_slot(foreign(), 4, region, None, soon()));
+    let (read, posted) = (pair.read_slot(foreign(), 4, region, soon()), pair.post_receive(foreign()));
+    for refused in [sent, written, read, posted] {
+        assert!(matches!(refused, Err(VerbsError::Misuse(_))), "{refused:?}");
+    }
     for _ in 0..5 {
         let mut slot = slots.pop().unwrap();
         slot.bytes_mut().fill(0);
