@@ -6,7 +6,7 @@ use spurline_net_rdma::{Patience, Rail, RdmaConnector};
 use spurline_proto::{Hello, Read, Request};
 use spurline_transport::{Channel as _, call_for, greet};
 use spurline_trust::Trust;
-use spurline_types::Attr;
+use spurline_types::{Attr, Error, ErrorKind};
 use spurline_verbs::{Access, Verbs};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,9 +48,21 @@ fn guest_64_clients_and_mounts_of_both_kinds() {
             // Each with a device, a registered pool and a connection of its own, as different processes have them.
             let pool = Pool::new(1 << 20, 256 << 10).unwrap();
             let rail = Rail::open(&verbs, "client", to.ip(), &pool, Access::PeerWrites).unwrap();
-            let connector = RdmaConnector::new(Arc::clone(&rail), to, Patience { silence: SILENCE }, Arc::default());
-            let mut channel = connector.trusting(Arc::clone(trust)).open(soon()).unwrap();
-            let volume = greet(&mut channel, &Hello::new("client", source), soon()).unwrap().volume;
+            let connector = RdmaConnector::new(rail, to, Patience { silence: SILENCE }, Arc::default());
+            let connector = connector.trusting(Arc::clone(trust));
+            // On a busy machine one of so many is later with its greeting than the node waits for it, and tries again.
+            let until = soon();
+            let greeted = || {
+                let mut channel = connector.open(soon())?;
+                let volume = greet(&mut channel, &Hello::new("client", source), soon())?.volume;
+                Ok::<_, Error>((channel, volume))
+            };
+            let (mut channel, volume) = loop {
+                match greeted() {
+                    Ok(greeted) => break greeted,
+                    Err(e) => assert!(e.kind() == ErrorKind::Unavailable && Instant::now() < until, "{client}: {e}"),
+                }
+            };
             let mut body = Vec::new();
             let lookup = Request::Lookup { volume, path: b"file", max_age_ms: 60_000 };
             let attr: Attr = call_for(&mut channel, &lookup, &mut body, soon()).unwrap();

@@ -117,3 +117,36 @@ fn guest_rdma_that_is_forced_never_uses_tcp() {
     mount.pass();
     assert_eq!(mount.received().1, 0, "bytes over TCP");
 }
+
+/// A rail whose link comes and goes, faster than it settles: readers go on, and no wait is without end.
+#[test]
+#[ignore = "runs in the virtual machine"]
+fn guest_a_rail_that_flaps_hangs_nothing() {
+    let rig = Rig::new();
+    rig.fill();
+    // A rail of its own: Soft-RoCE of this kernel does not always recover from a message to a link that is down.
+    sh("ip link add rail7 type dummy && ip link set rail7 mtu 9000 up && ip addr add 10.77.7.1/24 dev rail7 && \
+        rdma link add rxe7 type rxe netdev rail7");
+    let rails = ["--rdma-network", "rail0:rail7"];
+    let _node = rig.node(7025, &rails);
+    let mount = rig.mount("flap", &[7025], &rails);
+    mount.wait("both paths", |m| m.count("rdma", "paths_up") == 2);
+    let fio = mount.fio();
+    mount.wait_bytes("reads over two rails", 2, false);
+    for turn in 0..6 {
+        link("rail7", "down");
+        if turn % 2 == 0 {
+            mount.wait("the path's end", |m| m.count("rdma", "paths_up") == 1);
+        }
+        let before = mount.received().0;
+        link("rail7", "up");
+        mount.wait("reads meanwhile", |m| m.received().0 > before + (1 << 20));
+    }
+    fio.end();
+    mount.pass();
+    assert_eq!(mount.received().1, 0, "TCP while a rail was left");
+    // The link is the cause each time, so nobody hammers it: one failover for each time the path carried data.
+    assert!((1..=6).contains(&mount.count("rdma", "failovers")));
+    drop(mount);
+    sh("rdma link delete rxe7; ip link delete rail7");
+}

@@ -4,6 +4,7 @@
 
 mod clients;
 mod faults;
+mod figures;
 mod loss;
 mod rig;
 mod starts;
@@ -12,10 +13,10 @@ use spurline_testkit::{GuestNet, run_in_guest};
 
 #[test]
 fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_"], 1500);
+    run_in_guest(GuestNet::Two, &["guest_"], 2400);
 }
 
 #[test]
 fn in_two_virtual_machines() {
-    run_in_guest(GuestNet::Pair, &["side_"], 1200);
+    run_in_guest(GuestNet::Pair, &["side_"], 1800);
 }

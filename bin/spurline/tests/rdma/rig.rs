@@ -52,7 +52,7 @@ pub fn sh(script: &str) {
 /// Waits until `until`, or fails with what the logs say.
 pub fn wait(what: &str, logs: &[&Path], mut until: impl FnMut() -> bool) {
     let begun = Instant::now();
-    let deadline = begun + Duration::from_secs(150);
+    let deadline = begun + Duration::from_secs(300);
     while !until() {
         if Instant::now() > deadline {
             let text: Vec<String> = logs.iter().filter_map(|log| std::fs::read_to_string(log).ok()).collect();

@@ -13,7 +13,7 @@ fn refused(rig: &Rig, wrapper: &[&str], words: &[&str], said: &[&str]) {
         let mut all: Vec<&str> = wrapper.to_vec();
         all.push(BIN);
         all.extend(service.iter().map(String::as_str));
-        let out = Command::new("timeout").args(["60"]).args(&all).output().unwrap();
+        let out = Command::new("timeout").args(["400"]).args(&all).output().unwrap();
         let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
         println!("{text}");
         assert_eq!(out.status.code(), Some(3), "{all:?}: {text}");
