@@ -1,0 +1,335 @@
+//! Measures the RDMA transport beside perftest, iperf3 and the TCP transport: the node in a process of its own, short
+//! slices taken in turn, medians of each round's own ratios, as rows of a table.
+//!
+//! On two hosts with NICs: `rdmabench --server IP[,IP]` on one, which prints its addresses, and
+//! `rdmabench --ip IP[,IP] --to` with those addresses on the other. On one machine, or in the virtual machine of
+//! `scripts/vm`, `rdmabench --ip 10.77.0.1` starts the node itself.
+//!
+//! A channel has one request under way, so depth D is D channels. `--threads` says how many threads share them (D when
+//! it is not given): each asks over all of its channels before it waits for the first. `--alone` leaves out all but
+//! RDMA, for a profiler.
+
+mod perftest;
+
+use perftest::{Bare, Control, Kid, answer};
+use spurline_mem::{Buf, Pool};
+use spurline_net_rdma::{Patience, Rail, RdmaConnector, RdmaServer, RdmaServerConfig};
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
+use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
+use spurline_transport::{Channel, ConnState, Connector, Responder, Service, greet};
+use spurline_types::{Error, ErrorKind, Result, Size, Stats};
+use spurline_verbs::{Access, Verbs};
+use std::cell::RefCell;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const DATA: usize = 16 << 20;
+
+struct Args {
+    ips: Vec<IpAddr>,
+    to: Vec<SocketAddr>,
+    server: bool,
+    secs: f64,
+    rounds: usize,
+    threads: usize,
+    only: String,
+    alone: bool,
+}
+
+fn parse() -> Args {
+    let (ips, to, only) = (Vec::new(), Vec::new(), String::new());
+    let mut args = Args { ips, to, server: false, secs: 1.0, rounds: 5, threads: usize::MAX, only, alone: false };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().unwrap_or_default();
+        match word.as_str() {
+            "--server" => (args.server, args.ips) = (true, list(&value())),
+            "--ip" => args.ips = list(&value()),
+            "--to" => args.to = list(&value()),
+            "--secs" => args.secs = value().parse().expect("a number"),
+            "--rounds" => args.rounds = value().parse().expect("a number"),
+            "--threads" => args.threads = value().parse().expect("a number"),
+            "--alone" => args.alone = true,
+            "--only" => args.only = value(),
+            other => panic!("{other}: see the head of this program's source"),
+        }
+    }
+    assert!(!args.ips.is_empty(), "--ip: an address of an RDMA device");
+    args
+}
+
+fn list<T: std::str::FromStr>(text: &str) -> Vec<T>
+where
+    T::Err: std::fmt::Debug,
+{
+    text.split(',').map(|part| part.parse().expect("an address")).collect()
+}
+
+struct Blocks(Buf);
+
+impl Service for Blocks {
+    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+        Ok(Welcome { block_size: 4 << 20, node: "bench".into(), ..Welcome::default() })
+    }
+    fn serve(&self, _: &ConnState, request: Request<'_>, to: &mut dyn Responder) -> Result<()> {
+        match request {
+            Request::Read(read) => {
+                let at = read.offset as usize % DATA;
+                to.data(&[], &[&self.0[at..(at + read.len as usize).min(DATA)]])
+            }
+            _ => Err(Error::new(ErrorKind::Unsupported, "not here")),
+        }
+    }
+}
+
+/// Serves over RDMA and TCP for ever.
+fn serve(ips: &[IpAddr]) -> Result<()> {
+    let verbs = Verbs::load()?;
+    let pool = Pool::new(64 << 20, DATA)?;
+    let mut data = pool.alloc(DATA, Instant::now())?;
+    data.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
+    let rails: Vec<_> =
+        ips.iter().map(|ip| Rail::open(&verbs, "bench", *ip, &pool, Access::Local)).collect::<Result<_>>()?;
+    let service = Arc::new(Blocks(data));
+    let stats = Arc::new(Stats::default());
+    let rdma = RdmaServer::bind(&rails, 0, service.clone(), RdmaServerConfig::default(), stats.clone())?;
+    let tcp = TcpServer::bind(&[SocketAddr::new(ips[0], 0)], service, ServerConfig::default(), stats)?;
+    let control = TcpListener::bind((ips[0], 0)).map_err(|e| Error::io("no port to be controlled at", &e))?;
+    let at = control.local_addr().map_err(|e| Error::io("no port to be controlled at", &e))?;
+    let all = rdma.local_addrs().iter().chain(tcp.local_addrs()).chain([&at]).map(SocketAddr::to_string);
+    println!("{}", all.collect::<Vec<_>>().join(","));
+    let _ = std::io::stdout().flush();
+    answer(&control, user_time);
+    Ok(())
+}
+
+struct Bench {
+    args: Args,
+    rails: Vec<Arc<Rail>>,
+    pool: Arc<Pool>,
+    rdma: Vec<SocketAddr>,
+    tcp: SocketAddr,
+    control: RefCell<Control>,
+    _node: Option<Kid>,
+}
+
+/// What one slice of time gave.
+#[derive(Clone, Copy, Default)]
+struct Slice {
+    bytes: u64,
+    ops: u64,
+    secs: f64,
+    /// User time of client and node, in seconds.
+    user: [f64; 2],
+}
+
+impl Slice {
+    fn mib_per_s(self) -> f64 {
+        self.bytes as f64 / self.secs / f64::from(1 << 20)
+    }
+    fn per_s(self) -> f64 {
+        self.ops as f64 / self.secs
+    }
+}
+
+/// This process's user time in seconds.
+fn user_time() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let rest = stat.rsplit(')').next().unwrap_or_default();
+    rest.split_whitespace().nth(11).and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0) / 100.0
+}
+
+impl Bench {
+    fn channel(&self, rail: Option<usize>) -> Box<dyn Channel> {
+        let soon = Instant::now() + Duration::from_secs(30);
+        let connector: Box<dyn Connector> = match rail {
+            Some(rail) => {
+                let (ours, theirs) = (Arc::clone(&self.rails[rail]), self.rdma[rail]);
+                Box::new(RdmaConnector::new(ours, theirs, Patience::default(), Arc::default()))
+            }
+            None => {
+                let to = self.tcp.to_string();
+                Box::new(TcpConnector::new(&to, Vec::new(), SocketOptions::default(), Arc::default()))
+            }
+        };
+        let mut channel = connector.connect(soon).expect("the node answers");
+        greet(&mut *channel, &Hello::new("bench", ""), soon).expect("the node greets");
+        channel
+    }
+
+    /// `depth` channels read `size` bytes at a time for a slice: of the rails in turn, or of TCP.
+    fn read(&self, rails: usize, size: usize, depth: usize) -> Slice {
+        let stop = AtomicBool::new(false);
+        let mut lanes: Vec<Lane> = (0..depth)
+            .map(|i| Lane {
+                channel: self.channel((rails > 0).then(|| i % rails.max(1))),
+                dst: self.pool.alloc(size, Instant::now()).expect("memory for a reader"),
+                body: Vec::new(),
+                at: i * 31,
+            })
+            .collect();
+        let each = depth.div_ceil(self.args.threads.clamp(1, depth));
+        let user = || {
+            let node = self.control.borrow_mut().ask("user").and_then(|said| said.parse().ok());
+            [user_time(), node.unwrap_or(f64::NAN)]
+        };
+        let (before, begun) = (user(), Instant::now());
+        let ops = std::thread::scope(|scope| {
+            let readers: Vec<_> = lanes
+                .chunks_mut(each)
+                .map(|lanes| {
+                    let stop = &stop;
+                    scope.spawn(move || {
+                        let mut ops = 0;
+                        while !stop.load(Ordering::Relaxed) {
+                            ask_all(lanes, size);
+                            ops += lanes.len() as u64;
+                        }
+                        ops
+                    })
+                })
+                .collect();
+            std::thread::sleep(Duration::from_secs_f64(self.args.secs));
+            stop.store(true, Ordering::Relaxed);
+            readers.into_iter().map(|reader| reader.join().expect("a reader")).sum::<u64>()
+        });
+        let secs = begun.elapsed().as_secs_f64();
+        let after = user();
+        Slice { bytes: ops * size as u64, ops, secs, user: [after[0] - before[0], after[1] - before[1]] }
+    }
+
+    fn bare(&self, what: Bare) -> f64 {
+        if self.args.alone {
+            return f64::NAN;
+        }
+        what.measure(&mut self.control.borrow_mut(), self.rdma[0].ip()).unwrap_or(f64::NAN)
+    }
+}
+
+/// A channel, and where its reads go.
+struct Lane {
+    channel: Box<dyn Channel>,
+    dst: Buf,
+    body: Vec<u8>,
+    at: usize,
+}
+
+/// One read over every lane, each asked for before the first is waited for.
+fn ask_all(lanes: &mut [Lane], size: usize) {
+    let Some((lane, rest)) = lanes.split_first_mut() else { return };
+    let offset = (lane.at * size % (DATA - size + 1)) as u64;
+    lane.at += 1;
+    let (volume, len) = (VolumeId(0), size as u32);
+    let read = Request::Read(Read { volume, path: b"data", version: "v", size: DATA as u64, offset, len });
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let (body, dst) = (&mut lane.body, &mut lane.dst);
+    let answer = lane.channel.call_while(&read, body, dst, &mut |_| {}, deadline, &mut || ask_all(rest, size));
+    assert_eq!((answer.expect("a read").payload_len, lane.dst[0]), (size, (offset % 251) as u8));
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.retain(|v| v.is_finite());
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn main() {
+    let args = parse();
+    if args.server {
+        serve(&args.ips).expect("the node starts");
+        return;
+    }
+    let mut all = args.to.clone();
+    let node = all.is_empty().then(|| {
+        let ips: Vec<String> = args.ips.iter().map(IpAddr::to_string).collect();
+        let exe = std::env::current_exe().expect("own path");
+        let node = Command::new(exe).args(["--server", &ips.join(",")]).stdout(Stdio::piped()).spawn();
+        let mut node = Kid(node.expect("the node starts"));
+        let mut line = String::new();
+        BufReader::new(node.0.stdout.take().expect("its output")).read_line(&mut line).expect("its addresses");
+        all = list(line.trim());
+        node
+    });
+    let [rdma @ .., tcp, control] = &all[..] else { panic!("--to: the addresses that --server printed") };
+    let control = RefCell::new(Control::connect(*control).expect("the node's control port"));
+    let verbs = Verbs::load().expect("RDMA");
+    let pool = Pool::new(128 << 20, 8 << 20).expect("memory");
+    let open = |ip: &IpAddr| Rail::open(&verbs, "bench", *ip, &pool, Access::PeerWrites).expect("a rail");
+    let rails = args.ips.iter().map(open).collect();
+    let bench = Bench { rails, pool, rdma: rdma.to_vec(), tcp: *tcp, control, _node: node, args };
+    let wanted = |name: &str| bench.args.only.is_empty() || name.contains(&bench.args.only);
+    for (size, depth) in [(1 << 20, 8), (128 << 10, 8), (4 << 10, 16)] {
+        let name = format!("{} depth {depth}", Size(size as u64));
+        if wanted(&name) {
+            bench.throughput(&name, size, depth);
+        }
+    }
+    if wanted("latency") {
+        bench.latency();
+    }
+    if bench.rails.len() > 1 && wanted("rails") {
+        let (mut one, mut two) = (Vec::new(), Vec::new());
+        for _ in 0..bench.args.rounds {
+            one.push(bench.read(1, 1 << 20, 8).mib_per_s());
+            two.push(bench.read(2, 1 << 20, 8).mib_per_s());
+        }
+        let ratio = median(one.iter().zip(&two).map(|(one, two)| two / one).collect());
+        println!("| 1 MiB, two rails against one | {:.1} and {:.1} MiB/s | {ratio:.2} |", median(two), median(one));
+    }
+}
+
+impl Bench {
+    /// Reads beside `ib_write_bw`, TCP and iperf3, and the user time of each transport.
+    fn throughput(&self, name: &str, size: usize, depth: usize) {
+        let secs = (self.args.secs.ceil() as u64).max(1);
+        let mib = f64::from(1 << 20);
+        let mut columns: [Vec<f64>; 5] = Default::default();
+        let mut users = [[0f64; 3]; 2];
+        for _ in 0..self.args.rounds {
+            let bare = self.bare(Bare::WriteBw(size, depth, secs)) * size as f64 / mib;
+            let over_tcp = || if self.args.alone { Slice::default() } else { self.read(0, size, depth) };
+            let slices = [self.read(1, size, depth), over_tcp()];
+            let iperf = self.bare(Bare::Iperf(depth, secs)) / mib;
+            let ours = slices[0].mib_per_s();
+            for (column, value) in columns.iter_mut().zip([ours, bare, ours / bare, slices[1].mib_per_s(), iperf]) {
+                column.push(value);
+            }
+            for (sum, slice) in users.iter_mut().zip(&slices) {
+                *sum = [sum[0] + slice.user[0], sum[1] + slice.user[1], sum[2] + slice.bytes as f64];
+            }
+        }
+        let [ours, bare, ratio, tcp, iperf] = columns.map(median);
+        println!(
+            "| {name} | {ours:.1} MiB/s | ib_write_bw {bare:.1} MiB/s | {ratio:.2} | TCP {tcp:.1} MiB/s | iperf3 {iperf:.1} MiB/s |"
+        );
+        // Sums, as the kernel's clock is coarse.
+        let gib = |[client, node, bytes]: [f64; 3]| [client, node].map(|user| user / bytes * f64::from(1 << 30));
+        let [rdma, tcp] = users.map(gib);
+        println!(
+            "| {name}, user s/GiB, client and node | RDMA {:.3} + {:.3} | TCP {:.3} + {:.3} | {:.2} |",
+            rdma[0],
+            rdma[1],
+            tcp[0],
+            tcp[1],
+            (rdma[0] + rdma[1]) / (tcp[0] + tcp[1])
+        );
+    }
+
+    /// One read at a time beside a message and a write of perftest.
+    fn latency(&self) {
+        let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.args.rounds {
+            let bare = self.bare(Bare::SendLat(128)) + self.bare(Bare::WriteLat(4096));
+            let us = 1e6 / self.read(1, 4096, 1).per_s();
+            ours.push(us);
+            theirs.push(bare);
+            ratios.push(us / bare);
+        }
+        let [ours, theirs, ratio] = [ours, theirs, ratios].map(median);
+        println!("| 4 KiB latency, one at a time | {ours:.1} us | send + write {theirs:.1} us | {ratio:.2} |");
+    }
+}
