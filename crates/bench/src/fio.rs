@@ -46,6 +46,8 @@ pub struct Measured {
     pub p50_us: f64,
     /// The time 99 of 100 reads stayed below, in microseconds.
     pub p99_us: f64,
+    /// The longest a read took, in microseconds.
+    pub max_us: f64,
 }
 
 impl Job {
@@ -129,6 +131,7 @@ pub fn parse(text: &str) -> Result<Measured> {
         bytes,
         p50_us: percentile("50.000000"),
         p99_us: percentile("99.000000"),
+        max_us: number(&read["clat_ns"]["max"]) / 1e3,
     })
 }
 

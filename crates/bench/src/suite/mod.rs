@@ -4,6 +4,7 @@
 mod buffered;
 mod disk;
 mod files;
+mod group;
 mod load;
 mod local;
 mod net;
@@ -67,15 +68,25 @@ pub struct SuiteArgs {
 }
 
 /// Every section there is.
-const NAMES: [&str; 9] = ["local", "remote", "net", "buffered", "disk", "files", "s3", "load", "start"];
+const NAMES: [&str; 10] = ["local", "remote", "group", "net", "buffered", "disk", "files", "s3", "load", "start"];
 
 /// Memory that a section uses at the most, data sets and page cache included.
 const TOUCHED: u64 = 10 << 30;
 
 type Run = fn(&Suite) -> Result<Section>;
 
-const SECTIONS: [Run; 9] =
-    [local::run, remote::run, net::run, buffered::run, disk::run, files::run, s3::run, load::run, start::run];
+const SECTIONS: [Run; 10] = [
+    local::run,
+    remote::run,
+    group::run,
+    net::run,
+    buffered::run,
+    disk::run,
+    files::run,
+    s3::run,
+    load::run,
+    start::run,
+];
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -432,7 +443,7 @@ impl Suite {
     /// A node in `net` serving `source` from a cache in memory.
     fn node(&self, source: &Path, addr: &str, net: Option<&str>, more: &[&str]) -> Result<Node> {
         let (ip, port) = addr.rsplit_once(':').unwrap_or((addr, "0"));
-        let cache = self.memory.fresh("cache-node")?.display().to_string();
+        let cache = self.memory.fresh(&format!("cache-node-{port}"))?.display().to_string();
         let source = source.display().to_string();
         let mut words: Vec<String> =
             ["--source", &source, "--cache-dir", &cache, "--group-network", ip, "--group-port", port, "--allow-anyone"]
@@ -441,7 +452,7 @@ impl Suite {
                 .map(String::from)
                 .collect();
         words.extend(more.iter().map(|w| (*w).to_owned()));
-        Node::start(&self.spurline, &words, addr, net, &self.log("node")?)
+        Node::start(&self.spurline, &words, addr, net, &self.log(&format!("node-{port}"))?)
     }
 }
 
