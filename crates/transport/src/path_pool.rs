@@ -2,7 +2,7 @@
 //! Channels are made and paths are watched by somebody else, in the background; nothing here connects, so no request
 //! ever waits for a connection attempt.
 
-use crate::pool::Entry;
+use crate::pool::{Entry, User};
 use crate::{Breaker, Channel, Lease, PathState, PathTiming, Phase, TransportKind};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_proto::Welcome;
@@ -565,7 +565,10 @@ impl PathPool {
         }
         slot.open += 1;
         let place = Place { path, generation: slot.generation, number };
-        slot.idle.push((place, Entry { channel, welcome, idle_since: Instant::now(), breaks: 0, number }));
+        slot.idle.push((
+            place,
+            Entry { channel, welcome, idle_since: Instant::now(), breaks: 0, number, user: User::this() },
+        ));
     }
 
     /// Paths that owe answers and over which nothing came for `silence`; each is asked for a sign of life, and what

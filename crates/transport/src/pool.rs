@@ -10,7 +10,6 @@ use crate::{Answer, Breaker, CallError, Channel, Connector, greet};
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::{Body, Hello, Request, Welcome};
 use spurline_types::{Error, ErrorKind, PathStats, Result, Stats};
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -69,6 +68,27 @@ pub(crate) struct Entry {
     pub breaks: u64,
     /// Unique in this process.
     pub number: u64,
+    /// Where it was used last.
+    pub user: User,
+}
+
+/// A thread and the processor it ran on: the node's worker that waits on a channel, and both ends' buffers, are warm where
+/// it was used last; a pair of threads that stays a pair is kept together by the scheduler, and a network card that steers
+/// packets to their reader's processor finds it where it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct User {
+    thread: u64,
+    cpu: usize,
+}
+
+impl User {
+    pub fn this() -> User {
+        static THREADS: AtomicU64 = AtomicU64::new(0);
+        thread_local! {
+            static THIS: u64 = THREADS.fetch_add(1, Ordering::Relaxed);
+        }
+        User { thread: THIS.with(|n| *n), cpu: rustix::thread::sched_getcpu() }
+    }
 }
 
 /// A channel with a request under way whose answer nobody waits for yet. It has to go back to its pool, by
@@ -77,12 +97,6 @@ pub struct Begun(Entry);
 
 /// Numbers of channels; 0 is none.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
-
-thread_local! {
-    /// The channel this thread used last: the node's worker that waits on it, and both ends' buffers, are warm, and a
-    /// pair of threads that stays a pair is kept together by the scheduler.
-    static LAST: Cell<u64> = const { Cell::new(0) };
-}
 
 struct Inner {
     idle: Vec<Entry>,
@@ -307,7 +321,14 @@ impl ChannelPool {
                 if let Some(breaker) = channel.breaker() {
                     inner.breakers.push((number, breaker));
                 }
-                let entry = Entry { channel, welcome: Arc::new(welcome), idle_since: Instant::now(), breaks, number };
+                let entry = Entry {
+                    channel,
+                    welcome: Arc::new(welcome),
+                    idle_since: Instant::now(),
+                    breaks,
+                    number,
+                    user: User::this(),
+                };
                 Ok(Lease::new(self, entry))
             }
             Err(error) => {
@@ -324,7 +345,7 @@ impl ChannelPool {
     }
 
     fn give_back(&self, mut entry: Entry) {
-        LAST.set(entry.number);
+        entry.user = User::this();
         entry.idle_since = Instant::now();
         self.heard(entry.idle_since);
         let mut inner = self.inner.lock();
@@ -370,18 +391,18 @@ impl Drop for ChannelPool {
 }
 
 impl Inner {
-    /// Takes the idle channel that this thread used last, or one of them at random, so that they share
-    /// the links of a bond.
+    /// Takes the idle channel that this thread used last, or one used last on this processor, or one of them at random,
+    /// so that they share the links of a bond.
     fn pick(&mut self) -> Option<Entry> {
         let n = self.idle.len();
         if n == 0 {
             return None;
         }
-        let last = LAST.get();
-        if let Some(at) = self.idle.iter().position(|entry| entry.number == last) {
-            return Some(self.idle.swap_remove(at));
-        }
-        Some(self.idle.swap_remove((step(&mut self.random) % n as u64) as usize))
+        let this = User::this();
+        let of = |same: &dyn Fn(&User) -> bool| self.idle.iter().position(|entry| same(&entry.user));
+        let at = of(&|user| user.thread == this.thread).or_else(|| of(&|user| user.cpu == this.cpu));
+        let at = at.unwrap_or_else(|| (step(&mut self.random) % n as u64) as usize);
+        Some(self.idle.swap_remove(at))
     }
 
     /// A channel is gone, and what ends it.
