@@ -102,7 +102,7 @@ Every flag is also an environment variable (--group-port: SPURLINE_GROUP_PORT) a
 
 Examples:
   On one host (on more, for safety; they know nothing of each other, and every node tells all of them):
-    spurline coordinator --group-network eth1 --group-port 7400 --allow-anyone -d
+    spurline coordinator --group-network eth1 --group-port 7400 --group-token-file /etc/token -d
   The nodes, then the mounts:
     spurline node --source s3://datasets --group-network eth1 --group-port 7000 --group-token-file /etc/token \\
         --registry coordinator://head1:7400,head2:7400 --cache-group train -d
@@ -168,8 +168,11 @@ pub struct JobArgs {
     /// What the mounts of the group mount
     #[arg(long, value_name = "URL", requires = "registry", help_heading = "Group")]
     pub source: Option<Source>,
+    /// What coordinators have to be shown.
+    #[command(flatten)]
+    pub trust: TrustArgs,
     /// As JSON, one object
-    #[arg(long)]
+    #[arg(long, help_heading = None)]
     pub json: bool,
 }
 
@@ -311,6 +314,9 @@ pub fn command() -> clap::Command {
     let mut command = Cli::command().styles(styles);
     for service in file::SERVICES {
         command = command.mut_subcommand(service, args::with_environment);
+    }
+    for asking in ["status", "load", "free"] {
+        command = command.mut_subcommand(asking, args::with_trust_environment);
     }
     command
 }

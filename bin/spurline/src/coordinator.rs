@@ -27,25 +27,26 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
         some => group_addresses(&some.join(","))?,
     };
     let far: Vec<String> = ips.iter().filter(|ip| !ip.is_loopback()).map(ToString::to_string).collect();
-    if !far.is_empty() && !config.allow_anyone {
-        return Err(Fault::usage(
-            format!("whoever reaches {} could enter the group as a node", far.join(" or ")),
-            "give --allow-anyone when only machines of yours reach that network; nodes and mounts prove the group \
-             token to each other all the same",
-        ));
-    }
+    config.trust.check_reach(&far, &[], "enter the group as a node and have jobs done")?;
+    let trust = parts::open_trust(&config.trust, &group::hostname())?;
     let listen = ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect();
-    let settings = spurline_group::CoordinatorConfig { listen, file: config.state_file.clone(), ..Default::default() };
+    let settings = spurline_group::CoordinatorConfig {
+        listen,
+        file: config.state_file.clone(),
+        trust: Arc::clone(&trust),
+        ..Default::default()
+    };
     let coordinator = Arc::new(Coordinator::start(settings, Arc::clone(&stats))?);
-    // Jobs find nodes as everybody does: by asking the coordinator.
-    let own = coordinator.addresses().first().map(ToString::to_string).unwrap_or_default();
-    let own = own.parse().map_err(|e| Fault::failed(format!("{own}: {e}"), ""))?;
     let jobs_dir = match &config.state_file {
         Some(file) => file.with_extension("jobs"),
         None => std::env::temp_dir().join(format!("spurline-coordinator-{}", std::process::id())),
     };
-    let trust = parts::open_trust(&config.trust, &group::hostname())?;
-    let jobs = GroupJobs::start(&jobs_dir, own, trust, Arc::clone(&stats))?;
+    let registry = {
+        // The coordinator owns its jobs.
+        let coordinator = Arc::downgrade(&coordinator);
+        move |group: &str| coordinator.upgrade().map(|coordinator| coordinator.registry(group))
+    };
+    let jobs = GroupJobs::start(&jobs_dir, Arc::new(registry), trust, Arc::clone(&stats))?;
     coordinator.employ(Arc::clone(&jobs) as _);
     let listening: Vec<String> = coordinator.addresses().iter().map(ToString::to_string).collect();
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
@@ -75,7 +76,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     let owner = listening.first().cloned().unwrap_or_default();
     let outside = Outside::open(Owner::Node(&owner), &config.metrics, &look)?;
     let stopped = signals::stops()?;
-    if !far.is_empty() {
+    if !config.trust.asks() && !far.is_empty() {
         tracing::warn!("--allow-anyone: whoever reaches {} can enter the group", far.join(" or "));
     }
     // The line that people and scripts wait for.

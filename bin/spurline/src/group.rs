@@ -22,24 +22,31 @@ pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-fn start(registry: &Arc<dyn Registry>, group: &GroupConfig, stats: &Arc<Stats>) -> spurline_types::Result<Follower> {
-    Follower::start(registry, Holds { one: group.hold, many: group.hold * MANY }, Arc::clone(stats))
+fn start(registry: &Arc<dyn Registry>, hold: Duration, stats: &Arc<Stats>) -> spurline_types::Result<Follower> {
+    Follower::start(registry, Holds { one: hold, many: hold * MANY }, Arc::clone(stats))
 }
 
-/// Begins to follow the group, and gives its first members.
+/// Begins to follow the group by its registry, and gives its first members.
 ///
 /// # Errors
 /// With exit code 3 when the registry can't be reached or knows no node, saying what was tried.
-pub fn follow(group: &GroupConfig, stats: &Arc<Stats>) -> Result<(Follower, Vec<Member>), Fault> {
-    let registry = spurline_group::open(&group.registry, &group.name)?;
-    let follower = start(&registry, group, stats)?;
+pub fn follow(
+    registry: &Arc<dyn Registry>,
+    group: &str,
+    hold: Duration,
+    stats: &Arc<Stats>,
+) -> Result<(Follower, Vec<Member>), Fault> {
+    let follower = start(registry, hold, stats)?;
     match follower.first(Instant::now() + FIRST) {
         Ok(members) => {
-            tracing::info!("group {} by {}: {} known", group.name, registry.describe(), members.len());
+            tracing::info!("group {group} by {}: {} known", registry.describe(), members.len());
             Ok((follower, members))
         }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            Err(Fault::missing(format!("group {group}: {error}"), ""))
+        }
         Err(error) => Err(Fault::missing(
-            format!("group {}: {error}", group.name),
+            format!("group {group}: {error}"),
             "start the registry and a node with the same --registry and --cache-group, or correct the address",
         )),
     }
@@ -81,6 +88,7 @@ pub fn announce(
     host: &str,
     listening: &[String],
     instance: u64,
+    trust: &Arc<Trust>,
     stats: &Arc<Stats>,
 ) -> Result<Option<Announcer>, Fault> {
     let Some(group) = &config.group else { return Ok(None) };
@@ -97,10 +105,11 @@ pub fn announce(
             listening.join(",")
         );
     }
-    let registry = spurline_group::open(&group.registry, &group.name)?;
+    let registry = spurline_group::open(&group.registry, &group.name, trust)?;
     let name = member.name.clone();
     let announcer = Announcer::start(&registry, member, Arc::clone(stats)).map_err(|error| match error.kind() {
         ErrorKind::Invalid => Fault::usage(error.message(), ""),
+        ErrorKind::PermissionDenied => Fault::missing(error.message(), ""),
         _ => Fault::missing(error.message(), "start the registry, or correct --registry"),
     })?;
     tracing::info!("node {name} of group {} by {}, weight {}", group.name, registry.describe(), config.weight);
@@ -146,8 +155,8 @@ pub fn ask_others(
     };
     let siblings = Siblings::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
     shared.ask_elsewhere(Arc::clone(&siblings) as _);
-    let registry = spurline_group::open(&group.registry, &group.name)?;
-    let follower = start(&registry, group, stats)?;
+    let registry = spurline_group::open(&group.registry, &group.name, trust)?;
+    let follower = start(&registry, group.hold, stats)?;
     follower.tell(Arc::new(Others(siblings)));
     Ok(Some(follower))
 }

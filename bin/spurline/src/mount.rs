@@ -201,9 +201,10 @@ fn consumer(
     found: Option<Vec<LocalRail>>,
     stats: &Arc<Stats>,
 ) -> Result<Reads, Fault> {
-    let (follower, members) = group::follow(group, stats)?;
     let name = format!("{}:{}", group::hostname(), config.mountpoint.display());
     let trust = parts::open_trust(&config.trust, &name)?;
+    let registry = spurline_group::open(&group.registry, &group.name, &trust)?;
+    let (follower, members) = group::follow(&registry, &group.name, group.hold, stats)?;
     let reach = Reach::by(&config.net, &name, config.source.as_str(), &trust, stats)?;
     let roster = Roster::new(&members, move |member| reach.peer(member));
     group::keep_up(&follower, &roster);

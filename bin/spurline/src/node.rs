@@ -29,7 +29,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total)).transpose()?;
     let addresses = listen_addresses(&config)?;
     let (far, rails) = reached(&addresses, found.as_deref());
-    config.trust.check_reach(&far, &rails)?;
+    config.trust.check_reach(&far, &rails, "read all this node may fetch")?;
     let host = group::hostname();
     let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = parts::open_trust(&config.trust, &name)?;
@@ -79,7 +79,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let own_name = group::name_in_group(&config, &host, &listening);
     let others = group::ask_others(&config, &own_name, &shared, &trust, &stats)?;
     // Nobody is told of this node before it serves.
-    let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), &stats)?);
+    let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), &trust, &stats)?);
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
         stats: Arc::clone(&stats),
         started,

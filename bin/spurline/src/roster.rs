@@ -51,15 +51,20 @@ struct Answer {
 /// With exit code 3 when the registry can't be reached or knows no node.
 pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) -> Result<ExitCode, Fault> {
     let stats = Arc::new(Stats::default());
-    let opened = spurline_group::open(registry, name)?;
+    let host = group::hostname();
+    let trust = parts::open_trust(trust, &host)?;
+    let opened = spurline_group::open(registry, name, &trust)?;
     let follower = Follower::start(&opened, Holds::default(), Arc::clone(&stats))?;
     let mut members = follower.first(Instant::now() + FIRST).map_err(|error| {
-        Fault::missing(format!("group {name}: {error}"), "is --cache-group right? start a node, or correct --registry")
+        let remedy = match error.kind() {
+            ErrorKind::PermissionDenied => "",
+            _ => "is --cache-group right? start a node, or correct --registry",
+        };
+        Fault::missing(format!("group {name}: {error}"), remedy)
     })?;
     members.sort_by(|a, b| (&a.zone, &a.name).cmp(&(&b.zone, &b.name)));
-    let host = group::hostname();
     let reach = Reach {
-        trust: parts::open_trust(trust, &host)?,
+        trust,
         name: host,
         source: String::new(),
         locals: Vec::new(),

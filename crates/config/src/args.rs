@@ -221,13 +221,13 @@ pub struct CoordinatorArgs {
     /// Fixed port to serve at; a free one is chosen and printed when 0
     #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
     pub group_port: u16,
-    /// Serve whoever reaches the port: beyond loopback that has to be said
+    /// Serve whoever reaches the port, without a group token
     ///
-    /// The coordinator says where nodes are, and whoever reaches it can enter one. Data is not its matter: nodes and
-    /// mounts prove the group token to each other, whatever it says.
+    /// For networks where everybody may enter nodes and have jobs done. Nodes and mounts prove the group token to each
+    /// other all the same.
     #[arg(long, help_heading = "Trust")]
     pub allow_anyone: bool,
-    /// What jobs prove to nodes.
+    /// What nodes and mounts have to show, and jobs show to nodes.
     #[command(flatten)]
     pub trust: TrustArgs,
     /// Keeps the list of nodes over a restart; none keeps it in memory only
@@ -374,21 +374,30 @@ const OTHER_VARIABLE: (&str, &str) = ("rdma-retry", "IORPC_RDMA_RETRY_DURATION")
 
 /// Gives every long flag of a service command its environment variable, and yes/no flags the words people write.
 pub fn with_environment(command: Command) -> Command {
-    command.mut_args(|arg| {
-        let Some(long) = arg.get_long().map(str::to_owned) else { return arg };
-        if matches!(long.as_str(), "help" | "version") {
-            return arg;
-        }
-        let arg = if is_switch(&arg) { arg.value_parser(BoolishValueParser::new()) } else { arg };
-        // The reference names the variables; in the help text they would double every line.
-        let arg = arg.hide_env(true);
-        if arg.get_env().is_some() {
-            return arg;
-        }
-        let (own, (flag, other)) = (env_name(&long), OTHER_VARIABLE);
-        let theirs = long == flag && std::env::var_os(&own).is_none() && std::env::var_os(other).is_some();
-        if theirs { arg.env(other) } else { arg.env(own) }
-    })
+    command.mut_args(with_variable)
+}
+
+/// The same for the flags of trust alone, for commands whose other flags have no variables.
+pub fn with_trust_environment(command: Command) -> Command {
+    let trust = TrustArgs::augment_args(Command::new("trust"));
+    let of_trust = |arg: &Arg| trust.get_arguments().any(|other| other.get_id() == arg.get_id());
+    command.mut_args(|arg| if of_trust(&arg) { with_variable(arg) } else { arg })
+}
+
+fn with_variable(arg: Arg) -> Arg {
+    let Some(long) = arg.get_long().map(str::to_owned) else { return arg };
+    if matches!(long.as_str(), "help" | "version") {
+        return arg;
+    }
+    let arg = if is_switch(&arg) { arg.value_parser(BoolishValueParser::new()) } else { arg };
+    // The reference names the variables; in the help text they would double every line.
+    let arg = arg.hide_env(true);
+    if arg.get_env().is_some() {
+        return arg;
+    }
+    let (own, (flag, other)) = (env_name(&long), OTHER_VARIABLE);
+    let theirs = long == flag && std::env::var_os(&own).is_none() && std::env::var_os(other).is_some();
+    if theirs { arg.env(other) } else { arg.env(own) }
 }
 
 /// Whether a flag takes no value.

@@ -108,9 +108,7 @@ pub struct CoordinatorConfig {
     pub port: u16,
     /// Where the list of nodes is kept; `None` keeps it in memory only.
     pub state_file: Option<PathBuf>,
-    /// Serve whoever comes, also beyond loopback.
-    pub allow_anyone: bool,
-    /// What jobs prove to nodes.
+    /// What nodes and mounts have to show, and jobs show to nodes.
     pub trust: TrustConfig,
     /// Logs.
     pub log: LogConfig,
@@ -351,8 +349,7 @@ impl CoordinatorArgs {
             group_network: self.group_network.as_deref().map(split_networks).transpose()?.unwrap_or_default(),
             port: self.group_port,
             state_file,
-            allow_anyone: self.allow_anyone,
-            trust: self.trust.check(false)?,
+            trust: self.trust.check(self.allow_anyone)?,
             metrics: check_metrics(&self.log)?,
             log: check_log(self.log),
             background: self.background,

@@ -69,12 +69,12 @@ impl TrustConfig {
         self.token_file.is_some() || self.tls.is_some()
     }
 
-    /// Refuses to be reached by strangers: `reached` says where over TCP, `rails` over RDMA; both are empty when only this
-    /// machine's own users come.
+    /// Refuses to be reached by strangers, who `could` do harm: `reached` says where over TCP, `rails` over RDMA; both are
+    /// empty when only this machine's own users come.
     ///
     /// # Errors
     /// When nobody said that everybody may (exit 2).
-    pub fn check_reach(&self, reached: &[String], rails: &[String]) -> Result<(), Fault> {
+    pub fn check_reach(&self, reached: &[String], rails: &[String], could: &str) -> Result<(), Fault> {
         if self.allow_anyone || self.token_file.is_some() {
             return Ok(());
         }
@@ -84,12 +84,9 @@ impl TrustConfig {
             return Ok(());
         }
         Err(Fault::usage(
-            format!(
-                "without a group token whoever reaches {} could read all this node may fetch",
-                reached.join(" or ")
-            ),
-            "give --group-token-file FILE here and on every mount and node of the group (make it with: umask 077; \
-             openssl rand -base64 32 > FILE), or --allow-anyone when all who reach that network may read everything",
+            format!("without a group token whoever reaches {} could {could}", reached.join(" or ")),
+            "give --group-token-file FILE here and on every member of the group (make it with: umask 077; openssl rand \
+             -base64 32 > FILE), or --allow-anyone when all who reach that network may do so",
         ))
     }
 }
@@ -139,14 +136,14 @@ mod tests {
     #[test]
     fn strangers_are_kept_out_unless_someone_said_so() {
         let far = ["10.0.0.1:7000".to_owned()];
-        let fault = TrustConfig::default().check_reach(&far, &[]).unwrap_err().to_string();
+        let fault = TrustConfig::default().check_reach(&far, &[], "read").unwrap_err().to_string();
         for part in ["10.0.0.1:7000", "--group-token-file", "openssl rand", "--allow-anyone"] {
             assert!(fault.contains(part), "{fault}");
         }
-        TrustConfig::default().check_reach(&[], &[]).unwrap();
-        TrustArgs::default().check(true).unwrap().check_reach(&far, &far).unwrap();
+        TrustConfig::default().check_reach(&[], &[], "read").unwrap();
+        TrustArgs::default().check(true).unwrap().check_reach(&far, &far, "read").unwrap();
         let args = TrustArgs { group_token_file: Some("/t".into()), ..TrustArgs::default() };
-        args.clone().check(false).unwrap().check_reach(&far, &far).unwrap();
+        args.clone().check(false).unwrap().check_reach(&far, &far, "read").unwrap();
         assert!(args.clone().check(true).unwrap_err().to_string().contains("contradict"));
         // TLS needs to know who is there, and certificates say nothing over RDMA.
         assert!(TrustArgs { tls: true, ..TrustArgs::default() }.check(false).is_err());
@@ -154,7 +151,7 @@ mod tests {
         let file = || Some("/f".into());
         let files = TrustArgs { tls_cert: file(), tls_key: file(), tls_ca: file(), ..TrustArgs::default() };
         let files = files.check(false).unwrap();
-        files.check_reach(&far, &[]).unwrap();
-        files.check_reach(&[], &far).unwrap_err();
+        files.check_reach(&far, &[], "read").unwrap();
+        files.check_reach(&[], &far, "read").unwrap_err();
     }
 }

@@ -4,6 +4,7 @@
 //! `cargo run --release -p spurline-group --example many_nodes -- [NODES] [REGISTRY-URL]`
 
 use spurline_group::{Coordinator, CoordinatorConfig, Follower, Holds, LEASE, Lease, Registry};
+use spurline_trust::Trust;
 use spurline_types::{Member, Stats};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
@@ -16,7 +17,8 @@ const LOOK: Duration = Duration::from_secs(20);
 const CHANGES: usize = 10;
 
 fn open(url: &str) -> Arc<dyn Registry> {
-    spurline_group::open(&url.parse().expect("a registry"), "many").expect("a registry that can be opened")
+    spurline_group::open(&url.parse().expect("a registry"), "many", &Trust::anyone())
+        .expect("a registry that can be opened")
 }
 
 fn node(index: usize) -> Member {

@@ -58,7 +58,10 @@ impl Announcer {
                 _ => Duration::ZERO,
             };
             if begun.elapsed() >= patience {
-                let kind = if error.kind() == ErrorKind::Invalid { ErrorKind::Invalid } else { ErrorKind::Unavailable };
+                let kind = match error.kind() {
+                    kind @ (ErrorKind::Invalid | ErrorKind::PermissionDenied) => kind,
+                    _ => ErrorKind::Unavailable,
+                };
                 let text = match kind {
                     ErrorKind::Invalid => error.message().to_owned(),
                     _ => format!("the registry {} can't be told of this node: {error}", registry.describe()),

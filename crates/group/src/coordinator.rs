@@ -2,8 +2,10 @@
 //! follows one, the next when that fails; they know nothing of each other.
 
 use crate::pb::group_client::GroupClient;
-use crate::{ANSWER, Lease, Registry, Watch, pb, runtime};
+use crate::{ANSWER, Lease, Registry, Watch, door, pb, runtime};
+use hyper_util::rt::TokioIo;
 use spurline_config::HostPort;
+use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result};
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -14,8 +16,6 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-/// A connection has to be there after this long.
-const CONNECT: Duration = Duration::from_secs(3);
 /// A coordinator that says nothing for this long is gone: it gives a sign of life every [`SIGN`].
 const SILENCE: Duration = Duration::from_secs(20);
 /// How often a coordinator says to a watcher that nothing changed.
@@ -39,11 +39,10 @@ struct At {
 }
 
 impl Client {
-    pub(crate) fn new(addresses: &[HostPort], group: &str) -> Result<Self> {
+    pub(crate) fn new(addresses: &[HostPort], group: &str, trust: &Arc<Trust>) -> Result<Self> {
         let runtime = runtime("coordinator")?;
         let inside = runtime.enter();
-        let connect =
-            |address: &HostPort| Ok(At { address: address.to_string(), channel: endpoint(address)?.connect_lazy() });
+        let connect = |address: &HostPort| Ok(At { address: address.to_string(), channel: channel(address, trust)? });
         let at = addresses.iter().map(connect).collect::<Result<Vec<_>>>()?;
         drop(inside);
         let names: Vec<&str> = at.iter().map(|at| at.address.as_str()).collect();
@@ -83,16 +82,22 @@ impl Registry for Client {
     }
 }
 
-/// How a coordinator is connected to.
-pub(crate) fn endpoint(address: &HostPort) -> Result<Endpoint> {
+/// A way to a coordinator that is connected to when it is used, inside a runtime.
+pub(crate) fn channel(address: &HostPort, trust: &Arc<Trust>) -> Result<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| Error::new(ErrorKind::Invalid, format!("coordinator://{address}: {e}")))?;
-    Ok(endpoint.connect_timeout(CONNECT).tcp_nodelay(true).http2_keep_alive_interval(SIGN).keep_alive_timeout(ANSWER))
+    let (address, trust) = (address.clone(), Arc::clone(trust));
+    let knock = move |_| {
+        let stream = door::knock(address.clone(), Arc::clone(&trust));
+        async { stream.await.map(TokioIo::new) }
+    };
+    let endpoint = endpoint.http2_keep_alive_interval(SIGN).keep_alive_timeout(ANSWER);
+    Ok(endpoint.connect_with_connector_lazy(tower::service_fn(knock)))
 }
 
 /// An error of gRPC as one sentence with all its causes.
 pub(crate) fn told(what: &str, status: &Status) -> Error {
-    let kind = match status.code() {
+    let mut kind = match status.code() {
         Code::AlreadyExists => ErrorKind::Invalid,
         Code::InvalidArgument | Code::ResourceExhausted | Code::Unimplemented => ErrorKind::Unsupported,
         Code::Unauthenticated | Code::PermissionDenied => ErrorKind::PermissionDenied,
@@ -101,16 +106,33 @@ pub(crate) fn told(what: &str, status: &Status) -> Error {
     let mut text = status.message().to_owned();
     let mut cause = status.source();
     while let Some(error) = cause {
+        cause = error.source();
+        // The words of either side's door say all there is to say.
+        let refused = match error.downcast_ref::<Error>() {
+            Some(own) => Some((own.kind(), own.message().to_owned())),
+            None => refusal(&error.to_string()).map(|words| (ErrorKind::PermissionDenied, words)),
+        };
+        if let Some((of_door, words)) = refused {
+            kind = if of_door == ErrorKind::PermissionDenied { of_door } else { kind };
+            text = words;
+            break;
+        }
         let words = error.to_string();
         if !text.contains(&words) {
             text = if text.is_empty() { words } else { format!("{text}: {words}") };
         }
-        cause = error.source();
     }
     match kind {
         ErrorKind::Invalid => Error::new(kind, text),
         _ => Error::new(kind, format!("{what}: {text}")),
     }
+}
+
+/// The words of the door in a GOAWAY, as the HTTP/2 library shows them.
+fn refusal(words: &str) -> Option<String> {
+    let (_, rest) = words.split_once("(b\"")?;
+    let (why, _) = rest.rsplit_once("\")")?;
+    why.contains("--").then(|| why.to_owned())
 }
 
 pub(crate) fn to_wire(member: &Member) -> pb::Node {
@@ -141,19 +163,24 @@ struct Following {
 impl Following {
     /// Opens a stream to one coordinator after the other.
     async fn open(&mut self) -> Result<Streaming<pb::Change>> {
-        let mut failed = Vec::new();
+        let (mut failed, mut refused) = (Vec::new(), 0);
         for _ in 0..self.at.len() {
             let at = &self.at[self.next % self.at.len()];
             let mut client = GroupClient::new(at.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
             let request = pb::WatchRequest { group: self.group.clone() };
             match tokio::time::timeout(ANSWER, client.watch(request)).await {
                 Ok(Ok(answer)) => return Ok(answer.into_inner()),
-                Ok(Err(status)) => failed.push(told(&at.address, &status).message().to_owned()),
+                Ok(Err(status)) => {
+                    let error = told(&at.address, &status);
+                    refused += usize::from(error.kind() == ErrorKind::PermissionDenied);
+                    failed.push(error.message().to_owned());
+                }
                 Err(_) => failed.push(format!("{}: no answer within {} s", at.address, ANSWER.as_secs())),
             }
             self.next += 1;
         }
-        Err(Error::new(ErrorKind::Unavailable, failed.join("; ")))
+        let kind = if refused == failed.len() { ErrorKind::PermissionDenied } else { ErrorKind::Unavailable };
+        Err(Error::new(kind, failed.join("; ")))
     }
 
     /// Takes one message in; whether the members changed.

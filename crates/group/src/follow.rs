@@ -103,7 +103,8 @@ impl Follower {
     /// Waits for the first members.
     ///
     /// # Errors
-    /// `Unavailable` when there were none by `deadline`, saying what was tried.
+    /// `Unavailable` when there were none by `deadline`, saying what was tried; `PermissionDenied` as soon as the registry
+    /// refuses this process.
     pub fn first(&self, deadline: Instant) -> Result<Vec<Member>> {
         let mut inner = self.shared.inner.lock();
         loop {
@@ -111,14 +112,18 @@ impl Follower {
             if !members.is_empty() {
                 return Ok(members);
             }
-            if self.shared.wake.wait_until(&mut inner, deadline).timed_out() {
+            // Who was refused for what it is will be again.
+            let refused = matches!(&inner.state, State::Lost { error } if error.kind() == ErrorKind::PermissionDenied);
+            if refused || self.shared.wake.wait_until(&mut inner, deadline).timed_out() {
                 let registry = &self.shared.registry;
                 let text = match &inner.state {
+                    State::Lost { error } if refused => format!("the registry {registry} refused: {error}"),
                     State::Lost { error } => format!("the registry {registry} can't be reached: {error}"),
                     State::Up if inner.answered => format!("the registry {registry} answers, but knows no node"),
                     State::Up => format!("the registry {registry} has not answered"),
                 };
-                return Err(Error::new(ErrorKind::Unavailable, text));
+                let kind = if refused { ErrorKind::PermissionDenied } else { ErrorKind::Unavailable };
+                return Err(Error::new(kind, text));
             }
         }
     }

@@ -1,12 +1,13 @@
 //! Work on many files, asked of a coordinator: the gRPC face of whoever does it. It knows nothing of jobs but that they
 //! are asked in JSON.
 
-use crate::coordinator::{endpoint, told};
+use crate::coordinator::{channel, told};
 use crate::pb::jobs_client::JobsClient;
 use crate::pb::jobs_server;
 use crate::{ANSWER, pb, runtime};
 use serde_json::Value;
 use spurline_config::HostPort;
+use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -60,11 +61,17 @@ impl jobs_server::Jobs for Service {
     }
 }
 
-/// Asks the first of these coordinators that answers about the jobs of `group`.
+/// Asks the first of these coordinators that answers about the jobs of `group`, shown what `trust` has.
 ///
 /// # Errors
 /// What it answers, or that none does.
-pub fn ask_jobs(coordinators: &[HostPort], group: &str, request: &Value, limit: Duration) -> Result<Value> {
+pub fn ask_jobs(
+    coordinators: &[HostPort],
+    group: &str,
+    trust: &Arc<Trust>,
+    request: &Value,
+    limit: Duration,
+) -> Result<Value> {
     let runtime = runtime("jobs")?;
     let json = request.to_string();
     if json.len() > MAX_REQUEST - 1024 {
@@ -74,7 +81,7 @@ pub fn ask_jobs(coordinators: &[HostPort], group: &str, request: &Value, limit: 
     let mut last = Error::new(ErrorKind::Unavailable, "no coordinator is named");
     for at in coordinators {
         let ask = async {
-            let mut client = JobsClient::new(endpoint(at)?.connect_lazy()).max_decoding_message_size(MAX_REPLY);
+            let mut client = JobsClient::new(channel(at, trust)?).max_decoding_message_size(MAX_REPLY);
             let mut request = Request::new(pb::JobsRequest { group: group.to_owned(), json: json.clone() });
             request.set_timeout(limit.min(ANSWER * 2));
             client.ask(request).await.map_err(|status| match status.code() {

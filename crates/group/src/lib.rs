@@ -5,11 +5,13 @@
 mod announce;
 mod coordinator;
 mod dns;
+mod door;
 mod etcd;
 mod etcd_session;
 mod fixed;
 mod follow;
 mod jobs;
+mod local;
 mod record;
 mod roll;
 mod server;
@@ -23,6 +25,7 @@ pub use server::{Coordinator, CoordinatorConfig};
 pub use view::{Holds, View};
 
 use spurline_config::Registry as Url;
+use spurline_trust::Trust;
 use spurline_types::{Member, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -79,16 +82,17 @@ pub const LEASE: Duration = Duration::from_secs(15);
 /// How long a registry may take to be connected to, and to answer one question.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Opens the registry behind a URL for one group.
+/// Opens the registry behind a URL for one group; coordinators are shown what `trust` has, and have to show the same.
+/// An etcd has users and certificates of its own.
 ///
 /// # Errors
 /// When the URL can't be right, or a file it names can't be read.
-pub fn open(url: &Url, group: &str) -> Result<Arc<dyn Registry>> {
+pub fn open(url: &Url, group: &str, trust: &Arc<Trust>) -> Result<Arc<dyn Registry>> {
     Ok(match url {
         Url::Static(nodes) => Arc::new(fixed::Fixed::new(nodes)),
         Url::Dns(name) => Arc::new(dns::Dns::new(name)?),
         Url::Etcd(url) => Arc::new(etcd::Etcd::new(url, group)?),
-        Url::Coordinator(at) => Arc::new(coordinator::Client::new(at, group)?),
+        Url::Coordinator(at) => Arc::new(coordinator::Client::new(at, group, trust)?),
     })
 }
 

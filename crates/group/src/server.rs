@@ -2,10 +2,13 @@
 //! It knows nothing of what nodes hold.
 
 use crate::coordinator::{SIGN, from_wire, to_wire};
+use crate::door;
 use crate::jobs::{Jobs, Worker};
+use crate::local::Local;
 use crate::pb::group_server::{Group, GroupServer};
-use crate::{LEASE, Limits, Roll, pb, record, runtime};
+use crate::{LEASE, Limits, Registry, Roll, pb, record, runtime};
 use parking_lot::Mutex;
+use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -16,7 +19,6 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status};
 
 /// Nodes in one message to a watcher.
@@ -39,11 +41,18 @@ pub struct CoordinatorConfig {
     pub file: Option<PathBuf>,
     /// How long a registration lasts.
     pub lease: Duration,
+    /// What everybody who connects has to show, and is shown.
+    pub trust: Arc<Trust>,
 }
 
 impl Default for CoordinatorConfig {
     fn default() -> Self {
-        CoordinatorConfig { listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))], file: None, lease: LEASE }
+        CoordinatorConfig {
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+            file: None,
+            lease: LEASE,
+            trust: Trust::anyone(),
+        }
     }
 }
 
@@ -55,7 +64,7 @@ pub struct Coordinator {
 }
 
 struct Shared {
-    roll: Mutex<Roll>,
+    roll: Arc<Mutex<Roll>>,
     changed: watch::Sender<u64>,
     dirty: AtomicBool,
     file: Option<PathBuf>,
@@ -87,7 +96,7 @@ impl Coordinator {
             tracing::info!("{}: {} nodes known from before", file.display(), roll.len());
         }
         let shared = Arc::new(Shared {
-            roll: Mutex::new(roll),
+            roll: Arc::new(Mutex::new(roll)),
             changed: watch::Sender::new(0),
             dirty: AtomicBool::new(false),
             file: config.file,
@@ -104,7 +113,8 @@ impl Coordinator {
             listener.set_nonblocking(true).map_err(io)?;
             addresses.push(listener.local_addr().map_err(io)?);
             let inside = runtime.enter();
-            let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).map_err(io)?);
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(io)?;
+            let incoming = door::admit(listener, Arc::clone(&config.trust), Arc::clone(&shared.stats));
             drop(inside);
             let service = GroupServer::new(Service(Arc::clone(&shared)));
             let jobs = crate::jobs::Service(Arc::clone(&shared.jobs)).server();
@@ -114,7 +124,7 @@ impl Coordinator {
                     .http2_keepalive_timeout(Some(2 * SIGN))
                     .add_service(service)
                     .add_service(jobs);
-                if let Err(error) = server.serve_with_incoming(incoming.with_nodelay(Some(true))).await {
+                if let Err(error) = server.serve_with_incoming(incoming).await {
                     tracing::error!("the coordinator's server ended: {error}");
                 }
             });
@@ -132,6 +142,13 @@ impl Coordinator {
     /// Where it listens.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Its own list of one group as a registry for this very process, which has nothing to prove to itself.
+    pub fn registry(&self, group: &str) -> Arc<dyn Registry> {
+        let describe =
+            format!("coordinator://{}", self.addresses.first().map_or_else(String::new, ToString::to_string));
+        Arc::new(Local::new(describe, group, Arc::clone(&self.shared.roll)))
     }
 
     /// The nodes of every group.

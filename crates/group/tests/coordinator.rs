@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{node, open, wait_for};
+use common::{node, of_group, open, wait_for};
 use spurline_group::{Announcer, Coordinator, CoordinatorConfig, Follower, Holds, State};
 use spurline_types::{ErrorKind, Stats};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ const LEASE: Duration = Duration::from_secs(3);
 /// Starts one; where it was before when `at` is given, as soon as the port is free again.
 fn start(at: Option<SocketAddr>, file: Option<&Path>) -> Coordinator {
     let listen = vec![at.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)))];
-    let config = CoordinatorConfig { listen, file: file.map(Path::to_owned), lease: LEASE };
+    let config = CoordinatorConfig { listen, file: file.map(Path::to_owned), lease: LEASE, ..Default::default() };
     let mut started = None;
     wait_for("the port", || {
         started = Coordinator::start(config.clone(), Arc::new(Stats::default())).ok();
@@ -65,7 +65,7 @@ fn nodes_enter_and_leave_and_a_name_is_one_process() {
     wait_for("the other", || names(&follower, true) == ["b"]);
     wait_for("the list", || coordinator.groups()["g"].len() == 1);
     // Another group is another world.
-    let other = spurline_group::open(&url(&coordinator).parse().unwrap(), "other").unwrap();
+    let other = of_group(&url(&coordinator), "other");
     let empty = Follower::start(&other, Holds::default(), stats).unwrap();
     assert!(empty.first(Instant::now() + Duration::from_millis(300)).is_err());
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{node, open, wait_for};
+use common::{node, of_group, open, wait_for};
 use spurline_group::{Announcer, Follower, Holds, Registry, State};
 use spurline_types::{ErrorKind, Stats};
 use std::net::TcpListener;
@@ -184,7 +184,7 @@ fn tls_with_certificates_of_both_sides_and_a_user_with_few_rights() {
     };
     assert!(fails(&with(&format!("&user=node&password-file={}", path("wrong")))).contains("user node"));
     // A group that this user has no rights to.
-    let other = spurline_group::open(&registry.describe().parse().unwrap(), "other").unwrap();
+    let other = of_group(registry.describe(), "other");
     let soon = Instant::now() + Duration::from_secs(60);
     let error = other.lease().unwrap().renew(&node("a", 1), soon).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");

@@ -16,7 +16,7 @@ pub use proof::{Asked, Prover};
 pub use refusals::{Reason, Refusals};
 pub use sealed::Sealed;
 #[cfg(feature = "tokio")]
-pub use stream::{Guarded, accept, connect};
+pub use stream::{Guarded, accept, connect, decline};
 pub use tls::{Tls, TlsFiles};
 pub use token::Tokens;
 
@@ -90,6 +90,11 @@ impl Trust {
     /// How TCP and control connections are encrypted now; `None` where they are not.
     pub fn tls(&self) -> Option<Arc<Tls>> {
         self.tls.as_ref().map(Watched::get)
+    }
+
+    /// Whether peers have to prove anything over TCP and control connections.
+    pub fn asks(&self) -> bool {
+        self.tokens.is_some() || self.tls.is_some()
     }
 
     /// The tokens now; `None` where no proof is asked for.

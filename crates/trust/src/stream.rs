@@ -2,7 +2,7 @@
 //! It knows nothing of what follows.
 
 use crate::tls::explain;
-use crate::{Asked, Connection, Trust};
+use crate::{Asked, Connection, Reason, Trust};
 use spurline_proto::{
     Body, Challenged, Flags, HEADER_LEN, Header, MAX_GREETING_BODY, Op, Request, decode_error, encode_error_message,
     padding,
@@ -78,37 +78,70 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(stream: S, trust: &Trust
 /// The side that was connected to, by `peer`.
 ///
 /// # Errors
-/// Those of [`connect`].
-pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(stream: S, trust: &Trust, peer: &str) -> Result<Guarded<S>> {
-    in_time(peer, async {
-        let mut stream = match trust.tls() {
+/// Those of [`connect`], with what they are counted as.
+pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    trust: &Trust,
+    peer: &str,
+) -> std::result::Result<Guarded<S>, (Reason, Error)> {
+    let encrypted = async {
+        Ok(match trust.tls() {
             None => Guarded::Plain(stream),
             Some(tls) => {
                 let (_, config, cert) = tls.parts();
                 let agreed = TlsAcceptor::from(config.clone()).accept(stream).await;
                 Guarded::Tls(Box::new(agreed.map_err(|e| tls_error(&e, peer, cert))?.into()))
             }
-        };
-        let Some(tokens) = trust.tokens() else { return Ok(stream) };
-        let binding = stream.binding()?;
-        let connection = Connection { kind: KIND, binding: &binding };
-        let (header, body) = request(&mut stream, trust).await?;
-        let Ok(Request::Challenge(challenge)) = Request::decode(header.op, &body) else {
-            return Err(refuse(&mut stream, &header, trust.unproved()).await);
-        };
-        let (asked, challenged) = Asked::new(tokens, trust.name(), connection, &challenge)?;
-        answer(&mut stream, &header, &challenged).await?;
-        let (header, body) = request(&mut stream, trust).await?;
-        let Ok(Request::Prove(proof)) = Request::decode(header.op, &body) else {
-            return Err(refuse(&mut stream, &header, trust.unproved()).await);
-        };
-        match asked.check(&proof) {
-            Ok(proof) => answer(&mut stream, &header, &proof).await?,
-            Err(error) => return Err(refuse(&mut stream, &header, error).await),
-        }
-        Ok(stream)
-    })
-    .await
+        })
+    };
+    let counted = |error: Error, reason| match error.kind() {
+        ErrorKind::Timeout => (Reason::Silent, error),
+        ErrorKind::Protocol => (Reason::Frames, error),
+        _ => (reason, error),
+    };
+    let stream = in_time(peer, encrypted).await.map_err(|error| counted(error, Reason::Tls))?;
+    in_time(peer, proved(stream, trust)).await.map_err(|error| counted(error, Reason::Proof))
+}
+
+/// Has the other end of the stream prove the token, where one is asked for.
+async fn proved<S: AsyncRead + AsyncWrite + Unpin>(mut stream: Guarded<S>, trust: &Trust) -> Result<Guarded<S>> {
+    let Some(tokens) = trust.tokens() else { return Ok(stream) };
+    let binding = stream.binding()?;
+    let connection = Connection { kind: KIND, binding: &binding };
+    let (header, body) = request(&mut stream, trust).await?;
+    let Ok(Request::Challenge(challenge)) = Request::decode(header.op, &body) else {
+        return Err(refuse(&mut stream, &header, trust.unproved()).await);
+    };
+    let (asked, challenged) = Asked::new(tokens, trust.name(), connection, &challenge)?;
+    answer(&mut stream, &header, &challenged).await?;
+    let (header, body) = request(&mut stream, trust).await?;
+    let Ok(Request::Prove(proof)) = Request::decode(header.op, &body) else {
+        return Err(refuse(&mut stream, &header, trust.unproved()).await);
+    };
+    match asked.check(&proof) {
+        Ok(proof) => answer(&mut stream, &header, &proof).await?,
+        Err(error) => return Err(refuse(&mut stream, &header, error).await),
+    }
+    Ok(stream)
+}
+
+/// Tells somebody who began to prove a token, with `begun`, that nobody is asked for one here; the error is for the log.
+pub async fn decline<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut Guarded<S>, begun: &[u8]) -> Error {
+    let why =
+        "nobody is asked for a group token here: start this side with --group-token-file too, or the other without";
+    let error = Error::new(ErrorKind::PermissionDenied, why);
+    let mut head = [0; HEADER_LEN];
+    let all = async {
+        head.get_mut(..begun.len()).ok_or_else(|| Error::new(ErrorKind::Protocol, why))?.copy_from_slice(begun);
+        stream.read_exact(&mut head[begun.len()..]).await.map_err(|e| gone(&e))?;
+        let header = Header::decode(&head)?;
+        body(stream, &header).await?;
+        Ok(header)
+    };
+    match in_time("the other side", all).await {
+        Ok(header) => refuse(stream, &header, error).await,
+        Err(_) => error,
+    }
 }
 
 async fn in_time<T>(peer: &str, work: impl Future<Output = Result<T>>) -> Result<T> {

@@ -160,6 +160,18 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic_and_no_error_shows_them(bytes: Vec<u8>, line in "[ -~]{0,40}") {
+            for bytes in [&bytes[..], line.as_bytes(), &[line.as_bytes(), b"\n", &bytes].concat()] {
+                match Tokens::parse(bytes) {
+                    Ok(tokens) => assert!((1..=MOST).contains(&tokens.count())),
+                    Err(said) => assert!(said.contains(MAKE) || said.contains("at a time"), "{said}"),
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_file_is_checked_for_who_may_touch_it() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,11 @@
 //! Streams of a runtime: who gets to speak over them, with and without TLS.
 
-use spurline_trust::{Tokens, Trust, accept, connect};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use spurline_trust::{Reason, TlsFiles, Tokens, Trust, accept, connect};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
 const TOKEN: &str = "q5Ykm0WJ7b2uR1xTzv9sLd3f";
@@ -29,7 +32,7 @@ fn meet(one: Arc<Trust>, other: Arc<Trust>) -> (Result<()>, Result<()>) {
             Ok(())
         };
         let node = async move {
-            let mut stream = accept(there, &other, "10.0.0.9:1").await?;
+            let mut stream = accept(there, &other, "10.0.0.9:1").await.map_err(|(_, error)| error)?;
             let mut word = [0; 4];
             let io = |e: std::io::Error| Error::io("hearing", &e);
             stream.read_exact(&mut word).await.map_err(io)?;
@@ -66,4 +69,53 @@ fn members_speak_and_strangers_do_not() {
     let (one, other) = meet(with(TOKEN, false), with(TOKEN, true));
     assert!(one.is_err());
     assert!(other.unwrap_err().to_string().contains("--tls"), "says what to do");
+}
+
+/// What a node makes of somebody who shows a certificate that its own program would not start with.
+#[test]
+fn a_certificate_whose_time_is_over_is_refused_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let write = |name: &str, text: String| {
+        std::fs::write(dir.path().join(name), text).unwrap();
+        dir.path().join(name)
+    };
+    let ca = write("ca.pem", issuer.pem());
+    let signed = |over: bool| {
+        let mut params = CertificateParams::new(vec!["10.0.0.1".to_owned()]).unwrap();
+        if over {
+            params.not_after = (SystemTime::now() - Duration::from_secs(3 * 86_400)).into();
+        }
+        let key = KeyPair::generate().unwrap();
+        (params.signed_by(&key, &issuer).unwrap(), key)
+    };
+    let (cert, key) = signed(false);
+    let files = TlsFiles { cert: write("n.crt", cert.pem()), key: write("n.key", key.serialize_pem()), ca };
+    let node = Trust::anyone().encrypted(Some(files)).unwrap();
+    let (cert, key) = signed(true);
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(issuer.der().clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![cert.der().clone()], key)
+        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (reason, error) = runtime.block_on(async {
+        let (here, there) = duplex(64 << 10);
+        let name = ServerName::try_from("10.0.0.1").unwrap();
+        let stranger = async {
+            let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+            let mut stream = connector.connect(name, here).await.unwrap();
+            assert!(stream.read(&mut [0]).await.is_err(), "it is told that it was refused");
+        };
+        tokio::join!(stranger, accept(there, &node, "10.0.0.9:1")).1.map(|_| ()).unwrap_err()
+    });
+    assert_eq!((reason, error.kind()), (Reason::Tls, ErrorKind::PermissionDenied));
+    assert!(error.to_string().contains("was valid until 3 days ago"), "{error}");
 }

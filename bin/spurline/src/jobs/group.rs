@@ -8,8 +8,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use serde_json::Value;
 use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Patience, Remote, RemoteConfig, Roster};
-use spurline_config::{GroupConfig, HostPort, Registry};
-use spurline_group::Jobs;
+use spurline_group::{Jobs, Registry};
 use spurline_jobs::{Board, DirKeep, Target};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::SocketOptions;
@@ -31,10 +30,13 @@ const HOLD: Duration = Duration::from_secs(60);
 /// What a name of a group is in a file system.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
+/// Opens the list of a group's nodes.
+pub type Registries = dyn Fn(&str) -> Option<Arc<dyn Registry>> + Send + Sync;
+
 /// How jobs reach the nodes of any group of this coordinator.
 #[derive(Clone)]
 struct Way {
-    coordinator: HostPort,
+    registry: Arc<Registries>,
     trust: Arc<Trust>,
     stats: Arc<Stats>,
 }
@@ -47,14 +49,14 @@ pub struct GroupJobs {
 }
 
 impl GroupJobs {
-    /// Goes on with the jobs kept in `dir`; nodes are found by the coordinator at `coordinator`.
+    /// Goes on with the jobs kept in `dir`; nodes are found by what `registry` opens.
     ///
     /// # Errors
     /// When the directory can't be used.
-    pub fn start(dir: &Path, coordinator: HostPort, trust: Arc<Trust>, stats: Arc<Stats>) -> Result<Arc<Self>> {
+    pub fn start(dir: &Path, registry: Arc<Registries>, trust: Arc<Trust>, stats: Arc<Stats>) -> Result<Arc<Self>> {
         let io = |e: std::io::Error| Error::io(format_args!("{}", dir.display()), &e);
         std::fs::create_dir_all(dir).map_err(io)?;
-        let way = Way { coordinator, trust, stats };
+        let way = Way { registry, trust, stats };
         let jobs = Arc::new(GroupJobs { dir: dir.to_owned(), way, boards: Mutex::default() });
         for entry in std::fs::read_dir(dir).map_err(io)? {
             let entry = entry.map_err(io)?;
@@ -101,10 +103,10 @@ impl Jobs for GroupJobs {
 
 impl Way {
     fn target(&self, group: &str, source: &str) -> Result<Arc<dyn Target>> {
-        let registry = Registry::Coordinator(vec![self.coordinator.clone()]);
-        let config = GroupConfig { name: group.to_owned(), registry, zone: String::new(), hold: HOLD };
         let unreached = |fault: spurline_config::Fault| Error::new(ErrorKind::Unavailable, fault.what);
-        let (follower, members) = group::follow(&config, &self.stats).map_err(unreached)?;
+        let ends = || Error::new(ErrorKind::Unavailable, "the coordinator ends");
+        let registry = (self.registry)(group).ok_or_else(ends)?;
+        let (follower, members) = group::follow(&registry, group, HOLD, &self.stats).map_err(unreached)?;
         let reach = Reach {
             name: format!("{}:coordinator", group::hostname()),
             source: source.to_owned(),

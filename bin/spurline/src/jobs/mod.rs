@@ -7,7 +7,7 @@ mod show;
 pub mod target;
 
 use crate::cli::{FreeArgs, JobArgs, LoadArgs};
-use crate::signals;
+use crate::{parts, signals};
 use place::Place;
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -52,7 +52,10 @@ fn run(action: Action, paths: &[String], args: &JobArgs, more: impl FnOnce(Spec)
         ));
     }
     let (place, below) = match (&args.registry, &args.source) {
-        (Some(registry), Some(source)) => Place::group(registry, args.cache_group.as_deref(), source, paths)?,
+        (Some(registry), Some(source)) => {
+            let trust = parts::open_trust(&args.trust.clone().check(false)?, &crate::group::hostname())?;
+            Place::group(registry, args.cache_group.as_deref(), source, trust, paths)?
+        }
         (Some(_), None) => {
             return Err(Fault::usage(
                 "of which source are these files?",

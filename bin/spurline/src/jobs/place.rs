@@ -5,8 +5,10 @@ use serde_json::Value;
 use spurline_config::checked::DEFAULT_GROUP;
 use spurline_config::{Fault, HostPort, Registry, Source};
 use spurline_observe::client::Peer;
+use spurline_trust::Trust;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Who does a job, and what it is about.
 pub struct Place {
@@ -18,7 +20,7 @@ enum Who {
     /// The process of a mount.
     Mount { peer: Peer, mountpoint: PathBuf },
     /// The coordinators of a group.
-    Coordinators { at: Vec<HostPort>, group: String },
+    Coordinators { at: Vec<HostPort>, group: String, trust: Arc<Trust> },
 }
 
 impl Place {
@@ -30,6 +32,7 @@ impl Place {
         registry: &Registry,
         group: Option<&str>,
         source: &Source,
+        trust: Arc<Trust>,
         paths: &[String],
     ) -> Result<(Place, Vec<String>), Fault> {
         let Registry::Coordinator(at) = registry else {
@@ -54,7 +57,7 @@ impl Place {
             }
         };
         let below = paths.iter().map(below).collect::<Result<_, _>>()?;
-        let who = Who::Coordinators { at: at.clone(), group: group.unwrap_or(DEFAULT_GROUP).to_owned() };
+        let who = Who::Coordinators { at: at.clone(), group: group.unwrap_or(DEFAULT_GROUP).to_owned(), trust };
         Ok((Place { who, source }, below))
     }
 
@@ -120,7 +123,7 @@ impl Place {
     pub fn ask(&self, request: &Value) -> Result<Value, Fault> {
         Ok(match &self.who {
             Who::Mount { peer, .. } => peer.jobs(request, ANSWER)?,
-            Who::Coordinators { at, group } => spurline_group::ask_jobs(at, group, request, ANSWER)?,
+            Who::Coordinators { at, group, trust } => spurline_group::ask_jobs(at, group, trust, request, ANSWER)?,
         })
     }
 }

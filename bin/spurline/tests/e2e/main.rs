@@ -10,6 +10,7 @@ mod hosts;
 mod jobs;
 mod load;
 mod lone;
+mod members;
 mod probe;
 mod remote;
 mod trust;

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use spurline_group::Registry;
+use spurline_trust::Trust;
 use spurline_types::Member;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,12 @@ pub fn node(name: &str, port: u16) -> Member {
 
 /// The registry of group `g` behind a URL.
 pub fn open(url: &str) -> Arc<dyn Registry> {
-    spurline_group::open(&url.parse().unwrap(), "g").unwrap()
+    of_group(url, "g")
+}
+
+/// The registry of any group.
+pub fn of_group(url: &str, group: &str) -> Arc<dyn Registry> {
+    spurline_group::open(&url.parse().unwrap(), group, &Trust::anyone()).unwrap()
 }
 
 /// Waits until `done`.
