@@ -22,7 +22,7 @@ use tonic::transport::server::Connected;
 
 /// Connections that have not said who they are; with a further one the oldest is closed, so that strangers who say
 /// nothing keep nobody out.
-const MAX_WAITING: usize = 512;
+const MAX_WAITING: usize = 256;
 /// Connections in all: a watcher and a node have one each, those of large clusters together.
 const MAX_CONNECTIONS: usize = 60_000;
 /// A connection that has not begun to speak gRPC by then is closed.

@@ -112,7 +112,7 @@ fn strangers_of_all_kinds_are_let_go_of_and_members_speak_on() {
         let (coordinator, stats) = start(Arc::clone(&trust));
         let at = coordinator.addresses()[0];
         // More than are waited for: the oldest make room.
-        let silent: Vec<TcpStream> = (0..600).map(|_| TcpStream::connect(at).unwrap()).collect();
+        let silent: Vec<TcpStream> = (0..350).map(|_| TcpStream::connect(at).unwrap()).collect();
         let registry = open(&coordinator, &trust);
         let _a = Announcer::start(&registry, node("a", 1), Arc::new(Stats::default())).unwrap().unwrap();
         wait_for("the oldest to be closed", || stats.trust.refused_limit.get() >= 80);

@@ -27,7 +27,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("spurline-umad", 10),
     ("spurline-volume", 20),
     ("spurline-trust", 20),
-    ("spurline-group", 20),
+    ("spurline-group", 25),
     ("spurline-rails", 20),
     ("spurline-verbs", 20),
     ("spurline-jobs", 30),
