@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// After so many files in a row that the kernel did not take it is not asked again: each try costs the
 /// volume the check of a whole file.
@@ -88,8 +88,7 @@ fn file_type(kind: FileKind) -> u32 {
 }
 
 fn attr(attr: &FileAttr) -> Attr {
-    // Before the epoch, and so before there were files, is shown as the epoch.
-    let mtime = attr.mtime.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mtime = attr.mtime;
     Attr {
         ino: attr.ino,
         size: attr.size,

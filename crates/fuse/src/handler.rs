@@ -5,7 +5,7 @@ use crate::backing::{BackingId, Backings};
 use crate::errno::Errno;
 use crate::reply::{DirPlusSink, DirSink, ReadReply, Replied, XattrReply};
 use crate::request::ModifyOp;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// What a request's header says of its caller.
 #[derive(Debug, Clone, Copy)]
@@ -29,12 +29,12 @@ pub struct Attr {
     pub size: u64,
     /// Units of 512 bytes.
     pub blocks: u64,
-    /// Last access, since the epoch.
-    pub atime: Duration,
-    /// Last change of the bytes, since the epoch.
-    pub mtime: Duration,
-    /// Last change of the inode, since the epoch.
-    pub ctime: Duration,
+    /// Last access.
+    pub atime: SystemTime,
+    /// Last change of the bytes.
+    pub mtime: SystemTime,
+    /// Last change of the inode.
+    pub ctime: SystemTime,
     /// File type and permission bits (`S_IFREG | 0o444`).
     pub mode: u32,
     /// Number of names.
@@ -51,14 +51,14 @@ impl Attr {
     /// Attributes of inode `ino` with file type and permission bits `mode` and `size` bytes: owner root,
     /// one name, all times the epoch.
     pub fn new(ino: u64, mode: u32, size: u64) -> Self {
-        let zero = Duration::ZERO;
+        let epoch = SystemTime::UNIX_EPOCH;
         Attr {
             ino,
             size,
             blocks: size.div_ceil(512),
-            atime: zero,
-            mtime: zero,
-            ctime: zero,
+            atime: epoch,
+            mtime: epoch,
+            ctime: epoch,
             mode,
             nlink: 1,
             uid: 0,

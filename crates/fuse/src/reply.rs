@@ -4,6 +4,7 @@
 use crate::abi::{self, OutHeader, bytes_of};
 use crate::errno::Errno;
 use crate::handler::Entry;
+use spurline_types::unix_time;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -247,16 +248,20 @@ pub(crate) fn entry_out(entry: &Entry) -> abi::EntryOut {
 }
 
 pub(crate) fn attr_out(attr: &crate::handler::Attr) -> abi::Attr {
+    let [(atime, atimensec), (mtime, mtimensec), (ctime, ctimensec)] =
+        [attr.atime, attr.mtime, attr.ctime].map(unix_time);
+    // The kernel takes the seconds for a signed number.
+    let [atime, mtime, ctime] = [atime, mtime, ctime].map(|seconds| seconds as u64);
     abi::Attr {
         ino: attr.ino,
         size: attr.size,
         blocks: attr.blocks,
-        atime: attr.atime.as_secs(),
-        mtime: attr.mtime.as_secs(),
-        ctime: attr.ctime.as_secs(),
-        atimensec: attr.atime.subsec_nanos(),
-        mtimensec: attr.mtime.subsec_nanos(),
-        ctimensec: attr.ctime.subsec_nanos(),
+        atime,
+        mtime,
+        ctime,
+        atimensec,
+        mtimensec,
+        ctimensec,
         mode: attr.mode,
         nlink: attr.nlink,
         uid: attr.uid,

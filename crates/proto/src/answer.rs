@@ -4,7 +4,7 @@ use crate::codec::{Put, Take};
 use crate::rail::{put_rails, take_rails};
 use crate::request::check_name;
 use crate::{FrameError, MAX_ANSWER_BODY, MAX_VERSION_TEXT, RAILS_VERSION, Rail, VolumeId};
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Version};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Version, unix_time};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A value that is the body of an answer.
@@ -154,18 +154,7 @@ fn put_attr(attr: &Attr, out: &mut Vec<u8>) {
     });
     out.put_u16(attr.mode);
     out.put_u64(attr.size);
-    // Seconds since the epoch rounded down, and nanoseconds on top: the form that has one code for each time.
-    let (secs, nanos) = match attr.mtime.duration_since(UNIX_EPOCH) {
-        Ok(after) => (i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos()),
-        Err(before) => {
-            let before = before.duration();
-            let secs = i64::try_from(before.as_secs()).unwrap_or(i64::MAX).saturating_neg();
-            match before.subsec_nanos() {
-                0 => (secs, 0),
-                nanos => (secs.saturating_sub(1), 1_000_000_000 - nanos),
-            }
-        }
-    };
+    let (secs, nanos) = unix_time(attr.mtime);
     out.put_u64(secs as u64);
     out.put_u32(nanos);
     out.put_bytes(attr.version.as_str().as_bytes());

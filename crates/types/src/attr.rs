@@ -49,3 +49,19 @@ pub struct ListPage {
     /// Where the next page starts; `None` on the last.
     pub next: Option<Vec<u8>>,
 }
+
+/// A time as seconds since the epoch, rounded down, and nanoseconds on top: the one form in which each time is one pair,
+/// also before 1970.
+pub fn unix_time(time: SystemTime) -> (i64, u32) {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(after) => (i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos()),
+        Err(before) => {
+            let before = before.duration();
+            let secs = i64::try_from(before.as_secs()).unwrap_or(i64::MAX).saturating_neg();
+            match before.subsec_nanos() {
+                0 => (secs, 0),
+                nanos => (secs.saturating_sub(1), 1_000_000_000 - nanos),
+            }
+        }
+    }
+}

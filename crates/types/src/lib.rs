@@ -12,7 +12,7 @@ pub mod sink;
 pub mod stats;
 pub mod units;
 
-pub use attr::{Attr, DirEntry, FileKind, ListPage};
+pub use attr::{Attr, DirEntry, FileKind, ListPage, unix_time};
 pub use congestion::Congestion;
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use id::{BlockId, ObjectId, ObjectRef, Version};

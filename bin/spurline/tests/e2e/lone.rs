@@ -218,9 +218,13 @@ fn a_file_over_four_gib_is_read_near_its_end_and_mapped() {
     sparse.set_len(len).unwrap();
     sparse.write_all_at(&text, at).unwrap();
     sparse.write_all_at(b"the end", len - 7).unwrap();
+    // Older than the epoch, as files out of archives can be.
+    let old = std::time::SystemTime::UNIX_EPOCH - std::time::Duration::from_millis(86_400_250);
+    sparse.set_modified(old).unwrap();
     let mount = world.mount(world.path("source").to_str().unwrap(), &[]);
     let file = File::open(mount.path("sparse")).unwrap();
     assert_eq!(file.metadata().unwrap().len(), len);
+    assert_eq!(file.metadata().unwrap().modified().unwrap(), old);
     let mut got = vec![0; text.len()];
     file.read_exact_at(&mut got, at).unwrap();
     assert!(got == text);

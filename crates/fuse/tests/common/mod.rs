@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 pub const TTL: Duration = Duration::from_secs(60);
 pub const DATA_LEN: u64 = (3 << 20) + 123;
@@ -60,9 +60,10 @@ impl TestFs {
                 let len = self.backing_file.lock().unwrap().as_ref().map_or(0, |f| f.metadata().unwrap().len());
                 Attr::new(ino, libc::S_IFREG | 0o644, len)
             }
-            2..=10 => {
-                Attr { mtime: Duration::new(1_700_000_000, 5), ..Attr::new(ino, libc::S_IFREG | 0o644, DATA_LEN) }
-            }
+            2..=10 => Attr {
+                mtime: SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5),
+                ..Attr::new(ino, libc::S_IFREG | 0o644, DATA_LEN)
+            },
             i if i >= 1000 => Attr::new(ino, libc::S_IFREG | 0o644, 0),
             _ => return Err(Errno::ENOENT),
         })
