@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use spurline_types::{BlockId, Stats};
 use std::collections::VecDeque;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -96,19 +96,20 @@ impl Disk {
             return Ok(file);
         }
         let path = layout::data_path(&self.root, key);
-        let file = match self.io.open(&path, true, self.timeouts.1) {
-            // The first file of its folder.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // Only this one folder: where the disk was unmounted, nothing is to be made on what lies under it.
-                match path.parent().map_or(Ok(()), std::fs::create_dir) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                    _ => {}
-                }
-                self.io.open(&path, true, self.timeouts.1)?
-            }
-            other => other?,
-        };
+        let file = in_folder(&path, || self.io.open(&path, true, self.timeouts.1))?;
         Ok(self.files.put(*key, file, first))
+    }
+
+    /// Makes a data file that begins with the first `len` bytes of `padded`. It is not kept open.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn create(&self, key: &FileKey, padded: &[u8], len: usize) -> io::Result<()> {
+        let path = layout::data_path(&self.root, key);
+        in_folder(&path, || self.io.create(&path, padded, len, self.timeouts.1))?;
+        // A reader may have found an older file of that name.
+        self.files.remove(key);
+        Ok(())
     }
 
     /// Removes a data file that holds no block any more.
@@ -182,5 +183,19 @@ impl Disk {
     pub fn adjust_free(&self, by: i64) {
         let _ =
             self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.saturating_add_signed(by)));
+    }
+}
+
+/// Does something to a data file, once more when its folder had to be made first.
+fn in_folder<T>(path: &Path, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    match work() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // Only this one folder: where the disk was unmounted, nothing is to be made on what lies under it.
+            match path.parent().map_or(Ok(()), std::fs::create_dir) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                _ => work(),
+            }
+        }
+        other => other,
     }
 }

@@ -133,7 +133,11 @@ impl Core {
         }
         let crcs = crc::checksums(data);
         let offset = u64::from(block.index) * u64::from(self.config.block_size);
-        let written = disk.file_for_write(key, first).and_then(|file| self.write_data(disk, &file, offset, data));
+        let written = if first && offset == 0 && data.len() <= BOUNCE {
+            self.create_small(disk, key, data)
+        } else {
+            disk.file_for_write(key, first).and_then(|file| self.write_data(disk, &file, offset, data))
+        };
         if let Err(error) = written {
             self.unreserve(disk, footprint(len));
             self.write_failed(disk, "writing a block", &error);
@@ -174,6 +178,17 @@ impl Core {
         } else {
             disk.failed(what, error);
         }
+    }
+
+    /// Makes a file of one small block, by way of the thread's scratch.
+    fn create_small(&self, disk: &Disk, key: &FileKey, data: &[u8]) -> io::Result<()> {
+        scratch::with(|scratch| {
+            let padded = data.len().next_multiple_of(ALIGN);
+            let bounce = &mut scratch.bytes()[..padded];
+            bounce[..data.len()].copy_from_slice(data);
+            bounce[data.len()..].fill(0);
+            disk.create(key, bounce, data.len())
+        })
     }
 
     /// Writes a block's bytes, the last ones padded to 4096 where O_DIRECT wants it.

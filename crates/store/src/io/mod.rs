@@ -87,6 +87,16 @@ pub trait DiskIo: Send + Sync {
     /// What the system says, or `TimedOut`.
     fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile>;
 
+    /// Makes a data file that begins with the first `len` bytes of `padded`, which starts on 4096 and is as long as a
+    /// multiple of it, and closes it.
+    ///
+    /// # Errors
+    /// As [`DiskIo::open`] and [`DiskIo::write`].
+    fn create(&self, path: &Path, padded: &[u8], len: usize, timeout: Duration) -> io::Result<()> {
+        let file = self.open(path, true, timeout)?;
+        self.write(&file, 0, if file.direct { padded } else { &padded[..len] }, timeout)
+    }
+
     /// Reads into `target` from `offset` and gives the number of bytes, fewer than asked only at the file's end.
     /// `done` is called with each part of the target as it fills, in any order, so that checking one part goes
     /// on while another is still read.

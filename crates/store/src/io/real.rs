@@ -96,6 +96,28 @@ impl DiskIo for RealDisk {
         self.open_once(path, base, timeout).map(|fd| OpenFile { file: fd.into(), direct: false })
     }
 
+    fn create(&self, path: &Path, padded: &[u8], len: usize, timeout: Duration) -> io::Result<()> {
+        let name =
+            CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let (flag, data) =
+            if self.direct.load(Ordering::Relaxed) { (libc::O_DIRECT, padded) } else { (0, &padded[..len]) };
+        match self.rings.create(
+            self.number,
+            &name,
+            libc::O_WRONLY | libc::O_CREAT | libc::O_NOFOLLOW | flag,
+            data,
+            timeout,
+        ) {
+            Some(Ok(n)) if n == data.len() => Ok(()),
+            Some(Err(error)) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
+            // Step by step it tells what is wrong.
+            _ => {
+                let file = self.open(path, true, timeout)?;
+                self.write(&file, 0, if file.direct { padded } else { &padded[..len] }, timeout)
+            }
+        }
+    }
+
     fn read(
         &self,
         file: &OpenFile,
@@ -208,6 +230,35 @@ mod tests {
                     assert!((4096..100_000).all(|i| bytes[i] == pattern(i)));
                 });
                 disk.unlink(&path).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn small_files_are_made_in_one_go_and_errors_are_the_systems() {
+        let dir = tempfile::tempdir().unwrap();
+        for (n, rings) in [Rings::new(None), Rings::refused()].into_iter().enumerate() {
+            for mode in [IoMode::Dio, IoMode::PageCache] {
+                let disk = RealDisk::new(0, mode, Arc::clone(&rings));
+                let path = dir.path().join(format!("{n}-{mode:?}"));
+                let second = Duration::from_secs(60);
+                scratch::with(|scratch| {
+                    let padded = &mut scratch.bytes()[..12_288];
+                    padded.iter_mut().enumerate().for_each(|(i, b)| *b = (i >> 5) as u8);
+                    padded[10_240..].fill(0);
+                    let missing = dir.path().join("none").join("file");
+                    let error = disk.create(&missing, padded, 10_240, second).unwrap_err();
+                    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+                    let error = disk.create(dir.path(), padded, 10_240, second).unwrap_err();
+                    assert_eq!(error.raw_os_error(), Some(libc::EISDIR));
+                    // Twice: the second has the place of the first.
+                    for _ in 0..2 {
+                        disk.create(&path, padded, 10_240, second).unwrap();
+                        let got = std::fs::read(&path).unwrap();
+                        assert!(got[..10_240] == padded[..10_240] && got[10_240..].iter().all(|b| *b == 0), "{mode:?}");
+                    }
+                });
+                assert_eq!(disk.late(), 0);
             }
         }
     }

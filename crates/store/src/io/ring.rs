@@ -7,7 +7,7 @@
 //! memory are leaked on purpose.
 
 use super::{ALIGN, Target};
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 use parking_lot::Mutex;
 use spurline_mem::Pool;
 use std::cell::RefCell;
@@ -42,6 +42,8 @@ struct Ring {
     uring: IoUring,
     /// Whether the arena is registered with this ring.
     fixed: bool,
+    /// Whether it has a place for a file that only it knows.
+    place: bool,
 }
 
 /// A ring that missed a deadline, with the operations it still owes and the memory they may touch.
@@ -140,7 +142,8 @@ impl Rings {
             }
             None => false,
         };
-        Ok(Ring { uring, fixed })
+        let place = uring.submitter().register_files_sparse(1).is_ok();
+        Ok(Ring { uring, fixed, place })
     }
 
     /// This thread's ring; `None` where the kernel or its policy has no io_uring.
@@ -279,6 +282,48 @@ impl Rings {
         }
     }
 
+    /// Opens a file, writes `data` to its begin and closes it, in one go: a small file costs one wait, not one for each
+    /// step, and no descriptor of the process. The bytes written; `None` when the kernel can't do that.
+    pub fn create(
+        &self,
+        disk: u8,
+        path: &CString,
+        flags: i32,
+        data: &[u8],
+        timeout: Duration,
+    ) -> Option<io::Result<usize>> {
+        let mut ring = self.take()?;
+        let (true, Ok(slot)) = (ring.place, types::DestinationSlot::try_from_slot_target(0)) else {
+            self.give(ring);
+            return None;
+        };
+        let at = types::Fd(libc::AT_FDCWD);
+        let open = opcode::OpenAt::new(at, path.as_ptr()).flags(flags).mode(0o600).file_index(Some(slot)).build();
+        let write = opcode::Write::new(types::Fixed(0), data.as_ptr(), data.len() as u32).offset(0).build();
+        let steps = [
+            open.flags(squeue::Flags::IO_LINK),
+            // However it ends, the file is closed.
+            write.flags(squeue::Flags::IO_HARDLINK),
+            opcode::Close::new(types::Fixed(0)).build(),
+        ];
+        match chain(&mut ring.uring, steps, Instant::now() + timeout) {
+            Ok([opened, written, _]) => {
+                self.give(ring);
+                let failed = [opened, written].into_iter().find(|result| *result < 0);
+                Some(failed.map_or(Ok(written as usize), |error| Err(io::Error::from_raw_os_error(-error))))
+            }
+            Err(End::Os(error)) => {
+                self.give(ring);
+                Some(Err(error))
+            }
+            Err(End::Late(owed)) => {
+                // As with a write that is late: what reaches the disk is in a file that no index entry names.
+                self.leave(ring, owed, disk, false, Some(Box::new(path.clone())));
+                Some(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+
     /// Opens a file with a deadline; `None` when there is no io_uring.
     pub fn open(&self, disk: u8, path: &CString, flags: i32, timeout: Duration) -> Option<io::Result<OwnedFd>> {
         let mut ring = self.take()?;
@@ -304,6 +349,35 @@ impl Rings {
             }
         }
     }
+}
+
+/// Runs steps that are linked to each other and gives their results in order.
+fn chain<const N: usize>(uring: &mut IoUring, steps: [squeue::Entry; N], deadline: Instant) -> Result<[i32; N], End> {
+    let (mut results, mut owed) = ([0; N], N);
+    for (n, step) in steps.into_iter().enumerate() {
+        // SAFETY: the memory and names the steps point to live until their completions were seen, or are handed to
+        // `Late` by the caller.
+        if unsafe { uring.submission().push(&step.user_data(n as u64)) }.is_err() {
+            return Err(End::Os(io::Error::other("the submission queue is full")));
+        }
+    }
+    while owed > 0 {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let wait = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
+        match uring.submitter().submit_with_args(owed, &types::SubmitArgs::new().timespec(&wait)) {
+            Ok(_) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => {}
+            Err(_) => return Err(End::Late(owed)),
+        }
+        for completion in uring.completion() {
+            owed -= 1;
+            results[completion.user_data() as usize] = completion.result();
+        }
+        if owed > 0 && Instant::now() >= deadline {
+            return Err(End::Late(owed));
+        }
+    }
+    Ok(results)
 }
 
 /// Runs the pieces of one transfer, at most [`DEPTH`] at once, and gives the bytes moved up to the first short piece.
