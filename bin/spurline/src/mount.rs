@@ -215,6 +215,7 @@ fn consumer(
         copies: Copies::new(config.replicas.all, config.replicas.below.clone()),
         standpoint: Standpoint { zone: group.zone.clone(), seed: u64::from(std::process::id()) },
         silence: config.net.peer_silence,
+        hedge_after: config.hedge_after,
     };
     let mut memory = None;
     let mut keeper = Ok(None);
@@ -342,7 +343,7 @@ fn peers(remote: &Remote) -> Vec<Value> {
             let member = &view.members()[index as usize];
             let Some(peer) = view.made(index) else {
                 // In a large group a node that was not needed yet is not known.
-                return json!({ "address": member.name, "state": "unknown", "connections": 0, "paths": [] });
+                return json!({ "address": member.name, "state": "unknown", "connections": 0, "slow": false, "paths": [] });
             };
             let (state, connections) = peer.state();
             let (word, reason) = match state {
@@ -364,6 +365,8 @@ fn peers(remote: &Remote) -> Vec<Value> {
                     (false, false) => "tcp",
                 },
                 "connections": connections,
+                // Others are asked before it.
+                "slow": peer.pace().is_shunned(),
                 "paths": paths.iter().map(path).collect::<Vec<_>>(),
                 "no_paths": why_none,
             })

@@ -5,7 +5,7 @@
 
 use crate::peer::Peer;
 use parking_lot::{Condvar, Mutex};
-use spurline_transport::{Answer, Begun, CallError};
+use spurline_transport::{Begun, Lease};
 use spurline_types::ObjectId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -72,9 +72,12 @@ pub(crate) struct Claimed {
 }
 
 impl Claimed {
-    /// Waits for the answer.
-    pub fn take(mut self, body: &mut Vec<u8>, dst: &mut [u8], deadline: Instant) -> Option<Result<Answer, CallError>> {
-        self.begun.take().map(|begun| self.peer.tcp().finish(begun, body, dst, deadline))
+    /// Who was asked, and the channel that the answer comes over.
+    pub fn resume(mut self, take: impl FnOnce(&Arc<Peer>, &mut Lease<'_>)) {
+        let peer = Arc::clone(&self.peer);
+        if let Some(begun) = self.begun.take() {
+            take(&peer, &mut peer.tcp().resume(begun));
+        }
     }
 }
 

@@ -3,11 +3,14 @@
 #![forbid(unsafe_code)]
 
 mod ahead;
+mod hedge;
 mod keeper;
+mod pace;
 mod paths;
 mod peer;
 pub mod placement;
 mod pulse;
+mod reads;
 mod remote;
 mod roster;
 mod siblings;
@@ -15,6 +18,7 @@ mod split;
 mod warm;
 
 pub use keeper::Keeper;
+pub use pace::Pace;
 pub use paths::{Dialer, Paths, PathsConfig};
 pub use peer::{Patience, Peer};
 pub use remote::{Remote, RemoteConfig};

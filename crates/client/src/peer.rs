@@ -1,6 +1,7 @@
 //! One node of the group as this process sees it, and how long to go on trying when it does not answer.
 //! It does not know what is asked.
 
+use crate::pace::Pace;
 use crate::paths::Paths;
 use crate::placement::FIRST;
 use crate::roster::{Roster, View};
@@ -50,13 +51,14 @@ pub struct Peer {
     name: String,
     /// Since when every attempt to reach it failed.
     away_since: Mutex<Option<Instant>>,
+    pace: Pace,
 }
 
 impl Peer {
     /// The node `member` behind `pool`.
     pub fn new(pool: ChannelPool, member: &Member) -> Arc<Peer> {
         let name = member.name.clone();
-        Arc::new(Peer { pool, paths: OnceLock::new(), name, away_since: Mutex::new(None) })
+        Arc::new(Peer { pool, paths: OnceLock::new(), name, away_since: Mutex::new(None), pace: Pace::default() })
     }
 
     /// Gives it paths beside TCP, once.
@@ -92,6 +94,22 @@ impl Peer {
     /// Whether it can be reached, and over how many connections.
     pub fn state(&self) -> (PoolState, usize) {
         (self.pool.state(), self.pool.open())
+    }
+
+    /// How soon it answers.
+    pub fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// Asks this node and no other, and not again.
+    pub(crate) fn ask_once<T>(
+        &self,
+        deadline: Instant,
+        ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
+    ) -> Result<T> {
+        self.attempt(deadline, ask).map_err(|failure| match failure {
+            Failure::Answered(error) | Failure::Broken(error) | Failure::Refused(error) => error,
+        })
     }
 
     fn away_for(&self) -> Duration {
@@ -179,7 +197,7 @@ pub(crate) fn ask<T>(
     ranked: &mut Vec<u32>,
     patience: Patience,
     retries: &spurline_types::stats::Metric,
-    mut request: impl FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
+    mut request: impl FnMut(&Arc<Peer>, &mut Lease<'_>, Instant) -> Result<T, CallError>,
 ) -> Result<T> {
     let deadline = Instant::now() + patience.answer;
     let mut pause = FIRST_PAUSE;
@@ -194,7 +212,7 @@ pub(crate) fn ask<T>(
         most = most.saturating_mul(FIRST);
         for index in ranked.iter() {
             let peer = view.peer(*index);
-            match peer.attempt(deadline, &mut request) {
+            match peer.attempt(deadline, &mut |lease, deadline| request(peer, lease, deadline)) {
                 Ok(value) => return Ok(value),
                 Err(Failure::Answered(error)) if error.kind().retry() == Retry::Never => return Err(error),
                 Err(Failure::Answered(error) | Failure::Refused(error)) => {

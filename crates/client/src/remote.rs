@@ -2,15 +2,15 @@
 //! memory it uses is for blocks fetched ahead of their readers.
 
 use crate::ahead::{Ahead, PIECE_FROM};
-use crate::peer::{Patience, Peer, ask};
-use crate::placement::{Copies, FIRST, Standpoint, Wanted};
+use crate::hedge::{Hedge, Hedger};
+use crate::peer::{Patience, ask};
+use crate::placement::{Copies, Standpoint, Wanted};
 use crate::pulse::Pulse;
 use crate::roster::{Roster, View};
-use crate::split::{self, SPLIT_FROM};
-use spurline_mem::{Fill, Tier};
-use spurline_proto::{Read, Request, StatFs, VolumeId, Welcome};
+use spurline_mem::Tier;
+use spurline_proto::{Request, StatFs};
 use spurline_transport::CallError;
-use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, Member, ObjectId, ObjectRef, Result, Sink, Stats};
+use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, Member, ObjectId, ObjectRef, Result, Stats};
 use spurline_volume::{Capacity, Data, Volume, Workers};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -18,13 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A block fetched ahead is asked for in pieces of this size, so that its first bytes can be read before the
-/// last have come.
-const PIECE: usize = 1 << 20;
-
 thread_local! {
     /// Bodies of answers and the ranking of peers, reused from request to request.
-    static SCRATCH: RefCell<(Vec<u8>, Vec<u32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    pub(crate) static SCRATCH: RefCell<(Vec<u8>, Vec<u32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
 /// How a [`Remote`] behaves.
@@ -42,6 +38,8 @@ pub struct RemoteConfig {
     pub standpoint: Standpoint,
     /// A node that owes answers and gives no sign of life for this long is given up, when there are others.
     pub silence: Duration,
+    /// A read is never late before this; zero and none is ever asked of a second node.
+    pub hedge_after: Duration,
 }
 
 /// A cache group as a volume.
@@ -49,19 +47,21 @@ pub struct Remote {
     inner: Arc<Inner>,
     workers: Workers,
     _pulse: Pulse,
+    _hedger: Option<Hedger>,
 }
 
 pub(crate) struct Inner {
     source: String,
-    block_size: u64,
-    roster: Arc<Roster>,
-    tier: Arc<Tier>,
-    config: RemoteConfig,
-    stats: Arc<Stats>,
+    pub(crate) block_size: u64,
+    pub(crate) roster: Arc<Roster>,
+    pub(crate) tier: Arc<Tier>,
+    pub(crate) config: RemoteConfig,
+    pub(crate) stats: Arc<Stats>,
     ahead_bytes: AtomicU64,
     /// Whether there may be paths beside TCP, over which large reads are split.
-    rails: bool,
-    ahead: Arc<Ahead>,
+    pub(crate) rails: bool,
+    pub(crate) ahead: Arc<Ahead>,
+    pub(crate) hedge: Hedge,
 }
 
 impl Remote {
@@ -83,7 +83,7 @@ impl Remote {
             ranked.extend(0..view.members().len() as u32);
         };
         let retries = &stats.remotecache.retries;
-        ask(&roster, everyone, &mut Vec::new(), config.patience, retries, |lease, deadline| {
+        ask(&roster, everyone, &mut Vec::new(), config.patience, retries, |_, lease, deadline| {
             block_size = lease.welcome().block_size;
             lease.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline).map(drop)
         })?;
@@ -99,21 +99,22 @@ impl Remote {
             .spawn(move || sweeper.sweep())
             .map_err(|e| Error::io("can't start a thread", &e))?;
         let pulse = Pulse::start(&roster, config.silence, &stats)?;
-        Ok(Arc::new(Remote {
-            _pulse: pulse,
-            workers: Workers::new("fetch", config.fetchers),
-            inner: Arc::new(Inner {
-                source: source.to_owned(),
-                block_size,
-                rails: roster.equipped(),
-                roster,
-                tier,
-                config,
-                stats,
-                ahead_bytes: AtomicU64::new(0),
-                ahead,
-            }),
-        }))
+        let hedge = Hedge::new(config.hedge_after);
+        let fetchers = config.fetchers;
+        let inner = Arc::new(Inner {
+            source: source.to_owned(),
+            block_size,
+            rails: roster.equipped(),
+            roster,
+            tier,
+            config,
+            stats,
+            ahead_bytes: AtomicU64::new(0),
+            ahead,
+            hedge,
+        });
+        let hedger = Hedger::start(&inner)?;
+        Ok(Arc::new(Remote { _pulse: pulse, _hedger: hedger, workers: Workers::new("fetch", fetchers), inner }))
     }
 
     /// Replaces the list of the group's nodes; see [`Roster::set_members`].
@@ -129,12 +130,6 @@ impl Remote {
     pub fn roster(&self) -> &Arc<Roster> {
         &self.inner.roster
     }
-}
-
-/// A read of `len` bytes of `object`.
-fn read_of(object: &ObjectRef, volume: VolumeId, offset: u64, len: usize) -> Read<'_> {
-    let (path, version, size) = (&*object.path, object.version.as_str(), object.size);
-    Read { volume, path, version, size, offset, len: len as u32 }
 }
 
 impl Inner {
@@ -159,46 +154,6 @@ impl Inner {
         &self.stats.remotecache.retries
     }
 
-    /// Asks the nodes that hold `wanted` with `request`, made anew for each attempt because every connection numbers the
-    /// volume itself.
-    fn ask<T>(
-        &self,
-        wanted: Wanted,
-        mut call: impl FnMut(
-            &mut spurline_transport::Lease<'_>,
-            &mut Vec<u8>,
-            Instant,
-        ) -> Result<T, spurline_transport::CallError>,
-    ) -> Result<T> {
-        // Taken out of its cell for the call, so that a call made inside another finds an empty one, not a panic.
-        let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
-        let place = |view: &View, most, ranked: &mut Vec<u32>| view.rank(wanted, &self.config.standpoint, most, ranked);
-        let retries = &self.stats.remotecache.retries;
-        let result = ask(&self.roster, place, &mut ranked, self.config.patience, retries, |lease, deadline| {
-            call(lease, &mut body, deadline)
-        });
-        // A long listing must not keep its memory for ever.
-        body.clear();
-        body.shrink_to(64 << 10);
-        SCRATCH.with(|cell| cell.replace((body, ranked)));
-        result
-    }
-
-    /// The node that is asked first.
-    fn first_peer(&self, wanted: Wanted) -> Option<Arc<Peer>> {
-        let (body, mut ranked) = SCRATCH.with(RefCell::take);
-        let view = self.roster.view();
-        view.rank(wanted, &self.config.standpoint, FIRST, &mut ranked);
-        let first = ranked.first().map(|index| Arc::clone(view.peer(*index)));
-        SCRATCH.with(|cell| cell.replace((body, ranked)));
-        first
-    }
-
-    /// The run that holds a byte of an object.
-    fn wanted(&self, object: &ObjectRef, offset: u64) -> Wanted {
-        Wanted::block(object.id, (offset / self.block_size) as u32, self.config.copies.of(&object.path))
-    }
-
     fn max_age_ms(&self) -> u32 {
         u32::try_from(self.config.metadata_age.as_millis()).unwrap_or(u32::MAX)
     }
@@ -214,7 +169,9 @@ impl Inner {
     ) -> Result<T> {
         let started = Instant::now();
         let place = ObjectId::hash(&self.source, path, "");
-        let result = self.ask(Wanted::block(place, 0, self.config.copies.of(path)), &mut call);
+        let result = self.ask(Wanted::block(place, 0, self.config.copies.of(path)), |_, lease, body, deadline| {
+            call(lease, body, deadline)
+        });
         let counted = &self.stats.metadata;
         counted.ops.add(1);
         counted.lat_us.add_us(started.elapsed());
@@ -237,107 +194,6 @@ impl Inner {
             })?;
             Ok((node, info))
         })
-    }
-
-    /// Reads into the whole of `dst`, which lies inside one block: over several rails when it is large and they are
-    /// idle, and what fails there, or all of it, over one channel.
-    fn read_into(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
-        if !self.rails || dst.len() < SPLIT_FROM {
-            return self.read_plain(object, offset, dst);
-        }
-        let first = self.first_peer(self.wanted(object, offset));
-        let several =
-            first.as_ref().and_then(|peer| peer.paths()).filter(|paths| paths.up() > 1).and_then(|p| p.current());
-        let Some(current) = several else { return self.read_plain(object, offset, dst) };
-        let request = read_of(object, VolumeId::default(), offset, dst.len());
-        match split::read(&current.pool, &request, dst, Instant::now() + self.config.patience.answer) {
-            None => self.read_plain(object, offset, dst),
-            Some(failed) => failed
-                .into_iter()
-                .flatten()
-                .try_for_each(|part| self.read_plain(object, offset + part.start as u64, &mut dst[part])),
-        }
-    }
-
-    fn read_plain(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
-        let got = self.ask(self.wanted(object, offset), |lease, body, deadline| {
-            let request = Request::Read(read_of(object, lease.welcome().volume, offset, dst.len()));
-            lease.call(&request, body, dst, &mut |_| {}, deadline)
-        })?;
-        if got.payload_len != dst.len() {
-            return Err(Error::new(
-                ErrorKind::Protocol,
-                format!("a node answered {} bytes where {} were asked for", got.payload_len, dst.len()),
-            ));
-        }
-        Ok(())
-    }
-
-    fn run_fill(&self, object: &ObjectRef, mut fill: Fill) {
-        let mut offset = u64::from(fill.id().index) * self.block_size;
-        loop {
-            let spare = fill.spare();
-            let len = spare.len().min(PIECE);
-            if len == 0 {
-                return;
-            }
-            match self.read_into(object, offset, &mut spare[..len]) {
-                Ok(()) => fill.commit(len),
-                Err(error) => return fill.fail(error),
-            }
-            offset += len as u64;
-        }
-    }
-
-    /// Reads a large piece of a sequential reader: the answer that was asked for ahead, if there is one, once the next
-    /// ones are asked for. Whether `dst` is filled.
-    ///
-    /// # Errors
-    /// `Timeout` when that answer took all the patience there is: asking again would wait as long once more.
-    fn read_asked(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<bool> {
-        let (claimed, next) = self.ahead.read(object.id, offset, dst.len());
-        self.ask_ahead(object, next, dst.len());
-        let Some(claimed) = claimed else { return Ok(false) };
-        let (mut body, ranked) = SCRATCH.with(RefCell::take);
-        let deadline = Instant::now() + self.config.patience.answer;
-        let taken = claimed.take(&mut body, dst, deadline);
-        SCRATCH.with(|cell| cell.replace((body, ranked)));
-        match taken {
-            Some(Ok(answer)) if answer.payload_len == dst.len() => {
-                self.stats.blockcache.prefetch_bytes.add(dst.len() as u64);
-                return Ok(true);
-            }
-            Some(Err(CallError::Broken(error))) if Instant::now() >= deadline => return Err(error),
-            _ => {}
-        }
-        // Asked for again, of every node that may have it.
-        self.stats.remotecache.retries.add(1);
-        Ok(false)
-    }
-
-    fn ask_ahead(&self, object: &ObjectRef, next: Range<u64>, piece: usize) {
-        let mut at = next.start;
-        while at < next.end && self.ask_piece(object, at, piece) {
-            at += piece as u64;
-        }
-        if at < next.end {
-            self.ahead.release((next.end - at) / piece as u64);
-        }
-    }
-
-    /// Asks for one piece ahead of its reader; says whether it is under way.
-    fn ask_piece(&self, object: &ObjectRef, at: u64, piece: usize) -> bool {
-        let index = (at / self.block_size) as u32;
-        let left = (object.block_len(index, self.block_size) as u64).saturating_sub(at % self.block_size);
-        if left < piece as u64 {
-            // The last of the file, or a piece across two blocks: of two nodes, perhaps.
-            return false;
-        }
-        let Some(peer) = self.first_peer(self.wanted(object, at)) else { return false };
-        let request = |welcome: &Welcome| Request::Read(read_of(object, welcome.volume, at, piece));
-        let Some(begun) = peer.tcp().begin(request, Instant::now() + self.config.patience.answer) else { return false };
-        self.ahead.keep(object.id, at, piece, peer, begun);
-        true
     }
 }
 

@@ -6,6 +6,7 @@ use crate::placement::{FIRST, Wanted};
 use crate::roster::Roster;
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{Read, Request};
+use spurline_transport::CallError;
 use spurline_types::{Member, ObjectRef, Sink, Stats};
 use spurline_volume::Elsewhere;
 use std::cell::RefCell;
@@ -120,8 +121,15 @@ impl Elsewhere for Siblings {
 
 impl Siblings {
     fn pull(&self, view: &crate::View, at: u32, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool {
-        let deadline = Instant::now() + PATIENCE;
-        let Ok(mut lease) = view.peer(at).tcp().checkout(deadline) else { return false };
+        let (peer, started) = (view.peer(at), Instant::now());
+        if !peer.pace().may_ask(|| started) {
+            return false;
+        }
+        let deadline = started + PATIENCE;
+        let Ok(mut lease) = peer.tcp().checkout(deadline) else {
+            peer.pace().shun(Instant::now());
+            return false;
+        };
         let len = object.block_len(index, self.block_size);
         let request = Request::Pull(Read {
             volume: lease.welcome().volume,
@@ -135,13 +143,17 @@ impl Siblings {
         if spare.len() != len || lease.welcome().block_size != self.block_size {
             return false;
         }
-        match lease.call(&request, &mut Vec::new(), spare, &mut |_| {}, deadline) {
-            Ok(answer) if answer.payload_len == len => {
-                sink.commit(len);
-                self.stats.remotecache.pulled_bytes.add(len as u64);
-                true
-            }
-            _ => false,
+        let answer = lease.call(&request, &mut Vec::new(), spare, &mut |_| {}, deadline);
+        // One that did not answer is not asked for every block anew, or each would wait as long for it.
+        match &answer {
+            Err(CallError::Broken(_)) => drop(peer.pace().shun(Instant::now())),
+            _ => drop(peer.pace().in_time(Instant::now())),
         }
+        let whole = answer.is_ok_and(|answer| answer.payload_len == len);
+        if whole {
+            sink.commit(len);
+            self.stats.remotecache.pulled_bytes.add(len as u64);
+        }
+        whole
     }
 }

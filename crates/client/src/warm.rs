@@ -250,7 +250,7 @@ impl Inner {
             ranked.extend(view.members().iter().position(|member| member.name == name).map(|at| at as u32));
         };
         let mut body = Vec::new();
-        ask(self.roster(), only, &mut Vec::new(), patience, self.retries(), |lease, deadline| {
+        ask(self.roster(), only, &mut Vec::new(), patience, self.retries(), |_, lease, deadline| {
             call(lease, &mut body, deadline)
         })
     }

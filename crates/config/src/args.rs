@@ -34,6 +34,12 @@ pub struct MountArgs {
     /// there may be none yet, which costs a fetch and no error.
     #[arg(long, value_name = "N[,PATH=N]", default_value = "1", help_heading = "Group")]
     pub replicas: Replicas,
+    /// A read that takes longer than this, and than almost all long reads of the other nodes, is asked of a second node; 0: never
+    ///
+    /// The first good answer is taken. At most one request in twenty is such a second one, and none is made when most
+    /// nodes are late. A node that is late again and again is asked after the others until a trial is in time.
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration, help_heading = "Group")]
+    pub hedge_after: Duration,
     /// Accepted for habit's sake: a mount never serves others
     #[arg(long, help_heading = "Group")]
     pub no_sharing: bool,

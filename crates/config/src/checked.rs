@@ -29,6 +29,8 @@ pub struct MountConfig {
     pub group: Option<GroupConfig>,
     /// How many nodes hold each file (with a registry only).
     pub replicas: Replicas,
+    /// No read is late before this; zero for never.
+    pub hedge_after: Duration,
     /// The block cache; its directories are empty for a consumer of nodes.
     pub cache: CacheConfig,
     /// How the under-store is reached (alone only).
@@ -257,6 +259,7 @@ impl MountArgs {
             mountpoint: absolute(&self.mountpoint),
             group,
             replicas: self.replicas,
+            hedge_after: check_hedge(self.hedge_after)?,
             cache,
             under: check_under(self.under)?,
             net,
@@ -519,6 +522,19 @@ fn check_net(args: NetArgs, rdma_port: u16, host: &Host, warnings: &mut Vec<Stri
         peer_timeout: args.peer_timeout,
         peer_silence: args.peer_silence,
     })
+}
+
+/// The least time after which a second node can be asked: below, a processor that is busy looks like a late answer.
+const LEAST_HEDGE: Duration = Duration::from_millis(1);
+
+fn check_hedge(after: Duration) -> Result<Duration, Fault> {
+    if !after.is_zero() && after < LEAST_HEDGE {
+        return Err(Fault::usage(
+            format!("--hedge-after {after:?} would ask a second node for reads that are on their way"),
+            "give 1ms or more, or 0 for never; 50ms is the default",
+        ));
+    }
+    Ok(after)
 }
 
 /// The shortest silence that means something: below, a busy processor looks like a dead rail.

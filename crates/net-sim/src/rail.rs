@@ -101,6 +101,12 @@ impl SimRail {
         Arc::new(RailConnector { rail: self.clone(), kind, inner })
     }
 
+    /// Waits until `until`, or until the call is broken off.
+    fn dawdle(&self, until: Instant, broken: &AtomicBool) {
+        let mut mode = self.inner.mode.lock();
+        while !broken.load(Ordering::Acquire) && !self.inner.changed.wait_until(&mut mode, until).timed_out() {}
+    }
+
     /// Waits while everything is swallowed.
     fn pass(&self, deadline: Instant, broken: &AtomicBool) -> Result<RailMode> {
         let mut mode = self.inner.mode.lock();
@@ -192,7 +198,7 @@ impl Channel for RailChannel {
         // A fault may strike before the request is on its way, and after the answer is.
         let result = rail.pass(deadline, broken).map_err(CallError::Broken).and_then(|mode| {
             if let RailMode::Slow(delay) = mode {
-                std::thread::sleep(delay.min(deadline.saturating_duration_since(Instant::now())));
+                rail.dawdle(deadline.min(Instant::now() + delay), broken);
             }
             let mut report = |n: usize| {
                 landed = n;

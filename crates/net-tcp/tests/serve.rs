@@ -114,13 +114,13 @@ fn an_answer_can_wait_in_its_connection() {
             pool.abandon(begun);
             continue;
         }
-        let answer = pool.finish(begun, &mut body, &mut dst, deadline).unwrap();
+        let answer = pool.resume(begun).finish(&mut body, &mut dst, deadline, None).unwrap();
         assert!(dst[..answer.payload_len] == data[offset as usize..][..300_000]);
     }
     assert_eq!(pool.open(), 2, "the channel whose answer was given up is closed");
     // An answer that is an error leaves the channel as good as before.
     let begun = pool.begin(read(1 << 40), deadline).expect("a channel");
-    let error = pool.finish(begun, &mut body, &mut dst, deadline).unwrap_err();
+    let error = pool.resume(begun).finish(&mut body, &mut dst, deadline, None).unwrap_err();
     assert!(!error.is_broken() && error.to_string().contains("past the end"), "{error}");
     let mut lease = pool.checkout(deadline).unwrap();
     let request = read(5)(lease.welcome());

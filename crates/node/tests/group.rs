@@ -58,6 +58,7 @@ fn consumer(source: &str, at: SocketAddr, patience: Duration) -> Result<(Arc<Rem
         copies: Copies::default(),
         standpoint: Standpoint::default(),
         silence: Duration::from_secs(2),
+        hedge_after: Duration::ZERO,
     };
     let remote = Remote::connect(source, roster, config, Arc::clone(&stats), |block| {
         Ok(Tier::new(Pool::new(16 * block, block as usize)?))

@@ -363,9 +363,9 @@ impl PathPool {
         drop(stranger);
     }
 
-    /// Closes a channel that broke. Its path is given up with it, unless it was only too slow: whether a path is
-    /// silent is found out by asking it.
-    pub(crate) fn give_up(&self, place: Place, entry: Entry, error: &Error) {
+    /// Closes a channel that broke. Its path is given up with it for the `error`, unless it was only too slow: whether a
+    /// path is silent is found out by asking it.
+    pub(crate) fn give_up(&self, place: Place, entry: Entry, error: Option<&Error>) {
         let mut inner = self.inner.lock();
         let slot = &mut inner.slots[place.path];
         slot.in_flight -= 1;
@@ -374,7 +374,7 @@ impl PathPool {
             slot.open -= 1;
             slot.wanted = true;
             slot.breakers.retain(|(number, _)| *number != place.number);
-            if error.kind() != ErrorKind::Timeout {
+            if let Some(error) = error {
                 remains = self.bring_down(&mut inner, place.path, error.message());
             }
         }
@@ -560,15 +560,12 @@ impl PathPool {
         let number = inner.next_number;
         inner.next_number += 1;
         let slot = &mut inner.slots[path];
-        if let Some(breaker) = channel.breaker() {
-            slot.breakers.push((number, breaker));
-        }
+        let breaker = channel.breaker();
+        slot.breakers.extend(breaker.iter().map(|breaker| (number, Arc::clone(breaker))));
         slot.open += 1;
         let place = Place { path, generation: slot.generation, number };
-        slot.idle.push((
-            place,
-            Entry { channel, welcome, idle_since: Instant::now(), breaks: 0, number, user: User::this() },
-        ));
+        let (idle_since, user) = (Instant::now(), User::this());
+        slot.idle.push((place, Entry { channel, welcome, idle_since, breaks: 0, number, user, breaker }));
     }
 
     /// Paths that owe answers and over which nothing came for `silence`; each is asked for a sign of life, and what

@@ -70,6 +70,8 @@ pub(crate) struct Entry {
     pub number: u64,
     /// Where it was used last.
     pub user: User,
+    /// Ends the channel's call from another thread.
+    pub breaker: Option<Arc<dyn Breaker>>,
 }
 
 /// A thread and the processor it ran on: the node's worker that waits on a channel, and both ends' buffers, are warm where
@@ -92,8 +94,17 @@ impl User {
 }
 
 /// A channel with a request under way whose answer nobody waits for yet. It has to go back to its pool, by
-/// [`ChannelPool::finish`] or [`ChannelPool::abandon`].
+/// [`ChannelPool::resume`] or [`ChannelPool::abandon`].
 pub struct Begun(Entry);
+
+/// How a channel was lost.
+enum Loss {
+    Broke,
+    /// No answer came in time.
+    Silent,
+    /// The answer came from elsewhere, and the call was broken off for that.
+    NotNeeded,
+}
 
 /// Numbers of channels; 0 is none.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -267,23 +278,13 @@ impl ChannelPool {
         let mut lease = self.checkout(deadline).ok()?;
         let request = request(&lease.welcome);
         // Its answer is what counts as an operation.
-        lease.attempt(|channel| channel.begin(&request, deadline)).ok()?;
+        lease.attempt(None, |channel| channel.begin(&request, deadline)).ok()?;
         lease.entry.take().map(Begun)
     }
 
-    /// Takes the answer to a request of [`ChannelPool::begin`], as [`Lease::call`] would.
-    ///
-    /// # Errors
-    /// Those of [`Channel::call`].
-    pub fn finish(
-        &self,
-        begun: Begun,
-        body: &mut Vec<u8>,
-        dst: &mut [u8],
-        deadline: Instant,
-    ) -> Result<Answer, CallError> {
-        let mut lease = Lease::new(self, begun.0);
-        lease.counted(deadline, |channel, deadline| channel.finish(body, dst, deadline))
+    /// The channel of a request of [`ChannelPool::begin`], to take its answer from by [`Lease::finish`].
+    pub fn resume(&self, begun: Begun) -> Lease<'_> {
+        Lease::new(self, begun.0)
     }
 
     /// Gives up a request of [`ChannelPool::begin`]: its channel is closed, for the answer may be in it.
@@ -318,17 +319,11 @@ impl ChannelPool {
                 let breaks = inner.breaks;
                 let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
                 inner.held = false;
-                if let Some(breaker) = channel.breaker() {
-                    inner.breakers.push((number, breaker));
-                }
-                let entry = Entry {
-                    channel,
-                    welcome: Arc::new(welcome),
-                    idle_since: Instant::now(),
-                    breaks,
-                    number,
-                    user: User::this(),
-                };
+                let breaker = channel.breaker();
+                inner.breakers.extend(breaker.iter().map(|breaker| (number, Arc::clone(breaker))));
+                let (welcome, idle_since) = (Arc::new(welcome), Instant::now());
+                let user = User::this();
+                let entry = Entry { channel, welcome, idle_since, breaks, number, user, breaker };
                 Ok(Lease::new(self, entry))
             }
             Err(error) => {
@@ -354,18 +349,20 @@ impl ChannelPool {
         self.changed.notify_one();
     }
 
-    fn give_up(&self, entry: Entry, timed_out: bool) {
+    fn give_up(&self, entry: Entry, loss: Loss) {
         let idle = {
             let mut inner = self.inner.lock();
             inner.open -= 1;
-            inner.breaks += 1;
             inner.forget(entry.number);
-            if inner.state == PoolState::Up {
-                inner.state = PoolState::Unknown;
+            if !matches!(loss, Loss::NotNeeded) {
+                inner.breaks += 1;
+                if inner.state == PoolState::Up {
+                    inner.state = PoolState::Unknown;
+                }
             }
             // A peer that stopped answering does so on all its connections, and nothing in them shows it; a new
             // connection with its greeting does.
-            if timed_out {
+            if matches!(loss, Loss::Silent) {
                 inner.open -= inner.idle.len();
                 let idle = std::mem::take(&mut inner.idle);
                 idle.iter().for_each(|entry| inner.forget(entry.number));
@@ -485,7 +482,57 @@ impl<'a> Lease<'a> {
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
     ) -> Result<Answer, CallError> {
-        self.counted(deadline, |channel, deadline| channel.call(request, body, dst, progress, deadline))
+        self.counted(deadline, None, |channel, deadline| channel.call(request, body, dst, progress, deadline))
+    }
+
+    /// [`Lease::call`] that another thread may break off, by [`Lease::breaker`], once it has set `unless`: then the
+    /// channel is closed as ever, and neither the peer nor its path is blamed for it.
+    ///
+    /// # Errors
+    /// Those of [`Lease::call`].
+    pub fn call_unless(
+        &mut self,
+        request: &Request<'_>,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        deadline: Instant,
+        unless: Option<&AtomicBool>,
+    ) -> Result<Answer, CallError> {
+        self.counted(deadline, unless, |channel, deadline| channel.call(request, body, dst, &mut |_| {}, deadline))
+    }
+
+    /// Takes the answer to a request that was begun on this channel, as [`Lease::call_unless`] would.
+    ///
+    /// # Errors
+    /// Those of [`Lease::call`].
+    pub fn finish(
+        &mut self,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        deadline: Instant,
+        unless: Option<&AtomicBool>,
+    ) -> Result<Answer, CallError> {
+        self.counted(deadline, unless, |channel, deadline| channel.finish(body, dst, deadline))
+    }
+
+    /// Closes the channel, which somebody may have broken off after its last call.
+    pub fn discard(&mut self) {
+        if let Some(entry) = self.entry.take() {
+            self.lose(entry, Loss::NotNeeded, None);
+        }
+    }
+
+    fn lose(&self, entry: Entry, loss: Loss, error: Option<&Error>) {
+        match self.home {
+            Home::Pool(pool) => pool.give_up(entry, loss),
+            // That a call was too slow does not end its path.
+            Home::Paths(paths, place) => paths.give_up(place, entry, error.filter(|_| matches!(loss, Loss::Broke))),
+        }
+    }
+
+    /// What ends the channel's call from another thread.
+    pub fn breaker(&self) -> Option<&Arc<dyn Breaker>> {
+        self.entry.as_ref()?.breaker.as_ref()
     }
 
     /// [`Channel::call_while`], counted.
@@ -499,7 +546,7 @@ impl<'a> Lease<'a> {
         deadline: Instant,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<Answer, CallError> {
-        self.counted(deadline, |channel, deadline| {
+        self.counted(deadline, None, |channel, deadline| {
             channel.call_while(request, &mut Vec::new(), dst, &mut |_| {}, deadline, meanwhile)
         })
     }
@@ -507,13 +554,14 @@ impl<'a> Lease<'a> {
     fn counted(
         &mut self,
         deadline: Instant,
+        unless: Option<&AtomicBool>,
         call: impl FnOnce(&mut dyn Channel, Instant) -> Result<Answer, CallError>,
     ) -> Result<Answer, CallError> {
         let (stats, path) = self.counters();
         let counted = &stats.remotecache;
         let whole = self.entry.is_some();
         let start = Instant::now();
-        let result = self.attempt(|channel| call(channel, deadline));
+        let result = self.attempt(unless, |channel| call(channel, deadline));
         if whole {
             let took = start.elapsed();
             counted.ops.add(1);
@@ -533,21 +581,29 @@ impl<'a> Lease<'a> {
     }
 
     /// Does something with the channel; one that breaks is counted and given up.
-    fn attempt<T>(&mut self, call: impl FnOnce(&mut dyn Channel) -> Result<T, CallError>) -> Result<T, CallError> {
+    fn attempt<T>(
+        &mut self,
+        unless: Option<&AtomicBool>,
+        call: impl FnOnce(&mut dyn Channel) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
         let Some(entry) = &mut self.entry else {
             let why = format!("{}: the channel broke in an earlier call", self.peer());
             return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, why)));
         };
         let result = call(&mut *entry.channel);
         if let Err(CallError::Broken(error)) = &result {
-            let (stats, path) = self.counters();
-            stats.remotecache.errors.add(1);
-            path.errors.add(1);
+            let loss = match error.kind() {
+                _ if unless.is_some_and(|answered| answered.load(Ordering::Acquire)) => Loss::NotNeeded,
+                ErrorKind::Timeout => Loss::Silent,
+                _ => Loss::Broke,
+            };
+            if !matches!(loss, Loss::NotNeeded) {
+                let (stats, path) = self.counters();
+                stats.remotecache.errors.add(1);
+                path.errors.add(1);
+            }
             if let Some(entry) = self.entry.take() {
-                match self.home {
-                    Home::Pool(pool) => pool.give_up(entry, error.kind() == ErrorKind::Timeout),
-                    Home::Paths(paths, place) => paths.give_up(place, entry, error),
-                }
+                self.lose(entry, loss, Some(error));
             }
         }
         result

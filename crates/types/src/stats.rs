@@ -153,11 +153,14 @@ sections! {
         served_ops: Counter "operations" "Requests of peers answered.",
         errors: Counter "operations" "Requests to peers that failed.",
         retries: Counter "operations" "Requests to peers sent again.",
+        hedges: Counter "operations" "Reads asked of a second node because the first was late.",
+        hedges_won: Counter "operations" "Those that the second node answered first.",
         lat_us: Counter "microseconds" "Time from request to answer, summed.",
         connects: Counter "operations" "Connections made to peers.",
         given_up: Counter "peers" "Times a peer that owed answers gave no sign of life and was given up.",
         peers_up: Gauge "peers" "Peers connected now.",
         peers_down: Gauge "peers" "Peers that can't be reached now.",
+        peers_slow: Gauge "peers" "Peers that answer late again and again: others are asked before them.",
     }
     /// What RDMA carried.
     rdma: Rdma {

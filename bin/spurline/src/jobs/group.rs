@@ -125,6 +125,7 @@ impl Way {
             copies: Copies::default(),
             standpoint: Standpoint { zone: String::new(), seed: u64::from(std::process::id()) },
             silence: SILENCE,
+            hedge_after: Duration::ZERO,
         };
         // No data comes here: this is what a volume has to have.
         let memory = |block: u64| Ok(Tier::new(Pool::new(2 * block, block as usize)?));

@@ -70,6 +70,7 @@ impl Nodes {
             copies: Copies::default(),
             standpoint: Standpoint::default(),
             silence: Duration::from_secs(2),
+            hedge_after: Duration::ZERO,
         };
         let remote = Remote::connect("src", roster, config, stats, |block| {
             Ok(Tier::new(Pool::new(16 * block, block as usize)?))

@@ -170,6 +170,7 @@ impl Cluster {
             copies: Copies::default(),
             standpoint: Standpoint::default(),
             silence: Duration::from_secs(2),
+            hedge_after: Duration::ZERO,
         };
         let remote = Remote::connect("src", roster, remote_config, Arc::clone(&stats), |block_size| {
             Ok(Tier::new(Pool::new(64 << 20, block_size as usize)?))

@@ -2,11 +2,15 @@
 
 use crate::sim::{BLOCK, Cluster, object};
 use spurline_net_sim::RailMode;
+use std::time::Duration;
+
+/// So patient that a busy machine is never taken for a dead node, which would be asked for elsewhere.
+const PATIENT: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_node_that_joins_gets_its_blocks_from_their_former_owners() {
     let cluster = Cluster::start(4, 1024);
-    let mount = cluster.mount(0..3);
+    let mount = cluster.mount_with(0..3, PATIENT);
     let objects: Vec<_> = (0..10).map(|n| object(n, 40 * BLOCK)).collect();
     objects.iter().for_each(|object| mount.read_all(object).unwrap());
     let (fetched, blocks) = cluster.under.reads();
@@ -24,7 +28,7 @@ fn a_node_that_joins_gets_its_blocks_from_their_former_owners() {
 #[test]
 fn the_blocks_of_a_drained_node_are_taken_from_it() {
     let cluster = Cluster::start(3, 1024);
-    let mount = cluster.mount(0..3);
+    let mount = cluster.mount_with(0..3, PATIENT);
     let objects: Vec<_> = (0..10).map(|n| object(n, 40 * BLOCK)).collect();
     objects.iter().for_each(|object| mount.read_all(object).unwrap());
     let fetched = cluster.under.reads().0;
@@ -52,7 +56,7 @@ fn nodes_that_ask_each_other_for_what_none_has_do_not_wait_for_each_other() {
         cluster.join(&others);
     }
     let objects: Vec<_> = (0..4).map(|n| object(n, 20 * BLOCK)).collect();
-    let mounts: Vec<_> = (0..3).map(|n| cluster.mount([n])).collect();
+    let mounts: Vec<_> = (0..3).map(|n| cluster.mount_with([n], PATIENT)).collect();
     std::thread::scope(|scope| {
         for mount in &mounts {
             scope.spawn(|| objects.iter().for_each(|object| mount.read_all(object).unwrap()));
@@ -67,7 +71,7 @@ fn nodes_that_ask_each_other_for_what_none_has_do_not_wait_for_each_other() {
 fn a_sibling_that_stands_still_costs_a_moment_and_no_error() {
     let cluster = Cluster::start(2, 256);
     cluster.join(&[0, 1]);
-    let mount = cluster.mount([0]);
+    let mount = cluster.mount_with([0], PATIENT);
     cluster.hosts[1].link.set(RailMode::Silent);
     mount.read_all(&object(1, 4 * BLOCK)).unwrap();
     assert_eq!(cluster.hosts[0].stats.remotecache.pulled_bytes.get(), 0);

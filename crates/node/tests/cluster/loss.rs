@@ -9,12 +9,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-fn objects(count: u64, blocks: u64) -> Vec<ObjectRef> {
+pub fn objects(count: u64, blocks: u64) -> Vec<ObjectRef> {
     (0..count).map(|n| object(n, blocks * BLOCK)).collect()
 }
 
 /// Reads blocks of `objects` from several threads while `during` runs; how many reads there were, and the longest.
-fn read_while(mount: &Mount, objects: &[ObjectRef], during: impl FnOnce()) -> (u64, Duration) {
+pub fn read_while(mount: &Mount, objects: &[ObjectRef], during: impl FnOnce()) -> (u64, Duration) {
     let (stop, reads, longest) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(Duration::ZERO));
     std::thread::scope(|scope| {
         let _stop = Stop(&stop);
@@ -41,7 +41,7 @@ fn read_while(mount: &Mount, objects: &[ObjectRef], during: impl FnOnce()) -> (u
 }
 
 /// Waits for what comes a moment later.
-fn eventually(what: &str, mut until: impl FnMut() -> bool) {
+pub fn eventually(what: &str, mut until: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !until() {
         assert!(Instant::now() < deadline, "{what} does not come about");

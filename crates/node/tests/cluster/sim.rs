@@ -116,6 +116,20 @@ pub fn silence() -> Duration {
     Duration::from_millis(200)
 }
 
+/// What a mount of a cluster waits for, and how many nodes hold what it reads.
+pub struct Waits {
+    pub silence: Duration,
+    /// Zero: no read is asked of a second node.
+    pub hedge_after: Duration,
+    pub copies: u32,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Waits { silence: silence(), hedge_after: Duration::ZERO, copies: 1 }
+    }
+}
+
 fn pool_config() -> PoolConfig {
     PoolConfig {
         connect_timeout: Duration::from_millis(200),
@@ -170,6 +184,11 @@ impl Cluster {
 
     /// The same, and a node that owes answers is given up after `silence`.
     pub fn mount_with(&self, which: impl IntoIterator<Item = usize>, silence: Duration) -> Mount {
+        self.mount_as(which, Waits { silence, ..Waits::default() })
+    }
+
+    /// The same, with all that it waits for.
+    pub fn mount_as(&self, which: impl IntoIterator<Item = usize>, waits: Waits) -> Mount {
         let stats = Arc::new(Stats::default());
         let (make, links) = reach(&self.hosts, "mount", &stats);
         let roster = Roster::new(&self.members(which), make);
@@ -177,9 +196,10 @@ impl Cluster {
             patience: patience(),
             fetchers: 2,
             metadata_age: Duration::ZERO,
-            copies: Copies::default(),
+            copies: Copies::new(waits.copies, []),
             standpoint: Standpoint::default(),
-            silence,
+            silence: waits.silence,
+            hedge_after: waits.hedge_after,
         };
         let remote = Remote::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
             Ok(Tier::new(Pool::new(16 * block, block as usize)?))

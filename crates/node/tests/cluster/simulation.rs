@@ -3,8 +3,8 @@
 //!
 //! `SPURLINE_SEED=n` runs one seed, `SPURLINE_SEEDS=n` the first n instead of a few dozen.
 
-use crate::sim::{BLOCK, Cluster, Mount, object};
-use spurline_client::placement::Wanted;
+use crate::sim::{BLOCK, Cluster, Mount, Waits, object};
+use spurline_client::placement::{Standpoint, Wanted};
 use spurline_net_sim::{RailMode, Rates};
 use spurline_types::ObjectRef;
 use std::collections::BTreeSet;
@@ -88,12 +88,12 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// The nodes that own a block of these objects.
-fn owners(cluster: &Cluster, mount: &Mount, objects: &[ObjectRef]) -> BTreeSet<usize> {
+/// The nodes that a mount asks first for a block of these objects.
+fn asked_first(cluster: &Cluster, mount: &Mount, objects: &[ObjectRef], copies: u32) -> BTreeSet<usize> {
     let view = mount.remote.roster().view();
     let mut found = Vec::new();
     let mut owner = |object: &ObjectRef, index| {
-        view.holders(Wanted::block(object.id, index, 1), 1, &mut found);
+        view.rank(Wanted::block(object.id, index, copies), &Standpoint::default(), 8, &mut found);
         let name = &view.members()[found[0] as usize].name;
         cluster.hosts.iter().position(|host| host.member.name == *name).unwrap()
     };
@@ -105,7 +105,11 @@ fn run(seed: u64) {
     let nodes = 2 + dice.below(5);
     // Memory for a part of what is read: blocks are evicted and fetched again all the time.
     let cluster = Cluster::start(nodes, 24 + dice.below(100) as u64);
-    let mounts: Vec<Mount> = (0..1 + dice.below(3)).map(|_| cluster.mount(0..nodes)).collect();
+    // With second requests for late reads, which are all but the quickest, and without.
+    let hedge_after = Duration::from_millis([0, 2][dice.below(2)]);
+    let copies = 1 + dice.below(2) as u32;
+    let waits = || Waits { hedge_after, copies, ..Waits::default() };
+    let mounts: Vec<Mount> = (0..1 + dice.below(3)).map(|_| cluster.mount_as(0..nodes, waits())).collect();
     let mut script = Script { alone: dice.below(nodes), members: vec![true; nodes], weights: vec![100; nodes] };
     let objects: Vec<_> =
         (0..6).map(|n| object(n, (1 + dice.below(40) as u64) * BLOCK - dice.below(999) as u64)).collect();
@@ -143,7 +147,7 @@ fn run(seed: u64) {
             mount.links.iter().for_each(|link| link.set(RailMode::Up));
             script.tell(&cluster, mount);
         }
-        let owners = owners(&cluster, &mounts[0], &objects);
+        let owners = asked_first(&cluster, &mounts[0], &objects, copies);
         let served = |n: &usize| cluster.hosts[*n].stats.remotecache.served_ops.get();
         let before: Vec<u64> = owners.iter().map(served).collect();
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -3,11 +3,12 @@
 use crate::sim::{BLOCK, Cluster, object};
 use spurline_client::Extent;
 use spurline_net_sim::RailMode;
+use std::time::Duration;
 
 #[test]
 fn a_group_is_warmed_where_it_will_be_read_and_freed_everywhere() {
     let cluster = Cluster::start(3, 256);
-    let mount = cluster.mount(0..3);
+    let mount = cluster.mount_with(0..3, Duration::from_secs(60));
     // Long enough for several runs of blocks, and many small ones.
     let objects: Vec<_> = (0..40).map(|n| object(n, if n < 2 { 50 * BLOCK + 7 } else { 100 + n })).collect();
     let extents: Vec<Extent> = objects.iter().map(|o| Extent { object: o.clone(), bytes: 0..o.size }).collect();
@@ -43,7 +44,7 @@ fn a_group_is_warmed_where_it_will_be_read_and_freed_everywhere() {
 #[test]
 fn as_many_copies_are_made_as_are_asked_for() {
     let cluster = Cluster::start(3, 256);
-    let mount = cluster.mount(0..3);
+    let mount = cluster.mount_with(0..3, Duration::from_secs(60));
     let long = object(1, 40 * BLOCK);
     let extent = Extent { object: long.clone(), bytes: 0..long.size };
     for (copies, held) in [(1, 40), (2, 80), (9, 120)] {
@@ -56,7 +57,7 @@ fn as_many_copies_are_made_as_are_asked_for() {
 #[test]
 fn what_is_not_there_is_said_of_its_part_alone() {
     let cluster = Cluster::start(2, 64);
-    let mount = cluster.mount(0..2);
+    let mount = cluster.mount_with(0..2, Duration::from_secs(60));
     let mut gone = object(1, BLOCK);
     gone.path = b"no such".as_slice().into();
     let there = object(2, BLOCK);
@@ -69,7 +70,7 @@ fn what_is_not_there_is_said_of_its_part_alone() {
 #[test]
 fn a_node_that_is_away_has_its_share_warmed_elsewhere_and_is_named_when_freeing() {
     let cluster = Cluster::start(3, 256);
-    let mount = cluster.mount(0..3);
+    let mount = cluster.mount_with(0..3, Duration::from_secs(60));
     cluster.hosts[1].link.set(RailMode::Down);
     cluster.hosts[1].sim.kill();
     let long = object(1, 100 * BLOCK);

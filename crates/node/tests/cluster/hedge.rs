@@ -1,0 +1,75 @@
+//! Nodes that are slow and not dead: late reads are asked of a second node, and a node that is late again and again is
+//! asked after the others, until it is in time again.
+
+use crate::loss::{eventually, objects, read_while};
+use crate::sim::{BLOCK, Cluster, Mount, Waits, object};
+use spurline_net_sim::RailMode;
+use std::time::Duration;
+
+/// A busy machine makes anything late now and then, so what is asserted is what comes about in the end.
+fn mount(cluster: &Cluster, nodes: usize, copies: u32) -> Mount {
+    let waits = Waits { silence: Duration::from_secs(60), hedge_after: Duration::from_millis(40), copies };
+    cluster.mount_as(0..nodes, waits)
+}
+
+fn a_slow_node(copies: u32) {
+    let cluster = Cluster::start(3, 512);
+    let siblings = cluster.join(&[0, 1, 2]);
+    let mount = mount(&cluster, 3, copies);
+    let objects = objects(10, 20);
+    let counted = &mount.stats.remotecache;
+    read_while(&mount, &objects, || {
+        eventually("enough is read to know what is late", || counted.ops.get() > 2000);
+        cluster.hosts[1].link.set(RailMode::Slow(Duration::from_secs(5)));
+        eventually("a second node is asked, and is first", || counted.hedges_won.get() > 0);
+        eventually("it is known to be slow", || counted.peers_slow.get() > 0);
+        let before = counted.ops.get();
+        eventually("reads go on without it", || counted.ops.get() > before + 500);
+        cluster.hosts[1].link.set(RailMode::Up);
+        eventually("it is trusted again", || counted.peers_slow.get() == 0);
+        let before = cluster.hosts[1].stats.remotecache.served_ops.get();
+        eventually("it is asked again", || cluster.hosts[1].stats.remotecache.served_ops.get() > before + 50);
+    });
+    let (hedges, ops) = (counted.hedges.get(), counted.ops.get());
+    println!("{ops} requests, {hedges} of them second ones, {} of these first", counted.hedges_won.get());
+    assert!(hedges * 20 <= ops, "{hedges} second requests of {ops}");
+    drop(siblings);
+}
+
+#[test]
+fn a_slow_node_is_gone_round_when_others_hold_its_blocks() {
+    a_slow_node(2);
+}
+
+#[test]
+fn a_slow_node_is_gone_round_when_no_other_holds_its_blocks() {
+    a_slow_node(1);
+}
+
+#[test]
+fn a_group_that_is_slow_as_a_whole_is_not_asked_for_more_than_its_share() {
+    let cluster = Cluster::start(3, 512);
+    let mount = mount(&cluster, 3, 2);
+    let objects = objects(4, 20);
+    let counted = &mount.stats.remotecache;
+    read_while(&mount, &objects, || {
+        eventually("enough is read to know what is late", || counted.ops.get() > 500);
+        cluster.hosts.iter().for_each(|host| host.link.set(RailMode::Slow(Duration::from_millis(120))));
+        let before = counted.ops.get();
+        eventually("reads go on", || counted.ops.get() > before + 60);
+    });
+    let (hedges, ops) = (counted.hedges.get(), counted.ops.get());
+    println!("{ops} requests, {hedges} of them second ones");
+    assert!(hedges * 20 <= ops, "{hedges} second requests of {ops}");
+}
+
+#[test]
+fn nothing_is_asked_twice_where_that_is_switched_off() {
+    let cluster = Cluster::start(2, 128);
+    let mount = cluster.mount_as(0..2, Waits { silence: Duration::from_secs(60), ..Waits::default() });
+    let one = object(1, 32 * BLOCK);
+    mount.read_all(&one).unwrap();
+    cluster.hosts.iter().for_each(|host| host.link.set(RailMode::Slow(Duration::from_millis(30))));
+    mount.read_all(&one).unwrap();
+    assert_eq!((mount.stats.remotecache.hedges.get(), cluster.under.reads()), (0, (32, 32)));
+}
