@@ -145,9 +145,10 @@ impl Siblings {
         }
         let answer = lease.call(&request, &mut Vec::new(), spare, &mut |_| {}, deadline);
         // One that did not answer is not asked for every block anew, or each would wait as long for it.
-        match &answer {
-            Err(CallError::Broken(_)) => drop(peer.pace().shun(Instant::now())),
-            _ => drop(peer.pace().in_time(Instant::now())),
+        if matches!(answer, Err(CallError::Broken(_))) {
+            peer.pace().shun(Instant::now());
+        } else {
+            peer.pace().in_time(Instant::now());
         }
         let whole = answer.is_ok_and(|answer| answer.payload_len == len);
         if whole {

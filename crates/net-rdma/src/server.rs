@@ -90,7 +90,7 @@ impl Crewed for Shared {
     fn conn(&self, id: u64) -> Option<Arc<Conn>> {
         self.conns.lock().get(&id).cloned()
     }
-    fn serve(&self, conn: &Conn, _inbox: &mut [u8]) -> End {
+    fn serve(&self, conn: &Conn, _inbox: &mut [u8], _life_only: bool) -> End {
         serve(self, conn)
     }
     fn peer<'a>(&self, conn: &'a Conn) -> &'a str {

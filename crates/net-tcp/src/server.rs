@@ -19,6 +19,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Bounds of a server.
@@ -26,7 +27,8 @@ use std::time::{Duration, Instant};
 pub struct ServerConfig {
     /// The most connections; further ones are closed at once.
     pub max_connections: usize,
-    /// The most worker threads, and so requests in work at once. They start as needed and end when idle.
+    /// The most worker threads, and so requests in work at once. They start as needed and end when idle. One more answers
+    /// greetings and signs of life when all of them are busy.
     pub max_workers: usize,
     /// A connection must have sent its whole greeting by then, and any request begun must be whole by then.
     pub request_timeout: Duration,
@@ -69,6 +71,8 @@ pub(crate) struct Conn {
     pub opened: Instant,
     /// Bytes of a request that was not whole when the connection was parked, and since when.
     pub partial: Mutex<Option<(Vec<u8>, Instant)>>,
+    /// It is parked among those that are asked for data.
+    pub moved: AtomicBool,
 }
 
 /// What listeners, workers and the handle share.
@@ -96,8 +100,8 @@ impl Crewed for Shared {
     fn inbox_len(&self) -> usize {
         HEADER_LEN + MAX_REQUEST_BODY + FRAME_ALIGN
     }
-    fn serve(&self, conn: &Conn, inbox: &mut [u8]) -> End {
-        serve(self, conn, inbox)
+    fn serve(&self, conn: &Conn, inbox: &mut [u8], life_only: bool) -> End {
+        serve(self, conn, inbox, life_only)
     }
     fn peer<'a>(&self, conn: &'a Conn) -> &'a str {
         &conn.state.endpoints().peer
@@ -167,7 +171,9 @@ impl TcpServer {
         let crew = Crew::new("tcp", config.max_workers).map_err(os)?;
         let refusals = Refusals::new(Arc::clone(&stats));
         let shared = Arc::new(Shared { config, service, stats, refusals, crew, conns: Mutex::new(HashMap::new()) });
-        Crew::spawn(&shared).map_err(|e| Error::io("can't start a worker thread", &e))?;
+        Crew::spawn(&shared)
+            .and_then(|()| Crew::spawn_life(&shared))
+            .map_err(|e| Error::io("can't start a worker thread", &e))?;
         let acceptor = {
             let shared = Arc::clone(&shared);
             std::thread::Builder::new().name("tcp-accept".into()).spawn(move || accept_all(&shared, &listeners))
@@ -318,10 +324,11 @@ fn adopt(shared: &Shared, socket: TcpStream, peer: SocketAddr, id: u64) -> std::
         tls: sealed.map_err(std::io::Error::other)?.map(|sealed| Mutex::new(NodeEnd::new(sealed))),
         opened: Instant::now(),
         partial: Mutex::new(None),
+        moved: AtomicBool::new(false),
     };
     let conn = Arc::new(conn);
     shared.conns.lock().insert(id, Arc::clone(&conn));
-    shared.crew.watch(&conn.socket, id, PARKED).map_err(|e| {
+    shared.crew.watch_life(&conn.socket, id, PARKED).map_err(|e| {
         shared.remove(&conn);
         e.into()
     })

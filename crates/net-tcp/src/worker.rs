@@ -13,6 +13,7 @@ use spurline_types::{Error, ErrorKind, Result};
 use std::io::IoSlice;
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Requests answered on one connection before others get their turn, when no worker is idle.
@@ -24,8 +25,9 @@ const FILE_PIECE: usize = 256 << 10;
 /// Slices handed to one `sendmsg`.
 const PARTS: usize = 34;
 
-/// Answers requests of one connection until it has none for a while.
-pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
+/// Answers requests of one connection until it has none for a while; with `life_only` none for data, unless they are
+/// here already.
+pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: bool) -> End {
     let mut filled = 0;
     let mut begun = None;
     if let Some((bytes, since)) = conn.partial.lock().take() {
@@ -106,17 +108,28 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8]) -> End {
         let others_idle = shared.crew().others_idle();
         // Bytes that were received and not opened yet ring no bell.
         let nothing_left = conn.tls.as_ref().is_none_or(|tls| tls.lock().is_empty());
-        if !others_idle && turn >= TURN && filled == 0 && nothing_left {
+        let turn_is_over = !others_idle && turn >= TURN || life_only && conn.state.for_data();
+        if turn_is_over && filled == 0 && nothing_left {
             return park(shared, conn);
         }
         // While another worker waits for events this one can wait for the next request here.
-        wait = others_idle;
+        wait = others_idle && !life_only;
     }
 }
 
 /// Waits for the connection's next bytes without a thread.
 fn park(shared: &Shared, conn: &Conn) -> End {
-    match shared.crew().park(&conn.socket, conn.state.id(), PARKED) {
+    let (crew, id) = (shared.crew(), conn.state.id());
+    let parked = match (conn.moved.load(Ordering::Acquire), conn.state.for_data()) {
+        (true, _) => crew.park(&conn.socket, id, PARKED),
+        // Before it is armed: whoever takes its next event sees it.
+        (false, true) => {
+            conn.moved.store(true, Ordering::Release);
+            crew.move_to_data(&conn.socket, id, PARKED)
+        }
+        (false, false) => crew.park_life(&conn.socket, id, PARKED),
+    };
+    match parked {
         Ok(()) => End::Parked,
         Err(_) => End::Closed,
     }

@@ -6,8 +6,8 @@ use spurline_transport::{CallError, Channel, ConnState, Connector, Responder, Se
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// Answers reads with zeros; the path says what goes wrong.
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 struct Zeros {
     closed: AtomicUsize,
     inside: AtomicUsize,
+    /// Reads of "stuck" wait for it.
+    released: Mutex<bool>,
+    release: Condvar,
 }
 
 impl Service for Zeros {
@@ -29,6 +32,12 @@ impl Service for Zeros {
         self.inside.fetch_add(1, Ordering::SeqCst);
         match path {
             b"panic" => panic!("asked to"),
+            b"stuck" => {
+                let mut released = self.released.lock().unwrap();
+                while !*released {
+                    released = self.release.wait(released).unwrap();
+                }
+            }
             b"slow" => std::thread::sleep(Duration::from_millis(300)),
             _ => {}
         }
@@ -275,4 +284,34 @@ fn the_local_address_is_chosen() {
     assert!(wrong.message().contains("192.0.2.1"), "{wrong}");
     let family = from("::1").connect(soon()).err().unwrap();
     assert!(family.message().contains("needs an IPv4 address"), "{family}");
+}
+
+#[test]
+fn signs_of_life_are_answered_while_every_worker_waits_for_something_slow() {
+    let (server, addr, service) = start(ServerConfig { max_workers: 2, ..ServerConfig::default() });
+    let mut readers: Vec<_> = (0..5).map(|_| connect(addr)).collect();
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> =
+            readers.iter_mut().map(|channel| scope.spawn(|| read(&mut **channel, "stuck", 10))).collect();
+        until("two requests are in work", || service.inside.load(Ordering::SeqCst) == 2);
+        for _ in 0..20 {
+            let mut channel = connector(addr).connect(soon()).unwrap();
+            greet(&mut *channel, &Hello::new("watcher", ""), soon()).unwrap();
+            channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+            channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+        }
+        // A reader is greeted; its request has to wait, and holds up no sign of life.
+        let mut late = connect(addr);
+        let late = scope.spawn(move || read(&mut *late, "stuck", 10));
+        let mut channel = connector(addr).connect(soon()).unwrap();
+        greet(&mut *channel, &Hello::new("watcher", ""), soon()).unwrap();
+        assert_eq!((service.inside.load(Ordering::SeqCst), server.workers()), (2, 2));
+        *service.released.lock().unwrap() = true;
+        service.release.notify_all();
+        for reader in waiting {
+            assert_eq!(reader.join().unwrap().unwrap(), 10);
+        }
+        assert_eq!(late.join().unwrap().unwrap(), 10);
+    });
+    assert!(server.join(soon()));
 }

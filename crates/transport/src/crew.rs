@@ -1,6 +1,8 @@
 //! The threads of a node's transport: idle connections are parked in an epoll set, each armed for one event; a worker
 //! that takes the event owns the connection until it parks it again. So memory and threads follow the requests in work,
-//! not the connections. It knows neither what a connection is made of nor what requests mean.
+//! not the connections. Connections that were not asked for data yet are in a set of their own, and one more thread sees
+//! to these alone: when all workers wait for a slow under-store, somebody still says that the node is alive. It knows
+//! neither what a connection is made of nor what requests mean.
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
@@ -18,6 +20,8 @@ use std::time::Instant;
 const IDLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// The event that is no connection: the server stops.
 const STOP: u64 = 0;
+/// The event that is no connection: one of those that are not asked for data has something.
+const LIFE: u64 = u64::MAX;
 
 /// How serving a connection ended for now.
 pub enum End {
@@ -42,8 +46,9 @@ pub trait Crewed: Send + Sync + 'static {
     fn inbox_len(&self) -> usize {
         0
     }
-    /// Answers requests of one connection until it has none for a while.
-    fn serve(&self, conn: &Self::Conn, inbox: &mut [u8]) -> End;
+    /// Answers requests of one connection until it has none for a while; with `life_only` not for longer than it takes to
+    /// see that it is asked for data.
+    fn serve(&self, conn: &Self::Conn, inbox: &mut [u8], life_only: bool) -> End;
     /// Who is at the other end, for logs.
     fn peer<'a>(&self, conn: &'a Self::Conn) -> &'a str;
     /// Where refused connections are counted and said.
@@ -58,12 +63,17 @@ pub struct Crew {
     kind: &'static str,
     most: usize,
     epoll: OwnedFd,
+    /// Connections that were not asked for data; the other set holds this one.
+    life: OwnedFd,
     wake: OwnedFd,
     stopping: AtomicBool,
     /// Workers waiting for an event.
     idle: AtomicUsize,
     /// Worker threads there are; the condition is signalled when it falls.
     workers: Mutex<usize>,
+    /// Whether the one more thread runs.
+    watched: Mutex<bool>,
+    watch_ended: Condvar,
     ended: Condvar,
 }
 
@@ -79,14 +89,20 @@ impl Crew {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &wake, EventData::new_u64(STOP), EventFlags::IN)?;
+        let life = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&life, &wake, EventData::new_u64(STOP), EventFlags::IN)?;
+        epoll::add(&epoll, &life, EventData::new_u64(LIFE), EventFlags::IN)?;
         Ok(Crew {
             kind,
             most: most.max(1),
             epoll,
+            life,
             wake,
             stopping: AtomicBool::new(false),
             idle: AtomicUsize::new(0),
             workers: Mutex::new(0),
+            watched: Mutex::new(false),
+            watch_ended: Condvar::new(),
             ended: Condvar::new(),
         })
     }
@@ -97,6 +113,31 @@ impl Crew {
     /// When the kernel refuses.
     pub fn watch(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> rustix::io::Result<()> {
         epoll::add(&self.epoll, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
+    }
+
+    /// The same for a connection that is not asked for data yet.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn watch_life(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> rustix::io::Result<()> {
+        epoll::add(&self.life, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
+    }
+
+    /// Waits for the next one of such a connection.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn park_life(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(&self.life, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
+    }
+
+    /// Such a connection is asked for data from now on: waits for its next event.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn move_to_data(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> rustix::io::Result<()> {
+        epoll::delete(&self.life, fd.as_fd())?;
+        self.watch(fd, id, flags)
     }
 
     /// Waits for the next one.
@@ -138,7 +179,28 @@ impl Crew {
     pub fn join(&self, deadline: Instant) -> bool {
         let mut workers = self.workers.lock();
         while *workers > 0 && !self.ended.wait_until(&mut workers, deadline).timed_out() {}
-        *workers == 0
+        let ended = *workers == 0;
+        drop(workers);
+        let mut watched = self.watched.lock();
+        while *watched && !self.watch_ended.wait_until(&mut watched, deadline).timed_out() {}
+        ended && !*watched
+    }
+
+    /// Starts the thread that sees to connections which are not asked for data, and to nothing else.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn spawn_life<S: Crewed>(shared: &Arc<S>) -> std::io::Result<()> {
+        let work = Arc::clone(shared);
+        *shared.crew().watched.lock() = true;
+        let name = format!("{}-life", shared.crew().kind);
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            run(&work, true);
+            let crew = work.crew();
+            *crew.watched.lock() = false;
+            crew.watch_ended.notify_all();
+        });
+        spawned.map(drop).inspect_err(|_| *shared.crew().watched.lock() = false)
     }
 
     /// Starts a worker if there may be one more.
@@ -153,7 +215,7 @@ impl Crew {
         }
         let work = Arc::clone(shared);
         std::thread::Builder::new().name(format!("{}-{workers}", crew.kind)).spawn(move || {
-            run(&work);
+            run(&work, false);
             let crew = work.crew();
             *crew.workers.lock() -= 1;
             crew.ended.notify_all();
@@ -163,19 +225,31 @@ impl Crew {
     }
 }
 
-/// Takes events until the server stops or there has been nothing to do for long.
-fn run<S: Crewed>(shared: &Arc<S>) {
+/// Takes events until the server stops or, but for the thread that sees to signs of life, there has been nothing to do
+/// for long.
+fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
     let crew = shared.crew();
     let mut inbox = vec![0u8; shared.inbox_len()].into_boxed_slice();
     let mut events: Vec<Event> = Vec::with_capacity(1);
     while !crew.stopping() {
         events.clear();
-        crew.idle.fetch_add(1, Ordering::AcqRel);
-        let waited = epoll::wait(&crew.epoll, rustix::buffer::spare_capacity(&mut events), Some(&IDLE));
-        let others_idle = crew.idle.fetch_sub(1, Ordering::AcqRel) - 1;
+        let counts = usize::from(!life_only);
+        let set = if life_only { &crew.life } else { &crew.epoll };
+        crew.idle.fetch_add(counts, Ordering::AcqRel);
+        let mut waited = epoll::wait(set, rustix::buffer::spare_capacity(&mut events), Some(&IDLE));
+        let others_idle = crew.idle.fetch_sub(counts, Ordering::AcqRel) - counts;
+        if events.first().is_some_and(|event| event.data.u64() == LIFE) {
+            // Another thread may have been first.
+            events.clear();
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            waited = epoll::wait(&crew.life, rustix::buffer::spare_capacity(&mut events), Some(&at_once));
+            if events.is_empty() {
+                continue;
+            }
+        }
         let id = match (waited, events.first()) {
             (Ok(_), Some(event)) => event.data.u64(),
-            (Ok(_), None) if others_idle > 0 => return,
+            (Ok(_), None) if others_idle > 0 && !life_only => return,
             (Ok(_), None) | (Err(Errno::INTR), _) => continue,
             (Err(e), _) => {
                 tracing::error!("a worker thread of the {} server ends: waiting for events failed: {e}", crew.kind);
@@ -187,6 +261,7 @@ fn run<S: Crewed>(shared: &Arc<S>) {
         }
         let Some(conn) = shared.conn(id) else { continue };
         if others_idle == 0
+            && !life_only
             && let Err(e) = Crew::spawn(shared)
         {
             tracing::warn!(
@@ -195,7 +270,7 @@ fn run<S: Crewed>(shared: &Arc<S>) {
             );
         }
         // A panic of the service must cost its own connection only, not a worker.
-        let served = catch_unwind(AssertUnwindSafe(|| shared.serve(&conn, &mut inbox)));
+        let served = catch_unwind(AssertUnwindSafe(|| shared.serve(&conn, &mut inbox, life_only)));
         match served.unwrap_or_else(|_| End::Close(Error::new(ErrorKind::Io(5), "the service panicked"))) {
             End::Parked => {}
             End::Closed => shared.remove(&conn),

@@ -7,6 +7,7 @@ use spurline_proto::{Body, FrameError, Header, Hello, MAX_GREETING_BODY, MAX_REQ
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// What is known of the connection a request came on.
@@ -15,6 +16,8 @@ pub struct ConnState {
     id: u64,
     endpoints: Endpoints,
     peer_name: OnceLock<String>,
+    /// It greeted for a source.
+    for_data: AtomicBool,
     /// What has to be proved before the greeting; `None` for nothing.
     gate: Option<Gate>,
 }
@@ -22,12 +25,12 @@ pub struct ConnState {
 impl ConnState {
     /// A new connection that has not greeted yet; `id` is unique in this process.
     pub fn new(id: u64, endpoints: Endpoints) -> Self {
-        ConnState { id, endpoints, peer_name: OnceLock::new(), gate: None }
+        ConnState { id, endpoints, peer_name: OnceLock::new(), for_data: AtomicBool::new(false), gate: None }
     }
     /// The same for a connection whose peer has to prove first what `trust` asks for.
     pub fn guarded(id: u64, endpoints: Endpoints, trust: &Arc<Trust>, stats: &Arc<Stats>) -> Self {
         let gate = Gate::new(trust, &endpoints.kind.to_string(), stats);
-        ConnState { id, endpoints, peer_name: OnceLock::new(), gate: Some(gate) }
+        ConnState { gate: Some(gate), ..ConnState::new(id, endpoints) }
     }
     /// The channel binding of a connection that was encrypted: what is proved from now on is proved for it.
     pub fn bind(&self, binding: &[u8]) {
@@ -48,6 +51,10 @@ impl ConnState {
     /// What carries the bytes.
     pub fn kind(&self) -> TransportKind {
         self.endpoints.kind
+    }
+    /// Whether it greeted for a source: all else is answered without waiting for anything.
+    pub fn for_data(&self) -> bool {
+        self.for_data.load(Ordering::Acquire)
     }
     /// The name the peer gave in its greeting; `None` before that.
     pub fn peer_name(&self) -> Option<&str> {
@@ -174,6 +181,7 @@ pub fn dispatch(
             Err(e) => return refuse(e.into(), responder),
             Ok(version) => service.hello(conn, &hello).and_then(|welcome| {
                 conn.peer_name.get_or_init(|| hello.peer.to_owned());
+                conn.for_data.store(!hello.source.is_empty(), Ordering::Release);
                 answer(&Welcome { version, ..welcome }, responder)
             }),
         },
