@@ -6,7 +6,7 @@ use crate::service::{Outside, Target};
 use crate::{group, parts, signals};
 use serde_json::json;
 use spurline_config::{CoordinatorConfig, Fault};
-use spurline_group::Coordinator;
+use spurline_group::{Coordinator, JobStore};
 use spurline_net_tcp::group_addresses;
 use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
@@ -46,7 +46,17 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
         let coordinator = Arc::downgrade(&coordinator);
         move |group: &str| coordinator.upgrade().map(|coordinator| coordinator.registry(group))
     };
-    let jobs = GroupJobs::start(&jobs_dir, Arc::new(registry), trust, Arc::clone(&stats))?;
+    let store = match &config.job_store {
+        None => None,
+        Some(url) => {
+            // Of this process and of no other, also when its port and number come again.
+            let at = coordinator.addresses().first().map_or_else(String::new, ToString::to_string);
+            let began = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+            let owner = format!("{}/{at}/{}/{began:x}", group::hostname(), std::process::id());
+            Some(JobStore::open(url, &owner)?)
+        }
+    };
+    let jobs = GroupJobs::start(&jobs_dir, store, Arc::new(registry), trust, Arc::clone(&stats))?;
     coordinator.employ(Arc::clone(&jobs) as _);
     let listening: Vec<String> = coordinator.addresses().iter().map(ToString::to_string).collect();
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
@@ -56,6 +66,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
         info: Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "a coordinator holds no files"))),
         status: {
             let (coordinator, listening) = (Arc::clone(&coordinator), listening.clone());
+            let job_store = config.job_store.as_ref().map(|url| format!("etcd://{url}"));
             Box::new(move || {
                 let groups = coordinator.groups();
                 let nodes = |members: &Vec<spurline_types::Member>| {
@@ -66,6 +77,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
                     "kind": "coordinator",
                     "version": env!("CARGO_PKG_VERSION"),
                     "addresses": listening,
+                    "job_store": job_store,
                     "groups": groups.iter().map(|(name, m)| json!({"name": name, "nodes": nodes(m)})).collect::<Vec<_>>(),
                 })
             })

@@ -243,6 +243,12 @@ pub struct CoordinatorArgs {
     /// [default: /var/lib/spurline/coordinator.json, or below ~/.local/state/spurline when not root]
     #[arg(long, value_name = "FILE", help_heading = "Coordinator")]
     pub state_file: Option<PathBuf>,
+    /// An etcd where jobs are kept, for several coordinators: etcd://HOST:PORT[,…] [default: beside --state-file]
+    ///
+    /// Coordinators that name the same share the jobs: each is done by one of them, any can be asked about it, and when
+    /// one dies another goes on with what it did. Nodes have to be told all of the coordinators.
+    #[arg(long, value_name = "URL", help_heading = "Coordinator")]
+    pub job_store: Option<Registry>,
     /// Logs and metrics.
     #[command(flatten)]
     pub log: LogArgs,

@@ -7,7 +7,7 @@ use crate::args::{
 use crate::budget::{Budget, Demand};
 use crate::fault::Fault;
 use crate::host::Host;
-use crate::registry::Registry;
+use crate::registry::{EtcdUrl, Registry};
 use crate::trust::TrustConfig;
 use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport, absolute};
 use spurline_types::Congestion;
@@ -110,6 +110,8 @@ pub struct CoordinatorConfig {
     pub port: u16,
     /// Where the list of nodes is kept; `None` keeps it in memory only.
     pub state_file: Option<PathBuf>,
+    /// Where jobs are kept that other coordinators share; `None` keeps them beside the list of nodes.
+    pub job_store: Option<EtcdUrl>,
     /// What nodes and mounts have to show, and jobs show to nodes.
     pub trust: TrustConfig,
     /// Logs.
@@ -352,6 +354,16 @@ impl CoordinatorArgs {
             group_network: self.group_network.as_deref().map(split_networks).transpose()?.unwrap_or_default(),
             port: self.group_port,
             state_file,
+            job_store: match self.job_store {
+                None => None,
+                Some(Registry::Etcd(url)) => Some(url),
+                Some(other) => {
+                    return Err(Fault::usage(
+                        format!("--job-store {other} keeps no jobs"),
+                        "give etcd://HOST:PORT, or leave it out: then jobs are kept beside --state-file",
+                    ));
+                }
+            },
             trust: self.trust.check(self.allow_anyone)?,
             metrics: check_metrics(&self.log)?,
             log: check_log(self.log),

@@ -183,7 +183,9 @@ impl JobStore {
             Ok(()) if !held => tracing::info!("the jobs' store in etcd is there again"),
             Ok(()) => {}
             Err(error) if held => {
-                tracing::warn!("the jobs' store: {error}; without it jobs stand still, so that no two coordinators work on one");
+                tracing::warn!(
+                    "the jobs' store: {error}; without it jobs stand still, so that no two coordinators work on one"
+                );
             }
             Err(_) => {}
         }
@@ -202,7 +204,11 @@ impl JobStore {
             let granted = self.session.grant(LeaseGrantRequest { ttl: LEASE.as_secs() as i64, id: 0 }).await?;
             Ok(granted.id)
         })?;
-        *self.lease.lock() = Some(Lease { id, until: asked + LEASE });
+        let mut lease = self.lease.lock();
+        // Else it has been given up meanwhile.
+        if !*self.stop.lock() {
+            *lease = Some(Lease { id, until: asked + LEASE });
+        }
         Ok(())
     }
 
@@ -218,7 +224,7 @@ impl JobStore {
     }
 
     fn lease_id(&self) -> Result<i64> {
-        let lease = self.lease.lock().filter(|_| self.stop.try_lock().is_some_and(|stop| !*stop));
+        let lease = *self.lease.lock();
         lease.map(|lease| lease.id).ok_or_else(|| Error::new(ErrorKind::Unavailable, "the jobs' store is not reached"))
     }
 
@@ -364,11 +370,14 @@ impl JobStore {
         let found = self.ask(self.session.range(below(prefix.clone().into_bytes())))?;
         let mut parts: BTreeMap<String, [Option<Vec<u8>>; 2]> = BTreeMap::new();
         for kv in found.kvs {
-            let Some(rest) = std::str::from_utf8(&kv.key).ok().and_then(|key| key.strip_prefix(&prefix)) else { continue };
+            let Some(rest) = std::str::from_utf8(&kv.key).ok().and_then(|key| key.strip_prefix(&prefix)) else {
+                continue;
+            };
             let Some((id, what)) = rest.split_once('/') else { continue };
             parts.entry(id.to_owned()).or_default()[usize::from(what == "state")] = Some(kv.value);
         }
-        let whole = |(id, [spec, state]): (String, [Option<Vec<u8>>; 2])| Some((id, StoredJob { spec: spec?, state: state? }));
+        let whole =
+            |(id, [spec, state]): (String, [Option<Vec<u8>>; 2])| Some((id, StoredJob { spec: spec?, state: state? }));
         Ok(parts.into_iter().filter_map(whole).collect())
     }
 

@@ -7,6 +7,7 @@ mod coordinator;
 mod dns;
 mod door;
 mod etcd;
+mod etcd_jobs;
 mod etcd_session;
 mod fixed;
 mod follow;
@@ -18,6 +19,7 @@ mod server;
 mod view;
 
 pub use announce::Announcer;
+pub use etcd_jobs::{Begun, JobNow, JobStore, StoredJob};
 pub use follow::{Audience, Follower, Seen, State};
 pub use jobs::{Jobs, ask_jobs};
 pub use roll::{Limits, Roll};

@@ -4,67 +4,15 @@ mod common;
 
 use common::{node, of_group, open, wait_for};
 use spurline_group::{Announcer, Follower, Holds, Registry, State};
+use spurline_testkit::EtcdServer;
 use spurline_types::{ErrorKind, Stats};
-use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An etcd server with its data in a directory; killed when dropped.
-struct Server {
-    child: Child,
-    port: u16,
-}
-
-/// Whether there is an etcd; says SKIP when not.
-fn there() -> bool {
-    let found = Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_ok();
-    if !found {
-        spurline_testkit::skip("etcd", "there is no etcd here (package etcd-server)");
-    }
-    found
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-impl Server {
-    /// Starts one at a port of choice (0: any), with more words, and waits until it listens.
-    fn start(dir: &Path, port: u16, scheme: &str, more: &[&str]) -> Server {
-        let begun = Instant::now();
-        loop {
-            let (at, peers) = (if port == 0 { free_port() } else { port }, free_port());
-            let url = format!("{scheme}://127.0.0.1:{at}");
-            let peer = format!("http://127.0.0.1:{peers}");
-            let mut command = Command::new("etcd");
-            command.arg("--data-dir").arg(dir).args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-            command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-            command.arg("--initial-cluster").arg(format!("default={peer}")).args(more);
-            let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-            let mut server = Server { child, port: at };
-            // Somebody else may have taken a port in between: then it ends, and others are tried.
-            while server.child.try_wait().unwrap().is_none() {
-                if std::net::TcpStream::connect(("127.0.0.1", at)).is_ok() {
-                    return server;
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            assert!(begun.elapsed() < Duration::from_secs(120), "etcd does not start");
-        }
-    }
-
-    fn url(&self) -> String {
-        format!("etcd://127.0.0.1:{}", self.port)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start(dir: &Path, port: u16, scheme: &str, more: &[&str]) -> EtcdServer {
+    EtcdServer::start(dir, port, scheme, more).unwrap()
 }
 
 fn enter(registry: &Arc<dyn Registry>, name: &str, port: u16) -> Announcer {
@@ -82,11 +30,11 @@ fn names(follower: &Follower, there: bool) -> Vec<String> {
 
 #[test]
 fn nodes_enter_and_leave_and_a_server_that_dies_changes_nothing() {
-    if !there() {
+    if !EtcdServer::there() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let server = Server::start(dir.path(), 0, "http", &[]);
+    let server = start(dir.path(), 0, "http", &[]);
     let registry = open(&server.url());
     let follower = follow(&registry);
     let (a, b) = (enter(&registry, "a", 1), enter(&registry, "b", 2));
@@ -107,17 +55,17 @@ fn nodes_enter_and_leave_and_a_server_that_dies_changes_nothing() {
     drop(b);
     wait_for("the leaving", || names(&follower, false) == ["b"]);
     // It dies, and comes back with what it wrote.
-    let port = server.port;
+    let port = server.port();
     drop(server);
     wait_for("the loss", || matches!(follower.seen().state, State::Lost { .. }));
     assert_eq!(follower.seen().members.len(), 2, "the members last known stay");
-    let server = Server::start(dir.path(), port, "http", &[]);
+    let server = start(dir.path(), port, "http", &[]);
     wait_for("the registry", || matches!(follower.seen().state, State::Up));
     wait_for("the node", || names(&follower, true) == ["a"]);
     // It dies, and comes back empty.
     drop(server);
     let empty = tempfile::tempdir().unwrap();
-    let _server = Server::start(empty.path(), port, "http", &[]);
+    let _server = start(empty.path(), port, "http", &[]);
     wait_for("the node again", || a.trouble().is_none() && names(&follower, true) == ["a"]);
     assert_eq!(follower.seen().members.len(), 2, "who is away keeps its place");
 }
@@ -131,7 +79,7 @@ fn run(program: &str, words: &[&str], dir: &Path) {
 
 #[test]
 fn tls_with_certificates_of_both_sides_and_a_user_with_few_rights() {
-    if !there() {
+    if !EtcdServer::there() {
         return;
     }
     for tool in ["openssl", "etcdctl"] {
@@ -155,8 +103,8 @@ fn tls_with_certificates_of_both_sides_and_a_user_with_few_rights() {
     let path = |name: &str| at.join(name).to_str().unwrap().to_owned();
     let (cert, key, ca) = (path("server.pem"), path("server.key"), path("ca.pem"));
     let words = ["--cert-file", &cert, "--key-file", &key, "--trusted-ca-file", &ca, "--client-cert-auth"];
-    let server = Server::start(&at.join("data"), 0, "https", &words);
-    let endpoint = format!("https://127.0.0.1:{}", server.port);
+    let server = start(&at.join("data"), 0, "https", &words);
+    let endpoint = format!("https://127.0.0.1:{}", server.port());
     let (own, own_key) = (path("client.pem"), path("client.key"));
     let ctl = |more: &[&str]| {
         let base = ["--endpoints", &endpoint, "--cacert", &ca, "--cert", &own, "--key", &own_key];
@@ -190,19 +138,19 @@ fn tls_with_certificates_of_both_sides_and_a_user_with_few_rights() {
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     // Without a certificate of its own, and without TLS.
     let refused = fails(&format!("{}?ca={ca}", server.url()));
-    assert!(refused.contains(&server.port.to_string()), "{refused}");
+    assert!(refused.contains(&server.port().to_string()), "{refused}");
     let refused = fails(&server.url());
-    assert!(refused.contains(&server.port.to_string()), "{refused}");
+    assert!(refused.contains(&server.port().to_string()), "{refused}");
 }
 
 #[test]
 fn of_several_servers_one_that_answers_is_enough() {
-    if !there() {
+    if !EtcdServer::there() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let server = Server::start(dir.path(), 0, "http", &[]);
-    let registry = open(&format!("etcd://127.0.0.1:{},127.0.0.1:{}", free_port(), server.port));
+    let server = start(dir.path(), 0, "http", &[]);
+    let registry = open(&format!("etcd://127.0.0.1:1,127.0.0.1:{}", server.port()));
     let _a = enter(&registry, "a", 1);
     let follower = follow(&registry);
     wait_for("the node", || names(&follower, true) == ["a"]);

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// How often a job's state is saved while it works.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
+/// How often the end of a job is tried to be kept, and the pause between.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_secs(1);
 /// Jobs that ended are remembered, this many at the most.
 const REMEMBERED: usize = 1000;
 
@@ -27,6 +31,17 @@ struct Job {
     thread: Option<JoinHandle<()>>,
     /// The order of submission.
     number: u64,
+}
+
+impl Job {
+    /// Whether this process works on it.
+    fn under_way(&self) -> bool {
+        !self.run.progress().state.ended() && !self.run.suspended()
+    }
+}
+
+fn next_number(jobs: &BTreeMap<String, Job>) -> u64 {
+    jobs.values().map(|job| job.number + 1).max().unwrap_or(0)
 }
 
 /// The jobs.
@@ -46,32 +61,71 @@ impl Board {
         let board = Arc::new(Board { keep, spools: spools.to_owned(), open, jobs: Mutex::default() });
         let mut jobs = board.jobs.lock();
         for (id, kept) in board.keep.load()? {
-            let number = jobs.len() as u64;
-            let (spec, mut checkpoint) = (kept.spec, kept.checkpoint);
-            if checkpoint.progress.state.ended() {
-                let run = Run::ended(checkpoint);
-                jobs.insert(id, Job { spec, run, thread: None, number });
-                continue;
-            }
-            // Its list may be on another host.
-            checkpoint.progress.listed &= board.spool(&id).is_file();
-            tracing::info!("job {id} goes on");
-            let run = Run::resumed(checkpoint);
-            let thread = board.work(&id, spec.clone(), Arc::clone(&run))?;
-            jobs.insert(id, Job { spec, run, thread: Some(thread), number });
+            let job = board.resume(&id, kept, jobs.len() as u64)?;
+            jobs.insert(id, job);
         }
         drop(jobs);
         Ok(board)
     }
 
-    fn spool(&self, id: &str) -> PathBuf {
-        self.spools.join(format!("{id}.files"))
+    /// Goes on with a job that another process worked on.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn adopt(&self, id: &str, kept: Kept) -> Result<()> {
+        let mut jobs = self.jobs.lock();
+        let number = next_number(&jobs);
+        let job = self.resume(id, kept, number)?;
+        jobs.insert(id.to_owned(), job);
+        Ok(())
+    }
+
+    /// Whether a job is being worked on here, or about to be kept as it ended.
+    pub fn works_on(&self, id: &str) -> bool {
+        let jobs = self.jobs.lock();
+        let thread = jobs.get(id).and_then(|job| job.thread.as_ref());
+        thread.is_some_and(|thread| !thread.is_finished())
+    }
+
+    fn resume(&self, id: &str, kept: Kept, number: u64) -> Result<Job> {
+        let (spec, mut checkpoint) = (kept.spec, kept.checkpoint);
+        if checkpoint.progress.state.ended() {
+            return Ok(Job { spec, run: Run::ended(checkpoint), thread: None, number });
+        }
+        // Its list may be on another host.
+        checkpoint.progress.listed &= self.spool(id, checkpoint.list).is_file();
+        tracing::info!("job {id} goes on");
+        let run = Run::resumed(checkpoint);
+        let thread = self.work(id, spec.clone(), Arc::clone(&run))?;
+        Ok(Job { spec, run, thread: Some(thread), number })
+    }
+
+    fn spool(&self, id: &str, list: u64) -> PathBuf {
+        self.spools.join(format!("{id}.{list:016x}.files"))
+    }
+
+    /// Takes lists of this job away that are of no more use.
+    fn clear(&self, id: &str, used: &Path) {
+        let of_job = format!("{id}.");
+        let old = |name: &std::ffi::OsStr| {
+            name.to_str().is_some_and(|name| name.starts_with(&of_job) && name.ends_with(".files"))
+        };
+        for entry in std::fs::read_dir(&self.spools).into_iter().flatten().flatten() {
+            if old(&entry.file_name()) && entry.path() != used {
+                // What stays costs room, no more.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
     }
 
     fn work(&self, id: &str, spec: Spec, run_: Arc<Run>) -> Result<JoinHandle<()>> {
         let spools = &self.spools;
         std::fs::create_dir_all(spools).map_err(|e| Error::io(format_args!("{}", spools.display()), &e))?;
-        let (keep, open, spool, id) = (Arc::clone(&self.keep), Arc::clone(&self.open), self.spool(id), id.to_owned());
+        let (keep, open) = (Arc::clone(&self.keep), Arc::clone(&self.open));
+        let (spool, id) = (self.spool(id, run_.list()), id.to_owned());
+        self.clear(&id, &spool);
+        let held = Arc::clone(&keep);
+        run_.only_while(move || held.holds());
         let work = move || {
             let mut saved = Instant::now();
             let mut save = |run: &Run| {
@@ -79,18 +133,39 @@ impl Board {
                 if saved.elapsed() < SAVE_EVERY && !checkpoint.progress.state.ended() {
                     return;
                 }
-                saved = Instant::now();
-                if let Err(error) = keep.save(&id, &Kept { spec: spec.clone(), checkpoint }) {
-                    tracing::warn!("job {id} could not be saved, and would begin anew after a restart: {error}");
+                let ended = checkpoint.progress.state.ended();
+                let kept = Kept { spec: spec.clone(), checkpoint };
+                // What ended is not worked on again for a moment's trouble.
+                for tries in 1.. {
+                    saved = Instant::now();
+                    let Err(error) = keep.save(&id, &kept) else { return };
+                    if error.kind() == ErrorKind::PermissionDenied {
+                        tracing::warn!("job {id} is let go of: {error}");
+                        return run.lose();
+                    }
+                    if !ended || tries == TRIES {
+                        tracing::warn!("job {id} could not be saved, and would begin anew after a restart: {error}");
+                        return;
+                    }
+                    std::thread::sleep(PAUSE);
                 }
             };
+            let fail = |why: String| {
+                run_.change(|p| {
+                    p.state = State::Failed;
+                    p.why = why;
+                });
+            };
             match open(&spec.source) {
-                Ok(target) => run(&*target, &spec, &run_, &spool, &mut save),
+                Ok(target) => {
+                    let work = AssertUnwindSafe(|| run(&*target, &spec, &run_, &spool, &mut save));
+                    if catch_unwind(work).is_err() {
+                        fail("the job's own thread panicked; the log has where".to_owned());
+                        save(&run_);
+                    }
+                }
                 Err(error) => {
-                    run_.change(|p| {
-                        p.state = State::Failed;
-                        p.why = error.to_string();
-                    });
+                    fail(error.to_string());
                     save(&run_);
                 }
             }
@@ -111,17 +186,18 @@ impl Board {
         spec.filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
         let id = spec.id();
         let mut jobs = self.jobs.lock();
-        if let Some(job) = jobs.get(&id)
-            && !job.run.progress().state.ended()
-        {
-            if job.spec == spec {
+        let other = match jobs.get(&id).filter(|job| job.under_way()) {
+            Some(job) => Some(job.spec.clone()),
+            None => self.keep.begin(&id, &Kept::new(spec.clone()))?.map(|kept| kept.spec),
+        };
+        if let Some(other) = other {
+            if other == spec {
                 return Ok(id);
             }
             let why = format!("{id} works on these paths with other options; stop it first, or wait for its end");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        self.keep.save(&id, &Kept::new(spec.clone()))?;
-        let number = jobs.values().map(|job| job.number + 1).max().unwrap_or(0);
+        let number = next_number(&jobs);
         let run = Run::new();
         let thread = self.work(&id, spec.clone(), Arc::clone(&run))?;
         jobs.insert(id.clone(), Job { spec, run, thread: Some(thread), number });
@@ -140,25 +216,54 @@ impl Board {
         }
     }
 
-    /// A job and how far it is.
+    /// A job and how far it is, whichever process has it.
+    ///
+    /// # Errors
+    /// When that can't be found out.
+    pub fn find(&self, id: &str) -> Result<Option<(Spec, Progress)>> {
+        let (here, under_way) = {
+            let jobs = self.jobs.lock();
+            let job = jobs.get(id);
+            (job.map(|job| (job.spec.clone(), job.run.progress())), job.is_some_and(Job::under_way))
+        };
+        if under_way {
+            return Ok(here);
+        }
+        let kept = self.keep.read(id)?;
+        Ok(kept.map(|kept| (kept.spec, kept.checkpoint.progress)).or(here))
+    }
+
+    /// A job of this process and how far it is.
     pub fn progress(&self, id: &str) -> Option<(Spec, Progress)> {
         self.jobs.lock().get(id).map(|job| (job.spec.clone(), job.run.progress()))
     }
 
-    /// All jobs, the newest first.
-    pub fn list(&self) -> Vec<(String, Spec, Progress)> {
+    /// All jobs, the newest first, and behind them those of other processes.
+    ///
+    /// # Errors
+    /// When those can't be read.
+    pub fn list(&self) -> Result<Vec<(String, Spec, Progress)>> {
+        let mut others: BTreeMap<String, Kept> = self.keep.others()?.into_iter().collect();
         let jobs = self.jobs.lock();
-        let mut all: Vec<_> = jobs.iter().collect();
+        let mut all: Vec<_> = jobs.iter().filter(|(id, job)| job.under_way() || !others.contains_key(*id)).collect();
         all.sort_by_key(|(_, job)| std::cmp::Reverse(job.number));
-        all.into_iter().map(|(id, job)| (id.clone(), job.spec.clone(), job.run.progress())).collect()
+        let shown = |(id, job): (&String, &Job)| (id.clone(), job.spec.clone(), job.run.progress());
+        let mut all: Vec<_> = all.into_iter().map(shown).collect();
+        all.iter().for_each(|(id, ..)| drop(others.remove(id)));
+        all.extend(others.into_iter().map(|(id, kept)| (id, kept.spec, kept.checkpoint.progress)));
+        Ok(all)
     }
 
-    /// Ends a job; says whether there was one to end.
-    pub fn stop(&self, id: &str) -> bool {
-        let jobs = self.jobs.lock();
-        let Some(job) = jobs.get(id).filter(|job| !job.run.progress().state.ended()) else { return false };
-        job.run.stop();
-        true
+    /// Ends a job, wherever it is worked on; says whether there was one to end.
+    ///
+    /// # Errors
+    /// When another process works on it and can't be told.
+    pub fn stop(&self, id: &str) -> Result<bool> {
+        if let Some(job) = self.jobs.lock().get(id).filter(|job| job.under_way()) {
+            job.run.stop();
+            return Ok(true);
+        }
+        self.keep.stop(id)
     }
 
     /// Ends all jobs, without waiting for what is under way.
@@ -172,7 +277,7 @@ impl Board {
     pub fn suspend(&self) {
         let threads: Vec<_> = {
             let mut jobs = self.jobs.lock();
-            let under_way = jobs.values_mut().filter(|job| !job.run.progress().state.ended());
+            let under_way = jobs.values_mut().filter(|job| job.under_way());
             under_way
                 .filter_map(|job| {
                     job.run.suspend();
@@ -187,9 +292,11 @@ impl Board {
             if checkpoint.progress.state == State::Stopped {
                 checkpoint.progress.state = State::Running;
             }
-            if let Err(error) = self.keep.save(&spec.id(), &Kept { spec, checkpoint }) {
-                tracing::warn!("a job could not be saved: {error}");
+            let id = spec.id();
+            if let Err(error) = self.keep.save(&id, &Kept { spec, checkpoint }) {
+                tracing::warn!("job {id} could not be saved: {error}");
             }
+            self.keep.leave(&id);
         }
     }
 }
@@ -218,7 +325,7 @@ impl Board {
         let invalid = |why: String| Error::new(ErrorKind::Invalid, why);
         let id = || request["id"].as_str().ok_or_else(|| invalid("which job? 'id' is missing".to_owned()));
         let of = |id: &str| {
-            let (spec, progress) = self.progress(id).ok_or_else(|| {
+            let (spec, progress) = self.find(id)?.ok_or_else(|| {
                 Error::new(ErrorKind::NotFound, format!("there is no job {id}: nothing was submitted for these paths"))
             })?;
             Ok(shown(id, &spec, &progress))
@@ -232,11 +339,11 @@ impl Board {
             Some("progress") => of(id()?),
             Some("stop") => {
                 let id = id()?;
-                self.stop(id);
+                self.stop(id)?;
                 of(id)
             }
             Some("list") => {
-                Ok(self.list().iter().map(|(id, spec, progress)| shown(id, spec, progress)).collect::<Vec<_>>().into())
+                Ok(self.list()?.iter().map(|(id, spec, progress)| shown(id, spec, progress)).collect::<Vec<_>>().into())
             }
             other => Err(invalid(format!("jobs are not asked to '{}'", other.unwrap_or("(nothing)")))),
         }

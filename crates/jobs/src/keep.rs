@@ -1,5 +1,7 @@
-//! Where jobs are kept so that they outlive the process that runs them. It knows nothing of running them.
+//! Where jobs are kept so that they outlive the process that runs them, and which of several processes works on one. It
+//! knows nothing of running them.
 
+use crate::progress::Progress;
 use crate::run::Checkpoint;
 use crate::spec::Spec;
 use serde::{Deserialize, Serialize};
@@ -21,20 +23,61 @@ impl Kept {
     pub fn new(spec: Spec) -> Self {
         Kept { spec, checkpoint: Checkpoint::default() }
     }
+
+    /// How far it was.
+    pub fn progress(&self) -> &Progress {
+        &self.checkpoint.progress
+    }
 }
 
-/// Keeps jobs by their names.
+/// Keeps jobs by their names. What is not said here of several processes holds for a place that one process has alone.
 pub trait Keep: Send + Sync {
-    /// Keeps `job` as `id`, in the place of what was kept so before.
+    /// Keeps a job that begins here, in the place of what was kept so before; answers the one that is in its way, if
+    /// another process works on it.
     ///
     /// # Errors
     /// When it can't be kept.
+    fn begin(&self, id: &str, job: &Kept) -> Result<Option<Kept>> {
+        self.save(id, job).map(|()| None)
+    }
+    /// Keeps how far a job of this process is.
+    ///
+    /// # Errors
+    /// When it can't be kept; `PermissionDenied` when it is another process's by now.
     fn save(&self, id: &str, job: &Kept) -> Result<()>;
-    /// All jobs. One that can't be understood is left out, with a line in the log.
+    /// The jobs that this process goes on with when it starts. One that can't be understood is left out, with a line in
+    /// the log.
     ///
     /// # Errors
     /// When they can't be read.
     fn load(&self) -> Result<Vec<(String, Kept)>>;
+    /// Whether this process may work on what it began: not when others have to think that it is gone.
+    fn holds(&self) -> bool {
+        true
+    }
+    /// A job that another process may have.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    fn read(&self, _id: &str) -> Result<Option<Kept>> {
+        Ok(None)
+    }
+    /// All jobs that other processes may have.
+    ///
+    /// # Errors
+    /// When they can't be read.
+    fn others(&self) -> Result<Vec<(String, Kept)>> {
+        Ok(Vec::new())
+    }
+    /// Asks the other process that works on a job to end it; answers whether it is under way.
+    ///
+    /// # Errors
+    /// When that can't be said to it.
+    fn stop(&self, _id: &str) -> Result<bool> {
+        Ok(false)
+    }
+    /// Leaves a job to other processes, which go on from what was saved last.
+    fn leave(&self, _id: &str) {}
     /// Forgets a job.
     ///
     /// # Errors

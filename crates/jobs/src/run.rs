@@ -11,10 +11,11 @@ use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, Retry};
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,9 @@ impl Tally {
 pub(crate) struct Checkpoint {
     pub progress: Progress,
     pub tally: Tally,
+    /// Names the list of files that the tally counts: another walk may find them in another order.
+    #[serde(default)]
+    pub list: u64,
 }
 
 #[derive(Default)]
@@ -75,17 +79,25 @@ pub struct Run {
     /// The process ends: the job is to go on in the next one.
     suspend: AtomicBool,
     woken: Condvar,
+    /// Whether this process may still work on it.
+    holds: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
+    list: u64,
+}
+
+/// A name for a list of files that no other has.
+fn fresh() -> u64 {
+    RandomState::new().hash_one(Instant::now())
 }
 
 impl Run {
     /// A job that has not begun.
     pub fn new() -> Arc<Run> {
-        Arc::default()
+        Arc::new(Run { list: fresh(), ..Run::default() })
     }
 
     /// A job that goes on from `checkpoint`.
     pub(crate) fn resumed(checkpoint: Checkpoint) -> Arc<Run> {
-        let Checkpoint { mut progress, mut tally } = checkpoint;
+        let Checkpoint { mut progress, mut tally, mut list } = checkpoint;
         if progress.listed {
             // Reading back starts anew: nothing says what happened to the blocks meanwhile.
             (progress.files_verified, progress.bytes_verified) = (0, 0);
@@ -93,9 +105,10 @@ impl Run {
             // The list is not whole, so it is made again; what is held already costs one question for each file.
             progress = Progress { seconds: progress.seconds, ..Progress::default() };
             tally = Tally::default();
+            list = fresh();
         }
         progress.state = State::Waiting;
-        Arc::new(Run { inner: Mutex::new(Inner { progress, tally, unfinished: 0 }), ..Run::default() })
+        Arc::new(Run { inner: Mutex::new(Inner { progress, tally, unfinished: 0 }), list, ..Run::default() })
     }
 
     /// A job that ended earlier.
@@ -128,8 +141,33 @@ impl Run {
         self.suspend.load(Ordering::Acquire)
     }
 
+    /// From now on it is worked on only while `holds` says so.
+    pub(crate) fn only_while(&self, holds: impl Fn() -> bool + Send + Sync + 'static) {
+        // There is one answer, and it was given before if this is not the first.
+        let _ = self.holds.set(Box::new(holds));
+    }
+
+    /// Ends it here, as it is another process's by now; for good, whatever is found out later.
+    pub(crate) fn lose(&self) {
+        self.suspend.store(true, Ordering::Release);
+        self.stop.store(true, Ordering::Release);
+        self.woken.notify_all();
+    }
+
+    /// The name of the list of its files.
+    pub(crate) fn list(&self) -> u64 {
+        self.list
+    }
+
     pub(crate) fn stopping(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
+        if self.stop.load(Ordering::Acquire) {
+            return true;
+        }
+        let lost = self.holds.get().is_some_and(|holds| !holds());
+        if lost {
+            self.lose();
+        }
+        lost
     }
 
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Progress) -> T) -> T {
@@ -153,7 +191,7 @@ impl Run {
         let inner = self.inner.lock();
         let mut progress = inner.progress.clone();
         progress.bytes_done -= inner.unfinished.min(progress.bytes_done);
-        Checkpoint { progress, tally: inner.tally.clone() }
+        Checkpoint { progress, tally: inner.tally.clone(), list: self.list }
     }
 }
 
@@ -282,7 +320,13 @@ impl Work<'_> {
         let threads = self.spec.parallel.clamp(1, 1024) as usize;
         let (waiter, ended) = (std::thread::current(), AtomicUsize::new(0));
         std::thread::scope(|scope| {
-            let walker = list.map(|list| spawn(scope, "job-walk", move || self.list(list, filter))).transpose()?;
+            let walk = |list| {
+                move || {
+                    let _end = EndOfList(self);
+                    self.list(list, filter)
+                }
+            };
+            let walker = list.map(|list| spawn(scope, "job-walk", walk(list))).transpose()?;
             let mut workers = Vec::with_capacity(threads);
             for _ in 0..threads {
                 let (waiter, ended) = (waiter.clone(), &ended);
@@ -343,8 +387,6 @@ impl Work<'_> {
                 self.run.change(|p| p.listed = true);
             }
         }
-        self.all.store(true, Ordering::Release);
-        self.run.woken.notify_all();
         result
     }
 
@@ -507,6 +549,16 @@ impl Work<'_> {
                 inner.tally.add(file.number);
             }
         }
+    }
+}
+
+/// Says that there will be no more files, also when the walker panicked: nobody waits for it then.
+struct EndOfList<'a>(&'a Work<'a>);
+
+impl Drop for EndOfList<'_> {
+    fn drop(&mut self) {
+        self.0.all.store(true, Ordering::Release);
+        self.0.run.woken.notify_all();
     }
 }
 

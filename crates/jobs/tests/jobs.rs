@@ -1,11 +1,11 @@
 //! Jobs over a group that is in this process and fails on demand: what is done, what is counted, what a restart keeps.
 
 use parking_lot::Mutex;
-use spurline_jobs::{Action, Board, DirKeep, Keep as _, Part, Run, Spec, State, Target, Worked, run};
+use spurline_jobs::{Action, Board, DirKeep, Keep, Kept, Part, Run, Spec, State, Target, Worked, run};
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Result, Version};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 100;
@@ -20,6 +20,8 @@ struct Group {
     asked: AtomicU64,
     /// Requests wait while this is locked.
     gate: Mutex<()>,
+    /// Folders can't even be asked for.
+    panics: AtomicBool,
 }
 
 impl Group {
@@ -66,6 +68,7 @@ impl Target for Group {
         Err(Error::new(ErrorKind::NotFound, "not there"))
     }
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
+        assert!(!self.panics.load(Ordering::Relaxed), "told to panic");
         let below = if path.is_empty() { String::new() } else { format!("{}/", text(path)) };
         let mut names = BTreeMap::new();
         for (file, size) in &self.files {
@@ -281,9 +284,9 @@ fn a_board_goes_on_after_a_restart_and_does_nothing_twice() {
     drop(second);
     // What ended is remembered, and can be done anew.
     let third = board();
-    assert_eq!(third.list().len(), 1);
+    assert_eq!(third.list().unwrap().len(), 1);
     assert_eq!(third.progress(&id).unwrap().1.state, State::Succeeded);
-    assert!(!third.stop(&id));
+    assert!(!third.stop(&id).unwrap());
     third.submit(load).unwrap();
     eventually("the end", || third.progress(&id).unwrap().1.state == State::Succeeded);
 }
@@ -298,9 +301,129 @@ fn a_stopped_job_stays_stopped() {
         Board::start(Arc::clone(&keep) as _, dir.path(), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap();
     let gate = group.gate.lock();
     let id = board.submit(spec(&[""])).unwrap();
-    assert!(board.stop(&id) && !board.stop("load-none"));
+    assert!(board.stop(&id).unwrap() && !board.stop("load-none").unwrap());
     drop(gate);
     eventually("the end", || board.progress(&id).unwrap().1.state == State::Stopped);
     eventually("what is kept", || keep.load().unwrap().iter().any(|(_, job)| format!("{job:?}").contains("Stopped")));
     assert!(board.submit(Spec { include: vec!["***".into()], ..spec(&[""]) }).is_err());
+}
+
+#[test]
+fn a_walker_that_panics_ends_the_job_and_nobody_waits_for_it() {
+    let group = Group::new(&TREE);
+    group.panics.store(true, Ordering::Relaxed);
+    let failed = done(&group, &spec(&["top", "a"]));
+    assert_eq!((failed.state, failed.listed), (State::Failed, false), "{failed:?}");
+    assert!(failed.why.contains("panicked"), "{failed:?}");
+}
+
+/// What two processes share: jobs, and who works on each.
+#[derive(Default)]
+struct Store {
+    jobs: Mutex<BTreeMap<String, Kept>>,
+    owners: Mutex<HashMap<String, u32>>,
+}
+
+/// One process's part in it.
+struct Mine {
+    store: Arc<Store>,
+    number: u32,
+    holds: AtomicBool,
+}
+
+impl Mine {
+    /// Takes a job that nobody works on.
+    fn claim(&self, id: &str) -> Option<Kept> {
+        let mut owners = self.store.owners.lock();
+        if owners.contains_key(id) {
+            return None;
+        }
+        owners.insert(id.to_owned(), self.number);
+        self.store.jobs.lock().get(id).cloned()
+    }
+}
+
+impl Keep for Mine {
+    fn begin(&self, id: &str, job: &Kept) -> Result<Option<Kept>> {
+        let mut owners = self.store.owners.lock();
+        if owners.contains_key(id) {
+            return Ok(self.store.jobs.lock().get(id).cloned());
+        }
+        owners.insert(id.to_owned(), self.number);
+        self.store.jobs.lock().insert(id.to_owned(), job.clone());
+        Ok(None)
+    }
+    fn save(&self, id: &str, job: &Kept) -> Result<()> {
+        let mut owners = self.store.owners.lock();
+        if owners.get(id) != Some(&self.number) {
+            return Err(Error::new(ErrorKind::PermissionDenied, "somebody else's"));
+        }
+        if job.progress().state.ended() {
+            owners.remove(id);
+        }
+        self.store.jobs.lock().insert(id.to_owned(), job.clone());
+        Ok(())
+    }
+    fn load(&self) -> Result<Vec<(String, Kept)>> {
+        Ok(Vec::new())
+    }
+    fn remove(&self, _: &str) -> Result<()> {
+        Ok(())
+    }
+    fn holds(&self) -> bool {
+        self.holds.load(Ordering::Relaxed)
+    }
+    fn read(&self, id: &str) -> Result<Option<Kept>> {
+        Ok(self.store.jobs.lock().get(id).cloned())
+    }
+    fn leave(&self, id: &str) {
+        self.store.owners.lock().remove(id);
+    }
+}
+
+#[test]
+fn a_job_is_one_process_s_and_another_goes_on_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = many();
+    let group = Group::new(&files.iter().map(|(p, s)| (p.as_str(), *s)).collect::<Vec<_>>());
+    let store = Arc::new(Store::default());
+    let process = |number: u32| {
+        let mine = Arc::new(Mine { store: Arc::clone(&store), number, holds: AtomicBool::new(true) });
+        let open_group = Arc::clone(&group);
+        let open = Arc::new(move |_: &str| Ok(Arc::clone(&open_group) as _));
+        let board = Board::start(Arc::clone(&mine) as _, &dir.path().join(number.to_string()), open).unwrap();
+        (mine, board)
+    };
+    let ((one, first), (two, second)) = (process(1), process(2));
+    let load = Spec { parallel: 3, ..spec(&[""]) };
+    let gate = group.gate.lock();
+    let id = first.submit(load.clone()).unwrap();
+    // The same of the other is the same job; it is seen there, and not worked on.
+    assert_eq!(second.submit(load.clone()).unwrap(), id);
+    assert!(second.submit(Spec { verify: true, ..load }).unwrap_err().message().contains("stop it first"));
+    assert!(second.find(&id).unwrap().is_some() && !second.works_on(&id) && first.works_on(&id));
+    assert!(two.claim(&id).is_none());
+    drop(gate);
+    eventually("some work", || first.progress(&id).unwrap().1.files_done > 20);
+    // The first has not been heard of: it stops by itself, and the other goes on.
+    one.holds.store(false, Ordering::Relaxed);
+    store.owners.lock().clear();
+    second.adopt(&id, two.claim(&id).unwrap()).unwrap();
+    eventually("the first to stop", || !first.works_on(&id));
+    eventually("the end", || second.find(&id).unwrap().unwrap().1.state.ended());
+    for board in [&first, &second] {
+        let (_, progress) = board.find(&id).unwrap().unwrap();
+        assert_eq!((progress.state, progress.files_done, progress.files_total), (State::Succeeded, 500, 500));
+    }
+    // What one leaves at its end, the other has at once.
+    one.holds.store(true, Ordering::Relaxed);
+    let gate = group.gate.lock();
+    let id = first.submit(spec(&["d1"])).unwrap();
+    let leaving = std::thread::spawn(move || first.suspend());
+    drop(gate);
+    leaving.join().unwrap();
+    if let Some(kept) = two.claim(&id).filter(|kept| !kept.progress().state.ended()) {
+        second.adopt(&id, kept).unwrap();
+    }
+    eventually("the end", || second.find(&id).unwrap().unwrap().1.state == State::Succeeded);
 }

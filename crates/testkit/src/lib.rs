@@ -1,9 +1,10 @@
 //! What tests stand on: an embedded S3 server over a directory or in memory, a proxy that stalls, cuts, throttles and
-//! refuses on demand, and a virtual machine with RDMA devices. It deliberately knows nothing of Spurline.
+//! refuses on demand, real etcd servers, and a virtual machine with RDMA devices. It deliberately knows nothing of Spurline.
 #![forbid(unsafe_code)]
 
 mod chaos;
 mod dir_s3;
+mod etcd;
 mod http1;
 mod listing;
 mod memory_s3;
@@ -11,6 +12,7 @@ mod server;
 mod vm;
 
 pub use chaos::{ChaosProxy, Fault};
+pub use etcd::EtcdServer;
 pub use server::S3Server;
 pub use vm::{GuestNet, in_guest, run_in_guest};
 

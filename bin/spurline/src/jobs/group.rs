@@ -1,6 +1,8 @@
 //! The jobs that a coordinator does for its groups: each group has a board of its own, kept beside the coordinator's
-//! list of nodes, so that a restart goes on with them.
+//! list of nodes, so that a restart goes on with them, or in a store that several coordinators share, where each takes
+//! over what nobody works on.
 
+use super::shared::{Shared, from_stored};
 use super::target;
 use crate::group;
 use crate::peers::Reach;
@@ -8,15 +10,16 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use serde_json::Value;
 use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Patience, Remote, RemoteConfig, Roster};
-use spurline_group::{Jobs, Registry};
-use spurline_jobs::{Board, DirKeep, Target};
+use spurline_group::{JobStore, Jobs, Registry};
+use spurline_jobs::{Board, DirKeep, Keep, Target};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::SocketOptions;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A node answers a request to fetch when all of it is there.
@@ -27,6 +30,8 @@ const CONNECTIONS: usize = 64;
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long a node that left keeps its place.
 const HOLD: Duration = Duration::from_secs(60);
+/// How often the shared store is looked at for jobs that nobody works on.
+const LOOK: Duration = Duration::from_secs(1);
 /// What a name of a group is in a file system.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
@@ -46,18 +51,44 @@ pub struct GroupJobs {
     dir: PathBuf,
     way: Way,
     boards: Mutex<BTreeMap<String, Arc<Board>>>,
+    store: Option<Arc<JobStore>>,
+    looking: Mutex<Option<JoinHandle<()>>>,
+    stop: Mutex<bool>,
+    wake: Condvar,
 }
 
 impl GroupJobs {
-    /// Goes on with the jobs kept in `dir`; nodes are found by what `registry` opens.
+    /// Goes on with the jobs kept in `dir`, or in `store`, which other coordinators have too; nodes are found by what `registry` opens.
     ///
     /// # Errors
     /// When the directory can't be used.
-    pub fn start(dir: &Path, registry: Arc<Registries>, trust: Arc<Trust>, stats: Arc<Stats>) -> Result<Arc<Self>> {
+    pub fn start(
+        dir: &Path,
+        store: Option<Arc<JobStore>>,
+        registry: Arc<Registries>,
+        trust: Arc<Trust>,
+        stats: Arc<Stats>,
+    ) -> Result<Arc<Self>> {
         let io = |e: std::io::Error| Error::io(format_args!("{}", dir.display()), &e);
         std::fs::create_dir_all(dir).map_err(io)?;
         let way = Way { registry, trust, stats };
-        let jobs = Arc::new(GroupJobs { dir: dir.to_owned(), way, boards: Mutex::default() });
+        let jobs = Arc::new(GroupJobs {
+            dir: dir.to_owned(),
+            way,
+            boards: Mutex::default(),
+            store: store.clone(),
+            looking: Mutex::default(),
+            stop: Mutex::default(),
+            wake: Condvar::new(),
+        });
+        if let Some(store) = store {
+            let looker = Arc::clone(&jobs);
+            let look = move || looker.keep_looking(&store);
+            let thread = std::thread::Builder::new().name("jobs-look".into()).spawn(look);
+            let thread = thread.map_err(|e| Error::io("a thread for the jobs' store", &e))?;
+            *jobs.looking.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+            return Ok(jobs);
+        }
         for entry in std::fs::read_dir(dir).map_err(io)? {
             let entry = entry.map_err(io)?;
             let name = entry.file_name();
@@ -78,19 +109,89 @@ impl GroupJobs {
         if group.is_empty() || group.len() > 255 {
             return Err(Error::new(ErrorKind::Invalid, "a group has a name of at most 255 bytes"));
         }
-        let dir = self.dir.join(utf8_percent_encode(group, PLAIN).to_string());
+        let plain = utf8_percent_encode(group, PLAIN).to_string();
+        let dir = self.dir.join(&plain);
         let (way, name) = (self.way.clone(), group.to_owned());
         let open = move |source: &str| way.target(&name, source);
-        let board = Board::start(Arc::new(DirKeep::open(&dir)?), &dir.join("files"), Arc::new(open))?;
+        let keep: Arc<dyn Keep> = match &self.store {
+            Some(store) => Arc::new(Shared { store: Arc::clone(store), group: plain }),
+            None => Arc::new(DirKeep::open(&dir)?),
+        };
+        let board = Board::start(keep, &dir.join("files"), Arc::new(open))?;
         boards.insert(group.to_owned(), Arc::clone(&board));
         Ok(board)
     }
 
-    /// Ends the work; a later start goes on with it.
+    /// Looks for jobs that nobody works on, until the end.
+    fn keep_looking(&self, store: &JobStore) {
+        let mut lost = false;
+        loop {
+            match self.look(store) {
+                Ok(()) => lost = false,
+                Err(error) if !lost => {
+                    lost = true;
+                    tracing::warn!("the jobs' store can't be looked at: {error}");
+                }
+                Err(_) => {}
+            }
+            let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
+            let waited = self.wake.wait_timeout_while(stop, LOOK, |stop| !*stop);
+            if *waited.unwrap_or_else(PoisonError::into_inner).0 {
+                return;
+            }
+        }
+    }
+
+    fn look(&self, store: &JobStore) -> Result<()> {
+        if !store.holds() {
+            return Ok(());
+        }
+        for ((plain, id), now) in store.now()? {
+            let Ok(group) = percent_decode_str(&plain).decode_utf8() else { continue };
+            let board = self.board(&group)?;
+            if board.works_on(&id) {
+                if now.stop {
+                    board.stop(&id)?;
+                }
+            } else if now.mine {
+                // It ended here in a moment in which that could not be kept.
+                store.release(&plain, &id)?;
+            } else if now.open && !now.owned {
+                self.take(store, &board, &plain, &id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a job that nobody works on, if no other coordinator is faster.
+    fn take(&self, store: &JobStore, board: &Board, plain: &str, id: &str) -> Result<()> {
+        let Some(stored) = store.claim(plain, id)? else { return Ok(()) };
+        match from_stored(&stored) {
+            Ok(kept) => {
+                tracing::info!("job {id} of group {plain} is taken over");
+                board.adopt(id, kept)
+            }
+            Err(error) => {
+                tracing::warn!("job {id} of group {plain} is let go of: {error}");
+                store.save(plain, id, &stored, true).map(drop)
+            }
+        }
+    }
+
+    /// Ends the work; a later start goes on with it, or another coordinator at once.
     pub fn suspend(&self) {
+        *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.wake.notify_all();
+        if let Some(looking) = self.looking.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // It ends with the look under way, which has a deadline.
+            let _ = looking.join();
+        }
         let boards: Vec<_> = self.boards.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         for board in boards {
             board.suspend();
+        }
+        if let Some(store) = &self.store {
+            store.end();
         }
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod group;
 mod place;
+mod shared;
 mod show;
 pub mod target;
 

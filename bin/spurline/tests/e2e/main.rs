@@ -4,6 +4,8 @@
 mod cluster;
 mod common;
 mod disks;
+#[path = "../../../../crates/group/tests/dns/dns_server.rs"]
+mod dns_server;
 mod faults;
 mod group;
 mod hosts;
@@ -12,5 +14,6 @@ mod load;
 mod lone;
 mod members;
 mod probe;
+mod registries;
 mod remote;
 mod trust;
