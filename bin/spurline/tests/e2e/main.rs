@@ -1,6 +1,7 @@
 //! The main job end to end with the real binary: mounts and nodes as processes, faults from outside.
 //! One test program, so that linking stays cheap.
 
+mod abuse;
 mod cluster;
 mod common;
 mod disks;
