@@ -22,6 +22,7 @@ use spurline_store::Store;
 use spurline_transport::{PathView, Phase, PoolState};
 use spurline_types::Stats;
 use spurline_volume::Volume;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -213,7 +214,8 @@ fn consumer(
         fetchers: (config.net.nconnect / 2).max(2),
         metadata_age: metadata_ttl(config),
         copies: Copies::new(config.replicas.all, config.replicas.below.clone()),
-        standpoint: Standpoint { zone: group.zone.clone(), seed: u64::from(std::process::id()) },
+        // Drawn, as all processes of containers may have the same number: readers are to share copies evenly.
+        standpoint: Standpoint { zone: group.zone.clone(), seed: RandomState::new().build_hasher().finish() },
         silence: config.net.peer_silence,
         hedge_after: config.hedge_after,
     };

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod heat;
+mod spread;
 mod warm;
 
 use heat::Heat;
@@ -15,7 +16,7 @@ use spurline_mem::{Fill, Found, Pool, Slice, Tier};
 use spurline_store::{FileRange, GRANULE, Outcome, PinnedFile, Store};
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_under::UnderStore;
-use spurline_volume::{Backing, Capacity, Data, Elsewhere, Volume, Workers};
+use spurline_volume::{Backing, Capacity, Data, Elsewhere, Fetched, Volume, Workers};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,6 +51,8 @@ pub struct Shared {
     checking: Mutex<HashSet<ObjectId>>,
     /// Who may have a block before the under-store is asked.
     elsewhere: OnceLock<Arc<dyn Elsewhere>>,
+    /// Copies of other nodes' hot blocks.
+    spread: spread::Copies,
 }
 
 impl Shared {
@@ -75,6 +78,7 @@ impl Shared {
             ahead_bytes: AtomicU64::new(0),
             checking: Mutex::default(),
             elsewhere: OnceLock::new(),
+            spread: spread::Copies::default(),
         })
     }
 
@@ -233,7 +237,7 @@ impl Cache {
     fn job(&self, object: &ObjectRef, fill: Fill) -> impl FnOnce() + Send + 'static {
         let (shared, under, object) = (Arc::clone(&self.shared), Arc::clone(&self.under), object.clone());
         move || {
-            run_fill(&shared, under.as_ref(), &object, fill);
+            run_fill(&shared, under.as_ref(), &object, fill, false);
         }
     }
 
@@ -306,8 +310,9 @@ impl Drop for AheadBytes {
 }
 
 /// Fills one block from disk or, failing that, from the under-store, and keeps what was fetched on disk. Whether all
-/// of that was done: where there are no disks, memory is enough.
-fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fill: Fill) -> bool {
+/// of that was done: where there are no disks, memory is enough. A copy of a block that is hot elsewhere stays in memory
+/// alone, unless it is to be here for good.
+fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fill: Fill, for_good: bool) -> bool {
     let failed = |fill: Fill, error: Error| {
         fill.fail(error);
         false
@@ -330,9 +335,11 @@ fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fil
         }
     }
     let offset = u64::from(id.index) * shared.block_size;
-    let was_elsewhere =
-        shared.elsewhere.get().is_some_and(|others| others.fetch(under.source(), object, id.index, &mut fill));
-    if !was_elsewhere && let Err(error) = under.read(object, offset, &mut fill, Instant::now() + shared.under_timeout) {
+    let others = shared.elsewhere.get();
+    let fetched = others.map_or(Fetched::Nowhere, |o| o.fetch(under.source(), object, id.index, &mut fill));
+    if fetched == Fetched::Nowhere
+        && let Err(error) = under.read(object, offset, &mut fill, Instant::now() + shared.under_timeout)
+    {
         return failed(fill, error);
     }
     let Some(bytes) = fill.finished() else {
@@ -340,6 +347,9 @@ fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fil
             format!("{} ended early: it is shorter than its attributes said", String::from_utf8_lossy(&object.path));
         return failed(fill, Error::new(ErrorKind::Stale, why));
     };
+    if fetched == Fetched::Hot && !for_good && shared.spread.holds_one_more(id, &shared.stats) {
+        return true;
+    }
     // Readers have their bytes already; writing here slows down only the next fill, which is what a full
     // disk queue should do.
     keep(shared, object, id.index, &bytes)

@@ -200,7 +200,7 @@ fn bring_here(
         }
         Found::Vacant(fill) => {
             let block = fill.block();
-            let kept = run_fill(shared, under, object, fill);
+            let kept = run_fill(shared, under, object, fill, true);
             // It has ended: this does not wait, and tells why it failed if it did.
             block.wait(0..len, Instant::now())?;
             shared.stats.blockcache.warmed_bytes.add(len as u64);

@@ -15,6 +15,7 @@ mod remote;
 mod roster;
 mod siblings;
 mod split;
+mod spread;
 mod warm;
 
 pub use keeper::Keeper;

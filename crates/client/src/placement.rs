@@ -41,6 +41,18 @@ impl Wanted {
     }
 }
 
+impl Wanted {
+    /// The same run wherever it is looked for.
+    pub(crate) fn key(self) -> u64 {
+        self.key
+    }
+
+    /// The same run, held by so many nodes.
+    pub(crate) fn held_by(self, copies: u32) -> Wanted {
+        Wanted { copies: copies.max(1), ..self }
+    }
+}
+
 /// How many nodes hold each file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Copies {

@@ -8,7 +8,7 @@ use crate::remote::{Inner, SCRATCH};
 use crate::roster::View;
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::Fill;
-use spurline_proto::{Read, Request, VolumeId, Welcome};
+use spurline_proto::{Read, Request, VolumeId, Welcome, says_hot};
 use spurline_transport::{Answer, CallError, Lease, PoolState};
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, Sink as _};
 use std::cell::RefCell;
@@ -91,7 +91,17 @@ impl Inner {
 
     /// The run that holds a byte of an object.
     pub(crate) fn wanted(&self, object: &ObjectRef, offset: u64) -> Wanted {
-        Wanted::block(object.id, (offset / self.block_size) as u32, self.config.copies.of(&object.path))
+        let copies = self.config.copies.of(&object.path);
+        let wanted = Wanted::block(object.id, (offset / self.block_size) as u32, copies);
+        wanted.held_by(self.spread.copies(wanted.key(), copies))
+    }
+
+    /// What a node told with its answer to a read.
+    fn told(&self, wanted: Wanted, body: &[u8]) {
+        if says_hot(body) {
+            self.stats.remotecache.hot_answers.add(1);
+            self.spread.hot(wanted.key());
+        }
     }
 
     /// Reads into the whole of `dst`, which lies inside one block: over several rails when it is large and they are
@@ -120,11 +130,17 @@ impl Inner {
     }
 
     fn read_plain(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
-        let got = self.ask(self.wanted(object, offset), |peer, lease, body, deadline| {
+        let wanted = self.wanted(object, offset);
+        let got = self.ask(wanted, |peer, lease, body, deadline| {
             let request = Request::Read(read_of(object, lease.welcome().volume, offset, dst.len()));
-            self.watched(object, offset, peer, lease, dst, |lease, dst, unless| {
+            body.clear();
+            let got = self.watched(object, offset, peer, lease, dst, |lease, dst, unless| {
                 lease.call_unless(&request, body, dst, deadline, unless)
-            })
+            });
+            if got.is_ok() {
+                self.told(wanted, body);
+            }
+            got
         })?;
         if got.payload_len != dst.len() {
             return Err(Error::new(
@@ -202,12 +218,16 @@ impl Inner {
         deadline: Instant,
     ) -> Option<Result<Answer, CallError>> {
         let (mut body, ranked) = SCRATCH.with(RefCell::take);
+        body.clear();
         let mut taken = None;
         claimed.resume(|peer, lease| {
             taken = Some(self.watched(object, offset, peer, lease, dst, |lease, dst, unless| {
                 lease.finish(&mut body, dst, deadline, unless)
             }));
         });
+        if matches!(taken, Some(Ok(_))) {
+            self.told(self.wanted(object, offset), &body);
+        }
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         taken
     }

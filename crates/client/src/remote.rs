@@ -7,6 +7,7 @@ use crate::peer::{Patience, ask};
 use crate::placement::{Copies, Standpoint, Wanted};
 use crate::pulse::Pulse;
 use crate::roster::{Roster, View};
+use crate::spread::Spread;
 use spurline_mem::Tier;
 use spurline_proto::{Request, StatFs};
 use spurline_transport::CallError;
@@ -62,6 +63,7 @@ pub(crate) struct Inner {
     pub(crate) rails: bool,
     pub(crate) ahead: Arc<Ahead>,
     pub(crate) hedge: Hedge,
+    pub(crate) spread: Spread,
 }
 
 impl Remote {
@@ -112,6 +114,7 @@ impl Remote {
             ahead_bytes: AtomicU64::new(0),
             ahead,
             hedge,
+            spread: Spread::new(),
         });
         let hedger = Hedger::start(&inner)?;
         Ok(Arc::new(Remote { _pulse: pulse, _hedger: hedger, workers: Workers::new("fetch", fetchers), inner }))

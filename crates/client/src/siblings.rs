@@ -5,10 +5,10 @@
 use crate::placement::{FIRST, Wanted};
 use crate::roster::Roster;
 use parking_lot::{Mutex, RwLock};
-use spurline_proto::{Read, Request};
+use spurline_proto::{Read, Request, says_hot};
 use spurline_transport::CallError;
 use spurline_types::{Member, ObjectRef, Sink, Stats};
-use spurline_volume::Elsewhere;
+use spurline_volume::{Elsewhere, Fetched};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -89,11 +89,11 @@ impl Siblings {
 }
 
 impl Elsewhere for Siblings {
-    fn fetch(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool {
+    fn fetch(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> Fetched {
         let roster = self.roster(source);
         let view = roster.view();
         if view.members().len() < 2 {
-            return false;
+            return Fetched::Nowhere;
         }
         let mut ranked = RANKED.take();
         view.holders(Wanted::block(object.id, index, 1), FIRST, &mut ranked);
@@ -101,13 +101,13 @@ impl Elsewhere for Siblings {
         let owns = ranked.first().is_some_and(is_own);
         // A block's owner asks only after a change; another node that was asked for it has the owner to ask.
         let mut asked = 0;
-        let mut found = false;
+        let mut found = Fetched::Nowhere;
         if !owns || self.unsettled() {
             // A node that is being drained is none of the first, and has what it had.
             let drained = view.drained(Wanted::block(object.id, index, 1));
             let places = ranked.iter().copied().chain(drained).filter(|at| !is_own(at));
             for at in places {
-                if asked == MOST || found {
+                if asked == MOST || found != Fetched::Nowhere {
                     break;
                 }
                 asked += 1;
@@ -120,15 +120,15 @@ impl Elsewhere for Siblings {
 }
 
 impl Siblings {
-    fn pull(&self, view: &crate::View, at: u32, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool {
+    fn pull(&self, view: &crate::View, at: u32, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> Fetched {
         let (peer, started) = (view.peer(at), Instant::now());
         if !peer.pace().may_ask(|| started) {
-            return false;
+            return Fetched::Nowhere;
         }
         let deadline = started + PATIENCE;
         let Ok(mut lease) = peer.tcp().checkout(deadline) else {
             peer.pace().shun(Instant::now());
-            return false;
+            return Fetched::Nowhere;
         };
         let len = object.block_len(index, self.block_size);
         let request = Request::Pull(Read {
@@ -141,20 +141,21 @@ impl Siblings {
         });
         let spare = sink.spare();
         if spare.len() != len || lease.welcome().block_size != self.block_size {
-            return false;
+            return Fetched::Nowhere;
         }
-        let answer = lease.call(&request, &mut Vec::new(), spare, &mut |_| {}, deadline);
+        let mut body = Vec::new();
+        let answer = lease.call(&request, &mut body, spare, &mut |_| {}, deadline);
         // One that did not answer is not asked for every block anew, or each would wait as long for it.
         if matches!(answer, Err(CallError::Broken(_))) {
             peer.pace().shun(Instant::now());
         } else {
             peer.pace().in_time(Instant::now());
         }
-        let whole = answer.is_ok_and(|answer| answer.payload_len == len);
-        if whole {
-            sink.commit(len);
-            self.stats.remotecache.pulled_bytes.add(len as u64);
+        if !answer.is_ok_and(|answer| answer.payload_len == len) {
+            return Fetched::Nowhere;
         }
-        whole
+        sink.commit(len);
+        self.stats.remotecache.pulled_bytes.add(len as u64);
+        if says_hot(&body) { Fetched::Hot } else { Fetched::There }
     }
 }

@@ -2,14 +2,17 @@
 //! socket; the transports bring requests and take answers.
 #![forbid(unsafe_code)]
 
+mod hot;
+
+use hot::Hot;
 use parking_lot::RwLock;
 use spurline_cache::{Batch, Cache, Shared};
 use spurline_proto::{
-    Body, Capabilities, Hello, MAX_PAYLOAD, Part, PartDone, Parts, PartsDone, Rail, Read, Request, StatFs, VolumeId,
-    Welcome,
+    Body, Capabilities, HOT, Hello, MAX_PAYLOAD, Part, PartDone, Parts, PartsDone, Rail, Read, Request, StatFs,
+    VolumeId, Welcome,
 };
 use spurline_transport::{ConnState, Responder, Service};
-use spurline_types::{Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
+use spurline_types::{BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
 use spurline_under::UnderStore;
 use spurline_volume::{Data, Volume as _};
 use std::cell::RefCell;
@@ -32,6 +35,8 @@ thread_local! {
     static BODY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+pub use hot::HotRule;
+
 /// Tells of the node itself what only its surroundings know: disks, weight, counters.
 pub type Describe = dyn Fn() -> serde_json::Value + Send + Sync;
 
@@ -49,11 +54,23 @@ pub struct Node {
     instance: u64,
     rails: RwLock<Vec<Rail>>,
     describe: OnceLock<Box<Describe>>,
+    hot: Hot,
 }
 
 impl Node {
     /// A node called `name` that may fetch the `sources` (normalised URLs) and all below them.
     pub fn new(name: &str, shared: Arc<Shared>, sources: Vec<String>, open: Box<Open>) -> Arc<Node> {
+        Self::with_rule(name, shared, sources, open, HotRule::default())
+    }
+
+    /// The same with a rule of its own for what is hot.
+    pub fn with_rule(
+        name: &str,
+        shared: Arc<Shared>,
+        sources: Vec<String>,
+        open: Box<Open>,
+        rule: HotRule,
+    ) -> Arc<Node> {
         Arc::new(Node {
             name: name.to_owned(),
             shared,
@@ -64,6 +81,7 @@ impl Node {
             instance: RandomState::new().build_hasher().finish().max(1),
             rails: RwLock::default(),
             describe: OnceLock::new(),
+            hot: Hot::new(rule),
         })
     }
 
@@ -130,8 +148,8 @@ impl Node {
         })
     }
 
-    /// Answers a read; with `held_only` only when nothing has to be fetched for it.
-    fn read(&self, read: &Read<'_>, held_only: bool, responder: &mut dyn Responder) -> Result<()> {
+    /// Answers a read of a mount, `reader`, or of another node: to that only when nothing has to be fetched for it.
+    fn read(&self, read: &Read<'_>, reader: Option<&str>, responder: &mut dyn Responder) -> Result<()> {
         let cache = self.volume(read.volume)?;
         let end = read.size.min(read.offset.saturating_add(u64::from(read.len)));
         let len = end.saturating_sub(read.offset) as usize;
@@ -151,17 +169,33 @@ impl Node {
                 version: Version::new(read.version),
                 size: read.size,
             });
-        if held_only && !cache.has(&object, read.offset, len) {
+        if reader.is_none() && !cache.has(&object, read.offset, len) {
             LAST.set(Some(object));
             return Err(Error::new(ErrorKind::NotFound, format!("node {} does not hold it", self.name)));
         }
         let counted = &self.shared.stats.remotecache;
-        let result = answer_read(&cache, &object, read.offset, len, responder);
+        let hot = self.is_hot(&object, read.offset, len, reader);
+        if hot && reader.is_some() {
+            counted.hot_answers.add(1);
+        }
+        let result = answer_read(&cache, &object, read.offset, len, if hot { HOT } else { &[] }, responder);
         LAST.set(Some(object));
         if result.is_ok() {
             counted.send_bytes.add(len as u64);
         }
         result
+    }
+
+    /// Whether many readers ask for the block at once; a read by a mount counts as one more.
+    fn is_hot(&self, object: &ObjectRef, offset: u64, len: usize, reader: Option<&str>) -> bool {
+        let (size, now) = (self.shared.block_size, self.hot.now());
+        let id = BlockId { object: object.id, index: (offset / size) as u32 };
+        let Some(reader) = reader else { return self.hot.is_hot(&id, now) };
+        let seen = self.hot.asked(&id, object.block_len(id.index, size) as u64, len as u64, reader, now);
+        if seen.begins {
+            self.shared.drop_cooled(|id| self.hot.is_cool(id, now));
+        }
+        seen.hot
     }
 
     /// The object a part is of, and the blocks that it covers, wholly or in part.
@@ -225,22 +259,23 @@ fn answer_read(
     object: &ObjectRef,
     offset: u64,
     len: usize,
+    hint: &[u8],
     responder: &mut dyn Responder,
 ) -> Result<()> {
     if let Some(range) = cache.file_range(object, offset, len) {
-        return responder.file(&[], range.file().as_fd(), range.offset, len);
+        return responder.file(hint, range.file().as_fd(), range.offset, len);
     }
     if let Some(slice) = cache.pin(object, offset, len)?
         && slice.len() == len
     {
-        return responder.data(&[], &[&slice]);
+        return responder.data(hint, &[&slice]);
     }
     // On disk, or more than one block: read into a buffer of the budget.
     let pool = cache.pool();
     let mut scratch = pool.alloc(len, Instant::now() + cache.timeout())?;
     match cache.read(object, offset, &mut scratch)? {
-        Data::Copied(n) => responder.data(&[], &[&scratch[..n]]),
-        Data::Shared(slice) => responder.data(&[], &[&slice]),
+        Data::Copied(n) => responder.data(hint, &[&scratch[..n]]),
+        Data::Shared(slice) => responder.data(hint, &[&slice]),
     }
 }
 
@@ -259,11 +294,11 @@ impl Service for Node {
         })
     }
 
-    fn serve(&self, _conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+    fn serve(&self, conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
         self.shared.stats.remotecache.served_ops.add(1);
         match request {
-            Request::Read(read) => self.read(&read, false, responder),
-            Request::Pull(read) => self.read(&read, true, responder),
+            Request::Read(read) => self.read(&read, Some(conn.peer_name().unwrap_or_default()), responder),
+            Request::Pull(read) => self.read(&read, None, responder),
             Request::Lookup { volume, path, max_age_ms } => {
                 Self::answer(&self.volume(volume)?.lookup_within(path, age(max_age_ms))?, responder)
             }

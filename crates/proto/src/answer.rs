@@ -42,6 +42,15 @@ pub struct Welcome {
     pub rails: Vec<Rail>,
 }
 
+/// The body of an answer to a read whose block many readers ask for at once; the body is empty otherwise. A reader that
+/// does not know it loses nothing.
+pub const HOT: &[u8] = &[1];
+
+/// Whether the body of an answer to a read says that its block is hot.
+pub fn says_hot(body: &[u8]) -> bool {
+    body.first() == HOT.first()
+}
+
 /// Capacity of a volume, as `df` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StatFs {

@@ -142,6 +142,7 @@ sections! {
         disks_down: Gauge "disks" "Cache disks in state down.",
         prefetch_bytes: Counter "bytes" "Bytes fetched ahead of the reader.",
         warmed_bytes: Counter "bytes" "Bytes fetched because a job asked for them to be here.",
+        spread_blocks: Gauge "blocks" "Copies of other nodes' hot blocks in memory of this node; dropped when they cool.",
         freed_bytes: Counter "bytes" "Bytes dropped because a job asked for it.",
     }
     /// Data exchanged with peers, whatever carried it.
@@ -153,6 +154,7 @@ sections! {
         served_ops: Counter "operations" "Requests of peers answered.",
         errors: Counter "operations" "Requests to peers that failed.",
         retries: Counter "operations" "Requests to peers sent again.",
+        hot_answers: Counter "operations" "Answers that said that many readers ask for their block at once: given by a node, got by a mount.",
         hedges: Counter "operations" "Reads asked of a second node because the first was late.",
         hedges_won: Counter "operations" "Those that the second node answered first.",
         lat_us: Counter "microseconds" "Time from request to answer, summed.",

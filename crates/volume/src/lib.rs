@@ -40,9 +40,20 @@ pub trait Backing: Send + Sync {
 
 /// Other places that may hold a block which this process would have to fetch from the under-store.
 pub trait Elsewhere: Send + Sync {
-    /// Fills `sink`, which is empty and as long as the block, from one of them; false, and nothing is committed, when
-    /// none has it or none answers soon. `source` is the URL that the object's path is below.
-    fn fetch(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> bool;
+    /// Fills `sink`, which is empty and as long as the block, from one of them; nothing is committed when none has it or
+    /// none answers soon. `source` is the URL that the object's path is below.
+    fn fetch(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> Fetched;
+}
+
+/// Where a block was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fetched {
+    /// In none of the other places.
+    Nowhere,
+    /// In one of them.
+    There,
+    /// The same, and it is asked for so much that it is to be held here only for as long as that lasts.
+    Hot,
 }
 
 /// A tree of files to read. Paths are relative, without a leading slash; the root is the empty path.

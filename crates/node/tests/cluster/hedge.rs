@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// A busy machine makes anything late now and then, so what is asserted is what comes about in the end.
 fn mount(cluster: &Cluster, nodes: usize, copies: u32) -> Mount {
-    let waits = Waits { silence: Duration::from_secs(60), hedge_after: Duration::from_millis(40), copies };
+    let waits = Waits { silence: Duration::from_secs(60), hedge_after: Duration::from_millis(40), copies, number: 0 };
     cluster.mount_as(0..nodes, waits)
 }
 

@@ -1,6 +1,7 @@
 //! Several nodes as one cache: who holds what, what happens when one is lost, and what jobs ask of them.
 
 mod hedge;
+mod hot;
 mod join;
 mod loss;
 mod sim;

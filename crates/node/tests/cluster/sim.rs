@@ -7,7 +7,7 @@ use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster, Siblings};
 use spurline_mem::{Pool, Tier};
 use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
-use spurline_node::Node;
+use spurline_node::{HotRule, Node};
 use spurline_transport::{ChannelPool, PoolConfig, TransportKind};
 use spurline_types::{Attr, Error, ErrorKind, FileKind, ListPage, Member, ObjectRef, Result, Sink, Stats, Version};
 use spurline_under::{Capabilities, StatFs, UnderStore};
@@ -122,11 +122,13 @@ pub struct Waits {
     /// Zero: no read is asked of a second node.
     pub hedge_after: Duration,
     pub copies: u32,
+    /// Its number among the mounts.
+    pub number: u64,
 }
 
 impl Default for Waits {
     fn default() -> Self {
-        Waits { silence: silence(), hedge_after: Duration::ZERO, copies: 1 }
+        Waits { silence: silence(), hedge_after: Duration::ZERO, copies: 1, number: 0 }
     }
 }
 
@@ -190,14 +192,14 @@ impl Cluster {
     /// The same, with all that it waits for.
     pub fn mount_as(&self, which: impl IntoIterator<Item = usize>, waits: Waits) -> Mount {
         let stats = Arc::new(Stats::default());
-        let (make, links) = reach(&self.hosts, "mount", &stats);
+        let (make, links) = reach(&self.hosts, &format!("mount-{}", waits.number), &stats);
         let roster = Roster::new(&self.members(which), make);
         let config = RemoteConfig {
             patience: patience(),
             fetchers: 2,
             metadata_age: Duration::ZERO,
             copies: Copies::new(waits.copies, []),
-            standpoint: Standpoint::default(),
+            standpoint: Standpoint { zone: String::new(), seed: waits.number },
             silence: waits.silence,
             hedge_after: waits.hedge_after,
         };
@@ -241,7 +243,8 @@ fn host(n: usize, blocks: u64, under: &Arc<Under>) -> Host {
     let kept = Arc::clone(&shared);
     let under = Arc::clone(under);
     let open = move |_: &str| Ok(Arc::clone(&under) as Arc<dyn UnderStore>);
-    let node = Node::new(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open));
+    let rule = HotRule { window: Duration::from_millis(200), times: 2, share: 4, readers: 3, cools: 5 };
+    let node = Node::with_rule(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open), rule);
     let shared = kept;
     let plan = Arc::new(FaultPlan::new(n as u64 + 1, Rates::default()));
     let sim = SimNode::new(&format!("n{n}"), node, Arc::clone(&plan));
