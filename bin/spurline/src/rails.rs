@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Roster};
 use spurline_config::{Budget, Fault, MountConfig, RdmaConfig, Transport};
+use spurline_fabric::Tree;
 use spurline_mem::Pool;
 use spurline_net_rdma::{Patience, RdmaConnector, RdmaServer, RdmaServerConfig, connection_bytes};
 use spurline_proto::Rail;
@@ -13,12 +14,9 @@ use spurline_trust::Trust;
 use spurline_types::Stats;
 use spurline_verbs::{Access, Verbs};
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Where the kernel tells of devices.
-const SYS: &str = "/sys";
 /// The longest a connection attempt over a rail may take: as long as one over TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -28,7 +26,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The first interface that can't be used, with what is wrong and what to do (exit 3).
 pub fn find(config: &RdmaConfig, registered: u64) -> Result<Vec<LocalRail>, Fault> {
     let missing = |e: spurline_rails::Unusable| Fault::missing(e.to_string(), e.remedy());
-    let rails = resolve(&config.interfaces, Path::new(SYS), &host_addresses()?).map_err(missing)?;
+    let rails = resolve(&config.interfaces, &Tree::live(), &host_addresses()?).map_err(missing)?;
     for rail in &rails {
         check_memlock(&rail.rail.name, registered, Memlock::here()).map_err(missing)?;
         tracing::info!("rail {}", rail.why);
@@ -120,10 +118,12 @@ impl Dialer for RdmaDialer {
     fn link_up(&self, local: usize) -> bool {
         let found = &self.found[local];
         // A device that was taken away may come back under another name; its interface keeps its own.
-        found.link_up(Path::new(SYS)) || {
+        // A tree of its own each time: what once did not answer in time is asked again.
+        let tree = Tree::live();
+        found.link_up(&tree) || {
             let name = std::slice::from_ref(&found.rail.name);
-            let now = host_addresses().ok().and_then(|here| resolve(name, Path::new(SYS), &here).ok());
-            now.is_some_and(|now| now.iter().all(|now| now.link_up(Path::new(SYS))))
+            let now = host_addresses().ok().and_then(|here| resolve(name, &tree, &here).ok());
+            now.is_some_and(|now| now.iter().all(|now| now.link_up(&tree)))
         }
     }
 }

@@ -60,7 +60,8 @@ pub fn read(mut from: impl Read) -> io::Result<BTreeMap<String, Entry>> {
     let mut tar = tar::Archive::new(plain.take(MOST_BYTES));
     let mut entries = BTreeMap::new();
     for entry in tar.entries()? {
-        let mut entry = entry?;
+        // The library's words quote what it met, which may be anything.
+        let mut entry = entry.map_err(|_| bad("no archive of `net collect`, or only a part of one".into()))?;
         let Some(path) = plain_path(&entry.path()?) else { continue };
         let kind = entry.header().entry_type();
         if kind.is_symlink() {

@@ -4,6 +4,7 @@ use crate::model::{self, Model};
 use crate::tree::{Tree, parse_number};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 const CLASS: &str = "sys/class/infiniband";
@@ -30,6 +31,9 @@ pub struct Device {
     pub parent: Option<String>,
     /// Where it sits; none for a software device.
     pub pci: Option<Pci>,
+    /// Network interfaces of the same function, whichever port they are on.
+    #[serde(skip)]
+    pub function_netdevs: Vec<String>,
     /// Its ports, by number.
     pub ports: Vec<Port>,
     /// Type of service that rdma_cm gives to RoCE connections, where the kernel shows it.
@@ -204,6 +208,23 @@ impl Gid {
     }
 }
 
+impl fmt::Display for GidType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            GidType::Ib => "IB",
+            GidType::RoceV1 => "RoCE v1",
+            GidType::RoceV2 => "RoCE v2",
+            GidType::Unknown => "-",
+        })
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GID {} {}", self.index, self.address)
+    }
+}
+
 impl Serialize for PortState {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(self.word())
@@ -297,12 +318,18 @@ fn leading(text: &str) -> Option<u32> {
     text.split(':').next()?.trim().parse().ok()
 }
 
-/// All RDMA devices, by name.
-pub fn read_all(tree: &Tree) -> Vec<Device> {
-    tree.names(CLASS).iter().map(|name| read(tree, name)).collect()
+/// All RDMA devices, by name; with their counters, which are most of their files, or without.
+pub fn read_all(tree: &Tree, counters: bool) -> Vec<Device> {
+    tree.names(CLASS).iter().map(|name| read(tree, name, counters)).collect()
 }
 
-fn read(tree: &Tree, name: &str) -> Device {
+/// The state of a port, and nothing else of it.
+pub fn port_state(tree: &Tree, device: &str, port: u32) -> PortState {
+    let text = tree.text(&format!("{CLASS}/{device}/ports/{port}/state"));
+    text.as_deref().map_or(PortState::Unknown, PortState::of)
+}
+
+fn read(tree: &Tree, name: &str, counters: bool) -> Device {
     let at = format!("{CLASS}/{name}");
     let text = |file: &str| tree.text(&format!("{at}/{file}"));
     let node_type = text("node_type").map(|t| t.rsplit(':').next().unwrap_or(&t).trim().to_owned());
@@ -310,7 +337,7 @@ fn read(tree: &Tree, name: &str) -> Device {
     let mut ports: Vec<Port> = tree
         .names(&format!("{at}/ports"))
         .iter()
-        .filter_map(|n| Some(read_port(tree, &format!("{at}/ports/{n}"), n.parse().ok()?, is_ca)))
+        .filter_map(|n| Some(read_port(tree, &format!("{at}/ports/{n}"), n.parse().ok()?, is_ca, counters)))
         .collect();
     ports.sort_by_key(|p| p.number);
     let tos = format!("sys/kernel/config/rdma_cm/{name}/ports/1/default_roce_tos");
@@ -324,19 +351,20 @@ fn read(tree: &Tree, name: &str) -> Device {
         board_id: text("board_id"),
         parent: text("parent"),
         pci: Pci::read(tree, &format!("{at}/device")),
+        function_netdevs: tree.names(&format!("{at}/device/net")),
         ports,
         roce_tos: tree.number(&tos),
         traffic_class: text("tc/1/traffic_class"),
     }
 }
 
-fn read_port(tree: &Tree, at: &str, number: u32, is_ca: bool) -> Port {
+fn read_port(tree: &Tree, at: &str, number: u32, is_ca: bool, with_counters: bool) -> Port {
     let files = tree.texts(at);
     let file = |name: &str| files.get(name).map(String::as_str);
     let n = |name: &str| file(name).and_then(parse_number);
     let lid = |name: &str| n(name).and_then(|v| u32::try_from(v).ok());
     let mut counters = BTreeMap::new();
-    for dir in ["counters", "hw_counters"] {
+    for dir in ["counters", "hw_counters"].iter().filter(|_| with_counters) {
         for (name, text) in tree.texts(&format!("{at}/{dir}")) {
             if let Ok(value @ 1..) = text.parse::<u64>()
                 && name != "lifespan"

@@ -9,6 +9,7 @@ use crate::interface::Interface;
 use crate::machine::Machine;
 use crate::tree::Tree;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// What an examination is told.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +20,8 @@ pub struct Ask {
     pub expect: Option<LinkLayer>,
     /// The other end, to compare with.
     pub peer: Option<Host>,
+    /// Which interfaces carried bytes to that end when it was tried.
+    pub trials: Vec<Trial>,
     /// Whether the subnet manager of a port's fabric answered, by device and port; none where nobody asked.
     pub subnet_manager: BTreeMap<(String, u32), SmAnswer>,
     /// Why interfaces of `for_rdma` can't be rails, by whoever would use them.
@@ -38,6 +41,20 @@ pub struct Obstacle {
     pub what: String,
     /// What to do.
     pub remedy: String,
+}
+
+/// Bytes sent to an address of the peer, to see which interfaces carry them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trial {
+    /// The interface of this host they were sent from, by its address.
+    pub interface: String,
+    /// The peer's address.
+    pub to: IpAddr,
+    /// How many.
+    pub bytes: u64,
+    /// The interfaces that carried them where these are others than those with the addresses, here and there; or why it
+    /// could not be tried.
+    pub carried: Result<[Option<String>; 2], String>,
 }
 
 /// What became of a question to a subnet manager.
@@ -133,6 +150,15 @@ fn left_out(tree: &Tree, case: &Case<'_>, found: &mut Vec<Finding>) {
             "neither /proc/modules nor /sys/module is there".into(),
             "collect on the host with `net collect`",
         );
+    }
+    for trial in &case.ask.trials {
+        if let Err(why) = &trial.carried {
+            silent(
+                &trial.interface,
+                format!("which interface carries packets to {} could not be tried: {why}", trial.to),
+                "on that host: spurline net serve, without --bind; until then the routing table is believed",
+            );
+        }
     }
     let mut said: Vec<&String> = Vec::new();
     for ((device, port), answer) in &case.ask.subnet_manager {

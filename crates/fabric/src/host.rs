@@ -41,7 +41,7 @@ impl Host {
     /// Reads all facts; never fails: what is not there is not in the answer.
     pub fn read(tree: &Tree) -> Self {
         let netlink = netlink(tree);
-        let mut devices = device::read_all(tree);
+        let mut devices = device::read_all(tree, true);
         let mut interfaces = interface::read_all(tree);
         let (addresses, routes) = address::read(tree, &netlink);
         for interface in &mut interfaces {

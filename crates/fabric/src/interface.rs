@@ -54,6 +54,8 @@ pub struct Interface {
     pub parent: Option<String>,
     /// Bonding mode, `802.3ad`.
     pub bond_mode: Option<String>,
+    /// The member that carries a bond's traffic, where one does.
+    pub bond_active: Option<String>,
 }
 
 /// How IPoIB moves packets.
@@ -131,13 +133,20 @@ fn read(tree: &Tree, name: &str) -> Interface {
         },
         address: text("address"),
         pci: Pci::read(tree, &format!("{at}/device")),
-        dev_port: number("dev_port"),
+        // Old kernels count the ports of a function in the other.
+        dev_port: number("dev_port").max(number("dev_id")),
         master: tree.link_name(&format!("{at}/master")),
         lower,
         parent: text("parent"),
         bond_mode: text("bonding/mode").and_then(|m| m.split_whitespace().next().map(str::to_owned)),
+        bond_active: text("bonding/active_slave"),
         kind,
     }
+}
+
+/// The kernel's word for whether an interface works, and nothing else of it.
+pub fn operstate(tree: &Tree, name: &str) -> Option<String> {
+    tree.text(&format!("{CLASS}/{name}/operstate"))
 }
 
 /// `ib0.100  VID: 100  REORDER_HDR: 1 …`, the first line of the VLAN's file.

@@ -20,11 +20,14 @@ mod persist;
 mod tree;
 
 pub use change::Change;
-pub use device::{Device, Gid, GidType, LinkLayer, Pci, PhysState, Port, PortState, Rate};
-pub use doctor::{Ask, Obstacle, SmAnswer, examine};
+pub use check::peer::pairs;
+pub use device::read_all as devices;
+pub use device::{Device, Gid, GidType, LinkLayer, Pci, PhysState, Port, PortState, Rate, port_state};
+pub use doctor::{Ask, Obstacle, SmAnswer, Trial, examine};
 pub use finding::{Finding, Severity};
 pub use host::{Host, collect};
-pub use interface::{Interface, IpoibMode};
+pub use interface::read_all as interfaces;
+pub use interface::{Interface, IpoibMode, operstate};
 pub use machine::Machine;
 pub use model::Model;
 pub use netlink::{Address, Netlink, Pfc, RdmaPort, Route};

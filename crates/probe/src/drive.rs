@@ -74,6 +74,9 @@ impl Times {
     pub fn mean_us(&self) -> f64 {
         self.0.mean() / 1e3
     }
+    fn add_one(&mut self, time: Duration) {
+        self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1));
+    }
     fn add(&mut self, other: &Times) {
         self.0 += &other.0;
     }
@@ -264,6 +267,7 @@ impl Watch<'_> {
 /// One stream, on its own thread.
 fn run(op: Op, mut lane: Box<dyn Lane>, mut meter: Meter<'_>, stop: &Stop) -> Ended {
     let result = lane.run(&mut meter, stop);
+    meter.keep();
     Ended { op, times: meter.times, cpu_seconds: thread_cpu(), tcp: lane.tcp(), result }
 }
 
@@ -275,6 +279,10 @@ pub struct Meter<'a> {
     counter: &'a Counter,
     times: Times,
     begun: VecDeque<Instant>,
+    /// When the last operation ended, where the next begins at once.
+    ended: Option<Instant>,
+    /// Its time, until there is leisure to keep it.
+    unkept: Option<Duration>,
     first: bool,
     /// Is told the time of each operation.
     each: Option<&'a mut dyn FnMut(Duration)>,
@@ -283,7 +291,18 @@ pub struct Meter<'a> {
 impl<'a> Meter<'a> {
     fn new(depth: u32, pause: Duration, budget: Option<&'a AtomicU64>, counter: &'a Counter) -> Self {
         let begun = VecDeque::with_capacity(depth as usize);
-        Meter { depth: depth as usize, pause, budget, counter, times: Times::new(), begun, first: true, each: None }
+        Meter {
+            depth: depth as usize,
+            pause,
+            budget,
+            counter,
+            times: Times::new(),
+            begun,
+            ended: None,
+            unkept: None,
+            first: true,
+            each: None,
+        }
     }
 
     /// Whether another operation may begin; then it has, and the stream has to do so.
@@ -298,13 +317,23 @@ impl<'a> Meter<'a> {
             }
         }
         self.first = false;
-        self.begun.push_back(Instant::now());
+        // One at a time, each begins where the one before ended: a look at the clock takes as long as a short message
+        // on some machines.
+        self.begun.push_back(self.ended.take().unwrap_or_else(Instant::now));
         true
     }
 
     /// How many operations were begun and have not ended.
     pub fn under_way(&self) -> usize {
         self.begun.len()
+    }
+
+    /// To be called when there is nothing to do but wait, where operations go one at a time: what is left to do about the
+    /// last one is then in no other's time.
+    pub fn keep(&mut self) {
+        if let Some(time) = self.unkept.take() {
+            self.times.add_one(time);
+        }
     }
 
     /// Something moved: bytes, and the oldest operations that ended by it.
@@ -316,13 +345,19 @@ impl<'a> Meter<'a> {
         }
         if moved.ops > 0 {
             let now = Instant::now();
+            self.keep();
             for began in self.begun.drain(..self.begun.len().min(moved.ops as usize)) {
                 let time = now.duration_since(began);
-                self.times.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1));
-                if let Some(each) = &mut self.each {
-                    each(time);
+                match &mut self.each {
+                    None if self.depth == 1 => self.unkept = Some(time),
+                    None => self.times.add_one(time),
+                    Some(each) => {
+                        self.times.add_one(time);
+                        each(time);
+                    }
                 }
             }
+            self.ended = (self.depth == 1 && self.pause.is_zero()).then_some(now);
             add(&self.counter.ops, moved.ops.into());
         }
     }

@@ -3,12 +3,12 @@
 
 use crate::message::{RailTold, Transport};
 use serde::{Deserialize, Serialize};
+use spurline_fabric::Tree;
 use spurline_proto::{Link, Rail};
 use spurline_rails::{Address, host_addresses, usable};
 use spurline_transport::pair;
 use spurline_types::Result;
 use std::net::IpAddr;
-use std::path::Path;
 
 /// The most paths of one measurement.
 pub const MAX_PATHS: usize = 64;
@@ -30,7 +30,7 @@ pub fn here(transport: Transport, like: IpAddr) -> Result<Vec<RailTold>> {
     let mut addresses = host_addresses()?;
     addresses.sort_by_key(|a| a.ip.is_ipv4() != like.to_canonical().is_ipv4());
     let rails = match transport {
-        Transport::Rdma => usable(Path::new("/sys"), &addresses).into_iter().map(|found| found.rail).collect(),
+        Transport::Rdma => usable(&Tree::live(), &addresses).into_iter().map(|found| found.rail).collect(),
         Transport::Tcp => plain(&addresses),
     };
     Ok(rails.iter().map(RailTold::from).collect())

@@ -11,13 +11,14 @@ use spurline_testkit::{GuestNet, run_in_guest};
 use spurline_types::Congestion;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Far longer than anything takes here, also in a guest that gets no processor for a while.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
 fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_"], 300);
+    run_in_guest(GuestNet::Two, &["guest_"], 600);
 }
 
 fn server() -> Server {
@@ -82,10 +83,18 @@ fn guest_for_a_time_both_ways_and_pings() {
     let server = server();
     let mut session = dial(&server, "10.77.0.1");
     let both = Plan { streams: vec![Op::Read, Op::Write], ..plan(Op::Read, 1 << 20, 8, 1) };
-    let done = run(&mut session, &both, &Limits { time: Duration::from_secs(1), ..limits(None) });
-    let rates = judge::rates(&done);
-    println!("{:?} {:?}", rates, judge::bandwidth(&done));
-    assert!(done.error.is_none() && rates.read > 0.0 && rates.write > 0.0, "{:?}", done.error);
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let done = run(&mut session, &both, &Limits { time: Duration::from_secs(1), ..limits(None) });
+        let rates = judge::rates(&done);
+        println!("{:?} {:?}", rates, judge::bandwidth(&done));
+        assert!(done.error.is_none(), "{:?}", done.error);
+        // A second may pass without a whole operation where the guest gets no processor.
+        if rates.read > 0.0 && rates.write > 0.0 {
+            break;
+        }
+        assert!(Instant::now() < end, "{rates:?}");
+    }
     let done = run(&mut session, &plan(Op::Echo, 8, 1, 1), &limits(Some(500)));
     println!("{:?}", judge::latency(&done));
     assert_eq!(done.measured.times[0].1.count(), 500);
@@ -101,6 +110,12 @@ fn guest_for_a_time_both_ways_and_pings() {
     assert!(done.error.is_none() && done.times.len() == 3 && done.large.is_some(), "{done:?}");
 }
 
+/// Packets that an RDMA device has received, by its own counter.
+fn received_packets(device: &str) -> u64 {
+    let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/rcvd_pkts");
+    std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
+}
+
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_two_rails_at_once() {
@@ -114,11 +129,28 @@ fn guest_two_rails_at_once() {
     let paths = paths::choose(None, &ours, &theirs).unwrap();
     let shown: Vec<String> = paths.iter().map(|p| format!("{} {}", p.from, p.to)).collect();
     assert_eq!(shown, ["10.77.0.1 10.77.0.1", "10.77.1.1 10.77.1.1"]);
+    let received = || ["rxe0", "rxe1"].map(received_packets);
     for (ops, size) in [(vec![Op::Read; 4], 65_536), (vec![Op::Fetch, Op::Fetch, Op::Write, Op::Write], 65_536)] {
         let plan = Plan { streams: ops.clone(), paths: paths.clone(), ..plan(Op::Read, size, 4, 1) };
-        let done = run(&mut session, &plan, &limits(Some(400)));
-        assert!(done.error.is_none(), "{ops:?}: {:?}", done.error);
-        assert_eq!(done.rails.len(), 2);
+        // Who gets how many of the operations is the scheduler's choice: it may leave one rail out once.
+        let end = Instant::now() + PATIENCE;
+        let done = loop {
+            let before = received();
+            let done = run(&mut session, &plan, &limits(Some(400)));
+            assert!(done.error.is_none(), "{ops:?}: {:?}", done.error);
+            assert_eq!(done.rails.len(), 2);
+            let after = received();
+            let bytes: Vec<u64> = done.rails.iter().map(|rail| rail.read_bytes + rail.write_bytes).collect();
+            // Each device's own counter says that it carried what the measurement says of its rail: a packet of RoCE
+            // carries 4096 bytes at most.
+            for ((bytes, before), after) in bytes.iter().zip(before).zip(after) {
+                assert!((after - before) * 4096 >= *bytes, "{ops:?}: {bytes} bytes in packets {before} to {after}");
+            }
+            if bytes.iter().all(|bytes| *bytes > 0) {
+                break done;
+            }
+            assert!(Instant::now() < end, "{ops:?}: one rail carries nothing: {bytes:?}");
+        };
         let sum: u64 = done.rails.iter().map(|rail| rail.read_bytes + rail.write_bytes).sum();
         assert_eq!(sum, 400 * size);
         for (rail, name) in done.rails.iter().zip(["rail0", "rail1"]) {

@@ -1,11 +1,12 @@
-//! From interface names to rails: device, port and GID of each, with the reason in words. A pure function of what
-//! stands below a sysfs root and of the addresses it is given.
+//! From interface names to rails: device, port and GID of each, with the reason in words. A pure function of what the
+//! fabric crate reads in a tree and of the addresses it is given.
 
-use crate::sysfs::{Gid, GidType, Port, line, names, net, netdev_exists, parse_gid, ports};
 use crate::{Address, Unusable};
+use spurline_fabric::{
+    Device, Gid, GidType, Interface, LinkLayer, Port, PortState, Tree, devices, interfaces, operstate, port_state,
+};
 use spurline_proto::{Link, Rail};
-use std::net::IpAddr;
-use std::path::Path;
+use std::net::Ipv6Addr;
 
 /// An interface of this machine as an RDMA rail.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,10 +27,29 @@ pub struct LocalRail {
 
 impl LocalRail {
     /// Whether the link carries packets now: the port is active and the interface is up.
-    pub fn link_up(&self, sys: &Path) -> bool {
-        let port = ports(sys).into_iter().find(|p| p.device == self.device && p.number == self.port);
-        let interface = line(&net(sys, &self.rail.name).join("operstate"));
-        port.is_some_and(|port| port.active()) && interface.is_some_and(|state| state != "down")
+    pub fn link_up(&self, tree: &Tree) -> bool {
+        port_state(tree, &self.device, self.port) == PortState::Active
+            && operstate(tree, &self.rail.name).is_some_and(|state| state != "down")
+    }
+}
+
+/// What of a host is looked at.
+struct Seen {
+    devices: Vec<Device>,
+    interfaces: Vec<Interface>,
+}
+
+impl Seen {
+    fn of(tree: &Tree) -> Self {
+        Seen { devices: devices(tree, false), interfaces: interfaces(tree) }
+    }
+
+    fn interface(&self, name: &str) -> Option<&Interface> {
+        self.interfaces.iter().find(|i| i.name == name)
+    }
+
+    fn ports(&self) -> impl Iterator<Item = (&Device, &Port)> {
+        self.devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)))
     }
 }
 
@@ -37,57 +57,62 @@ impl LocalRail {
 ///
 /// # Errors
 /// The first interface that can't be used, and why.
-pub fn resolve(names: &[String], sys: &Path, addresses: &[Address]) -> Result<Vec<LocalRail>, Unusable> {
-    let all = ports(sys);
+pub fn resolve(names: &[String], tree: &Tree, addresses: &[Address]) -> Result<Vec<LocalRail>, Unusable> {
+    let seen = Seen::of(tree);
     let mut rails: Vec<LocalRail> = Vec::new();
     for name in names {
         if !rails.iter().any(|rail| rail.rail.name == *name) {
-            rails.push(resolve_one(name, sys, addresses, &all)?);
+            rails.push(resolve_one(name, &seen, addresses)?);
         }
     }
     Ok(rails)
 }
 
 /// Every interface with an address that can be a rail now.
-pub fn usable(sys: &Path, addresses: &[Address]) -> Vec<LocalRail> {
-    let all = ports(sys);
+pub fn usable(tree: &Tree, addresses: &[Address]) -> Vec<LocalRail> {
+    let seen = Seen::of(tree);
     let mut rails: Vec<LocalRail> = Vec::new();
     for address in addresses {
         let name = &address.interface;
-        if !rails.iter().any(|rail| rail.rail.name == *name) && !find(name, sys, &all).is_empty() {
-            rails.extend(resolve_one(name, sys, addresses, &all));
+        if !rails.iter().any(|rail| rail.rail.name == *name) {
+            rails.extend(resolve_one(name, &seen, addresses));
         }
     }
     rails
 }
 
 /// A port with those slots of its GID table that belong to the interface.
-struct Found {
-    port: Port,
-    gids: Vec<Gid>,
+struct Found<'a> {
+    device: &'a Device,
+    port: &'a Port,
+    gids: Vec<&'a Gid>,
 }
 
-fn resolve_one(interface: &str, sys: &Path, addresses: &[Address], all: &[Port]) -> Result<LocalRail, Unusable> {
-    if !netdev_exists(sys, interface) {
-        return Err(Unusable::NotThere { interface: interface.to_owned(), others: with_devices(sys, all) });
-    }
-    let found = find(interface, sys, all);
+fn resolve_one(interface: &str, seen: &Seen, addresses: &[Address]) -> Result<LocalRail, Unusable> {
+    let Some(netdev) = seen.interface(interface) else {
+        return Err(Unusable::NotThere { interface: interface.to_owned(), others: with_devices(seen) });
+    };
+    let found = find(netdev, seen);
     let others = found.len();
-    let Some(Found { port, gids }) = preferred(found, interface, sys) else {
+    let Some(Found { device, port, gids }) = preferred(found, netdev, seen) else {
         return Err(Unusable::NoDevice {
             interface: interface.to_owned(),
-            devices: match all.is_empty() {
+            devices: match seen.devices.is_empty() {
                 true => "this machine has none".to_owned(),
-                false => format!("there are {}", devices(all)),
+                false => format!("there are {}", listed(seen)),
             },
-            others: with_devices(sys, all),
+            others: with_devices(seen),
         });
     };
-    if !port.active() {
-        let (state, phys) = port.states();
-        let (device, infiniband) = (port.device.clone(), port.infiniband());
-        let interface = interface.to_owned();
-        return Err(Unusable::PortDown { interface, device, port: port.number, state, phys, infiniband });
+    if port.state != PortState::Active {
+        return Err(Unusable::PortDown {
+            interface: interface.to_owned(),
+            device: device.name.clone(),
+            port: port.number,
+            state: port.state.word().to_owned(),
+            phys: port.phys_state.word().to_owned(),
+            infiniband: infiniband(port),
+        });
     }
     let own: Vec<&Address> = addresses.iter().filter(|a| a.interface == interface).collect();
     // IPv4 first: it is what most peers will have; the order is the kernel's otherwise.
@@ -99,16 +124,17 @@ fn resolve_one(interface: &str, sys: &Path, addresses: &[Address], all: &[Port])
         return Err(Unusable::NoAddress { interface: interface.to_owned(), found });
     }
     let (address, gid, link, reason) =
-        choose(&port, &gids, &routable, interface, sys).ok_or_else(|| Unusable::NoGid {
+        choose(device, port, &gids, &routable, netdev).ok_or_else(|| Unusable::NoGid {
             interface: interface.to_owned(),
-            device: port.device.clone(),
+            device: device.name.clone(),
             port: port.number,
             address: routable.iter().map(|a| a.ip.to_string()).collect::<Vec<_>>().join(" or "),
             gids: shown(&gids),
         })?;
-    let (rate, speed_mbit) = port.rate();
-    let fabric = if link == Link::InfiniBand { u64::from_be_bytes(first_half(&gid.raw)) } else { 0 };
-    let numa_node = port.numa_node();
+    let rate = port.rate.as_ref().map_or("rate not shown".to_owned(), |rate| rate.words());
+    let speed_mbit = port.rate.as_ref().map_or(0.0, |rate| rate.gbps * 1000.0) as u32;
+    let fabric = if link == Link::InfiniBand { (gid.address.to_bits() >> 64) as u64 } else { 0 };
+    let numa_node = device.pci.as_ref().and_then(|pci| pci.numa_node);
     let numa = numa_node.map_or(String::new(), |node| format!(", NUMA node {node}"));
     let several = match others {
         0 | 1 => String::new(),
@@ -116,7 +142,7 @@ fn resolve_one(interface: &str, sys: &Path, addresses: &[Address], all: &[Port])
     };
     let why = format!(
         "{interface} is {} port {} ({link}, {rate}{numa}){several}; {gid}: {reason}; of {}",
-        port.device,
+        device.name,
         port.number,
         shown(&gids)
     );
@@ -129,108 +155,129 @@ fn resolve_one(interface: &str, sys: &Path, addresses: &[Address], all: &[Port])
         fabric,
         speed_mbit,
     };
-    Ok(LocalRail { rail, device: port.device, port: port.number, gid, numa_node, why })
+    Ok(LocalRail { rail, device: device.name.clone(), port: port.number, gid: gid.clone(), numa_node, why })
 }
 
 /// The ports that have `interface`: those whose GID table names it, which holds for bonds and VLANs too; failing
 /// that (InfiniBand, older iWARP drivers), those whose own interface it is, or whose VLAN or partition it is.
-fn find(interface: &str, sys: &Path, all: &[Port]) -> Vec<Found> {
-    let by_table: Vec<Found> = all
-        .iter()
-        .filter_map(|port| {
-            let gids: Vec<Gid> =
-                port.gids().into_iter().filter(|gid| gid.netdev.as_deref() == Some(interface)).collect();
-            (!gids.is_empty()).then(|| Found { port: port.clone(), gids })
+fn find<'a>(interface: &Interface, seen: &'a Seen) -> Vec<Found<'a>> {
+    let by_table: Vec<Found<'_>> = seen
+        .ports()
+        .filter_map(|(device, port)| {
+            let gids: Vec<&Gid> = port.gids.iter().filter(|gid| gid.netdev.as_ref() == Some(&interface.name)).collect();
+            (!gids.is_empty()).then_some(Found { device, port, gids })
         })
         .collect();
     if !by_table.is_empty() {
         return by_table;
     }
-    let parent = line(&net(sys, interface).join("parent"));
-    let owner = parent.as_deref().unwrap_or(interface);
-    let of = |port: &Port| Found { port: port.clone(), gids: unnamed(port) };
-    let found: Vec<Found> = all.iter().filter(|port| port.owns(sys, owner)).map(of).collect();
+    // Slots that stand for no other interface.
+    let of = |(device, port): (&'a Device, &'a Port)| {
+        let gids = port.gids.iter().filter(|gid| gid.netdev.is_none()).collect();
+        Found { device, port, gids }
+    };
+    let owner = interface.parent.as_ref().and_then(|parent| seen.interface(parent)).unwrap_or(interface);
+    let found: Vec<Found<'_>> = seen.ports().filter(|(device, port)| owns(device, port, owner)).map(of).collect();
     if !found.is_empty() {
         return found;
     }
     // A bond of IPoIB interfaces or a VLAN on iWARP: what is below it carries its packets. On RoCE the table would
     // name it.
-    let below = |port: &&Port| port.infiniband() || port.iwarp();
-    let of_member = |member: &String| all.iter().filter(below).filter(|p| p.owns(sys, member)).map(of).collect();
-    members(interface, sys).iter().flat_map::<Vec<Found>, _>(of_member).collect()
+    let below = |(device, port): &(&Device, &Port)| infiniband(port) || iwarp(device);
+    let of_member = |member: &Interface| -> Vec<Found<'a>> {
+        seen.ports().filter(below).filter(|(device, port)| owns(device, port, member)).map(of).collect()
+    };
+    members(interface, seen).into_iter().flat_map(of_member).collect()
 }
 
-/// Slots that stand for no other interface.
-fn unnamed(port: &Port) -> Vec<Gid> {
-    port.gids().into_iter().filter(|gid| gid.netdev.is_none()).collect()
+fn infiniband(port: &Port) -> bool {
+    port.link_layer == LinkLayer::InfiniBand
+}
+
+/// Whether the device speaks iWARP: its node type is an RNIC.
+fn iwarp(device: &Device) -> bool {
+    device.node_type.as_deref() == Some("RNIC")
+}
+
+/// Whether the interface's driver is the port's own: Soft-RoCE and Soft-iWARP name it, others share a PCI function.
+fn owns(device: &Device, port: &Port, interface: &Interface) -> bool {
+    if let Some(parent) = &device.parent {
+        return *parent == interface.name;
+    }
+    // Cards with one PCI function for both ports number their interfaces from 0, the RDMA ports from 1.
+    device.function_netdevs.contains(&interface.name)
+        && (device.ports.len() <= 1 || interface.dev_port.unwrap_or(0).checked_add(1) == Some(port.number))
 }
 
 /// The interfaces below a bond or a VLAN, the one that carries its traffic first.
-fn members(interface: &str, sys: &Path) -> Vec<String> {
-    let active = line(&net(sys, interface).join("bonding/active_slave"));
-    let lower = |name: String| name.strip_prefix("lower_").map(str::to_owned);
-    let mut members: Vec<String> = names(&net(sys, interface)).into_iter().filter_map(lower).collect();
-    members.sort_by_key(|member| active.as_ref() != Some(member));
+fn members<'a>(interface: &Interface, seen: &'a Seen) -> Vec<&'a Interface> {
+    let mut members: Vec<&Interface> = interface.lower.iter().filter_map(|name| seen.interface(name)).collect();
+    members.sort_by_key(|member| interface.bond_active.as_ref() != Some(&member.name));
     members
 }
 
 /// Of several ports that have the interface, the active one of the bond's active member.
-fn preferred(found: Vec<Found>, interface: &str, sys: &Path) -> Option<Found> {
-    let members = members(interface, sys);
-    let rank = |f: &Found| {
-        let member = members.iter().position(|member| f.port.owns(sys, member)).unwrap_or(members.len());
-        (!f.port.active(), member)
+fn preferred<'a>(found: Vec<Found<'a>>, interface: &Interface, seen: &Seen) -> Option<Found<'a>> {
+    let members = members(interface, seen);
+    let rank = |f: &Found<'_>| {
+        let member = members.iter().position(|member| owns(f.device, f.port, member)).unwrap_or(members.len());
+        (f.port.state != PortState::Active, member)
     };
     found.into_iter().min_by_key(rank)
 }
 
 /// The address, the GID that stands for it, what the link is, and why.
 fn choose<'a>(
+    device: &Device,
     port: &Port,
-    gids: &[Gid],
+    gids: &[&'a Gid],
     routable: &[&'a Address],
-    interface: &str,
-    sys: &Path,
-) -> Option<(&'a Address, Gid, Link, String)> {
-    let first = *routable.first()?;
-    if port.infiniband() {
+    interface: &Interface,
+) -> Option<(&'a Address, &'a Gid, Link, String)> {
+    let (first, name) = (*routable.first()?, &interface.name);
+    if infiniband(port) {
         // The last 16 of the 20 bytes of an IPoIB interface's hardware address are its GID.
-        let hardware = line(&net(sys, interface).join("address"));
-        let own = hardware.as_deref().and_then(|text| parse_gid(text.get(12..)?));
-        let of_interface = gids.iter().find(|gid| Some(gid.raw) == own);
+        let own = interface.address.as_deref().and_then(|text| gid_of_pairs(text.get(12..)?));
+        let of_interface = gids.iter().find(|gid| Some(gid.address) == own);
         let (gid, reason) = match of_interface {
-            Some(gid) => (gid, format!("the GID in {interface}'s hardware address")),
-            None => (gids.first()?, "the port's first GID".to_owned()),
+            Some(gid) => (*gid, format!("the GID in {name}'s hardware address")),
+            None => (*gids.first()?, "the port's first GID".to_owned()),
         };
-        return Some((first, gid.clone(), Link::InfiniBand, reason));
+        return Some((first, gid, Link::InfiniBand, reason));
     }
-    if port.iwarp() {
+    if iwarp(device) {
         // iWARP connects by IP address; its GIDs are the hardware address and choose nothing.
-        return Some((first, gids.first()?.clone(), Link::Iwarp, "iWARP connects by address".to_owned()));
+        return Some((first, *gids.first()?, Link::Iwarp, "iWARP connects by address".to_owned()));
     }
-    for (kind, link) in [(GidType::RoceV2, Link::RoceV2), (GidType::IbOrRoceV1, Link::RoceV1)] {
+    for link in [Link::RoceV2, Link::RoceV1] {
         for address in routable {
-            if let Some(gid) = gids.iter().find(|gid| gid.kind == Some(kind) && gid.ip() == canonical(address.ip)) {
-                let reason = format!("the {kind} GID of {interface}'s address {}/{}", address.ip, address.prefix_len);
-                return Some((address, gid.clone(), link, reason));
+            let fits = |gid: &&&Gid| {
+                let kind = match gid.kind {
+                    GidType::RoceV2 => Link::RoceV2,
+                    // Without an interface beside it, the kernel's one word for both reads as the other.
+                    GidType::RoceV1 | GidType::Ib => Link::RoceV1,
+                    GidType::Unknown => return false,
+                };
+                kind == link && gid.ip() == address.ip.to_canonical()
+            };
+            if let Some(gid) = gids.iter().find(fits) {
+                let reason = format!("the {link} GID of {name}'s address {}/{}", address.ip, address.prefix_len);
+                return Some((address, *gid, link, reason));
             }
         }
     }
     None
 }
 
-fn canonical(ip: IpAddr) -> IpAddr {
-    ip.to_canonical()
-}
-
-fn first_half(raw: &[u8; 16]) -> [u8; 8] {
-    let mut half = [0; 8];
-    half.copy_from_slice(&raw[..8]);
-    half
+/// Sixteen bytes as pairs of digits with colons between.
+fn gid_of_pairs(text: &str) -> Option<Ipv6Addr> {
+    let digits: String = text.chars().filter(|c| *c != ':').collect();
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+    Some(Ipv6Addr::from_bits(number))
 }
 
 /// GIDs with their kinds, for messages; long tables are cut.
-fn shown(gids: &[Gid]) -> String {
+fn shown(gids: &[&Gid]) -> String {
     const MOST: usize = 8;
     if gids.is_empty() {
         return "no GID".to_owned();
@@ -239,8 +286,8 @@ fn shown(gids: &[Gid]) -> String {
         .iter()
         .take(MOST)
         .map(|gid| match gid.kind {
-            Some(kind) if gid.netdev.is_some() => format!("{gid} ({kind})"),
-            _ => gid.to_string(),
+            GidType::RoceV1 | GidType::RoceV2 => format!("{gid} ({})", gid.kind),
+            GidType::Ib | GidType::Unknown => gid.to_string(),
         })
         .collect();
     if gids.len() > MOST {
@@ -249,12 +296,12 @@ fn shown(gids: &[Gid]) -> String {
     words.join(", ")
 }
 
-fn devices(all: &[Port]) -> String {
-    let words: Vec<String> = all.iter().map(|port| format!("{} port {}", port.device, port.number)).collect();
+fn listed(seen: &Seen) -> String {
+    let words: Vec<String> = seen.ports().map(|(d, port)| format!("{} port {}", d.name, port.number)).collect();
     words.join(", ")
 }
 
 /// The interfaces that could have been named.
-fn with_devices(sys: &Path, all: &[Port]) -> Vec<String> {
-    names(&sys.join("class/net")).into_iter().filter(|name| !find(name, sys, all).is_empty()).collect()
+fn with_devices(seen: &Seen) -> Vec<String> {
+    seen.interfaces.iter().filter(|i| !find(i, seen).is_empty()).map(|i| i.name.clone()).collect()
 }

@@ -1,11 +1,11 @@
 //! Trees like those of real machines, and what the interfaces in them are resolved to.
 
+use spurline_fabric::Tree;
 use spurline_proto::Link;
 use spurline_rails::{Address, LocalRail, Memlock, Unusable, check_memlock, resolve};
-use std::path::Path;
 use tempfile::TempDir;
 
-/// A machine's /sys and addresses.
+/// A machine's files and addresses.
 struct Machine {
     sys: TempDir,
     addresses: Vec<Address>,
@@ -25,18 +25,19 @@ const CONNECTX: Device<'_> =
 impl Machine {
     fn new() -> Self {
         let machine = Machine { sys: tempfile::tempdir().unwrap(), addresses: Vec::new() };
-        machine.put("class/net/lo/operstate", "unknown");
+        machine.put("class/net/lo/type", "772");
         machine
     }
 
     fn put(&self, path: &str, text: &str) {
-        let path = self.sys.path().join(path);
+        let path = self.sys.path().join("sys").join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, format!("{text}\n")).unwrap();
     }
 
     fn netdev(&mut self, name: &str, addresses: &[(&str, u8)]) {
         self.put(&format!("class/net/{name}/operstate"), "up");
+        self.put(&format!("class/net/{name}/type"), "1");
         for (ip, prefix_len) in addresses {
             let ip = ip.parse().unwrap();
             self.addresses.push(Address { interface: name.to_owned(), ip, prefix_len: *prefix_len });
@@ -46,7 +47,10 @@ impl Machine {
     fn device(&self, d: &Device<'_>, port: u32) {
         let base = format!("class/infiniband/{}", d.name);
         self.put(&format!("{base}/node_type"), d.node_type);
-        self.put(&format!("{base}/device/numa_node"), d.numa);
+        if !d.numa.is_empty() {
+            self.put(&format!("{base}/device/uevent"), "PCI_SLOT_NAME=0000:17:00.0");
+            self.put(&format!("{base}/device/numa_node"), d.numa);
+        }
         for (name, text) in
             [("state", "4: ACTIVE"), ("phys_state", "5: LinkUp"), ("link_layer", d.link_layer), ("rate", d.rate)]
         {
@@ -65,13 +69,13 @@ impl Machine {
         }
     }
 
-    fn sys(&self) -> &Path {
-        self.sys.path()
+    fn tree(&self) -> Tree {
+        Tree::folder(self.sys.path())
     }
 
     fn resolve(&self, names: &[&str]) -> Result<Vec<LocalRail>, Unusable> {
         let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
-        resolve(&names, self.sys(), &self.addresses)
+        resolve(&names, &self.tree(), &self.addresses)
     }
 
     fn one(&self, name: &str) -> LocalRail {
@@ -107,7 +111,7 @@ fn roce_v2_of_the_interfaces_own_address_comes_first() {
     assert_eq!((rail.device.as_str(), rail.port, rail.gid.index, rail.numa_node), ("mlx5_0", 1, 3, Some(1)));
     assert_eq!((rail.rail.link, rail.rail.speed_mbit, rail.rail.fabric), (Link::RoceV2, 100_000, 0));
     assert_eq!((rail.rail.address.to_string().as_str(), rail.rail.prefix_len), ("10.7.0.5", 24));
-    let why = "eth2 is mlx5_0 port 1 (RoCE v2, 100 Gb/sec (4X EDR), NUMA node 1); GID 3 ::ffff:10.7.0.5: the RoCE v2 \
+    let why = "eth2 is mlx5_0 port 1 (RoCE v2, 100 Gb/s (4X EDR), NUMA node 1); GID 3 ::ffff:10.7.0.5: the RoCE v2 \
                GID of eth2's address 10.7.0.5/24; of GID 0 fe80::1 (RoCE v1), GID 1 fe80::1 (RoCE v2)";
     assert!(rail.why.starts_with(why), "{}", rail.why);
 }
@@ -202,11 +206,11 @@ fn soft_roce_and_iwarp_name_their_interface() {
     let [rxe, siw] = m.resolve(&["eth9", "eth8"]).unwrap().try_into().unwrap();
     assert_eq!((rxe.device.as_str(), rxe.rail.link, rxe.rail.speed_mbit), ("rxe0", Link::RoceV2, 2_500));
     assert_eq!((siw.device.as_str(), siw.rail.link), ("siw0", Link::Iwarp));
-    assert!(rxe.link_up(m.sys()));
+    assert!(rxe.link_up(&m.tree()));
     m.put("class/net/eth9/operstate", "down");
-    assert!(!rxe.link_up(m.sys()) && siw.link_up(m.sys()));
+    assert!(!rxe.link_up(&m.tree()) && siw.link_up(&m.tree()));
     m.put("class/infiniband/siw0/ports/1/state", "1: DOWN");
-    assert!(!siw.link_up(m.sys()));
+    assert!(!siw.link_up(&m.tree()));
 }
 
 #[test]
@@ -225,7 +229,7 @@ fn each_way_of_being_unusable_is_said() {
         (Machine::new().refused("lo"), vec!["(this machine has none)", "modprobe rdma_rxe"]),
     ];
     m.addresses.retain(|a| a.interface != "eth2" || a.ip.to_string() == "fd00:7::5");
-    std::fs::remove_file(m.sys().join("class/infiniband/mlx5_0/ports/1/gids/4")).unwrap();
+    std::fs::remove_file(m.sys.path().join("sys/class/infiniband/mlx5_0/ports/1/gids/4")).unwrap();
     wrong.push((
         m.refused("eth2"),
         vec!["mlx5_0 has no GID for fd00:7::5; it has GID 0 fe80::1 (RoCE v1)", "show_gids"],

@@ -1,8 +1,8 @@
 //! `spurline net doctor`: findings, the worst first. What is a finding is the fabric crate's to know.
 
 use super::facts::{self, FromArgs};
-use super::subnet;
 use super::table::{BAD, DIM, GOOD, WARN};
+use super::{subnet, trials};
 use anstyle::Style;
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -88,17 +88,25 @@ impl AskArgs {
                 "give names with a colon between, ib0:ib1",
             ));
         }
+        let mut trials = Vec::new();
         let peer = match &self.peer {
             None => None,
             Some(peer) if Path::new(peer).exists() => Some(Host::read(&facts::open(Path::new(peer))?)),
-            Some(peer) => Some(Host::read(&called(peer)?)),
+            Some(peer) => {
+                let (there, port) = called(peer)?;
+                let there = Host::read(&there);
+                if tree.is_live() {
+                    trials = trials::run(&Host::read(tree), &there, &for_rdma, port);
+                }
+                Some(there)
+            }
         };
         let expect = self.expect.map(|e| match e {
             Expect::Infiniband => LinkLayer::InfiniBand,
             Expect::Ethernet => LinkLayer::Ethernet,
         });
         let obstacles = obstacles(tree, &for_rdma)?;
-        Ok(Ask { for_rdma, expect, peer, subnet_manager: subnet::ask(tree), obstacles })
+        Ok(Ask { for_rdma, expect, peer, trials, subnet_manager: subnet::ask(tree), obstacles })
     }
 }
 
@@ -109,7 +117,7 @@ fn obstacles(tree: &Tree, names: &[String]) -> Result<Vec<Obstacle>, Fault> {
     }
     let here = host_addresses()?;
     let refused = |name: &String| {
-        let refused = resolve(std::slice::from_ref(name), Path::new("/sys"), &here).err()?;
+        let refused = resolve(std::slice::from_ref(name), tree, &here).err()?;
         let id = match &refused {
             Unusable::PortDown { .. } => id::PORT_DOWN,
             Unusable::NoAddress { .. } => id::NO_ADDRESS,
@@ -125,10 +133,11 @@ fn obstacles(tree: &Tree, names: &[String]) -> Result<Vec<Obstacle>, Fault> {
     Ok(names.iter().filter_map(refused).collect())
 }
 
-/// The facts of a host that runs `net serve`.
-fn called(host: &str) -> Result<Tree, Fault> {
+/// The facts of a host that runs `net serve`, and its port.
+fn called(host: &str) -> Result<(Tree, u16), Fault> {
     let call = Call { peer: client::peer(host)?, from: Vec::new(), timeout: PEER };
-    let facts = Session::connect(&call).and_then(|mut session| session.facts(PEER)).map_err(|fault| {
+    let asked = |mut session: Session| Ok((session.facts(PEER)?, session.remote().port()));
+    let (facts, port) = Session::connect(&call).and_then(asked).map_err(|fault| {
         let remedy = format!(
             "there: spurline net serve; or collect the facts: ssh {host} spurline net collect -o - > peer.tar.zst, then \
              --peer peer.tar.zst"
@@ -137,7 +146,7 @@ fn called(host: &str) -> Result<Tree, Fault> {
     })?;
     let entries = archive::read(facts.as_slice())
         .map_err(|e| Fault::failed(format!("the facts that {host} sent: {e}"), "use the same version on both ends"))?;
-    Ok(Tree::memory(entries))
+    Ok((Tree::memory(entries), port))
 }
 
 /// Runs the command.

@@ -267,15 +267,9 @@ fn gids<'a>(out: &mut String, all: impl Iterator<Item = (&'a Device, &'a Port)>)
     let mut rows = vec![row(&["DEVICE", "PORT", "INDEX", "GID", "IP", "TYPE", "NETDEV"])];
     for (device, port) in all {
         for gid in &port.gids {
-            let kind = match gid.kind {
-                GidType::Ib => "IB",
-                GidType::RoceV1 => "RoCE v1",
-                GidType::RoceV2 => "RoCE v2",
-                GidType::Unknown => "-",
-            };
             let ip = gid.address.to_ipv4_mapped();
             let words = [device.name.clone(), port.number.to_string(), gid.index.to_string(), long(gid.address)];
-            let more = [dash(ip), kind.to_owned(), dash(gid.netdev.as_ref())];
+            let more = [dash(ip), gid.kind.to_string(), dash(gid.netdev.as_ref())];
             rows.push(words.into_iter().chain(more).map(|w| cell(w, Default::default())).collect());
         }
     }

@@ -14,6 +14,7 @@ mod ping;
 mod serve;
 mod subnet;
 mod table;
+mod trials;
 
 use clap::{Args, Subcommand};
 use spurline_config::Fault;

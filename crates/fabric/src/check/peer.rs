@@ -15,7 +15,7 @@ pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
     let them = peer.hostname.clone().unwrap_or_else(|| "the peer".into());
     let wanted = &case.ask.for_rdma;
     let mut shared = false;
-    for (own, theirs, ip) in pairs(case.host, peer) {
+    for Pair { own, theirs, to: ip, .. } in pairs(case.host, peer) {
         if !wanted.is_empty() && !wanted.contains(&own.name) {
             continue;
         }
@@ -47,19 +47,29 @@ pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
     layers(case, peer, &them, found);
 }
 
-/// Interfaces of both ends that are in one subnet, with the peer's address there.
-fn pairs<'a>(host: &'a Host, peer: &'a Host) -> Vec<(&'a Interface, &'a Interface, IpAddr)> {
+/// Interfaces of both ends that are in one subnet.
+#[derive(Debug, Clone, Copy)]
+pub struct Pair<'a> {
+    /// This host's.
+    pub own: &'a Interface,
+    /// The peer's.
+    pub theirs: &'a Interface,
+    /// This host's address there.
+    pub from: IpAddr,
+    /// The peer's.
+    pub to: IpAddr,
+}
+
+/// All of them, loopback left out.
+pub fn pairs<'a>(host: &'a Host, peer: &'a Host) -> Vec<Pair<'a>> {
     let mut all = Vec::new();
     for own in host.interfaces.iter().filter(|i| !i.is_loopback()) {
         for theirs in peer.interfaces.iter().filter(|i| !i.is_loopback()) {
             let near = own.addresses.iter().filter(|(ip, _)| !is_link_local(*ip)).find_map(|(ip, prefix)| {
-                theirs
-                    .addresses
-                    .iter()
-                    .find(|(other, _)| other != ip && same_network(*ip, *other, *prefix))
-                    .map(|(o, _)| *o)
+                let near = |(other, _): &&(IpAddr, u8)| other != ip && same_network(*ip, *other, *prefix);
+                theirs.addresses.iter().find(near).map(|(other, _)| (*ip, *other))
             });
-            all.extend(near.map(|ip| (own, theirs, ip)));
+            all.extend(near.map(|(from, to)| Pair { own, theirs, from, to }));
         }
     }
     all
@@ -146,13 +156,36 @@ fn layers(case: &Case<'_>, peer: &Host, them: &str, found: &mut Vec<Finding>) {
 
 fn route(case: &Case<'_>, own: &Interface, theirs: &Interface, ip: IpAddr, them: &str, found: &mut Vec<Finding>) {
     let meant = case.ask.for_rdma.is_empty() || case.ask.for_rdma.contains(&own.name);
-    let Some(route) = route_to(&case.host.routes, ip).filter(|r| meant && r.interface != own.name) else { return };
-    // Routes of several interfaces into one subnet are told apart by their order, and SAME-SUBNET says so too.
+    if !meant {
+        return;
+    }
+    // What was tried counts more than what the main routing table says: there may be rules and other tables.
+    let trial = case.ask.trials.iter().find(|t| t.interface == own.name && t.to == ip);
+    let tried = trial.and_then(|t| Some((t.bytes, t.carried.as_ref().ok()?)));
+    let evidence = match (tried, route_to(&case.host.routes, ip)) {
+        (Some((_, [None, None])), _) => return,
+        (Some((bytes, [here, there])), _) => {
+            let name = |by: &Option<String>, meant: &Interface| by.clone().unwrap_or_else(|| meant.name.clone());
+            format!(
+                "of {} KiB sent from {} to {ip} ({} on {them}) the interfaces' counters (/proc/net/dev) moved on {} here and on {} there",
+                bytes >> 10,
+                own.name,
+                theirs.name,
+                name(here, own),
+                name(there, theirs)
+            )
+        }
+        // Routes of several interfaces into one subnet are told apart by their order, and SAME-SUBNET says so too.
+        (None, Some(route)) if route.interface != own.name => {
+            format!("packets to {ip} ({} on {them}) leave by {}, not by {}", theirs.name, route.interface, own.name)
+        }
+        (None, _) => return,
+    };
     found.push(Finding::new(
         id::PEER_ROUTE,
         case.severity([&own.name], Severity::Warning),
         &own.name,
-        format!("packets to {ip} ({} on {them}) leave by {}, not by {}", theirs.name, route.interface, own.name),
+        evidence,
         format!(
             "ip route get {ip} shows it; give {} a subnet of its own, or a route: ip route add {ip} dev {}",
             own.name, own.name

@@ -212,6 +212,7 @@ impl RdmaLane {
                 while meter.begin(stop) {
                     number = next(number);
                     put(pair, len, region, number, far)?;
+                    meter.keep();
                     let mut since = None;
                     while !seen(pair, lent, len - 1, number, stop)? {
                         // A tick ago.

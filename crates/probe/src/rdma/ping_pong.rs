@@ -10,11 +10,12 @@ use spurline_types::Result;
 use spurline_verbs::{Lent, QueuePair, RemoteRegion, Slot, VerbsError};
 use std::time::{Duration, Instant};
 
-/// So many looks at the memory before the processor is offered to others: software devices do their work in a thread of
-/// the kernel, which may want this very one.
-const LOOKS: u32 = 128;
+/// So many looks at the memory before the processor is offered to others: software devices may do their work in a thread
+/// of the kernel, which may want this very one. Longer than an answer takes: offering is a system call, and what arrives
+/// meanwhile is seen after it.
+const LOOKS: u32 = 4096;
 /// So many looks between two at the connection, which cost more.
-const LOOKS_AT_ALL: u32 = LOOKS * 32;
+const LOOKS_AT_ALL: u32 = LOOKS * 4;
 /// Who has looked for this long without seeing anything lets the processor rest between looks.
 const RESTLESS: Duration = Duration::from_millis(5);
 /// The rest.
