@@ -111,6 +111,7 @@ fn start(
     }
     let ready = background::Ready::new()?;
     service::start_logging(log, background::is_child(), host)?;
+    service::raise_open_files();
     for warning in warnings {
         tracing::warn!("{warning}");
     }

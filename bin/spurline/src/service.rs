@@ -23,6 +23,18 @@ pub fn default_log(host: &Host) -> PathBuf {
     }
 }
 
+/// Takes as many open files as this process may have: the usual limit of 1024 is there for programs that use select(2), and
+/// is few for connections and cached files.
+pub fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::debug!("the limit of open files stays at {current:?}: {error}");
+    }
+}
+
 /// Starts logging: to the file named, in the background to the default file, else to standard error.
 ///
 /// # Errors

@@ -161,7 +161,10 @@ impl Inner {
         dst: &mut [u8],
         take: impl FnOnce(&mut Lease<'_>, &mut [u8], Option<&std::sync::atomic::AtomicBool>) -> Result<Answer, CallError>,
     ) -> Result<Answer, CallError> {
-        match self.hedge.watch(object, offset, dst.len(), peer, lease.breaker()) {
+        // Of one node alone there is nobody else to ask.
+        let others = self.roster.view().members().len() > 1;
+        let watched = others.then(|| self.hedge.watch(object, offset, dst.len(), peer, lease.breaker()));
+        match watched.flatten() {
             None => take(lease, dst, None),
             Some(watched) => {
                 let result = take(lease, dst, Some(watched.unless()));
