@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use spurline_mem::Buf;
 use spurline_proto::rdma::{Announced, MessageKind, Region};
 use spurline_proto::{Header, encode_error_message};
-use spurline_transport::{AnswerState, Responder};
+use spurline_transport::{AnswerState, Crew, Responder};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_verbs::{MemoryRegion, RemoteRegion};
 use std::os::fd::BorrowedFd;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Writes one answer.
 pub(crate) struct RdmaResponder<'a> {
+    crew: &'a Crew,
     session: &'a mut Session,
     memory: &'a Arc<MemoryRegion>,
     request: &'a Header,
@@ -38,6 +39,7 @@ pub(crate) struct RdmaResponder<'a> {
 
 impl<'a> RdmaResponder<'a> {
     pub fn new(
+        crew: &'a Crew,
         session: &'a mut Session,
         memory: &'a Arc<MemoryRegion>,
         request: &'a Header,
@@ -46,6 +48,7 @@ impl<'a> RdmaResponder<'a> {
         timeout: Duration,
     ) -> Self {
         RdmaResponder {
+            crew,
             session,
             memory,
             request,
@@ -216,6 +219,7 @@ impl Responder for RdmaResponder<'_> {
         }
         let mut left = len;
         if left > 0 {
+            self.waits();
             let mut bounce = self.bounce(left)?;
             while left > 0 {
                 let want = left.min(bounce.len());
@@ -264,6 +268,10 @@ impl Responder for RdmaResponder<'_> {
         // A code of 0 would read as success.
         self.start(error.kind().code().max(1), &body, 0)?;
         self.finish()
+    }
+
+    fn waits(&mut self) {
+        self.crew.waits();
     }
 
     fn progress(&self) -> AnswerState {

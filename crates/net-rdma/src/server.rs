@@ -18,6 +18,7 @@ use spurline_verbs::{CmChannel, CmEvent, CmEventKind, CmId, MemoryRegion, QueueP
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 /// Bounds of a server.
@@ -65,6 +66,8 @@ pub(crate) struct Conn {
     pub memory: Arc<MemoryRegion>,
     pub max_message: usize,
     pub breaker: spurline_verbs::Breaker,
+    /// Of [`Shared::events`] when a worker last waited for its next request.
+    pub seen: AtomicU64,
     opened: Instant,
 }
 
@@ -73,6 +76,8 @@ pub(crate) struct Shared {
     pub config: RdmaServerConfig,
     pub service: Arc<dyn Service>,
     pub stats: Arc<Stats>,
+    /// Events of connections that workers took.
+    pub events: AtomicU64,
     refusals: Refusals,
     crew: Crew,
     conns: Mutex<HashMap<u64, Arc<Conn>>>,
@@ -131,9 +136,12 @@ impl RdmaServer {
         };
         let channel = CmChannel::new(first.verbs())?;
         let os = |e: rustix::io::Errno| Error::io("can't set up the RDMA server", &e.into());
-        let crew = Crew::new("rdma", config.max_workers).map_err(os)?;
+        // Two at least, so that one may wait on its connection while the other takes what comes on the others.
+        let at_once = std::thread::available_parallelism().map_or(1, usize::from).max(2);
+        let crew = Crew::new("rdma", config.max_workers, at_once).map_err(os)?;
         let refusals = Refusals::new(Arc::clone(&stats));
-        let shared = Arc::new(Shared { config, service, stats, refusals, crew, conns: Mutex::new(HashMap::new()) });
+        let conns = Mutex::new(HashMap::new());
+        let shared = Arc::new(Shared { config, service, stats, events: AtomicU64::new(0), refusals, crew, conns });
         let mut acceptor = Acceptor {
             shared: Arc::clone(&shared),
             listeners: Vec::new(),
@@ -336,6 +344,7 @@ impl Acceptor {
             memory: Arc::clone(&open.memory),
             max_message: open.max_message,
             breaker,
+            seen: AtomicU64::new(0),
             opened: Instant::now(),
         });
         // All is in place before the reader may send: nothing can arrive unseen.

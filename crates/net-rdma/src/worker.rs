@@ -7,11 +7,13 @@ use crate::session::{Arrived, Session};
 use spurline_proto::rdma::{MessageKind, Region};
 use spurline_transport::{Crewed as _, End, Next, dispatch};
 use spurline_types::{Error, ErrorKind};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Answers requests of one connection until it has none for a while.
 pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
     let mut session = conn.session.lock();
+    shared.events.fetch_add(1, Ordering::Relaxed);
     let mut served = false;
     loop {
         match session.take(Instant::now() + shared.config.send_timeout) {
@@ -42,9 +44,12 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
         if shared.crew().stopping() {
             return End::Closed;
         }
-        // While another worker waits for events this one can wait for the next request here.
-        let others_idle = shared.crew().others_idle();
-        if others_idle && served && matches!(session.pair.wait(Instant::now() + shared.config.linger), Ok(true)) {
+        // While another worker waits for events this one can wait for the next request here: not where many connections
+        // are busy, as then it would find requests there without falling asleep.
+        let events = shared.events.load(Ordering::Relaxed);
+        let lonely = events.saturating_sub(conn.seen.swap(events, Ordering::Relaxed)) <= 1;
+        let lingers = served && lonely && shared.crew().others_idle();
+        if lingers && matches!(session.pair.wait(Instant::now() + shared.config.linger), Ok(true)) {
             continue;
         }
         // A reader has one request under way, so between two of them there is a moment in which others get their turn.
@@ -65,7 +70,8 @@ fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region) -
         Err(error) => Next::Close(error),
         Ok((header, body)) => {
             let timeout = shared.config.send_timeout;
-            let mut to = RdmaResponder::new(session, &conn.memory, &header, region, conn.max_message, timeout);
+            let crew = shared.crew();
+            let mut to = RdmaResponder::new(crew, session, &conn.memory, &header, region, conn.max_message, timeout);
             let next = dispatch(&conn.state, &header, body, &*shared.service, &mut to);
             let (sent, writes, writing) = (to.sent() as u64, to.writes, to.writing);
             shared.stats.rdma.write_bytes.add(sent);

@@ -206,7 +206,7 @@ fn guest_an_answer_after_the_deadline_lands_nowhere() {
     assert!(error.is_broken() && error.error().kind() == ErrorKind::Timeout);
     assert!(!channel.probe());
     // The node's write comes within this time.
-    std::thread::sleep(Duration::from_millis(2500));
+    std::thread::sleep(Duration::from_secs(6));
     assert!(dst.iter().all(|b| *b == 0), "a late write landed in memory that was given back");
     drop(channel);
     let mut channel = pair.open().unwrap();
@@ -389,7 +389,7 @@ fn last_a_port_goes_down_and_comes_back() {
         std::thread::sleep(Duration::from_millis(300));
         sh("ip link set rail1 down");
     });
-    let error = call(&mut channel, &read("slow", 0, 1 << 20), &mut dst, soon()).unwrap_err();
+    let error = call(&mut channel, &read("slower", 0, 1 << 20), &mut dst, soon()).unwrap_err();
     println!("{error}");
     assert!(error.is_broken() && error.error().kind() == ErrorKind::Unavailable, "{error}");
     assert!(error.error().message().contains("its port went down"), "{error}");

@@ -168,7 +168,7 @@ impl TcpServer {
             listeners.push(listener);
         }
         let os = |e: rustix::io::Errno| Error::io("can't set up the server", &e.into());
-        let crew = Crew::new("tcp", config.max_workers).map_err(os)?;
+        let crew = Crew::new("tcp", config.max_workers, config.max_workers).map_err(os)?;
         let refusals = Refusals::new(Arc::clone(&stats));
         let shared = Arc::new(Shared { config, service, stats, refusals, crew, conns: Mutex::new(HashMap::new()) });
         Crew::spawn(&shared)

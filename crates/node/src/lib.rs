@@ -271,6 +271,7 @@ fn answer_read(
         return responder.data(hint, &[&slice]);
     }
     // On disk, or more than one block: read into a buffer of the budget.
+    responder.waits();
     let pool = cache.pool();
     let mut scratch = pool.alloc(len, Instant::now() + cache.timeout())?;
     match cache.read(object, offset, &mut scratch)? {

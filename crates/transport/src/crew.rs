@@ -4,6 +4,7 @@
 //! to these alone: when all workers wait for a slow under-store, somebody still says that the node is alive. It knows
 //! neither what a connection is made of nor what requests mean.
 
+use crate::turns::{Turn, Turns};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -69,6 +70,7 @@ pub struct Crew {
     stopping: AtomicBool,
     /// Workers waiting for an event.
     idle: AtomicUsize,
+    turns: Turns,
     /// Worker threads there are; the condition is signalled when it falls.
     workers: Mutex<usize>,
     /// Whether the one more thread runs.
@@ -81,11 +83,12 @@ impl Crew {
     /// The number of the first connection.
     pub const FIRST_ID: u64 = STOP + 1;
 
-    /// A crew of at most `most` workers, none yet.
+    /// A crew of at most `most` workers, none yet, of which `at_once` take events: as many as answer at once without
+    /// waiting for anything, while those who wait are more.
     ///
     /// # Errors
     /// When the descriptors can't be had.
-    pub fn new(kind: &'static str, most: usize) -> rustix::io::Result<Self> {
+    pub fn new(kind: &'static str, most: usize, at_once: usize) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &wake, EventData::new_u64(STOP), EventFlags::IN)?;
@@ -100,6 +103,7 @@ impl Crew {
             wake,
             stopping: AtomicBool::new(false),
             idle: AtomicUsize::new(0),
+            turns: Turns::new(at_once.clamp(1, most.max(1))),
             workers: Mutex::new(0),
             watched: Mutex::new(false),
             watch_ended: Condvar::new(),
@@ -153,6 +157,11 @@ impl Crew {
         self.idle.load(Ordering::Acquire) > 0
     }
 
+    /// Says that the worker on this thread is about to wait for a disk or another machine: another takes events meanwhile.
+    pub fn waits(&self) {
+        self.turns.give_away();
+    }
+
     /// Whether the server stops.
     pub fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
@@ -171,6 +180,7 @@ impl Crew {
     /// Workers end after the request they are on.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+        self.turns.end();
         // The counter only has to be non-zero; when it is full already, it is.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -231,7 +241,13 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
     let crew = shared.crew();
     let mut inbox = vec![0u8; shared.inbox_len()].into_boxed_slice();
     let mut events: Vec<Event> = Vec::with_capacity(1);
+    let mut held: Option<Turn<'_>> = None;
     while !crew.stopping() {
+        // Signs of life are never a matter of turns.
+        let turn = held.take().or_else(|| if life_only { None } else { crew.turns.take() });
+        if turn.is_none() && !life_only {
+            return;
+        }
         events.clear();
         let counts = usize::from(!life_only);
         let set = if life_only { &crew.life } else { &crew.epoll };
@@ -244,13 +260,17 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
             let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
             waited = epoll::wait(&crew.life, rustix::buffer::spare_capacity(&mut events), Some(&at_once));
             if events.is_empty() {
+                held = turn;
                 continue;
             }
         }
         let id = match (waited, events.first()) {
             (Ok(_), Some(event)) => event.data.u64(),
             (Ok(_), None) if others_idle > 0 && !life_only => return,
-            (Ok(_), None) | (Err(Errno::INTR), _) => continue,
+            (Ok(_), None) | (Err(Errno::INTR), _) => {
+                held = turn;
+                continue;
+            }
             (Err(e), _) => {
                 tracing::error!("a worker thread of the {} server ends: waiting for events failed: {e}", crew.kind);
                 return;
@@ -259,9 +279,15 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
         if id == STOP {
             return;
         }
-        let Some(conn) = shared.conn(id) else { continue };
+        let Some(conn) = shared.conn(id) else {
+            held = turn;
+            continue;
+        };
+        let begun = turn.as_ref().map(Turn::begin);
+        // Somebody has to be left who takes events when this request takes long.
         if others_idle == 0
             && !life_only
+            && crew.turns.waiting() == 0
             && let Err(e) = Crew::spawn(shared)
         {
             tracing::warn!(
@@ -284,5 +310,6 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
                 shared.remove(&conn);
             }
         }
+        held = turn.zip(begun).and_then(|(turn, begun)| turn.done(begun));
     }
 }

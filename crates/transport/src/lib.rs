@@ -16,6 +16,7 @@ mod path_pool;
 mod path_state;
 mod pool;
 mod service;
+mod turns;
 
 pub use channel::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet};
 pub use crew::{Crew, Crewed, End};

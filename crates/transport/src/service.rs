@@ -86,6 +86,10 @@ pub trait Responder {
     /// Answers with an error.
     fn error(&mut self, error: &Error) -> Result<()>;
 
+    /// Says that the service is about to wait for a disk or another machine, so that others are answered meanwhile. One
+    /// that says nothing is found out after a while.
+    fn waits(&mut self) {}
+
     /// What has become of the answer.
     fn progress(&self) -> AnswerState;
 }

@@ -110,6 +110,8 @@ pub struct QueuePair {
     /// Slots that were sent, to be used again.
     spare: Vec<Slot>,
     arrived: VecDeque<sys::WorkCompletion>,
+    /// Room for what a poll takes: it would cost as much as the poll to make it anew each time.
+    batch: [sys::WorkCompletion; BATCH],
     depths: QueueDepths,
     max_inline: u32,
     /// Reads of the peer's memory that may be under way, and reads of the peer.
@@ -200,6 +202,7 @@ impl QueuePair {
             completed: 0,
             spare: Vec::with_capacity(depths.sends as usize),
             arrived: VecDeque::with_capacity(BATCH),
+            batch: [sys::WorkCompletion::default(); BATCH],
             depths,
             max_inline,
             reads: 1,
@@ -546,12 +549,12 @@ impl QueuePair {
     /// Takes the completions of sends and writes.
     fn take_sent(&mut self) -> Result<(), VerbsError> {
         self.raw()?;
-        let mut batch = [sys::WorkCompletion::default(); BATCH];
         loop {
-            let n = self.queue.poll(Side::Send, &mut batch)?;
-            for wc in &batch[..n] {
+            let n = self.queue.poll(Side::Send, &mut self.batch)?;
+            for at in 0..n {
+                let wc = self.batch[at];
                 if wc.status != 0 {
-                    return Err(self.fail("a send or write", wc));
+                    return Err(self.fail("a send or write", &wc));
                 }
                 self.completed = wc.wr_id;
                 while let Some((number, _)) = self.sends.front()
@@ -656,9 +659,7 @@ impl QueuePair {
             if self.handle.raw.load(Ordering::Relaxed).is_null() {
                 self.raw()?;
             }
-            let mut batch = [sys::WorkCompletion::default(); BATCH];
-            let n = self.queue.poll(Side::Receive, &mut batch)?;
-            self.arrived.extend(&batch[..n]);
+            self.take_arrived()?;
         }
         let Some(wc) = self.arrived.pop_front() else {
             return match &self.fault {
@@ -691,11 +692,17 @@ impl QueuePair {
         self.has_arrived()
     }
 
+    fn take_arrived(&mut self) -> Result<(), VerbsError> {
+        let n = self.queue.poll(Side::Receive, &mut self.batch)?;
+        if n > 0 {
+            self.arrived.extend(&self.batch[..n]);
+        }
+        Ok(())
+    }
+
     fn has_arrived(&mut self) -> Result<bool, VerbsError> {
         if self.arrived.is_empty() {
-            let mut batch = [sys::WorkCompletion::default(); BATCH];
-            let n = self.queue.poll(Side::Receive, &mut batch)?;
-            self.arrived.extend(&batch[..n]);
+            self.take_arrived()?;
         }
         Ok(!self.arrived.is_empty())
     }
@@ -747,8 +754,9 @@ impl QueuePair {
         let result = loop {
             polls += 1;
             match there(self) {
-                // The clock costs as much as several polls. The processor is offered to others each time: software devices
+                // The clock costs as much as several polls, and so does offering the processor to others: software devices
                 // do their work in a kernel thread that may wait for this very one, up to a tick of 4 ms.
+                Ok(false) if !polls.is_multiple_of(4) => std::hint::spin_loop(),
                 Ok(false) if !polls.is_multiple_of(8) || Instant::now() < until => std::thread::yield_now(),
                 result => break result,
             }

@@ -38,11 +38,11 @@ impl Service for Pattern {
         let range = read.offset as usize..read.offset as usize + read.len as usize;
         match read.path {
             b"slow" => {
-                std::thread::sleep(Duration::from_millis(1500));
+                std::thread::sleep(Duration::from_secs(4));
                 to.data(&[], &[&self.registered[range]])
             }
             b"slower" => {
-                std::thread::sleep(Duration::from_secs(20));
+                std::thread::sleep(Duration::from_secs(60));
                 to.data(&[], &[&self.registered[range]])
             }
             b"vec" => to.data(&[], &[&self.plain[range]]),
