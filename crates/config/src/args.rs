@@ -236,7 +236,7 @@ pub struct CoordinatorArgs {
     /// What nodes and mounts have to show, and jobs show to nodes.
     #[command(flatten)]
     pub trust: TrustArgs,
-    /// Keeps the list of nodes over a restart; none keeps it in memory only
+    /// File that keeps the list of nodes over a restart; the word none: in memory only
     ///
     /// Jobs (spurline load --submit) are kept beside it.
     ///

@@ -73,6 +73,8 @@ struct Shared {
     refused: Mutex<Option<(String, Instant)>>,
     stats: Arc<Stats>,
     jobs: Worker,
+    /// Keeps other coordinators off the file.
+    _lock: Option<std::fs::File>,
 }
 
 impl Coordinator {
@@ -82,6 +84,7 @@ impl Coordinator {
     /// When an address can't be had, or the file's directory can't be written to.
     pub fn start(config: CoordinatorConfig, stats: Arc<Stats>) -> Result<Self> {
         let mut roll = Roll::new(config.lease, Limits::default());
+        let lock = config.file.as_deref().map(own).transpose()?;
         if let Some(file) = &config.file {
             for (group, members) in read(file) {
                 for member in members {
@@ -104,11 +107,12 @@ impl Coordinator {
             refused: Mutex::new(None),
             stats,
             jobs: Worker::default(),
+            _lock: lock,
         });
         let runtime = runtime("coordinator")?;
         let mut addresses = Vec::new();
         for at in &config.listen {
-            let io = |e: std::io::Error| Error::io(format_args!("the coordinator can't listen at {at}"), &e);
+            let io = |e: std::io::Error| cant_listen(*at, &e);
             let listener = TcpListener::bind(at).map_err(io)?;
             listener.set_nonblocking(true).map_err(io)?;
             addresses.push(listener.local_addr().map_err(io)?);
@@ -235,11 +239,42 @@ fn read(file: &Path) -> BTreeMap<String, Vec<Member>> {
     })
 }
 
+/// Makes the file this process's own; what is given back keeps it so.
+fn own(file: &Path) -> Result<std::fs::File> {
+    let remedy = "name another by --state-file, or keep the list in memory only by --state-file none";
+    let cant = |e: std::io::Error| {
+        let what = format!("the list of nodes can't be kept in {}: {e}; {remedy}", file.display());
+        Error::new(Error::io("", &e).kind(), what)
+    };
+    if let Some(dir) = file.parent() {
+        std::fs::create_dir_all(dir).map_err(cant)?;
+    }
+    let lock = std::fs::File::create(file.with_extension("lock")).map_err(cant)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(std::fs::TryLockError::Error(e)) => Err(cant(e)),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            let what = format!("another coordinator keeps its list of nodes in {}; {remedy}", file.display());
+            Err(Error::new(ErrorKind::Unavailable, what))
+        }
+    }
+}
+
+fn cant_listen(at: SocketAddr, e: &std::io::Error) -> Error {
+    let remedy = match e.kind() {
+        std::io::ErrorKind::AddrInUse => format!(
+            "another process does ('ss -ltnp sport = :{}' says which); choose another --group-port or stop it",
+            at.port()
+        ),
+        std::io::ErrorKind::AddrNotAvailable => "it is no address of this host; see --group-network".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "ports below 1024 need root; choose another --group-port".to_owned(),
+        _ => return Error::io(format_args!("the coordinator can't listen at {at}"), e),
+    };
+    Error::new(ErrorKind::Unavailable, format!("the coordinator can't listen at {at}: {e}: {remedy}"))
+}
+
 fn write(file: &Path, groups: &BTreeMap<String, Vec<Member>>) -> Result<()> {
     let io = |e: std::io::Error| Error::io(file.display(), &e);
-    if let Some(dir) = file.parent() {
-        std::fs::create_dir_all(dir).map_err(io)?;
-    }
     let next = file.with_extension("next");
     let text = record::of_groups(groups);
     let mut out = std::fs::File::create(&next).map_err(io)?;

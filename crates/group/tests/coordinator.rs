@@ -95,6 +95,27 @@ fn a_coordinator_that_is_gone_or_forgets_empties_no_view() {
 }
 
 #[test]
+fn a_file_is_one_coordinator_s_and_what_is_in_the_way_is_named_with_a_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    let first = start(None, Some(&file));
+    let fails = |listen: SocketAddr, file: Option<&Path>| {
+        let (listen, file) = (vec![listen], file.map(Path::to_owned));
+        let config = CoordinatorConfig { listen, file, ..Default::default() };
+        Coordinator::start(config, Arc::new(Stats::default())).err().unwrap().to_string()
+    };
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let said = fails(any, Some(&file));
+    assert!(said.contains("another coordinator") && said.contains("--state-file none"), "{said}");
+    let said = fails(any, Some(&file.join("below")));
+    assert!(said.contains("can't be kept") && said.contains("--state-file none"), "{said}");
+    let said = fails(first.addresses()[0], None);
+    assert!(said.contains("ss -ltnp") && said.contains("--group-port"), "{said}");
+    drop(first);
+    start(None, Some(&file));
+}
+
+#[test]
 fn a_restart_knows_the_nodes_of_before() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("new/state.json");

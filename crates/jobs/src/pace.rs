@@ -3,7 +3,8 @@
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Lets bytes pass at a rate; what was not used in the last tenth of a second is lost.
+/// Lets bytes pass at a rate, each once the time for it has gone by; what was not used in the last tenth of a second is
+/// lost.
 pub(crate) struct Pace {
     rate: f64,
     /// When the bytes let pass so far will have been paid for.
@@ -25,7 +26,7 @@ impl Pace {
         let mut paid = self.paid.lock();
         let from = (*paid).max(now - Duration::from_millis(100));
         *paid = from + Duration::from_secs_f64(bytes as f64 / self.rate);
-        from.saturating_duration_since(now)
+        paid.saturating_duration_since(now)
     }
 }
 
@@ -34,11 +35,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_wait_for_those_before_them() {
+    fn bytes_wait_for_their_time_and_for_those_before_them() {
         let pace = Pace::new(1000);
-        assert_eq!(pace.take(10_000), Duration::ZERO);
-        let wait = pace.take(1);
-        assert!(wait > Duration::from_secs(8) && wait <= Duration::from_secs(10), "{wait:?}");
+        for (bytes, most) in [(10_000, 10), (10_000, 20), (1, 21)] {
+            let wait = pace.take(bytes);
+            assert!(wait > Duration::from_secs(most - 2) && wait <= Duration::from_secs(most), "{wait:?}");
+        }
         assert_eq!(Pace::new(0).take(u64::MAX), Duration::ZERO);
     }
 }

@@ -236,6 +236,8 @@ struct Work<'a> {
     spec: &'a Spec,
     run: &'a Run,
     pace: Pace,
+    /// Blocks worked on at once, of one file or of several: fewer where a rate is to be kept, so that they go evenly.
+    grain: u32,
     feed: Mutex<Feed>,
     /// Records that may be read, and whether there will be no more.
     published: &'a AtomicU64,
@@ -291,6 +293,7 @@ fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut 
             spec,
             run,
             pace: Pace::new(spec.rate),
+            grain: grain(spec.rate, target.block_size()),
             feed: Mutex::new(Feed { reader, next: 0, current: None }),
             published: &published,
             all: &all,
@@ -304,6 +307,12 @@ fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut 
         pass(Pass::Verify, None, save)?;
     }
     Ok(())
+}
+
+/// As many blocks as a quarter of a second of the rate has, at least one; 0 is no limit.
+fn grain(rate: u64, block_size: u64) -> u32 {
+    let even = rate / 4 / block_size.max(1);
+    if rate == 0 { BLOCKS } else { u32::try_from(even).unwrap_or(BLOCKS).clamp(1, BLOCKS) }
 }
 
 fn spawn<'scope, 'env>(
@@ -409,11 +418,11 @@ impl Work<'_> {
     /// Takes the next units, as many as are asked for at once.
     fn take(&self, batch: &mut Vec<Unit>) -> Result<()> {
         let mut feed = self.feed.lock();
-        let mut room = BLOCKS;
+        let mut room = self.grain;
         while batch.len() < PARTS && room > 0 {
             if let Some((file, rest)) = &mut feed.current {
                 // Cut at the same places whatever went before, so that a unit rarely lies on two sets of nodes.
-                let end = ((rest.start / BLOCKS + 1) * BLOCKS).min(rest.end);
+                let end = ((rest.start / self.grain + 1) * self.grain).min(rest.end);
                 if end - rest.start > room && !batch.is_empty() {
                     break;
                 }
@@ -446,8 +455,12 @@ impl Work<'_> {
         let object = ObjectRef::new(self.target.source(), &record.path, record.version, record.size);
         let blocks = if self.spec.metadata_only { 0 } else { object.blocks(self.target.block_size()) };
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-        let file =
-            Pending { number, object, left: AtomicU64::new(blocks.div_ceil(BLOCKS).into()), worked: Mutex::default() };
+        let file = Pending {
+            number,
+            object,
+            left: AtomicU64::new(blocks.div_ceil(self.grain).into()),
+            worked: Mutex::default(),
+        };
         if blocks == 0 {
             self.done(&file, Worked::default(), None);
         } else {
@@ -467,6 +480,10 @@ impl Work<'_> {
         });
         self.run.pause(self.pace.take(batch.iter().map(|unit| unit.bytes(self.target.block_size())).sum()));
         for tries in 0.. {
+            // Whoever waited for its time, or for a second try, begins nothing after a stop.
+            if self.run.stopping() {
+                return;
+            }
             let parts: Vec<Part> = batch.iter().map(|unit| unit.part.clone()).collect();
             let results = match (self.pass, self.spec.action) {
                 (Pass::Verify, _) => self.target.check(&parts, self.spec.replicas),

@@ -309,6 +309,22 @@ fn a_stopped_job_stays_stopped() {
 }
 
 #[test]
+fn a_rate_holds_from_the_first_byte_and_a_stop_lets_nothing_through() {
+    let group = Group::new(&[("big", 300 * BLOCK)]);
+    let slow = Spec { rate: 2 * BLOCK, ..spec(&[""]) };
+    let (job, dir) = (Run::new(), tempfile::tempdir().unwrap());
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(&*group, &slow, &job, &dir.path().join("spool"), &mut |_| {}));
+        eventually("the first byte", || job.progress().bytes_moved > 0);
+        job.stop();
+    });
+    let (ended, most) = (job.progress(), (begun.elapsed().as_secs_f64() + 0.1) * (2 * BLOCK) as f64);
+    assert_eq!(ended.state, State::Stopped);
+    assert!(ended.bytes_moved as f64 <= most, "{} bytes where {most} were let pass", ended.bytes_moved);
+}
+
+#[test]
 fn a_walker_that_panics_ends_the_job_and_nobody_waits_for_it() {
     let group = Group::new(&TREE);
     group.panics.store(true, Ordering::Relaxed);
