@@ -20,7 +20,7 @@ use spurline_observe::place::Owner;
 use spurline_rails::LocalRail;
 use spurline_store::Store;
 use spurline_transport::{PathView, Phase, PoolState};
-use spurline_types::Stats;
+use spurline_types::{FileKind, Stats};
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -163,6 +163,17 @@ fn options(config: &MountConfig) -> Result<MountOptions, Fault> {
     Ok(options)
 }
 
+/// The folder and the name of the object that the source names, if it names one.
+fn object_itself(config: &MountConfig, stats: &Arc<Stats>) -> Option<(String, String)> {
+    let (parent, name) = config.source.as_str().trim_end_matches('/').rsplit_once('/')?;
+    if parent.ends_with('/') {
+        return None;
+    }
+    let under = parts::open_under(parent, &config.under, metadata_ttl(config), stats).ok()?;
+    let found = under.lookup(name.as_bytes(), Instant::now() + config.under.timeout).ok()?;
+    (found.kind == FileKind::File).then(|| (parent.to_owned(), name.to_owned()))
+}
+
 fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
     let under = parts::open_under(config.source.as_str(), &config.under, metadata_ttl(config), stats)?;
     under.check(Instant::now() + config.under.timeout)?;
@@ -171,6 +182,12 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
     let until = Instant::now() + config.under.timeout;
     let empty = || under.list(b"", None, 1, until).is_ok_and(|page| page.entries.is_empty());
     if config.source.scheme() != "file" && empty() {
+        if let Some((parent, name)) = object_itself(config, stats) {
+            return Err(Fault::usage(
+                format!("{} is an object, and a folder is mounted", config.source),
+                format!("mount {parent}, where it is the file {name}"),
+            ));
+        }
         tracing::warn!("{} is empty: nothing is there under this name now; is it spelt right?", config.source);
     }
     let pool = Pool::new(pool_bytes(config), config.cache.block_size as usize)?;

@@ -98,9 +98,9 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Fault> {
             format!("the mount at {at} belongs to user {}", mount.uid),
             "ask as that user or as root",
         )),
-        None => Err(Fault::failed(
-            format!("the mount at {at} has no admin socket for this user (it belongs to user {})", mount.uid),
-            format!("ask as that user or as root with the same {}", place::RUNTIME_DIR_ENV),
+        None => Err(Fault::missing(
+            format!("the mount at {at} has no admin socket where this user looks (it belongs to user {})", mount.uid),
+            format!("ask with the {} that it was started with", place::RUNTIME_DIR_ENV),
         )),
     }
 }

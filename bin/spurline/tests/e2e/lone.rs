@@ -293,6 +293,21 @@ fn a_folder_of_twenty_thousand_names() {
 }
 
 #[test]
+fn an_object_is_no_source_and_its_folder_is_named() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    server.put("data", "models/one.bin", b"bytes");
+    let mut command = world.command(&[]);
+    command.args(world.mount_words("s3://data/models/one.bin")).args(["--endpoint-url", &server.endpoint()]);
+    let said = refused(&finish(with_credentials(&mut command)), 2, &["is an object", "mount s3://data/models,"]);
+    assert!(said.contains("the file one.bin"), "{said}");
+}
+
+#[test]
 fn two_processes_read_one_file_and_each_block_is_fetched_once() {
     if !can_mount() {
         return;
