@@ -113,7 +113,7 @@ fn coordinators_share_jobs_and_one_goes_on_with_what_a_killed_one_began() {
     for n in 0..40 {
         world.file(&format!("source/{n}"), &bytes(n, n as usize * 1000));
     }
-    world.file("source/deep/large", &bytes(99, 4 * MIB));
+    world.file("source/deep/large", &bytes(99, 300_000));
     let source = world.path("source").to_str().unwrap().to_owned();
     let etcd = EtcdServer::start(&world.dir("etcd"), 0, "http", &[]).unwrap();
     let start = || {
@@ -140,8 +140,8 @@ fn coordinators_share_jobs_and_one_goes_on_with_what_a_killed_one_began() {
     let out = ask(&other, &source, &["--stop"]);
     assert_eq!(out.status.code(), Some(0), "{out:?}");
     assert!(String::from_utf8_lossy(&out.stdout).contains("STOPPED"), "{out:?}");
-    // One begins a job of a quarter of a minute and is killed in the middle of it.
-    let out = ask(&both, &source, &["--submit", "--rate", "50K"]);
+    // One begins a job of some ten seconds and is killed in the middle of it.
+    let out = ask(&both, &source, &["--submit", "--rate", "100K"]);
     assert_eq!(out.status.code(), Some(0), "{out:?}");
     eventually("some work, as the other sees it", || job(&other, &source)["files_done"].as_u64() > Some(5));
     one.kill();
