@@ -78,6 +78,18 @@ pub struct Space {
     pub free: u64,
 }
 
+/// [`DiskIo::create`] by opening and writing.
+fn create_in_steps<D: DiskIo + ?Sized>(
+    disk: &D,
+    path: &Path,
+    padded: &[u8],
+    len: usize,
+    timeout: Duration,
+) -> io::Result<()> {
+    let file = disk.open(path, true, timeout)?;
+    disk.write(&file, 0, if file.direct { padded } else { &padded[..len] }, timeout)
+}
+
 /// Operations on the files of one disk. Every one may fail; `read`, `write` and `open` give up after `timeout`
 /// with [`io::ErrorKind::TimedOut`], the others run on threads that nobody waits for.
 pub trait DiskIo: Send + Sync {
@@ -93,8 +105,7 @@ pub trait DiskIo: Send + Sync {
     /// # Errors
     /// As [`DiskIo::open`] and [`DiskIo::write`].
     fn create(&self, path: &Path, padded: &[u8], len: usize, timeout: Duration) -> io::Result<()> {
-        let file = self.open(path, true, timeout)?;
-        self.write(&file, 0, if file.direct { padded } else { &padded[..len] }, timeout)
+        create_in_steps(self, path, padded, len, timeout)
     }
 
     /// Reads into `target` from `offset` and gives the number of bytes, fewer than asked only at the file's end.

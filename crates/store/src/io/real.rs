@@ -1,6 +1,6 @@
 //! A real disk: io_uring with O_DIRECT, the page cache, or plain system calls, whatever the mode and the kernel allow.
 
-use super::{ALIGN, DiskIo, OpenFile, Rings, Space, Target};
+use super::{ALIGN, DiskIo, OpenFile, Rings, Space, Target, create_in_steps};
 use crate::config::IoMode;
 use std::ffi::CString;
 use std::fs::File;
@@ -30,8 +30,7 @@ impl RealDisk {
     }
 
     fn open_once(&self, path: &Path, flags: i32, timeout: Duration) -> io::Result<OwnedFd> {
-        let name =
-            CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let name = c_name(path)?;
         if flags & libc::O_CREAT == 0 {
             // What the name cache knows opens at once and can't block on the disk.
             match open_cached(&name, flags) {
@@ -44,6 +43,10 @@ impl RealDisk {
             owned(unsafe { libc::open(name.as_ptr(), flags, 0o600) }.into())
         })
     }
+}
+
+fn c_name(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
 fn owned(result: i64) -> io::Result<OwnedFd> {
@@ -97,8 +100,7 @@ impl DiskIo for RealDisk {
     }
 
     fn create(&self, path: &Path, padded: &[u8], len: usize, timeout: Duration) -> io::Result<()> {
-        let name =
-            CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let name = c_name(path)?;
         let (flag, data) =
             if self.direct.load(Ordering::Relaxed) { (libc::O_DIRECT, padded) } else { (0, &padded[..len]) };
         match self.rings.create(
@@ -111,10 +113,7 @@ impl DiskIo for RealDisk {
             Some(Ok(n)) if n == data.len() => Ok(()),
             Some(Err(error)) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
             // Step by step it tells what is wrong.
-            _ => {
-                let file = self.open(path, true, timeout)?;
-                self.write(&file, 0, if file.direct { padded } else { &padded[..len] }, timeout)
-            }
+            _ => create_in_steps(self, path, padded, len, timeout),
         }
     }
 
@@ -181,8 +180,7 @@ impl DiskIo for RealDisk {
     }
 
     fn space(&self, path: &Path) -> io::Result<Space> {
-        let name =
-            CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let name = c_name(path)?;
         // SAFETY: `statvfs` is plain data for which all zeros is valid.
         let mut s: libc::statvfs = unsafe { std::mem::zeroed() };
         // SAFETY: both pointers outlive the call.
