@@ -129,10 +129,18 @@ impl Disk {
     /// # Errors
     /// What the system says; `TimedOut` when another append holds the log for longer than a write may take.
     pub fn append(&self, bytes: &[u8], records: u64) -> io::Result<()> {
+        self.append_if(bytes, records, || true)
+    }
+
+    /// Appends records to the log if `still` says so once it is this append's turn.
+    ///
+    /// # Errors
+    /// As [`Disk::append`].
+    pub fn append_if(&self, bytes: &[u8], records: u64, still: impl FnOnce() -> bool) -> io::Result<()> {
         let Some(mut journal) = self.journal.try_lock_for(self.timeouts.1) else {
             return Err(io::ErrorKind::TimedOut.into());
         };
-        journal.append(&*self.io, bytes, records)
+        if still() { journal.append(&*self.io, bytes, records) } else { Ok(()) }
     }
 
     /// Notes a failed operation: counts it, and changes the disk's state if it has to.

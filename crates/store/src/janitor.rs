@@ -63,10 +63,13 @@ fn act(core: &Core, disk: &Disk, work: Work) {
         Work::Forget(block, flags) => {
             let mut record = Vec::with_capacity(32);
             log::push_remove(&mut record, &block);
-            if let Err(error) = disk.append(&record, 1) {
+            // It may have come back to this very disk meanwhile. A writer enters a block in the index before the log, so
+            // one that is not there at this append's turn has its record behind this one.
+            let here = || core.index.shard(&block.object).read().get(&block).is_some_and(|e| e.disk == disk.number);
+            if let Err(error) = disk.append_if(&record, 1, || !here()) {
                 disk.failed("writing to the index log", &error);
             }
-            // It may have come back to this very disk meanwhile; the next sweep finds what is left over.
+            // The next sweep finds what is left over.
             let shard = core.index.shard(&block.object).read();
             let back = shard.get(&block).is_some_and(|e| e.disk == disk.number);
             let busy = shard.activity(&block.object).writers > 0;

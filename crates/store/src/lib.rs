@@ -18,6 +18,7 @@ mod layout;
 mod log;
 mod policy;
 mod read;
+mod restore;
 mod scratch;
 mod store;
 mod synth;

@@ -1,14 +1,14 @@
 //! The store as a whole: opening its disks, sharing out its capacity, and telling its state.
 
 use crate::config::{Capacity, Finding, IoMode, StoreConfig};
-use crate::disk::{Disk, footprint};
+use crate::disk::{Disk, Work, footprint};
 use crate::files::{self, FileCache, FileKey};
 use crate::health::{DiskState, Health};
-use crate::index::{BlockMap, Entry, Index, LEAVING, MAIN, WHOLE};
+use crate::index::{BlockMap, Entry, Index, LEAVING, MAIN};
 use crate::io::{RealDisk, Rings, Space};
 use crate::journal::Journal;
-use crate::policy::S3Fifo;
-use crate::{crc, janitor, layout, log};
+use crate::restore::{Restore, Second, settle};
+use crate::{crc, janitor, layout};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::units::human_bytes;
 use spurline_types::{BlockId, Error, ErrorKind, ObjectId, ObjectRef, Result, Stats};
@@ -113,7 +113,7 @@ impl Store {
         }
         let index = Arc::new(Index::default());
         let rings = Rings::new(config.pool.clone().filter(|_| !dirs.is_empty()));
-        let disks = std::thread::scope(|scope| {
+        let opened = std::thread::scope(|scope| {
             let opening: Vec<_> = dirs
                 .iter()
                 .enumerate()
@@ -125,6 +125,7 @@ impl Store {
                 .collect();
             opening.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<_>>>()
         })?;
+        let disks: Vec<_> = opened.into_iter().map(|(disk, second)| settle_disk(&index, disk, second)).collect();
         let findings = share_capacity(&config, &disks);
         for finding in &findings {
             tracing::warn!("{}: {}; {}", finding.subject, finding.evidence, finding.remedy);
@@ -171,52 +172,13 @@ fn open_disk(
     stats: &Arc<Stats>,
     rings: &Arc<Rings>,
     bound: usize,
-) -> Result<Arc<Disk>> {
+) -> Result<(Arc<Disk>, Second)> {
     let held = layout::open(dir, config.block_size)?;
-    let policy = S3Fifo::default();
-    let (mut used, mut blocks) = (0u64, 0u64);
     let began = Instant::now();
-    let journal = Journal::open(dir, config.block_size, |record| match record {
-        log::Record::Put { block, len, flags, crcs } => {
-            if len > config.block_size {
-                return;
-            }
-            let mut shard = index.shard(&block.object).write();
-            match shard.get_mut(&block) {
-                // Written twice: the later record holds. On two disks: the first one read holds.
-                Some(entry) if entry.disk == number => {
-                    used = used - footprint(entry.len) + footprint(len);
-                    (entry.len, entry.flags, entry.crcs) = (len, flags & (WHOLE | MAIN), crcs.to_boxed());
-                }
-                Some(_) => {}
-                None => {
-                    let slot = policy.restore(block, footprint(len) as u32, flags & MAIN != 0);
-                    let flags = flags & (WHOLE | MAIN);
-                    shard.insert(block, Entry { crcs: crcs.to_boxed(), slot, len, generation: 0, disk: number, flags });
-                    used += footprint(len);
-                    blocks += 1;
-                }
-            }
-        }
-        log::Record::Remove(block) => {
-            let mut shard = index.shard(&block.object).write();
-            if shard.get(&block).is_some_and(|e| e.disk == number)
-                && let Some(entry) = shard.remove(&block)
-            {
-                policy.remove(entry.slot);
-                used -= footprint(entry.len);
-                blocks -= 1;
-            }
-        }
-        log::Record::Promote(block) => {
-            let mut shard = index.shard(&block.object).write();
-            if let Some(entry) = shard.get_mut(&block).filter(|e| e.disk == number) {
-                entry.flags |= MAIN;
-                policy.promote(entry.slot);
-            }
-        }
-    })
-    .map_err(|e| Error::io(format!("cache directory {}: its index log can't be opened", dir.display()), &e))?;
+    let mut restore = Restore::new(number, config.block_size, index);
+    let journal = Journal::open(dir, config.block_size, |record| restore.take(record))
+        .map_err(|e| Error::io(format!("cache directory {}: its index log can't be opened", dir.display()), &e))?;
+    let Restore { policy, used, blocks, second, .. } = restore;
     if blocks > 0 {
         tracing::info!(
             "cache directory {}: {blocks} blocks, {} found in {:.2} s",
@@ -249,7 +211,18 @@ fn open_disk(
         stats: Arc::clone(stats),
     };
     disk.refresh_space();
-    Ok(Arc::new(disk))
+    Ok((Arc::new(disk), second))
+}
+
+/// Gives a disk what only it holds of the blocks that another disk's log brought first.
+fn settle_disk(index: &Index, disk: Arc<Disk>, second: Second) -> Arc<Disk> {
+    let place = |block: &BlockId, entry: &Entry| {
+        disk.used.fetch_add(footprint(entry.len), Ordering::Relaxed);
+        disk.blocks.fetch_add(1, Ordering::Relaxed);
+        disk.policy.restore(*block, footprint(entry.len) as u32, entry.flags & MAIN != 0)
+    };
+    settle(index, second, place, |block, flags| disk.ask(Work::Forget(block, flags)));
+    disk
 }
 
 /// What each disk can hold: its free space and what the cache has there already, less what must stay free, shared

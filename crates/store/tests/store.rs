@@ -289,3 +289,49 @@ fn a_million_blocks_open_in_seconds() {
     println!("1,000,000 blocks opened in {:.2} s (this build)", began.elapsed().as_secs_f64());
     assert_eq!(store.disks()[0].blocks, 1_000_000);
 }
+
+/// The logs are read side by side: what one disk's log brings and takes back must not hide what the other one has.
+#[test]
+fn a_block_that_moved_to_another_disk_is_found_whichever_log_is_read_first() {
+    let dirs = [fast_dir(), fast_dir()];
+    let objects: Vec<_> = (0..2000).map(|n| object(n, 100)).collect();
+    for (n, dir) in dirs.iter().enumerate() {
+        let (store, _) = open(config(dir.path(), 64 << 20));
+        objects.iter().for_each(|o| assert!(put(&store, o, 0)));
+        if n == 0 {
+            objects.iter().for_each(|o| store.remove_object(o));
+        }
+    }
+    for order in [[0, 1], [1, 0]].iter().cycle().take(10) {
+        let mut both = config(dirs[0].path(), 64 << 20);
+        both.dirs = order.iter().map(|n| dirs[*n].path().into()).collect();
+        let (store, stats) = open(both);
+        let missing = objects.iter().filter(|o| !store.contains(o, 0)).count();
+        assert_eq!((missing, stats.blockcache.blocks.get()), (0, 2000));
+        read(&store, &objects[7], 0).unwrap();
+    }
+}
+
+#[test]
+fn a_block_on_two_disks_is_counted_once_and_forgotten_by_one() {
+    let dirs = [fast_dir(), fast_dir()];
+    let objects: Vec<_> = (0..50).map(|n| object(n, 5000)).collect();
+    for dir in &dirs {
+        let (store, _) = open(config(dir.path(), 64 << 20));
+        objects.iter().for_each(|o| assert!(put(&store, o, 0)));
+    }
+    let mut both = config(dirs[0].path(), 64 << 20);
+    both.dirs = dirs.iter().map(|dir| dir.path().into()).collect();
+    let files = || -> usize {
+        let folders = dirs.iter().flat_map(|dir| std::fs::read_dir(dir.path().join("data")).unwrap().flatten());
+        folders.map(|folder| std::fs::read_dir(folder.path()).unwrap().count()).sum()
+    };
+    let (store, stats) = open(both.clone());
+    assert_eq!(stats.blockcache.blocks.get(), 50);
+    eventually("each is on one disk", || files() == 50);
+    objects.iter().for_each(|o| read(&store, o, 0).unwrap());
+    drop(store);
+    let (store, stats) = open(both);
+    assert_eq!(stats.blockcache.blocks.get(), 50);
+    objects.iter().for_each(|o| read(&store, o, 0).unwrap());
+}
