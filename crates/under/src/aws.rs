@@ -1,9 +1,10 @@
 //! Where S3's credentials, region and endpoint come from: configuration, AWS variables, AWS files, roles.
 //! It deliberately sends no request to S3 and never shows a secret.
 
+use crate::roots::Roots;
 use crate::{Environment, UnderConfig};
 use object_store::aws::{AmazonS3Builder, AwsCredential, AwsCredentialProvider};
-use object_store::{BackoffConfig, RetryConfig, StaticCredentialProvider};
+use object_store::{BackoffConfig, ClientOptions, RetryConfig, StaticCredentialProvider};
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,6 +17,8 @@ pub(crate) struct AwsSettings {
     /// `None`: AWS itself.
     pub endpoint: Option<String>,
     pub region: String,
+    /// Who may sign for it.
+    pub roots: Roots,
     /// `None`: nothing is signed.
     pub credentials: Option<AwsCredentialProvider>,
     /// Which credentials those are and where they come from, for a person.
@@ -36,7 +39,8 @@ impl AwsSettings {
     /// Gathers the settings; asks nothing of the network.
     ///
     /// # Errors
-    /// `Invalid` when only half a key pair is set, a named profile is missing, or an endpoint is no URL.
+    /// `Invalid` when only half a key pair is set, a named profile is missing, an endpoint is no URL, or nobody could
+    /// have signed for it.
     pub(crate) fn gather(config: &UnderConfig) -> Result<Self> {
         let env = &config.env;
         let named = env.get("AWS_PROFILE").or_else(|| env.get("AWS_DEFAULT_PROFILE"));
@@ -74,10 +78,14 @@ impl AwsSettings {
             .or_else(|| env.get("AWS_DEFAULT_REGION"))
             .or_else(|| of_profile("region"))
             .unwrap_or_else(|| "us-east-1".into());
+        let roots = Roots::of_aws(env)?;
+        if endpoint.as_deref().is_none_or(|e| e.starts_with("https://")) {
+            roots.check(endpoint.as_deref().unwrap_or("AWS S3"))?;
+        }
 
         if config.anonymous || env.get("AWS_SKIP_SIGNATURE").is_some_and(|v| v.eq_ignore_ascii_case("true")) {
             let origin = "anonymous access".into();
-            return Ok(AwsSettings { endpoint, region, credentials: None, origin, role_runtime: None });
+            return Ok(AwsSettings { endpoint, region, roots, credentials: None, origin, role_runtime: None });
         }
         let fixed = |key_id: String, secret_key: String, token: Option<String>, origin: String| {
             let shown: String = key_id.chars().take(4).collect();
@@ -111,12 +119,12 @@ impl AwsSettings {
                     }
                     _ => {
                         role_runtime = Some(OnceLock::new());
-                        (Some(role(env, &region, config.connect_timeout)?), "a role".into())
+                        (Some(role(env, &region, &roots, config.connect_timeout)?), "a role".into())
                     }
                 },
             }
         };
-        Ok(AwsSettings { endpoint, region, credentials, origin, role_runtime })
+        Ok(AwsSettings { endpoint, region, roots, credentials, origin, role_runtime })
     }
 
     /// The credentials now; a role's are asked for when they have run out.
@@ -146,8 +154,8 @@ impl AwsSettings {
 }
 
 /// Web identity, container and instance roles are the object-store library's.
-fn role(env: &Environment, region: &str, connect_timeout: Duration) -> Result<AwsCredentialProvider> {
-    let mut builder = AmazonS3Builder::new();
+fn role(env: &Environment, region: &str, roots: &Roots, connect_timeout: Duration) -> Result<AwsCredentialProvider> {
+    let mut builder = AmazonS3Builder::new().with_client_options(roots.alone(ClientOptions::new()));
     for (name, value) in env.starting_with("AWS_") {
         if let Ok(key) = name.to_ascii_lowercase().parse() {
             builder = builder.with_config(key, value);

@@ -36,6 +36,7 @@ mod library;
 mod object;
 mod pool;
 mod retry;
+mod roots;
 mod s3;
 mod s3_wire;
 mod source;

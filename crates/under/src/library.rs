@@ -8,6 +8,7 @@
 
 use crate::aws::root_cause;
 use crate::backend::{Again, Backend, Failure, RawBody, RawObject, RawPage};
+use crate::roots::Roots;
 use crate::{Scheme, Source, UnderConfig};
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
@@ -34,11 +35,17 @@ impl LibraryBackend {
     pub(crate) fn new(source: &Source, config: &UnderConfig) -> Result<Self> {
         let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         let endpoint = |name: &str| config.endpoint.clone().or_else(|| config.env.get(name));
+        let roots = Roots::of_host();
         let options = |endpoint: Option<&str>| {
-            ClientOptions::new()
-                .with_allow_http(endpoint.is_some_and(|e| e.starts_with("http://")))
+            let plain = endpoint.is_some_and(|e| e.starts_with("http://"));
+            if !plain {
+                roots.check(source.url())?;
+            }
+            let options = ClientOptions::new()
+                .with_allow_http(plain)
                 .with_connect_timeout(config.connect_timeout)
-                .with_timeout_disabled()
+                .with_timeout_disabled();
+            Ok::<_, Error>(roots.alone(options))
         };
         let variables = if source.scheme() == Scheme::Gcs {
             "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT and the instance's account"
@@ -64,7 +71,7 @@ impl LibraryBackend {
             let store = builder
                 .with_bucket_name(source.bucket())
                 .with_retry(retry)
-                .with_client_options(options(base.as_deref()))
+                .with_client_options(options(base.as_deref())?)
                 .with_skip_signature(config.anonymous)
                 .build();
             let store = Arc::new(store.map_err(wrong)?);
@@ -83,7 +90,7 @@ impl LibraryBackend {
             let store = builder
                 .with_container_name(source.bucket())
                 .with_retry(retry)
-                .with_client_options(options(base.as_deref()))
+                .with_client_options(options(base.as_deref())?)
                 .with_skip_signature(config.anonymous)
                 .build();
             let store = Arc::new(store.map_err(wrong)?);

@@ -62,7 +62,7 @@ fn connect(settings: &AwsSettings, connect_timeout: Duration) -> Result<HttpClie
         .with_user_agent(HeaderValue::from_static(concat!("spurline/", env!("CARGO_PKG_VERSION"))))
         .with_pool_idle_timeout(Duration::from_secs(20));
     ReqwestConnector::default()
-        .connect(&options)
+        .connect(&settings.roots.alone(options))
         .map_err(|e| Error::new(ErrorKind::Invalid, format!("the HTTP client can't be set up: {}", root_cause(&e))))
 }
 
@@ -137,6 +137,10 @@ impl S3Backend {
         let cause = root_cause(error);
         let place = self.server();
         let message = match error.kind() {
+            HttpErrorKind::Connect if cause.contains("certificate") => format!(
+                "{place} shows a certificate that is not trusted: {cause}; name a PEM file of the authority that signed \
+                 it with AWS_CA_BUNDLE, or give it to the host"
+            ),
             HttpErrorKind::Connect | HttpErrorKind::Timeout => format!(
                 "{place} can't be reached: {cause}; look whether the endpoint (AWS_ENDPOINT_URL) is right and its \
                  server runs"

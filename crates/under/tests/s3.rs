@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 
 fn config(endpoint: &str) -> UnderConfig {
     UnderConfig {
@@ -423,6 +425,50 @@ fn what_is_wrong_is_said_with_evidence_and_remedy() {
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.message().contains(part) && error.message().contains(code), "{error}");
     }
+}
+
+/// Listens with TLS before `server`, with a certificate of its own.
+fn behind_tls(server: &S3Server) -> (tokio::runtime::Runtime, String, rcgen::CertifiedKey<rcgen::KeyPair>) {
+    let own = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
+    let key = own.signing_key.serialize_der().try_into().unwrap();
+    let tls =
+        ServerConfig::builder().with_no_client_auth().with_single_cert(vec![own.cert.der().clone()], key).unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(tls));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let (at, to) = (listener.local_addr().unwrap(), server.address());
+    runtime.spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let mut outside = acceptor.accept(socket).await.ok()?;
+                let mut inside = tokio::net::TcpStream::connect(to).await.ok()?;
+                tokio::io::copy_bidirectional(&mut outside, &mut inside).await.ok()
+            });
+        }
+    });
+    (runtime, format!("https://{at}"), own)
+}
+
+#[test]
+fn a_server_signed_by_an_authority_of_ones_own_is_read_over_tls() {
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    let data = pattern(300_000, 5);
+    server.put("bucket", "file", &data);
+    let (_runtime, endpoint, own) = behind_tls(&server);
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("ca.pem");
+    std::fs::write(&bundle, own.cert.pem()).unwrap();
+
+    let env = Environment::fixed([("AWS_CA_BUNDLE", bundle.to_str().unwrap())]);
+    let (store, _) = open_with("s3://bucket", &UnderConfig { env, ..config(&endpoint) });
+    assert_eq!(read(&*store, &object(&*store, b"file").0, 0, data.len()).unwrap(), data);
+
+    // Nobody vouches for it.
+    let (store, _) = open_with("s3://bucket", &config(&endpoint));
+    let error = store.lookup(b"file", Instant::now() + Duration::from_secs(3)).unwrap_err();
+    assert!(error.message().contains("AWS_CA_BUNDLE"), "{error}");
 }
 
 #[test]
