@@ -1,6 +1,7 @@
 //! How a node enters its group and a mount follows it, wired to what `status` shows of that.
 
 use crate::peers::Reach;
+use crate::settings;
 use serde_json::{Value, json};
 use spurline_cache::Shared;
 use spurline_client::{Roster, Siblings};
@@ -149,14 +150,15 @@ pub fn ask_others(
 ) -> Result<Option<Follower>, Fault> {
     let Some(group) = &config.group else { return Ok(None) };
     let reach = Reach { nconnect: BETWEEN_NODES, ..Reach::by(&config.net, name, "", trust, stats)? };
+    let registry = spurline_group::open(&group.registry, &group.name, trust)?;
+    let follower = start(&registry, group.hold, stats)?;
+    settings::compare_with_others(config, name, &follower.known(Instant::now() + FIRST), &reach)?;
     let open = move |source: &str, members: &[Member]| {
         let reach = Reach { source: source.to_owned(), ..reach.clone() };
         Roster::new(members, move |member| reach.peer(member))
     };
     let siblings = Siblings::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
     shared.ask_elsewhere(Arc::clone(&siblings) as _);
-    let registry = spurline_group::open(&group.registry, &group.name, trust)?;
-    let follower = start(&registry, group.hold, stats)?;
     follower.tell(Arc::new(Others(siblings)));
     Ok(Some(follower))
 }

@@ -19,6 +19,7 @@ mod rails;
 mod report;
 mod roster;
 mod service;
+mod settings;
 mod signals;
 mod stats;
 mod status;

@@ -2,9 +2,10 @@
 
 use crate::background::Ready;
 use crate::service::{Outside, Target};
-use crate::{group, parts, rails, signals};
+use crate::{group, parts, rails, settings, signals};
 use serde_json::{Value, json};
 use spurline_cache::Shared;
+use spurline_client::placement::RULE;
 use spurline_config::{Fault, IorpcMode, NodeConfig};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
@@ -41,6 +42,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         tracing::info!("source {}", under.describe());
     }
     let store = parts::open_store(&config.cache, &pool, &stats)?;
+    settings::compare_with_before(&config, store.is_some())?;
     let tier = Tier::new(Arc::clone(&pool));
     let shared = Shared::new(
         Arc::clone(&tier),
@@ -56,6 +58,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let open =
         Box::new(move |source: &str| parts::open_under(source, &under_config, parts::NODE_METADATA_TTL, &under_stats));
     let node = Node::new(&name, Arc::clone(&shared), sources.clone(), open);
+    node.place_by(RULE);
     let workers = (config.budget.serve_slots as usize).max(16);
     // Rails first: whoever greets over TCP is told of them.
     let (rdma, rails) = match (&config.net.rdma, &found) {

@@ -3,11 +3,13 @@
 
 use crate::pace::Pace;
 use crate::paths::Paths;
-use crate::placement::FIRST;
+use crate::placement::{FIRST, RULE};
 use crate::roster::{Roster, View};
 use parking_lot::Mutex;
+use spurline_proto::Welcome;
 use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
-use spurline_types::{Error, ErrorKind, Member, Result, Retry};
+use spurline_types::{Error, ErrorKind, Member, Result, Retry, Size};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -52,13 +54,22 @@ pub struct Peer {
     /// Since when every attempt to reach it failed.
     away_since: Mutex<Option<Instant>>,
     pace: Pace,
+    /// That its settings place blocks elsewhere was said.
+    odd: AtomicBool,
 }
 
 impl Peer {
     /// The node `member` behind `pool`.
     pub fn new(pool: ChannelPool, member: &Member) -> Arc<Peer> {
         let name = member.name.clone();
-        Arc::new(Peer { pool, paths: OnceLock::new(), name, away_since: Mutex::new(None), pace: Pace::default() })
+        Arc::new(Peer {
+            pool,
+            paths: OnceLock::new(),
+            name,
+            away_since: Mutex::new(None),
+            pace: Pace::default(),
+            odd: AtomicBool::new(false),
+        })
     }
 
     /// Gives it paths beside TCP, once.
@@ -99,6 +110,34 @@ impl Peer {
     /// How soon it answers.
     pub fn pace(&self) -> &Pace {
         &self.pace
+    }
+
+    /// Says once when the node's settings have blocks looked for elsewhere than where this process looks for them.
+    pub(crate) fn compare(&self, welcome: &Welcome, block_size: u64) {
+        if self.odd.load(Ordering::Relaxed) {
+            return;
+        }
+        let rule = welcome.capabilities.placing_rule();
+        if welcome.block_size == block_size && rule.is_none_or(|rule| rule == RULE)
+            || self.odd.swap(true, Ordering::Relaxed)
+        {
+            return;
+        }
+        if welcome.block_size != block_size {
+            tracing::warn!(
+                peer = %self.name,
+                "its blocks have {}, those of this group {}: what it holds is looked for in other places; restart it with \
+                 --block-size {1}, or all nodes with the same and then this mount",
+                Size(welcome.block_size),
+                Size(block_size)
+            );
+        } else {
+            tracing::warn!(
+                peer = %self.name,
+                "it is of a release that places blocks by rule {}, and this mount by rule {RULE}: run the same release on both",
+                rule.unwrap_or_default()
+            );
+        }
     }
 
     /// Asks this node and no other, and not again.

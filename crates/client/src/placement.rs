@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// blocks, and short enough that a large file spreads over all nodes.
 pub const RUN_BLOCKS: u32 = 16;
 /// Changes whenever the same group would hold the same blocks elsewhere.
-const ALGORITHM: u64 = 2;
+const ALGORITHM: u8 = 2;
 /// The most nodes that one look for holders finds; more are asked for when all of these failed.
 pub const FIRST: usize = 8;
 /// From this many nodes on, holders of a run are remembered by the thread that looked for them.
@@ -19,11 +19,9 @@ const REMEMBER_FROM: usize = 24;
 /// Runs that a thread remembers the holders of.
 const REMEMBERED: usize = 64;
 
-/// A number that two sides of a group must have in common: with another one they look for blocks in other places.
-pub fn fingerprint(block_size: u64) -> u64 {
-    let parts = [ALGORITHM, u64::from(RUN_BLOCKS), block_size];
-    xxh3_64(&parts.map(u64::to_le_bytes).concat())
-}
+/// The number of the rule by which this release finds holders: nodes and mounts of one group must have it in common, or
+/// they look for blocks in other places.
+pub const RULE: u16 = (ALGORITHM as u16) << 8 | RUN_BLOCKS as u16;
 
 /// What is looked for: a run of blocks, and how many nodes hold it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -455,12 +453,6 @@ mod tests {
         let of = |path: &str| copies.of(path.as_bytes());
         assert_eq!((of("a"), of("a/x"), of("a/b/c"), of("ab"), of("c/d"), of("")), (2, 2, 3, 1, 1, 1));
         assert_eq!(Copies::new(1, [(Vec::new(), 4)]).of(b"any"), 4);
-    }
-
-    #[test]
-    fn another_block_size_is_another_group() {
-        assert_eq!(fingerprint(4 << 20), fingerprint(4 << 20));
-        assert_ne!(fingerprint(4 << 20), fingerprint(1 << 20));
     }
 
     /// Prints what a choice costs; asserts nothing about time.

@@ -133,6 +133,7 @@ impl Inner {
         let wanted = self.wanted(object, offset);
         let got = self.ask(wanted, |peer, lease, body, deadline| {
             let request = Request::Read(read_of(object, lease.welcome().volume, offset, dst.len()));
+            peer.compare(lease.welcome(), self.block_size);
             body.clear();
             let got = self.watched(object, offset, peer, lease, dst, |lease, dst, unless| {
                 lease.call_unless(&request, body, dst, deadline, unless)

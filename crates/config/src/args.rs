@@ -80,6 +80,12 @@ pub struct NodeArgs {
     /// This node's name in its group: its blocks follow it, wherever it listens [default: HOSTNAME:PORT]
     #[arg(long, value_name = "NAME", help_heading = "Node")]
     pub name: Option<String>,
+    /// Accept that settings which decide where blocks are differ from those of before, or from the other nodes'
+    ///
+    /// --block-size, --name and --zone: what is held by the old ones is fetched again. Without this the node does not
+    /// start, and says which of them differ.
+    #[arg(long, help_heading = "Node")]
+    pub yes: bool,
     /// The cache group.
     #[command(flatten)]
     pub group: GroupArgs,

@@ -64,6 +64,8 @@ pub struct NodeConfig {
     pub weight: u32,
     /// Its name in the group; `None` for one made of host name and port.
     pub name: Option<String>,
+    /// Settings may place blocks elsewhere than before.
+    pub accept: bool,
     /// The group to enter; `None` for a node that is listed by whoever reads from it.
     pub group: Option<GroupConfig>,
     /// Fixed port, or 0 for a free one.
@@ -315,6 +317,7 @@ impl NodeArgs {
             sources,
             weight: self.weight,
             name: self.name,
+            accept: self.yes,
             group,
             port: self.group_port,
             cache,

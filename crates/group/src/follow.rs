@@ -128,6 +128,17 @@ impl Follower {
         }
     }
 
+    /// Waits until the registry has answered or failed once, at most until `deadline`: the members by then, perhaps none.
+    pub fn known(&self, deadline: Instant) -> Vec<Member> {
+        let mut inner = self.shared.inner.lock();
+        while inner.view.members().is_empty() && !inner.answered && matches!(inner.state, State::Up) {
+            if self.shared.wake.wait_until(&mut inner, deadline).timed_out() {
+                break;
+            }
+        }
+        inner.view.members()
+    }
+
     /// From now on `audience` goes by the members, those of now first.
     pub fn tell(&self, audience: Arc<dyn Audience>) {
         let mut inner = self.shared.inner.lock();

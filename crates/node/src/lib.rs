@@ -19,6 +19,7 @@ use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,8 @@ pub struct Node {
     rails: RwLock<Vec<Rail>>,
     describe: OnceLock<Box<Describe>>,
     hot: Hot,
+    /// The number of the rule by which holders are found, as readers are told it.
+    rule: AtomicU16,
 }
 
 impl Node {
@@ -82,6 +85,7 @@ impl Node {
             rails: RwLock::default(),
             describe: OnceLock::new(),
             hot: Hot::new(rule),
+            rule: AtomicU16::new(0),
         })
     }
 
@@ -94,6 +98,11 @@ impl Node {
     pub fn describe_by(&self, describe: Box<Describe>) {
         // A second time nothing happens: somebody may be asking.
         let _ = self.describe.set(describe);
+    }
+
+    /// Tells whoever greets from now on by which rule this release finds the holders of blocks.
+    pub fn place_by(&self, rule: u16) {
+        self.rule.store(rule, Ordering::Relaxed);
     }
 
     /// Tells readers that greet from now on where RDMA reaches this node.
@@ -289,7 +298,7 @@ impl Service for Node {
             volume,
             block_size: self.shared.block_size,
             node: self.name.clone(),
-            capabilities: Capabilities::default(),
+            capabilities: Capabilities::default().placing_by(self.rule.load(Ordering::Relaxed)),
             instance: self.instance,
             rails: self.rails.read().clone(),
         })

@@ -22,6 +22,21 @@ pub trait Body: Sized {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities(pub u64);
 
+impl Capabilities {
+    /// The upper 16 bits are no bits but a number.
+    const RULE_SHIFT: u32 = 48;
+
+    /// The same with the number of the rule by which this node's release finds the holders of blocks.
+    pub fn placing_by(self, rule: u16) -> Self {
+        Capabilities(self.0 & !(0xffff << Self::RULE_SHIFT) | u64::from(rule) << Self::RULE_SHIFT)
+    }
+
+    /// That number; `None` of a release that does not tell it.
+    pub fn placing_rule(self) -> Option<u16> {
+        Some((self.0 >> Self::RULE_SHIFT) as u16).filter(|rule| *rule != 0)
+    }
+}
+
 /// Answers `Hello`. What is only in a newer version is empty when the connection speaks an older one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Welcome {

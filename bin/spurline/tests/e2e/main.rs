@@ -17,4 +17,5 @@ mod members;
 mod probe;
 mod registries;
 mod remote;
+mod settings;
 mod trust;
