@@ -281,8 +281,8 @@ pub struct Meter<'a> {
     begun: VecDeque<Instant>,
     /// When the last operation ended, where the next begins at once.
     ended: Option<Instant>,
-    /// Its time, until there is leisure to keep it.
-    unkept: Option<Duration>,
+    /// What it moved and how long it took, until there is leisure to keep it.
+    unkept: Option<(Moved, Duration)>,
     first: bool,
     /// Is told the time of each operation.
     each: Option<&'a mut dyn FnMut(Duration)>,
@@ -331,33 +331,53 @@ impl<'a> Meter<'a> {
     /// To be called when there is nothing to do but wait, where operations go one at a time: what is left to do about the
     /// last one is then in no other's time.
     pub fn keep(&mut self) {
-        if let Some(time) = self.unkept.take() {
-            self.times.add_one(time);
+        if let Some((moved, time)) = self.unkept.take() {
+            self.count(moved);
+            self.time(time);
+        }
+    }
+
+    /// The only operation under way ended; [`Meter::keep`] does the rest once the next one is under way.
+    pub fn moved_one(&mut self, bytes: u64) {
+        let now = Instant::now();
+        self.keep();
+        if let Some(began) = self.begun.pop_front() {
+            self.unkept = Some((Moved { ops: 1, bytes }, now.duration_since(began)));
+        }
+        self.ended = self.pause.is_zero().then_some(now);
+        if self.ended.is_none() || self.each.is_some() {
+            // Somebody waits for the number, not for the next operation.
+            self.keep();
         }
     }
 
     /// Something moved: bytes, and the oldest operations that ended by it.
     pub fn moved(&mut self, moved: Moved) {
+        self.count(moved);
+        if moved.ops > 0 {
+            let now = Instant::now();
+            for _ in 0..self.begun.len().min(moved.ops as usize) {
+                let Some(began) = self.begun.pop_front() else { break };
+                self.time(now.duration_since(began));
+            }
+            self.ended = (self.depth == 1 && self.pause.is_zero()).then_some(now);
+        }
+    }
+
+    fn time(&mut self, time: Duration) {
+        self.times.add_one(time);
+        if let Some(each) = &mut self.each {
+            each(time);
+        }
+    }
+
+    fn count(&self, moved: Moved) {
         // One writer: no need of an atomic addition.
         let add = |to: &AtomicU64, n: u64| to.store(to.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         if moved.bytes > 0 {
             add(&self.counter.bytes, moved.bytes);
         }
         if moved.ops > 0 {
-            let now = Instant::now();
-            self.keep();
-            for began in self.begun.drain(..self.begun.len().min(moved.ops as usize)) {
-                let time = now.duration_since(began);
-                match &mut self.each {
-                    None if self.depth == 1 => self.unkept = Some(time),
-                    None => self.times.add_one(time),
-                    Some(each) => {
-                        self.times.add_one(time);
-                        each(time);
-                    }
-                }
-            }
-            self.ended = (self.depth == 1 && self.pause.is_zero()).then_some(now);
             add(&self.counter.ops, moved.ops.into());
         }
     }

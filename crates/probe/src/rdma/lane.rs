@@ -218,7 +218,7 @@ impl RdmaLane {
                         // A tick ago.
                         stop.still_nothing(*since.get_or_insert_with(|| Instant::now() - TICK))?;
                     }
-                    meter.moved(Moved { ops: 1, bytes: len as u64 });
+                    meter.moved_one(len as u64);
                 }
                 Ok(())
             };

@@ -34,6 +34,9 @@ const SMALL: usize = 64;
 pub const MAX_MEMORY: u64 = 256 << 20;
 /// The most reads under way on one connection; devices allow 16 or so, and let the others wait.
 const MOST_READS: u32 = 128;
+/// Sends and writes that a stream has room for at least: only when there is none are completions looked at, which then is
+/// in the time of few messages.
+const SENDS: u32 = 16;
 
 /// Whether this host has a device with this address, and if not why.
 ///
@@ -107,7 +110,8 @@ impl Rail {
             *last = 0;
         }
         let most = u32::try_from(depth).unwrap_or(u32::MAX) + 2;
-        Ok(Rail { verbs, domain, memory, small, large, data, depths: QueueDepths { receives: most, sends: most } })
+        let depths = QueueDepths { receives: most, sends: most.max(SENDS) };
+        Ok(Rail { verbs, domain, memory, small, large, data, depths })
     }
 
     /// Posts receives: large ones where messages of an operation's size arrive, small ones elsewhere. Leaves the rest
