@@ -45,6 +45,11 @@ impl Wanted {
         self.key
     }
 
+    /// How many nodes hold it.
+    pub(crate) fn holders(self) -> usize {
+        self.copies as usize
+    }
+
     /// The same run, held by so many nodes.
     pub(crate) fn held_by(self, copies: u32) -> Wanted {
         Wanted { copies: copies.max(1), ..self }

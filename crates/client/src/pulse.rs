@@ -56,7 +56,7 @@ fn look(roster: &Roster, silence: Duration, stats: &Arc<Stats>) {
     let others = view.members().len() > 1;
     for peer in view.all_made() {
         let pool = peer.tcp();
-        pool.watch(others);
+        pool.watch(others.then_some(silence));
         if !others {
             continue;
         }

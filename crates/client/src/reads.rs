@@ -75,16 +75,20 @@ impl Inner {
     }
 
     /// The node to ask for a byte of `object` when `first` is late: another one that holds it, or else the one that
-    /// would be next to hold it, which gets it from its siblings or the under-store.
+    /// would be next to hold it, which gets it from its siblings or the under-store. None when `first` stands in for one
+    /// that is lost: it fetches the block itself, and a third would only fetch it once more.
     pub(crate) fn second_peer(&self, object: &ObjectRef, offset: u64, first: &Arc<Peer>) -> Option<Arc<Peer>> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
         let view = self.roster.view();
-        view.rank(self.wanted(object, offset), &self.config.standpoint, FIRST, &mut ranked);
+        let wanted = self.wanted(object, offset);
+        view.rank(wanted, &self.config.standpoint, FIRST, &mut ranked);
+        let holders = ranked.len().min(wanted.holders());
+        let holds = ranked[..holders].iter().any(|index| Arc::ptr_eq(view.peer(*index), first));
         let fit = |peer: &&Arc<Peer>| {
             let well = || !peer.pace().is_shunned() && !matches!(peer.state().0, PoolState::Down { .. });
             !Arc::ptr_eq(peer, first) && well()
         };
-        let second = ranked.iter().map(|index| view.peer(*index)).find(fit).map(Arc::clone);
+        let second = ranked.iter().map(|index| view.peer(*index)).find(|peer| holds && fit(peer)).map(Arc::clone);
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         second
     }

@@ -127,3 +127,24 @@ fn an_answer_can_wait_in_its_connection() {
     lease.call(&request, &mut body, &mut dst, &mut |_| {}, deadline).unwrap();
     assert!(dst == data[5..300_005]);
 }
+
+#[test]
+fn a_peer_that_accepts_and_does_not_greet_is_waited_for_no_longer_than_its_silence() {
+    // The kernel accepts for a process that stands still.
+    let frozen = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stats = Arc::new(Stats::default());
+    let peer = frozen.local_addr().unwrap().to_string();
+    let connector = TcpConnector::new(&peer, vec![], SocketOptions::default(), Arc::clone(&stats));
+    let for_ever = Duration::from_secs(24 * 3600);
+    let config = PoolConfig { connect_timeout: for_ever, ..PoolConfig::default() };
+    let pool = ChannelPool::new(Arc::new(connector), "test", "mem", config, stats);
+    pool.watch(Some(Duration::from_millis(50)));
+    let (said, heard) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let ask = || pool.checkout(Instant::now() + for_ever).err().map(|e| e.kind());
+        // The second time nobody tries: whoever watches does, when it gives a sign of life.
+        said.send((ask(), ask())).unwrap();
+    });
+    let timeout = Some(ErrorKind::Timeout);
+    assert_eq!(heard.recv_timeout(Duration::from_secs(120)).unwrap(), (timeout, timeout));
+}

@@ -145,8 +145,8 @@ pub struct ChannelPool {
     in_flight: AtomicUsize,
     /// Whether the peer is being asked for a sign of life.
     asking: AtomicBool,
-    /// Whether somebody asks for signs of life.
-    watched: AtomicBool,
+    /// The silence after which somebody asks for a sign of life, in microseconds; 0 where nobody does.
+    watched: AtomicU64,
 }
 
 impl ChannelPool {
@@ -185,7 +185,7 @@ impl ChannelPool {
             heard: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
             asking: AtomicBool::new(false),
-            watched: AtomicBool::new(false),
+            watched: AtomicU64::new(0),
         }
     }
 
@@ -301,7 +301,7 @@ impl ChannelPool {
         inner.open += 1;
         inner.connecting += 1;
         drop(inner);
-        let until = deadline.min(Instant::now() + self.config.connect_timeout);
+        let until = deadline.min(Instant::now() + self.patience_to_connect());
         let made = self.connector.connect(until).and_then(|mut channel| {
             let hello = Hello::new(&self.peer_name, &self.source);
             let welcome = greet(&mut *channel, &hello, until)?;
@@ -329,7 +329,7 @@ impl ChannelPool {
             Err(error) => {
                 inner.open -= 1;
                 // Who waited in vain leaves the next attempt to whoever watches.
-                inner.held |= error.kind() == ErrorKind::Timeout && self.watched.load(Ordering::Acquire);
+                inner.held |= error.kind() == ErrorKind::Timeout && self.is_watched();
                 self.went_down(&mut inner, &error);
                 Err(error)
             }

@@ -73,3 +73,22 @@ fn nothing_is_asked_twice_where_that_is_switched_off() {
     mount.read_all(&one).unwrap();
     assert_eq!((mount.stats.remotecache.hedges.get(), cluster.under.reads()), (0, (32, 32)));
 }
+
+#[test]
+fn a_node_that_stands_in_for_a_lost_one_fetches_alone() {
+    let cluster = Cluster::start(3, 1024);
+    let mount = mount(&cluster, 3, 1);
+    let objects: Vec<_> = (0..60).map(|n| object(n, BLOCK)).collect();
+    // Often enough to know what is late, and to be allowed second requests.
+    (0..10).flat_map(|_| &objects).for_each(|object| mount.read_all(object).unwrap());
+    // Of a read that was late on a busy machine a second node has the block as well.
+    let held = |node, object| cluster.held(node, object) > 0;
+    let lost: Vec<_> = objects.iter().filter(|o| held(1, o) && !held(0, o) && !held(2, o)).collect();
+    assert!(!lost.is_empty());
+    let (before, hedges) = (cluster.under.reads().0, mount.stats.remotecache.hedges.get());
+    cluster.hosts[1].link.set(RailMode::Down);
+    *cluster.under.latency.lock() = Duration::from_millis(400);
+    lost.iter().for_each(|object| mount.read_all(object).unwrap());
+    assert_eq!(cluster.under.reads().0 - before, lost.len() as u64);
+    assert_eq!(mount.stats.remotecache.hedges.get(), hedges);
+}

@@ -38,12 +38,24 @@ impl ChannelPool {
         self.heard.store(at.saturating_duration_since(self.born).as_micros() as u64, Ordering::Release);
     }
 
-    /// Lets somebody else see to a peer that gives no sign of life: from now on no request makes a connection to a peer
-    /// whose silence was found out, until [`ChannelPool::revive`].
-    pub fn watch(&self, watched: bool) {
-        self.watched.store(watched, Ordering::Release);
-        if !watched {
+    /// Lets somebody else see to a peer that is silent for so long (`None`: nobody): from now on no request waits longer
+    /// than that for a connection, or makes one to a peer whose silence was found out, until [`ChannelPool::revive`].
+    pub fn watch(&self, silence: Option<Duration>) {
+        self.watched.store(silence.map_or(0, |silence| silence.as_micros().max(1) as u64), Ordering::Release);
+        if silence.is_none() {
             self.inner.lock().held = false;
+        }
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Acquire) > 0
+    }
+
+    /// How long a request waits for a connection of its own. A peer that stands still accepts one and does not greet.
+    pub(super) fn patience_to_connect(&self) -> Duration {
+        match self.watched.load(Ordering::Acquire) {
+            0 => self.config.connect_timeout,
+            silence => self.config.connect_timeout.min(Duration::from_micros(silence)),
         }
     }
 
@@ -106,7 +118,7 @@ impl ChannelPool {
 
     /// Breaks off every request under way.
     fn give_up_peer(&self, why: &Error) -> bool {
-        if !self.watched.load(Ordering::Acquire) {
+        if !self.is_watched() {
             return false;
         }
         let mut inner = self.inner.lock();
