@@ -236,8 +236,14 @@ fn entry<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpu: usize, gate:
 /// Requests in a row that call for the other CPUs before a thread changes its seat: changing costs about as much as a
 /// small read.
 const ROW: u32 = 4;
-/// From this length on a read for the page cache was asked for ahead of its reader.
+/// From this length on a read for the page cache may have been asked for ahead of its reader.
 const AHEAD_FROM: u32 = 64 << 10;
+
+/// Whether a read for the page cache was asked for ahead of its reader, as far as can be told. For the first bytes of a
+/// file its reader waits, and a small file has no others.
+fn is_ahead(offset: u64, size: u32, flags: u32) -> bool {
+    offset > 0 && size >= AHEAD_FROM && flags & libc::O_DIRECT as u32 == 0
+}
 
 /// Where an entry's thread may run. It keeps to the CPU whose queue it serves, because the request's data is in that
 /// CPU's cache and the reader sleeps; but the kernel's read-ahead queues its requests on the CPU of a reader that goes on
@@ -348,8 +354,8 @@ fn serve_one<H: Handler>(shared: &Shared<H>, bytes: &mut [u8]) -> (u64, bool) {
     let at = offset_of!(UringReqHeader, ent);
     let ent: UringEntInOut = take(&head[at..]).unwrap_or_default();
     let args = &head[offset_of!(UringReqHeader, op_in)..at];
-    let ahead = header.opcode == abi::opcode::READ
-        && take::<ReadIn>(args).is_some_and(|a| a.size >= AHEAD_FROM && a.flags & libc::O_DIRECT as u32 == 0);
+    let ahead =
+        header.opcode == abi::opcode::READ && take::<ReadIn>(args).is_some_and(|a| is_ahead(a.offset, a.size, a.flags));
     let body = &payload[..(ent.payload_sz as usize).min(payload.len())];
     let replied = match decode_split(&header, args, body) {
         Some(request) => {

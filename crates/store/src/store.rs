@@ -187,7 +187,8 @@ fn open_disk(
             began.elapsed().as_secs_f64()
         );
     }
-    let mut io: Arc<dyn crate::io::DiskIo> = Arc::new(RealDisk::new(number, config.io, Arc::clone(rings)));
+    let rings = if in_memory(dir) { Rings::refused() } else { Arc::clone(rings) };
+    let mut io: Arc<dyn crate::io::DiskIo> = Arc::new(RealDisk::new(number, config.io, rings));
     if let Some(decorate) = &config.decorate {
         io = decorate(dir, io);
     }
@@ -212,6 +213,12 @@ fn open_disk(
     };
     disk.refresh_space();
     Ok((Arc::new(disk), second))
+}
+
+/// Whether a directory lies in memory. There nothing is waited for, and what io_uring is asked for there it gives to threads
+/// of the kernel: a small file took twice as long.
+fn in_memory(dir: &std::path::Path) -> bool {
+    rustix::fs::statfs(dir).is_ok_and(|fs| fs.f_type == libc::TMPFS_MAGIC)
 }
 
 /// Gives a disk what only it holds of the blocks that another disk's log brought first.

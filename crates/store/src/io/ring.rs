@@ -104,7 +104,6 @@ impl Rings {
     }
 
     /// Rings as where the kernel has no io_uring: every transfer is left to plain system calls.
-    #[cfg(test)]
     pub fn refused() -> Arc<Rings> {
         let rings = Rings::new(None);
         rings.refused.store(true, Ordering::Relaxed);
