@@ -405,5 +405,11 @@ fn path(path: &PathView) -> Value {
         "failovers": path.failovers,
         "failbacks": path.failbacks,
         "last_failure": path.reason,
+        // Against what it was before it last failed; null when that is not known yet.
+        "speed_check": path.speed.map(|check| json!({
+            "before_bytes_per_s": check.before,
+            "after_bytes_per_s": check.after,
+            "slower": check.slower,
+        })),
     })
 }

@@ -123,8 +123,17 @@ fn show_paths(peer: &Value) {
         let number = |k: &str| path[k].as_u64().unwrap_or(0);
         let style = if text("state") == "up" { GREEN } else { RED };
         let why = path["last_failure"].as_str().map_or(String::new(), |why| format!("  last failure: {why}"));
+        let check = &path["speed_check"];
+        let mb = |k: &str| check[k].as_u64().unwrap_or(0) / 1_000_000;
+        let slower = match check["slower"].as_bool() {
+            Some(true) => {
+                let (before, after) = (mb("before_bytes_per_s"), mb("after_bytes_per_s"));
+                format!("  {RED}slower than before it failed: {after} MB/s, {before} before{RED:#}")
+            }
+            _ => String::new(),
+        };
         anstream::println!(
-            "    {} {}  {style}{}{style:#} for {} s  {} channels, {} failovers, {} failbacks{why}",
+            "    {} {}  {style}{}{style:#} for {} s  {} channels, {} failovers, {} failbacks{slower}{why}",
             text("transport"),
             text("path"),
             text("state"),

@@ -2,13 +2,14 @@
 //! Channels are made and paths are watched by somebody else, in the background; nothing here connects, so no request
 //! ever waits for a connection attempt.
 
+use crate::path_speed::{self, PathSpeed, SpeedCheck};
 use crate::pool::{Entry, User};
 use crate::{Breaker, Channel, Lease, PathState, PathTiming, Phase, TransportKind};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_proto::Welcome;
 use spurline_types::{Error, ErrorKind, PathStats, Result, Stats};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Channels idle for longer are looked at before they are used.
@@ -46,6 +47,8 @@ pub struct PathView {
     pub failovers: u64,
     /// How often it carried data again after that.
     pub failbacks: u64,
+    /// Whether its reads take longer than before it last failed; none before that is known.
+    pub speed: Option<SpeedCheck>,
 }
 
 /// Wakes whoever watches paths.
@@ -82,6 +85,16 @@ pub(crate) struct Place {
 struct Path {
     spec: PathSpec,
     counters: Arc<PathStats>,
+    speed: Mutex<PathSpeed>,
+    /// With how many thousandths of its speed it is loaded: fewer while it is slower than before it failed.
+    share: AtomicU32,
+}
+
+impl Path {
+    fn load_speed(&self) -> u32 {
+        let speed = u64::from(self.spec.speed_mbit.max(1)) * u64::from(self.share.load(Ordering::Relaxed)) / 1000;
+        u32::try_from(speed).unwrap_or(u32::MAX).max(1)
+    }
 }
 
 struct Slot {
@@ -178,7 +191,7 @@ impl PathPool {
         stats.rdma.paths_down.add(slots.len() as u64);
         let path = |spec: PathSpec| {
             let counters = stats.paths.of(peer, &spec.name, &spec.kind.to_string());
-            Path { spec, counters }
+            Path { spec, counters, speed: Mutex::default(), share: AtomicU32::new(1000) }
         };
         PathPool {
             peer: peer.to_owned(),
@@ -215,6 +228,38 @@ impl PathPool {
 
     pub(crate) fn counters(&self, place: Place) -> (&Stats, &PathStats) {
         (&self.stats, &self.paths[place.path].counters)
+    }
+
+    /// A read over the path of `place` brought `len` bytes in this time. After a failback such reads are compared with
+    /// those before the fault; a path that is slower carries less, in proportion, where there are others.
+    pub(crate) fn measured(&self, place: Place, len: usize, took: Duration) {
+        if len < path_speed::LEAST {
+            return;
+        }
+        let path = &self.paths[place.path];
+        let under_way = self.inner.lock().slots[place.path].in_flight;
+        let mut speed = path.speed.lock();
+        let check = speed.add(len, took, under_way);
+        path.counters.usual_bytes_per_s.set(speed.usual().unwrap_or(0));
+        drop(speed);
+        let Some(check) = check else { return };
+        path.share.store(check.share(), Ordering::Relaxed);
+        path.counters.speed_checks.add(1);
+        path.counters.checked_bytes_per_s.set(check.after);
+        let before = path.counters.slower.get();
+        path.counters.slower.set(u64::from(check.slower));
+        let mb = |bytes: u64| bytes / 1_000_000;
+        let SpeedCheck { before: usual, after, slower } = check;
+        let (name, usual, after) = (&path.spec.name, mb(usual), mb(after));
+        if !slower {
+            tracing::info!(peer = %self.peer, path = %name, "a path is as fast as before it failed: {after} MB/s, {usual} before");
+        } else if before == 0 {
+            tracing::warn!(
+                peer = %self.peer, path = %name,
+                "a path is slower than before it failed: {after} MB/s, {usual} before; it is given less where there are \
+                 others; 'spurline net doctor' looks at the link, 'spurline net bw' measures it"
+            );
+        }
     }
 
     /// A request was sent again elsewhere because the path of `lease`'s channel failed.
@@ -267,8 +312,8 @@ impl PathPool {
             return None;
         }
         let (place, entry) = self.pick(&mut self.inner.lock(), taken)?;
-        let spec = &self.paths[place.path].spec;
-        Some((Lease::of_path(self, place, entry), spec.speed_mbit, rail_bit(spec)))
+        let path = &self.paths[place.path];
+        Some((Lease::of_path(self, place, entry), path.load_speed(), rail_bit(&path.spec)))
     }
 
     fn pick(&self, inner: &mut Inner, taken: u64) -> Option<(Place, Entry)> {
@@ -340,7 +385,7 @@ impl PathPool {
     /// Which of two paths is less loaded for its speed: (in flight + 1) / speed, without dividing.
     fn compare(&self, inner: &Inner, a: usize, b: usize) -> std::cmp::Ordering {
         let load = |of: usize, other: usize| {
-            (inner.slots[of].in_flight as u64 + 1) * u64::from(self.paths[other].spec.speed_mbit.max(1))
+            (inner.slots[of].in_flight as u64 + 1) * u64::from(self.paths[other].load_speed())
         };
         load(a, b).cmp(&load(b, a))
     }
@@ -409,7 +454,7 @@ impl PathPool {
         };
         let in_flight = slot.in_flight;
         self.up.fetch_sub(1, Ordering::AcqRel);
-        let Path { spec, counters } = &self.paths[path];
+        let Path { spec, counters, .. } = &self.paths[path];
         counters.up.set(0);
         counters.failovers.add(1);
         counters.set_last_failure(why);
@@ -497,13 +542,16 @@ impl PathPool {
         Self::put(&mut inner, path, channel, welcome);
         self.up.fetch_add(1, Ordering::AcqRel);
         drop(inner);
-        let Path { spec, counters } = &self.paths[path];
+        let Path { spec, counters, .. } = &self.paths[path];
         counters.up.set(1);
         self.stats.rdma.paths_up.add(1);
         self.stats.rdma.paths_down.sub(1);
         if back {
             counters.failbacks.add(1);
             self.stats.rdma.failbacks.add(1);
+            counters.slower.set(0);
+            self.paths[path].share.store(1000, Ordering::Relaxed);
+            self.paths[path].speed.lock().back();
         }
         let what = if back { "carries data again" } else { "carries data" };
         tracing::info!(peer = %self.peer, path = %spec.name, kind = %spec.kind, "a path {what}");
@@ -517,7 +565,7 @@ impl PathPool {
         state.connect_failed(self.started.elapsed(), error.message());
         let again = state.due_at().map(|at| at.saturating_sub(self.started.elapsed()));
         drop(inner);
-        let Path { spec, counters } = &self.paths[path];
+        let Path { spec, counters, .. } = &self.paths[path];
         counters.set_last_failure(error.message());
         let again = again.map_or(0, |d| d.as_secs());
         tracing::warn!(peer = %self.peer, path = %spec.name, "a path can't be used: {error}; tried again in {again} s");
@@ -642,6 +690,7 @@ impl PathPool {
             reason: slot.state.reason().map(str::to_owned),
             failovers: slot.state.failovers(),
             failbacks: slot.state.failbacks(),
+            speed: path.speed.lock().last(),
         };
         self.paths.iter().zip(&inner.slots).map(view).collect()
     }
@@ -667,4 +716,41 @@ pub(crate) fn step(state: &mut u64) -> u64 {
     *state ^= *state >> 7;
     *state ^= *state << 17;
     *state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 32 reads of a MiB over the first of two paths, this long each.
+    fn reads(pool: &PathPool, ms: u64) {
+        for _ in 0..32 {
+            pool.measured(Place { path: 0, generation: 0, number: 1 }, 1 << 20, Duration::from_millis(ms));
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
+        let stats = Arc::new(Stats::default());
+        let spec =
+            |name: &str| PathSpec { name: name.into(), kind: TransportKind::Rdma, local: 0, speed_mbit: 400_000 };
+        let specs = vec![spec("a"), spec("b")];
+        let pool = PathPool::new("n:7000", specs, 2, PathTiming::default(), 1, Arc::clone(&stats), Arc::default());
+        let compare = || pool.compare(&pool.inner.lock(), 0, 1);
+        let shown = |name: &str| stats.to_json()["paths"][0][name].as_u64();
+        reads(&pool, 10);
+        assert_eq!(
+            (shown("usual_bytes_per_s"), shown("speed_checks"), compare().is_eq()),
+            (Some(100 << 20), Some(0), true)
+        );
+        pool.paths[0].speed.lock().back();
+        (0..3).for_each(|_| reads(&pool, 100));
+        assert_eq!((shown("speed_checks"), shown("slower")), (Some(1), Some(1)));
+        assert!(pool.view()[0].speed.is_some_and(|check| check.slower) && pool.view()[1].speed.is_none());
+        // As one that is a tenth as fast, and rather the other.
+        assert!((40_000..48_000).contains(&pool.paths[0].load_speed()) && compare().is_gt());
+        reads(&pool, 10);
+        assert_eq!((shown("speed_checks"), shown("slower"), compare().is_eq()), (Some(2), Some(0), true));
+        assert_eq!(shown("checked_bytes_per_s"), Some(100 << 20));
+    }
 }

@@ -568,6 +568,9 @@ impl<'a> Lease<'a> {
             counted.lat_us.add_us(took);
             path.ops.add(1);
             path.lat_us.add_us(took);
+            if let (Ok(answer), Home::Paths(paths, place)) = (&result, &self.home) {
+                paths.measured(*place, answer.payload_len, took);
+            }
         }
         match &result {
             Ok(answer) => {

@@ -34,6 +34,10 @@ path_stats! {
     lat_us: Counter "microseconds" "Time from request to answer on the path, summed.",
     failovers: Counter "operations" "Times the path failed while it carried data.",
     failbacks: Counter "operations" "Times the path carried data again after a failure.",
+    speed_checks: Counter "operations" "Times long reads over the path were compared with those before it failed, with a result.",
+    slower: Gauge "paths" "Whether long reads over the path are slower than before it failed: 1 or 0.",
+    usual_bytes_per_s: Gauge "bytes per second" "What long reads move over the path, as a rule; 0 when there were too few.",
+    checked_bytes_per_s: Gauge "bytes per second" "What they moved when they were last compared.",
 }
 
 impl PathStats {

@@ -25,6 +25,13 @@ fn guest_rails_carry_the_bytes_and_readers_outlive_links_and_devices() {
 
     let fio = mount.fio();
     mount.wait_bytes("reads over two rails", 2, false);
+    let of_rail0 = |name: &str| {
+        let stats = ask(&mount.log, "stats");
+        let path = stats["paths"].as_array().unwrap().iter().find(|p| p["path"] == "rail0-rail0").unwrap().clone();
+        path[name].as_u64().unwrap_or_else(|| panic!("no {name} in {path}"))
+    };
+    mount.wait("what rail0 usually carries", |_| of_rail0("usual_bytes_per_s") > 0);
+    assert_eq!(of_rail0("speed_checks"), 0, "nothing to compare with before a fault");
     link("rail0", "down");
     mount.wait_bytes("its share on the other rail", 1, false);
     assert_eq!(mount.received().1, 0, "TCP while a rail was left");
@@ -38,6 +45,11 @@ fn guest_rails_carry_the_bytes_and_readers_outlive_links_and_devices() {
     sh("rdma link add rxe1 type rxe netdev rail1");
     mount.wait_bytes("failback to both rails", 2, false);
     assert_eq!(mount.carries(), "rdma");
+    // Its reads are compared with those before the fault, whatever comes of it on this machine.
+    mount.wait("the check of rail0's speed", |_| of_rail0("speed_checks") > 0);
+    let (before, after) = (of_rail0("usual_bytes_per_s"), of_rail0("checked_bytes_per_s"));
+    println!("rail0 carried {before} bytes a second, and {after} since it is back; slower: {}", of_rail0("slower"));
+    assert!(after > 0);
     fio.end();
     mount.pass();
     // The NIC wrote into the answers themselves.

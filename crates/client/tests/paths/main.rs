@@ -128,6 +128,65 @@ fn a_reader_sees_neither_error_nor_wrong_byte() {
     }
 }
 
+/// One sample of the metrics page.
+fn sample(page: &str, name: &str) -> Option<f64> {
+    page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
+/// What the metrics page says of a path that failed and came back.
+#[test]
+fn the_metrics_page_tells_what_every_path_carried_and_why_it_failed() {
+    // No path is to fail but the one that is made to.
+    let cluster = Cluster::start(Options { silence: Duration::from_secs(20), ..Options::default() });
+    let check = |cluster: &Cluster| {
+        let page = cluster.stats.to_prometheus();
+        sample(&page, "spurline_path_speed_checks_total{peer=\"node:7000\",path=\"l0-r0\",transport=\"rdma\"}")
+    };
+    read_while(&cluster, 1 << 20, |cluster| {
+        // Enough of them to know what is usual.
+        cluster.wait("reads", |c| c.rails.iter().all(|rail| rail.calls() > 80));
+        cluster.rails[0].set(RailMode::Down);
+        cluster.wait("failover", |c| c.up() == 1);
+        cluster.rails[0].set(RailMode::Up);
+        cluster.wait("failback", |c| c.up() == 2);
+        // Its reads are compared with those before, whatever comes of it.
+        cluster.wait("the check of its speed", |c| check(c).is_some_and(|checks| checks > 0.0));
+    });
+    let (page, json) = (cluster.stats.to_prometheus(), cluster.stats.to_json());
+    let mut sums = [0.0; 3];
+    for rail in 0..2 {
+        let labels = format!("{{peer=\"node:7000\",path=\"l{rail}-r{rail}\",transport=\"rdma\"}}");
+        let of = |name: &str| {
+            let value = sample(&page, &format!("spurline_path_{name}{labels}"));
+            value.unwrap_or_else(|| panic!("no {name} of rail {rail} in {page}"))
+        };
+        for name in ["recv_bytes_total", "ops_total", "lat_us_total", "usual_bytes_per_s"] {
+            assert!(of(name) > 0.0, "{name} of rail {rail} in {page}");
+        }
+        let back = if rail == 0 { 1.0 } else { 0.0 };
+        assert_eq!((of("up"), of("failovers_total"), of("failbacks_total")), (1.0, back, back), "{page}");
+        for (sum, name) in sums.iter_mut().zip(["retries_total", "failovers_total", "failbacks_total"]) {
+            *sum += of(name);
+        }
+    }
+    let why = "spurline_path_last_failure_info{peer=\"node:7000\",path=\"l0-r0\",transport=\"rdma\",reason=\"";
+    assert!(page.lines().any(|line| line.starts_with(why) && line.ends_with("\"} 1")), "{page}");
+    // The process's own counters are those of its paths.
+    for (sum, name) in sums.into_iter().zip(["retries", "failovers", "failbacks"]) {
+        let own = sample(&page, &format!("spurline_rdma_{name}_total"));
+        assert_eq!((own, json["rdma"][name].as_f64()), (Some(sum), Some(sum)), "{name}");
+    }
+    assert_eq!(
+        (sample(&page, "spurline_rdma_paths_up"), sample(&page, "spurline_rdma_paths_down")),
+        (Some(2.0), Some(0.0))
+    );
+    // Each sample has its help and its type before it.
+    for line in page.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        assert!(page.contains(&format!("# TYPE {name} ")) && page.contains(&format!("# HELP {name} ")), "{name}");
+    }
+}
+
 trait EachBytes {
     fn each_bytes(&self) -> [u64; 2];
 }
