@@ -69,8 +69,11 @@ pub fn serve(
     stats: &Arc<Stats>,
 ) -> Result<(RdmaServer, Vec<Rail>), Fault> {
     let rails = open(found, pool, Access::Local)?;
+    let max_connections = (budget.rdma / connection_bytes() as u64).max(16) as usize;
     let server_config = RdmaServerConfig {
-        max_connections: (budget.rdma / connection_bytes() as u64).max(16) as usize,
+        max_connections,
+        // Many mounts may start at once.
+        max_ungreeted: max_connections / 2,
         max_workers: (budget.serve_slots as usize).max(16),
         patience: Patience { silence: config.silence },
         trust: Arc::clone(trust),

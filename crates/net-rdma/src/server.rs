@@ -15,7 +15,7 @@ use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Service, Trans
 use spurline_trust::{Reason, Refusals, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{CmChannel, CmEvent, CmEventKind, CmId, MemoryRegion, QueuePair};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -26,6 +26,9 @@ use std::time::{Duration, Instant};
 pub struct RdmaServerConfig {
     /// The most connections; further ones are refused. Each takes [`crate::connection_bytes`] of the pool.
     pub max_connections: usize,
+    /// The most connections that have not greeted yet; the oldest of them makes room for a further one, so that strangers
+    /// don't take the memory and the places of readers.
+    pub max_ungreeted: usize,
     /// The most worker threads, and so requests in work at once. They start as needed and end when idle.
     pub max_workers: usize,
     /// A connection must have sent its whole greeting by then, and any request begun must be whole by then.
@@ -48,6 +51,7 @@ impl Default for RdmaServerConfig {
     fn default() -> Self {
         RdmaServerConfig {
             max_connections: 4096,
+            max_ungreeted: 256,
             max_workers: 256,
             request_timeout: Duration::from_secs(10),
             send_timeout: Duration::from_secs(30),
@@ -147,6 +151,7 @@ impl RdmaServer {
             listeners: Vec::new(),
             channel,
             by_key: HashMap::new(),
+            ungreeted: VecDeque::new(),
             next_id: Crew::FIRST_ID,
         };
         let mut port = port;
@@ -246,6 +251,8 @@ struct Acceptor {
     listeners: Vec<Listener>,
     /// Connections by the keys of their ids.
     by_key: HashMap<usize, u64>,
+    /// Those that had not greeted when they were last looked at, oldest first.
+    ungreeted: VecDeque<u64>,
     next_id: u64,
 }
 
@@ -356,10 +363,36 @@ impl Acceptor {
         self.shared.conns.lock().insert(number, Arc::clone(&conn));
         let accepted = session.pair.accept(config.patience.connect_options(), &terms(NODE).encode());
         drop(session);
-        if accepted.is_err() {
-            self.shared.remove(&conn);
+        match accepted {
+            Ok(()) => {
+                self.ungreeted.push_back(number);
+                self.make_room();
+            }
+            Err(_) => self.shared.remove(&conn),
         }
         Ok(accepted?)
+    }
+
+    /// Ends the oldest connections that have not greeted while there are too many of them.
+    fn make_room(&mut self) {
+        let most = self.shared.config.max_ungreeted.max(1);
+        if self.ungreeted.len() <= most {
+            return;
+        }
+        let oldest: Vec<Arc<Conn>> = {
+            let conns = self.shared.conns.lock();
+            self.ungreeted.retain(|id| conns.get(id).is_some_and(|conn| conn.state.peer_name().is_none()));
+            let over = self.ungreeted.len().saturating_sub(most);
+            self.ungreeted.drain(..over).filter_map(|id| conns.get(&id).cloned()).collect()
+        };
+        for conn in oldest {
+            let why = format!("more than {most} connections have not greeted, and it is the oldest of them");
+            self.shared.refusals.refused(&conn.state.endpoints().peer, Reason::Limit, &why);
+            if let Some(mut session) = conn.session.try_lock() {
+                session.pair.disconnect();
+            }
+            self.shared.remove(&conn);
+        }
     }
 
     /// Ends connections that are late with a request, asks idle ones for a sign of life, listens again where a device is

@@ -265,6 +265,35 @@ fn guest_limits_are_said_in_words() {
     check(&elsewhere, 0);
 }
 
+/// Strangers that connect and say nothing push each other out, and no reader.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_strangers_that_say_nothing_make_room() {
+    // Their silence alone would take minutes to end them.
+    let request_timeout = Duration::from_secs(600);
+    let config = RdmaServerConfig { max_connections: 8, max_ungreeted: 4, request_timeout, ..Default::default() };
+    let pair = Pair::on("10.77.0.1", config);
+    let mut reader = pair.open().unwrap();
+    let connector =
+        RdmaConnector::new(Arc::clone(&pair.reader), pair.server.local_addrs()[0], Patience::default(), Arc::default());
+    // More than there may be connections at all.
+    let strangers: Vec<RdmaChannel> = (0..12).map(|_| connector.open(soon()).unwrap()).collect();
+    let end = soon();
+    while pair.node_stats.trust.refused_limit.get() < 8 {
+        assert!(Instant::now() < end, "no stranger is pushed out");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut dst = pair.pool.try_alloc(4096).unwrap();
+    assert_eq!(
+        call(&mut reader, &read("data", 0, 4096), &mut dst, soon()),
+        Ok(4096),
+        "the first that came has greeted"
+    );
+    pair.open().unwrap();
+    assert!(pair.server.connections() <= 6, "one reader, four strangers, and one that may have ended meanwhile");
+    drop(strangers);
+}
+
 /// A reader that keeps no rules costs its own connection and nothing else.
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
