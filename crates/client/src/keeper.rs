@@ -101,7 +101,8 @@ fn keep(paths: &Arc<Paths>, current: &Arc<Current>) -> Instant {
         }
     }
     let silence = paths.config().silence;
-    for quiet in pool.quiet(silence / 2) {
+    // An eighth until this is seen, half for the answer: the silence that is borne, in all.
+    for quiet in pool.quiet(silence * 3 / 8) {
         let (with, of) = (Arc::clone(paths), Arc::clone(current));
         let path = quiet.path;
         if let Err(error) = spawn("ping-path", move || with.probe(&of, quiet)) {

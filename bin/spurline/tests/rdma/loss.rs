@@ -5,11 +5,11 @@ use crate::rig::{Rig, ask, sh};
 use std::path::{Path, PathBuf};
 
 /// Known on both machines; each has its own.
-const DIR: &str = "/vmtmp/rig";
+pub const DIR: &str = "/vmtmp/rig";
 /// Long enough that two emulated machines on a busy one are not taken for a cable that was cut.
 const RAILS: [&str; 4] = ["--rdma-network", "rail0:rail1", "--rdma-silence", "12s"];
 
-fn shared(name: &str) -> PathBuf {
+pub fn shared(name: &str) -> PathBuf {
     PathBuf::from(std::env::var_os("SPURLINE_VM_SHARE").unwrap()).join(name)
 }
 
@@ -28,7 +28,7 @@ fn side_b_serves() {
 
 /// No packet of RoCE passes this machine's end of the cable, either way. What leaves is lost by netem, which tells the
 /// sender nothing: after a drop that is told Soft-RoCE would send the same packet again for ever.
-fn lose(rail: &str) {
+pub fn lose(rail: &str) {
     let roce = "protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff";
     sh(&format!(
         "tc qdisc add dev {rail} root handle 1: prio bands 3 priomap 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 && \
@@ -38,7 +38,7 @@ fn lose(rail: &str) {
     ));
 }
 
-fn pass_all(rail: &str) {
+pub fn pass_all(rail: &str) {
     sh(&format!("tc qdisc del dev {rail} clsact && tc qdisc del dev {rail} root"));
 }
 
