@@ -32,7 +32,8 @@ pub enum Command {
     Umount(UmountArgs),
     /// Run a cache node: fetches blocks once and serves them to mounts
     #[command(after_help = SERVICE_NOTE, after_long_help = NODE_EXAMPLES)]
-    Node(Box<NodeArgs>),
+    #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+    Node(Box<NodeWords>),
     /// Run a coordinator: the list of a group's nodes, with no other service
     #[command(after_help = SERVICE_NOTE, after_long_help = COORDINATOR_EXAMPLES)]
     Coordinator(Box<CoordinatorArgs>),
@@ -62,6 +63,43 @@ pub enum Command {
     /// Print the table of all flags, variables and keys that CONFIGURATION.md holds
     #[command(hide = true)]
     ConfigReference,
+}
+
+/// What `node` is told: how to run one, or what to do with one that runs.
+#[derive(Debug, Args)]
+pub struct NodeWords {
+    /// How to run it.
+    #[command(flatten)]
+    pub args: NodeArgs,
+    /// What to do with one that runs.
+    #[command(subcommand)]
+    pub action: Option<NodeAction>,
+}
+
+/// What to do with a node that runs.
+#[derive(Debug, Subcommand)]
+pub enum NodeAction {
+    /// Hand a node's hot blocks on to the nodes that will own them, then take its share away
+    Drain(DrainArgs),
+}
+
+/// What `node drain` is told.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// The group's nodes: coordinator://… or etcd://…
+    #[arg(long, value_name = "URL", env = "SPURLINE_REGISTRY")]
+    pub registry: Registry,
+    /// The group's name in the registry
+    #[arg(long, value_name = "NAME", default_value = "default", env = "SPURLINE_CACHE_GROUP")]
+    pub cache_group: String,
+    /// What nodes have to be shown.
+    #[command(flatten)]
+    pub trust: TrustArgs,
+    /// The node, by its name or HOST:PORT
+    pub node: String,
+    /// As JSON, one object
+    #[arg(long)]
+    pub json: bool,
 }
 
 const SERVICE_NOTE: &str = "Every flag is also an environment variable (--cache-size: SPURLINE_CACHE_SIZE) and a key \
@@ -94,7 +132,9 @@ Examples:
   A node for one bucket, reached over eth1:
     spurline node --source s3://datasets --cache-dir /nvme0/c --group-network eth1 --group-port 7000 --group-token-file token
   A node on this machine for trying out (it listens on loopback only):
-    spurline node --source /usr/share --cache-dir /tmp/c --cache-size 10G --group-port 7000";
+    spurline node --source /usr/share --cache-dir /tmp/c --cache-size 10G --group-port 7000
+  Before one is taken away or restarted for long: its hot blocks go to those that will own them
+    spurline node drain node7 --registry coordinator://head1:7400 --cache-group train --group-token-file token";
 
 const COORDINATOR_EXAMPLES: &str = "\
 Every flag is also an environment variable (--group-port: SPURLINE_GROUP_PORT) and a key of the TOML file given by
@@ -318,6 +358,7 @@ pub fn command() -> clap::Command {
     for asking in ["status", "load", "free"] {
         command = command.mut_subcommand(asking, args::with_trust_environment);
     }
+    command = command.mut_subcommand("node", |node| node.mut_subcommand("drain", args::with_trust_environment));
     command
 }
 

@@ -6,6 +6,7 @@ mod bench;
 mod cli;
 mod coordinator;
 mod demo;
+mod drain;
 mod generate;
 mod group;
 mod info;
@@ -59,9 +60,12 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
                 Start::Run(ready) => mount::run(config, ready).map(done),
             }
         }
-        Command::Node(args) => {
+        Command::Node(words) => {
+            if let Some(cli::NodeAction::Drain(args)) = words.action {
+                return drain::run(args);
+            }
             let host = Host::here();
-            let config = args.check(&host)?;
+            let config = words.args.check(&host)?;
             match start(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
                 Start::Waited(code) => Ok(code),
                 Start::Run(ready) => node::run(config, ready).map(done),

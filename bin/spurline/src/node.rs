@@ -98,7 +98,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         status: {
             let (store, listening, node) = (store.clone(), listening.clone(), Arc::clone(&node));
             let (announcer, group) = (Arc::clone(&announcer), config.group.clone());
-            let weight = config.weight;
+            let stats = Arc::clone(&stats);
             let transports: &[&str] = if rails.is_empty() { &["tcp"] } else { &["rdma", "tcp"] };
             let rails: Vec<Value> = rails.iter().map(rails::shown).collect();
             Box::new(move || {
@@ -109,7 +109,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
                     "addresses": listening,
                     "transports": transports,
                     "rails": rails,
-                    "weight": weight,
+                    "weight": stats.group.weight.get(),
                     "group": group::announced(group.as_ref(), announcer.as_ref().as_ref()),
                     "sources": sources,
                     "volumes": node.volumes().iter().map(|v| v.source().to_owned()).collect::<Vec<_>>(),
@@ -126,6 +126,19 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         Some(look) => json!({"status": look.status(), "stats": look.stats()}),
         None => Value::Null,
     }));
+    node.weigh_by({
+        let (announcer, stats) = (Arc::clone(&announcer), Arc::clone(&stats));
+        Box::new(move |weight| {
+            let Some(announcer) = announcer.as_ref() else {
+                let why = "its registry is not told of weights: take it out of the list";
+                return Err(Error::new(ErrorKind::Unsupported, why));
+            };
+            stats.group.weight.set(u64::from(weight));
+            announcer.set(|member| member.weight = weight);
+            tracing::info!("this node's weight is {weight} from now on, until it is started again");
+            Ok(())
+        })
+    });
     let owner = listening.first().cloned().unwrap_or_default();
     let outside = Outside::open(Owner::Node(&owner), &config.metrics, &look)?;
     let stopped = signals::stops()?;

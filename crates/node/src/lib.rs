@@ -2,10 +2,13 @@
 //! socket; the transports bring requests and take answers.
 #![forbid(unsafe_code)]
 
+mod held;
 mod hot;
+mod recent;
 
 use hot::Hot;
 use parking_lot::RwLock;
+use recent::Recent;
 use spurline_cache::{Batch, Cache, Shared};
 use spurline_proto::{
     Body, Capabilities, HOT, Hello, MAX_PAYLOAD, Part, PartDone, Parts, PartsDone, Rail, Read, Request, StatFs,
@@ -36,10 +39,14 @@ thread_local! {
     static BODY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+pub use held::HELD;
 pub use hot::HotRule;
 
 /// Tells of the node itself what only its surroundings know: disks, weight, counters.
 pub type Describe = dyn Fn() -> serde_json::Value + Send + Sync;
+
+/// Changes the node's share of its group's blocks.
+pub type Weigh = dyn Fn(u32) -> Result<()> + Send + Sync;
 
 /// Opens the under-store of a source; the node itself does not know how.
 pub type Open = dyn Fn(&str) -> Result<Arc<dyn UnderStore>> + Send + Sync;
@@ -56,6 +63,8 @@ pub struct Node {
     rails: RwLock<Vec<Rail>>,
     describe: OnceLock<Box<Describe>>,
     hot: Hot,
+    recent: Recent,
+    weigh: OnceLock<Box<Weigh>>,
     /// The number of the rule by which holders are found, as readers are told it.
     rule: AtomicU16,
 }
@@ -85,6 +94,8 @@ impl Node {
             rails: RwLock::default(),
             describe: OnceLock::new(),
             hot: Hot::new(rule),
+            recent: Recent::default(),
+            weigh: OnceLock::new(),
             rule: AtomicU16::new(0),
         })
     }
@@ -103,6 +114,12 @@ impl Node {
     /// Tells whoever greets from now on by which rule this release finds the holders of blocks.
     pub fn place_by(&self, rule: u16) {
         self.rule.store(rule, Ordering::Relaxed);
+    }
+
+    /// Whoever changes this node's share is served by this, once it is given.
+    pub fn weigh_by(&self, weigh: Box<Weigh>) {
+        // A second time nothing happens: somebody may be asking.
+        let _ = self.weigh.set(weigh);
     }
 
     /// Tells readers that greet from now on where RDMA reaches this node.
@@ -172,14 +189,15 @@ impl Node {
         let object = LAST
             .take()
             .filter(|last| last.id == id && last.size == read.size && *last.path == *read.path)
-            .unwrap_or_else(|| ObjectRef {
-                id,
-                path: read.path.into(),
-                version: Version::new(read.version),
-                size: read.size,
+            .unwrap_or_else(|| {
+                let (path, version) = (read.path.into(), Version::new(read.version));
+                let object = ObjectRef { id, path, version, size: read.size };
+                if reader.is_some() {
+                    self.recent.asked(read.volume.0 as usize, &object);
+                }
+                object
             });
         if reader.is_none() && !cache.has(&object, read.offset, len) {
-            LAST.set(Some(object));
             return Err(Error::new(ErrorKind::NotFound, format!("node {} does not hold it", self.name)));
         }
         let counted = &self.shared.stats.remotecache;
@@ -188,7 +206,10 @@ impl Node {
             counted.hot_answers.add(1);
         }
         let result = answer_read(&cache, &object, read.offset, len, if hot { HOT } else { &[] }, responder);
-        LAST.set(Some(object));
+        if reader.is_some() {
+            // What another node reads is no reader's, and is not remembered as one's.
+            LAST.set(Some(object));
+        }
         if result.is_ok() {
             counted.send_bytes.add(len as u64);
         }
@@ -228,6 +249,7 @@ impl Node {
         let mut count = 0;
         for part in parts.iter() {
             let (object, blocks) = self.blocks_of(&cache, &part)?;
+            self.recent.asked(volume.0 as usize, &object);
             cache.warm(&object, blocks, verify, &batch, count);
             count += 1;
         }
@@ -328,8 +350,17 @@ impl Service for Node {
                 };
                 Self::answer(&stat, responder)
             }
+            Request::Weigh { weight } => {
+                let why = "the node is starting, or in no group that is told of its weight";
+                let weigh = self.weigh.get().ok_or_else(|| Error::new(ErrorKind::Unsupported, why))?;
+                weigh(weight)?;
+                responder.data(&[], &[])
+            }
             // Of no volume: about the node itself.
-            Request::Info { volume: VolumeId(u32::MAX), .. } => {
+            Request::Info { volume: VolumeId(u32::MAX), path } => {
+                if let Some(after) = held::page_after(path) {
+                    return responder.data(self.held(after).to_string().as_bytes(), &[]);
+                }
                 let status = self.describe.get().map_or(serde_json::Value::Null, |describe| describe());
                 responder.data(status.to_string().as_bytes(), &[])
             }

@@ -35,12 +35,14 @@ pub enum Op {
     Drop,
     /// Bytes of an object, asked by another node.
     Pull,
+    /// Changes a node's share of its group's blocks.
+    Weigh,
     /// An operation of a newer peer; the number is kept.
     Unknown(u16),
 }
 
 impl Op {
-    const NAMED: [(Op, u16); 13] = [
+    const NAMED: [(Op, u16); 14] = [
         (Op::Hello, 1),
         (Op::Ping, 2),
         (Op::Challenge, 3),
@@ -54,6 +56,7 @@ impl Op {
         (Op::Warm, 22),
         (Op::Drop, 23),
         (Op::Pull, 24),
+        (Op::Weigh, 25),
     ];
 
     /// The number on the wire.
@@ -72,6 +75,7 @@ impl Op {
             Op::Warm => 22,
             Op::Drop => 23,
             Op::Pull => 24,
+            Op::Weigh => 25,
             Op::Unknown(code) => code,
         }
     }

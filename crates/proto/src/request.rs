@@ -133,6 +133,11 @@ pub enum Request<'a> {
     },
     /// A read by another node, of what this node holds: what it does not hold is an error, and fetched from nowhere.
     Pull(Read<'a>),
+    /// Changes the node's share of its group's blocks until it is started again; answered by nothing but an empty frame.
+    Weigh {
+        /// The share; 0 drains it.
+        weight: u32,
+    },
     /// A request of a newer peer.
     Unknown {
         /// Its operation number.
@@ -159,6 +164,7 @@ impl<'a> Request<'a> {
             Request::Warm { .. } => Op::Warm,
             Request::Drop { .. } => Op::Drop,
             Request::Pull(_) => Op::Pull,
+            Request::Weigh { .. } => Op::Weigh,
             Request::Unknown { op, .. } => Op::from_code(*op),
         }
     }
@@ -224,6 +230,7 @@ impl<'a> Request<'a> {
                 out.extend_from_slice(parts.bytes());
             }
             Request::StatFs { volume } => out.put_u32(volume.0),
+            Request::Weigh { weight } => out.put_u32(weight),
             Request::Unknown { body, .. } => out.extend_from_slice(body),
         }
     }
@@ -265,6 +272,7 @@ impl<'a> Request<'a> {
                 parts: Parts::take(&mut take)?,
             },
             Op::Drop => Request::Drop { volume: take_volume(&mut take)?, parts: Parts::take(&mut take)? },
+            Op::Weigh => Request::Weigh { weight: take.u32("a weight")? },
             Op::StatFs => Request::StatFs { volume: take_volume(&mut take)? },
             Op::Info => Request::Info { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
             Op::Unknown(op) => return Ok(Request::Unknown { op, body }),
@@ -296,6 +304,7 @@ impl fmt::Display for Request<'_> {
             Request::Pull(Read { path, offset, len, .. }) => {
                 write!(f, "another node's read of {len} bytes at {offset} of {}", name(path))
             }
+            Request::Weigh { weight } => write!(f, "a share of {weight}"),
             Request::Unknown { op, .. } => write!(f, "operation {op}"),
         }
     }

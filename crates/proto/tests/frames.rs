@@ -121,6 +121,7 @@ proptest! {
         round_trip(Request::StatFs { volume }, id);
         round_trip(Request::Info { volume, path }, id);
         round_trip(Request::Pull(Read { volume, path, version: &text, size, offset, len }), id);
+        round_trip(Request::Weigh { weight: max }, id);
         round_trip(Request::Unknown { op, body: path }, id);
     }
 

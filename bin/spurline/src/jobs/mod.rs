@@ -4,7 +4,7 @@
 pub mod group;
 mod place;
 mod shared;
-mod show;
+pub mod show;
 pub mod target;
 
 use crate::cli::{FreeArgs, JobArgs, LoadArgs};

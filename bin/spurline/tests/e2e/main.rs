@@ -7,6 +7,7 @@ mod common;
 mod disks;
 #[path = "../../../../crates/group/tests/dns/dns_server.rs"]
 mod dns_server;
+mod drain;
 mod faults;
 mod group;
 mod hosts;
