@@ -217,7 +217,8 @@ impl Call<'_> {
         line.heard = Instant::now();
         let mut landed = 0;
         loop {
-            while let Some(arrived) = line.take(pair, self.deadline).map_err(broken)? {
+            self.wait(pair, line).map_err(broken)?;
+            while let Some(arrived) = line.take(pair, || self.deadline).map_err(broken)? {
                 match arrived {
                     Arrived::Grant | Arrived::Part => {}
                     Arrived::Written(announced) => {
@@ -242,7 +243,6 @@ impl Call<'_> {
                     }
                 }
             }
-            self.wait(pair, line).map_err(broken)?;
         }
     }
 
@@ -352,7 +352,7 @@ impl Channel for RdmaChannel {
         !self.broken
             && self.session.pair.check().is_ok()
             && loop {
-                match self.session.take(deadline) {
+                match self.session.take(|| deadline) {
                     Ok(None) => break true,
                     Ok(Some(Arrived::Grant)) => {}
                     Ok(Some(_)) | Err(_) => break false,

@@ -7,10 +7,13 @@ pub(crate) const SLOT: usize = 4 << 10;
 /// The most bytes of one write: long enough that its cost per byte is that of longer ones, short enough that a reader
 /// hands the first bytes on while the rest is on its way.
 pub(crate) const PIECE: usize = 512 << 10;
+/// Answers up to this many bytes are one write: what the kernel reads at a time is handed on as a whole, and each further
+/// announcement wakes both ends.
+pub(crate) const WHOLE: usize = 2 * PIECE;
 /// Payloads up to this many bytes are expected soon, and worth polling for.
 pub(crate) const SOON: usize = 64 << 10;
 /// Memory for bytes that are not registered and have to be copied first, per answer.
-pub(crate) const BOUNCE: usize = 2 * PIECE;
+pub(crate) const BOUNCE: usize = WHOLE;
 
 /// Writes announced to a reader while it is busy with earlier ones: a read of 4 MiB.
 const PIECES_AHEAD: u32 = 8;

@@ -1,7 +1,7 @@
 //! Answers one request: payload by writes into the reader's region, the rest by messages. It knows no connection's
 //! life.
 
-use crate::depths::{BOUNCE, PIECE, SLOT, SOON};
+use crate::depths::{BOUNCE, PIECE, SLOT, SOON, WHOLE};
 use crate::session::Session;
 use rustix::io::Errno;
 use spurline_mem::Buf;
@@ -21,7 +21,9 @@ pub(crate) struct RdmaResponder<'a> {
     memory: &'a Arc<MemoryRegion>,
     request: &'a Header,
     region: Region,
-    /// The longest write.
+    /// The longest write that the device can make.
+    max_message: usize,
+    /// After so many bytes the reader is told of them.
     piece: usize,
     timeout: Duration,
     deadline: Option<Instant>,
@@ -53,7 +55,8 @@ impl<'a> RdmaResponder<'a> {
             memory,
             request,
             region,
-            piece: PIECE.min(max_message.max(4096)),
+            max_message: max_message.max(4096),
+            piece: PIECE,
             timeout,
             deadline: None,
             state: AnswerState::None,
@@ -87,6 +90,7 @@ impl<'a> RdmaResponder<'a> {
         })?;
         self.state = AnswerState::Partial;
         self.promised = payload_len;
+        self.piece = if payload_len <= WHOLE { WHOLE } else { PIECE };
         self.session.pair.expect_soon(payload_len <= SOON);
         // A reader that asked for more than it has room for finds out from the header.
         let fits = payload_len as u64 <= self.region.len;
@@ -112,16 +116,17 @@ impl<'a> RdmaResponder<'a> {
         let Session { pair, line } = &mut *self.session;
         let (sent, silent, writes) = (&mut self.sent, &mut self.silent, &mut self.writes);
         let (promised, piece, memory) = (self.promised, self.piece, self.memory);
+        let longest = piece.min(self.max_message);
         let last = self.ending.is_empty();
         let begun = Instant::now();
         let written = pair.writing(deadline, |writing| {
-            for chunk in run.iter().flat_map(|slice| slice.chunks(piece)) {
+            for chunk in run.iter().flat_map(|slice| slice.chunks(longest)) {
                 let offset = *sent;
                 *sent += chunk.len();
                 *silent += chunk.len();
                 let end = *sent == promised;
                 let mut number = None;
-                if end || *silent >= PIECE {
+                if end || *silent >= piece {
                     line.await_credit(writing.pair(), deadline)?;
                     let granted = line.announced();
                     number = Some(Announced { so_far: *sent as u32, granted, last: end && last }.encode());

@@ -47,7 +47,7 @@ impl Assembly {
         self.want.as_ref().map(|(.., begun)| *begun)
     }
 
-    fn add(&mut self, prelude: &Prelude, part: &[u8]) -> Result<Arrived> {
+    fn add(&mut self, prelude: &Prelude, part: &[u8], now: Instant) -> Result<Arrived> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, why));
         match (prelude.kind, &self.want) {
             (MessageKind::Grant, _) => return Ok(Arrived::Grant),
@@ -62,7 +62,7 @@ impl Assembly {
                 }
                 self.bytes.clear();
                 self.bytes.shrink_to(KEEP);
-                self.want = Some((want, prelude.kind, prelude.region, Instant::now()));
+                self.want = Some((want, prelude.kind, prelude.region, now));
             }
             (kind, _) => return refuse(format!("a message of kind {kind:?} where another was due")),
         }
@@ -127,8 +127,9 @@ impl Session {
         Session { pair, line }
     }
 
-    /// The next thing that has arrived, if any; its receive is posted again.
-    pub fn take(&mut self, deadline: Instant) -> Result<Option<Arrived>> {
+    /// The next thing that has arrived, if any; its receive is posted again. Until `deadline` at most it waits for room to
+    /// say so, which it rarely has to.
+    pub fn take(&mut self, deadline: impl FnOnce() -> Instant) -> Result<Option<Arrived>> {
         self.line.take(&mut self.pair, deadline)
     }
 
@@ -164,7 +165,7 @@ impl Line {
         Ok(())
     }
 
-    pub fn take(&mut self, pair: &mut QueuePair, deadline: Instant) -> Result<Option<Arrived>> {
+    pub fn take(&mut self, pair: &mut QueuePair, deadline: impl FnOnce() -> Instant) -> Result<Option<Arrived>> {
         let Some(completion) = pair.poll()? else { return Ok(None) };
         self.heard = Instant::now();
         let (arrived, granted) = match completion.immediate {
@@ -175,13 +176,13 @@ impl Line {
             None => {
                 let message = completion.slot.bytes().get(..completion.len).unwrap_or_default();
                 let (prelude, part) = Prelude::decode(message)?;
-                (self.assembly.add(&prelude, part)?, prelude.granted)
+                (self.assembly.add(&prelude, part, self.heard)?, prelude.granted)
             }
         };
         pair.post_receive(completion.slot)?;
         self.credits.received(granted)?;
         if self.credits.must_grant() {
-            self.grant(pair, deadline)?;
+            self.grant(pair, deadline())?;
         }
         Ok(Some(arrived))
     }
@@ -197,7 +198,7 @@ impl Line {
     /// Waits until a message or an announced write may be sent. Nothing but grants may arrive meanwhile.
     pub fn await_credit(&mut self, pair: &mut QueuePair, deadline: Instant) -> Result<()> {
         while !self.credits.may_send() {
-            match self.take(pair, deadline)? {
+            match self.take(pair, || deadline)? {
                 Some(Arrived::Grant) => {}
                 Some(other) => {
                     return Err(Error::new(

@@ -16,7 +16,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
     shared.events.fetch_add(1, Ordering::Relaxed);
     let mut served = false;
     loop {
-        match session.take(Instant::now() + shared.config.send_timeout) {
+        match session.take(|| Instant::now() + shared.config.send_timeout) {
             Ok(Some(Arrived::Frame(MessageKind::Request, region))) => {
                 served = true;
                 if let Next::Close(error) = answer(shared, conn, &mut session, region) {
@@ -24,7 +24,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
                     session.pair.disconnect();
                     return End::Close(error);
                 }
-                continue;
+                // A reader has one request under way, so the next is not there yet.
             }
             Ok(Some(Arrived::Part | Arrived::Grant)) => continue,
             Ok(Some(other)) => {

@@ -56,6 +56,7 @@ mod error;
 mod lend;
 mod load;
 mod memory;
+mod polling;
 mod qp;
 mod queue;
 mod sys;

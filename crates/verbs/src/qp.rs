@@ -8,6 +8,7 @@ use crate::error::{VerbsError, WcStatus};
 use crate::lend::RemoteRegion;
 use crate::load::Verbs;
 use crate::memory::{ProtectionDomain, Slot};
+use crate::polling::{Pace, Polling};
 use crate::queue::{BATCH, CompletionQueue, Side, Wake};
 use crate::sys;
 use parking_lot::Mutex;
@@ -17,7 +18,7 @@ use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// How many work requests a queue pair holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,9 +123,7 @@ pub struct QueuePair {
     subject: String,
     qpn: u32,
     fault: Option<VerbsError>,
-    /// Whether the last waits were short enough for polling to be worth it.
-    polling_pays: u8,
-    waits: u32,
+    pace: Pace,
     soon: bool,
     processors: usize,
     /// Empty only while it is dropped.
@@ -132,9 +131,6 @@ pub struct QueuePair {
     /// Driven by one thread at a time.
     _not_sync: PhantomData<Cell<()>>,
 }
-
-/// Threads polling now: never more than leave a processor for those they wait for.
-static POLLING: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 impl QueuePair {
     /// A queue pair for `id`, whose device is known: it resolved its route, or came with a connect request. Depths above
@@ -211,8 +207,7 @@ impl QueuePair {
             subject: id.subject(),
             qpn,
             fault: None,
-            polling_pays: 0,
-            waits: 0,
+            pace: Pace::new(),
             soon: true,
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             id: Some(id),
@@ -742,35 +737,26 @@ impl QueuePair {
         }
     }
 
-    /// Polls with `there` for a moment, where that was worth it lately and a processor is left over. Where it was not, it
-    /// is tried again now and then: how long a sleep lasts does not tell, as its wake-up may be most of it.
+    /// Polls with `there` for a moment, where that was worth it lately and a processor is left over.
     fn spin(&mut self, there: impl Fn(&mut Self) -> Result<bool, VerbsError>) -> Result<bool, VerbsError> {
-        self.waits = self.waits.wrapping_add(1);
-        if !self.soon || (self.polling_pays == 0 && !self.waits.is_multiple_of(TRY_POLLING)) {
+        if !self.soon {
             return Ok(false);
         }
-        if POLLING.fetch_add(1, Ordering::Relaxed) >= self.processors / 2 {
-            POLLING.fetch_sub(1, Ordering::Relaxed);
-            return Ok(false);
-        }
-        let until = Instant::now() + POLL_FOR;
-        let mut polls = 0u32;
-        let result = loop {
-            polls += 1;
-            match there(self) {
-                // The clock costs as much as several polls, and so does offering the processor to others: software devices
-                // do their work in a kernel thread that may wait for this very one, up to a tick of 4 ms.
-                Ok(false) if !polls.is_multiple_of(4) => std::hint::spin_loop(),
-                Ok(false) if !polls.is_multiple_of(8) || Instant::now() < until => std::thread::yield_now(),
-                result => break result,
+        let Some(limit) = self.pace.next() else { return Ok(false) };
+        let Some(_polling) = Polling::begin(self.processors) else { return Ok(false) };
+        let begun = Instant::now();
+        let mut looks = 0u32;
+        let found = loop {
+            if there(self)? {
+                break Some(begun.elapsed());
+            }
+            looks = looks.wrapping_add(1);
+            if Polling::pause(looks) && begun.elapsed() > limit {
+                break None;
             }
         };
-        POLLING.fetch_sub(1, Ordering::Relaxed);
-        if let Ok(found) = result {
-            self.polling_pays =
-                if found { (self.polling_pays + 2).min(8) } else { self.polling_pays.saturating_sub(1) };
-        }
-        result
+        self.pace.learn(found);
+        Ok(found.is_some())
     }
 
     /// Ends the connection without destroying anything. Over a port that is down nothing is sent.
@@ -790,12 +776,6 @@ impl QueuePair {
         self.domain.context().port_state(port).map_or(true, |state| state.is_active())
     }
 }
-
-/// How long polling goes on before a wait sleeps: longer than a small read over a fast network takes, shorter than
-/// bulk data, which is cheaper waited for asleep.
-const POLL_FOR: Duration = Duration::from_micros(100);
-/// Of this many waits one tries whether polling is worth it.
-const TRY_POLLING: u32 = 16;
 
 impl Drop for QueuePair {
     fn drop(&mut self) {

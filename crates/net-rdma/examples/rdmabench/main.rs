@@ -6,8 +6,9 @@
 //! `scripts/vm`, `rdmabench --ip 10.77.0.1` starts the node itself.
 //!
 //! A channel has one request under way, so depth D is D channels. `--threads` says how many threads share them (D when
-//! it is not given): each asks over all of its channels before it waits for the first. `--alone` leaves out all but
-//! RDMA, for a profiler.
+//! it is not given): each asks over all of its channels before it waits for the first. `--alone rdma`, `tcp` or
+//! `rdma,tcp` leaves out all but these, for a profiler. In a guest of `scripts/vm --count` the instructions outside the
+//! kernel are told beside the user time.
 
 mod perftest;
 
@@ -37,12 +38,12 @@ struct Args {
     rounds: usize,
     threads: usize,
     only: String,
-    alone: bool,
+    alone: String,
 }
 
 fn parse() -> Args {
-    let (ips, to, only) = (Vec::new(), Vec::new(), String::new());
-    let mut args = Args { ips, to, server: false, secs: 1.0, rounds: 5, threads: usize::MAX, only, alone: false };
+    let (ips, to, only, alone) = (Vec::new(), Vec::new(), String::new(), String::new());
+    let mut args = Args { ips, to, server: false, secs: 1.0, rounds: 5, threads: usize::MAX, only, alone };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().unwrap_or_default();
@@ -53,7 +54,7 @@ fn parse() -> Args {
             "--secs" => args.secs = value().parse().expect("a number"),
             "--rounds" => args.rounds = value().parse().expect("a number"),
             "--threads" => args.threads = value().parse().expect("a number"),
-            "--alone" => args.alone = true,
+            "--alone" => args.alone = value(),
             "--only" => args.only = value(),
             other => panic!("{other}: see the head of this program's source"),
         }
@@ -125,6 +126,8 @@ struct Slice {
     secs: f64,
     /// User time of client and node, in seconds.
     user: [f64; 2],
+    /// Instructions outside the kernel, of both; not a number where nobody counts.
+    instructions: f64,
 }
 
 impl Slice {
@@ -141,6 +144,12 @@ fn user_time() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let rest = stat.rsplit(')').next().unwrap_or_default();
     rest.split_whitespace().nth(11).and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0) / 100.0
+}
+
+/// Instructions outside the kernel so far, in a guest that has them counted.
+fn instructions() -> f64 {
+    let said = std::env::var_os("SPURLINE_VM_COUNT").and_then(|file| std::fs::read_to_string(file).ok());
+    said.and_then(|said| said.trim().parse().ok()).unwrap_or(f64::NAN)
 }
 
 impl Bench {
@@ -177,7 +186,7 @@ impl Bench {
             let node = self.control.borrow_mut().ask("user").and_then(|said| said.parse().ok());
             [user_time(), node.unwrap_or(f64::NAN)]
         };
-        let (before, begun) = (user(), Instant::now());
+        let (before, counted, begun) = (user(), instructions(), Instant::now());
         let ops = std::thread::scope(|scope| {
             let readers: Vec<_> = lanes
                 .chunks_mut(each)
@@ -198,12 +207,13 @@ impl Bench {
             readers.into_iter().map(|reader| reader.join().expect("a reader")).sum::<u64>()
         });
         let secs = begun.elapsed().as_secs_f64();
-        let after = user();
-        Slice { bytes: ops * size as u64, ops, secs, user: [after[0] - before[0], after[1] - before[1]] }
+        let (instructions, after) = (instructions() - counted, user());
+        let user = [after[0] - before[0], after[1] - before[1]];
+        Slice { bytes: ops * size as u64, ops, secs, user, instructions }
     }
 
     fn bare(&self, what: Bare) -> f64 {
-        if self.args.alone {
+        if !self.args.alone.is_empty() {
             return f64::NAN;
         }
         what.measure(&mut self.control.borrow_mut(), self.rdma[0].ip()).unwrap_or(f64::NAN)
@@ -271,6 +281,9 @@ fn main() {
     if wanted("latency") {
         bench.latency();
     }
+    if wanted("beside") {
+        bench.beside();
+    }
     if bench.rails.len() > 1 && wanted("rails") {
         let (mut one, mut two) = (Vec::new(), Vec::new());
         for _ in 0..bench.args.rounds {
@@ -288,18 +301,22 @@ impl Bench {
         let secs = (self.args.secs.ceil() as u64).max(1);
         let mib = f64::from(1 << 20);
         let mut columns: [Vec<f64>; 5] = Default::default();
-        let mut users = [[0f64; 3]; 2];
+        let mut users = [[0f64; 5]; 2];
+        let wanted = |kind| self.args.alone.is_empty() || self.args.alone.contains(kind);
         for _ in 0..self.args.rounds {
             let bare = self.bare(Bare::WriteBw(size, depth, secs)) * size as f64 / mib;
-            let over_tcp = || if self.args.alone { Slice::default() } else { self.read(0, size, depth) };
-            let slices = [self.read(1, size, depth), over_tcp()];
+            let slices = [("rdma", 1), ("tcp", 0)].map(|(kind, rails)| match wanted(kind) {
+                true => self.read(rails, size, depth),
+                false => Slice::default(),
+            });
             let iperf = self.bare(Bare::Iperf(depth, secs)) / mib;
             let ours = slices[0].mib_per_s();
             for (column, value) in columns.iter_mut().zip([ours, bare, ours / bare, slices[1].mib_per_s(), iperf]) {
                 column.push(value);
             }
             for (sum, slice) in users.iter_mut().zip(&slices) {
-                *sum = [sum[0] + slice.user[0], sum[1] + slice.user[1], sum[2] + slice.bytes as f64];
+                let of_slice = [slice.user[0], slice.user[1], slice.instructions, slice.ops as f64, slice.bytes as f64];
+                sum.iter_mut().zip(of_slice).for_each(|(sum, value)| *sum += value);
             }
         }
         let [ours, bare, ratio, tcp, iperf] = columns.map(median);
@@ -307,8 +324,8 @@ impl Bench {
             "| {name} | {ours:.1} MiB/s | ib_write_bw {bare:.1} MiB/s | {ratio:.2} | TCP {tcp:.1} MiB/s | iperf3 {iperf:.1} MiB/s |"
         );
         // Sums, as the kernel's clock is coarse.
-        let gib = |[client, node, bytes]: [f64; 3]| [client, node].map(|user| user / bytes * f64::from(1 << 30));
-        let [rdma, tcp] = users.map(gib);
+        let [rdma, tcp] =
+            users.map(|[client, node, .., bytes]| [client, node].map(|user| user / bytes * f64::from(1 << 30)));
         println!(
             "| {name}, user s/GiB, client and node | RDMA {:.3} + {:.3} | TCP {:.3} + {:.3} | {:.2} |",
             rdma[0],
@@ -317,6 +334,13 @@ impl Bench {
             tcp[1],
             (rdma[0] + rdma[1]) / (tcp[0] + tcp[1])
         );
+        let [rdma, tcp] = users.map(|[_, _, instructions, ops, _]| instructions / ops);
+        if rdma.is_finite() || tcp.is_finite() {
+            println!(
+                "| {name}, user instructions of a read, client and node | RDMA {rdma:.0} | TCP {tcp:.0} | {:.2} |",
+                rdma / tcp
+            );
+        }
     }
 
     /// One read at a time beside a message and a write of perftest.
@@ -331,5 +355,42 @@ impl Bench {
         }
         let [ours, theirs, ratio] = [ours, theirs, ratios].map(median);
         println!("| 4 KiB latency, one at a time | {ours:.1} us | send + write {theirs:.1} us | {ratio:.2} |");
+    }
+
+    /// Small reads while two channels read bulk: on a channel of their own, and as they would be on the queue pair of one
+    /// that is full of bulk, where they would wait for what is before them.
+    fn beside(&self) {
+        let lane = |size, at| Lane {
+            channel: self.channel(Some(0)),
+            dst: self.pool.alloc(size, Instant::now()).expect("memory for a reader"),
+            body: Vec::new(),
+            at,
+        };
+        let (mut own, mut behind) = (Vec::new(), Vec::new());
+        for _ in 0..self.args.rounds {
+            let stop = AtomicBool::new(false);
+            let (mut small, mut bulk) = ([lane(4 << 10, 0)], [[lane(1 << 20, 1)], [lane(1 << 20, 2)]]);
+            let reads = |lane: &mut [Lane; 1], size| {
+                let (begun, mut ops) = (Instant::now(), 0f64);
+                while !stop.load(Ordering::Relaxed) {
+                    ask_all(lane, size);
+                    ops += 1.0;
+                }
+                begun.elapsed().as_secs_f64() * 1e6 / ops
+            };
+            let reads = &reads;
+            std::thread::scope(|scope| {
+                let bulk = bulk.each_mut().map(|lane| scope.spawn(move || reads(lane, 1 << 20)));
+                let small = scope.spawn(|| reads(&mut small, 4 << 10));
+                std::thread::sleep(Duration::from_secs_f64(self.args.secs));
+                stop.store(true, Ordering::Relaxed);
+                own.push(small.join().expect("a reader"));
+                behind.extend(bulk.map(|reader| reader.join().expect("a reader")));
+            });
+        }
+        let [own, behind] = [own, behind].map(median);
+        println!(
+            "| 4 KiB beside 1 MiB | {own:.1} us on a queue pair of its own | {behind:.1} us for the bulk before it |"
+        );
     }
 }
