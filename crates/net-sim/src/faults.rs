@@ -15,6 +15,8 @@ pub enum Fault {
     Garbage,
     /// Nothing comes back until the deadline.
     Stall,
+    /// The answer comes, and once more in front of the next one: answers out of their order.
+    Twice,
     /// The answer comes this much later.
     Delay(Duration),
 }
@@ -30,6 +32,8 @@ pub struct Rates {
     pub garbage: u32,
     /// [`Fault::Stall`].
     pub stall: u32,
+    /// [`Fault::Twice`].
+    pub twice: u32,
     /// [`Fault::Delay`] by up to `max_delay`.
     pub delay: u32,
     /// The longest delay.
@@ -73,6 +77,7 @@ impl FaultPlan {
             (rates.cut, Fault::Cut),
             (rates.garbage, Fault::Garbage),
             (rates.stall, Fault::Stall),
+            (rates.twice, Fault::Twice),
             (rates.delay, Fault::Delay(delay)),
         ] {
             if dice < rate {

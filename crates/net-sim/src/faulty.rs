@@ -60,7 +60,8 @@ impl Channel for Faulty {
             return self.broken(ErrorKind::Unavailable, "the channel broke in an earlier call");
         };
         match self.plan.draw() {
-            None => inner.call(request, body, dst, progress, deadline),
+            // Of another transport no answer can be had twice: this one comes as it should.
+            None | Some(Fault::Twice) => inner.call(request, body, dst, progress, deadline),
             Some(Fault::Delay(delay)) => {
                 std::thread::sleep(delay.min(deadline.saturating_duration_since(Instant::now())));
                 inner.call(request, body, dst, progress, deadline)

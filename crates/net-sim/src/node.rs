@@ -199,6 +199,7 @@ impl SimChannel {
                 let damaged = bytes.len().min(HEADER_LEN);
                 bytes[..damaged].fill(0xdb);
             }
+            Some(Fault::Twice) => bytes.extend_from_slice(&answer),
             Some(Fault::Stall) => {
                 bytes.clear();
                 after = After::Stall;

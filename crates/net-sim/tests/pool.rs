@@ -258,7 +258,8 @@ fn broken_channels_are_not_handed_out_again() {
 fn under_faults_every_success_is_right() {
     let seed = 20_261_121;
     println!("seed {seed}");
-    let rates = Rates { drop: 40, cut: 60, garbage: 30, stall: 5, delay: 50, max_delay: Duration::from_millis(2) };
+    let rates =
+        Rates { drop: 40, cut: 60, garbage: 30, stall: 5, twice: 20, delay: 50, max_delay: Duration::from_millis(2) };
     for decorated in [false, true] {
         let plan = Arc::new(FaultPlan::new(seed, rates));
         let gate = Arc::new(Gate::default());

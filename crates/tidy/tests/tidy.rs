@@ -19,6 +19,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("spurline-types", 0),
     ("spurline-tidy", 0),
     ("spurline-testkit", 0),
+    ("spurline-vtime", 0),
     ("spurline-proto", 10),
     ("spurline-mem", 10),
     ("spurline-config", 10),
@@ -243,6 +244,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/store", "io_uring and O_DIRECT buffers"),
     ("crates/probe", "TCP_INFO by getsockopt, which no library in use has"),
     ("crates/umad", "calls into libibumad"),
+    ("crates/vtime", "the C library's clocks, futexes and threads, defined anew for tests"),
     ("crates/verbs", "calls into libibverbs and librdmacm, memory that NICs reach"),
 ];
 

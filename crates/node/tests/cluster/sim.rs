@@ -8,7 +8,8 @@ use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster, Siblings};
 use spurline_mem::{Pool, Tier};
 use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
 use spurline_node::{HotRule, Node};
-use spurline_transport::{ChannelPool, PoolConfig, TransportKind};
+use spurline_store::Store;
+use spurline_transport::{ChannelPool, Connector, PoolConfig, TransportKind};
 use spurline_types::{Attr, Error, ErrorKind, FileKind, ListPage, Member, ObjectRef, Result, Sink, Stats, Version};
 use spurline_under::{Capabilities, StatFs, UnderStore};
 use spurline_volume::{Data, Volume as _};
@@ -141,38 +142,57 @@ fn pool_config() -> PoolConfig {
     }
 }
 
+/// The ways to nodes by their names, until a cluster ends.
+type Ways = Arc<Mutex<HashMap<String, Arc<dyn Connector>>>>;
+
 /// What a mount or a node reaches others through: each member's node over its link and over one of its own, which are
 /// the answer's second part.
 fn reach(
     hosts: &[Host],
     name: &str,
     stats: &Arc<Stats>,
-) -> (impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static, Vec<SimRail>) {
+) -> (impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static, Vec<SimRail>, Ways) {
     let links: Vec<SimRail> = hosts.iter().map(|_| SimRail::new()).collect();
     let way = |(host, own): (&Host, &SimRail)| {
         let to_host = host.link.connector(host.sim.connector(), TransportKind::Sim);
         (host.member.name.clone(), own.connector(to_host, TransportKind::Sim))
     };
-    let ways: HashMap<String, _> = hosts.iter().zip(&links).map(way).collect();
-    let (name, stats) = (name.to_owned(), Arc::clone(stats));
+    let ways: Ways = Arc::new(Mutex::new(hosts.iter().zip(&links).map(way).collect()));
+    let (name, stats, known) = (name.to_owned(), Arc::clone(stats), Arc::clone(&ways));
     let make = move |member: &Member| {
-        let way = Arc::clone(&ways[&member.name]);
+        let way = Arc::clone(&known.lock()[&member.name]);
         Peer::new(ChannelPool::new(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
     };
-    (make, links)
+    (make, links, ways)
 }
 
 pub struct Cluster {
     pub hosts: Vec<Host>,
     pub under: Arc<Under>,
+    /// What nodes that know each other do so by: in one process they would keep each other for ever.
+    known: Mutex<Vec<(Ways, Arc<Siblings>)>>,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for (ways, siblings) in self.known.lock().drain(..) {
+            siblings.set_members(&[]);
+            ways.lock().clear();
+        }
+    }
 }
 
 impl Cluster {
     /// `count` nodes with memory for so many blocks each, none of them told of the others.
     pub fn start(count: usize, blocks: u64) -> Cluster {
+        Cluster::start_on(count, blocks, |_, _| None)
+    }
+
+    /// The same, each with the cache disks that `disks` opens for it.
+    pub fn start_on(count: usize, blocks: u64, disks: impl Fn(usize, &Arc<Stats>) -> Option<Arc<Store>>) -> Cluster {
         let under = Arc::new(Under::default());
-        let hosts = (0..count).map(|n| host(n, blocks, &under)).collect();
-        Cluster { hosts, under }
+        let hosts = (0..count).map(|n| host(n, blocks, &under, &disks)).collect();
+        Cluster { hosts, under, known: Mutex::default() }
     }
 
     pub fn members(&self, which: impl IntoIterator<Item = usize>) -> Vec<Member> {
@@ -192,7 +212,7 @@ impl Cluster {
     /// The same, with all that it waits for.
     pub fn mount_as(&self, which: impl IntoIterator<Item = usize>, waits: Waits) -> Mount {
         let stats = Arc::new(Stats::default());
-        let (make, links) = reach(&self.hosts, &format!("mount-{}", waits.number), &stats);
+        let (make, links, _) = reach(&self.hosts, &format!("mount-{}", waits.number), &stats);
         let roster = Roster::new(&self.members(which), make);
         let config = RemoteConfig {
             patience: patience(),
@@ -213,7 +233,8 @@ impl Cluster {
     pub fn join(&self, which: &[usize]) -> Vec<Arc<Siblings>> {
         let join = |n: &usize| {
             let host = &self.hosts[*n];
-            let make = Arc::new(reach(&self.hosts, &host.member.name, &host.stats).0);
+            let (make, _, ways) = reach(&self.hosts, &host.member.name, &host.stats);
+            let make = Arc::new(make);
             let open = move |_: &str, members: &[Member]| {
                 let make = Arc::clone(&make);
                 Roster::new(members, move |member| make(member))
@@ -222,6 +243,7 @@ impl Cluster {
             let siblings = Siblings::new(&host.member.name, BLOCK, Duration::from_secs(3600), stats, open);
             siblings.set_members(&self.members(which.iter().copied()));
             host.shared.ask_elsewhere(Arc::clone(&siblings) as _);
+            self.known.lock().push((ways, Arc::clone(&siblings)));
             siblings
         };
         which.iter().map(join).collect()
@@ -235,11 +257,14 @@ impl Cluster {
     }
 }
 
-fn host(n: usize, blocks: u64, under: &Arc<Under>) -> Host {
+/// Opens the cache disks of one node.
+type OpenDisks<'a> = dyn Fn(usize, &Arc<Stats>) -> Option<Arc<Store>> + 'a;
+
+fn host(n: usize, blocks: u64, under: &Arc<Under>, disks: &OpenDisks<'_>) -> Host {
     let stats = Arc::new(Stats::default());
     let tier = Tier::new(Pool::new(blocks * BLOCK, BLOCK as usize).unwrap());
     let timeout = Duration::from_secs(60);
-    let shared = Shared::new(Arc::clone(&tier), None, BLOCK, 8, timeout, false, Arc::clone(&stats));
+    let shared = Shared::new(Arc::clone(&tier), disks(n, &stats), BLOCK, 8, timeout, false, Arc::clone(&stats));
     let kept = Arc::clone(&shared);
     let under = Arc::clone(under);
     let open = move |_: &str| Ok(Arc::clone(&under) as Arc<dyn UnderStore>);

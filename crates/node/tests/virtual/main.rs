@@ -1,0 +1,54 @@
+//! A cluster on virtual time: real cache nodes, mounts, followers of the registry and announcers, each with its own
+//! threads, over links in memory and a registry that is asked by calls. The seed decides what happens, when, and in which
+//! order the threads run; cache disks, which answer in real time, can make runs of one seed differ. What is simulated,
+//! and what not, stands in CONTRIBUTING.md.
+
+#[allow(dead_code)]
+#[path = "../cluster/sim.rs"]
+mod sim;
+
+mod registry;
+mod script;
+mod world;
+
+use std::time::Duration;
+use world::Outcome;
+
+/// Runs one seed, and says how to run it again when it fails.
+fn run(seed: u64) -> (Outcome, spurline_vtime::Ran) {
+    let ran =
+        std::panic::catch_unwind(|| spurline_vtime::run(seed, || script::run(seed, number("SPURLINE_SEED").is_some())));
+    ran.unwrap_or_else(|_| {
+        panic!("seed {seed} failed; this runs it again: SPURLINE_SEED={seed} cargo test -p spurline-node --test virtual whatever")
+    })
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+/// A few dozen seeds; `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEED=n` one and tells what happens in it.
+#[test]
+fn whatever_happens_no_read_fails_waits_long_or_is_wrong() {
+    let seeds = match number("SPURLINE_SEED") {
+        Some(seed) => seed..=seed,
+        None => 1..=number("SPURLINE_SEEDS").unwrap_or(24),
+    };
+    let (mut reads, mut longest, mut time) = (0, (Duration::ZERO, 0), Duration::ZERO);
+    for seed in seeds.clone() {
+        let (outcome, ran) = run(seed);
+        if seeds.start() == seeds.end() {
+            println!("{outcome:#?}\n{ran:?}");
+        }
+        assert!(ran.left.is_empty(), "seed {seed}: threads that never end: {:?}", ran.left);
+        reads += outcome.reads;
+        time += outcome.time;
+        longest = longest.max((outcome.longest, seed));
+    }
+    println!(
+        "{reads} reads in {:.0} s of virtual time; the longest took {:.1} s, with seed {}",
+        time.as_secs_f64(),
+        longest.0.as_secs_f64(),
+        longest.1
+    );
+}

@@ -1,0 +1,99 @@
+//! Threads on virtual time: waits cost nothing, the seed decides the order, and everything std and parking_lot wait with is
+//! covered.
+
+use parking_lot::{Condvar, Mutex};
+use spurline_vtime::run;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Threads that hand a number on, wait with and without a limit, sleep, and end.
+fn busy() -> Vec<u32> {
+    let (order, turn) = (Arc::new(Mutex::new(Vec::new())), Arc::new((Mutex::new(0), Condvar::new())));
+    let threads: Vec<_> = (0..5u32)
+        .map(|n| {
+            let (order, turn) = (Arc::clone(&order), Arc::clone(&turn));
+            std::thread::spawn(move || {
+                for round in 0..20u32 {
+                    order.lock().push(n);
+                    let mut count = turn.0.lock();
+                    *count += 1;
+                    turn.1.notify_one();
+                    if round % 3 == 0 {
+                        turn.1.wait_for(&mut count, Duration::from_millis(7));
+                    }
+                    drop(count);
+                    std::thread::sleep(Duration::from_millis(u64::from(n)));
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    order.lock().clone()
+}
+
+#[test]
+fn a_day_costs_nothing_and_is_measured_exactly() {
+    let (took, ran) = run(1, || {
+        let start = Instant::now();
+        std::thread::sleep(DAY);
+        let (sender, receiver) = mpsc::channel::<()>();
+        assert!(receiver.recv_timeout(DAY).is_err());
+        drop(sender);
+        let lock = Mutex::new(());
+        assert!(Condvar::new().wait_for(&mut lock.lock(), DAY).timed_out());
+        start.elapsed()
+    });
+    assert!(took >= 3 * DAY && took < 3 * DAY + Duration::from_millis(1), "{took:?}");
+    assert!(ran.left.is_empty(), "{ran:?}");
+}
+
+#[test]
+fn the_seed_decides_the_order() {
+    let (first, ran) = run(7, busy);
+    assert_eq!(first.len(), 100);
+    for _ in 0..5 {
+        assert_eq!(run(7, busy), (first.clone(), ran.clone()));
+    }
+    assert!((8..12).any(|seed| run(seed, busy).0 != first), "other seeds, other orders");
+}
+
+#[test]
+fn those_who_are_left_behind_are_named() {
+    let ((), ran) = run(3, || {
+        std::thread::spawn(|| {
+            loop {
+                std::thread::park();
+            }
+        });
+        std::thread::spawn(|| std::thread::sleep(Duration::from_secs(60)));
+    });
+    assert_eq!(ran.left.len(), 1, "{ran:?}");
+}
+
+#[test]
+fn locks_are_handed_over_and_panics_come_out() {
+    let count = AtomicU32::new(0);
+    let ((), _) = run(5, || {
+        let lock = std::sync::Mutex::new(0u32);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let mut held = lock.lock().unwrap();
+                        *held += 1;
+                        std::thread::sleep(Duration::from_micros(10));
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock().unwrap(), 400);
+    });
+    assert_eq!(count.load(Ordering::Relaxed), 400);
+    let panicked = std::panic::catch_unwind(|| run(6, || panic!("as it should"))).err();
+    assert_eq!(panicked.and_then(|p| p.downcast_ref::<&str>().copied()), Some("as it should"));
+    assert_eq!(run(6, || 1).0, 1);
+}
