@@ -36,6 +36,9 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
         trust: Arc::clone(&trust),
         ..Default::default()
     };
+    let fresh = parts::Fresh::note(
+        &config.state_file.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect::<Vec<_>>(),
+    );
     let coordinator = Arc::new(Coordinator::start(settings, Arc::clone(&stats))?);
     let jobs_dir = match &config.state_file {
         Some(file) => file.with_extension("jobs"),
@@ -94,6 +97,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     // The line that people and scripts wait for.
     tracing::info!("coordinating on {}", listening.join(", "));
     ready.signal()?;
+    fresh.keep();
     let _ = stopped.recv();
     tracing::info!("stopping");
     jobs.suspend();

@@ -46,6 +46,10 @@ pub fn follow(
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             Err(Fault::missing(format!("group {group}: {error}"), ""))
         }
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(Fault::missing(
+            format!("group {group}: {error}"),
+            "start a node with the same --registry and --cache-group, or correct --cache-group",
+        )),
         Err(error) => Err(Fault::missing(
             format!("group {group}: {error}"),
             "start the registry and a node with the same --registry and --cache-group, or correct the address",

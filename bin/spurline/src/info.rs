@@ -1,36 +1,48 @@
 //! `spurline info`: what a mount knows of a file, asked beside the mount.
 
 use crate::cli::InfoArgs;
+use crate::report;
 use crate::target::{ANSWER, locate};
 use serde_json::Value;
 use spurline_config::Fault;
 use spurline_types::units::human_bytes;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::ExitCode;
 
-/// Runs the command.
+/// Runs the command; exit code 1 when one of several paths could not be told of, the others are.
 ///
 /// # Errors
-/// When a path is in no mount, or its process does not answer or does not know it.
-pub fn run(args: InfoArgs) -> Result<(), Fault> {
+/// When the only path is in no mount, or its process does not answer or does not know it.
+pub fn run(args: InfoArgs) -> Result<ExitCode, Fault> {
+    let mut failed = false;
     for path in &args.path {
-        let (located, peer) = locate(path)?;
-        let mut answer = peer.info(&located.below, ANSWER).map_err(|e| {
-            let fault = Fault::from(e);
-            Fault::failed(format!("{}: {}", path.display(), fault.what), fault.remedy)
-        })?;
-        let below = &located.below;
-        if std::str::from_utf8(below).is_err() {
-            // What JSON can't hold as text, without loss.
-            answer["path_escaped"] = below.escape_ascii().to_string().into();
-        }
-        if args.json {
-            anstream::println!("{answer}");
-        } else {
-            anstream::print!("{}", show(&printable(path.as_os_str().as_bytes()), &answer));
+        match ask(path) {
+            Ok(answer) if args.json => anstream::println!("{answer}"),
+            Ok(answer) => anstream::print!("{}", show(&printable(path.as_os_str().as_bytes()), &answer)),
+            Err(fault) if args.path.len() == 1 => return Err(fault),
+            Err(fault) => {
+                failed = true;
+                report::fault(&fault);
+            }
         }
     }
-    Ok(())
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
+fn ask(path: &Path) -> Result<Value, Fault> {
+    let (located, peer) = locate(path)?;
+    let mut answer = peer.info(&located.below, ANSWER).map_err(|e| {
+        let fault = Fault::from(e);
+        Fault::failed(format!("{}: {}", path.display(), fault.what), fault.remedy)
+    })?;
+    let below = &located.below;
+    if std::str::from_utf8(below).is_err() {
+        // What JSON can't hold as text, without loss.
+        answer["path_escaped"] = below.escape_ascii().to_string().into();
+    }
+    Ok(answer)
 }
 
 /// A name as a terminal may show it: what is no text or would steer the terminal is escaped.

@@ -81,7 +81,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
         }
         Command::Umount(args) => umount::run(args).map(done),
         Command::Stats(args) => stats::run(args).map(done),
-        Command::Info(args) => info::run(args).map(done),
+        Command::Info(args) => info::run(args),
         Command::Status(args) => status::run(args),
         Command::Load(args) => jobs::load(args),
         Command::Free(args) => jobs::free(args),

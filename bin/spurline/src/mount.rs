@@ -54,6 +54,7 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let stats = Arc::new(Stats::default());
     // Before anything is waited for: what was asked for has to be there, whether it will be needed or not.
     let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total)).transpose()?;
+    let fresh = parts::Fresh::note(&config.cache.dirs);
     let reads = match &config.group {
         None => alone(&config, &stats)?,
         Some(group) => consumer(&config, group, found, &stats)?,
@@ -88,6 +89,7 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     tracing::info!("memory: {}", config.budget);
     tracing::info!("{} is mounted on {}; {fuse}", config.source, session.mountpoint().display());
     ready.signal()?;
+    fresh.keep();
     let ended = session.join().map_err(mount_fault);
     if let Some(log) = access_log {
         log.0.finish();

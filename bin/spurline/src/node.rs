@@ -41,6 +41,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         under.check(Instant::now() + config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
+    let fresh = parts::Fresh::note(&config.cache.dirs);
     let store = parts::open_store(&config.cache, &pool, &stats)?;
     settings::compare_with_before(&config, store.is_some())?;
     let tier = Tier::new(Arc::clone(&pool));
@@ -155,6 +156,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     }
     tracing::info!("serving on {} over tcp", listening.join(", "));
     ready.signal()?;
+    fresh.keep();
     let _ = stopped.recv();
     tracing::info!("stopping");
     if let Some(announcer) = announcer.as_ref() {

@@ -8,6 +8,7 @@ use spurline_store::{Capacity, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Result, Stats};
 use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,6 +86,30 @@ pub fn open_store(config: &config::CacheConfig, pool: &Arc<Pool>, stats: &Arc<St
         ..StoreConfig::new(config.dirs.clone(), capacity)
     };
     Store::open(config, Arc::clone(stats)).map(Some)
+}
+
+/// Directories that were not there before a start: one that fails leaves none of them behind.
+pub struct Fresh(Vec<PathBuf>);
+
+impl Fresh {
+    /// Notes which of `dirs` are not there yet.
+    pub fn note<'a>(dirs: impl IntoIterator<Item = &'a PathBuf>) -> Self {
+        Fresh(dirs.into_iter().filter(|dir| !dir.exists()).cloned().collect())
+    }
+
+    /// The start succeeded: they stay.
+    pub fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        for dir in &self.0 {
+            // What can't be taken away is no worse than before.
+            let _ = std::fs::remove_dir_all(dir);
+        }
+    }
 }
 
 /// The cache disks as `status` shows them.

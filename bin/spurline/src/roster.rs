@@ -55,10 +55,13 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
     let trust = parts::open_trust(trust, &host)?;
     let opened = spurline_group::open(registry, name, &trust)?;
     let follower = Follower::start(&opened, Holds::default(), Arc::clone(&stats))?;
-    let mut members = follower.first(Instant::now() + FIRST).map_err(|error| {
+    let mut members = follower.first_answer(Instant::now() + FIRST).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::PermissionDenied => "",
-            _ => "is --cache-group right? start a node, or correct --registry",
+            ErrorKind::NotFound => {
+                "is --cache-group right? else start a node with the same --registry and --cache-group"
+            }
+            _ => "start the registry, or correct --registry",
         };
         Fault::missing(format!("group {name}: {error}"), remedy)
     })?;

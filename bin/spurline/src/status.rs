@@ -12,7 +12,7 @@ const RED: Style = AnsiColor::Red.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
 
-/// Runs the command; exit code 1 when somebody does not answer.
+/// Runs the command; exit code 1 when somebody does not answer, and that of what is missing when nobody who was named does.
 ///
 /// # Errors
 /// When nothing can be asked at all.
@@ -39,7 +39,7 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
             "spurline mount, or name a node",
         ));
     }
-    let mut all_well = true;
+    let (mut all_well, mut any_well, mut first) = (true, false, None);
     for (name, peer) in asked {
         // Somebody else's mount: how it is may not be asked, and nobody named it.
         let theirs = all && peer.as_ref().is_err_and(|fault| fault.code == Code::Missing);
@@ -49,9 +49,14 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
             Ok((status, stats))
         });
         all_well &= theirs || answer.is_ok();
+        any_well |= answer.is_ok();
+        first = first.or(answer.as_ref().err().map(|fault| fault.code));
         show(&name, answer, if theirs { "unknown" } else { "down" }, args.json);
     }
-    Ok(ExitCode::from(u8::from(!all_well)))
+    Ok(match first {
+        Some(code) if !all && !any_well => ExitCode::from(code as u8),
+        _ => ExitCode::from(u8::from(!all_well)),
+    })
 }
 
 /// One line of text or JSON; `unanswered` is the state of one that did not answer.

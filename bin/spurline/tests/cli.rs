@@ -73,6 +73,10 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&m(&["-o", "rw"]), 2, &["read-only"]);
     refused(&m(&["--cache-dir", "/nowhere/*"]), 2, &["matches no directory"]);
     refused(&m(&["-d", "-f"]), 2, &["cannot be used with"]);
+    let weight = |n| run(&["node", "--source", "/tmp", "--weight", n]);
+    refused(&weight("-1"), 2, &["--weight", "'-1' is no weight", "from 0, which takes no blocks"]);
+    refused(&weight("heavy"), 2, &["--weight", "'heavy' is no weight"]);
+    refused(&run(&["stats", "/mnt/x", "-c", "0"]), 2, &["--count 0 would show nothing", "1 or more"]);
 }
 
 #[test]
@@ -89,6 +93,51 @@ fn what_is_missing_exits_3() {
     refused(&run(&[&node[..], &network, &["--transport", "rdma"]].concat()), 3, &says);
     // Loopback is there and no rail.
     refused(&run(&[&node[..], &["--rdma-network", "lo"]].concat()), 3, &["--rdma-network lo", "no RDMA device"]);
+}
+
+/// One rule for everything that is named and not there, whatever it is.
+#[test]
+fn what_is_named_and_not_there_exits_3() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mountpoint, missing) = (dir.path().join("m"), dir.path().join("missing/x"));
+    std::fs::create_dir_all(&mountpoint).unwrap();
+    let missing = missing.to_str().unwrap();
+    let mount = |more: &[&str]| {
+        let words = ["mount", "/tmp", mountpoint.to_str().unwrap(), "--cache-size", "0", "--metrics", "none"];
+        run(&[&words[..], more].concat())
+    };
+    refused(&mount(&["--config", missing]), 3, &[missing, "fix"]);
+    refused(&mount(&["--log", missing]), 3, &[missing]);
+    refused(&mount(&["--registry", "static:127.0.0.1:1", "--group-token-file", missing]), 3, &[missing]);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    refused(&run(&["stats", &nobody]), 3, &[&nobody]);
+    assert_eq!(run(&["status", &nobody]).status.code(), Some(3));
+    // A registry that nobody answers at is told at once, and not taken for a group without nodes.
+    let registry = format!("coordinator://{nobody}");
+    let status = run(&["status", "--registry", &registry]);
+    refused(&status, 3, &[&nobody, "can't be reached", "start the registry"]);
+    assert!(!stderr(&status).contains("--cache-group right"), "{}", stderr(&status));
+    // And a directory that was misspelt is not made.
+    let coordinator = run(&["coordinator", "--metrics", "none", "--state-file", missing]);
+    refused(&coordinator, 3, &["--state-file", "there is no directory", "mkdir -p"]);
+    assert!(!dir.path().join("missing").exists());
+}
+
+#[test]
+fn a_start_that_fails_leaves_no_directory_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    // Neither root's nor another user's own default directories: one that is named is made in the same way.
+    let cache = dir.path().join("cache");
+    let words = ["node", "--source", "/tmp", "--metrics", "none", "--cache-dir", cache.to_str().unwrap()];
+    let node = run(&[&words[..], &["--group-port", &port]].concat());
+    refused(&node, 3, &[&port]);
+    assert!(!cache.exists(), "the port was taken after the cache was opened");
+    let mut kept = std::fs::create_dir(&cache).map(|()| run(&[&words[..], &["--group-port", &port]].concat())).unwrap();
+    kept.stdout.clear();
+    refused(&kept, 3, &[&port]);
+    assert!(cache.exists(), "what was there before stays");
 }
 
 #[test]
@@ -184,7 +233,7 @@ fn wrong_keys_name_file_key_and_the_nearest_known_one() {
     refused(&with("config = \"x\""), 2, &["unknown key 'config'"]);
     refused(&with("this is no toml"), 2, &["is not TOML"]);
     let out = run(&["mount", "/tmp", "/mnt/x", "--config", "/nowhere.toml"]);
-    refused(&out, 2, &["/nowhere.toml", "No such file"]);
+    refused(&out, 3, &["/nowhere.toml", "No such file"]);
 }
 
 #[test]

@@ -123,7 +123,14 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
     assert!(out.status.success(), "{}", text(&out));
     let process = process_of(&out);
     assert!(Command::new("kill").args(["-KILL", &process]).status().unwrap().success());
-    wait_for("the process's end", || std::fs::metadata(mnt.join("sub")).is_err());
+    let mut end = None;
+    wait_for("the process's end", || {
+        end = std::fs::metadata(mnt.join("sub")).err().and_then(|error| error.raw_os_error());
+        end.is_some()
+    });
+    // What was under way, and what comes after (SEMANTICS.md).
+    let told = [libc::ECONNABORTED, libc::ECANCELED, libc::ENOTCONN];
+    assert!(end.is_some_and(|errno| told.contains(&errno)), "{end:?}");
     let stats = rig.run("stats", &mnt, &["--json", "-c", "1"]);
     assert_eq!(stats.status.code(), Some(1));
     assert!(text(&stats).contains("is gone") && text(&stats).contains("spurline umount"), "{}", text(&stats));

@@ -3,7 +3,7 @@
 
 use crate::registry::Registry;
 use crate::trust::TrustArgs;
-use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport};
+use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport, parse_weight};
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, Args, Command};
 use spurline_types::{Congestion, Size, parse_duration};
@@ -75,7 +75,14 @@ pub struct NodeArgs {
     #[arg(long, value_name = "URL", help_heading = "Node", required = true)]
     pub source: Vec<Source>,
     /// This node's share of the group's blocks; 0 drains it
-    #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Node")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100,
+        value_parser = parse_weight,
+        allow_negative_numbers = true,
+        help_heading = "Node"
+    )]
     pub weight: u32,
     /// This node's name in its group: its blocks follow it, wherever it listens [default: HOSTNAME:PORT]
     #[arg(long, value_name = "NAME", help_heading = "Node")]
@@ -156,15 +163,22 @@ pub struct CacheArgs {
     /// Stop filling a disk when only this part of it is free
     #[arg(long, value_name = "RATIO", default_value_t = 0.1)]
     pub free_space_ratio: f64,
-    /// Unit of caching and placement; the same on every node and mount of a group
-    #[arg(long, value_name = "SIZE", default_value = "4M")]
-    pub block_size: Size,
+    /// Unit of caching and placement; the same on every node of a group, and theirs in its mounts [default: 4M]
+    #[arg(long, value_name = "SIZE")]
+    pub block_size: Option<Size>,
     /// How cache disks are read
     #[arg(long, value_name = "MODE", default_value = "dio")]
     pub iorpc_mode: IorpcMode,
     /// A cache disk that does not answer for this long is gone round
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     pub disk_timeout: Duration,
+}
+
+impl CacheArgs {
+    /// The block size asked for, or the default.
+    pub fn block_size(&self) -> Size {
+        self.block_size.unwrap_or(Size(4 << 20))
+    }
 }
 
 /// Flags of the under-store.

@@ -12,7 +12,7 @@ use crate::trust::TrustConfig;
 use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport, absolute};
 use spurline_types::Congestion;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Where metrics are served when nobody said where.
@@ -345,11 +345,11 @@ impl CoordinatorArgs {
     /// Checks everything that can be checked before the coordinator starts.
     ///
     /// # Errors
-    /// Wrong values with exit code 2.
+    /// Wrong values with exit code 2, a directory that is not there with exit code 3.
     pub fn check(self, host: &Host) -> Result<CoordinatorConfig, Fault> {
         let state_file = match self.state_file {
             Some(file) if file.as_os_str() == "none" => None,
-            Some(file) => Some(absolute(&file)),
+            Some(file) => Some(in_a_directory("--state-file", &absolute(&file))?),
             None if host.root => Some(PathBuf::from("/var/lib/spurline/coordinator.json")),
             None => host.home.as_ref().map(|home| home.join(".local/state/spurline/coordinator.json")),
         };
@@ -372,6 +372,17 @@ impl CoordinatorArgs {
             log: check_log(self.log),
             background: self.background,
         })
+    }
+}
+
+/// A file whose directory is there: a misspelt one is not made.
+fn in_a_directory(flag: &str, file: &Path) -> Result<PathBuf, Fault> {
+    match file.parent() {
+        Some(dir) if !dir.is_dir() => Err(Fault::missing(
+            format!("{flag} {}: there is no directory {}", file.display(), dir.display()),
+            format!("make it (mkdir -p {}), or name another file", dir.display()),
+        )),
+        _ => Ok(file.to_owned()),
     }
 }
 
@@ -412,10 +423,10 @@ fn check_group(args: GroupArgs) -> Result<Option<GroupConfig>, Fault> {
 const BLOCK_RANGE: (u64, u64) = (64 << 10, 64 << 20);
 
 fn check_cache(args: &CacheArgs, host: &Host, alone: bool, warnings: &mut Vec<String>) -> Result<CacheConfig, Fault> {
-    let block = args.block_size.bytes();
+    let block = args.block_size().bytes();
     if !block.is_power_of_two() || block < BLOCK_RANGE.0 || block > BLOCK_RANGE.1 {
         return Err(Fault::usage(
-            format!("--block-size {} is not a power of two from 64K to 64M", args.block_size),
+            format!("--block-size {} is not a power of two from 64K to 64M", args.block_size()),
             "4M is the default; 1M suits small random reads",
         ));
     }
@@ -434,6 +445,11 @@ fn check_cache(args: &CacheArgs, host: &Host, alone: bool, warnings: &mut Vec<St
     };
     if !alone && !args.cache_dir.is_empty() {
         warnings.push("--cache-dir is not used: with --registry the nodes hold the cache".to_owned());
+    }
+    if !alone && let Some(size) = args.block_size {
+        warnings.push(format!(
+            "--block-size {size} is not used: with --registry blocks are as long as the nodes have them"
+        ));
     }
     positive("--disk-timeout", args.disk_timeout)?;
     Ok(CacheConfig {
@@ -736,7 +752,7 @@ fn derive(
 ) -> Result<Budget, Fault> {
     let budget = Budget::derive(Demand {
         total: common.buffer_size.bytes(),
-        block: cache.block_size.bytes(),
+        block: cache.block_size().bytes(),
         max_write: kernel.map(|(fuse, _)| u64::from(fuse.max_write)),
         fuse_threads: kernel.and_then(|(fuse, _)| fuse.threads).map(|n| n as u64),
         max_downloads: u64::from(under.max_downloads),

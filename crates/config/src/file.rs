@@ -27,13 +27,13 @@ pub enum Refusal {
 /// Parses a command line with flag over environment over file over default.
 ///
 /// # Errors
-/// When a word, a variable or a key is wrong; help and version come back as [`Refusal::Clap`].
+/// When a word, a variable or a key is wrong, or the file is not there; help and version come back as [`Refusal::Clap`].
 pub fn parse(command: Command, words: Vec<OsString>) -> Result<ArgMatches, Refusal> {
     let mut command = command;
     if let Some((service, path)) = config_path(&command, &words) {
         let text = std::fs::read_to_string(&path).map_err(|e| {
             let what = format!("config file {}: {e}", path.display());
-            Refusal::Fault(Fault::usage(what, "name a readable TOML file with --config or SPURLINE_CONFIG"))
+            Refusal::Fault(Fault::missing(what, "name a readable TOML file with --config or SPURLINE_CONFIG"))
         })?;
         command = with_file(command, &service, &path, &text).map_err(Refusal::Fault)?;
     }

@@ -40,6 +40,19 @@ impl fmt::Display for CacheSize {
     }
 }
 
+/// A node's share of the group's blocks beside those of the others.
+///
+/// # Errors
+/// What is wrong with the number, and which are right.
+pub fn parse_weight(s: &str) -> Result<u32, String> {
+    s.trim().parse().map_err(|_| {
+        format!(
+            "'{s}' is no weight; give a whole number from 0, which takes no blocks, to {}; 100 is the default",
+            u32::MAX
+        )
+    })
+}
+
 /// The under-store a mount shows: a URL in one normal form (`s3://bucket/prefix`, `file:///dir`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Source(String);

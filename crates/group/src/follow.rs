@@ -103,9 +103,21 @@ impl Follower {
     /// Waits for the first members.
     ///
     /// # Errors
-    /// `Unavailable` when there were none by `deadline`, saying what was tried; `PermissionDenied` as soon as the registry
-    /// refuses this process.
+    /// When there were none by `deadline`: `Unavailable` of a registry that can't be reached, saying what was tried,
+    /// `NotFound` of one that knows no node; `PermissionDenied` as soon as the registry refuses this process.
     pub fn first(&self, deadline: Instant) -> Result<Vec<Member>> {
+        self.await_first(deadline, true)
+    }
+
+    /// The same for somebody who only asks: a registry that can't be reached is not tried again.
+    ///
+    /// # Errors
+    /// As [`Follower::first`], and `Unavailable` as soon as the registry can't be reached.
+    pub fn first_answer(&self, deadline: Instant) -> Result<Vec<Member>> {
+        self.await_first(deadline, false)
+    }
+
+    fn await_first(&self, deadline: Instant, patient: bool) -> Result<Vec<Member>> {
         let mut inner = self.shared.inner.lock();
         loop {
             let members = inner.view.members();
@@ -114,7 +126,8 @@ impl Follower {
             }
             // Who was refused for what it is will be again.
             let refused = matches!(&inner.state, State::Lost { error } if error.kind() == ErrorKind::PermissionDenied);
-            if refused || self.shared.wake.wait_until(&mut inner, deadline).timed_out() {
+            let lost = !patient && matches!(inner.state, State::Lost { .. });
+            if refused || lost || self.shared.wake.wait_until(&mut inner, deadline).timed_out() {
                 let registry = &self.shared.registry;
                 let text = match &inner.state {
                     State::Lost { error } if refused => format!("the registry {registry} refused: {error}"),
@@ -122,7 +135,11 @@ impl Follower {
                     State::Up if inner.answered => format!("the registry {registry} answers, but knows no node"),
                     State::Up => format!("the registry {registry} has not answered"),
                 };
-                let kind = if refused { ErrorKind::PermissionDenied } else { ErrorKind::Unavailable };
+                let kind = match &inner.state {
+                    _ if refused => ErrorKind::PermissionDenied,
+                    State::Up if inner.answered => ErrorKind::NotFound,
+                    _ => ErrorKind::Unavailable,
+                };
                 return Err(Error::new(kind, text));
             }
         }

@@ -37,6 +37,8 @@ struct Inner {
     root: PathBuf,
     /// `openat2` is missing (an old kernel or a sandbox); paths are walked part by part.
     walk: AtomicBool,
+    /// The source directory itself was not there when it was last looked for.
+    gone: AtomicBool,
     snapshots: Mutex<VecDeque<Snapshot>>,
 }
 
@@ -88,6 +90,7 @@ impl DirUnder {
         let inner = Arc::new(Inner {
             root: source.path().to_path_buf(),
             walk: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             snapshots: Mutex::new(VecDeque::new()),
         });
         DirUnder { source, pool: Pool::new(config.dir_threads), stats, inner }
@@ -258,14 +261,24 @@ impl DirUnder {
 impl Inner {
     fn root(&self) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::open(&self.root, flags, Mode::empty()).map_err(|errno| {
+        let opened = rustix::fs::open(&self.root, flags, Mode::empty()).map_err(|errno| {
             let hint = match errno {
                 Errno::NOENT => "; create it or mount it first",
                 Errno::NOTDIR => "; give a directory",
                 _ => "",
             };
-            os(&format!("the source directory '{}' can't be opened{hint}", self.root.display()), errno)
-        })
+            let error = os(&format!("the source directory '{}' can't be opened{hint}", self.root.display()), errno);
+            // Not a file that was deleted: whoever takes it for one forgets what is still there.
+            if errno == Errno::NOENT { Error::new(ErrorKind::Unavailable, error.message()) } else { error }
+        });
+        match &opened {
+            Ok(_) if self.gone.load(Ordering::Relaxed) && self.gone.swap(false, Ordering::Relaxed) => {
+                tracing::info!("the source directory '{}' is there again", self.root.display());
+            }
+            Err(error) if !self.gone.swap(true, Ordering::Relaxed) => tracing::warn!("{error}"),
+            _ => {}
+        }
+        opened
     }
 
     /// Opens what is at `path` without following any symbolic link, wherever in the path it stands.

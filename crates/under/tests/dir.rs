@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Fixture, conformance, list_all, object, pattern, read, soon};
-use spurline_types::{ErrorKind, FileKind, ObjectRef, Stats};
+use spurline_types::{ErrorKind, FileKind, ObjectRef, SliceSink, Stats};
 use spurline_under::{UnderConfig, UnderStore, open};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -96,11 +96,37 @@ fn a_source_that_can_not_be() {
     let dir = tempfile::tempdir().unwrap();
     let (missing, _) = open_dir(&dir.path().join("missing"));
     let error = missing.check(soon()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains("missing") && error.message().contains("create it"), "{error}");
     std::fs::write(dir.path().join("file"), b"").unwrap();
     let (file, _) = open_dir(&dir.path().join("file"));
     assert_eq!(file.check(soon()).unwrap_err().kind(), ErrorKind::NotADirectory);
+}
+
+/// A source that is gone (unmounted, say) is no source whose files were deleted.
+#[test]
+fn a_source_that_vanishes_is_not_one_whose_files_were_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, away) = (dir.path().join("source"), dir.path().join("away"));
+    std::fs::create_dir(&root).unwrap();
+    std::fs::write(root.join("file"), b"text").unwrap();
+    let (store, _) = open_dir(&root);
+    let attr = store.lookup(b"file", soon()).unwrap();
+    let object = ObjectRef::new(store.source(), b"file", attr.version.clone(), attr.size);
+    let read = || {
+        let mut bytes = vec![0; 4];
+        let mut sink = SliceSink::new(&mut bytes);
+        store.read(&object, 0, &mut sink, soon())
+    };
+    read().unwrap();
+    std::fs::rename(&root, &away).unwrap();
+    assert_eq!(store.lookup(b"file", soon()).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(store.list(b"", None, 10, soon()).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(read().unwrap_err().kind(), ErrorKind::Unavailable);
+    std::fs::rename(&away, &root).unwrap();
+    assert_eq!(store.lookup(b"file", soon()).unwrap().version, attr.version);
+    std::fs::remove_file(root.join("file")).unwrap();
+    assert_eq!(store.lookup(b"file", soon()).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]

@@ -21,6 +21,12 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
     if args.interval < Duration::from_millis(10) {
         return Err(Fault::usage("--interval below 10ms would measure itself", "give 1 (second) or more"));
     }
+    if args.count == Some(0) {
+        return Err(Fault::usage(
+            "--count 0 would show nothing",
+            "give 1 or more, or leave it out to go on until Ctrl-C",
+        ));
+    }
     let peer = resolve(&args.target)?;
     let mut out = anstream::stdout();
     let colour = std::io::stdout().is_terminal();

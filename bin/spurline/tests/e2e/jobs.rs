@@ -139,6 +139,7 @@ fn a_coordinator_goes_on_with_a_job_after_it_was_killed() {
     let world = World::new();
     let url = source(&world);
     let state = world.path("state/coordinator.json");
+    std::fs::create_dir_all(state.parent().unwrap()).unwrap();
     let start = |port: &str| {
         let mut command =
             world.command(&["coordinator", "--group-port", port, "--state-file", state.to_str().unwrap()]);
