@@ -20,7 +20,7 @@ use spurline_types::{Error, ErrorKind, Member, ObjectRef, Result, Stats, Version
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long the registry may take to name the nodes.
@@ -52,7 +52,7 @@ struct Sums {
 /// # Errors
 /// With exit code 3 when the registry, the group or the node can't be reached.
 pub fn run(args: DrainArgs) -> std::result::Result<ExitCode, Fault> {
-    let stop = listen()?;
+    let stop = signals::raised(1)?;
     let host = group::hostname();
     let stats = Arc::new(Stats::default());
     let trust = parts::open_trust(&args.trust.check(false)?, &host)?;
@@ -137,19 +137,6 @@ pub fn run(args: DrainArgs) -> std::result::Result<ExitCode, Fault> {
         report(&outcome);
     }
     Ok(ExitCode::from(u8::from(state != "drained")))
-}
-
-/// Set at the first signal to end; the second ends the process.
-fn listen() -> std::result::Result<Arc<AtomicBool>, Fault> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let set = Arc::clone(&stop);
-    signals::on_stop(move |times| {
-        set.store(true, Ordering::Release);
-        if times > 1 {
-            std::process::exit(1);
-        }
-    })?;
-    Ok(stop)
 }
 
 fn unanswered(node: &Member, error: &Error) -> Fault {

@@ -121,20 +121,6 @@ pub fn announce(
     Ok(announcer)
 }
 
-/// The other nodes as one of them asks them, as the members of the group change.
-struct Others(Arc<Siblings>);
-
-impl Audience for Others {
-    fn members(&self, members: &[Member]) {
-        self.0.set_members(members);
-    }
-
-    fn answers(&self, _name: &str) -> bool {
-        // A node asks others now and then; that it has not lately says nothing.
-        false
-    }
-}
-
 /// For so long after a change of the group, nodes ask each other for blocks that moved.
 const SETTLES: Duration = Duration::from_secs(3600);
 /// Connections of a node to each other node, for each source: they carry what moves between nodes and no reader's load.
@@ -163,7 +149,7 @@ pub fn ask_others(
     };
     let siblings = Siblings::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
     shared.ask_elsewhere(Arc::clone(&siblings) as _);
-    follower.tell(Arc::new(Others(siblings)));
+    follower.tell(Arc::new(move |members: &[Member]| siblings.set_members(members)));
     Ok(Some(follower))
 }
 

@@ -3,7 +3,8 @@
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use spurline_config::Fault;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 /// Calls `stop` with 1 at the first signal to end (unmount cleanly), with 2 at the second (by force), and so on.
 ///
@@ -21,6 +22,22 @@ pub fn on_stop(mut stop: impl FnMut(u32) + Send + 'static) -> Result<(), Fault> 
         })
         .map_err(failed)?;
     Ok(())
+}
+
+/// A flag that the first signal to end raises; the second ends the process with `code`.
+///
+/// # Errors
+/// As [`on_stop`].
+pub fn raised(code: i32) -> Result<Arc<AtomicBool>, Fault> {
+    let raised = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&raised);
+    on_stop(move |count| {
+        flag.store(true, Ordering::Release);
+        if count > 1 {
+            std::process::exit(code);
+        }
+    })?;
+    Ok(raised)
 }
 
 /// Gets a message at each signal to end; the second ends the process.

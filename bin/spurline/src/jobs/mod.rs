@@ -15,7 +15,7 @@ use spurline_config::Fault;
 use spurline_jobs::{Action, Spec, State};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How often a job is asked how far it is.
@@ -83,18 +83,18 @@ fn run(action: Action, paths: &[String], args: &JobArgs, more: impl FnOnce(Spec)
     let id = spec.id();
     if args.stop {
         place.ask(&json!({"do": "stop", "id": id}))?;
-        return follow(&place, &id, args, &Interrupted::default());
+        return follow(&place, &id, args, &AtomicBool::default());
     }
     if args.progress {
         let now = place.ask(&json!({"do": "progress", "id": id}))?;
         if args.json || !show::is_terminal() {
             return Ok(show::report(&now, args.json));
         }
-        let interrupted = Interrupted::listen()?;
+        let interrupted = signals::raised(1)?;
         return follow(&place, &id, args, &interrupted);
     }
     // From before the job: a signal in between must not leave it running.
-    let interrupted = if args.submit { Interrupted::default() } else { Interrupted::listen()? };
+    let interrupted = if args.submit { Arc::default() } else { signals::raised(1)? };
     let begun = place.ask(&json!({"do": "submit", "spec": spec}))?;
     if args.submit {
         if args.json {
@@ -110,30 +110,8 @@ fn run(action: Action, paths: &[String], args: &JobArgs, more: impl FnOnce(Spec)
     follow(&place, &id, args, &interrupted)
 }
 
-/// How often a person asked this command to end.
-#[derive(Default)]
-struct Interrupted(Arc<AtomicU32>);
-
-impl Interrupted {
-    fn listen() -> Result<Self, Fault> {
-        let count = Arc::new(AtomicU32::new(0));
-        let counted = Arc::clone(&count);
-        signals::on_stop(move |times| {
-            counted.store(times, Ordering::Release);
-            if times > 1 {
-                std::process::exit(1);
-            }
-        })?;
-        Ok(Interrupted(count))
-    }
-
-    fn is(&self) -> bool {
-        self.0.load(Ordering::Acquire) > 0
-    }
-}
-
 /// Shows a job until it ends. A person who interrupts ends the job, or only the look at it.
-fn follow(place: &Place, id: &str, args: &JobArgs, interrupted: &Interrupted) -> Result<ExitCode, Fault> {
+fn follow(place: &Place, id: &str, args: &JobArgs, interrupted: &AtomicBool) -> Result<ExitCode, Fault> {
     let bar = show::Bar::new(args.json);
     let mut told = false;
     loop {
@@ -145,7 +123,7 @@ fn follow(place: &Place, id: &str, args: &JobArgs, interrupted: &Interrupted) ->
             return Ok(if args.stop { ExitCode::SUCCESS } else { code });
         }
         bar.show(&now);
-        if interrupted.is() && !told {
+        if interrupted.load(Ordering::Acquire) && !told {
             if args.progress {
                 bar.end();
                 anstream::eprintln!("{id} goes on; --stop ends it");

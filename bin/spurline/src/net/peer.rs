@@ -15,7 +15,7 @@ use spurline_probe::paths::{self, PathPlan};
 use spurline_types::{Congestion, parse_duration};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 pub(super) const HEAD: Style = AnsiColor::Yellow.on_default().bold();
@@ -114,15 +114,7 @@ impl RailsArgs {
 /// # Errors
 /// When signals can't be caught.
 pub(super) fn interrupt() -> Result<Arc<AtomicBool>, Fault> {
-    let raised = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&raised);
-    crate::signals::on_stop(move |count| {
-        flag.store(true, Ordering::Relaxed);
-        if count > 1 {
-            std::process::exit(130);
-        }
-    })?;
-    Ok(raised)
+    crate::signals::raised(130)
 }
 
 /// A line that moves on a terminal, and nothing elsewhere.

@@ -4,8 +4,7 @@
 use crate::registry::SimRegistry;
 use crate::sim::{BLOCK, Cluster, Mount, Waits};
 use parking_lot::Mutex;
-use spurline_client::{Roster, Siblings};
-use spurline_group::{Announcer, Audience, Follower, Holds};
+use spurline_group::{Announcer, Follower, Holds};
 use spurline_store::{Capacity, FaultyDisk, Store, StoreConfig};
 use spurline_types::{Member, ObjectRef, Stats};
 use std::sync::Arc;
@@ -55,28 +54,6 @@ pub struct Plan {
     pub disks: bool,
     /// Only the registry has trouble.
     pub calm: bool,
-}
-
-struct Nodes(Arc<Roster>);
-
-impl Audience for Nodes {
-    fn members(&self, members: &[Member]) {
-        self.0.set_members(members);
-    }
-    fn answers(&self, _: &str) -> bool {
-        false
-    }
-}
-
-struct Others(Arc<Siblings>);
-
-impl Audience for Others {
-    fn members(&self, members: &[Member]) {
-        self.0.set_members(members);
-    }
-    fn answers(&self, _: &str) -> bool {
-        false
-    }
 }
 
 /// The disk of one node, and where its files are.
@@ -139,7 +116,7 @@ impl World {
         };
         let others = cluster.hosts.iter().zip(others).map(|(host, siblings)| {
             let follower = follow(&host.member.name, &host.stats);
-            follower.tell(Arc::new(Others(siblings)));
+            follower.tell(Arc::new(move |members: &[Member]| siblings.set_members(members)));
             follower
         });
         let others = others.collect();
@@ -149,7 +126,8 @@ impl World {
             let mount = cluster.mount_as(0..plan.nodes, waits);
             let follower = follow(&name, &mount.stats);
             follower.first(Instant::now() + Duration::from_secs(60)).expect("the registry names the nodes");
-            follower.tell(Arc::new(Nodes(Arc::clone(mount.remote.roster()))));
+            let roster = Arc::clone(mount.remote.roster());
+            follower.tell(Arc::new(move |members: &[Member]| roster.set_members(members)));
             Arc::new(Reader { mount, name, _follower: follower })
         });
         let readers = readers.collect();
