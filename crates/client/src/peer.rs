@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use spurline_proto::Welcome;
 use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
 use spurline_types::{Error, ErrorKind, Member, Result, Retry, Size};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -54,8 +54,8 @@ pub struct Peer {
     /// Since when every attempt to reach it failed.
     away_since: Mutex<Option<Instant>>,
     pace: Pace,
-    /// That its settings place blocks elsewhere was said.
-    odd: AtomicBool,
+    /// The process of the node whose settings were compared with this mount's; 0 for none.
+    compared: AtomicU64,
 }
 
 impl Peer {
@@ -68,7 +68,7 @@ impl Peer {
             name,
             away_since: Mutex::new(None),
             pace: Pace::default(),
-            odd: AtomicBool::new(false),
+            compared: AtomicU64::new(0),
         })
     }
 
@@ -112,17 +112,15 @@ impl Peer {
         &self.pace
     }
 
-    /// Says once when the node's settings have blocks looked for elsewhere than where this process looks for them.
+    /// Says when the node's settings have blocks looked for elsewhere than where this process looks for them: once for
+    /// each process of the node, as it has them for its whole life.
     pub(crate) fn compare(&self, welcome: &Welcome, block_size: u64) {
-        if self.odd.load(Ordering::Relaxed) {
-            return;
-        }
-        let rule = welcome.capabilities.placing_rule();
-        if welcome.block_size == block_size && rule.is_none_or(|rule| rule == RULE)
-            || self.odd.swap(true, Ordering::Relaxed)
+        let process = welcome.instance.max(1);
+        if self.compared.load(Ordering::Relaxed) == process || self.compared.swap(process, Ordering::Relaxed) == process
         {
             return;
         }
+        let rule = welcome.capabilities.placing_rule();
         if welcome.block_size != block_size {
             tracing::warn!(
                 peer = %self.name,
@@ -131,11 +129,10 @@ impl Peer {
                 Size(welcome.block_size),
                 Size(block_size)
             );
-        } else {
+        } else if let Some(rule) = rule.filter(|rule| *rule != RULE) {
             tracing::warn!(
                 peer = %self.name,
-                "it is of a release that places blocks by rule {}, and this mount by rule {RULE}: run the same release on both",
-                rule.unwrap_or_default()
+                "it is of a release that places blocks by rule {rule}, and this mount by rule {RULE}: run the same release on both"
             );
         }
     }

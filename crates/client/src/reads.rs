@@ -88,7 +88,8 @@ impl Inner {
             let well = || !peer.pace().is_shunned() && !matches!(peer.state().0, PoolState::Down { .. });
             !Arc::ptr_eq(peer, first) && well()
         };
-        let second = ranked.iter().map(|index| view.peer(*index)).find(|peer| holds && fit(peer)).map(Arc::clone);
+        let others = if holds { &ranked[..] } else { &[] };
+        let second = others.iter().map(|index| view.peer(*index)).find(fit).map(Arc::clone);
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         second
     }
