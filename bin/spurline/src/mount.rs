@@ -404,6 +404,8 @@ fn path(path: &PathView) -> Value {
         "for_seconds": path.for_time.as_secs(),
         "channels": path.channels,
         "in_flight": path.in_flight,
+        // Null while it carries no data.
+        "silent_seconds": path.silent.map(|silent| silent.as_secs()),
         "failovers": path.failovers,
         "failbacks": path.failbacks,
         "last_failure": path.reason,

@@ -137,8 +137,13 @@ fn show_paths(peer: &Value) {
             }
             _ => String::new(),
         };
+        // A node that lost its power says no goodbye, and paths that nobody uses are not asked.
+        let heard = match path["silent_seconds"].as_u64() {
+            Some(silent) if silent >= 60 => format!(", last heard of {silent} s ago"),
+            _ => String::new(),
+        };
         anstream::println!(
-            "    {} {}  {style}{}{style:#} for {} s  {} channels, {} failovers, {} failbacks{slower}{why}",
+            "    {} {}  {style}{}{style:#} for {} s{heard}  {} channels, {} failovers, {} failbacks{slower}{why}",
             text("transport"),
             text("path"),
             text("state"),

@@ -1,10 +1,11 @@
 //! Keeps the paths of a process: one thread looks at links and at silence, and has threads of their own connect and
 //! ping, so that a node or a rail that hangs holds up nobody else. It is started only where there are rails.
 
-use crate::paths::{Current, Paths};
+use crate::paths::{Current, Dialer, Paths};
 use crate::roster::Roster;
 use spurline_transport::Wake;
 use spurline_types::{Error, Result};
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -67,6 +68,7 @@ fn run(roster: &Roster, wake: &Wake, stopping: &AtomicBool) {
             ask_at = now + ASK_AGAIN;
         }
         let mut next = (now + IDLE).min(ask_at);
+        let links = Links::default();
         for peer in roster.view().all_made() {
             let Some(paths) = peer.paths() else { continue };
             if ask && paths.ask() {
@@ -77,17 +79,33 @@ fn run(roster: &Roster, wake: &Wake, stopping: &AtomicBool) {
                 }
             }
             if let Some(current) = paths.current() {
-                next = next.min(keep(paths, &current));
+                next = next.min(keep(paths, &current, &links));
             }
         }
         wake.wait(next);
     }
 }
 
+/// Which links of this machine are up, each looked at once a round, however many nodes there are.
+#[derive(Default)]
+struct Links(RefCell<Vec<Option<bool>>>);
+
+impl Links {
+    fn up(&self, dialer: &dyn Dialer, local: usize) -> bool {
+        let mut seen = self.0.borrow_mut();
+        if seen.len() <= local {
+            seen.resize(local + 1, None);
+        }
+        *seen[local].get_or_insert_with(|| dialer.link_up(local))
+    }
+}
+
 /// Does what is due for the paths to one node; says when to look again.
-fn keep(paths: &Arc<Paths>, current: &Arc<Current>) -> Instant {
+fn keep(paths: &Arc<Paths>, current: &Arc<Current>, links: &Links) -> Instant {
     let pool = &current.pool;
-    pool.links(&|local| paths.dialer().link_up(local));
+    pool.links(&|local| links.up(paths.dialer(), local));
+    let silence = paths.config().silence;
+    pool.look(silence);
     for path in pool.due() {
         let (with, of) = (Arc::clone(paths), Arc::clone(current));
         if let Err(error) = spawn("connect-path", move || with.connect(&of, path)) {
@@ -100,7 +118,6 @@ fn keep(paths: &Arc<Paths>, current: &Arc<Current>) -> Instant {
             pool.add(path, generation, None);
         }
     }
-    let silence = paths.config().silence;
     // An eighth until this is seen, half for the answer: the silence that is borne, in all.
     for quiet in pool.quiet(silence * 3 / 8) {
         let (with, of) = (Arc::clone(paths), Arc::clone(current));

@@ -27,8 +27,13 @@ impl Pulse {
             let (roster, wake, stopping, stats) =
                 (Arc::clone(roster), Arc::clone(&wake), Arc::clone(&stopping), Arc::clone(stats));
             let run = move || {
+                let mut looked = Instant::now();
                 while !stopping.load(Ordering::Acquire) {
                     look(&roster, silence, &stats);
+                    if looked.elapsed() >= silence {
+                        looked = Instant::now();
+                        roster.view().all_made().for_each(|peer| peer.tcp().look());
+                    }
                     wake.wait(Instant::now() + (silence / 8).max(Duration::from_millis(1)));
                 }
             };

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// Channels idle for longer are looked at before they are used.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
 
+/// Why a path failed that nobody used.
+const IDLE_ENDED: &str = "its connections ended while they were idle";
+
 /// One path as its maker describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathSpec {
@@ -41,6 +44,8 @@ pub struct PathView {
     pub channels: usize,
     /// Requests on it now.
     pub in_flight: usize,
+    /// How long ago anything came over it, while it carries data: a peer that lost its power says no goodbye.
+    pub silent: Option<Duration>,
     /// Why it last failed.
     pub reason: Option<String>,
     /// How often it failed while it carried data.
@@ -105,6 +110,8 @@ struct Slot {
     in_flight: usize,
     /// When anything last came over the path, or its first request was sent.
     heard: Instant,
+    /// When its idle channels were last looked at.
+    looked: Instant,
     generation: u64,
     breakers: Vec<(u64, Arc<dyn Breaker>)>,
     /// A request found no idle channel.
@@ -180,6 +187,7 @@ impl PathPool {
             open: 0,
             in_flight: 0,
             heard: Instant::now(),
+            looked: Instant::now(),
             generation: 0,
             breakers: Vec::new(),
             wanted: false,
@@ -364,7 +372,7 @@ impl PathPool {
             slot.breakers.retain(|(number, _)| *number != place.number);
             slot.wanted = true;
             if slot.open == 0 {
-                let remains = self.bring_down(inner, index, "its connections ended while they were idle");
+                let remains = self.bring_down(inner, index, IDLE_ENDED);
                 // Nothing waits on idle channels, so dropping them here holds the lock no longer than they take.
                 drop(remains);
                 self.changed.notify_all();
@@ -616,6 +624,44 @@ impl PathPool {
         slot.idle.push((place, Entry { channel, welcome, idle_since, breaks: 0, number, user, breaker }));
     }
 
+    /// Looks at paths that nobody uses, each again after `every`, and sends nothing: a path whose channels the peer ended
+    /// has failed, as its next request would find out.
+    pub fn look(&self, every: Duration) {
+        for (index, path) in self.paths.iter().enumerate() {
+            let now = Instant::now();
+            let mut inner = self.inner.lock();
+            let slot = &mut inner.slots[index];
+            let silent = match slot.state.phase() {
+                Phase::Up => now.saturating_duration_since(slot.heard),
+                _ => Duration::ZERO,
+            };
+            path.counters.silent_s.set(silent.as_secs());
+            if slot.state.phase() != Phase::Up
+                || slot.in_flight > 0
+                || now.saturating_duration_since(slot.looked) < every
+            {
+                continue;
+            }
+            slot.looked = now;
+            // One that lives stands for all: what ends a peer ends all of them.
+            if slot.idle.first_mut().is_none_or(|(_, entry)| entry.channel.probe()) {
+                continue;
+            }
+            let ended: Vec<_> = slot.idle.extract_if(.., |(_, entry)| !entry.channel.probe()).collect();
+            slot.open -= ended.len();
+            slot.breakers.retain(|(number, _)| ended.iter().all(|(place, _)| place.number != *number));
+            slot.wanted = true;
+            let probe = slot.probe.take_if(|probe| !probe.probe());
+            let remains = match slot.open {
+                0 => self.bring_down(&mut inner, index, IDLE_ENDED),
+                _ => Remains::default(),
+            };
+            drop(inner);
+            self.changed.notify_all();
+            drop((ended, probe, remains));
+        }
+    }
+
     /// Paths that owe answers and over which nothing came for `silence`; each is asked for a sign of life, and what
     /// came of it is told to [`PathPool::answered`] or [`PathPool::silent`].
     pub fn quiet(&self, silence: Duration) -> Vec<Quiet> {
@@ -687,6 +733,7 @@ impl PathPool {
             for_time: now.saturating_sub(slot.state.since()),
             channels: slot.open,
             in_flight: slot.in_flight,
+            silent: (slot.state.phase() == Phase::Up).then(|| slot.heard.elapsed()),
             reason: slot.state.reason().map(str::to_owned),
             failovers: slot.state.failovers(),
             failbacks: slot.state.failbacks(),

@@ -378,12 +378,7 @@ impl ChannelPool {
 
 impl Drop for ChannelPool {
     fn drop(&mut self) {
-        let inner = self.inner.get_mut();
-        match inner.shown {
-            Some(true) => self.stats.remotecache.peers_up.sub(1),
-            Some(false) => self.stats.remotecache.peers_down.sub(1),
-            None => {}
-        }
+        self.inner.get_mut().hide(&self.stats);
     }
 }
 
@@ -408,13 +403,19 @@ impl Inner {
     }
 
     fn show(&mut self, stats: &Stats, up: bool) {
+        self.hide(stats);
+        self.shown = Some(up);
         let gauges = &stats.remotecache;
-        match self.shown.replace(up) {
-            Some(true) => gauges.peers_up.sub(1),
-            Some(false) => gauges.peers_down.sub(1),
+        if up { gauges.peers_up.add(1) } else { gauges.peers_down.add(1) }
+    }
+
+    /// Counts the peer neither as up nor as down.
+    fn hide(&mut self, stats: &Stats) {
+        match self.shown.take() {
+            Some(true) => stats.remotecache.peers_up.sub(1),
+            Some(false) => stats.remotecache.peers_down.sub(1),
             None => {}
         }
-        if up { gauges.peers_up.add(1) } else { gauges.peers_down.add(1) }
     }
 }
 

@@ -27,6 +27,7 @@ macro_rules! path_stats {
 
 path_stats! {
     up: Gauge "paths" "Whether the path carries data now: 1 or 0.",
+    silent_s: Gauge "seconds" "How long ago anything came over the path while it carries data, as last looked at; 0 otherwise.",
     recv_bytes: Counter "bytes" "Payload bytes received over the path.",
     ops: Counter "operations" "Requests sent over the path.",
     errors: Counter "operations" "Requests on the path that failed.",

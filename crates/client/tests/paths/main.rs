@@ -276,6 +276,28 @@ fn a_restarted_node_is_found_without_waiting_for_the_retry_time() {
     assert!(cluster.views().iter().all(|v| v.failbacks == 1));
 }
 
+/// Nobody asks it for anything, and nobody sends it anything: the end of its connections is seen all the same.
+#[test]
+fn the_paths_to_a_node_that_died_fail_though_nobody_reads() {
+    let cluster = Cluster::start(Options { retry: Duration::from_secs(3600), ..Options::default() });
+    cluster.read(0, 4096).unwrap();
+    assert!(cluster.views().iter().all(|v| v.silent.is_some()));
+    let calls = || cluster.rails.iter().map(|rail| rail.calls()).sum::<u64>();
+    let before = calls();
+    cluster.node.kill();
+    cluster.wait("the paths fail", |c| c.up() == 0);
+    for view in cluster.views() {
+        assert!(view.reason.as_deref().is_some_and(|why| why.contains("ended while they were idle")), "{view:?}");
+        assert_eq!((view.phase, view.silent, view.channels), (Phase::Failed, None, 0));
+    }
+    assert_eq!((cluster.stats.rdma.paths_up.get(), calls()), (0, before));
+    cluster.service.instance.store(2, Ordering::Relaxed);
+    cluster.node.start();
+    cluster.wait("both paths are back", |c| c.up() == 2);
+    cluster.read(0, 4096).unwrap();
+    assert_eq!(cluster.tcp.bytes(), 0);
+}
+
 #[test]
 fn a_path_that_reaches_another_node_is_not_used() {
     let cluster = Cluster::start(Options::default());

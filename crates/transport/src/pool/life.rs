@@ -59,6 +59,27 @@ impl ChannelPool {
         }
     }
 
+    /// Looks at the idle channels and sends nothing: those that the peer ended are closed, and whether it can be reached is
+    /// not known then, until somebody connects.
+    pub fn look(&self) {
+        let mut inner = self.inner.lock();
+        // One that lives stands for all: what ends a peer ends all of them.
+        if inner.idle.first_mut().is_none_or(|entry| entry.channel.probe()) {
+            return;
+        }
+        let ended: Vec<_> = inner.idle.extract_if(.., |entry| !entry.channel.probe()).collect();
+        inner.open -= ended.len();
+        ended.iter().for_each(|entry| inner.forget(entry.number));
+        if inner.state == PoolState::Up {
+            inner.state = PoolState::Unknown;
+            inner.hide(&self.stats);
+            self.path.up.set(0);
+        }
+        drop(inner);
+        self.changed.notify_all();
+        drop(ended);
+    }
+
     /// The peer when it owes answers and nothing came from it for `silence`, and it is not being asked already.
     pub fn owing(&self, silence: Duration) -> Option<Owing> {
         let heard = self.heard.load(Ordering::Acquire);
