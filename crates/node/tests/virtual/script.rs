@@ -2,7 +2,7 @@
 
 use crate::sim::{BLOCK, object, patience};
 use crate::world::{Dice, Outcome, Plan, Seen, Stop, World, read_on};
-use spurline_client::placement::Wanted;
+use spurline_client::placement::{Standpoint, Wanted};
 use spurline_net_sim::{RailMode, Rates};
 use spurline_store::Fault;
 use spurline_types::ObjectRef;
@@ -50,6 +50,7 @@ struct Script {
     /// Answers were lost.
     lost: bool,
     calm: bool,
+    copies: u32,
 }
 
 impl Script {
@@ -232,22 +233,42 @@ impl Script {
         let until = Instant::now() + WHOLE_AGAIN;
         let owners = self.owners();
         while owners.iter().any(|n| served().nth(*n).is_some_and(|now| now <= before[*n])) {
-            assert!(Instant::now() < until, "a node that is well is not asked again");
+            assert!(
+                Instant::now() < until,
+                "a node that is well is not asked again: of {owners:?}; answered {before:?} before and {:?} since then; {:?}",
+                served().collect::<Vec<_>>(),
+                self.states()
+            );
             std::thread::sleep(Duration::from_secs(1));
         }
         self.tell(format_args!("the group is whole, and every node is asked"));
     }
 
+    /// How every mount sees every node.
+    fn states(&self) -> Vec<String> {
+        let mut states = Vec::new();
+        for reader in &self.world.readers {
+            for peer in reader.mount.remote.roster().view().all_made() {
+                states.push(format!("{}: {} {:?} {:?}", reader.name, peer.name(), peer.state(), peer.pace()));
+            }
+        }
+        states
+    }
+
     /// The nodes that some mount asks first for some block.
     fn owners(&self) -> BTreeSet<usize> {
         let (mut found, mut owners) = (Vec::new(), BTreeSet::new());
-        let reader = &self.world.readers[0];
-        let view = reader.mount.remote.roster().view();
-        for object in &self.objects {
-            for index in 0..object.blocks(BLOCK) as u32 {
-                view.holders(Wanted::block(object.id, index, 1), 1, &mut found);
-                let name = &view.members()[found[0] as usize].name;
-                owners.extend(self.world.cluster.hosts.iter().position(|host| host.member.name == *name));
+        for (reader, number) in self.world.readers.iter().zip(0..) {
+            let view = reader.mount.remote.roster().view();
+            // Of a block's copies a mount asks the same one first each time.
+            let from = Standpoint { zone: String::new(), seed: number };
+            for object in &self.objects {
+                for index in 0..object.blocks(BLOCK) as u32 {
+                    let wanted = Wanted::block(object.id, index, self.copies);
+                    view.rank(wanted, &from, self.copies as usize, &mut found);
+                    let name = &view.members()[found[0] as usize].name;
+                    owners.extend(self.world.cluster.hosts.iter().position(|host| host.member.name == *name));
+                }
             }
         }
         owners
@@ -281,6 +302,7 @@ pub fn run(seed: u64, told: bool) -> Outcome {
         told,
         lost: false,
         calm: plan.calm,
+        copies: plan.copies,
     };
     script.tell(format_args!("{plan:?}, node {alone} is left alone"));
     let seen = Seen { told, ..Seen::default() };
