@@ -46,36 +46,18 @@ impl Remote {
     pub fn warm(&self, extents: &[Extent], copies: Option<u32>, verify: bool) -> Vec<PartDone> {
         let inner = self.inner();
         let mut sums = vec![PartDone::default(); extents.len()];
-        let mut left: Vec<Piece> = Vec::new();
+        let mut pieces: Vec<Piece> = Vec::new();
         for (number, extent) in extents.iter().enumerate() {
             let copies = copies.unwrap_or_else(|| inner.copies_of(&extent.object.path));
             for bytes in inner.runs(&extent.object, &extent.bytes) {
                 let piece = |copy| Piece { extent: number, bytes: bytes.clone(), copy, copies };
-                left.extend((0..(copies as usize).clamp(1, FIRST)).map(piece));
+                pieces.extend((0..(copies as usize).clamp(1, FIRST)).map(piece));
             }
         }
-        for attempt in 0..OTHERS {
-            let mut by_node: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
-            for piece in left.drain(..) {
-                let object = &extents[piece.extent].object;
-                match inner.holder(object, &piece, attempt) {
-                    Some(name) => by_node.entry(name).or_default().push(piece),
-                    // A group with fewer nodes than copies has as many as it can.
-                    None if piece.copy > 0 => {}
-                    None => note(&mut sums[piece.extent], &no_node()),
-                }
-            }
-            let last = attempt + 1 == OTHERS;
-            for (piece, outcome) in inner.ask_each(extents, by_node, What::Warm { verify }) {
-                match outcome {
-                    Ok(done) => add(&mut sums[piece.extent], &done),
-                    Err(error) if last => note(&mut sums[piece.extent], &error),
-                    Err(_) => left.push(piece),
-                }
-            }
-            if left.is_empty() {
-                break;
-            }
+        // The other copies come from the first, once that is there, and not from the under-store again.
+        let (first, others): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|piece| piece.copy == 0);
+        for pieces in [first, others] {
+            inner.warm_pieces(extents, pieces, What::Warm { verify }, &mut sums);
         }
         sums
     }
@@ -166,6 +148,34 @@ impl Inner {
         view.holders(Wanted::block(object.id, index, piece.copies), FIRST, &mut ranked);
         let at = ranked.get(piece.copy + attempt).or_else(|| ranked.get(piece.copy))?;
         Some(view.members()[*at as usize].name.clone())
+    }
+
+    /// Has the holders of these pieces do `what`, or the next ones in rank where one does not; adds to the sums of their
+    /// extents what came of it.
+    fn warm_pieces(&self, extents: &[Extent], mut left: Vec<Piece>, what: What, sums: &mut [PartDone]) {
+        for attempt in 0..OTHERS {
+            let mut by_node: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+            for piece in left.drain(..) {
+                let object = &extents[piece.extent].object;
+                match self.holder(object, &piece, attempt) {
+                    Some(name) => by_node.entry(name).or_default().push(piece),
+                    // A group with fewer nodes than copies has as many as it can.
+                    None if piece.copy > 0 => {}
+                    None => note(&mut sums[piece.extent], &no_node()),
+                }
+            }
+            let last = attempt + 1 == OTHERS;
+            for (piece, outcome) in self.ask_each(extents, by_node, what) {
+                match outcome {
+                    Ok(done) => add(&mut sums[piece.extent], &done),
+                    Err(error) if last => note(&mut sums[piece.extent], &error),
+                    Err(_) => left.push(piece),
+                }
+            }
+            if left.is_empty() {
+                return;
+            }
+        }
     }
 
     /// Asks the nodes side by side, each for its pieces in as few requests as they fit into.

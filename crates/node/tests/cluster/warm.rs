@@ -44,6 +44,7 @@ fn a_group_is_warmed_where_it_will_be_read_and_freed_everywhere() {
 #[test]
 fn as_many_copies_are_made_as_are_asked_for() {
     let cluster = Cluster::start(3, 256);
+    cluster.join(&[0, 1, 2]);
     let mount = cluster.mount_with(0..3, Duration::from_secs(60));
     let long = object(1, 40 * BLOCK);
     let extent = Extent { object: long.clone(), bytes: 0..long.size };
@@ -52,6 +53,11 @@ fn as_many_copies_are_made_as_are_asked_for() {
         assert_eq!(done[0].error, None);
         assert_eq!((0..3).map(|node| cluster.held(node, &long)).sum::<u32>(), held, "{copies} copies");
     }
+    // All at once: the copies of a block come from the node that fetched it.
+    let other = object(2, 40 * BLOCK);
+    let done = mount.remote.warm(&[Extent { object: other.clone(), bytes: 0..other.size }], Some(3), false);
+    assert_eq!((&done[0].error, done[0].moved_bytes), (&None, 3 * other.size));
+    assert_eq!(cluster.under.reads(), (80, 80));
 }
 
 #[test]
