@@ -36,6 +36,9 @@ fn rail(ip: &str, access: Access) -> Arc<Rail> {
     Rail::open(&verbs, "rail", ip.parse().unwrap(), &pool, access).unwrap()
 }
 
+/// The suite is not about silence, and an emulated machine may stand still for a minute.
+const PATIENT: Patience = Patience { silence: Duration::from_secs(150) };
+
 struct Rdma {
     reader: Arc<Rail>,
     node: Arc<Rail>,
@@ -47,7 +50,7 @@ impl Rdma {
     }
 
     fn connector(&self, to: SocketAddr, trust: Arc<Trust>) -> Arc<RdmaConnector> {
-        let connector = RdmaConnector::new(Arc::clone(&self.reader), to, Patience::default(), Arc::default());
+        let connector = RdmaConnector::new(Arc::clone(&self.reader), to, PATIENT, Arc::default());
         Arc::new(connector.trusting(trust))
     }
 }
@@ -83,7 +86,15 @@ impl Peer for PlayedPeer {
 impl Rig for Rdma {
     fn serve(&self, service: Arc<dyn Service>) -> Box<dyn Peer> {
         let rails = [Arc::clone(&self.node)];
-        let config = RdmaServerConfig { trust: trust(TOKEN), ..RdmaServerConfig::default() };
+        let (request_timeout, send_timeout) = (PATIENT.silence, PATIENT.silence);
+        let trust_in = trust(TOKEN);
+        let config = RdmaServerConfig {
+            trust: trust_in,
+            patience: PATIENT,
+            request_timeout,
+            send_timeout,
+            ..Default::default()
+        };
         let server = RdmaServer::bind(&rails, 0, service, config, Arc::default()).unwrap();
         let connector = self.connector(server.local_addrs()[0], trust(TOKEN));
         Box::new(Served { server: Some(server), connector })
