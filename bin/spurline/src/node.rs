@@ -35,6 +35,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = parts::open_trust(&config.trust, &name)?;
     let pool = Pool::new(config.budget.total, block_size as usize)?;
+    rails::place(found.as_deref().unwrap_or_default(), &pool);
     // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {
         let under = parts::open_under(source.as_str(), &config.under, parts::NODE_METADATA_TTL, &stats)?;
@@ -101,7 +102,8 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
             let (announcer, group) = (Arc::clone(&announcer), config.group.clone());
             let stats = Arc::clone(&stats);
             let transports: &[&str] = if rails.is_empty() { &["tcp"] } else { &["rdma", "tcp"] };
-            let rails: Vec<Value> = rails.iter().map(rails::shown).collect();
+            let found = found.iter().flatten();
+            let rails: Vec<Value> = rails.iter().zip(found).map(|(rail, found)| rails::shown(rail, found)).collect();
             Box::new(move || {
                 json!({
                     "kind": "node",

@@ -11,7 +11,7 @@ use spurline_proto::Rail;
 use spurline_rails::{LocalRail, Memlock, check_memlock, host_addresses, resolve};
 use spurline_transport::{Connector, PathTiming, Service, Wake};
 use spurline_trust::Trust;
-use spurline_types::Stats;
+use spurline_types::{Size, Stats};
 use spurline_verbs::{Access, Verbs};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,25 +34,44 @@ pub fn find(config: &RdmaConfig, registered: u64) -> Result<Vec<LocalRail>, Faul
     Ok(rails)
 }
 
-/// Opens the devices of `found` and registers `pool` with each.
-fn open(found: &[LocalRail], pool: &Arc<Pool>, access: Access) -> Result<Vec<Arc<spurline_net_rdma::Rail>>, Fault> {
-    let named = |name: &str, what: &dyn std::fmt::Display| Fault::missing(format!("--rdma-network {name}: {what}"), "");
-    let Some(first) = found.first() else { return Ok(Vec::new()) };
-    let verbs = Verbs::load().map_err(|e| named(&first.rail.name, &e))?;
-    // Before registering touches its pages.
+/// Has the memory of `pool` come from the NUMA nodes of the rails. To be called before anything registers the pool, which
+/// touches its pages: io_uring does, too.
+pub fn place(found: &[LocalRail], pool: &Pool) {
     let nodes = found.iter().filter_map(|f| f.numa_node).filter(|node| *node < 64).fold(0u64, |all, n| all | 1 << n);
     if nodes != 0
         && let Err(e) = pool.place_on(nodes)
     {
         tracing::info!("the memory of the rails is wherever the kernel puts it, not on their NUMA nodes: {e}");
     }
-    found
-        .iter()
-        .map(|f| {
-            let name = &f.rail.name;
-            spurline_net_rdma::Rail::open(&verbs, name, f.rail.address, pool, access).map_err(|e| named(name, &e))
-        })
-        .collect()
+}
+
+/// Opens the devices of `found` and registers `pool` with each.
+fn open(found: &[LocalRail], pool: &Arc<Pool>, access: Access) -> Result<Vec<Arc<spurline_net_rdma::Rail>>, Fault> {
+    let named = |name: &str, what: &dyn std::fmt::Display| Fault::missing(format!("--rdma-network {name}: {what}"), "");
+    let Some(first) = found.first() else { return Ok(Vec::new()) };
+    let verbs = Verbs::load().map_err(|e| named(&first.rail.name, &e))?;
+    let open = |f: &LocalRail| {
+        let name = &f.rail.name;
+        spurline_net_rdma::Rail::open_on(&verbs, name, f.rail.address, f.numa_node, pool, access)
+            .map_err(|e| named(name, &e))
+    };
+    let rails = found.iter().map(open).collect::<Result<_, Fault>>()?;
+    // Registering has touched every page.
+    match pool.placed() {
+        None => {}
+        Some(Ok(placed)) => tracing::info!(
+            "the rails are on several NUMA nodes, and so is their memory, in turn in pieces of {}: of {} pages looked at \
+             {} are where they should be, {} elsewhere; among idle rails of one speed a read takes that of its buffer's node",
+            Size(placed.stripe as u64),
+            placed.right + placed.elsewhere + placed.untouched,
+            placed.right,
+            placed.elsewhere,
+        ),
+        Some(Err(e)) => {
+            tracing::info!("the rails' memory is on their NUMA nodes in turn; where its pages are can't be told: {e}")
+        }
+    }
+    Ok(rails)
 }
 
 /// A node's side: serves on every rail of `found`, within `budget`, and tells where.
@@ -88,8 +107,11 @@ pub fn serve(
 }
 
 /// A rail as `status` shows it.
-pub fn shown(rail: &Rail) -> Value {
+pub fn shown(rail: &Rail, found: &LocalRail) -> Value {
     json!({
+        "device": found.device,
+        // Null where the kernel knows none.
+        "numa_node": found.numa_node,
         "interface": rail.name,
         "address": SocketAddr::new(rail.address, rail.port).to_string(),
         "link": rail.link.to_string(),
@@ -105,9 +127,16 @@ struct RdmaDialer {
     patience: Patience,
     trust: Arc<Trust>,
     stats: Arc<Stats>,
+    pool: Arc<Pool>,
 }
 
 impl Dialer for RdmaDialer {
+    fn near(&self, at: usize) -> u64 {
+        let Some(node) = self.pool.node_of(at) else { return 0 };
+        let near = |(local, found): (usize, &LocalRail)| u64::from(found.numa_node == Some(node)) << (local % 64);
+        self.found.iter().enumerate().map(near).fold(0, |all, rail| all | rail)
+    }
+
     fn rails(&self) -> &[Rail] {
         &self.told
     }
@@ -145,11 +174,13 @@ pub fn keep(
     roster: &Arc<Roster>,
     stats: &Arc<Stats>,
 ) -> Result<Keeper, Fault> {
+    place(&found, pool);
     let rails = open(&found, pool, Access::PeerWrites)?;
     let told = found.iter().map(|f| f.rail.clone()).collect();
     let patience = Patience { silence: rdma.silence };
+    let (trust_too, stats_too, pool) = (Arc::clone(trust), Arc::clone(stats), Arc::clone(pool));
     let dialer: Arc<dyn Dialer> =
-        Arc::new(RdmaDialer { found, told, rails, patience, trust: Arc::clone(trust), stats: Arc::clone(stats) });
+        Arc::new(RdmaDialer { found, told, rails, patience, trust: trust_too, stats: stats_too, pool });
     let wake = Arc::new(Wake::default());
     let paths_config = PathsConfig {
         forced: config.net.transport == Transport::Rdma,
@@ -160,6 +191,7 @@ pub fn keep(
         name: trust.name().to_owned(),
         source: config.source.to_string(),
         seed: u64::from(std::process::id()),
+        loads: Arc::default(),
     };
     let (rung, stats) = (Arc::clone(&wake), Arc::clone(stats));
     roster.equip(Arc::clone(&wake), move |member| {

@@ -95,7 +95,10 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_
             show_group(&status["group"]);
             for rail in status["rails"].as_array().into_iter().flatten() {
                 let text = |k: &str| rail[k].as_str().unwrap_or("?");
-                anstream::println!("  rail {}  {} at {}", text("interface"), text("link"), text("address"));
+                let numa = rail["numa_node"].as_u64().map_or(String::new(), |node| format!(", NUMA node {node}"));
+                let (interface, device, link, address) =
+                    (text("interface"), text("device"), text("link"), text("address"));
+                anstream::println!("  rail {interface}  {link} of {device}{numa} at {address}");
             }
             for list in ["disks", "peers"] {
                 for one in status[list].as_array().into_iter().flatten() {

@@ -147,11 +147,12 @@ impl Cache {
     }
 
     /// Up to `len` bytes from `offset`, all of one block, pinned in memory: from memory, from disk, or fetched.
-    /// `None` when they are on disk and so few that they are better read straight to where they belong.
+    /// `None` when they are on disk and so few that they are better read straight to where they belong. What is read from
+    /// disk for this call alone comes into memory of the NUMA node `near`, where there is some.
     ///
     /// # Errors
     /// As for [`Volume::read`].
-    pub fn pin(&self, object: &ObjectRef, offset: u64, len: usize) -> Result<Option<Slice>> {
+    pub fn pin(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Option<Slice>> {
         let (id, range) = self.locate(object, offset, len);
         if let Some((block, counts)) = self.shared.tier.find_used(&id) {
             if counts && let Some(store) = &self.shared.store {
@@ -175,7 +176,7 @@ impl Cache {
             if range.len() < GRANULE {
                 return Ok(None);
             }
-            if let Some(slice) = self.pin_from_disk(object, id, range.clone()) {
+            if let Some(slice) = self.pin_from_disk(object, id, range.clone(), near) {
                 return Ok(Some(slice));
             }
         }
@@ -201,10 +202,10 @@ impl Cache {
     }
 
     /// Reads `range` from disk into a buffer of its own; `None` when it can't be read or memory is short.
-    fn pin_from_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>) -> Option<Slice> {
+    fn pin_from_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>, near: Option<u32>) -> Option<Slice> {
         let store = self.shared.store.as_ref()?;
         let len = range.len();
-        let mut buf = Some(self.pool().try_alloc(len)?);
+        let mut buf = Some(self.pool().try_alloc_near(len, near)?);
         // The store has counted and logged what went wrong; the under-store still has the bytes. A buffer the disk
         // may still write to has been taken out of `buf` and is kept from reuse by the store.
         if store.read(object, id.index, range, &mut buf) != Ok(Outcome::Hit) {
@@ -390,7 +391,7 @@ impl Volume for Cache {
         let mut done = 0;
         while done < want {
             let at = offset + done as u64;
-            if let Some(slice) = self.pin(object, at, want - done)? {
+            if let Some(slice) = self.pin(object, at, want - done, None)? {
                 if done == 0 && slice.len() == want {
                     return Ok(Data::Shared(slice));
                 }

@@ -7,7 +7,7 @@
 //! memory afterwards.
 
 use crate::pace::Times;
-use crate::peer::Peer;
+use crate::peer::{Peer, middle};
 use crate::reads::read_of;
 use crate::remote::Inner;
 use parking_lot::Mutex;
@@ -492,7 +492,7 @@ fn ask_second(
     second: &Arc<Peer>,
 ) {
     let (deadline, mut body) = (Instant::now() + inner.patience().answer, Vec::new());
-    let got = second.ask_once(deadline, &mut |lease, deadline| {
+    let got = second.ask_once(middle(&buf), deadline, &mut |lease, deadline| {
         let request = Request::Read(read_of(object, lease.welcome().volume, offset, buf.len()));
         lease.call(&request, &mut body, &mut buf, &mut |_| {}, deadline)
     });

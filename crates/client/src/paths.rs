@@ -4,7 +4,7 @@
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{Hello, Rail, Request, Welcome};
 use spurline_transport::{
-    Channel, Connector, PathPool, PathSpec, PathTiming, PathView, Quiet, TransportKind, Wake, greet, pair,
+    Channel, Connector, PathPool, PathSpec, PathTiming, PathView, Quiet, RailLoads, TransportKind, Wake, greet, pair,
 };
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
@@ -19,6 +19,11 @@ pub trait Dialer: Send + Sync {
     fn connector(&self, local: usize, remote: &Rail) -> Arc<dyn Connector>;
     /// Whether the link of local rail `local` carries packets now; asked often, answers at once.
     fn link_up(&self, local: usize) -> bool;
+    /// The local rails (a bit each) on the NUMA node of the memory at this address; 0 where there is nothing to choose.
+    /// Asked for each read.
+    fn near(&self, _at: usize) -> u64 {
+        0
+    }
 }
 
 /// How paths are used.
@@ -40,6 +45,8 @@ pub struct PathsConfig {
     pub source: String,
     /// Seed of the choice among equal paths.
     pub seed: u64,
+    /// What this machine's rails carry, to all nodes.
+    pub loads: Arc<RailLoads>,
 }
 
 /// The paths that a node's rails and this machine's make.
@@ -185,6 +192,7 @@ impl Paths {
             let PathsConfig { channels, timing, seed, .. } = self.config;
             let (stats, wake) = (Arc::clone(&self.stats), Arc::clone(&self.wake));
             let pool = PathPool::new(&self.node, specs.collect(), channels, timing, seed, stats, wake);
+            let pool = pool.sharing(Arc::clone(&self.config.loads));
             Arc::new(Current { pool, connectors, instance: AtomicU64::new(welcome.instance) })
         });
         known.rails.clone_from(&welcome.rails);

@@ -41,6 +41,14 @@ enum Failure {
     Refused(Error),
 }
 
+/// The address where an answer without a payload lands.
+pub(crate) const NOWHERE: usize = 0;
+
+/// Where an answer in `dst` lands: its middle tells more than an end of it that may be over a border.
+pub(crate) fn middle(dst: &[u8]) -> usize {
+    dst.as_ptr() as usize + dst.len() / 2
+}
+
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
@@ -137,13 +145,14 @@ impl Peer {
         }
     }
 
-    /// Asks this node and no other, and not again.
+    /// Asks this node and no other, and not again, for what is to land at `lands`.
     pub(crate) fn ask_once<T>(
         &self,
+        lands: usize,
         deadline: Instant,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
-        self.attempt(deadline, ask).map_err(|failure| match failure {
+        self.attempt(lands, deadline, ask).map_err(|failure| match failure {
             Failure::Answered(error) | Failure::Broken(error) | Failure::Refused(error) => error,
         })
     }
@@ -157,11 +166,13 @@ impl Peer {
     fn attempt_paths<T>(
         &self,
         paths: &Paths,
+        lands: usize,
         deadline: Instant,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
     ) -> Option<Result<T, Failure>> {
+        let near = if lands == NOWHERE { 0 } else { paths.dialer().near(lands) };
         while let Some(current) = paths.current() {
-            let mut lease = match current.pool.checkout(deadline) {
+            let mut lease = match current.pool.checkout(deadline, near) {
                 Ok(Some(lease)) => lease,
                 Ok(None) => break,
                 Err(error) => return Some(Err(Failure::Broken(error))),
@@ -187,10 +198,11 @@ impl Peer {
 
     fn attempt<T>(
         &self,
+        lands: usize,
         deadline: Instant,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, Failure> {
-        let beside = self.paths().and_then(|paths| self.attempt_paths(paths, deadline, ask));
+        let beside = self.paths().and_then(|paths| self.attempt_paths(paths, lands, deadline, ask));
         let result = match beside {
             Some(result) => result,
             None => match self.pool.checkout(deadline) {
@@ -225,10 +237,11 @@ impl Peer {
 }
 
 /// Asks the nodes that `rank` names, as many as it is told at most, in its order, until one answers: another one at once, and all again after a
-/// pause, those that are there by then, for as long as `patience` lasts. An error that a node answered is the answer,
+/// pause, those that are there by then, for as long as `patience` lasts. The answer is to land at `lands`, an address. An error that a node answered is the answer,
 /// unless another node may know better. `ranked` is scratch.
 pub(crate) fn ask<T>(
     roster: &Roster,
+    lands: usize,
     rank: impl Fn(&View, usize, &mut Vec<u32>),
     ranked: &mut Vec<u32>,
     patience: Patience,
@@ -248,7 +261,7 @@ pub(crate) fn ask<T>(
         most = most.saturating_mul(FIRST);
         for index in ranked.iter() {
             let peer = view.peer(*index);
-            match peer.attempt(deadline, &mut |lease, deadline| request(peer, lease, deadline)) {
+            match peer.attempt(lands, deadline, &mut |lease, deadline| request(peer, lease, deadline)) {
                 Ok(value) => return Ok(value),
                 Err(Failure::Answered(error)) if error.kind().retry() == Retry::Never => return Err(error),
                 Err(Failure::Answered(error) | Failure::Refused(error)) => {

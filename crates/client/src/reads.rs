@@ -2,7 +2,7 @@
 //! of a second node when the first is late. It knows no names and no attributes.
 
 use crate::ahead::Claimed;
-use crate::peer::{Peer, ask};
+use crate::peer::{Peer, ask, middle};
 use crate::placement::{FIRST, Wanted};
 use crate::remote::{Inner, SCRATCH};
 use crate::roster::View;
@@ -43,20 +43,22 @@ impl Inner {
         }
     }
 
-    /// Asks the nodes that hold `wanted` with `request`, made anew for each attempt because every connection numbers the
+    /// Asks the nodes that hold `wanted` with `request`, whose answer is to land at `lands`, made anew for each attempt because every connection numbers the
     /// volume itself.
     pub(crate) fn ask<T>(
         &self,
         wanted: Wanted,
+        lands: usize,
         mut call: impl FnMut(&Arc<Peer>, &mut Lease<'_>, &mut Vec<u8>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
         // Taken out of its cell for the call, so that a call made inside another finds an empty one, not a panic.
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
         let place = |view: &View, most, ranked: &mut Vec<u32>| self.rank(view, wanted, most, ranked);
         let retries = &self.stats.remotecache.retries;
-        let result = ask(&self.roster, place, &mut ranked, self.config.patience, retries, |peer, lease, deadline| {
-            call(peer, lease, &mut body, deadline)
-        });
+        let result =
+            ask(&self.roster, lands, place, &mut ranked, self.config.patience, retries, |peer, lease, deadline| {
+                call(peer, lease, &mut body, deadline)
+            });
         // A long listing must not keep its memory for ever.
         body.clear();
         body.shrink_to(64 << 10);
@@ -118,11 +120,12 @@ impl Inner {
         let Some(first) = self.first_peer(self.wanted(object, offset)) else {
             return self.read_plain(object, offset, dst);
         };
-        let several = first.paths().filter(|paths| paths.up() > 1).and_then(|paths| paths.current());
-        let Some(current) = several else { return self.read_plain(object, offset, dst) };
+        let several = first.paths().filter(|paths| paths.up() > 1);
+        let several = several.and_then(|paths| Some((paths.current()?, paths.dialer().near(middle(dst)))));
+        let Some((current, near)) = several else { return self.read_plain(object, offset, dst) };
         let request = read_of(object, VolumeId::default(), offset, dst.len());
         let started = Instant::now();
-        match split::read(&current.pool, &request, dst, started + self.config.patience.answer) {
+        match split::read(&current.pool, near, &request, dst, started + self.config.patience.answer) {
             None => self.read_plain(object, offset, dst),
             Some(failed) => {
                 self.hedge.took(&first, started);
@@ -136,7 +139,7 @@ impl Inner {
 
     fn read_plain(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
         let wanted = self.wanted(object, offset);
-        let got = self.ask(wanted, |peer, lease, body, deadline| {
+        let got = self.ask(wanted, middle(dst), |peer, lease, body, deadline| {
             let request = Request::Read(read_of(object, lease.welcome().volume, offset, dst.len()));
             peer.compare(lease.welcome(), self.block_size);
             body.clear();

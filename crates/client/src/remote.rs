@@ -3,7 +3,7 @@
 
 use crate::ahead::{Ahead, PIECE_FROM};
 use crate::hedge::{Hedge, Hedger};
-use crate::peer::{Patience, ask};
+use crate::peer::{NOWHERE, Patience, ask};
 use crate::placement::{Copies, Standpoint, Wanted};
 use crate::pulse::Pulse;
 use crate::roster::{Roster, View};
@@ -85,7 +85,7 @@ impl Remote {
             ranked.extend(0..view.members().len() as u32);
         };
         let retries = &stats.remotecache.retries;
-        ask(&roster, everyone, &mut Vec::new(), config.patience, retries, |_, lease, deadline| {
+        ask(&roster, NOWHERE, everyone, &mut Vec::new(), config.patience, retries, |_, lease, deadline| {
             block_size = lease.welcome().block_size;
             lease.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline).map(drop)
         })?;
@@ -172,9 +172,8 @@ impl Inner {
     ) -> Result<T> {
         let started = Instant::now();
         let place = ObjectId::hash(&self.source, path, "");
-        let result = self.ask(Wanted::block(place, 0, self.config.copies.of(path)), |_, lease, body, deadline| {
-            call(lease, body, deadline)
-        });
+        let wanted = Wanted::block(place, 0, self.config.copies.of(path));
+        let result = self.ask(wanted, NOWHERE, |_, lease, body, deadline| call(lease, body, deadline));
         let counted = &self.stats.metadata;
         counted.ops.add(1);
         counted.lat_us.add_us(started.elapsed());

@@ -22,9 +22,10 @@ struct Part<'a> {
 }
 
 /// Reads `dst` over as many rails as are idle, and says which ranges of it failed; `None` when fewer than two rails
-/// are idle now. `request` is for the whole, its volume is each channel's own.
+/// are idle now. `near` are the rails near `dst`. `request` is for the whole, its volume is each channel's own.
 pub(crate) fn read(
     paths: &PathPool,
+    near: u64,
     request: &Read<'_>,
     dst: &mut [u8],
     deadline: Instant,
@@ -34,7 +35,7 @@ pub(crate) fn read(
     let mut speeds = [0u64; PARTS_MAX];
     let (mut taken, mut count) = (0, 0);
     while count < most
-        && let Some((lease, speed, rail)) = paths.checkout_beside(taken)
+        && let Some((lease, speed, rail)) = paths.checkout_beside(taken, near)
     {
         taken |= rail;
         speeds[count] = u64::from(speed).max(1);

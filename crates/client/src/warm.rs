@@ -1,7 +1,7 @@
 //! Parts of objects brought into the caches of the nodes that hold them, or taken out of all caches, for jobs that fill
 //! and free a group. It does not know which files a job is about.
 
-use crate::peer::{Patience, ask};
+use crate::peer::{NOWHERE, Patience, ask};
 use crate::placement::{FIRST, RUN_BLOCKS, Wanted};
 use crate::remote::{Inner, Remote};
 use crate::roster::View;
@@ -260,7 +260,7 @@ impl Inner {
             ranked.extend(view.members().iter().position(|member| member.name == name).map(|at| at as u32));
         };
         let mut body = Vec::new();
-        ask(self.roster(), only, &mut Vec::new(), patience, self.retries(), |_, lease, deadline| {
+        ask(self.roster(), NOWHERE, only, &mut Vec::new(), patience, self.retries(), |_, lease, deadline| {
             call(lease, &mut body, deadline)
         })
     }

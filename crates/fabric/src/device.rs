@@ -463,7 +463,8 @@ impl Pci {
             device,
             model: vendor.zip(device).and_then(|(v, d)| model::of(v, d)).map(|m| m.name),
             driver: tree.link_name(&format!("{at}/driver")).or_else(|| said("DRIVER")),
-            numa_node: number("numa_node"),
+            // A virtual device has none of its own: it is where its function is.
+            numa_node: number("numa_node").or_else(|| number("../numa_node")),
             speed: gts("current_link_speed"),
             max_speed: gts("max_link_speed"),
             width: lanes("current_link_width"),

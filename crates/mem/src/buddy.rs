@@ -7,10 +7,17 @@ const NONE: u32 = u32::MAX;
 /// State of a page that heads no free run.
 const NOT_FREE: u8 = u8::MAX;
 
-/// Hands out runs of 2^order pages, aligned to their own size relative to the arena.
+/// Hands out runs of 2^order pages, aligned to their own size relative to the arena. The arena may have parts, each of
+/// every so many stripes of it; no run is of two.
 pub(crate) struct Buddy {
-    /// First free run of each order.
+    /// First free run of each order, part by part.
     heads: Vec<u32>,
+    orders: usize,
+    parts: usize,
+    /// Pages of a stripe, as a power of two.
+    stripe: u32,
+    /// The part whose turn it was last.
+    turn: usize,
     /// Links of the free lists, by first page of a run.
     next: Vec<u32>,
     prev: Vec<u32>,
@@ -24,6 +31,10 @@ impl Buddy {
     pub(crate) fn new(pages: usize, max_order: u32) -> Self {
         let mut buddy = Buddy {
             heads: vec![NONE; max_order as usize + 1],
+            orders: max_order as usize + 1,
+            parts: 1,
+            stripe: u32::BITS - 1,
+            turn: 0,
             next: vec![NONE; pages],
             prev: vec![NONE; pages],
             order: vec![NOT_FREE; pages],
@@ -43,17 +54,48 @@ impl Buddy {
         buddy
     }
 
+    /// Pages of the largest run.
+    pub(crate) fn largest(&self) -> usize {
+        1 << (self.orders - 1)
+    }
+
     pub(crate) fn free_pages(&self) -> usize {
         self.free_pages
     }
 
-    /// Takes a run of 2^`order` pages: the first page's number, or `None` when no run is large enough.
-    pub(crate) fn take(&mut self, order: u32) -> Option<u32> {
+    /// Makes `parts` parts of the arena, of stripes of 2^`stripe` pages in turn; no run may be larger than a stripe.
+    pub(crate) fn part(&mut self, stripe: u32, parts: usize) {
+        assert!(self.orders <= stripe as usize + 1, "a run would be of two parts");
+        (self.stripe, self.parts) = (stripe, parts.max(1));
+        self.heads = vec![NONE; self.orders * self.parts];
+        for page in 0..self.order.len() {
+            if self.order[page] != NOT_FREE {
+                self.push(page as u32, self.order[page].into());
+            }
+        }
+    }
+
+    fn part_of(&self, page: u32) -> usize {
+        (page >> self.stripe) as usize % self.parts
+    }
+
+    /// Takes a run of 2^`order` pages, of the part `near` if it has one, or else of the parts in turn: the first page's
+    /// number, or `None` when no run is large enough.
+    pub(crate) fn take(&mut self, order: u32, near: Option<usize>) -> Option<u32> {
+        let first = near.unwrap_or_else(|| {
+            self.turn = (self.turn + 1) % self.parts;
+            self.turn
+        });
+        (first..first + self.parts).find_map(|part| self.take_of(part % self.parts, order))
+    }
+
+    fn take_of(&mut self, part: usize, order: u32) -> Option<u32> {
+        let heads = &self.heads[part * self.orders..(part + 1) * self.orders];
         let mut found = order;
-        while *self.heads.get(found as usize)? == NONE {
+        while *heads.get(found as usize)? == NONE {
             found += 1;
         }
-        let page = self.heads[found as usize];
+        let page = heads[found as usize];
         self.unlink(page);
         while found > order {
             found -= 1;
@@ -66,7 +108,7 @@ impl Buddy {
     /// Gives back a run that [`Buddy::take`] handed out with the same order.
     pub(crate) fn give(&mut self, mut page: u32, mut order: u32) {
         self.free_pages += 1 << order;
-        while (order as usize) + 1 < self.heads.len() {
+        while (order as usize) + 1 < self.orders {
             let buddy = page ^ (1 << order);
             if self.order.get(buddy as usize) != Some(&(order as u8)) {
                 break;
@@ -78,14 +120,18 @@ impl Buddy {
         self.push(page, order);
     }
 
+    fn head_of(&mut self, page: u32, order: u32) -> &mut u32 {
+        let at = self.part_of(page) * self.orders + order as usize;
+        &mut self.heads[at]
+    }
+
     fn push(&mut self, page: u32, order: u32) {
-        let head = self.heads[order as usize];
+        let head = std::mem::replace(self.head_of(page, order), page);
         self.next[page as usize] = head;
         self.prev[page as usize] = NONE;
         if head != NONE {
             self.prev[head as usize] = page;
         }
-        self.heads[order as usize] = page;
         self.order[page as usize] = order as u8;
     }
 
@@ -93,7 +139,7 @@ impl Buddy {
         let (next, prev) = (self.next[page as usize], self.prev[page as usize]);
         let order = std::mem::replace(&mut self.order[page as usize], NOT_FREE);
         if prev == NONE {
-            self.heads[order as usize] = next;
+            *self.head_of(page, order.into()) = next;
         } else {
             self.next[prev as usize] = next;
         }
@@ -113,26 +159,45 @@ mod tests {
         let mut buddy = Buddy::new(13, 3);
         assert_eq!(buddy.free_pages(), 13);
         let mut taken = Vec::new();
-        while let Some(page) = buddy.take(0) {
+        while let Some(page) = buddy.take(0, None) {
             taken.push(page);
         }
         assert_eq!(taken.len(), 13);
         for page in taken {
             buddy.give(page, 0);
         }
-        assert!(buddy.take(3).is_some(), "freed pages merge again");
-        assert!(buddy.take(4).is_none());
+        assert!(buddy.take(3, None).is_some(), "freed pages merge again");
+        assert!(buddy.take(4, None).is_none());
+    }
+
+    #[test]
+    fn a_part_is_preferred_while_it_has_any() {
+        let mut buddy = Buddy::new(16, 1);
+        buddy.part(2, 2);
+        let part = |page: Option<u32>| page.map(|page| page >> 2 & 1);
+        // Without a wish the parts take turns.
+        assert_ne!(part(buddy.take(0, None)), part(buddy.take(0, None)));
+        for _ in 0..7 {
+            assert_eq!(part(buddy.take(0, Some(1))), Some(1));
+        }
+        assert_eq!(part(buddy.take(0, Some(1))), Some(0), "the other part's, as there is no more of this one");
+        assert_eq!((buddy.take(2, Some(0)), buddy.free_pages()), (None, 6));
     }
 
     proptest! {
         #[test]
-        fn runs_never_overlap_and_all_come_back(pages in 1usize..300, ops in prop::collection::vec((0u32..5, any::<u8>()), 1..200)) {
+        fn runs_never_overlap_and_all_come_back(pages in 1usize..300, ops in prop::collection::vec((0u32..5, any::<u8>()), 1..200), parts in 1usize..4, split_at in 0usize..200) {
             let mut buddy = Buddy::new(pages, 4);
             let mut used = vec![false; pages];
             let mut held: Vec<(u32, u32)> = Vec::new();
-            for (order, pick) in ops {
+            for (n, (order, pick)) in ops.into_iter().enumerate() {
+                if n == split_at {
+                    // Whatever is handed out by then.
+                    buddy.part(5, parts);
+                }
+                let near = (pick % 3 == 0).then_some(usize::from(pick) / 3 % buddy.parts);
                 if pick % 2 == 0 {
-                    if let Some(page) = buddy.take(order) {
+                    if let Some(page) = buddy.take(order, near) {
                         prop_assert_eq!(page & ((1 << order) - 1), 0, "a run is aligned to its size");
                         for p in page..page + (1 << order) {
                             prop_assert!(!std::mem::replace(&mut used[p as usize], true));
@@ -150,7 +215,7 @@ mod tests {
             let mut whole = Buddy::new(pages, 4);
             for order in (0..5).rev() {
                 loop {
-                    let (a, b) = (buddy.take(order), whole.take(order));
+                    let (a, b) = (buddy.take(order, None), whole.take(order, None));
                     prop_assert_eq!(a.is_some(), b.is_some());
                     if a.is_none() { break; }
                 }

@@ -4,7 +4,9 @@
 
 mod buddy;
 mod pool;
+mod stripes;
 mod tier;
 
 pub use pool::{Annex, Buf, Pool, Reclaim};
+pub use stripes::Placed;
 pub use tier::{Fill, Found, MemBlock, Slice, Tier};

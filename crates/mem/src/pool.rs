@@ -1,6 +1,7 @@
 //! The arena and the buffers cut from it. The arena is mapped once and never moves or grows.
 
 use crate::buddy::{Buddy, PAGE_SHIFT};
+use crate::stripes::{self, Placed, Stripes};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{Error, ErrorKind, Result, Size};
 use std::ops::{Deref, DerefMut};
@@ -23,6 +24,8 @@ pub struct Pool {
     annex: Mutex<Annexed>,
     free: Mutex<Free>,
     freed: Condvar,
+    /// Which NUMA node each part of the arena is on, where there are several; read without a lock.
+    stripes: OnceLock<Stripes>,
     reclaim: OnceLock<Weak<dyn Reclaim>>,
 }
 
@@ -72,11 +75,13 @@ impl Pool {
             ));
         }
         let mapped = len.saturating_add(annex_len);
+        // Huge pages begin at multiples of their own length, and so have the stripes.
+        let whole = mapped.saturating_add(stripes::HUGE);
         // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no other memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                mapped,
+                whole,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -90,6 +95,16 @@ impl Pool {
                 format!("mapping {} for buffers failed: {error}; give a smaller --buffer-size", Size(mapped as u64)),
             ));
         }
+        let over = base.align_offset(stripes::HUGE);
+        // SAFETY: what lies before the aligned start and behind the arena is the mapping's own, and nobody has seen it.
+        let base = unsafe {
+            let start = base.byte_add(over);
+            if over > 0 {
+                libc::munmap(base, over);
+            }
+            libc::munmap(start.byte_add(mapped), stripes::HUGE - over);
+            start
+        };
         // Huge pages halve the cost of registering and walking the arena; without them all works the same.
         // SAFETY: the range is the mapping just made.
         unsafe { libc::madvise(base, mapped, libc::MADV_HUGEPAGE) };
@@ -103,6 +118,7 @@ impl Pool {
             annex: Mutex::default(),
             free: Mutex::new(Free { buddy: Buddy::new(len >> PAGE_SHIFT, max_order), waiting: 0 }),
             freed: Condvar::new(),
+            stripes: OnceLock::new(),
             reclaim: OnceLock::new(),
         }))
     }
@@ -118,18 +134,46 @@ impl Pool {
     }
 
     /// Has pages that are touched from here on come from these NUMA nodes (bit n for node n) while they have any: all
-    /// from one, in turn from several. For the nodes of the NICs that reach the arena.
+    /// from one, or large aligned stripes of the arena from several in turn, so that each buffer is of one of them, which
+    /// [`Pool::node_of`] tells from then on. For the nodes of the NICs that reach the arena; the first call with several
+    /// decides.
     ///
     /// # Errors
     /// What the kernel answers: no such node, or no NUMA at all.
     pub fn place_on(&self, nodes: u64) -> std::io::Result<()> {
-        let mode = if nodes.count_ones() > 1 { libc::MPOL_INTERLEAVE } else { libc::MPOL_PREFERRED };
         let (start, len) = self.arena();
-        // The kernel counts one bit more than it reads.
-        let bits = u64::BITS as usize + 1;
-        // SAFETY: the range is the arena's own; the mask is read during the call. Only where pages come from changes.
-        let answer = unsafe { libc::syscall(libc::SYS_mbind, start, len, mode, &raw const nodes, bits, 0) };
-        if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        if nodes.count_ones() <= 1 {
+            // SAFETY: the range is the arena's own.
+            return unsafe { stripes::prefer(start, len, nodes) };
+        }
+        let mut free = self.free.lock();
+        if self.stripes.get().is_some() {
+            return Ok(());
+        }
+        let stripes = Stripes::over(len, free.buddy.largest() << PAGE_SHIFT, nodes);
+        for (at, len, node) in stripes.pieces(len) {
+            // SAFETY: the piece lies inside the arena.
+            unsafe { stripes::prefer(start.add(at), len, 1 << node)? };
+        }
+        free.buddy.part(stripes.shift() - PAGE_SHIFT, stripes.nodes().len());
+        let _ = self.stripes.set(stripes);
+        Ok(())
+    }
+
+    /// The NUMA node of the arena's byte at address `at`; `None` elsewhere, and where the arena is not on several nodes.
+    pub fn node_of(&self, at: usize) -> Option<u32> {
+        let stripes = self.stripes.get()?;
+        let at = at.wrapping_sub(self.base.as_ptr() as usize);
+        (at < self.len + self.annex_len).then(|| stripes.node_of(at))
+    }
+
+    /// Where the kernel put the pages of an arena on several nodes, of one page in two MiB; `None` of any other arena.
+    ///
+    /// # Errors
+    /// What the kernel answers when asked.
+    pub fn placed(&self) -> Option<std::io::Result<Placed>> {
+        let (start, len) = self.arena();
+        self.stripes.get().map(|stripes| stripes.placed(start, len))
     }
 
     /// A piece of the annex, `len` bytes rounded up to 4 KiB and aligned to that; `None` when no such piece is left.
@@ -164,9 +208,15 @@ impl Pool {
     /// Its start is aligned to its length rounded up to a power of two (at least 16 KiB); its bytes are
     /// whatever was there before.
     pub fn try_alloc(self: &Arc<Self>, len: usize) -> Option<Buf> {
+        self.try_alloc_near(len, None)
+    }
+
+    /// [`Pool::try_alloc`] that takes a free buffer of this NUMA node rather than of another one.
+    pub fn try_alloc_near(self: &Arc<Self>, len: usize, node: Option<u32>) -> Option<Buf> {
         let order = order_of(len);
+        let near = self.part_of(node);
         loop {
-            if let Some(page) = self.free.lock().buddy.take(order) {
+            if let Some(page) = self.free.lock().buddy.take(order, near) {
                 return Some(self.buf(page, order, len));
             }
             if !self.reclaim.get()?.upgrade()?.reclaim(len) {
@@ -180,6 +230,14 @@ impl Pool {
     /// # Errors
     /// `NoMemory` when none came free in time; `Invalid` when no buffer is ever that large.
     pub fn alloc(self: &Arc<Self>, len: usize, deadline: Instant) -> Result<Buf> {
+        self.alloc_near(len, None, deadline)
+    }
+
+    /// [`Pool::alloc`] that takes a free buffer of this NUMA node rather than of another one, and waits for none of it.
+    ///
+    /// # Errors
+    /// As [`Pool::alloc`].
+    pub fn alloc_near(self: &Arc<Self>, len: usize, node: Option<u32>, deadline: Instant) -> Result<Buf> {
         if len > self.len {
             return Err(Error::new(
                 ErrorKind::Invalid,
@@ -188,11 +246,11 @@ impl Pool {
         }
         let order = order_of(len);
         loop {
-            if let Some(buf) = self.try_alloc(len) {
+            if let Some(buf) = self.try_alloc_near(len, node) {
                 return Ok(buf);
             }
             let mut free = self.free.lock();
-            if let Some(page) = free.buddy.take(order) {
+            if let Some(page) = free.buddy.take(order, None) {
                 return Ok(self.buf(page, order, len));
             }
             free.waiting += 1;
@@ -213,6 +271,11 @@ impl Pool {
                 ));
             }
         }
+    }
+
+    fn part_of(&self, node: Option<u32>) -> Option<usize> {
+        let (stripes, node) = (self.stripes.get()?, node?);
+        stripes.nodes().iter().position(|of| *of == node)
     }
 
     /// The most buffers there can be at once.
@@ -394,6 +457,41 @@ mod tests {
             Err(e) => assert!(matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)), "{e}"),
         }
         assert!(pool.place_on(1 << 63).is_err());
+    }
+
+    #[test]
+    fn an_arena_on_several_nodes_knows_each_buffers() {
+        let pool = Pool::with_annex(16 << 20, 1 << 20, 6 << 20).unwrap();
+        let (start, len) = pool.arena();
+        assert_eq!((start as usize % stripes::HUGE, pool.node_of(start as usize)), (0, None));
+        // Before the arena has parts, and given back after.
+        let early = pool.try_alloc(1 << 20).unwrap();
+        // As on a machine that has the nodes 0 and 3.
+        let stripes = Stripes::over(len, 1 << 20, 0b1001);
+        assert_eq!((stripes.shift(), stripes.nodes()), (21, &[0, 3][..]));
+        pool.free.lock().buddy.part(stripes.shift() - PAGE_SHIFT, 2);
+        assert!(pool.stripes.set(stripes).is_ok());
+        drop(early);
+        let node = |buf: &Buf| pool.node_of(buf.as_ptr() as usize + buf.len() / 2);
+        for wish in [0, 3] {
+            let bufs: Vec<Buf> = (0..8).map(|_| pool.try_alloc_near(1 << 20, Some(wish)).unwrap()).collect();
+            for buf in &bufs {
+                assert_eq!((node(buf), pool.node_of(buf.as_ptr() as usize)), (Some(wish), Some(wish)));
+            }
+            // None of it is left, so one of the other, at once.
+            let other = pool.alloc_near(1 << 20, Some(wish), Instant::now() + Duration::from_secs(60)).unwrap();
+            assert_eq!(node(&other), Some(3 - wish));
+        }
+        // Without a wish, or with one for a node that has no part, in turn.
+        for wish in [None, Some(7)] {
+            let bufs: Vec<Buf> = (0..16).map(|_| pool.try_alloc_near(1 << 20, wish).unwrap()).collect();
+            assert_eq!(bufs.iter().filter(|buf| node(buf) == Some(0)).count(), 8);
+            assert_ne!(node(&bufs[0]), node(&bufs[1]));
+        }
+        let annex = pool.annex(4096).unwrap();
+        assert_eq!(pool.node_of(annex.as_ptr().as_ptr() as usize), Some(0));
+        assert_eq!((pool.node_of(start as usize + len), pool.node_of(0)), (None, None));
+        assert_eq!(pool.used_bytes(), 0);
     }
 
     #[test]

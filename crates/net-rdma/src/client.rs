@@ -2,7 +2,7 @@
 //! It knows neither pools of channels nor what requests mean.
 
 use crate::depths::{READER, SOON};
-use crate::rail::{Open, Patience, Rail};
+use crate::rail::{Nearness, Open, Patience, Rail};
 use crate::session::{Arrived, Line, Session, equip, terms};
 use spurline_proto::rdma::{MessageKind, Region, Terms};
 use spurline_proto::{Op, Request};
@@ -79,6 +79,7 @@ impl RdmaConnector {
         let mut channel = RdmaChannel {
             session,
             memory: Arc::clone(&open.memory),
+            numa_node: open.numa_node,
             request: Vec::with_capacity(512),
             next_id: 1,
             broken: false,
@@ -108,6 +109,8 @@ impl Connector for RdmaConnector {
 pub struct RdmaChannel {
     session: Session,
     memory: Arc<MemoryRegion>,
+    /// The rail's.
+    numa_node: Option<u32>,
     request: Vec<u8>,
     next_id: u64,
     broken: bool,
@@ -158,14 +161,18 @@ impl RdmaChannel {
         if dst.is_empty() {
             return call.run(pair, line, Region::default(), body, progress, meanwhile);
         }
+        let mut nearness = Nearness::default();
         let answer = if self.memory.contains(dst) {
+            nearness.count(self.memory.pool(), self.numa_node, dst);
             let lent = pair.lend(&self.memory, dst, |pair, lent| {
                 settle(call.run(pair, line, region(lent), body, progress, meanwhile))
             });
             lent.map_err(|e| refused(e.into()))??
         } else {
             // Memory the node can't reach: the payload goes through a buffer of the pool.
-            let mut bounce = self.memory.pool().alloc(dst.len(), deadline).map_err(refused)?;
+            let pool = self.memory.pool();
+            let mut bounce = pool.alloc_near(dst.len(), self.numa_node, deadline).map_err(refused)?;
+            nearness.count(pool, self.numa_node, &bounce);
             let lent = pair.lend(&self.memory, &mut bounce, |pair, lent| {
                 let mut copied = 0;
                 let mut landed = |n: usize| {
@@ -182,6 +189,7 @@ impl RdmaChannel {
             answer
         };
         self.stats.rdma.recv_bytes.add(answer.payload_len as u64);
+        nearness.add_to(&self.stats);
         Ok(answer)
     }
 }

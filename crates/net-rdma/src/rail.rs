@@ -6,7 +6,7 @@
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use spurline_mem::Pool;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{
     Access, Breaker, CmChannel, CmEventKind, ConnectOptions, Context, DeviceProblem, MemoryRegion, ProtectionDomain,
     Verbs,
@@ -49,11 +49,40 @@ impl Patience {
     }
 }
 
+/// Bytes in memory of a rail's own NUMA node, and of others.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Nearness {
+    pub near: u64,
+    pub far: u64,
+}
+
+impl Nearness {
+    /// Counts bytes that a rail of this node carries, where the pool has memory on several.
+    pub fn count(&mut self, pool: &Pool, rail: Option<u32>, bytes: &[u8]) {
+        let memory = pool.node_of(bytes.as_ptr() as usize + bytes.len() / 2);
+        if let (Some(rail), Some(memory)) = (rail, memory) {
+            *(if rail == memory { &mut self.near } else { &mut self.far }) += bytes.len() as u64;
+        }
+    }
+
+    /// Adds them to the counters of the process.
+    pub fn add_to(self, stats: &Stats) {
+        if self.near > 0 {
+            stats.rdma.near_bytes.add(self.near);
+        }
+        if self.far > 0 {
+            stats.rdma.far_bytes.add(self.far);
+        }
+    }
+}
+
 /// A device in use.
 pub(crate) struct Open {
     pub domain: Arc<ProtectionDomain>,
     pub memory: Arc<MemoryRegion>,
     pub port: u8,
+    /// The NUMA node of the device, where that is known.
+    pub numa_node: Option<u32>,
     /// The longest message of the port in bytes.
     pub max_message: usize,
     breakers: Mutex<Vec<Breaker>>,
@@ -86,6 +115,7 @@ pub struct Rail {
     verbs: Arc<Verbs>,
     name: String,
     ip: IpAddr,
+    numa_node: Option<u32>,
     pool: Arc<Pool>,
     access: Access,
     open: Mutex<Option<Arc<Open>>>,
@@ -98,10 +128,26 @@ impl Rail {
     /// # Errors
     /// `Unavailable` when the address belongs to no device, `NoMemory` when the pool can't be registered.
     pub fn open(verbs: &Arc<Verbs>, name: &str, ip: IpAddr, pool: &Arc<Pool>, access: Access) -> Result<Arc<Rail>> {
+        Self::open_on(verbs, name, ip, None, pool, access)
+    }
+
+    /// The same for a device that is attached to this NUMA node: its own buffers are taken from there.
+    ///
+    /// # Errors
+    /// As [`Rail::open`].
+    pub fn open_on(
+        verbs: &Arc<Verbs>,
+        name: &str,
+        ip: IpAddr,
+        numa_node: Option<u32>,
+        pool: &Arc<Pool>,
+        access: Access,
+    ) -> Result<Arc<Rail>> {
         let rail = Arc::new(Rail {
             verbs: Arc::clone(verbs),
             name: name.to_owned(),
             ip,
+            numa_node,
             pool: Arc::clone(pool),
             access,
             open: Mutex::new(None),
@@ -122,6 +168,11 @@ impl Rail {
 
     pub(crate) fn verbs(&self) -> &Arc<Verbs> {
         &self.verbs
+    }
+
+    /// The NUMA node of its device, where that is known.
+    pub fn numa_node(&self) -> Option<u32> {
+        self.numa_node
     }
 
     /// Whether its port can carry data now.
@@ -179,7 +230,15 @@ impl Rail {
         let os = |e: rustix::io::Errno| Error::io("can't watch over an RDMA device", &e.into());
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os)?;
         let stopped = stop.try_clone().map_err(|e| Error::io("can't watch over an RDMA device", &e))?;
-        let made = Arc::new(Open { domain, memory, port, max_message, breakers: Mutex::default(), stop });
+        let made = Arc::new(Open {
+            domain,
+            memory,
+            port,
+            numa_node: self.numa_node,
+            max_message,
+            breakers: Mutex::default(),
+            stop,
+        });
         let (rail, watched) = (Arc::downgrade(self), Arc::downgrade(&made));
         std::thread::Builder::new()
             .name(format!("rail-{}", self.name))

@@ -2,6 +2,7 @@
 //! life.
 
 use crate::depths::{BOUNCE, PIECE, SLOT, SOON, WHOLE};
+use crate::rail::Nearness;
 use crate::session::Session;
 use rustix::io::Errno;
 use spurline_mem::Buf;
@@ -21,6 +22,9 @@ pub(crate) struct RdmaResponder<'a> {
     memory: &'a Arc<MemoryRegion>,
     request: &'a Header,
     region: Region,
+    /// The rail's, and where the bytes were that went over it.
+    numa_node: Option<u32>,
+    pub nearness: Nearness,
     /// The longest write that the device can make.
     max_message: usize,
     /// After so many bytes the reader is told of them.
@@ -55,6 +59,8 @@ impl<'a> RdmaResponder<'a> {
             memory,
             request,
             region,
+            numa_node: None,
+            nearness: Nearness::default(),
             max_message: max_message.max(4096),
             piece: PIECE,
             timeout,
@@ -67,6 +73,12 @@ impl<'a> RdmaResponder<'a> {
             writes: 0,
             writing: Duration::ZERO,
         }
+    }
+
+    /// The same over a rail of this NUMA node: buffers are taken from there.
+    pub fn near(mut self, numa_node: Option<u32>) -> Self {
+        self.numa_node = numa_node;
+        self
     }
 
     /// Payload bytes written.
@@ -118,6 +130,7 @@ impl<'a> RdmaResponder<'a> {
         let (promised, piece, memory) = (self.promised, self.piece, self.memory);
         let longest = piece.min(self.max_message);
         let last = self.ending.is_empty();
+        run.iter().for_each(|slice| self.nearness.count(memory.pool(), self.numa_node, slice));
         let begun = Instant::now();
         let written = pair.writing(deadline, |writing| {
             for chunk in run.iter().flat_map(|slice| slice.chunks(longest)) {
@@ -144,7 +157,7 @@ impl<'a> RdmaResponder<'a> {
     /// A buffer for bytes that are not registered.
     fn bounce(&mut self, len: usize) -> Result<Buf> {
         let deadline = self.deadline();
-        self.memory.pool().alloc(len.clamp(1, BOUNCE), deadline)
+        self.memory.pool().alloc_near(len.clamp(1, BOUNCE), self.numa_node, deadline)
     }
 
     /// Writes a whole payload out of a slot, without waiting for its acknowledgement.
@@ -277,6 +290,10 @@ impl Responder for RdmaResponder<'_> {
 
     fn waits(&mut self) {
         self.crew.waits();
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.numa_node
     }
 
     fn progress(&self) -> AnswerState {

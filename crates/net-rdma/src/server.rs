@@ -69,6 +69,8 @@ pub(crate) struct Conn {
     pub session: Mutex<Session>,
     pub memory: Arc<MemoryRegion>,
     pub max_message: usize,
+    /// The rail's.
+    pub numa_node: Option<u32>,
     pub breaker: spurline_verbs::Breaker,
     /// Of [`Shared::events`] when a worker last waited for its next request.
     pub seen: AtomicU64,
@@ -350,6 +352,7 @@ impl Acceptor {
             session: Mutex::new(Session::new(pair, NODE, peer_terms)),
             memory: Arc::clone(&open.memory),
             max_message: open.max_message,
+            numa_node: open.numa_node,
             breaker,
             seen: AtomicU64::new(0),
             opened: Instant::now(),

@@ -71,9 +71,11 @@ fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region) -
         Ok((header, body)) => {
             let timeout = shared.config.send_timeout;
             let crew = shared.crew();
-            let mut to = RdmaResponder::new(crew, session, &conn.memory, &header, region, conn.max_message, timeout);
+            let to = RdmaResponder::new(crew, session, &conn.memory, &header, region, conn.max_message, timeout);
+            let mut to = to.near(conn.numa_node);
             let next = dispatch(&conn.state, &header, body, &*shared.service, &mut to);
             let (sent, writes, writing) = (to.sent() as u64, to.writes, to.writing);
+            to.nearness.add_to(&shared.stats);
             shared.stats.rdma.write_bytes.add(sent);
             shared.stats.rdma.w_ops.add(writes);
             shared.stats.rdma.w_us.add_us(writing);

@@ -296,7 +296,7 @@ fn answer_read(
     if let Some(range) = cache.file_range(object, offset, len) {
         return responder.file(hint, range.file().as_fd(), range.offset, len);
     }
-    if let Some(slice) = cache.pin(object, offset, len)?
+    if let Some(slice) = cache.pin(object, offset, len, responder.numa_node())?
         && slice.len() == len
     {
         return responder.data(hint, &[&slice]);
@@ -304,7 +304,7 @@ fn answer_read(
     // On disk, or more than one block: read into a buffer of the budget.
     responder.waits();
     let pool = cache.pool();
-    let mut scratch = pool.alloc(len, Instant::now() + cache.timeout())?;
+    let mut scratch = pool.alloc_near(len, responder.numa_node(), Instant::now() + cache.timeout())?;
     match cache.read(object, offset, &mut scratch)? {
         Data::Copied(n) => responder.data(hint, &[&scratch[..n]]),
         Data::Shared(slice) => responder.data(hint, &[&slice]),

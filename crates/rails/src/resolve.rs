@@ -134,7 +134,9 @@ fn resolve_one(interface: &str, seen: &Seen, addresses: &[Address]) -> Result<Lo
     let rate = port.rate.as_ref().map_or("rate not shown".to_owned(), |rate| rate.words());
     let speed_mbit = port.rate.as_ref().map_or(0.0, |rate| rate.gbps * 1000.0) as u32;
     let fabric = if link == Link::InfiniBand { (gid.address.to_bits() >> 64) as u64 } else { 0 };
-    let numa_node = device.pci.as_ref().and_then(|pci| pci.numa_node);
+    // Soft-RoCE and Soft-iWARP are where the card is that they send with.
+    let card = netdev.pci.as_ref().filter(|_| device.parent.is_some());
+    let numa_node = device.pci.as_ref().or(card).and_then(|pci| pci.numa_node);
     let numa = numa_node.map_or(String::new(), |node| format!(", NUMA node {node}"));
     let several = match others {
         0 | 1 => String::new(),

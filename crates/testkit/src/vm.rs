@@ -18,6 +18,8 @@ pub enum GuestNet {
     One,
     /// Also `rxe1` on `rail1`, with 10.77.1.1 and fd77:1::1.
     Two,
+    /// As `Two`, on a machine of two NUMA nodes: `rail0` and `rail1` are network cards of the nodes 0 and 1.
+    Numa,
     /// Two guests with two rails each, joined by cables on which packets can be lost: the first has 10.77.0.1 and
     /// 10.77.1.1, the second 10.77.0.2 and 10.77.1.2. Each runs the tests with the prefix and its letter, `a` or `b`, and
     /// the first one's end is the end.
@@ -30,6 +32,7 @@ impl GuestNet {
             GuestNet::None => "none",
             GuestNet::One => "one",
             GuestNet::Two => "two",
+            GuestNet::Numa => "numa",
             GuestNet::Pair => "pair",
         }
     }

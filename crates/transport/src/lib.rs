@@ -24,7 +24,7 @@ pub use crew::{Crew, Crewed, End};
 pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
 pub use gate::prove;
 pub use pairs::{Pair, pair};
-pub use path_pool::{PathPool, PathSpec, PathView, Quiet, Wake};
+pub use path_pool::{PathPool, PathSpec, PathView, Quiet, RailLoads, Wake};
 pub use path_speed::SpeedCheck;
 pub use path_state::{PathState, PathTiming, Phase};
 pub use pool::{Begun, ChannelPool, Lease, Owing, PoolConfig, PoolState};

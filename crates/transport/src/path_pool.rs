@@ -77,6 +77,22 @@ impl Wake {
     }
 }
 
+/// Requests under way on each rail of this machine, to whatever peer.
+#[derive(Debug)]
+pub struct RailLoads([AtomicUsize; u64::BITS as usize]);
+
+impl Default for RailLoads {
+    fn default() -> Self {
+        RailLoads(std::array::from_fn(|_| AtomicUsize::new(0)))
+    }
+}
+
+impl RailLoads {
+    fn of(&self, spec: &PathSpec) -> &AtomicUsize {
+        &self.0[spec.local % self.0.len()]
+    }
+}
+
 /// Where a leased channel came from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
@@ -137,6 +153,7 @@ pub struct PathPool {
     stats: Arc<Stats>,
     started: Instant,
     wake: Arc<Wake>,
+    rails: Arc<RailLoads>,
     /// Paths that carry data: read without the lock by every request of a peer that has any.
     up: AtomicUsize,
     inner: Mutex<Inner>,
@@ -207,11 +224,18 @@ impl PathPool {
             most_channels: most_channels.max(1),
             started: Instant::now(),
             wake,
+            rails: Arc::default(),
             up: AtomicUsize::new(0),
             inner: Mutex::new(Inner { slots, next_number: 1, random: seed | 1 }),
             changed: Condvar::new(),
             stats,
         }
+    }
+
+    /// The same, with the loads of this machine's rails that the pools of all peers share.
+    pub fn sharing(mut self, rails: Arc<RailLoads>) -> Self {
+        self.rails = rails;
+        self
     }
 
     /// The peer's address as configured.
@@ -276,18 +300,20 @@ impl PathPool {
         self.paths[path].counters.retries.add(1);
     }
 
-    /// Takes an idle channel of the path that is least loaded for its speed, at random among equals; waits for one
-    /// while all are in use. `None` when no path carries data.
+    /// Takes an idle channel of the path that is least loaded for its speed; waits for one while all are in use. Among
+    /// equals it is one of the rails `near` the memory that is read into (bits by [`PathSpec::local`], 0 where all are
+    /// equally near), unless another rail would lie idle meanwhile; at random among what is left. `None` when no path
+    /// carries data.
     ///
     /// # Errors
     /// `Timeout` when every channel was in use until `deadline`.
-    pub fn checkout(&self, deadline: Instant) -> Result<Option<Lease<'_>>> {
+    pub fn checkout(&self, deadline: Instant, near: u64) -> Result<Option<Lease<'_>>> {
         if self.up() == 0 {
             return Ok(None);
         }
         let mut inner = self.inner.lock();
         loop {
-            if let Some((place, entry)) = self.pick(&mut inner, 0) {
+            if let Some((place, entry)) = self.pick(&mut inner, 0, near) {
                 return Ok(Some(Lease::of_path(self, place, entry)));
             }
             let (mut any_up, mut grows) = (false, false);
@@ -314,17 +340,18 @@ impl PathPool {
     }
 
     /// Takes an idle channel of another local rail than those in `taken` (bits by [`PathSpec::local`]), without
-    /// waiting; for reads that are split. Gives its speed and its rail's bit, too.
-    pub fn checkout_beside(&self, taken: u64) -> Option<(Lease<'_>, u32, u64)> {
+    /// waiting; for reads that are split. Gives its speed and its rail's bit, too. `near` is as for
+    /// [`PathPool::checkout`].
+    pub fn checkout_beside(&self, taken: u64, near: u64) -> Option<(Lease<'_>, u32, u64)> {
         if self.up() == 0 {
             return None;
         }
-        let (place, entry) = self.pick(&mut self.inner.lock(), taken)?;
+        let (place, entry) = self.pick(&mut self.inner.lock(), taken, near)?;
         let path = &self.paths[place.path];
         Some((Lease::of_path(self, place, entry), path.load_speed(), rail_bit(&path.spec)))
     }
 
-    fn pick(&self, inner: &mut Inner, taken: u64) -> Option<(Place, Entry)> {
+    fn pick(&self, inner: &mut Inner, taken: u64, near: u64) -> Option<(Place, Entry)> {
         loop {
             let mut best: Option<usize> = None;
             let mut equals = 0;
@@ -333,7 +360,8 @@ impl PathPool {
                 if slot.idle.is_empty() || !self.may_take(inner, index, taken) {
                     continue;
                 }
-                match best.map_or(std::cmp::Ordering::Less, |best| self.compare(inner, index, best)) {
+                let compared = |best| self.compare(inner, index, best).then_with(|| self.nearer(index, best, near));
+                match best.map_or(std::cmp::Ordering::Less, compared) {
                     std::cmp::Ordering::Less => (best, equals) = (Some(index), 1),
                     std::cmp::Ordering::Equal => {
                         // One of n equals replaces those before it once in n times.
@@ -365,6 +393,7 @@ impl PathPool {
                     slot.heard = now;
                 }
                 slot.in_flight += 1;
+                self.rails.of(&self.paths[index].spec).fetch_add(1, Ordering::Relaxed);
                 return Some((place, entry));
             }
             // It ended while nobody used it. The path may be fine; without any channel left it is not.
@@ -398,12 +427,28 @@ impl PathPool {
         load(a, b).cmp(&load(b, a))
     }
 
+    /// Which of two equally loaded paths is to be taken for memory near some rails: a rail that is idle before one that
+    /// is not, whatever peers they lead to, then one that is near.
+    fn nearer(&self, a: usize, b: usize, near: u64) -> std::cmp::Ordering {
+        let far = |path: usize| {
+            let spec = &self.paths[path].spec;
+            (self.rails.of(spec).load(Ordering::Relaxed) > 0, near & rail_bit(spec) == 0)
+        };
+        if near == 0 { std::cmp::Ordering::Equal } else { far(a).cmp(&far(b)) }
+    }
+
+    /// A request on the path is over.
+    fn ended(&self, inner: &mut Inner, path: usize) {
+        inner.slots[path].in_flight -= 1;
+        self.rails.of(&self.paths[path].spec).fetch_sub(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn give_back(&self, place: Place, mut entry: Entry) {
         let now = Instant::now();
         entry.idle_since = now;
         let mut inner = self.inner.lock();
+        self.ended(&mut inner, place.path);
         let slot = &mut inner.slots[place.path];
-        slot.in_flight -= 1;
         let stranger = if slot.generation == place.generation {
             slot.heard = now;
             slot.idle.push((place, entry));
@@ -420,8 +465,8 @@ impl PathPool {
     /// path is silent is found out by asking it.
     pub(crate) fn give_up(&self, place: Place, entry: Entry, error: Option<&Error>) {
         let mut inner = self.inner.lock();
+        self.ended(&mut inner, place.path);
         let slot = &mut inner.slots[place.path];
-        slot.in_flight -= 1;
         let mut remains = Remains::default();
         if slot.generation == place.generation {
             slot.open -= 1;
@@ -766,38 +811,4 @@ pub(crate) fn step(state: &mut u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// 32 reads of a MiB over the first of two paths, this long each.
-    fn reads(pool: &PathPool, ms: u64) {
-        for _ in 0..32 {
-            pool.measured(Place { path: 0, generation: 0, number: 1 }, 1 << 20, Duration::from_millis(ms));
-        }
-    }
-
-    #[test]
-    fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
-        let stats = Arc::new(Stats::default());
-        let spec =
-            |name: &str| PathSpec { name: name.into(), kind: TransportKind::Rdma, local: 0, speed_mbit: 400_000 };
-        let specs = vec![spec("a"), spec("b")];
-        let pool = PathPool::new("n:7000", specs, 2, PathTiming::default(), 1, Arc::clone(&stats), Arc::default());
-        let compare = || pool.compare(&pool.inner.lock(), 0, 1);
-        let shown = |name: &str| stats.to_json()["paths"][0][name].as_u64();
-        reads(&pool, 10);
-        assert_eq!(
-            (shown("usual_bytes_per_s"), shown("speed_checks"), compare().is_eq()),
-            (Some(100 << 20), Some(0), true)
-        );
-        pool.paths[0].speed.lock().back();
-        (0..3).for_each(|_| reads(&pool, 100));
-        assert_eq!((shown("speed_checks"), shown("slower")), (Some(1), Some(1)));
-        assert!(pool.view()[0].speed.is_some_and(|check| check.slower) && pool.view()[1].speed.is_none());
-        // As one that is a tenth as fast, and rather the other.
-        assert!((40_000..48_000).contains(&pool.paths[0].load_speed()) && compare().is_gt());
-        reads(&pool, 10);
-        assert_eq!((shown("speed_checks"), shown("slower"), compare().is_eq()), (Some(2), Some(0), true));
-        assert_eq!(shown("checked_bytes_per_s"), Some(100 << 20));
-    }
-}
+mod tests;

@@ -90,6 +90,12 @@ pub trait Responder {
     /// that says nothing is found out after a while.
     fn waits(&mut self) {}
 
+    /// The NUMA node of the NIC that carries the answer: bytes that are brought for it are best brought there. `None`
+    /// where that makes no difference.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
     /// What has become of the answer.
     fn progress(&self) -> AnswerState;
 }

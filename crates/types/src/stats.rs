@@ -175,6 +175,8 @@ sections! {
         failbacks: Counter "operations" "Times an RDMA path carried data again after a failure.",
         paths_up: Gauge "paths" "RDMA paths to peers that carry data now.",
         paths_down: Gauge "paths" "RDMA paths to peers that carry none now.",
+        near_bytes: Counter "bytes" "Payload bytes in memory of the NUMA node of the rail that carried them, where rails are on several nodes.",
+        far_bytes: Counter "bytes" "Payload bytes in memory of another NUMA node than that of the rail that carried them.",
         bounced_bytes: Counter "bytes" "Payload bytes received into a buffer and copied, as their destination is not registered.",
     }
     /// What TCP carried.

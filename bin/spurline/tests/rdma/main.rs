@@ -5,7 +5,9 @@
 mod clients;
 mod faults;
 mod figures;
+mod links;
 mod loss;
+mod numa;
 mod rig;
 mod starts;
 
@@ -14,6 +16,11 @@ use spurline_testkit::{GuestNet, run_in_guest};
 #[test]
 fn in_the_virtual_machine() {
     run_in_guest(GuestNet::Two, &["guest_"], 2400);
+}
+
+#[test]
+fn in_a_virtual_machine_of_two_numa_nodes() {
+    run_in_guest(GuestNet::Numa, &["numa_"], 900);
 }
 
 #[test]

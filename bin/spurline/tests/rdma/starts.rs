@@ -38,6 +38,13 @@ fn guest_starts_that_can_not_be_say_why() {
         "ip link add quiet0 type dummy && ip addr add 10.99.1.1/24 dev quiet0 && rdma link add rxe9 type rxe netdev quiet0",
     );
     refused(&rig, &[], &["--rdma-network", "quiet0"], &["quiet0", "rxe9", "not active", "ip link set quiet0 up"]);
+    sh("ip address del 10.99.1.1/24 dev quiet0 && ip link set quiet0 up");
+    refused(
+        &rig,
+        &[],
+        &["--rdma-network", "quiet0"],
+        &["quiet0", "no address that other machines can reach", "ip address add"],
+    );
     sh("rdma link delete rxe9; ip link delete quiet0; ip link delete plain0");
     // Too little memory may be locked: the number needed, and how to raise it wherever the process runs.
     let limited =

@@ -143,6 +143,7 @@ impl Cluster {
             name: "mount".into(),
             source: "src".into(),
             seed: 7,
+            loads: Arc::default(),
         };
         let wake = Arc::new(Wake::default());
         let tcp = SimRail::new();

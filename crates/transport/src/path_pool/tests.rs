@@ -1,0 +1,105 @@
+//! Which path a request takes, by speed, by what was measured and by where its memory is.
+
+use super::*;
+
+/// 32 reads of a MiB over the first of two paths, this long each.
+fn reads(pool: &PathPool, ms: u64) {
+    for _ in 0..32 {
+        pool.measured(Place { path: 0, generation: 0, number: 1 }, 1 << 20, Duration::from_millis(ms));
+    }
+}
+
+struct Silent(crate::Endpoints);
+
+impl Channel for Silent {
+    fn call(
+        &mut self,
+        _: &spurline_proto::Request<'_>,
+        _: &mut Vec<u8>,
+        _: &mut [u8],
+        _: &mut dyn FnMut(usize),
+        _: Instant,
+    ) -> Result<crate::Answer, crate::CallError> {
+        panic!("nothing is asked")
+    }
+    fn endpoints(&self) -> &crate::Endpoints {
+        &self.0
+    }
+    fn probe(&mut self) -> bool {
+        true
+    }
+}
+
+/// Two paths of equal speed over two rails, with so many channels each.
+fn two_rails(channels: usize, rails: &Arc<RailLoads>) -> PathPool {
+    let specs =
+        (0..2).map(|local| PathSpec { name: local.to_string(), kind: TransportKind::Rdma, local, speed_mbit: 100_000 });
+    let timing = PathTiming::default();
+    let pool = PathPool::new("n:7000", specs.collect(), channels, timing, 1, Arc::default(), Arc::default());
+    let pool = pool.sharing(Arc::clone(rails));
+    for path in pool.due() {
+        for n in 0..channels {
+            let end = String::new;
+            let channel = Box::new(Silent(crate::Endpoints { kind: TransportKind::Rdma, local: end(), peer: end() }));
+            match n {
+                0 => pool.connected(path, channel, Arc::default(), None),
+                _ => pool.add(path, 0, Some((channel, Arc::default()))),
+            }
+        }
+    }
+    pool
+}
+
+#[test]
+fn the_rail_near_the_memory_is_taken_where_no_other_would_lie_idle_for_it() {
+    let rails = Arc::new(RailLoads::default());
+    let (pool, other) = (two_rails(8, &rails), two_rails(8, &rails));
+    let soon = || Instant::now() + Duration::from_secs(60);
+    let take = |from: &'static str, near| {
+        let pool = if from == "other" { &other } else { &pool };
+        pool.checkout(soon(), near).unwrap().unwrap()
+    };
+    let path = |lease: &Lease<'_>| lease.path().unwrap();
+    for _ in 0..64 {
+        for near in 0..2 {
+            assert_eq!(path(&take("", 1 << near)), near, "both are idle");
+            let first = take("", 1 << near);
+            let second = take("", 1 << near);
+            assert_eq!((path(&first), path(&second)), (near, 1 - near), "no rail is left idle");
+            // As much on the one as on the other.
+            assert_eq!(path(&take("", 1 << near)), near);
+            drop((first, second));
+            // Another peer's reads keep the near rail busy.
+            let (busy, beside) = (take("other", 1 << near), pool.checkout_beside(0, 1 << near).unwrap());
+            assert_eq!((path(&busy), path(&beside.0)), (near, 1 - near));
+        }
+    }
+    // Where all memory is equally near all are taken, at random.
+    let taken: Vec<usize> = (0..64).map(|_| path(&take("", 0))).collect();
+    assert!(taken.contains(&0) && taken.contains(&1));
+    assert!(rails.0.iter().all(|load| load.load(Ordering::Relaxed) == 0));
+}
+
+#[test]
+fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
+    let stats = Arc::new(Stats::default());
+    let spec = |name: &str| PathSpec { name: name.into(), kind: TransportKind::Rdma, local: 0, speed_mbit: 400_000 };
+    let specs = vec![spec("a"), spec("b")];
+    let pool = PathPool::new("n:7000", specs, 2, PathTiming::default(), 1, Arc::clone(&stats), Arc::default());
+    let compare = || pool.compare(&pool.inner.lock(), 0, 1);
+    let shown = |name: &str| stats.to_json()["paths"][0][name].as_u64();
+    reads(&pool, 10);
+    assert_eq!(
+        (shown("usual_bytes_per_s"), shown("speed_checks"), compare().is_eq()),
+        (Some(100 << 20), Some(0), true)
+    );
+    pool.paths[0].speed.lock().back();
+    (0..3).for_each(|_| reads(&pool, 100));
+    assert_eq!((shown("speed_checks"), shown("slower")), (Some(1), Some(1)));
+    assert!(pool.view()[0].speed.is_some_and(|check| check.slower) && pool.view()[1].speed.is_none());
+    // As one that is a tenth as fast, and rather the other.
+    assert!((40_000..48_000).contains(&pool.paths[0].load_speed()) && compare().is_gt());
+    reads(&pool, 10);
+    assert_eq!((shown("speed_checks"), shown("slower"), compare().is_eq()), (Some(2), Some(0), true));
+    assert_eq!(shown("checked_bytes_per_s"), Some(100 << 20));
+}
