@@ -3,7 +3,7 @@
 //! A block leaves in steps: it is marked (readers miss it, writers leave it alone), its removal is logged, its
 //! space is given back, its entry goes. A crash between two steps costs space until the next sweep, nothing else.
 
-use crate::disk::Disk;
+use crate::disk::{Disk, Work};
 use crate::files::FileKey;
 use crate::index::{LEAVING, MAIN, Shard, WHOLE};
 use crate::log;
@@ -30,7 +30,7 @@ impl Core {
             fingerprint,
             |block, slot| {
                 let mut shard = self.index.shard(&block.object).write();
-                if shard.activity(&block.object).pins > 0 {
+                if shard.activity(&block.object).pins > 0 || self.classes.is_pinned(block) {
                     return true;
                 }
                 match shard.get_mut(block) {
@@ -93,7 +93,7 @@ impl Core {
         if let Some(entry) = shard.remove(block) {
             drop(shard);
             disk.policy.remove(entry.slot);
-            self.uncount(disk, entry.len);
+            self.uncount(disk, block, entry.len);
         } else {
             drop(shard);
         }
@@ -148,6 +148,29 @@ impl Core {
         disk.file(key)
             .and_then(|file| disk.io.punch(&file, u64::from(index) * size, crate::disk::footprint(len)))
             .or_else(|error| if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    }
+
+    /// Marks a block as leaving, and has its disk take it off soon; whether it was here.
+    pub(crate) fn expire(&self, block: &BlockId) -> bool {
+        let mut shard = self.index.shard(&block.object).write();
+        let entry = shard.get_mut(block).filter(|entry| entry.flags & LEAVING == 0);
+        let disk = entry.map(|entry| {
+            entry.flags |= LEAVING;
+            entry.disk
+        });
+        drop(shard);
+        // Its room is its class's again at once; the disk's own is when it has gone.
+        self.classes.gone(block);
+        let Some(disk) = disk else { return false };
+        self.stats.blockcache.limited_blocks.add(1);
+        self.disks[usize::from(disk)].ask(Work::Discard(*block));
+        true
+    }
+
+    /// Has blocks go whose class says so; gives those that went.
+    pub(crate) fn expire_due(&self, most: usize) -> Vec<BlockId> {
+        let due = self.classes.due(crate::classes::now(), most);
+        due.into_iter().filter(|block| self.expire(block)).collect()
     }
 
     /// Forgets all blocks of an object. Handles pinned on its file keep reading it.

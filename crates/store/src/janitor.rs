@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_secs(1);
 /// Records of garbage a log may have whatever its size.
 const GARBAGE: u64 = 4096;
+/// Blocks that are taken off together when their time is up.
+const EXPIRE_AT_ONCE: usize = 1024;
 /// Space a file may take beyond its blocks before the sweep looks for holes to punch: file system metadata.
 const SLACK: u64 = 256 << 10;
 
@@ -35,6 +37,7 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
             }
             disk.refresh_space();
             make_room(core, disk);
+            expire(core);
             rewrite_log(core, disk);
             sweep.step(core, disk);
         } else if last_probe.elapsed() >= core.config.probe_interval {
@@ -93,6 +96,19 @@ fn make_room(core: &Core, disk: &Arc<Disk>) {
     }
 }
 
+/// Has blocks go whose class says so, whichever disk they are on.
+fn expire(core: &Core) {
+    while !core.closing.load(Ordering::Acquire) {
+        let gone = core.expire_due(EXPIRE_AT_ONCE);
+        if gone.is_empty() {
+            return;
+        }
+        if let Some(expired) = core.expired.get() {
+            gone.iter().for_each(expired);
+        }
+    }
+}
+
 /// Writes a file, reads it back and compares.
 fn probe(core: &Core, disk: &Disk) -> io::Result<()> {
     let late = disk.io.late();
@@ -122,7 +138,8 @@ fn probe(core: &Core, disk: &Disk) -> io::Result<()> {
 
 /// Rewrites the log when more of it is garbage than not.
 fn rewrite_log(core: &Core, disk: &Disk) {
-    let live = disk.blocks.load(Ordering::Relaxed);
+    // Those of a class have two records.
+    let live = disk.blocks.load(Ordering::Relaxed) + core.classes.count();
     {
         let mut journal = disk.journal.lock();
         if journal.records < live * 2 + GARBAGE {
@@ -141,7 +158,7 @@ fn rewrite_log(core: &Core, disk: &Disk) {
                 return;
             }
             log::push_put(&mut pending, &block, entry.len, entry.flags & (WHOLE | MAIN), &entry.crcs);
-            records += 1;
+            records += 1 + core.push_class(&mut pending, &block);
             if pending.len() >= 1 << 20 && failed.is_none() {
                 match file.write_all_at(&pending, len) {
                     Ok(()) => len += pending.len() as u64,

@@ -4,6 +4,7 @@
 //! [`Store`] is blocking and thread-safe. A read takes one lock for reading, one system call and one pass over the
 //! bytes for their checksum; nothing is allocated.
 
+mod classes;
 pub mod config;
 pub mod crc;
 mod disk;
@@ -24,6 +25,7 @@ mod store;
 mod synth;
 mod write;
 
+pub use classes::{Class, PINNED_PERCENT, PLAIN};
 pub use config::{Capacity, Decorate, Finding, IoMode, StoreConfig};
 pub use crc::GRANULE;
 pub use health::DiskState;

@@ -18,6 +18,7 @@ const MAX_PAYLOAD: usize = 28 + 4 * 4096;
 const PUT: u8 = 1;
 const REMOVE: u8 = 2;
 const PROMOTE: u8 = 3;
+const CLASS: u8 = 4;
 
 /// Bit of [`Record::Put`]'s flags: the block lies in the object's one file, not in an extent's.
 pub const WHOLE: u8 = 1;
@@ -42,6 +43,15 @@ pub enum Record<'a> {
     Remove(BlockId),
     /// The block moved to the main queue of the eviction policy.
     Promote(BlockId),
+    /// The block, which is on this disk, is of a class.
+    Class {
+        /// Which block.
+        block: BlockId,
+        /// Its class, 0 for none.
+        class: u16,
+        /// When it came, in seconds since 1970.
+        came: u32,
+    },
 }
 
 /// Checksums as they stand in the log.
@@ -106,6 +116,16 @@ pub fn push_promote(out: &mut Vec<u8>, block: &BlockId) {
     });
 }
 
+/// Appends a [`Record::Class`].
+pub fn push_class(out: &mut Vec<u8>, block: &BlockId, class: u16, came: u32) {
+    frame(out, |out| {
+        let [low, high] = class.to_le_bytes();
+        out.extend_from_slice(&[CLASS, 0, low, high]);
+        push_block(out, block);
+        out.extend_from_slice(&came.to_le_bytes());
+    });
+}
+
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
@@ -137,6 +157,10 @@ fn decode(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
         }
         REMOVE => Record::Remove(block),
         PROMOTE => Record::Promote(block),
+        CLASS => {
+            let class = u16::from_le_bytes([*payload.get(2)?, *payload.get(3)?]);
+            Record::Class { block, class, came: u32_at(payload, 24)? }
+        }
         _ => return None,
     };
     Some((record, FRAME + len))
@@ -167,10 +191,11 @@ mod tests {
         let mut out = Vec::new();
         for i in 0..n {
             let block = BlockId { object: ObjectId(u128::from(i) << 70 | 5), index: i };
-            match i % 3 {
+            match i % 4 {
                 0 => push_put(&mut out, &block, 70_000, WHOLE, &[i, !i]),
                 1 => push_remove(&mut out, &block),
-                _ => push_promote(&mut out, &block),
+                2 => push_promote(&mut out, &block),
+                _ => push_class(&mut out, &block, 0x102, i),
             }
         }
         out
@@ -178,7 +203,7 @@ mod tests {
 
     #[test]
     fn reads_back_what_was_written() {
-        let bytes = sample(3);
+        let bytes = sample(4);
         let mut seen = Vec::new();
         assert_eq!(replay(&bytes, |r| seen.push(r)), bytes.len());
         let block = BlockId { object: ObjectId(5), index: 0 };
@@ -186,6 +211,7 @@ mod tests {
         assert_eq!((*b, &*crcs.to_boxed()), (block, &[0, u32::MAX][..]));
         assert!(matches!(seen[1], Record::Remove(BlockId { index: 1, .. })));
         assert!(matches!(seen[2], Record::Promote(BlockId { index: 2, .. })));
+        assert!(matches!(seen[3], Record::Class { block: BlockId { index: 3, .. }, class: 0x102, came: 3 }));
         assert!(has_header(&header(4 << 20), 4 << 20));
         assert!(!has_header(&header(4 << 20), 1 << 20));
         assert!(!has_header(b"SPUR", 1 << 20));
@@ -193,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_cut_anywhere_keeps_every_whole_record() {
-        let bytes = sample(6);
+        let bytes = sample(8);
         let mut ends = vec![0];
         while let Some((_, len)) = decode(&bytes[*ends.last().unwrap()..]) {
             ends.push(ends.last().unwrap() + len);

@@ -1,6 +1,7 @@
 //! The index out of the disks' logs at the start, which are read side by side. A block may stand in two of them: one
 //! disk took it while the other was not in use. It knows records and the index; it opens no file.
 
+use crate::classes::Classes;
 use crate::disk::footprint;
 use crate::index::{Entry, IdHash, Index, MAIN, WHOLE};
 use crate::log::Record;
@@ -16,6 +17,7 @@ pub struct Restore<'a> {
     number: u8,
     block_size: u32,
     index: &'a Index,
+    classes: &'a Classes,
     /// The disk's eviction policy.
     pub policy: S3Fifo<BlockId>,
     /// Bytes of the disk's blocks in the index.
@@ -28,9 +30,9 @@ pub struct Restore<'a> {
 
 impl<'a> Restore<'a> {
     /// A disk of which nothing was read yet.
-    pub fn new(number: u8, block_size: u32, index: &'a Index) -> Self {
+    pub fn new(number: u8, block_size: u32, index: &'a Index, classes: &'a Classes) -> Self {
         let (policy, second) = (S3Fifo::default(), Second::default());
-        Restore { number, block_size, index, policy, used: 0, blocks: 0, second }
+        Restore { number, block_size, index, classes, policy, used: 0, blocks: 0, second }
     }
 
     /// Takes the next record.
@@ -47,8 +49,9 @@ impl<'a> Restore<'a> {
                         self.used = self.used - footprint(old.len) + footprint(len);
                         entry.slot = old.slot;
                         *old = entry;
+                        self.classes.gone(&block);
                     }
-                    // Which of the two holds is known when both logs have been read to their ends.
+                    // Which of the two holds is known when both logs have been read to their ends; it is of no class then.
                     Some(_) => {
                         self.second.insert(block, entry);
                     }
@@ -67,9 +70,16 @@ impl<'a> Restore<'a> {
                 if shard.get(&block).is_some_and(|e| e.disk == self.number)
                     && let Some(entry) = shard.remove(&block)
                 {
+                    self.classes.gone(&block);
                     self.policy.remove(entry.slot);
                     self.used -= footprint(entry.len);
                     self.blocks -= 1;
+                }
+            }
+            Record::Class { block, class, came } => {
+                let shard = self.index.shard(&block.object).read();
+                if let Some(entry) = shard.get(&block).filter(|e| e.disk == self.number) {
+                    self.classes.restore(block, class, came, footprint(entry.len), self.number);
                 }
             }
             Record::Promote(block) => {
@@ -136,7 +146,8 @@ mod tests {
             turns in proptest::collection::vec(proptest::bool::ANY, 24),
         ) {
             let index = Index::default();
-            let mut disks = [Restore::new(0, 4096, &index), Restore::new(1, 4096, &index)];
+            let classes = Classes::new(std::sync::Arc::default());
+            let mut disks = [0, 1].map(|number| Restore::new(number, 4096, &index, &classes));
             let (logs, there): (Vec<_>, Vec<_>) = [written(&a), written(&b)].into_iter().unzip();
             let mut logs: Vec<_> = logs.iter().map(|log| log.iter()).collect();
             for turn in turns.into_iter().chain([false; 12]).chain([true; 12]) {

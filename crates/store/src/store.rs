@@ -1,5 +1,6 @@
 //! The store as a whole: opening its disks, sharing out its capacity, and telling its state.
 
+use crate::classes::Classes;
 use crate::config::{Capacity, Finding, IoMode, StoreConfig};
 use crate::disk::{Disk, Work, footprint};
 use crate::files::{self, FileCache, FileKey};
@@ -15,8 +16,8 @@ use spurline_types::{BlockId, Error, ErrorKind, ObjectId, ObjectRef, Result, Sta
 use std::collections::VecDeque;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -46,6 +47,9 @@ pub struct DiskStatus {
     pub blocks: u64,
 }
 
+/// Hears of a block that is not to be kept anywhere any more.
+pub type Expired = dyn Fn(&BlockId) + Send + Sync;
+
 /// What the store and its background threads share.
 pub struct Core {
     pub(crate) config: StoreConfig,
@@ -53,6 +57,9 @@ pub struct Core {
     pub(crate) disks: Vec<Arc<Disk>>,
     pub(crate) stats: Arc<Stats>,
     pub(crate) closing: AtomicBool,
+    pub(crate) classes: Classes,
+    /// Hears of blocks that went because their class said so.
+    pub(crate) expired: OnceLock<Box<Expired>>,
     findings: Vec<Finding>,
     start: Instant,
     generation: AtomicU16,
@@ -112,15 +119,16 @@ impl Store {
             return Err(Error::new(ErrorKind::Invalid, "more than 255 cache directories can't be; give fewer"));
         }
         let index = Arc::new(Index::default());
+        let classes = Classes::new(Arc::clone(&stats));
         let rings = Rings::new(config.pool.clone().filter(|_| !dirs.is_empty()));
         let opened = std::thread::scope(|scope| {
             let opening: Vec<_> = dirs
                 .iter()
                 .enumerate()
                 .map(|(n, dir)| {
-                    let (config, index, stats, rings) = (&config, &index, &stats, &rings);
+                    let (config, index, stats, rings, classes) = (&config, &index, &stats, &rings, &classes);
                     let bound = files::bound(dirs.len());
-                    scope.spawn(move || open_disk(n as u8, dir, config, index, stats, rings, bound))
+                    scope.spawn(move || open_disk(n as u8, dir, config, (index, classes), stats, rings, bound))
                 })
                 .collect();
             opening.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<_>>>()
@@ -143,6 +151,8 @@ impl Store {
             disks,
             stats,
             closing: AtomicBool::new(false),
+            classes,
+            expired: OnceLock::new(),
             findings,
             start: Instant::now(),
             generation: AtomicU16::new(1),
@@ -168,14 +178,14 @@ fn open_disk(
     number: u8,
     dir: &std::path::Path,
     config: &StoreConfig,
-    index: &Index,
+    (index, classes): (&Index, &Classes),
     stats: &Arc<Stats>,
     rings: &Arc<Rings>,
     bound: usize,
 ) -> Result<(Arc<Disk>, Second)> {
     let held = layout::open(dir, config.block_size)?;
     let began = Instant::now();
-    let mut restore = Restore::new(number, config.block_size, index);
+    let mut restore = Restore::new(number, config.block_size, index, classes);
     let journal = Journal::open(dir, config.block_size, |record| restore.take(record))
         .map_err(|e| Error::io(format!("cache directory {}: its index log can't be opened", dir.display()), &e))?;
     let Restore { policy, used, blocks, second, .. } = restore;
@@ -381,6 +391,12 @@ impl Core {
 
     pub(crate) fn extent_blocks(&self) -> u32 {
         (EXTENT_BYTES / u64::from(self.config.block_size)).max(1) as u32
+    }
+
+    /// From now on `expired` hears of blocks that went because their class said so; once.
+    pub fn on_expired(&self, expired: Box<Expired>) {
+        // A second time nothing happens: the first one may be at work.
+        let _ = self.expired.set(expired);
     }
 
     /// Updates the gauges of disks by state.

@@ -1,6 +1,7 @@
 //! Writing blocks: choosing a disk, making room, and the order data, index, log that keeps a crash from losing or
 //! tearing anything that was acknowledged.
 
+use crate::classes::{Admission, Class, PINNED_PERCENT, PLAIN};
 use crate::crc;
 use crate::disk::{Disk, Work, footprint};
 use crate::files::FileKey;
@@ -10,6 +11,7 @@ use crate::log;
 use crate::scratch::{self, BOUNCE};
 use crate::store::{Core, EXTENT_BYTES};
 use spurline_types::{BlockId, Error, ErrorKind, ObjectRef, Result};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,6 +28,14 @@ impl Core {
     /// # Errors
     /// `Invalid` when `data` is not as long as the block. A failing disk is no error.
     pub fn put(&self, obj: &ObjectRef, index: u32, data: &[u8]) -> Result<bool> {
+        self.put_as(obj, index, data, PLAIN)
+    }
+
+    /// As [`Core::put`], a block of a class; false also when its class has no room for it.
+    ///
+    /// # Errors
+    /// As [`Core::put`].
+    pub fn put_as(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u16) -> Result<bool> {
         let len = obj.block_len(index, u64::from(self.config.block_size));
         if data.len() != len || len == 0 {
             return Err(Error::new(
@@ -36,21 +46,27 @@ impl Core {
         if self.disks.is_empty() {
             return Ok(false);
         }
-        let stored = self.store_block(obj, index, data);
+        let stored = self.store_block(obj, index, data, class);
         if !stored {
             self.stats.blockcache.write_skipped.add(1);
         }
         Ok(stored)
     }
 
-    fn store_block(&self, obj: &ObjectRef, index: u32, data: &[u8]) -> bool {
+    fn store_block(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u16) -> bool {
         let block = BlockId { object: obj.id, index };
         let whole = self.disks.len() == 1 || obj.size <= EXTENT_BYTES;
         let key = self.file_key(obj.id, index, whole);
         let Some((disk, first)) = self.begin(&block, &key, whole) else {
             return self.contains(obj, index);
         };
-        let done = self.write_block(disk, &block, &key, whole, first, data);
+        let done = self.make_way(disk, block, class, footprint(data.len() as u32))
+            && self.write_block(disk, &block, &key, whole, first, data);
+        if done {
+            self.classes.arrived(&block);
+        } else {
+            self.classes.gone(&block);
+        }
         let mut shard = self.index.shard(&obj.id).write();
         shard.end_write(&block);
         drop(shard);
@@ -72,7 +88,7 @@ impl Core {
             // The disk that has it is not in use: it goes to another, and the old one forgets it once it is back.
             let (whole, slot, len) = (entry.flags & WHOLE, entry.slot, entry.len);
             shard.remove(block);
-            self.uncount(old, len);
+            self.uncount(old, block, len);
             old.ask(Work::Forget(*block, whole));
             drop(shard);
             old.policy.remove(slot);
@@ -148,6 +164,7 @@ impl Core {
         let flags = if whole { WHOLE } else { 0 } | if main { MAIN } else { 0 };
         let mut record = Vec::with_capacity(64 + crcs.len() * 4);
         log::push_put(&mut record, block, len, flags, &crcs);
+        let classed = self.push_class(&mut record, block);
         let entry = Entry { crcs, slot, len, generation: self.next_generation(), disk: disk.number, flags };
         // In the index before the log: a rewrite of the log that began in between finds it in one of the two.
         let old = self.index.shard(&block.object).write().insert(*block, entry);
@@ -156,7 +173,7 @@ impl Core {
         let stats = &self.stats.blockcache;
         stats.blocks.add(1);
         stats.used_bytes.add(footprint(len));
-        if let Err(error) = disk.append(&record, 1) {
+        if let Err(error) = disk.append(&record, 1 + classed) {
             self.write_failed(disk, "writing to the index log", &error);
             if let Some(entry) = self.index.shard(&block.object).write().get_mut(block) {
                 entry.flags |= LEAVING;
@@ -251,18 +268,92 @@ impl Core {
         false
     }
 
+    /// Takes the room that a block's class gives it on a disk, by having older ones go; false when there is none.
+    fn make_way(&self, disk: &Disk, block: BlockId, class: u16, bytes: u64) -> bool {
+        loop {
+            match self.classes.admit(block, class, bytes, disk.number, most_pinned(disk)) {
+                Admission::Comes => return true,
+                Admission::Refused => return false,
+                // Each time one fewer is of the class, so this ends.
+                Admission::After(oldest) => drop(self.expire(&oldest)),
+            }
+        }
+    }
+
+    /// Appends the class of a block, if it has one, to what goes to the log; the number of records.
+    pub(crate) fn push_class(&self, out: &mut Vec<u8>, block: &BlockId) -> u64 {
+        let Some((class, came)) = self.classes.of(block) else { return 0 };
+        log::push_class(out, block, class, came);
+        1
+    }
+
+    /// The bytes that pinned blocks may take of all disks.
+    pub fn most_pinned(&self) -> u64 {
+        self.disks.iter().map(|disk| most_pinned(disk)).sum()
+    }
+
+    /// Replaces the rules of all classes of blocks.
+    pub fn set_classes(&self, rules: BTreeMap<u16, Class>) {
+        let most: Vec<u64> = self.disks.iter().map(|disk| most_pinned(disk)).collect();
+        self.classes.set(rules, &most);
+    }
+
+    /// Bytes of the blocks of a class.
+    pub fn class_used(&self, class: u16) -> u64 {
+        self.classes.used(class)
+    }
+
+    /// Makes a block that is here one of `class`, as if it came now; one that is of it already stays as it is.
+    pub fn classify(&self, obj: &ObjectRef, index: u32, class: u16) {
+        let block = BlockId { object: obj.id, index };
+        if self.classes.is_settled(&block, class) {
+            return;
+        }
+        let here = || {
+            let shard = self.index.shard(&block.object).read();
+            shard.get(&block).filter(|entry| self.serves(entry)).map(|entry| (entry.disk, entry.len))
+        };
+        let Some((number, len)) = here() else { return };
+        let disk = &self.disks[usize::from(number)];
+        if class == PLAIN {
+            self.classes.gone(&block);
+        } else if !self.make_way(disk, block, class, footprint(len)) {
+            self.expire(&block);
+            return;
+        }
+        self.classes.arrived(&block);
+        let mut record = Vec::with_capacity(64);
+        if self.push_class(&mut record, &block) == 0 {
+            log::push_class(&mut record, &block, PLAIN, 0);
+        }
+        // What leaves is marked before that is logged, so a block that serves now has no removal in the log yet.
+        let still = || here().is_some_and(|(now, _)| now == number);
+        if let Err(error) = disk.append_if(&record, 1, still) {
+            disk.failed("writing to the index log", &error);
+        }
+        if here().is_none() {
+            self.classes.gone(&block);
+        }
+    }
+
     fn unreserve(&self, disk: &Disk, bytes: u64) {
         disk.used.fetch_sub(bytes, Ordering::Relaxed);
         disk.adjust_free(bytes as i64);
     }
 
     /// Takes a block that is no longer in the index out of the books.
-    pub(crate) fn uncount(&self, disk: &Disk, len: u32) {
+    pub(crate) fn uncount(&self, disk: &Disk, block: &BlockId, len: u32) {
+        self.classes.gone(block);
         self.unreserve(disk, footprint(len));
         disk.blocks.fetch_sub(1, Ordering::Relaxed);
         self.stats.blockcache.blocks.sub(1);
         self.stats.blockcache.used_bytes.sub(footprint(len));
     }
+}
+
+/// The bytes that pinned blocks may take of a disk.
+fn most_pinned(disk: &Disk) -> u64 {
+    disk.limit.load(Ordering::Relaxed) / 100 * PINNED_PERCENT
 }
 
 /// A hash of a block's name for the policy's memory of what it evicted.

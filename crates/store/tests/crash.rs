@@ -4,7 +4,8 @@
 mod common;
 
 use common::*;
-use std::collections::HashSet;
+use spurline_store::{Class, Store};
+use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -25,6 +26,28 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
+/// Objects are of three classes, of which 0 is none.
+fn class_of(name: u64) -> u16 {
+    (name % 3) as u16
+}
+
+fn classes() -> BTreeMap<u16, Class> {
+    BTreeMap::from([(1, Class { pinned: true, ..Class::default() }), (2, Class::default())])
+}
+
+/// Every block that is here is of its class, and nothing else is.
+fn classes_are_known(store: &Store, names: impl Iterator<Item = u64>) {
+    store.set_classes(classes());
+    let mut expected = [0; 3];
+    for name in names {
+        let obj = object(name, size_of(name));
+        let here = (0..obj.blocks(u64::from(BLOCK)) as u32).filter(|index| store.contains(&obj, *index));
+        let bytes = here.map(|index| obj.block_len(index, u64::from(BLOCK)).next_multiple_of(4096) as u64);
+        expected[usize::from(class_of(name))] += bytes.sum::<u64>();
+    }
+    assert_eq!([store.class_used(1), store.class_used(2)], expected[1..]);
+}
+
 /// Not a test of its own: does nothing unless it runs as the child.
 #[test]
 fn child() {
@@ -33,6 +56,7 @@ fn child() {
     let seed: u64 = parts.next().unwrap().parse().unwrap();
     let capacity: u64 = parts.next().unwrap().parse().unwrap();
     let (store, _) = open(config(Path::new(parts.next().unwrap()), capacity));
+    store.set_classes(classes());
     println!("\nready");
     std::thread::scope(|scope| {
         for thread in 0..3 {
@@ -49,7 +73,7 @@ fn child() {
                         continue;
                     }
                     let index = (random(&mut state) % obj.blocks(u64::from(BLOCK))) as u32;
-                    if put(store, &obj, index) {
+                    if store.put_as(&obj, index, &bytes(&obj, index), class_of(name)).unwrap() {
                         // One line, one write: the parent reads what was acknowledged before the kill.
                         let line = format!("\n+{name}:{index}\n");
                         let mut out = std::io::stdout().lock();
@@ -109,6 +133,9 @@ fn nothing_acknowledged_is_lost_to_kill_9() {
         }
         assert_eq!(stats.blockcache.checksum_errors.get(), 0);
         assert_eq!(store.used_bytes(), stats.blockcache.used_bytes.get());
+        if last {
+            classes_are_known(&store, 0..(ROUNDS + 1) * OBJECTS);
+        }
     }
     println!("{} blocks outlived {ROUNDS} kills", all.len());
     assert!(all.len() > 50, "the children wrote too little to show anything: {}", all.len());
@@ -122,6 +149,7 @@ fn nothing_torn_is_served_after_kill_9_under_eviction() {
     for round in 0..ROUNDS {
         crash(dir.path(), capacity, 100 + round);
         let (store, stats) = open(config(dir.path(), capacity));
+        classes_are_known(&store, 0..OBJECTS);
         for name in 0..OBJECTS {
             let obj = object(name, size_of(name));
             // `read` fails the test when a hit has wrong bytes.

@@ -144,6 +144,9 @@ sections! {
         warmed_bytes: Counter "bytes" "Bytes fetched because a job asked for them to be here.",
         spread_blocks: Gauge "blocks" "Copies of other nodes' hot blocks in memory of this node; dropped when they cool.",
         freed_bytes: Counter "bytes" "Bytes dropped because a job asked for it.",
+        pinned_bytes: Gauge "bytes" "Bytes on cache disks that are pinned: never evicted for room.",
+        pins_refused: Counter "blocks" "Blocks of a pinned folder kept as others are: pinned ones have their share of the disks.",
+        limited_blocks: Counter "blocks" "Blocks dropped because their folder's time was up or its quota full.",
     }
     /// Data exchanged with peers, whatever carried it.
     remotecache: RemoteCache {
