@@ -49,6 +49,18 @@ pub enum Command {
     Load(LoadArgs),
     /// Drop files from the cache
     Free(FreeArgs),
+    /// Keep folders on the cache disks of a group: their blocks are never evicted for room
+    #[command(after_help = RULES_EXAMPLES)]
+    Pin(RuleArgs),
+    /// Let folders be evicted again
+    #[command(after_help = RULES_EXAMPLES)]
+    Unpin(RuleArgs),
+    /// Limit how long, and in how many bytes, a group keeps folders
+    #[command(after_help = RULES_EXAMPLES)]
+    Limit(LimitArgs),
+    /// The rules of a group: what is pinned or limited, and how much is held by each
+    #[command(after_help = RULES_EXAMPLES)]
+    Rules(RulesArgs),
     /// Measure: throughput, operations, latency, processor time
     Bench(Box<spurline_bench::Args>),
     /// The fabric: what is there, what is wrong with it, how fast it is
@@ -135,6 +147,20 @@ Examples:
     spurline node --source /usr/share --cache-dir /tmp/c --cache-size 10G --group-port 7000
   Before one is taken away or restarted for long: its hot blocks go to those that will own them
     spurline node drain node7 --registry coordinator://head1:7400 --cache-group train --group-token-file token";
+
+const RULES_EXAMPLES: &str = "\
+The registry keeps the rules: nodes that start later go by them as well. For a file the rule of the longest folder holds.
+
+Examples:
+  The validation set stays, whatever else is read; all of it is brought in now:
+    spurline load --pin s3://datasets/val --source s3://datasets --registry coordinator://head:7010
+  What is held of it stays, and what is read of it from now on:
+    spurline pin s3://datasets/val --registry coordinator://head:7010
+  Scratch data goes after a day, and never takes more than 2 TiB of the group's disks:
+    spurline limit s3://scratch --ttl 1d --quota 2T --registry coordinator://head:7010
+    spurline limit s3://scratch --ttl none --registry coordinator://head:7010
+  What rules there are, and how much is held by each:
+    spurline rules --registry coordinator://head:7010";
 
 const COORDINATOR_EXAMPLES: &str = "\
 Every flag is also an environment variable (--group-port: SPURLINE_GROUP_PORT) and a key of the TOML file given by
@@ -230,6 +256,9 @@ pub struct LoadArgs {
     /// Names and attributes only, no bytes
     #[arg(long, conflicts_with = "verify")]
     pub metadata_only: bool,
+    /// Pin them first, as 'spurline pin' does: refused when they do not fit
+    #[arg(long, requires = "registry", conflicts_with_all = ["stop", "progress", "metadata_only", "skip_if_exists"])]
+    pub pin: bool,
     /// Nodes that are to hold each block [default: as the group does]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub replicas: Option<u32>,
@@ -246,6 +275,86 @@ pub struct FreeArgs {
     /// The job.
     #[command(flatten)]
     pub job: JobArgs,
+}
+
+/// What `pin` and `unpin` are told.
+#[derive(Debug, Args)]
+pub struct RuleArgs {
+    /// Folders or files: URLs below a source of the nodes (s3://datasets/val), or paths in a mount of this machine
+    #[arg(required = true)]
+    pub path: Vec<String>,
+    /// The registry of the group, which keeps its rules: coordinator://HOST:PORT or etcd://HOST:PORT
+    #[arg(long, value_name = "URL", env = "SPURLINE_REGISTRY")]
+    pub registry: Option<Registry>,
+    /// The group's name in the registry
+    #[arg(long, value_name = "NAME", default_value = "default", env = "SPURLINE_CACHE_GROUP")]
+    pub cache_group: String,
+    /// What coordinators and nodes have to be shown.
+    #[command(flatten)]
+    pub trust: TrustArgs,
+    /// As JSON, one object
+    #[arg(long, help_heading = None)]
+    pub json: bool,
+}
+
+/// What `rules` is told.
+#[derive(Debug, Args)]
+pub struct RulesArgs {
+    /// The registry of the group, which keeps its rules: coordinator://HOST:PORT or etcd://HOST:PORT
+    #[arg(long, value_name = "URL", env = "SPURLINE_REGISTRY")]
+    pub registry: Option<Registry>,
+    /// The group's name in the registry
+    #[arg(long, value_name = "NAME", default_value = "default", env = "SPURLINE_CACHE_GROUP")]
+    pub cache_group: String,
+    /// What coordinators and nodes have to be shown.
+    #[command(flatten)]
+    pub trust: TrustArgs,
+    /// As JSON, one object
+    #[arg(long, help_heading = None)]
+    pub json: bool,
+}
+
+/// What `limit` is told.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Blocks go this long after they came (30m, 12h, 7d); none: no limit
+    #[arg(long, value_name = "TIME")]
+    pub ttl: Option<Ttl>,
+    /// Bytes of the cache disks of all nodes together (500G, 2T), the oldest blocks go first; 0: keep nothing, none: no
+    /// limit
+    #[arg(long, value_name = "SIZE")]
+    pub quota: Option<Quota>,
+    /// The folders and the group.
+    #[command(flatten)]
+    pub rule: RuleArgs,
+}
+
+/// How long a folder's blocks are kept; `None` for no limit.
+#[derive(Debug, Clone, Copy)]
+pub struct Ttl(pub Option<Duration>);
+
+impl std::str::FromStr for Ttl {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Ttl(None));
+        }
+        parse_duration(text).map(|ttl| Ttl(Some(ttl))).map_err(|why| why.to_string())
+    }
+}
+
+/// The bytes kept of a folder; `None` for no limit.
+#[derive(Debug, Clone, Copy)]
+pub struct Quota(pub Option<Size>);
+
+impl std::str::FromStr for Quota {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Quota(None));
+        }
+        text.parse::<Size>().map(|quota| Quota(Some(quota))).map_err(|why| why.to_string())
+    }
 }
 
 /// What `umount` is told.
@@ -355,7 +464,7 @@ pub fn command() -> clap::Command {
     for service in file::SERVICES {
         command = command.mut_subcommand(service, args::with_environment);
     }
-    for asking in ["status", "load", "free"] {
+    for asking in ["status", "load", "free", "pin", "unpin", "limit", "rules"] {
         command = command.mut_subcommand(asking, args::with_trust_environment);
     }
     command = command.mut_subcommand("node", |node| node.mut_subcommand("drain", args::with_trust_environment));

@@ -1,12 +1,13 @@
 //! How a node enters its group and a mount follows it, wired to what `status` shows of that.
 
 use crate::peers::Reach;
-use crate::settings;
+use crate::{rules, settings};
 use serde_json::{Value, json};
 use spurline_cache::Shared;
 use spurline_client::{Roster, Siblings};
 use spurline_config::{Fault, GroupConfig, NodeConfig};
 use spurline_group::{Announcer, Audience, Follower, Holds, Registry, State};
+use spurline_node::Node;
 use spurline_transport::PoolState;
 use spurline_trust::Trust;
 use spurline_types::{ErrorKind, Member, Stats};
@@ -127,17 +128,18 @@ const SETTLES: Duration = Duration::from_secs(3600);
 const BETWEEN_NODES: usize = 4;
 
 /// Has a node ask the others of its group for what they hold before it asks the under-store, for as long as the answer
-/// is kept. `name` is its own in the group.
+/// is kept, and go by the rules of the group. `name` is its own in the group.
 ///
 /// # Errors
 /// When its networks can't be used.
 pub fn ask_others(
     config: &NodeConfig,
     name: &str,
-    shared: &Shared,
+    node: &Arc<Node>,
+    shared: &Arc<Shared>,
     trust: &Arc<Trust>,
     stats: &Arc<Stats>,
-) -> Result<Option<Follower>, Fault> {
+) -> Result<Option<Others>, Fault> {
     let Some(group) = &config.group else { return Ok(None) };
     let reach = Reach { nconnect: BETWEEN_NODES, ..Reach::by(&config.net, name, "", trust, stats)? };
     let registry = spurline_group::open(&group.registry, &group.name, trust)?;
@@ -149,8 +151,28 @@ pub fn ask_others(
     };
     let siblings = Siblings::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
     shared.ask_elsewhere(Arc::clone(&siblings) as _);
-    follower.tell(Arc::new(move |members: &[Member]| siblings.set_members(members)));
-    Ok(Some(follower))
+    let (share, own) = (Arc::clone(shared), name.to_owned());
+    follower.tell(Arc::new(move |members: &[Member]| {
+        siblings.set_members(members);
+        if let Some(part) = share_of(&own, members) {
+            share.holds_share(part);
+        }
+    }));
+    let rules = rules::follow::start(node, &registry)?;
+    Ok(Some(Others { _follower: follower, _rules: rules }))
+}
+
+/// What of the group's blocks is a node's; `None` for one that is not listed yet or drained: it keeps the share it had.
+fn share_of(name: &str, members: &[Member]) -> Option<f64> {
+    let own = members.iter().find(|member| member.name == name && member.weight > 0)?;
+    let all: u64 = members.iter().map(|member| u64::from(member.weight)).sum();
+    Some(f64::from(own.weight) / all as f64)
+}
+
+/// What a node does about its group while this is kept.
+pub struct Others {
+    _follower: Follower,
+    _rules: Option<rules::follow::Following>,
 }
 
 /// What a mount's status says of its group.

@@ -67,6 +67,9 @@ fn show(path: &str, answer: &Value) -> String {
         for (key, value) in object {
             match (key.as_str(), value) {
                 ("blocks" | "held" | "path" | "path_escaped", _) | (_, Value::Null) => {}
+                ("rule", rule) => {
+                    fact(key, format!("{}, by {}", crate::rules::words(rule), rule["url"].as_str().unwrap_or_default()))
+                }
                 ("length" | "block_size", Value::Number(n)) => {
                     fact(key, format!("{n} ({})", human_bytes(n.as_u64().unwrap_or(0))));
                 }
@@ -107,12 +110,14 @@ mod tests {
     fn facts_counts_and_runs_of_blocks() {
         let answer = json!({
             "path": "a", "version": "\"etag\"", "length": 20, "etag": null,
+            "rule": {"url": "s3://b/x", "pin": true, "ttl_seconds": null, "quota_bytes": null, "number": 1},
             "blocks": {"total": 4, "cached": 3, "memory": 1, "disk": 2},
             "held": [{"first": 0, "last": 0, "where": "memory", "holder": "n1"},
                      {"first": 1, "last": 2, "where": "disk", "holder": "n2"}],
         });
         let text = show("/mnt/a", &answer);
         assert!(text.starts_with("/mnt/a\n") && text.contains("length      20 (20 B)"), "{text}");
+        assert!(text.contains("  rule        pinned, by s3://b/x\n"), "{text}");
         assert!(text.contains("4, of them 3 cached: 1 in memory, 2 on disk") && !text.contains("etag  "), "{text}");
         assert!(
             text.contains("    0            memory           n1\n    1-2          disk             n2\n"),

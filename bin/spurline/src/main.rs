@@ -19,6 +19,7 @@ mod peers;
 mod rails;
 mod report;
 mod roster;
+mod rules;
 mod service;
 mod settings;
 mod signals;
@@ -85,6 +86,10 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
         Command::Status(args) => status::run(args),
         Command::Load(args) => jobs::load(args),
         Command::Free(args) => jobs::free(args),
+        Command::Pin(args) => rules::pin(args),
+        Command::Unpin(args) => rules::unpin(args),
+        Command::Limit(args) => rules::limit(args),
+        Command::Rules(args) => rules::list(args),
         Command::Bench(args) => bench::run(&args),
         Command::Net(args) => net::run(args),
         Command::Demo(args) => demo::run(args),

@@ -82,7 +82,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
     stats.group.weight.set(u64::from(config.weight));
     let own_name = group::name_in_group(&config, &host, &listening);
-    let others = group::ask_others(&config, &own_name, &shared, &trust, &stats)?;
+    let others = group::ask_others(&config, &own_name, &node, &shared, &trust, &stats)?;
     // Nobody is told of this node before it serves.
     let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), &trust, &stats)?);
     let look: Arc<dyn AdminTarget> = Arc::new(Target {

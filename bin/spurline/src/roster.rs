@@ -165,6 +165,7 @@ fn as_object(line: &Line) -> Value {
             }
             out["for_seconds"] = stats["usage"]["uptime_seconds"].clone();
             out["used_bytes"] = stats["blockcache"]["used_bytes"].clone();
+            out["pinned_bytes"] = stats["blockcache"]["pinned_bytes"].clone();
             out["capacity_bytes"] = stats["blockcache"]["capacity_bytes"].clone();
             out["hit_rate"] = hit_rate(stats).into();
             out["send_bytes_per_second"] = sent.round().into();
@@ -176,7 +177,7 @@ fn as_object(line: &Line) -> Value {
 }
 
 /// A time as people say it.
-fn time(seconds: u64) -> String {
+pub fn time(seconds: u64) -> String {
     match seconds {
         s if s < 120 => format!("{s} s"),
         s if s < 7200 => format!("{} min", s / 60),
@@ -213,9 +214,13 @@ fn table(group: &str, lines: &[Line]) {
     }
     let up: Vec<&Answer> = lines.iter().filter_map(|line| line.answer.as_ref().ok()).collect();
     let sum = |name: &str| -> u64 { up.iter().filter_map(|a| a.stats["blockcache"][name].as_u64()).sum() };
+    let pinned = match sum("pinned_bytes") {
+        0 => String::new(),
+        bytes => format!(", {} of it pinned", human_bytes(bytes)),
+    };
     let sent: f64 = up.iter().map(|answer| answer.sent).sum();
     anstream::println!(
-        "group {group}: {} of {} nodes up, {} of {} used, {}/s to readers",
+        "group {group}: {} of {} nodes up, {} of {} used{pinned}, {}/s to readers",
         up.len(),
         lines.len(),
         human_bytes(sum("used_bytes")),

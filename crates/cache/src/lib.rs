@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod heat;
+mod rules;
 mod spread;
 mod warm;
 
@@ -23,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+pub use rules::{RULES_MAX, Rule, RuleSet};
 pub use warm::Batch;
 
 /// A file to be handed to the kernel whole is checked at open when it is no longer than this; a longer one is
@@ -53,6 +55,7 @@ pub struct Shared {
     elsewhere: OnceLock<Arc<dyn Elsewhere>>,
     /// Copies of other nodes' hot blocks.
     spread: spread::Copies,
+    rules: rules::Rules,
 }
 
 impl Shared {
@@ -66,6 +69,12 @@ impl Shared {
         splice: bool,
         stats: Arc<Stats>,
     ) -> Arc<Shared> {
+        if let Some(store) = &store {
+            let tier = Arc::downgrade(&tier);
+            store.on_expired(Box::new(move |block| {
+                tier.upgrade().map(|tier| tier.remove(block));
+            }));
+        }
         Arc::new(Shared {
             tier,
             store,
@@ -79,6 +88,7 @@ impl Shared {
             checking: Mutex::default(),
             elsewhere: OnceLock::new(),
             spread: spread::Copies::default(),
+            rules: rules::Rules::default(),
         })
     }
 
@@ -353,13 +363,13 @@ fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fil
     }
     // Readers have their bytes already; writing here slows down only the next fill, which is what a full
     // disk queue should do.
-    keep(shared, object, id.index, &bytes)
+    keep(shared, under.source(), object, id.index, &bytes)
 }
 
 /// Keeps a block on disk if there is one; false when it was not kept.
-fn keep(shared: &Shared, object: &ObjectRef, index: u32, bytes: &[u8]) -> bool {
+fn keep(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8]) -> bool {
     let Some(store) = shared.disks() else { return true };
-    store.put(object, index, bytes).unwrap_or_else(|error| {
+    store.put_as(object, index, bytes, shared.rules.number(source, &object.path)).unwrap_or_else(|error| {
         tracing::debug!(%error, "a block was not kept on disk");
         false
     })
@@ -499,6 +509,7 @@ impl Volume for Cache {
             "block_size": size,
             "blocks": { "total": total, "cached": cached, "memory": memory, "disk": disk },
             "held": held,
+            "rule": self.shared.rules().of(self.source(), path).map(Rule::to_json),
         }))
     }
 }

@@ -113,6 +113,7 @@ impl Cache {
             batch.begin(part);
             let begun = Begun { batch: Arc::clone(batch), part, bytes: len as u64, came: None };
             if !verify && self.shared.holds(object, index) {
+                self.classify(object, index..index + 1);
                 begun.ended(Ok(Came::WasHere));
                 continue;
             }
@@ -131,6 +132,11 @@ impl Cache {
     pub fn bring_block(&self, object: &ObjectRef, index: u32, verify: bool) -> Result<bool> {
         let came = bring_here(&self.shared, self.under.as_ref(), object, index, verify)?;
         Ok(matches!(came, Came::Fetched))
+    }
+
+    /// Sees to it that those of `blocks` that are on disk are under the rule for their file; the bytes that they have.
+    pub fn classify(&self, object: &ObjectRef, blocks: Range<u32>) -> u64 {
+        self.shared.classify(self.under.source(), object, blocks)
     }
 
     /// Takes `blocks` of `object` out of memory and off the disks; how many bytes they had.
@@ -172,6 +178,17 @@ impl Shared {
         }
     }
 
+    fn classify(&self, source: &str, object: &ObjectRef, blocks: Range<u32>) -> u64 {
+        let Some(store) = self.disks() else { return 0 };
+        let number = self.rules.number(source, &object.path);
+        let here = blocks.filter(|index| store.contains(object, *index));
+        here.map(|index| {
+            store.classify(object, index, number);
+            object.block_len(index, self.block_size) as u64
+        })
+        .sum()
+    }
+
     /// Reads a whole block from disk, which checks it; a wrong one is dropped by that.
     fn is_right(&self, object: &ObjectRef, index: u32, deadline: Instant) -> Result<bool> {
         let Some(store) = self.disks() else { return Ok(true) };
@@ -190,13 +207,14 @@ fn bring_here(
 ) -> Result<Came> {
     let deadline = Instant::now() + shared.under_timeout;
     if shared.holds(object, index) && (!verify || shared.is_right(object, index, deadline)?) {
+        shared.classify(under.source(), object, index..index + 1);
         return Ok(Came::WasHere);
     }
     let (id, len) = (BlockId { object: object.id, index }, object.block_len(index, shared.block_size));
     let kept = match shared.tier.find_or_fill(id, len, deadline)? {
         Found::Here(block) => {
             let bytes = block.wait(0..len, deadline)?;
-            keep(shared, object, index, &bytes)
+            keep(shared, under.source(), object, index, &bytes)
         }
         Found::Vacant(fill) => {
             let block = fill.block();
@@ -208,7 +226,8 @@ fn bring_here(
         }
     };
     if !kept && !shared.holds(object, index) {
-        let why = "the cache disks have no room for it, or do not answer; 'spurline status' shows them";
+        let why = "the cache disks or its folder's quota have no room for it, or a disk does not answer; 'spurline status' \
+                   and 'spurline rules' show them";
         return Err(Error::new(ErrorKind::NoSpace, why));
     }
     Ok(Came::Fetched)

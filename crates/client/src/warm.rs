@@ -65,6 +65,16 @@ impl Remote {
     /// Has every node drop what it holds of these extents. Sums over all nodes, and the first error: a node that does
     /// not answer may still hold them.
     pub fn drop_cached(&self, extents: &[Extent]) -> Vec<PartDone> {
+        self.everywhere(extents, What::Drop)
+    }
+
+    /// Has every node bring what it holds of these extents under the rules for their folders. Sums as those of
+    /// [`Remote::drop_cached`].
+    pub fn classify(&self, extents: &[Extent]) -> Vec<PartDone> {
+        self.everywhere(extents, What::Classify)
+    }
+
+    fn everywhere(&self, extents: &[Extent], what: What) -> Vec<PartDone> {
         let inner = self.inner();
         let mut sums = vec![PartDone::default(); extents.len()];
         let mut by_node: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
@@ -82,7 +92,7 @@ impl Remote {
             }
             by_node.insert(member.name.clone(), pieces);
         }
-        for (piece, outcome) in inner.ask_each(extents, by_node, What::Drop) {
+        for (piece, outcome) in inner.ask_each(extents, by_node, what) {
             match outcome {
                 Ok(done) => add(&mut sums[piece.extent], &done),
                 Err(error) => note(&mut sums[piece.extent], &error),
@@ -113,6 +123,7 @@ fn note(sum: &mut PartDone, error: &Error) {
 enum What {
     Warm { verify: bool },
     Drop,
+    Classify,
 }
 
 impl What {
@@ -121,6 +132,7 @@ impl What {
         match self {
             What::Warm { verify } => Request::Warm { volume, verify, parts },
             What::Drop => Request::Drop { volume, parts },
+            What::Classify => Request::Classify { volume, parts },
         }
     }
 }

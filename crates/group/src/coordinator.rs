@@ -1,6 +1,7 @@
 //! `coordinator://`: the embedded coordinator as a registry, over gRPC. Of several, a node tells all and a watcher
 //! follows one, the next when that fails; they know nothing of each other.
 
+use crate::book::{Book, OfCoordinators};
 use crate::pb::group_client::GroupClient;
 use crate::{ANSWER, Lease, Registry, Watch, door, pb, runtime};
 use hyper_util::rt::TokioIo;
@@ -33,9 +34,9 @@ pub(crate) struct Client {
     runtime: Arc<Runtime>,
 }
 
-struct At {
-    address: String,
-    channel: Channel,
+pub(crate) struct At {
+    pub(crate) address: String,
+    pub(crate) channel: Channel,
 }
 
 impl Client {
@@ -79,6 +80,11 @@ impl Registry for Client {
             name: None,
             silent: Vec::new(),
         }))
+    }
+
+    fn book(&self) -> Option<Box<dyn Book>> {
+        let (at, runtime) = (Arc::clone(&self.at), Arc::clone(&self.runtime));
+        Some(Box::new(OfCoordinators { group: self.group.clone(), at, runtime }))
     }
 }
 

@@ -1,6 +1,8 @@
 //! `etcd://`: a node is a key that lives by a lease, and watchers follow the keys of their group. Calls and their
 //! order; which server is asked and with which rights is the session's matter.
 
+use crate::book::Book;
+use crate::etcd_book::OfEtcd;
 use crate::etcd_session::{Session, Stream};
 use crate::etcdpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::etcdpb::event::EventType;
@@ -75,6 +77,11 @@ impl Registry for Etcd {
             written: None,
             renewals: 0,
         }))
+    }
+
+    fn book(&self) -> Option<Box<dyn Book>> {
+        let (session, runtime) = (Arc::clone(&self.session), Arc::clone(&self.runtime));
+        Some(Box::new(OfEtcd { group: self.group.clone(), session, runtime }))
     }
 }
 

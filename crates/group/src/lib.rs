@@ -3,10 +3,12 @@
 #![forbid(unsafe_code)]
 
 mod announce;
+mod book;
 mod coordinator;
 mod dns;
 mod door;
 mod etcd;
+mod etcd_book;
 mod etcd_jobs;
 mod etcd_session;
 mod fixed;
@@ -19,6 +21,7 @@ mod server;
 mod view;
 
 pub use announce::Announcer;
+pub use book::{Book, revision};
 pub use etcd_jobs::{Begun, JobNow, JobStore, StoredJob};
 pub use follow::{Audience, Follower, Seen, State};
 pub use jobs::{Jobs, ask_jobs};
@@ -54,6 +57,11 @@ pub trait Registry: Send + Sync + 'static {
 
     /// A place to keep a node's name in; `None` where nodes are listed by somebody else.
     fn lease(&self) -> Option<Box<dyn Lease>>;
+
+    /// A place to keep what the group goes by; `None` where nothing can be kept.
+    fn book(&self) -> Option<Box<dyn Book>> {
+        None
+    }
 }
 
 /// A look at the members of a group that goes on.

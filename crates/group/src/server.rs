@@ -1,11 +1,13 @@
 //! The coordinator: the list of nodes behind gRPC, and on a small file, so that a restart does not come up empty.
 //! It knows nothing of what nodes hold.
 
+use crate::book::{self, Books};
 use crate::coordinator::{SIGN, from_wire, to_wire};
 use crate::door;
 use crate::jobs::{Jobs, Worker};
 use crate::local::Local;
 use crate::pb::group_server::{Group, GroupServer};
+use crate::pb::rules_server::RulesServer;
 use crate::{LEASE, Limits, Registry, Roll, pb, record, runtime};
 use parking_lot::Mutex;
 use spurline_trust::Trust;
@@ -73,6 +75,7 @@ struct Shared {
     refused: Mutex<Option<(String, Instant)>>,
     stats: Arc<Stats>,
     jobs: Worker,
+    books: Arc<Books>,
     /// Keeps other coordinators off the file.
     _lock: Option<std::fs::File>,
 }
@@ -102,6 +105,7 @@ impl Coordinator {
             roll: Arc::new(Mutex::new(roll)),
             changed: watch::Sender::new(0),
             dirty: AtomicBool::new(false),
+            books: Arc::new(Books::open(config.file.as_ref().map(|file| file.with_extension("rules")))),
             file: config.file,
             watchers: AtomicUsize::new(0),
             refused: Mutex::new(None),
@@ -122,12 +126,14 @@ impl Coordinator {
             drop(inside);
             let service = GroupServer::new(Service(Arc::clone(&shared)));
             let jobs = crate::jobs::Service(Arc::clone(&shared.jobs)).server();
+            let rules = RulesServer::new(book::Service(Arc::clone(&shared.books)));
             runtime.spawn(async move {
                 let server = tonic::transport::Server::builder()
                     .http2_keepalive_interval(Some(SIGN))
                     .http2_keepalive_timeout(Some(2 * SIGN))
                     .add_service(service)
-                    .add_service(jobs);
+                    .add_service(jobs)
+                    .add_service(rules);
                 if let Err(error) = server.serve_with_incoming(incoming).await {
                     tracing::error!("the coordinator's server ended: {error}");
                 }

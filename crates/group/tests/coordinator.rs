@@ -165,3 +165,51 @@ fn an_unreachable_one_is_named() {
     assert!(error.message().contains(&gone.to_string()), "{error}");
     assert!(registry.watch().next(Instant::now()).unwrap_err().message().contains(&gone.to_string()));
 }
+
+#[test]
+fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("nodes");
+    let text = |revision: u64, rule: &str| serde_json::json!({"revision": revision, "rules": [rule]});
+    let nothing = serde_json::Value::Null;
+    let one = start(None, Some(&file));
+    let at = one.addresses()[0];
+    let book = open(&url(&one)).book().unwrap();
+    let asked = |given: &serde_json::Value| {
+        let mut kept = None;
+        wait_for("an answer", || {
+            kept = book.exchange(given).ok();
+            kept.is_some()
+        });
+        kept.unwrap()
+    };
+    assert_eq!(asked(&nothing), nothing);
+    assert_eq!(asked(&text(1, "a")), text(1, "a"));
+    assert_eq!(asked(&text(1, "b")), text(1, "a"), "another one was faster");
+    // Over a restart with the file; and without it a node gives it back.
+    drop(one);
+    let one = start(Some(at), Some(&file));
+    assert_eq!(asked(&nothing), text(1, "a"));
+    drop(one);
+    let one = start(Some(at), None);
+    assert_eq!(asked(&nothing), nothing);
+    assert_eq!(asked(&text(1, "a")), text(1, "a"));
+    // Of two coordinators the one that lags is given what the other has, and one that answers is enough.
+    let two = start(None, None);
+    let both = open(&format!("{},{}", url(&one), two.addresses()[0])).book().unwrap();
+    assert_eq!(both.exchange(&nothing).unwrap(), text(1, "a"));
+    assert_eq!(open(&url(&two)).book().unwrap().exchange(&nothing).unwrap(), text(1, "a"));
+    drop(one);
+    assert_eq!(both.exchange(&text(2, "c")).unwrap(), text(2, "c"));
+    drop(two);
+    let mut error = None;
+    wait_for("the end", || {
+        error = both.exchange(&nothing).err();
+        error.is_some()
+    });
+    let error = error.unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains(&at.to_string()), "{error}");
+    // Others list nodes and keep nothing.
+    assert!(open("static:127.0.0.1:1").book().is_none() && open("dns:nodes.example:1").book().is_none());
+}

@@ -70,6 +70,40 @@ fn nodes_enter_and_leave_and_a_server_that_dies_changes_nothing() {
     assert_eq!(follower.seen().members.len(), 2, "who is away keeps its place");
 }
 
+#[test]
+fn what_the_group_goes_by_is_a_key_that_the_later_revision_takes() {
+    if !EtcdServer::there() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), 0, "http", &[]);
+    let text = |revision: u64, rule: u64| serde_json::json!({"revision": revision, "rules": [rule]});
+    let book = open(&server.url()).book().unwrap();
+    assert_eq!(book.exchange(&serde_json::Value::Null).unwrap(), serde_json::Value::Null);
+    assert_eq!(book.exchange(&text(2, 0)).unwrap(), text(2, 0));
+    assert_eq!(book.exchange(&text(1, 0)).unwrap(), text(2, 0));
+    // Of several who change it at one time, one does.
+    let made: Vec<u64> = std::thread::scope(|scope| {
+        let writer = |n: u64| {
+            let book = open(&server.url()).book().unwrap();
+            let writes = move || book.exchange(&text(3, n)).unwrap()["rules"][0].as_u64().unwrap();
+            scope.spawn(writes)
+        };
+        let writers: Vec<_> = (1..5).map(writer).collect();
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    assert!(made.iter().all(|n| *n == made[0]), "{made:?}");
+    assert_eq!(book.exchange(&serde_json::Value::Null).unwrap(), text(3, made[0]));
+    assert_eq!(of_group(&server.url(), "other").book().unwrap().exchange(&text(1, 9)).unwrap(), text(1, 9));
+    // It is there when etcd is again.
+    let port = server.port();
+    drop(server);
+    let error = book.exchange(&serde_json::Value::Null).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let _server = start(dir.path(), port, "http", &[]);
+    wait_for("what is kept", || book.exchange(&serde_json::Value::Null).is_ok_and(|kept| kept == text(3, made[0])));
+}
+
 /// Runs a tool; its words on standard error when it fails.
 fn run(program: &str, words: &[&str], dir: &Path) {
     let out = Command::new(program).args(words).current_dir(dir).env("ETCDCTL_API", "3").output();

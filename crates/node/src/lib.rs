@@ -9,7 +9,7 @@ mod recent;
 use hot::Hot;
 use parking_lot::RwLock;
 use recent::Recent;
-use spurline_cache::{Batch, Cache, Shared};
+use spurline_cache::{Batch, Cache, RuleSet, Shared};
 use spurline_proto::{
     Body, Capabilities, HOT, Hello, MAX_PAYLOAD, Part, PartDone, Parts, PartsDone, Rail, Read, Request, StatFs,
     VolumeId, Welcome,
@@ -120,6 +120,43 @@ impl Node {
     pub fn weigh_by(&self, weigh: Box<Weigh>) {
         // A second time nothing happens: somebody may be asking.
         let _ = self.weigh.set(weigh);
+    }
+
+    /// Goes by these rules for folders from now on, if they are later than those of now.
+    pub fn take_rules(&self, set: RuleSet) {
+        let (revision, count) = (set.revision, set.rules.len());
+        if self.shared.take_rules(set) {
+            tracing::info!("rules for folders: {count}, revision {revision}");
+        }
+    }
+
+    /// The rules for folders.
+    pub fn rules(&self) -> Arc<RuleSet> {
+        self.shared.rules()
+    }
+
+    /// The rules as JSON, each with the bytes held by it, and how much this node has pinned and may pin.
+    pub fn rules_told(&self) -> serde_json::Value {
+        let set = self.shared.rules();
+        let mut told = set.to_json();
+        for (rule, known) in told["rules"].as_array_mut().into_iter().flatten().zip(&set.rules) {
+            rule["held_bytes"] = self.shared.held_by_rule(known).into();
+        }
+        told["sources"] = self.allowed.clone().into();
+        told["volumes"] = self.volumes().iter().map(|volume| volume.source().to_owned()).collect::<Vec<_>>().into();
+        told["block_size"] = self.shared.block_size.into();
+        told["pinned_bytes"] = self.shared.stats.blockcache.pinned_bytes.get().into();
+        told["most_pinned_bytes"] = self.shared.store.as_ref().map_or(0, |store| store.most_pinned()).into();
+        told
+    }
+
+    fn exchange_rules(&self, text: &str, responder: &mut dyn Responder) -> Result<()> {
+        if !text.is_empty() {
+            let given =
+                serde_json::from_str(text).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
+            self.take_rules(RuleSet::from_json(&given)?);
+        }
+        responder.data(self.rules_told().to_string().as_bytes(), &[])
     }
 
     /// Tells readers that greet from now on where RDMA reaches this node.
@@ -270,6 +307,15 @@ impl Node {
         Self::answer(&PartsDone(done.collect::<Result<_>>()?), responder)
     }
 
+    fn classify(&self, volume: VolumeId, parts: Parts<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let cache = self.volume(volume)?;
+        let done = parts.iter().map(|part| {
+            let (object, blocks) = self.blocks_of(&cache, &part)?;
+            Ok(PartDone { held_bytes: cache.classify(&object, blocks), ..PartDone::default() })
+        });
+        Self::answer(&PartsDone(done.collect::<Result<_>>()?), responder)
+    }
+
     fn answer<T: Body>(value: &T, responder: &mut dyn Responder) -> Result<()> {
         let mut body = BODY.take();
         body.clear();
@@ -350,6 +396,8 @@ impl Service for Node {
                 };
                 Self::answer(&stat, responder)
             }
+            Request::Classify { volume, parts } => self.classify(volume, parts, responder),
+            Request::Rules { text } => self.exchange_rules(text, responder),
             Request::Weigh { weight } => {
                 let why = "the node is starting, or in no group that is told of its weight";
                 let weigh = self.weigh.get().ok_or_else(|| Error::new(ErrorKind::Unsupported, why))?;

@@ -37,12 +37,16 @@ pub enum Op {
     Pull,
     /// Changes a node's share of its group's blocks.
     Weigh,
+    /// Rules for folders, given to a node and told by it.
+    Rules,
+    /// Brings what a node holds of parts under the rules for their folders.
+    Classify,
     /// An operation of a newer peer; the number is kept.
     Unknown(u16),
 }
 
 impl Op {
-    const NAMED: [(Op, u16); 14] = [
+    const NAMED: [(Op, u16); 16] = [
         (Op::Hello, 1),
         (Op::Ping, 2),
         (Op::Challenge, 3),
@@ -57,6 +61,8 @@ impl Op {
         (Op::Drop, 23),
         (Op::Pull, 24),
         (Op::Weigh, 25),
+        (Op::Rules, 26),
+        (Op::Classify, 27),
     ];
 
     /// The number on the wire.
@@ -76,6 +82,8 @@ impl Op {
             Op::Drop => 23,
             Op::Pull => 24,
             Op::Weigh => 25,
+            Op::Rules => 26,
+            Op::Classify => 27,
             Op::Unknown(code) => code,
         }
     }

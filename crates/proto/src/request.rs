@@ -138,6 +138,19 @@ pub enum Request<'a> {
         /// The share; 0 drains it.
         weight: u32,
     },
+    /// Gives a node rules for folders, which it takes if they are later than its own; answered by those it has then.
+    Rules {
+        /// The rules as JSON; empty to ask only.
+        text: &'a str,
+    },
+    /// Brings what the node holds of parts under the rules for their folders, and fetches nothing; answered by a
+    /// `PartsDone`.
+    Classify {
+        /// The volume.
+        volume: VolumeId,
+        /// What to bring under them.
+        parts: Parts<'a>,
+    },
     /// A request of a newer peer.
     Unknown {
         /// Its operation number.
@@ -165,6 +178,8 @@ impl<'a> Request<'a> {
             Request::Drop { .. } => Op::Drop,
             Request::Pull(_) => Op::Pull,
             Request::Weigh { .. } => Op::Weigh,
+            Request::Rules { .. } => Op::Rules,
+            Request::Classify { .. } => Op::Classify,
             Request::Unknown { op, .. } => Op::from_code(*op),
         }
     }
@@ -225,12 +240,13 @@ impl<'a> Request<'a> {
                 out.put_u8(u8::from(verify));
                 out.extend_from_slice(parts.bytes());
             }
-            Request::Drop { volume, parts } => {
+            Request::Drop { volume, parts } | Request::Classify { volume, parts } => {
                 out.put_u32(volume.0);
                 out.extend_from_slice(parts.bytes());
             }
             Request::StatFs { volume } => out.put_u32(volume.0),
             Request::Weigh { weight } => out.put_u32(weight),
+            Request::Rules { text } => out.put_bytes(text.as_bytes()),
             Request::Unknown { body, .. } => out.extend_from_slice(body),
         }
     }
@@ -273,6 +289,8 @@ impl<'a> Request<'a> {
             },
             Op::Drop => Request::Drop { volume: take_volume(&mut take)?, parts: Parts::take(&mut take)? },
             Op::Weigh => Request::Weigh { weight: take.u32("a weight")? },
+            Op::Classify => Request::Classify { volume: take_volume(&mut take)?, parts: Parts::take(&mut take)? },
+            Op::Rules => Request::Rules { text: take.text("rules for folders")? },
             Op::StatFs => Request::StatFs { volume: take_volume(&mut take)? },
             Op::Info => Request::Info { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
             Op::Unknown(op) => return Ok(Request::Unknown { op, body }),
@@ -305,6 +323,8 @@ impl fmt::Display for Request<'_> {
                 write!(f, "another node's read of {len} bytes at {offset} of {}", name(path))
             }
             Request::Weigh { weight } => write!(f, "a share of {weight}"),
+            Request::Rules { .. } => f.write_str("rules for folders"),
+            Request::Classify { parts, .. } => write!(f, "rules for {} parts", parts.iter().count()),
             Request::Unknown { op, .. } => write!(f, "operation {op}"),
         }
     }

@@ -122,6 +122,7 @@ proptest! {
         round_trip(Request::Info { volume, path }, id);
         round_trip(Request::Pull(Read { volume, path, version: &text, size, offset, len }), id);
         round_trip(Request::Weigh { weight: max }, id);
+        round_trip(Request::Rules { text: &text }, id);
         round_trip(Request::Unknown { op, body: path }, id);
     }
 
@@ -138,7 +139,7 @@ proptest! {
         prop_assert_eq!((list.len(), list.is_empty()), (parts.len(), parts.is_empty()));
         prop_assert_eq!(&list.parts().iter().collect::<Vec<_>>(), &parts);
         let volume = VolumeId(n as u32);
-        for request in [Request::Warm { volume, verify: n % 2 == 0, parts: list.parts() }, Request::Drop { volume, parts: list.parts() }] {
+        for request in [Request::Warm { volume, verify: n % 2 == 0, parts: list.parts() }, Request::Drop { volume, parts: list.parts() }, Request::Classify { volume, parts: list.parts() }] {
             let mut frame = Vec::new();
             request.encode(n, &mut frame).unwrap();
             let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
@@ -146,7 +147,7 @@ proptest! {
             prop_assert_eq!(Request::decode(header.op, body).unwrap(), request);
             // Whole parts may be missing, never a piece of one.
             for cut in 0..body.len() {
-                if let Ok(Request::Warm { parts: fewer, .. } | Request::Drop { parts: fewer, .. }) = Request::decode(header.op, &body[..cut]) {
+                if let Ok(Request::Warm { parts: fewer, .. } | Request::Drop { parts: fewer, .. } | Request::Classify { parts: fewer, .. }) = Request::decode(header.op, &body[..cut]) {
                     prop_assert!(parts.starts_with(&fewer.iter().collect::<Vec<_>>()));
                 }
             }

@@ -9,12 +9,15 @@ use spurline_types::{BlockId, Stats};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The number of no class.
 pub const PLAIN: u16 = 0;
 /// The most of a disk that pinned blocks may take, in percent: the rest is for what others read.
 pub const PINNED_PERCENT: u64 = 80;
+
+/// How long the rules may take to be known after the start.
+const HELD: Duration = Duration::from_secs(60);
 
 /// What holds for the blocks of a class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -59,6 +62,8 @@ impl Placed {
 
 #[derive(Default)]
 struct Inner {
+    /// Whether rules were given since the start, if only none.
+    known: bool,
     rules: BTreeMap<u16, Class>,
     blocks: HashMap<BlockId, Placed, IdHash>,
     /// Those that are here, by class and the time at which they came.
@@ -74,6 +79,8 @@ pub(crate) struct Classes {
     /// Whether there is any.
     any: AtomicBool,
     inner: Mutex<Inner>,
+    /// Until when no block of a class is evicted while the rules are not known: a start must not cost pinned ones.
+    held_until: Instant,
     stats: Arc<Stats>,
 }
 
@@ -145,7 +152,7 @@ impl Inner {
 
 impl Classes {
     pub fn new(stats: Arc<Stats>) -> Self {
-        Classes { any: AtomicBool::new(false), inner: Mutex::default(), stats }
+        Classes { any: AtomicBool::new(false), inner: Mutex::default(), held_until: Instant::now() + HELD, stats }
     }
 
     fn changed<T>(&self, change: impl FnOnce(&mut Inner) -> T) -> T {
@@ -170,7 +177,7 @@ impl Classes {
             for block in &orphans {
                 inner.forget(block);
             }
-            inner.rules = rules;
+            (inner.known, inner.rules) = (true, rules);
             inner.pin_anew(most);
         });
     }
@@ -197,7 +204,12 @@ impl Classes {
 
     /// Whether a block must not be evicted.
     pub fn is_pinned(&self, block: &BlockId) -> bool {
-        !self.none() && self.inner.lock().blocks.get(block).is_some_and(|placed| placed.pinned)
+        if self.none() {
+            return false;
+        }
+        let inner = self.inner.lock();
+        let held = !inner.known && Instant::now() < self.held_until;
+        inner.blocks.get(block).is_some_and(|placed| placed.pinned || held)
     }
 
     /// Takes the room for a block that comes to a disk; it is given back by [`Classes::gone`]. Pinned blocks may have
@@ -207,7 +219,11 @@ impl Classes {
             return Admission::Comes;
         }
         self.changed(|inner| {
-            let rule = inner.rule(class);
+            // Whose rule was taken away while it was fetched is of no class.
+            let Some(rule) = inner.rules.get(&class).copied() else {
+                inner.forget(&block);
+                return Admission::Comes;
+            };
             // One that is of the class already takes its own room only.
             let before = inner.blocks.get(&block).filter(|placed| placed.class == class);
             let (own, came) = before.map_or((0, now()), |placed| (placed.bytes, placed.came));
@@ -396,6 +412,10 @@ mod tests {
         assert_eq!(timed.due(110, 9), [block(3)]);
         assert_eq!(timed.due(150, 9), [block(3), block(4), block(1)]);
         assert_eq!(timed.due(150, 1), [block(3)]);
+        assert!(!timed.is_pinned(&block(1)), "the rules are known");
+        let starting = Classes::new(Arc::default());
+        starting.restore(block(1), 7, 0, 10, 0);
+        assert!(starting.is_pinned(&block(1)) && !starting.is_pinned(&block(2)), "they are not yet");
         timed.gone(&block(1));
         timed.restore(block(3), PLAIN, 0, 10, 0);
         timed.restore(block(4), 2, 0, 10, 0);

@@ -8,10 +8,11 @@ pub mod show;
 pub mod target;
 
 use crate::cli::{FreeArgs, JobArgs, LoadArgs};
-use crate::{parts, signals};
+use crate::{parts, rules, signals};
 use place::Place;
 use serde_json::{Value, json};
 use spurline_config::Fault;
+use spurline_config::checked::DEFAULT_GROUP;
 use spurline_jobs::{Action, Spec, State};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// # Errors
 /// When the paths are in no mount, or its process refuses the job or does not answer.
 pub fn load(args: LoadArgs) -> Result<ExitCode, Fault> {
-    run(Action::Load, &args.path, &args.job, |spec| Spec {
+    run(Action::Load, &args.path, &args.job, args.pin, |spec| Spec {
         metadata_only: args.metadata_only,
         verify: args.verify,
         skip_if_exists: args.skip_if_exists,
@@ -40,10 +41,16 @@ pub fn load(args: LoadArgs) -> Result<ExitCode, Fault> {
 /// # Errors
 /// As [`load`].
 pub fn free(args: FreeArgs) -> Result<ExitCode, Fault> {
-    run(Action::Free, &args.path, &args.job, |spec| spec)
+    run(Action::Free, &args.path, &args.job, false, |spec| spec)
 }
 
-fn run(action: Action, paths: &[String], args: &JobArgs, more: impl FnOnce(Spec) -> Spec) -> Result<ExitCode, Fault> {
+fn run(
+    action: Action,
+    paths: &[String],
+    args: &JobArgs,
+    pin: bool,
+    more: impl FnOnce(Spec) -> Spec,
+) -> Result<ExitCode, Fault> {
     let listed = args.files_from.as_deref().map(place::listed).transpose()?;
     let paths = listed.as_deref().unwrap_or(paths);
     if paths.is_empty() {
@@ -92,6 +99,12 @@ fn run(action: Action, paths: &[String], args: &JobArgs, more: impl FnOnce(Spec)
         }
         let interrupted = signals::raised(1)?;
         return follow(&place, &id, args, &interrupted);
+    }
+    if pin && let Some(registry) = &args.registry {
+        let url = |below: &String| format!("{}/{below}", place.source()).trim_end_matches('/').to_owned();
+        let urls: Vec<String> = spec.paths.iter().map(url).collect();
+        let group = args.cache_group.as_deref().unwrap_or(DEFAULT_GROUP);
+        rules::pin_before_load(registry, group, &args.trust.clone().check(false)?, &urls, args.json)?;
     }
     // From before the job: a signal in between must not leave it running.
     let interrupted = if args.submit { Arc::default() } else { signals::raised(1)? };

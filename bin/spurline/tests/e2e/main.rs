@@ -18,5 +18,6 @@ mod members;
 mod probe;
 mod registries;
 mod remote;
+mod rules;
 mod settings;
 mod trust;

@@ -1,0 +1,412 @@
+//! Rules for folders of a group: `spurline pin`, `unpin` and `limit` change them in the registry and tell the nodes at
+//! once, `spurline rules` lists them.
+
+pub mod follow;
+mod nodes;
+
+use crate::cli::{LimitArgs, RuleArgs, RulesArgs};
+use crate::signals;
+use crate::target::locate;
+use indicatif::{ProgressBar, ProgressDrawTarget};
+use nodes::{Nodes, Told};
+use serde_json::{Value, json};
+use spurline_cache::{Rule, RuleSet};
+use spurline_config::{Fault, Registry, Source, TrustConfig};
+use spurline_types::ErrorKind;
+use spurline_types::units::human_bytes;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Others may change the rules at the same time so many times.
+const TRIES: usize = 8;
+
+/// What a change is made by.
+struct Change<'a> {
+    /// That the folders fit is looked at first.
+    pins: bool,
+    /// What has to hold of the rules of now.
+    needs: &'a dyn Fn(&RuleSet) -> Result<(), Fault>,
+    make: &'a dyn Fn(&mut Rule),
+}
+
+/// Runs `spurline pin`.
+///
+/// # Errors
+/// When the folders do not fit, or the registry or all nodes can't be reached.
+pub fn pin(args: RuleArgs) -> Result<ExitCode, Fault> {
+    run(&args, &Change { pins: true, needs: &|_| Ok(()), make: &|rule| rule.pin = true })
+}
+
+/// Runs `spurline unpin`.
+///
+/// # Errors
+/// When one of the folders is not pinned, or the registry can't be reached.
+pub fn unpin(args: RuleArgs) -> Result<ExitCode, Fault> {
+    let urls = urls_of(&args.path)?;
+    let pinned = |set: &RuleSet| {
+        let Some(other) = urls.iter().find(|url| !set.rules.iter().any(|rule| rule.pin && rule.url == **url)) else {
+            return Ok(());
+        };
+        let known: Vec<&str> = set.rules.iter().filter(|rule| rule.pin).map(|rule| rule.url.as_str()).collect();
+        let what = format!("{other} is not pinned in group {}", args.cache_group);
+        Err(match known.as_slice() {
+            [] => Fault::failed(what, "nothing is"),
+            some => Fault::failed(what, format!("these are: {}", some.join(", "))),
+        })
+    };
+    run(&args, &Change { pins: false, needs: &pinned, make: &|rule| rule.pin = false })
+}
+
+/// Runs `spurline limit`.
+///
+/// # Errors
+/// When nothing is to be changed, or the registry can't be reached.
+pub fn limit(args: LimitArgs) -> Result<ExitCode, Fault> {
+    let LimitArgs { ttl, quota, rule } = &args;
+    if ttl.is_none() && quota.is_none() {
+        return Err(Fault::usage(
+            "no limit was given",
+            "give --ttl TIME or --quota SIZE; the word none takes one away",
+        ));
+    }
+    if ttl.as_ref().is_some_and(|ttl| ttl.0.is_some_and(|ttl| ttl.is_zero())) {
+        return Err(Fault::usage("a time of 0 would keep nothing", "say so by --quota 0, or give a longer --ttl"));
+    }
+    let make = |rule: &mut Rule| {
+        if let Some(ttl) = ttl {
+            // Part of a second is kept for a whole one.
+            rule.ttl_seconds = ttl.0.map(|ttl| ttl.as_millis().div_ceil(1000) as u64);
+        }
+        if let Some(quota) = quota {
+            rule.quota_bytes = quota.0.map(|quota| quota.0);
+        }
+    };
+    run(rule, &Change { pins: false, needs: &|_| Ok(()), make: &make })
+}
+
+/// Runs `spurline rules`; exit code 1 when a node did not say what it holds.
+///
+/// # Errors
+/// When the registry can't be reached.
+pub fn list(args: RulesArgs) -> Result<ExitCode, Fault> {
+    let (nodes, set) = Nodes::open(registry(args.registry.as_ref())?, &args.cache_group, &args.trust.check(false)?)?;
+    let told = nodes.ask(None);
+    let silent = unreached(&told);
+    let sum = |of: &dyn Fn(&Value) -> Option<u64>| -> u64 { answers(&told).filter_map(of).sum() };
+    let held = |url: &str| sum(&|now| rule_in(now, url)["held_bytes"].as_u64());
+    let rules: Vec<Value> = set
+        .rules
+        .iter()
+        .map(|rule| {
+            let mut out = rule.to_json();
+            out["held_bytes"] = held(&rule.url).into();
+            out
+        })
+        .collect();
+    let (pinned, most) = (sum(&|now| now["pinned_bytes"].as_u64()), sum(&|now| now["most_pinned_bytes"].as_u64()));
+    if args.json {
+        let out = json!({
+            "revision": set.revision, "rules": rules, "pinned_bytes": pinned, "most_pinned_bytes": most,
+            "unreached": silent_as_json(&silent),
+        });
+        anstream::println!("{out}");
+    } else {
+        if rules.is_empty() {
+            anstream::println!("group {} has no rules; spurline pin and spurline limit make some", args.cache_group);
+        }
+        for rule in &rules {
+            let held = human_bytes(rule["held_bytes"].as_u64().unwrap_or(0));
+            anstream::println!("{}: {}; {held} held", rule["url"].as_str().unwrap_or_default(), words(rule));
+        }
+        anstream::println!("{} pinned, of {} that may be", human_bytes(pinned), human_bytes(most));
+        say_unreached(&silent);
+    }
+    Ok(ExitCode::from(u8::from(!silent.is_empty())))
+}
+
+/// The registry that was given.
+fn registry(given: Option<&Registry>) -> Result<&Registry, Fault> {
+    given.ok_or_else(|| {
+        Fault::usage(
+            "rules are kept by the registry of a group, and none is named",
+            "give --registry coordinator://HOST:PORT or etcd://HOST:PORT; a mount that runs alone has no rules, its \
+             --cache-size is all there is to say",
+        )
+    })
+}
+
+fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
+    let urls = urls_of(&args.path)?;
+    let stop = signals::raised(1)?;
+    let trust = args.trust.clone().check(false)?;
+    let (nodes, set) = Nodes::open(registry(args.registry.as_ref())?, &args.cache_group, &trust)?;
+    let bar = bar(args.json);
+    let (set, told) = make(&nodes, set, &urls, change, &bar, &stop)?;
+    // What is held already comes under the rule as well.
+    let mut failed = Vec::new();
+    let mut held = 0;
+    for url in &urls {
+        match nodes.classify(url, &told, &bar, &stop) {
+            Ok(bytes) => held += bytes,
+            Err(error) => failed.push(format!("{url}: {error}")),
+        }
+    }
+    bar.finish_and_clear();
+    let silent = unreached(&told);
+    let rules: Vec<Value> = urls.iter().map(|url| shown(&set, url)).collect();
+    if args.json {
+        let out = json!({
+            "revision": set.revision, "rules": rules, "held_bytes": held, "failed": failed,
+            "unreached": silent_as_json(&silent),
+        });
+        anstream::println!("{out}");
+    } else {
+        for rule in &rules {
+            anstream::println!("{}: {}", rule["url"].as_str().unwrap_or_default(), words(rule));
+        }
+        anstream::println!("{} of it held now; spurline load brings the rest", human_bytes(held));
+        for why in &failed {
+            anstream::eprintln!("what is held already is not all under the rule: {why}; run it again");
+        }
+        say_unreached(&silent);
+    }
+    Ok(ExitCode::from(u8::from(!failed.is_empty())))
+}
+
+/// Pins `urls` for a job that loads them next.
+///
+/// # Errors
+/// As [`pin`].
+pub fn pin_before_load(
+    registry: &Registry,
+    group: &str,
+    trust: &TrustConfig,
+    urls: &[String],
+    quiet: bool,
+) -> Result<(), Fault> {
+    let (nodes, set) = Nodes::open(registry, group, trust)?;
+    let (bar, stop) = (bar(quiet), Arc::new(AtomicBool::new(false)));
+    let change = Change { pins: true, needs: &|_| Ok(()), make: &|rule| rule.pin = true };
+    let (set, told) = make(&nodes, set, urls, &change, &bar, &stop)?;
+    bar.finish_and_clear();
+    if !quiet {
+        for url in urls {
+            anstream::println!("{url}: {}", words(&shown(&set, url)));
+        }
+    }
+    say_unreached(&unreached(&told));
+    Ok(())
+}
+
+/// Changes the rules for `urls` in the registry, then on all nodes: the rules that hold now, and what the nodes said.
+fn make(
+    nodes: &Nodes,
+    kept: RuleSet,
+    urls: &[String],
+    change: &Change<'_>,
+    bar: &ProgressBar,
+    stop: &AtomicBool,
+) -> Result<(RuleSet, Vec<Told>), Fault> {
+    let before = nodes.ask(None);
+    // A registry that lost what it kept is given it back by this.
+    let latest = answers(&before).filter_map(|now| RuleSet::from_json(now).ok()).max_by_key(|set| set.revision);
+    let mut base = latest.filter(|set| set.revision > kept.revision).unwrap_or(kept);
+    if change.pins {
+        fits(nodes, &before, urls, bar, stop)?;
+    }
+    for _ in 0..TRIES {
+        (change.needs)(&base)?;
+        let new = base.changed(urls, change.make).map_err(|error| Fault::failed(error.message(), ""))?;
+        let set = if new.rules == base.rules { base } else { new };
+        quota_holds_a_block(&before, &set, urls)?;
+        if stop.load(Ordering::Acquire) {
+            return Err(interrupted());
+        }
+        let now = nodes.keep(&set)?;
+        if now == set {
+            return Ok((set.clone(), nodes.ask(Some(&set))));
+        }
+        base = now;
+    }
+    Err(Fault::failed("others change the rules of the group all the time", "run it again"))
+}
+
+/// The URLs of the folders and files that a person means: URLs, or paths in a mount of this machine.
+fn urls_of(paths: &[String]) -> Result<Vec<String>, Fault> {
+    paths.iter().map(|path| url_of(path)).collect()
+}
+
+fn url_of(path: &str) -> Result<String, Fault> {
+    if !path.contains("://")
+        && let Ok((located, _)) = locate(Path::new(path))
+    {
+        let below = String::from_utf8(located.below)
+            .map_err(|_| Fault::usage(format!("{path}: a name that is no UTF-8"), "name the folder above it"))?;
+        let url = format!("{}/{below}", located.mount.source.trim_end_matches('/'));
+        return Ok(url.trim_end_matches('/').to_owned());
+    }
+    let source: Source = path
+        .parse()
+        .map_err(|why| Fault::usage(format!("{path}: {why}"), "name a folder by its URL, or by its path in a mount"))?;
+    Ok(source.as_str().trim_end_matches('/').to_owned())
+}
+
+/// That the folders, and what is pinned besides, fit into what nodes may pin.
+fn fits(nodes: &Nodes, told: &[Told], urls: &[String], bar: &ProgressBar, stop: &AtomicBool) -> Result<(), Fault> {
+    let room: u64 = answers(told).filter_map(|now| now["most_pinned_bytes"].as_u64()).sum();
+    // What is below one of the folders already is counted with it.
+    let counted = |rule: &Value| {
+        let url = rule["url"].as_str().unwrap_or_default();
+        urls.iter()
+            .any(|new| url.strip_prefix(new.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    };
+    let others = |now: &Value| -> u64 {
+        let rules = now["rules"].as_array().into_iter().flatten();
+        let pinned = rules.filter(|rule| rule["pin"] == true && !counted(rule));
+        pinned.filter_map(|rule| rule["held_bytes"].as_u64()).sum()
+    };
+    let taken: u64 = answers(told).map(others).sum();
+    let mut wanted = 0;
+    for url in urls {
+        wanted += nodes.size_of(url, told, bar, stop).map_err(|error| match error.kind() {
+            _ if stop.load(Ordering::Acquire) => interrupted(),
+            ErrorKind::NotFound => Fault::failed(format!("{url}: {error}"), "name a folder or file that is there"),
+            _ => {
+                Fault::failed(format!("{url}: its files can't be counted: {error}"), "spurline status shows the nodes")
+            }
+        })?;
+    }
+    if wanted + taken > room {
+        let most = spurline_store::PINNED_PERCENT;
+        return Err(Fault::failed(
+            format!(
+                "{} has {}, {} is pinned besides, and the group can pin {} ({most} % of its cache disks); nothing was \
+                 changed",
+                urls.join(", "),
+                human_bytes(wanted),
+                human_bytes(taken),
+                human_bytes(room)
+            ),
+            "pin a smaller folder, unpin another one, or give the nodes a larger --cache-size",
+        ));
+    }
+    Ok(())
+}
+
+/// That a node's part of a quota is a block at least: less would keep nothing, and not look like it.
+fn quota_holds_a_block(told: &[Told], set: &RuleSet, urls: &[String]) -> Result<(), Fault> {
+    let weights: u64 = told.iter().map(|one| u64::from(one.member.weight)).sum();
+    let block = answers(told).filter_map(|now| now["block_size"].as_u64()).max().unwrap_or(0);
+    let small = told.iter().filter(|one| one.member.weight > 0).min_by_key(|one| one.member.weight);
+    let Some(Told { member, .. }) = small else { return Ok(()) };
+    let least = (u128::from(block) * u128::from(weights)).div_ceil(u128::from(member.weight)) as u64;
+    for rule in set.rules.iter().filter(|rule| urls.contains(&rule.url)) {
+        if let Some(quota) = rule.quota_bytes.filter(|quota| *quota > 0 && *quota < least) {
+            return Err(Fault::failed(
+                format!(
+                    "a quota of {} is shared by {} nodes, and the share of {} would be less than a block of {}",
+                    human_bytes(quota),
+                    told.len(),
+                    member.name,
+                    human_bytes(block)
+                ),
+                format!("give at least {}, or 0 to keep nothing of it", human_bytes(least)),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn interrupted() -> Fault {
+    Fault::failed("it was interrupted", "nothing was changed; run it again")
+}
+
+fn bar(quiet: bool) -> ProgressBar {
+    let hidden = quiet || !crate::jobs::show::is_terminal();
+    let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    ProgressBar::with_draw_target(None, target)
+}
+
+fn answers(told: &[Told]) -> impl Iterator<Item = &Value> {
+    told.iter().filter_map(|one| one.answer.as_ref().ok())
+}
+
+/// The nodes that gave no answer, and why.
+fn unreached(told: &[Told]) -> Vec<(String, String)> {
+    told.iter().filter_map(|one| Some((one.member.name.clone(), one.answer.as_ref().err()?.to_string()))).collect()
+}
+
+fn silent_as_json(silent: &[(String, String)]) -> Vec<Value> {
+    silent.iter().map(|(name, why)| json!({"node": name, "reason": why})).collect()
+}
+
+fn say_unreached(silent: &[(String, String)]) {
+    for (name, why) in silent {
+        anstream::eprintln!("node {name} does not answer: {why}; it learns of the rules when it is back");
+    }
+}
+
+fn rule_in<'a>(now: &'a Value, url: &str) -> &'a Value {
+    now["rules"].as_array().into_iter().flatten().find(|rule| rule["url"] == url).unwrap_or(&Value::Null)
+}
+
+fn shown(set: &RuleSet, url: &str) -> Value {
+    let rule = set.rules.iter().find(|rule| rule.url == url);
+    rule.map_or_else(|| json!({"url": url}), Rule::to_json)
+}
+
+/// What a rule says, for people.
+pub fn words(rule: &Value) -> String {
+    let mut words = Vec::new();
+    if rule["pin"] == true {
+        words.push("pinned".to_owned());
+    }
+    if let Some(ttl) = rule["ttl_seconds"].as_u64() {
+        words.push(format!("kept for {}", crate::roster::time(ttl)));
+    }
+    if let Some(quota) = rule["quota_bytes"].as_u64() {
+        words.push(format!("at most {}", human_bytes(quota)));
+    }
+    if words.is_empty() { "no rule".to_owned() } else { words.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_types::Member;
+
+    #[test]
+    fn a_rule_in_words() {
+        let rule = json!({"pin": true, "ttl_seconds": 60, "quota_bytes": 1 << 30});
+        assert_eq!(words(&rule), "pinned, kept for 60 s, at most 1.00 GiB");
+        assert_eq!(words(&json!({"url": "x"})), "no rule");
+    }
+
+    #[test]
+    fn a_url_is_taken_as_the_nodes_name_it() {
+        assert_eq!(url_of("s3://b/train/").unwrap(), "s3://b/train");
+        assert_eq!(url_of("/data/./train/").unwrap(), "file:///data/train");
+        assert!(url_of("s4://b").unwrap_err().to_string().contains("unknown scheme"));
+    }
+
+    #[test]
+    fn a_quota_that_keeps_nothing_is_refused() {
+        let node = |weight| Told { member: Member::at("a:1", weight), answer: Ok(json!({"block_size": 4 << 20})) };
+        let told = [node(100), node(50), node(0)];
+        let set = |quota| {
+            let rule = Rule { url: "s3://b".into(), quota_bytes: Some(quota), ..Rule::default() };
+            RuleSet { rules: vec![rule], ..RuleSet::default() }
+        };
+        let holds = |quota| quota_holds_a_block(&told, &set(quota), &["s3://b".to_owned()]);
+        assert!(holds(12 << 20).is_ok() && holds(0).is_ok());
+        let refused = holds((12 << 20) - 1).unwrap_err().to_string();
+        assert!(refused.contains("a block of 4.00 MiB") && refused.contains("at least 12.0 MiB"), "{refused}");
+        assert!(
+            quota_holds_a_block(&told, &set(1), &["s3://c".to_owned()]).is_ok(),
+            "another folder's is no matter here"
+        );
+        assert!(quota_holds_a_block(&[], &set(1), &["s3://b".to_owned()]).is_ok());
+    }
+}

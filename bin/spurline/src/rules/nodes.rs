@@ -1,0 +1,304 @@
+//! The registry and the nodes of a group as `pin` and the like see them: what rules they have, how much a folder is, and
+//! that what they hold of it comes under its rule.
+
+use crate::peers::Reach;
+use crate::{group, parts};
+use indicatif::ProgressBar;
+use serde_json::Value;
+use spurline_cache::RuleSet;
+use spurline_client::placement::{Copies, Standpoint};
+use spurline_client::{Extent, Patience, Remote, RemoteConfig, Roster};
+use spurline_config::{Fault, Registry, TrustConfig};
+use spurline_group::{Book, Follower, Holds};
+use spurline_mem::{Pool, Tier};
+use spurline_net_tcp::SocketOptions;
+use spurline_proto::Request;
+use spurline_types::units::human_bytes;
+use spurline_types::{Attr, Error, ErrorKind, FileKind, Member, ObjectRef, Result, Stats};
+use spurline_volume::Volume as _;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the registry may take to name the nodes, and a node to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Names of one page of a folder.
+const PAGE: usize = 1000;
+/// Files that nodes are told of together.
+const AT_ONCE: usize = 512;
+/// Nodes asked at one time.
+const SIDE_BY_SIDE: usize = 64;
+
+/// One node and what it said.
+pub struct Told {
+    /// The node.
+    pub member: Member,
+    /// Its rules, what it holds by each, what it may pin, its sources.
+    pub answer: Result<Value>,
+}
+
+/// The registry and the nodes.
+pub struct Nodes {
+    name: String,
+    registry: String,
+    book: Box<dyn Book>,
+    reach: Reach,
+    members: Vec<Member>,
+}
+
+impl Nodes {
+    /// The registry, its nodes, and the rules that it keeps.
+    ///
+    /// # Errors
+    /// When it keeps none by its kind, refuses, or can't be reached.
+    pub fn open(registry: &Registry, name: &str, trust: &TrustConfig) -> std::result::Result<(Nodes, RuleSet), Fault> {
+        let host = group::hostname();
+        let stats = Arc::new(Stats::default());
+        let trust = parts::open_trust(trust, &host)?;
+        let opened = spurline_group::open(registry, name, &trust)?;
+        let Some(book) = opened.book() else {
+            return Err(Fault::usage(
+                format!("{registry} lists nodes and keeps nothing, so the group can have no rules"),
+                "run 'spurline coordinator', or an etcd, and give its coordinator://HOST:PORT or etcd://HOST:PORT to \
+                 nodes, mounts and here",
+            ));
+        };
+        let unreached = |error: &Error, remedy: &str| {
+            let refused = error.kind() == ErrorKind::PermissionDenied;
+            Fault::missing(format!("group {name}: {error}"), if refused { "" } else { remedy })
+        };
+        let kept = book
+            .exchange(&Value::Null)
+            .map_err(|error| unreached(&error, "start the registry, or correct --registry"))?;
+        let follower = Follower::start(&opened, Holds::default(), Arc::clone(&stats))?;
+        let members = match follower.first_answer(Instant::now() + ANSWER) {
+            Ok(members) => members,
+            // They learn of the rules when they start.
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(unreached(&error, "start the registry, or correct --registry")),
+        };
+        let reach = Reach {
+            trust,
+            name: format!("{host}:rules"),
+            source: String::new(),
+            locals: Vec::new(),
+            socket: SocketOptions::default(),
+            nconnect: 1,
+            stats,
+        };
+        let nodes = Nodes { name: name.to_owned(), registry: registry.to_string(), book, reach, members };
+        let set = nodes.read(&kept)?;
+        Ok((nodes, set))
+    }
+
+    fn read(&self, kept: &Value) -> std::result::Result<RuleSet, Fault> {
+        if kept.is_null() {
+            return Ok(RuleSet::default());
+        }
+        RuleSet::from_json(kept).map_err(|error| {
+            Fault::failed(format!("what {} keeps makes no sense: {error}", self.registry), "is it of a newer release?")
+        })
+    }
+
+    /// Has the registry keep these rules if they are later than its own; those that it keeps then.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn keep(&self, set: &RuleSet) -> std::result::Result<RuleSet, Fault> {
+        let kept = self.book.exchange(&set.to_json()).map_err(|error| {
+            Fault::missing(format!("group {}: {error}", self.name), "run it again when the registry answers")
+        })?;
+        self.read(&kept)
+    }
+
+    /// Asks every node for its rules, or gives it `set`.
+    pub fn ask(&self, set: Option<&RuleSet>) -> Vec<Told> {
+        let text = set.map_or_else(String::new, |set| set.to_json().to_string());
+        let one = |member: &Member| Told { member: member.clone(), answer: exchange(&self.reach, member, &text) };
+        let mut told = Vec::with_capacity(self.members.len());
+        for some in self.members.chunks(SIDE_BY_SIDE) {
+            std::thread::scope(|scope| {
+                let asked: Vec<_> = some.iter().map(|member| scope.spawn(|| one(member))).collect();
+                told.extend(asked.into_iter().filter_map(|thread| thread.join().ok()));
+            });
+        }
+        told
+    }
+
+    /// The bytes of all files at or below a URL.
+    ///
+    /// # Errors
+    /// `NotFound` when there is nothing or no node serves it, else when nodes do not answer.
+    pub fn size_of(&self, url: &str, told: &[Told], bar: &ProgressBar, stop: &AtomicBool) -> Result<u64> {
+        let sources = sources_in(told, "sources");
+        let mut places = places(url, &sources);
+        // One source is enough where the URL is below several.
+        let below = places
+            .iter()
+            .position(|(_, below)| !below.is_empty())
+            .or_else(|| places.iter().position(|(source, _)| source == url));
+        if let Some(one) = below {
+            places = vec![places.swap_remove(one)];
+        }
+        if places.is_empty() {
+            let known: Vec<String> = sources.into_iter().collect();
+            let what = match known.as_slice() {
+                [] => "no node answers that could count its files".to_owned(),
+                some => format!("no node serves it: their --source are {}", some.join(", ")),
+            };
+            return Err(Error::new(ErrorKind::NotFound, what));
+        }
+        let (mut sum, mut files) = (0, 0u64);
+        for (source, below) in places {
+            let remote = self.remote(&source)?;
+            walk(&remote, below.as_bytes(), stop, &mut |_, attr| {
+                sum += attr.size;
+                files += 1;
+                bar.set_message(format!("{url}: {files} files, {} so far", human_bytes(sum)));
+                bar.tick();
+                Ok(())
+            })?;
+        }
+        Ok(sum)
+    }
+
+    /// Has every node bring what it holds at or below a URL under the rules of now; the bytes that are held.
+    ///
+    /// # Errors
+    /// When nodes do not answer, or it was interrupted.
+    pub fn classify(&self, url: &str, told: &[Told], bar: &ProgressBar, stop: &AtomicBool) -> Result<u64> {
+        // Blocks are named by the sources that mounts mount.
+        let mut held = 0;
+        for (source, below) in places(url, &sources_in(told, "volumes")) {
+            let remote = self.remote(&source)?;
+            let mut some = Vec::with_capacity(AT_ONCE);
+            let mut tell = |some: &mut Vec<Extent>| -> Result<()> {
+                for done in remote.classify(some) {
+                    if let Some(error) = done.error {
+                        return Err(error);
+                    }
+                    held += done.held_bytes;
+                }
+                bar.set_message(format!("{url}: {} held", human_bytes(held)));
+                bar.tick();
+                some.clear();
+                Ok(())
+            };
+            let walked = walk(&remote, below.as_bytes(), stop, &mut |path, attr| {
+                let object = ObjectRef::new(&source, path, attr.version.clone(), attr.size);
+                some.push(Extent { bytes: 0..object.size, object });
+                if some.len() == AT_ONCE { tell(&mut some) } else { Ok(()) }
+            });
+            match walked {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                other => other?,
+            }
+            tell(&mut some)?;
+        }
+        Ok(held)
+    }
+
+    /// The nodes as a volume of `source`.
+    fn remote(&self, source: &str) -> Result<Arc<Remote>> {
+        let reach = Reach { source: source.to_owned(), ..self.reach.clone() };
+        let roster = Roster::new(&self.members, move |member| reach.peer(member));
+        let config = RemoteConfig {
+            patience: Patience::new(ANSWER),
+            fetchers: 2,
+            metadata_age: Duration::from_secs(1),
+            copies: Copies::default(),
+            standpoint: Standpoint::default(),
+            silence: ANSWER,
+            hedge_after: Duration::ZERO,
+        };
+        // No data comes here: this is what a volume has to have.
+        let memory = |block: u64| Ok(Tier::new(Pool::new(2 * block, block as usize)?));
+        Remote::connect(source, roster, config, Arc::clone(&self.reach.stats), memory)
+    }
+}
+
+/// Gives a node a text of rules, or none, and takes what it says.
+fn exchange(reach: &Reach, member: &Member, text: &str) -> Result<Value> {
+    let deadline = Instant::now() + ANSWER;
+    let pool = reach.pool(member);
+    let mut lease = pool.checkout(deadline)?;
+    let mut body = Vec::new();
+    lease.call(&Request::Rules { text }, &mut body, &mut [], &mut |_| {}, deadline)?;
+    serde_json::from_slice(&body).map_err(|error| {
+        Error::new(ErrorKind::Protocol, format!("what node {} says makes no sense: {error}", member.name))
+    })
+}
+
+fn sources_in(told: &[Told], key: &str) -> BTreeSet<String> {
+    let lists = told.iter().filter_map(|one| one.answer.as_ref().ok()?[key].as_array());
+    lists.flatten().filter_map(|source| Some(source.as_str()?.trim_end_matches('/').to_owned())).collect()
+}
+
+/// Where a URL is in the sources: each that it is in, with the path there; each that is below it, whole.
+fn places(url: &str, sources: &BTreeSet<String>) -> Vec<(String, String)> {
+    let below = |url: &str, above: &str| {
+        let rest = url.strip_prefix(above)?;
+        (rest.is_empty() || rest.starts_with('/')).then(|| rest.trim_start_matches('/').to_owned())
+    };
+    let place = |source: &String| {
+        let path = below(url, source).or_else(|| below(source, url).map(|_| String::new()))?;
+        Some((source.clone(), path))
+    };
+    sources.iter().filter_map(place).collect()
+}
+
+/// Calls `each` with every file at or below a path.
+fn walk(
+    remote: &Remote,
+    path: &[u8],
+    stop: &AtomicBool,
+    each: &mut dyn FnMut(&[u8], &Attr) -> Result<()>,
+) -> Result<()> {
+    let attr = remote.lookup(path)?;
+    if attr.kind != FileKind::Directory {
+        return each(path, &attr);
+    }
+    let mut folders = vec![path.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let mut cursor: Option<Vec<u8>> = None;
+        loop {
+            if stop.load(Ordering::Acquire) {
+                return Err(Error::new(ErrorKind::Unavailable, "it was interrupted"));
+            }
+            let page = remote.list(&folder, cursor.as_deref(), PAGE)?;
+            for entry in &page.entries {
+                let slash: &[u8] = if folder.is_empty() { b"" } else { b"/" };
+                let below = [&folder, slash, &entry.name].concat();
+                match entry.attr.kind {
+                    FileKind::Directory => folders.push(below),
+                    _ => each(&below, &entry.attr)?,
+                }
+            }
+            cursor = page.next;
+            if cursor.is_none() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_found_in_all_sources_it_is_in_and_in_those_below_it() {
+        let sources: BTreeSet<String> =
+            ["s3://b", "s3://b/train", "s3://c", "s3://b/trainer"].map(str::to_owned).into_iter().collect();
+        let places = |url: &str| {
+            let found = places(url, &sources);
+            found.into_iter().map(|(source, path)| format!("{source} {path}")).collect::<Vec<_>>()
+        };
+        assert_eq!(places("s3://b/train/a"), ["s3://b train/a", "s3://b/train a"]);
+        assert_eq!(places("s3://b/val"), ["s3://b val"]);
+        assert_eq!(places("s3://b"), ["s3://b ", "s3://b/train ", "s3://b/trainer "]);
+        assert!(places("s3://d").is_empty() && places("s3://bb").is_empty());
+    }
+}

@@ -1,0 +1,253 @@
+//! Rules for folders of a group: what is pinned stays, what has a time goes, what has a quota keeps to it; nodes and
+//! coordinators that start again know them still.
+
+use crate::common::*;
+use rustix::process::Signal;
+use serde_json::Value;
+use spurline_testkit::{ChaosProxy, S3Server};
+use std::process::Output;
+
+/// An S3 server whose requests are counted, a coordinator, and nodes.
+struct Group {
+    world: World,
+    proxy: ChaosProxy,
+    server: S3Server,
+    coordinator: Process,
+    registry: String,
+}
+
+impl Group {
+    fn new() -> Group {
+        let world = World::new();
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket("data");
+        let proxy = ChaosProxy::start(server.address()).unwrap();
+        let (coordinator, address) = Self::coordinator(&world, "0", true);
+        let registry = format!("coordinator://{address}");
+        Group { world, proxy, server, coordinator, registry }
+    }
+
+    fn coordinator(world: &World, port: &str, file: bool) -> (Process, String) {
+        let file = if file { world.path("nodes").display().to_string() } else { "none".into() };
+        let mut command = world.command(&["coordinator", "--group-port", port, "--state-file", &file]);
+        let process = Process::start(&mut command, &world.log_path("coordinator"));
+        let line = process.wait_for("coordinating on ");
+        let address = line.split("coordinating on ").nth(1).unwrap().trim().to_owned();
+        (process, address)
+    }
+
+    /// Kills the coordinator, and starts it again at its port.
+    fn restart(&mut self, file: bool) {
+        self.coordinator.kill();
+        let port = self.registry.rsplit(':').next().unwrap().to_owned();
+        self.coordinator = Self::coordinator(&self.world, &port, file).0;
+    }
+
+    fn put(&self, folder: &str, files: u64) {
+        (0..files).for_each(|n| drop(self.server.put("data", &format!("{folder}/f{n}"), &bytes(n, MIB))));
+    }
+
+    fn node(&self, name: &str, size: &str) -> Node {
+        self.node_at(name, size, 0)
+    }
+
+    /// At the port of one that was killed its name is its own at once.
+    fn node_at(&self, name: &str, size: &str, port: u16) -> Node {
+        let port = port.to_string();
+        let cache = self.world.dir(&format!("cache-{name}"));
+        let endpoint = self.proxy.endpoint();
+        let mut command = self.world.command(&[
+            "node",
+            "--source",
+            "s3://data",
+            "--endpoint-url",
+            &endpoint,
+            "--name",
+            name,
+            "--group-port",
+            &port,
+        ]);
+        command.args(["--cache-dir", cache.to_str().unwrap(), "--registry", &self.registry, "--cache-size", size]);
+        self.world.node_with(with_credentials(&mut command))
+    }
+
+    fn try_to(&self, words: &[&str]) -> Output {
+        self.world.run(&[words, &["--registry", &self.registry]].concat())
+    }
+
+    fn run(&self, words: &[&str]) -> String {
+        let out = self.try_to(words);
+        assert!(out.status.success(), "{words:?}: {out:?}");
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    }
+
+    fn load(&self, folder: &str, more: &[&str]) -> String {
+        let url = format!("s3://data/{folder}");
+        self.run(&[&["load", &url, "--source", "s3://data", "-p", "4"], more].concat())
+    }
+
+    /// Reads more than the disk has room for, a part after the other: what is fetched at one time has to have room.
+    fn scan(&self) {
+        ["f1*", "f2*", "f3*"].iter().for_each(|some| drop(self.load("train", &["--include", some])));
+    }
+
+    fn rules(&self) -> Value {
+        let out = self.try_to(&["rules", "--json"]);
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&out.stderr)))
+    }
+
+    /// Bytes held by the rule for a folder; `None` when there is none.
+    fn held(&self, folder: &str) -> Option<u64> {
+        let (rules, url) = (self.rules(), format!("s3://data/{folder}"));
+        rules["rules"].as_array()?.iter().find(|rule| rule["url"] == *url)?["held_bytes"].as_u64()
+    }
+
+    /// Requests for the bytes of files of a folder that reached the server.
+    fn fetched(&self, folder: &str) -> usize {
+        let of = format!("/{folder}/f");
+        self.proxy.requests().iter().filter(|(method, path)| method == "GET" && path.contains(&of)).count()
+    }
+}
+
+fn end(mut node: Node) {
+    node.process.signal(Signal::TERM);
+    assert!(node.process.wait().success(), "{}", node.process.log());
+}
+
+#[test]
+fn pinned_folders_stay_over_scans_restarts_and_a_smaller_disk() {
+    let mut group = Group::new();
+    for (folder, files) in [("val", 8), ("train", 40), ("huge", 30)] {
+        group.put(folder, files);
+    }
+    let node = group.node("one", "32M");
+    // What does not fit is refused, with the figures, and nothing is changed.
+    refused(
+        &group.try_to(&["pin", "s3://data/huge"]),
+        1,
+        &["s3://data/huge has 30.0 MiB", "can pin 25.6 MiB", "80 %", "nothing was changed", "--cache-size"],
+    );
+    assert_eq!(group.held("huge"), None);
+    // What is here already comes under the rule, and so does what comes. A second time changes nothing.
+    group.load("val", &["--include", "f[0-3]"]);
+    let said = group.run(&["pin", "s3://data/val"]);
+    assert!(said.contains("s3://data/val: pinned") && said.contains("4.00 MiB of it held"), "{said}");
+    assert_eq!(group.held("val"), Some(4 << 20));
+    group.load("val", &[]);
+    let before = group.rules();
+    assert_eq!((group.held("val"), group.fetched("val")), (Some(8 << 20), 8));
+    group.run(&["pin", "s3://data/val/"]);
+    assert_eq!(group.rules(), before);
+    group.scan();
+    assert!(node.count("blockcache", "evictions") > 0 && node.count("blockcache", "pinned_bytes") == 8 << 20);
+    // The node and the coordinator start again, each by a kill; and the node's disk is smaller then.
+    group.restart(true);
+    assert_eq!(group.rules()["rules"].as_array().unwrap().len(), 1, "the coordinator's file has them");
+    eventually("the node is in the list again", || group.held("val") == Some(8 << 20));
+    end(node);
+    let mut node = group.node("one", "24M");
+    eventually("the smaller disk", || node.count("blockcache", "used_bytes") <= 24 << 20);
+    group.scan();
+    group.load("val", &[]);
+    assert_eq!((group.fetched("val"), group.held("val")), (8, Some(8 << 20)), "pinned, and each fetched once");
+    let port = node.port();
+    node.process.kill();
+    let node = group.node_at("one", "24M", port);
+    eventually("the node is in the list", || group.held("val") == Some(8 << 20));
+    // A coordinator that comes back empty is given the rules by the node.
+    group.restart(false);
+    eventually("the rules are given back", || group.held("val") == Some(8 << 20));
+    let said = group.run(&["unpin", "s3://data/val"]);
+    assert!(said.contains("s3://data/val: no rule"), "{said}");
+    assert_eq!((group.held("val"), node.count("blockcache", "pinned_bytes")), (None, 0));
+    refused(&group.try_to(&["unpin", "s3://data/val"]), 1, &["s3://data/val is not pinned in group default"]);
+    // Pinned and loaded by one command; a file is a folder's equal.
+    group.load("train/f1", &["--pin"]);
+    assert_eq!(group.held("train/f1"), Some(1 << 20));
+    refused(&group.try_to(&["load", "--pin", "s3://data/huge", "--source", "s3://data"]), 1, &["can pin 19.2 MiB"]);
+    end(node);
+}
+
+#[test]
+fn limited_folders_go_and_nodes_that_join_know_the_rules() {
+    let group = Group::new();
+    group.put("scratch", 8);
+    let node = group.node("one", "64M");
+    // Before anything is there: a rule for what will come. A share has to hold a block.
+    refused(
+        &group.try_to(&["limit", "s3://data/none", "--quota", "512K"]),
+        1,
+        &["a block of 1.00 MiB", "at least 1.00 MiB"],
+    );
+    let said = group.run(&["limit", "s3://data/scratch", "--quota", "4M"]);
+    assert!(said.contains("s3://data/scratch: at most 4.00 MiB"), "{said}");
+    group.load("scratch", &["--include", "f[0-3]"]);
+    group.load("scratch", &["--include", "f[4-7]"]);
+    assert_eq!((group.held("scratch"), node.count("blockcache", "limited_blocks")), (Some(4 << 20), 4));
+    // More room: all of it. A shorter time: all goes, what is here before it as well.
+    group.run(&["limit", "s3://data/scratch", "--quota", "none", "--ttl", "1h"]);
+    group.load("scratch", &[]);
+    assert_eq!(group.held("scratch"), Some(8 << 20));
+    let said = group.run(&["limit", "s3://data/scratch", "--ttl", "1s"]);
+    assert!(said.contains("kept for 1 s"), "{said}");
+    eventually("the end of its time", || group.held("scratch") == Some(0));
+    let before = group.fetched("scratch");
+    group.load("scratch", &[]);
+    assert!(group.fetched("scratch") >= before + 8, "it is fetched again");
+    // One that joins goes by the rules.
+    let other = group.node("two", "64M");
+    assert!(other.process.log().contains("rules for folders: 1, revision"), "{}", other.process.log());
+    eventually("both are in the list", || {
+        group.rules()["most_pinned_bytes"].as_u64() == Some(2 * ((64 << 20) / 100 * 80))
+    });
+    end(other);
+    group.run(&["limit", "s3://data/scratch", "--ttl", "none"]);
+    assert_eq!(group.held("scratch"), None);
+    end(node);
+}
+
+#[test]
+fn what_can_not_be_a_rule_is_refused_in_plain_words() {
+    let mut group = Group::new();
+    group.put("val", 1);
+    let node = group.node("one", "32M");
+    let run = |words: &[&str]| group.world.run(words);
+    refused(&run(&["pin", "s3://data/val"]), 2, &["none is named", "--registry coordinator://HOST:PORT", "runs alone"]);
+    refused(
+        &run(&["pin", "s3://data/val", "--registry", "static:127.0.0.1:1"]),
+        2,
+        &["static:127.0.0.1:1 lists nodes and keeps nothing", "spurline coordinator"],
+    );
+    refused(&run(&["rules", "--registry", "dns:nodes.example:1"]), 2, &["lists nodes and keeps nothing"]);
+    refused(&group.try_to(&["pin", "s4://data/val"]), 2, &["unknown scheme 's4'"]);
+    refused(&group.try_to(&["pin", "s3://data/vel"]), 1, &["s3://data/vel", "name a folder or file that is there"]);
+    refused(&group.try_to(&["pin", "s3://other"]), 1, &["no node serves it", "s3://data"]);
+    refused(&group.try_to(&["limit", "s3://data/val"]), 2, &["--ttl TIME or --quota SIZE"]);
+    refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "soon"]), 2, &["'soon' is not a duration"]);
+    refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "0s"]), 2, &["would keep nothing"]);
+    refused(&group.try_to(&["limit", "s3://data/val", "--quota", "much"]), 2, &["much"]);
+    let token = group.world.file("token", b"a secret of thirty-two characters\n");
+    let token = token.to_str().unwrap();
+    refused(&group.try_to(&["rules", "--group-token-file", token]), 3, &["group default", "token"]);
+    // Interrupted while it counts, nothing is changed.
+    group.proxy.forget();
+    group.proxy.set_latency(std::time::Duration::from_secs(2));
+    let mut command = group.world.command(&["pin", "s3://data/val", "--registry", &group.registry]);
+    let mut pin = Process::start(&mut command, &group.world.log_path("pin"));
+    eventually("it counts", || !group.proxy.requests().is_empty());
+    pin.signal(Signal::INT);
+    assert_eq!(pin.wait().code(), Some(1), "{}", pin.log());
+    assert!(pin.log().contains("interrupted") && pin.log().contains("nothing was changed"), "{}", pin.log());
+    group.proxy.calm();
+    group.proxy.set_latency(std::time::Duration::ZERO);
+    assert_eq!(group.held("val"), None);
+    // A node that does not answer learns of it later; a registry that is gone is an error.
+    node.process.signal(Signal::STOP);
+    let out = group.try_to(&["limit", "s3://data/val", "--ttl", "1d"]);
+    node.process.signal(Signal::CONT);
+    assert!(String::from_utf8_lossy(&out.stderr).contains("node one does not answer"), "{out:?}");
+    eventually("it is told", || group.held("val").is_some() && node.process.log().contains("rules for folders: 1"));
+    group.coordinator.kill();
+    refused(&group.try_to(&["rules"]), 3, &["group default", "start the registry"]);
+    end(node);
+}

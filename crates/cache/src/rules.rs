@@ -1,0 +1,326 @@
+//! Rules for folders: what of them is never evicted, goes after a time, or may take only so much room. Which rule a file
+//! is under is decided here, by its source and path; what a rule does to blocks the store knows, by the rule's number.
+
+use crate::Shared;
+use parking_lot::RwLock;
+use serde_json::{Value, json};
+use spurline_store::{Class, PLAIN, Store};
+use spurline_types::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The most rules a group may have: each block that is fetched is compared with all of them.
+pub const RULES_MAX: usize = 255;
+/// All rules together fit into one request.
+const TEXT_MAX: usize = 48 << 10;
+/// The longest URL of a rule.
+const URL_MAX: usize = 1024;
+
+/// What holds for a folder and all below it, where no rule for a folder further down does.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rule {
+    /// The folder: a source and a path below it, with no slash at the end.
+    pub url: String,
+    /// Never evicted for room.
+    pub pin: bool,
+    /// How long its blocks are kept.
+    pub ttl_seconds: Option<u64>,
+    /// The bytes that the group may keep of it.
+    pub quota_bytes: Option<u64>,
+    /// From 1; the same for as long as the rule is there. Blocks are kept with it, so that it is another rule's only after
+    /// all others had their turn.
+    pub number: u16,
+}
+
+impl Rule {
+    /// The rule as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "url": self.url, "pin": self.pin, "ttl_seconds": self.ttl_seconds, "quota_bytes": self.quota_bytes,
+            "number": self.number,
+        })
+    }
+
+    fn says_nothing(&self) -> bool {
+        !self.pin && self.ttl_seconds.is_none() && self.quota_bytes.is_none()
+    }
+}
+
+/// All rules; the later of two sets has the larger revision.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuleSet {
+    /// 0 while nobody ever gave a rule.
+    pub revision: u64,
+    /// The number that was given last.
+    pub last: u16,
+    /// None twice for one folder.
+    pub rules: Vec<Rule>,
+}
+
+impl RuleSet {
+    /// The set as JSON.
+    pub fn to_json(&self) -> Value {
+        let rules: Vec<Value> = self.rules.iter().map(Rule::to_json).collect();
+        json!({ "revision": self.revision, "last": self.last, "rules": rules })
+    }
+
+    /// The set that a JSON text means.
+    ///
+    /// # Errors
+    /// `Invalid` when it means none.
+    pub fn from_json(value: &Value) -> Result<RuleSet> {
+        let wrong =
+            |what: &str| Error::new(ErrorKind::Invalid, format!("rules for folders: {what} is missing or wrong"));
+        let revision = value["revision"].as_u64().ok_or_else(|| wrong("the revision"))?;
+        let list = value["rules"].as_array().filter(|list| list.len() <= RULES_MAX).ok_or_else(|| wrong("the list"))?;
+        let mut rules: Vec<Rule> = Vec::with_capacity(list.len());
+        for one in list {
+            let number = one["number"].as_u64().and_then(|n| u16::try_from(n).ok()).filter(|n| *n != PLAIN);
+            let rule = Rule {
+                url: one["url"].as_str().filter(|url| fits(url)).ok_or_else(|| wrong("a folder"))?.to_owned(),
+                pin: one["pin"].as_bool().unwrap_or(false),
+                ttl_seconds: one["ttl_seconds"].as_u64(),
+                quota_bytes: one["quota_bytes"].as_u64(),
+                number: number.ok_or_else(|| wrong("a number"))?,
+            };
+            if rules.iter().any(|other| other.number == rule.number || other.url == rule.url) {
+                return Err(wrong("a rule that is there once"));
+            }
+            rules.push(rule);
+        }
+        let last =
+            value["last"].as_u64().and_then(|n| u16::try_from(n).ok()).ok_or_else(|| wrong("the last number"))?;
+        Ok(RuleSet { revision, last, rules })
+    }
+
+    /// The set one revision on, with the rules for `urls` changed, made where there are none, and left out where they say
+    /// nothing any more.
+    ///
+    /// # Errors
+    /// `Invalid` when there are too many rules, or a URL is too long.
+    pub fn changed(&self, urls: &[String], change: &dyn Fn(&mut Rule)) -> Result<RuleSet> {
+        let mut set = self.clone();
+        for url in urls {
+            let at = match set.rules.iter().position(|rule| rule.url == *url) {
+                Some(at) => at,
+                None if !fits(url) => {
+                    let what = format!("a URL of {} bytes; a rule's has at most {URL_MAX}", url.len());
+                    return Err(Error::new(ErrorKind::Invalid, what));
+                }
+                None => {
+                    let taken = |number: u16| number == PLAIN || set.rules.iter().any(|rule| rule.number == number);
+                    set.last = set.last.wrapping_add(1);
+                    while taken(set.last) {
+                        set.last = set.last.wrapping_add(1);
+                    }
+                    set.rules.push(Rule { url: url.clone(), number: set.last, ..Rule::default() });
+                    set.rules.len() - 1
+                }
+            };
+            change(&mut set.rules[at]);
+        }
+        set.rules.retain(|rule| !rule.says_nothing());
+        if set.rules.len() > RULES_MAX {
+            let what = format!("a group has at most {RULES_MAX} rules: take some away, or name a folder above");
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        let long = set.to_json().to_string().len();
+        if long > TEXT_MAX {
+            let what = format!("the group's rules would be {long} bytes long, at most {TEXT_MAX}: take some away");
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        set.revision += 1;
+        Ok(set)
+    }
+
+    /// The rule for a file, the one for the longest folder.
+    pub fn of(&self, source: &str, path: &[u8]) -> Option<&Rule> {
+        self.rules.iter().filter(|rule| is_below(&rule.url, source, path)).max_by_key(|rule| rule.url.len())
+    }
+}
+
+fn fits(url: &str) -> bool {
+    (1..=URL_MAX).contains(&url.len())
+}
+
+/// Whether the file `path` of `source` is `folder` or below it.
+fn is_below(folder: &str, source: &str, path: &[u8]) -> bool {
+    let starts = |whole: &[u8], with: &[u8]| {
+        whole
+            .strip_prefix(with)
+            .is_some_and(|rest| with.is_empty() || with.ends_with(b"/") || matches!(rest, [] | [b'/', ..]))
+    };
+    let source = source.trim_end_matches('/');
+    match folder.strip_prefix(source) {
+        Some("") => true,
+        Some(below) if below.starts_with('/') => starts(path, &below.as_bytes()[1..]),
+        _ => starts(source.as_bytes(), folder.as_bytes()),
+    }
+}
+
+struct Inner {
+    set: Arc<RuleSet>,
+    /// The share of the group's blocks that this process holds.
+    share: f64,
+}
+
+/// The rules of one process.
+pub(crate) struct Rules {
+    any: AtomicBool,
+    inner: RwLock<Inner>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Rules { any: AtomicBool::new(false), inner: RwLock::new(Inner { set: Arc::default(), share: 1.0 }) }
+    }
+}
+
+impl Rules {
+    /// The number of the rule for a file. Asked when a block is written to disk, never when it is read.
+    pub fn number(&self, source: &str, path: &[u8]) -> u16 {
+        if !self.any.load(Ordering::Acquire) {
+            return PLAIN;
+        }
+        self.inner.read().set.of(source, path).map_or(PLAIN, |rule| rule.number)
+    }
+
+    pub fn set(&self) -> Arc<RuleSet> {
+        Arc::clone(&self.inner.read().set)
+    }
+
+    /// Takes a later set; false when it is none.
+    pub fn take(&self, set: RuleSet, store: Option<&Store>) -> bool {
+        let mut inner = self.inner.write();
+        if set.revision <= inner.set.revision {
+            return false;
+        }
+        inner.set = Arc::new(set);
+        self.any.store(!inner.set.rules.is_empty(), Ordering::Release);
+        inner.apply(store);
+        true
+    }
+
+    /// This process holds another share of the group's blocks.
+    pub fn share(&self, share: f64, store: Option<&Store>) {
+        let mut inner = self.inner.write();
+        inner.share = share.clamp(0.0, 1.0);
+        // While no rules are known, blocks from before keep the classes they have.
+        if inner.set.revision > 0 {
+            inner.apply(store);
+        }
+    }
+}
+
+impl Inner {
+    fn apply(&self, store: Option<&Store>) {
+        let Some(store) = store else { return };
+        let class = |rule: &Rule| Class {
+            pinned: rule.pin,
+            ttl: rule.ttl_seconds.map(Duration::from_secs),
+            quota_bytes: rule.quota_bytes.map(|quota| (quota as f64 * self.share) as u64),
+        };
+        store.set_classes(self.set.rules.iter().map(|rule| (rule.number, class(rule))).collect::<BTreeMap<_, _>>());
+    }
+}
+
+impl Shared {
+    /// The rules for folders.
+    pub fn rules(&self) -> Arc<RuleSet> {
+        self.rules.set()
+    }
+
+    /// Goes by these rules for folders from now on, if they are later than those of now; whether they are. What is on
+    /// disk already is under the rule that it came under, if there is that still, until [`crate::Cache::classify`].
+    pub fn take_rules(&self, set: RuleSet) -> bool {
+        self.rules.take(set, self.disks())
+    }
+
+    /// Of the group's blocks this process holds `share`, between 0 and 1: so much of each quota is its own.
+    pub fn holds_share(&self, share: f64) {
+        self.rules.share(share, self.disks());
+    }
+
+    /// Bytes on disk under a rule.
+    pub fn held_by_rule(&self, rule: &Rule) -> u64 {
+        self.disks().map_or(0, |store| store.class_used(rule.number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(url: &str, number: u16) -> Rule {
+        Rule { url: url.into(), number, ..Rule::default() }
+    }
+
+    fn of_rules(rules: Vec<Rule>) -> RuleSet {
+        RuleSet { revision: 1, last: 9, rules }
+    }
+
+    #[test]
+    fn the_longest_folder_that_a_file_is_below_decides() {
+        let set = of_rules(vec![rule("s3://b", 1), rule("s3://b/train/a", 2), rule("s3://b/train", 3)]);
+        let of = |source: &str, path: &str| set.of(source, path.as_bytes()).map_or(0, |rule| rule.number);
+        assert_eq!((of("s3://b", "x"), of("s3://b", "train/x"), of("s3://b", "train/a/x")), (1, 3, 2));
+        assert_eq!((of("s3://b", "trainer/x"), of("s3://b", "train/ab"), of("s3://b", "train/a")), (1, 3, 2));
+        // Another source of the same bucket, and another bucket.
+        assert_eq!((of("s3://b/train", "a/x"), of("s3://b/train/", "c"), of("s3://b/train/a/deep", "x")), (2, 3, 2));
+        assert_eq!((of("s3://bucket", "x"), of("s3://c", "x"), of("s3://b/trai", "x")), (0, 0, 1));
+        let root = of_rules(vec![rule("/", 1), rule("/data", 2)]);
+        assert_eq!(root.of("/data", b"x").unwrap().number, 2);
+        assert_eq!((root.of("/", b"data/x").unwrap().number, root.of("/", b"x").unwrap().number), (2, 1));
+    }
+
+    #[test]
+    fn sets_come_back_from_json_and_wrong_ones_are_refused() {
+        let whole = Rule { pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 40), ..rule("s3://b/a", 65_535) };
+        let set = RuleSet { revision: 7, last: 9, rules: vec![whole, rule("s3://b", 1)] };
+        assert_eq!(RuleSet::from_json(&set.to_json()).unwrap(), set);
+        for wrong in [
+            json!({}),
+            json!({"revision": 1}),
+            json!({"revision": -1, "last": 1, "rules": []}),
+            json!({"revision": 1, "last": 1, "rules": [{"url": "", "number": 1}]}),
+            json!({"revision": 1, "last": 1, "rules": [{"url": "a", "number": 0}]}),
+            json!({"revision": 1, "last": 1, "rules": [{"url": "a", "number": 65536}]}),
+            json!({"revision": 1, "last": 1, "rules": [{"url": "a", "number": 1}, {"url": "b", "number": 1}]}),
+            json!({"revision": 1, "last": 1, "rules": [{"url": "a", "number": 1}, {"url": "a", "number": 2}]}),
+        ] {
+            assert!(RuleSet::from_json(&wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn rules_are_made_changed_and_taken_away() {
+        let urls = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let one = RuleSet::default().changed(&urls(&["s3://b/x", "s3://b/y"]), &|rule| rule.pin = true).unwrap();
+        assert_eq!((one.revision, one.rules.len(), one.rules[1].number), (1, 2, 2));
+        let two = one.changed(&urls(&["s3://b/x"]), &|rule| rule.ttl_seconds = Some(60)).unwrap();
+        assert!(two.rules[0].pin && two.rules[0].ttl_seconds == Some(60) && two.rules[0].number == 1);
+        let mut three = two.changed(&urls(&["s3://b/x", "s3://b/y"]), &|rule| rule.pin = false).unwrap();
+        assert_eq!(three.rules.iter().map(|rule| rule.url.as_str()).collect::<Vec<_>>(), ["s3://b/x"]);
+        // A number comes again only when all others have been given.
+        let four = three.changed(&urls(&["s3://b/z"]), &|rule| rule.quota_bytes = Some(1)).unwrap();
+        assert_eq!((four.revision, four.rules[1].number), (4, 3));
+        three.last = u16::MAX;
+        assert_eq!(three.changed(&urls(&["s3://b/z"]), &|rule| rule.pin = true).unwrap().rules[1].number, 2);
+        let many: Vec<String> = (0..RULES_MAX).map(|n| format!("s3://m/{n}")).collect();
+        assert!(four.changed(&many, &|rule| rule.pin = true).unwrap_err().to_string().contains("255"));
+        assert!(four.changed(&["x".repeat(2000)], &|rule| rule.pin = true).is_err());
+    }
+
+    #[test]
+    fn an_older_set_is_not_taken() {
+        let rules = Rules::default();
+        let set = |revision| RuleSet { revision, last: 1, rules: vec![rule("s3://b", 1)] };
+        let number = || rules.number("s3://b", b"x");
+        assert_eq!(number(), PLAIN);
+        assert!(rules.take(set(2), None) && number() == 1);
+        assert!(!rules.take(set(2), None) && !rules.take(set(1), None));
+        assert!(rules.take(RuleSet { revision: 3, ..RuleSet::default() }, None) && number() == PLAIN);
+    }
+}
