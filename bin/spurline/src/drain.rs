@@ -66,7 +66,7 @@ pub fn run(args: DrainArgs) -> std::result::Result<ExitCode, Fault> {
         Fault::missing(format!("group {}: {error}", args.cache_group), remedy)
     })?;
     let node = find(&members, &args.node)?.clone();
-    let after: Vec<Member> = members.into_iter().filter(|member| member.name != node.name).collect();
+    let after: Vec<Arc<Member>> = members.into_iter().filter(|member| member.name != node.name).collect();
     if !after.iter().any(|member| member.weight > 0) {
         let what = format!("node {} is the only one of group {} with a share", node.name, args.cache_group);
         return Err(Fault::failed(what, "start another node first, or stop this one: what it holds is fetched again"));
@@ -208,8 +208,8 @@ impl Bar {
 }
 
 /// The member of this name or address.
-fn find<'a>(members: &'a [Member], wanted: &str) -> std::result::Result<&'a Member, Fault> {
-    let is = |member: &&Member| member.name == wanted || member.addresses.iter().any(|at| at == wanted);
+fn find<'a>(members: &'a [Arc<Member>], wanted: &str) -> std::result::Result<&'a Arc<Member>, Fault> {
+    let is = |member: &&Arc<Member>| member.name == wanted || member.addresses.iter().any(|at| at == wanted);
     members.iter().find(is).ok_or_else(|| {
         let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
         Fault::failed(
@@ -273,7 +273,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 }
 
 /// The group as it will be, to be asked for `source`.
-fn open(reach: &Reach, source: &str, after: &[Member], stats: &Arc<Stats>) -> Result<Arc<Remote>> {
+fn open(reach: &Reach, source: &str, after: &[Arc<Member>], stats: &Arc<Stats>) -> Result<Arc<Remote>> {
     let reach = Reach { source: source.to_owned(), ..reach.clone() };
     let roster = Roster::new(after, move |member| reach.peer(member));
     let config = RemoteConfig {
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_node_is_found_by_name_or_address() {
-        let member = |name: &str, at: &str| Member { name: name.into(), ..Member::at(at, 100) };
+        let member = |name: &str, at: &str| Arc::new(Member { name: name.into(), ..Member::at(at, 100) });
         let members = [member("a", "h:1"), member("b", "h:2")];
         assert_eq!(find(&members, "b").unwrap().name, "b");
         assert_eq!(find(&members, "h:1").unwrap().name, "a");

@@ -37,7 +37,7 @@ pub fn follow(
     group: &str,
     hold: Duration,
     stats: &Arc<Stats>,
-) -> Result<(Follower, Vec<Member>), Fault> {
+) -> Result<(Follower, Vec<Arc<Member>>), Fault> {
     let follower = start(registry, hold, stats)?;
     match follower.first(Instant::now() + FIRST) {
         Ok(members) => {
@@ -62,7 +62,7 @@ pub fn follow(
 struct Nodes(Arc<Roster>);
 
 impl Audience for Nodes {
-    fn members(&self, members: &[Member]) {
+    fn members(&self, members: &[Arc<Member>]) {
         self.0.set_members(members);
     }
 
@@ -145,14 +145,14 @@ pub fn ask_others(
     let registry = spurline_group::open(&group.registry, &group.name, trust)?;
     let follower = start(&registry, group.hold, stats)?;
     settings::compare_with_others(config, name, &follower.known(Instant::now() + FIRST), &reach)?;
-    let open = move |source: &str, members: &[Member]| {
+    let open = move |source: &str, members: &[Arc<Member>]| {
         let reach = Reach { source: source.to_owned(), ..reach.clone() };
         Roster::new(members, move |member| reach.peer(member))
     };
     let siblings = Siblings::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
     shared.ask_elsewhere(Arc::clone(&siblings) as _);
     let (share, own) = (Arc::clone(shared), name.to_owned());
-    follower.tell(Arc::new(move |members: &[Member]| {
+    follower.tell(Arc::new(move |members: &[Arc<Member>]| {
         siblings.set_members(members);
         if let Some(part) = share_of(&own, members) {
             share.holds_share(part);
@@ -163,7 +163,7 @@ pub fn ask_others(
 }
 
 /// What of the group's blocks is a node's; `None` for one that is not listed yet or drained: it keeps the share it had.
-fn share_of(name: &str, members: &[Member]) -> Option<f64> {
+fn share_of(name: &str, members: &[Arc<Member>]) -> Option<f64> {
     let own = members.iter().find(|member| member.name == name && member.weight > 0)?;
     let all: u64 = members.iter().map(|member| u64::from(member.weight)).sum();
     Some(f64::from(own.weight) / all as f64)

@@ -33,7 +33,7 @@ const AT_ONCE: usize = 64;
 
 /// What one node said.
 struct Line {
-    member: Member,
+    member: Arc<Member>,
     answer: Result<Answer>,
 }
 
@@ -88,7 +88,7 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
     Ok(ExitCode::from(u8::from(!all_well)))
 }
 
-fn ask_all(reach: &Reach, members: Vec<Member>) -> Vec<Line> {
+fn ask_all(reach: &Reach, members: Vec<Arc<Member>>) -> Vec<Line> {
     let next = AtomicUsize::new(0);
     let (next, members) = (&next, &members);
     let mut lines: Vec<(usize, Line)> = std::thread::scope(|scope| {
@@ -97,7 +97,7 @@ fn ask_all(reach: &Reach, members: Vec<Member>) -> Vec<Line> {
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(member) = members.get(index) else { return done };
-                done.push((index, Line { member: member.clone(), answer: ask(reach, member) }));
+                done.push((index, Line { member: Arc::clone(member), answer: ask(reach, member) }));
             }
         };
         let threads: Vec<_> = (0..AT_ONCE.min(members.len())).map(|_| scope.spawn(worker)).collect();

@@ -100,7 +100,7 @@ fn keep(dir: &Path, file: &Path, now: &Value) {
 pub fn compare_with_others(
     config: &NodeConfig,
     own_name: &str,
-    members: &[Member],
+    members: &[std::sync::Arc<Member>],
     reach: &Reach,
 ) -> Result<(), Fault> {
     let own = config.cache.block_size;

@@ -2,6 +2,7 @@
 //! Pure arithmetic; it knows no network, no clock and no randomness.
 
 use spurline_types::{Member, ObjectId};
+use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -151,11 +152,11 @@ fn score(hash: u64, weight: u32) -> f64 {
 
 impl Placement {
     /// Over `members`, whose indices are what is found.
-    pub fn new(members: &[Member]) -> Placement {
+    pub fn new<M: Borrow<Member>>(members: &[M]) -> Placement {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let mut zones: Vec<String> = Vec::new();
         let mut classes: BTreeMap<(u32, u32), Class> = BTreeMap::new();
-        for (index, member) in members.iter().enumerate() {
+        for (index, member) in members.iter().map(Borrow::borrow).enumerate() {
             let zone = zones.iter().position(|zone| *zone == member.zone).unwrap_or_else(|| {
                 zones.push(member.zone.clone());
                 zones.len() - 1
@@ -202,14 +203,14 @@ impl Placement {
 
     /// Brings those that hold it and are in the reader's zone to the front; among equals the reader's seed decides, so
     /// that many readers share the copies.
-    pub fn near_first(&self, wanted: Wanted, members: &[Member], from: &Standpoint, out: &mut [u32]) {
+    pub fn near_first<M: Borrow<Member>>(&self, wanted: Wanted, members: &[M], from: &Standpoint, out: &mut [u32]) {
         let copies = (wanted.copies as usize).min(out.len());
         let held = &mut out[..copies];
         if held.len() < 2 {
             return;
         }
-        let near = |index: &u32| !from.zone.is_empty() && members[*index as usize].zone == from.zone;
-        let of_weight = |index: &u32| members[*index as usize].weight > 0;
+        let near = |index: &u32| !from.zone.is_empty() && members[*index as usize].borrow().zone == from.zone;
+        let of_weight = |index: &u32| members[*index as usize].borrow().weight > 0;
         // Stable, and short: at most a handful of copies.
         held.sort_by_key(|index| (!of_weight(index), !near(index)));
         let equal =

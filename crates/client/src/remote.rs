@@ -121,7 +121,7 @@ impl Remote {
     }
 
     /// Replaces the list of the group's nodes; see [`Roster::set_members`].
-    pub fn set_members(&self, members: &[Member]) {
+    pub fn set_members(&self, members: &[Arc<Member>]) {
         self.inner.roster.set_members(members);
     }
 

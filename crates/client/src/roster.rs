@@ -46,7 +46,7 @@ struct Slot {
 
 /// The nodes at one moment. Requests under way keep theirs.
 pub struct View {
-    members: Vec<Member>,
+    members: Vec<Arc<Member>>,
     slots: Vec<Arc<Slot>>,
     placement: Placement,
     workshop: Arc<Workshop>,
@@ -65,7 +65,7 @@ impl View {
     }
 
     /// The nodes, in the order in which they were told.
-    pub fn members(&self) -> &[Member] {
+    pub fn members(&self) -> &[Arc<Member>] {
         &self.members
     }
 
@@ -110,12 +110,12 @@ pub struct Roster {
 
 impl Roster {
     /// A group of `members`, asked through what `make` makes of each.
-    pub fn new(members: &[Member], make: impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static) -> Arc<Roster> {
+    pub fn new(members: &[Arc<Member>], make: impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static) -> Arc<Roster> {
         let workshop = Arc::new(Workshop { make: Box::new(make), equipment: OnceLock::new() });
         let empty = View {
             members: Vec::new(),
             slots: Vec::new(),
-            placement: Placement::new(&[]),
+            placement: Placement::new::<Member>(&[]),
             workshop: Arc::clone(&workshop),
         };
         let roster = Roster { current: ArcSwap::from_pointee(empty), workshop, changing: Mutex::new(()) };
@@ -125,7 +125,7 @@ impl Roster {
 
     /// Replaces the list. Nodes that stay under the same name and addresses keep their connections; those that go
     /// finish what is under way. Of two under one name the last told is the one.
-    pub fn set_members(&self, members: &[Member]) {
+    pub fn set_members(&self, members: &[Arc<Member>]) {
         let _changing = self.changing.lock();
         let old = self.current.load();
         if old.members == members {
@@ -138,7 +138,7 @@ impl Roster {
             let kept = known.get(member.name.as_str()).filter(|at| old.members[**at].addresses == member.addresses);
             let slot = kept.map_or_else(Arc::default, |at| Arc::clone(&old.slots[*at]));
             tracing::trace!(index, name = member.name, kept = kept.is_some(), "a node of the group");
-            kept_members.push(member.clone());
+            kept_members.push(Arc::clone(member));
             slots.push(slot);
         }
         let placement = Placement::new(&kept_members);

@@ -24,7 +24,7 @@ thread_local! {
 }
 
 /// Makes what a source is asked for through, of these nodes.
-type OpenGroup = dyn Fn(&str, &[Member]) -> Arc<Roster> + Send + Sync;
+type OpenGroup = dyn Fn(&str, &[Arc<Member>]) -> Arc<Roster> + Send + Sync;
 
 /// The group of a node as the node itself sees it.
 pub struct Siblings {
@@ -32,7 +32,7 @@ pub struct Siblings {
     /// Of each source that was asked for: connections greet for one.
     rosters: RwLock<HashMap<String, Arc<Roster>>>,
     /// The nodes now, and when they were last told to be others.
-    members: Mutex<(Vec<Member>, Instant)>,
+    members: Mutex<(Vec<Arc<Member>>, Instant)>,
     own_name: String,
     block_size: u64,
     /// After the group changed, blocks may be where they were before for this long.
@@ -49,7 +49,7 @@ impl Siblings {
         block_size: u64,
         settles: Duration,
         stats: Arc<Stats>,
-        open: impl Fn(&str, &[Member]) -> Arc<Roster> + Send + Sync + 'static,
+        open: impl Fn(&str, &[Arc<Member>]) -> Arc<Roster> + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Siblings {
             open: Box::new(open),
@@ -63,7 +63,7 @@ impl Siblings {
     }
 
     /// Replaces the list of the group's nodes, this one included.
-    pub fn set_members(&self, members: &[Member]) {
+    pub fn set_members(&self, members: &[Arc<Member>]) {
         let mut known = self.members.lock();
         if known.0 != members {
             *known = (members.to_vec(), Instant::now());

@@ -163,7 +163,7 @@ struct Following {
     /// The coordinator to ask when there is no stream.
     next: usize,
     stream: Option<Streaming<pb::Change>>,
-    known: BTreeMap<String, Member>,
+    known: BTreeMap<String, Arc<Member>>,
 }
 
 impl Following {
@@ -199,7 +199,7 @@ impl Following {
         for node in change.put {
             changed = true;
             let member = from_wire(node);
-            self.known.insert(member.name.clone(), member);
+            self.known.insert(member.name.clone(), Arc::new(member));
         }
         for name in change.gone {
             changed |= self.known.remove(&name).is_some();
@@ -207,7 +207,7 @@ impl Following {
         changed
     }
 
-    async fn changes(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+    async fn changes(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         if self.stream.is_none() {
             self.stream = Some(self.open().await?);
         }
@@ -243,7 +243,7 @@ impl Following {
 }
 
 impl Watch for Following {
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         let runtime = Arc::clone(&self.runtime);
         runtime.block_on(self.changes(until))
     }

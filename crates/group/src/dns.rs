@@ -86,11 +86,11 @@ struct Asking {
     runtime: Arc<Runtime>,
     /// When to ask again.
     again: Option<Instant>,
-    known: Option<Vec<Member>>,
+    known: Option<Vec<Arc<Member>>>,
 }
 
 impl Asking {
-    async fn ask(&self) -> Result<(Vec<Member>, Duration)> {
+    async fn ask(&self) -> Result<(Vec<Arc<Member>>, Duration)> {
         let mut members = Vec::new();
         let mut lasts = PAUSES.1;
         let kinds: &[RecordType] = match self.name.port {
@@ -109,6 +109,7 @@ impl Asking {
         }
         members.sort_by(|a, b| a.name.cmp(&b.name));
         members.dedup();
+        let members = members.into_iter().map(Arc::new).collect();
         Ok((members, lasts.clamp(PAUSES.0, PAUSES.1)))
     }
 
@@ -133,7 +134,7 @@ fn none_there(error: &NetError) -> bool {
 }
 
 impl Watch for Asking {
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         if let Some(again) = self.again {
             std::thread::sleep(again.min(until).saturating_duration_since(Instant::now()));
             if Instant::now() < again {

@@ -90,7 +90,7 @@ struct Following {
     session: Arc<Session>,
     runtime: Arc<Runtime>,
     stream: Option<Stream>,
-    known: BTreeMap<Vec<u8>, Member>,
+    known: BTreeMap<Vec<u8>, Arc<Member>>,
 }
 
 impl Following {
@@ -115,9 +115,9 @@ impl Following {
         Ok(changed)
     }
 
-    fn read(&self, kv: &KeyValue) -> Option<Member> {
+    fn read(&self, kv: &KeyValue) -> Option<Arc<Member>> {
         match record::member_of(&kv.value) {
-            Ok(member) => Some(member),
+            Ok(member) => Some(Arc::new(member)),
             Err(why) => {
                 tracing::warn!("etcd has {} and it is no node ({why}); left out", String::from_utf8_lossy(&kv.key));
                 None
@@ -125,7 +125,7 @@ impl Following {
         }
     }
 
-    async fn changes(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+    async fn changes(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         let mut changed = self.stream.is_none() && self.open().await?;
         let mut limit = if changed { Instant::now() } else { until };
         while let Some(stream) = &mut self.stream {
@@ -158,7 +158,7 @@ impl Following {
 }
 
 impl Watch for Following {
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         let runtime = Arc::clone(&self.runtime);
         runtime.block_on(self.changes(until))
     }

@@ -3,21 +3,22 @@
 use crate::{Lease, Registry, Watch};
 use spurline_config::HostPort;
 use spurline_types::{Member, Result};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A list of nodes.
 pub(crate) struct Fixed {
     url: String,
-    members: Vec<Member>,
+    members: Vec<Arc<Member>>,
 }
 
 impl Fixed {
     pub(crate) fn new(nodes: &[HostPort]) -> Self {
         let names: Vec<String> = nodes.iter().map(ToString::to_string).collect();
-        let mut members: Vec<Member> = Vec::new();
+        let mut members: Vec<Arc<Member>> = Vec::new();
         for name in &names {
             if !members.iter().any(|known| known.name == *name) {
-                members.push(Member::at(name, 100));
+                members.push(Arc::new(Member::at(name, 100)));
             }
         }
         Fixed { url: format!("static:{}", names.join(",")), members }
@@ -36,10 +37,10 @@ impl Registry for Fixed {
     }
 }
 
-struct Once(Option<Vec<Member>>);
+struct Once(Option<Vec<Arc<Member>>>);
 
 impl Watch for Once {
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         let members = self.0.take();
         if members.is_none() {
             std::thread::sleep(until.saturating_duration_since(Instant::now()));

@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 /// Who goes by the members.
 pub trait Audience: Send + Sync {
     /// These are the members from now on; never empty. Called on the follower's thread.
-    fn members(&self, members: &[Member]);
+    fn members(&self, members: &[Arc<Member>]);
 
     /// Whether the node of this name answers its readers at this moment; asked of nodes that left the registry.
     fn answers(&self, name: &str) -> bool;
 }
 
 /// One that is told and asks no node often enough to say what answers.
-impl<F: Fn(&[Member]) + Send + Sync> Audience for F {
-    fn members(&self, members: &[Member]) {
+impl<F: Fn(&[Arc<Member>]) + Send + Sync> Audience for F {
+    fn members(&self, members: &[Arc<Member>]) {
         self(members);
     }
 
@@ -116,7 +116,7 @@ impl Follower {
     /// # Errors
     /// When there were none by `deadline`: `Unavailable` of a registry that can't be reached, saying what was tried,
     /// `NotFound` of one that knows no node; `PermissionDenied` as soon as the registry refuses this process.
-    pub fn first(&self, deadline: Instant) -> Result<Vec<Member>> {
+    pub fn first(&self, deadline: Instant) -> Result<Vec<Arc<Member>>> {
         self.await_first(deadline, true)
     }
 
@@ -124,11 +124,11 @@ impl Follower {
     ///
     /// # Errors
     /// As [`Follower::first`], and `Unavailable` as soon as the registry can't be reached.
-    pub fn first_answer(&self, deadline: Instant) -> Result<Vec<Member>> {
+    pub fn first_answer(&self, deadline: Instant) -> Result<Vec<Arc<Member>>> {
         self.await_first(deadline, false)
     }
 
-    fn await_first(&self, deadline: Instant, patient: bool) -> Result<Vec<Member>> {
+    fn await_first(&self, deadline: Instant, patient: bool) -> Result<Vec<Arc<Member>>> {
         let mut inner = self.shared.inner.lock();
         loop {
             let members = inner.view.members();
@@ -157,7 +157,7 @@ impl Follower {
     }
 
     /// Waits until the registry has answered or failed once, at most until `deadline`: the members by then, perhaps none.
-    pub fn known(&self, deadline: Instant) -> Vec<Member> {
+    pub fn known(&self, deadline: Instant) -> Vec<Arc<Member>> {
         let mut inner = self.shared.inner.lock();
         while inner.view.members().is_empty() && !inner.answered && matches!(inner.state, State::Up) {
             if self.shared.wake.wait_until(&mut inner, deadline).timed_out() {
@@ -220,7 +220,7 @@ impl Shared {
                     pause = PAUSES.0;
                     if let Some(members) = members {
                         let empty = members.is_empty();
-                        changed = inner.view.apply(now, members);
+                        changed = inner.view.apply(now, &members);
                         if empty && inner.view.count().0 > 0 {
                             let known = nodes(inner.view.count().0);
                             tracing::warn!("the registry {} forgot all nodes; going on with {known}", self.registry);

@@ -66,12 +66,12 @@ pub trait Registry: Send + Sync + 'static {
 
 /// A look at the members of a group that goes on.
 pub trait Watch: Send {
-    /// Waits until `until` for the members to be others than those given last, and gives all of them; connecting may
-    /// take some seconds more. `None` when the registry answers and nothing changed. After an error the next call tries again.
+    /// Waits until `until` for the members to be others than those given last, and gives all of them, those that are as
+    /// before as the very same; connecting may take some seconds more. `None` when the registry answers and nothing changed. After an error the next call tries again.
     ///
     /// # Errors
     /// When the registry can't be reached or stopped to answer, saying what was tried.
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Member>>>;
+    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>>;
 }
 
 /// A node's name in a registry.

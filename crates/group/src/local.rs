@@ -42,11 +42,11 @@ struct Following {
     group: String,
     roll: Arc<Mutex<Roll>>,
     since: u64,
-    known: BTreeMap<String, Member>,
+    known: BTreeMap<String, Arc<Member>>,
 }
 
 impl Watch for Following {
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         loop {
             let changes = self.roll.lock().changes(&self.group, self.since);
             self.since = changes.revision;
@@ -54,7 +54,7 @@ impl Watch for Following {
                 self.known.clear();
             }
             let changed = !changes.put.is_empty() || !changes.gone.is_empty();
-            self.known.extend(changes.put.into_iter().map(|member| (member.name.clone(), member)));
+            self.known.extend(changes.put.into_iter().map(|member| (member.name.clone(), Arc::new(member))));
             for name in changes.gone {
                 self.known.remove(&name);
             }

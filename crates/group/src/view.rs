@@ -3,6 +3,7 @@
 
 use spurline_types::Member;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long places are kept.
@@ -28,7 +29,7 @@ const DOUBLINGS: u32 = 4;
 
 #[derive(Debug)]
 struct Place {
-    member: Member,
+    member: Arc<Member>,
     /// Since when it is there, or away.
     since: Instant,
     /// Until when its place is kept; `None` while it is there.
@@ -39,7 +40,7 @@ struct Place {
 #[derive(Debug, Clone)]
 pub struct Placed {
     /// The member.
-    pub member: Member,
+    pub member: Arc<Member>,
     /// Whether the registry has it; else its place is only kept.
     pub there: bool,
     /// Since when that is so.
@@ -63,19 +64,22 @@ impl View {
 
     /// Takes what the registry says now; answers whether the members to go by changed. Of two entries under one name
     /// the first counts.
-    pub fn apply(&mut self, now: Instant, members: Vec<Member>) -> bool {
-        let mut said: BTreeMap<String, Member> = BTreeMap::new();
+    pub fn apply(&mut self, now: Instant, members: &[Arc<Member>]) -> bool {
+        let mut said: HashMap<&str, &Arc<Member>> = HashMap::with_capacity(members.len());
         for member in members {
-            said.entry(member.name.clone()).or_insert(member);
+            said.entry(&member.name).or_insert(member);
         }
-        let away = self.places.keys().filter(|name| !said.contains_key(*name)).count();
+        let away = self.places.keys().filter(|name| !said.contains_key(name.as_str())).count();
         let forgotten = 2 * away >= self.places.len();
         let mut changed = false;
         for (name, place) in &mut self.places {
-            match said.remove(name) {
+            match said.remove(name.as_str()) {
                 Some(member) => {
-                    changed |= member != place.member;
-                    place.member = member;
+                    // The very same, most often: then nothing is compared.
+                    if !Arc::ptr_eq(member, &place.member) {
+                        changed |= *member != place.member;
+                        place.member = Arc::clone(member);
+                    }
                     if place.away_until.take().is_some() {
                         place.since = now;
                         count(&mut self.returns, name, now);
@@ -99,7 +103,7 @@ impl View {
         }
         for (name, member) in said {
             changed = true;
-            self.places.insert(name, Place { member, since: now, away_until: None });
+            self.places.insert(name.to_owned(), Place { member: Arc::clone(member), since: now, away_until: None });
         }
         changed
     }
@@ -127,8 +131,8 @@ impl View {
     }
 
     /// The members to go by, by name.
-    pub fn members(&self) -> Vec<Member> {
-        self.places.values().map(|place| place.member.clone()).collect()
+    pub fn members(&self) -> Vec<Arc<Member>> {
+        self.places.values().map(|place| Arc::clone(&place.member)).collect()
     }
 
     /// The same, with what is known of each.
@@ -156,8 +160,8 @@ mod tests {
     const HOLDS: Holds = Holds { one: Duration::from_secs(60), many: Duration::from_secs(300) };
     const NOBODY: &dyn Fn(&str) -> bool = &|_| false;
 
-    fn nodes(names: &[&str]) -> Vec<Member> {
-        names.iter().map(|name| Member { name: (*name).into(), ..Member::at("10.0.0.1:1", 100) }).collect()
+    fn nodes(names: &[&str]) -> Vec<Arc<Member>> {
+        names.iter().map(|name| Arc::new(Member { name: (*name).into(), ..Member::at("10.0.0.1:1", 100) })).collect()
     }
 
     fn names(view: &View) -> String {
@@ -172,9 +176,9 @@ mod tests {
     fn who_leaves_keeps_its_place_for_the_hold() {
         let start = Instant::now();
         let mut view = View::new(HOLDS);
-        assert!(view.apply(start, nodes(&["a", "b", "c"])));
-        assert!(!view.apply(start, nodes(&["c", "b", "a"])), "order means nothing");
-        assert!(!view.apply(at(start, 10), nodes(&["a", "b"])), "nobody else takes c's blocks yet");
+        assert!(view.apply(start, &nodes(&["a", "b", "c"])));
+        assert!(!view.apply(start, &nodes(&["c", "b", "a"])), "order means nothing");
+        assert!(!view.apply(at(start, 10), &nodes(&["a", "b"])), "nobody else takes c's blocks yet");
         assert_eq!((names(&view).as_str(), view.count()), ("abc", (3, 1)));
         assert!(!view.tick(at(start, 69), NOBODY));
         assert!(view.tick(at(start, 70), NOBODY));
@@ -185,8 +189,8 @@ mod tests {
     fn who_still_answers_stays_longer_but_not_for_ever() {
         let start = Instant::now();
         let mut view = View::new(HOLDS);
-        view.apply(start, nodes(&["a", "b", "c"]));
-        view.apply(start, nodes(&["a", "b"]));
+        view.apply(start, &nodes(&["a", "b", "c"]));
+        view.apply(start, &nodes(&["a", "b"]));
         assert!(!view.tick(at(start, 100), &|name| name == "c"));
         assert!(view.tick(at(start, 300), &|name| name == "c"));
     }
@@ -195,15 +199,15 @@ mod tests {
     fn a_registry_that_forgot_everybody_is_not_believed() {
         let start = Instant::now();
         let mut view = View::new(HOLDS);
-        view.apply(start, nodes(&["a", "b", "c"]));
-        assert!(!view.apply(start, Vec::new()));
+        view.apply(start, &nodes(&["a", "b", "c"]));
+        assert!(!view.apply(start, &[]));
         assert!(!view.tick(at(start, 299), NOBODY));
         // They come back one after the other, as their leases are renewed.
-        assert!(!view.apply(at(start, 299), nodes(&["b"])));
+        assert!(!view.apply(at(start, 299), &nodes(&["b"])));
         assert!(view.tick(at(start, 300), NOBODY), "two have not come back");
         assert_eq!(names(&view), "b");
         // The last one stays whatever the registry says.
-        assert!(!view.apply(at(start, 301), Vec::new()));
+        assert!(!view.apply(at(start, 301), &[]));
         assert!(!view.tick(at(start, 9999), NOBODY));
         assert_eq!(names(&view), "b");
     }
@@ -212,12 +216,12 @@ mod tests {
     fn a_node_that_comes_and_goes_moves_no_block() {
         let start = Instant::now();
         let mut view = View::new(HOLDS);
-        view.apply(start, nodes(&["a", "b", "c"]));
+        view.apply(start, &nodes(&["a", "b", "c"]));
         let mut changes = 0;
         for second in 0..1200 {
             let now = at(start, second);
             let there: &[&str] = if second % 90 < 15 { &["a", "b", "c"] } else { &["a", "b"] };
-            changes += u32::from(view.apply(now, nodes(there)));
+            changes += u32::from(view.apply(now, &nodes(there)));
             changes += u32::from(view.tick(now, NOBODY));
         }
         // Away for 75 s each time: the first time its hold is too short, and then it is long enough.
@@ -228,10 +232,10 @@ mod tests {
     fn what_a_member_says_of_itself_counts_at_once() {
         let start = Instant::now();
         let mut view = View::new(HOLDS);
-        view.apply(start, nodes(&["a", "b"]));
+        view.apply(start, &nodes(&["a", "b"]));
         let mut other = nodes(&["a", "b"]);
-        other[1].weight = 0;
-        assert!(view.apply(start, other));
+        Arc::make_mut(&mut other[1]).weight = 0;
+        assert!(view.apply(start, &other));
         assert_eq!(view.members()[1].weight, 0);
     }
 
@@ -243,11 +247,11 @@ mod tests {
             let start = Instant::now();
             let (mut now, mut view) = (start, View::new(HOLDS));
             let all = ["a", "b", "c", "d", "e"];
-            view.apply(now, nodes(&all));
+            view.apply(now, &nodes(&all));
             for (mask, seconds) in steps {
                 now += Duration::from_secs(seconds);
                 let there: Vec<&str> = (0..5).filter(|i| mask & (1 << i) != 0).map(|i| all[i]).collect();
-                view.apply(now, nodes(&there));
+                view.apply(now, &nodes(&there));
                 view.tick(now, NOBODY);
                 let members = names(&view);
                 proptest::prop_assert!(!members.is_empty());

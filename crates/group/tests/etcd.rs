@@ -25,7 +25,7 @@ fn follow(registry: &Arc<dyn Registry>) -> Follower {
 
 fn names(follower: &Follower, there: bool) -> Vec<String> {
     let seen = follower.seen().members;
-    seen.into_iter().filter(|placed| placed.there == there).map(|placed| placed.member.name).collect()
+    seen.into_iter().filter(|placed| placed.there == there).map(|placed| placed.member.name.clone()).collect()
 }
 
 #[test]

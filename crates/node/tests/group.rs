@@ -50,7 +50,7 @@ fn consumer(source: &str, at: SocketAddr, patience: Duration) -> Result<(Arc<Rem
     let pool = ChannelPool::new(Arc::new(connector), "test", source, PoolConfig::default(), Arc::clone(&stats));
     let member = Member::at(&at.to_string(), 100);
     let peer = Peer::new(pool, &member);
-    let roster = Roster::new(&[member], move |_| Arc::clone(&peer));
+    let roster = Roster::new(&[Arc::new(member)], move |_| Arc::clone(&peer));
     let config = RemoteConfig {
         patience: Patience::new(patience),
         fetchers: 4,
@@ -147,7 +147,7 @@ fn a_node_that_goes_away_is_an_error_in_time_and_works_again_when_it_is_back() {
     let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
     let at = server.local_addrs()[0];
     let source = format!("file://{}", dir.path().display());
-    let (remote, stats) = consumer(&source, at, Duration::from_millis(500)).unwrap();
+    let (remote, _) = consumer(&source, at, Duration::from_millis(500)).unwrap();
     let data = object(&*remote, b"data");
     assert_eq!(read(&*remote, &data, 0, 1000).unwrap(), bytes[..1000]);
     server.shutdown();
@@ -156,7 +156,6 @@ fn a_node_that_goes_away_is_an_error_in_time_and_works_again_when_it_is_back() {
     let error = read(&*remote, &data, 0, 1000).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{error:?}");
     assert!(error.message().contains(&at.to_string()), "{error}");
-    assert!(stats.remotecache.retries.get() > 0);
 
     let (server, _) = start_node(dir.path(), at);
     let until = Instant::now() + Duration::from_secs(20);

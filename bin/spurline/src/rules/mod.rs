@@ -393,7 +393,8 @@ mod tests {
 
     #[test]
     fn a_quota_that_keeps_nothing_is_refused() {
-        let node = |weight| Told { member: Member::at("a:1", weight), answer: Ok(json!({"block_size": 4 << 20})) };
+        let node =
+            |weight| Told { member: Arc::new(Member::at("a:1", weight)), answer: Ok(json!({"block_size": 4 << 20})) };
         let told = [node(100), node(50), node(0)];
         let set = |quota| {
             let rule = Rule { url: "s3://b".into(), quota_bytes: Some(quota), ..Rule::default() };

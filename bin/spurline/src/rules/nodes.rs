@@ -33,7 +33,7 @@ const SIDE_BY_SIDE: usize = 64;
 /// One node and what it said.
 pub struct Told {
     /// The node.
-    pub member: Member,
+    pub member: Arc<Member>,
     /// Its rules, what it holds by each, what it may pin, its sources.
     pub answer: Result<Value>,
 }
@@ -44,7 +44,7 @@ pub struct Nodes {
     registry: String,
     book: Box<dyn Book>,
     reach: Reach,
-    members: Vec<Member>,
+    members: Vec<Arc<Member>>,
 }
 
 impl Nodes {
@@ -115,7 +115,8 @@ impl Nodes {
     /// Asks every node for its rules, or gives it `set`.
     pub fn ask(&self, set: Option<&RuleSet>) -> Vec<Told> {
         let text = set.map_or_else(String::new, |set| set.to_json().to_string());
-        let one = |member: &Member| Told { member: member.clone(), answer: exchange(&self.reach, member, &text) };
+        let one =
+            |member: &Arc<Member>| Told { member: Arc::clone(member), answer: exchange(&self.reach, member, &text) };
         let mut told = Vec::with_capacity(self.members.len());
         for some in self.members.chunks(SIDE_BY_SIDE) {
             std::thread::scope(|scope| {

@@ -18,14 +18,14 @@ fn nodes_that_stay_keep_their_connections_and_others_are_made_anew() {
     assert!(before.iter().all(|n| *n > 0), "every node was asked: {before:?}");
     // The same again, in another order, with another weight: nothing is connected anew.
     let mut members = group.members(&[2, 1, 0]);
-    members[1].weight = 50;
+    Arc::make_mut(&mut members[1]).weight = 50;
     remote.set_members(&members);
     for object in 0..200 {
         group.read(&remote, object, 0, 4096).unwrap();
     }
     assert_eq!(before, (0..3).map(|node| group.connects(node)).collect::<Vec<_>>());
     // Another address is another place to connect to.
-    members[0].addresses = vec!["elsewhere:7000".into()];
+    Arc::make_mut(&mut members[0]).addresses = vec!["elsewhere:7000".into()];
     remote.set_members(&members);
     for object in 0..200 {
         group.read(&remote, object, 0, 4096).unwrap();

@@ -47,10 +47,10 @@ impl Nodes {
         Nodes { nodes: (0..count).map(node).collect() }
     }
 
-    pub fn members(&self, which: &[usize]) -> Vec<Member> {
+    pub fn members(&self, which: &[usize]) -> Vec<Arc<Member>> {
         let member =
             |n: &usize| Member { addresses: vec![format!("10.0.0.{n}:7000")], ..Member::at(&format!("n{n}"), 100) };
-        which.iter().map(member).collect()
+        which.iter().map(|n| Arc::new(member(n))).collect()
     }
 
     /// A mount that knows these.

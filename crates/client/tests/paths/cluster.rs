@@ -159,7 +159,7 @@ impl Cluster {
         let member = Member::at("node:7000", 100);
         let peer = Peer::new(pool, &member);
         let (the_peer, the_paths) = (Arc::clone(&peer), Mutex::new(Some(paths)));
-        let roster = Roster::new(&[member], move |_| Arc::clone(&the_peer));
+        let roster = Roster::new(&[Arc::new(member)], move |_| Arc::clone(&the_peer));
         roster.equip(Arc::clone(&wake), move |_| the_paths.lock().take().expect("one node has paths"));
         let keeper = Keeper::start(&roster, wake).unwrap();
         keeper.wait_first(Instant::now() + Duration::from_secs(10));

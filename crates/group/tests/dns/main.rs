@@ -18,7 +18,7 @@ fn follow(url: &str) -> (Follower, Arc<Stats>) {
 
 fn names(follower: &Follower) -> Vec<String> {
     let there = follower.seen().members.into_iter().filter(|placed| placed.there);
-    there.map(|placed| placed.member.name).collect()
+    there.map(|placed| placed.member.name.clone()).collect()
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::sim::{BLOCK, Cluster, object};
 use spurline_net_sim::RailMode;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// So patient that a busy machine is never taken for a dead node, which would be asked for elsewhere.
@@ -34,7 +35,7 @@ fn the_blocks_of_a_drained_node_are_taken_from_it() {
     let fetched = cluster.under.reads().0;
     let siblings = cluster.join(&[0, 1, 2]);
     let mut members = cluster.members(0..3);
-    members[1].weight = 0;
+    Arc::make_mut(&mut members[1]).weight = 0;
     siblings.iter().for_each(|siblings| siblings.set_members(&members));
     mount.remote.set_members(&members);
     let before = cluster.hosts[1].stats.remotecache.served_ops.get();

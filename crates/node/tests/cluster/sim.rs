@@ -195,8 +195,8 @@ impl Cluster {
         Cluster { hosts, under, known: Mutex::default() }
     }
 
-    pub fn members(&self, which: impl IntoIterator<Item = usize>) -> Vec<Member> {
-        which.into_iter().map(|n| self.hosts[n].member.clone()).collect()
+    pub fn members(&self, which: impl IntoIterator<Item = usize>) -> Vec<Arc<Member>> {
+        which.into_iter().map(|n| Arc::new(self.hosts[n].member.clone())).collect()
     }
 
     /// A mount that knows these nodes.
@@ -235,7 +235,7 @@ impl Cluster {
             let host = &self.hosts[*n];
             let (make, _, ways) = reach(&self.hosts, &host.member.name, &host.stats);
             let make = Arc::new(make);
-            let open = move |_: &str, members: &[Member]| {
+            let open = move |_: &str, members: &[Arc<Member>]| {
                 let make = Arc::clone(&make);
                 Roster::new(members, move |member| make(member))
             };

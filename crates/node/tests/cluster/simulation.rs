@@ -8,6 +8,7 @@ use spurline_client::placement::{Standpoint, Wanted};
 use spurline_net_sim::{RailMode, Rates};
 use spurline_types::ObjectRef;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ impl Script {
         for (n, host) in cluster.hosts.iter().enumerate().filter(|(n, _)| self.members[*n] || *n == self.alone) {
             let mut member = host.member.clone();
             member.weight = self.weights[n];
-            members.push(member);
+            members.push(Arc::new(member));
         }
         mount.remote.set_members(&members);
     }

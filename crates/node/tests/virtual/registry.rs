@@ -96,11 +96,11 @@ struct Looking {
     way: Way,
     /// The registry's life, and the revision seen last.
     since: (u64, u64),
-    known: BTreeMap<String, Member>,
+    known: BTreeMap<String, Arc<Member>>,
 }
 
 impl Watch for Looking {
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Member>>> {
+    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         loop {
             let since = self.since;
             let (life, changes) = self.way.reach(|state| {
@@ -113,7 +113,7 @@ impl Watch for Looking {
             if reset {
                 self.known.clear();
             }
-            self.known.extend(changes.put.into_iter().map(|member| (member.name.clone(), member)));
+            self.known.extend(changes.put.into_iter().map(|member| (member.name.clone(), Arc::new(member))));
             changes.gone.iter().for_each(|name| drop(self.known.remove(name)));
             if changed {
                 return Ok(Some(self.known.values().cloned().collect()));

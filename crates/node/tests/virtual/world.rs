@@ -116,7 +116,7 @@ impl World {
         };
         let others = cluster.hosts.iter().zip(others).map(|(host, siblings)| {
             let follower = follow(&host.member.name, &host.stats);
-            follower.tell(Arc::new(move |members: &[Member]| siblings.set_members(members)));
+            follower.tell(Arc::new(move |members: &[Arc<Member>]| siblings.set_members(members)));
             follower
         });
         let others = others.collect();
@@ -127,7 +127,7 @@ impl World {
             let follower = follow(&name, &mount.stats);
             follower.first(Instant::now() + Duration::from_secs(60)).expect("the registry names the nodes");
             let roster = Arc::clone(mount.remote.roster());
-            follower.tell(Arc::new(move |members: &[Member]| roster.set_members(members)));
+            follower.tell(Arc::new(move |members: &[Arc<Member>]| roster.set_members(members)));
             Arc::new(Reader { mount, name, _follower: follower })
         });
         let readers = readers.collect();

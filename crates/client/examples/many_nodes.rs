@@ -1,11 +1,14 @@
 //! What a large group costs who follows it: a coordinator (or a registry of choice) with many nodes that renew their
-//! leases, and in a process of its own one follower, whose memory and processor time are printed.
+//! leases, and in a process of its own one follower with the list and the placement of a mount, whose memory and
+//! processor time are printed.
 //!
-//! `cargo run --release -p spurline-group --example many_nodes -- [NODES] [REGISTRY-URL]`
+//! `cargo run --release -p spurline-client --example many_nodes -- [NODES] [REGISTRY-URL]`
 
+use spurline_client::placement::{Standpoint, Wanted};
+use spurline_client::{Peer, Roster};
 use spurline_group::{Coordinator, CoordinatorConfig, Follower, Holds, LEASE, Lease, Registry};
 use spurline_trust::Trust;
-use spurline_types::{Member, Stats};
+use spurline_types::{Member, ObjectId, Stats};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,9 +51,13 @@ fn follower(url: &str, nodes: usize) -> ExitCode {
     let begun = Instant::now();
     let stats = Arc::new(Stats::default());
     let follower = Follower::start(&open(url), Holds::default(), Arc::clone(&stats)).expect("a thread");
-    while follower.seen().members.len() < nodes {
+    // No request is made, so nobody is asked.
+    let roster = Roster::new(&[], |_: &Member| -> Arc<Peer> { unreachable!("a node is asked") });
+    let told = Arc::clone(&roster);
+    follower.tell(Arc::new(move |members: &[Arc<Member>]| told.set_members(members)));
+    while roster.view().members().len() < nodes {
         std::thread::sleep(Duration::from_millis(100));
-        assert!(begun.elapsed() < Duration::from_secs(300), "only {} nodes", follower.seen().members.len());
+        assert!(begun.elapsed() < Duration::from_secs(300), "only {} nodes", roster.view().members().len());
     }
     let (memory, cpu) = usage();
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -70,6 +77,9 @@ fn follower(url: &str, nodes: usize) -> ExitCode {
         let changes = stats.group.changes.get() - changes;
         println!("{what}: {share:.2} % of a processor, {:.1} MiB resident, {changes} views", mib(memory));
     }
+    let mut found = Vec::new();
+    roster.view().rank(Wanted::block(ObjectId(7), 0, 1), &Standpoint::default(), 8, &mut found);
+    assert_eq!(found.len(), 8, "the list is the placement's");
     ExitCode::SUCCESS
 }
 
