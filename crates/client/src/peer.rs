@@ -253,6 +253,8 @@ pub(crate) fn ask<T>(
     // When none of the first few answers, more are asked in the next round.
     let mut most = FIRST;
     let mut answered: Option<Error> = None;
+    // A node that is known to be down is passed, not asked: whoever comes next is asked for the first time.
+    let mut sent = false;
     loop {
         let mut broken: Option<Error> = None;
         let mut all_away = true;
@@ -261,7 +263,11 @@ pub(crate) fn ask<T>(
         most = most.saturating_mul(FIRST);
         for index in ranked.iter() {
             let peer = view.peer(*index);
-            match peer.attempt(lands, deadline, &mut |lease, deadline| request(peer, lease, deadline)) {
+            let mut send = |lease: &mut Lease<'_>, deadline| {
+                retries.add(u64::from(std::mem::replace(&mut sent, true)));
+                request(peer, lease, deadline)
+            };
+            match peer.attempt(lands, deadline, &mut send) {
                 Ok(value) => return Ok(value),
                 Err(Failure::Answered(error)) if error.kind().retry() == Retry::Never => return Err(error),
                 Err(Failure::Answered(error) | Failure::Refused(error)) => {
@@ -273,7 +279,6 @@ pub(crate) fn ask<T>(
                     broken = Some(error);
                 }
             }
-            retries.add(1);
         }
         let now = Instant::now();
         let again = match (&answered, &broken) {

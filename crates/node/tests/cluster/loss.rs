@@ -68,6 +68,28 @@ fn a_killed_node_costs_no_error_and_is_asked_again_when_it_is_back() {
 }
 
 #[test]
+fn passing_a_node_that_is_known_to_be_down_is_no_retry() {
+    let cluster = Cluster::start(3, 512);
+    let mount = cluster.mount(0..3);
+    let objects = objects(20, 20);
+    let read_all = || {
+        for (object, block) in objects.iter().flat_map(|object| (0..20).map(move |block| (object, block))) {
+            mount.read(object, block * BLOCK, 5000).unwrap();
+        }
+    };
+    read_all();
+    cluster.hosts[1].sim.kill();
+    let retries = &mount.stats.remotecache.retries;
+    // Connections that were open at the kill break with a request each.
+    eventually("reads without a retry", || {
+        let before = (retries.get(), mount.stats.remotecache.ops.get());
+        read_all();
+        assert!(mount.stats.remotecache.ops.get() > before.1, "nodes are asked");
+        retries.get() == before.0
+    });
+}
+
+#[test]
 fn a_node_that_stands_still_is_given_up_and_asked_again_when_it_goes_on() {
     let cluster = Cluster::start(3, 512);
     let mount = cluster.mount(0..3);
