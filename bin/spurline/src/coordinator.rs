@@ -65,7 +65,10 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
         stats,
         started,
-        gauges: Box::new(|_| {}),
+        gauges: {
+            let jobs = Arc::clone(&jobs);
+            Box::new(move |stats| jobs.gauges(stats))
+        },
         info: Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "a coordinator holds no files"))),
         status: {
             let (coordinator, listening) = (Arc::clone(&coordinator), listening.clone());

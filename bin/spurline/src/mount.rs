@@ -12,7 +12,7 @@ use spurline_config::{Fault, FuseIo, GroupConfig, MountConfig};
 use spurline_fs::Fs;
 use spurline_fuse::{MountOptions, Session, SessionConfig, Unmounter};
 use spurline_group::Follower;
-use spurline_jobs::{Board, NoKeep};
+use spurline_jobs::{Board, NoKeep, Totals};
 use spurline_mem::{Pool, Tier};
 use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
@@ -349,7 +349,15 @@ fn look(
     Arc::new(Target {
         stats,
         started,
-        gauges: Box::new(move |stats| parts::gauges(&pool, &tier, stats)),
+        gauges: {
+            let board = Arc::clone(&board);
+            Box::new(move |stats| {
+                parts::gauges(&pool, &tier, stats);
+                let mut totals = Totals::default();
+                board.count(&mut totals);
+                totals.show(&stats.jobs);
+            })
+        },
         info: Box::new(move |path| volume.info(path)),
         status: Box::new(status),
         jobs: Some(board),

@@ -44,6 +44,35 @@ fn next_number(jobs: &BTreeMap<String, Job>) -> u64 {
     jobs.values().map(|job| job.number + 1).max().unwrap_or(0)
 }
 
+/// The jobs of several boards together, as the gauges of that name show them.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Totals {
+    running: u64,
+    succeeded: u64,
+    failed: u64,
+    files_total: u64,
+    files_done: u64,
+    files_failed: u64,
+    bytes_total: u64,
+    bytes_done: u64,
+}
+
+impl Totals {
+    /// Brings the gauges up to date.
+    pub fn show(&self, gauges: &spurline_types::stats::Jobs) {
+        let Totals { running, succeeded, failed, files_total, files_done, files_failed, bytes_total, bytes_done } =
+            self;
+        gauges.running.set(*running);
+        gauges.succeeded.set(*succeeded);
+        gauges.failed.set(*failed);
+        gauges.files_total.set(*files_total);
+        gauges.files_done.set(*files_done);
+        gauges.files_failed.set(*files_failed);
+        gauges.bytes_total.set(*bytes_total);
+        gauges.bytes_done.set(*bytes_done);
+    }
+}
+
 /// The jobs.
 pub struct Board {
     keep: Arc<dyn Keep>,
@@ -231,6 +260,25 @@ impl Board {
         }
         let kept = self.keep.read(id)?;
         Ok(kept.map(|kept| (kept.spec, kept.checkpoint.progress)).or(here))
+    }
+
+    /// Adds the jobs of this process to `totals`.
+    pub fn count(&self, totals: &mut Totals) {
+        for job in self.jobs.lock().values() {
+            job.run.change(|progress| match progress.state {
+                State::Succeeded => totals.succeeded += 1,
+                State::Failed | State::Stopped => totals.failed += 1,
+                _ if job.run.suspended() => {}
+                _ => {
+                    totals.running += 1;
+                    totals.files_total += progress.files_total;
+                    totals.files_done += progress.files_done;
+                    totals.files_failed += progress.files_failed;
+                    totals.bytes_total += progress.bytes_total;
+                    totals.bytes_done += progress.bytes_done;
+                }
+            });
+        }
     }
 
     /// A job of this process and how far it is.

@@ -11,7 +11,7 @@ mod spec;
 mod spool;
 mod walk;
 
-pub use board::{Board, Open, shown};
+pub use board::{Board, Open, Totals, shown};
 pub use keep::{DirKeep, Keep, Kept, NoKeep};
 pub use progress::{Failed, Progress, State};
 pub use run::{Run, run};

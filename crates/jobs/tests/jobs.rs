@@ -1,8 +1,8 @@
 //! Jobs over a group that is in this process and fails on demand: what is done, what is counted, what a restart keeps.
 
 use parking_lot::Mutex;
-use spurline_jobs::{Action, Board, DirKeep, Keep, Kept, Part, Run, Spec, State, Target, Worked, run};
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Result, Version};
+use spurline_jobs::{Action, Board, DirKeep, Keep, Kept, Part, Run, Spec, State, Target, Totals, Worked, run};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Result, Stats, Version};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -286,9 +286,18 @@ fn a_board_goes_on_after_a_restart_and_does_nothing_twice() {
     let third = board();
     assert_eq!(third.list().unwrap().len(), 1);
     assert_eq!(third.progress(&id).unwrap().1.state, State::Succeeded);
+    assert_eq!(gauges(&third), (0, 1, 0));
     assert!(!third.stop(&id).unwrap());
     third.submit(load).unwrap();
     eventually("the end", || third.progress(&id).unwrap().1.state == State::Succeeded);
+}
+
+/// Jobs running, that succeeded, and that did not, as the metrics have them.
+fn gauges(board: &Board) -> (u64, u64, u64) {
+    let (stats, mut totals) = (Stats::default(), Totals::default());
+    board.count(&mut totals);
+    totals.show(&stats.jobs);
+    (stats.jobs.running.get(), stats.jobs.succeeded.get(), stats.jobs.failed.get())
 }
 
 #[test]
@@ -301,9 +310,11 @@ fn a_stopped_job_stays_stopped() {
         Board::start(Arc::clone(&keep) as _, dir.path(), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap();
     let gate = group.gate.lock();
     let id = board.submit(spec(&[""])).unwrap();
+    assert_eq!(gauges(&board), (1, 0, 0));
     assert!(board.stop(&id).unwrap() && !board.stop("load-none").unwrap());
     drop(gate);
     eventually("the end", || board.progress(&id).unwrap().1.state == State::Stopped);
+    assert_eq!(gauges(&board), (0, 0, 1));
     eventually("what is kept", || keep.load().unwrap().iter().any(|(_, job)| format!("{job:?}").contains("Stopped")));
     assert!(board.submit(Spec { include: vec!["***".into()], ..spec(&[""]) }).is_err());
 }

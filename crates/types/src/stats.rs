@@ -219,6 +219,17 @@ sections! {
         refused: Counter "operations" "Registrations refused: of a name that another process holds, or beyond the limits.",
         watchers: Gauge "processes" "Processes that follow the members by this coordinator.",
     }
+    /// Work on many files: what load and free had this process do.
+    jobs: Jobs {
+        running: Gauge "jobs" "Jobs that this process works on.",
+        succeeded: Gauge "jobs" "Jobs of this process that did all their files, as long as they are remembered.",
+        failed: Gauge "jobs" "Jobs of this process that failed, or were stopped, as long as they are remembered.",
+        files_total: Gauge "files" "Files of the running jobs, as far as they are found.",
+        files_done: Gauge "files" "Files of the running jobs that are done.",
+        files_failed: Gauge "files" "Files of the running jobs that could not be done.",
+        bytes_total: Gauge "bytes" "Bytes of the running jobs' files, as far as they are found.",
+        bytes_done: Gauge "bytes" "Bytes of the running jobs' files that were worked on.",
+    }
 }
 
 impl Stats {

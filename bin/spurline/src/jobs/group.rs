@@ -11,7 +11,7 @@ use serde_json::Value;
 use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Patience, Remote, RemoteConfig, Roster};
 use spurline_group::{JobStore, Jobs, Registry};
-use spurline_jobs::{Board, DirKeep, Keep, Target};
+use spurline_jobs::{Board, DirKeep, Keep, Target, Totals};
 use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::SocketOptions;
 use spurline_trust::Trust;
@@ -176,6 +176,14 @@ impl GroupJobs {
                 store.save(plain, id, &stored, true).map(drop)
             }
         }
+    }
+
+    /// Brings the gauges of jobs up to date.
+    pub fn gauges(&self, stats: &Stats) {
+        let mut totals = Totals::default();
+        let boards: Vec<_> = self.boards.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        boards.iter().for_each(|board| board.count(&mut totals));
+        totals.show(&stats.jobs);
     }
 
     /// Ends the work; a later start goes on with it, or another coordinator at once.
