@@ -124,7 +124,7 @@ impl Board {
         // Its list may be on another host.
         checkpoint.progress.listed &= self.spool(id, checkpoint.list).is_file();
         tracing::info!("job {id} goes on");
-        let run = Run::resumed(checkpoint);
+        let run = Run::resumed(checkpoint, &spec);
         let thread = self.work(id, spec.clone(), Arc::clone(&run))?;
         Ok(Job { spec, run, thread: Some(thread), number })
     }

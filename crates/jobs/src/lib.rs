@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod board;
+mod course;
 mod keep;
 mod pace;
 mod progress;

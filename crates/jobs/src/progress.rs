@@ -1,5 +1,6 @@
 //! How far a job is. Plain numbers; it knows no clock.
 
+use crate::course::Sums;
 use serde::{Deserialize, Serialize};
 
 /// Failed files whose names are kept; more are counted only.
@@ -98,6 +99,34 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// So far and no further.
+    pub(crate) fn of(sums: Sums) -> Progress {
+        let Sums { files, bytes, done, skipped, failed, bytes_done, bytes_moved } = sums;
+        Progress {
+            files_total: files,
+            files_done: done,
+            files_skipped: skipped,
+            files_failed: failed,
+            bytes_total: bytes,
+            bytes_done,
+            bytes_moved,
+            ..Progress::default()
+        }
+    }
+
+    /// What was found, and how it ended.
+    pub(crate) fn sums(&self) -> Sums {
+        Sums {
+            files: self.files_total,
+            bytes: self.bytes_total,
+            done: self.files_done,
+            skipped: self.files_skipped,
+            failed: self.files_failed,
+            bytes_done: self.bytes_done,
+            bytes_moved: self.bytes_moved,
+        }
+    }
+
     /// Notes a file that could not be done.
     pub(crate) fn fail(&mut self, path: &[u8], reason: &str) {
         self.files_failed += 1;

@@ -1,11 +1,12 @@
 //! One job at work: a walker that finds files, threads that work on them, a second pass that checks. What it has done
 //! can be saved at any moment and gone on with later.
 
+use crate::course::{Course, Settled, Sums};
 use crate::pace::Pace;
-use crate::progress::{Progress, State};
+use crate::progress::{Failed, Progress, State};
 use crate::spec::{Action, Spec};
 use crate::spool::{Reader, Record, Writer};
-use crate::walk::walk;
+use crate::walk::{Found, Place, walk};
 use crate::{Part, Target, Worked};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
@@ -25,8 +26,6 @@ pub(crate) const TRIES: u32 = 6;
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// How often speeds are worked out and `save` is offered the state.
 const TICK: Duration = Duration::from_millis(250);
-/// Records are readable after this many, or after each look of the walker at a new folder page.
-const FLUSH_EVERY: u64 = 256;
 const STACK: usize = 512 << 10;
 /// Parts that are asked for at once: enough that small files cost few requests, few enough that all threads have some.
 const PARTS: usize = 16;
@@ -41,6 +40,14 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    fn up_to(before: u64) -> Tally {
+        Tally { before, beyond: BTreeSet::new() }
+    }
+
+    fn count(&self) -> u64 {
+        self.before + self.beyond.len() as u64
+    }
+
     fn add(&mut self, number: u64) {
         self.beyond.insert(number);
         while self.beyond.remove(&self.before) {
@@ -61,14 +68,33 @@ pub(crate) struct Checkpoint {
     /// Names the list of files that the tally counts: another walk may find them in another order.
     #[serde(default)]
     pub list: u64,
+    /// The number of the list's first file: those before it were done when the list was begun.
+    #[serde(default)]
+    pub first: u64,
+    /// What is done of the walk, for who does not have the list.
+    #[serde(default)]
+    pub settled: Settled,
+    /// For each failed file that is named, how many files were found before the walk was past it.
+    #[serde(default)]
+    pub failed_by: Vec<u64>,
 }
 
 #[derive(Default)]
 struct Inner {
     progress: Progress,
     tally: Tally,
+    course: Course,
+    failed_by: Vec<u64>,
     /// Bytes counted for files that are not done.
     unfinished: u64,
+}
+
+impl Inner {
+    /// Notes what could not be done, all of it found when the walk had found `by` files.
+    fn fail(&mut self, path: &[u8], reason: &str, by: u64) {
+        self.progress.fail(path, reason);
+        self.failed_by.resize(self.progress.failed.len(), by);
+    }
 }
 
 /// A job at work, as others see and steer it.
@@ -82,6 +108,7 @@ pub struct Run {
     /// Whether this process may still work on it.
     holds: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
     list: u64,
+    first: u64,
 }
 
 /// A name for a list of files that no other has.
@@ -95,20 +122,37 @@ impl Run {
         Arc::new(Run { list: fresh(), ..Run::default() })
     }
 
-    /// A job that goes on from `checkpoint`.
-    pub(crate) fn resumed(checkpoint: Checkpoint) -> Arc<Run> {
-        let Checkpoint { mut progress, mut tally, mut list } = checkpoint;
-        if progress.listed {
+    /// The job `spec` goes on from `checkpoint`.
+    pub(crate) fn resumed(checkpoint: Checkpoint, spec: &Spec) -> Arc<Run> {
+        let Checkpoint { mut progress, mut tally, mut list, mut first, settled, mut failed_by } = checkpoint;
+        let course = if progress.listed {
             // Reading back starts anew: nothing says what happened to the blocks meanwhile.
             (progress.files_verified, progress.bytes_verified) = (0, 0);
+            let rest = progress.sums().zip(settled.sums, u64::saturating_sub);
+            let ended = tally.count().saturating_sub(settled.sums.files);
+            let mut course = Course::from(settled);
+            course.found(Place::at_path(spec.paths.len() as u64), rest, ended);
+            course
         } else {
-            // The list is not whole, so it is made again; what is held already costs one question for each file.
-            progress = Progress { seconds: progress.seconds, ..Progress::default() };
-            tally = Tally::default();
-            list = fresh();
-        }
+            // The list is not whole, or not here: one is made of what is not done for good. Of what is held already
+            // that costs one question for each file. Reading back needs the names of all files.
+            let settled = if spec.verify { Settled::default() } else { settled };
+            let sums = settled.sums;
+            let failed: Vec<(Failed, u64)> = progress
+                .failed
+                .into_iter()
+                .zip(failed_by)
+                .filter(|(_, by)| *by <= sums.files && sums.failed > 0)
+                .collect();
+            let seconds = progress.seconds;
+            (progress.failed, failed_by) = failed.into_iter().unzip();
+            progress = Progress { seconds, failed: progress.failed, ..Progress::of(sums) };
+            (tally, list, first) = (Tally::up_to(sums.files), fresh(), sums.files);
+            Course::from(settled)
+        };
         progress.state = State::Waiting;
-        Arc::new(Run { inner: Mutex::new(Inner { progress, tally, unfinished: 0 }), list, ..Run::default() })
+        let inner = Inner { progress, tally, course, failed_by, unfinished: 0 };
+        Arc::new(Run { inner: Mutex::new(inner), list, first, ..Run::default() })
     }
 
     /// A job that ended earlier.
@@ -191,7 +235,15 @@ impl Run {
         let inner = self.inner.lock();
         let mut progress = inner.progress.clone();
         progress.bytes_done -= inner.unfinished.min(progress.bytes_done);
-        Checkpoint { progress, tally: inner.tally.clone(), list: self.list }
+        let Inner { tally, course, failed_by, .. } = &*inner;
+        Checkpoint {
+            progress,
+            tally: tally.clone(),
+            list: self.list,
+            first: self.first,
+            settled: course.settled().clone(),
+            failed_by: failed_by.clone(),
+        }
     }
 }
 
@@ -282,8 +334,9 @@ fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut 
         p.state = State::Running;
         (p.listed, p.files_total)
     });
+    let first = run.first;
     let cant = |e: std::io::Error| Error::io(format_args!("{}", spool.display()), &e);
-    let (published, all) = (AtomicU64::new(if listed { files } else { 0 }), AtomicBool::new(listed));
+    let (published, all) = (AtomicU64::new(if listed { files } else { first }), AtomicBool::new(listed));
     let mut list = if listed { None } else { Some(Writer::new(std::fs::File::create(spool).map_err(cant)?)) };
     let filter = spec.filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
     let pass = |kind, list: Option<&mut Writer>, save: &mut dyn FnMut(&Run)| {
@@ -294,7 +347,7 @@ fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut 
             run,
             pace: Pace::new(spec.rate),
             grain: grain(spec.rate, target.block_size()),
-            feed: Mutex::new(Feed { reader, next: 0, current: None }),
+            feed: Mutex::new(Feed { reader, next: first, current: None }),
             published: &published,
             all: &all,
             pass: kind,
@@ -372,31 +425,38 @@ impl Work<'_> {
     }
 
     fn list(&self, list: &mut Writer, filter: &crate::Filter) -> Result<()> {
-        let mut flushed = Instant::now();
-        let mut pushed = 0;
-        let result = walk(self.target, self.spec, filter, self.run, &mut |record| {
-            list.push(&record)?;
-            pushed += 1;
-            self.run.change(|p| {
-                p.files_total += 1;
-                p.bytes_total += record.size;
-            });
-            if pushed % FLUSH_EVERY == 0 || flushed.elapsed() > TICK {
-                list.flush()?;
-                self.published.store(pushed, Ordering::Release);
-                self.run.woken.notify_all();
-                flushed = Instant::now();
+        // Since the last place that the walk told.
+        let (mut since, mut failed) = (Sums::default(), Vec::new());
+        let place = self.run.inner.lock().course.settled().place.clone();
+        walk(self.target, self.spec, filter, self.run, place, &mut |found| {
+            match found {
+                Found::File(record) => {
+                    list.push(&record)?;
+                    since.files += 1;
+                    since.bytes += record.size;
+                }
+                Found::Failed(path, reason) => {
+                    since.failed += 1;
+                    failed.push((path, reason));
+                }
+                Found::Place(place) => {
+                    list.flush()?;
+                    let mut inner = self.run.inner.lock();
+                    inner.progress.files_total += since.files;
+                    inner.progress.bytes_total += since.bytes;
+                    let by = inner.progress.files_total;
+                    failed.drain(..).for_each(|(path, reason)| inner.fail(&path, &reason, by));
+                    inner.course.found(place, std::mem::take(&mut since), 0);
+                    self.published.store(by, Ordering::Release);
+                    self.run.woken.notify_all();
+                }
             }
             Ok(())
-        });
-        let result = result.and_then(|()| list.flush());
-        if result.is_ok() {
-            self.published.store(pushed, Ordering::Release);
-            if !self.run.stopping() {
-                self.run.change(|p| p.listed = true);
-            }
+        })?;
+        if !self.run.stopping() {
+            self.run.change(|p| p.listed = true);
         }
-        result
+        Ok(())
     }
 
     /// What one thread does.
@@ -547,23 +607,26 @@ impl Work<'_> {
 
     fn done(&self, file: &Pending, did: Worked, error: Option<Error>) {
         let mut inner = self.run.inner.lock();
-        let size = file.object.size;
+        let (size, moved) = (file.object.size, did.moved);
         match (self.pass, error) {
             (Pass::Verify, None) => inner.progress.files_verified += 1,
             (Pass::Verify, Some(error)) => {
-                inner.progress.fail(&file.object.path, &format!("after loading: {error}"));
+                inner.fail(&file.object.path, &format!("after loading: {error}"), u64::MAX);
             }
             (Pass::Work, None) => {
+                let skipped = u64::from(self.spec.skip_if_exists && moved == 0 && size > 0);
                 inner.progress.files_done += 1;
-                if self.spec.skip_if_exists && did.moved == 0 && size > 0 {
-                    inner.progress.files_skipped += 1;
-                }
+                inner.progress.files_skipped += skipped;
                 inner.unfinished -= size.min(inner.unfinished);
                 inner.tally.add(file.number);
+                let bytes_done = if self.spec.metadata_only { 0 } else { size };
+                let sums = Sums { done: 1, skipped, bytes_done, bytes_moved: moved, ..Sums::default() };
+                inner.course.ended(file.number, sums);
             }
             (Pass::Work, Some(error)) => {
-                inner.progress.fail(&file.object.path, &error.to_string());
+                inner.fail(&file.object.path, &error.to_string(), file.number + 1);
                 inner.tally.add(file.number);
+                inner.course.ended(file.number, Sums { failed: 1, bytes_moved: moved, ..Sums::default() });
             }
         }
     }
@@ -622,3 +685,6 @@ impl Speed {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

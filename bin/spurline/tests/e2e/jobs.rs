@@ -2,9 +2,13 @@
 
 use crate::common::*;
 use serde_json::Value;
-use spurline_testkit::S3Server;
+use spurline_testkit::{ChaosProxy, S3Server};
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 fn json(out: &Output) -> Value {
     serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"))
@@ -167,5 +171,84 @@ fn a_coordinator_goes_on_with_a_job_after_it_was_killed() {
     assert_eq!((job["files_done"].as_u64(), job["files_verified"].as_u64()), (Some(42), Some(42)), "{job}");
     assert_eq!((&job["bytes_done"], &job["bytes_verified"]), (&job["bytes_total"], &job["bytes_total"]), "{job}");
     refused(&world.run(&[&["load", "/proc"][..], &group].concat()), 2, &["is not below --source"]);
+    process.kill();
+}
+
+/// All files below a directory whose names end so.
+fn files_below(dir: &Path, end: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(files_below(&path, end));
+        } else if path.to_str().is_some_and(|path| path.ends_with(end)) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// What a coordinator finished is not listed again by the next one, which has its record and not its list of files.
+#[test]
+fn a_job_that_is_taken_over_goes_on_listing_where_it_was_recorded() {
+    const FOLDERS: u64 = 30;
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    for n in 0..FOLDERS * 10 {
+        server.put("data", &format!("set/f{:02}/{}", n / 10, n % 10), &bytes(n, 1000));
+    }
+    let proxy = ChaosProxy::start(server.address()).unwrap();
+    // Nothing of the last ten folders comes before it is let through.
+    let open = Arc::new(AtomicBool::new(false));
+    let gate = Arc::clone(&open);
+    proxy.on_request(move |_, path| {
+        let begun = Instant::now();
+        while path.contains("/set/f2") && !gate.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let state = world.dir("state");
+    let file = state.join("coordinator.json");
+    let start = |port: &str| {
+        let mut command = world.command(&["coordinator", "--group-port", port, "--state-file", file.to_str().unwrap()]);
+        let process = Process::start(&mut command, &world.log_path("coordinator"));
+        let line = process.wait_for("coordinating on ");
+        (process, line.split("coordinating on ").nth(1).unwrap().trim().to_owned())
+    };
+    let (mut process, address) = start("0");
+    let registry = format!("coordinator://{address}");
+    let more = ["--registry", &registry, "--cache-group", "g", "--endpoint-url", &proxy.endpoint()];
+    let _node = world.node(&["s3://data"], 0, &more);
+    let load = |words: &[&str]| {
+        let group = ["--source", "s3://data", "--registry", &registry, "--cache-group", "g"];
+        world.run(&[&["load", "s3://data/set"][..], words, &group].concat())
+    };
+    assert_eq!(load(&["--submit", "-p", "2"]).status.code(), Some(0));
+    let lists = || proxy.count("GET", "list-type=2");
+    let settled = || -> Option<u64> {
+        let record: Value =
+            serde_json::from_slice(&fs::read(files_below(&state, ".json").iter().find(|path| **path != file)?).ok()?)
+                .ok()?;
+        record["settled"]["sums"]["files"].as_u64()
+    };
+    eventually("the record", || settled() >= Some(150));
+    assert!(lists() >= FOLDERS as usize, "every folder was listed: {} requests", lists());
+    process.kill();
+    files_below(&state, ".files").iter().for_each(|list| fs::remove_file(list).unwrap());
+    let settled = settled().unwrap();
+    proxy.forget();
+    open.store(true, Ordering::Release);
+    let (mut process, _) = start(address.rsplit(':').next().unwrap());
+    let mut job = Value::Null;
+    eventually("the end", || {
+        job = json(&load(&["--progress", "--json"]));
+        job["state"] == "SUCCEEDED"
+    });
+    assert_eq!((job["files_done"].as_u64(), job["files_total"].as_u64()), (Some(300), Some(300)), "{job}");
+    assert_eq!((job["bytes_done"].as_u64(), job["bytes_total"].as_u64()), (Some(300_000), Some(300_000)), "{job}");
+    // The folders that are left, the one it was in, and the one above.
+    let left = (FOLDERS - settled / 10) as usize;
+    assert!(lists() <= left + 2, "{} lists for {left} folders: {:?}", lists(), proxy.requests());
     process.kill();
 }

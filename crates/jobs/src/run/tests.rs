@@ -1,0 +1,252 @@
+//! A job that is broken off at any moment and gone on with by a process that has its record alone.
+
+use super::*;
+use crate::Part;
+use crate::spec::Action;
+use spurline_types::{Attr, DirEntry, FileKind, ListPage, Version};
+use std::collections::BTreeMap;
+
+const BLOCK: u64 = 100;
+/// Names of a page.
+const NAMES: usize = 3;
+
+/// A source whose requests are counted; one of them takes the record of the job and ends it.
+#[derive(Default)]
+struct Source {
+    files: BTreeMap<String, u64>,
+    /// Pages that were listed, and the files that were asked for.
+    pages: Mutex<Vec<(String, String)>>,
+    asked: Mutex<BTreeMap<String, u32>>,
+    requests: AtomicU64,
+    breaks_at: u64,
+    run: Option<Arc<Run>>,
+    record: Mutex<Option<Checkpoint>>,
+}
+
+fn attr(kind: FileKind, size: u64) -> Attr {
+    Attr { kind, size, mtime: std::time::UNIX_EPOCH, mode: 0o444, version: Version::new("v"), etag: None }
+}
+
+fn text(path: &[u8]) -> String {
+    String::from_utf8(path.to_vec()).unwrap()
+}
+
+impl Source {
+    fn of(files: &BTreeMap<String, u64>) -> Source {
+        Source { files: files.clone(), ..Source::default() }
+    }
+
+    fn request(&self) {
+        if let Some(run) = &self.run
+            && self.requests.fetch_add(1, Ordering::Relaxed) + 1 == self.breaks_at
+        {
+            *self.record.lock() = Some(run.checkpoint());
+            run.suspend();
+        }
+    }
+
+    fn names(&self, folder: &str) -> BTreeMap<String, Attr> {
+        let below = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let mut names = BTreeMap::new();
+        for (file, size) in &self.files {
+            let Some(rest) = file.strip_prefix(&below) else { continue };
+            match rest.split_once('/') {
+                Some((folder, _)) => names.insert(folder.to_owned(), attr(FileKind::Directory, 0)),
+                None => names.insert(rest.to_owned(), attr(FileKind::File, *size)),
+            };
+        }
+        names
+    }
+}
+
+impl Target for Source {
+    fn source(&self) -> &str {
+        "mem://source"
+    }
+    fn block_size(&self) -> u64 {
+        BLOCK
+    }
+    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        self.request();
+        let path = text(path);
+        match self.files.get(&path) {
+            Some(size) => Ok(attr(FileKind::File, *size)),
+            None if path == "nowhere" => Err(Error::new(ErrorKind::NotFound, "not there")),
+            None => Ok(attr(FileKind::Directory, 0)),
+        }
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
+        self.request();
+        let (path, after) = (text(path), cursor.map(text).unwrap_or_default());
+        self.pages.lock().push((path.clone(), after.clone()));
+        if path.ends_with("closed") {
+            return Err(Error::new(ErrorKind::PermissionDenied, "closed"));
+        }
+        let mut rest = self.names(&path).into_iter().filter(|(name, _)| *name > after);
+        let page = rest.by_ref().take(NAMES).map(|(name, attr)| DirEntry { name: name.into_bytes(), attr });
+        let entries: Vec<DirEntry> = page.collect();
+        let next = rest.next().is_some().then(|| entries.last().unwrap().name.clone());
+        Ok(ListPage { entries, next })
+    }
+    fn warm(&self, parts: &[Part], _: Option<u32>) -> Vec<Result<Worked>> {
+        self.request();
+        let one = |part: &Part| {
+            let path = text(&part.object.path);
+            *self.asked.lock().entry(path.clone()).or_default() += 1;
+            if path.ends_with("bad") {
+                return Err(Error::new(ErrorKind::PermissionDenied, "bad"));
+            }
+            let blocks = part.blocks.clone();
+            Ok(Worked { held: 0, moved: blocks.map(|block| part.object.block_len(block, BLOCK) as u64).sum() })
+        };
+        parts.iter().map(one).collect()
+    }
+    fn check(&self, parts: &[Part], _: Option<u32>) -> Vec<Result<Worked>> {
+        parts.iter().map(|_| Ok(Worked::default())).collect()
+    }
+    fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
+        parts.iter().map(|_| Ok(Worked::default())).collect()
+    }
+}
+
+/// Folders of several pages, with files before, between and behind folders, and names that stand otherwise with a `/`.
+fn tree() -> BTreeMap<String, u64> {
+    let mut files = BTreeMap::new();
+    for top in ["a", "a-b", "m", "z"] {
+        for n in 0..4 {
+            files.insert(format!("{top}/{n}"), 30 + n);
+            files.insert(format!("{top}/d{n}/x"), 1700);
+            files.insert(format!("{top}/d{n}/y/deep{n}"), n);
+        }
+        files.insert(format!("{top}/ybad"), 5);
+        files.insert(format!("{top}/closed/never"), 5);
+    }
+    files.insert("one".to_owned(), 7);
+    files
+}
+
+fn spec(parallel: u32) -> Spec {
+    Spec {
+        action: Action::Load,
+        source: "mem://source".into(),
+        paths: ["a", "nowhere", "", "one"].map(str::to_owned).to_vec(),
+        listed: false,
+        include: Vec::new(),
+        exclude: Vec::new(),
+        metadata_only: false,
+        verify: false,
+        skip_if_exists: false,
+        replicas: None,
+        rate: 0,
+        parallel,
+    }
+}
+
+/// Works on the job until it ends or breaks at a request, and says how far it is and what its record has.
+fn work(source: &mut Source, spec: &Spec, job: Arc<Run>) -> (Progress, Checkpoint) {
+    let dir = tempfile::tempdir().unwrap();
+    source.run = Some(Arc::clone(&job));
+    run(source, spec, &job, &dir.path().join("files"), &mut |_| {});
+    let record = source.record.lock().take();
+    (job.progress(), record.unwrap_or_else(|| job.checkpoint()))
+}
+
+/// What another process gets of it, which does not have the list.
+fn carried(record: &Checkpoint) -> Checkpoint {
+    let mut record: Checkpoint = serde_json::from_str(&serde_json::to_string(record).unwrap()).unwrap();
+    record.progress.listed = false;
+    record
+}
+
+fn outcome(progress: &Progress) -> (State, Sums, Vec<Failed>) {
+    let mut failed = progress.failed.clone();
+    failed.sort_by(|a, b| a.path.cmp(&b.path));
+    (progress.state, progress.sums(), failed)
+}
+
+#[test]
+fn a_job_broken_off_at_any_request_ends_the_same_and_lists_nothing_before_its_record() {
+    let files = tree();
+    let mut whole = Source::of(&files);
+    let spec = spec(2);
+    let (want, _) = work(&mut whole, &spec, Run::new());
+    assert_eq!((want.state, want.files_total, want.files_failed), (State::Failed, 67, 1 + 5 + 5), "{want:?}");
+    let (requests, pages) = (whole.requests.into_inner(), whole.pages.into_inner());
+    // How many files were found when each page had been listed.
+    let mut found = 0;
+    let files_by_page: Vec<u64> = pages
+        .iter()
+        .map(|(path, after)| {
+            let names = Source::of(&files).names(path);
+            let page = names.iter().filter(|(name, _)| *name > after).take(NAMES);
+            let taken = page.filter(|(_, attr)| attr.kind == FileKind::File);
+            found += if path.ends_with("closed") { 0 } else { taken.count() as u64 };
+            found
+        })
+        .collect();
+    let mut most_settled = 0;
+    for breaks_at in 1..=requests {
+        let mut first = Source { breaks_at, ..Source::of(&files) };
+        let (_, record) = work(&mut first, &spec, Run::new());
+        let settled = record.settled.sums.files;
+        most_settled = most_settled.max(settled);
+        assert!(serde_json::to_string(&record.settled).unwrap().len() < 1000);
+        let mut second = Source::of(&files);
+        let (progress, _) = work(&mut second, &spec, Run::resumed(carried(&record), &spec));
+        assert_eq!(outcome(&progress), outcome(&want), "broken off at request {breaks_at}, record {record:?}");
+        let before = files_by_page.iter().filter(|found| **found < settled).count();
+        let listed = second.pages.into_inner().len();
+        assert!(listed <= pages.len() - before + 4, "{listed} of {} pages, {before} were settled", pages.len());
+        // Nothing is left out: each file was asked for by one or the other.
+        let mut asked = first.asked.into_inner();
+        asked.extend(second.asked.into_inner());
+        let sized = files.iter().filter(|(path, size)| **size > 0 && !path.contains("closed"));
+        assert!(sized.clone().all(|(path, _)| asked.contains_key(path)), "broken off at {breaks_at}: {asked:?}");
+    }
+    assert!(most_settled > 50, "at the last requests nearly all is done: {most_settled}");
+}
+
+#[test]
+fn what_ended_just_before_is_neither_listed_nor_loaded_again() {
+    let files = tree();
+    let mut source = Source::of(&files);
+    let (want, record) = work(&mut source, &spec(2), Run::new());
+    let mut after = Source::of(&files);
+    let (progress, _) = work(&mut after, &spec(2), Run::resumed(carried(&record), &spec(2)));
+    assert_eq!(outcome(&progress), outcome(&want));
+    assert_eq!((after.requests.into_inner(), progress.listed), (0, true));
+    // To be read back it has to be listed as a whole.
+    let verify = Spec { verify: true, ..spec(2) };
+    let mut again = Source::of(&files);
+    let (progress, _) = work(&mut again, &verify, Run::resumed(carried(&record), &verify));
+    assert_eq!(progress.files_verified, want.files_done + 5, "also what could not be loaded is looked for");
+    assert!(again.pages.into_inner().len() > 20);
+}
+
+#[test]
+fn a_record_taken_while_folders_change_misses_no_file_that_was_always_there() {
+    let files = tree();
+    let mut changed = files.clone();
+    for top in ["a", "m"] {
+        changed.remove(&format!("{top}/1"));
+        changed.remove(&format!("{top}/d1/x"));
+        changed.remove(&format!("{top}/d1/y/deep1"));
+        changed.insert(format!("{top}/05"), 9);
+        changed.insert(format!("{top}/d0x/new"), 9);
+    }
+    let mut whole = Source::of(&files);
+    work(&mut whole, &spec(1), Run::new());
+    for breaks_at in 1..=whole.requests.into_inner() {
+        let mut first = Source { breaks_at, ..Source::of(&files) };
+        let (_, record) = work(&mut first, &spec(1), Run::new());
+        let mut second = Source::of(&changed);
+        work(&mut second, &spec(1), Run::resumed(carried(&record), &spec(1)));
+        let mut asked = first.asked.into_inner();
+        asked.extend(second.asked.into_inner());
+        let always =
+            files.iter().filter(|(path, size)| **size > 0 && changed.contains_key(*path) && !path.contains("closed"));
+        for (path, _) in always {
+            assert!(asked.contains_key(path), "{path} was left out, broken off at {breaks_at}: {record:?}");
+        }
+    }
+}
