@@ -237,6 +237,23 @@ fn no_path_of_somebodys_machine() {
     none(broken, "paths are relative or come from the environment");
 }
 
+/// Crates that hosts speak through with each other. Their clocks may disagree by hours, so that none of them may ask what
+/// time of the day it is; when a certificate ends is the TLS library's matter.
+const AGREED_ON: [&str; 9] = ["client", "group", "jobs", "net-rdma", "net-tcp", "node", "proto", "transport", "trust"];
+
+#[test]
+fn nothing_that_hosts_agree_on_has_a_time_of_day() {
+    let words = ["SystemTime::now", "UNIX_EPOCH.elapsed", "UNIX_EPOCH).elapsed", "CLOCK_REALTIME", "Utc::now"];
+    let mut broken = Vec::new();
+    for (path, text) in texts(&[".rs"]) {
+        let shown = shown(&path);
+        if AGREED_ON.iter().any(|name| shown.starts_with(&format!("crates/{name}/src/"))) {
+            broken.extend(words.iter().filter(|word| text.contains(**word)).map(|word| format!("{shown} has {word}")));
+        }
+    }
+    none(broken, "use Instant, and let leases run by the receiver's own clock");
+}
+
 /// Crates that may hold unsafe code, and what for.
 const UNSAFE: &[(&str, &str)] = &[
     ("crates/mem", "one arena cut into buffers"),
