@@ -35,7 +35,7 @@ fn ask(path: &Path) -> Result<Value, Fault> {
     let (located, peer) = locate(path)?;
     let mut answer = peer.info(&located.below, ANSWER).map_err(|e| {
         let fault = Fault::from(e);
-        Fault::failed(format!("{}: {}", path.display(), fault.what), fault.remedy)
+        Fault { what: format!("{}: {}", path.display(), fault.what), ..fault }
     })?;
     let below = &located.below;
     if std::str::from_utf8(below).is_err() {

@@ -1,10 +1,10 @@
 //! `spurline status`: one line for each mount and node asked, and for each cache disk what it does.
 
 use crate::cli::StatusArgs;
-use crate::target::{ANSWER, Asked, everything, resolve};
+use crate::target::{ANSWER, Absent, Asked, everything, resolve};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
-use spurline_config::{Code, Fault};
+use spurline_config::Fault;
 use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         false => names
             .into_iter()
             .map(|name| {
-                let peer = resolve(&name);
+                let peer = resolve(&name).map_err(|fault| Absent { fault, theirs: false });
                 (name, peer)
             })
             .collect(),
@@ -42,8 +42,8 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     let (mut all_well, mut any_well, mut first) = (true, false, None);
     for (name, peer) in asked {
         // Somebody else's mount: how it is may not be asked, and nobody named it.
-        let theirs = all && peer.as_ref().is_err_and(|fault| fault.code == Code::Missing);
-        let answer = peer.and_then(|peer| {
+        let theirs = all && peer.as_ref().is_err_and(|absent| absent.theirs);
+        let answer = peer.map_err(|absent| absent.fault).and_then(|peer| {
             let status = peer.status(ANSWER)?;
             let stats = peer.stats(ANSWER)?;
             Ok((status, stats))

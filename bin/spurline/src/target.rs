@@ -5,6 +5,7 @@ use spurline_config::words::absolute;
 use spurline_config::{Fault, HostPort};
 use spurline_observe::client::Peer;
 use spurline_observe::place::{self, Located, Mount, Owner};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ pub fn resolve(target: &str) -> Result<Peer, Fault> {
     let path = Path::new(target);
     let mounts = place::mounts()?;
     if let Some(located) = place::locate(path, &mounts) {
-        return of_mount(&located.mount);
+        return of_mount(&located.mount).map_err(|absent| absent.fault);
     }
     // The path is in no mount of ours, so looking at it can't hang for our reasons.
     let found = std::fs::symlink_metadata(path);
@@ -38,7 +39,7 @@ pub fn resolve(target: &str) -> Result<Peer, Fault> {
                 Ok(Peer::Socket(socket))
             } else {
                 let what = format!("the mount at {} is gone: nobody answers at {}", full.display(), socket.display());
-                Err(Fault::failed(what, "mount it again"))
+                Err(Fault::missing(what, "mount it again"))
             };
         }
     }
@@ -51,6 +52,7 @@ pub fn resolve(target: &str) -> Result<Peer, Fault> {
     };
     match found {
         Ok(_) => Err(Fault::failed(format!("{target} is not in a mount of spurline"), remedy)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Err(Fault::missing(format!("{target}: {e}"), remedy)),
         Err(e) => Err(Fault::failed(format!("{target}: {e}"), remedy)),
     }
 }
@@ -67,40 +69,56 @@ pub fn locate(path: &Path) -> Result<(Located, Peer), Fault> {
             "name a file below a mountpoint; spurline status lists the mounts",
         ));
     };
-    let peer = of_mount(&located.mount)?;
+    let peer = of_mount(&located.mount).map_err(|absent| absent.fault)?;
     Ok((located, peer))
+}
+
+/// Why the process behind a mount can't be asked.
+pub struct Absent {
+    /// In words.
+    pub fault: Fault,
+    /// It may well run: another user's, or one that was started elsewhere.
+    pub theirs: bool,
 }
 
 /// The process behind a mount of the mount table.
 ///
 /// # Errors
 /// When nobody answers for it.
-pub fn of_mount(mount: &Mount) -> Result<Peer, Fault> {
+pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
     let at = mount.mountpoint.display();
+    let theirs = |what, remedy: String| Absent { fault: Fault::missing(what, remedy), theirs: true };
     let mut refused: Option<(PathBuf, std::io::Error)> = None;
     for socket in place::candidates(Owner::Mount(&mount.mountpoint), mount.uid) {
         match UnixStream::connect(&socket) {
             Ok(_) => return Ok(Peer::Socket(socket)),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => refused = Some((socket, e)),
         }
     }
     match refused {
-        Some((socket, e)) if e.kind() == std::io::ErrorKind::PermissionDenied => Err(Fault::missing(
+        Some((socket, e)) if e.kind() == ErrorKind::PermissionDenied => Err(theirs(
             format!("the mount at {at} belongs to user {}: {}: {e}", mount.uid, socket.display()),
-            "ask as that user or as root",
+            "ask as that user or as root".to_owned(),
         )),
-        Some((socket, e)) => Err(Fault::failed(
-            format!("the process of the mount at {at} is gone: {}: {e}", socket.display()),
-            format!("spurline umount {at}, then mount again"),
-        )),
-        None if mount.uid != rustix::process::geteuid().as_raw() => Err(Fault::missing(
+        Some((socket, e)) => {
+            let what = format!(
+                "the process of the mount at {at} is gone, it was killed or crashed; nobody answers at {}: {e}",
+                socket.display()
+            );
+            let remedy = format!("spurline umount {at}, then mount it again; its log may say why");
+            Err(Absent { fault: Fault::missing(what, remedy), theirs: false })
+        }
+        None if mount.uid != rustix::process::geteuid().as_raw() => Err(theirs(
             format!("the mount at {at} belongs to user {}", mount.uid),
-            "ask as that user or as root",
+            "ask as that user or as root".to_owned(),
         )),
-        None => Err(Fault::missing(
+        None => Err(theirs(
             format!("the mount at {at} has no admin socket where this user looks (it belongs to user {})", mount.uid),
-            format!("ask with the {} that it was started with", place::RUNTIME_DIR_ENV),
+            format!(
+                "ask with the {} that it was started with; where its process is gone: spurline umount {at}",
+                place::RUNTIME_DIR_ENV
+            ),
         )),
     }
 }
@@ -109,7 +127,7 @@ fn of_socket(path: &Path) -> Result<Peer, Fault> {
     match UnixStream::connect(path) {
         Ok(_) => Ok(Peer::Socket(path.to_owned())),
         Err(e) => {
-            Err(Fault::failed(format!("nobody answers at the admin socket {}: {e}", path.display()), "start it again"))
+            Err(Fault::missing(format!("nobody answers at the admin socket {}: {e}", path.display()), "start it again"))
         }
     }
 }
@@ -128,7 +146,7 @@ fn own_candidates(owner: Owner<'_>) -> Vec<PathBuf> {
 }
 
 /// A name, and who answers to it.
-pub type Asked = (String, Result<Peer, Fault>);
+pub type Asked = (String, Result<Peer, Absent>);
 
 /// Everything of this user (of anybody, for root) that runs on this machine: mounts, then nodes.
 ///

@@ -89,6 +89,10 @@ fn what_is_missing_exits_3() {
     let mount = ["mount", "/tmp", mountpoint.to_str().unwrap(), "--cache-size", "0", "--metrics", "none"];
     let network = ["--rdma-network", "no-such0"];
     refused(&run(&[&mount[..], &network].concat()), 3, &says);
+    // What is said before is said all the same: of a consumer's words one has no use.
+    let consumer = ["--registry", "static:127.0.0.1:1", "--block-size", "1M"];
+    let unused = ["--block-size 1M", "is not used: with --registry blocks are as long as the nodes have them"];
+    refused(&run(&[&mount[..], &network, &consumer].concat()), 3, &unused);
     let node = ["node", "--source", "/tmp", "--cache-dir", cache.to_str().unwrap(), "--metrics", "none"];
     refused(&run(&[&node[..], &network, &["--transport", "rdma"]].concat()), 3, &says);
     // Loopback is there and no rail.

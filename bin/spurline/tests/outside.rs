@@ -97,7 +97,7 @@ fn what_is_no_target_is_told_apart() {
     let dir = tempfile::tempdir().unwrap();
     let run = |words: &[&str]| spurline(dir.path(), words);
     refused(&run(&["stats", "/usr"]), 1, &["/usr is not in a mount of spurline", "fix"]);
-    refused(&run(&["stats", "/nowhere/at/all"]), 1, &["/nowhere/at/all", "No such file"]);
+    refused(&run(&["stats", "/nowhere/at/all"]), 3, &["/nowhere/at/all", "No such file"]);
     refused(&run(&["info", "/usr/bin"]), 1, &["not in a mount"]);
     refused(&run(&["umount", "/usr"]), 1, &["not a mountpoint of spurline"]);
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
@@ -109,8 +109,8 @@ fn what_is_no_target_is_told_apart() {
     // A socket whose process is gone, by its path and as a mount that is gone.
     let socket = dir.path().join(place::Owner::Mount(Path::new("/nowhere/mnt")).file_name());
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    refused(&run(&["stats", socket.to_str().unwrap()]), 1, &["nobody answers", "refused"]);
-    refused(&run(&["stats", "/nowhere/mnt"]), 1, &["mount at /nowhere/mnt is gone"]);
+    refused(&run(&["stats", socket.to_str().unwrap()]), 3, &["nobody answers", "refused"]);
+    refused(&run(&["stats", "/nowhere/mnt"]), 3, &["mount at /nowhere/mnt is gone"]);
     if place::mounts().unwrap().is_empty() {
         let status = run(&["status"]);
         let text = String::from_utf8_lossy(&status.stderr);

@@ -76,7 +76,14 @@ fn into_the_background_looked_at_and_away() {
         serde_json::from_slice(&rig.run("info", &mnt.join("sub/../sub/file"), &["--json"]).stdout).unwrap();
     assert_eq!(info["length"], 16, "{info}");
     assert!(text(&rig.run("info", &mnt.join("sub/file"), &[])).contains("blocks"));
-    assert_ne!(rig.run("info", &mnt.join("missing"), &[]).status.code(), Some(0));
+    // A path below a folder that is not there is not there, as that folder is; the others are told of.
+    for path in ["missing", "missing/deeper", "sub/missing/c"] {
+        let out = rig.run("info", &mnt.join(path), &[]);
+        assert_eq!(out.status.code(), Some(3), "{path}: {}", text(&out));
+        assert!(text(&out).contains(path) && text(&out).contains("No such file"), "{path}: {}", text(&out));
+    }
+    let both = rig.run("info", &mnt.join("missing/c"), &[mnt.join("sub/file").to_str().unwrap()]);
+    assert!(both.status.code() == Some(1) && text(&both).contains("blocks"), "{}", text(&both));
     let status = text(&rig.run("status", &mnt, &[]));
     assert!(status.contains("mount") && status.contains("normal"), "{status}");
     // A second mount at the same place, and one with the same cache elsewhere.
@@ -131,9 +138,20 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
     // What was under way, and what comes after (SEMANTICS.md).
     let told = [libc::ECONNABORTED, libc::ECANCELED, libc::ENOTCONN];
     assert!(end.is_some_and(|errno| told.contains(&errno)), "{end:?}");
-    let stats = rig.run("stats", &mnt, &["--json", "-c", "1"]);
-    assert_eq!(stats.status.code(), Some(1));
-    assert!(text(&stats).contains("is gone") && text(&stats).contains("spurline umount"), "{}", text(&stats));
+    // Its files are closed one after the other: it is gone when all are.
+    let status = format!("/proc/{process}/status");
+    wait_for("the whole of it", || std::fs::read_to_string(&status).map_or(true, |text| text.contains("\nState:\tZ")));
+    let says = |out: &Output| text(out).contains("is gone, it was killed") && text(out).contains("spurline umount");
+    for command in ["stats", "status"] {
+        let out = rig.run(command, &mnt, &["--json"]);
+        assert_eq!(out.status.code(), Some(3), "{command}: {}", text(&out));
+        assert!(says(&out), "{command}: {}", text(&out));
+    }
+    // Asked after everything it is down as well, and not somebody else's.
+    let all = rig.command().arg("status").output().unwrap();
+    let text_of_all = text(&all);
+    let line = text_of_all.lines().find(|line| line.contains(mnt.to_str().unwrap())).unwrap_or_default();
+    assert!(all.status.code() == Some(1) && line.contains("down") && line.contains("is gone"), "{text_of_all}");
     assert!(rig.run("umount", &mnt, &[]).status.success());
     // The same place, the same cache: both are free again.
     let out = rig.mount(&[]);
@@ -142,6 +160,35 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
     let process = process_of(&out);
     assert!(Command::new("kill").args(["-TERM", &process]).status().unwrap().success());
     wait_for("the unmount", || !mounted_below(rig.dir.path()));
+}
+
+#[test]
+fn a_source_that_vanishes_is_logged_once_and_once_when_it_is_back() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let mnt = rig.path("mnt");
+    let out = rig.mount(&[]);
+    assert!(out.status.success(), "{}", text(&out));
+    let lines = |words: &str| {
+        let log = std::fs::read_to_string(rig.path("log")).unwrap();
+        log.lines().filter(|line| line.contains("spurline_under") && line.contains(words)).count()
+    };
+    std::fs::rename(rig.path("src"), rig.path("away")).unwrap();
+    // Names that nobody has asked for yet: each is looked for in the source.
+    for n in 0..5 {
+        let error = std::fs::metadata(mnt.join(format!("new-{n}"))).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EHOSTDOWN), "{error}");
+    }
+    assert_eq!((lines("can't be opened"), lines("is there again")), (1, 0));
+    std::fs::rename(rig.path("away"), rig.path("src")).unwrap();
+    for n in 5..10 {
+        let error = std::fs::metadata(mnt.join(format!("new-{n}"))).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}");
+    }
+    assert_eq!((lines("can't be opened"), lines("is there again")), (1, 1));
+    assert!(rig.run("umount", &mnt, &[]).status.success());
 }
 
 #[test]
