@@ -100,6 +100,26 @@ impl View {
     }
 }
 
+/// Each of `members` with its place in `old`, if its name is there; of two under one name the last.
+fn matched<'a>(old: &[Arc<Member>], members: &'a [Arc<Member>]) -> Vec<(&'a Arc<Member>, Option<usize>)> {
+    fn by_name(list: &[Arc<Member>]) -> HashMap<&str, usize> {
+        list.iter().enumerate().map(|(at, member)| (member.name.as_str(), at)).collect()
+    }
+    let rising = |list: &[Arc<Member>]| list.is_sorted_by(|a, b| a.name < b.name);
+    if rising(old) && rising(members) {
+        // As registries tell them: to go along both lists is less than to look each name up.
+        let mut rest = old.iter().enumerate().peekable();
+        let place = |member: &'a Arc<Member>| {
+            while rest.next_if(|(_, known)| known.name < member.name).is_some() {}
+            (member, rest.next_if(|(_, known)| known.name == member.name).map(|(at, _)| at))
+        };
+        return members.iter().map(place).collect();
+    }
+    let (known, last) = (by_name(old), by_name(members));
+    let stays = members.iter().enumerate().filter(|(at, member)| last[member.name.as_str()] == *at);
+    stays.map(|(_, member)| (member, known.get(member.name.as_str()).copied())).collect()
+}
+
 /// The list of a group's nodes, changed at run time.
 pub struct Roster {
     current: ArcSwap<View>,
@@ -131,12 +151,10 @@ impl Roster {
         if old.members == members {
             return;
         }
-        let known: HashMap<&str, usize> = old.members.iter().enumerate().map(|(i, m)| (m.name.as_str(), i)).collect();
-        let last: HashMap<&str, usize> = members.iter().enumerate().map(|(i, m)| (m.name.as_str(), i)).collect();
         let (mut kept_members, mut slots) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
-        for (index, member) in members.iter().enumerate().filter(|(i, m)| last[m.name.as_str()] == *i) {
-            let kept = known.get(member.name.as_str()).filter(|at| old.members[**at].addresses == member.addresses);
-            let slot = kept.map_or_else(Arc::default, |at| Arc::clone(&old.slots[*at]));
+        for (index, (member, known)) in matched(&old.members, members).into_iter().enumerate() {
+            let kept = known.filter(|at| old.members[*at].addresses == member.addresses);
+            let slot = kept.map_or_else(Arc::default, |at| Arc::clone(&old.slots[at]));
             tracing::trace!(index, name = member.name, kept = kept.is_some(), "a node of the group");
             kept_members.push(Arc::clone(member));
             slots.push(slot);

@@ -65,15 +65,24 @@ impl View {
     /// Takes what the registry says now; answers whether the members to go by changed. Of two entries under one name
     /// the first counts.
     pub fn apply(&mut self, now: Instant, members: &[Arc<Member>]) -> bool {
-        let mut said: HashMap<&str, &Arc<Member>> = HashMap::with_capacity(members.len());
-        for member in members {
-            said.entry(&member.name).or_insert(member);
-        }
-        let away = self.places.keys().filter(|name| !said.contains_key(name.as_str())).count();
+        // Registries tell them by name: to sort that and to go along both lists is less than to look each name up.
+        let mut said: Vec<&Arc<Member>> = members.iter().collect();
+        said.sort_by(|a, b| a.name.cmp(&b.name));
+        said.dedup_by(|second, first| second.name == first.name);
+        let (mut said, mut new) = (said.into_iter().peekable(), Vec::new());
+        let of_place = |name: &String| {
+            while let Some(member) = said.next_if(|member| member.name < *name) {
+                new.push(member);
+            }
+            said.next_if(|member| member.name == *name)
+        };
+        let there: Vec<Option<&Arc<Member>>> = self.places.keys().map(of_place).collect();
+        new.extend(said);
+        let away = there.iter().filter(|member| member.is_none()).count();
         let forgotten = 2 * away >= self.places.len();
         let mut changed = false;
-        for (name, place) in &mut self.places {
-            match said.remove(name.as_str()) {
+        for ((name, place), member) in self.places.iter_mut().zip(there) {
+            match member {
                 Some(member) => {
                     // The very same, most often: then nothing is compared.
                     if !Arc::ptr_eq(member, &place.member) {
@@ -101,9 +110,10 @@ impl View {
                 *until = (*until).max(place.since + self.holds.many);
             }
         }
-        for (name, member) in said {
+        for member in new {
             changed = true;
-            self.places.insert(name.to_owned(), Place { member: Arc::clone(member), since: now, away_until: None });
+            let place = Place { member: Arc::clone(member), since: now, away_until: None };
+            self.places.insert(member.name.clone(), place);
         }
         changed
     }
