@@ -19,6 +19,8 @@ const SAVE_EVERY: Duration = Duration::from_secs(2);
 /// How often the end of a job is tried to be kept, and the pause between.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long a job that goes on waits for its group: nodes come back one after the other when all was restarted.
+const GROUP_BACK: Duration = Duration::from_secs(300);
 /// Jobs that ended are remembered, this many at the most.
 const REMEMBERED: usize = 1000;
 
@@ -125,7 +127,7 @@ impl Board {
         checkpoint.progress.listed &= self.spool(id, checkpoint.list).is_file();
         tracing::info!("job {id} goes on");
         let run = Run::resumed(checkpoint, &spec);
-        let thread = self.work(id, spec.clone(), Arc::clone(&run))?;
+        let thread = self.work(id, spec.clone(), Arc::clone(&run), GROUP_BACK)?;
         Ok(Job { spec, run, thread: Some(thread), number })
     }
 
@@ -147,7 +149,7 @@ impl Board {
         }
     }
 
-    fn work(&self, id: &str, spec: Spec, run_: Arc<Run>) -> Result<JoinHandle<()>> {
+    fn work(&self, id: &str, spec: Spec, run_: Arc<Run>, patience: Duration) -> Result<JoinHandle<()>> {
         let spools = &self.spools;
         std::fs::create_dir_all(spools).map_err(|e| Error::io(format_args!("{}", spools.display()), &e))?;
         let (keep, open) = (Arc::clone(&self.keep), Arc::clone(&self.open));
@@ -179,22 +181,33 @@ impl Board {
                     std::thread::sleep(PAUSE);
                 }
             };
-            let fail = |why: String| {
-                run_.change(|p| {
-                    p.state = State::Failed;
-                    p.why = why;
-                });
+            let end = |state: State, why: String| run_.change(|p| (p.state, p.why) = (state, why));
+            let begun = Instant::now();
+            let opened = loop {
+                match open(&spec.source) {
+                    Err(error) if begun.elapsed() < patience && !run_.stopping() => {
+                        run_.change(|p| p.why = error.to_string());
+                        run_.pause(PAUSE);
+                    }
+                    opened => break opened,
+                }
             };
-            match open(&spec.source) {
+            match opened {
                 Ok(target) => {
+                    run_.change(|p| p.why.clear());
                     let work = AssertUnwindSafe(|| run(&*target, &spec, &run_, &spool, &mut save));
                     if catch_unwind(work).is_err() {
-                        fail("the job's own thread panicked; the log has where".to_owned());
+                        end(State::Failed, "the job's own thread panicked; the log has where".to_owned());
                         save(&run_);
                     }
                 }
+                Err(_) if run_.suspended() => end(State::Stopped, String::new()),
+                Err(_) if run_.stopping() => {
+                    end(State::Stopped, "it was stopped".to_owned());
+                    save(&run_);
+                }
                 Err(error) => {
-                    fail(error.to_string());
+                    end(State::Failed, error.to_string());
                     save(&run_);
                 }
             }
@@ -228,7 +241,8 @@ impl Board {
         }
         let number = next_number(&jobs);
         let run = Run::new();
-        let thread = self.work(&id, spec.clone(), Arc::clone(&run))?;
+        // Who submits it wants to be told when there is no group.
+        let thread = self.work(&id, spec.clone(), Arc::clone(&run), Duration::ZERO)?;
         jobs.insert(id.clone(), Job { spec, run, thread: Some(thread), number });
         self.forget_oldest(&mut jobs);
         Ok(id)

@@ -292,6 +292,43 @@ fn a_board_goes_on_after_a_restart_and_does_nothing_twice() {
     eventually("the end", || third.progress(&id).unwrap().1.state == State::Succeeded);
 }
 
+#[test]
+fn a_job_that_goes_on_waits_for_its_group_and_one_that_begins_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let group = Group::new(&TREE);
+    // Nodes that are not there when the coordinator is.
+    let away = Arc::new(AtomicU64::new(0));
+    let board = || {
+        let (open_group, away) = (Arc::clone(&group), Arc::clone(&away));
+        let open = move |_: &str| match away.load(Ordering::Acquire) {
+            0 => Ok(Arc::clone(&open_group) as _),
+            left => {
+                away.store(left - 1, Ordering::Release);
+                Err(Error::new(ErrorKind::Unavailable, "knows no node"))
+            }
+        };
+        let keep = Arc::new(DirKeep::open(&dir.path().join("jobs")).unwrap());
+        Board::start(keep, &dir.path().join("spools"), Arc::new(open)).unwrap()
+    };
+    let first = board();
+    let gate = group.gate.lock();
+    let id = first.submit(spec(&[""])).unwrap();
+    eventually("the list", || first.progress(&id).unwrap().1.listed);
+    let suspending = std::thread::spawn(move || first.suspend());
+    drop(gate);
+    suspending.join().unwrap();
+    // It may have come to its end before.
+    away.store(2, Ordering::Release);
+    let second = board();
+    eventually("the end", || second.progress(&id).unwrap().1.state.ended());
+    assert_eq!(second.progress(&id).unwrap().1.state, State::Succeeded);
+    away.store(1, Ordering::Release);
+    let id = second.submit(spec(&["a"])).unwrap();
+    eventually("the end", || second.progress(&id).unwrap().1.state.ended());
+    let (_, told) = second.progress(&id).unwrap();
+    assert!(told.state == State::Failed && told.why.contains("knows no node"), "{told:?}");
+}
+
 /// Jobs running, that succeeded, and that did not, as the metrics have them.
 fn gauges(board: &Board) -> (u64, u64, u64) {
     let (stats, mut totals) = (Stats::default(), Totals::default());
