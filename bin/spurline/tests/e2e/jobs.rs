@@ -247,8 +247,10 @@ fn a_job_that_is_taken_over_goes_on_listing_where_it_was_recorded() {
     });
     assert_eq!((job["files_done"].as_u64(), job["files_total"].as_u64()), (Some(300), Some(300)), "{job}");
     assert_eq!((job["bytes_done"].as_u64(), job["bytes_total"].as_u64()), (Some(300_000), Some(300_000)), "{job}");
-    // The folders that are left, the one it was in, and the one above.
-    let left = (FOLDERS - settled / 10) as usize;
-    assert!(lists() <= left + 2, "{} lists for {left} folders: {:?}", lists(), proxy.requests());
+    // Whatever has to be asked for twice on a slow machine: of what was done nothing is.
+    let of_done = |path: &str| (0..settled / 10).any(|n| path.contains(&format!("f{n:02}")));
+    let again: Vec<_> = proxy.requests().into_iter().filter(|(_, path)| of_done(path)).collect();
+    assert!(again.is_empty(), "{settled} files were done, and yet: {again:?}");
+    assert!(lists() > 0, "the rest is listed");
     process.kill();
 }
