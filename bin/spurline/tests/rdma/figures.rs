@@ -122,16 +122,16 @@ impl Fault {
         });
         let took = |(begun, end): &(Instant, Instant)| (*end - *begun).as_secs_f64() * 1e3;
         self.usual.push(median(reads.iter().filter(|(_, end)| *end < fault).map(took).collect()));
-        // The slowest of the reads that were under way.
-        let under_way = reads.iter().filter(|(begun, end)| *begun <= fault && *end >= fault);
-        self.over.push(under_way.map(|(_, end)| (*end - fault).as_secs_f64()).fold(0.0, f64::max));
+        // The slowest read of all that the fault can have met: striking takes a while itself.
+        let met = reads.iter().filter(|(begun, end)| *begun < mended && *end > fault);
+        self.over.push(met.map(|(begun, end)| (*end - *begun).as_secs_f64()).fold(0.0, f64::max));
         self.back.push((carries - mended).as_secs_f64());
         self.ratios.push(speed(&reads, after.0, after.1) / speed(&reads, before.0, before.1));
     }
 
     fn print(self, what: &str) {
         println!(
-            "| {what}: slowest read under way, of {:.2?} | a read's usual time | back after | speed then |",
+            "| {what}: slowest read from the fault to its end, of {:.2?} | a read's usual time | back after | speed then |",
             self.over
         );
         println!(
