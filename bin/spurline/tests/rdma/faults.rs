@@ -1,6 +1,7 @@
 //! What readers see when links go down, devices are taken away and nodes die: nothing.
 
 use crate::rig::{Rig, ask, run, sh};
+use std::time::{Duration, Instant};
 
 fn link(name: &str, to: &str) {
     run("ip", &["link", "set", name, to]);
@@ -11,7 +12,7 @@ fn link(name: &str, to: &str) {
 fn guest_rails_carry_the_bytes_and_readers_outlive_links_and_devices() {
     let rig = Rig::new();
     rig.fill();
-    let _node = rig.node(7000, &["--rdma-network", "rail0:rail1"]);
+    let node = rig.node(7000, &["--rdma-network", "rail0:rail1", "--rdma-port", "7777"]);
     let mount = rig.mount("both", &[7000], &["--rdma-network", "rail0:rail1"]);
     mount.wait("both paths", |m| m.count("rdma", "paths_up") == 2);
     mount.pass();
@@ -22,6 +23,18 @@ fn guest_rails_carry_the_bytes_and_readers_outlive_links_and_devices() {
     let paths = ask(&mount.log, "stats")["paths"].as_array().unwrap().clone();
     let each = |name: &str| paths.iter().find(|p| p["path"] == name).and_then(|p| p["recv_bytes"].as_u64()).unwrap();
     assert!(each("rail0-rail0") > 0 && each("rail1-rail1") > 0, "{paths:?}");
+
+    // The port is the one that was named, on every rail.
+    let rails = ask(&rig.log("node-7000"), "status")["rails"].as_array().unwrap().clone();
+    let addresses: Vec<&str> = rails.iter().filter_map(|rail| rail["address"].as_str()).collect();
+    assert_eq!(addresses, ["10.77.0.1:7777", "10.77.1.1:7777"]);
+
+    // While nobody asks nobody polls: of these seconds each end would use most if it did.
+    let (begun, before) = (Instant::now(), [mount.cpu(), node.cpu()]);
+    std::thread::sleep(Duration::from_secs(4));
+    let (idle, used) = (begun.elapsed().as_secs_f64(), [mount.cpu() - before[0], node.cpu() - before[1]]);
+    println!("  in {idle:.1} s without reads the mount used {:.2} s of a processor, the node {:.2}", used[0], used[1]);
+    assert!(used.iter().all(|used| used * 2.0 < idle), "{used:?} of {idle} s");
 
     let fio = mount.fio();
     mount.wait_bytes("reads over two rails", 2, false);

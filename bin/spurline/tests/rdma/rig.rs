@@ -23,6 +23,16 @@ impl Running {
     }
 }
 
+impl Running {
+    /// Processor time it has used, in seconds.
+    pub fn cpu(&self) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+        // In user space and in the kernel, in hundredths.
+        fields[11..13].iter().map(|ticks| ticks.parse::<f64>().unwrap() / 100.0).sum()
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         self.kill();
@@ -200,6 +210,11 @@ impl Mount<'_> {
         std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
         let got = std::fs::read(self.at.join("file")).expect("a reader sees no error");
         assert!(got == self.rig.data, "wrong bytes in {}", self.at.display());
+    }
+
+    /// Processor time it has used, in seconds.
+    pub fn cpu(&self) -> f64 {
+        self.process.as_ref().map_or(0.0, Running::cpu)
     }
 
     pub fn count(&self, section: &str, name: &str) -> u64 {
