@@ -22,6 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Others may change the rules at the same time so many times.
 const TRIES: usize = 8;
 
+/// What becomes of a node that could not be told.
+const LATER: &str = "; it goes by the rules when it is back; run this again then for what it holds already";
+
 /// What a change is made by.
 struct Change<'a> {
     /// That the folders fit is looked at first.
@@ -121,7 +124,7 @@ pub fn list(args: RulesArgs) -> Result<ExitCode, Fault> {
             anstream::println!("{}: {}; {held} held", rule["url"].as_str().unwrap_or_default(), words(rule));
         }
         anstream::println!("{} pinned, of {} that may be", human_bytes(pinned), human_bytes(most));
-        say_unreached(&silent);
+        say_unreached(&silent, "");
     }
     Ok(ExitCode::from(u8::from(!silent.is_empty())))
 }
@@ -144,12 +147,12 @@ fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
     let (nodes, set) = Nodes::open(registry(args.registry.as_ref())?, &args.cache_group, &trust)?;
     let bar = bar(args.json);
     let (set, told) = make(&nodes, set, &urls, change, &bar, &stop)?;
-    // What is held already comes under the rule as well.
+    // What is held already comes under the rule as well. Where none is left there is nothing to come under.
     let mut failed = Vec::new();
-    let mut held = 0;
-    for url in &urls {
+    let mut held = None;
+    for url in urls.iter().filter(|url| set.rules.iter().any(|rule| is_within(url, &rule.url))) {
         match nodes.classify(url, &told, &bar, &stop) {
-            Ok(bytes) => held += bytes,
+            Ok(bytes) => *held.get_or_insert(0) += bytes,
             Err(error) => failed.push(format!("{url}: {error}")),
         }
     }
@@ -166,11 +169,14 @@ fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
         for rule in &rules {
             anstream::println!("{}: {}", rule["url"].as_str().unwrap_or_default(), words(rule));
         }
-        anstream::println!("{} of it held now; spurline load brings the rest", human_bytes(held));
+        if let Some(held) = held {
+            let rest = if change.pins { "; spurline load brings the rest" } else { "" };
+            anstream::println!("{} of it held now{rest}", human_bytes(held));
+        }
         for why in &failed {
             anstream::eprintln!("what is held already is not all under the rule: {why}; run it again");
         }
-        say_unreached(&silent);
+        say_unreached(&silent, LATER);
     }
     Ok(ExitCode::from(u8::from(!failed.is_empty())))
 }
@@ -196,7 +202,7 @@ pub fn pin_before_load(
             anstream::println!("{url}: {}", words(&shown(&set, url)));
         }
     }
-    say_unreached(&unreached(&told));
+    say_unreached(&unreached(&told), LATER);
     Ok(())
 }
 
@@ -253,14 +259,18 @@ fn url_of(path: &str) -> Result<String, Fault> {
     Ok(source.as_str().trim_end_matches('/').to_owned())
 }
 
+/// Whether a URL is that of a folder, or below it.
+fn is_within(url: &str, folder: &str) -> bool {
+    url.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// That the folders, and what is pinned besides, fit into what nodes may pin.
 fn fits(nodes: &Nodes, told: &[Told], urls: &[String], bar: &ProgressBar, stop: &AtomicBool) -> Result<(), Fault> {
     let room: u64 = answers(told).filter_map(|now| now["most_pinned_bytes"].as_u64()).sum();
     // What is below one of the folders already is counted with it.
     let counted = |rule: &Value| {
         let url = rule["url"].as_str().unwrap_or_default();
-        urls.iter()
-            .any(|new| url.strip_prefix(new.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+        urls.iter().any(|new| is_within(url, new))
     };
     let others = |now: &Value| -> u64 {
         let rules = now["rules"].as_array().into_iter().flatten();
@@ -342,9 +352,9 @@ fn silent_as_json(silent: &[(String, String)]) -> Vec<Value> {
     silent.iter().map(|(name, why)| json!({"node": name, "reason": why})).collect()
 }
 
-fn say_unreached(silent: &[(String, String)]) {
+fn say_unreached(silent: &[(String, String)], then: &str) {
     for (name, why) in silent {
-        anstream::eprintln!("node {name} does not answer: {why}; it learns of the rules when it is back");
+        anstream::eprintln!("node {name} does not answer: {why}{then}");
     }
 }
 

@@ -152,7 +152,7 @@ impl Nodes {
         }
         let (mut sum, mut files) = (0, 0u64);
         for (source, below) in places {
-            let remote = self.remote(&source)?;
+            let remote = self.remote(&source, told)?;
             walk(&remote, below.as_bytes(), stop, &mut |_, attr| {
                 sum += attr.size;
                 files += 1;
@@ -164,7 +164,7 @@ impl Nodes {
         Ok(sum)
     }
 
-    /// Has every node bring what it holds at or below a URL under the rules of now; the bytes that are held.
+    /// Has every node that answered bring what it holds at or below a URL under the rules of now; the bytes that are held.
     ///
     /// # Errors
     /// When nodes do not answer, or it was interrupted.
@@ -172,7 +172,7 @@ impl Nodes {
         // Blocks are named by the sources that mounts mount.
         let mut held = 0;
         for (source, below) in places(url, &sources_in(told, "volumes")) {
-            let remote = self.remote(&source)?;
+            let remote = self.remote(&source, told)?;
             let mut some = Vec::with_capacity(AT_ONCE);
             let mut tell = |some: &mut Vec<Extent>| -> Result<()> {
                 for done in remote.classify(some) {
@@ -200,10 +200,12 @@ impl Nodes {
         Ok(held)
     }
 
-    /// The nodes as a volume of `source`.
-    fn remote(&self, source: &str) -> Result<Arc<Remote>> {
+    /// The nodes that answered as a volume of `source`.
+    fn remote(&self, source: &str, told: &[Told]) -> Result<Arc<Remote>> {
+        let up = told.iter().filter(|one| one.answer.is_ok());
+        let members: Vec<Arc<Member>> = up.map(|one| one.member.clone()).collect();
         let reach = Reach { source: source.to_owned(), ..self.reach.clone() };
-        let roster = Roster::new(&self.members, move |member| reach.peer(member));
+        let roster = Roster::new(&members, move |member| reach.peer(member));
         let config = RemoteConfig {
             patience: Patience::new(ANSWER),
             fetchers: 2,

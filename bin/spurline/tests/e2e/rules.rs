@@ -245,7 +245,8 @@ fn what_can_not_be_a_rule_is_refused_in_plain_words() {
     node.process.signal(Signal::STOP);
     let out = group.try_to(&["limit", "s3://data/val", "--ttl", "1d"]);
     node.process.signal(Signal::CONT);
-    assert!(String::from_utf8_lossy(&out.stderr).contains("node one does not answer"), "{out:?}");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("node one does not answer"), "{out:?}");
     eventually("it is told", || group.held("val").is_some() && node.process.log().contains("rules for folders: 1"));
     group.coordinator.kill();
     refused(&group.try_to(&["rules"]), 3, &["group default", "start the registry"]);
