@@ -4,7 +4,7 @@ use crate::peers::Reach;
 use crate::{rules, settings};
 use serde_json::{Value, json};
 use spurline_cache::Shared;
-use spurline_client::{Roster, Siblings};
+use spurline_client::{Peer, Roster, Siblings};
 use spurline_config::{Fault, GroupConfig, NodeConfig};
 use spurline_group::{Announcer, Audience, Follower, Holds, Registry, State};
 use spurline_node::Node;
@@ -70,7 +70,9 @@ impl Audience for Nodes {
         let view = self.0.view();
         let index = view.members().iter().position(|member| member.name == name);
         let peer = index.and_then(|index| view.made(index as u32));
-        peer.is_some_and(|peer| matches!(peer.state(), (PoolState::Up, open) if open > 0))
+        // Over TCP, or over rails: where these carry the data, nobody keeps TCP connected.
+        let over_tcp = |peer: &Peer| matches!(peer.state(), (PoolState::Up, open) if open > 0);
+        peer.is_some_and(|peer| over_tcp(peer) || peer.paths().is_some_and(|paths| paths.up() > 0))
     }
 }
 

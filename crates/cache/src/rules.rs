@@ -15,6 +15,8 @@ use std::time::Duration;
 pub const RULES_MAX: usize = 255;
 /// All rules together fit into one request.
 const TEXT_MAX: usize = 48 << 10;
+/// So many changes nobody ever makes, and it has one to follow it.
+const REVISION_MAX: u64 = 1 << 53;
 /// The longest URL of a rule.
 const URL_MAX: usize = 1024;
 
@@ -73,7 +75,8 @@ impl RuleSet {
     pub fn from_json(value: &Value) -> Result<RuleSet> {
         let wrong =
             |what: &str| Error::new(ErrorKind::Invalid, format!("rules for folders: {what} is missing or wrong"));
-        let revision = value["revision"].as_u64().ok_or_else(|| wrong("the revision"))?;
+        let revision =
+            value["revision"].as_u64().filter(|n| *n <= REVISION_MAX).ok_or_else(|| wrong("the revision"))?;
         let list = value["rules"].as_array().filter(|list| list.len() <= RULES_MAX).ok_or_else(|| wrong("the list"))?;
         let mut rules: Vec<Rule> = Vec::with_capacity(list.len());
         for one in list {
@@ -102,6 +105,11 @@ impl RuleSet {
     /// `Invalid` when there are too many rules, or a URL is too long.
     pub fn changed(&self, urls: &[String], change: &dyn Fn(&mut Rule)) -> Result<RuleSet> {
         let mut set = self.clone();
+        // Sooner than at the end: that many could not be numbered.
+        if urls.len() > RULES_MAX {
+            let what = format!("{} folders at once; a group has at most {RULES_MAX} rules", urls.len());
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
         for url in urls {
             let at = match set.rules.iter().position(|rule| rule.url == *url) {
                 Some(at) => at,
@@ -155,6 +163,8 @@ fn is_below(folder: &str, source: &str, path: &[u8]) -> bool {
     let source = source.trim_end_matches('/');
     match folder.strip_prefix(source) {
         Some("") => true,
+        // Of the root of all files no slash is left to end with.
+        Some(below) if source.ends_with(':') => starts(path, below.trim_start_matches('/').as_bytes()),
         Some(below) if below.starts_with('/') => starts(path, &below.as_bytes()[1..]),
         _ => starts(source.as_bytes(), folder.as_bytes()),
     }
@@ -206,9 +216,10 @@ impl Rules {
     /// This process holds another share of the group's blocks.
     pub fn share(&self, share: f64, store: Option<&Store>) {
         let mut inner = self.inner.write();
-        inner.share = share.clamp(0.0, 1.0);
-        // While no rules are known, blocks from before keep the classes they have.
-        if inner.set.revision > 0 {
+        let before = std::mem::replace(&mut inner.share, share.clamp(0.0, 1.0));
+        // While no rules are known, blocks from before keep the classes they have. Quotas alone depend on the share.
+        let matters = inner.share != before && inner.set.rules.iter().any(|rule| rule.quota_bytes.is_some());
+        if inner.set.revision > 0 && matters {
             inner.apply(store);
         }
     }
@@ -272,6 +283,9 @@ mod tests {
         assert_eq!((of("s3://bucket", "x"), of("s3://c", "x"), of("s3://b/trai", "x")), (0, 0, 1));
         let root = of_rules(vec![rule("/", 1), rule("/data", 2)]);
         assert_eq!(root.of("/data", b"x").unwrap().number, 2);
+        let all = of_rules(vec![rule("file:///data", 1), rule("file:///", 2)]);
+        let number = |path: &str| all.of("file:///", path.as_bytes()).map_or(0, |rule| rule.number);
+        assert_eq!((number("data/x"), number("database/x"), number("x")), (1, 2, 2));
         assert_eq!((root.of("/", b"data/x").unwrap().number, root.of("/", b"x").unwrap().number), (2, 1));
     }
 

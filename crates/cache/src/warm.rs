@@ -181,9 +181,13 @@ impl Shared {
     fn classify(&self, source: &str, object: &ObjectRef, blocks: Range<u32>) -> u64 {
         let Some(store) = self.disks() else { return 0 };
         let number = self.rules.number(source, &object.path);
+        // While no rules are known, blocks keep the classes they have.
+        let known = self.rules.set().revision > 0;
         let here = blocks.filter(|index| store.contains(object, *index));
         here.map(|index| {
-            store.classify(object, index, number);
+            if known {
+                store.classify(object, index, number);
+            }
             object.block_len(index, self.block_size) as u64
         })
         .sum()

@@ -176,6 +176,8 @@ impl Paths {
                 && current.instance.swap(welcome.instance, Ordering::AcqRel) != welcome.instance
             {
                 tracing::info!(node = %self.node, "the node is another process than before: its paths are tried anew");
+                // Connections to the process before are found out first, on paths that nobody uses, too.
+                current.pool.look(Duration::ZERO);
                 current.pool.renew();
             }
             return;

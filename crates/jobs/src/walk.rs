@@ -6,7 +6,7 @@ use crate::spool::Record;
 use crate::{Run, Target};
 use glob::{MatchOptions, Pattern};
 use serde::{Deserialize, Serialize};
-use spurline_types::{DirEntry, ErrorKind, FileKind, Result, Retry};
+use spurline_types::{DirEntry, FileKind, Result, Retry};
 use std::hash::Hasher as _;
 
 /// What a job takes and what it walks past. A pattern with a `/` is matched against the path below the source, one
@@ -153,6 +153,8 @@ struct Folder {
     path: Vec<u8>,
     level: Level,
     page: Option<Page>,
+    /// What its page is asked for with is from an earlier run.
+    saved: bool,
 }
 
 /// A page that was looked at.
@@ -202,7 +204,7 @@ impl Folders<'_> {
         let mut path = top.to_vec();
         for level in levels {
             let deeper = level.inside.as_ref().map(|inside| below(&path, &inside.name));
-            self.stack.push(Folder { path, level, page: None });
+            self.stack.push(Folder { path, level, page: None, saved: true });
             path = deeper.unwrap_or_default();
         }
     }
@@ -220,7 +222,7 @@ impl Folders<'_> {
             if let Some(name) = folders.next() {
                 let path = below(&top.path, &name);
                 top.level.inside = Some(Inside { names: *names, name });
-                self.stack.push(Folder { path, level: Level::default(), page: None });
+                self.stack.push(Folder { path, level: Level::default(), page: None, saved: false });
             } else if let Some(next) = next.take().filter(|next| Some(next) != top.level.page.as_ref()) {
                 (top.level, top.page) = (Level { page: Some(next), inside: None }, None);
             } else {
@@ -234,11 +236,12 @@ impl Folders<'_> {
     fn look(&mut self, tell: &mut dyn FnMut(Found) -> Result<()>) -> Result<()> {
         let folders = self.stack.iter().map(|folder| folder.level.clone()).collect();
         tell(Found::Place(Place { paths: self.paths, folders }))?;
-        let Some(Folder { path, level, page }) = self.stack.last_mut() else { return Ok(()) };
+        let Some(Folder { path, level, page, saved }) = self.stack.last_mut() else { return Ok(()) };
+        let from_before = std::mem::take(saved) && level.page.is_some();
         let listed = match persist(self.run, || self.target.list(path, level.page.as_deref())) {
             Ok(listed) => listed,
-            // Where it went on may mean nothing to who is asked now: then from the start.
-            Err(error) if error.kind() == ErrorKind::Invalid && level.page.is_some() => {
+            // Where it went on may mean nothing to who is asked now, whatever that calls it: then from the start, once.
+            Err(_) if from_before => {
                 *level = Level::default();
                 return Ok(());
             }

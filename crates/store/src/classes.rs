@@ -65,6 +65,8 @@ struct Inner {
     /// Whether rules were given since the start, if only none.
     known: bool,
     rules: BTreeMap<u16, Class>,
+    /// The bytes that pinned blocks may take, by disk.
+    most: Vec<u64>,
     blocks: HashMap<BlockId, Placed, IdHash>,
     /// Those that are here, by class and the time at which they came.
     order: BTreeMap<(u16, u32, u64), BlockId>,
@@ -130,8 +132,8 @@ impl Inner {
     }
 
     /// Pins what the rules of now say, the oldest first, as much as there is room for on each disk.
-    fn pin_anew(&mut self, most: &[u64]) {
-        let Inner { rules, blocks, order, pinned, .. } = self;
+    fn pin_anew(&mut self) {
+        let Inner { rules, most, blocks, order, pinned, .. } = self;
         pinned.clear();
         for placed in blocks.values_mut() {
             placed.pinned = false;
@@ -177,8 +179,8 @@ impl Classes {
             for block in &orphans {
                 inner.forget(block);
             }
-            (inner.known, inner.rules) = (true, rules);
-            inner.pin_anew(most);
+            (inner.known, inner.rules, inner.most) = (true, rules, most.to_vec());
+            inner.pin_anew();
         });
     }
 
@@ -249,10 +251,15 @@ impl Classes {
     pub fn arrived(&self, block: &BlockId) {
         if !self.none() {
             self.changed(|inner| {
-                let Inner { blocks, order, .. } = inner;
-                if let Some(placed) = blocks.get_mut(block) {
-                    placed.here = true;
-                    order.insert(placed.order(), *block);
+                let Inner { rules, most, blocks, order, pinned, .. } = inner;
+                let Some(placed) = blocks.get_mut(block) else { return };
+                placed.here = true;
+                order.insert(placed.order(), *block);
+                // Rules that were set while it was written pinned only what was here.
+                if !placed.pinned && rules.get(&placed.class).is_some_and(|rule| rule.pinned) {
+                    let taken = pinned.entry(placed.disk).or_default();
+                    placed.pinned = *taken + placed.bytes <= most.get(usize::from(placed.disk)).copied().unwrap_or(0);
+                    *taken += if placed.pinned { placed.bytes } else { 0 };
                 }
             });
         }

@@ -5,7 +5,7 @@
 
 use crate::disk::{Disk, Work};
 use crate::files::FileKey;
-use crate::index::{LEAVING, MAIN, Shard, WHOLE};
+use crate::index::{Entry, LEAVING, MAIN, Shard, WHOLE};
 use crate::log;
 use crate::store::Core;
 use crate::write::fingerprint;
@@ -90,10 +90,10 @@ impl Core {
         if alone {
             shard.act(&block.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
         }
-        if let Some(entry) = shard.remove(block) {
+        if let Some(entry) = self.take_out(&mut shard, block) {
             drop(shard);
             disk.policy.remove(entry.slot);
-            self.uncount(disk, block, entry.len);
+            self.uncount(disk, entry.len);
         } else {
             drop(shard);
         }
@@ -153,14 +153,17 @@ impl Core {
     /// Marks a block as leaving, and has its disk take it off soon; whether it was here.
     pub(crate) fn expire(&self, block: &BlockId) -> bool {
         let mut shard = self.index.shard(&block.object).write();
-        let entry = shard.get_mut(block).filter(|entry| entry.flags & LEAVING == 0);
-        let disk = entry.map(|entry| {
+        // One on a disk that is not in use is not served, and comes to another disk when it is wanted.
+        let leaves =
+            |entry: &&mut Entry| entry.flags & LEAVING == 0 && self.disks[usize::from(entry.disk)].health.usable();
+        let disk = shard.get_mut(block).filter(leaves).map(|entry| {
             entry.flags |= LEAVING;
             entry.disk
         });
-        drop(shard);
-        // Its room is its class's again at once; the disk's own is when it has gone.
+        // Its room is its class's again at once; the disk's own is when it has gone. Under the lock: afterwards it may be
+        // gone and written anew.
         self.classes.gone(block);
+        drop(shard);
         let Some(disk) = disk else { return false };
         self.stats.blockcache.limited_blocks.add(1);
         self.disks[usize::from(disk)].ask(Work::Discard(*block));

@@ -242,12 +242,14 @@ impl<K: Copy> S3Fifo<K> {
         mut promoted: impl FnMut(&K),
     ) -> Option<(K, u32)> {
         let mut q = self.queues.lock();
-        let mut barren = 0;
+        let (mut barren, main) = (0, q.main.len);
         q.full_weight = q.small.weight + q.main.weight;
         // Each slot is seen at most MAX_USES + 1 times with uses left; more steps than that are all pins.
         while q.small.len + q.main.len > 0 && barren <= q.small.len + q.main.len {
             let total = q.small.weight + q.main.weight;
-            let from_small = q.small.len > 0 && (q.main.len == 0 || q.small.weight * 100 >= total * SMALL_PERCENT);
+            // Also where the main queue has nothing that may go.
+            let due = q.small.weight * 100 >= total * SMALL_PERCENT || barren > main;
+            let from_small = q.small.len > 0 && (q.main.len == 0 || due);
             let slot = if from_small { q.small.head } else { q.main.head };
             let key = q.nodes[slot as usize].key;
             let cell = self.cell(slot);
@@ -279,6 +281,17 @@ impl<K: Copy> S3Fifo<K> {
 mod tests {
     use super::*;
     use std::collections::HashMap;
+
+    #[test]
+    fn what_may_go_is_found_behind_a_main_queue_full_of_pins() {
+        let policy = S3Fifo::<u32>::default();
+        let insert = |key| policy.insert(key, key, 1, 0);
+        let _: Vec<_> = (0..40).map(insert).collect();
+        assert_eq!(policy.victim(|key| *key, |_, _| true, |_| {}), None, "all are pinned, and in the main queue now");
+        let (slot, main) = insert(100);
+        assert!(!main);
+        assert_eq!(policy.victim(|key| *key, |key, _| *key < 40, |_| {}), Some((100, slot)));
+    }
 
     /// A cache of `capacity` equal blocks run by the policy; time moves by `CORRELATED` with each request,
     /// so every request counts.

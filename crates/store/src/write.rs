@@ -5,7 +5,7 @@ use crate::classes::{Admission, Class, PINNED_PERCENT, PLAIN};
 use crate::crc;
 use crate::disk::{Disk, Work, footprint};
 use crate::files::FileKey;
-use crate::index::{Entry, LEAVING, MAIN, WHOLE};
+use crate::index::{Entry, LEAVING, MAIN, Shard, WHOLE};
 use crate::io::{ALIGN, OpenFile};
 use crate::log;
 use crate::scratch::{self, BOUNCE};
@@ -87,8 +87,8 @@ impl Core {
             }
             // The disk that has it is not in use: it goes to another, and the old one forgets it once it is back.
             let (whole, slot, len) = (entry.flags & WHOLE, entry.slot, entry.len);
-            shard.remove(block);
-            self.uncount(old, block, len);
+            self.take_out(&mut shard, block);
+            self.uncount(old, len);
             old.ask(Work::Forget(*block, whole));
             drop(shard);
             old.policy.remove(slot);
@@ -331,8 +331,11 @@ impl Core {
         if let Err(error) = disk.append_if(&record, 1, still) {
             disk.failed("writing to the index log", &error);
         }
-        if here().is_none() {
+        let mut shard = self.index.shard(&block.object).write();
+        // One that went meanwhile, unless it comes anew and is counted by who writes it.
+        if shard.get(&block).is_none() && shard.begin_write(&block) {
             self.classes.gone(&block);
+            shard.end_write(&block);
         }
     }
 
@@ -341,9 +344,14 @@ impl Core {
         disk.adjust_free(bytes as i64);
     }
 
-    /// Takes a block that is no longer in the index out of the books.
-    pub(crate) fn uncount(&self, disk: &Disk, block: &BlockId, len: u32) {
+    /// Takes a block out of the index and out of its class: both at once, for it may be written anew right after.
+    pub(crate) fn take_out(&self, shard: &mut Shard, block: &BlockId) -> Option<Entry> {
         self.classes.gone(block);
+        shard.remove(block)
+    }
+
+    /// Takes a block that is no longer in the index out of the books.
+    pub(crate) fn uncount(&self, disk: &Disk, len: u32) {
         self.unreserve(disk, footprint(len));
         disk.blocks.fetch_sub(1, Ordering::Relaxed);
         self.stats.blockcache.blocks.sub(1);

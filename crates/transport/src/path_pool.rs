@@ -509,6 +509,7 @@ impl PathPool {
         self.up.fetch_sub(1, Ordering::AcqRel);
         let Path { spec, counters, .. } = &self.paths[path];
         counters.up.set(0);
+        counters.silent_s.set(0);
         counters.failovers.add(1);
         counters.set_last_failure(why);
         self.stats.rdma.failovers.add(1);
@@ -793,7 +794,10 @@ impl Drop for PathPool {
         let up = self.up() as u64;
         self.stats.rdma.paths_up.sub(up);
         self.stats.rdma.paths_down.sub(self.paths.len() as u64 - up);
-        self.paths.iter().for_each(|path| path.counters.up.set(0));
+        for path in &self.paths {
+            path.counters.up.set(0);
+            path.counters.silent_s.set(0);
+        }
     }
 }
 

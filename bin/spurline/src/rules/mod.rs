@@ -241,7 +241,19 @@ fn make(
 
 /// The URLs of the folders and files that a person means: URLs, or paths in a mount of this machine.
 fn urls_of(paths: &[String]) -> Result<Vec<String>, Fault> {
-    paths.iter().map(|path| url_of(path)).collect()
+    paths.iter().map(|path| url_of(path).and_then(plain)).collect()
+}
+
+/// Directories' URLs are written in two ways where a name has other than plain letters, and a rule would hold for one.
+fn plain(url: String) -> Result<String, Fault> {
+    let escaped = |byte: u8| !byte.is_ascii_graphic() || b"%?#".contains(&byte);
+    if url.starts_with("file://") && url.bytes().any(escaped) {
+        return Err(Fault::usage(
+            format!("{url}: rules for directories know names of ASCII letters, without spaces, %, ? and #, alone"),
+            "name a folder above it; where the nodes' --source itself is called so, serve it under another name",
+        ));
+    }
+    Ok(url)
 }
 
 fn url_of(path: &str) -> Result<String, Fault> {

@@ -222,6 +222,7 @@ fn what_can_not_be_a_rule_is_refused_in_plain_words() {
     refused(&group.try_to(&["pin", "s4://data/val"]), 2, &["unknown scheme 's4'"]);
     refused(&group.try_to(&["pin", "s3://data/vel"]), 1, &["s3://data/vel", "name a folder or file that is there"]);
     refused(&group.try_to(&["pin", "s3://other"]), 1, &["no node serves it", "s3://data"]);
+    refused(&group.try_to(&["pin", "file:///my data/val"]), 2, &["without spaces", "name a folder above it"]);
     refused(&group.try_to(&["limit", "s3://data/val"]), 2, &["--ttl TIME or --quota SIZE"]);
     refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "soon"]), 2, &["'soon' is not a duration"]);
     refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "0s"]), 2, &["would keep nothing"]);

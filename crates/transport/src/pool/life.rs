@@ -64,13 +64,14 @@ impl ChannelPool {
     pub fn look(&self) {
         let mut inner = self.inner.lock();
         // One that lives stands for all: what ends a peer ends all of them.
-        if inner.idle.first_mut().is_none_or(|entry| entry.channel.probe()) {
+        if inner.idle.first_mut().is_some_and(|entry| entry.channel.probe()) {
             return;
         }
         let ended: Vec<_> = inner.idle.extract_if(.., |entry| !entry.channel.probe()).collect();
         inner.open -= ended.len();
         ended.iter().for_each(|entry| inner.forget(entry.number));
-        if inner.state == PoolState::Up {
+        // Where some are left, in use or idle, the peer is there as before.
+        if inner.open == inner.connecting && inner.shown == Some(true) {
             inner.state = PoolState::Unknown;
             inner.hide(&self.stats);
             self.path.up.set(0);
