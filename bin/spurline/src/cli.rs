@@ -283,18 +283,9 @@ pub struct RuleArgs {
     /// Folders or files: URLs below a source of the nodes (s3://datasets/val), or paths in a mount of this machine
     #[arg(required = true)]
     pub path: Vec<String>,
-    /// The registry of the group, which keeps its rules: coordinator://HOST:PORT or etcd://HOST:PORT
-    #[arg(long, value_name = "URL", env = "SPURLINE_REGISTRY")]
-    pub registry: Option<Registry>,
-    /// The group's name in the registry
-    #[arg(long, value_name = "NAME", default_value = "default", env = "SPURLINE_CACHE_GROUP")]
-    pub cache_group: String,
-    /// What coordinators and nodes have to be shown.
+    /// The group whose rules are changed.
     #[command(flatten)]
-    pub trust: TrustArgs,
-    /// As JSON, one object
-    #[arg(long, help_heading = None)]
-    pub json: bool,
+    pub group: RulesArgs,
 }
 
 /// What `rules` is told.

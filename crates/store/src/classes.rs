@@ -58,6 +58,13 @@ impl Placed {
     fn order(&self) -> (u16, u32, u64) {
         (self.class, self.came, self.number)
     }
+
+    /// Pins it if that leaves what is pinned of its disk within `most`.
+    fn pin(&mut self, pinned: &mut BTreeMap<u8, u64>, most: &[u64]) {
+        let taken = pinned.entry(self.disk).or_default();
+        self.pinned = *taken + self.bytes <= most.get(usize::from(self.disk)).copied().unwrap_or(0);
+        *taken += if self.pinned { self.bytes } else { 0 };
+    }
 }
 
 #[derive(Default)]
@@ -140,9 +147,7 @@ impl Inner {
         }
         for ((class, ..), block) in order {
             if let Some(placed) = blocks.get_mut(block).filter(|_| rules.get(class).is_some_and(|rule| rule.pinned)) {
-                let taken = pinned.entry(placed.disk).or_default();
-                placed.pinned = *taken + placed.bytes <= most.get(usize::from(placed.disk)).copied().unwrap_or(0);
-                *taken += if placed.pinned { placed.bytes } else { 0 };
+                placed.pin(pinned, most);
             }
         }
     }
@@ -257,9 +262,7 @@ impl Classes {
                 order.insert(placed.order(), *block);
                 // Rules that were set while it was written pinned only what was here.
                 if !placed.pinned && rules.get(&placed.class).is_some_and(|rule| rule.pinned) {
-                    let taken = pinned.entry(placed.disk).or_default();
-                    placed.pinned = *taken + placed.bytes <= most.get(usize::from(placed.disk)).copied().unwrap_or(0);
-                    *taken += if placed.pinned { placed.bytes } else { 0 };
+                    placed.pin(pinned, most);
                 }
             });
         }

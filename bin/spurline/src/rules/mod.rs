@@ -53,7 +53,7 @@ pub fn unpin(args: RuleArgs) -> Result<ExitCode, Fault> {
             return Ok(());
         };
         let known: Vec<&str> = set.rules.iter().filter(|rule| rule.pin).map(|rule| rule.url.as_str()).collect();
-        let what = format!("{other} is not pinned in group {}", args.cache_group);
+        let what = format!("{other} is not pinned in group {}", args.group.cache_group);
         Err(match known.as_slice() {
             [] => Fault::failed(what, "nothing is"),
             some => Fault::failed(what, format!("these are: {}", some.join(", "))),
@@ -143,9 +143,9 @@ fn registry(given: Option<&Registry>) -> Result<&Registry, Fault> {
 fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
     let urls = urls_of(&args.path)?;
     let stop = signals::raised(1)?;
-    let trust = args.trust.clone().check(false)?;
-    let (nodes, set) = Nodes::open(registry(args.registry.as_ref())?, &args.cache_group, &trust)?;
-    let bar = bar(args.json);
+    let RulesArgs { registry: given, cache_group, trust, json: as_json } = &args.group;
+    let (nodes, set) = Nodes::open(registry(given.as_ref())?, cache_group, &trust.clone().check(false)?)?;
+    let bar = bar(*as_json);
     let (set, told) = make(&nodes, set, &urls, change, &bar, &stop)?;
     // What is held already comes under the rule as well. Where none is left there is nothing to come under.
     let mut failed = Vec::new();
@@ -159,7 +159,7 @@ fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
     bar.finish_and_clear();
     let silent = unreached(&told);
     let rules: Vec<Value> = urls.iter().map(|url| shown(&set, url)).collect();
-    if args.json {
+    if *as_json {
         let out = json!({
             "revision": set.revision, "rules": rules, "held_bytes": held, "failed": failed,
             "unreached": silent_as_json(&silent),
@@ -271,9 +271,15 @@ fn url_of(path: &str) -> Result<String, Fault> {
     Ok(source.as_str().trim_end_matches('/').to_owned())
 }
 
+/// The path from a folder's URL to another, empty for its own; `None` when that is not below it.
+fn below<'a>(url: &'a str, folder: &str) -> Option<&'a str> {
+    let rest = url.strip_prefix(folder)?;
+    (rest.is_empty() || rest.starts_with('/')).then(|| rest.trim_start_matches('/'))
+}
+
 /// Whether a URL is that of a folder, or below it.
 fn is_within(url: &str, folder: &str) -> bool {
-    url.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    below(url, folder).is_some()
 }
 
 /// That the folders, and what is pinned besides, fit into what nodes may pin.

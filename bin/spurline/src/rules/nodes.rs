@@ -240,13 +240,9 @@ fn sources_in(told: &[Told], key: &str) -> BTreeSet<String> {
 
 /// Where a URL is in the sources: each that it is in, with the path there; each that is below it, whole.
 fn places(url: &str, sources: &BTreeSet<String>) -> Vec<(String, String)> {
-    let below = |url: &str, above: &str| {
-        let rest = url.strip_prefix(above)?;
-        (rest.is_empty() || rest.starts_with('/')).then(|| rest.trim_start_matches('/').to_owned())
-    };
-    let place = |source: &String| {
-        let path = below(url, source).or_else(|| below(source, url).map(|_| String::new()))?;
-        Some((source.clone(), path))
+    let place = |source: &String| match super::below(url, source) {
+        Some(path) => Some((source.clone(), path.to_owned())),
+        None => super::below(source, url).map(|_| (source.clone(), String::new())),
     };
     sources.iter().filter_map(place).collect()
 }
