@@ -3,12 +3,11 @@
 
 use crate::pb::rules_client::RulesClient;
 use crate::pb::rules_server;
-use crate::{ANSWER, Limits, pb};
+use crate::{ANSWER, Limits, kept, pb};
 use parking_lot::Mutex;
 use serde_json::Value;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
@@ -39,22 +38,12 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    pub(crate) fn open(file: Option<PathBuf>) -> Self {
-        let read = || {
-            let file = file.as_ref()?;
-            let told = |why: &dyn std::fmt::Display| {
-                tracing::warn!("{}: {why}; beginning without rules, until a node gives them", file.display());
-            };
-            match std::fs::read(file) {
-                Ok(text) => serde_json::from_slice(&text).map_err(|why| told(&why)).ok(),
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-                Err(error) => {
-                    told(&error);
-                    None
-                }
-            }
-        };
-        Books { kept: Mutex::new(read().unwrap_or_default()), file }
+    /// # Errors
+    /// When there is a file and it can't be read.
+    pub(crate) fn open(file: Option<PathBuf>) -> Result<Self> {
+        let understood = |text: &[u8]| serde_json::from_slice(text).map_err(|e| e.to_string());
+        let of_before = file.as_deref().map(|file| kept::read(file, understood)).transpose()?.flatten();
+        Ok(Books { kept: Mutex::new(of_before.unwrap_or_default()), file })
     }
 
     /// # Errors
@@ -78,17 +67,13 @@ impl Books {
         Ok(given)
     }
 
-    fn save(&self, kept: &BTreeMap<String, Value>) -> Result<()> {
+    fn save(&self, all: &BTreeMap<String, Value>) -> Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
-        let cant = |e: std::io::Error| {
+        let text = serde_json::to_vec_pretty(all).unwrap_or_default();
+        kept::write(file, "rules-next", &text).map_err(|e| {
             let what = format!("the coordinator can't keep it in {}: {e}", file.display());
             Error::new(ErrorKind::Unavailable, what)
-        };
-        let next = file.with_extension("rules-next");
-        let text = serde_json::to_vec_pretty(kept).unwrap_or_default();
-        let mut out = std::fs::File::create(&next).map_err(cant)?;
-        out.write_all(&text).and_then(|()| out.sync_all()).map_err(cant)?;
-        std::fs::rename(&next, file).map_err(cant)
+        })
     }
 }
 
@@ -174,10 +159,10 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_later_revision_holds_over_a_restart_and_a_spoilt_file_is_none() {
+    fn the_later_revision_holds_over_a_restart_and_a_spoilt_file_is_set_aside() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("nodes.rules");
-        let books = Books::open(Some(file.clone()));
+        let books = Books::open(Some(file.clone())).unwrap();
         let text = |revision: u64, rule: &str| json!({"revision": revision, "rules": [rule]});
         assert_eq!(books.exchange("g", Value::Null).unwrap(), Value::Null);
         assert_eq!(books.exchange("g", text(3, "a")).unwrap(), text(3, "a"));
@@ -187,21 +172,25 @@ mod tests {
         assert_eq!(books.exchange("other", Value::Null).unwrap(), Value::Null);
         assert!(books.exchange(&"g".repeat(10_000), text(1, "a")).is_err());
         drop(books);
-        let books = Books::open(Some(file.clone()));
+        let books = Books::open(Some(file.clone())).unwrap();
         assert_eq!(books.exchange("g", Value::Null).unwrap(), text(3, "a"));
         drop(books);
         std::fs::write(&file, "{").unwrap();
-        let books = Books::open(Some(file));
+        let aside = dir.path().join("nodes.rules.spoilt");
+        let books = Books::open(Some(file)).unwrap();
         assert_eq!(books.exchange("g", Value::Null).unwrap(), Value::Null);
-        // A node gives it back.
+        // A node gives it back; what a person may want to look at is there still.
         assert_eq!(books.exchange("g", text(3, "a")).unwrap(), text(3, "a"));
+        assert_eq!(std::fs::read(aside).unwrap(), b"{");
     }
 
     #[test]
     fn what_can_not_be_kept_is_not_taken() {
-        let books = Books::open(Some(PathBuf::from("/dev/null/nodes.rules")));
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("gone/nodes.rules");
+        let books = Books::open(Some(file)).unwrap();
         let error = books.exchange("g", json!({"revision": 1})).unwrap_err();
-        assert!(error.message().contains("/dev/null/nodes.rules"), "{error}");
+        assert!(error.message().contains("gone/nodes.rules"), "{error}");
         assert_eq!(books.exchange("g", Value::Null).unwrap(), Value::Null);
     }
 }

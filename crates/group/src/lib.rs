@@ -14,6 +14,7 @@ mod etcd_session;
 mod fixed;
 mod follow;
 mod jobs;
+mod kept;
 mod local;
 mod record;
 mod roll;

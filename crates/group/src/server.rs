@@ -8,7 +8,7 @@ use crate::jobs::{Jobs, Worker};
 use crate::local::Local;
 use crate::pb::group_server::{Group, GroupServer};
 use crate::pb::rules_server::RulesServer;
-use crate::{LEASE, Limits, Registry, Roll, pb, record, runtime};
+use crate::{LEASE, Limits, Registry, Roll, kept, pb, record, runtime};
 use parking_lot::Mutex;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
@@ -84,12 +84,12 @@ impl Coordinator {
     /// Reads the file, listens and serves.
     ///
     /// # Errors
-    /// When an address can't be had, or the file's directory can't be written to.
+    /// When an address can't be had, a file of before can't be read, or its directory can't be written to.
     pub fn start(config: CoordinatorConfig, stats: Arc<Stats>) -> Result<Self> {
         let mut roll = Roll::new(config.lease, Limits::default());
         let lock = config.file.as_deref().map(own).transpose()?;
         if let Some(file) = &config.file {
-            for (group, members) in read(file) {
+            for (group, members) in kept::read(file, record::groups_of)?.unwrap_or_default() {
                 for member in members {
                     // Twice the lease: its node has time to notice that this process is there again.
                     let from = Instant::now() + config.lease;
@@ -101,11 +101,12 @@ impl Coordinator {
             write(file, &roll.all())?;
             tracing::info!("{}: {} nodes known from before", file.display(), roll.len());
         }
+        let books = Books::open(config.file.as_ref().map(|file| file.with_extension("rules")))?;
         let shared = Arc::new(Shared {
             roll: Arc::new(Mutex::new(roll)),
             changed: watch::Sender::new(0),
             dirty: AtomicBool::new(false),
-            books: Arc::new(Books::open(config.file.as_ref().map(|file| file.with_extension("rules")))),
+            books: Arc::new(books),
             file: config.file,
             watchers: AtomicUsize::new(0),
             refused: Mutex::new(None),
@@ -229,22 +230,6 @@ async fn keep(shared: Arc<Shared>) {
     }
 }
 
-/// The list in a file: groups, and in each its nodes.
-fn read(file: &Path) -> BTreeMap<String, Vec<Member>> {
-    let text = match std::fs::read(file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return BTreeMap::new(),
-        Err(error) => {
-            tracing::warn!("{}: {error}; beginning with an empty list", file.display());
-            return BTreeMap::new();
-        }
-    };
-    record::groups_of(&text).unwrap_or_else(|why| {
-        tracing::warn!("{} makes no sense ({why}); beginning with an empty list", file.display());
-        BTreeMap::new()
-    })
-}
-
 /// Makes the file this process's own; what is given back keeps it so.
 fn own(file: &Path) -> Result<std::fs::File> {
     let remedy = "name another by --state-file, or keep the list in memory only by --state-file none";
@@ -280,12 +265,7 @@ fn cant_listen(at: SocketAddr, e: &std::io::Error) -> Error {
 }
 
 fn write(file: &Path, groups: &BTreeMap<String, Vec<Member>>) -> Result<()> {
-    let io = |e: std::io::Error| Error::io(file.display(), &e);
-    let next = file.with_extension("next");
-    let text = record::of_groups(groups);
-    let mut out = std::fs::File::create(&next).map_err(io)?;
-    std::io::Write::write_all(&mut out, text.as_bytes()).and_then(|()| out.sync_all()).map_err(io)?;
-    std::fs::rename(&next, file).map_err(io)
+    kept::write(file, "next", record::of_groups(groups).as_bytes()).map_err(|e| Error::io(file.display(), &e))
 }
 
 struct Service(Arc<Shared>);

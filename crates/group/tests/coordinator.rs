@@ -213,3 +213,17 @@ fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
     // Others list nodes and keep nothing.
     assert!(open("static:127.0.0.1:1").book().is_none() && open("dns:nodes.example:1").book().is_none());
 }
+
+#[test]
+fn a_file_of_before_that_can_not_be_read_stops_the_start_and_stays() {
+    for name in ["nodes", "nodes.rules"] {
+        let dir = tempfile::tempdir().unwrap();
+        // What nobody can read as a file, root neither.
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+        let config = CoordinatorConfig { file: Some(dir.path().join("nodes")), lease: LEASE, ..Default::default() };
+        let error = Coordinator::start(config, Arc::new(Stats::default())).err().unwrap();
+        let said = error.message();
+        assert!(said.contains(&format!("{name} can't be read")) && said.contains("--state-file"), "{error}");
+        assert!(dir.path().join(name).is_dir());
+    }
+}

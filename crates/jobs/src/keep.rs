@@ -45,8 +45,8 @@ pub trait Keep: Send + Sync {
     /// # Errors
     /// When it can't be kept; `PermissionDenied` when it is another process's by now.
     fn save(&self, id: &str, job: &Kept) -> Result<()>;
-    /// The jobs that this process goes on with when it starts. One that can't be understood is left out, with a line in
-    /// the log.
+    /// The jobs that this process goes on with when it starts. One that can't be understood is put aside and left out, with
+    /// a line in the log.
     ///
     /// # Errors
     /// When they can't be read.
@@ -141,10 +141,23 @@ impl Keep for DirKeep {
             else {
                 continue;
             };
-            let job = std::fs::read(&path).map_err(|e| e.to_string());
-            match job.and_then(|text| serde_json::from_slice(&text).map_err(|e| e.to_string())) {
+            let text = std::fs::read(&path).map_err(|e| {
+                let error = Error::io(format_args!("job {id} can't be read from {}", path.display()), &e);
+                let remedy = "let this user read it, or move it away: the job is not gone on with then";
+                Error::new(error.kind(), format!("{}; {remedy}", error.message()))
+            })?;
+            match serde_json::from_slice(&text) {
                 Ok(job) => jobs.push((id.to_owned(), job)),
-                Err(why) => tracing::warn!("{} is no job: {why}; it is left out", path.display()),
+                Err(why) => {
+                    // The same job may begin anew, in its place; an older one put aside is replaced.
+                    let aside = path.with_extension("json.spoilt");
+                    std::fs::rename(&path, &aside).map_err(cant)?;
+                    tracing::error!(
+                        "{} is no job ({why}): it is kept as {} and not gone on with; start the job again",
+                        path.display(),
+                        aside.display()
+                    );
+                }
             }
         }
         Ok(jobs)
@@ -157,5 +170,25 @@ impl Keep for DirKeep {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spoilt_job_is_put_aside_and_one_that_can_not_be_read_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let keep = DirKeep::open(dir.path()).unwrap();
+        std::fs::write(keep.file("load-1"), "{").unwrap();
+        assert!(keep.load().unwrap().is_empty());
+        assert!(!keep.file("load-1").exists());
+        assert_eq!(std::fs::read(dir.path().join("load-1.json.spoilt")).unwrap(), b"{");
+        assert!(keep.load().unwrap().is_empty());
+        // A directory can't be read by anybody; the rights of a file would be no hindrance to root.
+        std::fs::create_dir(keep.file("load-2")).unwrap();
+        let error = keep.load().unwrap_err();
+        assert!(error.message().contains("load-2.json") && error.message().contains("move it away"), "{error}");
     }
 }
