@@ -2,7 +2,7 @@
 //! is under is decided here, by its source and path; what a rule does to blocks the store knows, by the rule's number.
 
 use crate::Shared;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use serde_json::{Value, json};
 use spurline_store::{Class, PLAIN, Store};
 use spurline_types::{Error, ErrorKind, Result};
@@ -179,12 +179,19 @@ struct Inner {
 /// The rules of one process.
 pub(crate) struct Rules {
     any: AtomicBool,
+    /// Asked by whoever writes a block, so not held while all that is on disk comes under other rules.
     inner: RwLock<Inner>,
+    /// One change after the other.
+    changing: Mutex<()>,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Rules { any: AtomicBool::new(false), inner: RwLock::new(Inner { set: Arc::default(), share: 1.0 }) }
+        Rules {
+            any: AtomicBool::new(false),
+            inner: RwLock::new(Inner { set: Arc::default(), share: 1.0 }),
+            changing: Mutex::default(),
+        }
     }
 }
 
@@ -203,38 +210,44 @@ impl Rules {
 
     /// Takes a later set; false when it is none.
     pub fn take(&self, set: RuleSet, store: Option<&Store>) -> bool {
-        let mut inner = self.inner.write();
-        if set.revision <= inner.set.revision {
-            return false;
-        }
-        inner.set = Arc::new(set);
-        self.any.store(!inner.set.rules.is_empty(), Ordering::Release);
-        inner.apply(store);
+        let _one = self.changing.lock();
+        let share = {
+            let inner = self.inner.read();
+            if set.revision <= inner.set.revision {
+                return false;
+            }
+            inner.share
+        };
+        // The store first: a number that it does not know yet would be none.
+        apply(&set, share, store);
+        self.any.store(!set.rules.is_empty(), Ordering::Release);
+        self.inner.write().set = Arc::new(set);
         true
     }
 
     /// This process holds another share of the group's blocks.
     pub fn share(&self, share: f64, store: Option<&Store>) {
-        let mut inner = self.inner.write();
-        let before = std::mem::replace(&mut inner.share, share.clamp(0.0, 1.0));
+        let _one = self.changing.lock();
+        let share = share.clamp(0.0, 1.0);
+        let (before, set) = {
+            let mut inner = self.inner.write();
+            (std::mem::replace(&mut inner.share, share), Arc::clone(&inner.set))
+        };
         // While no rules are known, blocks from before keep the classes they have. Quotas alone depend on the share.
-        let matters = inner.share != before && inner.set.rules.iter().any(|rule| rule.quota_bytes.is_some());
-        if inner.set.revision > 0 && matters {
-            inner.apply(store);
+        if set.revision > 0 && share != before && set.rules.iter().any(|rule| rule.quota_bytes.is_some()) {
+            apply(&set, share, store);
         }
     }
 }
 
-impl Inner {
-    fn apply(&self, store: Option<&Store>) {
-        let Some(store) = store else { return };
-        let class = |rule: &Rule| Class {
-            pinned: rule.pin,
-            ttl: rule.ttl_seconds.map(Duration::from_secs),
-            quota_bytes: rule.quota_bytes.map(|quota| (quota as f64 * self.share) as u64),
-        };
-        store.set_classes(self.set.rules.iter().map(|rule| (rule.number, class(rule))).collect::<BTreeMap<_, _>>());
-    }
+fn apply(set: &RuleSet, share: f64, store: Option<&Store>) {
+    let Some(store) = store else { return };
+    let class = |rule: &Rule| Class {
+        pinned: rule.pin,
+        ttl: rule.ttl_seconds.map(Duration::from_secs),
+        quota_bytes: rule.quota_bytes.map(|quota| (quota as f64 * share) as u64),
+    };
+    store.set_classes(set.rules.iter().map(|rule| (rule.number, class(rule))).collect::<BTreeMap<_, _>>());
 }
 
 impl Shared {

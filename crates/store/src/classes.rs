@@ -6,7 +6,7 @@
 use crate::index::IdHash;
 use parking_lot::Mutex;
 use spurline_types::{BlockId, Stats};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub const PLAIN: u16 = 0;
 /// The most of a disk that pinned blocks may take, in percent: the rest is for what others read.
 pub const PINNED_PERCENT: u64 = 80;
+
+/// Blocks that are brought under other rules without letting writers in between.
+const STEP: usize = 1024;
 
 /// How long the rules may take to be known after the start.
 const HELD: Duration = Duration::from_secs(60);
@@ -59,12 +62,21 @@ impl Placed {
         (self.class, self.came, self.number)
     }
 
-    /// Pins it if that leaves what is pinned of its disk within `most`.
-    fn pin(&mut self, pinned: &mut BTreeMap<u8, u64>, most: &[u64]) {
+    /// Pins it if that leaves what is pinned of its disk within `most`; whether it did.
+    fn pin(&mut self, pinned: &mut BTreeMap<u8, u64>, most: &[u64]) -> bool {
         let taken = pinned.entry(self.disk).or_default();
         self.pinned = *taken + self.bytes <= most.get(usize::from(self.disk)).copied().unwrap_or(0);
         *taken += if self.pinned { self.bytes } else { 0 };
+        self.pinned
     }
+}
+
+/// What other rules mean for a block, in the order in which it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    Forget,
+    Unpin,
+    Pin,
 }
 
 #[derive(Default)]
@@ -80,6 +92,8 @@ struct Inner {
     used: BTreeMap<u16, u64>,
     /// By disk.
     pinned: BTreeMap<u8, u64>,
+    /// Pinned classes that have blocks for which there was no room among the pinned.
+    waiting: BTreeSet<u16>,
     numbered: u64,
 }
 
@@ -138,17 +152,19 @@ impl Inner {
         self.blocks.insert(block, placed);
     }
 
-    /// Pins what the rules of now say, the oldest first, as much as there is room for on each disk.
-    fn pin_anew(&mut self) {
-        let Inner { rules, most, blocks, order, pinned, .. } = self;
-        pinned.clear();
-        for placed in blocks.values_mut() {
-            placed.pinned = false;
+    fn take(&mut self, step: Step, block: &BlockId) {
+        if step == Step::Forget {
+            self.forget(block);
+            return;
         }
-        for ((class, ..), block) in order {
-            if let Some(placed) = blocks.get_mut(block).filter(|_| rules.get(class).is_some_and(|rule| rule.pinned)) {
-                placed.pin(pinned, most);
-            }
+        let Inner { most, blocks, pinned, waiting, .. } = self;
+        let Some(placed) = blocks.get_mut(block) else { return };
+        if step == Step::Unpin && placed.pinned {
+            placed.pinned = false;
+            let taken = pinned.entry(placed.disk).or_default();
+            *taken = taken.saturating_sub(placed.bytes);
+        } else if step == Step::Pin && !placed.pinned && !placed.pin(pinned, most) {
+            waiting.insert(placed.class);
         }
     }
 
@@ -175,18 +191,56 @@ impl Classes {
     }
 
     /// Replaces the rules of all classes; pinned blocks may have `most` bytes of each disk. What is of a class that is no
-    /// more is of none from now on.
-    pub fn set(&self, rules: BTreeMap<u16, Class>, most: &[u64]) {
+    /// more is of none from now on. Answers how many blocks had to be looked at for it: those of classes that are pinned now
+    /// and were not, or the other way round, some at a time. Called by one at a time.
+    pub fn set(&self, rules: BTreeMap<u16, Class>, most: &[u64]) -> u64 {
+        let mut steps = Vec::new();
         self.changed(|inner| {
-            let orphan = |placed: &Placed| !rules.contains_key(&placed.class);
-            let orphans: Vec<BlockId> =
-                inner.blocks.iter().filter(|(_, placed)| orphan(placed)).map(|(block, _)| *block).collect();
-            for block in &orphans {
-                inner.forget(block);
+            let other_room = !inner.known || inner.most != most;
+            let mut next = inner.order.keys().next().map(|(class, ..)| *class);
+            while let Some(class) = next {
+                next = inner
+                    .order
+                    .range((class, u32::MAX, u64::MAX)..)
+                    .map(|((class, ..), _)| *class)
+                    .find(|n| *n > class);
+                let (was, is) = (inner.rule(class).pinned, rules.get(&class).map(|rule| rule.pinned));
+                match is {
+                    None => steps.push((Step::Forget, class)),
+                    Some(is) => {
+                        if was && (!is || other_room) {
+                            steps.push((Step::Unpin, class));
+                        }
+                        if is && (!was || other_room || inner.waiting.remove(&class)) {
+                            steps.push((Step::Pin, class));
+                        }
+                    }
+                }
             }
             (inner.known, inner.rules, inner.most) = (true, rules, most.to_vec());
-            inner.pin_anew();
         });
+        // Room is made before it is given away, the oldest have it first.
+        steps.sort_unstable();
+        steps.into_iter().map(|(step, class)| self.go_over(step, class)).sum()
+    }
+
+    /// Takes a step with all blocks of a class that are here, and lets others in between.
+    fn go_over(&self, step: Step, class: u16) -> u64 {
+        let (mut seen, mut from) = (0, (class, 0, 0));
+        loop {
+            let more = self.changed(|inner| {
+                let keys: Vec<_> = inner.order.range(from..=(class, u32::MAX, u64::MAX)).take(STEP).collect();
+                let blocks: Vec<BlockId> = keys.iter().map(|(_, block)| **block).collect();
+                let last = keys.last().map(|(key, _)| **key);
+                for block in &blocks {
+                    inner.take(step, block);
+                }
+                seen += blocks.len() as u64;
+                last.filter(|_| blocks.len() == STEP)
+            });
+            let Some((class, came, number)) = more else { return seen };
+            from = (class, came, number + 1);
+        }
     }
 
     /// The class of a block, and when it came.
@@ -216,7 +270,7 @@ impl Classes {
         }
         let inner = self.inner.lock();
         let held = !inner.known && Instant::now() < self.held_until;
-        inner.blocks.get(block).is_some_and(|placed| placed.pinned || held)
+        inner.blocks.get(block).is_some_and(|placed| placed.pinned && inner.rule(placed.class).pinned || held)
     }
 
     /// Takes the room for a block that comes to a disk; it is given back by [`Classes::gone`]. Pinned blocks may have
@@ -245,6 +299,7 @@ impl Classes {
             inner.forget(&block);
             let pinned = rule.pinned && inner.has_room(disk, bytes, most);
             if rule.pinned && !pinned {
+                inner.waiting.insert(class);
                 self.stats.blockcache.pins_refused.add(1);
             }
             inner.place(block, Placed { class, disk, pinned, here: false, came, number: 0, bytes });
@@ -256,14 +311,19 @@ impl Classes {
     pub fn arrived(&self, block: &BlockId) {
         if !self.none() {
             self.changed(|inner| {
-                let Inner { rules, most, blocks, order, pinned, .. } = inner;
-                let Some(placed) = blocks.get_mut(block) else { return };
+                let Some(placed) = inner.blocks.get_mut(block) else { return };
                 placed.here = true;
-                order.insert(placed.order(), *block);
-                // Rules that were set while it was written pinned only what was here.
-                if !placed.pinned && rules.get(&placed.class).is_some_and(|rule| rule.pinned) {
-                    placed.pin(pinned, most);
-                }
+                let (class, order) = (placed.class, placed.order());
+                inner.order.insert(order, *block);
+                // Rules that were set while it was written were for what was here.
+                inner.take(
+                    match inner.rules.get(&class) {
+                        None => Step::Forget,
+                        Some(rule) if rule.pinned => Step::Pin,
+                        Some(_) => Step::Unpin,
+                    },
+                    block,
+                );
             });
         }
     }
@@ -383,6 +443,54 @@ mod tests {
     }
 
     #[test]
+    fn other_rules_are_taken_in_steps_and_only_by_those_they_mean_something_to() {
+        let many = 3 * STEP as u32 + 7;
+        let rule = |pinned, quota_bytes| Class { pinned, ttl: None, quota_bytes };
+        let rules = |first, second, quota| BTreeMap::from([(1, rule(first, None)), (2, rule(second, Some(quota)))]);
+        let most = [u64::from(many), 0];
+        let classes = Classes::new(Arc::default());
+        (0..many).for_each(|n| classes.restore(block(n), 1, n, 1, 0));
+        (0..many).for_each(|n| classes.restore(block(many + n), 2, n, 1, 0));
+        let pinned = || classes.stats.blockcache.pinned_bytes.get();
+        assert_eq!((classes.set(rules(true, false, 1 << 20), &most), pinned()), (u64::from(many), u64::from(many)));
+        // Another share of the group: quotas only.
+        assert_eq!(classes.set(rules(true, false, 1 << 19), &most), 0);
+        // There is no room for the other class, and now it waits for it.
+        assert_eq!((classes.set(rules(true, true, 1 << 20), &most), pinned()), (u64::from(many), u64::from(many)));
+        assert!(classes.is_pinned(&block(0)) && !classes.is_pinned(&block(many)));
+        let both = 2 * u64::from(many);
+        assert_eq!((classes.set(rules(false, true, 1 << 20), &most), pinned()), (both, u64::from(many)));
+        assert!(!classes.is_pinned(&block(0)) && classes.is_pinned(&block(many)) && classes.is_settled(&block(0), 1));
+        // No rule any more, and none of a class.
+        assert_eq!((classes.set(BTreeMap::new(), &most), pinned(), classes.count()), (both, 0, 0));
+    }
+
+    #[test]
+    fn writers_come_in_between_the_steps() {
+        let classes = classes(pinned(false));
+        let names = 4 * STEP as u32;
+        (0..names).for_each(|n| classes.restore(block(n), 1, n, 1, 0));
+        std::thread::scope(|scope| {
+            let setter = scope.spawn(|| {
+                for n in 0..20 {
+                    classes.set(pinned(n % 2 == 0), &[u64::from(names) / 2, 0]);
+                }
+            });
+            let mut n = 0;
+            while !setter.is_finished() {
+                n = (n + 1) % names;
+                classes.gone(&block(n));
+                comes(&classes, n, 1, 1, 0);
+            }
+        });
+        classes.set(pinned(true), &[u64::from(names) / 2, 0]);
+        let inner = classes.inner.lock();
+        assert_eq!((inner.order.len(), inner.used(1)), (names as usize, u64::from(names)));
+        let pinned = inner.blocks.values().filter(|placed| placed.pinned).count();
+        assert_eq!((pinned as u64, inner.pinned[&0]), (u64::from(names) / 2, u64::from(names) / 2));
+    }
+
+    #[test]
     fn a_quota_lets_the_oldest_go_first() {
         let full = classes(quota(100));
         (0..2).for_each(|n| comes(&full, n, 1, 50, 0));
@@ -448,7 +556,9 @@ mod tests {
                     },
                     3 => classes.arrived(&block(n)),
                     4 => classes.gone(&block(n)),
-                    _ => classes.set(rules.clone(), &[100, 100]),
+                    _ => {
+                        classes.set(rules.clone(), &[100, 100]);
+                    }
                 }
                 let inner = classes.inner.lock();
                 let sum = |of: &dyn Fn(&Placed) -> bool| inner.blocks.values().filter(|p| of(p)).map(|p| p.bytes).sum::<u64>();

@@ -128,19 +128,23 @@ impl Disk {
     ///
     /// # Errors
     /// What the system says; `TimedOut` when another append holds the log for longer than a write may take.
-    pub fn append(&self, bytes: &[u8], records: u64) -> io::Result<()> {
-        self.append_if(bytes, records, || true)
+    pub fn append(&self, bytes: Vec<u8>, records: u64) -> io::Result<()> {
+        self.append_with(bytes, |_| records)
     }
 
-    /// Appends records to the log if `still` says so once it is this append's turn.
+    /// Appends to the log what `records` writes once it is this append's turn, as many records as it answers; nothing when
+    /// that is 0.
     ///
     /// # Errors
     /// As [`Disk::append`].
-    pub fn append_if(&self, bytes: &[u8], records: u64, still: impl FnOnce() -> bool) -> io::Result<()> {
+    pub fn append_with(&self, mut out: Vec<u8>, records: impl FnOnce(&mut Vec<u8>) -> u64) -> io::Result<()> {
         let Some(mut journal) = self.journal.try_lock_for(self.timeouts.1) else {
             return Err(io::ErrorKind::TimedOut.into());
         };
-        if still() { journal.append(&*self.io, bytes, records) } else { Ok(()) }
+        match records(&mut out) {
+            0 => Ok(()),
+            records => journal.append(&*self.io, &out, records),
+        }
     }
 
     /// Notes a failed operation: counts it, and changes the disk's state if it has to.

@@ -27,6 +27,7 @@ impl Core {
     pub(crate) fn evict_one(&self, disk: &Arc<Disk>) -> bool {
         let mut promoted = Vec::new();
         let victim = disk.policy.victim(
+            self.now(),
             fingerprint,
             |block, slot| {
                 let mut shard = self.index.shard(&block.object).write();
@@ -61,7 +62,7 @@ impl Core {
             }
             log::push_promote(&mut records, block);
         }
-        if let Err(error) = disk.append(&records, blocks.len() as u64) {
+        if let Err(error) = disk.append(records, blocks.len() as u64) {
             tracing::debug!("cache disk {}: noting promoted blocks: {error}", disk.root.display());
         }
     }
@@ -70,7 +71,7 @@ impl Core {
     pub(crate) fn discard(&self, disk: &Disk, block: &BlockId) {
         let mut record = Vec::with_capacity(32);
         log::push_remove(&mut record, block);
-        if let Err(error) = disk.append(&record, 1) {
+        if let Err(error) = disk.append(record, 1) {
             // Without the record the block comes back after a crash, and its checksums tell that it is gone.
             disk.failed("writing to the index log", &error);
         }

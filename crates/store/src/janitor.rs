@@ -69,7 +69,7 @@ fn act(core: &Core, disk: &Disk, work: Work) {
             // It may have come back to this very disk meanwhile. A writer enters a block in the index before the log, so
             // one that is not there at this append's turn has its record behind this one.
             let here = || core.index.shard(&block.object).read().get(&block).is_some_and(|e| e.disk == disk.number);
-            if let Err(error) = disk.append_if(&record, 1, || !here()) {
+            if let Err(error) = disk.append_with(record, |_| u64::from(!here())) {
                 disk.failed("writing to the index log", &error);
             }
             // The next sweep finds what is left over.

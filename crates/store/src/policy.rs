@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub const CORRELATED: u32 = 4;
 /// Share of the weight that the small queue aims for, in percent: the paper's value.
 const SMALL_PERCENT: u64 = 10;
+/// So many ticks after all was found pinned it is looked at again: a cache full of pins is asked for each block that comes.
+const BARREN: u32 = 2;
 /// Uses counted at most.
 const MAX_USES: u32 = 3;
 const NIL: u32 = u32::MAX;
@@ -63,6 +65,9 @@ struct Queues<K> {
     departures: u64,
     /// Weight when a victim was last asked for: below nine tenths of it there is room. 0 before the first.
     full_weight: u64,
+    /// When all of the main queue was found pinned. Until [`BARREN`] has passed it is not looked at again, and nothing comes
+    /// to it but pins.
+    barren: Option<u32>,
 }
 
 /// The order of eviction of up to 64 million slots. `touch` takes no lock.
@@ -84,6 +89,7 @@ impl<K: Copy> Default for S3Fifo<K> {
                 ghost_order: std::collections::VecDeque::new(),
                 departures: 0,
                 full_weight: 0,
+                barren: None,
             }),
             uses: (0..SEGMENTS).map(|_| OnceLock::new()).collect(),
         }
@@ -173,6 +179,11 @@ impl<K: Copy> S3Fifo<K> {
         }
     }
 
+    /// What was pinned may be so no longer: all is looked at again.
+    pub fn stir(&self) {
+        self.queues.lock().barren = None;
+    }
+
     fn add(&self, key: K, fingerprint: Option<u32>, weight: u32, now: u32, main: bool) -> (u32, bool) {
         let mut q = self.queues.lock();
         let known = fingerprint.is_some_and(|f| q.ghost.remove(&f).is_some());
@@ -191,7 +202,7 @@ impl<K: Copy> S3Fifo<K> {
         self.cell(slot).store(now << 2, Ordering::Relaxed);
         let total = q.small.weight + q.main.weight + u64::from(weight);
         let room = fingerprint.is_some() && (q.full_weight == 0 || total * 10 <= q.full_weight * 9);
-        let main = known || main || room;
+        let main = (known || main || room) && q.barren.is_none();
         q.push(if main { Queue::Main } else { Queue::Small }, slot);
         (slot, main)
     }
@@ -234,38 +245,54 @@ impl<K: Copy> S3Fifo<K> {
     /// Chooses the slot to evict, without removing it: the caller calls [`S3Fifo::remove`] once it is gone.
     /// `pinned` says what may not go; such slots and the one returned move to the back of the main queue, so
     /// that two callers never choose the same. `promoted` hears of every slot that moved from the small to
-    /// the main queue. `None` when all is pinned. Amortised O(1): every step lowers a use count or ends.
+    /// the main queue. `None` when all is pinned, which is known without a look for [`BARREN`] ticks from `now`, unless
+    /// [`S3Fifo::stir`] says otherwise. Amortised O(1): every step lowers a use count or ends.
     pub fn victim(
         &self,
+        now: u32,
         fingerprint: impl Fn(&K) -> u32,
         mut pinned: impl FnMut(&K, u32) -> bool,
         mut promoted: impl FnMut(&K),
     ) -> Option<(K, u32)> {
         let mut q = self.queues.lock();
-        let (mut barren, main) = (0, q.main.len);
+        // Pins of the main queue seen one after the other: as many as it has are all there is.
+        let mut pins = 0;
+        q.barren = q.barren.filter(|since| now.wrapping_sub(*since) < BARREN);
         q.full_weight = q.small.weight + q.main.weight;
-        // Each slot is seen at most MAX_USES + 1 times with uses left; more steps than that are all pins.
-        while q.small.len + q.main.len > 0 && barren <= q.small.len + q.main.len {
+        while q.small.len + q.main.len > 0 {
             let total = q.small.weight + q.main.weight;
+            if pins > 0 && pins >= q.main.len {
+                q.barren.get_or_insert(now);
+            }
             // Also where the main queue has nothing that may go.
-            let due = q.small.weight * 100 >= total * SMALL_PERCENT || barren > main;
+            let due = q.small.weight * 100 >= total * SMALL_PERCENT || q.barren.is_some();
             let from_small = q.small.len > 0 && (q.main.len == 0 || due);
+            if !from_small && q.barren.is_some() {
+                return None;
+            }
             let slot = if from_small { q.small.head } else { q.main.head };
             let key = q.nodes[slot as usize].key;
             let cell = self.cell(slot);
             let seen = cell.load(Ordering::Relaxed);
             let uses = seen & MAX_USES;
             q.unlink(slot);
+            if uses > 0 && from_small && q.barren.is_some() {
+                // Among the pins it would not be found again.
+                q.push(Queue::Small, slot);
+                cell.store(seen & !MAX_USES, Ordering::Relaxed);
+                continue;
+            }
             q.push(Queue::Main, slot);
             if uses > 0 {
                 cell.store(if from_small { seen & !MAX_USES } else { seen - 1 }, Ordering::Relaxed);
                 if from_small {
                     promoted(&key);
                 }
+                pins = 0;
                 continue;
             }
             if pinned(&key, slot) {
-                barren += 1;
+                pins += usize::from(!from_small);
                 continue;
             }
             if from_small {
@@ -287,10 +314,14 @@ mod tests {
         let policy = S3Fifo::<u32>::default();
         let insert = |key| policy.insert(key, key, 1, 0);
         let _: Vec<_> = (0..40).map(insert).collect();
-        assert_eq!(policy.victim(|key| *key, |_, _| true, |_| {}), None, "all are pinned, and in the main queue now");
+        assert_eq!(
+            policy.victim(0, |key| *key, |_, _| true, |_| {}),
+            None,
+            "all are pinned, and in the main queue now"
+        );
         let (slot, main) = insert(100);
         assert!(!main);
-        assert_eq!(policy.victim(|key| *key, |key, _| *key < 40, |_| {}), Some((100, slot)));
+        assert_eq!(policy.victim(0, |key| *key, |key, _| *key < 40, |_| {}), Some((100, slot)));
     }
 
     /// A cache of `capacity` equal blocks run by the policy; time moves by `CORRELATED` with each request,
@@ -313,7 +344,7 @@ mod tests {
                 return true;
             }
             while self.slots.len() >= self.capacity {
-                let (old, slot) = self.policy.victim(|k| *k, |_, _| false, |_| {}).unwrap();
+                let (old, slot) = self.policy.victim(self.now, |k| *k, |_, _| false, |_| {}).unwrap();
                 assert_eq!(self.slots.remove(&old), Some(slot));
                 self.policy.remove(slot);
             }
@@ -415,7 +446,7 @@ mod tests {
             policy.touch(a, 101);
         }
         policy.touch(b, 100 + CORRELATED);
-        assert_eq!(policy.victim(|k| *k, |_, _| false, |_| {}), Some((1, a)));
+        assert_eq!(policy.victim(0, |k| *k, |_, _| false, |_| {}), Some((1, a)));
     }
 
     #[test]
@@ -425,14 +456,47 @@ mod tests {
             policy.insert(k, k, 1, 0);
         }
         for _ in 0..20 {
-            let (key, slot) = policy.victim(|k| *k, |k, _| *k != 3, |_| {}).unwrap();
+            let (key, slot) = policy.victim(0, |k| *k, |k, _| *k != 3, |_| {}).unwrap();
             assert_eq!((key, slot), (3, 3));
         }
-        assert_eq!(policy.victim(|k| *k, |_, _| true, |_| {}), None);
+        assert_eq!(policy.victim(0, |k| *k, |_, _| true, |_| {}), None);
         policy.remove(3);
         policy.remove(3);
         assert_eq!(policy.len(), 9);
         assert!(!policy.is_empty());
+    }
+
+    #[test]
+    fn that_all_is_pinned_is_remembered_for_a_while() {
+        const PINS: u32 = 1000;
+        let policy = S3Fifo::<u32>::default();
+        let _: Vec<_> = (0..PINS).map(|key| policy.insert(key, key, 1, 0)).collect();
+        (0..PINS / 2).for_each(|slot| policy.touch(slot, CORRELATED));
+        let asked = |now| {
+            let mut looks = 0;
+            let pinned = |key: &u32, _| {
+                looks += 1;
+                *key < PINS
+            };
+            (policy.victim(now, |key| *key, pinned, |_| {}).map(|(key, _)| key), looks)
+        };
+        let (none, looks) = asked(10);
+        assert!(none.is_none() && looks >= PINS);
+        assert_eq!([asked(10), asked(10 + BARREN - 1)], [(None, 0), (None, 0)]);
+        // What comes meanwhile may go, also when it was used or is known from before, and is found at once.
+        let slot = policy.insert(PINS, 7, 1, 10).0;
+        assert_eq!(asked(10), (Some(PINS), 1));
+        policy.remove(slot);
+        let (slot, main) = policy.insert(PINS + 1, 7, 1, 10);
+        policy.touch(slot, 10 + CORRELATED);
+        assert_eq!((asked(11), main), ((Some(PINS + 1), 1), false));
+        policy.remove(slot);
+        assert_eq!(asked(11), (None, 0));
+        let (none, looks) = asked(10 + BARREN);
+        assert!(none.is_none() && looks >= PINS, "after a while it is looked at again");
+        policy.stir();
+        let (none, looks) = asked(10 + BARREN);
+        assert!(none.is_none() && looks >= PINS, "and when something is not pinned any more");
     }
 
     proptest::proptest! {
@@ -447,7 +511,7 @@ mod tests {
                     0 => { live.entry(key).or_insert_with(|| policy.insert(key, key, key + 1, now).0); }
                     1 => if let Some(&slot) = live.get(&key) { policy.touch(slot, now) },
                     2 => if let Some(slot) = live.remove(&key) { policy.remove(slot) },
-                    _ => match policy.victim(|k| *k, |_, _| false, |_| {}) {
+                    _ => match policy.victim(now, |k| *k, |_, _| false, |_| {}) {
                         Some((key, slot)) => {
                             proptest::prop_assert_eq!(live.remove(&key), Some(slot));
                             policy.remove(slot);

@@ -162,9 +162,8 @@ impl Core {
         let fingerprint = fingerprint(block);
         let (slot, main) = disk.policy.insert(*block, fingerprint, footprint(len) as u32, self.now());
         let flags = if whole { WHOLE } else { 0 } | if main { MAIN } else { 0 };
-        let mut record = Vec::with_capacity(64 + crcs.len() * 4);
+        let mut record = Vec::with_capacity(128 + crcs.len() * 4);
         log::push_put(&mut record, block, len, flags, &crcs);
-        let classed = self.push_class(&mut record, block);
         let entry = Entry { crcs, slot, len, generation: self.next_generation(), disk: disk.number, flags };
         // In the index before the log: a rewrite of the log that began in between finds it in one of the two.
         let old = self.index.shard(&block.object).write().insert(*block, entry);
@@ -173,7 +172,7 @@ impl Core {
         let stats = &self.stats.blockcache;
         stats.blocks.add(1);
         stats.used_bytes.add(footprint(len));
-        if let Err(error) = disk.append(&record, 1 + classed) {
+        if let Err(error) = self.log_put(disk, block, record) {
             self.write_failed(disk, "writing to the index log", &error);
             if let Some(entry) = self.index.shard(&block.object).write().get_mut(block) {
                 entry.flags |= LEAVING;
@@ -184,6 +183,12 @@ impl Core {
         stats.write_bytes.add(u64::from(len));
         stats.write_us.add_us(began.elapsed());
         true
+    }
+
+    /// Logs that a block is here, and its class as it is when this is written: whoever changes that from then on writes
+    /// behind this.
+    fn log_put(&self, disk: &Disk, block: &BlockId, record: Vec<u8>) -> io::Result<()> {
+        disk.append_with(record, |out| 1 + self.push_class(out, block))
     }
 
     fn write_failed(&self, disk: &Disk, what: &str, error: &io::Error) {
@@ -296,6 +301,7 @@ impl Core {
     pub fn set_classes(&self, rules: BTreeMap<u16, Class>) {
         let most: Vec<u64> = self.disks.iter().map(|disk| most_pinned(disk)).collect();
         self.classes.set(rules, &most);
+        self.disks.iter().for_each(|disk| disk.policy.stir());
     }
 
     /// Bytes of the blocks of a class.
@@ -315,6 +321,7 @@ impl Core {
         };
         let Some((number, len)) = here() else { return };
         let disk = &self.disks[usize::from(number)];
+        let pinned = self.classes.is_pinned(&block);
         if class == PLAIN {
             self.classes.gone(&block);
         } else if !self.make_way(disk, block, class, footprint(len)) {
@@ -322,13 +329,21 @@ impl Core {
             return;
         }
         self.classes.arrived(&block);
-        let mut record = Vec::with_capacity(64);
-        if self.push_class(&mut record, &block) == 0 {
-            log::push_class(&mut record, &block, PLAIN, 0);
+        if pinned && !self.classes.is_pinned(&block) {
+            disk.policy.stir();
         }
-        // What leaves is marked before that is logged, so a block that serves now has no removal in the log yet.
-        let still = || here().is_some_and(|(now, _)| now == number);
-        if let Err(error) = disk.append_if(&record, 1, still) {
+        // What leaves is marked before that is logged, so a block that serves now has no removal in the log yet. Of two that
+        // change its class at one time the last to write finds what the other one did.
+        let record = |out: &mut Vec<u8>| {
+            if here().is_none_or(|(now, _)| now != number) {
+                return 0;
+            }
+            if self.push_class(out, &block) == 0 {
+                log::push_class(out, &block, PLAIN, 0);
+            }
+            1
+        };
+        if let Err(error) = disk.append_with(Vec::with_capacity(64), record) {
             disk.failed("writing to the index log", &error);
         }
         let mut shard = self.index.shard(&block.object).write();
@@ -367,4 +382,39 @@ fn most_pinned(disk: &Disk) -> u64 {
 /// A hash of a block's name for the policy's memory of what it evicted.
 pub fn fingerprint(block: &BlockId) -> u32 {
     ((block.object.0 as u64 ^ u64::from(block.index)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Capacity, Store, StoreConfig};
+    use spurline_types::Version;
+
+    #[test]
+    fn a_block_is_of_its_class_after_a_restart_though_that_was_logged_before_the_block() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            let config = StoreConfig {
+                block_size: 64 << 10,
+                free_space_ratio: 0.0,
+                ..StoreConfig::new(vec![dir.path().into()], Capacity::Bytes(1 << 20))
+            };
+            let store = Store::open(config, Arc::default()).unwrap();
+            store.set_classes(BTreeMap::from([(1, Class { pinned: true, ..Class::default() })]));
+            store
+        };
+        let store = open();
+        let obj = ObjectRef::new("test:", b"a", Version::new("1"), 4096);
+        assert!(store.put(&obj, 0, &[7; 4096]).unwrap());
+        // A writer enters its block in the index before the log: from then on it can be classified.
+        store.classify(&obj, 0, 1);
+        let block = BlockId { object: obj.id, index: 0 };
+        let mut record = Vec::new();
+        log::push_put(&mut record, &block, 4096, WHOLE, &crc::checksums(&[7; 4096]));
+        store.log_put(&store.disks[0], &block, record).unwrap();
+        drop(store);
+        let store = open();
+        assert_eq!(store.class_used(1), 4096);
+        assert!(store.classes.is_pinned(&block));
+    }
 }
