@@ -353,17 +353,25 @@ fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fil
     {
         return failed(fill, error);
     }
+    settle(shared, under.source(), object, fill, fetched == Fetched::Hot && !for_good)
+}
+
+/// Ends a fill whose bytes have come, and keeps them on disk; those of a passing copy in memory alone. Whether that was
+/// done.
+fn settle(shared: &Shared, source: &str, object: &ObjectRef, fill: Fill, passing: bool) -> bool {
+    let id = fill.id();
     let Some(bytes) = fill.finished() else {
         let why =
             format!("{} ended early: it is shorter than its attributes said", String::from_utf8_lossy(&object.path));
-        return failed(fill, Error::new(ErrorKind::Stale, why));
+        fill.fail(Error::new(ErrorKind::Stale, why));
+        return false;
     };
-    if fetched == Fetched::Hot && !for_good && shared.spread.holds_one_more(id, &shared.stats) {
+    if passing && shared.spread.holds_one_more(id, &shared.stats) {
         return true;
     }
     // Readers have their bytes already; writing here slows down only the next fill, which is what a full
     // disk queue should do.
-    keep(shared, under.source(), object, id.index, &bytes)
+    keep(shared, source, object, id.index, &bytes)
 }
 
 /// Keeps a block on disk if there is one; false when it was not kept.

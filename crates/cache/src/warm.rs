@@ -1,12 +1,12 @@
 //! Blocks brought into the cache, or taken out of it, because a job asked for it and not a reader: many at once, each
 //! with its own outcome. It does not know who asks.
 
-use crate::{Cache, Shared, keep, run_fill};
+use crate::{Cache, Shared, keep, run_fill, settle};
 use parking_lot::{Condvar, Mutex};
-use spurline_mem::Found;
+use spurline_mem::{Fill, Found};
 use spurline_store::Outcome;
 use spurline_types::{BlockId, Error, ErrorKind, ObjectRef, Result};
-use spurline_under::UnderStore;
+use spurline_under::{Read, UnderStore};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -134,6 +134,42 @@ impl Cache {
         Ok(matches!(came, Came::Fetched))
     }
 
+    /// As [`Cache::bring_block`] for many blocks, up to `at_once` of them fetched together; for short ones, whose memory
+    /// is all taken at once.
+    pub fn bring_blocks(&self, blocks: &[(&ObjectRef, u32)], at_once: usize) -> Vec<Result<bool>> {
+        let shared = &self.shared;
+        let vacant = |&(object, index): &(&ObjectRef, u32)| {
+            if shared.elsewhere.get().is_some() || shared.holds(object, index) {
+                return None;
+            }
+            let (id, len) = (BlockId { object: object.id, index }, object.block_len(index, shared.block_size));
+            shared.tier.try_fill(id, len)
+        };
+        let mut fills: Vec<Option<Fill>> = blocks.iter().map(vacant).collect();
+        let mut reads: Vec<Read<'_>> = Vec::with_capacity(blocks.len());
+        for ((object, index), fill) in blocks.iter().zip(&mut fills) {
+            if let Some(sink) = fill {
+                reads.push(Read { object, offset: u64::from(*index) * shared.block_size, sink });
+            }
+        }
+        let mut answers = self.under.read_many(&mut reads, at_once, shared.under_timeout).into_iter();
+        drop(reads);
+        let fetched: Vec<Option<Result<Came>>> = blocks
+            .iter()
+            .zip(fills)
+            .map(|(&(object, index), fill)| {
+                let (fill, answer) = (fill?, answers.next()?);
+                Some(fetched(shared, self.under.source(), object, index, fill, answer))
+            })
+            .collect();
+        // Those that others are fetching, or that found no memory: one by one, when nobody waits for these any more.
+        let one = |(fetched, &(object, index)): (Option<Result<Came>>, &(&ObjectRef, u32))| match fetched {
+            Some(came) => came.map(|came| matches!(came, Came::Fetched)),
+            None => self.bring_block(object, index, false),
+        };
+        fetched.into_iter().zip(blocks).map(one).collect()
+    }
+
     /// Sees to it that those of `blocks` that are on disk are under the rule for their file; the bytes that they have.
     pub fn classify(&self, object: &ObjectRef, blocks: Range<u32>) -> u64 {
         self.shared.classify(self.under.source(), object, blocks)
@@ -229,6 +265,31 @@ fn bring_here(
             kept
         }
     };
+    came(shared, object, index, kept)
+}
+
+/// Ends a fill that the under-store has answered.
+fn fetched(
+    shared: &Shared,
+    source: &str,
+    object: &ObjectRef,
+    index: u32,
+    fill: Fill,
+    answer: Result<()>,
+) -> Result<Came> {
+    if let Err(error) = answer {
+        fill.fail(error.clone());
+        return Err(error);
+    }
+    let (block, len) = (fill.block(), object.block_len(index, shared.block_size));
+    let kept = settle(shared, source, object, fill, false);
+    block.wait(0..len, Instant::now())?;
+    shared.stats.blockcache.warmed_bytes.add(len as u64);
+    came(shared, object, index, kept)
+}
+
+/// What became of a block that was fetched, and kept or not.
+fn came(shared: &Shared, object: &ObjectRef, index: u32, kept: bool) -> Result<Came> {
     if !kept && !shared.holds(object, index) {
         let why = "the cache disks or its folder's quota have no room for it, or a disk does not answer; 'spurline status' \
                    and 'spurline rules' show them";

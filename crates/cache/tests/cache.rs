@@ -164,6 +164,35 @@ fn a_block_is_fetched_once_however_many_ask() {
 }
 
 #[test]
+fn short_blocks_brought_together_are_each_answered_for_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let rig = rig(Some(dir.path()), 4);
+    let named = |n: usize, version: &str| {
+        ObjectRef::new("mem://scripted", format!("dir/{n}").as_bytes(), Version::new(version), BLOCK / 2 + 1)
+    };
+    // More than the memory has room for, one of another version by now, one that is held, one twice.
+    let mut objects: Vec<ObjectRef> = (0..20).map(|n| named(n, if n == 5 { "gone" } else { "v1" })).collect();
+    assert!(rig.cache.bring_block(&objects[2], 0, false).unwrap());
+    objects.push(objects[7].clone());
+    let blocks: Vec<(&ObjectRef, u32)> = objects.iter().map(|object| (object, 0)).collect();
+    for (n, came) in rig.cache.bring_blocks(&blocks, 8).into_iter().enumerate() {
+        match n {
+            5 => assert_eq!(came.unwrap_err().kind(), ErrorKind::Stale),
+            2 => assert!(!came.unwrap(), "it was held"),
+            7 | 20 => assert!(came.is_ok()),
+            _ => assert!(came.unwrap(), "{n} was fetched"),
+        }
+    }
+    assert_eq!(rig.under.reads.load(Ordering::SeqCst), 20, "each was read once");
+    for (n, came) in rig.cache.bring_blocks(&blocks, 8).into_iter().enumerate() {
+        assert!(n == 5 || !came.unwrap(), "{n} is held now");
+    }
+    for (n, object) in objects.iter().enumerate() {
+        assert_eq!(check(&rig.cache, object, 0, object.size as usize).is_ok(), n != 5, "{n}");
+    }
+}
+
+#[test]
 fn a_restart_keeps_the_cache() {
     let dir = tempfile::tempdir().unwrap();
     let file = object("v1", 3 * BLOCK + 7);

@@ -63,8 +63,13 @@ pub trait Target: Send + Sync {
     /// # Errors
     /// As for [`Target::lookup`].
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage>;
-    /// Fetches what is not held of these parts, on `replicas` nodes each, or the group's own number of them.
-    fn warm(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>>;
+    /// How many requests [`Target::warm`] can have under way at once for short files; 1 where all it is given is one.
+    fn at_once(&self) -> usize {
+        1
+    }
+    /// Fetches what is not held of these parts, on `replicas` nodes each, or the group's own number of them; of several
+    /// short files up to `at_once` together.
+    fn warm(&self, parts: &[Part], replicas: Option<u32>, at_once: usize) -> Vec<Result<Worked>>;
     /// Reads back what is held of these parts and checks it; what is missing or wrong is an error.
     fn check(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>>;
     /// Has everybody forget these parts.

@@ -31,6 +31,13 @@ const STACK: usize = 512 << 10;
 const PARTS: usize = 16;
 /// Blocks that are asked for at once.
 const BLOCKS: u32 = 16;
+/// A file of no more bytes is short: a request for it costs more than its bytes.
+const SHORT: u64 = 128 << 10;
+/// Short files that one thread takes at once where it has several requests under way: enough that the last of them,
+/// when fewer are left than could be under way, are few among them.
+const SHORT_PARTS: usize = 64;
+/// How often a thread that waits for its turn looks whether the job was stopped.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Which files of the list are done: all before one, and some after it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -281,6 +288,21 @@ struct Feed {
     reader: Reader,
     next: u64,
     current: Option<(Arc<Pending>, Range<u32>)>,
+    /// Requests that threads may have under way by now.
+    requests: usize,
+}
+
+/// The right of one thread to have requests under way; it ends with the thread, also when that panics.
+struct Turn<'a> {
+    work: &'a Work<'a>,
+    requests: usize,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.work.feed.lock().requests -= self.requests;
+        self.work.freed.notify_all();
+    }
 }
 
 struct Work<'a> {
@@ -290,7 +312,11 @@ struct Work<'a> {
     pace: Pace,
     /// Blocks worked on at once, of one file or of several: fewer where a rate is to be kept, so that they go evenly.
     grain: u32,
+    /// Requests that one thread has under way for short files.
+    at_once: usize,
     feed: Mutex<Feed>,
+    /// Others may have requests under way again.
+    freed: Condvar,
     /// Records that may be read, and whether there will be no more.
     published: &'a AtomicU64,
     all: &'a AtomicBool,
@@ -341,13 +367,16 @@ fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut 
     let filter = spec.filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
     let pass = |kind, list: Option<&mut Writer>, save: &mut dyn FnMut(&Run)| {
         let reader = Reader::new(std::fs::File::open(spool).map_err(cant)?);
+        let fetches = kind == Pass::Work && spec.action == Action::Load;
         let work = Work {
             target,
             spec,
             run,
             pace: Pace::new(spec.rate),
             grain: grain(spec.rate, target.block_size()),
-            feed: Mutex::new(Feed { reader, next: first, current: None }),
+            at_once: if fetches { target.at_once().clamp(1, threads(spec)) } else { 1 },
+            feed: Mutex::new(Feed { reader, next: first, current: None, requests: 0 }),
+            freed: Condvar::new(),
             published: &published,
             all: &all,
             pass: kind,
@@ -368,6 +397,11 @@ fn grain(rate: u64, block_size: u64) -> u32 {
     if rate == 0 { BLOCKS } else { u32::try_from(even).unwrap_or(BLOCKS).clamp(1, BLOCKS) }
 }
 
+/// Threads of a job, and requests that it has under way at most.
+fn threads(spec: &Spec) -> usize {
+    spec.parallel.clamp(1, 1024) as usize
+}
+
 fn spawn<'scope, 'env>(
     scope: &'scope Scope<'scope, 'env>,
     name: &str,
@@ -379,7 +413,7 @@ fn spawn<'scope, 'env>(
 
 impl Work<'_> {
     fn go(&self, list: Option<&mut Writer>, filter: &crate::Filter, save: &mut dyn FnMut(&Run)) -> Result<()> {
-        let threads = self.spec.parallel.clamp(1, 1024) as usize;
+        let threads = threads(self.spec);
         let (waiter, ended) = (std::thread::current(), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             let walk = |list| {
@@ -462,12 +496,13 @@ impl Work<'_> {
     /// What one thread does.
     fn units(&self) -> Result<()> {
         let mut batch = Vec::with_capacity(PARTS);
+        let mut turn = Turn { work: self, requests: 0 };
         while !self.run.stopping() {
             // The walker's word comes before the last look at what it wrote.
             let all = self.all.load(Ordering::Acquire);
-            self.take(&mut batch)?;
+            self.take(&mut batch, &mut turn.requests)?;
             match batch.is_empty() {
-                false => self.work(&mut batch),
+                false => self.work(&mut batch, turn.requests),
                 true if all => break,
                 true => self.run.wait_for_files(),
             }
@@ -475,39 +510,77 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Takes the next units, as many as are asked for at once.
-    fn take(&self, batch: &mut Vec<Unit>) -> Result<()> {
+    /// Takes the next units, as many as are asked for at once, and the right to the requests for them: `requests` are
+    /// given back and taken anew.
+    fn take(&self, batch: &mut Vec<Unit>, requests: &mut usize) -> Result<()> {
         let mut feed = self.feed.lock();
-        let mut room = self.grain;
-        while batch.len() < PARTS && room > 0 {
-            if let Some((file, rest)) = &mut feed.current {
-                // Cut at the same places whatever went before, so that a unit rarely lies on two sets of nodes.
-                let end = ((rest.start / self.grain + 1) * self.grain).min(rest.end);
-                if end - rest.start > room && !batch.is_empty() {
-                    break;
+        feed.requests -= std::mem::take(requests);
+        let (mut most, mut room) = (0, 0);
+        while self.advance(&mut feed)? {
+            let Some((file, rest)) = &feed.current else { break };
+            let wanted = if file.object.size <= SHORT { self.at_once } else { 1 };
+            if batch.is_empty() {
+                if feed.requests + wanted > threads(self.spec) {
+                    self.freed.wait_for(&mut feed, LOOK);
+                    if self.run.stopping() {
+                        break;
+                    }
+                    continue;
                 }
-                room = room.saturating_sub(end - rest.start);
-                batch.push(Unit {
-                    file: Arc::clone(file),
-                    part: Part { object: file.object.clone(), blocks: rest.start..end },
-                });
-                rest.start = end;
-                if rest.start >= rest.end {
-                    feed.current = None;
-                }
-                continue;
-            }
-            if feed.next >= self.published.load(Ordering::Acquire) {
+                (most, room) = self.limits(&feed, wanted);
+            } else if batch.len() == most || room == 0 || wanted != *requests {
                 break;
             }
-            let Some(record) = feed.reader.next()? else { break };
+            // Cut at the same places whatever went before, so that a unit rarely lies on two sets of nodes.
+            let (start, end) = (rest.start, ((rest.start / self.grain + 1) * self.grain).min(rest.end));
+            if end - start > room && !batch.is_empty() {
+                break;
+            }
+            room = room.saturating_sub(end - start);
+            let part = Part { object: file.object.clone(), blocks: start..end };
+            batch.push(Unit { file: Arc::clone(file), part });
+            feed.current =
+                feed.current.take().map(|(file, rest)| (file, end..rest.end)).filter(|(_, rest)| !rest.is_empty());
+            feed.requests += wanted - *requests;
+            *requests = wanted;
+        }
+        let others = feed.requests < threads(self.spec);
+        drop(feed);
+        match batch.is_empty() {
+            true => drop(self.freed.notify_all()),
+            false if others => drop(self.freed.notify_one()),
+            false => {}
+        }
+        Ok(())
+    }
+
+    /// How many units a thread with this many requests takes at once, and how many blocks.
+    fn limits(&self, feed: &Feed, requests: usize) -> (usize, u32) {
+        if requests == 1 {
+            return (PARTS, self.grain);
+        }
+        // When few are left, all threads have some.
+        let left = self.published.load(Ordering::Acquire).saturating_sub(feed.next) + 1;
+        let threads = (threads(self.spec) / requests) as u64;
+        let share = left.div_ceil(2 * threads) as usize;
+        let most = share.clamp(requests, SHORT_PARTS);
+        (most, if self.spec.rate == 0 { SHORT_PARTS as u32 } else { self.grain })
+    }
+
+    /// Sees to it that there is a current file; false when there is none yet, or none left.
+    fn advance(&self, feed: &mut Feed) -> Result<bool> {
+        while feed.current.is_none() {
+            if feed.next >= self.published.load(Ordering::Acquire) {
+                return Ok(false);
+            }
+            let Some(record) = feed.reader.next()? else { return Ok(false) };
             let number = feed.next;
             feed.next += 1;
             if self.pass == Pass::Verify || !self.run.inner.lock().tally.has(number) {
-                self.begin(&mut feed, number, record);
+                self.begin(feed, number, record);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Makes a file the current one; one without blocks to work on is done at once.
@@ -529,7 +602,7 @@ impl Work<'_> {
     }
 
     /// Works on all units of `batch`, again and again on those that may do better later.
-    fn work(&self, batch: &mut Vec<Unit>) {
+    fn work(&self, batch: &mut Vec<Unit>, requests: usize) {
         // The rest of a file that failed is not worth the traffic.
         batch.retain(|unit| {
             let spoilt = unit.file.worked.lock().1.is_some();
@@ -547,7 +620,7 @@ impl Work<'_> {
             let parts: Vec<Part> = batch.iter().map(|unit| unit.part.clone()).collect();
             let results = match (self.pass, self.spec.action) {
                 (Pass::Verify, _) => self.target.check(&parts, self.spec.replicas),
-                (Pass::Work, Action::Load) => self.target.warm(&parts, self.spec.replicas),
+                (Pass::Work, Action::Load) => self.target.warm(&parts, self.spec.replicas, requests),
                 (Pass::Work, Action::Free) => self.target.free(&parts),
             };
             let mut again = Vec::new();

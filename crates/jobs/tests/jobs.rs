@@ -85,7 +85,7 @@ impl Target for Group {
         let next = rest.next().is_some().then(|| entries.last().unwrap().name.clone());
         Ok(ListPage { entries, next })
     }
-    fn warm(&self, parts: &[Part], _: Option<u32>) -> Vec<Result<Worked>> {
+    fn warm(&self, parts: &[Part], _: Option<u32>, _: usize) -> Vec<Result<Worked>> {
         drop(self.gate.lock());
         let one = |part: &Part| {
             self.asked.fetch_add(1, Ordering::Relaxed);
@@ -220,8 +220,8 @@ fn failures_are_repeated_named_and_do_not_end_the_job() {
         fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
             self.0.list(path, cursor)
         }
-        fn warm(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {
-            let did = self.0.warm(parts, replicas);
+        fn warm(&self, parts: &[Part], replicas: Option<u32>, at_once: usize) -> Vec<Result<Worked>> {
+            let did = self.0.warm(parts, replicas, at_once);
             self.0.held.lock().remove(&("a/b/3.bin".to_owned(), 20));
             did
         }

@@ -5,7 +5,7 @@
 //! opened one after the other cost tens of requests instead of tens of thousands. Equal questions asked at the same
 //! time are asked once.
 
-use crate::{Capabilities, StatFs, UnderStore};
+use crate::{Capabilities, Read, StatFs, UnderStore};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats};
 use std::collections::HashMap;
@@ -419,6 +419,16 @@ impl UnderStore for Cached {
             self.invalidate(&object.path);
         }
         answer
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>], at_once: usize, time: Duration) -> Vec<Result<()>> {
+        let answers = self.inner.read_many(reads, at_once, time);
+        for (read, answer) in reads.iter().zip(&answers) {
+            if answer.as_ref().is_err_and(|e| e.kind() == ErrorKind::Stale) {
+                self.invalidate(&read.object.path);
+            }
+        }
+        answers
     }
 
     fn statfs(&self, deadline: Instant) -> Result<Option<StatFs>> {

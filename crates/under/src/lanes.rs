@@ -7,13 +7,12 @@
 
 use crate::backend::Backend;
 use parking_lot::Mutex;
-use std::future::Future;
 use tokio::runtime::{Builder, Runtime};
 
 /// Lanes at most, in use and idle: each costs four descriptors. Further reads use the shared runtime.
 const LANES: usize = 48;
 
-/// A runtime for one reader at a time and the backend whose connections live on it.
+/// A runtime for one thread at a time and the backend whose connections live on it.
 struct Lane {
     runtime: Runtime,
     backend: Box<dyn Backend>,
@@ -60,14 +59,14 @@ impl Lanes {
 }
 
 impl Taken<'_> {
-    /// Runs what `make` makes of the lane's backend on this thread.
-    pub(crate) fn run<'b, T, F: Future<Output = T>>(&'b self, make: impl FnOnce(&'b dyn Backend) -> F) -> Option<T> {
+    /// Runs `work` with the lane's backend on this thread.
+    pub(crate) fn run<T>(&self, work: impl AsyncFnOnce(&dyn Backend) -> T) -> Option<T> {
         let lane = self.lane.as_ref()?;
         Some(lane.runtime.block_on(async {
             // Nobody has driven the lane's connections since it was used: let them see what has happened.
             tokio::task::yield_now().await;
             tokio::task::yield_now().await;
-            make(&*lane.backend).await
+            work(&*lane.backend).await
         }))
     }
 

@@ -79,6 +79,16 @@ pub struct Capabilities {
     pub etags: bool,
 }
 
+/// One of several reads that are made together.
+pub struct Read<'a> {
+    /// What is read, at exactly this version.
+    pub object: &'a ObjectRef,
+    /// Where in it.
+    pub offset: u64,
+    /// What is filled.
+    pub sink: &'a mut dyn Sink,
+}
+
 /// The read side of a bucket or a directory. All calls block, none past its deadline, and all may be made from many
 /// threads at once; not from inside an async runtime. Paths are relative to the source, without a leading or trailing
 /// slash; `""` is the root.
@@ -151,6 +161,14 @@ pub trait UnderStore: Send + Sync {
     /// `Stale` when the object has another version by now or is gone, `Invalid` past `object.size`, `Timeout` when the
     /// deadline passed (with the last failure in its sentence).
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()>;
+
+    /// As [`UnderStore::read`] for each of `reads`, on this thread: up to `at_once` are under way together where that
+    /// can be done, and each may take `time`. The outcomes are in the order of the reads.
+    fn read_many(&self, reads: &mut [Read<'_>], at_once: usize, time: Duration) -> Vec<Result<()>> {
+        let _ = at_once;
+        let one = |read: &mut Read<'_>| self.read(read.object, read.offset, read.sink, Instant::now() + time);
+        reads.iter_mut().map(one).collect()
+    }
 
     /// The capacity behind the source, where it has one.
     ///

@@ -6,7 +6,7 @@ use crate::dir::{show, validate};
 use crate::lanes::Lanes;
 use crate::retry::Retry;
 use crate::s3_wire::bare_etag;
-use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
+use crate::{Capabilities, Read, Source, StatFs, UnderConfig, UnderStore};
 use futures::future::{BoxFuture, Either, select};
 use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
@@ -88,7 +88,7 @@ impl ObjectUnder {
     /// Runs `future` on this thread until the deadline; the runtime's threads drive its connections.
     fn block<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
         let Some(runtime) = &self.runtime else {
-            return Err(Error::new(ErrorKind::Unavailable, "the object store is closed"));
+            return Err(closed());
         };
         runtime.block_on(self.until(deadline, future))
     }
@@ -103,17 +103,37 @@ impl ObjectUnder {
         }
     }
 
-    /// Reads on a lane where there is one, on the shared runtime otherwise.
-    fn read_somewhere(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+    /// Does `work` on a lane where there is one, on the shared runtime otherwise; a lane is used again when all `went`
+    /// well.
+    fn transfers<T>(&self, work: impl AsyncFnOnce(&dyn Backend) -> T, went: impl FnOnce(&T) -> bool) -> Option<T> {
         let Some(lane) = self.lanes.take(&*self.backend) else {
-            return self.block(deadline, self.read_range(&*self.backend, object, offset, sink, deadline));
+            return self.runtime.as_ref().map(|runtime| runtime.block_on(work(&*self.backend)));
         };
-        let read = lane.run(|backend| self.until(deadline, self.read_range(backend, object, offset, sink, deadline)));
-        let answer = read.unwrap_or_else(|| Err(Error::new(ErrorKind::Unavailable, "the object store is closed")));
-        if answer.is_ok() {
+        let answer = lane.run(work)?;
+        if went(&answer) {
             lane.keep();
         }
-        answer
+        Some(answer)
+    }
+
+    /// One read with its counters.
+    async fn counted(&self, backend: &dyn Backend, read: &mut Read<'_>, deadline: Instant) -> Result<()> {
+        let Read { object, offset, sink } = read;
+        let len = sink.spare().len();
+        validate_range(object, *offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let started = Instant::now();
+        self.stats.object.in_flight.add(1);
+        let answer = self.until(deadline, self.read_range(backend, object, *offset, *sink, deadline)).await;
+        self.stats.object.in_flight.sub(1);
+        self.stats.object.get_ops.add(1);
+        self.stats.object.get_us.add_us(started.elapsed());
+        if answer.is_err() {
+            self.stats.object.errors.add(1);
+        }
+        answer.map_err(|e| e.context(format!("reading '{}' at {offset}", show(&object.path))))
     }
 
     /// A metadata question with its counters.
@@ -408,26 +428,33 @@ impl UnderStore for ObjectUnder {
     }
 
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
-        let len = sink.spare().len();
-        validate_range(object, offset, len)?;
-        if len == 0 {
-            return Ok(());
-        }
-        let started = Instant::now();
-        self.stats.object.in_flight.add(1);
-        let answer = self.read_somewhere(object, offset, sink, deadline);
-        self.stats.object.in_flight.sub(1);
-        self.stats.object.get_ops.add(1);
-        self.stats.object.get_us.add_us(started.elapsed());
-        if answer.is_err() {
-            self.stats.object.errors.add(1);
-        }
-        answer.map_err(|e| e.context(format!("reading '{}' at {offset}", show(&object.path))))
+        let mut read = Read { object, offset, sink };
+        let work = async |backend: &dyn Backend| self.counted(backend, &mut read, deadline).await;
+        self.transfers(work, Result::is_ok).unwrap_or_else(|| Err(closed()))
+    }
+
+    fn read_many(&self, reads: &mut [Read<'_>], at_once: usize, time: Duration) -> Vec<Result<()>> {
+        let mut answers: Vec<Result<()>> = reads.iter().map(|_| Err(closed())).collect();
+        let work = async |backend: &dyn Backend| {
+            let one = async |(read, answer): (&mut Read<'_>, &mut Result<()>)| {
+                *answer = self.counted(backend, read, Instant::now() + time).await;
+                answer.is_ok()
+            };
+            let all = futures::stream::iter(reads.iter_mut().zip(&mut answers).map(one));
+            // In any order: a slow one keeps no other from beginning.
+            all.buffer_unordered(at_once.max(1)).fold(true, async |all, well| all && well).await
+        };
+        self.transfers(work, |well| *well);
+        answers
     }
 
     fn statfs(&self, _deadline: Instant) -> Result<Option<StatFs>> {
         Ok(None)
     }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Unavailable, "the object store is closed")
 }
 
 /// A version that is no etag, for stores that give none, starts with this character, which no etag does.

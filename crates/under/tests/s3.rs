@@ -4,8 +4,8 @@ mod common;
 
 use common::{Fixture, conformance, list_all, object, pattern, read, read_until, soon};
 use spurline_testkit::{ACCESS_KEY, ChaosProxy, Fault, S3Server, SECRET_KEY};
-use spurline_types::{ErrorKind, FileKind, Stats};
-use spurline_under::{Credentials, Environment, UnderConfig, UnderStore, open};
+use spurline_types::{ErrorKind, FileKind, SliceSink, Stats};
+use spurline_under::{Credentials, Environment, Read, UnderConfig, UnderStore, open};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -310,6 +310,48 @@ fn an_object_replaced_while_it_is_read_is_stale_and_never_a_mix() {
     let error = answer.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
     assert!(!landed.is_empty() && landed == bytes[..landed.len()], "what landed is of the version asked for");
+}
+
+#[test]
+fn many_reads_at_once_are_each_answered_for_themselves() {
+    let rig = rig();
+    let bytes: Vec<Vec<u8>> = (0..30).map(|n| pattern(1000 + n as usize * 77, n)).collect();
+    let mut objects = Vec::new();
+    for (n, bytes) in bytes.iter().enumerate() {
+        rig.server.put("bucket", &format!("f{n}"), bytes);
+        objects.push(object(&*rig.store, format!("f{n}").as_bytes()).0);
+    }
+    // One is replaced, one is gone, one connection breaks in the middle, one answer is an error: the first two are told,
+    // the others go well, and so do all beside them.
+    rig.server.put("bucket", "f3", b"another");
+    rig.server.remove("bucket", "f4");
+    rig.proxy.inject_on(Some("GET"), "/bucket/f7", Fault::CutHalf, 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f9", Fault::Error(500, "InternalError", "again"), 1);
+    for at_once in [1, 8, 100] {
+        let mut buffers: Vec<Vec<u8>> = bytes.iter().map(|bytes| vec![0; bytes.len()]).collect();
+        let mut sinks: Vec<SliceSink<'_>> = buffers.iter_mut().map(|buffer| SliceSink::new(buffer)).collect();
+        let mut reads: Vec<Read<'_>> =
+            objects.iter().zip(&mut sinks).map(|(object, sink)| Read { object, offset: 0, sink }).collect();
+        let answers = rig.store.read_many(&mut reads, at_once, Duration::from_secs(20));
+        assert_eq!(answers.len(), objects.len());
+        for (n, answer) in answers.into_iter().enumerate() {
+            match n {
+                3 | 4 => assert_eq!(answer.unwrap_err().kind(), ErrorKind::Stale, "f{n}"),
+                _ => assert!(answer.is_ok() && buffers[n] == bytes[n], "f{n}: {answer:?}"),
+            }
+        }
+    }
+    assert!(rig.store.read_many(&mut [], 8, Duration::from_secs(1)).is_empty());
+    assert_eq!(rig.stats.object.in_flight.get(), 0);
+    // Each has a time of its own.
+    rig.proxy.inject(Fault::Stall, 1000);
+    let mut buffers = [[0; 10]; 3];
+    let mut sinks = buffers.each_mut().map(|buffer| SliceSink::new(buffer));
+    let mut reads: Vec<Read<'_>> =
+        objects.iter().zip(&mut sinks).map(|(object, sink)| Read { object, offset: 0, sink }).collect();
+    for answer in rig.store.read_many(&mut reads, 2, Duration::from_millis(300)) {
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Timeout);
+    }
 }
 
 #[test]

@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 /// Names of one page.
 const PAGE: usize = 1000;
+/// Requests that one thread has under way for short files: most of what such a request costs is the waking of a thread
+/// by its answer, and a thread that waits for several is woken for several.
+const AT_ONCE: usize = 8;
 
 /// The cache of this process.
 pub struct Own(pub Arc<Cache>);
@@ -34,21 +37,20 @@ fn checked(worked: Worked) -> Result<Worked> {
 }
 
 impl Own {
-    /// On the job's own thread: it has as many of them as requests are to be under way.
+    /// One block after another on the job's own thread: it has as many of them as requests are to be under way.
     fn fetch(&self, parts: &[Part], verify: bool) -> Vec<Result<Worked>> {
-        let one = |part: &Part| {
-            let mut worked = Worked::default();
-            for index in part.blocks.clone() {
-                let bytes = part.object.block_len(index, self.0.block_size()) as u64;
-                if self.0.bring_block(&part.object, index, verify)? {
-                    worked.moved += bytes
-                } else {
-                    worked.held += bytes
-                }
-            }
-            Ok(worked)
-        };
+        let one = |part: &Part| self.sum(part, |index| self.0.bring_block(&part.object, index, verify));
         parts.iter().map(one).collect()
+    }
+
+    /// What came of a part of whose blocks `fetched` says one by one whether they had to be; ends with the first error.
+    fn sum(&self, part: &Part, mut fetched: impl FnMut(u32) -> Result<bool>) -> Result<Worked> {
+        let mut worked = Worked::default();
+        for index in part.blocks.clone() {
+            let bytes = part.object.block_len(index, self.0.block_size()) as u64;
+            if fetched(index)? { worked.moved += bytes } else { worked.held += bytes }
+        }
+        Ok(worked)
     }
 }
 
@@ -65,8 +67,23 @@ impl Target for Own {
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
         self.0.list(path, cursor, PAGE)
     }
-    fn warm(&self, parts: &[Part], _replicas: Option<u32>) -> Vec<Result<Worked>> {
-        self.fetch(parts, false)
+    fn at_once(&self) -> usize {
+        AT_ONCE
+    }
+    fn warm(&self, parts: &[Part], _replicas: Option<u32>, at_once: usize) -> Vec<Result<Worked>> {
+        if at_once < 2 {
+            return self.fetch(parts, false);
+        }
+        let all: Vec<_> =
+            parts.iter().flat_map(|part| part.blocks.clone().map(|index| (&part.object, index))).collect();
+        let came = self.0.bring_blocks(&all, at_once);
+        let mut rest = came.as_slice();
+        let one = |part: &Part| {
+            let (of_part, after) = rest.split_at(part.blocks.len());
+            rest = after;
+            self.sum(part, |index| of_part[(index - part.blocks.start) as usize].clone())
+        };
+        parts.iter().map(one).collect()
     }
     fn check(&self, parts: &[Part], _replicas: Option<u32>) -> Vec<Result<Worked>> {
         self.fetch(parts, true).into_iter().map(|result| result.and_then(checked)).collect()
@@ -123,7 +140,7 @@ impl Target for Group {
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
         self.remote.list(path, cursor, PAGE)
     }
-    fn warm(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {
+    fn warm(&self, parts: &[Part], replicas: Option<u32>, _at_once: usize) -> Vec<Result<Worked>> {
         self.fetch(parts, replicas, false)
     }
     fn check(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {

@@ -88,7 +88,7 @@ impl Target for Source {
         let next = rest.next().is_some().then(|| entries.last().unwrap().name.clone());
         Ok(ListPage { entries, next })
     }
-    fn warm(&self, parts: &[Part], _: Option<u32>) -> Vec<Result<Worked>> {
+    fn warm(&self, parts: &[Part], _: Option<u32>, _: usize) -> Vec<Result<Worked>> {
         self.request();
         let one = |part: &Part| {
             let path = text(&part.object.path);
@@ -248,5 +248,93 @@ fn a_record_taken_while_folders_change_misses_no_file_that_was_always_there() {
         for (path, _) in always {
             assert!(asked.contains_key(path), "{path} was left out, broken off at {breaks_at}: {record:?}");
         }
+    }
+}
+
+/// A source that has several requests under way on one thread, and looks how many there are in all.
+#[derive(Default)]
+struct Together {
+    files: BTreeMap<String, u64>,
+    under_way: AtomicUsize,
+    most: AtomicUsize,
+    batches: Mutex<Vec<(usize, Vec<u64>)>>,
+    panics: AtomicBool,
+}
+
+impl Target for Together {
+    fn source(&self) -> &str {
+        "mem://source"
+    }
+    fn block_size(&self) -> u64 {
+        1 << 20
+    }
+    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        Ok(self.files.get(&text(path)).map_or(attr(FileKind::Directory, 0), |size| attr(FileKind::File, *size)))
+    }
+    fn list(&self, _: &[u8], _: Option<&[u8]>) -> Result<ListPage> {
+        let entry = |(name, size): (&String, &u64)| DirEntry {
+            name: name.clone().into_bytes(),
+            attr: attr(FileKind::File, *size),
+        };
+        Ok(ListPage { entries: self.files.iter().map(entry).collect(), next: None })
+    }
+    fn at_once(&self) -> usize {
+        8
+    }
+    fn warm(&self, parts: &[Part], _: Option<u32>, at_once: usize) -> Vec<Result<Worked>> {
+        let now = self.under_way.fetch_add(at_once, Ordering::SeqCst) + at_once;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        self.batches.lock().push((at_once, parts.iter().map(|part| part.object.size).collect()));
+        std::thread::sleep(Duration::from_millis(1));
+        self.under_way.fetch_sub(at_once, Ordering::SeqCst);
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "told to panic");
+        parts.iter().map(|part| Ok(Worked { held: 0, moved: part.object.size })).collect()
+    }
+    fn check(&self, parts: &[Part], _: Option<u32>) -> Vec<Result<Worked>> {
+        parts.iter().map(|_| Ok(Worked::default())).collect()
+    }
+    fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
+        parts.iter().map(|_| Ok(Worked::default())).collect()
+    }
+}
+
+#[test]
+fn short_files_are_asked_for_together_and_never_more_at_once_than_was_said() {
+    // Long files among short ones, and behind them.
+    let size = |n: u64| if n % 40 == 39 || n > 1150 { 3 << 20 } else { n };
+    let files: BTreeMap<String, u64> = (0..1200).map(|n| (format!("f{n:05}"), size(n))).collect();
+    for parallel in [1, 3, 8, 20, 50] {
+        let source = Together { files: files.clone(), ..Together::default() };
+        let (job, dir) = (Run::new(), tempfile::tempdir().unwrap());
+        let all = Spec { paths: vec![String::new()], ..spec(parallel) };
+        run(&source, &all, &job, &dir.path().join("spool"), &mut |_| {});
+        let progress = job.progress();
+        assert_eq!((progress.state, progress.files_done), (State::Succeeded, 1200), "{progress:?}");
+        assert_eq!(progress.bytes_done, files.values().sum::<u64>());
+        assert!(
+            source.most.load(Ordering::SeqCst) <= parallel as usize,
+            "{parallel}: {source_most:?}",
+            source_most = source.most
+        );
+        for (at_once, sizes) in &*source.batches.lock() {
+            let short = sizes.iter().all(|size| *size <= SHORT);
+            assert_eq!(*at_once, if short { 8.min(parallel as usize) } else { 1 }, "{parallel}: {sizes:?}");
+            assert!(short || sizes.iter().all(|size| *size > SHORT) || parallel == 1, "{sizes:?}");
+        }
+    }
+}
+
+#[test]
+fn the_requests_of_a_thread_that_panicked_are_given_back() {
+    let files: BTreeMap<String, u64> = (0..500).map(|n| (format!("f{n:05}"), 10)).collect();
+    // All that the job may have under way is one thread's, or a third of it.
+    for parallel in [8, 24] {
+        let source = Together { files: files.clone(), panics: true.into(), ..Together::default() };
+        let (job, dir) = (Run::new(), tempfile::tempdir().unwrap());
+        let all = Spec { paths: vec![String::new()], ..spec(parallel) };
+        run(&source, &all, &job, &dir.path().join("spool"), &mut |_| {});
+        let progress = job.progress();
+        assert_eq!(progress.state, State::Failed, "{progress:?}");
+        assert!(progress.why.contains("panicked") && progress.files_done > 400, "{progress:?}");
     }
 }
