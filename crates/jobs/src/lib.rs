@@ -63,8 +63,9 @@ pub trait Target: Send + Sync {
     /// # Errors
     /// As for [`Target::lookup`].
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage>;
-    /// How many requests [`Target::warm`] can have under way at once for short files; 1 where all it is given is one.
-    fn at_once(&self) -> usize {
+    /// How many requests [`Target::warm`] has best under way at once for short files, in a job that may have `requests`
+    /// of them; 1 where all it is given is one.
+    fn at_once(&self, _requests: usize) -> usize {
         1
     }
     /// Fetches what is not held of these parts, on `replicas` nodes each, or the group's own number of them; of several

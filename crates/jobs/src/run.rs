@@ -374,7 +374,7 @@ fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut 
             run,
             pace: Pace::new(spec.rate),
             grain: grain(spec.rate, target.block_size()),
-            at_once: if fetches { target.at_once().clamp(1, threads(spec)) } else { 1 },
+            at_once: if fetches { target.at_once(threads(spec)).clamp(1, threads(spec)) } else { 1 },
             feed: Mutex::new(Feed { reader, next: first, current: None, requests: 0 }),
             freed: Condvar::new(),
             published: &published,

@@ -67,8 +67,10 @@ impl Target for Own {
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
         self.0.list(path, cursor, PAGE)
     }
-    fn at_once(&self) -> usize {
-        AT_ONCE
+    fn at_once(&self, requests: usize) -> usize {
+        // Threads enough for all processors come first.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        (requests / (2 * processors)).clamp(1, AT_ONCE)
     }
     fn warm(&self, parts: &[Part], _replicas: Option<u32>, at_once: usize) -> Vec<Result<Worked>> {
         if at_once < 2 {

@@ -278,7 +278,7 @@ impl Target for Together {
         };
         Ok(ListPage { entries: self.files.iter().map(entry).collect(), next: None })
     }
-    fn at_once(&self) -> usize {
+    fn at_once(&self, _: usize) -> usize {
         8
     }
     fn warm(&self, parts: &[Part], _: Option<u32>, at_once: usize) -> Vec<Result<Worked>> {
