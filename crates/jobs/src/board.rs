@@ -123,8 +123,9 @@ impl Board {
         if checkpoint.progress.state.ended() {
             return Ok(Job { spec, run: Run::ended(checkpoint), thread: None, number });
         }
-        // Its list may be on another host.
-        checkpoint.progress.listed &= self.spool(id, checkpoint.list).is_file();
+        // Its list may be on another host, or have lost its end with the power.
+        let there = std::fs::metadata(self.spool(id, checkpoint.list)).map(|list| list.len()).ok();
+        checkpoint.progress.listed &= there.is_some() && there == checkpoint.list_bytes;
         tracing::info!("job {id} goes on");
         let run = Run::resumed(checkpoint, &spec);
         let thread = self.work(id, spec.clone(), Arc::clone(&run), GROUP_BACK)?;
@@ -160,12 +161,14 @@ impl Board {
         let work = move || {
             let mut saved = Instant::now();
             let mut save = |run: &Run| {
-                let checkpoint = run.checkpoint();
-                if saved.elapsed() < SAVE_EVERY && !checkpoint.progress.state.ended() {
+                let ended = run.change(|progress| progress.state.ended());
+                if saved.elapsed() < SAVE_EVERY && !ended {
                     return;
                 }
-                let ended = checkpoint.progress.state.ended();
-                let kept = Kept { spec: spec.clone(), checkpoint };
+                if !ended {
+                    run.keep_list(&spool);
+                }
+                let kept = Kept { spec: spec.clone(), checkpoint: run.checkpoint() };
                 // What ended is not worked on again for a moment's trouble.
                 for tries in 1.. {
                     saved = Instant::now();
@@ -349,12 +352,13 @@ impl Board {
         };
         for (spec, run, thread) in threads {
             let _ = thread.join();
+            let id = spec.id();
+            run.keep_list(&self.spool(&id, run.list()));
             let mut checkpoint = run.checkpoint();
             // It may have come to its end before it saw that it was to stop.
             if checkpoint.progress.state == State::Stopped {
                 checkpoint.progress.state = State::Running;
             }
-            let id = spec.id();
             if let Err(error) = self.keep.save(&id, &Kept { spec, checkpoint }) {
                 tracing::warn!("job {id} could not be saved: {error}");
             }

@@ -5,7 +5,7 @@ use crate::progress::Progress;
 use crate::run::Checkpoint;
 use crate::spec::Spec;
 use serde::{Deserialize, Serialize};
-use spurline_types::{Error, Result};
+use spurline_types::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
 /// A job as it is kept.
@@ -27,6 +27,37 @@ impl Kept {
     /// How far it was.
     pub fn progress(&self) -> &Progress {
         &self.checkpoint.progress
+    }
+
+    /// What it is to do and how far it was, each as JSON. The latter is at most `most` bytes long, if need be by naming
+    /// fewer of the files that failed; all are counted.
+    ///
+    /// # Errors
+    /// When it can't be written so.
+    pub fn to_parts(&self, most: usize) -> Result<(Vec<u8>, Vec<u8>)> {
+        let wrong = |e: serde_json::Error| Error::new(ErrorKind::Corrupt, format!("the job can't be written: {e}"));
+        let spec = serde_json::to_vec(&self.spec).map_err(wrong)?;
+        let mut state = serde_json::to_vec(&self.checkpoint).map_err(wrong)?;
+        let mut shorter = self.checkpoint.clone();
+        while state.len() > most && !shorter.progress.failed.is_empty() {
+            let room = shorter.progress.failed.len() * most / state.len();
+            shorter.progress.failed.truncate(room);
+            shorter.failed_by.truncate(room);
+            state = serde_json::to_vec(&shorter).map_err(wrong)?;
+        }
+        Ok((spec, state))
+    }
+
+    /// A job of what [`Kept::to_parts`] gave.
+    ///
+    /// # Errors
+    /// When they are no job that this version knows.
+    pub fn from_parts(spec: &[u8], state: &[u8]) -> Result<Self> {
+        let wrong = |e| Error::new(ErrorKind::Corrupt, format!("it is no job that this version knows: {e}"));
+        Ok(Kept {
+            spec: serde_json::from_slice(spec).map_err(wrong)?,
+            checkpoint: serde_json::from_slice(state).map_err(wrong)?,
+        })
     }
 }
 
@@ -127,6 +158,8 @@ impl Keep for DirKeep {
         let text = serde_json::to_vec(job).map_err(|e| cant(e.into()))?;
         let mut file = tempfile::NamedTempFile::new_in(&self.dir).map_err(cant)?;
         std::io::Write::write_all(&mut file, &text).map_err(cant)?;
+        // The name must not be there before the bytes are, whenever the power goes.
+        file.as_file().sync_all().map_err(cant)?;
         file.persist(&path).map_err(|e| cant(e.error))?;
         Ok(())
     }

@@ -10,6 +10,7 @@ mod progress;
 mod run;
 mod spec;
 mod spool;
+mod tally;
 mod walk;
 
 pub use board::{Board, Open, Totals, shown};

@@ -6,12 +6,12 @@ use crate::pace::Pace;
 use crate::progress::{Failed, Progress, State};
 use crate::spec::{Action, Spec};
 use crate::spool::{Reader, Record, Writer};
+use crate::tally::{Numbers, Tally};
 use crate::walk::{Found, Place, walk};
 use crate::{Part, Target, Worked};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, Retry};
-use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::path::Path;
@@ -38,34 +38,10 @@ const SHORT: u64 = 128 << 10;
 const SHORT_PARTS: usize = 64;
 /// How often a thread that waits for its turn looks whether the job was stopped.
 const LOOK: Duration = Duration::from_millis(250);
-
-/// Which files of the list are done: all before one, and some after it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tally {
-    before: u64,
-    beyond: BTreeSet<u64>,
-}
-
-impl Tally {
-    fn up_to(before: u64) -> Tally {
-        Tally { before, beyond: BTreeSet::new() }
-    }
-
-    fn count(&self) -> u64 {
-        self.before + self.beyond.len() as u64
-    }
-
-    fn add(&mut self, number: u64) {
-        self.beyond.insert(number);
-        while self.beyond.remove(&self.before) {
-            self.before += 1;
-        }
-    }
-
-    fn has(&self, number: u64) -> bool {
-        number < self.before || self.beyond.contains(&number)
-    }
-}
+/// What is done of a list is saved while it is no more ranges than this; else a list is made anew after a restart.
+const RANGES: usize = 4096;
+/// Stands for the place of the walk with files that failed when they were read back.
+const READ_BACK: u64 = u64::MAX;
 
 /// What is saved of a job under way.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -78,6 +54,15 @@ pub(crate) struct Checkpoint {
     /// The number of the list's first file: those before it were done when the list was begun.
     #[serde(default)]
     pub first: u64,
+    /// How long the list is; not given while it is not kept, or what is done of it is not said here.
+    #[serde(default)]
+    pub list_bytes: Option<u64>,
+    /// Files of the list that could not be done.
+    #[serde(default)]
+    pub undone: Numbers,
+    /// Files that were not right when they were read back; they are counted as failed, too.
+    #[serde(default)]
+    pub unverified: u64,
     /// What is done of the walk, for who does not have the list.
     #[serde(default)]
     pub settled: Settled,
@@ -91,6 +76,9 @@ struct Inner {
     progress: Progress,
     tally: Tally,
     course: Course,
+    list_bytes: Option<u64>,
+    undone: Numbers,
+    unverified: u64,
     failed_by: Vec<u64>,
     /// Bytes counted for files that are not done.
     unfinished: u64,
@@ -131,34 +119,32 @@ impl Run {
 
     /// The job `spec` goes on from `checkpoint`.
     pub(crate) fn resumed(checkpoint: Checkpoint, spec: &Spec) -> Arc<Run> {
-        let Checkpoint { mut progress, mut tally, mut list, mut first, settled, mut failed_by } = checkpoint;
-        let course = if progress.listed {
+        let Checkpoint { mut progress, mut tally, mut list, mut first, mut list_bytes, mut undone, .. } = checkpoint;
+        let Checkpoint { settled, failed_by, unverified, .. } = checkpoint;
+        let named = std::mem::take(&mut progress.failed).into_iter().zip(failed_by);
+        let (course, failed): (_, Vec<(Failed, u64)>) = if progress.listed {
             // Reading back starts anew: nothing says what happened to the blocks meanwhile.
             (progress.files_verified, progress.bytes_verified) = (0, 0);
+            progress.files_failed = progress.files_failed.saturating_sub(unverified);
             let rest = progress.sums().zip(settled.sums, u64::saturating_sub);
             let ended = tally.count().saturating_sub(settled.sums.files);
             let mut course = Course::from(settled);
             course.found(Place::at_path(spec.paths.len() as u64), rest, ended);
-            course
+            (course, named.filter(|(_, by)| *by != READ_BACK).collect())
         } else {
             // The list is not whole, or not here: one is made of what is not done for good. Of what is held already
             // that costs one question for each file. Reading back needs the names of all files.
             let settled = if spec.verify { Settled::default() } else { settled };
             let sums = settled.sums;
-            let failed: Vec<(Failed, u64)> = progress
-                .failed
-                .into_iter()
-                .zip(failed_by)
-                .filter(|(_, by)| *by <= sums.files && sums.failed > 0)
-                .collect();
-            let seconds = progress.seconds;
-            (progress.failed, failed_by) = failed.into_iter().unzip();
-            progress = Progress { seconds, failed: progress.failed, ..Progress::of(sums) };
+            progress = Progress { seconds: progress.seconds, ..Progress::of(sums) };
             (tally, list, first) = (Tally::up_to(sums.files), fresh(), sums.files);
-            Course::from(settled)
+            (list_bytes, undone) = (None, Numbers::default());
+            (Course::from(settled), named.filter(|(_, by)| *by <= sums.files && sums.failed > 0).collect())
         };
+        let failed_by;
+        (progress.failed, failed_by) = failed.into_iter().unzip();
         progress.state = State::Waiting;
-        let inner = Inner { progress, tally, course, failed_by, unfinished: 0 };
+        let inner = Inner { progress, tally, course, list_bytes, undone, failed_by, ..Inner::default() };
         Arc::new(Run { inner: Mutex::new(inner), list, first, ..Run::default() })
     }
 
@@ -238,19 +224,38 @@ impl Run {
         self.woken.wait_for(&mut inner, Duration::from_millis(50));
     }
 
+    /// Has the list at `spool` outlive a power loss, once it is whole: before, no checkpoint counts on it.
+    pub(crate) fn keep_list(&self, spool: &Path) {
+        let inner = self.inner.lock();
+        if !inner.progress.listed || inner.list_bytes.is_some() {
+            return;
+        }
+        drop(inner);
+        let synced = std::fs::File::open(spool).and_then(|list| list.sync_data().and_then(|()| list.metadata()));
+        match synced {
+            Ok(list) => self.inner.lock().list_bytes = Some(list.len()),
+            Err(error) => tracing::warn!("{}: {error}; it is made anew after a restart", spool.display()),
+        }
+    }
+
     pub(crate) fn checkpoint(&self) -> Checkpoint {
         let inner = self.inner.lock();
         let mut progress = inner.progress.clone();
         progress.bytes_done -= inner.unfinished.min(progress.bytes_done);
-        let Inner { tally, course, failed_by, .. } = &*inner;
-        Checkpoint {
+        let Inner { tally, course, undone, failed_by, .. } = &*inner;
+        let rest = Checkpoint {
             progress,
-            tally: tally.clone(),
             list: self.list,
             first: self.first,
             settled: course.settled().clone(),
             failed_by: failed_by.clone(),
+            unverified: inner.unverified,
+            ..Checkpoint::default()
+        };
+        if tally.ranges() + undone.ranges() > RANGES {
+            return rest;
         }
+        Checkpoint { tally: tally.clone(), undone: undone.clone(), list_bytes: inner.list_bytes, ..rest }
     }
 }
 
@@ -384,6 +389,16 @@ fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut 
         work.go(list, &filter, save)
     };
     pass(Pass::Work, list.as_mut(), save)?;
+    let (total, ended) = {
+        let inner = run.inner.lock();
+        (inner.progress.files_total, inner.tally.count())
+    };
+    if ended < total && !run.stopping() {
+        let lost = total - ended;
+        let why =
+            format!("the list of the job's files is damaged: {lost} of {total} were not in it; start the job again");
+        return Err(Error::new(ErrorKind::Corrupt, why));
+    }
     if spec.verify && spec.action == Action::Load && !spec.metadata_only && !run.stopping() {
         run.change(|p| p.state = State::Verifying);
         pass(Pass::Verify, None, save)?;
@@ -576,11 +591,20 @@ impl Work<'_> {
             let Some(record) = feed.reader.next()? else { return Ok(false) };
             let number = feed.next;
             feed.next += 1;
-            if self.pass == Pass::Verify || !self.run.inner.lock().tally.has(number) {
+            if self.takes(number) {
                 self.begin(feed, number, record);
             }
         }
         Ok(true)
+    }
+
+    /// Whether this pass has to do with a file of the list: what was not loaded is not read back.
+    fn takes(&self, number: u64) -> bool {
+        let inner = self.run.inner.lock();
+        match self.pass {
+            Pass::Work => !inner.tally.has(number),
+            Pass::Verify => !inner.undone.has(number),
+        }
     }
 
     /// Makes a file the current one; one without blocks to work on is done at once.
@@ -684,7 +708,8 @@ impl Work<'_> {
         match (self.pass, error) {
             (Pass::Verify, None) => inner.progress.files_verified += 1,
             (Pass::Verify, Some(error)) => {
-                inner.fail(&file.object.path, &format!("after loading: {error}"), u64::MAX);
+                inner.unverified += 1;
+                inner.fail(&file.object.path, &format!("after loading: {error}"), READ_BACK);
             }
             (Pass::Work, None) => {
                 let skipped = u64::from(self.spec.skip_if_exists && moved == 0 && size > 0);
@@ -699,6 +724,7 @@ impl Work<'_> {
             (Pass::Work, Some(error)) => {
                 inner.fail(&file.object.path, &error.to_string(), file.number + 1);
                 inner.tally.add(file.number);
+                inner.undone.add(file.number);
                 inner.course.ended(file.number, Sums { failed: 1, bytes_moved: moved, ..Sums::default() });
             }
         }

@@ -281,6 +281,7 @@ fn a_board_goes_on_after_a_restart_and_does_nothing_twice() {
     // A file under way when the board stopped is asked for again; no other.
     let units: u64 = files.iter().map(|(_, s)| s.div_ceil(16 * BLOCK)).sum();
     assert!(group.asked.load(Ordering::Relaxed) <= units + 3 * 16, "{asked} before, {units} in all");
+    eventually("its record", || !second.works_on(&id));
     drop(second);
     // What ended is remembered, and can be done anew.
     let third = board();
@@ -327,6 +328,37 @@ fn a_job_that_goes_on_waits_for_its_group_and_one_that_begins_is_told() {
     eventually("the end", || second.progress(&id).unwrap().1.state.ended());
     let (_, told) = second.progress(&id).unwrap();
     assert!(told.state == State::Failed && told.why.contains("knows no node"), "{told:?}");
+}
+
+#[test]
+fn a_list_that_lost_its_end_with_the_power_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let group = Group::new(&TREE);
+    let board = || {
+        let open_group = Arc::clone(&group);
+        let keep = Arc::new(DirKeep::open(&dir.path().join("jobs")).unwrap());
+        Board::start(keep, &dir.path().join("spools"), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
+    };
+    let first = board();
+    let gate = group.gate.lock();
+    let id = first.submit(Spec { parallel: 1, ..spec(&["a", "c", "top"]) }).unwrap();
+    eventually("the list", || first.progress(&id).unwrap().1.listed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| first.suspend());
+        eventually("the suspension", || gauges(&first).0 == 0);
+        drop(gate);
+    });
+    let mut lists = std::fs::read_dir(dir.path().join("spools")).unwrap();
+    let list = lists.next().unwrap().unwrap().path();
+    // The last record: path, version, size.
+    let short = list.metadata().unwrap().len() - (4 + 3 + 4 + 1 + 8);
+    std::fs::OpenOptions::new().write(true).open(&list).unwrap().set_len(short).unwrap();
+    group.held.lock().remove(&("top".to_owned(), 0));
+    let second = board();
+    eventually("the end", || second.progress(&id).unwrap().1.state.ended());
+    let (_, progress) = second.progress(&id).unwrap();
+    assert_eq!((progress.state, progress.files_done, progress.files_total), (State::Succeeded, 7, 7), "{progress:?}");
+    assert!(group.held.lock().contains(&("top".to_owned(), 0)));
 }
 
 /// Jobs running, that succeeded, and that did not, as the metrics have them.

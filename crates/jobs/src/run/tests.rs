@@ -102,7 +102,12 @@ impl Target for Source {
         parts.iter().map(one).collect()
     }
     fn check(&self, parts: &[Part], _: Option<u32>) -> Vec<Result<Worked>> {
-        parts.iter().map(|_| Ok(Worked::default())).collect()
+        let missing = |path: &str| path.ends_with("bad") || path.ends_with("lost");
+        let one = |part: &Part| match missing(&text(&part.object.path)) {
+            true => Err(Error::new(ErrorKind::NotFound, "not held")),
+            false => Ok(Worked::default()),
+        };
+        parts.iter().map(one).collect()
     }
     fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
         parts.iter().map(|_| Ok(Worked::default())).collect()
@@ -219,7 +224,7 @@ fn what_ended_just_before_is_neither_listed_nor_loaded_again() {
     let verify = Spec { verify: true, ..spec(2) };
     let mut again = Source::of(&files);
     let (progress, _) = work(&mut again, &verify, Run::resumed(carried(&record), &verify));
-    assert_eq!(progress.files_verified, want.files_done + 5, "also what could not be loaded is looked for");
+    assert_eq!((outcome(&progress), progress.files_verified), (outcome(&want), want.files_done));
     assert!(again.pages.into_inner().len() > 20);
 }
 
@@ -337,4 +342,76 @@ fn the_requests_of_a_thread_that_panicked_are_given_back() {
         assert_eq!(progress.state, State::Failed, "{progress:?}");
         assert!(progress.why.contains("panicked") && progress.files_done > 400, "{progress:?}");
     }
+}
+
+#[test]
+fn a_file_fails_once_whether_loading_it_or_reading_it_back_and_however_often_the_job_goes_on() {
+    let mut files = tree();
+    files.insert("m/lost".to_owned(), 7);
+    let spec = Spec { verify: true, ..spec(2) };
+    let dir = tempfile::tempdir().unwrap();
+    let list = dir.path().join("files");
+    let mut job = Run::new();
+    let mut ends = Vec::new();
+    for _ in 0..3 {
+        let source = Source::of(&files);
+        run(&source, &spec, &job, &list, &mut |_| {});
+        let progress = job.progress();
+        let lost = progress.failed.iter().filter(|failed| failed.path == "m/lost").count();
+        assert_eq!((lost, progress.files_failed), (1, 1 + 5 + 5 + 1), "{progress:?}");
+        assert_eq!(progress.files_verified + 1, progress.files_done);
+        ends.push((outcome(&progress), source.pages.into_inner().is_empty()));
+        // As a record of the moment before it ended has it.
+        let record = serde_json::from_str(&serde_json::to_string(&job.checkpoint()).unwrap()).unwrap();
+        job = Run::resumed(record, &spec);
+    }
+    assert_eq!(ends.iter().map(|end| end.1).collect::<Vec<_>>(), [false, true, true], "the list is read again");
+    assert!(ends.iter().all(|end| end.0 == ends[0].0), "{ends:?}");
+}
+
+#[test]
+fn a_list_that_lost_its_end_is_no_success() {
+    let files = BTreeMap::from(["a/1".to_owned(), "a/2".to_owned()].map(|name| (name, 10)));
+    let source = Source::of(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let list = dir.path().join("files");
+    let (spec, job) = (Spec { paths: vec!["a".to_owned()], ..spec(1) }, Run::new());
+    run(&source, &spec, &job, &list, &mut |_| {});
+    assert_eq!(job.progress().state, State::Succeeded);
+    assert_eq!(job.checkpoint().list_bytes, None);
+    job.keep_list(&list);
+    let mut record = Checkpoint { tally: Tally::default(), ..job.checkpoint() };
+    (record.progress.files_done, record.progress.bytes_done) = (0, 0);
+    let bytes = std::fs::read(&list).unwrap();
+    assert_eq!(record.list_bytes, Some(bytes.len() as u64));
+    std::fs::write(&list, &bytes[..bytes.len() / 2]).unwrap();
+    let job = Run::resumed(record, &spec);
+    run(&source, &spec, &job, &list, &mut |_| {});
+    let progress = job.progress();
+    assert!(progress.state == State::Failed && progress.why.contains("1 of 2 were not in it"), "{progress:?}");
+}
+
+#[test]
+fn a_record_names_as_much_as_there_is_room_for() {
+    let job = Run::new();
+    {
+        let mut inner = job.inner.lock();
+        inner.list_bytes = Some(1);
+        (0..1000).for_each(|n| inner.fail(format!("{n:0500}").as_bytes(), &"why ".repeat(400), n + 1));
+        (0..RANGES as u64).for_each(|n| inner.tally.add(2 * n + 1));
+    }
+    let record = job.checkpoint();
+    assert_eq!((record.tally.ranges(), record.list_bytes), (RANGES, Some(1)));
+    let kept = crate::Kept { checkpoint: record, ..crate::Kept::new(spec(1)) };
+    let (what, far) = kept.to_parts(usize::MAX).unwrap();
+    assert!(far.len() > 2 << 20 && crate::Kept::from_parts(&what, &far).unwrap() == kept);
+    let (_, far) = kept.to_parts(1 << 20).unwrap();
+    let shorter = crate::Kept::from_parts(&what, &far).unwrap();
+    let (progress, named) = (shorter.progress(), shorter.progress().failed.len());
+    assert!(far.len() <= 1 << 20 && (300..1000).contains(&named), "{} bytes name {named}", far.len());
+    assert_eq!((progress.files_failed, shorter.checkpoint.failed_by.len()), (1000, named));
+    // So many pieces are found again faster than they are written every two seconds.
+    job.inner.lock().undone.add(0);
+    let record = job.checkpoint();
+    assert_eq!((record.tally, record.undone, record.list_bytes), (Tally::default(), Numbers::default(), None));
 }
