@@ -127,3 +127,55 @@ fn failures_are_not_held_and_waiting_ends_at_the_deadline() {
         rig.cached.lookup(format!("x{i}").as_bytes(), soon()).unwrap();
     }
 }
+
+#[test]
+fn askers_whose_time_is_up_together_hold_nobody() {
+    let rig = rig(LONG, 1000);
+    rig.faulty.inject(On::Any, Fault::Stall(LONG), u64::MAX);
+    let cached = Arc::new(rig.cached);
+    let (told, hears) = std::sync::mpsc::channel();
+    for round in 0..10 {
+        let deadline = Instant::now() + Duration::from_millis(100);
+        for n in 0..100 {
+            let (cached, told) = (Arc::clone(&cached), told.clone());
+            std::thread::spawn(move || {
+                let lookup = cached.lookup(format!("{round}-{}", n % 20).as_bytes(), deadline).map(drop);
+                let list = cached.list(format!("{round}-{}", n % 20).as_bytes(), None, 10, deadline).map(drop);
+                let _ = told.send([lookup, list]);
+            });
+        }
+    }
+    for _ in 0..1000 {
+        for answer in hears.recv_timeout(Duration::from_secs(60)).expect("all end at their deadline") {
+            assert_eq!(answer.unwrap_err().kind(), ErrorKind::Timeout);
+        }
+    }
+}
+
+#[test]
+fn names_that_find_no_room_are_not_absent() {
+    // Of the one listing that answers the lookups half has to be dropped at once.
+    let rig = rig(LONG, 500);
+    for i in 0..300 {
+        std::fs::write(rig.dir.path().join(format!("f{i}")), b"x").unwrap();
+    }
+    for i in 0..300 {
+        assert_eq!(rig.cached.lookup(format!("f{i}").as_bytes(), soon()).unwrap().size, 1);
+    }
+    assert!(rig.faulty.lists() > 0);
+}
+
+#[test]
+fn a_directory_is_known_whole_for_as_long_as_its_oldest_page_counts() {
+    let rig = rig(Duration::from_secs(3), 1000);
+    std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
+    // The page that the listing for lookups will find held.
+    rig.cached.list(b"", None, 1000, soon()).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    std::fs::write(rig.dir.path().join("new"), b"x").unwrap();
+    for i in 0..20 {
+        let _ = rig.cached.lookup(format!("absent{i}").as_bytes(), soon());
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(rig.cached.lookup(b"new", soon()).is_ok(), "nothing is held of so long ago");
+}
