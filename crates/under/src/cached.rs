@@ -9,6 +9,7 @@ use crate::{Capabilities, Read, StatFs, UnderStore};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats};
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,9 @@ type PageKey = (Path, Option<Path>, usize);
 /// An answer that may be handed to several askers.
 type Known<T> = (Instant, Result<T>);
 
+/// A page, and when it was asked for.
+type Page = (Instant, Arc<ListPage>);
+
 /// A question under way and, once it is there, its answer for all who wait for it: also one that took longer than
 /// answers are held.
 type Flight<T> = Arc<OnceLock<Result<T>>>;
@@ -56,12 +60,14 @@ type Flight<T> = Arc<OnceLock<Result<T>>>;
 #[derive(Default)]
 struct State {
     names: HashMap<Path, Known<Attr>>,
-    pages: HashMap<PageKey, (Instant, Arc<ListPage>)>,
+    pages: HashMap<PageKey, Page>,
     /// Names in `pages`.
     paged: usize,
     folders: HashMap<Path, Folder>,
     asking: HashMap<Path, Flight<Attr>>,
-    asking_pages: HashMap<PageKey, Flight<Arc<ListPage>>>,
+    asking_pages: HashMap<PageKey, Flight<Page>>,
+    /// How often names were dropped that were not too old: what is being listed meanwhile may be among them.
+    forgotten: u64,
 }
 
 /// What is known of a directory's lookups and listings.
@@ -93,6 +99,7 @@ impl Cached {
     /// Forgets what is held about `path` and the listings it stands in, so that the next question is asked anew.
     pub fn invalidate(&self, path: &[u8]) {
         let mut state = self.state.lock();
+        state.forgotten += 1;
         state.names.remove(path);
         let (folder, _) = split(path);
         if let Some(folder) = state.folders.get_mut(folder) {
@@ -131,6 +138,7 @@ impl Cached {
         state.folders.retain(|_, f| f.listing || f.since.elapsed() < TOO_LARGE);
         state.paged = state.pages.values().map(|(_, p)| p.entries.len()).sum();
         if state.names.len() + state.paged > self.config.max_entries {
+            state.forgotten += 1;
             state.pages.clear();
             state.paged = 0;
             let mut odd = false;
@@ -156,7 +164,9 @@ impl Cached {
         let (folder, name) = split(path);
         let complete = state.folders.get(folder).and_then(|f| f.complete)?;
         // A name that was listed but has been dropped or grown old is asked for; one that was not listed is absent.
-        (complete.elapsed() < negative_ttl && !state.names.contains_key(path)).then(|| {
+        // What is too old is dropped at any time.
+        let whole = complete.elapsed() < negative_ttl.min(self.config.ttl);
+        (whole && !state.names.contains_key(path)).then(|| {
             let (name, folder) = (String::from_utf8_lossy(name), String::from_utf8_lossy(folder));
             Err(Error::new(ErrorKind::NotFound, format!("'{name}' is not in '{folder}'")))
         })
@@ -183,7 +193,7 @@ impl Cached {
         max: usize,
         max_age: Duration,
         deadline: Instant,
-    ) -> Result<Arc<ListPage>> {
+    ) -> Result<Page> {
         let ttl = self.config.ttl.min(max_age);
         let key: PageKey = (path.into(), cursor.map(Into::into), max);
         let mut state = self.state.lock();
@@ -192,7 +202,7 @@ impl Cached {
                 && at.elapsed() < ttl
             {
                 self.stats.metadata.cache_hits.add(1);
-                return Ok(Arc::clone(page));
+                return Ok((*at, Arc::clone(page)));
             }
             let Some(flight) = state.asking_pages.get(&key).map(Arc::clone) else { break };
             if let Some(answer) = self.join_flight(&mut state, &flight, deadline, "a listing")? {
@@ -203,12 +213,14 @@ impl Cached {
         state.asking_pages.insert(key.clone(), Arc::clone(&flight));
         drop(state);
         let at = Instant::now();
-        let asked = Asking { cached: self, done: Some(Done::Page(key.clone())) };
-        let page = self.inner.list(path, cursor, max, deadline).map(Arc::new);
-        let _ = flight.set(page.clone());
-        if let Ok(page) = &page {
-            self.keep_page(&mut self.state.lock(), key, at, page);
+        let asked = Asking { cached: self, done: Some(Done::Page(key.clone(), Arc::clone(&flight))) };
+        let page = self.inner.list(path, cursor, max, deadline).map(|page| (at, Arc::new(page)));
+        let mut state = self.state.lock();
+        land(&mut state.asking_pages, &key, &flight, page.clone());
+        if let Ok((_, page)) = &page {
+            self.keep_page(&mut state, key, at, page);
         }
+        drop(state);
         drop(asked);
         page
     }
@@ -221,7 +233,7 @@ impl Cached {
         deadline: Instant,
         what: &str,
     ) -> Result<Option<Result<T>>> {
-        while flight.get().is_none() && Arc::strong_count(flight) > 1 {
+        while flight.get().is_none() {
             if self.changed.wait_until(state, deadline).timed_out() {
                 return Err(self.timed_out(what));
             }
@@ -237,17 +249,23 @@ impl Cached {
     /// Lists a directory whose names are being looked up one by one.
     fn list_for_lookups(&self, folder: &[u8], max_age: Duration, deadline: Instant) {
         let _listing = Asking { cached: self, done: Some(Done::Folder(folder.into())) };
-        let started = Instant::now();
+        let forgotten = self.state.lock().forgotten;
+        let mut oldest = Instant::now();
         let mut cursor: Option<Vec<u8>> = None;
         let pages = PAGES.min((self.config.max_entries / 4).div_ceil(PAGE));
         for _ in 0..pages {
             match self.page(folder, cursor.as_deref(), PAGE, max_age, deadline) {
-                Ok(page) => {
+                Ok((at, page)) => {
                     self.changed.notify_all();
+                    oldest = oldest.min(at);
                     cursor = page.next.clone();
                     if cursor.is_none() {
-                        if let Some(folder) = self.state.lock().folders.get_mut(folder) {
-                            folder.complete = Some(started);
+                        let mut state = self.state.lock();
+                        // Names that were dropped while it was listed are not absent.
+                        if state.forgotten == forgotten
+                            && let Some(folder) = state.folders.get_mut(folder)
+                        {
+                            folder.complete = Some(oldest);
                         }
                         return;
                     }
@@ -269,21 +287,31 @@ struct Asking<'a> {
 }
 
 enum Done {
-    Name(Path),
-    Page(PageKey),
+    Name(Path, Flight<Attr>),
+    Page(PageKey, Flight<Page>),
     Folder(Path),
+}
+
+/// Answers a question and takes it off the list of those being asked, both under the lock that `asking` is under: who finds
+/// a question there can wait for its answer. Nothing happens to one that is answered already, nor to another's equal one.
+fn land<K: Eq + Hash, T>(asking: &mut HashMap<K, Flight<T>>, key: &K, flight: &Flight<T>, answer: Result<T>) {
+    let _ = flight.set(answer);
+    if asking.get(key).is_some_and(|now| Arc::ptr_eq(now, flight)) {
+        asking.remove(key);
+    }
+}
+
+/// The answer to a question whose asker broke off: whoever waits for it asks by itself.
+fn broken_off<T>() -> Result<T> {
+    Err(Error::new(ErrorKind::Timeout, "who asked for it broke off"))
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let mut state = self.cached.state.lock();
         match self.done.take() {
-            Some(Done::Name(path)) => {
-                state.asking.remove(&path);
-            }
-            Some(Done::Page(key)) => {
-                state.asking_pages.remove(&key);
-            }
+            Some(Done::Name(path, flight)) => land(&mut state.asking, &path, &flight, broken_off()),
+            Some(Done::Page(key, flight)) => land(&mut state.asking_pages, &key, &flight, broken_off()),
             Some(Done::Folder(path)) => {
                 if let Some(folder) = state.folders.get_mut(&path) {
                     folder.listing = false;
@@ -381,15 +409,17 @@ impl UnderStore for Cached {
         state.asking.insert(path.into(), Arc::clone(&flight));
         drop(state);
         let at = Instant::now();
-        let asked = Asking { cached: self, done: Some(Done::Name(path.into())) };
+        let key: Path = path.into();
+        let asked = Asking { cached: self, done: Some(Done::Name(key.clone(), Arc::clone(&flight))) };
         let answer = self.inner.lookup(path, deadline);
-        let _ = flight.set(answer.clone());
+        let mut state = self.state.lock();
+        land(&mut state.asking, &key, &flight, answer.clone());
         // Failures are not held, but the absence of a name is.
         if answer.as_ref().map_or_else(|e| e.kind() == ErrorKind::NotFound, |_| true) {
-            let mut state = self.state.lock();
-            state.names.insert(path.into(), (at, answer.clone()));
+            state.names.insert(key, (at, answer.clone()));
             self.shrink(&mut state);
         }
+        drop(state);
         drop(asked);
         answer
     }
@@ -406,7 +436,7 @@ impl UnderStore for Cached {
         max_age: Duration,
         deadline: Instant,
     ) -> Result<ListPage> {
-        self.page(path, cursor, max, max_age, deadline).map(|page| ListPage::clone(&page))
+        self.page(path, cursor, max, max_age, deadline).map(|(_, page)| ListPage::clone(&page))
     }
 
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
