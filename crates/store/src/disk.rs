@@ -23,6 +23,8 @@ pub enum Work {
     Discard(BlockId),
     /// Give back the space of a block that another disk holds now.
     Forget(BlockId, u8),
+    /// Remove a file if it holds no block.
+    Tidy(FileKey),
 }
 
 /// One cache disk.
@@ -118,7 +120,7 @@ impl Disk {
     /// What the system says; a file that is gone already is no error.
     pub fn unlink(&self, key: &FileKey) -> io::Result<()> {
         self.files.remove(key);
-        match self.io.unlink(&layout::data_path(&self.root, key)) {
+        match self.io.unlink(&layout::data_path(&self.root, key), self.timeouts.1) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         }

@@ -3,13 +3,14 @@
 //! A block leaves in steps: it is marked (readers miss it, writers leave it alone), its removal is logged, its
 //! space is given back, its entry goes. A crash between two steps costs space until the next sweep, nothing else.
 
-use crate::disk::{Disk, Work};
+use crate::disk::{Disk, Work, footprint};
 use crate::files::FileKey;
-use crate::index::{Entry, LEAVING, MAIN, Shard, WHOLE};
+use crate::index::{LEAVING, MAIN, Shard, WHOLE};
 use crate::log;
 use crate::store::Core;
 use crate::write::fingerprint;
 use spurline_types::{BlockId, ObjectRef};
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,6 +26,9 @@ impl Core {
 
     /// Evicts one block; false when there is none that may go.
     pub(crate) fn evict_one(&self, disk: &Arc<Disk>) -> bool {
+        if !disk.health.usable() {
+            return false;
+        }
         let mut promoted = Vec::new();
         let victim = disk.policy.victim(
             self.now(),
@@ -67,13 +71,23 @@ impl Core {
         }
     }
 
-    /// Takes a block off its disk that was marked as leaving.
+    /// Takes a block off its disk that was marked as leaving. A disk that is not in use does it once it is again.
     pub(crate) fn discard(&self, disk: &Disk, block: &BlockId) {
+        if !disk.health.usable() {
+            disk.ask(Work::Discard(*block));
+            return;
+        }
         let mut record = Vec::with_capacity(32);
         log::push_remove(&mut record, block);
-        if let Err(error) = disk.append(record, 1) {
+        // Not of one that another disk took meanwhile, nor before its writer has logged it.
+        let leaves = |_: &mut Vec<u8>| u64::from(is_leaving(&self.index.shard(&block.object).read(), disk, block));
+        if let Err(error) = disk.append_with(record, leaves) {
             // Without the record the block comes back after a crash, and its checksums tell that it is gone.
-            disk.failed("writing to the index log", &error);
+            self.write_failed(disk, "writing to the index log", &error);
+            if !disk.health.usable() {
+                disk.ask(Work::Discard(*block));
+                return;
+            }
         }
         let Some((key, len, alone, pinned)) = self.look_at_leaving(disk, block) else { return };
         let result = if alone {
@@ -84,14 +98,22 @@ impl Core {
         } else {
             self.punch(disk, &key, block.index, len)
         };
+        let late = result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
         if let Err(error) = result {
-            disk.failed("giving space back", &error);
+            self.write_failed(disk, "giving space back", &error);
         }
         let mut shard = self.index.shard(&block.object).write();
         if alone {
             shard.act(&block.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
         }
-        if let Some(entry) = self.take_out(&mut shard, block) {
+        if late {
+            drop(shard);
+            disk.ask(Work::Discard(*block));
+            return;
+        }
+        // Another disk may have taken it.
+        let leaves = shard.get(block).is_some_and(|entry| entry.leaves(disk.number));
+        if leaves && let Some(entry) = self.take_out(&mut shard, block) {
             drop(shard);
             disk.policy.remove(entry.slot);
             self.uncount(disk, entry.len);
@@ -107,7 +129,10 @@ impl Core {
     /// whether the object is pinned.
     fn look_at_leaving(&self, disk: &Disk, block: &BlockId) -> Option<(FileKey, u32, bool, bool)> {
         let mut shard = self.index.shard(&block.object).write();
-        let entry = shard.get(block).filter(|e| e.flags & LEAVING != 0 && e.disk == disk.number)?;
+        if !is_leaving(&shard, disk, block) {
+            return None;
+        }
+        let entry = shard.get(block)?;
         let (whole, len) = (entry.flags & WHOLE != 0, entry.len);
         let key = self.file_key(block.object, block.index, whole);
         let activity = shard.activity(&block.object);
@@ -129,35 +154,41 @@ impl Core {
         n
     }
 
-    /// Removes a file that holds no block and that nobody writes to.
+    /// Removes a file that holds no block and that nobody writes to. A disk that is not in use does it once it is again.
     pub(crate) fn tidy_file(&self, disk: &Disk, key: &FileKey) {
+        if !disk.health.usable() {
+            disk.ask(Work::Tidy(*key));
+            return;
+        }
         let mut shard = self.index.shard(&key.object).write();
         if shard.activity(&key.object).writers > 0 || self.count_in_file(&shard, disk, key, 1) > 0 {
             return;
         }
         shard.act(&key.object, |a| a.unlinking += 1);
         drop(shard);
-        if let Err(error) = disk.unlink(key) {
-            disk.failed("removing an empty file", &error);
+        let result = disk.unlink(key);
+        if let Err(error) = &result {
+            disk.failed("removing an empty file", error);
         }
         self.index.shard(&key.object).write().act(&key.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
+        if result.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+            disk.ask(Work::Tidy(*key));
+        }
     }
 
     /// Gives back the space of one block of a file.
-    pub(crate) fn punch(&self, disk: &Disk, key: &FileKey, index: u32, len: u32) -> std::io::Result<()> {
+    pub(crate) fn punch(&self, disk: &Disk, key: &FileKey, index: u32, len: u32) -> io::Result<()> {
         let size = u64::from(self.config.block_size);
         disk.file(key)
-            .and_then(|file| disk.io.punch(&file, u64::from(index) * size, crate::disk::footprint(len)))
-            .or_else(|error| if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+            .and_then(|file| disk.io.punch(&file, u64::from(index) * size, footprint(len), self.config.write_timeout))
+            .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
     }
 
     /// Marks a block as leaving, and has its disk take it off soon; whether it was here.
     pub(crate) fn expire(&self, block: &BlockId) -> bool {
         let mut shard = self.index.shard(&block.object).write();
-        // One on a disk that is not in use is not served, and comes to another disk when it is wanted.
-        let leaves =
-            |entry: &&mut Entry| entry.flags & LEAVING == 0 && self.disks[usize::from(entry.disk)].health.usable();
-        let disk = shard.get_mut(block).filter(leaves).map(|entry| {
+        // Also on a disk that is not in use: once that is back, nothing tells that the block's time was up.
+        let disk = shard.get_mut(block).filter(|entry| entry.flags & LEAVING == 0).map(|entry| {
             entry.flags |= LEAVING;
             entry.disk
         });
@@ -203,13 +234,13 @@ impl Core {
         }
         drop(shard);
         for (block, disk) in leaving {
-            let disk = &self.disks[usize::from(disk)];
-            if disk.health.usable() {
-                self.discard(disk, &block);
-            } else {
-                disk.ask(crate::disk::Work::Discard(block));
-            }
+            self.discard(&self.disks[usize::from(disk)], &block);
         }
         bytes
     }
+}
+
+/// Whether a block is to be taken off a disk now. One that is being written still is left to its writer.
+fn is_leaving(shard: &Shard, disk: &Disk, block: &BlockId) -> bool {
+    shard.get(block).is_some_and(|entry| entry.leaves(disk.number)) && !shard.is_written(block)
 }

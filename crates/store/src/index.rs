@@ -9,7 +9,8 @@ use std::collections::HashSet;
 use std::collections::hash_map::{Entry as Slot, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-const SHARDS: usize = 64;
+/// Parts of the index, each under a lock of its own.
+pub const PARTS: usize = 64;
 
 /// The block lies in the object's one file (else in its extent's).
 pub const WHOLE: u8 = crate::log::WHOLE;
@@ -90,6 +91,13 @@ pub struct Shard {
     writing: HashSet<BlockId, IdHash>,
 }
 
+impl Entry {
+    /// Whether the block is on its way off this disk.
+    pub fn leaves(&self, disk: u8) -> bool {
+        self.flags & LEAVING != 0 && self.disk == disk
+    }
+}
+
 /// All blocks of all disks.
 pub struct Index {
     shards: Box<[RwLock<Shard>]>,
@@ -97,26 +105,28 @@ pub struct Index {
 
 impl Default for Index {
     fn default() -> Self {
-        Index { shards: (0..SHARDS).map(|_| RwLock::default()).collect() }
+        Index { shards: (0..PARTS).map(|_| RwLock::default()).collect() }
     }
 }
 
 impl Index {
     /// The part that holds an object. The policy's lock may be held while taking it, never the reverse.
     pub fn shard(&self, object: &ObjectId) -> &RwLock<Shard> {
-        &self.shards[(object.0 >> 122) as usize % SHARDS]
+        &self.shards[(object.0 >> 122) as usize % PARTS]
     }
 
     /// Calls `f` with every block, part by part; blocks that come or go meanwhile may be missed.
     pub fn for_each(&self, mut f: impl FnMut(BlockId, &Entry)) {
-        for shard in &self.shards {
-            let shard = shard.read();
-            for (object, blocks) in &shard.objects {
-                match blocks {
-                    Blocks::One(index, entry) => f(BlockId { object: *object, index: *index }, entry),
-                    Blocks::Many(map) => {
-                        map.iter().for_each(|(i, e)| f(BlockId { object: *object, index: *i }, e));
-                    }
+        (0..PARTS).for_each(|part| self.for_each_of(part, &mut f));
+    }
+
+    /// Calls `f` with every block of one of the [`PARTS`], which is held meanwhile.
+    pub fn for_each_of(&self, part: usize, mut f: impl FnMut(BlockId, &Entry)) {
+        for (object, blocks) in &self.shards[part].read().objects {
+            match blocks {
+                Blocks::One(index, entry) => f(BlockId { object: *object, index: *index }, entry),
+                Blocks::Many(map) => {
+                    map.iter().for_each(|(i, e)| f(BlockId { object: *object, index: *i }, e));
                 }
             }
         }
@@ -210,6 +220,11 @@ impl Shard {
             self.act(&block.object, |a| a.writers += 1);
         }
         new
+    }
+
+    /// Whether a block is being written.
+    pub fn is_written(&self, block: &BlockId) -> bool {
+        self.writing.contains(block)
     }
 
     /// Ends what [`Shard::begin_write`] began.

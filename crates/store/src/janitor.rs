@@ -3,7 +3,7 @@
 
 use crate::disk::{Disk, Work, footprint};
 use crate::files::FileKey;
-use crate::index::{LEAVING, MAIN, WHOLE};
+use crate::index::{LEAVING, MAIN, PARTS, WHOLE};
 use crate::io::Target;
 use crate::journal::Journal;
 use crate::scratch;
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_secs(1);
 /// Records of garbage a log may have whatever its size.
 const GARBAGE: u64 = 4096;
+/// After a rewrite of the log that failed, none is tried for this long: it writes as much as the log is to have.
+const REWRITE_AGAIN: Duration = Duration::from_secs(60);
 /// Blocks that are taken off together when their time is up.
 const EXPIRE_AT_ONCE: usize = 1024;
 /// Space a file may take beyond its blocks before the sweep looks for holes to punch: file system metadata.
@@ -28,6 +30,7 @@ const SLACK: u64 = 256 << 10;
 pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
     let mut sweep = Sweep::default();
     let mut last_probe = Instant::now();
+    let mut rewrite_from = Instant::now();
     let tick = TICK.min(core.config.probe_interval);
     while !core.closing.load(Ordering::Acquire) {
         disk.io.late();
@@ -38,7 +41,9 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
             disk.refresh_space();
             make_room(core, disk);
             expire(core);
-            rewrite_log(core, disk);
+            if Instant::now() >= rewrite_from && !rewrite_log(core, disk) {
+                rewrite_from = Instant::now() + REWRITE_AGAIN;
+            }
             sweep.step(core, disk);
         } else if last_probe.elapsed() >= core.config.probe_interval {
             last_probe = Instant::now();
@@ -56,8 +61,9 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
     }
 }
 
+/// What is to be done next, if the disk is in use: else it waits until it is again.
 fn next(disk: &Disk) -> Option<Work> {
-    disk.work.lock().pop_front()
+    disk.work.lock().pop_front_if(|_| disk.health.usable())
 }
 
 fn act(core: &Core, disk: &Disk, work: Work) {
@@ -70,7 +76,11 @@ fn act(core: &Core, disk: &Disk, work: Work) {
             // one that is not there at this append's turn has its record behind this one.
             let here = || core.index.shard(&block.object).read().get(&block).is_some_and(|e| e.disk == disk.number);
             if let Err(error) = disk.append_with(record, |_| u64::from(!here())) {
-                disk.failed("writing to the index log", &error);
+                core.write_failed(disk, "writing to the index log", &error);
+                if !disk.health.usable() {
+                    disk.ask(work);
+                    return;
+                }
             }
             // The next sweep finds what is left over.
             let shard = core.index.shard(&block.object).read();
@@ -81,6 +91,7 @@ fn act(core: &Core, disk: &Disk, work: Work) {
                 core.tidy_file(disk, &core.file_key(block.object, block.index, flags & WHOLE != 0));
             }
         }
+        Work::Tidy(key) => core.tidy_file(disk, &key),
     }
 }
 
@@ -136,14 +147,14 @@ fn probe(core: &Core, disk: &Disk) -> io::Result<()> {
     })
 }
 
-/// Rewrites the log when more of it is garbage than not.
-fn rewrite_log(core: &Core, disk: &Disk) {
+/// Rewrites the log when more of it is garbage than not; false when that failed.
+fn rewrite_log(core: &Core, disk: &Disk) -> bool {
     // Those of a class have two records.
     let live = disk.blocks.load(Ordering::Relaxed) + core.classes.count();
     {
         let mut journal = disk.journal.lock();
         if journal.records < live * 2 + GARBAGE {
-            return;
+            return true;
         }
         journal.begin_rewrite();
     }
@@ -152,32 +163,28 @@ fn rewrite_log(core: &Core, disk: &Disk) {
         let mut len = 0u64;
         let mut records = 0;
         let mut pending = log::header(core.config.block_size).to_vec();
-        let mut failed = None;
-        core.index.for_each(|block, entry| {
-            if entry.disk != disk.number || entry.flags & LEAVING != 0 {
-                return;
-            }
-            log::push_put(&mut pending, &block, entry.len, entry.flags & (WHOLE | MAIN), &entry.crcs);
-            records += 1 + core.push_class(&mut pending, &block);
-            if pending.len() >= 1 << 20 && failed.is_none() {
-                match file.write_all_at(&pending, len) {
-                    Ok(()) => len += pending.len() as u64,
-                    Err(error) => failed = Some(error),
+        // The disk is waited for when no part of the index is held: readers need it.
+        for part in 0..PARTS {
+            core.index.for_each_of(part, |block, entry| {
+                if entry.disk == disk.number && entry.flags & LEAVING == 0 {
+                    log::push_put(&mut pending, &block, entry.len, entry.flags & (WHOLE | MAIN), &entry.crcs);
+                    records += 1 + core.push_class(&mut pending, &block);
                 }
-                pending.clear();
-            }
-        });
-        if let Some(error) = failed {
-            return Err(error);
+            });
+            file.write_all_at(&pending, len)?;
+            len += pending.len() as u64;
+            pending.clear();
         }
-        file.write_all_at(&pending, len)?;
-        len += pending.len() as u64;
+        // Most of it is on disk before writers have to wait for the rest.
+        file.sync_data()?;
         disk.journal.lock().finish_rewrite(file, len, records)
     };
-    if let Err(error) = rewrite() {
+    let result = rewrite();
+    if let Err(error) = &result {
         disk.journal.lock().abandon_rewrite();
-        disk.failed("rewriting the index log", &error);
+        core.write_failed(disk, "rewriting the index log", error);
     }
+    result.is_ok()
 }
 
 /// A pass over the data folders after the start, one folder at a step.

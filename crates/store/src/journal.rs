@@ -9,7 +9,6 @@ use crate::io::DiskIo;
 use crate::log;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -27,42 +26,31 @@ pub struct Journal {
     side: Option<(Vec<u8>, u64)>,
 }
 
-/// A file mapped for reading.
-struct Mapping {
-    ptr: *mut libc::c_void,
-    len: usize,
-}
+/// What is read of a log at once at the start.
+const PIECE: usize = 1 << 20;
 
-impl Mapping {
-    fn new(file: &File, len: usize) -> io::Result<Mapping> {
-        // SAFETY: a private read-only mapping of a file at an address of the kernel's choice.
-        let ptr = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ,
-                libc::MAP_PRIVATE | libc::MAP_POPULATE,
-                file.as_raw_fd(),
-                0,
-            )
+/// Calls `f` with every whole record of a log, which `read` reads from an offset, and gives the offset behind the last of
+/// them, and what ended them when that was an error.
+fn read_back(
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+    mut f: impl FnMut(log::Record<'_>),
+) -> (u64, Option<io::Error>) {
+    let mut buffer = vec![0; PIECE];
+    let (mut at, mut filled) = (log::HEADER as u64, 0);
+    loop {
+        let n = match read(&mut buffer[filled..], at + filled as u64) {
+            Ok(n) => n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return (at, Some(error)),
         };
-        if ptr == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+        filled += n;
+        let used = log::replay(&buffer[..filled], &mut f);
+        buffer.copy_within(used..filled, 0);
+        (at, filled) = (at + used as u64, filled - used);
+        // In so many bytes there would be a whole one.
+        if n == 0 || filled >= log::RECORD_MAX {
+            return (at, None);
         }
-        Ok(Mapping { ptr, len })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `len` bytes long and lives as long as `self`. The directory's lock keeps other
-        // stores from cutting the file meanwhile.
-        unsafe { std::slice::from_raw_parts(self.ptr.cast(), self.len) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` and nothing borrows from it any more.
-        unsafe { libc::munmap(self.ptr, self.len) };
     }
 }
 
@@ -78,16 +66,36 @@ impl Journal {
         let size = file.metadata()?.len();
         let mut journal = Journal { root: root.into(), file, len: log::HEADER as u64, records: 0, side: None };
         if size > log::HEADER as u64 {
-            let mapping = Mapping::new(&journal.file, size as usize)?;
-            let bytes = mapping.bytes();
-            if log::has_header(bytes, block_size) {
-                let end = log::replay(&bytes[log::HEADER..], |record| {
-                    journal.records += 1;
-                    f(record);
-                });
-                journal.len += end as u64;
-            } else {
-                tracing::warn!("{}: the index log has no valid header; its cache starts empty", root.display());
+            let mut header = [0; log::HEADER];
+            // Not by way of a mapping: a sector that can't be read would end the process.
+            match journal.file.read_exact_at(&mut header, 0) {
+                Ok(()) if log::has_header(&header, block_size) => {
+                    let (end, error) = read_back(
+                        |buffer, at| journal.file.read_at(buffer, at),
+                        |record| {
+                            journal.records += 1;
+                            f(record);
+                        },
+                    );
+                    journal.len = end;
+                    if let Some(error) = error {
+                        tracing::warn!(
+                            "cache disk {}: the index log can't be read from byte {end} on: {error}; blocks that only \
+                             the rest of it names are fetched again; check the disk (dmesg, smartctl)",
+                            root.display()
+                        );
+                    }
+                }
+                Ok(()) => {
+                    tracing::warn!("{}: the index log has no valid header; its cache starts empty", root.display());
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        "cache disk {}: the index log can't be read: {error}; its cache starts empty; check the disk \
+                         (dmesg, smartctl)",
+                        root.display()
+                    );
+                }
             }
         }
         if journal.len < size {
@@ -124,12 +132,22 @@ impl Journal {
         self.side = Some((Vec::new(), 0));
     }
 
-    /// Gives a rewrite up.
+    /// Gives a rewrite up, and the space that it took.
     pub fn abandon_rewrite(&mut self) {
         self.side = None;
+        // One that stays is overwritten by the next, or removed at the next start.
+        let _ = std::fs::remove_file(self.root.join(NEW));
     }
 
-    /// Puts `new`, which has `records` records in `len` bytes, in the place of the log, followed by what was
+    /// The log's file as it is now, for syncing.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn file(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// Puts `new`, which has `records` records in `len` bytes that are synced, in the place of the log, followed by what was
     /// appended since the rewrite began.
     ///
     /// # Errors
@@ -137,7 +155,7 @@ impl Journal {
     pub fn finish_rewrite(&mut self, new: File, len: u64, records: u64) -> io::Result<()> {
         let Some((side, more)) = self.side.take() else { return Ok(()) };
         new.write_all_at(&side, len)?;
-        // The rename must not reach the disk before the bytes do.
+        // The rename must not reach the disk before the bytes do. The caller has synced all but these.
         new.sync_data()?;
         std::fs::rename(self.root.join(NEW), self.root.join(NAME))?;
         (self.file, self.len, self.records) = (new, len + side.len() as u64, records + more);
@@ -150,5 +168,60 @@ impl Journal {
     /// What the system says.
     pub fn new_file(root: &Path) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(root.join(NEW))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_types::{BlockId, ObjectId};
+
+    fn log_of(records: u32) -> Vec<u8> {
+        let mut out = log::header(4096).to_vec();
+        (0..records).for_each(|index| log::push_put(&mut out, &BlockId { object: ObjectId(1), index }, 4096, 0, &[7]));
+        out
+    }
+
+    #[test]
+    fn a_log_is_read_back_in_pieces_up_to_what_can_be_read() {
+        let records = 3 * PIECE as u32 / 40;
+        let bytes = log_of(records);
+        assert!(bytes.len() > 2 * PIECE);
+        let one = (bytes.len() - log::HEADER) / records as usize;
+        // Whatever is given at once, and wherever a sector can't be read.
+        for (most, bad) in [(usize::MAX, bytes.len()), (4096, bytes.len()), (65_537, 1_100_000), (usize::MAX, 512)] {
+            let read = |buffer: &mut [u8], at: u64| match at as usize {
+                at if at >= bytes.len() => Ok(0),
+                at if at >= bad => Err(io::Error::from_raw_os_error(libc::EIO)),
+                at => {
+                    let n = buffer.len().min(most).min(bad - at);
+                    buffer[..n].copy_from_slice(&bytes[at..at + n]);
+                    Ok(n)
+                }
+            };
+            let mut seen = 0;
+            let (end, error) = read_back(read, |record| {
+                let log::Record::Put { block, .. } = record else { panic!("{record:?}") };
+                assert_eq!(block.index, seen);
+                seen += 1;
+            });
+            assert_eq!(seen as usize, (bad - log::HEADER) / one);
+            assert_eq!(end as usize, log::HEADER + seen as usize * one);
+            assert_eq!(error.is_some(), bad < bytes.len());
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_ends_a_log_wherever_it_stands() {
+        let mut bytes = log_of(100_000);
+        bytes[2_000_000] ^= 1;
+        let read = |buffer: &mut [u8], at: u64| {
+            let rest = &bytes[(at as usize).min(bytes.len())..];
+            let n = buffer.len().min(rest.len());
+            buffer[..n].copy_from_slice(&rest[..n]);
+            Ok(n)
+        };
+        let (end, error) = read_back(read, |_| {});
+        assert!(error.is_none() && end <= 2_000_000 && end > 2_000_000 - log::RECORD_MAX as u64);
     }
 }

@@ -19,6 +19,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const LAYOUT: u32 = 1;
+/// Bytes that a disk is probed with.
+pub const PROBE: u64 = 4096;
 
 /// The data file of a key.
 pub fn data_path(root: &Path, key: &FileKey) -> PathBuf {
@@ -112,6 +114,17 @@ pub fn open(path: &Path, block_size: u32) -> Result<Root> {
     let id = check_format(path, block_size)?;
     std::fs::create_dir_all(path.join("data")).map_err(|e| fail(path, "its folders can't be made", &e, remedy))?;
     Ok(Root { id, place: place(path), _lock: lock })
+}
+
+/// Gives the probe its room while there is some: a disk that is merely full by the time it is tried must not look broken.
+pub fn reserve_probe(path: &Path) {
+    let reserve = || -> std::io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path.join("probe"))?;
+        if file.metadata()?.len() < PROBE { file.write_all(&[0; PROBE as usize]) } else { Ok(()) }
+    };
+    if let Err(error) = reserve() {
+        tracing::debug!("{}: no room for the probe yet: {error}", path.display());
+    }
 }
 
 fn check_format(path: &Path, block_size: u32) -> Result<u64> {

@@ -12,6 +12,8 @@ use spurline_types::{BlockId, ObjectId};
 pub const HEADER: usize = 16;
 const MAGIC: &[u8; 8] = b"SPURLIX1";
 const FRAME: usize = 8;
+/// No record is longer.
+pub const RECORD_MAX: usize = FRAME + MAX_PAYLOAD;
 /// No payload is longer: 28 bytes and the checksums of the largest block (256 MiB).
 const MAX_PAYLOAD: usize = 28 + 4 * 4096;
 

@@ -160,14 +160,15 @@ impl<K: Copy> S3Fifo<K> {
     }
 
     /// Takes in a new slot and gives its number, and whether it went straight to the main queue, as a key does that
-    /// left the small queue not long ago. `fingerprint` is any hash of the key.
-    pub fn insert(&self, key: K, fingerprint: u32, weight: u32, now: u32) -> (u32, bool) {
+    /// left the small queue not long ago; `None` when there are as many as there can be. `fingerprint` is any hash of the
+    /// key.
+    pub fn insert(&self, key: K, fingerprint: u32, weight: u32, now: u32) -> Option<(u32, bool)> {
         self.add(key, Some(fingerprint), weight, now, false)
     }
 
     /// Takes in a slot from a replayed index, into the main queue when it was there.
-    pub fn restore(&self, key: K, weight: u32, main: bool) -> u32 {
-        self.add(key, None, weight, 0, main).0
+    pub fn restore(&self, key: K, weight: u32, main: bool) -> Option<u32> {
+        self.add(key, None, weight, 0, main).map(|(slot, _)| slot)
     }
 
     /// Moves a slot to the main queue, as a replayed index says.
@@ -184,7 +185,7 @@ impl<K: Copy> S3Fifo<K> {
         self.queues.lock().barren = None;
     }
 
-    fn add(&self, key: K, fingerprint: Option<u32>, weight: u32, now: u32, main: bool) -> (u32, bool) {
+    fn add(&self, key: K, fingerprint: Option<u32>, weight: u32, now: u32, main: bool) -> Option<(u32, bool)> {
         let mut q = self.queues.lock();
         let known = fingerprint.is_some_and(|f| q.ghost.remove(&f).is_some());
         let node = Node { key, next: NIL, prev: NIL, weight, queue: Queue::Free };
@@ -194,7 +195,9 @@ impl<K: Copy> S3Fifo<K> {
                 slot
             }
             None => {
-                assert!(q.nodes.len() < SEGMENT * SEGMENTS, "a disk holds at most 64 million blocks");
+                if q.nodes.len() >= self.uses.len() * SEGMENT {
+                    return None;
+                }
                 q.nodes.push(node);
                 (q.nodes.len() - 1) as u32
             }
@@ -204,7 +207,7 @@ impl<K: Copy> S3Fifo<K> {
         let room = fingerprint.is_some() && (q.full_weight == 0 || total * 10 <= q.full_weight * 9);
         let main = (known || main || room) && q.barren.is_none();
         q.push(if main { Queue::Main } else { Queue::Small }, slot);
-        (slot, main)
+        Some((slot, main))
     }
 
     /// Notes a use of `slot` at time `now` (any monotonic tick of about a second).
@@ -312,7 +315,7 @@ mod tests {
     #[test]
     fn what_may_go_is_found_behind_a_main_queue_full_of_pins() {
         let policy = S3Fifo::<u32>::default();
-        let insert = |key| policy.insert(key, key, 1, 0);
+        let insert = |key| policy.insert(key, key, 1, 0).unwrap();
         let _: Vec<_> = (0..40).map(insert).collect();
         assert_eq!(
             policy.victim(0, |key| *key, |_, _| true, |_| {}),
@@ -322,6 +325,16 @@ mod tests {
         let (slot, main) = insert(100);
         assert!(!main);
         assert_eq!(policy.victim(0, |key| *key, |key, _| *key < 40, |_| {}), Some((100, slot)));
+    }
+
+    #[test]
+    fn more_than_there_can_be_are_refused() {
+        let policy = S3Fifo::<u32> { uses: (0..1).map(|_| OnceLock::new()).collect(), ..S3Fifo::default() };
+        let most = SEGMENT as u32;
+        assert!((0..most).all(|key| policy.insert(key, key, 1, 0).is_some()));
+        assert_eq!((policy.insert(most, most, 1, 0), policy.restore(most, 1, true)), (None, None));
+        policy.remove(7);
+        assert_eq!(policy.restore(most, 1, true), Some(7));
     }
 
     /// A cache of `capacity` equal blocks run by the policy; time moves by `CORRELATED` with each request,
@@ -348,7 +361,7 @@ mod tests {
                 assert_eq!(self.slots.remove(&old), Some(slot));
                 self.policy.remove(slot);
             }
-            self.slots.insert(key, self.policy.insert(key, key, 1, self.now).0);
+            self.slots.insert(key, self.policy.insert(key, key, 1, self.now).unwrap().0);
             false
         }
     }
@@ -440,8 +453,8 @@ mod tests {
     #[test]
     fn uses_close_together_count_once() {
         let policy = S3Fifo::<u32>::default();
-        let a = policy.insert(1, 1, 1, 100).0;
-        let b = policy.insert(2, 2, 1, 100).0;
+        let a = policy.insert(1, 1, 1, 100).unwrap().0;
+        let b = policy.insert(2, 2, 1, 100).unwrap().0;
         for _ in 0..8 {
             policy.touch(a, 101);
         }
@@ -453,7 +466,7 @@ mod tests {
     fn pins_are_never_chosen() {
         let policy = S3Fifo::<u32>::default();
         for k in 0..10 {
-            policy.insert(k, k, 1, 0);
+            policy.insert(k, k, 1, 0).unwrap();
         }
         for _ in 0..20 {
             let (key, slot) = policy.victim(0, |k| *k, |k, _| *k != 3, |_| {}).unwrap();
@@ -470,7 +483,7 @@ mod tests {
     fn that_all_is_pinned_is_remembered_for_a_while() {
         const PINS: u32 = 1000;
         let policy = S3Fifo::<u32>::default();
-        let _: Vec<_> = (0..PINS).map(|key| policy.insert(key, key, 1, 0)).collect();
+        let _: Vec<_> = (0..PINS).map(|key| policy.insert(key, key, 1, 0).unwrap()).collect();
         (0..PINS / 2).for_each(|slot| policy.touch(slot, CORRELATED));
         let asked = |now| {
             let mut looks = 0;
@@ -484,10 +497,10 @@ mod tests {
         assert!(none.is_none() && looks >= PINS);
         assert_eq!([asked(10), asked(10 + BARREN - 1)], [(None, 0), (None, 0)]);
         // What comes meanwhile may go, also when it was used or is known from before, and is found at once.
-        let slot = policy.insert(PINS, 7, 1, 10).0;
+        let slot = policy.insert(PINS, 7, 1, 10).unwrap().0;
         assert_eq!(asked(10), (Some(PINS), 1));
         policy.remove(slot);
-        let (slot, main) = policy.insert(PINS + 1, 7, 1, 10);
+        let (slot, main) = policy.insert(PINS + 1, 7, 1, 10).unwrap();
         policy.touch(slot, 10 + CORRELATED);
         assert_eq!((asked(11), main), ((Some(PINS + 1), 1), false));
         policy.remove(slot);
@@ -508,7 +521,7 @@ mod tests {
             for (op, key) in ops {
                 now += 1;
                 match op {
-                    0 => { live.entry(key).or_insert_with(|| policy.insert(key, key, key + 1, now).0); }
+                    0 => { live.entry(key).or_insert_with(|| policy.insert(key, key, key + 1, now).unwrap().0); }
                     1 => if let Some(&slot) = live.get(&key) { policy.touch(slot, now) },
                     2 => if let Some(slot) = live.remove(&key) { policy.remove(slot) },
                     _ => match policy.victim(now, |k| *k, |_, _| false, |_| {}) {

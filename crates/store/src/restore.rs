@@ -57,7 +57,11 @@ impl<'a> Restore<'a> {
                     }
                     None => {
                         self.second.remove(&block);
-                        entry.slot = self.policy.restore(block, footprint(len) as u32, flags & MAIN != 0);
+                        // More blocks than a disk can have: its file is an orphan.
+                        let Some(slot) = self.policy.restore(block, footprint(len) as u32, flags & MAIN != 0) else {
+                            return;
+                        };
+                        entry.slot = slot;
                         shard.insert(block, entry);
                         self.used += footprint(len);
                         self.blocks += 1;
@@ -97,15 +101,22 @@ impl<'a> Restore<'a> {
 
 /// Once all logs are read: a block that one log took back is on the disk that has it second, where `place` finds it a
 /// slot. One that two disks hold still, because a crash came before the first forgot it, stays with the one read first,
-/// and the other is to `forget` it.
-pub fn settle(index: &Index, second: Second, place: impl Fn(&BlockId, &Entry) -> u32, forget: impl Fn(BlockId, u8)) {
+/// and the other is to `forget` it, as is a disk with no place for it.
+pub fn settle(
+    index: &Index,
+    second: Second,
+    place: impl Fn(&BlockId, &Entry) -> Option<u32>,
+    forget: impl Fn(BlockId, u8),
+) {
     for (block, mut entry) in second {
         let mut shard = index.shard(&block.object).write();
         if shard.get(&block).is_some() {
             forget(block, entry.flags & WHOLE);
-        } else {
-            entry.slot = place(&block, &entry);
+        } else if let Some(slot) = place(&block, &entry) {
+            entry.slot = slot;
             shard.insert(block, entry);
+        } else {
+            forget(block, entry.flags & WHOLE);
         }
     }
 }

@@ -184,6 +184,7 @@ fn open_disk(
     bound: usize,
 ) -> Result<(Arc<Disk>, Second)> {
     let held = layout::open(dir, config.block_size)?;
+    layout::reserve_probe(dir);
     let began = Instant::now();
     let mut restore = Restore::new(number, config.block_size, index, classes);
     let journal = Journal::open(dir, config.block_size, |record| restore.take(record))
@@ -234,9 +235,10 @@ fn in_memory(dir: &std::path::Path) -> bool {
 /// Gives a disk what only it holds of the blocks that another disk's log brought first.
 fn settle_disk(index: &Index, disk: Arc<Disk>, second: Second) -> Arc<Disk> {
     let place = |block: &BlockId, entry: &Entry| {
+        let slot = disk.policy.restore(*block, footprint(entry.len) as u32, entry.flags & MAIN != 0)?;
         disk.used.fetch_add(footprint(entry.len), Ordering::Relaxed);
         disk.blocks.fetch_add(1, Ordering::Relaxed);
-        disk.policy.restore(*block, footprint(entry.len) as u32, entry.flags & MAIN != 0)
+        Some(slot)
     };
     settle(index, second, place, |block, flags| disk.ask(Work::Forget(block, flags)));
     disk
@@ -397,6 +399,20 @@ impl Core {
     pub fn on_expired(&self, expired: Box<Expired>) {
         // A second time nothing happens: the first one may be at work.
         let _ = self.expired.set(expired);
+    }
+
+    /// Sees to it that what is known of the blocks here outlives a loss of power, on the disks that are in use.
+    pub fn sync(&self) {
+        for disk in self.disks.iter().filter(|disk| disk.health.usable()) {
+            let log = match disk.journal.try_lock_for(self.config.write_timeout) {
+                Some(journal) => journal.file(),
+                None => Err(std::io::ErrorKind::TimedOut.into()),
+            };
+            // Not under the lock: writers need it.
+            if let Err(error) = log.and_then(|log| disk.io.sync(&log, self.config.write_timeout)) {
+                self.write_failed(disk, "syncing the index log", &error);
+            }
+        }
     }
 
     /// Updates the gauges of disks by state.

@@ -69,8 +69,12 @@ impl Core {
         }
         let mut shard = self.index.shard(&obj.id).write();
         shard.end_write(&block);
+        let leaves = shard.get(&block).is_some_and(|entry| entry.leaves(disk.number));
         drop(shard);
-        if !done {
+        if leaves {
+            // Whoever told it to go meanwhile left it to its writer: its removal stands behind it in the log.
+            disk.ask(Work::Discard(block));
+        } else if !done {
             self.tidy_file(disk, &key);
         }
         done
@@ -82,10 +86,11 @@ impl Core {
         let mut shard = self.index.shard(&block.object).write();
         if let Some(entry) = shard.get(block) {
             let old = &self.disks[usize::from(entry.disk)];
-            if entry.flags & LEAVING != 0 || old.health.usable() || self.disks.iter().all(|d| !d.health.usable()) {
+            if old.health.usable() || self.disks.iter().all(|d| !d.health.usable()) {
                 return None;
             }
-            // The disk that has it is not in use: it goes to another, and the old one forgets it once it is back.
+            // The disk that has it, or is to take it off, is not in use: it goes to another, and the old one forgets it
+            // once it is back.
             let (whole, slot, len) = (entry.flags & WHOLE, entry.slot, entry.len);
             self.take_out(&mut shard, block);
             self.uncount(old, len);
@@ -159,8 +164,11 @@ impl Core {
             self.write_failed(disk, "writing a block", &error);
             return false;
         }
-        let fingerprint = fingerprint(block);
-        let (slot, main) = disk.policy.insert(*block, fingerprint, footprint(len) as u32, self.now());
+        let place = disk.policy.insert(*block, fingerprint(block), footprint(len) as u32, self.now());
+        let Some((slot, main)) = place else {
+            self.unreserve(disk, footprint(len));
+            return false;
+        };
         let flags = if whole { WHOLE } else { 0 } | if main { MAIN } else { 0 };
         let mut record = Vec::with_capacity(128 + crcs.len() * 4);
         log::push_put(&mut record, block, len, flags, &crcs);
@@ -177,7 +185,6 @@ impl Core {
             if let Some(entry) = self.index.shard(&block.object).write().get_mut(block) {
                 entry.flags |= LEAVING;
             }
-            disk.ask(Work::Discard(*block));
             return false;
         }
         stats.write_bytes.add(u64::from(len));
@@ -191,7 +198,8 @@ impl Core {
         disk.append_with(record, |out| 1 + self.push_class(out, block))
     }
 
-    fn write_failed(&self, disk: &Disk, what: &str, error: &io::Error) {
+    /// Notes that writing to a disk failed, or giving its space back.
+    pub(crate) fn write_failed(&self, disk: &Disk, what: &str, error: &io::Error) {
         if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
             // Somebody else filled the file system: not a fault of the disk. Room is made in the background.
             disk.free.store(0, Ordering::Relaxed);
@@ -344,7 +352,7 @@ impl Core {
             1
         };
         if let Err(error) = disk.append_with(Vec::with_capacity(64), record) {
-            disk.failed("writing to the index log", &error);
+            self.write_failed(disk, "writing to the index log", &error);
         }
         let mut shard = self.index.shard(&block.object).write();
         // One that went meanwhile, unless it comes anew and is counted by who writes it.

@@ -6,8 +6,9 @@ mod common;
 use common::*;
 use parking_lot::Mutex;
 use spurline_mem::Pool;
-use spurline_store::{DiskState, Fault, FaultyDisk, Outcome, Store, StoreConfig};
+use spurline_store::{Class, DiskState, Fault, FaultyDisk, Outcome, Store, StoreConfig};
 use spurline_types::Stats;
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -226,6 +227,126 @@ fn other_disks_take_over_for_one_that_hangs() {
     drop(store);
     let (store, _) = open(base);
     objects.iter().for_each(|o| read(&store, o, 0).unwrap());
+}
+
+/// Runs `work` on a thread of its own and gives what came of it, which must come by itself.
+fn by_itself<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (told, hears) = std::sync::mpsc::channel();
+    std::thread::spawn(move || told.send(work()));
+    hears.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|_| panic!("a disk that hangs holds who {what}"))
+}
+
+#[test]
+fn a_hung_disk_holds_nobody_who_writes() {
+    let dir = scratch_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, _) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    disk.set(Fault::Hangs);
+    // The first to find out; what it began is put in order once the disk is back.
+    let writer = Arc::clone(&store);
+    assert!(!by_itself("writes", move || put(&writer, &object(20, 5000), 0)));
+    disk.set(Fault::None);
+    eventually("normal again", || state(&store) == DiskState::Normal && put(&store, &object(20, 5000), 0));
+    read(&store, &object(20, 5000), 0).unwrap();
+}
+
+#[test]
+fn a_disk_that_gives_no_space_back_holds_nobody() {
+    let dir = fast_dir();
+    let (config, disks) = faulty(config(dir.path(), 8 * u64::from(BLOCK)));
+    let (store, _) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    disk.set(Fault::Sticks);
+    // More than there is room for: somebody has to make some.
+    let writer = Arc::clone(&store);
+    by_itself("writes", move || (0..40).filter(|n| put(&writer, &object(*n, u64::from(BLOCK)), 0)).count());
+    let (eraser, before) = (Arc::clone(&store), store.disks()[0].blocks);
+    by_itself("frees", move || (0..40).for_each(|n| eraser.remove_object(&object(n, u64::from(BLOCK)))));
+    assert!((0..40).all(|n| !store.contains(&object(n, u64::from(BLOCK)), 0)));
+    assert!(before > 0 && store.disks()[0].blocks > 0, "their space is not free yet");
+    disk.set(Fault::None);
+    eventually("all goes once the disk answers", || store.disks()[0].blocks == 0 && data_files(dir.path()).is_empty());
+    assert_eq!(store.used_bytes(), 0);
+    eventually("and it takes blocks again", || put(&store, &object(50, 100), 0));
+}
+
+/// Two disks, the first of which fails when told to; forty objects on both.
+fn two_disks(dirs: &[tempfile::TempDir; 2], class: u16) -> (Arc<Store>, Arc<FaultyDisk>) {
+    let mut base = config(dirs[0].path(), 64 << 20);
+    base.dirs = dirs.iter().map(|d| d.path().into()).collect();
+    let (config, disks) = faulty(base);
+    let (store, _) = open(config);
+    store.set_classes(BTreeMap::from([(1, Class::default())]));
+    for n in 0..40 {
+        let obj = object(n, 5000);
+        assert!(store.put_as(&obj, 0, &bytes(&obj, 0), class).unwrap());
+    }
+    let bad = Arc::clone(&disks.lock().iter().find(|(path, _)| path == dirs[0].path()).unwrap().1);
+    (store, bad)
+}
+
+/// Makes the first of two disks fail until it is not in use; the objects that are on it.
+fn break_first(store: &Store, bad: &FaultyDisk) -> Vec<u64> {
+    bad.set(Fault::Errors);
+    eventually("errors put it out of use", || {
+        let _ = (0..40).filter(|n| read(store, &object(*n, 5000), 0).is_some()).count();
+        store.disks()[0].state != DiskState::Normal
+    });
+    let lost: Vec<u64> = (0..40).filter(|n| !store.contains(&object(*n, 5000), 0)).collect();
+    assert!(!lost.is_empty() && lost.len() < 40, "{} of 40", lost.len());
+    lost
+}
+
+#[test]
+fn what_its_time_took_off_a_disk_out_of_use_does_not_come_back_with_it() {
+    let dirs = [scratch_dir(), scratch_dir()];
+    let (store, bad) = two_disks(&dirs, 1);
+    break_first(&store, &bad);
+    store.set_classes(BTreeMap::from([(1, Class { ttl: Some(Duration::ZERO), ..Class::default() })]));
+    eventually("their time is up", || store.class_used(1) == 0);
+    bad.set(Fault::None);
+    eventually("normal again", || store.disks()[0].state == DiskState::Normal);
+    assert!((0..40).all(|n| read(&store, &object(n, 5000), 0).is_none()));
+    eventually("all has gone", || store.disks().iter().all(|disk| disk.blocks == 0));
+}
+
+#[test]
+fn what_a_disk_out_of_use_is_to_forget_comes_to_another() {
+    let dirs = [scratch_dir(), scratch_dir()];
+    let (store, bad) = two_disks(&dirs, 0);
+    let lost = break_first(&store, &bad);
+    for n in &lost {
+        store.remove_object(&object(*n, 5000));
+        assert!(put(&store, &object(*n, 5000), 0), "the other disk takes it");
+    }
+    bad.set(Fault::None);
+    eventually("normal again", || store.disks()[0].state == DiskState::Normal);
+    eventually("the first disk has forgotten them", || {
+        data_files(dirs[0].path()).is_empty() && store.disks()[0].blocks == 0
+    });
+    (0..40).for_each(|n| read(&store, &object(n, 5000), 0).unwrap());
+    drop(store);
+    let mut base = config(dirs[0].path(), 64 << 20);
+    base.dirs = dirs.iter().map(|d| d.path().into()).collect();
+    let (store, _) = open(base);
+    (0..40).for_each(|n| read(&store, &object(n, 5000), 0).unwrap());
+}
+
+#[test]
+fn a_log_that_finds_no_room_is_no_fault_of_the_disk() {
+    let dir = fast_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, stats) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    (0..8).for_each(|n| assert!(put(&store, &object(n, 100), 0)));
+    disk.set(Fault::Full);
+    // Each of them is a removal that can't be logged, and a file that goes all the same.
+    (0..8).for_each(|n| store.remove_object(&object(n, 100)));
+    assert_eq!((state(&store), stats.blockcache.io_errors.get()), (DiskState::Normal, 0));
+    assert_eq!(store.disks()[0].blocks, 0);
+    disk.set(Fault::None);
+    eventually("room again", || put(&store, &object(9, 100), 0));
 }
 
 #[test]

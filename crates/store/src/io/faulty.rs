@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What the disk does wrong from now on.
@@ -26,6 +26,8 @@ pub enum Fault {
     Tears,
     /// Writes fail with ENOSPC.
     Full,
+    /// No file is removed and no space given back until the fault is changed; all else goes well.
+    Sticks,
 }
 
 /// Wraps the operations of a disk and does to them what [`FaultyDisk::set`] says.
@@ -34,6 +36,8 @@ pub struct FaultyDisk {
     fault: Mutex<Fault>,
     changed: Condvar,
     reads: AtomicU64,
+    /// A removal missed its deadline and has not ended.
+    stuck: AtomicBool,
 }
 
 impl FaultyDisk {
@@ -44,12 +48,14 @@ impl FaultyDisk {
             fault: Mutex::new(Fault::None),
             changed: Condvar::new(),
             reads: AtomicU64::new(0),
+            stuck: AtomicBool::new(false),
         })
     }
 
     /// Changes what goes wrong; operations that hang go on.
     pub fn set(&self, fault: Fault) {
         *self.fault.lock() = fault;
+        self.stuck.store(false, Ordering::Relaxed);
         self.changed.notify_all();
     }
 
@@ -60,9 +66,21 @@ impl FaultyDisk {
 
     /// Waits out a hang for at most `timeout`; the fault to act on, or `TimedOut`.
     fn pass(&self, timeout: Duration) -> io::Result<Fault> {
+        self.wait_while(timeout, |fault| fault == Fault::Hangs)
+    }
+
+    fn pass_removal(&self, timeout: Duration) -> io::Result<()> {
+        let passed = self.wait_while(timeout, |fault| matches!(fault, Fault::Hangs | Fault::Sticks));
+        if passed.is_err() {
+            self.stuck.store(*self.fault.lock() == Fault::Sticks, Ordering::Relaxed);
+        }
+        passed.map(drop)
+    }
+
+    fn wait_while(&self, timeout: Duration, hangs: impl Fn(Fault) -> bool) -> io::Result<Fault> {
         let mut fault = self.fault.lock();
         let deadline = std::time::Instant::now() + timeout;
-        while *fault == Fault::Hangs {
+        while hangs(*fault) {
             if self.changed.wait_until(&mut fault, deadline).timed_out() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -80,7 +98,7 @@ impl FaultyDisk {
 }
 
 /// Hanging operations without a deadline of their own wait no longer than this, so that tests end.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(600);
 
 impl DiskIo for FaultyDisk {
     fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile> {
@@ -137,9 +155,10 @@ impl DiskIo for FaultyDisk {
         }
     }
 
-    fn punch(&self, file: &OpenFile, offset: u64, len: u64) -> io::Result<()> {
-        self.pass_for_write(LONG)?;
-        self.inner.punch(file, offset, len)
+    fn punch(&self, file: &OpenFile, offset: u64, len: u64, timeout: Duration) -> io::Result<()> {
+        self.pass_removal(timeout)?;
+        self.pass_for_write(timeout)?;
+        self.inner.punch(file, offset, len, timeout)
     }
 
     fn truncate(&self, file: &OpenFile, len: u64) -> io::Result<()> {
@@ -147,9 +166,14 @@ impl DiskIo for FaultyDisk {
         self.inner.truncate(file, len)
     }
 
-    fn unlink(&self, path: &Path) -> io::Result<()> {
-        self.pass(LONG)?;
-        self.inner.unlink(path)
+    fn unlink(&self, path: &Path, timeout: Duration) -> io::Result<()> {
+        self.pass_removal(timeout)?;
+        self.inner.unlink(path, timeout)
+    }
+
+    fn sync(&self, log: &File, timeout: Duration) -> io::Result<()> {
+        self.pass_for_write(timeout)?;
+        self.inner.sync(log, timeout)
     }
 
     fn append(&self, log: &File, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -167,6 +191,6 @@ impl DiskIo for FaultyDisk {
     }
 
     fn late(&self) -> usize {
-        self.inner.late()
+        self.inner.late() + usize::from(self.stuck.load(Ordering::Relaxed))
     }
 }

@@ -90,8 +90,8 @@ fn create_in_steps<D: DiskIo + ?Sized>(
     disk.write(&file, 0, if file.direct { padded } else { &padded[..len] }, timeout)
 }
 
-/// Operations on the files of one disk. Every one may fail; `read`, `write` and `open` give up after `timeout`
-/// with [`io::ErrorKind::TimedOut`], the others run on threads that nobody waits for.
+/// Operations on the files of one disk. Every one may fail; those that are given a `timeout` give up after it with
+/// [`io::ErrorKind::TimedOut`].
 pub trait DiskIo: Send + Sync {
     /// Opens a data file for reading and writing; `create` makes it if it is missing.
     ///
@@ -132,8 +132,8 @@ pub trait DiskIo: Send + Sync {
     /// Gives the space of a range back to the file system; the range reads as zeros afterwards.
     ///
     /// # Errors
-    /// What the system says.
-    fn punch(&self, file: &OpenFile, offset: u64, len: u64) -> io::Result<()>;
+    /// What the system says, or `TimedOut`: then it may happen later on.
+    fn punch(&self, file: &OpenFile, offset: u64, len: u64, timeout: Duration) -> io::Result<()>;
 
     /// Cuts or extends a data file.
     ///
@@ -144,14 +144,20 @@ pub trait DiskIo: Send + Sync {
     /// Removes a data file.
     ///
     /// # Errors
-    /// What the system says.
-    fn unlink(&self, path: &Path) -> io::Result<()>;
+    /// What the system says, or `TimedOut`: then it may happen later on.
+    fn unlink(&self, path: &Path, timeout: Duration) -> io::Result<()>;
 
     /// Writes a piece of the index log at `offset`.
     ///
     /// # Errors
     /// What the system says; part of the piece may be written.
     fn append(&self, log: &File, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// Sees to it that what was appended to the index log is on the disk.
+    ///
+    /// # Errors
+    /// What the system says, or `TimedOut`.
+    fn sync(&self, log: &File, timeout: Duration) -> io::Result<()>;
 
     /// How much room the file system has.
     ///

@@ -161,22 +161,29 @@ impl DiskIo for RealDisk {
         }
     }
 
-    fn punch(&self, file: &OpenFile, offset: u64, len: u64) -> io::Result<()> {
+    fn punch(&self, file: &OpenFile, offset: u64, len: u64, timeout: Duration) -> io::Result<()> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: a call on a descriptor that is open for as long as `file` lives.
-        check(unsafe { libc::fallocate(file.file.as_raw_fd(), mode, offset as i64, len as i64) })
+        let fd = file.file.as_raw_fd();
+        self.rings.fallocate(self.number, fd, mode, offset, len, timeout).unwrap_or_else(|| {
+            // SAFETY: a call on a descriptor that is open for as long as `file` lives.
+            check(unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) })
+        })
     }
 
     fn truncate(&self, file: &OpenFile, len: u64) -> io::Result<()> {
         file.file.set_len(len)
     }
 
-    fn unlink(&self, path: &Path) -> io::Result<()> {
-        std::fs::remove_file(path)
+    fn unlink(&self, path: &Path, timeout: Duration) -> io::Result<()> {
+        self.rings.unlink(self.number, &c_name(path)?, timeout).unwrap_or_else(|| std::fs::remove_file(path))
     }
 
     fn append(&self, log: &File, offset: u64, data: &[u8]) -> io::Result<()> {
         log.write_all_at(data, offset)
+    }
+
+    fn sync(&self, log: &File, timeout: Duration) -> io::Result<()> {
+        self.rings.sync(self.number, log.as_raw_fd(), timeout).unwrap_or_else(|| log.sync_data())
     }
 
     fn space(&self, path: &Path) -> io::Result<Space> {
@@ -215,7 +222,8 @@ mod tests {
                     scratch.bytes().iter_mut().enumerate().for_each(|(i, b)| *b = pattern(i));
                     disk.write(&file, 8192, &scratch.bytes()[..], second).unwrap();
                     disk.truncate(&file, 8192 + 100_000).unwrap();
-                    disk.punch(&file, 8192, 4096).unwrap();
+                    disk.punch(&file, 8192, 4096, second).unwrap();
+                    disk.sync(&file.file, second).unwrap();
                     scratch.bytes().fill(1);
                     let (ptr, _) = crate::io::IoBuf::parts(scratch.bounce().0);
                     let mut none = || Box::new(()) as Box<dyn Send>;
@@ -227,7 +235,8 @@ mod tests {
                     assert!(bytes[..4096].iter().all(|b| *b == 0));
                     assert!((4096..100_000).all(|i| bytes[i] == pattern(i)));
                 });
-                disk.unlink(&path).unwrap();
+                disk.unlink(&path, second).unwrap();
+                assert_eq!(disk.unlink(&path, second).unwrap_err().kind(), io::ErrorKind::NotFound);
             }
         }
     }

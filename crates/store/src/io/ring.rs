@@ -350,6 +350,90 @@ impl Rings {
     }
 }
 
+impl Rings {
+    /// Gives a range of a file back or keeps one, as `fallocate(2)` does; `None` when the kernel can't do that here.
+    pub fn fallocate(
+        &self,
+        disk: u8,
+        fd: RawFd,
+        mode: i32,
+        offset: u64,
+        len: u64,
+        timeout: Duration,
+    ) -> Option<io::Result<()>> {
+        self.one(disk, opcode::Fallocate::new(types::Fd(fd), len).offset(offset).mode(mode).build(), None, timeout)
+    }
+
+    /// Removes a file; `None` when the kernel can't do that here.
+    pub fn unlink(&self, disk: u8, path: &CString, timeout: Duration) -> Option<io::Result<()>> {
+        let at = types::Fd(libc::AT_FDCWD);
+        let name = path.clone();
+        let entry = opcode::UnlinkAt::new(at, name.as_ptr()).build();
+        self.one(disk, entry, Some(Box::new(name)), timeout)
+    }
+
+    /// Sees to it that a file's bytes are on its disk; `None` when the kernel can't do that here.
+    pub fn sync(&self, disk: u8, fd: RawFd, timeout: Duration) -> Option<io::Result<()>> {
+        let flags = types::FsyncFlags::DATASYNC;
+        self.one(disk, opcode::Fsync::new(types::Fd(fd)).flags(flags).build(), None, timeout)
+    }
+
+    /// Runs one operation that touches no memory but what `keep` holds.
+    fn one(
+        &self,
+        disk: u8,
+        entry: squeue::Entry,
+        keep: Option<Box<dyn Send>>,
+        timeout: Duration,
+    ) -> Option<io::Result<()>> {
+        let mut ring = self.take()?;
+        match chain(&mut ring.uring, [entry], Instant::now() + timeout) {
+            // What the kernel does not know it calls invalid.
+            Ok([result]) if result == -libc::EINVAL => {
+                self.give(ring);
+                None
+            }
+            Ok([result]) => {
+                self.give(ring);
+                Some(if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) })
+            }
+            Err(End::Os(error)) => {
+                self.give(ring);
+                Some(Err(error))
+            }
+            Err(End::Late(owed)) => {
+                self.leave(ring, owed, disk, false, keep);
+                Some(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+}
+
+/// Submits what is queued and waits for `least` completions until the deadline; false when nothing of it can come true any
+/// more.
+fn enter(uring: &mut IoUring, least: usize, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let wait = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
+    match uring.submitter().submit_with_args(least, &types::SubmitArgs::new().timespec(&wait)) {
+        Ok(_) => true,
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ETIME | libc::EINTR | libc::EBUSY) => true,
+            // The kernel is short of memory, and came back at once.
+            Some(libc::EAGAIN) => {
+                std::thread::sleep(left.min(Duration::from_millis(1)));
+                true
+            }
+            _ => false,
+        },
+    }
+}
+
+/// The end of operations that are not waited for any longer: `owed` less those that the kernel never took and, with the ring
+/// they are queued in, never will.
+fn given_up(uring: &mut IoUring, owed: usize) -> End {
+    End::Late(owed.saturating_sub(uring.submission().len()))
+}
+
 /// Runs steps that are linked to each other and gives their results in order.
 fn chain<const N: usize>(uring: &mut IoUring, steps: [squeue::Entry; N], deadline: Instant) -> Result<[i32; N], End> {
     let (mut results, mut owed) = ([0; N], N);
@@ -361,19 +445,13 @@ fn chain<const N: usize>(uring: &mut IoUring, steps: [squeue::Entry; N], deadlin
         }
     }
     while owed > 0 {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let wait = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
-        match uring.submitter().submit_with_args(owed, &types::SubmitArgs::new().timespec(&wait)) {
-            Ok(_) => {}
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => {}
-            Err(_) => return Err(End::Late(owed)),
-        }
+        let goes_on = enter(uring, owed, deadline);
         for completion in uring.completion() {
             owed -= 1;
             results[completion.user_data() as usize] = completion.result();
         }
-        if owed > 0 && Instant::now() >= deadline {
-            return Err(End::Late(owed));
+        if owed > 0 && (!goes_on || Instant::now() >= deadline) {
+            return Err(given_up(uring, owed));
         }
     }
     Ok(results)
@@ -407,14 +485,7 @@ fn transfer(
         if owed == 0 {
             break;
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        let wait = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
-        match uring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&wait)) {
-            Ok(_) => {}
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => {}
-            Err(error) if owed == 0 => return Err(End::Os(error)),
-            Err(_) => return Err(End::Late(owed)),
-        }
+        let goes_on = enter(uring, 1, deadline);
         for completion in uring.completion() {
             owed -= 1;
             let at = completion.user_data() as usize;
@@ -430,8 +501,8 @@ fn transfer(
                 }
             }
         }
-        if owed > 0 && Instant::now() >= deadline {
-            return Err(End::Late(owed));
+        if owed > 0 && (!goes_on || Instant::now() >= deadline) {
+            return Err(given_up(uring, owed));
         }
     }
     failed.map_or(Ok(end), |error| Err(End::Os(error)))
@@ -495,6 +566,28 @@ mod tests {
         writer.write_all(b"late").unwrap();
         assert!(reaped(&rings));
         assert!(held.upgrade().is_none(), "the memory is free once the answer came");
+    }
+
+    #[test]
+    fn what_the_kernel_never_took_is_not_waited_for() {
+        let rings = Rings::new(None);
+        if !available(&rings) {
+            return;
+        }
+        // A ring that is not enabled takes nothing.
+        let Ok(uring) = IoUring::builder().setup_r_disabled().build(DEPTH as u32) else {
+            println!("SKIP: no rings that are made disabled here");
+            return;
+        };
+        LOCAL.with_borrow_mut(|all| all.retain(|local| local.owner != rings.id));
+        rings.give(Ring { uring, fixed: false, place: false });
+        let file = tempfile::tempfile().unwrap();
+        let end = rings.write(3, file.as_raw_fd(), 0, b"bytes", Duration::from_secs(60)).unwrap();
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        rings.reap();
+        assert_eq!(rings.late(3), 0);
+        // And the thread has another ring.
+        assert_eq!(rings.write(3, file.as_raw_fd(), 0, b"bytes", Duration::from_secs(60)).unwrap().unwrap(), 5);
     }
 
     #[test]
