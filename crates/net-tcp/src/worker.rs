@@ -6,6 +6,7 @@ use crate::server::{Conn, PARKED, Shared};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use spurline_proto::{FrameError, HEADER_LEN, Header, padding};
 use spurline_transport::{Crewed as _, End, FrameResponder, FrameSink, Next, Responder as _, dispatch};
 use spurline_trust::Reason;
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Requests answered on one connection before others get their turn, when no worker is idle.
 const TURN: u32 = 32;
+/// Requests a worker has answered on one connection when it first looks where its reader is, and again after twice as
+/// many each time.
+const LOOK_FROM: u32 = 64;
 /// The first byte of a TLS connection.
 const TLS_HANDSHAKE: u8 = 0x16;
 /// Bytes of a file encrypted at once.
@@ -35,7 +39,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
         filled = bytes.len();
         begun = Some(since);
     }
-    let mut turn = 0;
+    let mut turn = 0u32;
     // The event said that there is something: the first receive does not wait.
     let mut wait = false;
     loop {
@@ -89,7 +93,10 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
                 return End::Close(error);
             }
             at += whole;
-            turn += 1;
+            turn = turn.saturating_add(1);
+            if turn >= LOOK_FROM && turn.is_power_of_two() {
+                come_to_reader(&conn.socket);
+            }
         }
         if at > 0 {
             inbox.copy_within(at..filled, 0);
@@ -114,6 +121,27 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
         }
         // While another worker waits for events this one can wait for the next request here.
         wait = others_idle && !life_only;
+    }
+}
+
+/// Moves this thread once to the processor on which the connection's packets arrive, and ties it to none. Two busy
+/// pairs of threads that sit crosswise are balanced, so the kernel leaves them as they are, and each of their requests
+/// wakes the other processor twice. Where another processor is idle the kernel moves the thread on when it next wakes.
+fn come_to_reader(socket: &TcpStream) {
+    let Ok(there) = rustix::net::sockopt::socket_incoming_cpu(socket) else { return };
+    let there = there as usize;
+    if there >= CpuSet::MAX_CPU || there == sched_getcpu() {
+        return;
+    }
+    let Ok(anywhere) = sched_getaffinity(None) else { return };
+    if !anywhere.is_set(there) {
+        return;
+    }
+    let mut only = CpuSet::new();
+    only.set(there);
+    // An optimisation: refused, it changes nothing.
+    if sched_setaffinity(None, &only).is_ok() {
+        let _ = sched_setaffinity(None, &anywhere);
     }
 }
 
@@ -304,4 +332,30 @@ fn too_slow(left: usize) -> Error {
 
 fn gone(e: Errno) -> Error {
     Error::new(ErrorKind::Unavailable, format!("the reader is gone: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_worker_that_comes_to_its_reader_may_run_where_it_could_before() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut reader = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut socket, _) = listener.accept().unwrap();
+        let before = sched_getaffinity(None).unwrap();
+        for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| before.is_set(*cpu)) {
+            // The reader's packets arrive where it sends them, on this host.
+            let mut only = CpuSet::new();
+            only.set(cpu);
+            sched_setaffinity(None, &only).unwrap();
+            reader.write_all(b"?").unwrap();
+            socket.read_exact(&mut [0]).unwrap();
+            sched_setaffinity(None, &before).unwrap();
+            come_to_reader(&socket);
+            assert!(sched_getaffinity(None).unwrap() == before, "after packets on CPU {cpu}");
+        }
+    }
 }
