@@ -6,17 +6,18 @@ use spurline_types::{Error, Result};
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::time::{Duration, SystemTime};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Lines that may wait: a tenth of a second at 160,000 requests per second, in about a MiB.
 const WAITING: usize = 16 << 10;
 /// A line is in the file at most this long after its request when nothing follows.
 const FLUSH: Duration = Duration::from_millis(200);
-/// How long the end of the process waits for the last lines.
+/// How long the end of the process waits for the last lines, and how often it tries to say that they are the last.
 const LAST_LINES: Duration = Duration::from_secs(2);
+const TRY_EVERY: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 struct Line {
@@ -34,8 +35,8 @@ struct Line {
 pub struct AccessLogWriter {
     /// `None` asks the writer to end.
     sender: SyncSender<Option<Line>>,
-    /// Behind a lock only so that the writer may be shared; it is waited on once, at the end.
-    done: std::sync::Mutex<Receiver<()>>,
+    /// It is waited on once, at the end: `None` after it.
+    done: std::sync::Mutex<Option<Receiver<()>>>,
     dropped: Arc<AtomicU64>,
 }
 
@@ -58,7 +59,7 @@ impl AccessLogWriter {
                 let _ = finished.send(());
             })
             .map_err(io)?;
-        Ok(AccessLogWriter { sender, done: std::sync::Mutex::new(done), dropped })
+        Ok(AccessLogWriter { sender, done: std::sync::Mutex::new(Some(done)), dropped })
     }
 
     /// Notes one request: its name, inode, offset and length where it has them, 0 or an errno, and its time.
@@ -72,13 +73,22 @@ impl AccessLogWriter {
 }
 
 impl AccessLogWriter {
-    /// Writes what was noted so far and ends; lines noted later are lost. For a process about to end, which may still
-    /// share the log with threads that never drop it.
+    /// Writes what was noted so far and ends; lines noted later are lost, and so are those that can't be written within
+    /// two seconds. For a process about to end, which may still share the log with threads that never drop it.
     pub fn finish(&self) {
-        if self.sender.send(None).is_ok()
-            && let Ok(done) = self.done.lock()
-        {
-            let _ = done.recv_timeout(LAST_LINES);
+        let Some(done) = self.done.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let until = Instant::now() + LAST_LINES;
+        // Lines that wait leave no room for this word where nothing is written any more: a pipe that nobody reads, a
+        // file server that is gone.
+        while let Err(TrySendError::Full(_)) = self.sender.try_send(None) {
+            if Instant::now() >= until {
+                break;
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+        if let Err(RecvTimeoutError::Timeout) = done.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            let within = LAST_LINES.as_secs();
+            tracing::warn!("the access log could not be written within {within} s: its last lines are lost");
         }
     }
 }
@@ -143,6 +153,28 @@ mod tests {
         let gaps: u64 = text.lines().filter_map(|l| l.split_once(" (")?.1.split(' ').next()?.parse::<u64>().ok()).sum();
         assert_eq!(lines + gaps, total);
         assert!(text.lines().next().unwrap().ends_with("read ino=0 off=4096 len=100 errno=0 us=12"), "{text:.200}");
+    }
+
+    #[test]
+    fn a_log_that_hangs_does_not_keep_the_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        // Whoever has it open for both can be sure that it opens; nothing is read.
+        let _pipe = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let log = AccessLogWriter::open(&path).unwrap();
+        // More than the pipe, the writer and the lines that wait are together.
+        for ino in 0..WAITING as u64 * 4 {
+            log.record("read", ino, 4096, 100, 0, Duration::from_micros(12));
+        }
+        let (finished, done) = sync_channel(1);
+        std::thread::spawn(move || {
+            log.finish();
+            drop(log);
+            let _ = finished.send(());
+        });
+        done.recv_timeout(Duration::from_secs(60)).expect("the end is waited for without end");
     }
 
     #[test]
