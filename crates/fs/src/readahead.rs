@@ -92,7 +92,7 @@ impl ReadAhead {
 
     /// Takes note of a read of `len` bytes at `offset`; says which blocks to ask for now, if any.
     /// `limit` is asked only when there is something to ask for: the most blocks this handle may be read
-    /// ahead now, all its runs together. Costs 10-60 ns.
+    /// ahead now, all its runs together. Costs 5 to 90 ns.
     pub fn observe(&mut self, offset: u64, len: usize, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
         let end = offset.saturating_add(len as u64).min(self.size);
         if end <= offset {
@@ -152,7 +152,9 @@ impl ReadAhead {
 
     /// The run that a read belongs to: one it lies in or touches, or that ends at most `slack` before it.
     fn place(&self, offset: u64, end: u64, slack: u64) -> Place {
-        let continues = |run: &Run| offset >= run.start && offset <= run.end.saturating_add(slack);
+        // One difference that wraps instead of two comparisons: of the runs of a random reader half begin before its read,
+        // which no branch predictor knows, and looking through all of them took 155 ns instead of 85.
+        let continues = |run: &Run| offset.wrapping_sub(run.start) <= run.end.saturating_add(slack) - run.start;
         if self.used != 0 && continues(&self.runs[self.last]) {
             return Place::In(self.last);
         }
@@ -162,7 +164,7 @@ impl ReadAhead {
             if continues(run) {
                 return Place::In(at);
             }
-            if offset < run.start && end >= run.start {
+            if run.start.wrapping_sub(offset) <= end - offset {
                 before = Some(at);
             }
         }
