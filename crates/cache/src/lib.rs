@@ -8,6 +8,7 @@
 
 mod heat;
 mod rules;
+mod sent_on;
 mod spread;
 mod warm;
 
@@ -56,6 +57,7 @@ pub struct Shared {
     /// Copies of other nodes' hot blocks.
     spread: spread::Copies,
     rules: rules::Rules,
+    sent_on: sent_on::SentOn,
 }
 
 impl Shared {
@@ -89,6 +91,7 @@ impl Shared {
             elsewhere: OnceLock::new(),
             spread: spread::Copies::default(),
             rules: rules::Rules::default(),
+            sent_on: sent_on::SentOn::new(),
         })
     }
 
@@ -102,6 +105,16 @@ impl Shared {
     fn disks(&self) -> Option<&Store> {
         self.store.as_deref().filter(|store| store.enabled())
     }
+}
+
+/// Where the bytes of a read are, when nothing is fetched for it.
+pub enum Pinned {
+    /// Here.
+    Here(Slice),
+    /// On disk, and so few that they are better read straight to where they belong.
+    Small,
+    /// Neither in memory nor on disk.
+    Missing,
 }
 
 /// One source through the cache.
@@ -163,6 +176,27 @@ impl Cache {
     /// # Errors
     /// As for [`Volume::read`].
     pub fn pin(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Option<Slice>> {
+        match self.pin_held(object, offset, len, near)? {
+            Pinned::Here(slice) => Ok(Some(slice)),
+            Pinned::Small => Ok(None),
+            Pinned::Missing => self.pin_fetched(object, offset, len).map(Some),
+        }
+    }
+
+    /// The same of what [`Cache::pin_held`] found missing.
+    ///
+    /// # Errors
+    /// As for [`Volume::read`].
+    pub fn pin_fetched(&self, object: &ObjectRef, offset: u64, len: usize) -> Result<Slice> {
+        let (id, range) = self.locate(object, offset, len);
+        self.fetch(object, id, range)
+    }
+
+    /// As [`Cache::pin`], but nothing is fetched that is not being fetched already.
+    ///
+    /// # Errors
+    /// As for [`Volume::read`].
+    pub fn pin_held(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Pinned> {
         let (id, range) = self.locate(object, offset, len);
         if let Some((block, counts)) = self.shared.tier.find_used(&id) {
             if counts && let Some(store) = &self.shared.store {
@@ -179,18 +213,18 @@ impl Cache {
             match block.wait(range.clone(), self.deadline()) {
                 // The fill that was under way belonged to someone else; its failure is tried again once by ours.
                 Err(error) if error.kind() != ErrorKind::Stale && error.kind() != ErrorKind::Timeout => {}
-                done => return done.map(Some),
+                done => return done.map(Pinned::Here),
             }
         }
         if self.on_disk(object, id.index) {
             if range.len() < GRANULE {
-                return Ok(None);
+                return Ok(Pinned::Small);
             }
-            if let Some(slice) = self.pin_from_disk(object, id, range.clone(), near) {
-                return Ok(Some(slice));
+            if let Some(slice) = self.pin_from_disk(object, id, range, near) {
+                return Ok(Pinned::Here(slice));
             }
         }
-        self.fetch(object, id, range).map(Some)
+        Ok(Pinned::Missing)
     }
 
     /// The bytes as a file and an offset, for a transport that can send from a file: under `--iorpc-mode splice`, when
@@ -281,13 +315,8 @@ impl Cache {
         let shared = &self.shared;
         let len = object.block_len(index, shared.block_size);
         let id = BlockId { object: object.id, index };
-        let bytes = len as u64;
-        if len == 0 || shared.ahead_bytes.load(Ordering::Relaxed) + bytes > shared.tier.pool().limit_bytes() / 3 {
-            return false;
-        }
+        let Some(count) = AheadBytes::take(shared, len) else { return false };
         let Some(fill) = shared.tier.try_fill(id, len) else { return false };
-        shared.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let count = AheadBytes { shared: Arc::clone(shared), bytes };
         let job = self.job(object, fill);
         shared.workers.ahead(move || {
             job();
@@ -312,6 +341,18 @@ fn push_run(held: &mut Vec<serde_json::Value>, run: Option<(u32, u32, &str)>) {
 struct AheadBytes {
     shared: Arc<Shared>,
     bytes: u64,
+}
+
+impl AheadBytes {
+    /// Counts `len` bytes, if so many more may be fetched ahead.
+    fn take(shared: &Arc<Shared>, len: usize) -> Option<AheadBytes> {
+        let bytes = len as u64;
+        if len == 0 || shared.ahead_bytes.load(Ordering::Relaxed) + bytes > shared.tier.pool().limit_bytes() / 3 {
+            return None;
+        }
+        shared.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Some(AheadBytes { shared: Arc::clone(shared), bytes })
+    }
 }
 
 impl Drop for AheadBytes {

@@ -236,6 +236,14 @@ impl Peer {
     }
 }
 
+/// A node that is being asked.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub peer: &'a Arc<Peer>,
+    /// How many come before it in the order.
+    pub place: usize,
+}
+
 /// Asks the nodes that `rank` names, as many as it is told at most, in its order, until one answers: another one at once, and all again after a
 /// pause, those that are there by then, for as long as `patience` lasts. The answer is to land at `lands`, an address. An error that a node answered is the answer,
 /// unless another node may know better. `ranked` is scratch.
@@ -246,7 +254,7 @@ pub(crate) fn ask<T>(
     ranked: &mut Vec<u32>,
     patience: Patience,
     retries: &spurline_types::stats::Metric,
-    mut request: impl FnMut(&Arc<Peer>, &mut Lease<'_>, Instant) -> Result<T, CallError>,
+    mut request: impl FnMut(Asked<'_>, &mut Lease<'_>, Instant) -> Result<T, CallError>,
 ) -> Result<T> {
     let deadline = Instant::now() + patience.answer;
     let mut pause = FIRST_PAUSE;
@@ -261,11 +269,11 @@ pub(crate) fn ask<T>(
         let view = roster.view();
         rank(&view, most, ranked);
         most = most.saturating_mul(FIRST);
-        for index in ranked.iter() {
+        for (place, index) in ranked.iter().enumerate() {
             let peer = view.peer(*index);
             let mut send = |lease: &mut Lease<'_>, deadline| {
                 retries.add(u64::from(std::mem::replace(&mut sent, true)));
-                request(peer, lease, deadline)
+                request(Asked { peer, place }, lease, deadline)
             };
             match peer.attempt(lands, deadline, &mut send) {
                 Ok(value) => return Ok(value),

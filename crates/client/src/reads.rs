@@ -8,10 +8,10 @@ use crate::remote::{Inner, SCRATCH};
 use crate::roster::View;
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::Fill;
-use spurline_proto::{Read, Request, VolumeId, Welcome, says_hot};
+use spurline_proto::{Read, Request, VolumeId, Welcome, says_hot, says_sent_on};
 use spurline_transport::{Answer, CallError, Lease, PoolState};
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, Sink as _};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,38 +26,65 @@ pub(crate) fn read_of(object: &ObjectRef, volume: VolumeId, offset: u64, len: us
     Read { volume, path, version, size, offset, len: len as u32 }
 }
 
+/// The request for `read` of a node that may send the reader on, if it is `a_copy` and knows how to.
+pub(crate) fn request_for<'a>(read: Read<'a>, a_copy: bool, welcome: &Welcome) -> Request<'a> {
+    if a_copy && welcome.capabilities.sends_on() { Request::ReadHere(read) } else { Request::Read(read) }
+}
+
+/// In which order the nodes that hold a block are asked for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The nearest first. One that comes before the block's owner may send the reader on.
+    NearFirst,
+    /// The owner first, who fetches it for all, and no other sends the reader on.
+    OwnerFirst,
+}
+
 impl Inner {
-    /// The nodes to ask for `wanted`, best first; those that answer late come last, but for a trial now and then.
-    pub(crate) fn rank(&self, view: &View, wanted: Wanted, most: usize, ranked: &mut Vec<u32>) {
-        view.rank(wanted, &self.config.standpoint, most, ranked);
+    /// The nodes to ask for `wanted`, best first; those that answer late come last, but for a trial now and then. How many
+    /// of the first may send the reader on to one that comes after them.
+    fn rank(&self, view: &View, wanted: Wanted, order: Order, most: usize, ranked: &mut Vec<u32>) -> usize {
+        let mut copies = 0;
+        if order == Order::OwnerFirst {
+            view.holders(wanted, most, ranked);
+        } else {
+            let owner = view.rank(wanted, &self.config.standpoint, most, ranked);
+            if wanted.holders() > 1 {
+                copies = ranked.iter().position(|index| Some(*index) == owner).unwrap_or(0);
+            }
+        }
         if !self.hedge.shuns() {
-            return;
+            return copies;
         }
         let may_ask = |index: u32| view.made(index).is_none_or(|peer| peer.pace().may_ask(Instant::now));
         // When all of them are late, nothing is changed.
-        for _ in 0..ranked.len().min(FIRST) {
+        for passed in 0..ranked.len().min(FIRST) {
             if may_ask(ranked[0]) {
-                return;
+                // None, when their owner is one of those that are passed.
+                return copies.saturating_sub(passed);
             }
             ranked.rotate_left(1);
         }
+        copies
     }
 
-    /// Asks the nodes that hold `wanted` with `request`, whose answer is to land at `lands`, made anew for each attempt because every connection numbers the
-    /// volume itself.
+    /// Asks the nodes that hold `wanted`, in this order, with `call`, whose answer is to land at `lands`, made anew for each
+    /// attempt because every connection numbers the volume itself. It is told whether the node may send the reader on.
     pub(crate) fn ask<T>(
         &self,
         wanted: Wanted,
+        order: Order,
         lands: usize,
-        mut call: impl FnMut(&Arc<Peer>, &mut Lease<'_>, &mut Vec<u8>, Instant) -> Result<T, CallError>,
+        mut call: impl FnMut((&Arc<Peer>, bool), &mut Lease<'_>, &mut Vec<u8>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
         // Taken out of its cell for the call, so that a call made inside another finds an empty one, not a panic.
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
-        let place = |view: &View, most, ranked: &mut Vec<u32>| self.rank(view, wanted, most, ranked);
+        let copies = Cell::new(0);
+        let rank = |view: &View, most, ranked: &mut Vec<u32>| copies.set(self.rank(view, wanted, order, most, ranked));
         let retries = &self.stats.remotecache.retries;
         let result =
-            ask(&self.roster, lands, place, &mut ranked, self.config.patience, retries, |peer, lease, deadline| {
-                call(peer, lease, &mut body, deadline)
+            ask(&self.roster, lands, rank, &mut ranked, self.config.patience, retries, |asked, lease, deadline| {
+                call((asked.peer, asked.place < copies.get()), lease, &mut body, deadline)
             });
         // A long listing must not keep its memory for ever.
         body.clear();
@@ -66,12 +93,12 @@ impl Inner {
         result
     }
 
-    /// The node that is asked first.
-    fn first_peer(&self, wanted: Wanted) -> Option<Arc<Peer>> {
+    /// The node that is asked first, and whether it may send the reader on.
+    fn first_peer(&self, wanted: Wanted) -> Option<(Arc<Peer>, bool)> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
         let view = self.roster.view();
-        self.rank(&view, wanted, FIRST, &mut ranked);
-        let first = ranked.first().map(|index| Arc::clone(view.peer(*index)));
+        let copies = self.rank(&view, wanted, Order::NearFirst, FIRST, &mut ranked);
+        let first = ranked.first().map(|index| (Arc::clone(view.peer(*index)), copies > 0));
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         first
     }
@@ -112,35 +139,42 @@ impl Inner {
     }
 
     /// Reads into the whole of `dst`, which lies inside one block: over several rails when it is large and they are
-    /// idle, and what fails there, or all of it, over one channel.
-    pub(crate) fn read_into(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
+    /// idle, and what fails there, or all of it, over one channel, of the nodes in this order.
+    pub(crate) fn read_into(&self, object: &ObjectRef, offset: u64, dst: &mut [u8], order: Order) -> Result<()> {
         if !self.rails || dst.len() < SPLIT_FROM {
-            return self.read_plain(object, offset, dst);
+            return self.read_plain(object, offset, dst, order);
         }
-        let Some(first) = self.first_peer(self.wanted(object, offset)) else {
-            return self.read_plain(object, offset, dst);
+        let Some((first, a_copy)) = self.first_peer(self.wanted(object, offset)) else {
+            return self.read_plain(object, offset, dst, order);
         };
         let several = first.paths().filter(|paths| paths.up() > 1);
         let several = several.and_then(|paths| Some((paths.current()?, paths.dialer().near(middle(dst)))));
-        let Some((current, near)) = several else { return self.read_plain(object, offset, dst) };
+        let Some((current, near)) = several else { return self.read_plain(object, offset, dst, order) };
         let request = read_of(object, VolumeId::default(), offset, dst.len());
         let started = Instant::now();
-        match split::read(&current.pool, near, &request, dst, started + self.config.patience.answer) {
-            None => self.read_plain(object, offset, dst),
-            Some(failed) => {
+        match split::read(&current.pool, near, (&request, a_copy), dst, started + self.config.patience.answer) {
+            None => self.read_plain(object, offset, dst, order),
+            Some(left) => {
                 self.hedge.took(&first, started);
-                failed
-                    .into_iter()
-                    .flatten()
-                    .try_for_each(|part| self.read_plain(object, offset + part.start as u64, &mut dst[part]))
+                left.into_iter().flatten().try_for_each(|left| {
+                    let order = self.after(left.sent_on);
+                    self.read_plain(object, offset + left.part.start as u64, &mut dst[left.part], order)
+                })
             }
         }
     }
 
-    fn read_plain(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<()> {
+    /// The order in which nodes are asked after an answer, which is counted if it `sent_on` the reader.
+    fn after(&self, sent_on: bool) -> Order {
+        self.stats.remotecache.sent_on.add(u64::from(sent_on));
+        if sent_on { Order::OwnerFirst } else { Order::NearFirst }
+    }
+
+    fn read_plain(&self, object: &ObjectRef, offset: u64, dst: &mut [u8], order: Order) -> Result<()> {
         let wanted = self.wanted(object, offset);
-        let got = self.ask(wanted, middle(dst), |peer, lease, body, deadline| {
-            let request = Request::Read(read_of(object, lease.welcome().volume, offset, dst.len()));
+        let (got, sent_on) = self.ask(wanted, order, middle(dst), |(peer, a_copy), lease, body, deadline| {
+            let read = read_of(object, lease.welcome().volume, offset, dst.len());
+            let request = request_for(read, a_copy, lease.welcome());
             peer.compare(lease.welcome(), self.block_size);
             body.clear();
             let got = self.watched(object, offset, peer, lease, dst, |lease, dst, unless| {
@@ -149,8 +183,12 @@ impl Inner {
             if got.is_ok() {
                 self.told(wanted, body);
             }
-            got
+            got.map(|answer| (answer, says_sent_on(body)))
         })?;
+        // Once: who is asked in the owner's order is not allowed to.
+        if sent_on && order == Order::NearFirst {
+            return self.read_plain(object, offset, dst, self.after(true));
+        }
         if got.payload_len != dst.len() {
             return Err(Error::new(
                 ErrorKind::Protocol,
@@ -190,7 +228,7 @@ impl Inner {
             if len == 0 {
                 return;
             }
-            match self.read_into(object, offset, &mut spare[..len]) {
+            match self.read_into(object, offset, &mut spare[..len], Order::NearFirst) {
                 Ok(()) => fill.commit(len),
                 Err(error) => return fill.fail(error),
             }
@@ -199,26 +237,27 @@ impl Inner {
     }
 
     /// Reads a large piece of a sequential reader: the answer that was asked for ahead, if there is one, once the next
-    /// ones are asked for. Whether `dst` is filled.
+    /// ones are asked for. `None` when `dst` is filled, or else the order in which nodes are to be asked for it.
     ///
     /// # Errors
     /// `Timeout` when that answer took all the patience there is: asking again would wait as long once more.
-    pub(crate) fn read_asked(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<bool> {
+    pub(crate) fn read_asked(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Option<Order>> {
         let (claimed, next) = self.ahead.read(object.id, offset, dst.len());
         self.ask_ahead(object, next, dst.len());
-        let Some(claimed) = claimed else { return Ok(false) };
+        let Some(claimed) = claimed else { return Ok(Some(Order::NearFirst)) };
         let deadline = Instant::now() + self.config.patience.answer;
         match self.take_asked(claimed, object, offset, dst, deadline) {
-            Some(Ok(answer)) if answer.payload_len == dst.len() => {
+            Some(Ok((answer, _))) if answer.payload_len == dst.len() => {
                 self.stats.blockcache.prefetch_bytes.add(dst.len() as u64);
-                return Ok(true);
+                return Ok(None);
             }
+            Some(Ok((_, true))) => return Ok(Some(self.after(true))),
             Some(Err(CallError::Broken(error))) if Instant::now() >= deadline => return Err(error),
             _ => {}
         }
         // Asked for again, of every node that may have it.
         self.stats.remotecache.retries.add(1);
-        Ok(false)
+        Ok(Some(Order::NearFirst))
     }
 
     fn take_asked(
@@ -228,7 +267,7 @@ impl Inner {
         offset: u64,
         dst: &mut [u8],
         deadline: Instant,
-    ) -> Option<Result<Answer, CallError>> {
+    ) -> Option<Result<(Answer, bool), CallError>> {
         let (mut body, ranked) = SCRATCH.with(RefCell::take);
         body.clear();
         let mut taken = None;
@@ -240,6 +279,7 @@ impl Inner {
         if matches!(taken, Some(Ok(_))) {
             self.told(self.wanted(object, offset), &body);
         }
+        let taken = taken.map(|taken| taken.map(|answer| (answer, says_sent_on(&body))));
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         taken
     }
@@ -262,8 +302,8 @@ impl Inner {
             // The last of the file, or a piece across two blocks: of two nodes, perhaps.
             return false;
         }
-        let Some(peer) = self.first_peer(self.wanted(object, at)) else { return false };
-        let request = |welcome: &Welcome| Request::Read(read_of(object, welcome.volume, at, piece));
+        let Some((peer, a_copy)) = self.first_peer(self.wanted(object, at)) else { return false };
+        let request = |welcome: &Welcome| request_for(read_of(object, welcome.volume, at, piece), a_copy, welcome);
         let Some(begun) = peer.tcp().begin(request, Instant::now() + self.config.patience.answer) else { return false };
         self.ahead.keep(object.id, at, piece, peer, begun);
         true

@@ -6,6 +6,7 @@ use crate::hedge::{Hedge, Hedger};
 use crate::peer::{NOWHERE, Patience, ask};
 use crate::placement::{Copies, Standpoint, Wanted};
 use crate::pulse::Pulse;
+use crate::reads::Order;
 use crate::roster::{Roster, View};
 use crate::spread::Spread;
 use spurline_mem::Tier;
@@ -173,7 +174,8 @@ impl Inner {
         let started = Instant::now();
         let place = ObjectId::hash(&self.source, path, "");
         let wanted = Wanted::block(place, 0, self.config.copies.of(path));
-        let result = self.ask(wanted, NOWHERE, |_, lease, body, deadline| call(lease, body, deadline));
+        let result =
+            self.ask(wanted, Order::NearFirst, NOWHERE, |_, lease, body, deadline| call(lease, body, deadline));
         let counted = &self.stats.metadata;
         counted.ops.add(1);
         counted.lat_us.add_us(started.elapsed());
@@ -272,10 +274,14 @@ impl Volume for Remote {
                 dst[done..done + len].copy_from_slice(&slice);
             } else {
                 inner.stats.blockcache.miss_bytes.add(len as u64);
-                if len == want && len >= PIECE_FROM && !inner.rails && inner.read_asked(object, at, &mut dst[..len])? {
-                    return Ok(Data::Copied(len));
+                let mut order = Order::NearFirst;
+                if len == want && len >= PIECE_FROM && !inner.rails {
+                    match inner.read_asked(object, at, &mut dst[..len])? {
+                        None => return Ok(Data::Copied(len)),
+                        Some(then) => order = then,
+                    }
                 }
-                inner.read_into(object, at, &mut dst[done..done + len])?;
+                inner.read_into(object, at, &mut dst[done..done + len], order)?;
             }
             done += len;
         }

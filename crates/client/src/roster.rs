@@ -53,10 +53,13 @@ pub struct View {
 }
 
 impl View {
-    /// The nodes to ask for `wanted`, at most `most`, in the order in which a reader at `from` asks them.
-    pub fn rank(&self, wanted: Wanted, from: &Standpoint, most: usize, out: &mut Vec<u32>) {
+    /// The nodes to ask for `wanted`, at most `most`, in the order in which a reader at `from` asks them; and the one of
+    /// them that all agree on as its owner, which fetches it for all.
+    pub fn rank(&self, wanted: Wanted, from: &Standpoint, most: usize, out: &mut Vec<u32>) -> Option<u32> {
         self.placement.holders(wanted, most, out);
+        let owner = out.first().copied();
         self.placement.near_first(wanted, &self.members, from, out);
+        owner
     }
 
     /// The nodes that hold `wanted`, its owner first, and those that would if they were gone, at most `most`.

@@ -3,7 +3,7 @@
 //! what they hold and never fetch it themselves, so nodes that ask each other never wait for each other.
 
 use crate::placement::{FIRST, Wanted};
-use crate::roster::Roster;
+use crate::roster::{Roster, View};
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{Read, Request, says_hot};
 use spurline_transport::CallError;
@@ -111,16 +111,41 @@ impl Elsewhere for Siblings {
                     break;
                 }
                 asked += 1;
-                found = self.pull(&view, at, object, index, sink);
+                found = self.pull(&view, at, object, index, false, sink);
             }
         }
         RANKED.set(ranked);
         found
     }
+
+    fn fetches(&self, source: &str, object: &ObjectRef, index: u32) -> bool {
+        let roster = self.roster(source);
+        // Whether it is well the reader finds out, who asks all in one order: then one of them stands in for it, not each.
+        self.owner(&roster.view(), object, index).is_some()
+    }
+
+    fn seek(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> Fetched {
+        let roster = self.roster(source);
+        let view = roster.view();
+        let owner = self.owner(&view, object, index);
+        owner.map_or(Fetched::Nowhere, |at| self.pull(&view, at, object, index, true, sink))
+    }
 }
 
 impl Siblings {
-    fn pull(&self, view: &crate::View, at: u32, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> Fetched {
+    /// The node that fetches a block for all; `None` when it is this one.
+    fn owner(&self, view: &View, object: &ObjectRef, index: u32) -> Option<u32> {
+        let mut ranked = RANKED.take();
+        view.holders(Wanted::block(object.id, index, 1), FIRST, &mut ranked);
+        let owner = ranked.first().copied();
+        RANKED.set(ranked);
+        owner.filter(|at| view.members()[*at as usize].name != self.own_name)
+    }
+}
+
+impl Siblings {
+    /// Takes a block from a node, if it holds it; one that does not is asked to fetch it if `begins`.
+    fn pull(&self, view: &View, at: u32, object: &ObjectRef, index: u32, begins: bool, sink: &mut dyn Sink) -> Fetched {
         let (peer, started) = (view.peer(at), Instant::now());
         if !peer.pace().may_ask(|| started) {
             return Fetched::Nowhere;
@@ -131,14 +156,16 @@ impl Siblings {
             return Fetched::Nowhere;
         };
         let len = object.block_len(index, self.block_size);
-        let request = Request::Pull(Read {
+        let read = Read {
             volume: lease.welcome().volume,
             path: &object.path,
             version: object.version.as_str(),
             size: object.size,
             offset: u64::from(index) * self.block_size,
             len: len as u32,
-        });
+        };
+        let seeks = begins && lease.welcome().capabilities.sends_on();
+        let request = if seeks { Request::Seek(read) } else { Request::Pull(read) };
         let spare = sink.spare();
         if spare.len() != len || lease.welcome().block_size != self.block_size {
             return Fetched::Nowhere;

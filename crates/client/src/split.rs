@@ -1,7 +1,8 @@
 //! One large read over several rails at once: cut by the rails' speeds, every part asked for before the first is
-//! waited for, all by one thread. What fails is left to the caller to ask for again.
+//! waited for, all by one thread. What fails, or is sent on, is left to the caller to ask for again.
 
-use spurline_proto::{Read, Request};
+use crate::reads::request_for;
+use spurline_proto::Read;
 use spurline_transport::{Lease, PathPool};
 use std::ops::Range;
 use std::time::Instant;
@@ -21,15 +22,22 @@ struct Part<'a> {
     len: usize,
 }
 
-/// Reads `dst` over as many rails as are idle, and says which ranges of it failed; `None` when fewer than two rails
-/// are idle now. `near` are the rails near `dst`. `request` is for the whole, its volume is each channel's own.
+/// What is left of a read: a range of it, and whether its node sent the reader on.
+pub(crate) struct Left {
+    pub part: Range<usize>,
+    pub sent_on: bool,
+}
+
+/// Reads `dst` over as many rails as are idle, and says what is left; `None` when fewer than two rails are idle now. `near`
+/// are the rails near `dst`. `whole` is what is read, its volume is each channel's own, and whether the node may send the
+/// reader on.
 pub(crate) fn read(
     paths: &PathPool,
     near: u64,
-    request: &Read<'_>,
+    whole: (&Read<'_>, bool),
     dst: &mut [u8],
     deadline: Instant,
-) -> Option<[Option<Range<usize>>; PARTS_MAX]> {
+) -> Option<[Option<Left>; PARTS_MAX]> {
     let most = (dst.len() / PART_MIN).min(PARTS_MAX);
     let mut parts: [Option<Part<'_>>; PARTS_MAX] = [const { None }; PARTS_MAX];
     let mut speeds = [0u64; PARTS_MAX];
@@ -47,14 +55,14 @@ pub(crate) fn read(
     }
     let lens = shares(dst.len(), &speeds[..count]);
     parts.iter_mut().flatten().zip(lens).for_each(|(part, len)| part.len = len);
-    let mut failed = [const { None }; PARTS_MAX];
-    fetch(&mut parts[..count], request, 0, dst, &mut failed, deadline);
-    for (part, range) in parts.iter().flatten().zip(&failed) {
-        if let (Some(path), Some(_)) = (part.lease.path(), range) {
+    let mut left = [const { None }; PARTS_MAX];
+    fetch(&mut parts[..count], whole, 0, dst, &mut left, deadline);
+    for (part, left) in parts.iter().flatten().zip(&left) {
+        if let (Some(path), Some(Left { sent_on: false, .. })) = (part.lease.path(), left) {
             paths.count_retry(path);
         }
     }
-    Some(failed)
+    Some(left)
 }
 
 /// `len` cut in proportion to `speeds`; what does not divide goes to the last of them that gets any.
@@ -72,39 +80,38 @@ fn shares(len: usize, speeds: &[u64]) -> [usize; PARTS_MAX] {
 
 fn fetch(
     parts: &mut [Option<Part<'_>>],
-    request: &Read<'_>,
+    whole: (&Read<'_>, bool),
     at: usize,
     dst: &mut [u8],
-    failed: &mut [Option<Range<usize>>],
+    left: &mut [Option<Left>],
     deadline: Instant,
 ) {
-    let (Some((Some(part), rest)), Some((failure, failures))) = (parts.split_first_mut(), failed.split_first_mut())
+    let (Some((Some(part), rest)), Some((own_left, others_left))) = (parts.split_first_mut(), left.split_first_mut())
     else {
         return;
     };
     let len = part.len.min(dst.len());
     let (own, others) = dst.split_at_mut(len);
     if len == 0 {
-        return fetch(rest, request, at, others, failures, deadline);
+        return fetch(rest, whole, at, others, others_left, deadline);
     }
-    let read = Request::Read(Read {
-        volume: part.lease.welcome().volume,
-        offset: request.offset + at as u64,
-        len: len as u32,
-        ..*request
-    });
-    let mut others = Some((rest, others, failures));
-    let answer = part.lease.call_while(&read, own, deadline, &mut || {
-        if let Some((rest, dst, failures)) = others.take() {
-            fetch(rest, request, at + len, dst, failures, deadline);
+    let welcome = part.lease.welcome();
+    let (volume, offset) = (welcome.volume, whole.0.offset + at as u64);
+    let request = request_for(Read { volume, offset, len: len as u32, ..*whole.0 }, whole.1, welcome);
+    let mut others = Some((rest, others, others_left));
+    let answer = part.lease.call_while(&request, own, deadline, &mut || {
+        if let Some((rest, dst, left)) = others.take() {
+            fetch(rest, whole, at + len, dst, left, deadline);
         }
     });
     // A channel that could not even send has run nothing meanwhile.
-    if let Some((rest, dst, failures)) = others.take() {
-        fetch(rest, request, at + len, dst, failures, deadline);
+    if let Some((rest, dst, left)) = others.take() {
+        fetch(rest, whole, at + len, dst, left, deadline);
     }
-    if !answer.is_ok_and(|answer| answer.payload_len == len) {
-        *failure = Some(at..at + len);
+    // Nothing but the word to go on has no bytes.
+    let landed = answer.map(|answer| answer.payload_len);
+    if landed != Ok(len) {
+        *own_left = Some(Left { part: at..at + len, sent_on: landed == Ok(0) });
     }
 }
 

@@ -366,6 +366,14 @@ impl Tier {
         Found::Vacant(Fill { block, id, tier: Arc::clone(self), done: false })
     }
 
+    /// Takes in a whole block of `len` bytes, the first of `buf`; `None`, and nothing happens, when it is here or being
+    /// filled already.
+    pub fn take_in(self: &Arc<Self>, id: BlockId, buf: Buf, len: usize) -> Option<Slice> {
+        let Found::Vacant(mut fill) = self.insert(id, buf, len) else { return None };
+        fill.commit(len);
+        fill.finished()
+    }
+
     /// Drops a block if it is complete and here, and says whether it was; readers that hold slices keep them.
     pub fn remove(&self, id: &BlockId) -> bool {
         let found = self.shard(id).lock().get(id).cloned().filter(|block| block.is_ready());

@@ -9,10 +9,10 @@ mod recent;
 use hot::Hot;
 use parking_lot::RwLock;
 use recent::Recent;
-use spurline_cache::{Batch, Cache, RuleSet, Shared};
+use spurline_cache::{Batch, Cache, Pinned, RuleSet, Shared};
 use spurline_proto::{
-    Body, Capabilities, HOT, Hello, MAX_PAYLOAD, Part, PartDone, Parts, PartsDone, Rail, Read, Request, StatFs,
-    VolumeId, Welcome,
+    Body, Capabilities, HOT, Hello, MAX_PAYLOAD, Part, PartDone, Parts, PartsDone, Rail, Read, Request, SENT_ON,
+    StatFs, VolumeId, Welcome,
 };
 use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
@@ -211,8 +211,8 @@ impl Node {
         })
     }
 
-    /// Answers a read of a mount, `reader`, or of another node: to that only when nothing has to be fetched for it.
-    fn read(&self, read: &Read<'_>, reader: Option<&str>, responder: &mut dyn Responder) -> Result<()> {
+    /// Answers a read of a mount, or of another node: to that only when nothing has to be fetched for it.
+    fn read(&self, read: &Read<'_>, asker: Asker<'_>, responder: &mut dyn Responder) -> Result<()> {
         let cache = self.volume(read.volume)?;
         let end = read.size.min(read.offset.saturating_add(u64::from(read.len)));
         let len = end.saturating_sub(read.offset) as usize;
@@ -222,6 +222,10 @@ impl Node {
         if len > MAX_PAYLOAD {
             return Err(Error::new(ErrorKind::Invalid, format!("a read of {len} bytes, more than {MAX_PAYLOAD}")));
         }
+        let (reader, may_go_on) = match asker {
+            Asker::Mount { name, may_go_on } => (Some(name), may_go_on),
+            Asker::Node { .. } => (None, false),
+        };
         let id = ObjectId::hash(cache.source(), read.path, read.version);
         let object = LAST
             .take()
@@ -234,7 +238,12 @@ impl Node {
                 }
                 object
             });
-        if reader.is_none() && !cache.has(&object, read.offset, len) {
+        if let Asker::Node { begins } = asker
+            && !cache.has(&object, read.offset, len)
+        {
+            if begins {
+                cache.begin(&object, read.offset);
+            }
             return Err(Error::new(ErrorKind::NotFound, format!("node {} does not hold it", self.name)));
         }
         let counted = &self.shared.stats.remotecache;
@@ -242,15 +251,13 @@ impl Node {
         if hot && reader.is_some() {
             counted.hot_answers.add(1);
         }
-        let result = answer_read(&cache, &object, read.offset, len, if hot { HOT } else { &[] }, responder);
+        let result = answer_read(&cache, &object, read.offset, len, (hot, may_go_on), responder);
         if reader.is_some() {
             // What another node reads is no reader's, and is not remembered as one's.
             LAST.set(Some(object));
         }
-        if result.is_ok() {
-            counted.send_bytes.add(len as u64);
-        }
-        result
+        counted.send_bytes.add(result? as u64);
+        Ok(())
     }
 
     /// Whether many readers ask for the block at once; a read by a mount counts as one more.
@@ -331,30 +338,55 @@ fn age(ms: u32) -> Duration {
     Duration::from_millis(u64::from(ms))
 }
 
+/// Who asks for bytes.
+#[derive(Clone, Copy)]
+enum Asker<'a> {
+    /// A mount; it may be told to ask another node for what is not here.
+    Mount { name: &'a str, may_go_on: bool },
+    /// Another node; what is not here may be what this node is to fetch for all.
+    Node { begins: bool },
+}
+
+impl<'a> Asker<'a> {
+    fn mount(conn: &'a ConnState, may_go_on: bool) -> Self {
+        Asker::Mount { name: conn.peer_name().unwrap_or_default(), may_go_on }
+    }
+}
+
+/// How many bytes were sent: all, or none where the reader `may_go_on` to another node and is to.
 fn answer_read(
     cache: &Arc<Cache>,
     object: &ObjectRef,
     offset: u64,
     len: usize,
-    hint: &[u8],
+    (hot, may_go_on): (bool, bool),
     responder: &mut dyn Responder,
-) -> Result<()> {
+) -> Result<usize> {
+    let hint = if hot { HOT } else { &[] };
     if let Some(range) = cache.file_range(object, offset, len) {
-        return responder.file(hint, range.file().as_fd(), range.offset, len);
+        return responder.file(hint, range.file().as_fd(), range.offset, len).map(|()| len);
     }
-    if let Some(slice) = cache.pin(object, offset, len, responder.numa_node())?
-        && slice.len() == len
-    {
-        return responder.data(hint, &[&slice]);
+    let near = responder.numa_node();
+    let pinned = match cache.pin_held(object, offset, len, near)? {
+        Pinned::Here(slice) => Some(slice),
+        Pinned::Small => None,
+        Pinned::Missing if may_go_on && cache.sends_on(object, offset) => {
+            return responder.data(SENT_ON, &[]).map(|()| 0);
+        }
+        Pinned::Missing => Some(cache.pin_fetched(object, offset, len)?),
+    };
+    if let Some(slice) = pinned.filter(|slice| slice.len() == len) {
+        return responder.data(hint, &[&slice]).map(|()| len);
     }
     // On disk, or more than one block: read into a buffer of the budget.
     responder.waits();
     let pool = cache.pool();
-    let mut scratch = pool.alloc_near(len, responder.numa_node(), Instant::now() + cache.timeout())?;
+    let mut scratch = pool.alloc_near(len, near, Instant::now() + cache.timeout())?;
     match cache.read(object, offset, &mut scratch)? {
-        Data::Copied(n) => responder.data(hint, &[&scratch[..n]]),
-        Data::Shared(slice) => responder.data(hint, &[&slice]),
+        Data::Copied(n) => responder.data(hint, &[&scratch[..n]])?,
+        Data::Shared(slice) => responder.data(hint, &[&slice])?,
     }
+    Ok(len)
 }
 
 impl Service for Node {
@@ -366,7 +398,7 @@ impl Service for Node {
             volume,
             block_size: self.shared.block_size,
             node: self.name.clone(),
-            capabilities: Capabilities::default().placing_by(self.rule.load(Ordering::Relaxed)),
+            capabilities: Capabilities::default().sending_on().placing_by(self.rule.load(Ordering::Relaxed)),
             instance: self.instance,
             rails: self.rails.read().clone(),
         })
@@ -375,8 +407,10 @@ impl Service for Node {
     fn serve(&self, conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
         self.shared.stats.remotecache.served_ops.add(1);
         match request {
-            Request::Read(read) => self.read(&read, Some(conn.peer_name().unwrap_or_default()), responder),
-            Request::Pull(read) => self.read(&read, None, responder),
+            Request::Read(read) => self.read(&read, Asker::mount(conn, false), responder),
+            Request::ReadHere(read) => self.read(&read, Asker::mount(conn, true), responder),
+            Request::Pull(read) => self.read(&read, Asker::Node { begins: false }, responder),
+            Request::Seek(read) => self.read(&read, Asker::Node { begins: true }, responder),
             Request::Lookup { volume, path, max_age_ms } => {
                 Self::answer(&self.volume(volume)?.lookup_within(path, age(max_age_ms))?, responder)
             }

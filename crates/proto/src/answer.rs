@@ -25,13 +25,24 @@ pub struct Capabilities(pub u64);
 impl Capabilities {
     /// The upper 16 bits are no bits but a number.
     const RULE_SHIFT: u32 = 48;
+    const SENDS_ON: u64 = 1;
 
     /// The same with the number of the rule by which this node's release finds the holders of blocks.
     pub fn placing_by(self, rule: u16) -> Self {
         Capabilities(self.0 & !(0xffff << Self::RULE_SHIFT) | u64::from(rule) << Self::RULE_SHIFT)
     }
 
-    /// That number; `None` of a release that does not tell it.
+    /// The same of a node that knows `ReadHere` and `Seek`.
+    pub fn sending_on(self) -> Self {
+        Capabilities(self.0 | Self::SENDS_ON)
+    }
+
+    /// Whether the node knows `ReadHere` and `Seek`; one of an older release takes neither.
+    pub fn sends_on(self) -> bool {
+        self.0 & Self::SENDS_ON != 0
+    }
+
+    /// The number of the rule; `None` of a release that does not tell it.
     pub fn placing_rule(self) -> Option<u16> {
         Some((self.0 >> Self::RULE_SHIFT) as u16).filter(|rule| *rule != 0)
     }
@@ -64,6 +75,15 @@ pub const HOT: &[u8] = &[1];
 /// Whether the body of an answer to a read says that its block is hot.
 pub fn says_hot(body: &[u8]) -> bool {
     body.first() == HOT.first()
+}
+
+/// The body of an answer to a `ReadHere` of what this node does not hold: the node that fetches the block for all is to be
+/// asked, by a `Read`.
+pub const SENT_ON: &[u8] = &[2];
+
+/// Whether the body of an answer to a `ReadHere` sends the reader on.
+pub fn says_sent_on(body: &[u8]) -> bool {
+    body == SENT_ON
 }
 
 /// Capacity of a volume, as `df` shows it.

@@ -41,12 +41,16 @@ pub enum Op {
     Rules,
     /// Brings what a node holds of parts under the rules for their folders.
     Classify,
+    /// Bytes of an object, unless another node is to be asked for them.
+    ReadHere,
+    /// Bytes of an object, asked by another node, to be fetched when they are not held.
+    Seek,
     /// An operation of a newer peer; the number is kept.
     Unknown(u16),
 }
 
 impl Op {
-    const NAMED: [(Op, u16); 16] = [
+    const NAMED: [(Op, u16); 18] = [
         (Op::Hello, 1),
         (Op::Ping, 2),
         (Op::Challenge, 3),
@@ -63,6 +67,8 @@ impl Op {
         (Op::Weigh, 25),
         (Op::Rules, 26),
         (Op::Classify, 27),
+        (Op::ReadHere, 28),
+        (Op::Seek, 29),
     ];
 
     /// The number on the wire.
@@ -84,6 +90,8 @@ impl Op {
             Op::Weigh => 25,
             Op::Rules => 26,
             Op::Classify => 27,
+            Op::ReadHere => 28,
+            Op::Seek => 29,
             Op::Unknown(code) => code,
         }
     }

@@ -22,7 +22,9 @@ mod rail;
 pub mod rdma;
 mod request;
 
-pub use answer::{Body, Capabilities, HOT, StatFs, Welcome, decode_error, encode_error_message, says_hot};
+pub use answer::{
+    Body, Capabilities, HOT, SENT_ON, StatFs, Welcome, decode_error, encode_error_message, says_hot, says_sent_on,
+};
 pub use header::{Flags, Header, Op};
 pub use parts::{Part, PartDone, PartList, Parts, PartsDone};
 pub use proof::{Challenge, Challenged, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, Proof};

@@ -133,6 +133,13 @@ pub enum Request<'a> {
     },
     /// A read by another node, of what this node holds: what it does not hold is an error, and fetched from nowhere.
     Pull(Read<'a>),
+    /// A read of a block that another node fetches for all: answered as a `Read` is when this node holds the block or is
+    /// fetching it, and by no bytes and [`SENT_ON`](crate::SENT_ON) otherwise. Only for nodes that say they
+    /// [send on](crate::Capabilities::sends_on).
+    ReadHere(Read<'a>),
+    /// As `Pull`, and what the node does not hold it begins to fetch. Only for nodes that say they
+    /// [send on](crate::Capabilities::sends_on).
+    Seek(Read<'a>),
     /// Changes the node's share of its group's blocks until it is started again; answered by nothing but an empty frame.
     Weigh {
         /// The share; 0 drains it.
@@ -177,6 +184,8 @@ impl<'a> Request<'a> {
             Request::Warm { .. } => Op::Warm,
             Request::Drop { .. } => Op::Drop,
             Request::Pull(_) => Op::Pull,
+            Request::ReadHere(_) => Op::ReadHere,
+            Request::Seek(_) => Op::Seek,
             Request::Weigh { .. } => Op::Weigh,
             Request::Rules { .. } => Op::Rules,
             Request::Classify { .. } => Op::Classify,
@@ -234,7 +243,12 @@ impl<'a> Request<'a> {
                 out.put_u32(max);
                 out.put_u32(max_age_ms);
             }
-            Request::Read(ref read) | Request::Pull(ref read) => put_read(read, out),
+            Request::Read(ref read)
+            | Request::Pull(ref read)
+            | Request::ReadHere(ref read)
+            | Request::Seek(ref read) => {
+                put_read(read, out);
+            }
             Request::Warm { volume, verify, parts } => {
                 out.put_u32(volume.0);
                 out.put_u8(u8::from(verify));
@@ -282,6 +296,8 @@ impl<'a> Request<'a> {
             Op::ReadLink => Request::ReadLink { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
             Op::Read => Request::Read(take_read(&mut take)?),
             Op::Pull => Request::Pull(take_read(&mut take)?),
+            Op::ReadHere => Request::ReadHere(take_read(&mut take)?),
+            Op::Seek => Request::Seek(take_read(&mut take)?),
             Op::Warm => Request::Warm {
                 volume: take_volume(&mut take)?,
                 verify: take_switch(&mut take, "whether to verify")?,
@@ -312,14 +328,14 @@ impl fmt::Display for Request<'_> {
             Request::Lookup { path, .. } => write!(f, "lookup of {}", name(path)),
             Request::List { path, .. } => write!(f, "listing of {}", name(path)),
             Request::ReadLink { path, .. } => write!(f, "target of link {}", name(path)),
-            Request::Read(Read { path, offset, len, .. }) => {
+            Request::Read(Read { path, offset, len, .. }) | Request::ReadHere(Read { path, offset, len, .. }) => {
                 write!(f, "read of {len} bytes at {offset} of {}", name(path))
             }
             Request::StatFs { .. } => f.write_str("capacity of a volume"),
             Request::Info { path, .. } => write!(f, "blocks held of {}", name(path)),
             Request::Warm { parts, .. } => write!(f, "warming of {} parts", parts.iter().count()),
             Request::Drop { parts, .. } => write!(f, "dropping of {} parts", parts.iter().count()),
-            Request::Pull(Read { path, offset, len, .. }) => {
+            Request::Pull(Read { path, offset, len, .. }) | Request::Seek(Read { path, offset, len, .. }) => {
                 write!(f, "another node's read of {len} bytes at {offset} of {}", name(path))
             }
             Request::Weigh { weight } => write!(f, "a share of {weight}"),

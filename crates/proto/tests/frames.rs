@@ -121,6 +121,8 @@ proptest! {
         round_trip(Request::StatFs { volume }, id);
         round_trip(Request::Info { volume, path }, id);
         round_trip(Request::Pull(Read { volume, path, version: &text, size, offset, len }), id);
+        round_trip(Request::ReadHere(Read { volume, path, version: &text, size, offset, len }), id);
+        round_trip(Request::Seek(Read { volume, path, version: &text, size, offset, len }), id);
         round_trip(Request::Weigh { weight: max }, id);
         round_trip(Request::Rules { text: &text }, id);
         round_trip(Request::Unknown { op, body: path }, id);

@@ -158,6 +158,7 @@ sections! {
         errors: Counter "operations" "Requests to peers that failed.",
         retries: Counter "operations" "Requests to peers sent again.",
         hot_answers: Counter "operations" "Answers that said that many readers ask for their block at once: given by a node, got by a mount.",
+        sent_on: Counter "operations" "Reads of blocks that a copy did not hold, sent on to the node that fetches them for all: by a node, and of a mount.",
         hedges: Counter "operations" "Reads asked of a second node because the first was late.",
         hedges_won: Counter "operations" "Those that the second node answered first.",
         lat_us: Counter "microseconds" "Time from request to answer, summed.",

@@ -43,6 +43,13 @@ pub trait Elsewhere: Send + Sync {
     /// Fills `sink`, which is empty and as long as the block, from one of them; nothing is committed when none has it or
     /// none answers soon. `source` is the URL that the object's path is below.
     fn fetch(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> Fetched;
+
+    /// Whether it is one of the other places, and not this process, that fetches this block for all.
+    fn fetches(&self, source: &str, object: &ObjectRef, index: u32) -> bool;
+
+    /// As [`Elsewhere::fetch`] of that place alone. When it has not got the block it begins to fetch it, and is not waited
+    /// for.
+    fn seek(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> Fetched;
 }
 
 /// Where a block was.

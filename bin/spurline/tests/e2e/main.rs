@@ -4,6 +4,7 @@
 mod abuse;
 mod cluster;
 mod common;
+mod copies;
 mod disks;
 #[path = "../../../../crates/group/tests/dns/dns_server.rs"]
 mod dns_server;

@@ -1,5 +1,6 @@
 //! Several nodes as one cache: who holds what, what happens when one is lost, and what jobs ask of them.
 
+mod copies;
 mod hedge;
 mod hot;
 mod join;

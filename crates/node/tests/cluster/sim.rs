@@ -8,13 +8,15 @@ use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster, Siblings};
 use spurline_mem::{Pool, Tier};
 use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
 use spurline_node::{HotRule, Node};
+use spurline_proto::{Hello, Request, Welcome};
 use spurline_store::Store;
-use spurline_transport::{ChannelPool, Connector, PoolConfig, TransportKind};
+use spurline_transport::{ChannelPool, ConnState, Connector, PoolConfig, Responder, Service, TransportKind};
 use spurline_types::{Attr, Error, ErrorKind, FileKind, ListPage, Member, ObjectRef, Result, Sink, Stats, Version};
 use spurline_under::{Capabilities, StatFs, UnderStore};
 use spurline_volume::{Data, Volume as _};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 pub const BLOCK: u64 = 64 << 10;
@@ -96,6 +98,27 @@ pub fn object(number: u64, len: u64) -> ObjectRef {
     ObjectRef::new(SOURCE, format!("{number}/{len}").as_bytes(), Version::new("1"), len)
 }
 
+/// A node that is, when told so, of the release before copies sent readers on.
+struct Release {
+    node: Arc<Node>,
+    old: Arc<AtomicBool>,
+}
+
+impl Service for Release {
+    fn hello(&self, conn: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
+        let mut welcome = self.node.hello(conn, hello)?;
+        if self.old.load(Ordering::Acquire) {
+            welcome.capabilities.0 &= !1;
+        }
+        Ok(welcome)
+    }
+    fn serve(&self, conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let unknown = matches!(request, Request::ReadHere(_) | Request::Seek(_)) && self.old.load(Ordering::Acquire);
+        assert!(!unknown, "a node of an older release is asked what it does not know: {request}");
+        self.node.serve(conn, request, responder)
+    }
+}
+
 /// One cache node and its link to everybody.
 pub struct Host {
     pub sim: SimNode,
@@ -105,6 +128,8 @@ pub struct Host {
     pub tier: Arc<Tier>,
     pub shared: Arc<Shared>,
     pub member: Member,
+    /// Before it is greeted: whether it is of an older release.
+    pub old: Arc<AtomicBool>,
 }
 
 /// How requests are waited for in a cluster that is to be quick about its faults.
@@ -272,8 +297,10 @@ fn host(n: usize, blocks: u64, under: &Arc<Under>, disks: &OpenDisks<'_>) -> Hos
     let node = Node::with_rule(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open), rule);
     let shared = kept;
     let plan = Arc::new(FaultPlan::new(n as u64 + 1, Rates::default()));
-    let sim = SimNode::new(&format!("n{n}"), node, Arc::clone(&plan));
-    Host { sim, plan, link: SimRail::new(), stats, tier, shared, member: Member::at(&format!("n{n}"), 100) }
+    let old = Arc::new(AtomicBool::new(false));
+    let service = Arc::new(Release { node, old: Arc::clone(&old) });
+    let sim = SimNode::new(&format!("n{n}"), service, Arc::clone(&plan));
+    Host { sim, plan, link: SimRail::new(), stats, tier, shared, member: Member::at(&format!("n{n}"), 100), old }
 }
 
 pub struct Mount {

@@ -27,12 +27,20 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// A few dozen seeds; `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEED=n` one and tells what happens in it.
+/// The seeds that `SPURLINE_SEEDS` names: the first n, or those from n to m of `n..m`.
+fn seeds() -> std::ops::RangeInclusive<u64> {
+    let text = std::env::var("SPURLINE_SEEDS").unwrap_or_default();
+    let (from, to) = text.split_once("..").unwrap_or(("1", &text));
+    from.parse().unwrap_or(1)..=to.parse().unwrap_or(24)
+}
+
+/// A few dozen seeds; `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one and tells
+/// what happens in it.
 #[test]
 fn whatever_happens_no_read_fails_waits_long_or_is_wrong() {
     let seeds = match number("SPURLINE_SEED") {
         Some(seed) => seed..=seed,
-        None => 1..=number("SPURLINE_SEEDS").unwrap_or(24),
+        None => seeds(),
     };
     let (mut reads, mut longest, mut time) = (0, (Duration::ZERO, 0), Duration::ZERO);
     for seed in seeds.clone() {
