@@ -21,6 +21,7 @@ mod report;
 mod roster;
 mod rules;
 mod service;
+mod serving;
 mod settings;
 mod signals;
 mod stats;

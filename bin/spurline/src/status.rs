@@ -1,7 +1,7 @@
 //! `spurline status`: one line for each mount and node asked, and for each cache disk what it does.
 
 use crate::cli::StatusArgs;
-use crate::target::{ANSWER, Absent, Asked, everything, resolve};
+use crate::target::{ANSWER, Asked, everything, find};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -28,7 +28,7 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         false => names
             .into_iter()
             .map(|name| {
-                let peer = resolve(&name).map_err(|fault| Absent { fault, theirs: false });
+                let peer = find(&name);
                 (name, peer)
             })
             .collect(),
@@ -41,14 +41,14 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     }
     let (mut all_well, mut any_well, mut first) = (true, false, None);
     for (name, peer) in asked {
-        // Somebody else's mount: how it is may not be asked, and nobody named it.
-        let theirs = all && peer.as_ref().is_err_and(|absent| absent.theirs);
+        // Somebody else's mount: how it is may not be asked. That is no failure where nobody named it.
+        let theirs = peer.as_ref().is_err_and(|absent| absent.theirs);
         let answer = peer.map_err(|absent| absent.fault).and_then(|peer| {
             let status = peer.status(ANSWER)?;
             let stats = peer.stats(ANSWER)?;
             Ok((status, stats))
         });
-        all_well &= theirs || answer.is_ok();
+        all_well &= (theirs && all) || answer.is_ok();
         any_well |= answer.is_ok();
         first = first.or(answer.as_ref().err().map(|fault| fault.code));
         show(&name, answer, if theirs { "unknown" } else { "down" }, args.json);

@@ -1,6 +1,7 @@
 //! From what a person types (a mountpoint, a node's address, a socket) to a process that answers.
 //! A mount is found in the mount table and never touched.
 
+use crate::serving::{Serving, serving};
 use spurline_config::words::absolute;
 use spurline_config::{Fault, HostPort};
 use spurline_observe::client::Peer;
@@ -19,11 +20,24 @@ pub const ANSWER: Duration = Duration::from_secs(10);
 /// # Errors
 /// When there is none, saying what was found instead.
 pub fn resolve(target: &str) -> Result<Peer, Fault> {
+    find(target).map_err(|absent| absent.fault)
+}
+
+/// The same, and whether one that does not answer may well run.
+///
+/// # Errors
+/// When there is none, saying what was found instead.
+pub fn find(target: &str) -> Result<Peer, Absent> {
     let path = Path::new(target);
-    let mounts = place::mounts()?;
+    let mounts = place::mounts().map_err(Fault::from)?;
     if let Some(located) = place::locate(path, &mounts) {
-        return of_mount(&located.mount).map_err(|absent| absent.fault);
+        return of_mount(&located.mount);
     }
+    Ok(of_words(target, path, &mounts)?)
+}
+
+/// The process that a person means who names no place in a mount.
+fn of_words(target: &str, path: &Path, mounts: &[Mount]) -> Result<Peer, Fault> {
     // The path is in no mount of ours, so looking at it can't hang for our reasons.
     let found = std::fs::symlink_metadata(path);
     if found.as_ref().is_ok_and(|meta| meta.file_type().is_socket()) {
@@ -81,6 +95,12 @@ pub struct Absent {
     pub theirs: bool,
 }
 
+impl From<Fault> for Absent {
+    fn from(fault: Fault) -> Absent {
+        Absent { fault, theirs: false }
+    }
+}
+
 /// The process behind a mount of the mount table.
 ///
 /// # Errors
@@ -109,17 +129,32 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
             let remedy = format!("spurline umount {at}, then mount it again; its log may say why");
             Err(Absent { fault: Fault::missing(what, remedy), theirs: false })
         }
-        None if mount.uid != rustix::process::geteuid().as_raw() => Err(theirs(
-            format!("the mount at {at} belongs to user {}", mount.uid),
-            "ask as that user or as root".to_owned(),
-        )),
-        None => Err(theirs(
-            format!("the mount at {at} has no admin socket where this user looks (it belongs to user {})", mount.uid),
-            format!(
-                "ask with the {} that it was started with; where its process is gone: spurline umount {at}",
-                place::RUNTIME_DIR_ENV
-            ),
-        )),
+        None => {
+            let user = rustix::process::geteuid();
+            let whose = format!("the mount at {at} has no admin socket where this user looks");
+            let elsewhere = format!("ask with the {} that it was started with", place::RUNTIME_DIR_ENV);
+            Err(match serving(mount, &place::mounts().unwrap_or_default()) {
+                Serving::Process(pid) => theirs(format!("{whose}, and runs as process {pid}"), elsewhere),
+                Serving::Nobody => {
+                    let what = format!(
+                        "the process of the mount at {at} is gone, and its admin socket with it: no process of this \
+                         machine has the mount open; when it ended nothing here tells"
+                    );
+                    let remedy = format!("spurline umount {at}, then mount it again; its log may say more");
+                    Absent { fault: Fault::missing(what, remedy), theirs: false }
+                }
+                Serving::Unseen if mount.uid != user.as_raw() && !user.is_root() => theirs(
+                    format!("the mount at {at} belongs to user {}", mount.uid),
+                    "ask as that user or as root".to_owned(),
+                ),
+                Serving::Unseen => theirs(
+                    format!("{whose}, and whether its process runs can't be seen from here"),
+                    format!(
+                        "{elsewhere}, on the host and not in a container; where its process is gone: spurline umount {at}"
+                    ),
+                ),
+            })
+        }
     }
 }
 

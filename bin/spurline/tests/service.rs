@@ -152,6 +152,21 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
     let text_of_all = text(&all);
     let line = text_of_all.lines().find(|line| line.contains(mnt.to_str().unwrap())).unwrap_or_default();
     assert!(all.status.code() == Some(1) && line.contains("down") && line.contains("is gone"), "{text_of_all}");
+    // The same when its socket is gone as well, as after a crash of the directory it was in.
+    for socket in std::fs::read_dir(rig.path("run")).unwrap().flatten() {
+        std::fs::remove_file(socket.path()).unwrap();
+    }
+    let out = rig.run("status", &mnt, &["--json"]);
+    let first = std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new("pid:[4026531836]"));
+    match (first, text(&out).contains("\"state\":\"down\"")) {
+        (true, down) => assert!(down && text(&out).contains("no process of this machine"), "{}", text(&out)),
+        (false, _) => println!("SKIP: processes: in a container those outside can't be seen"),
+    }
+    assert_eq!(out.status.code(), Some(3), "{}", text(&out));
+    let all = rig.command().arg("status").output().unwrap();
+    let text_of_all = text(&all);
+    let line = text_of_all.lines().find(|line| line.contains(mnt.to_str().unwrap())).unwrap_or_default();
+    assert!(!first || line.contains("down"), "{text_of_all}");
     assert!(rig.run("umount", &mnt, &[]).status.success());
     // The same place, the same cache: both are free again.
     let out = rig.mount(&[]);

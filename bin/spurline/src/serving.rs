@@ -1,0 +1,95 @@
+//! Which process serves a mount whose admin socket is not to be found, as far as this user may see. The mount itself is not
+//! touched: /proc tells who has FUSE devices open.
+
+use spurline_observe::place::Mount;
+use std::fs;
+use std::io::{Error, ErrorKind};
+use std::path::{Path, PathBuf};
+
+/// The PID namespace of a machine's first process has this number on every kernel.
+const FIRST_NAMESPACE: &str = "pid:[4026531836]";
+
+/// What is known of the process behind a mount.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// It runs, under this number.
+    Process(u32),
+    /// No process of this machine serves it.
+    Nobody,
+    /// There are processes that this user, or this container, can't look at.
+    Unseen,
+}
+
+/// Who serves `mount`, one of `mounts`.
+pub fn serving(mount: &Mount, mounts: &[Mount]) -> Serving {
+    let Ok(processes) = fs::read_dir("/proc") else { return Serving::Unseen };
+    // Of a container's processes those outside are not seen, and a mount can come from there.
+    let mut unseen = fs::read_link("/proc/self/ns/pid").map_or(true, |link| link != Path::new(FIRST_NAMESPACE));
+    for process in processes.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let process = process.path();
+        match connections(&process) {
+            Ok(held) if held.contains(&Some(mount.minor)) => return Serving::Process(pid),
+            // Not every kernel says which connection: then its words tell which mount it is.
+            Ok(held) if held.contains(&None) && is_ours(&process) => {
+                if names(&process, &mount.mountpoint) {
+                    return Serving::Process(pid);
+                }
+                unseen |= !mounts.iter().any(|other| names(&process, &other.mountpoint));
+            }
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => unseen |= is_ours(&process),
+            // It has none of this mount, or has ended meanwhile.
+            _ => {}
+        }
+    }
+    if unseen { Serving::Unseen } else { Serving::Nobody }
+}
+
+/// The FUSE connections a process has open; `None` for one whose number the kernel does not say.
+fn connections(process: &Path) -> Result<Vec<Option<u32>>, Error> {
+    let mut held = Vec::new();
+    for descriptor in fs::read_dir(process.join("fd"))?.flatten() {
+        if fs::read_link(descriptor.path()).is_ok_and(|to| to == Path::new("/dev/fuse")) {
+            let info = fs::read_to_string(process.join("fdinfo").join(descriptor.file_name())).unwrap_or_default();
+            held.push(connection_of(&info));
+        }
+    }
+    Ok(held)
+}
+
+fn connection_of(info: &str) -> Option<u32> {
+    info.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok())
+}
+
+/// Whether it is a process of this program, by its name.
+fn is_ours(process: &Path) -> bool {
+    let name = |process: &Path| fs::read_to_string(process.join("comm")).unwrap_or_default();
+    let of = name(process);
+    of.starts_with("spurline") || (!of.is_empty() && of == name(Path::new("/proc/self")))
+}
+
+/// Whether one of its words is this place, as seen from where it runs.
+fn names(process: &Path, place: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt as _;
+    let from = fs::read_link(process.join("cwd")).unwrap_or_else(|_| PathBuf::from("/"));
+    let words = fs::read(process.join("cmdline")).unwrap_or_default();
+    words.split(|byte| *byte == 0).any(|word| from.join(std::ffi::OsStr::from_bytes(word)) == place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_which_connection_a_device_is_of_or_does_not() {
+        assert_eq!(connection_of("pos:\t0\nflags:\t02100002\nmnt_id:\t26\nfuse_connection:\t47\n"), Some(47));
+        assert_eq!(connection_of("pos:\t0\nflags:\t02100002\n"), None);
+        assert_eq!(connection_of("fuse_connection:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_mount_that_nobody_has_open_is_served_by_nobody_or_that_can_not_be_seen() {
+        let mount = Mount { mountpoint: "/no/such/mount".into(), source: "s".into(), uid: 0, minor: u32::MAX };
+        assert!(!matches!(serving(&mount, &[]), Serving::Process(_)));
+    }
+}
