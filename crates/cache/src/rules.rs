@@ -5,7 +5,7 @@ use crate::Shared;
 use parking_lot::{Mutex, RwLock};
 use serde_json::{Value, json};
 use spurline_store::{Class, PLAIN, Store};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, url};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -161,11 +161,12 @@ fn is_below(folder: &str, source: &str, path: &[u8]) -> bool {
             .is_some_and(|rest| with.is_empty() || with.ends_with(b"/") || matches!(rest, [] | [b'/', ..]))
     };
     let source = source.trim_end_matches('/');
+    let in_source = |path: &[u8], below| starts(path, &url::path_in(source, below));
     match folder.strip_prefix(source) {
         Some("") => true,
         // Of the root of all files no slash is left to end with.
-        Some(below) if source.ends_with(':') => starts(path, below.trim_start_matches('/').as_bytes()),
-        Some(below) if below.starts_with('/') => starts(path, &below.as_bytes()[1..]),
+        Some(below) if source.ends_with(':') => in_source(path, below.trim_start_matches('/')),
+        Some(below) if below.starts_with('/') => in_source(path, &below[1..]),
         _ => starts(source.as_bytes(), folder.as_bytes()),
     }
 }
@@ -294,6 +295,13 @@ mod tests {
         // Another source of the same bucket, and another bucket.
         assert_eq!((of("s3://b/train", "a/x"), of("s3://b/train/", "c"), of("s3://b/train/a/deep", "x")), (2, 3, 2));
         assert_eq!((of("s3://bucket", "x"), of("s3://c", "x"), of("s3://b/trai", "x")), (0, 0, 1));
+        // Directories' names are escaped, those of objects as they are.
+        let odd =
+            of_rules(vec![rule("file:///a%20b", 1), rule("file:///a%20b/100%25/%C3%A9", 2), rule("s3://b/x%20", 3)]);
+        let number = |source: &str, path: &str| odd.of(source, path.as_bytes()).map_or(0, |rule| rule.number);
+        assert_eq!((number("file:///a%20b", "100%/\u{e9}/x"), number("file:///", "a b/100%/e")), (2, 1));
+        assert_eq!((number("file:///a%20b/100%25", "\u{e9}"), number("file:///a%20b/100%25/%C3%A9/c", "x")), (2, 2));
+        assert_eq!((number("s3://b", "x%20/y"), number("s3://b", "x /y"), number("file:///a%2520b", "x")), (3, 0, 0));
         let root = of_rules(vec![rule("/", 1), rule("/data", 2)]);
         assert_eq!(root.of("/data", b"x").unwrap().number, 2);
         let all = of_rules(vec![rule("file:///data", 1), rule("file:///", 2)]);

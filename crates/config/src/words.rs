@@ -1,7 +1,9 @@
 //! The words a flag's value may be, parsed once: cache sizes, sources, addresses, choices.
 
-use spurline_types::Size;
+use spurline_types::{Size, url};
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
@@ -74,9 +76,8 @@ impl Source {
     pub fn scheme(&self) -> &str {
         self.0.split_once("://").map_or("file", |(scheme, _)| scheme)
     }
-    /// The directory of a `file` source.
-    pub fn directory(&self) -> Option<&Path> {
-        self.0.strip_prefix("file://").map(Path::new)
+    fn of_directory(path: &Path) -> Source {
+        Source(url::of_directory(absolute(path).as_os_str().as_bytes()))
     }
 }
 
@@ -93,7 +94,7 @@ impl FromStr for Source {
             if s.is_empty() {
                 return Err("a source is a path or a URL such as s3://BUCKET/PREFIX, not an empty word".into());
             }
-            return Ok(Source(format!("file://{}", absolute(Path::new(s)).display())));
+            return Ok(Source::of_directory(Path::new(s)));
         };
         let scheme = scheme.to_ascii_lowercase();
         let Some((_, form)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
@@ -109,7 +110,7 @@ impl FromStr for Source {
             if !rest.starts_with('/') {
                 return Err(format!("'{s}' names no absolute directory; write {form} with three slashes"));
             }
-            return Ok(Source(format!("file://{}", absolute(Path::new(rest)).display())));
+            return Ok(Source::of_directory(Path::new(OsStr::from_bytes(&url::unescaped(rest)))));
         }
         let rest = rest.trim_end_matches('/');
         if rest.is_empty() || rest.starts_with('/') {
@@ -303,6 +304,17 @@ mod tests {
         assert_eq!("file:///x/".parse::<Source>().unwrap().as_str(), "file:///x");
         assert_eq!("S3://b/p/".parse::<Source>().unwrap().as_str(), "s3://b/p");
         assert_eq!("s3://b".parse::<Source>().unwrap().scheme(), "s3");
+        // A path means its bytes; in a URL they may be escaped. Either is one source.
+        for (text, url) in [
+            ("/a b/\u{e9}", "file:///a%20b/%C3%A9"),
+            ("file:///a b/\u{e9}", "file:///a%20b/%C3%A9"),
+            ("file:///a%20b/%c3%a9/", "file:///a%20b/%C3%A9"),
+            ("/a%20b", "file:///a%2520b"),
+            ("file:///100%", "file:///100%25"),
+            ("s3://b/a b%", "s3://b/a b%"),
+        ] {
+            assert_eq!(text.parse::<Source>().unwrap().as_str(), url);
+        }
         for (text, says) in [
             ("s4://b", "did you mean s3"),
             ("http://x", "unknown scheme 'http'"),

@@ -3,7 +3,7 @@
 use crate::errno::{FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
-use spurline_types::FileKind;
+use spurline_types::{FileKind, url};
 
 const ETAG: &[u8] = b"user.spurline.etag";
 const VERSION: &[u8] = b"user.spurline.version";
@@ -50,9 +50,6 @@ impl Fs {
     }
 
     fn url(&self, inode: &Inode) -> Vec<u8> {
-        let mut url = self.volume.source().trim_end_matches('/').as_bytes().to_vec();
-        url.push(b'/');
-        url.extend_from_slice(&inode.object.path);
-        url
+        url::join(self.volume.source(), &inode.object.path)
     }
 }

@@ -11,6 +11,7 @@ pub mod path_stats;
 pub mod sink;
 pub mod stats;
 pub mod units;
+pub mod url;
 
 pub use attr::{Attr, DirEntry, FileKind, ListPage, unix_time};
 pub use congestion::Congestion;

@@ -1,8 +1,7 @@
 //! The name of an under-store: parsing and normalising of source URLs.
 //! It deliberately asks nothing of the place it names, not even whether it is there.
 
-use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, url};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -29,9 +28,6 @@ pub struct Source {
     prefix: String,
     directory: PathBuf,
 }
-
-/// What is escaped in the normalised URL of a directory.
-const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'?').add(b'#');
 
 /// The schemes there are, for messages.
 const KNOWN: &str = "s3://bucket[/prefix], gs://bucket[/prefix], az://container[/prefix], file:///dir or a path";
@@ -64,8 +60,7 @@ impl Source {
                          way; write file:///dir"
                     )));
                 }
-                let bytes = percent_decode_str(path).collect::<Vec<u8>>();
-                return Self::directory(Path::new(&OsString::from_vec(bytes)));
+                return Self::directory(Path::new(&OsString::from_vec(url::unescaped(path).into_owned())));
             }
             other => {
                 // What follows the scheme is not repeated: it may hold a password.
@@ -113,7 +108,7 @@ impl Source {
         while bytes.len() > 1 && bytes.last() == Some(&b'/') {
             bytes.pop();
         }
-        let url = format!("file://{}", percent_encode(&bytes, ESCAPED));
+        let url = url::of_directory(&bytes);
         let directory = PathBuf::from(OsString::from_vec(bytes));
         Ok(Source { scheme: Scheme::Directory, url, bucket: String::new(), prefix: String::new(), directory })
     }

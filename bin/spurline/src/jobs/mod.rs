@@ -101,10 +101,14 @@ fn run(
         return follow(&place, &id, args, &interrupted);
     }
     if pin && let Some(registry) = &args.registry {
-        let url = |below: &String| format!("{}/{below}", place.source()).trim_end_matches('/').to_owned();
-        let urls: Vec<String> = spec.paths.iter().map(url).collect();
         let group = args.cache_group.as_deref().unwrap_or(DEFAULT_GROUP);
-        rules::pin_before_load(registry, group, &args.trust.clone().check(false)?, &urls, args.json)?;
+        rules::pin_before_load(
+            registry,
+            group,
+            &args.trust.clone().check(false)?,
+            (place.source(), &spec.paths),
+            args.json,
+        )?;
     }
     // From before the job: a signal in between must not leave it running.
     let interrupted = if args.submit { Arc::default() } else { signals::raised(1)? };

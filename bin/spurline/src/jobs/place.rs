@@ -6,6 +6,7 @@ use spurline_config::checked::DEFAULT_GROUP;
 use spurline_config::{Fault, HostPort, Registry, Source};
 use spurline_observe::client::Peer;
 use spurline_trust::Trust;
+use spurline_types::url;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,13 +48,14 @@ impl Place {
             let whole = path.contains("://") || path.starts_with('/');
             let url = if whole { path.parse::<Source>().ok() } else { None };
             let text = url.as_ref().map_or(path.as_str(), Source::as_str).trim_end_matches('/');
-            match text.strip_prefix(&source) {
-                Some(rest) if rest.is_empty() || rest.starts_with('/') => Ok(rest.trim_matches('/').to_owned()),
-                _ if whole => Err(Fault::usage(
+            match url::below(text, &source) {
+                Some(rest) => String::from_utf8(rest.into_owned())
+                    .map_err(|_| Fault::usage(format!("{path}: a name that is no UTF-8"), "name the folder above it")),
+                None if whole => Err(Fault::usage(
                     format!("{path} is not below --source {source}"),
                     "give the source that the mounts of the group mount",
                 )),
-                _ => Ok(path.trim_matches('/').to_owned()),
+                None => Ok(path.trim_matches('/').to_owned()),
             }
         };
         let below = paths.iter().map(below).collect::<Result<_, _>>()?;

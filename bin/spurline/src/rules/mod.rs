@@ -12,8 +12,8 @@ use nodes::{Nodes, Told};
 use serde_json::{Value, json};
 use spurline_cache::{Rule, RuleSet};
 use spurline_config::{Fault, Registry, Source, TrustConfig};
-use spurline_types::ErrorKind;
 use spurline_types::units::human_bytes;
+use spurline_types::{ErrorKind, url};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -189,16 +189,17 @@ pub fn pin_before_load(
     registry: &Registry,
     group: &str,
     trust: &TrustConfig,
-    urls: &[String],
+    (source, paths): (&str, &[String]),
     quiet: bool,
 ) -> Result<(), Fault> {
+    let urls: Vec<String> = paths.iter().map(|path| joined(source, path.as_bytes())).collect::<Result<_, _>>()?;
     let (nodes, set) = Nodes::open(registry, group, trust)?;
     let (bar, stop) = (bar(quiet), Arc::new(AtomicBool::new(false)));
     let change = Change { pins: true, needs: &|_| Ok(()), make: &|rule| rule.pin = true };
-    let (set, told) = make(&nodes, set, urls, &change, &bar, &stop)?;
+    let (set, told) = make(&nodes, set, &urls, &change, &bar, &stop)?;
     bar.finish_and_clear();
     if !quiet {
-        for url in urls {
+        for url in &urls {
             anstream::println!("{url}: {}", words(&shown(&set, url)));
         }
     }
@@ -241,29 +242,14 @@ fn make(
 
 /// The URLs of the folders and files that a person means: URLs, or paths in a mount of this machine.
 fn urls_of(paths: &[String]) -> Result<Vec<String>, Fault> {
-    paths.iter().map(|path| url_of(path).and_then(plain)).collect()
-}
-
-/// Directories' URLs are written in two ways where a name has other than plain letters, and a rule would hold for one.
-fn plain(url: String) -> Result<String, Fault> {
-    let escaped = |byte: u8| !byte.is_ascii_graphic() || b"%?#".contains(&byte);
-    if url.starts_with("file://") && url.bytes().any(escaped) {
-        return Err(Fault::usage(
-            format!("{url}: rules for directories know names of ASCII letters, without spaces, %, ? and #, alone"),
-            "name a folder above it; where the nodes' --source itself is called so, serve it under another name",
-        ));
-    }
-    Ok(url)
+    paths.iter().map(|path| url_of(path)).collect()
 }
 
 fn url_of(path: &str) -> Result<String, Fault> {
     if !path.contains("://")
         && let Ok((located, _)) = locate(Path::new(path))
     {
-        let below = String::from_utf8(located.below)
-            .map_err(|_| Fault::usage(format!("{path}: a name that is no UTF-8"), "name the folder above it"))?;
-        let url = format!("{}/{below}", located.mount.source.trim_end_matches('/'));
-        return Ok(url.trim_end_matches('/').to_owned());
+        return joined(&located.mount.source, &located.below);
     }
     let source: Source = path
         .parse()
@@ -271,15 +257,16 @@ fn url_of(path: &str) -> Result<String, Fault> {
     Ok(source.as_str().trim_end_matches('/').to_owned())
 }
 
-/// The path from a folder's URL to another, empty for its own; `None` when that is not below it.
-fn below<'a>(url: &'a str, folder: &str) -> Option<&'a str> {
-    let rest = url.strip_prefix(folder)?;
-    (rest.is_empty() || rest.starts_with('/')).then(|| rest.trim_start_matches('/'))
+/// The URL of a path in a source.
+fn joined(source: &str, path: &[u8]) -> Result<String, Fault> {
+    String::from_utf8(url::join(source, path)).map_err(|_| {
+        Fault::usage(format!("{}: a name that is no UTF-8", path.escape_ascii()), "name the folder above it")
+    })
 }
 
 /// Whether a URL is that of a folder, or below it.
 fn is_within(url: &str, folder: &str) -> bool {
-    below(url, folder).is_some()
+    url::below(url, folder).is_some()
 }
 
 /// That the folders, and what is pinned besides, fit into what nodes may pin.
@@ -416,6 +403,10 @@ mod tests {
     fn a_url_is_taken_as_the_nodes_name_it() {
         assert_eq!(url_of("s3://b/train/").unwrap(), "s3://b/train");
         assert_eq!(url_of("/data/./train/").unwrap(), "file:///data/train");
+        assert_eq!(url_of("/my data/100%/").unwrap(), "file:///my%20data/100%25");
+        assert_eq!(joined("file:///my%20data", "v \u{e9}".as_bytes()).unwrap(), "file:///my%20data/v%20%C3%A9");
+        assert_eq!(joined("s3://b/", b"v w").unwrap(), "s3://b/v w");
+        assert!(joined("s3://b", b"\xff").is_err());
         assert!(url_of("s4://b").unwrap_err().to_string().contains("unknown scheme"));
     }
 

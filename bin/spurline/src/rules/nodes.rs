@@ -14,7 +14,7 @@ use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::SocketOptions;
 use spurline_proto::Request;
 use spurline_types::units::human_bytes;
-use spurline_types::{Attr, Error, ErrorKind, FileKind, Member, ObjectRef, Result, Stats};
+use spurline_types::{Attr, Error, ErrorKind, FileKind, Member, ObjectRef, Result, Stats, url};
 use spurline_volume::Volume as _;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ impl Nodes {
         let (mut sum, mut files) = (0, 0u64);
         for (source, below) in places {
             let remote = self.remote(&source, told)?;
-            walk(&remote, below.as_bytes(), stop, &mut |_, attr| {
+            walk(&remote, &below, stop, &mut |_, attr| {
                 sum += attr.size;
                 files += 1;
                 bar.set_message(format!("{url}: {files} files, {} so far", human_bytes(sum)));
@@ -186,7 +186,7 @@ impl Nodes {
                 some.clear();
                 Ok(())
             };
-            let walked = walk(&remote, below.as_bytes(), stop, &mut |path, attr| {
+            let walked = walk(&remote, &below, stop, &mut |path, attr| {
                 let object = ObjectRef::new(&source, path, attr.version.clone(), attr.size);
                 some.push(Extent { bytes: 0..object.size, object });
                 if some.len() == AT_ONCE { tell(&mut some) } else { Ok(()) }
@@ -239,10 +239,10 @@ fn sources_in(told: &[Told], key: &str) -> BTreeSet<String> {
 }
 
 /// Where a URL is in the sources: each that it is in, with the path there; each that is below it, whole.
-fn places(url: &str, sources: &BTreeSet<String>) -> Vec<(String, String)> {
-    let place = |source: &String| match super::below(url, source) {
-        Some(path) => Some((source.clone(), path.to_owned())),
-        None => super::below(source, url).map(|_| (source.clone(), String::new())),
+fn places(url: &str, sources: &BTreeSet<String>) -> Vec<(String, Vec<u8>)> {
+    let place = |source: &String| match url::below(url, source) {
+        Some(path) => Some((source.clone(), path.into_owned())),
+        None => url::below(source, url).map(|_| (source.clone(), Vec::new())),
     };
     sources.iter().filter_map(place).collect()
 }
@@ -293,11 +293,13 @@ mod tests {
             ["s3://b", "s3://b/train", "s3://c", "s3://b/trainer"].map(str::to_owned).into_iter().collect();
         let places = |url: &str| {
             let found = places(url, &sources);
-            found.into_iter().map(|(source, path)| format!("{source} {path}")).collect::<Vec<_>>()
+            found.into_iter().map(|(source, path)| format!("{source} {}", path.escape_ascii())).collect::<Vec<_>>()
         };
         assert_eq!(places("s3://b/train/a"), ["s3://b train/a", "s3://b/train a"]);
         assert_eq!(places("s3://b/val"), ["s3://b val"]);
         assert_eq!(places("s3://b"), ["s3://b ", "s3://b/train ", "s3://b/trainer "]);
+        let odd = BTreeSet::from(["file:///my%20data".to_owned()]);
+        assert_eq!(super::places("file:///my%20data/100%25", &odd), [("file:///my%20data".into(), b"100%".to_vec())]);
         assert!(places("s3://d").is_empty() && places("s3://bb").is_empty());
     }
 }

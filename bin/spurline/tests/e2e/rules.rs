@@ -207,6 +207,35 @@ fn limited_folders_go_and_nodes_that_join_know_the_rules() {
 }
 
 #[test]
+fn a_rule_holds_for_a_directory_whatever_its_name() {
+    let group = Group::new();
+    let source = group.world.dir("my data, 100% \u{e9}");
+    let folder = source.join("v al #1?");
+    std::fs::create_dir(&folder).unwrap();
+    (0..4).for_each(|n| std::fs::write(folder.join(format!("f {n}%")), bytes(n, MIB)).unwrap());
+    let [source, folder] = [&source, &folder].map(|dir| dir.to_str().unwrap());
+    let cache = group.world.dir("cache");
+    let words = ["node", "--source", source, "--registry", &group.registry, "--cache-size", "32M", "--cache-dir"];
+    let mut command = group.world.command(&words);
+    let node = group.world.node_with(command.arg(&cache));
+    let said = group.run(&["pin", folder]);
+    assert!(said.contains("/my%20data,%20100%25%20%C3%A9/v%20al%20%231%3F: pinned"), "{said}");
+    let load = |path: &str| group.run(&["load", path, "--source", source]);
+    load(&format!("{folder}/f 0%"));
+    load("v al #1?");
+    let rules = group.rules();
+    let (url, held) = (rules["rules"][0]["url"].as_str().unwrap(), &rules["rules"][0]["held_bytes"]);
+    assert!(url.starts_with("file:///") && url.is_ascii() && *held == 4 << 20, "{rules}");
+    assert_eq!((rules["rules"].as_array().unwrap().len(), node.count("blockcache", "pinned_bytes")), (1, 4 << 20));
+    // The URL is as good as the path, and what is held is found by it.
+    let said = group.run(&["limit", url, "--ttl", "1d"]);
+    assert!(said.contains("4.00 MiB of it held now"), "{said}");
+    group.run(&["unpin", url]);
+    assert_eq!(node.count("blockcache", "pinned_bytes"), 0);
+    end(node);
+}
+
+#[test]
 fn what_can_not_be_a_rule_is_refused_in_plain_words() {
     let mut group = Group::new();
     group.put("val", 1);
@@ -222,7 +251,6 @@ fn what_can_not_be_a_rule_is_refused_in_plain_words() {
     refused(&group.try_to(&["pin", "s4://data/val"]), 2, &["unknown scheme 's4'"]);
     refused(&group.try_to(&["pin", "s3://data/vel"]), 1, &["s3://data/vel", "name a folder or file that is there"]);
     refused(&group.try_to(&["pin", "s3://other"]), 1, &["no node serves it", "s3://data"]);
-    refused(&group.try_to(&["pin", "file:///my data/val"]), 2, &["without spaces", "name a folder above it"]);
     refused(&group.try_to(&["limit", "s3://data/val"]), 2, &["--ttl TIME or --quota SIZE"]);
     refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "soon"]), 2, &["'soon' is not a duration"]);
     refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "0s"]), 2, &["would keep nothing"]);
