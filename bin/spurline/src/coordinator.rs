@@ -34,6 +34,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
         listen,
         file: config.state_file.clone(),
         trust: Arc::clone(&trust),
+        merge: spurline_cache::merge_rules,
         ..Default::default()
     };
     let fresh = parts::Fresh::note(

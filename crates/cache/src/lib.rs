@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod heat;
+mod merge;
 mod rules;
 mod sent_on;
 mod spread;
@@ -25,7 +26,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-pub use rules::{RULES_MAX, Rule, RuleSet};
+pub use merge::merge_rules;
+pub use rules::{Gone, RULES_MAX, Rule, RuleSet};
 pub use warm::Batch;
 
 /// A file to be handed to the kernel whole is checked at open when it is no longer than this; a longer one is

@@ -5,7 +5,7 @@ use crate::Shared;
 use parking_lot::{Mutex, RwLock};
 use serde_json::{Value, json};
 use spurline_store::{Class, PLAIN, Store};
-use spurline_types::{Error, ErrorKind, Result, url};
+use spurline_types::{Error, ErrorKind, ObjectId, Result, url};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +15,8 @@ use std::time::Duration;
 pub const RULES_MAX: usize = 255;
 /// All rules together fit into one request.
 const TEXT_MAX: usize = 48 << 10;
+/// Rules that ended and are remembered.
+const GONE_MAX: usize = 64;
 /// So many changes nobody ever makes, and it has one to follow it.
 const REVISION_MAX: u64 = 1 << 53;
 /// The longest URL of a rule.
@@ -31,9 +33,22 @@ pub struct Rule {
     pub ttl_seconds: Option<u64>,
     /// The bytes that the group may keep of it.
     pub quota_bytes: Option<u64>,
-    /// From 1; the same for as long as the rule is there. Blocks are kept with it, so that it is another rule's only after
-    /// all others had their turn.
+    /// From 1; the same for as long as the rule is there. Blocks are kept with it, so it is made of the URL, and no other
+    /// rule's as long as the end of this one is remembered.
     pub number: u16,
+    /// The set's revision at which it was changed last.
+    pub revision: u64,
+}
+
+/// A rule that ended: a set that has it still is not told by it that it was made anew.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Gone {
+    /// Of which folder.
+    pub url: String,
+    /// The number it had.
+    pub number: u16,
+    /// The set's revision at which it ended.
+    pub revision: u64,
 }
 
 impl Rule {
@@ -41,7 +56,7 @@ impl Rule {
     pub fn to_json(&self) -> Value {
         json!({
             "url": self.url, "pin": self.pin, "ttl_seconds": self.ttl_seconds, "quota_bytes": self.quota_bytes,
-            "number": self.number,
+            "number": self.number, "revision": self.revision,
         })
     }
 
@@ -55,17 +70,21 @@ impl Rule {
 pub struct RuleSet {
     /// 0 while nobody ever gave a rule.
     pub revision: u64,
-    /// The number that was given last.
-    pub last: u16,
-    /// None twice for one folder.
+    /// By URL, none twice for one folder.
     pub rules: Vec<Rule>,
+    /// Those that ended last, by URL.
+    pub gone: Vec<Gone>,
+    /// Rules of up to this revision that are in none of the two lists have ended.
+    pub floor: u64,
 }
 
 impl RuleSet {
     /// The set as JSON.
     pub fn to_json(&self) -> Value {
         let rules: Vec<Value> = self.rules.iter().map(Rule::to_json).collect();
-        json!({ "revision": self.revision, "last": self.last, "rules": rules })
+        let gone = |gone: &Gone| json!({"url": gone.url, "number": gone.number, "revision": gone.revision});
+        let ended: Vec<Value> = self.gone.iter().map(gone).collect();
+        json!({ "revision": self.revision, "rules": rules, "gone": ended, "floor": self.floor })
     }
 
     /// The set that a JSON text means.
@@ -75,27 +94,38 @@ impl RuleSet {
     pub fn from_json(value: &Value) -> Result<RuleSet> {
         let wrong =
             |what: &str| Error::new(ErrorKind::Invalid, format!("rules for folders: {what} is missing or wrong"));
-        let revision =
-            value["revision"].as_u64().filter(|n| *n <= REVISION_MAX).ok_or_else(|| wrong("the revision"))?;
+        let revision = |value: &Value| value["revision"].as_u64().filter(|n| *n <= REVISION_MAX);
+        let number = |one: &Value| one["number"].as_u64().and_then(|n| u16::try_from(n).ok()).filter(|n| *n != PLAIN);
+        let url = |one: &Value| one["url"].as_str().filter(|url| fits(url)).map(str::to_owned);
         let list = value["rules"].as_array().filter(|list| list.len() <= RULES_MAX).ok_or_else(|| wrong("the list"))?;
         let mut rules: Vec<Rule> = Vec::with_capacity(list.len());
         for one in list {
-            let number = one["number"].as_u64().and_then(|n| u16::try_from(n).ok()).filter(|n| *n != PLAIN);
             let rule = Rule {
-                url: one["url"].as_str().filter(|url| fits(url)).ok_or_else(|| wrong("a folder"))?.to_owned(),
+                url: url(one).ok_or_else(|| wrong("a folder"))?,
                 pin: one["pin"].as_bool().unwrap_or(false),
                 ttl_seconds: one["ttl_seconds"].as_u64(),
                 quota_bytes: one["quota_bytes"].as_u64(),
-                number: number.ok_or_else(|| wrong("a number"))?,
+                number: number(one).ok_or_else(|| wrong("a number"))?,
+                revision: revision(one).unwrap_or(0),
             };
             if rules.iter().any(|other| other.number == rule.number || other.url == rule.url) {
                 return Err(wrong("a rule that is there once"));
             }
             rules.push(rule);
         }
-        let last =
-            value["last"].as_u64().and_then(|n| u16::try_from(n).ok()).ok_or_else(|| wrong("the last number"))?;
-        Ok(RuleSet { revision, last, rules })
+        let mut gone: Vec<Gone> = Vec::new();
+        for one in value["gone"].as_array().into_iter().flatten().take(GONE_MAX) {
+            let (Some(url), Some(number), Some(revision)) = (url(one), number(one), revision(one)) else {
+                return Err(wrong("a rule that ended"));
+            };
+            if !rules.iter().any(|rule| rule.url == url) && !gone.iter().any(|other| other.url == url) {
+                gone.push(Gone { url, number, revision });
+            }
+        }
+        rules.sort_by(|a, b| a.url.cmp(&b.url));
+        gone.sort_by(|a, b| a.url.cmp(&b.url));
+        let floor = value["floor"].as_u64().unwrap_or(0);
+        Ok(RuleSet { revision: revision(value).ok_or_else(|| wrong("the revision"))?, rules, gone, floor })
     }
 
     /// The set one revision on, with the rules for `urls` changed, made where there are none, and left out where they say
@@ -110,37 +140,70 @@ impl RuleSet {
             let what = format!("{} folders at once; a group has at most {RULES_MAX} rules", urls.len());
             return Err(Error::new(ErrorKind::Invalid, what));
         }
+        set.revision += 1;
         for url in urls {
-            let at = match set.rules.iter().position(|rule| rule.url == *url) {
-                Some(at) => at,
-                None if !fits(url) => {
-                    let what = format!("a URL of {} bytes; a rule's has at most {URL_MAX}", url.len());
-                    return Err(Error::new(ErrorKind::Invalid, what));
-                }
-                None => {
-                    let taken = |number: u16| number == PLAIN || set.rules.iter().any(|rule| rule.number == number);
-                    set.last = set.last.wrapping_add(1);
-                    while taken(set.last) {
-                        set.last = set.last.wrapping_add(1);
-                    }
-                    set.rules.push(Rule { url: url.clone(), number: set.last, ..Rule::default() });
-                    set.rules.len() - 1
-                }
-            };
+            if !fits(url) {
+                let what = format!("a URL of {} bytes; a rule's has at most {URL_MAX}", url.len());
+                return Err(Error::new(ErrorKind::Invalid, what));
+            }
+            let at = set.rules.binary_search_by(|rule| rule.url.cmp(url)).unwrap_or_else(|at| {
+                let rule = Rule { url: url.clone(), number: set.free_number(url), ..Rule::default() };
+                set.rules.insert(at, rule);
+                at
+            });
+            let before = set.rules[at].clone();
             change(&mut set.rules[at]);
+            if set.rules[at] == before && !before.says_nothing() {
+                continue;
+            }
+            let gone = set.gone.iter().position(|gone| gone.url == *url);
+            if set.rules[at].says_nothing() {
+                let Rule { url, number, .. } = set.rules.remove(at);
+                if !before.says_nothing() {
+                    set.gone.push(Gone { url, number, revision: set.revision });
+                }
+                continue;
+            }
+            set.rules[at].revision = set.revision;
+            gone.map(|gone| set.gone.remove(gone));
         }
-        set.rules.retain(|rule| !rule.says_nothing());
+        set.shorten();
         if set.rules.len() > RULES_MAX {
             let what = format!("a group has at most {RULES_MAX} rules: take some away, or name a folder above");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        let long = set.to_json().to_string().len();
-        if long > TEXT_MAX {
-            let what = format!("the group's rules would be {long} bytes long, at most {TEXT_MAX}: take some away");
+        if !set.fits() {
+            let what = format!("the group's rules would be longer than {TEXT_MAX} bytes: take some away");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        set.revision += 1;
         Ok(set)
+    }
+
+    /// Whether it is short enough to be told to a node.
+    pub(crate) fn fits(&self) -> bool {
+        self.to_json().to_string().len() <= TEXT_MAX
+    }
+
+    /// Forgets rules that ended long ago, as many as there is no room for.
+    pub(crate) fn shorten(&mut self) {
+        self.gone.sort_by(|a, b| (b.revision, &b.url).cmp(&(a.revision, &a.url)));
+        let mut most = GONE_MAX;
+        while self.gone.len() > most || !self.gone.is_empty() && !self.fits() {
+            most = if self.gone.len() > most { most } else { self.gone.len() / 2 };
+            let floor = self.gone.drain(most..).map(|gone| gone.revision).max();
+            self.floor = self.floor.max(floor.unwrap_or(0));
+        }
+        self.gone.sort_by(|a, b| a.url.cmp(&b.url));
+    }
+
+    /// The number of a rule that is made for `url`: of every coordinator's making the same, if it is nobody's.
+    pub(crate) fn free_number(&self, url: &str) -> u16 {
+        let of_rules = |number: u16| self.rules.iter().any(|rule| rule.number == number);
+        let own = self.gone.iter().find(|gone| gone.url == url).map(|gone| gone.number);
+        let of_others = |number: u16| self.gone.iter().any(|gone| gone.number == number && gone.url != url);
+        let hash = ObjectId::hash(url, b"", "").0 as u16;
+        let numbers = own.into_iter().chain((0..=u16::MAX).map(|n| hash.wrapping_add(n)));
+        numbers.into_iter().find(|n| *n != PLAIN && !of_rules(*n) && !of_others(*n)).unwrap_or(PLAIN)
     }
 
     /// The rule for a file, the one for the longest folder.
@@ -209,15 +272,16 @@ impl Rules {
         Arc::clone(&self.inner.read().set)
     }
 
-    /// Takes a later set; false when it is none.
-    pub fn take(&self, set: RuleSet, store: Option<&Store>) -> bool {
+    /// Takes what a set says that is not known here; false when that is nothing.
+    pub fn take(&self, set: &RuleSet, store: Option<&Store>) -> bool {
         let _one = self.changing.lock();
-        let share = {
+        let (set, share) = {
             let inner = self.inner.read();
-            if set.revision <= inner.set.revision {
+            let merged = inner.set.merged(set);
+            if merged == *inner.set {
                 return false;
             }
-            inner.share
+            (merged, inner.share)
         };
         // The store first: a number that it does not know yet would be none.
         apply(&set, share, store);
@@ -257,9 +321,9 @@ impl Shared {
         self.rules.set()
     }
 
-    /// Goes by these rules for folders from now on, if they are later than those of now; whether they are. What is on
+    /// Goes by these rules for folders from now on together with those of now; whether they say anything new. What is on
     /// disk already is under the rule that it came under, if there is that still, until [`crate::Cache::classify`].
-    pub fn take_rules(&self, set: RuleSet) -> bool {
+    pub fn take_rules(&self, set: &RuleSet) -> bool {
         self.rules.take(set, self.disks())
     }
 
@@ -283,7 +347,7 @@ mod tests {
     }
 
     fn of_rules(rules: Vec<Rule>) -> RuleSet {
-        RuleSet { revision: 1, last: 9, rules }
+        RuleSet { revision: 1, rules, ..RuleSet::default() }
     }
 
     #[test]
@@ -313,7 +377,9 @@ mod tests {
     #[test]
     fn sets_come_back_from_json_and_wrong_ones_are_refused() {
         let whole = Rule { pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 40), ..rule("s3://b/a", 65_535) };
-        let set = RuleSet { revision: 7, last: 9, rules: vec![whole, rule("s3://b", 1)] };
+        let whole = Rule { revision: 6, ..whole };
+        let gone = vec![Gone { url: "s3://c".into(), number: 3, revision: 5 }];
+        let set = RuleSet { revision: 7, rules: vec![rule("s3://b", 1), whole], gone, floor: 2 };
         assert_eq!(RuleSet::from_json(&set.to_json()).unwrap(), set);
         for wrong in [
             json!({}),
@@ -324,6 +390,7 @@ mod tests {
             json!({"revision": 1, "last": 1, "rules": [{"url": "a", "number": 65536}]}),
             json!({"revision": 1, "last": 1, "rules": [{"url": "a", "number": 1}, {"url": "b", "number": 1}]}),
             json!({"revision": 1, "last": 1, "rules": [{"url": "a", "number": 1}, {"url": "a", "number": 2}]}),
+            json!({"revision": 1, "rules": [], "gone": [{"url": "a", "number": 0, "revision": 1}]}),
         ] {
             assert!(RuleSet::from_json(&wrong).is_err(), "{wrong}");
         }
@@ -333,16 +400,21 @@ mod tests {
     fn rules_are_made_changed_and_taken_away() {
         let urls = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
         let one = RuleSet::default().changed(&urls(&["s3://b/x", "s3://b/y"]), &|rule| rule.pin = true).unwrap();
-        assert_eq!((one.revision, one.rules.len(), one.rules[1].number), (1, 2, 2));
+        assert_eq!((one.revision, one.rules.len()), (1, 2));
         let two = one.changed(&urls(&["s3://b/x"]), &|rule| rule.ttl_seconds = Some(60)).unwrap();
-        assert!(two.rules[0].pin && two.rules[0].ttl_seconds == Some(60) && two.rules[0].number == 1);
-        let mut three = two.changed(&urls(&["s3://b/x", "s3://b/y"]), &|rule| rule.pin = false).unwrap();
+        assert!(two.rules[0].pin && two.rules[0].ttl_seconds == Some(60));
+        assert_eq!((two.rules[0].number, two.rules[0].revision, two.rules[1].revision), (one.rules[0].number, 2, 1));
+        let three = two.changed(&urls(&["s3://b/x", "s3://b/y"]), &|rule| rule.pin = false).unwrap();
         assert_eq!(three.rules.iter().map(|rule| rule.url.as_str()).collect::<Vec<_>>(), ["s3://b/x"]);
-        // A number comes again only when all others have been given.
-        let four = three.changed(&urls(&["s3://b/z"]), &|rule| rule.quota_bytes = Some(1)).unwrap();
-        assert_eq!((four.revision, four.rules[1].number), (4, 3));
-        three.last = u16::MAX;
-        assert_eq!(three.changed(&urls(&["s3://b/z"]), &|rule| rule.pin = true).unwrap().rules[1].number, 2);
+        assert_eq!((three.gone[0].url.as_str(), three.gone[0].revision), ("s3://b/y", 3));
+        // A number is nobody else's as long as its rule is remembered; of one URL it is the same again.
+        let mut like_y = three.clone();
+        like_y.gone[0].number = like_y.free_number("s3://b/z");
+        assert_ne!(like_y.free_number("s3://b/z"), like_y.gone[0].number);
+        let four = three.changed(&urls(&["s3://b/y"]), &|rule| rule.quota_bytes = Some(1)).unwrap();
+        assert_eq!((four.revision, four.rules[1].number, four.gone.len()), (4, one.rules[1].number, 0));
+        let same = four.changed(&urls(&["s3://b/y", "s3://b/none"]), &|rule| rule.pin &= true).unwrap();
+        assert_eq!((same.rules, same.gone), (four.rules.clone(), four.gone.clone()));
         let many: Vec<String> = (0..RULES_MAX).map(|n| format!("s3://m/{n}")).collect();
         assert!(four.changed(&many, &|rule| rule.pin = true).unwrap_err().to_string().contains("255"));
         assert!(four.changed(&["x".repeat(2000)], &|rule| rule.pin = true).is_err());
@@ -351,11 +423,18 @@ mod tests {
     #[test]
     fn an_older_set_is_not_taken() {
         let rules = Rules::default();
-        let set = |revision| RuleSet { revision, last: 1, rules: vec![rule("s3://b", 1)] };
+        let url = ["s3://b".to_owned()];
+        let one = RuleSet::default().changed(&url, &|rule| rule.pin = true).unwrap();
+        let none = one.changed(&url, &|rule| rule.pin = false).unwrap();
         let number = || rules.number("s3://b", b"x");
         assert_eq!(number(), PLAIN);
-        assert!(rules.take(set(2), None) && number() == 1);
-        assert!(!rules.take(set(2), None) && !rules.take(set(1), None));
-        assert!(rules.take(RuleSet { revision: 3, ..RuleSet::default() }, None) && number() == PLAIN);
+        assert!(rules.take(&one, None) && number() == one.rules[0].number);
+        assert!(!rules.take(&one, None) && !rules.take(&RuleSet::default(), None));
+        assert!(rules.take(&none, None) && number() == PLAIN);
+        assert!(!rules.take(&one, None) && number() == PLAIN);
+        // What was said elsewhere at the same time is taken besides.
+        let other = one.changed(&["s3://c".to_owned()], &|rule| rule.pin = true).unwrap();
+        assert!(rules.take(&other, None) && number() == PLAIN && rules.number("s3://c", b"x") != PLAIN);
+        assert_eq!(rules.set().revision, 3);
     }
 }

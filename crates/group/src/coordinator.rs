@@ -1,10 +1,11 @@
 //! `coordinator://`: the embedded coordinator as a registry, over gRPC. Of several, a node tells all and a watcher
 //! follows one, the next when that fails; they know nothing of each other.
 
-use crate::book::{Book, OfCoordinators};
+use crate::book::{Book, Merge, OfCoordinators};
 use crate::pb::group_client::GroupClient;
-use crate::{ANSWER, Lease, Registry, Watch, door, pb, runtime};
+use crate::{ANSWER, LEASE, Lease, Registry, Watch, door, pb, runtime};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use spurline_config::HostPort;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result};
@@ -37,13 +38,29 @@ pub(crate) struct Client {
 pub(crate) struct At {
     pub(crate) address: String,
     pub(crate) channel: Channel,
+    /// The digest of the rules that it keeps, and when it said so.
+    pub(crate) rules: Mutex<Option<(String, Instant)>>,
+}
+
+impl At {
+    /// It keeps the rules of this digest now.
+    pub(crate) fn keeps(&self, digest: String) {
+        *self.rules.lock() = Some((digest, Instant::now()));
+    }
+
+    /// Whether it said not long ago that it keeps the rules of this digest.
+    pub(crate) fn said(&self, digest: &str) -> bool {
+        self.rules.lock().as_ref().is_some_and(|(said, when)| said == digest && when.elapsed() < LEASE)
+    }
 }
 
 impl Client {
     pub(crate) fn new(addresses: &[HostPort], group: &str, trust: &Arc<Trust>) -> Result<Self> {
         let runtime = runtime("coordinator")?;
         let inside = runtime.enter();
-        let connect = |address: &HostPort| Ok(At { address: address.to_string(), channel: channel(address, trust)? });
+        let connect = |address: &HostPort| {
+            Ok(At { address: address.to_string(), channel: channel(address, trust)?, rules: Mutex::default() })
+        };
         let at = addresses.iter().map(connect).collect::<Result<Vec<_>>>()?;
         drop(inside);
         let names: Vec<&str> = at.iter().map(|at| at.address.as_str()).collect();
@@ -82,9 +99,9 @@ impl Registry for Client {
         }))
     }
 
-    fn book(&self) -> Option<Box<dyn Book>> {
+    fn book(&self, merge: Merge) -> Option<Box<dyn Book>> {
         let (at, runtime) = (Arc::clone(&self.at), Arc::clone(&self.runtime));
-        Some(Box::new(OfCoordinators { group: self.group.clone(), at, runtime }))
+        Some(Box::new(OfCoordinators { group: self.group.clone(), merge, at, runtime }))
     }
 }
 
@@ -275,7 +292,9 @@ impl Lease for Held {
             let address = &self.at[index].address;
             let error = match answer {
                 Ok(Ok(reply)) => {
-                    let this = Duration::from_millis(reply.into_inner().lease_ms);
+                    let pb::AnnounceReply { lease_ms, rules } = reply.into_inner();
+                    let this = Duration::from_millis(lease_ms);
+                    self.at[index].keeps(rules);
                     lease = Some(lease.map_or(this, |other| other.min(this)));
                     self.silent.retain(|silent| *silent != index);
                     continue;
@@ -323,5 +342,47 @@ impl Lease for Held {
         // A coordinator that does not hear it sees the lease run out.
         let limit = until.saturating_duration_since(Instant::now());
         let _ = self.runtime.block_on(async { tokio::time::timeout(limit, all).await });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::book::{digest, later};
+    use crate::{Coordinator, CoordinatorConfig};
+
+    /// Tries until it is done, for longer than the slowest machine takes.
+    fn done<T>(mut what: impl FnMut() -> Result<T>) -> T {
+        let begun = Instant::now();
+        loop {
+            match what() {
+                Ok(done) => return done,
+                Err(error) => assert!(begun.elapsed() < Duration::from_secs(120), "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    #[test]
+    fn who_is_told_that_the_rules_are_those_it_knows_asks_for_nothing() {
+        let coordinator = Coordinator::start(CoordinatorConfig::default(), Arc::default()).unwrap();
+        let address = coordinator.addresses()[0].to_string().parse().unwrap();
+        let client = Client::new(&[address], "g", &Trust::anyone()).unwrap();
+        let (book, rules) = (client.book(later).unwrap(), serde_json::json!({"revision": 1}));
+        assert_eq!(done(|| book.exchange(&rules)), rules);
+        *client.at[0].rules.lock() = None;
+        let (mut lease, node) = (client.lease().unwrap(), Member::at("127.0.0.1:1", 1));
+        done(|| lease.renew(&node, Instant::now() + ANSWER));
+        let said = client.at[0].rules.lock().clone().map(|(said, _)| said);
+        assert_eq!(said, Some(digest(&rules)));
+        drop(coordinator);
+        // Nobody is there, and nobody has to be asked; as long as that was said not long ago.
+        let answer = done(|| {
+            client.at[0].keeps(digest(&rules));
+            book.exchange(&rules)
+        });
+        assert_eq!(answer, rules);
+        *client.at[0].rules.lock() = None;
+        assert!(book.exchange(&rules).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! `etcd://`: a node is a key that lives by a lease, and watchers follow the keys of their group. Calls and their
 //! order; which server is asked and with which rights is the session's matter.
 
-use crate::book::Book;
+use crate::book::{Book, Merge};
 use crate::etcd_book::OfEtcd;
 use crate::etcd_session::{Session, Stream};
 use crate::etcdpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -13,6 +13,7 @@ use crate::etcdpb::{
     TxnResponse,
 };
 use crate::{ANSWER, LEASE, Lease, Registry, Watch, record, runtime, takes_over, two_of_one_name};
+use parking_lot::Mutex;
 use spurline_config::registry::EtcdUrl;
 use spurline_types::{Error, ErrorKind, Member, Result};
 use std::collections::BTreeMap;
@@ -79,9 +80,9 @@ impl Registry for Etcd {
         }))
     }
 
-    fn book(&self) -> Option<Box<dyn Book>> {
+    fn book(&self, merge: Merge) -> Option<Box<dyn Book>> {
         let (session, runtime) = (Arc::clone(&self.session), Arc::clone(&self.runtime));
-        Some(Box::new(OfEtcd { group: self.group.clone(), session, runtime }))
+        Some(Box::new(OfEtcd { group: self.group.clone(), merge, session, runtime, seen: Mutex::default() }))
     }
 }
 

@@ -22,7 +22,7 @@ mod server;
 mod view;
 
 pub use announce::Announcer;
-pub use book::{Book, revision};
+pub use book::{Book, Merge, later};
 pub use etcd_jobs::{Begun, JobNow, JobStore, StoredJob};
 pub use follow::{Audience, Follower, Seen, State};
 pub use jobs::{Jobs, ask_jobs};
@@ -59,8 +59,9 @@ pub trait Registry: Send + Sync + 'static {
     /// A place to keep a node's name in; `None` where nodes are listed by somebody else.
     fn lease(&self) -> Option<Box<dyn Lease>>;
 
-    /// A place to keep what the group goes by; `None` where nothing can be kept.
-    fn book(&self) -> Option<Box<dyn Book>> {
+    /// A place to keep what the group goes by, two texts of which are brought together by `merge`; `None` where nothing can
+    /// be kept.
+    fn book(&self, _merge: Merge) -> Option<Box<dyn Book>> {
         None
     }
 }

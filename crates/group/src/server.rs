@@ -1,7 +1,7 @@
 //! The coordinator: the list of nodes behind gRPC, and on a small file, so that a restart does not come up empty.
 //! It knows nothing of what nodes hold.
 
-use crate::book::{self, Books};
+use crate::book::{self, Books, Merge};
 use crate::coordinator::{SIGN, from_wire, to_wire};
 use crate::door;
 use crate::jobs::{Jobs, Worker};
@@ -45,6 +45,8 @@ pub struct CoordinatorConfig {
     pub lease: Duration,
     /// What everybody who connects has to show, and is shown.
     pub trust: Arc<Trust>,
+    /// What comes of two texts that a group is to go by.
+    pub merge: Merge,
 }
 
 impl Default for CoordinatorConfig {
@@ -54,6 +56,7 @@ impl Default for CoordinatorConfig {
             file: None,
             lease: LEASE,
             trust: Trust::anyone(),
+            merge: book::later,
         }
     }
 }
@@ -101,7 +104,7 @@ impl Coordinator {
             write(file, &roll.all())?;
             tracing::info!("{}: {} nodes known from before", file.display(), roll.len());
         }
-        let books = Books::open(config.file.as_ref().map(|file| file.with_extension("rules")))?;
+        let books = Books::open(config.file.as_ref().map(|file| file.with_extension("rules")), config.merge)?;
         let shared = Arc::new(Shared {
             roll: Arc::new(Mutex::new(roll)),
             changed: watch::Sender::new(0),
@@ -300,7 +303,8 @@ impl Group for Service {
                     );
                     self.0.change();
                 }
-                Ok(Response::new(pb::AnnounceReply { lease_ms: lease.as_millis() as u64 }))
+                let rules = self.0.books.digest(&group);
+                Ok(Response::new(pb::AnnounceReply { lease_ms: lease.as_millis() as u64, rules }))
             }
             Err(error) => {
                 self.0.stats.group.refused.add(1);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{node, of_group, open, wait_for};
-use spurline_group::{Announcer, Coordinator, CoordinatorConfig, Follower, Holds, State};
+use spurline_group::{Announcer, Coordinator, CoordinatorConfig, Follower, Holds, State, later};
 use spurline_types::{ErrorKind, Stats};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -174,7 +174,7 @@ fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
     let nothing = serde_json::Value::Null;
     let one = start(None, Some(&file));
     let at = one.addresses()[0];
-    let book = open(&url(&one)).book().unwrap();
+    let book = open(&url(&one)).book(later).unwrap();
     let asked = |given: &serde_json::Value| {
         let mut kept = None;
         wait_for("an answer", || {
@@ -185,7 +185,7 @@ fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
     };
     assert_eq!(asked(&nothing), nothing);
     assert_eq!(asked(&text(1, "a")), text(1, "a"));
-    assert_eq!(asked(&text(1, "b")), text(1, "a"), "another one was faster");
+    assert_eq!(asked(&text(1, "A")), text(1, "a"), "it is the later one by its letters");
     // Over a restart with the file; and without it a node gives it back.
     drop(one);
     let one = start(Some(at), Some(&file));
@@ -196,9 +196,9 @@ fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
     assert_eq!(asked(&text(1, "a")), text(1, "a"));
     // Of two coordinators the one that lags is given what the other has, and one that answers is enough.
     let two = start(None, None);
-    let both = open(&format!("{},{}", url(&one), two.addresses()[0])).book().unwrap();
+    let both = open(&format!("{},{}", url(&one), two.addresses()[0])).book(later).unwrap();
     assert_eq!(both.exchange(&nothing).unwrap(), text(1, "a"));
-    assert_eq!(open(&url(&two)).book().unwrap().exchange(&nothing).unwrap(), text(1, "a"));
+    assert_eq!(open(&url(&two)).book(later).unwrap().exchange(&nothing).unwrap(), text(1, "a"));
     drop(one);
     assert_eq!(both.exchange(&text(2, "c")).unwrap(), text(2, "c"));
     drop(two);
@@ -211,7 +211,7 @@ fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains(&at.to_string()), "{error}");
     // Others list nodes and keep nothing.
-    assert!(open("static:127.0.0.1:1").book().is_none() && open("dns:nodes.example:1").book().is_none());
+    assert!(open("static:127.0.0.1:1").book(later).is_none() && open("dns:nodes.example:1").book(later).is_none());
 }
 
 #[test]
@@ -225,5 +225,31 @@ fn a_file_of_before_that_can_not_be_read_stops_the_start_and_stays() {
         let said = error.message();
         assert!(said.contains(&format!("{name} can't be read")) && said.contains("--state-file"), "{error}");
         assert!(dir.path().join(name).is_dir());
+    }
+}
+
+#[test]
+fn what_two_coordinators_were_told_at_one_revision_comes_to_be_the_same() {
+    let (one, two) = (start(None, None), start(None, None));
+    let text = |rule: &str| serde_json::json!({"revision": 1, "rules": [rule]});
+    let nothing = serde_json::Value::Null;
+    let book = |url: &str| open(url).book(later).unwrap();
+    let exchange = |url: &str, given: &serde_json::Value| {
+        let mut kept = None;
+        wait_for("an answer", || {
+            kept = book(url).exchange(given).ok();
+            kept.is_some()
+        });
+        kept.unwrap()
+    };
+    for (first, other) in [(&one, &two), (&two, &one)] {
+        exchange(&url(first), &text("a"));
+        exchange(&url(other), &text("b"));
+        // Whoever asks both, in whichever order, brings it to both.
+        let both = format!("{},{}", url(first), other.addresses()[0]);
+        wait_for("both have it", || {
+            exchange(&both, &text("a")) == text("b")
+                && [first, other].into_iter().all(|at| exchange(&url(at), &nothing) == text("b"))
+        });
     }
 }

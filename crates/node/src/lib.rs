@@ -122,11 +122,11 @@ impl Node {
         let _ = self.weigh.set(weigh);
     }
 
-    /// Goes by these rules for folders from now on, if they are later than those of now.
-    pub fn take_rules(&self, set: RuleSet) {
-        let (revision, count) = (set.revision, set.rules.len());
+    /// Goes by these rules for folders from now on, together with those it knows.
+    pub fn take_rules(&self, set: &RuleSet) {
         if self.shared.take_rules(set) {
-            tracing::info!("rules for folders: {count}, revision {revision}");
+            let now = self.shared.rules();
+            tracing::info!("rules for folders: {}, revision {}", now.rules.len(), now.revision);
         }
     }
 
@@ -154,7 +154,7 @@ impl Node {
         if !text.is_empty() {
             let given =
                 serde_json::from_str(text).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
-            self.take_rules(RuleSet::from_json(&given)?);
+            self.take_rules(&RuleSet::from_json(&given)?);
         }
         responder.data(self.rules_told().to_string().as_bytes(), &[])
     }

@@ -1,5 +1,5 @@
-//! How a node learns of the rules of its group: it asks its registry every few seconds, and gives them back to one that
-//! lost them.
+//! How a node learns of the rules of its group: every few seconds it brings those it knows and those its registry keeps
+//! together, which costs a message only where they differ.
 
 use serde_json::Value;
 use spurline_cache::RuleSet;
@@ -7,12 +7,14 @@ use spurline_config::Fault;
 use spurline_group::{Book, Registry};
 use spurline_node::Node;
 use spurline_types::{Error, ErrorKind};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// How often the registry is asked.
-const ASK: Duration = Duration::from_secs(5);
+/// How long between two looks, on average; half as long to half as long again, so that nodes that were started together
+/// do not ask together.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// The registry is asked while this is kept; a question under way ends by its own deadline.
 pub struct Following {
@@ -25,12 +27,16 @@ pub struct Following {
 /// # Errors
 /// When there can be no thread.
 pub fn start(node: &Arc<Node>, registry: &Arc<dyn Registry>) -> Result<Option<Following>, Fault> {
-    let Some(book) = registry.book() else { return Ok(None) };
+    let Some(book) = registry.book(spurline_cache::merge_rules) else { return Ok(None) };
     let mut said = say(exchange(node, book.as_ref()), false);
     let (open, ended) = mpsc::channel();
     let node = Arc::downgrade(node);
     let run = move || {
-        while ended.recv_timeout(ASK) == Err(RecvTimeoutError::Timeout) {
+        let draw = RandomState::new();
+        for look in 0u64.. {
+            if ended.recv_timeout(jittered(draw.hash_one(look))) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
             let Some(node) = node.upgrade() else { return };
             said = say(exchange(&node, book.as_ref()), said);
         }
@@ -40,11 +46,17 @@ pub fn start(node: &Arc<Node>, registry: &Arc<dyn Registry>) -> Result<Option<Fo
     Ok(Some(Following { _open: open }))
 }
 
+/// [`LOOK`], shorter or longer by a drawn number.
+fn jittered(drawn: u64) -> Duration {
+    LOOK / 2 + LOOK.mul_f64((drawn >> 11) as f64 / (1u64 << 53) as f64)
+}
+
 fn exchange(node: &Node, book: &dyn Book) -> Result<(), Error> {
     let own = node.rules();
-    let kept = book.exchange(&if own.revision == 0 { Value::Null } else { own.to_json() })?;
-    if !kept.is_null() {
-        node.take_rules(RuleSet::from_json(&kept)?);
+    let known = if own.revision == 0 { Value::Null } else { own.to_json() };
+    let kept = book.exchange(&known)?;
+    if kept != known {
+        node.take_rules(&RuleSet::from_json(&kept)?);
     }
     Ok(())
 }
@@ -60,5 +72,16 @@ fn say(asked: Result<(), Error>, said: bool) -> bool {
             }
             true
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_look_at_different_times_and_about_as_often() {
+        assert!(jittered(0) == LOOK / 2 && jittered(u64::MAX) <= LOOK * 3 / 2);
+        assert_eq!(jittered(1 << 63), LOOK);
     }
 }

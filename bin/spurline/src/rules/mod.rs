@@ -207,6 +207,12 @@ pub fn pin_before_load(
     Ok(())
 }
 
+/// The set with the change made; the very same where it has been made.
+fn changed(set: RuleSet, urls: &[String], change: &Change<'_>) -> Result<RuleSet, Fault> {
+    let new = set.changed(urls, change.make).map_err(|error| Fault::failed(error.message(), ""))?;
+    Ok(if new.rules == set.rules { set } else { new })
+}
+
 /// Changes the rules for `urls` in the registry, then on all nodes: the rules that hold now, and what the nodes said.
 fn make(
     nodes: &Nodes,
@@ -218,22 +224,23 @@ fn make(
 ) -> Result<(RuleSet, Vec<Told>), Fault> {
     let before = nodes.ask(None);
     // A registry that lost what it kept is given it back by this.
-    let latest = answers(&before).filter_map(|now| RuleSet::from_json(now).ok()).max_by_key(|set| set.revision);
-    let mut base = latest.filter(|set| set.revision > kept.revision).unwrap_or(kept);
+    let known = answers(&before).filter_map(|now| RuleSet::from_json(now).ok());
+    let mut base = known.fold(kept, |all, set| all.merged(&set));
     if change.pins {
         fits(nodes, &before, urls, bar, stop)?;
     }
     for _ in 0..TRIES {
         (change.needs)(&base)?;
-        let new = base.changed(urls, change.make).map_err(|error| Fault::failed(error.message(), ""))?;
-        let set = if new.rules == base.rules { base } else { new };
+        let set = changed(base, urls, change)?;
         quota_holds_a_block(&before, &set, urls)?;
         if stop.load(Ordering::Acquire) {
             return Err(interrupted());
         }
         let now = nodes.keep(&set)?;
-        if now == set {
-            return Ok((set.clone(), nodes.ask(Some(&set))));
+        // What others said meanwhile is in it; where it is about the same folders, what was said here may not be.
+        if changed(now.clone(), urls, change)? == now {
+            let told = nodes.ask(Some(&now));
+            return Ok((now, told));
         }
         base = now;
     }

@@ -57,7 +57,7 @@ impl Nodes {
         let stats = Arc::new(Stats::default());
         let trust = parts::open_trust(trust, &host)?;
         let opened = spurline_group::open(registry, name, &trust)?;
-        let Some(book) = opened.book() else {
+        let Some(book) = opened.book(spurline_cache::merge_rules) else {
             return Err(Fault::usage(
                 format!("{registry} lists nodes and keeps nothing, so the group can have no rules"),
                 "run 'spurline coordinator', or an etcd, and give its coordinator://HOST:PORT or etcd://HOST:PORT to \
@@ -101,7 +101,7 @@ impl Nodes {
         })
     }
 
-    /// Has the registry keep these rules if they are later than its own; those that it keeps then.
+    /// Brings these rules and those that the registry keeps together; what it keeps then.
     ///
     /// # Errors
     /// When it does not answer.
