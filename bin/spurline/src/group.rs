@@ -87,7 +87,7 @@ pub fn name_in_group(config: &NodeConfig, host: &str, listening: &[String]) -> S
     config.name.clone().unwrap_or_else(|| format!("{host}:{port}"))
 }
 
-/// Enters a node into its group; `None` when it has none.
+/// Enters a node into its group, whose others it knows; `None` when it has none.
 ///
 /// # Errors
 /// With exit code 3 when the registry can't be reached, with 2 when the name is another process's.
@@ -96,10 +96,10 @@ pub fn announce(
     host: &str,
     listening: &[String],
     instance: u64,
-    trust: &Arc<Trust>,
+    others: Option<&Others>,
     stats: &Arc<Stats>,
 ) -> Result<Option<Announcer>, Fault> {
-    let Some(group) = &config.group else { return Ok(None) };
+    let (Some(group), Some(Others { registry, .. })) = (&config.group, others) else { return Ok(None) };
     let member = Member {
         name: name_in_group(config, host, listening),
         instance,
@@ -113,9 +113,9 @@ pub fn announce(
             listening.join(",")
         );
     }
-    let registry = spurline_group::open(&group.registry, &group.name, trust)?;
     let name = member.name.clone();
-    let announcer = Announcer::start(&registry, member, Arc::clone(stats)).map_err(|error| match error.kind() {
+    // By the same connection as all else: what the registry answers to it saves other questions.
+    let announcer = Announcer::start(registry, member, Arc::clone(stats)).map_err(|error| match error.kind() {
         ErrorKind::Invalid => Fault::usage(error.message(), ""),
         ErrorKind::PermissionDenied => Fault::missing(error.message(), ""),
         _ => Fault::missing(error.message(), "start the registry, or correct --registry"),
@@ -161,7 +161,7 @@ pub fn ask_others(
         }
     }));
     let rules = rules::follow::start(node, &registry)?;
-    Ok(Some(Others { _follower: follower, _rules: rules }))
+    Ok(Some(Others { registry, _follower: follower, _rules: rules }))
 }
 
 /// What of the group's blocks is a node's; `None` for one that is not listed yet or drained: it keeps the share it had.
@@ -173,6 +173,7 @@ fn share_of(name: &str, members: &[Arc<Member>]) -> Option<f64> {
 
 /// What a node does about its group while this is kept.
 pub struct Others {
+    registry: Arc<dyn Registry>,
     _follower: Follower,
     _rules: Option<rules::follow::Following>,
 }

@@ -84,7 +84,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let own_name = group::name_in_group(&config, &host, &listening);
     let others = group::ask_others(&config, &own_name, &node, &shared, &trust, &stats)?;
     // Nobody is told of this node before it serves.
-    let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), &trust, &stats)?);
+    let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), others.as_ref(), &stats)?);
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
         stats: Arc::clone(&stats),
         started,

@@ -106,7 +106,8 @@ impl RuleSet {
                 ttl_seconds: one["ttl_seconds"].as_u64(),
                 quota_bytes: one["quota_bytes"].as_u64(),
                 number: number(one).ok_or_else(|| wrong("a number"))?,
-                revision: revision(one).unwrap_or(0),
+                // Of a release before there were any.
+                revision: revision(one).or(revision(value)).unwrap_or(0),
             };
             if rules.iter().any(|other| other.number == rule.number || other.url == rule.url) {
                 return Err(wrong("a rule that is there once"));
