@@ -8,6 +8,12 @@ use std::sync::Arc;
 /// Bytes before the payload: a page, so that the payload is aligned to one.
 pub const HEAD_LEN: usize = 4096;
 
+/// Bytes of a page of this kernel; 4096, or 64K on some machines with ARM or POWER processors.
+pub(crate) fn page_size() -> u32 {
+    // SAFETY: sysconf has no conditions.
+    u32::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
 /// Memory for one slot.
 ///
 /// # Safety

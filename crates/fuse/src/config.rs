@@ -58,7 +58,7 @@ impl fmt::Display for Chosen {
 pub struct SessionConfig {
     /// Mount options.
     pub options: MountOptions,
-    /// Largest request in bytes, a multiple of 4096, at most 1 MiB (the kernel's own limit).
+    /// Largest request in bytes, a multiple of 4096 from 8 KiB or a page to 1 MiB (the kernel's own limits).
     pub max_write: u32,
     /// Which kind of session.
     pub io: FuseIo,

@@ -77,7 +77,13 @@ impl<H: Handler> Dispatcher<H> {
         Some(match request {
             Request::Read { fh, offset, len } => {
                 let direct = io.direct;
-                h.read(ino, fh, offset, len, ReadReply::new(io.payload(), len as usize, direct))
+                match ReadReply::new(io.payload(), len as usize, direct) {
+                    Some(reply) => h.read(ino, fh, offset, len, reply),
+                    None => {
+                        tracing::error!("the kernel asks for {len} bytes at a time, more than was agreed on");
+                        Replied::error(Errno::EIO)
+                    }
+                }
             }
             Request::Lookup { name } => match io.name(name).and_then(|name| h.lookup(ino, name)) {
                 Ok(entry) => put(io.payload(), &entry_out(&entry)),

@@ -17,9 +17,10 @@ const OLDEST_MINOR: u32 = 28;
 
 /// Answers the kernel's INIT. What is deliberately not asked for: splicing (measured at a third of the speed),
 /// write-back and kill-priv flags (they come with writes), AUTO_INVAL_DATA (an inode's bytes never change here,
-/// and it costs a GETATTR per read).
+/// and it costs a GETATTR per read). `page`: bytes of the kernel's pages, which are the ones it counts.
 pub(crate) fn negotiate(
     config: &SessionConfig,
+    page: u32,
     uring: bool,
     minor: u32,
     flags: u64,
@@ -51,7 +52,7 @@ pub(crate) fn negotiate(
         want |= init::OVER_IO_URING;
     }
     let got = want & flags;
-    let max_pages = (config.max_write / 4096).max(1) as u16;
+    let max_pages = (config.max_write / page).max(1) as u16;
     let out = abi::InitOut {
         major: abi::MAJOR,
         minor: minor.min(abi::MINOR),
@@ -67,7 +68,9 @@ pub(crate) fn negotiate(
         max_stack_depth: u32::from(got & init::PASSTHROUGH != 0),
         ..Default::default()
     };
-    let max_read = if got & init::MAX_PAGES != 0 { u32::from(max_pages) * 4096 } else { 32 * 4096 };
+    let pages = if got & init::MAX_PAGES != 0 { u32::from(max_pages) } else { 32 };
+    // By the mount option of that name, too.
+    let max_read = (pages * page).min(config.max_write);
     let agreed =
         Agreed { minor, max_read, passthrough: got & init::PASSTHROUGH != 0, uring: got & init::OVER_IO_URING != 0 };
     Ok((out, agreed))
@@ -80,12 +83,27 @@ mod tests {
     #[test]
     fn only_what_both_have() {
         let config = SessionConfig { passthrough: true, ..Default::default() };
-        let (out, agreed) = negotiate(&config, true, 45, u64::MAX).unwrap();
+        let (out, agreed) = negotiate(&config, 4096, true, 45, u64::MAX).unwrap();
         assert!(agreed.passthrough && agreed.uring && agreed.max_read == 1 << 20);
         assert_eq!((out.minor, out.max_pages, out.max_stack_depth), (abi::MINOR, 256, 1));
-        let (out, agreed) = negotiate(&config, true, 38, init::ASYNC_READ | init::INIT_EXT).unwrap();
+        let (out, agreed) = negotiate(&config, 4096, true, 38, init::ASYNC_READ | init::INIT_EXT).unwrap();
         assert!(!agreed.passthrough && !agreed.uring && agreed.max_read == 128 << 10);
         assert_eq!((u64::from(out.flags), out.flags2, out.max_stack_depth), (init::ASYNC_READ | init::INIT_EXT, 0, 0));
-        assert!(negotiate(&config, false, 27, 0).unwrap_err().contains("4.20"));
+        assert!(negotiate(&config, 4096, false, 27, 0).unwrap_err().contains("4.20"));
+    }
+
+    #[test]
+    fn no_read_is_longer_than_a_slot_whatever_a_page_is() {
+        for max_write in [8 << 10, 64 << 10, 68 << 10, 1 << 20] {
+            for page in [4 << 10, 16 << 10, 64 << 10] {
+                for flags in [u64::MAX, init::ASYNC_READ] {
+                    let config = SessionConfig { max_write, ..Default::default() };
+                    let (out, agreed) = negotiate(&config, page, false, 45, flags).unwrap();
+                    assert!(agreed.max_read <= max_write, "{max_write} {page}");
+                    // Below a page there is no mount: see `Session::mount`.
+                    assert!(u32::from(out.max_pages) * page <= max_write || max_write < page, "{max_write} {page}");
+                }
+            }
+        }
     }
 }

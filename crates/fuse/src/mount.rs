@@ -161,13 +161,17 @@ fn euid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Makes the mount. The kernel's first request is then waiting on the descriptor.
+/// Makes the mount, whose reads have at most `max_read` bytes. The kernel's first request is then waiting on the
+/// descriptor.
 ///
 /// # Errors
 /// See [`MountError`].
-pub(crate) fn mount(mountpoint: &Path, options: &MountOptions) -> Result<Mounted, MountError> {
+pub(crate) fn mount(mountpoint: &Path, options: &MountOptions, max_read: u32) -> Result<Mounted, MountError> {
     let path = check(mountpoint, options)?;
-    let device = if euid() == 0 { mount_as_root(&path, options)? } else { mount_by_helper(&path, options)? };
+    let device = match euid() {
+        0 => mount_as_root(&path, options, max_read)?,
+        _ => mount_by_helper(&path, options, max_read)?,
+    };
     Ok(Mounted { device, path })
 }
 
@@ -231,7 +235,7 @@ fn c_string(bytes: &[u8], path: &Path) -> Result<CString, MountError> {
     CString::new(bytes).map_err(|e| MountError::System { what: "mounting on", path: path.into(), source: e.into() })
 }
 
-fn mount_as_root(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<OwnedFd, MountError> {
     let device: OwnedFd = OpenOptions::new()
         .read(true)
         .write(true)
@@ -240,7 +244,7 @@ fn mount_as_root(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountEr
         .into();
     // SAFETY: getuid and getgid have no conditions.
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
-    let words = options.kernel_words();
+    let words = options.kernel_words(max_read);
     let data = format!("fd={},rootmode=40000,user_id={uid},group_id={gid}{words}", device.as_raw_fd());
     let (data, source) = (c_string(data.as_bytes(), path)?, c_string(options.fsname.as_bytes(), path)?);
     let fstype = c_string(format!("fuse.{}", options.subtype).as_bytes(), path)?;
@@ -260,7 +264,7 @@ fn mount_as_root(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountEr
     })
 }
 
-fn mount_by_helper(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result<OwnedFd, MountError> {
     let uid = euid();
     if options.allow_other && !user_allow_other() {
         return Err(MountError::AllowOther { uid });
@@ -271,7 +275,7 @@ fn mount_by_helper(path: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
     let system = |what, source| MountError::System { what, path: path.into(), source };
     let (ours, theirs) = socket_pair().map_err(|e| system("making a socket to mount on", e))?;
     let mut command = Command::new(FUSERMOUNT);
-    command.arg("-o").arg(options.fusermount_list()).arg("--").arg(path);
+    command.arg("-o").arg(options.fusermount_list(max_read)).arg("--").arg(path);
     command.env("_FUSE_COMMFD", theirs.as_raw_fd().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let inherit = theirs.as_raw_fd();

@@ -106,8 +106,8 @@ impl MountOptions {
     }
 
     /// What the kernel's fuse understands itself.
-    pub(crate) fn kernel_words(&self) -> String {
-        let mut words = String::new();
+    pub(crate) fn kernel_words(&self, max_read: u32) -> String {
+        let mut words = format!(",max_read={max_read}");
         if self.allow_other {
             words.push_str(",allow_other");
         }
@@ -118,9 +118,10 @@ impl MountOptions {
     }
 
     /// The list for fusermount3, which sets nosuid and nodev by itself and lets only root do otherwise.
-    pub(crate) fn fusermount_list(&self) -> String {
+    pub(crate) fn fusermount_list(&self, max_read: u32) -> String {
         let escaped = self.fsname.replace('\\', "\\\\").replace(',', "\\,");
-        let mut list = format!("fsname={escaped},subtype={}", self.subtype.replace(',', "\\,"));
+        let subtype = self.subtype.replace(',', "\\,");
+        let mut list = format!("fsname={escaped},subtype={subtype},max_read={max_read}");
         let mut add = |on: bool, word: &str| {
             if on {
                 let _ = write!(list, ",{word}");
@@ -159,7 +160,10 @@ mod tests {
         o.apply("ro,allow_other,fsname=s3://b/a\\,b,noexec,_netdev,x-systemd.automount,").unwrap();
         assert_eq!(o.fsname, "s3://b/a,b");
         assert!(o.allow_other && !o.exec);
-        assert_eq!(o.fusermount_list(), "fsname=s3://b/a\\,b,subtype=spurline,ro,allow_other,noexec,noatime");
+        assert_eq!(
+            o.fusermount_list(8192),
+            "fsname=s3://b/a\\,b,subtype=spurline,max_read=8192,ro,allow_other,noexec,noatime"
+        );
         for bad in ["rw", "allow_others", "ro=1", "fsname", "fsname="] {
             let said = o.apply(bad).unwrap_err().to_string();
             assert!(said.contains(bad) && said.contains("default_permissions"), "{said}");

@@ -49,9 +49,9 @@ pub struct ReadReply<'a> {
 }
 
 impl<'a> ReadReply<'a> {
-    pub(crate) fn new(payload: &'a mut [u8], len: usize, direct: Option<Direct<'a>>) -> Self {
-        let len = len.min(payload.len());
-        ReadReply { payload, len, direct }
+    /// `None` when the slot has no room for `len` bytes: an answer that is shorter would be taken for the end of the file.
+    pub(crate) fn new(payload: &'a mut [u8], len: usize, direct: Option<Direct<'a>>) -> Option<Self> {
+        (len <= payload.len()).then_some(ReadReply { payload, len, direct })
     }
 
     /// The slot's payload, exactly as long as the bytes asked for and aligned to a page.
@@ -304,10 +304,12 @@ mod tests {
     #[test]
     fn read_replies_never_exceed_what_was_asked() {
         let mut payload = [0u8; 8];
-        assert_eq!(ReadReply::new(&mut payload, 4, None).data(b"123456").len, 4);
-        assert_eq!(ReadReply::new(&mut payload, 100, None).filled(1000).len, 8);
+        assert_eq!(ReadReply::new(&mut payload, 4, None).unwrap().data(b"123456").len, 4);
+        assert_eq!(ReadReply::new(&mut payload, 8, None).unwrap().filled(1000).len, 8);
         let pieces = [IoSlice::new(b"ab"), IoSlice::new(b"cd")];
-        assert_eq!(ReadReply::new(&mut payload, 8, None).vectored(&pieces).len, 4);
+        assert_eq!(ReadReply::new(&mut payload, 8, None).unwrap().vectored(&pieces).len, 4);
         assert_eq!(&payload[..4], b"abcd");
+        // The kernel would take fewer bytes for the end of the file.
+        assert!(ReadReply::new(&mut payload, 9, None).is_none());
     }
 }

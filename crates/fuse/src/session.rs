@@ -2,7 +2,7 @@
 //! of session runs and nothing of what requests mean.
 
 use crate::backing::Backings;
-use crate::buffer::{HEAD_LEN, SlotBuffer};
+use crate::buffer::{HEAD_LEN, SlotBuffer, page_size};
 use crate::config::{Chosen, FuseIo, SessionConfig};
 use crate::dev::{self, End};
 use crate::dispatch::Dispatcher;
@@ -24,6 +24,9 @@ use std::{fs, io};
 const RETRY_EVERY: Duration = Duration::from_millis(50);
 /// How long threads get to notice that the connection was aborted.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
+
+/// The kernel hands out no request to who has room for less (FUSE_MIN_READ_BUFFER).
+const MIN_MAX_WRITE: u32 = 8 << 10;
 
 /// The memory of one slot.
 pub(crate) struct Slot {
@@ -225,10 +228,11 @@ impl Session {
     pub fn mount<H: Handler>(handler: Arc<H>, mountpoint: &Path, config: SessionConfig) -> Result<Session, MountError> {
         // What can fail for reasons of this process does so before anything is mounted.
         let failed = |detail: String| MountError::Session { path: mountpoint.into(), detail };
-        if config.max_write < 4096 || config.max_write > 1 << 20 || !config.max_write.is_multiple_of(4096) {
+        let (largest, page) = (config.max_write, page_size());
+        if !(MIN_MAX_WRITE.max(page)..=1 << 20).contains(&largest) || !largest.is_multiple_of(4096) {
+            let least = MIN_MAX_WRITE.max(page) >> 10;
             return Err(failed(format!(
-                "requests of {} bytes: it must be 4K to 1M, a multiple of 4K",
-                config.max_write
+                "requests of {largest} bytes can't be here; give {least}K to 1M, a multiple of 4K, with --max-write"
             )));
         }
         let buffer = config.buffers.allocate(config.slot_len());
@@ -236,7 +240,7 @@ impl Session {
         // Before mounting: the kernel writes INIT at mount(2), with what it offers at that moment.
         let cpus = Cpus::read();
         let chosen = config.choose(&cpus);
-        let Mounted { device, path } = mount::mount(mountpoint, &config.options)?;
+        let Mounted { device, path } = mount::mount(mountpoint, &config.options, config.max_write)?;
         let minor = mounted_at(&path).ok().flatten().filter(|m| m.is_fuse()).map(|m| m.device.1);
         let core = Arc::new(Core {
             path,
@@ -353,7 +357,7 @@ fn start<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpus: &Cpus, mut 
     }
     let mut agreed = None;
     let shaken = dev::handshake(&shared.device, dev::slot_bytes(&mut *slot.buffer), |minor, _, flags| {
-        let (out, with) = negotiate(&shared.config, gate.is_some(), minor, flags)?;
+        let (out, with) = negotiate(&shared.config, page_size(), gate.is_some(), minor, flags)?;
         agreed = Some(with);
         // The handler hears of it before the kernel does, so that it is ready for the first request.
         shared.dispatcher.handler.init(&init_info(shared, with));

@@ -53,6 +53,30 @@ fn mountpoints_that_can_not_be() {
 }
 
 #[test]
+fn requests_of_every_size_that_can_be_work() {
+    if !can_mount() {
+        return;
+    }
+    for max_write in [4096, 8192, 12 << 10, 64 << 10, 1 << 20] {
+        let config = SessionConfig { max_write, io: FuseIo::Dev, ..Default::default() };
+        if max_write < 8192 {
+            // The kernel would hand out not one request.
+            let dir = tempfile::tempdir().unwrap();
+            let said = refused(dir.path(), config).to_string();
+            assert!(said.contains("8K"), "{said}");
+            continue;
+        }
+        let mount = Mount::with(FuseIo::Dev, |c| c.max_write = max_write);
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let at = fs::canonicalize(mount.dir.path()).unwrap().display().to_string();
+        let line = table.lines().find(|line| line.contains(&at)).unwrap();
+        assert!(line.contains(&format!("max_read={max_write}")), "{line}");
+        assert!(fs::read(mount.path("filled")).unwrap() == pattern(0, DATA_LEN as usize));
+        assert!(mount.fs.max_read_seen.load(Ordering::SeqCst) <= u64::from(max_write));
+    }
+}
+
+#[test]
 fn clean_unmount_ends_the_session() {
     if !can_mount() {
         return;
