@@ -1,6 +1,7 @@
 //! Answers the kernel's requests from a [`Fs`]: only words are translated here. Every rule of the file system,
 //! which errno a failure becomes included, is decided in `spurline-fs`, where it is tested without a mount.
 
+use crate::ROOT_INO;
 use crate::backing::{Backing, BackingId, Backings};
 use crate::errno::Errno;
 use crate::handler::{Attr, Caller, Entry, Handler, InitInfo, Opened, Statfs};
@@ -9,6 +10,7 @@ use spurline_fs::{DirItem, FileAttr, Fs, FsError, Lookup, RegisterBacking};
 use spurline_types::FileKind;
 use spurline_volume::Data;
 use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,6 +24,7 @@ const REFUSALS: u32 = 8;
 /// A file system as a session's handler.
 pub struct FsHandler {
     fs: Arc<Fs>,
+    generation: u64,
     passthrough: OnceLock<Passthrough>,
 }
 
@@ -33,12 +36,23 @@ struct Passthrough {
 impl FsHandler {
     /// Answers from `fs`.
     pub fn new(fs: Arc<Fs>) -> Self {
-        FsHandler { fs, passthrough: OnceLock::new() }
+        // Inode numbers start anew at every mount. Whoever kept a file handle (an NFS server that exports the mount) over a
+        // remount would get another file that has the number now; drawn for each mount, and of as many bits as the kernel
+        // keeps, the generation tells them apart: ESTALE.
+        let drawn = RandomState::new().build_hasher().finish() as u32;
+        FsHandler { fs, generation: u64::from(drawn.max(1)), passthrough: OnceLock::new() }
     }
 
     /// The file system.
     pub fn fs(&self) -> &Arc<Fs> {
         &self.fs
+    }
+
+    fn entry(&self, found: &spurline_fs::Entry) -> Entry {
+        let attr = attr(&found.attr);
+        // The root's is 0 in the kernel, and its number is the same in every mount.
+        let generation = if attr.ino == ROOT_INO { 0 } else { self.generation };
+        Entry { ino: attr.ino, generation, attr, entry_ttl: found.entry_ttl, attr_ttl: found.attr_ttl }
     }
 }
 
@@ -104,11 +118,6 @@ fn attr(attr: &FileAttr) -> Attr {
     }
 }
 
-fn entry(found: &spurline_fs::Entry) -> Entry {
-    let attr = attr(&found.attr);
-    Entry { ino: attr.ino, generation: 0, attr, entry_ttl: found.entry_ttl, attr_ttl: found.attr_ttl }
-}
-
 impl Handler for FsHandler {
     fn init(&self, info: &InitInfo) {
         if let Some(backings) = &info.backings {
@@ -119,7 +128,7 @@ impl Handler for FsHandler {
 
     fn lookup(&self, parent: u64, name: &[u8]) -> Result<Entry, Errno> {
         match self.fs.lookup(parent, name) {
-            Ok(Lookup::Found(found)) => Ok(entry(&found)),
+            Ok(Lookup::Found(found)) => Ok(self.entry(&found)),
             Ok(Lookup::Absent { ttl }) => Ok(Entry::negative(ttl)),
             Err(error) => Err(refuse("lookup", parent, &error)),
         }
@@ -176,7 +185,7 @@ impl Handler for FsHandler {
 
     fn readdirplus(&self, ino: u64, fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
         let mut take = |item: &DirItem<'_>| match &item.entry {
-            Some(found) => sink.add(&entry(found), item.next, item.name),
+            Some(found) => sink.add(&self.entry(found), item.next, item.name),
             None => sink.add_plain(item.ino, item.next, file_type(item.kind), item.name),
         };
         self.fs.readdirplus(ino, fh, cookie, &mut take).map_err(|error| refuse("readdirplus", ino, &error))

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -234,4 +235,65 @@ fn a_file_cached_whole_is_read_by_the_kernel_itself() {
     assert!(bytes.iter().all(|b| *b == 7));
     drop(file);
     *mount.tree.backing.lock() = None;
+}
+
+/// A file handle as NFS servers keep them: the kernel's `struct file_handle` with room behind it.
+#[repr(C)]
+struct Kept {
+    bytes: u32,
+    kind: i32,
+    room: [u8; 128],
+}
+
+fn handle_of(path: &Path) -> io::Result<Kept> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let (mut kept, mut mount_id) = (Kept { bytes: 128, kind: 0, room: [0; 128] }, 0);
+    // SAFETY: the string ends with a NUL, and the handle has as much room behind its two numbers as it says.
+    let done =
+        unsafe { libc::name_to_handle_at(libc::AT_FDCWD, path.as_ptr(), (&raw mut kept).cast(), &raw mut mount_id, 0) };
+    if done == 0 { Ok(kept) } else { Err(io::Error::last_os_error()) }
+}
+
+fn open_handle(mount: &File, kept: &mut Kept) -> io::Result<File> {
+    // SAFETY: the handle is one the kernel gave out, with as much behind it as it says.
+    match unsafe { libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut *kept).cast(), libc::O_RDONLY) } {
+        // SAFETY: just made, and nobody else's.
+        fd @ 0.. => Ok(unsafe { File::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[test]
+fn a_file_handle_from_before_a_remount_never_opens_another_file() {
+    const FILES: u64 = 300;
+    let remount = || {
+        let mount = mount(FuseIo::Dev, Config::default(), false)?;
+        (0..FILES).for_each(|n| mount.tree.put(format!("f{n}").as_bytes(), 1, n + 1));
+        Some(mount)
+    };
+    let Some(mount) = remount() else { return };
+    // SAFETY: geteuid has no conditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return println!("SKIP: opening by handle needs root");
+    }
+    let root = File::open(mount.dir.path()).unwrap();
+    let mut kept: Vec<_> = (0..FILES).map(|n| handle_of(&mount.path(&format!("f{n}"))).unwrap()).collect();
+    for (n, kept) in kept.iter_mut().enumerate() {
+        assert_eq!(open_handle(&root, kept).unwrap().metadata().unwrap().len(), n as u64 + 1);
+    }
+    drop((root, mount));
+    // The same names, looked up in another order: numbers go to other files than before.
+    let Some(mount) = remount() else { return };
+    for n in (0..FILES).rev() {
+        assert_eq!(fs::metadata(mount.path(&format!("f{n}"))).unwrap().len(), n + 1);
+    }
+    let root = File::open(mount.dir.path()).unwrap();
+    for (n, kept) in kept.iter_mut().enumerate() {
+        let opened = open_handle(&root, kept).and_then(|file| Ok(file.metadata()?.len()));
+        assert_eq!(opened.map_err(|error| error.raw_os_error()), Err(Some(libc::ESTALE)), "f{n}");
+    }
+    // Its own handles work, those of files and of the root.
+    for name in ["", "f0", "f299"] {
+        assert!(open_handle(&root, &mut handle_of(&mount.path(name)).unwrap()).is_ok(), "{name:?}");
+    }
 }
