@@ -37,9 +37,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
         merge: spurline_cache::merge_rules,
         ..Default::default()
     };
-    let fresh = parts::Fresh::note(
-        &config.state_file.iter().filter_map(|file| Some(file.parent()?.to_owned())).collect::<Vec<_>>(),
-    );
+    let fresh = parts::NewFolder::make(config.state_file.as_deref().and_then(std::path::Path::parent));
     let coordinator = Arc::new(Coordinator::start(settings, Arc::clone(&stats))?);
     let jobs_dir = match &config.state_file {
         Some(file) => file.with_extension("jobs"),

@@ -18,7 +18,7 @@ use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
 use spurline_observe::place::Owner;
 use spurline_rails::LocalRail;
-use spurline_store::Store;
+use spurline_store::{Fresh, Store};
 use spurline_transport::{PathView, Phase, PoolState};
 use spurline_types::{FileKind, Stats};
 use spurline_volume::Volume;
@@ -40,6 +40,8 @@ struct Reads {
     follower: Option<Arc<Follower>>,
     /// Keeps the paths over rails while the mount reads.
     _keeper: Option<Keeper>,
+    /// The cache directories that were made for it; last, because a start that fails takes them away.
+    fresh: Fresh,
 }
 
 /// Runs the mount; returns when it has ended.
@@ -54,7 +56,6 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let stats = Arc::new(Stats::default());
     // Before anything is waited for: what was asked for has to be there, whether it will be needed or not.
     let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total)).transpose()?;
-    let fresh = parts::Fresh::note(&config.cache.dirs);
     let reads = match &config.group {
         None => alone(&config, &stats)?,
         Some(group) => consumer(&config, group, found, &stats)?,
@@ -89,7 +90,7 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     tracing::info!("memory: {}", config.budget);
     tracing::info!("{} is mounted on {}; {fuse}", config.source, session.mountpoint().display());
     ready.signal()?;
-    fresh.keep();
+    reads.fresh.keep();
     let ended = session.join().map_err(mount_fault);
     if let Some(log) = access_log {
         log.0.finish();
@@ -193,7 +194,7 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
         tracing::warn!("{} is empty: nothing is there under this name now; is it spelt right?", config.source);
     }
     let pool = Pool::new(pool_bytes(config), config.cache.block_size as usize)?;
-    let store = parts::open_store(&config.cache, &pool, stats)?;
+    let (fresh, store) = parts::open_store(&config.cache, &pool, stats)?;
     let tier = Tier::new(Arc::clone(&pool));
     let shared = Shared::new(
         Arc::clone(&tier),
@@ -207,7 +208,7 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
     );
     let cache = Cache::new(shared, under);
     let jobs = Arc::new(jobs::target::Own(Arc::clone(&cache)));
-    Ok(Reads { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None })
+    Ok(Reads { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None, fresh })
 }
 
 /// What is left of the budget beside the slots of the FUSE session.
@@ -263,21 +264,22 @@ fn consumer(
         jobs,
         follower: Some(Arc::new(follower)),
         _keeper: keeper?,
+        fresh: Fresh::default(),
     })
 }
 
-/// What lies between the kernel and the under-store may hold metadata for half of `--attr-cache`, and the kernel for
-/// the other half, so that a change is seen after the whole of it.
+/// How long what lies between the kernel and the under-store may hold metadata.
 fn metadata_ttl(config: &MountConfig) -> Duration {
-    config.fuse.attr_ttl / 2
+    config.fuse.times().behind
 }
 
 fn fs_config(config: &MountConfig) -> spurline_fs::Config {
+    let times = config.fuse.times();
     spurline_fs::Config {
-        attr_ttl: config.fuse.attr_ttl / 2,
-        entry_ttl: config.fuse.entry_ttl.min(config.fuse.attr_ttl / 2),
-        dir_entry_ttl: config.fuse.dir_entry_ttl,
-        negative_ttl: config.fuse.entry_ttl.min(config.fuse.attr_ttl) / 2,
+        attr_ttl: times.attr,
+        entry_ttl: times.entry,
+        dir_entry_ttl: times.dir_entry,
+        negative_ttl: times.absent,
         uid: rustix::process::getuid().as_raw(),
         gid: rustix::process::getgid().as_raw(),
         max_readahead: config.budget.readahead,
@@ -424,4 +426,14 @@ fn path(path: &PathView) -> Value {
             "slower": check.slower,
         })),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_is_checked_as_a_mount_option_is_one() {
+        for word in spurline_config::MOUNT_OPTIONS {
+            super::MountOptions::default().apply(word).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
 }

@@ -42,8 +42,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         under.check(Instant::now() + config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
-    let fresh = parts::Fresh::note(&config.cache.dirs);
-    let store = parts::open_store(&config.cache, &pool, &stats)?;
+    let (fresh, store) = parts::open_store(&config.cache, &pool, &stats)?;
     settings::compare_with_before(&config, store.is_some())?;
     let tier = Tier::new(Arc::clone(&pool));
     let shared = Shared::new(

@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 use spurline_config as config;
 use spurline_config::{CacheSize, IorpcMode};
 use spurline_mem::{Pool, Tier};
-use spurline_store::{Capacity, IoMode, Store, StoreConfig};
+use spurline_store::{Capacity, Fresh, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Result, Stats};
 use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,13 +61,17 @@ pub fn open_under(
     Ok(Arc::new(Cached::new(under, metadata, Arc::clone(stats))))
 }
 
-/// Opens the cache disks; `None` when there are to be none.
+/// Opens the cache disks; `None` when there are to be none. What is beside them has to be dropped after them.
 ///
 /// # Errors
 /// When a directory can't be used.
-pub fn open_store(config: &config::CacheConfig, pool: &Arc<Pool>, stats: &Arc<Stats>) -> Result<Option<Arc<Store>>> {
+pub fn open_store(
+    config: &config::CacheConfig,
+    pool: &Arc<Pool>,
+    stats: &Arc<Stats>,
+) -> Result<(Fresh, Option<Arc<Store>>)> {
     let capacity = match config.size {
-        CacheSize::None => return Ok(None),
+        CacheSize::None => return Ok((Fresh::default(), None)),
         CacheSize::Bytes(bytes) => Capacity::Bytes(bytes),
         CacheSize::All => Capacity::All,
     };
@@ -75,8 +79,9 @@ pub fn open_store(config: &config::CacheConfig, pool: &Arc<Pool>, stats: &Arc<St
         IorpcMode::Dio => IoMode::Dio,
         IorpcMode::Pagecache => IoMode::PageCache,
         IorpcMode::Splice => IoMode::Splice,
-        IorpcMode::Disable => return Ok(None),
+        IorpcMode::Disable => return Ok((Fresh::default(), None)),
     };
+    let fresh = Fresh::make(&config.dirs);
     let config = StoreConfig {
         free_space_ratio: config.free_space_ratio,
         block_size: config.block_size as u32,
@@ -85,29 +90,35 @@ pub fn open_store(config: &config::CacheConfig, pool: &Arc<Pool>, stats: &Arc<St
         pool: Some(Arc::clone(pool)),
         ..StoreConfig::new(config.dirs.clone(), capacity)
     };
-    Store::open(config, Arc::clone(stats)).map(Some)
+    let store = Store::open(config, Arc::clone(stats))?;
+    Ok((fresh, Some(store)))
 }
 
-/// Directories that were not there before a start: one that fails leaves none of them behind.
-pub struct Fresh(Vec<PathBuf>);
+/// A folder that a start made: one that fails takes it away again, unless something is in it, which may be another's.
+pub struct NewFolder(Option<PathBuf>);
 
-impl Fresh {
-    /// Notes which of `dirs` are not there yet.
-    pub fn note<'a>(dirs: impl IntoIterator<Item = &'a PathBuf>) -> Self {
-        Fresh(dirs.into_iter().filter(|dir| !dir.exists()).cloned().collect())
+impl NewFolder {
+    /// Makes the folder if it is not there; why it can't be made is left to whoever writes to it.
+    pub fn make(folder: Option<&Path>) -> Self {
+        let made = |folder: &&Path| {
+            if let Some(parent) = folder.parent() {
+                let _ = std::fs::create_dir_all(parent);
+            }
+            std::fs::create_dir(folder).is_ok()
+        };
+        NewFolder(folder.filter(made).map(Path::to_owned))
     }
 
-    /// The start succeeded: they stay.
+    /// The start succeeded: it stays.
     pub fn keep(mut self) {
-        self.0.clear();
+        self.0 = None;
     }
 }
 
-impl Drop for Fresh {
+impl Drop for NewFolder {
     fn drop(&mut self) {
-        for dir in &self.0 {
-            // What can't be taken away is no worse than before.
-            let _ = std::fs::remove_dir_all(dir);
+        if let Some(folder) = &self.0 {
+            let _ = std::fs::remove_dir(folder);
         }
     }
 }

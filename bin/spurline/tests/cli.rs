@@ -52,7 +52,11 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&m(&["--attr-cache", "5 parsecs"]), 2, &["--attr-cache", "is not a duration", "250ms"]);
     refused(&m(&["--block-size", "3M"]), 2, &["power of two"]);
     refused(&m(&["--free-space-ratio", "1.5"]), 2, &["--free-space-ratio", "0 to 0.99"]);
-    refused(&m(&["--max-write", "3000"]), 2, &["--max-write", "multiple of 4K"]);
+    refused(&m(&["--max-write", "9000"]), 2, &["--max-write", "multiple of 4K"]);
+    // The kernel would hand out not one request.
+    refused(&m(&["--max-write", "4K"]), 2, &["--max-write", "from 8K"]);
+    refused(&m(&["-o", "allow_root"]), 2, &["-o allow_root", "allow_other"]);
+    refused(&m(&["-o", "auto_unmount"]), 2, &["-o auto_unmount", "spurline umount"]);
     refused(&m(&["--buffer-size", "8M"]), 2, &["too small", "is needed", "--buffer-size"]);
     refused(&m(&["--buffer-size", "900T"]), 2, &["do not fit", "raise the limit"]);
     refused(&m(&["--registry", "consul://h:2379"]), 2, &["is no registry", "static:", "etcd:"]);

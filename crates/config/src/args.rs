@@ -341,19 +341,19 @@ pub struct FuseArgs {
     /// Mount read-only (the only way in this version)
     #[arg(long)]
     pub read_only: bool,
-    /// Mount options as for other FUSE mounts: allow_other, allow_root, ro, noatime, …
+    /// Mount options: ro, allow_other, default_permissions, nonempty, fsname=NAME, (no)suid, (no)dev, (no)exec, (no)atime
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]", value_delimiter = ',')]
     pub options: Vec<String>,
-    /// Largest FUSE request
+    /// Largest FUSE request, from 8K
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub max_write: Size,
-    /// How long the kernel keeps attributes: a change is seen after this time
+    /// A file that was replaced is seen after this time
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub attr_cache: Duration,
-    /// How long the kernel keeps names of files
+    /// A name of a file that came or went is seen after this time
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub entry_cache: Duration,
-    /// How long the kernel keeps names of directories
+    /// A name of a directory that came or went is seen after this time; the shortest of the three decides how often is asked
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub dir_entry_cache: Duration,
     /// How requests are fetched from the kernel

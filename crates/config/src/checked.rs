@@ -2,14 +2,15 @@
 //! What needs the machine (processors, memory, root, globs) is asked of [`Host`] and the file system's names.
 
 use crate::args::{
-    CacheArgs, CommonArgs, CoordinatorArgs, FuseArgs, GroupArgs, LogArgs, MountArgs, NetArgs, NodeArgs, UnderArgs,
+    CacheArgs, CommonArgs, CoordinatorArgs, GroupArgs, LogArgs, MountArgs, NetArgs, NodeArgs, UnderArgs,
 };
 use crate::budget::{Budget, Demand};
 use crate::fault::Fault;
+use crate::fuse::{self, FuseConfig};
 use crate::host::Host;
 use crate::registry::{EtcdUrl, Registry};
 use crate::trust::TrustConfig;
-use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport, absolute};
+use crate::words::{CacheSize, IorpcMode, LogFormat, Replicas, Source, Transport, absolute};
 use spurline_types::Congestion;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -194,29 +195,6 @@ pub struct RdmaConfig {
     pub silence: Duration,
 }
 
-/// The FUSE session.
-#[derive(Debug, Clone)]
-pub struct FuseConfig {
-    /// Options for the kernel or fusermount3, words for fstab left out.
-    pub options: Vec<String>,
-    /// Largest request in bytes: a multiple of 4 KiB, to 1 MiB.
-    pub max_write: u32,
-    /// How long the kernel keeps attributes.
-    pub attr_ttl: Duration,
-    /// How long the kernel keeps names of files.
-    pub entry_ttl: Duration,
-    /// How long the kernel keeps names of directories.
-    pub dir_entry_ttl: Duration,
-    /// How requests are fetched.
-    pub io: FuseIo,
-    /// Threads that answer the kernel; `None` for as many as the budget's slots.
-    pub threads: Option<usize>,
-    /// Whether cached files may be handed to the kernel.
-    pub passthrough: bool,
-    /// The kernel's read-ahead in bytes.
-    pub kernel_readahead: u32,
-}
-
 /// Logs.
 #[derive(Debug, Clone)]
 pub struct LogConfig {
@@ -249,7 +227,7 @@ impl MountArgs {
         let group = check_group(self.group)?;
         let alone = group.is_none();
         let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
-        let (fuse, readahead) = check_fuse(&self.fuse)?;
+        let (fuse, readahead) = fuse::check(&self.fuse)?;
         let rdma = !alone && wants_rdma(&self.net);
         let kernel = Some((&fuse, readahead));
         let budget = derive(&self.common, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
@@ -647,93 +625,6 @@ fn split_networks(text: &str) -> Result<Vec<String>, Fault> {
         return Err(wrong("a part is empty"));
     }
     Ok(parts)
-}
-
-/// The kernel takes no larger request (FUSE_MAX_MAX_PAGES of 4 KiB).
-const MAX_MAX_WRITE: u64 = 1 << 20;
-
-fn check_fuse(args: &FuseArgs) -> Result<(FuseConfig, Option<u64>), Fault> {
-    let max_write = args.max_write.bytes();
-    if !max_write.is_multiple_of(4096) || !(4096..=MAX_MAX_WRITE).contains(&max_write) {
-        return Err(Fault::usage(
-            format!("--max-write {} is not a multiple of 4K from 4K to 1M", args.max_write),
-            "1M is the kernel's largest and the default",
-        ));
-    }
-    let kernel_readahead = u32::try_from(args.kernel_readahead.bytes()).map_err(|_| {
-        Fault::usage(format!("--kernel-readahead {} is above 4G", args.kernel_readahead), "8M is the default")
-    })?;
-    let threads = match args.fuse_threads {
-        0 => None,
-        n @ 1..=256 => Some(usize::from(n)),
-        n => {
-            return Err(Fault::usage(
-                format!("--fuse-threads {n} is above 256"),
-                "0 takes as many as --buffer-size has room for",
-            ));
-        }
-    };
-    let config = FuseConfig {
-        options: check_options(&args.options)?,
-        max_write: max_write as u32,
-        attr_ttl: args.attr_cache,
-        entry_ttl: args.entry_cache,
-        dir_entry_ttl: args.dir_entry_cache,
-        io: args.fuse_io,
-        threads,
-        passthrough: !args.no_passthrough,
-        kernel_readahead,
-    };
-    Ok((config, args.max_readahead.map(|s| s.bytes())))
-}
-
-/// Words of fstab that are for mount(8) and not for a file system.
-const FSTAB_WORDS: [&str; 10] =
-    ["defaults", "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "group"];
-/// Options the kernel or fusermount3 take.
-const OPTIONS: [&str; 18] = [
-    "ro",
-    "allow_other",
-    "allow_root",
-    "default_permissions",
-    "auto_unmount",
-    "nonempty",
-    "dev",
-    "nodev",
-    "suid",
-    "nosuid",
-    "exec",
-    "noexec",
-    "atime",
-    "noatime",
-    "relatime",
-    "nodiratime",
-    "sync",
-    "dirsync",
-];
-
-fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
-    let mut kept = Vec::new();
-    for word in words.iter().map(|w| w.trim()).filter(|w| !w.is_empty()) {
-        if word == "rw" {
-            return Err(Fault::usage("-o rw: this version mounts read-only", "leave it out, or give -o ro"));
-        }
-        if word.starts_with("x-") || word.starts_with("X-") || FSTAB_WORDS.contains(&word) {
-            continue;
-        }
-        if OPTIONS.contains(&word) || word.starts_with("fsname=") {
-            if !kept.iter().any(|k| k == word) {
-                kept.push(word.to_owned());
-            }
-            continue;
-        }
-        let remedy = match crate::words::nearest(word, OPTIONS.into_iter()) {
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("the options are {}", OPTIONS.join(", ")),
-        };
-        return Err(Fault::usage(format!("-o {word}: unknown mount option"), remedy));
-    }
-    Ok(kept)
 }
 
 /// Whether there will be rails, as far as words tell.

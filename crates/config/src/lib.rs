@@ -7,6 +7,7 @@ pub mod budget;
 pub mod checked;
 pub mod fault;
 pub mod file;
+pub mod fuse;
 pub mod host;
 pub mod registry;
 pub mod trust;
@@ -15,10 +16,11 @@ pub mod words;
 pub use args::{CoordinatorArgs, MountArgs, NodeArgs};
 pub use budget::{Budget, Term};
 pub use checked::{
-    CacheConfig, CoordinatorConfig, FuseConfig, GroupConfig, LogConfig, MetricsConfig, MountConfig, NetConfig,
-    NodeConfig, RdmaConfig, UnderConfig,
+    CacheConfig, CoordinatorConfig, GroupConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig,
+    RdmaConfig, UnderConfig,
 };
 pub use fault::{Code, Fault};
+pub use fuse::{FuseConfig, MOUNT_OPTIONS};
 pub use host::Host;
 pub use registry::Registry;
 pub use trust::{TlsConfig, TrustArgs, TrustConfig};

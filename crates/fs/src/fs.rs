@@ -149,10 +149,12 @@ impl Fs {
                 Arc::clone(&handle.ok_or(FsError::Stale(ino))?.inode)
             }
         };
+        let mut ttl = self.config.attr_ttl;
         if inode.kind == FileKind::Directory {
             self.revalidate(&inode)?;
+            ttl = ttl.saturating_sub(self.now().saturating_sub(inode.seen_at()));
         }
-        Ok((inode.attr(&self.config), self.config.attr_ttl))
+        Ok((inode.attr(&self.config), ttl))
     }
 
     /// Makes sure that the path held this inode not longer ago than the attribute cache time.

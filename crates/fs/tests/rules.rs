@@ -419,3 +419,14 @@ fn no_lock_is_held_while_a_read_waits() {
         }
     });
 }
+
+#[test]
+fn a_directorys_attributes_hold_from_when_the_volume_said_them() {
+    let rig = Rig::new(Config { attr_ttl: Duration::from_millis(1000), ..Config::default() });
+    rig.tree.dir(b"d");
+    let d = rig.walk(b"d").unwrap();
+    rig.pass(700);
+    assert_eq!(rig.fs.getattr(d, None).unwrap().1, Duration::from_millis(300));
+    rig.pass(301);
+    assert_eq!(rig.fs.getattr(d, None).unwrap().1, Duration::from_millis(1000));
+}

@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 const LAYOUT: u32 = 1;
 /// Bytes that a disk is probed with.
 pub const PROBE: u64 = 4096;
+/// The file that the user of a directory holds locked.
+pub const LOCK: &str = "lock";
 
 /// The data file of a key.
 pub fn data_path(root: &Path, key: &FileKey) -> PathBuf {
@@ -91,7 +93,7 @@ pub fn open(path: &Path, block_size: u32) -> Result<Root> {
         .write(true)
         .create(true)
         .truncate(false)
-        .open(path.join("lock"))
+        .open(path.join(LOCK))
         .map_err(|e| fail(path, "it can't be written", &e, remedy))?;
     // SAFETY: a call on a descriptor that is open.
     if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
@@ -105,6 +107,12 @@ pub fn open(path: &Path, block_size: u32) -> Result<Root> {
                 path.display()
             ),
         ));
+    }
+    // A start that failed may have taken the directory away between the last two steps (`fresh`).
+    let locked = lock.metadata().map_err(|e| fail(path, "its lock can't be looked at", &e, remedy))?;
+    if std::fs::metadata(path.join(LOCK)).map_or(true, |named| named.ino() != locked.ino()) {
+        let what = format!("cache directory {} was taken away just now; start again", path.display());
+        return Err(Error::new(ErrorKind::Unavailable, what));
     }
     let written = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| writeln!(lock, "{}", std::process::id()));
     // A full disk may refuse the pid; the lock itself holds without it.

@@ -250,3 +250,32 @@ fn a_full_cache_disk_stops_nobody() {
     assert_eq!(mount.count("object", "errors"), 0);
     mount.unmount();
 }
+
+#[test]
+fn a_start_that_fails_leaves_alone_the_cache_that_another_made_meanwhile() {
+    if !can_mount() {
+        return;
+    }
+    let rig = Rig::new(MIB);
+    let mut words = rig.world.mount_words("s3://data");
+    words[2] = rig.world.dir("other").into();
+    let cache = rig.world.path("cache");
+    fs::remove_dir(&cache).unwrap();
+    // The first is held up by its bucket, and knows by then that there is no cache directory.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let mut command = rig.world.command(&[]);
+    command.args(&words).args(["--endpoint-url", &endpoint, "--under-timeout", "10s"]);
+    let mut first = Process::start(with_credentials(&mut command), &rig.world.log_path("first"));
+    let asked = silent.accept().unwrap();
+    // `Rig::mount` would make the directory.
+    let mut command = rig.world.command(&["mount", "s3://data"]);
+    command.arg(rig.world.dir("mnt")).arg("--cache-dir").arg(&cache).args(["--endpoint-url", &rig.server.endpoint()]);
+    let mount = rig.world.mount_with(with_credentials(&mut command));
+    assert!(mount.read("file") == rig.text);
+    drop((asked, silent));
+    assert!(!first.wait().success());
+    assert!(cache.join("format").exists(), "{}", first.log());
+    assert!(mount.read("file") == rig.text);
+    mount.unmount();
+}
