@@ -71,8 +71,16 @@ impl Outside {
         metrics: &MetricsConfig,
         target: &Arc<dyn AdminTarget>,
     ) -> std::result::Result<Self, Fault> {
-        let admin = match place::make_socket_path(owner).and_then(|path| AdminServer::start(&path, Arc::clone(target)))
-        {
+        let start = |path: PathBuf| {
+            if let Owner::Mount(at) = owner
+                && place::is_detached(&path, at)
+            {
+                tracing::info!(socket = %path.display(), "a mount that was detached from here gives up its admin socket");
+                let _ = std::fs::remove_file(&path);
+            }
+            AdminServer::start(&path, Arc::clone(target))
+        };
+        let admin = match place::make_socket_path(owner).and_then(start) {
             Ok(server) => {
                 tracing::info!(socket = %server.path().display(), "admin socket");
                 Some(server)

@@ -2,13 +2,18 @@
 //! never touched before the unmount call.
 
 use crate::cli::UmountArgs;
+use crate::report::warnings;
 use crate::target::of_mount;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
 use spurline_config::Fault;
 use spurline_observe::client::Peer;
 use spurline_observe::place::{self, Mount};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -35,12 +40,16 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
             "unmount it as that user or as root",
         ));
     }
-    let process = of_mount(&mount).ok();
+    let process = Running::of(&mount);
     if args.force {
         abort(&mount)?;
     }
-    detach(&mount, args.lazy || args.force)?;
-    wait_for_the_end(process, args.timeout, args.lazy, &mount)
+    detach(&mount, args.lazy || args.force, args.force)?;
+    match process {
+        // With --lazy somebody may keep it for days.
+        Some(process) if !args.lazy => process.wait(args.timeout, &mount),
+        _ => Ok(()),
+    }
 }
 
 /// Ends every request under way with an error, so that nobody waits in the mount any more.
@@ -48,17 +57,34 @@ fn abort(mount: &Mount) -> Result<(), Fault> {
     let file = format!("/sys/fs/fuse/connections/{}/abort", mount.minor);
     match std::fs::write(&file, "1") {
         Ok(()) => Ok(()),
-        // The control file system is not mounted everywhere; a lazy unmount works without it.
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        // The control file system is not mounted everywhere. Root's unmount does the same.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            if !rustix::process::geteuid().is_root() {
+                warnings(&[format!(
+                    "{file} is not there, so what is under way goes on; unmount as root, or mount -t fusectl none /sys/fs/fuse/connections"
+                )]);
+            }
+            Ok(())
+        }
         Err(e) => Err(Fault::missing(format!("{file}: {e}"), "run as the user who mounted it, or as root")),
     }
 }
 
-fn detach(mount: &Mount, lazy: bool) -> Result<(), Fault> {
+fn detach(mount: &Mount, lazy: bool, force: bool) -> Result<(), Fault> {
     let at = &mount.mountpoint;
     if rustix::process::geteuid().is_root() {
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() } | UnmountFlags::NOFOLLOW;
-        return unmount(at, flags).map_err(|e| match e {
+        let forced = match force {
+            // Breaks the connection as the control file does.
+            true => unmount(at, flags | UnmountFlags::FORCE),
+            false => unmount(at, flags),
+        };
+        let done = match forced {
+            // Root of a user namespace may unmount, but not by force.
+            Err(rustix::io::Errno::PERM) if force => unmount(at, flags),
+            done => done,
+        };
+        return done.map_err(|e| match e {
             rustix::io::Errno::BUSY => busy(at),
             other => Fault::failed(format!("unmounting {}: {other}", at.display()), ""),
         });
@@ -108,22 +134,52 @@ fn users_of(at: &Path) -> Vec<String> {
     found
 }
 
-/// Waits until the process of the mount has ended, so that the next mount finds its cache free.
-fn wait_for_the_end(process: Option<Peer>, limit: Duration, lazy: bool, mount: &Mount) -> Result<(), Fault> {
-    let Some(Peer::Socket(socket)) = process else { return Ok(()) };
-    let start = Instant::now();
-    while start.elapsed() < limit {
-        if UnixStream::connect(&socket).is_err() {
-            return Ok(());
-        }
-        if lazy {
-            // Somebody may keep it for days.
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(20));
+/// The process of a mount.
+struct Running {
+    socket: PathBuf,
+    /// Not where it is in another process namespace, or the kernel is older than Linux 5.3.
+    process: Option<OwnedFd>,
+}
+
+impl Running {
+    fn of(mount: &Mount) -> Option<Running> {
+        let Ok(Peer::Socket(socket)) = of_mount(mount) else { return None };
+        let answering = UnixStream::connect(&socket).ok();
+        let named = answering.and_then(|stream| socket_peercred(&stream).ok());
+        let process = named.and_then(|named| pidfd_open(named.pid, PidfdFlags::empty()).ok());
+        Some(Running { socket, process })
     }
-    Err(Fault::failed(
-        format!("{} is unmounted, but its process still runs after {} s", mount.mountpoint.display(), limit.as_secs()),
-        "look at its log; end it with a signal if it stays",
-    ))
+
+    /// Waits until it has ended, so that the next mount finds its cache free.
+    fn wait(&self, limit: Duration, mount: &Mount) -> Result<(), Fault> {
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            if self.ends_within(limit.saturating_sub(start.elapsed())) {
+                return Ok(());
+            }
+        }
+        let (at, seconds) = (mount.mountpoint.display(), limit.as_secs());
+        Err(Fault::failed(
+            format!("{at} is unmounted, but its process still runs after {seconds} s"),
+            "look at its log; end it with a signal if it stays",
+        ))
+    }
+
+    /// One step of waiting, which may be shorter than `limit`.
+    fn ends_within(&self, limit: Duration) -> bool {
+        match &self.process {
+            Some(process) => {
+                let mut ended = [PollFd::new(process, PollFlags::IN)];
+                // Interrupted: the caller asks again.
+                Timespec::try_from(limit).is_ok_and(|limit| poll(&mut ended, Some(&limit)).is_ok_and(|n| n > 0))
+            }
+            None => {
+                let ended = UnixStream::connect(&self.socket).is_err();
+                if !ended {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                ended
+            }
+        }
+    }
 }

@@ -32,7 +32,9 @@ impl Rig {
     fn mount(&self, more: &[&str]) -> Output {
         let mut command = self.command();
         command.arg("mount").arg(self.path("src")).arg(self.path("mnt"));
-        command.arg("--cache-dir").arg(self.path("cache")).args(["--cache-size", "64M", "--metrics", "none"]);
+        // As a variable, so that a test can say otherwise by a flag.
+        command.env("SPURLINE_CACHE_SIZE", "64M");
+        command.arg("--cache-dir").arg(self.path("cache")).args(["--metrics", "none"]);
         command.arg("--log").arg(self.path("log")).arg("-d").args(more);
         command.output().unwrap()
     }
@@ -227,4 +229,92 @@ fn stats_do_not_wait_for_a_mount_that_hangs() {
     assert!(text(&listed).contains("not a mountpoint of spurline"));
     assert!(rig.run("umount", &mnt, &["--force"]).status.success());
     wait_for("the unmount", || !mounted_below(rig.dir.path()));
+}
+
+/// Whether that process is there and not only not waited for yet.
+fn runs(process: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"));
+    status.is_ok_and(|text| !text.contains("\nState:\tZ"))
+}
+
+#[test]
+fn umount_returns_when_the_cache_is_free() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let mnt = rig.path("mnt");
+    for _ in 0..5 {
+        let out = rig.mount(&[]);
+        assert!(out.status.success(), "{}", text(&out));
+        assert!(mnt.join("sub/file").exists());
+        let gone = rig.run("umount", &mnt, &[]);
+        assert!(gone.status.success() && !runs(&process_of(&out)), "{}", text(&gone));
+    }
+}
+
+#[test]
+fn a_mount_that_was_detached_leaves_its_place_to_the_next() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let mnt = rig.path("mnt");
+    let mount = || rig.mount(&["--cache-size", "0"]);
+    let first = mount();
+    assert!(first.status.success(), "{}", text(&first));
+    let inside = std::fs::File::open(mnt.join("sub/file")).unwrap();
+    let lazy = rig.run("umount", &mnt, &["--lazy"]);
+    assert!(lazy.status.success() && !mounted_below(rig.dir.path()), "{}", text(&lazy));
+    let second = mount();
+    assert!(second.status.success(), "{}", text(&second));
+    assert_eq!(std::fs::read(mnt.join("sub/file")).unwrap(), b"hello from below");
+    // A third one finds the place taken, in the words of the mount table.
+    let third = mount();
+    assert!(!third.status.success() && text(&third).contains("is mounted there"), "{}", text(&third));
+    // The first ends with its last file, and leaves the second its socket.
+    drop(inside);
+    wait_for("the end of the first", || !runs(&process_of(&first)));
+    let stats = rig.run("stats", &mnt, &["--json", "-c", "1"]);
+    assert!(stats.status.success(), "{}", text(&stats));
+    let gone = rig.run("umount", &mnt, &[]);
+    assert!(gone.status.success() && !runs(&process_of(&second)), "{}", text(&gone));
+    assert_eq!(std::fs::read_dir(rig.path("run")).unwrap().count(), 0);
+}
+
+#[test]
+fn umount_by_force_ends_what_hangs_also_where_fusectl_is_not_mounted() {
+    if !common::fuse() {
+        return;
+    }
+    let isolated = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script]);
+        command
+    };
+    if !isolated("true").status().is_ok_and(|status| status.success()) {
+        return println!("SKIP: mount namespaces need root, and unshare of util-linux");
+    }
+    let rig = Rig::new();
+    let mnt = rig.path("mnt");
+    // Over io_uring the kernel hands requests over in the process's own threads, and these stand still here.
+    let out = rig.mount(&["--fuse-io", "dev"]);
+    assert!(out.status.success(), "{}", text(&out));
+    let process = process_of(&out);
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &process]).status().unwrap().success());
+    signal("-STOP");
+    let (tell, told) = std::sync::mpsc::channel();
+    let hangs = mnt.join("sub/file");
+    std::thread::spawn(move || tell.send(std::fs::read(hangs).map_err(|error| error.raw_os_error())));
+    // It hangs for certain once the kernel has its request, which nothing shows; later it fails at once, as it should.
+    let mut command =
+        isolated("umount /sys/fs/fuse/connections 2>/dev/null; exec \"$0\" umount --force --timeout 1s \"$1\"");
+    command.arg(env!("CARGO_BIN_EXE_spurline")).arg(&mnt).env("SPURLINE_RUNTIME_DIR", rig.path("run"));
+    let forced = command.output().unwrap();
+    let ended = told.recv_timeout(std::time::Duration::from_secs(60));
+    signal("-CONT");
+    assert!(matches!(ended, Ok(Err(Some(_)))), "{ended:?}, {}", text(&forced));
+    // In this namespace it is still in the tree, with nobody behind it.
+    assert!(rig.run("umount", &mnt, &["--force"]).status.success());
+    wait_for("the end of the process", || !runs(&process));
 }

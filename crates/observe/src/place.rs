@@ -1,16 +1,21 @@
-//! Where the admin socket of a mount or a node is, and which mount a path lies in. All of it is found from
-//! `/proc/self/mountinfo` and words: a mount that hangs is never asked anything.
+//! Where the admin socket of a mount or a node is, and which mount a path lies in. All of it is found from mount tables
+//! below `/proc` and words: a mount that hangs is never asked anything.
 
+use serde_json::json;
 use spurline_types::{Error, ErrorKind, Result};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 /// The type a Spurline mount has in the mount table: mount with `subtype=spurline`.
 pub const FS_TYPE: &str = "fuse.spurline";
 /// Overrides where admin sockets are.
 pub const RUNTIME_DIR_ENV: &str = "SPURLINE_RUNTIME_DIR";
+
+/// How long a process may take to say whether it is about to mount.
+const DETACHED_ANSWER: Duration = Duration::from_secs(5);
 
 /// One Spurline mount of the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +37,21 @@ pub struct Mount {
 pub fn mounts() -> Result<Vec<Mount>> {
     let text = std::fs::read("/proc/self/mountinfo").map_err(|e| Error::io("/proc/self/mountinfo", &e))?;
     Ok(parse_mountinfo(&text))
+}
+
+/// The process that answers at `socket` has a mount at `mountpoint` no longer: it was detached, and files of it are open
+/// still. By that process's own mount table, since it may be another namespace's than ours. False where that can't be
+/// told, and for one that is about to mount.
+pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
+    let answering = std::os::unix::net::UnixStream::connect(socket).ok();
+    let Some(process) = answering.and_then(|stream| rustix::net::sockopt::socket_peercred(&stream).ok()) else {
+        return false;
+    };
+    let table = std::fs::read(format!("/proc/{}/mountinfo", process.pid.as_raw_pid()));
+    let gone = |table: Vec<u8>| !parse_mountinfo(&table).iter().any(|mount| mount.mountpoint == mountpoint);
+    let serves =
+        || crate::client::ask(socket, &json!({"op": "status"}), DETACHED_ANSWER).is_ok_and(|s| s["fuse"] != "starting");
+    table.is_ok_and(gone) && serves()
 }
 
 fn parse_mountinfo(text: &[u8]) -> Vec<Mount> {

@@ -5,7 +5,7 @@ use crate::AdminTarget;
 use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +23,14 @@ const MAX_CONVERSATIONS: usize = 32;
 #[derive(Debug)]
 pub struct AdminServer {
     path: PathBuf,
+    /// Device and inode of the socket: another process may have taken its name over.
+    place: Option<(u64, u64)>,
+    listener: UnixListener,
     stop: Arc<AtomicBool>,
+}
+
+fn place(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 impl AdminServer {
@@ -44,12 +51,12 @@ impl AdminServer {
         let listener = UnixListener::bind(path).map_err(|e| Error::io(what(), &e))?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(|e| Error::io(what(), &e))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let (stopped, accepting) = (Arc::clone(&stop), listener.try_clone().map_err(|e| Error::io(what(), &e))?);
         std::thread::Builder::new()
             .name("admin".into())
-            .spawn(move || accept(&listener, &stopped, &target))
+            .spawn(move || accept(&accepting, &stopped, &target))
             .map_err(|e| Error::io(what(), &e))?;
-        Ok(AdminServer { path: path.to_owned(), stop })
+        Ok(AdminServer { path: path.to_owned(), place: place(path), listener, stop })
     }
 
     /// Where it is.
@@ -61,9 +68,11 @@ impl AdminServer {
 impl Drop for AdminServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // The accepting thread waits for a connection; this is one.
-        let _ = UnixStream::connect(&self.path);
-        let _ = std::fs::remove_file(&self.path);
+        // The accepting thread waits for a connection; this wakes it.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        if place(&self.path) == self.place {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
