@@ -178,7 +178,7 @@ impl Cache {
     /// # Errors
     /// As for [`Volume::read`].
     pub fn pin(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Option<Slice>> {
-        match self.pin_held(object, offset, len, near)? {
+        match self.pin_held(object, offset, len, near, &mut || {})? {
             Pinned::Here(slice) => Ok(Some(slice)),
             Pinned::Small => Ok(None),
             Pinned::Missing => self.pin_fetched(object, offset, len).map(Some),
@@ -194,11 +194,19 @@ impl Cache {
         self.fetch(object, id, range)
     }
 
-    /// As [`Cache::pin`], but nothing is fetched that is not being fetched already.
+    /// As [`Cache::pin`], but nothing is fetched that is not being fetched already. `waits` is called before it waits for a disk
+    /// or somebody else's fill, and where it finds nothing.
     ///
     /// # Errors
     /// As for [`Volume::read`].
-    pub fn pin_held(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Pinned> {
+    pub fn pin_held(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        len: usize,
+        near: Option<u32>,
+        waits: &mut dyn FnMut(),
+    ) -> Result<Pinned> {
         let (id, range) = self.locate(object, offset, len);
         if let Some((block, counts)) = self.shared.tier.find_used(&id) {
             if counts && let Some(store) = &self.shared.store {
@@ -211,6 +219,7 @@ impl Cache {
                 stats.mem_hit_bytes.add(range.len() as u64);
             } else {
                 stats.miss_bytes.add(range.len() as u64);
+                waits();
             }
             match block.wait(range.clone(), self.deadline()) {
                 // The fill that was under way belonged to someone else; its failure is tried again once by ours.
@@ -218,6 +227,7 @@ impl Cache {
                 done => return done.map(Pinned::Here),
             }
         }
+        waits();
         if self.on_disk(object, id.index) {
             if range.len() < GRANULE {
                 return Ok(Pinned::Small);
