@@ -1,14 +1,14 @@
 //! Keeps a node's name in a registry: enters it at the start, renews it on a thread of its own, gives it back at the
 //! end. A registry that is gone is tried again for as long as the node lives.
 
-use crate::{ANSWER, LEASE, Lease, Registry};
+use crate::{LEASE, Lease, Registry};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a node tries to enter its name at the start before it is an error.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a node tries to enter its name at the start before it is an error: all servers of a registry are asked twice.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// A name may be held by the lease of a process that is gone; this much longer than a lease is waited for that.
 const OVER: Duration = Duration::from_secs(5);
 /// Between tries.
@@ -48,7 +48,7 @@ impl Announcer {
         let begun = Instant::now();
         let mut said = false;
         let first = loop {
-            let error = match lease.renew(&member, Instant::now() + ANSWER) {
+            let error = match lease.renew(&member, Instant::now() + LEASE - LEASE / 3) {
                 Ok(lasts) => break lasts,
                 Err(error) => error,
             };
@@ -139,7 +139,8 @@ impl Shared {
                 inner.news = false;
                 inner.member.clone()
             };
-            let result = lease.renew(&member, Instant::now() + ANSWER);
+            // Another server has to have its turn before the lease is over, when one does not answer.
+            let result = lease.renew(&member, Instant::now() + lasts - lasts / 3);
             let now = Instant::now();
             let mut inner = self.inner.lock();
             match result {

@@ -65,7 +65,7 @@ impl Registry for Etcd {
             session: Arc::clone(&self.session),
             runtime: Arc::clone(&self.runtime),
             stream: None,
-            known: BTreeMap::new(),
+            known: Known::default(),
         })
     }
 
@@ -91,12 +91,38 @@ struct Following {
     session: Arc<Session>,
     runtime: Arc<Runtime>,
     stream: Option<Stream>,
-    known: BTreeMap<Vec<u8>, Arc<Member>>,
+    known: Known,
+}
+
+/// The nodes of a group, and whether they are others than those given last: also after the watch broke off in between.
+#[derive(Default)]
+struct Known {
+    nodes: BTreeMap<Vec<u8>, Arc<Member>>,
+    changed: bool,
+}
+
+impl Known {
+    fn replace(&mut self, nodes: BTreeMap<Vec<u8>, Arc<Member>>) {
+        self.changed |= nodes != self.nodes || nodes.is_empty();
+        self.nodes = nodes;
+    }
+
+    fn set(&mut self, key: Vec<u8>, node: Option<Arc<Member>>) {
+        match node {
+            Some(node) => self.nodes.insert(key, node),
+            None => self.nodes.remove(&key),
+        };
+        self.changed = true;
+    }
+
+    fn give(&mut self) -> Option<Vec<Arc<Member>>> {
+        std::mem::take(&mut self.changed).then(|| self.nodes.values().cloned().collect())
+    }
 }
 
 impl Following {
-    /// Reads all nodes, and follows from there. Whether they are others than before.
-    async fn open(&mut self) -> Result<bool> {
+    /// Reads all nodes, and follows from there.
+    async fn open(&mut self) -> Result<()> {
         let mut end = self.prefix.clone();
         if let Some(last) = end.last_mut() {
             *last += 1;
@@ -111,9 +137,8 @@ impl Following {
                 known.insert(kv.key, member);
             }
         }
-        let changed = known != self.known || known.is_empty();
-        self.known = known;
-        Ok(changed)
+        self.known.replace(known);
+        Ok(())
     }
 
     fn read(&self, kv: &KeyValue) -> Option<Arc<Member>> {
@@ -127,8 +152,10 @@ impl Following {
     }
 
     async fn changes(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
-        let mut changed = self.stream.is_none() && self.open().await?;
-        let mut limit = if changed { Instant::now() } else { until };
+        if self.stream.is_none() {
+            self.open().await?;
+        }
+        let mut limit = if self.known.changed { Instant::now() } else { until };
         while let Some(stream) = &mut self.stream {
             let wait = limit.saturating_duration_since(Instant::now());
             match tokio::time::timeout(wait, stream.next()).await {
@@ -142,19 +169,15 @@ impl Following {
                         let kind = event.r#type();
                         let Some(kv) = event.kv else { continue };
                         let member = (kind == EventType::Put).then(|| self.read(&kv)).flatten();
-                        match member {
-                            Some(member) => self.known.insert(kv.key, member),
-                            None => self.known.remove(&kv.key),
-                        };
-                        if !changed {
-                            changed = true;
+                        if !self.known.changed {
                             limit = limit.min(Instant::now() + GATHER);
                         }
+                        self.known.set(kv.key, member);
                     }
                 }
             }
         }
-        Ok(changed.then(|| self.known.values().cloned().collect()))
+        Ok(self.known.give())
     }
 }
 
@@ -212,7 +235,12 @@ impl Held {
                 key: key.clone(),
                 target_union: Some(union),
             };
-            let put = PutRequest { key: key.clone(), value: record::of_member(member).into_bytes(), lease };
+            let put = PutRequest {
+                key: key.clone(),
+                value: record::of_member(member).into_bytes(),
+                lease,
+                ..PutRequest::default()
+            };
             let get = RangeRequest { key: key.clone(), ..RangeRequest::default() };
             TxnRequest {
                 compare: vec![compare],
@@ -268,5 +296,29 @@ impl Lease for Held {
         let revoke = self.session.revoke(LeaseRevokeRequest { id });
         // etcd that does not hear it sees the lease run out.
         let _ = self.runtime.block_on(async { tokio::time::timeout(limit, revoke).await });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_that_came_before_the_watch_broke_off_is_given_after_it() {
+        let node = |name: &str| Some(Arc::new(Member { name: name.to_owned(), ..Member::at("127.0.0.1:1", 100) }));
+        let names = |given: Option<Vec<Arc<Member>>>| {
+            given.map(|nodes| nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>())
+        };
+        let mut known = Known::default();
+        known.replace(BTreeMap::new());
+        assert_eq!(names(known.give()), Some(vec![]));
+        known.set(b"a".to_vec(), node("a"));
+        // Here the watch breaks off, and what is read anew is what was heard.
+        known.replace(known.nodes.clone());
+        assert_eq!(names(known.give()), Some(vec!["a".to_owned()]));
+        known.replace(known.nodes.clone());
+        assert_eq!(names(known.give()), None);
+        known.set(b"a".to_vec(), None);
+        assert_eq!(names(known.give()), Some(vec![]));
     }
 }

@@ -26,8 +26,6 @@ const NOW: &str = "/spurline-jobs/now/";
 const DATA: &str = "/spurline-jobs/data/";
 /// How long ended jobs can be asked about.
 const REMEMBERED: Duration = Duration::from_secs(7 * 86_400);
-/// etcd takes requests of 1.5 MiB.
-const MAX_JOB: usize = 1 << 20;
 /// A lease is given up this much before etcd does: clocks do not run alike.
 const EARLY: Duration = Duration::from_secs(2);
 /// A pause before a lost lease is asked for again.
@@ -96,7 +94,13 @@ fn below(prefix: Vec<u8>) -> RangeRequest {
 }
 
 fn put(key: Vec<u8>, value: &[u8], lease: i64) -> RequestOp {
-    RequestOp { request: Some(Op::RequestPut(PutRequest { key, value: value.to_vec(), lease })) }
+    let put = PutRequest { key, value: value.to_vec(), lease, ..PutRequest::default() };
+    RequestOp { request: Some(Op::RequestPut(put)) }
+}
+
+/// Leaves the value as it is.
+fn put_lease(key: Vec<u8>, lease: i64) -> RequestOp {
+    RequestOp { request: Some(Op::RequestPut(PutRequest { key, lease, ignore_value: true, ..PutRequest::default() })) }
 }
 
 fn get(key: Vec<u8>) -> RequestOp {
@@ -130,6 +134,9 @@ fn job(kvs: Vec<Option<KeyValue>>) -> Option<StoredJob> {
 }
 
 impl JobStore {
+    /// Bytes that a new job may have, and how far it is later: etcd takes requests of 1.5 MiB.
+    pub const MOST: usize = 1 << 20;
+
     /// Reaches etcd and takes a lease there; `owner` is what this process is called, as no other is.
     ///
     /// # Errors
@@ -272,10 +279,11 @@ impl JobStore {
     /// # Errors
     /// When etcd does not answer, or the job is larger than it takes.
     pub fn begin(&self, group: &str, id: &str, new: &StoredJob) -> Result<Begun> {
-        if new.spec.len() + new.state.len() > MAX_JOB {
+        if new.spec.len() + new.state.len() > Self::MOST {
             let why = format!(
-                "the job has {} bytes, the store of several coordinators takes {MAX_JOB}: split its list of paths",
-                new.spec.len() + new.state.len()
+                "the job has {} bytes, the store of several coordinators takes {}: split its list of paths",
+                new.spec.len() + new.state.len(),
+                Self::MOST
             );
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
@@ -298,11 +306,11 @@ impl JobStore {
         job(read(done)).map(Begun::Elsewhere).ok_or_else(gone)
     }
 
-    /// Keeps how far a job of this process is; `false` when it is another's by now.
+    /// Keeps how far a job of this process is, at most [`JobStore::MOST`] bytes; `false` when it is another's by now.
     ///
     /// # Errors
-    /// When etcd does not answer.
-    pub fn save(&self, group: &str, id: &str, saved: &StoredJob, ended: bool) -> Result<bool> {
+    /// When etcd does not answer, or that is larger than it takes.
+    pub fn save(&self, group: &str, id: &str, state: &[u8], ended: bool) -> Result<bool> {
         let lease = self.lease_id()?;
         let owner = key(NOW, group, id, "owner");
         let own = compare(
@@ -313,19 +321,19 @@ impl JobStore {
         );
         // A key of a lease that was lost meanwhile is no claim of the one held now.
         let held = compare(owner.clone(), CompareResult::Equal, CompareTarget::Lease, TargetUnion::Lease(lease));
-        let (spec, state) = (key(DATA, group, id, "spec"), key(DATA, group, id, "state"));
+        let (spec, key_of_state) = (key(DATA, group, id, "spec"), key(DATA, group, id, "state"));
         let success = if ended {
             let request = LeaseGrantRequest { ttl: REMEMBERED.as_secs() as i64, id: 0 };
             let week = self.ask(self.session.grant(request))?.id;
             vec![
-                put(spec, &saved.spec, week),
-                put(state, &saved.state, week),
+                put_lease(spec, week),
+                put(key_of_state, state, week),
                 delete(key(NOW, group, id, "open")),
                 delete(key(NOW, group, id, "stop")),
                 delete(owner),
             ]
         } else {
-            vec![put(state, &saved.state, 0)]
+            vec![put(key_of_state, state, 0)]
         };
         Ok(self.txn(vec![own, held], success, Vec::new())?.succeeded)
     }

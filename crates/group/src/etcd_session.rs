@@ -26,13 +26,15 @@ use tonic_prost::ProstCodec;
 const CONNECT: Duration = Duration::from_secs(3);
 /// etcd's server takes pings at most every 5 s.
 const PING: Duration = Duration::from_secs(10);
+/// All servers are tried within this time, so that a node that begins with a hung one keeps its lease.
+const ROUND: Duration = Duration::from_secs(10);
 /// The largest answer: all nodes of a very large group.
 const MAX_MESSAGE: usize = 256 << 20;
 
 /// A way to etcd.
 pub(crate) struct Session {
     servers: Vec<(String, Channel)>,
-    /// The server asked first: the one that answered last.
+    /// The server asked first: the one that answered last, or the one behind it when it no longer does.
     at: AtomicUsize,
     user: Option<(String, String)>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -134,6 +136,7 @@ impl Session {
     async fn anywhere<T>(&self, what: impl AsyncFn(&Channel) -> Result<T, Status>) -> Result<(T, String)> {
         let mut failed = Vec::new();
         let first = self.at.load(Ordering::Relaxed);
+        let limit = (ROUND / self.servers.len().max(1) as u32).clamp(Duration::from_secs(1), ANSWER);
         for tried in 0..self.servers.len() {
             let index = (first + tried) % self.servers.len();
             let (server, channel) = &self.servers[index];
@@ -148,18 +151,21 @@ impl Session {
                     other => other,
                 }
             };
-            let status = match tokio::time::timeout(ANSWER, attempt).await {
+            let status = match tokio::time::timeout(limit, attempt).await {
                 Ok(Ok(value)) => {
                     self.at.store(index, Ordering::Relaxed);
                     return Ok((value, server.clone()));
                 }
                 Ok(Err(status)) => status,
-                Err(_) => Status::unavailable(format!("no answer within {} s", ANSWER.as_secs())),
+                Err(_) => Status::unavailable(format!("no answer within {:.1} s", limit.as_secs_f64())),
             };
             let error = told(&format!("etcd {server}"), &status);
             if !matches!(error.kind(), ErrorKind::Unavailable) {
                 return Err(error);
             }
+            // Who has no time for them all begins with the next one when it asks again.
+            let next = (index + 1) % self.servers.len();
+            let _ = self.at.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
             failed.push(error.message().to_owned());
         }
         Err(Error::new(ErrorKind::Unavailable, failed.join("; ")))

@@ -197,3 +197,22 @@ fn of_several_servers_one_that_answers_is_enough() {
     let follower = follow(&registry);
     wait_for("the node", || names(&follower, true) == ["a"]);
 }
+
+#[test]
+fn a_server_that_hangs_keeps_no_node_from_the_others() {
+    if !EtcdServer::there() {
+        return;
+    }
+    // They know nothing of each other: what is in the second was said to it.
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [first, second] = dirs.each_ref().map(|dir| start(dir.path(), 0, "http", &[]));
+    let url = format!("etcd://127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
+    let (in_first, in_second) = (follow(&open(&first.url())), follow(&open(&second.url())));
+    let _a = enter(&open(&url), "a", 1);
+    wait_for("the node", || names(&in_first, true) == ["a"]);
+    first.hang();
+    wait_for("the node elsewhere", || names(&in_second, true) == ["a"]);
+    // One that begins with it gets in, too.
+    let _b = enter(&open(&url), "b", 2);
+    wait_for("both", || names(&in_second, true) == ["a", "b"]);
+}

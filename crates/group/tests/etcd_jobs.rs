@@ -37,8 +37,8 @@ fn a_job_is_done_by_one_and_goes_on_with_the_other() {
     assert_eq!(a.begin("g", "j", &new).unwrap(), Begun::Mine);
     assert_eq!(b.begin("g", "j", &job("other", "0")).unwrap(), Begun::Elsewhere(new));
     assert_eq!(b.claim("g", "j").unwrap(), None);
-    assert!(a.save("g", "j", &job("what", "1"), false).unwrap());
-    assert!(!b.save("g", "j", &job("what", "9"), false).unwrap(), "it is not b's");
+    assert!(a.save("g", "j", b"1", false).unwrap());
+    assert!(!b.save("g", "j", b"9", false).unwrap(), "it is not b's");
     assert_eq!(b.read("g", "j").unwrap(), Some(job("what", "1")));
     assert!(b.stop("g", "j").unwrap() && !b.stop("g", "none").unwrap());
     let seen = JobNow { open: true, owned: true, mine: true, stop: true };
@@ -46,9 +46,9 @@ fn a_job_is_done_by_one_and_goes_on_with_the_other() {
     assert_eq!(now(&b, "j"), Some(JobNow { mine: false, ..seen }));
     // What one gives up, the other takes at once.
     a.end();
-    assert_eq!(a.save("g", "j", &job("what", "2"), false).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(a.save("g", "j", b"2", false).unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(b.claim("g", "j").unwrap(), Some(job("what", "1")));
-    assert!(b.save("g", "j", &job("what", "end"), true).unwrap());
+    assert!(b.save("g", "j", b"end", true).unwrap());
     assert_eq!(now(&b, "j"), None);
     assert_eq!((b.claim("g", "j").unwrap(), b.stop("g", "j").unwrap()), (None, false));
     assert_eq!(b.all("g").unwrap(), [("j".to_owned(), job("what", "end"))]);
@@ -59,6 +59,12 @@ fn a_job_is_done_by_one_and_goes_on_with_the_other() {
     assert_eq!(b.claim("g", "j").unwrap(), Some(job("what", "0")));
     let large = StoredJob { spec: vec![b'x'; 2 << 20], state: Vec::new() };
     assert!(b.begin("g", "large", &large).unwrap_err().message().contains("split its list"));
+    // The last word fits whatever both parts are together, with what it is to do left as it is.
+    let [spec, state] = [600 << 10, JobStore::MOST].map(|bytes| vec![b'x'; bytes]);
+    let large = StoredJob { spec: spec.clone(), state: b"0".to_vec() };
+    assert_eq!(b.begin("g", "large", &large).unwrap(), Begun::Mine);
+    assert!(b.save("g", "large", &state, false).unwrap() && b.save("g", "large", &state, true).unwrap());
+    assert_eq!((now(&b, "large"), b.read("g", "large").unwrap()), (None, Some(StoredJob { spec, state })));
     // Without etcd nobody may think that the job is still its own.
     drop(server);
     wait_for("the lease to be over", || !b.holds());

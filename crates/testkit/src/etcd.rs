@@ -58,6 +58,14 @@ impl EtcdServer {
         }
     }
 
+    /// From now on it takes connections and answers nothing.
+    pub fn hang(&self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
+            // It can't be gone: nobody waited for it.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::STOP);
+        }
+    }
+
     /// Where it listens.
     pub fn port(&self) -> u16 {
         self.port

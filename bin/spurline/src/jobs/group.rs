@@ -173,7 +173,7 @@ impl GroupJobs {
             }
             Err(error) => {
                 tracing::warn!("job {id} of group {plain} is let go of: {error}");
-                store.save(plain, id, &stored, true).map(drop)
+                store.save(plain, id, &stored.state, true).map(drop)
             }
         }
     }

@@ -1,6 +1,5 @@
 //! Jobs of one group in the store that several coordinators share, as the board wants them kept.
 
-use serde_json::{Map, Value};
 use spurline_group::{Begun, JobStore, StoredJob};
 use spurline_jobs::{Keep, Kept};
 use spurline_types::{Error, ErrorKind, Result};
@@ -14,15 +13,10 @@ pub struct Shared {
     pub group: String,
 }
 
-fn wrong(error: serde_json::Error) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("it is no job that this version knows: {error}"))
-}
-
 /// In two parts: what it is to do is written once, how far it is every two seconds.
 fn to_stored(kept: &Kept) -> Result<StoredJob> {
-    let mut state = serde_json::to_value(kept).map_err(wrong)?;
-    let spec = state["spec"].take();
-    Ok(StoredJob { spec: spec.to_string().into_bytes(), state: state.to_string().into_bytes() })
+    let (spec, state) = kept.to_parts(JobStore::MOST)?;
+    Ok(StoredJob { spec, state })
 }
 
 /// The two parts as one again.
@@ -30,9 +24,7 @@ fn to_stored(kept: &Kept) -> Result<StoredJob> {
 /// # Errors
 /// When they make no sense.
 pub fn from_stored(stored: &StoredJob) -> Result<Kept> {
-    let mut job: Map<String, Value> = serde_json::from_slice(&stored.state).map_err(wrong)?;
-    job.insert("spec".to_owned(), serde_json::from_slice(&stored.spec).map_err(wrong)?);
-    serde_json::from_value(Value::Object(job)).map_err(wrong)
+    Kept::from_parts(&stored.spec, &stored.state)
 }
 
 impl Keep for Shared {
@@ -44,7 +36,7 @@ impl Keep for Shared {
     }
 
     fn save(&self, id: &str, job: &Kept) -> Result<()> {
-        if self.store.save(&self.group, id, &to_stored(job)?, job.progress().state.ended())? {
+        if self.store.save(&self.group, id, &to_stored(job)?.state, job.progress().state.ended())? {
             return Ok(());
         }
         Err(Error::new(ErrorKind::PermissionDenied, "another coordinator has it by now"))
