@@ -20,12 +20,15 @@ use spurline_observe::place::Owner;
 use spurline_rails::LocalRail;
 use spurline_store::{Fresh, Store};
 use spurline_transport::{PathView, Phase, PoolState};
-use spurline_types::{FileKind, Stats};
+use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+
+/// How long a question about health tries to reach a node.
+const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 
 /// What the mount reads from, and what is to be told of it.
 struct Reads {
@@ -71,10 +74,10 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let spools = std::env::temp_dir().join(format!("spurline-jobs-{}", std::process::id()));
     let works_on = Arc::clone(&reads.jobs);
     let board = Board::start(Arc::new(NoKeep), &spools, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
-    let look = look(&config, &reads, stats, started, Arc::clone(&chosen), Arc::clone(&board));
+    let stop = Arc::new(Stop::default());
+    let look = look(&config, &reads, stats, started, Arc::clone(&chosen), Arc::clone(&board), Arc::clone(&stop));
     let outside = Outside::open(Owner::Mount(&mountpoint), &config.metrics, &look)?;
     // Before the mount is there, too: a signal in between would end the process and leave a dead mount.
-    let stop = Arc::new(Stop::default());
     let on_signal = Arc::clone(&stop);
     signals::on_stop(move |count| on_signal.signal(count))?;
     let session = Session::mount(handler, &config.mountpoint, session_config).map_err(mount_fault)?;
@@ -125,6 +128,16 @@ impl Stop {
                 }
             }
         }
+    }
+
+    /// Whether the mount is there and stays.
+    fn serves(&self) -> Result<()> {
+        let serves = match self.unmounter.get() {
+            _ if self.asked.load(Ordering::Acquire) => Err("it is being unmounted"),
+            None => Err("the mount is being made"),
+            Some(unmounter) => unmounter.serves(),
+        };
+        serves.map_err(|why| Error::new(ErrorKind::Unavailable, why))
     }
 
     /// The mount is there.
@@ -332,9 +345,11 @@ fn look(
     started: Instant,
     fuse: Arc<OnceLock<String>>,
     board: Arc<Board>,
+    stop: Arc<Stop>,
 ) -> Arc<dyn AdminTarget> {
     let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
     let (store, remote, follower) = (reads.store.clone(), reads.remote.clone(), reads.follower.clone());
+    let asked = remote.clone();
     let (source, mountpoint) = (config.source.to_string(), config.mountpoint.display().to_string());
     let status = move || {
         json!({
@@ -363,7 +378,10 @@ fn look(
         info: Box::new(move |path| volume.info(path)),
         status: Box::new(status),
         jobs: Some(board),
-        health: Box::new(|| Ok(())),
+        health: Box::new(move || {
+            stop.serves()?;
+            asked.as_ref().map_or(Ok(()), |remote| remote.reachable(Instant::now() + HEALTH_LIMIT))
+        }),
     })
 }
 

@@ -121,7 +121,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
             })
         },
         jobs: None,
-        health: Box::new(|| Ok(())),
+        health: Box::new(move || parts::disks_work(&store.as_deref().map(|store| store.disks()).unwrap_or_default())),
     });
     let asked = Arc::downgrade(&look);
     node.describe_by(Box::new(move || match asked.upgrade() {

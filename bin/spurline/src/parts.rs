@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 use spurline_config as config;
 use spurline_config::{CacheSize, IorpcMode};
 use spurline_mem::{Pool, Tier};
-use spurline_store::{Capacity, Fresh, IoMode, Store, StoreConfig};
+use spurline_store::{Capacity, DiskState, DiskStatus, Fresh, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
-use spurline_types::{Result, Stats};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -143,6 +143,20 @@ pub fn disks(store: Option<&Store>) -> Value {
         .collect()
 }
 
+/// Whether there is a disk to cache on, where there should be one.
+///
+/// # Errors
+/// When all are down, with the reason of the first.
+pub fn disks_work(disks: &[DiskStatus]) -> Result<()> {
+    match disks.first() {
+        Some(first) if disks.iter().all(|disk| disk.state == DiskState::Down) => {
+            let why = format!("all cache disks are down; {}: {}", first.path.display(), first.reason);
+            Err(Error::new(ErrorKind::Unavailable, why))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Brings the gauges of memory up to date.
 pub fn gauges(pool: &Pool, tier: &Tier, stats: &Stats) {
     stats.usage.buffer_bytes.set(pool.used_bytes());
@@ -152,3 +166,25 @@ pub fn gauges(pool: &Pool, tier: &Tier, stats: &Stats) {
 
 /// How long a mount or a node that is told to stop may take before it stops by force.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_disk_that_is_not_down_is_enough_and_none_is_no_fault() {
+        let disk = |state| DiskStatus {
+            path: "/d".into(),
+            state,
+            since: std::time::SystemTime::UNIX_EPOCH,
+            reason: "EIO".to_owned(),
+            used: 0,
+            capacity: 0,
+            free: 0,
+            blocks: 0,
+        };
+        assert!(disks_work(&[]).is_ok() && disks_work(&[disk(DiskState::Down), disk(DiskState::Unstable)]).is_ok());
+        let error = disks_work(&[disk(DiskState::Down), disk(DiskState::Down)]).unwrap_err();
+        assert!(error.message().contains("all cache disks are down; /d: EIO"), "{error}");
+    }
+}

@@ -7,7 +7,7 @@ use crate::placement::{FIRST, RULE};
 use crate::roster::{Roster, View};
 use parking_lot::Mutex;
 use spurline_proto::Welcome;
-use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
+use spurline_transport::{CallError, ChannelPool, Lease, Phase, PoolState};
 use spurline_types::{Error, ErrorKind, Member, Result, Retry, Size};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -113,6 +113,17 @@ impl Peer {
     /// Whether it can be reached, and over how many connections.
     pub fn state(&self) -> (PoolState, usize) {
         (self.pool.state(), self.pool.open())
+    }
+
+    /// Whether it carries data now, over whatever path.
+    pub fn is_up(&self) -> bool {
+        let over_paths = || self.paths().is_some_and(|paths| paths.view().0.iter().any(|path| path.phase == Phase::Up));
+        match self.pool.state() {
+            PoolState::Up => true,
+            // A channel broke, and others are in use.
+            PoolState::Unknown => self.pool.open() > 0 || over_paths(),
+            PoolState::Down { .. } => over_paths(),
+        }
     }
 
     /// How soon it answers.

@@ -20,6 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// Nodes that are tried at most to find out whether any can be reached.
+const TRIED: usize = 8;
+
 thread_local! {
     /// Bodies of answers and the ranking of peers, reused from request to request.
     pub(crate) static SCRATCH: RefCell<(Vec<u8>, Vec<u32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
@@ -128,6 +131,32 @@ impl Remote {
 
     pub(crate) fn inner(&self) -> &Inner {
         &self.inner
+    }
+
+    /// Whether a node of the group can be reached. Where none is known to be up, some are tried until `deadline`: nobody
+    /// else tries them while nothing is read.
+    ///
+    /// # Errors
+    /// Why the last one tried can't be reached.
+    pub fn reachable(&self, deadline: Instant) -> Result<()> {
+        let view = self.inner.roster.view();
+        if view.all_made().any(|peer| peer.is_up()) {
+            return Ok(());
+        }
+        let mut why = Error::new(ErrorKind::Unavailable, "the group has no nodes");
+        let all = 0..view.members().len() as u32;
+        let (made, rest): (Vec<u32>, Vec<u32>) = all.partition(|index| view.made(*index).is_some());
+        for index in made.into_iter().chain(rest).take(TRIED) {
+            let peer = view.peer(index);
+            match peer.tcp().checkout(deadline) {
+                Ok(_) => return Ok(()),
+                Err(error) => why = error.context(peer.name()),
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        Err(why.context("no node of the group can be reached"))
     }
 
     /// The nodes.

@@ -70,6 +70,8 @@ struct State {
     live: usize,
     chosen: Option<Chosen>,
     failure: Option<String>,
+    /// Whether a thread found the connection gone.
+    gone: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,6 +156,7 @@ impl<H: Handler> Shared<H> {
 
     /// A thread found the connection gone.
     pub(crate) fn connection_ended(&self, end: End) {
+        self.core.update(|s| s.gone = true);
         match end {
             End::Unmounted => {}
             End::Aborted => tracing::warn!("the FUSE connection of {} was aborted", self.core.path.display()),
@@ -206,6 +209,19 @@ impl Unmounter {
         }
     }
 
+    /// Whether requests are answered, as far as this process knows; else why not.
+    ///
+    /// # Errors
+    /// A sentence: the mount is still being made, or its connection is gone.
+    pub fn serves(&self) -> Result<(), &'static str> {
+        let state = self.core.state.lock();
+        match state.phase {
+            Phase::Starting => Err("the mount is being made"),
+            Phase::Ready if !state.gone => Ok(()),
+            Phase::Ready | Phase::Ended => Err("the mount's connection to the kernel is gone"),
+        }
+    }
+
     /// Breaks the connection, the last resort when a request hangs: everything under way fails with ENOTCONN.
     ///
     /// # Errors
@@ -245,7 +261,7 @@ impl Session {
         let core = Arc::new(Core {
             path,
             minor,
-            state: Mutex::new(State { phase: Phase::Starting, live: 0, chosen: None, failure: None }),
+            state: Mutex::new(State { phase: Phase::Starting, live: 0, chosen: None, failure: None, gone: false }),
             changed: Condvar::new(),
         });
         // From here on dropping the session takes the mount away again.

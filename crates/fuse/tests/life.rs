@@ -114,6 +114,8 @@ fn under_load(io: FuseIo, how: impl FnOnce(&Mount)) {
         })
         .collect();
     eventually("reads", || mount.stats.fuse.read_ops.get() > 20);
+    let unmounter = mount.session().unmounter();
+    assert_eq!(unmounter.serves(), Ok(()));
     how(&mount);
     stop.store(true, Ordering::SeqCst);
     for reader in readers {
@@ -122,6 +124,7 @@ fn under_load(io: FuseIo, how: impl FnOnce(&Mount)) {
     let session = mount.session.take().unwrap();
     assert!(session.wait_ended(Duration::from_secs(10)));
     assert!(mount.fs.destroyed.load(Ordering::SeqCst));
+    assert!(unmounter.serves().is_err());
 }
 
 fn detach_under_load(io: FuseIo) {

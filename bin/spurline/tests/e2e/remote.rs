@@ -4,6 +4,8 @@ use crate::common::*;
 use rustix::process::Signal;
 use spurline_testkit::S3Server;
 use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Barrier;
 
@@ -89,8 +91,18 @@ fn a_node_killed_and_started_again_is_an_error_and_then_none() {
     let mut node = world.node(&[&url], 0, &[]);
     let port = node.port();
     let caches = ["--attr-cache", "0", "--entry-cache", "0"];
-    let more = [&["--peer-timeout", "1s"][..], &caches].concat();
+    let more = [&["--peer-timeout", "1s", "--metrics", "127.0.0.1:0"][..], &caches].concat();
     let mount = world.consumer(&url, &node.address, &more);
+    let line = mount.process().wait_for("metrics page address=");
+    let page: SocketAddr = line.split("address=").nth(1).unwrap().split([' ', ';']).next().unwrap().parse().unwrap();
+    let health = || {
+        let mut asked = TcpStream::connect(page).unwrap();
+        asked.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut said = String::new();
+        asked.read_to_string(&mut said).unwrap();
+        said
+    };
+    assert!(health().starts_with("HTTP/1.1 200"), "{}", health());
     // Reads run while the node dies: every one is right or an error, and none hangs.
     let (path, want) = (mount.path("file"), &text);
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -120,6 +132,8 @@ fn a_node_killed_and_started_again_is_an_error_and_then_none() {
         eventually("an error of a dead node", || dead().is_some());
         let error = dead().expect("a dead node is an error each time");
         assert!([libc::EHOSTDOWN, libc::ETIMEDOUT].contains(&error), "errno {error}");
+        let sick = health();
+        assert!(sick.starts_with("HTTP/1.1 503") && sick.contains("no node of the group can be reached"), "{sick}");
         stop.store(true, std::sync::atomic::Ordering::SeqCst);
         readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect::<Vec<_>>()
     });
@@ -128,6 +142,8 @@ fn a_node_killed_and_started_again_is_an_error_and_then_none() {
     assert!(mount.process().log().contains("does not answer"), "{}", mount.process().log());
     drop(node);
     let node = world.node(&[&url], port, &[]);
+    // Also while nobody reads.
+    eventually("health", || health().starts_with("HTTP/1.1 200"));
     eventually("reads through the node that is back", || fs::read(mount.path("other")).is_ok_and(|b| b == b"other"));
     assert!(mount.read("file") == text);
     assert!(mount.process().log().contains("answers again"));
