@@ -7,8 +7,8 @@ use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a node tries to enter its name at the start before it is an error: all servers of a registry are asked twice.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a node tries to enter its name at the start before it is an error.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// A name may be held by the lease of a process that is gone; this much longer than a lease is waited for that.
 const OVER: Duration = Duration::from_secs(5);
 /// Between tries.
@@ -46,8 +46,10 @@ impl Announcer {
     pub fn start(registry: &Arc<dyn Registry>, member: Member, stats: Arc<Stats>) -> Result<Option<Self>> {
         let Some(mut lease) = registry.lease() else { return Ok(None) };
         let begun = Instant::now();
-        let mut said = false;
+        // Of a registry of several servers, one that hangs may take the first try.
+        let mut tries = 0;
         let first = loop {
+            tries += 1;
             let error = match lease.renew(&member, Instant::now() + LEASE - LEASE / 3) {
                 Ok(lasts) => break lasts,
                 Err(error) => error,
@@ -57,7 +59,7 @@ impl Announcer {
                 ErrorKind::Unavailable | ErrorKind::Timeout => PATIENCE,
                 _ => Duration::ZERO,
             };
-            if begun.elapsed() >= patience {
+            if tries > 1 && begun.elapsed() >= patience || patience.is_zero() {
                 let kind = match error.kind() {
                     kind @ (ErrorKind::Invalid | ErrorKind::PermissionDenied) => kind,
                     _ => ErrorKind::Unavailable,
@@ -68,8 +70,7 @@ impl Announcer {
                 };
                 return Err(Error::new(kind, text));
             }
-            if !said {
-                said = true;
+            if tries == 1 {
                 tracing::warn!("{error}; trying on for {} s", patience.as_secs());
             }
             std::thread::sleep(PAUSE);
