@@ -342,16 +342,22 @@ impl Board {
     pub fn suspend(&self) {
         let threads: Vec<_> = {
             let mut jobs = self.jobs.lock();
-            let under_way = jobs.values_mut().filter(|job| job.under_way());
-            under_way
-                .filter_map(|job| {
+            let with_threads = jobs.values_mut().filter_map(|job| {
+                let goes_on = job.under_way();
+                if goes_on {
                     job.run.suspend();
-                    job.thread.take().map(|t| (job.spec.clone(), Arc::clone(&job.run), t))
-                })
-                .collect()
+                } else if job.run.suspended() {
+                    return None;
+                }
+                // The thread of one that has just ended still has to keep how.
+                let thread = job.thread.take()?;
+                Some((goes_on.then(|| (job.spec.clone(), Arc::clone(&job.run))), thread))
+            });
+            with_threads.collect()
         };
-        for (spec, run, thread) in threads {
+        for (goes_on, thread) in threads {
             let _ = thread.join();
+            let Some((spec, run)) = goes_on else { continue };
             let id = spec.id();
             run.keep_list(&self.spool(&id, run.list()));
             let mut checkpoint = run.checkpoint();
