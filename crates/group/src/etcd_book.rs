@@ -62,7 +62,8 @@ impl OfEtcd {
                 // 0 where there is no such key.
                 target_union: Some(TargetUnion::ModRevision(at)),
             };
-            let put = PutRequest { key: key.clone(), value: book::write(&merged).into_bytes(), ..PutRequest::default() };
+            let put =
+                PutRequest { key: key.clone(), value: book::write(&merged).into_bytes(), ..PutRequest::default() };
             let put = RequestOp { request: Some(Op::RequestPut(put)) };
             let txn = TxnRequest { compare: vec![compare], success: vec![put], failure: Vec::new() };
             if self.session.txn(txn).await?.succeeded {
