@@ -166,6 +166,13 @@ impl Cache {
         (BlockId { object: object.id, index }, start..end.max(start))
     }
 
+    /// Sees to it that what is known of the blocks on disk, the rules they are under above all, outlives a loss of power.
+    pub fn sync(&self) {
+        if let Some(store) = self.shared.disks() {
+            store.sync();
+        }
+    }
+
     fn deadline(&self) -> Instant {
         // The fill's own deadline is shorter, so that its sentence, which knows more, is the one people read.
         Instant::now() + self.shared.under_timeout + Duration::from_secs(1)
@@ -207,6 +214,7 @@ impl Cache {
         near: Option<u32>,
         waits: &mut dyn FnMut(),
     ) -> Result<Pinned> {
+        object.numbered(self.shared.block_size)?;
         let (id, range) = self.locate(object, offset, len);
         if let Some((block, counts)) = self.shared.tier.find_used(&id) {
             if counts && let Some(store) = &self.shared.store {
@@ -243,6 +251,7 @@ impl Cache {
     /// they are in one block that is on disk and was checked, and not in memory anyway.
     pub fn file_range(&self, object: &ObjectRef, offset: u64, len: usize) -> Option<FileRange> {
         let store = self.shared.store.as_ref().filter(|_| self.shared.splice)?;
+        object.numbered(self.shared.block_size).ok()?;
         let (id, range) = self.locate(object, offset, len);
         if range.len() != len || len < GRANULE || self.shared.tier.find(&id).is_some_and(|block| block.is_ready()) {
             return None;
@@ -430,10 +439,17 @@ fn settle(shared: &Shared, source: &str, object: &ObjectRef, fill: Fill, passing
 /// Keeps a block on disk if there is one; false when it was not kept.
 fn keep(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8]) -> bool {
     let Some(store) = shared.disks() else { return true };
-    store.put_as(object, index, bytes, shared.rules.number(source, &object.path)).unwrap_or_else(|error| {
+    let number = shared.rules.number(source, &object.path);
+    let kept = store.put_as(object, index, bytes, number).unwrap_or_else(|error| {
         tracing::debug!(%error, "a block was not kept on disk");
         false
-    })
+    });
+    // Who gave other rules while it was written looked for it before it was here.
+    let now = shared.rules.number(source, &object.path);
+    if kept && now != number {
+        store.classify(object, index, now);
+    }
+    kept
 }
 
 impl Volume for Cache {
@@ -530,6 +546,7 @@ impl Volume for Cache {
         let attr = self.lookup(path)?;
         let object = ObjectRef::new(self.source(), path, attr.version.clone(), attr.size);
         let size = self.shared.block_size;
+        object.numbered(size)?;
         let total = object.blocks(size) as u32;
         let on_disk = self.shared.store.as_ref().map(|store| store.blocks_of(&object));
         let (mut memory, mut disk, mut cached) = (0, 0, 0);

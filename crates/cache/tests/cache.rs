@@ -1,15 +1,15 @@
 //! The cache over a scripted under-store: what is fetched how often, what failures reach readers, and what is
 //! found again after a restart.
 
-use spurline_cache::{Cache, Shared};
+use spurline_cache::{Cache, Rule, RuleSet, Shared};
 use spurline_mem::{Pool, Tier};
-use spurline_store::{Capacity, Store, StoreConfig};
+use spurline_store::{Capacity, Fault, FaultyDisk, Store, StoreConfig};
 use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
 use spurline_under::{Capabilities, StatFs, UnderStore};
 use spurline_volume::{Data, Volume as _};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 256 << 10;
@@ -82,25 +82,31 @@ impl UnderStore for Scripted {
 
 struct Rig {
     under: Arc<Scripted>,
+    shared: Arc<Shared>,
     cache: Arc<Cache>,
     stats: Arc<Stats>,
 }
 
 fn rig(dir: Option<&Path>, blocks_in_memory: u64) -> Rig {
+    rig_with(dir, blocks_in_memory, |_| {})
+}
+
+fn rig_with(dir: Option<&Path>, blocks_in_memory: u64, change: impl FnOnce(&mut StoreConfig)) -> Rig {
     let stats = Arc::new(Stats::default());
     let pool = Pool::new(blocks_in_memory * BLOCK, BLOCK as usize).unwrap();
     let store = dir.map(|dir| {
-        let config = StoreConfig {
+        let mut config = StoreConfig {
             block_size: BLOCK as u32,
             pool: Some(Arc::clone(&pool)),
             free_space_ratio: 0.0,
             ..StoreConfig::new(vec![dir.to_owned()], Capacity::Bytes(1 << 30))
         };
+        change(&mut config);
         Store::open(config, Arc::clone(&stats)).unwrap()
     });
     let shared = Shared::new(Tier::new(pool), store, BLOCK, 16, Duration::from_secs(5), false, Arc::clone(&stats));
     let under = Arc::new(Scripted::default());
-    Rig { cache: Cache::new(shared, Arc::clone(&under) as _), under, stats }
+    Rig { cache: Cache::new(Arc::clone(&shared), Arc::clone(&under) as _), shared, under, stats }
 }
 
 fn object(version: &str, size: u64) -> ObjectRef {
@@ -269,4 +275,44 @@ fn many_readers_of_much_more_than_the_memory() {
         }
     });
     assert!(rig.cache.pool().used_bytes() <= rig.cache.pool().limit_bytes());
+}
+
+#[test]
+fn a_rule_given_while_a_block_is_written_holds_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk: Arc<OnceLock<Arc<FaultyDisk>>> = Arc::default();
+    let decorated = Arc::clone(&disk);
+    let rig = rig_with(Some(dir.path()), 8, move |config| {
+        config.decorate = Some(Arc::new(move |_, io| Arc::clone(decorated.get_or_init(|| FaultyDisk::new(io))) as _));
+        // No deadline of the disk's passes while the test holds it.
+        config.write_timeout = Duration::from_secs(600);
+    });
+    let disk = Arc::clone(disk.get().unwrap());
+    let file = object("v1", BLOCK);
+    disk.set(Fault::Hangs);
+    check(&rig.cache, &file, 0, BLOCK as usize).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while disk.held() == 0 {
+        assert!(Instant::now() < deadline, "the block is written");
+        std::thread::yield_now();
+    }
+    let rule = Rule { url: "mem://scripted/dir".into(), pin: true, number: 1, revision: 1, ..Rule::default() };
+    let set = RuleSet { revision: 1, rules: vec![rule.clone()], ..RuleSet::default() };
+    assert!(rig.shared.take_rules(&set));
+    assert_eq!(rig.cache.classify(&file, 0..1), 0, "it is not here yet");
+    disk.set(Fault::None);
+    while rig.shared.held_by_rule(&rule) == 0 {
+        assert!(Instant::now() < deadline + Duration::from_secs(60), "the block comes under its rule");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rig.cache.sync();
+}
+
+#[test]
+fn a_file_of_more_blocks_than_there_are_numbers_is_refused() {
+    let rig = rig(None, 8);
+    let huge = object("v1", (u64::from(u32::MAX) + 2) * BLOCK);
+    let error = rig.cache.read(&huge, (u64::from(u32::MAX) + 1) * BLOCK, &mut [0; 10]).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Io(27), "{error}");
+    assert_eq!(rig.under.reads.load(Ordering::SeqCst), 0);
 }

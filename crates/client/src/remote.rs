@@ -283,6 +283,7 @@ impl Volume for Remote {
 
     fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data> {
         let inner = &self.inner;
+        object.numbered(inner.block_size)?;
         let want = object.size.saturating_sub(offset).min(dst.len() as u64) as usize;
         let mut done = 0;
         while done < want {

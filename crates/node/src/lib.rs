@@ -276,6 +276,7 @@ impl Node {
     fn blocks_of(&self, cache: &Cache, part: &Part<'_>) -> Result<(ObjectRef, Range<u32>)> {
         let size = self.shared.block_size;
         let object = ObjectRef::new(cache.source(), part.path, Version::new(part.version), part.size);
+        object.numbered(size)?;
         let end = part.offset.saturating_add(part.len).min(part.size);
         let blocks = part.offset / size..end.div_ceil(size).max(part.offset / size);
         if blocks.end - blocks.start > BLOCKS_MAX {
@@ -320,7 +321,10 @@ impl Node {
             let (object, blocks) = self.blocks_of(&cache, &part)?;
             Ok(PartDone { held_bytes: cache.classify(&object, blocks), ..PartDone::default() })
         });
-        Self::answer(&PartsDone(done.collect::<Result<_>>()?), responder)
+        let done = PartsDone(done.collect::<Result<_>>()?);
+        // Once for all of them, and before anybody is told that it is done.
+        cache.sync();
+        Self::answer(&done, responder)
     }
 
     fn answer<T: Body>(value: &T, responder: &mut dyn Responder) -> Result<()> {

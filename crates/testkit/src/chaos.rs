@@ -18,6 +18,8 @@ pub enum Fault {
     Error(u16, &'static str, &'static str),
     /// Answer 200 with an HTML page, as another kind of server would.
     Html,
+    /// Answer with this status and an HTML page, as a proxy between would.
+    Page(u16),
     /// Close the connection without an answer.
     Close,
     /// Take the request and never answer.
@@ -236,6 +238,7 @@ fn serve(client: &TcpStream, shared: &Shared) -> io::Result<()> {
             Some(Fault::SlowDown) => Some(error_page(503, "SlowDown", "Please reduce your request rate.")),
             Some(Fault::Error(status, code, message)) => Some(error_page(*status, code, message)),
             Some(Fault::Html) => Some(page(200, "text/html", "<html><body>It works!</body></html>")),
+            Some(Fault::Page(status)) => Some(page(*status, "text/html", "<html><body>proxy</body></html>")),
             Some(Fault::Close) => return Ok(()),
             Some(Fault::Stall) => {
                 shared.hold();

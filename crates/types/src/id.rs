@@ -1,5 +1,6 @@
 //! What a cached byte is named by: an object at one version, and a block of it.
 
+use crate::{Error, ErrorKind, Result};
 use std::fmt;
 use std::sync::Arc;
 
@@ -99,6 +100,24 @@ impl ObjectRef {
         self.size.div_ceil(block_size)
     }
 
+    /// Refuses an object of more blocks of `block_size` than there are numbers for: its blocks would run together.
+    ///
+    /// # Errors
+    /// `Io` with EFBIG.
+    pub fn numbered(&self, block_size: u64) -> Result<()> {
+        // From `asm-generic/errno-base.h`.
+        const EFBIG: i32 = 27;
+        if self.blocks(block_size) <= u64::from(u32::MAX) {
+            return Ok(());
+        }
+        let (path, size) = (String::from_utf8_lossy(&self.path), self.size);
+        let why = format!(
+            "'{path}' is {size} bytes long, more than {} blocks of {block_size} bytes; give a larger --block-size",
+            u32::MAX
+        );
+        Err(Error::new(ErrorKind::Io(EFBIG), why))
+    }
+
     /// Length of block `index` (the last may be short; 0 past the end).
     pub fn block_len(&self, index: u32, block_size: u64) -> usize {
         self.size.saturating_sub(u64::from(index) * block_size).min(block_size) as usize
@@ -121,5 +140,10 @@ mod tests {
     fn block_lengths() {
         let o = ObjectRef::new("s", b"p", Version::new("v"), 10);
         assert_eq!((o.blocks(4), o.block_len(0, 4), o.block_len(2, 4), o.block_len(3, 4)), (3, 4, 2, 0));
+        assert!(o.numbered(4).is_ok());
+        let most = u64::from(u32::MAX) * 4096;
+        let sized = |size| ObjectRef::new("s", b"p", Version::new("v"), size);
+        assert!(sized(most).numbered(4096).is_ok());
+        assert_eq!(sized(most + 1).numbered(4096).unwrap_err().kind(), ErrorKind::Io(27));
     }
 }

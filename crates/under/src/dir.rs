@@ -5,7 +5,7 @@ use crate::pool::{NoAnswer, Pool};
 use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Statx, StatxFlags};
 use rustix::io::Errno;
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
 use std::collections::VecDeque;
@@ -398,7 +398,7 @@ impl Inner {
             let want = buffer.len().min(len);
             let read = match rustix::io::pread(&fd, &mut buffer[..want], offset) {
                 Ok(0) => Err(gone(object, "it has become shorter")),
-                Ok(n) => same_version(fd.as_fd(), object).map(|()| n),
+                Ok(n) => still_same_version(fd.as_fd(), object).map(|()| n),
                 Err(Errno::INTR) => Ok(0),
                 Err(errno) => Err(os(&format!("read of '{}' at {offset}", show(&object.path)), errno)),
             };
@@ -448,7 +448,23 @@ fn wait_out_the_tick(fd: BorrowedFd<'_>) {
 
 fn same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<()> {
     let stat = rustix::fs::fstat(fd).map_err(|e| os(&format!("stat of '{}'", show(&object.path)), e))?;
-    match attr(&stat) {
+    compare(attr(&stat), object)
+}
+
+/// As [`same_version`], by the file's server where it has one: what an NFS client remembers of a file may be older than the
+/// bytes that were read last.
+fn still_same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<()> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    match rustix::fs::statx(fd, "", flags, StatxFlags::BASIC_STATS) {
+        Ok(stat) => compare(Seen::from(&stat).attr(), object),
+        // Not by this kernel, or not in this container.
+        Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => same_version(fd, object),
+        Err(errno) => Err(os(&format!("stat of '{}'", show(&object.path)), errno)),
+    }
+}
+
+fn compare(attr: Option<Attr>, object: &ObjectRef) -> Result<()> {
+    match attr {
         Some(attr) if attr.kind == FileKind::File && attr.version == object.version => Ok(()),
         Some(attr) => Err(gone(object, &format!("it is {} by now", attr.version))),
         None => Err(gone(object, "it is no file any more")),
@@ -479,27 +495,61 @@ fn time(seconds: i64, nanos: u64) -> SystemTime {
 
 /// The attributes of a file, a directory or a link; `None` for all else.
 fn attr(stat: &Stat) -> Option<Attr> {
-    let kind = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => FileKind::File,
-        FileType::Directory => FileKind::Directory,
-        FileType::Symlink => FileKind::Symlink,
-        _ => return None,
+    let seen = Seen {
+        mode: stat.st_mode,
+        ino: stat.st_ino,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        mtime: (stat.st_mtime, stat.st_mtime_nsec),
+        ctime: (stat.st_ctime, stat.st_ctime_nsec),
     };
-    let version = match kind {
-        FileKind::Directory => String::new(),
-        FileKind::File | FileKind::Symlink => format!(
-            "{:x}-{:x}.{:x}-{:x}.{:x}-{:x}",
-            stat.st_ino, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec, stat.st_size
-        ),
-    };
-    Some(Attr {
-        kind,
-        size: if kind == FileKind::Directory { 0 } else { u64::try_from(stat.st_size).unwrap_or(0) },
-        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
-        mode: (stat.st_mode & 0o7777) as u16,
-        version: Version::new(&version),
-        etag: None,
-    })
+    seen.attr()
+}
+
+/// What `fstat` and `statx` tell alike.
+struct Seen {
+    mode: u32,
+    ino: u64,
+    size: u64,
+    mtime: (i64, u64),
+    ctime: (i64, u64),
+}
+
+impl From<&Statx> for Seen {
+    fn from(stat: &Statx) -> Seen {
+        Seen {
+            mode: stat.stx_mode.into(),
+            ino: stat.stx_ino,
+            size: stat.stx_size,
+            mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec.into()),
+            ctime: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()),
+        }
+    }
+}
+
+impl Seen {
+    fn attr(&self) -> Option<Attr> {
+        let kind = match FileType::from_raw_mode(self.mode) {
+            FileType::RegularFile => FileKind::File,
+            FileType::Directory => FileKind::Directory,
+            FileType::Symlink => FileKind::Symlink,
+            _ => return None,
+        };
+        let version = match kind {
+            FileKind::Directory => String::new(),
+            FileKind::File | FileKind::Symlink => format!(
+                "{:x}-{:x}.{:x}-{:x}.{:x}-{:x}",
+                self.ino, self.mtime.0, self.mtime.1, self.ctime.0, self.ctime.1, self.size
+            ),
+        };
+        Some(Attr {
+            kind,
+            size: if kind == FileKind::Directory { 0 } else { self.size },
+            mtime: time(self.mtime.0, self.mtime.1),
+            mode: (self.mode & 0o7777) as u16,
+            version: Version::new(&version),
+            etag: None,
+        })
+    }
 }
 
 fn os(what: &str, errno: Errno) -> Error {

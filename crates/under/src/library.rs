@@ -126,23 +126,35 @@ impl LibraryBackend {
                 Failure::fatal(ErrorKind::Unsupported, format!("{what} met a name that can't be served here: {source}"))
             }
             _ => {
-                // The library tells a status only in its sentence.
-                let text = error.to_string();
+                // The library tells a status only in its sentence. The cause alone: all of it names the object too.
                 let message = format!("{name} failed to serve {what}: {cause}");
-                if ["429", "503", "SlowDown", "ServerBusy"].iter().any(|word| text.contains(word)) {
+                let (status, body) = said(&cause);
+                if matches!(status, "429" | "503") || ["SlowDown", "ServerBusy"].iter().any(|word| body.contains(word))
+                {
                     let error = Error::new(ErrorKind::Throttled, message);
                     return Failure { error, again: Again::SlowDown(None) };
                 }
-                if ["401 Unauthorized", "403 Forbidden"].iter().any(|word| text.contains(word)) {
+                if matches!(status, "401" | "403") {
                     let message = format!("{message}; looked at were {}", self.variables);
                     return Failure::fatal(ErrorKind::PermissionDenied, message);
                 }
-                if text.contains("404 Not Found") && what.starts_with("the listing") {
+                if status == "404" && what.starts_with("the listing") {
                     let message = format!("{name} has no such bucket or container ({cause}); look at its spelling");
                     return Failure::fatal(ErrorKind::Unavailable, message);
                 }
                 Failure::passing(ErrorKind::Unavailable, message)
             }
+        }
+    }
+}
+
+/// The status and the body of an answer that the library took for an error, as its sentence about it tells them.
+fn said(cause: &str) -> (&str, &str) {
+    match cause.strip_prefix("Server returned ") {
+        None => ("", ""),
+        Some(rest) => {
+            let status = rest.strip_prefix("non-2xx status code: ").and_then(|told| told.get(..3));
+            (status.unwrap_or_default(), rest)
         }
     }
 }

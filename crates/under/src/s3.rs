@@ -153,7 +153,7 @@ impl S3Backend {
     }
 
     /// Turns an answer other than the one hoped for into a failure that says why.
-    async fn refusal(&self, what: &str, response: HttpResponse) -> Failure {
+    async fn refusal(&self, what: &str, method: &Method, response: HttpResponse) -> Failure {
         let status = response.status();
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let retry_after = header(RETRY_AFTER.as_str()).and_then(|v| v.parse().ok()).map(Duration::from_secs);
@@ -161,7 +161,8 @@ impl S3Backend {
         let server = header("server");
         let body = document(response).await.unwrap_or_default();
         let parsed = s3_wire::parse_error(&body);
-        let told = parsed.is_some();
+        // An answer to HEAD has no body that could tell.
+        let told = parsed.is_some() || *method == Method::HEAD;
         let mut wire = parsed.unwrap_or_default();
         wire.region = wire.region.or(region);
         wire.server_time = wire.server_time.or(date);
@@ -261,8 +262,15 @@ impl S3Backend {
                 )
             }
             ("NoSuchKey" | "NoSuchVersion" | "NotFound", _) | ("", 404) => {
-                let kind = if told || wire.code.is_empty() { ErrorKind::NotFound } else { ErrorKind::Unavailable };
-                Failure::fatal(kind, format!("{what}: no such object ({said})"))
+                // S3 says it in a document: something between, which knows no bucket, must not make every file absent.
+                if !told {
+                    let message = format!(
+                        "{place} answered {what} with {said} and no S3 error: something between, or no S3 server; look at \
+                         the endpoint (AWS_ENDPOINT_URL)"
+                    );
+                    return Failure::passing(ErrorKind::Unavailable, message);
+                }
+                Failure::fatal(ErrorKind::NotFound, format!("{what}: no such object ({said})"))
             }
             ("", _) => Failure::fatal(
                 ErrorKind::Unavailable,
@@ -353,7 +361,7 @@ impl Backend for S3Backend {
             let what = format!("the listing of '{prefix}'");
             let response = self.send(Method::GET, url, HeaderMap::new()).await?;
             if response.status() != StatusCode::OK {
-                return Err(self.refusal(&what, response).await);
+                return Err(self.refusal(&what, &Method::GET, response).await);
             }
             let Some(body) = document(response).await else {
                 let message = format!("{} broke off in the middle of {what}", self.server());
@@ -379,7 +387,7 @@ impl Backend for S3Backend {
         async move {
             let response = self.send(Method::HEAD, self.url(key), HeaderMap::new()).await?;
             if response.status() != StatusCode::OK {
-                return Err(self.refusal(&format!("the head of '{key}'"), response).await);
+                return Err(self.refusal(&format!("the head of '{key}'"), &Method::HEAD, response).await);
             }
             let headers = response.headers();
             let size = text(headers, http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok());
@@ -433,7 +441,7 @@ impl Backend for S3Backend {
                     let message = format!("{} does not serve ranges: it answered {} from 0", self.server(), what());
                     return Err(Failure::fatal(ErrorKind::Unsupported, message));
                 }
-                _ => return Err(self.refusal(&what(), response).await),
+                _ => return Err(self.refusal(&what(), &Method::GET, response).await),
             }
             let got = text(response.headers(), ETAG).filter(|e| !e.is_empty());
             let mtime = text(response.headers(), LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));

@@ -269,6 +269,50 @@ fn a_folder_has_the_name_of_an_object_beside_it() {
 }
 
 #[test]
+fn a_page_of_something_between_makes_no_file_absent() {
+    let rig = rig();
+    rig.server.put("bucket", "d/f", b"bytes");
+    let (f, _) = object(&*rig.store, b"d/f");
+    // For a moment: it passes.
+    rig.proxy.inject_on(Some("GET"), "/bucket", Fault::Page(404), 2);
+    assert_eq!(rig.store.list(b"d", None, 10, soon()).unwrap().entries.len(), 1);
+    assert_eq!(rig.store.lookup(b"d/f", soon()).unwrap().size, 5);
+    assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
+    rig.proxy.inject_on(Some("GET"), "/bucket", Fault::Page(404), 100_000);
+    let within = || Instant::now() + Duration::from_secs(2);
+    let error = rig.store.list(b"d", None, 10, within()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("no S3 error"), "{error}");
+    let error = rig.store.lookup(b"d", within()).unwrap_err();
+    assert_ne!(error.kind(), ErrorKind::NotFound, "{error}");
+    let error = read_until(&*rig.store, &f, 5, within()).0.unwrap_err();
+    assert_ne!(error.kind(), ErrorKind::NotFound, "{error}");
+    rig.proxy.calm();
+    assert_eq!(rig.store.lookup(b"d/no", soon()).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn an_object_of_google_whose_name_holds_a_status_is_not_throttled() {
+    let server = S3Server::in_memory_open().unwrap();
+    server.create_bucket("bucket");
+    server.put("bucket", "run-503/429", b"bytes");
+    let proxy = ChaosProxy::start(server.address()).unwrap();
+    let config = UnderConfig {
+        endpoint: Some(proxy.endpoint()),
+        anonymous: true,
+        env: Environment::fixed([]),
+        ..UnderConfig::default()
+    };
+    let (store, stats) = open_with("gs://bucket", &config);
+    let (found, _) = object(&*store, b"run-503/429");
+    proxy.inject_on(Some("GET"), "/bucket/run", Fault::Error(500, "InternalError", "again"), 2);
+    assert_eq!(read(&*store, &found, 0, 5).unwrap(), b"bytes");
+    assert_eq!((stats.object.throttled.get(), stats.object.retries.get()), (0, 2));
+    proxy.inject_on(Some("GET"), "/bucket/run", Fault::SlowDown, 1);
+    assert_eq!(read(&*store, &found, 0, 5).unwrap(), b"bytes");
+    assert_eq!(stats.object.throttled.get(), 1);
+}
+
+#[test]
 fn a_transfer_cut_or_stalled_is_resumed_where_it_broke() {
     let rig = rig();
     let bytes = pattern(4 << 20, 7);

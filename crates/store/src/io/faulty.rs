@@ -36,6 +36,8 @@ pub struct FaultyDisk {
     fault: Mutex<Fault>,
     changed: Condvar,
     reads: AtomicU64,
+    /// Operations that hang now.
+    held: AtomicU64,
     /// A removal missed its deadline and has not ended.
     stuck: AtomicBool,
 }
@@ -48,6 +50,7 @@ impl FaultyDisk {
             fault: Mutex::new(Fault::None),
             changed: Condvar::new(),
             reads: AtomicU64::new(0),
+            held: AtomicU64::new(0),
             stuck: AtomicBool::new(false),
         })
     }
@@ -62,6 +65,11 @@ impl FaultyDisk {
     /// Reads of data files asked for so far.
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
+    }
+
+    /// Operations that hang now.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Waits out a hang for at most `timeout`; the fault to act on, or `TimedOut`.
@@ -81,7 +89,10 @@ impl FaultyDisk {
         let mut fault = self.fault.lock();
         let deadline = std::time::Instant::now() + timeout;
         while hangs(*fault) {
-            if self.changed.wait_until(&mut fault, deadline).timed_out() {
+            self.held.fetch_add(1, Ordering::Relaxed);
+            let late = self.changed.wait_until(&mut fault, deadline).timed_out();
+            self.held.fetch_sub(1, Ordering::Relaxed);
+            if late {
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
