@@ -59,7 +59,12 @@ impl Sealed {
                 return Ok(got);
             }
             // Into memory: it takes what it has room for.
-            self.tls.read_tls(from).map_err(|e| Error::io(format_args!("{}: TLS", self.peer), &e))?;
+            let took = self.tls.read_tls(from).map_err(|e| Error::io(format_args!("{}: TLS", self.peer), &e))?;
+            // After the peer's goodbye nothing is taken any more, however much it sends.
+            if took == 0 {
+                let why = format!("{}: TLS: bytes came after the end of the connection was announced", self.peer);
+                return Err(Error::new(ErrorKind::Protocol, why));
+            }
             self.tls.process_new_packets().map_err(|e| explain(&e, &self.peer, self.cert.as_deref()))?;
         }
     }
@@ -93,5 +98,39 @@ impl Sealed {
             self.tls.write_tls(&mut to)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Tokens, Trust};
+
+    #[test]
+    fn what_follows_a_goodbye_is_an_error_and_no_endless_loop() {
+        let tokens = Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap();
+        let trust = Trust::with_tokens("somebody", tokens).encrypted(None).unwrap();
+        let tls = trust.tls().unwrap();
+        let (mut reader, mut node) = (tls.connect("10.0.0.1:7000").unwrap(), tls.accept("stranger").unwrap());
+        let mut plain = [0; 64];
+        while reader.is_handshaking() || node.is_handshaking() {
+            for (from, to) in [(0, 1), (1, 0)] {
+                let ends = &mut [&mut reader, &mut node];
+                let mut wire = Vec::new();
+                ends[from].flush(&mut wire).unwrap();
+                assert_eq!(ends[to].open(&mut &wire[..], &mut plain).unwrap(), 0);
+            }
+        }
+        let mut wire = Vec::new();
+        reader.seal(b"last", &mut wire).unwrap();
+        reader.tls.send_close_notify();
+        reader.flush(&mut wire).unwrap();
+        // What came before it is read, and the goodbye itself is no error.
+        assert_eq!(node.open(&mut &wire[..], &mut plain).unwrap(), 4);
+        assert_eq!(node.open(&mut &b""[..], &mut plain).unwrap(), 0);
+        for room in [&mut [][..], &mut plain[..]] {
+            let error = node.open(&mut &b"x"[..], room).unwrap_err();
+            assert!(error.kind() == ErrorKind::Protocol && error.message().contains("after the end"), "{error}");
+        }
     }
 }
