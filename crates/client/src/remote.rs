@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 
 /// Nodes that are tried at most to find out whether any can be reached.
 const TRIED: usize = 8;
+/// The longest a node is waited for that is asked what it holds, half of what all may take.
+const INFO: Duration = Duration::from_secs(4);
+/// Nodes that are asked that at once.
+const INFO_AT_ONCE: usize = 64;
 
 thread_local! {
     /// Bodies of answers and the ranking of peers, reused from request to request.
@@ -214,9 +218,10 @@ impl Inner {
         result
     }
 
-    /// What one node holds of a file, and the node's name.
-    fn info_of(&self, name: &str, path: &[u8]) -> Result<(String, serde_json::Value)> {
-        self.ask_named(name, self.config.patience, |lease, body, deadline| {
+    /// What one node holds of a file, and the node's name. Nobody waits for one that is away.
+    fn info_of(&self, name: &str, path: &[u8], until: Instant) -> Result<(String, serde_json::Value)> {
+        let answer = until.saturating_duration_since(Instant::now()).min(self.config.patience.answer).min(INFO);
+        self.ask_named(name, Patience { answer, absence: Duration::ZERO }, |lease, body, deadline| {
             let (volume, node) = (lease.welcome().volume, lease.welcome().node.clone());
             lease.call(&Request::Info { volume, path }, body, &mut [], &mut |_| {}, deadline)?;
             let info = serde_json::from_slice(body).map_err(|error| {
@@ -353,8 +358,23 @@ impl Volume for Remote {
         let mut whole: Option<serde_json::Value> = None;
         let (mut held, mut silent, mut last) = (Vec::new(), Vec::new(), None);
         let names: Vec<String> = self.inner.roster.view().members().iter().map(|m| m.name.clone()).collect();
-        for name in names {
-            match self.inner.info_of(&name, path) {
+        let until = Instant::now() + INFO * 2;
+        let ask = |name: &str| self.inner.info_of(name, path, until);
+        // Side by side: what is waited for those that are down would add up to more than anybody waits for.
+        let answers = names.chunks(INFO_AT_ONCE).flat_map(|names| {
+            std::thread::scope(|scope| {
+                let thread = || std::thread::Builder::new().name("ask-info".into());
+                let asked = names.iter().map(|name| (name.clone(), thread().spawn_scoped(scope, || ask(name))));
+                let answer = |asked: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
+                    let asked = asked.map_err(|e| Error::io("no thread to ask a node", &e))?;
+                    asked.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io(5), "asking a node panicked")))
+                };
+                let asked: Vec<_> = asked.collect();
+                asked.into_iter().map(|(name, asked)| (name, answer(asked))).collect::<Vec<_>>()
+            })
+        });
+        for (name, answer) in answers {
+            match answer {
                 Ok((node, mut info)) => {
                     for mut run in info["held"].as_array_mut().map(std::mem::take).unwrap_or_default() {
                         run["holder"] = node.clone().into();
