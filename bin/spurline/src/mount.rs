@@ -185,13 +185,13 @@ fn object_itself(config: &MountConfig, stats: &Arc<Stats>) -> Option<(String, St
     if parent.ends_with('/') {
         return None;
     }
-    let under = parts::open_under(parent, &config.under, metadata_ttl(config), stats).ok()?;
+    let under = parts::open_under(parent, &[], &config.under, metadata_ttl(config), stats).ok()?;
     let found = under.lookup(name.as_bytes(), Instant::now() + config.under.timeout).ok()?;
     (found.kind == FileKind::File).then(|| (parent.to_owned(), name.to_owned()))
 }
 
 fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
-    let under = parts::open_under(config.source.as_str(), &config.under, metadata_ttl(config), stats)?;
+    let under = parts::open_under(config.source.as_str(), &[], &config.under, metadata_ttl(config), stats)?;
     under.check(Instant::now() + config.under.timeout)?;
     tracing::info!("source {}", under.describe());
     // A bucket has no folder that could be missing: a misspelt prefix is an empty one.

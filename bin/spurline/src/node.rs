@@ -38,7 +38,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     rails::place(found.as_deref().unwrap_or_default(), &pool);
     // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {
-        let under = parts::open_under(source.as_str(), &config.under, parts::NODE_METADATA_TTL, &stats)?;
+        let under = parts::open_under(source.as_str(), &[], &config.under, parts::NODE_METADATA_TTL, &stats)?;
         under.check(Instant::now() + config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
@@ -55,9 +55,10 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         Arc::clone(&stats),
     );
     let sources: Vec<String> = config.sources.iter().map(|s| s.as_str().to_owned()).collect();
-    let (under_config, under_stats) = (config.under.clone(), Arc::clone(&stats));
-    let open =
-        Box::new(move |source: &str| parts::open_under(source, &under_config, parts::NODE_METADATA_TTL, &under_stats));
+    let (within, under_config, under_stats) = (sources.clone(), config.under.clone(), Arc::clone(&stats));
+    let open = Box::new(move |source: &str| {
+        parts::open_under(source, &within, &under_config, parts::NODE_METADATA_TTL, &under_stats)
+    });
     let node = Node::new(&name, Arc::clone(&shared), sources.clone(), open);
     node.place_by(RULE);
     let workers = (config.budget.serve_slots as usize).max(16);

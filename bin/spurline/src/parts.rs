@@ -34,12 +34,14 @@ pub fn open_trust(config: &config::TrustConfig, name: &str) -> Result<Arc<Trust>
     Ok(trust)
 }
 
-/// Opens the under-store of `source`, its metadata held for `ttl`, without asking it anything yet.
+/// Opens the under-store of `source`, its metadata held for `ttl`, without asking it anything yet. Where somebody else
+/// chose it, `within` are the sources it may be below.
 ///
 /// # Errors
 /// When the URL or the configuration can't be right.
 pub fn open_under(
     source: &str,
+    within: &[String],
     config: &config::UnderConfig,
     ttl: Duration,
     stats: &Arc<Stats>,
@@ -49,6 +51,7 @@ pub fn open_under(
         endpoint: config.endpoint_url.clone(),
         region: config.region.clone(),
         anonymous: config.anonymous,
+        within: within.to_vec(),
         timeout: config.timeout,
         connect_timeout: defaults.connect_timeout.min(config.timeout),
         stall_timeout: config.stall_timeout,

@@ -170,13 +170,15 @@ impl Node {
     }
 
     fn volume_for(&self, source: &str) -> Result<VolumeId> {
+        // In one form: what is escaped, or named by a detour, is not below what its letters begin with.
+        let source = &*spurline_under::normal(source);
         let place = |volumes: &[Arc<Cache>], url: &str| volumes.iter().position(|v| v.source() == url);
         if let Some(index) = place(&self.volumes.read(), source) {
             return Ok(VolumeId(index as u32));
         }
         let below = |allowed: &String| {
             source
-                .strip_prefix(allowed.trim_end_matches('/'))
+                .strip_prefix(spurline_under::normal(allowed).trim_end_matches('/'))
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         if !self.allowed.iter().any(below) {

@@ -38,19 +38,27 @@ fn start_node_with(dir: &Path, at: SocketAddr, memory: u64, disk: Option<&Path>)
     let splice = store.is_some();
     let shared = Shared::new(Tier::new(pool), store, BLOCK, 16, Duration::from_secs(5), splice, Arc::clone(&stats));
     let under_stats = Arc::clone(&stats);
-    let open = move |source: &str| spurline_under::open(source, &UnderConfig::default(), Arc::clone(&under_stats));
-    let node = Node::new("n1", shared, vec![format!("file://{}", dir.display())], Box::new(open));
+    let sources = vec![format!("file://{}", dir.display())];
+    let under = UnderConfig { within: sources.clone(), ..UnderConfig::default() };
+    let open = move |source: &str| spurline_under::open(source, &under, Arc::clone(&under_stats));
+    let node = Node::new("n1", shared, sources, Box::new(open));
     let server = TcpServer::bind(&[at], node, ServerConfig::default(), Arc::clone(&stats)).unwrap();
     (server, stats)
 }
 
 fn consumer(source: &str, at: SocketAddr, patience: Duration) -> Result<(Arc<Remote>, Arc<Stats>)> {
+    consumer_of(source, &[at], patience)
+}
+
+fn consumer_of(source: &str, nodes: &[SocketAddr], patience: Duration) -> Result<(Arc<Remote>, Arc<Stats>)> {
     let stats = Arc::new(Stats::default());
-    let connector = TcpConnector::new(&at.to_string(), Vec::new(), SocketOptions::default(), Arc::clone(&stats));
-    let pool = ChannelPool::new(Arc::new(connector), "test", source, PoolConfig::default(), Arc::clone(&stats));
-    let member = Member::at(&at.to_string(), 100);
-    let peer = Peer::new(pool, &member);
-    let roster = Roster::new(&[Arc::new(member)], move |_| Arc::clone(&peer));
+    let (of, counted) = (source.to_owned(), Arc::clone(&stats));
+    let members: Vec<_> = nodes.iter().map(|at| Arc::new(Member::at(&at.to_string(), 100))).collect();
+    let roster = Roster::new(&members, move |member| {
+        let connector = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
+        let pool = ChannelPool::new(Arc::new(connector), "test", &of, PoolConfig::default(), Arc::clone(&counted));
+        Peer::new(pool, member)
+    });
     let config = RemoteConfig {
         patience: Patience::new(patience),
         fetchers: 4,
@@ -136,9 +144,36 @@ fn a_source_the_node_does_not_serve_is_refused_in_words() {
     let error = consumer("file:///etc", server.local_addrs()[0], Duration::from_secs(5)).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     assert!(error.message().contains("does not serve file:///etc") && error.message().contains("--source"), "{error}");
+    // Neither by a detour, however it is written, nor by a link in the source.
+    std::os::unix::fs::symlink("/etc", dir.path().join("link")).unwrap();
+    for detour in ["../../etc", "%2e%2e/%2E./etc", "sub%2f../..", "link", "link/ssl"] {
+        let source = format!("file://{}/{detour}", dir.path().display());
+        let seen = consumer(&source, server.local_addrs()[0], Duration::from_secs(5))
+            .and_then(|(remote, _)| remote.list(b"", None, 10));
+        let error = seen.err().unwrap_or_else(|| panic!("{detour} was listed"));
+        assert!(matches!(error.kind(), ErrorKind::Invalid | ErrorKind::PermissionDenied), "{detour}: {error}");
+    }
     let below = format!("file://{}/sub", dir.path().display());
     let (remote, _) = consumer(&below, server.local_addrs()[0], Duration::from_secs(5)).unwrap();
     assert_eq!(read(&*remote, &object(&*remote, b"small"), 1, 3).unwrap(), b"ell");
+}
+
+/// However patient readers are.
+#[test]
+fn what_nodes_hold_is_told_without_those_that_do_not_answer() {
+    let (dir, _) = dataset();
+    let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    // They take connections and say nothing.
+    let mute: Vec<_> = (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let mut nodes = vec![server.local_addrs()[0]];
+    nodes.extend(mute.iter().map(|mute| mute.local_addr().unwrap()));
+    let source = format!("file://{}", dir.path().display());
+    let (remote, _) = consumer_of(&source, &nodes, Duration::from_secs(3600)).unwrap();
+    let info = remote.info(b"sub/small").unwrap();
+    assert_eq!(info["nodes"].as_array().unwrap().len(), 1, "{info}");
+    for mute in &nodes[1..] {
+        assert!(info["silent"].as_array().unwrap().contains(&mute.to_string().into()), "{mute} is missing in {info}");
+    }
 }
 
 #[test]

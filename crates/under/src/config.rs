@@ -86,6 +86,9 @@ pub struct UnderConfig {
     pub credentials: Option<Credentials>,
     /// Sign nothing: public buckets.
     pub anonymous: bool,
+    /// The sources that the one who chose them may go below, as URLs. A directory below one of them is reached from there
+    /// without following a link: what is opened was asked for by somebody else.
+    pub within: Vec<String>,
     /// Bucket in the host name (`true`) or in the path (`false`); by default in the path for an endpoint of one's own
     /// and in the host name for AWS.
     pub virtual_hosted: Option<bool>,
@@ -126,6 +129,7 @@ impl Default for UnderConfig {
             region: None,
             credentials: None,
             anonymous: false,
+            within: Vec::new(),
             virtual_hosted: None,
             env: Environment::Process,
             timeout: Duration::from_secs(30),

@@ -9,7 +9,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Statx, Sta
 use rustix::io::Errno;
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
@@ -35,6 +36,10 @@ pub(crate) struct DirUnder {
 
 struct Inner {
     root: PathBuf,
+    /// What the operator named, the root itself or a directory above it: only to there are links followed.
+    base: PathBuf,
+    /// From there to the root.
+    below: Vec<u8>,
     /// `openat2` is missing (an old kernel or a sandbox); paths are walked part by part.
     walk: AtomicBool,
     /// The source directory itself was not there when it was last looked for.
@@ -87,8 +92,16 @@ impl Names {
 
 impl DirUnder {
     pub(crate) fn new(source: Source, config: &UnderConfig, stats: Arc<Stats>) -> Self {
+        let root = source.path();
+        let named = config.within.iter().filter_map(|url| Some(Source::parse(url).ok()?.path().to_path_buf()));
+        // Of several the nearest: what is above it is the operator's as well.
+        let base = named.filter(|base| !base.as_os_str().is_empty() && root.starts_with(base));
+        let base = base.max_by_key(|base| base.as_os_str().len()).unwrap_or_else(|| root.to_path_buf());
+        let below = root.strip_prefix(&base).unwrap_or(Path::new("")).as_os_str().as_bytes().to_vec();
         let inner = Arc::new(Inner {
-            root: source.path().to_path_buf(),
+            root: root.to_path_buf(),
+            base,
+            below,
             walk: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             snapshots: Mutex::new(VecDeque::new()),
@@ -261,16 +274,12 @@ impl DirUnder {
 impl Inner {
     fn root(&self) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(&self.root, flags, Mode::empty()).map_err(|errno| {
-            let hint = match errno {
-                Errno::NOENT => "; create it or mount it first",
-                Errno::NOTDIR => "; give a directory",
-                _ => "",
-            };
-            let error = os(&format!("the source directory '{}' can't be opened{hint}", self.root.display()), errno);
-            // Not a file that was deleted: whoever takes it for one forgets what is still there.
-            if errno == Errno::NOENT { Error::new(ErrorKind::Unavailable, error.message()) } else { error }
-        });
+        let base = rustix::fs::open(&self.base, flags, Mode::empty());
+        let opened = match &*self.below {
+            b"" => base,
+            below => base.and_then(|base| self.beneath(base, below, flags | OFlags::NOFOLLOW)),
+        };
+        let opened = opened.map_err(|errno| self.no_root(errno));
         match &opened {
             Ok(_) if self.gone.load(Ordering::Relaxed) && self.gone.swap(false, Ordering::Relaxed) => {
                 tracing::info!("the source directory '{}' is there again", self.root.display());
@@ -281,42 +290,56 @@ impl Inner {
         opened
     }
 
+    fn no_root(&self, errno: Errno) -> Error {
+        let what = format!("the source directory '{}' can't be opened", self.root.display());
+        let is_link = || std::fs::symlink_metadata(&self.root).is_ok_and(|found| found.is_symlink());
+        if !self.below.is_empty() && (errno == Errno::LOOP || (errno == Errno::NOTDIR && is_link())) {
+            let why = format!(
+                "{what}: a part of it is a symbolic link, and none is followed below '{}'; name the directory itself",
+                self.base.display()
+            );
+            return Error::new(ErrorKind::PermissionDenied, why);
+        }
+        let hint = match errno {
+            Errno::NOENT => "; create it or mount it first",
+            Errno::NOTDIR => "; give a directory",
+            _ => "",
+        };
+        let error = os(&format!("{what}{hint}"), errno);
+        // Not a file that was deleted: whoever takes it for one forgets what is still there.
+        if errno == Errno::NOENT { Error::new(ErrorKind::Unavailable, error.message()) } else { error }
+    }
+
     /// Opens what is at `path` without following any symbolic link, wherever in the path it stands.
     fn open(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
         let root = self.root()?;
         if path.is_empty() {
             return Ok(root);
         }
-        let what = || format!("'{}'", show(path));
+        self.beneath(root, path, flags).map_err(|errno| match errno {
+            Errno::LOOP => link_on_the_way(path),
+            errno => os(&format!("'{}'", show(path)), errno),
+        })
+    }
+
+    /// The same from a directory; a link on the way is `LOOP`.
+    fn beneath(&self, dir: OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
         if !self.walk.load(Ordering::Relaxed) {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
             // With O_PATH and O_NOFOLLOW a link at the end is opened itself, one on the way is refused.
             let mut tries = 0;
             loop {
-                match rustix::fs::openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+                match rustix::fs::openat2(&dir, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
                     Ok(fd) => return Ok(fd),
                     Err(Errno::AGAIN | Errno::INTR) if tries < 16 => tries += 1,
                     Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => break,
-                    Err(Errno::LOOP | Errno::XDEV) => return Err(link_on_the_way(path)),
-                    Err(errno) => return Err(os(&what(), errno)),
+                    Err(Errno::LOOP | Errno::XDEV) => return Err(Errno::LOOP),
+                    Err(errno) => return Err(errno),
                 }
             }
             self.walk.store(true, Ordering::Relaxed);
         }
-        let mut at = root;
-        let mut parts = path.split(|b| *b == b'/').peekable();
-        while let Some(part) = parts.next() {
-            let flags = match parts.peek() {
-                Some(_) => OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY,
-                None => flags | OFlags::NOFOLLOW,
-            };
-            at = match rustix::fs::openat(&at, part, flags | OFlags::CLOEXEC, Mode::empty()) {
-                Ok(fd) => fd,
-                Err(Errno::LOOP) => return Err(link_on_the_way(path)),
-                Err(errno) => return Err(os(&what(), errno)),
-            };
-        }
-        Ok(at)
+        walk(dir, path, flags)
     }
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, stats: &Stats) -> Result<ListPage> {
@@ -417,6 +440,20 @@ impl Inner {
             }
         }
     }
+}
+
+/// Opens what is at `path` below `dir` part by part, following no link: where there is no `openat2`.
+fn walk(dir: OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let mut at = dir;
+    let mut parts = path.split(|b| *b == b'/').peekable();
+    while let Some(part) = parts.next() {
+        let flags = match parts.peek() {
+            Some(_) => OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY,
+            None => flags | OFlags::NOFOLLOW,
+        };
+        at = rustix::fs::openat(&at, part, flags | OFlags::CLOEXEC, Mode::empty())?;
+    }
+    Ok(at)
 }
 
 fn read_names(dir: BorrowedFd<'_>, path: &[u8]) -> Result<Names> {
@@ -571,4 +608,32 @@ pub(crate) fn validate(path: &[u8]) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_openat2_no_link_is_followed_either() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("data/sub")).unwrap();
+        std::fs::write(dir.path().join("data/sub/file"), b"x").unwrap();
+        std::os::unix::fs::symlink(dir.path(), dir.path().join("data/out")).unwrap();
+        let config = UnderConfig { within: vec![dir.path().join("data").display().to_string()], ..Default::default() };
+        let open = |path: &str| {
+            let source = Source::directory(&dir.path().join(path)).unwrap();
+            let under = DirUnder::new(source, &config, Arc::default());
+            under.inner.walk.store(true, Ordering::Relaxed);
+            under
+        };
+        let inner = open("data/sub").inner;
+        inner.open(b"file", OFlags::RDONLY).unwrap();
+        for path in ["data/out", "data/out/data"] {
+            let error = open(path).inner.root().unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::NotADirectory), "{error}");
+        }
+        let error = open("data").inner.open(b"out/data", OFlags::RDONLY).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotADirectory, "{error}");
+    }
 }

@@ -43,7 +43,7 @@ mod source;
 
 pub use cached::{Cached, MetadataConfig};
 pub use config::{Credentials, Environment, UnderConfig};
-pub use source::{Scheme, Source};
+pub use source::{Scheme, Source, normal};
 
 use spurline_types::{Attr, ListPage, ObjectRef, Result, Sink, Stats};
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 use spurline_types::{Error, ErrorKind, Result, url};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// What kind of place a source is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,10 +100,14 @@ impl Source {
     /// Names a directory; a relative path is taken from the current directory.
     ///
     /// # Errors
-    /// `Invalid` when the current directory can't be told.
+    /// `Invalid` for a path with a `..` in it, whose place its words don't tell where links are on the way, and when the
+    /// current directory can't be told.
     pub fn directory(path: &Path) -> Result<Self> {
         let absolute = std::path::absolute(path)
             .map_err(|e| invalid(format!("'{}' can't be made absolute: {e}; give an absolute path", path.display())))?;
+        if absolute.components().any(|part| part == Component::ParentDir) {
+            return Err(invalid(format!("the directory '{}' has a '..' part; write it without", path.display())));
+        }
         let mut bytes = absolute.as_os_str().as_bytes().to_vec();
         while bytes.len() > 1 && bytes.last() == Some(&b'/') {
             bytes.pop();
@@ -135,6 +139,11 @@ impl Source {
     }
 }
 
+/// The normalised form of a source URL; what is none is given as it is, and can't be opened either.
+pub fn normal(url: &str) -> String {
+    Source::parse(url).map_or_else(|_| url.to_owned(), |source| source.url)
+}
+
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
@@ -155,6 +164,7 @@ mod tests {
             ("/data/x/", "file:///data/x"),
             ("file:///data/x%20y", "file:///data/x%20y"),
             ("file://localhost/d", "file:///d"),
+            ("file:///data//x/%2e/./y", "file:///data/x/y"),
             ("/data/a b%", "file:///data/a%20b%25"),
             ("/", "file:///"),
         ] {
@@ -176,6 +186,10 @@ mod tests {
             ("s3://b/a//b", "empty, '.' or '..'"),
             ("s3://b/../c", "empty, '.' or '..'"),
             ("file://host/dir", "host name"),
+            ("file:///srv/data/../../etc", "'..'"),
+            ("file:///srv/data/%2e%2E/%2e./etc", "'..'"),
+            ("file:///srv/data%2F..", "'..'"),
+            ("/srv/..", "'..'"),
         ] {
             let error = Source::parse(text).unwrap_err();
             assert!(error.message().contains(part), "{text}: {error}");

@@ -81,6 +81,30 @@ fn links_are_shown_and_never_followed() {
 }
 
 #[test]
+fn below_a_source_that_the_operator_named_no_link_leads_out() {
+    let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let named = dir.path().join("named");
+    std::fs::create_dir_all(dir.path().join("data/sub/deep")).unwrap();
+    std::fs::create_dir(outside.path().join("deep")).unwrap();
+    std::fs::write(outside.path().join("deep/secret"), b"s").unwrap();
+    std::fs::write(dir.path().join("data/sub/deep/file"), b"f").unwrap();
+    // The source itself may be a link: the operator named it.
+    symlink("data", &named).unwrap();
+    symlink(outside.path(), named.join("out")).unwrap();
+    let config = UnderConfig { within: vec![format!("file://{}", named.display())], ..UnderConfig::default() };
+    let open = |path: &str| open(named.join(path).to_str().unwrap(), &config, Arc::default()).unwrap();
+    assert_eq!(open("").lookup(b"sub/deep/file", soon()).unwrap().size, 1);
+    assert_eq!(open("sub/deep").lookup(b"file", soon()).unwrap().size, 1);
+    for path in ["out", "out/deep"] {
+        let error = open(path).check(soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{path}: {error}");
+        assert!(error.message().contains("symbolic link"), "{error}");
+        assert!(open(path).lookup(b"secret", soon()).is_err());
+    }
+    assert_eq!(open("sub/none").check(soon()).unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+#[test]
 fn modes_and_capacity() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("f"), b"").unwrap();
