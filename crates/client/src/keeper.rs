@@ -114,8 +114,8 @@ fn keep(paths: &Arc<Paths>, current: &Arc<Current>, links: &Links) -> Instant {
     }
     for (path, generation) in pool.wanting() {
         let (with, of) = (Arc::clone(paths), Arc::clone(current));
-        if spawn("grow-path", move || with.grow(&of, path, generation)).is_err() {
-            pool.add(path, generation, None);
+        if let Err(error) = spawn("grow-path", move || with.grow(&of, path, generation)) {
+            pool.add(path, generation, Err(error));
         }
     }
     // An eighth until this is seen, half for the answer: the silence that is borne, in all.

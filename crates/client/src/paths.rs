@@ -251,7 +251,7 @@ impl Paths {
         if let Err(error) = &made {
             tracing::warn!(node = %self.node, %error, "a path gets no further channel");
         }
-        current.pool.add(path, generation, made.ok());
+        current.pool.add(path, generation, made);
     }
 
     /// Asks a quiet path for a sign of life.

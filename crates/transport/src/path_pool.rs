@@ -638,9 +638,9 @@ impl PathPool {
         inner.slots.iter_mut().enumerate().filter_map(wants).collect()
     }
 
-    /// What came of making one more channel for a path; `None` when it could not be made, which the channels that
-    /// work say nothing of.
-    pub fn add(&self, path: usize, generation: u64, made: Option<(Box<dyn Channel>, Arc<Welcome>)>) {
+    /// What came of making one more channel for a path. That it could not be made says nothing of the channels that work;
+    /// where there is none left the path has failed, or its requests would wait for one until their deadlines.
+    pub fn add(&self, path: usize, generation: u64, made: Result<(Box<dyn Channel>, Arc<Welcome>)>) {
         let mut inner = self.inner.lock();
         let slot = &mut inner.slots[path];
         if slot.generation != generation {
@@ -649,13 +649,18 @@ impl PathPool {
             return;
         }
         slot.growing = false;
-        if let Some((channel, welcome)) = made
-            && slot.open < self.most_channels
-        {
-            Self::put(&mut inner, path, channel, welcome);
-            drop(inner);
-            self.changed.notify_one();
+        let mut remains = Remains::default();
+        match made {
+            Ok((channel, welcome)) if slot.open < self.most_channels => Self::put(&mut inner, path, channel, welcome),
+            Err(error) if slot.open == 0 => {
+                let why = format!("its last channel is gone, and no other could be made: {error}");
+                remains = self.bring_down(&mut inner, path, &why);
+            }
+            _ => {}
         }
+        drop(inner);
+        self.changed.notify_all();
+        drop(remains);
     }
 
     fn put(inner: &mut Inner, path: usize, channel: Box<dyn Channel>, welcome: Arc<Welcome>) {

@@ -43,7 +43,7 @@ fn two_rails(channels: usize, rails: &Arc<RailLoads>) -> PathPool {
             let channel = Box::new(Silent(crate::Endpoints { kind: TransportKind::Rdma, local: end(), peer: end() }));
             match n {
                 0 => pool.connected(path, channel, Arc::default(), None),
-                _ => pool.add(path, 0, Some((channel, Arc::default()))),
+                _ => pool.add(path, 0, Ok((channel, Arc::default()))),
             }
         }
     }
@@ -102,4 +102,33 @@ fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
     reads(&pool, 10);
     assert_eq!((shown("speed_checks"), shown("slower"), compare().is_eq()), (Some(2), Some(0), true));
     assert_eq!(shown("checked_bytes_per_s"), Some(100 << 20));
+}
+
+#[test]
+fn a_path_whose_last_channel_is_gone_and_that_gets_no_other_is_down() {
+    let pool = two_rails(1, &Arc::default());
+    let far = Instant::now() + Duration::from_secs(3600);
+    for left in [1, 0] {
+        // Lost without a fault of the path: a second node was quicker.
+        let mut lease = pool.checkout(far, 0).unwrap().unwrap();
+        let path = lease.path().unwrap();
+        lease.discard();
+        assert_eq!((pool.up(), pool.view()[path].channels), (left + 1, 0), "one more channel may be had");
+        let wanting = pool.wanting();
+        assert!(wanting.contains(&(path, 0)) && pool.wanting().is_empty(), "{wanting:?}");
+        pool.add(path, 0, Err(Error::new(ErrorKind::Unavailable, "the node takes no more")));
+        let view = &pool.view()[path];
+        assert!(view.phase != Phase::Up && view.reason.as_ref().unwrap().contains("takes no more"), "{view:?}");
+        assert_eq!(pool.up(), left);
+    }
+    // Nobody waits for a channel: the request goes over TCP.
+    assert!(pool.checkout(far, 0).unwrap().is_none());
+    // A path that has a channel left stays as it is.
+    let pool = two_rails(2, &Arc::default());
+    let mut lease = pool.checkout(far, 0).unwrap().unwrap();
+    lease.discard();
+    for (path, generation) in pool.wanting() {
+        pool.add(path, generation, Err(Error::new(ErrorKind::Unavailable, "the node takes no more")));
+    }
+    assert_eq!(pool.up(), 2);
 }
