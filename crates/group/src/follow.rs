@@ -200,7 +200,7 @@ fn nodes(count: usize) -> String {
 
 impl Shared {
     fn run(&self, mut watch: Box<dyn Watch>) {
-        let (mut pause, mut reminded) = (PAUSES.0, Instant::now());
+        let (mut pause, mut reminded, mut forgot) = (PAUSES.0, Instant::now(), false);
         loop {
             let news = watch.next(Instant::now() + LOOK);
             let now = Instant::now();
@@ -221,7 +221,9 @@ impl Shared {
                     if let Some(members) = members {
                         let empty = members.is_empty();
                         changed = inner.view.apply(now, &members);
-                        if empty && inner.view.count().0 > 0 {
+                        // Once: registries that are asked say so each time.
+                        let before = std::mem::replace(&mut forgot, empty);
+                        if empty && !before && inner.view.count().0 > 0 {
                             let known = nodes(inner.view.count().0);
                             tracing::warn!("the registry {} forgot all nodes; going on with {known}", self.registry);
                         }

@@ -54,30 +54,53 @@ impl TcpConnector {
     /// # Errors
     /// As [`Connector::connect`].
     pub fn open(&self, deadline: Instant) -> Result<TcpChannel> {
-        let mut last = None;
-        for remote in resolve(&self.peer, deadline)? {
-            let local = self.locals.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4()).copied();
-            if local.is_none() && !self.locals.is_empty() {
-                let family = if remote.is_ipv4() { "IPv4" } else { "IPv6" };
-                let why = format!("{}: {remote} needs an {family} address, --group-network has none", self.peer);
-                last = Some(Error::new(ErrorKind::Invalid, why));
-                continue;
-            }
-            match connect_socket(remote, local, &self.options, deadline, "node") {
-                Ok(socket) => {
-                    let mut channel = TcpChannel::new(socket, remote, Arc::clone(&self.stats));
-                    let mut binding = Vec::new();
-                    if let Some(tls) = self.trust.tls() {
-                        binding = channel.stream.agree(tls.connect(&self.peer)?, deadline)?.to_vec();
-                    }
-                    prove(&mut channel, &self.trust, &binding, deadline)?;
-                    return Ok(channel);
-                }
-                Err(e) => last = Some(e),
+        self.open_one_of(&resolve(&self.peer, deadline)?, deadline)
+    }
+
+    /// Tries the addresses of the name one after the other, each for its share of the time that is left.
+    fn open_one_of(&self, addresses: &[SocketAddr], deadline: Instant) -> Result<TcpChannel> {
+        let local = |remote: &SocketAddr| self.locals.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4()).copied();
+        let (usable, others): (Vec<_>, Vec<_>) =
+            addresses.iter().partition(|remote| self.locals.is_empty() || local(remote).is_some());
+        let mut why_not: Option<Error> = None;
+        for (at, remote) in usable.iter().enumerate() {
+            let until = share(Instant::now(), deadline, usable.len() - at);
+            let error = match self.open_at(*remote, local(remote), until) {
+                Ok(channel) => return Ok(channel),
+                Err(error) => error,
+            };
+            // What a node said is worth more than that nobody answers at another of its addresses.
+            let unreached = |e: &Error| matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Timeout);
+            if why_not.as_ref().is_none_or(unreached) {
+                why_not = Some(error);
             }
         }
-        Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, format!("{}: no address", self.peer))))
+        Err(why_not.unwrap_or_else(|| match others.first() {
+            Some(remote) => {
+                let family = if remote.is_ipv4() { "IPv4" } else { "IPv6" };
+                let why = format!("{}: {remote} needs an {family} address, --group-network has none", self.peer);
+                Error::new(ErrorKind::Invalid, why)
+            }
+            None => Error::new(ErrorKind::Unavailable, format!("{}: no address", self.peer)),
+        }))
     }
+
+    fn open_at(&self, remote: SocketAddr, local: Option<IpAddr>, deadline: Instant) -> Result<TcpChannel> {
+        let socket = connect_socket(remote, local, &self.options, deadline, "node")?;
+        let mut channel = TcpChannel::new(socket, remote, Arc::clone(&self.stats));
+        let mut binding = Vec::new();
+        if let Some(tls) = self.trust.tls() {
+            binding = channel.stream.agree(tls.connect(&self.peer)?, deadline)?.to_vec();
+        }
+        prove(&mut channel, &self.trust, &binding, deadline)?;
+        Ok(channel)
+    }
+}
+
+/// Until when the first of `left` addresses may take, so that none leaves the others without time.
+fn share(now: Instant, deadline: Instant, left: usize) -> Instant {
+    let time = deadline.saturating_duration_since(now);
+    if left > 1 { now + time / u32::try_from(left).unwrap_or(u32::MAX) } else { deadline }
 }
 
 impl Connector for TcpConnector {
@@ -448,4 +471,42 @@ fn lost(e: Errno) -> Error {
 /// Connects for the bare reader, which frames nothing.
 pub(crate) fn bare_connect(remote: SocketAddr, options: &SocketOptions, deadline: Instant) -> Result<TcpStream> {
     connect_socket(remote, None, options, deadline, "reader's server").map(TcpStream::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    #[test]
+    fn each_address_has_its_share_of_the_time() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let deadline = now + second * 9;
+        assert_eq!(share(now, deadline, 3), now + second * 3);
+        // What one did not use is the others'.
+        assert_eq!(share(now + second, deadline, 2), now + second * 5);
+        assert_eq!(share(now + second * 5, deadline, 1), deadline);
+        assert_eq!(share(deadline + second, deadline, 2), deadline + second);
+    }
+
+    #[test]
+    fn an_address_at_which_no_node_answers_is_not_the_last_one_tried() {
+        // The first is somebody who hangs up before the proof of the token.
+        let (stranger, node) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = [stranger.local_addr().unwrap(), node.local_addr().unwrap()];
+        let refuser = std::thread::spawn(move || drop(stranger.accept()));
+        let tokens = spurline_trust::Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap();
+        let trust = Trust::with_tokens("mount", tokens);
+        let connector = TcpConnector::new("n1:7000", Vec::new(), SocketOptions::default(), Arc::default());
+        let connector = connector.trusting(trust);
+        let asked = std::thread::spawn(move || {
+            let (mut socket, _) = node.accept().unwrap();
+            std::io::Read::read(&mut socket, &mut [0; 16]).unwrap()
+        });
+        // Nor does the second prove anything, but it is asked to.
+        connector.open_one_of(&addresses, Instant::now() + Duration::from_secs(60)).err().unwrap();
+        assert!(asked.join().unwrap() > 0);
+        refuser.join().unwrap();
+    }
 }

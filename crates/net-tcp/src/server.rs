@@ -22,6 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+/// That connections can't be accepted is said no more often than this.
+const REMIND: Duration = Duration::from_secs(60);
+
 /// Bounds of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
@@ -241,7 +244,7 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
     fds.push(PollFd::from_borrowed_fd(shared.crew.wake(), PollFlags::IN));
     let mut next_id = Crew::FIRST_ID;
     let mut swept = Instant::now();
-    let mut ungreeted = VecDeque::new();
+    let (mut ungreeted, mut warned) = (VecDeque::new(), None);
     while !shared.crew.stopping() {
         if let Err(e) = poll(&mut fds, Some(&timeout)) {
             if e != rustix::io::Errno::INTR {
@@ -252,7 +255,7 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
         }
         for listener in listeners {
             // Also those not reported ready: asking costs nothing next to accepting.
-            while let Some((socket, peer)) = accept(listener) {
+            while let Some((socket, peer)) = accept(listener, &mut warned) {
                 if shared.conns.lock().len() >= shared.config.max_connections {
                     let why = format!(
                         "all {} connections are in use; lower --nconnect of the mounts or add nodes",
@@ -295,12 +298,17 @@ fn make_room(shared: &Shared, ungreeted: &mut VecDeque<u64>) {
     }
 }
 
-fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
+/// The next connection that waits for it. `warned` is when it was last said that one could not be accepted.
+fn accept(listener: &TcpListener, warned: &mut Option<Instant>) -> Option<(TcpStream, SocketAddr)> {
     match listener.accept() {
         Ok(accepted) => Some(accepted),
         Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => None,
         Err(e) => {
-            tracing::warn!("a connection could not be accepted: {e}; raise 'ulimit -n' if it is the descriptors");
+            // It will be so many times a second for as long as it lasts.
+            if warned.is_none_or(|at| at.elapsed() > REMIND) {
+                *warned = Some(Instant::now());
+                tracing::warn!("connections can't be accepted: {e}; raise 'ulimit -n' if it is the descriptors");
+            }
             // Out of descriptors, the listener stays ready: without a pause this would spin.
             std::thread::sleep(Duration::from_millis(50));
             None
