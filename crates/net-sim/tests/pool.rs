@@ -241,17 +241,59 @@ fn broken_channels_are_not_handed_out_again() {
         assert_eq!(node.connects(), before + 1, "{fault:?}");
     }
     // A stalled call tells nothing about the other connections but that they may be as dead: they go too.
-    drop((pool.checkout(soon()).unwrap(), pool.checkout(soon()).unwrap()));
-    assert_eq!(pool.open(), 2);
-    let mut lease = pool.checkout(soon()).unwrap();
-    plan.inject(Fault::Stall);
-    let deadline = Instant::now() + Duration::from_millis(30);
-    let error = lease.call(&read(1, 9), &mut Vec::new(), &mut [0; 9], &mut |_| {}, deadline).unwrap_err();
-    assert_eq!(error.error().kind(), ErrorKind::Timeout);
-    drop(lease);
-    assert_eq!(pool.open(), 0);
+    // Not so one that nobody had the time to wait for.
+    for (waits, open) in [(false, 1), (true, 0)] {
+        let mut lease = pool.checkout(soon()).unwrap();
+        drop(pool.checkout(soon()).unwrap());
+        assert_eq!(pool.open(), 2);
+        plan.inject(Fault::Stall);
+        let deadline = if waits { Instant::now() + Duration::from_secs(2) } else { Instant::now() };
+        let error = lease.call(&read(1, 9), &mut Vec::new(), &mut [0; 9], &mut |_| {}, deadline).unwrap_err();
+        assert_eq!(error.error().kind(), ErrorKind::Timeout);
+        drop(lease);
+        assert_eq!((pool.open(), pool.state() == PoolState::Up), (open, !waits));
+    }
     call(&pool, 3).unwrap();
-    assert!(stats.remotecache.errors.get() >= 4);
+    assert!(stats.remotecache.errors.get() >= 5);
+}
+
+/// Nobody is there, and nothing says so.
+struct Nowhere;
+
+impl Connector for Nowhere {
+    fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
+        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        Err(Error::new(ErrorKind::Timeout, "no answer to the connection attempt"))
+    }
+    fn kind(&self) -> TransportKind {
+        TransportKind::Sim
+    }
+    fn peer(&self) -> &str {
+        "nowhere"
+    }
+}
+
+#[test]
+fn a_caller_without_time_does_not_take_a_peer_down_for_all() {
+    let stats = Arc::new(Stats::default());
+    let config =
+        |patience| PoolConfig { connect_timeout: patience, retry_min: soon() - Instant::now(), ..Default::default() };
+    let pool = ChannelPool::new(Arc::new(Nowhere), "me", "src", config(Duration::from_secs(3600)), Arc::clone(&stats));
+    for _ in 0..2 {
+        let error = pool.checkout(Instant::now() + Duration::from_millis(2)).err().unwrap();
+        assert_eq!((error.kind(), pool.state()), (ErrorKind::Timeout, PoolState::Unknown));
+    }
+    assert_eq!(stats.remotecache.peers_down.get(), 0);
+    // Who waited for all the time that an attempt has says it for the others.
+    let fresh = || ChannelPool::new(Arc::new(Nowhere), "me", "src", config(Duration::from_millis(60)), Arc::default());
+    let is_down = |pool: &ChannelPool| matches!(pool.state(), PoolState::Down { .. });
+    let pool = fresh();
+    assert!(pool.checkout(soon()).is_err() && is_down(&pool));
+    // So do many who did not.
+    let (pool, until) = (fresh(), soon());
+    while !is_down(&pool) {
+        assert!(pool.checkout(Instant::now() + Duration::from_millis(20)).is_err() && Instant::now() < until);
+    }
 }
 
 #[test]

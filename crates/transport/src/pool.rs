@@ -97,11 +97,16 @@ impl User {
 /// [`ChannelPool::resume`] or [`ChannelPool::abandon`].
 pub struct Begun(Entry);
 
+/// An answer or a connection that somebody had no more time for says nothing of the peer: at work it takes as long.
+const NO_WAIT: Duration = Duration::from_millis(100);
+
 /// How a channel was lost.
 enum Loss {
     Broke,
     /// No answer came in time.
     Silent,
+    /// There was no time for an answer.
+    NotAwaited,
     /// The answer came from elsewhere, and the call was broken off for that.
     NotNeeded,
 }
@@ -117,6 +122,8 @@ struct Inner {
     connecting: usize,
     state: PoolState,
     retry_at: Option<Instant>,
+    /// How long the peer was waited for in vain by attempts to connect that their callers had no more time for.
+    waited: Duration,
     /// Channels that broke so far.
     breaks: u64,
     random: u64,
@@ -164,6 +171,7 @@ impl ChannelPool {
             connecting: 0,
             state: PoolState::Unknown,
             retry_at: None,
+            waited: Duration::ZERO,
             breaks: 0,
             random: config.seed | 1,
             breakers: Vec::with_capacity(config.nconnect),
@@ -278,7 +286,8 @@ impl ChannelPool {
         let mut lease = self.checkout(deadline).ok()?;
         let request = request(&lease.welcome);
         // Its answer is what counts as an operation.
-        lease.attempt(None, |channel| channel.begin(&request, deadline)).ok()?;
+        let time = deadline.saturating_duration_since(Instant::now());
+        lease.attempt(None, time, |channel| channel.begin(&request, deadline)).ok()?;
         lease.entry.take().map(Begun)
     }
 
@@ -301,7 +310,8 @@ impl ChannelPool {
         inner.open += 1;
         inner.connecting += 1;
         drop(inner);
-        let until = deadline.min(Instant::now() + self.patience_to_connect());
+        let (started, patience) = (Instant::now(), self.patience_to_connect());
+        let until = deadline.min(started + patience);
         let made = self.connector.connect(until).and_then(|mut channel| {
             let hello = Hello::new(&self.peer_name, &self.source);
             let welcome = greet(&mut *channel, &hello, until)?;
@@ -314,6 +324,7 @@ impl ChannelPool {
                 self.stats.remotecache.connects.add(1);
                 inner.state = PoolState::Up;
                 inner.retry_at = None;
+                inner.waited = Duration::ZERO;
                 inner.show(&self.stats, true);
                 self.path.up.set(1);
                 let breaks = inner.breaks;
@@ -328,9 +339,17 @@ impl ChannelPool {
             }
             Err(error) => {
                 inner.open -= 1;
-                // Who waited in vain leaves the next attempt to whoever watches.
-                inner.held |= error.kind() == ErrorKind::Timeout && self.is_watched();
-                self.went_down(&mut inner, &error);
+                let in_vain = error.kind() == ErrorKind::Timeout;
+                if in_vain && until == deadline {
+                    inner.waited += started.elapsed();
+                }
+                // A caller who had no time for it does not speak for all, only many of them do.
+                if !in_vain || until < deadline || inner.waited >= patience {
+                    inner.waited = Duration::ZERO;
+                    // Who waited in vain leaves the next attempt to whoever watches.
+                    inner.held |= in_vain && self.is_watched();
+                    self.went_down(&mut inner, &error);
+                }
                 Err(error)
             }
         };
@@ -354,7 +373,7 @@ impl ChannelPool {
             let mut inner = self.inner.lock();
             inner.open -= 1;
             inner.forget(entry.number);
-            if !matches!(loss, Loss::NotNeeded) {
+            if !matches!(loss, Loss::NotNeeded | Loss::NotAwaited) {
                 inner.breaks += 1;
                 if inner.state == PoolState::Up {
                     inner.state = PoolState::Unknown;
@@ -562,7 +581,8 @@ impl<'a> Lease<'a> {
         let counted = &stats.remotecache;
         let whole = self.entry.is_some();
         let start = Instant::now();
-        let result = self.attempt(unless, |channel| call(channel, deadline));
+        let time = deadline.saturating_duration_since(start);
+        let result = self.attempt(unless, time, |channel| call(channel, deadline));
         if whole {
             let took = start.elapsed();
             counted.ops.add(1);
@@ -584,10 +604,11 @@ impl<'a> Lease<'a> {
         result
     }
 
-    /// Does something with the channel; one that breaks is counted and given up.
+    /// Does something with the channel for which there is so much `time`; one that breaks is counted and given up.
     fn attempt<T>(
         &mut self,
         unless: Option<&AtomicBool>,
+        time: Duration,
         call: impl FnOnce(&mut dyn Channel) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
         let Some(entry) = &mut self.entry else {
@@ -598,6 +619,7 @@ impl<'a> Lease<'a> {
         if let Err(CallError::Broken(error)) = &result {
             let loss = match error.kind() {
                 _ if unless.is_some_and(|answered| answered.load(Ordering::Acquire)) => Loss::NotNeeded,
+                ErrorKind::Timeout if time < NO_WAIT => Loss::NotAwaited,
                 ErrorKind::Timeout => Loss::Silent,
                 _ => Loss::Broke,
             };
