@@ -51,6 +51,8 @@ pub(crate) fn middle(dst: &[u8]) -> usize {
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A node for which less time than this was left, or than an eighth of all, is not one that does not answer.
+const LEAST: Duration = Duration::from_millis(100);
 
 /// One node.
 pub struct Peer {
@@ -163,7 +165,7 @@ impl Peer {
         deadline: Instant,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
-        self.attempt(lands, deadline, ask).map_err(|failure| match failure {
+        self.attempt(lands, deadline, true, ask).map_err(|failure| match failure {
             Failure::Answered(error) | Failure::Broken(error) | Failure::Refused(error) => error,
         })
     }
@@ -207,10 +209,12 @@ impl Peer {
         paths.forced().then(|| Err(Failure::Broken(paths.why_none())))
     }
 
+    /// Asks this node; one that has to be `in_time` is away when it does not answer.
     fn attempt<T>(
         &self,
         lands: usize,
         deadline: Instant,
+        in_time: bool,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, Failure> {
         let beside = self.paths().and_then(|paths| self.attempt_paths(paths, lands, deadline, ask));
@@ -231,6 +235,7 @@ impl Peer {
         };
         let mut away = self.away_since.lock();
         match &result {
+            Err(Failure::Broken(error)) if error.kind() == ErrorKind::Timeout && !in_time => {}
             Err(Failure::Broken(error)) => {
                 if away.is_none() {
                     tracing::warn!(peer = %self.name, %error, "a node does not answer");
@@ -268,6 +273,7 @@ pub(crate) fn ask<T>(
     mut request: impl FnMut(Asked<'_>, &mut Lease<'_>, Instant) -> Result<T, CallError>,
 ) -> Result<T> {
     let deadline = Instant::now() + patience.answer;
+    let least = LEAST.min(patience.answer / 8);
     let mut pause = FIRST_PAUSE;
     // When none of the first few answers, more are asked in the next round.
     let mut most = FIRST;
@@ -281,12 +287,14 @@ pub(crate) fn ask<T>(
         rank(&view, most, ranked);
         most = most.saturating_mul(FIRST);
         for (place, index) in ranked.iter().enumerate() {
+            // Who used up its time with one node still asks the next, which may have the answer at hand.
+            let in_time = broken.is_none() && answered.is_none() || Instant::now() + least < deadline;
             let peer = view.peer(*index);
             let mut send = |lease: &mut Lease<'_>, deadline| {
                 retries.add(u64::from(std::mem::replace(&mut sent, true)));
                 request(Asked { peer, place }, lease, deadline)
             };
-            match peer.attempt(lands, deadline, &mut send) {
+            match peer.attempt(lands, deadline, in_time, &mut send) {
                 Ok(value) => return Ok(value),
                 Err(Failure::Answered(error)) if error.kind().retry() == Retry::Never => return Err(error),
                 Err(Failure::Answered(error) | Failure::Refused(error)) => {
@@ -295,7 +303,9 @@ pub(crate) fn ask<T>(
                 }
                 Err(Failure::Broken(error)) => {
                     all_away &= peer.away_for() >= patience.absence;
-                    broken = Some(error);
+                    if in_time {
+                        broken = Some(error);
+                    }
                 }
             }
         }
