@@ -184,6 +184,20 @@ impl Pace {
         self.is_shunned.load(Ordering::Acquire)
     }
 
+    /// Whether a request would go to this node now, as [`Pace::may_ask`] says of one that does.
+    pub(crate) fn would_ask(&self, now: impl FnOnce() -> Instant) -> bool {
+        !self.is_shunned() || self.shunned.lock().as_ref().is_none_or(|known| now() >= known.until)
+    }
+
+    /// The request that [`Pace::may_ask`] let go to this node did not.
+    pub(crate) fn not_asked(&self, now: impl FnOnce() -> Instant) {
+        if self.is_shunned()
+            && let Some(known) = self.shunned.lock().as_mut().filter(|known| known.trying)
+        {
+            (known.until, known.trying) = (now(), false);
+        }
+    }
+
     /// Whether a request goes to this node as if nothing were wrong: one does now and then, to try it.
     pub(crate) fn may_ask(&self, now: impl FnOnce() -> Instant) -> bool {
         if !self.is_shunned() {
@@ -221,6 +235,22 @@ mod tests {
         assert_eq!((slow.times().reads, slow.times().percentile(FLOOR, 0.5) > Duration::from_secs(1)), (50, true));
         // Times of any length have a bucket.
         slow.took(Duration::from_secs(1 << 40), FLOOR);
+    }
+
+    #[test]
+    fn a_trial_that_was_not_made_is_the_next_request_s() {
+        let (pace, start) = (Pace::default(), Instant::now());
+        let at = |seconds: u64| move || start + Duration::from_secs(seconds);
+        assert!(pace.would_ask(at(0)) && pace.shun(start));
+        assert!(!pace.would_ask(at(0)) && !pace.may_ask(at(0)));
+        // To look whether it is due takes it from nobody.
+        assert!(pace.would_ask(at(1)) && pace.would_ask(at(1)) && pace.may_ask(at(1)));
+        assert!(!pace.would_ask(at(1)) && !pace.may_ask(at(1)));
+        pace.not_asked(at(1));
+        assert!(pace.would_ask(at(1)) && pace.may_ask(at(1)));
+        assert!(pace.in_time(start + Duration::from_secs(1)) && !pace.is_shunned());
+        pace.not_asked(at(1));
+        assert!(pace.would_ask(at(1)));
     }
 
     #[test]

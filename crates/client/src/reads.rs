@@ -2,7 +2,8 @@
 //! of a second node when the first is late. It knows no names and no attributes.
 
 use crate::ahead::Claimed;
-use crate::peer::{Peer, ask, middle};
+use crate::pace::Pace;
+use crate::peer::{NOWHERE, Peer, ask, middle};
 use crate::placement::{FIRST, Wanted};
 use crate::remote::{Inner, SCRATCH};
 use crate::roster::View;
@@ -41,9 +42,16 @@ pub(crate) enum Order {
 }
 
 impl Inner {
-    /// The nodes to ask for `wanted`, best first; those that answer late come last, but for a trial now and then. How many
-    /// of the first may send the reader on to one that comes after them.
-    fn rank(&self, view: &View, wanted: Wanted, order: Order, most: usize, ranked: &mut Vec<u32>) -> usize {
+    /// The nodes to ask for `wanted`, best first; those that answer late come last, unless it is their turn by `may_ask`. How
+    /// many of the first may send the reader on to one that comes after them.
+    fn rank(
+        &self,
+        view: &View,
+        (wanted, order): (Wanted, Order),
+        most: usize,
+        ranked: &mut Vec<u32>,
+        may_ask: impl Fn(&Pace) -> bool,
+    ) -> usize {
         let mut copies = 0;
         if order == Order::OwnerFirst {
             view.holders(wanted, most, ranked);
@@ -56,7 +64,7 @@ impl Inner {
         if !self.hedge.shuns() {
             return copies;
         }
-        let may_ask = |index: u32| view.made(index).is_none_or(|peer| peer.pace().may_ask(Instant::now));
+        let may_ask = |index: u32| view.made(index).is_none_or(|peer| may_ask(peer.pace()));
         // When all of them are late, nothing is changed.
         for passed in 0..ranked.len().min(FIRST) {
             if may_ask(ranked[0]) {
@@ -80,7 +88,11 @@ impl Inner {
         // Taken out of its cell for the call, so that a call made inside another finds an empty one, not a panic.
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
         let copies = Cell::new(0);
-        let rank = |view: &View, most, ranked: &mut Vec<u32>| copies.set(self.rank(view, wanted, order, most, ranked));
+        // A late node is tried with a read, whose time is taken.
+        let may_ask = |pace: &Pace| if lands == NOWHERE { !pace.is_shunned() } else { pace.may_ask(Instant::now) };
+        let rank = |view: &View, most, ranked: &mut Vec<u32>| {
+            copies.set(self.rank(view, (wanted, order), most, ranked, may_ask));
+        };
         let retries = &self.stats.remotecache.retries;
         let result =
             ask(&self.roster, lands, rank, &mut ranked, self.config.patience, retries, |asked, lease, deadline| {
@@ -93,11 +105,13 @@ impl Inner {
         result
     }
 
-    /// The node that is asked first, and whether it may send the reader on.
+    /// The node that is asked first, and whether it may send the reader on. Whoever asks it has its [`Pace::may_ask`] for
+    /// that, and who can't after all has its [`Pace::not_asked`], or the trial of a late one would be lost.
     fn first_peer(&self, wanted: Wanted) -> Option<(Arc<Peer>, bool)> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
         let view = self.roster.view();
-        let copies = self.rank(&view, wanted, Order::NearFirst, FIRST, &mut ranked);
+        let would_ask = |pace: &Pace| pace.would_ask(Instant::now);
+        let copies = self.rank(&view, (wanted, Order::NearFirst), FIRST, &mut ranked, would_ask);
         let first = ranked.first().map(|index| (Arc::clone(view.peer(*index)), copies > 0));
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         first
@@ -152,10 +166,19 @@ impl Inner {
         let Some((current, near)) = several else { return self.read_plain(object, offset, dst, order) };
         let request = read_of(object, VolumeId::default(), offset, dst.len());
         let started = Instant::now();
+        if !first.pace().may_ask(|| started) {
+            return self.read_plain(object, offset, dst, order);
+        }
         match split::read(&current.pool, near, (&request, a_copy), dst, started + self.config.patience.answer) {
-            None => self.read_plain(object, offset, dst, order),
+            None => {
+                first.pace().not_asked(|| started);
+                self.read_plain(object, offset, dst, order)
+            }
             Some(left) => {
-                self.hedge.took(&first, started);
+                // How long the node takes is not told by a read of which a rail of this side lost a part.
+                if left.iter().flatten().all(|left| left.sent_on) {
+                    self.hedge.took(&first, started);
+                }
                 left.into_iter().flatten().try_for_each(|left| {
                     let order = self.after(left.sent_on);
                     self.read_plain(object, offset + left.part.start as u64, &mut dst[left.part], order)
@@ -304,7 +327,14 @@ impl Inner {
         }
         let Some((peer, a_copy)) = self.first_peer(self.wanted(object, at)) else { return false };
         let request = |welcome: &Welcome| request_for(read_of(object, welcome.volume, at, piece), a_copy, welcome);
-        let Some(begun) = peer.tcp().begin(request, Instant::now() + self.config.patience.answer) else { return false };
+        let now = Instant::now();
+        if !peer.pace().may_ask(|| now) {
+            return false;
+        }
+        let Some(begun) = peer.tcp().begin(request, now + self.config.patience.answer) else {
+            peer.pace().not_asked(|| now);
+            return false;
+        };
         self.ahead.keep(object.id, at, piece, peer, begun);
         true
     }
