@@ -185,7 +185,7 @@ impl Cache {
     /// # Errors
     /// As for [`Volume::read`].
     pub fn pin(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Option<Slice>> {
-        match self.pin_held(object, offset, len, near, &mut || {})? {
+        match self.pin_held(object, offset, len, near)? {
             Pinned::Here(slice) => Ok(Some(slice)),
             Pinned::Small => Ok(None),
             Pinned::Missing => self.pin_fetched(object, offset, len).map(Some),
@@ -201,19 +201,11 @@ impl Cache {
         self.fetch(object, id, range)
     }
 
-    /// As [`Cache::pin`], but nothing is fetched that is not being fetched already. `waits` is called before it waits for a disk
-    /// or somebody else's fill, and where it finds nothing.
+    /// As [`Cache::pin`], but nothing is fetched that is not being fetched already.
     ///
     /// # Errors
     /// As for [`Volume::read`].
-    pub fn pin_held(
-        &self,
-        object: &ObjectRef,
-        offset: u64,
-        len: usize,
-        near: Option<u32>,
-        waits: &mut dyn FnMut(),
-    ) -> Result<Pinned> {
+    pub fn pin_held(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Pinned> {
         object.numbered(self.shared.block_size)?;
         let (id, range) = self.locate(object, offset, len);
         if let Some((block, counts)) = self.shared.tier.find_used(&id) {
@@ -227,7 +219,6 @@ impl Cache {
                 stats.mem_hit_bytes.add(range.len() as u64);
             } else {
                 stats.miss_bytes.add(range.len() as u64);
-                waits();
             }
             match block.wait(range.clone(), self.deadline()) {
                 // The fill that was under way belonged to someone else; its failure is tried again once by ours.
@@ -235,7 +226,6 @@ impl Cache {
                 done => return done.map(Pinned::Here),
             }
         }
-        waits();
         if self.on_disk(object, id.index) {
             if range.len() < GRANULE {
                 return Ok(Pinned::Small);

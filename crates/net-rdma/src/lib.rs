@@ -8,7 +8,6 @@
 
 mod client;
 mod depths;
-mod hub;
 mod rail;
 mod responder;
 mod server;

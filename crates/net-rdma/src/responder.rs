@@ -18,8 +18,6 @@ use std::time::{Duration, Instant};
 /// Writes one answer.
 pub(crate) struct RdmaResponder<'a> {
     crew: &'a Crew,
-    /// Called before it waits: other connections that this worker looks after are another's then.
-    others_first: &'a dyn Fn(),
     session: &'a mut Session,
     memory: &'a Arc<MemoryRegion>,
     request: &'a Header,
@@ -46,10 +44,8 @@ pub(crate) struct RdmaResponder<'a> {
 }
 
 impl<'a> RdmaResponder<'a> {
-    #[expect(clippy::too_many_arguments, reason = "what a responder is made of; there is one place that makes it")]
     pub fn new(
         crew: &'a Crew,
-        others_first: &'a dyn Fn(),
         session: &'a mut Session,
         memory: &'a Arc<MemoryRegion>,
         request: &'a Header,
@@ -59,7 +55,6 @@ impl<'a> RdmaResponder<'a> {
     ) -> Self {
         RdmaResponder {
             crew,
-            others_first,
             session,
             memory,
             request,
@@ -136,9 +131,6 @@ impl<'a> RdmaResponder<'a> {
         let longest = piece.min(self.max_message);
         let last = self.ending.is_empty();
         run.iter().for_each(|slice| self.nearness.count(memory.pool(), self.numa_node, slice));
-        if *sent == 0 {
-            (self.others_first)();
-        }
         let begun = Instant::now();
         let written = pair.writing(deadline, |writing| {
             for chunk in run.iter().flat_map(|slice| slice.chunks(longest)) {
@@ -298,7 +290,6 @@ impl Responder for RdmaResponder<'_> {
 
     fn waits(&mut self) {
         self.crew.waits();
-        (self.others_first)();
     }
 
     fn numa_node(&self) -> Option<u32> {

@@ -1,12 +1,10 @@
 //! The node's side: a listener on each rail, the table of connections, the bound on threads. What happens to a request
 //! is in `worker`.
 //!
-//! Connections share receive queues, many of them one (`hub`). Those on which nothing arrives are parked in an epoll set by
-//! the descriptor of their queue, armed for one event; a worker thread that takes the event looks after all of them until
-//! nothing is left, or until it has to wait.
+//! Idle connections are parked in an epoll set by the descriptors of their completion channels, each armed for one
+//! event; a worker thread that takes the event owns the connection until it parks it again.
 
 use crate::depths::NODE;
-use crate::hub::Hub;
 use crate::rail::{Open, Patience, Rail};
 use crate::session::{Session, equip, terms};
 use crate::worker::serve;
@@ -17,9 +15,10 @@ use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Service, Trans
 use spurline_trust::{Reason, Refusals, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{CmChannel, CmEvent, CmEventKind, CmId, MemoryRegion, QueuePair};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 /// Bounds of a server.
@@ -37,6 +36,8 @@ pub struct RdmaServerConfig {
     /// A reader that takes none of an answer for this long loses its connection. Long answers get a second per MiB on
     /// top.
     pub send_timeout: Duration,
+    /// How long a worker waits on a connection for its next request before it parks it.
+    pub linger: Duration,
     /// A connection idle for this long has its reader's NIC asked for a sign of life: a reader that lost its power says
     /// no goodbye.
     pub idle_probe: Duration,
@@ -54,6 +55,7 @@ impl Default for RdmaServerConfig {
             max_workers: 256,
             request_timeout: Duration::from_secs(10),
             send_timeout: Duration::from_secs(30),
+            linger: Duration::from_millis(5),
             idle_probe: Duration::from_secs(30),
             patience: Patience::default(),
             trust: Trust::anyone(),
@@ -70,11 +72,9 @@ pub(crate) struct Conn {
     /// The rail's.
     pub numa_node: Option<u32>,
     pub breaker: spurline_verbs::Breaker,
-    /// It is there as long as its connections.
-    hub: Arc<Hub>,
+    /// Of [`Shared::events`] when a worker last waited for its next request.
+    pub seen: AtomicU64,
     opened: Instant,
-    /// When it was last found that something had arrived.
-    heard: Mutex<Instant>,
 }
 
 /// What acceptor, workers and the handle share.
@@ -82,63 +82,35 @@ pub(crate) struct Shared {
     pub config: RdmaServerConfig,
     pub service: Arc<dyn Service>,
     pub stats: Arc<Stats>,
+    /// Events of connections that workers took.
+    pub events: AtomicU64,
     refusals: Refusals,
     crew: Crew,
-    conns: Mutex<BTreeMap<u64, Arc<Conn>>>,
-    hubs: Mutex<HashMap<u64, Weak<Hub>>>,
+    conns: Mutex<HashMap<u64, Arc<Conn>>>,
 }
 
 /// What ends the wait of a parked connection.
 pub(crate) const PARKED: EventFlags = EventFlags::IN;
 
 impl Crewed for Shared {
-    type Conn = Hub;
+    type Conn = Conn;
 
     fn crew(&self) -> &Crew {
         &self.crew
     }
-    fn conn(&self, id: u64) -> Option<Arc<Hub>> {
-        self.hubs.lock().get(&id).and_then(Weak::upgrade)
+    fn conn(&self, id: u64) -> Option<Arc<Conn>> {
+        self.conns.lock().get(&id).cloned()
     }
-    fn serve(&self, hub: &Hub, _inbox: &mut [u8], _life_only: bool) -> End {
-        match serve(self, hub) {
-            Ok(()) => End::Parked,
-            Err(error) => End::Close(error),
-        }
+    fn serve(&self, conn: &Conn, _inbox: &mut [u8], _life_only: bool) -> End {
+        serve(self, conn)
     }
-    fn relieve(&self) {
-        let hubs: Vec<_> = self.hubs.lock().values().filter_map(Weak::upgrade).collect();
-        for hub in hubs {
-            if let Err(error) = hub.hand_over(&self.crew, None) {
-                tracing::error!("connections over RDMA stand still: {error}");
-            }
-        }
-    }
-    fn peer<'a>(&self, _: &'a Hub) -> &'a str {
-        "a device's readers"
+    fn peer<'a>(&self, conn: &'a Conn) -> &'a str {
+        &conn.state.endpoints().peer
     }
     fn refusals(&self) -> &Refusals {
         &self.refusals
     }
-    fn remove(&self, hub: &Hub) {
-        // Its queue tells of nothing any more.
-        let conns: Vec<_> = self.conns.lock().values().filter(|conn| conn.hub.id == hub.id).cloned().collect();
-        conns.iter().for_each(|conn| self.end(conn));
-    }
-}
-
-impl Shared {
-    /// The connection that is known by this number in its hub.
-    pub fn of_number(&self, number: u32) -> Option<Arc<Conn>> {
-        self.of_id(number.into())
-    }
-
-    fn of_id(&self, id: u64) -> Option<Arc<Conn>> {
-        self.conns.lock().get(&id).cloned()
-    }
-
-    /// Forgets a connection that is over, and ends it.
-    pub fn end(&self, conn: &Conn) {
+    fn remove(&self, conn: &Conn) {
         conn.breaker.break_now("the node closed it");
         if self.conns.lock().remove(&conn.state.id()).is_some() && conn.state.peer_name().is_some() {
             self.service.closed(&conn.state);
@@ -170,13 +142,12 @@ impl RdmaServer {
         };
         let channel = CmChannel::new(first.verbs())?;
         let os = |e: rustix::io::Errno| Error::io("can't set up the RDMA server", &e.into());
-        // Two at least, so that one may wait on the connections it has while the other takes what comes on others.
+        // Two at least, so that one may wait on its connection while the other takes what comes on the others.
         let at_once = std::thread::available_parallelism().map_or(1, usize::from).max(2);
         let crew = Crew::new("rdma", config.max_workers, at_once).map_err(os)?;
         let refusals = Refusals::new(Arc::clone(&stats));
-        let conns = Mutex::new(BTreeMap::new());
-        let hubs = Mutex::new(HashMap::new());
-        let shared = Arc::new(Shared { config, service, stats, refusals, crew, conns, hubs });
+        let conns = Mutex::new(HashMap::new());
+        let shared = Arc::new(Shared { config, service, stats, events: AtomicU64::new(0), refusals, crew, conns });
         let mut acceptor = Acceptor {
             shared: Arc::clone(&shared),
             listeners: Vec::new(),
@@ -194,8 +165,7 @@ impl RdmaServer {
             acceptor.listeners.push(listener);
         }
         let local = acceptor.listeners.iter().map(|l| l.at).collect();
-        let thread = |e: std::io::Error| Error::io("can't start a worker thread", &e);
-        Crew::spawn(&shared).and_then(|()| Crew::spawn_watch(&shared)).map_err(thread)?;
+        Crew::spawn(&shared).map_err(|e| Error::io("can't start a worker thread", &e))?;
         let mut server = RdmaServer { shared, local, acceptor: None };
         let thread = std::thread::Builder::new().name("rdma-accept".into()).spawn(move || acceptor.run());
         server.acceptor = Some(thread.map_err(|e| Error::io("can't start the accepting thread", &e))?);
@@ -229,7 +199,7 @@ impl RdmaServer {
             let _ = acceptor.join();
         }
         let ended = self.shared.crew.join(deadline);
-        let conns: Vec<_> = std::mem::take(&mut *self.shared.conns.lock()).into_values().collect();
+        let conns: Vec<_> = self.shared.conns.lock().drain().map(|(_, conn)| conn).collect();
         for conn in &conns {
             match conn.session.try_lock() {
                 Some(mut session) => session.pair.disconnect(),
@@ -269,23 +239,6 @@ impl Listener {
     fn is(&self, key: usize) -> bool {
         self.listening.as_ref().is_some_and(|(id, _)| id.key() == key)
     }
-}
-
-/// The hub for a further connection of a device: that with the fewest, of as many as leave a processor to others.
-fn hub(shared: &Shared, open: &Open, number: u64) -> Result<Arc<Hub>> {
-    let context = open.domain.context();
-    let mut hubs = shared.hubs.lock();
-    let own = hubs.values().filter_map(Weak::upgrade).filter(|hub| Arc::ptr_eq(hub.inlet.context(), context));
-    let own: Vec<_> = own.filter(|hub| hub.inlet.has_room(NODE.receives)).collect();
-    let most = std::thread::available_parallelism().map_or(1, usize::from) / 2;
-    if own.len() >= most.max(1)
-        && let Some(hub) = own.into_iter().min_by_key(|hub| hub.inlet.members())
-    {
-        return Ok(hub);
-    }
-    let hub = Hub::new(context, number, &shared.crew)?;
-    hubs.insert(number, Arc::downgrade(&hub));
-    Ok(hub)
 }
 
 /// The address at the other end, for logs.
@@ -349,7 +302,7 @@ impl Acceptor {
 
     /// Wakes whoever works on the connection, or a worker that will find it over.
     fn end(&mut self, key: usize) {
-        if let Some(conn) = self.by_key.remove(&key).and_then(|id| self.shared.of_id(id)) {
+        if let Some(conn) = self.by_key.remove(&key).and_then(|id| self.shared.conn(id)) {
             conn.breaker.break_now("the reader ended it, or its process died");
         }
     }
@@ -390,8 +343,7 @@ impl Acceptor {
         self.next_id += 1;
         let key = id.key();
         // Dropping the id, or the pair with it, tells the peer.
-        let hub = hub(&self.shared, open, number)?;
-        let mut pair = QueuePair::sharing(id, &open.domain, NODE, &hub.inlet, number as u32)?;
+        let mut pair = QueuePair::new(id, &open.domain, NODE, number as u32)?;
         equip(&mut pair, &open.memory, NODE, Instant::now())?;
         let breaker = pair.breaker();
         open.watch(breaker.clone());
@@ -402,12 +354,14 @@ impl Acceptor {
             max_message: open.max_message,
             numa_node: open.numa_node,
             breaker,
-            hub,
+            seen: AtomicU64::new(0),
             opened: Instant::now(),
-            heard: Mutex::new(Instant::now()),
         });
         // All is in place before the reader may send: nothing can arrive unseen.
         let mut session = conn.session.lock();
+        session.pair.arm()?;
+        let os = |e: rustix::io::Errno| Error::io("can't watch a connection", &e.into());
+        self.shared.crew.watch(session.pair.fd(), number, PARKED).map_err(os)?;
         self.by_key.insert(key, number);
         self.shared.conns.lock().insert(number, Arc::clone(&conn));
         let accepted = session.pair.accept(config.patience.connect_options(), &terms(NODE).encode());
@@ -417,7 +371,7 @@ impl Acceptor {
                 self.ungreeted.push_back(number);
                 self.make_room();
             }
-            Err(_) => self.shared.end(&conn),
+            Err(_) => self.shared.remove(&conn),
         }
         Ok(accepted?)
     }
@@ -440,7 +394,7 @@ impl Acceptor {
             if let Some(mut session) = conn.session.try_lock() {
                 session.pair.disconnect();
             }
-            self.shared.end(&conn);
+            self.shared.remove(&conn);
         }
     }
 
@@ -460,17 +414,14 @@ impl Acceptor {
                 self.shared.refusals.refused(peer, Reason::Silent, &why);
                 session.pair.disconnect();
                 conn.breaker.break_now("no whole request came in time");
-            } else if std::mem::take(&mut session.line.heard) {
-                *conn.heard.lock() = Instant::now();
-            } else if conn.heard.lock().elapsed() > config.idle_probe {
-                *conn.heard.lock() = Instant::now();
+            } else if session.line.heard.elapsed() > config.idle_probe {
+                session.line.heard = Instant::now();
                 // A failure breaks the queue pair, which is an event for the workers.
                 if session.pair.probe(Instant::now()).is_err() {
                     conn.breaker.break_now("the reader's NIC gives no sign of life");
                 }
             }
         }
-        self.shared.hubs.lock().retain(|_, hub| hub.strong_count() > 0);
         let live: std::collections::HashSet<u64> = conns.iter().map(|conn| conn.state.id()).collect();
         self.by_key.retain(|_, id| live.contains(id));
         for listener in &mut self.listeners {

@@ -47,7 +47,7 @@ impl Assembly {
         self.want.as_ref().map(|(.., begun)| *begun)
     }
 
-    fn add(&mut self, prelude: &Prelude, part: &[u8]) -> Result<Arrived> {
+    fn add(&mut self, prelude: &Prelude, part: &[u8], now: Instant) -> Result<Arrived> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, why));
         match (prelude.kind, &self.want) {
             (MessageKind::Grant, _) => return Ok(Arrived::Grant),
@@ -62,11 +62,7 @@ impl Assembly {
                 }
                 self.bytes.clear();
                 self.bytes.shrink_to(KEEP);
-                if part.len() == want {
-                    self.bytes.extend_from_slice(part);
-                    return Ok(Arrived::Frame(prelude.kind, prelude.region));
-                }
-                self.want = Some((want, prelude.kind, prelude.region, Instant::now()));
+                self.want = Some((want, prelude.kind, prelude.region, now));
             }
             (kind, _) => return refuse(format!("a message of kind {kind:?} where another was due")),
         }
@@ -94,8 +90,8 @@ pub(crate) struct Line {
     credits: Credits,
     peer_slot: usize,
     pub assembly: Assembly,
-    /// Whether something arrived since somebody last asked.
-    pub heard: bool,
+    /// When something last arrived.
+    pub heard: Instant,
 }
 
 /// What this side receives, as it tells the peer.
@@ -117,8 +113,6 @@ pub(crate) fn equip(
     for slot in memory.slots(pool.alloc(SEND_SLOTS as usize * SLOT, deadline)?, SLOT)? {
         pair.keep_slot(slot);
     }
-    // By the time the last slot is sent the first ones have long been acknowledged.
-    pair.tell_every(SEND_SLOTS);
     Ok(())
 }
 
@@ -128,7 +122,7 @@ impl Session {
             credits: Credits::new(terms(own), peer),
             peer_slot: (peer.slot_len as usize).min(SLOT),
             assembly: Assembly::default(),
-            heard: true,
+            heard: Instant::now(),
         };
         Session { pair, line }
     }
@@ -173,7 +167,7 @@ impl Line {
 
     pub fn take(&mut self, pair: &mut QueuePair, deadline: impl FnOnce() -> Instant) -> Result<Option<Arrived>> {
         let Some(completion) = pair.poll()? else { return Ok(None) };
-        self.heard = true;
+        self.heard = Instant::now();
         let (arrived, granted) = match completion.immediate {
             Some(number) => {
                 let announced = Announced::decode(number);
@@ -182,7 +176,7 @@ impl Line {
             None => {
                 let message = completion.slot.bytes().get(..completion.len).unwrap_or_default();
                 let (prelude, part) = Prelude::decode(message)?;
-                (self.assembly.add(&prelude, part)?, prelude.granted)
+                (self.assembly.add(&prelude, part, self.heard)?, prelude.granted)
             }
         };
         pair.post_receive(completion.slot)?;

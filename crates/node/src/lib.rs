@@ -373,7 +373,7 @@ fn answer_read(
         return responder.file(hint, range.file().as_fd(), range.offset, len).map(|()| len);
     }
     let near = responder.numa_node();
-    let pinned = match cache.pin_held(object, offset, len, near, &mut || responder.waits())? {
+    let pinned = match cache.pin_held(object, offset, len, near)? {
         Pinned::Here(slice) => Some(slice),
         Pinned::Small => None,
         Pinned::Missing if may_go_on && cache.sends_on(object, offset) => {

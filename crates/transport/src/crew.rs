@@ -50,8 +50,6 @@ pub trait Crewed: Send + Sync + 'static {
     /// Answers requests of one connection until it has none for a while; with `life_only` not for longer than it takes to
     /// see that it is asked for data.
     fn serve(&self, conn: &Self::Conn, inbox: &mut [u8], life_only: bool) -> End;
-    /// A worker was found to take long over a request: what else it has is to be others'.
-    fn relieve(&self) {}
     /// Who is at the other end, for logs.
     fn peer<'a>(&self, conn: &'a Self::Conn) -> &'a str;
     /// Where refused connections are counted and said.
@@ -75,10 +73,10 @@ pub struct Crew {
     turns: Turns,
     /// Worker threads there are; the condition is signalled when it falls.
     workers: Mutex<usize>,
-    /// Threads there are that take no turns; the condition is signalled when it falls.
-    others: Mutex<usize>,
+    /// Whether the one more thread runs.
+    watched: Mutex<bool>,
+    watch_ended: Condvar,
     ended: Condvar,
-    others_ended: Condvar,
 }
 
 impl Crew {
@@ -107,9 +105,9 @@ impl Crew {
             idle: AtomicUsize::new(0),
             turns: Turns::new(at_once.clamp(1, most.max(1))),
             workers: Mutex::new(0),
-            others: Mutex::new(0),
+            watched: Mutex::new(false),
+            watch_ended: Condvar::new(),
             ended: Condvar::new(),
-            others_ended: Condvar::new(),
         })
     }
 
@@ -159,20 +157,6 @@ impl Crew {
         self.idle.load(Ordering::Acquire) > 0
     }
 
-    /// Has one worker take what is behind `fd`, which is always readable.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn kick(&self, fd: impl AsFd, id: u64) -> rustix::io::Result<()> {
-        self.park(fd, id, EventFlags::IN)
-    }
-
-    /// Says that the worker on this thread takes a further request of what it has; `false` when it took so long over the
-    /// last one that another worker takes events instead, so that it should see to nothing else.
-    pub fn next_request(&self) -> bool {
-        self.turns.again()
-    }
-
     /// Says that the worker on this thread is about to wait for a disk or another machine: another takes events meanwhile.
     pub fn waits(&self) {
         self.turns.give_away();
@@ -207,9 +191,9 @@ impl Crew {
         while *workers > 0 && !self.ended.wait_until(&mut workers, deadline).timed_out() {}
         let ended = *workers == 0;
         drop(workers);
-        let mut others = self.others.lock();
-        while *others > 0 && !self.others_ended.wait_until(&mut others, deadline).timed_out() {}
-        ended && *others == 0
+        let mut watched = self.watched.lock();
+        while *watched && !self.watch_ended.wait_until(&mut watched, deadline).timed_out() {}
+        ended && !*watched
     }
 
     /// Starts the thread that sees to connections which are not asked for data, and to nothing else.
@@ -217,40 +201,16 @@ impl Crew {
     /// # Errors
     /// When no thread can be had.
     pub fn spawn_life<S: Crewed>(shared: &Arc<S>) -> std::io::Result<()> {
-        Self::spawn_other(shared, "life", |work| run(work, true))
-    }
-
-    /// Starts the thread that looks for requests that take long: the turns of their workers are others' then, and what else
-    /// those have ([`Crewed::relieve`]).
-    ///
-    /// # Errors
-    /// When no thread can be had.
-    pub fn spawn_watch<S: Crewed>(shared: &Arc<S>) -> std::io::Result<()> {
-        Self::spawn_other(shared, "watch", |work| {
-            let crew = work.crew();
-            crew.turns.watch(|| {
-                work.relieve();
-                if !crew.others_idle()
-                    && crew.turns.waiting() == 0
-                    && let Err(e) = Crew::spawn(work)
-                {
-                    tracing::warn!("no further worker thread for the {} server: {e}", crew.kind);
-                }
-            });
-        })
-    }
-
-    fn spawn_other<S: Crewed>(shared: &Arc<S>, name: &str, run: fn(&Arc<S>)) -> std::io::Result<()> {
         let work = Arc::clone(shared);
-        *shared.crew().others.lock() += 1;
-        let name = format!("{}-{name}", shared.crew().kind);
+        *shared.crew().watched.lock() = true;
+        let name = format!("{}-life", shared.crew().kind);
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
-            run(&work);
+            run(&work, true);
             let crew = work.crew();
-            *crew.others.lock() -= 1;
-            crew.others_ended.notify_all();
+            *crew.watched.lock() = false;
+            crew.watch_ended.notify_all();
         });
-        spawned.map(drop).inspect_err(|_| *shared.crew().others.lock() -= 1)
+        spawned.map(drop).inspect_err(|_| *shared.crew().watched.lock() = false)
     }
 
     /// Starts a worker if there may be one more.
@@ -272,15 +232,6 @@ impl Crew {
         })?;
         *workers += 1;
         Ok(())
-    }
-}
-
-/// Says, and counts where it is due, why the connection of `peer` ends.
-pub fn say_closed(refusals: &Refusals, peer: &str, error: &Error) {
-    match error.kind() {
-        ErrorKind::PermissionDenied => refusals.refused(peer, Reason::Proof, error),
-        ErrorKind::Protocol => refusals.refused(peer, Reason::Frames, error),
-        _ => refusals.say(peer, error),
     }
 }
 
@@ -350,7 +301,12 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
             End::Parked => {}
             End::Closed => shared.remove(&conn),
             End::Close(error) => {
-                say_closed(shared.refusals(), shared.peer(&conn), &error);
+                let (peer, refusals) = (shared.peer(&conn), shared.refusals());
+                match error.kind() {
+                    ErrorKind::PermissionDenied => refusals.refused(peer, Reason::Proof, &error),
+                    ErrorKind::Protocol => refusals.refused(peer, Reason::Frames, &error),
+                    _ => refusals.say(peer, &error),
+                }
                 shared.remove(&conn);
             }
         }

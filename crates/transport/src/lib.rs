@@ -20,7 +20,7 @@ mod service;
 mod turns;
 
 pub use channel::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet};
-pub use crew::{Crew, Crewed, End, say_closed};
+pub use crew::{Crew, Crewed, End};
 pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
 pub use gate::prove;
 pub use pairs::{Pair, pair};

@@ -2,7 +2,7 @@
 //! takes long over its request. So a burst of small requests is answered by few threads that do not fall asleep between
 //! them, and one that waits for a disk or another machine is in nobody's way. It knows no connection.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -10,8 +10,6 @@ use std::time::{Duration, Instant};
 /// A request that takes longer has its worker's turn given to another: longer than small answers take, and as short as a
 /// request may wait behind one that blocks.
 const LONG: Duration = Duration::from_millis(2);
-/// How often one looks for such requests at the most: looking takes the processor from those that answer.
-const LOOK: Duration = Duration::from_millis(8);
 /// A worker that had no turn for this long is one too many.
 const SPARE: Duration = Duration::from_secs(10);
 
@@ -32,13 +30,14 @@ pub(crate) struct Turns {
     /// Nobody looks for requests that take long, as there were none.
     asleep: AtomicBool,
     inner: Mutex<Inner>,
-    /// For the one who looks for requests that take long; for workers without a turn.
+    /// For the one who looks for requests that take long; for the other workers without a turn.
     watcher: Condvar,
     reserve: Condvar,
 }
 
 struct Inner {
     free: Vec<usize>,
+    watched: bool,
     over: bool,
 }
 
@@ -60,7 +59,7 @@ impl Turns {
             begun: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             asleep: AtomicBool::new(false),
-            inner: Mutex::new(Inner { free: (0..at_once).rev().collect(), over: false }),
+            inner: Mutex::new(Inner { free: (0..at_once).rev().collect(), watched: false, over: false }),
             watcher: Condvar::new(),
             reserve: Condvar::new(),
         }
@@ -86,20 +85,6 @@ impl Turns {
         }
     }
 
-    /// Says that this thread takes a further request in the turn it began one with; `false` when another worker has that
-    /// turn by now.
-    pub fn again(&self) -> bool {
-        let (slot, begun) = ON.take();
-        let now = self.now();
-        let own =
-            begun != 0 && self.since[slot].compare_exchange(begun, now, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if own {
-            ON.set((slot, now));
-            self.begun.fetch_add(1, Ordering::SeqCst);
-        }
-        own
-    }
-
     fn now(&self) -> u64 {
         // Never 0, which says that there is no request.
         self.started.elapsed().as_micros() as u64 + 1
@@ -108,8 +93,14 @@ impl Turns {
     /// Waits for a turn; `None` when they are over, or when this worker was not needed for long.
     pub fn take(&self) -> Option<Turn<'_>> {
         let mut inner = self.inner.lock();
-        let came = Instant::now();
+        if inner.over {
+            return None;
+        }
+        if let Some(slot) = inner.free.pop() {
+            return Some(Turn { turns: self, slot });
+        }
         self.waiting.fetch_add(1, Ordering::SeqCst);
+        let came = Instant::now();
         let slot = loop {
             if inner.over {
                 break None;
@@ -117,49 +108,41 @@ impl Turns {
             if let Some(slot) = inner.free.pop() {
                 break Some(slot);
             }
-            if came.elapsed() > SPARE {
-                if self.waiting() > 1 {
+            let late = came.elapsed() > SPARE;
+            if inner.watched {
+                if late {
+                    // There is another.
                     break None;
                 }
-                if self.needless() {
-                    return None;
-                }
+                self.reserve.wait_for(&mut inner, SPARE);
+                continue;
             }
-            self.reserve.wait_for(&mut inner, SPARE);
-        };
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        slot.map(|slot| Turn { turns: self, slot })
-    }
-
-    /// Gives the turns of workers whose requests take long to others, until turns are over; says so by `taken` each time.
-    pub fn watch(&self, taken: impl Fn()) {
-        let mut pause = LONG;
-        let mut inner = self.inner.lock();
-        while !inner.over {
+            if late && self.needless() {
+                self.reserve.notify_one();
+                return None;
+            }
+            inner.watched = true;
             let begun = self.begun.load(Ordering::SeqCst);
-            self.watcher.wait_for(&mut inner, pause);
-            let idle = begun == self.begun.load(Ordering::SeqCst) && self.nothing_begun();
-            if idle && pause == LOOK && !inner.over {
+            let timed_out = self.watcher.wait_for(&mut inner, LONG).timed_out();
+            let idle = timed_out && begun == self.begun.load(Ordering::SeqCst) && self.nothing_begun();
+            if idle && !inner.over && inner.free.is_empty() {
                 // Whoever begins a request now sees this, or else its request is seen here.
                 self.asleep.store(true, Ordering::SeqCst);
                 if self.nothing_begun() {
-                    self.watcher.wait(&mut inner);
+                    self.watcher.wait_for(&mut inner, SPARE);
                 }
                 self.asleep.store(false, Ordering::SeqCst);
-                pause = LONG;
-            } else {
-                pause = (pause * 2).min(LOOK);
             }
-            let mut any = false;
-            while let Some(slot) = self.long() {
-                inner.free.push(slot);
-                self.reserve.notify_one();
-                any = true;
+            inner.watched = false;
+            if let Some(slot) = self.long() {
+                break Some(slot);
             }
-            if any {
-                MutexGuard::unlocked(&mut inner, &taken);
-            }
+        };
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        if !inner.watched {
+            self.reserve.notify_one();
         }
+        slot.map(|slot| Turn { turns: self, slot })
     }
 
     fn nothing_begun(&self) -> bool {
@@ -205,13 +188,9 @@ impl<'a> Turn<'a> {
 
     /// Says that it was answered; gives the turn on, unless another worker has it by now.
     pub fn done(self, begun: Begun) -> Option<Turn<'a>> {
-        // Further requests may have been taken since then.
-        let last = match ON.replace((0, 0)) {
-            (slot, last) if slot == self.slot && last != 0 => last,
-            _ => begun.0,
-        };
+        ON.set((0, 0));
         // No two requests of one turn begin at the same time: in between it took long.
-        let own = self.turns.since[self.slot].compare_exchange(last, 0, Ordering::SeqCst, Ordering::SeqCst);
+        let own = self.turns.since[self.slot].compare_exchange(begun.0, 0, Ordering::SeqCst, Ordering::SeqCst);
         if own.is_ok() {
             return Some(self);
         }
@@ -222,8 +201,15 @@ impl<'a> Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.turns.inner.lock().free.push(self.slot);
-        self.turns.reserve.notify_one();
+        let mut inner = self.turns.inner.lock();
+        inner.free.push(self.slot);
+        let watched = inner.watched;
+        drop(inner);
+        if watched {
+            self.turns.watcher.notify_one()
+        } else {
+            self.turns.reserve.notify_one()
+        };
     }
 }
 
@@ -244,9 +230,7 @@ mod tests {
         std::thread::scope(|scope| {
             let (has, had) = channel();
             let (go, gone) = channel::<()>();
-            let (say, said) = channel();
             let turns = &turns;
-            scope.spawn(move || turns.watch(|| say.send(()).unwrap()));
             scope.spawn(move || {
                 let second = turns.take().unwrap();
                 has.send(()).unwrap();
@@ -255,36 +239,14 @@ mod tests {
             });
             // It gets the turn although the first never gives it back.
             had.recv_timeout(soon()).unwrap();
-            said.recv_timeout(soon()).unwrap();
             assert!(first.done(begun).is_none() && turns.waiting() == 0);
             go.send(()).unwrap();
             // And the one who lost it gets it when it is given back.
             let again = turns.take().unwrap();
             let begun = again.begin();
             drop(again.done(begun));
-            turns.end();
         });
         assert_eq!(turns.inner.lock().free.len(), 1);
-    }
-
-    #[test]
-    fn a_request_begun_after_a_long_rest_is_watched_too() {
-        let turns = Turns::new(1);
-        std::thread::scope(|scope| {
-            let (say, said) = channel();
-            let turns = &turns;
-            scope.spawn(move || turns.watch(|| say.send(()).unwrap()));
-            let until = Instant::now() + soon();
-            while !turns.asleep.load(Ordering::SeqCst) {
-                assert!(Instant::now() < until, "it goes on looking although nothing is asked for");
-                std::thread::yield_now();
-            }
-            let first = turns.take().unwrap();
-            let begun = first.begin();
-            said.recv_timeout(soon()).unwrap();
-            assert!(first.done(begun).is_none());
-            turns.end();
-        });
     }
 
     #[test]
@@ -302,24 +264,10 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_takes_further_requests_until_another_has_its_turn() {
-        let turns = Turns::new(1);
-        let first = turns.take().unwrap();
-        assert!(!turns.again(), "nothing was begun");
-        let begun = first.begin();
-        assert!(turns.again() && turns.again());
-        turns.give_away();
-        assert!(!turns.again());
-        assert!(first.done(begun).is_none());
-        assert!(turns.take().is_some());
-    }
-
-    #[test]
     fn turns_are_given_on_among_many_and_end() {
         let turns = Turns::new(2);
         let served = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            scope.spawn(|| turns.watch(|| {}));
             for worker in 0..6u64 {
                 let (turns, served) = (&turns, &served);
                 scope.spawn(move || {

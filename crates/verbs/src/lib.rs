@@ -53,7 +53,6 @@
 mod cm;
 mod device;
 mod error;
-mod inlet;
 mod lend;
 mod load;
 mod memory;
@@ -67,7 +66,6 @@ pub use device::{
     Context, DeviceInfo, DeviceLimits, DeviceProblem, GidInfo, GidType, LinkLayer, PortInfo, PortState, devices,
 };
 pub use error::{Absent, VerbsError, WcStatus};
-pub use inlet::Inlet;
 pub use lend::{Lent, RemoteRegion, Settled, Writing};
 pub use load::Verbs;
 pub use memory::{Access, MemoryRegion, ProtectionDomain, Slot};

@@ -5,7 +5,6 @@
 
 use crate::cm::{CmEventKind, CmId, ConnectOptions, unexpected};
 use crate::error::{VerbsError, WcStatus};
-use crate::inlet::Inlet;
 use crate::lend::RemoteRegion;
 use crate::load::Verbs;
 use crate::memory::{ProtectionDomain, Slot};
@@ -20,10 +19,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::Instant;
-
-/// The longest message that is sent inline where the device can: a request of a read, with a path and a version of usual
-/// lengths.
-const INLINE: u32 = 256;
 
 /// How many work requests a queue pair holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,8 +101,6 @@ impl Breaker {
 pub struct QueuePair {
     pub(crate) handle: Arc<Handle>,
     queue: CompletionQueue,
-    /// What is received comes from there, for this number; `None`: from `queue`.
-    inlet: Option<(Arc<Inlet>, u32)>,
     pub(crate) domain: Arc<ProtectionDomain>,
     receives: Vec<Option<Slot>>,
     free_receives: Vec<u32>,
@@ -115,9 +108,6 @@ pub struct QueuePair {
     sends: VecDeque<(u64, Option<Slot>)>,
     pub(crate) posted: u64,
     completed: u64,
-    /// The last that its completion was asked for; of so many sent out of slots one is.
-    told: u64,
-    tell_every: u64,
     /// Slots that were sent, to be used again.
     spare: Vec<Slot>,
     arrived: VecDeque<sys::WorkCompletion>,
@@ -149,52 +139,21 @@ impl QueuePair {
     /// # Errors
     /// [`VerbsError::Call`] when the device refuses, [`VerbsError::Misuse`] when the id is bound to another device.
     pub fn new(id: CmId, domain: &Arc<ProtectionDomain>, depths: QueueDepths, spread: u32) -> Result<Self, VerbsError> {
-        let queue = CompletionQueue::new(domain.context(), depths.receives, depths.sends, spread)?;
-        Self::with(id, domain, depths, queue, None)
-    }
-
-    /// The same, with receives that complete in `inlet`, where it is known as `number`: nobody else there has it.
-    ///
-    /// # Errors
-    /// As [`QueuePair::new`]; [`VerbsError::Misuse`] when the inlet is full or of another device.
-    pub fn sharing(
-        id: CmId,
-        domain: &Arc<ProtectionDomain>,
-        depths: QueueDepths,
-        inlet: &Arc<Inlet>,
-        number: u32,
-    ) -> Result<Self, VerbsError> {
-        let context = domain.context();
-        if !Arc::ptr_eq(inlet.context(), context) {
-            return Err(VerbsError::Misuse("a shared queue is of the queue pair's own device".into()));
-        }
-        let queue = CompletionQueue::for_sends(context, depths.sends, number)?;
-        inlet.join(number, depths.receives)?;
-        let made = Self::with(id, domain, depths, queue, Some((Arc::clone(inlet), number)));
-        made.inspect_err(|_| inlet.leave(number))
-    }
-
-    fn with(
-        id: CmId,
-        domain: &Arc<ProtectionDomain>,
-        depths: QueueDepths,
-        queue: CompletionQueue,
-        inlet: Option<(Arc<Inlet>, u32)>,
-    ) -> Result<Self, VerbsError> {
         let context = domain.context();
         if id.context_raw() != context.raw() {
             let why = format!("{} is not on {}, whose memory it was to use", id.subject(), context.name());
             return Err(VerbsError::Misuse(why));
         }
+        let queue = CompletionQueue::new(context, depths.receives, depths.sends, spread)?;
         let verbs = Arc::clone(context.verbs());
         let mut failed = None;
         let mut max_inline = 0;
         // Inline data saves the NIC a read where there is any; no device says how much it takes but by refusing.
-        for inline in [INLINE, INLINE / 2, 0] {
+        for inline in [128, 0] {
             let mut init = sys::QpInitAttr {
                 qp_context: std::ptr::null_mut(),
                 send_cq: queue.raw(Side::Send),
-                recv_cq: inlet.as_ref().map_or_else(|| queue.raw(Side::Receive), |(inlet, _)| inlet.raw()),
+                recv_cq: queue.raw(Side::Receive),
                 srq: std::ptr::null_mut(),
                 cap: sys::QpCap {
                     max_send_wr: depths.sends,
@@ -210,7 +169,7 @@ impl QueuePair {
             match unsafe { (verbs.cm.rdma_create_qp)(id.raw(), domain.raw(), &mut init) } {
                 0 => {
                     failed = None;
-                    max_inline = init.cap.max_inline_data.min(INLINE);
+                    max_inline = init.cap.max_inline_data.min(128);
                     break;
                 }
                 _ => failed = Some(VerbsError::last("rdma_create_qp", id.subject())),
@@ -231,15 +190,12 @@ impl QueuePair {
         Ok(QueuePair {
             handle: Arc::new(handle),
             queue,
-            inlet,
             domain: Arc::clone(domain),
             receives: (0..depths.receives).map(|_| None).collect(),
             free_receives: (0..depths.receives).rev().collect(),
             sends: VecDeque::with_capacity(depths.sends as usize),
             posted: 0,
             completed: 0,
-            told: 0,
-            tell_every: 1,
             spare: Vec::with_capacity(depths.sends as usize),
             arrived: VecDeque::with_capacity(BATCH),
             batch: [sys::WorkCompletion::default(); BATCH],
@@ -382,8 +338,7 @@ impl QueuePair {
             return Err(VerbsError::Misuse(format!("more than {} receives", self.depths.receives)));
         };
         let mut sge = slot.sge(u32::MAX);
-        let wr_id = self.inlet.as_ref().map_or(0, |(_, number)| u64::from(*number) << 32) | u64::from(index);
-        let mut wr = sys::RecvWr { wr_id, next: std::ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
+        let mut wr = sys::RecvWr { wr_id: index.into(), next: std::ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
         // From here on the slot belongs to the queue pair.
         self.receives[index as usize] = Some(slot);
         let mut bad = std::ptr::null_mut();
@@ -401,19 +356,7 @@ impl QueuePair {
         }
     }
 
-    /// Asks for the completion of one of `count` messages and writes out of slots: taking a completion costs both the device
-    /// and the program time, and the next one tells of those before it. Slots come free later by that much. Failures are told of
-    /// at once, and so are reads, writes of lent memory and what takes the last slot. Without this it is one.
-    pub fn tell_every(&mut self, count: u32) {
-        self.tell_every = count.max(1).into();
-    }
-
-    /// Whether a completion of what was sent is still to come.
-    pub fn expects_completion(&self) -> bool {
-        self.told > self.completed
-    }
-
-    /// Sends and writes under way, as far as completions told.
+    /// Sends and writes under way.
     pub fn under_way(&self) -> u64 {
         self.posted - self.completed
     }
@@ -551,12 +494,7 @@ impl QueuePair {
         self.room(deadline)?;
         let mut sge = slot.sge(u32::try_from(len).unwrap_or(u32::MAX));
         let inline = opcode != sys::WR_RDMA_READ && sge.length <= self.max_inline;
-        // What takes the last slot or the last room is told of, or nothing would ever come free.
-        let told = self.posted + 1 - self.told >= self.tell_every
-            || opcode == sys::WR_RDMA_READ
-            || !inline && self.spare.is_empty()
-            || self.under_way() + 1 >= self.depths.sends.into();
-        let flags = if told { sys::SEND_SIGNALED } else { 0 } | if inline { sys::SEND_INLINE } else { 0 };
+        let flags = sys::SEND_SIGNALED | if inline { sys::SEND_INLINE } else { 0 };
         let mut wr = sys::SendWr::new(self.posted + 1, opcode, flags);
         wr.imm_data = immediate.unwrap_or(0).to_be();
         if let Some(region) = region {
@@ -597,9 +535,6 @@ impl QueuePair {
         match unsafe { post(raw, wr, &mut bad) } {
             0 => {
                 self.posted += 1;
-                if wr.send_flags & sys::SEND_SIGNALED != 0 {
-                    self.told = self.posted;
-                }
                 self.sends.push_back((self.posted, slot));
                 Ok(())
             }
@@ -637,10 +572,6 @@ impl QueuePair {
     /// Waits until number `until` of what was posted has completed.
     pub(crate) fn wait_sent(&mut self, until: u64, deadline: Instant) -> Result<(), VerbsError> {
         self.take_sent()?;
-        if self.completed < until && self.told < until {
-            // A write of nothing, whose completion tells of all before it. There is room: the last room is told of.
-            self.probe(deadline)?;
-        }
         while self.completed < until {
             if self.spin(|pair| pair.take_sent().map(|()| pair.completed >= until))? {
                 return Ok(());
@@ -695,17 +626,8 @@ impl QueuePair {
         let mut error = describe(wc, what);
         if WcStatus(wc.status) == WcStatus::FLUSHED {
             let mut batch = [sys::WorkCompletion::default(); BATCH];
-            let sides = [(Side::Send, "a send or write"), (Side::Receive, "a receive")];
-            for (side, what) in sides {
-                let n = match (&self.inlet, side) {
-                    (Some((inlet, number)), Side::Receive) => {
-                        let _ = inlet.take(*number, &mut self.arrived);
-                        let n = self.arrived.len().min(BATCH);
-                        batch.iter_mut().zip(&self.arrived).for_each(|(to, from)| *to = *from);
-                        n
-                    }
-                    _ => self.queue.poll(side, &mut batch).unwrap_or(0),
-                };
+            for (side, what) in [(Side::Send, "a send or write"), (Side::Receive, "a receive")] {
+                let n = self.queue.poll(side, &mut batch).unwrap_or(0);
                 let cause = batch[..n].iter().find(|wc| wc.status != 0 && WcStatus(wc.status) != WcStatus::FLUSHED);
                 if let Some(cause) = cause {
                     error = describe(cause, what);
@@ -757,11 +679,6 @@ impl QueuePair {
         Ok(Some(Completion { slot, len: wc.byte_len as usize, immediate }))
     }
 
-    /// Whether something is there that was taken from the device already, without looking for more.
-    pub fn has_more(&self) -> bool {
-        !self.arrived.is_empty()
-    }
-
     /// Asks for the descriptor to become readable with the next arrival; says whether something is there already, in
     /// which case it may not.
     ///
@@ -769,18 +686,12 @@ impl QueuePair {
     /// When the connection failed.
     pub fn arm(&mut self) -> Result<bool, VerbsError> {
         self.raw()?;
-        if self.inlet.is_some() {
-            return Err(VerbsError::Misuse("the event of a shared queue is asked for there".into()));
-        }
         self.queue.drain();
         self.queue.arm(Side::Receive)?;
         self.has_arrived()
     }
 
     fn take_arrived(&mut self) -> Result<(), VerbsError> {
-        if let Some((inlet, number)) = &self.inlet {
-            return inlet.take(*number, &mut self.arrived);
-        }
         let n = self.queue.poll(Side::Receive, &mut self.batch)?;
         if n > 0 {
             self.arrived.extend(&self.batch[..n]);
@@ -788,11 +699,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Looks whether something has arrived.
-    ///
-    /// # Errors
-    /// When the device gives no completions any more.
-    pub fn has_arrived(&mut self) -> Result<bool, VerbsError> {
+    fn has_arrived(&mut self) -> Result<bool, VerbsError> {
         if self.arrived.is_empty() {
             self.take_arrived()?;
         }
@@ -805,14 +712,7 @@ impl QueuePair {
     /// # Errors
     /// When the connection failed.
     pub fn wait(&mut self, deadline: Instant) -> Result<bool, VerbsError> {
-        if self.has_arrived()? {
-            return Ok(true);
-        }
-        if let Some((inlet, number)) = &self.inlet {
-            // Being broken completes its receives.
-            return inlet.wait(*number, &mut self.arrived, deadline);
-        }
-        if self.spin(Self::has_arrived)? {
+        if self.has_arrived()? || self.spin(Self::has_arrived)? {
             return Ok(true);
         }
         loop {
@@ -882,9 +782,6 @@ impl Drop for QueuePair {
         self.disconnect();
         // Before the slots, the queues and the id, which are dropped after this.
         self.handle.destroy();
-        if let Some((inlet, number)) = &self.inlet {
-            inlet.leave(*number);
-        }
         if !self.port_active()
             && let Some(id) = self.id.take()
         {

@@ -49,26 +49,6 @@ impl CompletionQueue {
     /// # Errors
     /// [`VerbsError::Call`] when the device has no more, or the limit of locked memory is reached.
     pub fn new(context: &Arc<Context>, receives: u32, sends: u32, spread: u32) -> Result<Self, VerbsError> {
-        Self::of(context, &[(Side::Receive, receives), (Side::Send, sends)], spread)
-    }
-
-    /// The queue for receives alone, to be shared.
-    ///
-    /// # Errors
-    /// As [`CompletionQueue::new`].
-    pub(crate) fn for_receives(context: &Arc<Context>, receives: u32, spread: u32) -> Result<Self, VerbsError> {
-        Self::of(context, &[(Side::Receive, receives)], spread)
-    }
-
-    /// The queue for what is sent alone, where another one has the receives.
-    ///
-    /// # Errors
-    /// As [`CompletionQueue::new`].
-    pub(crate) fn for_sends(context: &Arc<Context>, sends: u32, spread: u32) -> Result<Self, VerbsError> {
-        Self::of(context, &[(Side::Send, sends)], spread)
-    }
-
-    fn of(context: &Arc<Context>, sides: &[(Side, u32)], spread: u32) -> Result<Self, VerbsError> {
         let ib = &context.verbs().ib;
         // SAFETY: the context is open.
         let channel = unsafe { (ib.ibv_create_comp_channel)(context.raw()) };
@@ -87,7 +67,7 @@ impl CompletionQueue {
             return Err(VerbsError::last("fcntl", context.name()));
         }
         let vector = (spread % context.completion_vectors()).cast_signed();
-        for &(side, entries) in sides {
+        for (side, entries) in [(Side::Receive, receives), (Side::Send, sends)] {
             let entries = i32::try_from(entries.max(1)).unwrap_or(i32::MAX);
             // SAFETY: context and channel are open.
             let queue = unsafe { (ib.ibv_create_cq)(context.raw(), entries, std::ptr::null_mut(), channel, vector) };
@@ -108,7 +88,7 @@ impl CompletionQueue {
         self.queues[side as usize]
     }
 
-    pub(crate) fn raw_fd(&self) -> i32 {
+    fn raw_fd(&self) -> i32 {
         // SAFETY: the channel is open.
         unsafe { (*self.channel).fd }
     }
@@ -173,29 +153,24 @@ impl CompletionQueue {
 
     /// Sleeps until an armed queue has a completion, `events` is readable, or `deadline`.
     pub(crate) fn sleep(&self, events: Option<i32>, deadline: Instant) -> Wake {
-        let wake = sleep(self.raw_fd(), events, deadline);
-        if wake == Wake::Completion {
-            self.drain();
-        }
-        wake
-    }
-}
-
-/// Sleeps until the descriptor of a queue or that of events is readable, or `deadline`.
-pub(crate) fn sleep(queue: i32, events: Option<i32>, deadline: Instant) -> Wake {
-    let mut fds = [
-        libc::pollfd { fd: queue, events: libc::POLLIN, revents: 0 },
-        libc::pollfd { fd: events.unwrap_or(-1), events: libc::POLLIN, revents: 0 },
-    ];
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Wake::Deadline;
-        }
-        // SAFETY: two valid entries; a negative descriptor is left out by the kernel.
-        let n = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &timespec(left), std::ptr::null()) };
-        if n > 0 {
-            return if fds[0].revents != 0 { Wake::Completion } else { Wake::Event };
+        let mut fds = [
+            libc::pollfd { fd: self.raw_fd(), events: libc::POLLIN, revents: 0 },
+            libc::pollfd { fd: events.unwrap_or(-1), events: libc::POLLIN, revents: 0 },
+        ];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Wake::Deadline;
+            }
+            // SAFETY: two valid entries; a negative descriptor is left out by the kernel.
+            let n = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &timespec(left), std::ptr::null()) };
+            if n > 0 {
+                if fds[0].revents != 0 {
+                    self.drain();
+                    return Wake::Completion;
+                }
+                return Wake::Event;
+            }
         }
     }
 }

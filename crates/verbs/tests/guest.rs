@@ -283,36 +283,6 @@ fn guest_b_reads_of_lent_memory() {
 
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
-fn guest_b_completions_are_told_of_now_and_then() {
-    let messages = || (0..201).map(|i| (0..1 + i * 7 % 1000).map(|at| (at + i) as u8).collect::<Vec<_>>());
-    let (done, wait) = mpsc::channel::<()>();
-    let (to, node) = Rail::open("10.77.0.1", Access::Local).listen(move |_, mut pair| {
-        pair.tell_every(4);
-        for want in messages() {
-            let got = receive(&mut pair).unwrap().0;
-            assert!(got == want, "another message");
-            send(&mut pair, &got);
-        }
-        pair.settle(0, soon()).unwrap();
-        assert_ne!(wait.recv_timeout(Duration::from_secs(60)), Err(mpsc::RecvTimeoutError::Timeout));
-    });
-    let rail = Rail::open("10.77.0.1", Access::Local);
-    let mut pair = rail.connect(to, soon()).unwrap();
-    pair.tell_every(4);
-    for message in messages() {
-        // Each of the four slots comes back again and again.
-        send(&mut pair, &message);
-        assert!(receive(&mut pair).unwrap().0 == message, "another message");
-    }
-    // The last one's completion was not asked for.
-    pair.settle(0, soon()).unwrap();
-    assert!(pair.under_way() == 0 && !pair.expects_completion());
-    done.send(()).unwrap();
-    node.join().unwrap();
-}
-
-#[test]
-#[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_b_memory_that_peers_only_write_is_not_read() {
     let (done, wait) = mpsc::channel::<()>();
     let (to, node) = Rail::open("10.77.0.1", Access::PeerWrites).listen(move |rail, mut pair| {
