@@ -3,7 +3,7 @@
 
 use crate::depths::{READER, SOON};
 use crate::rail::{Nearness, Open, Patience, Rail};
-use crate::session::{Arrived, Line, Session, equip, terms};
+use crate::session::{Arrived, Line, Session, Takes, equip, terms};
 use spurline_proto::rdma::{MessageKind, Region, Terms};
 use spurline_proto::{Op, Request};
 use spurline_transport::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, prove};
@@ -57,7 +57,7 @@ impl RdmaConnector {
             equip(&mut pair, &open.memory, READER, deadline)?;
             let said = pair.connect(self.patience.connect_options(), &terms(READER).encode(), deadline)?;
             let peer = Terms::decode(&said)?;
-            Ok(Some(Session::new(pair, READER, peer)))
+            Ok(Some(Session::new(pair, READER, peer, Takes::ANSWERS)))
         };
         let session = match connect(&open).map_err(context)? {
             Some(session) => session,

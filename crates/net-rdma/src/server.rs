@@ -6,7 +6,7 @@
 
 use crate::depths::NODE;
 use crate::rail::{Open, Patience, Rail};
-use crate::session::{Session, equip, terms};
+use crate::session::{Session, Takes, equip, terms};
 use crate::worker::serve;
 use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
@@ -75,6 +75,13 @@ pub(crate) struct Conn {
     /// Of [`Shared::events`] when a worker last waited for its next request.
     pub seen: AtomicU64,
     opened: Instant,
+}
+
+impl Conn {
+    /// Whether it should have greeted by now.
+    pub fn is_late(&self, config: &RdmaServerConfig) -> bool {
+        self.state.peer_name().is_none() && self.opened.elapsed() > config.request_timeout
+    }
 }
 
 /// What acceptor, workers and the handle share.
@@ -282,8 +289,9 @@ impl Acceptor {
     fn take(&mut self, event: CmEvent) {
         match event.kind {
             CmEventKind::ConnectRequest { id, private } => {
+                let peer = peer_of(&id.addresses());
                 if let Err(error) = self.accept(event.key, id, &private) {
-                    tracing::warn!("an RDMA connection was not accepted: {error}");
+                    self.shared.refusals.say(&peer, &error.context("it was not accepted"));
                 }
             }
             CmEventKind::Disconnected | CmEventKind::Failed(..) | CmEventKind::Rejected(_) => self.end(event.key),
@@ -349,7 +357,7 @@ impl Acceptor {
         open.watch(breaker.clone());
         let conn = Arc::new(Conn {
             state: ConnState::guarded(number, endpoints, &config.trust, &self.shared.stats),
-            session: Mutex::new(Session::new(pair, NODE, peer_terms)),
+            session: Mutex::new(Session::new(pair, NODE, peer_terms, Takes::GREETINGS)),
             memory: Arc::clone(&open.memory),
             max_message: open.max_message,
             numa_node: open.numa_node,
@@ -404,11 +412,10 @@ impl Acceptor {
         let config = &self.shared.config;
         let conns: Vec<_> = self.shared.conns.lock().values().cloned().collect();
         for conn in &conns {
-            // One that is being worked on is alive.
+            // One that is being worked on is alive, and whoever works on it sees whether it is late with its greeting.
             let Some(mut session) = conn.session.try_lock() else { continue };
-            let ungreeted = conn.state.peer_name().is_none() && conn.opened.elapsed() > config.request_timeout;
             let begun = session.line.assembly.begun();
-            if ungreeted || begun.is_some_and(|begun| begun.elapsed() > config.request_timeout) {
+            if conn.is_late(config) || begun.is_some_and(|begun| begun.elapsed() > config.request_timeout) {
                 let (peer, limit) = (&conn.state.endpoints().peer, config.request_timeout);
                 let why = format!("no whole request within {limit:?}");
                 self.shared.refusals.refused(peer, Reason::Silent, &why);

@@ -3,7 +3,7 @@
 use crate::depths::{SEND_SLOTS, SLOT};
 use spurline_mem::Pool;
 use spurline_proto::rdma::{Announced, Credits, MessageKind, PRELUDE_LEN, Prelude, Region, Terms};
-use spurline_proto::{FRAME_ALIGN, HEADER_LEN, Header, MAX_ANSWER_BODY, MAX_REQUEST_BODY};
+use spurline_proto::{FRAME_ALIGN, HEADER_LEN, Header, MAX_ANSWER_BODY, MAX_GREETING_BODY};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_verbs::{MemoryRegion, QueueDepths, QueuePair};
 use std::sync::Arc;
@@ -23,6 +23,21 @@ pub(crate) enum Arrived {
     Part,
     /// Credits only.
     Grant,
+}
+
+/// Which frames a side takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Takes {
+    kind: MessageKind,
+    /// The longest body, in bytes.
+    most_body: usize,
+}
+
+impl Takes {
+    /// What a reader takes.
+    pub const ANSWERS: Takes = Takes { kind: MessageKind::Answer, most_body: MAX_ANSWER_BODY };
+    /// What a node takes of somebody who has not greeted.
+    pub const GREETINGS: Takes = Takes { kind: MessageKind::Request, most_body: MAX_GREETING_BODY };
 }
 
 /// The frame that is being received.
@@ -47,15 +62,13 @@ impl Assembly {
         self.want.as_ref().map(|(.., begun)| *begun)
     }
 
-    fn add(&mut self, prelude: &Prelude, part: &[u8], now: Instant) -> Result<Arrived> {
+    fn add(&mut self, prelude: &Prelude, part: &[u8], takes: Takes, now: Instant) -> Result<Arrived> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, why));
         match (prelude.kind, &self.want) {
             (MessageKind::Grant, _) => return Ok(Arrived::Grant),
             (MessageKind::Rest, Some(_)) => {}
-            (MessageKind::Request | MessageKind::Answer, None) => {
-                let most = HEADER_LEN + FRAME_ALIGN + MAX_ANSWER_BODY.max(MAX_REQUEST_BODY);
-                let most =
-                    if prelude.kind == MessageKind::Request { most - MAX_ANSWER_BODY + MAX_REQUEST_BODY } else { most };
+            (kind, None) if kind == takes.kind => {
+                let most = HEADER_LEN + FRAME_ALIGN + takes.most_body;
                 let want = prelude.frame_len as usize;
                 if want > most {
                     return refuse(format!("a frame of {want} bytes, at most {most} are allowed"));
@@ -89,6 +102,7 @@ pub(crate) struct Session {
 pub(crate) struct Line {
     credits: Credits,
     peer_slot: usize,
+    takes: Takes,
     pub assembly: Assembly,
     /// When something last arrived.
     pub heard: Instant,
@@ -117,10 +131,11 @@ pub(crate) fn equip(
 }
 
 impl Session {
-    pub fn new(pair: QueuePair, own: QueueDepths, peer: Terms) -> Self {
+    pub fn new(pair: QueuePair, own: QueueDepths, peer: Terms, takes: Takes) -> Self {
         let line = Line {
             credits: Credits::new(terms(own), peer),
             peer_slot: (peer.slot_len as usize).min(SLOT),
+            takes,
             assembly: Assembly::default(),
             heard: Instant::now(),
         };
@@ -140,6 +155,11 @@ impl Session {
 }
 
 impl Line {
+    /// From now on a body may have so many bytes.
+    pub fn take_bodies_of(&mut self, most: usize) {
+        self.takes.most_body = most;
+    }
+
     /// Sends a frame, in as many messages as it needs.
     pub fn send_frame(
         &mut self,
@@ -176,7 +196,7 @@ impl Line {
             None => {
                 let message = completion.slot.bytes().get(..completion.len).unwrap_or_default();
                 let (prelude, part) = Prelude::decode(message)?;
-                (self.assembly.add(&prelude, part, self.heard)?, prelude.granted)
+                (self.assembly.add(&prelude, part, self.takes, self.heard)?, prelude.granted)
             }
         };
         pair.post_receive(completion.slot)?;
@@ -222,5 +242,34 @@ impl Line {
     /// Accounts for an announced write: the credits it carries.
     pub fn announced(&mut self) -> u8 {
         self.credits.sent(Announced::MAX_GRANTED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_of_another_kind_or_beyond_its_limit_takes_no_memory() {
+        let frame = |kind, len: usize| Prelude { kind, granted: 0, frame_len: len as u32, region: Region::default() };
+        let most = |body| HEADER_LEN + FRAME_ALIGN + body;
+        let greeted = Takes { most_body: 64 << 10, ..Takes::GREETINGS };
+        for (takes, kind, body, taken) in [
+            (Takes::GREETINGS, MessageKind::Request, MAX_GREETING_BODY, true),
+            (Takes::GREETINGS, MessageKind::Request, MAX_GREETING_BODY + 1, false),
+            (Takes::GREETINGS, MessageKind::Answer, 0, false),
+            (Takes::GREETINGS, MessageKind::Rest, 0, false),
+            (greeted, MessageKind::Request, 64 << 10, true),
+            (greeted, MessageKind::Answer, 64 << 10, false),
+            (Takes::ANSWERS, MessageKind::Answer, MAX_ANSWER_BODY, true),
+            (Takes::ANSWERS, MessageKind::Answer, MAX_ANSWER_BODY + 1, false),
+            (Takes::ANSWERS, MessageKind::Request, 0, false),
+        ] {
+            let mut assembly = Assembly::default();
+            let arrived = assembly.add(&frame(kind, most(body)), b"part", takes, Instant::now());
+            assert_eq!(arrived.is_ok(), taken, "{takes:?} {kind:?} {body}: {arrived:?}");
+            assert!(arrived.is_ok() || arrived.is_err_and(|e| e.kind() == ErrorKind::Protocol));
+            assert_eq!(assembly.bytes.len(), if taken { 4 } else { 0 });
+        }
     }
 }

@@ -6,6 +6,7 @@ use crate::server::{Conn, PARKED, Shared};
 use crate::session::{Arrived, Session};
 use spurline_proto::rdma::{MessageKind, Region};
 use spurline_transport::{Crewed as _, End, Next, dispatch};
+use spurline_trust::Reason;
 use spurline_types::{Error, ErrorKind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -16,6 +17,13 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
     shared.events.fetch_add(1, Ordering::Relaxed);
     let mut served = false;
     loop {
+        // A stranger that always has one more word to say keeps a worker no longer than a silent one.
+        if conn.is_late(&shared.config) {
+            session.pair.disconnect();
+            let why = format!("no greeting within {:?}", shared.config.request_timeout);
+            shared.refusals().refused(&conn.state.endpoints().peer, Reason::Silent, &why);
+            return End::Closed;
+        }
         match session.take(|| Instant::now() + shared.config.send_timeout) {
             Ok(Some(Arrived::Frame(MessageKind::Request, region))) => {
                 served = true;
@@ -82,6 +90,7 @@ fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region) -
             next
         }
     };
+    session.line.take_bodies_of(conn.state.max_body());
     if session.line.assembly.begun().is_none() {
         session.line.assembly = assembly;
     }
