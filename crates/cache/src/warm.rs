@@ -134,24 +134,27 @@ impl Cache {
         Ok(matches!(came, Came::Fetched))
     }
 
-    /// As [`Cache::bring_block`] for many blocks, up to `at_once` of them fetched together; for short ones, whose memory
-    /// is all taken at once.
+    /// Whether [`Cache::bring_blocks`] can fetch several blocks at once.
+    pub fn fetches_together(&self) -> bool {
+        self.under.capabilities().together
+    }
+
+    /// As [`Cache::bring_block`] for many short blocks, up to `at_once` of them fetched together.
     pub fn bring_blocks(&self, blocks: &[(&ObjectRef, u32)], at_once: usize) -> Vec<Result<bool>> {
         let shared = &self.shared;
-        let vacant = |&(object, index): &(&ObjectRef, u32)| {
+        let vacant = |object: &ObjectRef, index: u32| {
             if shared.elsewhere.get().is_some() || shared.holds(object, index) {
                 return None;
             }
             let (id, len) = (BlockId { object: object.id, index }, object.block_len(index, shared.block_size));
             shared.tier.try_fill(id, len)
         };
-        let mut fills: Vec<Option<Fill>> = blocks.iter().map(vacant).collect();
-        let mut reads: Vec<Read<'_>> = Vec::with_capacity(blocks.len());
-        for ((object, index), fill) in blocks.iter().zip(&mut fills) {
-            if let Some(sink) = fill {
-                reads.push(Read { object, offset: u64::from(*index) * shared.block_size, sink });
-            }
-        }
+        let mut fills: Vec<Option<Fill>> = blocks.iter().map(|_| None).collect();
+        // Each is claimed when its read begins, so that no reader waits for one that nobody has asked for yet.
+        let mut reads = blocks.iter().zip(&mut fills).filter_map(|(&(object, index), fill)| {
+            *fill = vacant(object, index);
+            Some(Read { object, offset: u64::from(index) * shared.block_size, sink: fill.as_mut()? })
+        });
         let mut answers = self.under.read_many(&mut reads, at_once, shared.under_timeout).into_iter();
         drop(reads);
         let fetched: Vec<Option<Result<Came>>> = blocks

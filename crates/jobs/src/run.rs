@@ -517,7 +517,7 @@ impl Work<'_> {
             let all = self.all.load(Ordering::Acquire);
             self.take(&mut batch, &mut turn.requests)?;
             match batch.is_empty() {
-                false => self.work(&mut batch, turn.requests),
+                false => self.work(&mut batch, &mut turn.requests),
                 true if all => break,
                 true => self.run.wait_for_files(),
             }
@@ -567,6 +567,16 @@ impl Work<'_> {
             false => {}
         }
         Ok(())
+    }
+
+    /// Gives back what is more than `needed` of the right to requests.
+    fn give_back(&self, requests: &mut usize, needed: usize) {
+        let more = requests.saturating_sub(needed);
+        if more > 0 {
+            self.feed.lock().requests -= more;
+            *requests -= more;
+            self.freed.notify_all();
+        }
     }
 
     /// How many units a thread with this many requests takes at once, and how many blocks.
@@ -626,7 +636,7 @@ impl Work<'_> {
     }
 
     /// Works on all units of `batch`, again and again on those that may do better later.
-    fn work(&self, batch: &mut Vec<Unit>, requests: usize) {
+    fn work(&self, batch: &mut Vec<Unit>, requests: &mut usize) {
         // The rest of a file that failed is not worth the traffic.
         batch.retain(|unit| {
             let spoilt = unit.file.worked.lock().1.is_some();
@@ -644,7 +654,7 @@ impl Work<'_> {
             let parts: Vec<Part> = batch.iter().map(|unit| unit.part.clone()).collect();
             let results = match (self.pass, self.spec.action) {
                 (Pass::Verify, _) => self.target.check(&parts, self.spec.replicas),
-                (Pass::Work, Action::Load) => self.target.warm(&parts, self.spec.replicas, requests),
+                (Pass::Work, Action::Load) => self.target.warm(&parts, self.spec.replicas, *requests),
                 (Pass::Work, Action::Free) => self.target.free(&parts),
             };
             let mut again = Vec::new();
@@ -669,6 +679,7 @@ impl Work<'_> {
                 return;
             }
             *batch = again;
+            self.give_back(requests, batch.len());
             self.run.pause(FIRST_PAUSE * (1 << tries));
         }
     }

@@ -376,7 +376,7 @@ fn answer_read(
     let pinned = match cache.pin_held(object, offset, len, near)? {
         Pinned::Here(slice) => Some(slice),
         Pinned::Small => None,
-        Pinned::Missing if may_go_on && cache.sends_on(object, offset) => {
+        Pinned::Missing if may_go_on && !cache.has(object, offset, len) && cache.sends_on(object, offset) => {
             return responder.data(SENT_ON, &[]).map(|()| 0);
         }
         Pinned::Missing => Some(cache.pin_fetched(object, offset, len)?),

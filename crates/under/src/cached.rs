@@ -451,11 +451,17 @@ impl UnderStore for Cached {
         answer
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>], at_once: usize, time: Duration) -> Vec<Result<()>> {
-        let answers = self.inner.read_many(reads, at_once, time);
-        for (read, answer) in reads.iter().zip(&answers) {
+    fn read_many<'a>(
+        &self,
+        reads: &mut dyn Iterator<Item = Read<'a>>,
+        at_once: usize,
+        time: Duration,
+    ) -> Vec<Result<()>> {
+        let mut objects = Vec::new();
+        let answers = self.inner.read_many(&mut reads.inspect(|read| objects.push(read.object)), at_once, time);
+        for (object, answer) in objects.into_iter().zip(&answers) {
             if answer.as_ref().is_err_and(|e| e.kind() == ErrorKind::Stale) {
-                self.invalidate(&read.object.path);
+                self.invalidate(&object.path);
             }
         }
         answers

@@ -157,7 +157,7 @@ impl UnderStore for DirUnder {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { symlinks: true, byte_names: true, modes: true, etags: false }
+        Capabilities { symlinks: true, byte_names: true, modes: true, etags: false, together: false }
     }
 
     fn check(&self, deadline: Instant) -> Result<()> {

@@ -77,6 +77,8 @@ pub struct Capabilities {
     pub modes: bool,
     /// Reads are guarded by etags on the server's side.
     pub etags: bool,
+    /// One thread can have several reads under way.
+    pub together: bool,
 }
 
 /// One of several reads that are made together.
@@ -162,12 +164,17 @@ pub trait UnderStore: Send + Sync {
     /// deadline passed (with the last failure in its sentence).
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()>;
 
-    /// As [`UnderStore::read`] for each of `reads`, on this thread: up to `at_once` are under way together where that
-    /// can be done, and each may take `time`. The outcomes are in the order of the reads.
-    fn read_many(&self, reads: &mut [Read<'_>], at_once: usize, time: Duration) -> Vec<Result<()>> {
+    /// As [`UnderStore::read`] for each of `reads`, on this thread, where [`Capabilities::together`] up to `at_once` under
+    /// way at the same time, and each for no longer than `time`. A read is taken when it begins. The outcomes are in the
+    /// order of the reads.
+    fn read_many<'a>(
+        &self,
+        reads: &mut dyn Iterator<Item = Read<'a>>,
+        at_once: usize,
+        time: Duration,
+    ) -> Vec<Result<()>> {
         let _ = at_once;
-        let one = |read: &mut Read<'_>| self.read(read.object, read.offset, read.sink, Instant::now() + time);
-        reads.iter_mut().map(one).collect()
+        reads.map(|read| self.read(read.object, read.offset, read.sink, Instant::now() + time)).collect()
     }
 
     /// The capacity behind the source, where it has one.

@@ -397,7 +397,7 @@ impl UnderStore for ObjectUnder {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { symlinks: false, byte_names: false, modes: false, etags: true }
+        Capabilities { symlinks: false, byte_names: false, modes: false, etags: true, together: true }
     }
 
     fn check(&self, deadline: Instant) -> Result<()> {
@@ -433,19 +433,29 @@ impl UnderStore for ObjectUnder {
         self.transfers(work, Result::is_ok).unwrap_or_else(|| Err(closed()))
     }
 
-    fn read_many(&self, reads: &mut [Read<'_>], at_once: usize, time: Duration) -> Vec<Result<()>> {
-        let mut answers: Vec<Result<()>> = reads.iter().map(|_| Err(closed())).collect();
+    fn read_many<'a>(
+        &self,
+        reads: &mut dyn Iterator<Item = Read<'a>>,
+        at_once: usize,
+        time: Duration,
+    ) -> Vec<Result<()>> {
+        let mut answers: Vec<(usize, Result<()>)> = Vec::new();
+        let mut numbered = reads.enumerate();
         let work = async |backend: &dyn Backend| {
-            let one = async |(read, answer): (&mut Read<'_>, &mut Result<()>)| {
-                *answer = self.counted(backend, read, Instant::now() + time).await;
-                answer.is_ok()
-            };
-            let all = futures::stream::iter(reads.iter_mut().zip(&mut answers).map(one));
+            let one =
+                async |(number, mut read)| (number, self.counted(backend, &mut read, Instant::now() + time).await);
             // In any order: a slow one keeps no other from beginning.
-            all.buffer_unordered(at_once.max(1)).fold(true, async |all, well| all && well).await
+            let mut ended = futures::stream::iter(numbered.by_ref().map(one)).buffer_unordered(at_once.max(1));
+            while let Some(answer) = ended.next().await {
+                answers.push(answer);
+            }
+            answers.iter().all(|(_, answer)| answer.is_ok())
         };
-        self.transfers(work, |well| *well);
-        answers
+        if self.transfers(work, |well| *well).is_none() {
+            return numbered.map(|_| Err(closed())).collect();
+        }
+        answers.sort_unstable_by_key(|(number, _)| *number);
+        answers.into_iter().map(|(_, answer)| answer).collect()
     }
 
     fn statfs(&self, _deadline: Instant) -> Result<Option<StatFs>> {

@@ -374,8 +374,7 @@ fn many_reads_at_once_are_each_answered_for_themselves() {
     for at_once in [1, 8, 100] {
         let mut buffers: Vec<Vec<u8>> = bytes.iter().map(|bytes| vec![0; bytes.len()]).collect();
         let mut sinks: Vec<SliceSink<'_>> = buffers.iter_mut().map(|buffer| SliceSink::new(buffer)).collect();
-        let mut reads: Vec<Read<'_>> =
-            objects.iter().zip(&mut sinks).map(|(object, sink)| Read { object, offset: 0, sink }).collect();
+        let mut reads = objects.iter().zip(&mut sinks).map(|(object, sink)| Read { object, offset: 0, sink });
         let answers = rig.store.read_many(&mut reads, at_once, Duration::from_secs(20));
         assert_eq!(answers.len(), objects.len());
         for (n, answer) in answers.into_iter().enumerate() {
@@ -385,14 +384,13 @@ fn many_reads_at_once_are_each_answered_for_themselves() {
             }
         }
     }
-    assert!(rig.store.read_many(&mut [], 8, Duration::from_secs(1)).is_empty());
+    assert!(rig.store.read_many(&mut std::iter::empty(), 8, Duration::from_secs(1)).is_empty());
     assert_eq!(rig.stats.object.in_flight.get(), 0);
     // Each has a time of its own.
     rig.proxy.inject(Fault::Stall, 1000);
     let mut buffers = [[0; 10]; 3];
     let mut sinks = buffers.each_mut().map(|buffer| SliceSink::new(buffer));
-    let mut reads: Vec<Read<'_>> =
-        objects.iter().zip(&mut sinks).map(|(object, sink)| Read { object, offset: 0, sink }).collect();
+    let mut reads = objects.iter().zip(&mut sinks).map(|(object, sink)| Read { object, offset: 0, sink });
     for answer in rig.store.read_many(&mut reads, 2, Duration::from_millis(300)) {
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::Timeout);
     }

@@ -68,6 +68,9 @@ impl Target for Own {
         self.0.list(path, cursor, PAGE)
     }
     fn at_once(&self, requests: usize) -> usize {
+        if !self.0.fetches_together() {
+            return 1;
+        }
         // Threads enough for all processors come first.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         (requests / (2 * processors)).clamp(1, AT_ONCE)

@@ -59,7 +59,7 @@ impl UnderStore for Under {
         SOURCE.into()
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities { symlinks: false, byte_names: true, modes: false, etags: true }
+        Capabilities { symlinks: false, byte_names: true, modes: false, etags: true, together: false }
     }
     fn check(&self, _: Instant) -> Result<()> {
         Ok(())
