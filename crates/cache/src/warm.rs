@@ -294,6 +294,10 @@ fn fetched(
 /// What became of a block that was fetched, and kept or not.
 fn came(shared: &Shared, object: &ObjectRef, index: u32, kept: bool) -> Result<Came> {
     if !kept && !shared.holds(object, index) {
+        if shared.disks().is_some_and(|store| store.is_going(object, index)) {
+            let why = "what a cache disk had of it was wrong, or its time was up, and is still being removed";
+            return Err(Error::new(ErrorKind::Unavailable, why));
+        }
         let why = "the cache disks or its folder's quota have no room for it, or a disk does not answer; 'spurline status' \
                    and 'spurline rules' show them";
         return Err(Error::new(ErrorKind::NoSpace, why));

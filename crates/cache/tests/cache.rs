@@ -199,6 +199,37 @@ fn short_blocks_brought_together_are_each_answered_for_themselves() {
 }
 
 #[test]
+fn a_block_that_is_wrong_on_disk_is_brought_again_and_nobody_speaks_of_room() {
+    fn spoil(dir: &Path) {
+        for entry in std::fs::read_dir(dir).unwrap().flatten() {
+            match entry.file_type().unwrap().is_dir() {
+                true => spoil(&entry.path()),
+                false if entry.metadata().unwrap().len() >= BLOCK => {
+                    let file = std::fs::File::options().write(true).open(entry.path()).unwrap();
+                    std::os::unix::fs::FileExt::write_all_at(&file, b"spoilt", 1000).unwrap();
+                }
+                false => {}
+            }
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let rig = rig(Some(dir.path()), 16);
+    let file = object("v1", BLOCK);
+    for round in 1..5 {
+        assert!(round > 1 || rig.cache.bring_block(&file, 0, false).unwrap());
+        spoil(dir.path());
+        let until = Instant::now() + Duration::from_secs(60);
+        while let Err(error) = rig.cache.bring_block(&file, 0, true) {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(Instant::now() < until, "{error}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!rig.cache.bring_block(&file, 0, true).unwrap(), "it is right again");
+        check(&rig.cache, &file, 0, file.size as usize).unwrap();
+    }
+}
+
+#[test]
 fn a_restart_keeps_the_cache() {
     let dir = tempfile::tempdir().unwrap();
     let file = object("v1", 3 * BLOCK + 7);
