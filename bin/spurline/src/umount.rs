@@ -6,7 +6,6 @@ use crate::report::warnings;
 use crate::target::of_mount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, pidfd_open};
 use spurline_config::Fault;
 use spurline_observe::client::Peer;
@@ -144,9 +143,7 @@ struct Running {
 impl Running {
     fn of(mount: &Mount) -> Option<Running> {
         let Ok(Peer::Socket(socket)) = of_mount(mount) else { return None };
-        let answering = UnixStream::connect(&socket).ok();
-        let named = answering.and_then(|stream| socket_peercred(&stream).ok());
-        let process = named.and_then(|named| pidfd_open(named.pid, PidfdFlags::empty()).ok());
+        let process = place::answering(&socket).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         Some(Running { socket, process })
     }
 

@@ -418,12 +418,15 @@ fn settle(shared: &Shared, source: &str, object: &ObjectRef, fill: Fill, passing
         fill.fail(Error::new(ErrorKind::Stale, why));
         return false;
     };
-    if passing && shared.spread.holds_one_more(id, &shared.stats) {
-        return true;
-    }
     // Readers have their bytes already; writing here slows down only the next fill, which is what a full
     // disk queue should do.
-    keep(shared, source, object, id.index, &bytes)
+    keep_or_pass(shared, source, object, id.index, &bytes, passing)
+}
+
+/// As [`keep`], and a `passing` copy in memory alone where there is room for one more.
+fn keep_or_pass(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8], passing: bool) -> bool {
+    let id = BlockId { object: object.id, index };
+    (passing && shared.spread.holds_one_more(id, &shared.stats)) || keep(shared, source, object, index, bytes)
 }
 
 /// Keeps a block on disk if there is one; false when it was not kept.

@@ -2,10 +2,9 @@
 //! fetches the block for all, for a while, and meanwhile the block is taken from there. Who that is, and how it is asked,
 //! is not known here.
 
-use crate::{AheadBytes, Cache, keep};
+use crate::{AheadBytes, Cache, keep_or_pass};
 use parking_lot::Mutex;
-use spurline_mem::Buf;
-use spurline_types::{BlockId, ObjectRef, Sink};
+use spurline_types::{BlockId, ObjectRef, SliceSink};
 use spurline_volume::Fetched;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -51,21 +50,6 @@ impl SentOn {
     }
 }
 
-/// A buffer that is filled apart from all readers.
-struct Apart {
-    buf: Buf,
-    filled: usize,
-}
-
-impl Sink for Apart {
-    fn spare(&mut self) -> &mut [u8] {
-        &mut self.buf[self.filled..]
-    }
-    fn commit(&mut self, n: usize) {
-        self.filled = (self.filled + n).min(self.buf.len());
-    }
-}
-
 impl Cache {
     /// Whether a reader of the block at `offset`, which is not here, is to ask the node that fetches it for all; then the
     /// block is being taken from there, for those that come next.
@@ -106,17 +90,15 @@ impl Cache {
     fn take_over(&self, object: &ObjectRef, id: BlockId, len: usize) {
         let shared = &self.shared;
         let Some(others) = shared.elsewhere.get() else { return };
-        let Some(buf) = shared.tier.pool().try_alloc(len) else { return };
-        let mut apart = Apart { buf, filled: 0 };
-        let found = others.seek(self.under.source(), object, id.index, &mut apart);
-        if found == Fetched::Nowhere || apart.filled != len {
+        // Apart from all readers.
+        let Some(mut buf) = shared.tier.pool().try_alloc(len) else { return };
+        let mut sink = SliceSink::new(&mut buf);
+        let found = others.seek(self.under.source(), object, id.index, &mut sink);
+        if found == Fetched::Nowhere || sink.filled() != len {
             return;
         }
-        let Some(bytes) = shared.tier.take_in(id, apart.buf, len) else { return };
-        if found == Fetched::Hot && shared.spread.holds_one_more(id, &shared.stats) {
-            return;
-        }
-        keep(shared, self.under.source(), object, id.index, &bytes);
+        let Some(bytes) = shared.tier.take_in(id, buf, len) else { return };
+        keep_or_pass(shared, self.under.source(), object, id.index, &bytes, found == Fetched::Hot);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::{Cache, Shared, keep, run_fill, settle};
 use parking_lot::{Condvar, Mutex};
-use spurline_mem::{Fill, Found};
+use spurline_mem::{Fill, Found, MemBlock};
 use spurline_store::Outcome;
 use spurline_types::{BlockId, Error, ErrorKind, ObjectRef, Result};
 use spurline_under::{Read, UnderStore};
@@ -262,9 +262,7 @@ fn bring_here(
         Found::Vacant(fill) => {
             let block = fill.block();
             let kept = run_fill(shared, under, object, fill, true);
-            // It has ended: this does not wait, and tells why it failed if it did.
-            block.wait(0..len, Instant::now())?;
-            shared.stats.blockcache.warmed_bytes.add(len as u64);
+            warmed(shared, &block, len)?;
             kept
         }
     };
@@ -286,9 +284,15 @@ fn fetched(
     }
     let (block, len) = (fill.block(), object.block_len(index, shared.block_size));
     let kept = settle(shared, source, object, fill, false);
+    warmed(shared, &block, len)?;
+    came(shared, object, index, kept)
+}
+
+/// Counts a block whose fill has ended: this does not wait, and tells why it failed if it did.
+fn warmed(shared: &Shared, block: &Arc<MemBlock>, len: usize) -> Result<()> {
     block.wait(0..len, Instant::now())?;
     shared.stats.blockcache.warmed_bytes.add(len as u64);
-    came(shared, object, index, kept)
+    Ok(())
 }
 
 /// What became of a block that was fetched, and kept or not.

@@ -7,7 +7,7 @@ use crate::placement::{FIRST, RULE};
 use crate::roster::{Roster, View};
 use parking_lot::Mutex;
 use spurline_proto::Welcome;
-use spurline_transport::{CallError, ChannelPool, Lease, Phase, PoolState};
+use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
 use spurline_types::{Error, ErrorKind, Member, Result, Retry, Size};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -119,7 +119,7 @@ impl Peer {
 
     /// Whether it carries data now, over whatever path.
     pub fn is_up(&self) -> bool {
-        let over_paths = || self.paths().is_some_and(|paths| paths.view().0.iter().any(|path| path.phase == Phase::Up));
+        let over_paths = || self.paths().is_some_and(|paths| paths.up() > 0);
         match self.pool.state() {
             PoolState::Up => true,
             // A channel broke, and others are in use.

@@ -1,11 +1,13 @@
 //! Where the admin socket of a mount or a node is, and which mount a path lies in. All of it is found from mount tables
 //! below `/proc` and words: a mount that hangs is never asked anything.
 
+use rustix::process::Pid;
 use serde_json::json;
 use spurline_types::{Error, ErrorKind, Result};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -39,15 +41,18 @@ pub fn mounts() -> Result<Vec<Mount>> {
     Ok(parse_mountinfo(&text))
 }
 
+/// The process that answers at a socket; not told of one in another process namespace.
+pub fn answering(socket: &Path) -> Option<Pid> {
+    let stream = UnixStream::connect(socket).ok()?;
+    Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid)
+}
+
 /// The process that answers at `socket` has a mount at `mountpoint` no longer: it was detached, and files of it are open
 /// still. By that process's own mount table, since it may be another namespace's than ours. False where that can't be
 /// told, and for one that is about to mount.
 pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
-    let answering = std::os::unix::net::UnixStream::connect(socket).ok();
-    let Some(process) = answering.and_then(|stream| rustix::net::sockopt::socket_peercred(&stream).ok()) else {
-        return false;
-    };
-    let table = std::fs::read(format!("/proc/{}/mountinfo", process.pid.as_raw_pid()));
+    let Some(process) = answering(socket) else { return false };
+    let table = std::fs::read(format!("/proc/{}/mountinfo", process.as_raw_pid()));
     let gone = |table: Vec<u8>| !parse_mountinfo(&table).iter().any(|mount| mount.mountpoint == mountpoint);
     let serves =
         || crate::client::ask(socket, &json!({"op": "status"}), DETACHED_ANSWER).is_ok_and(|s| s["fuse"] != "starting");

@@ -264,6 +264,9 @@ struct Together {
     most: AtomicUsize,
     batches: Mutex<Vec<(usize, Vec<u64>)>>,
     panics: AtomicBool,
+    /// One file that fails twice as if it might go well later, and how many requests there were when it was asked for.
+    throttled: &'static [u8],
+    asked_with: Mutex<Vec<usize>>,
 }
 
 impl Target for Together {
@@ -293,7 +296,17 @@ impl Target for Together {
         std::thread::sleep(Duration::from_millis(1));
         self.under_way.fetch_sub(at_once, Ordering::SeqCst);
         assert!(!self.panics.swap(false, Ordering::SeqCst), "told to panic");
-        parts.iter().map(|part| Ok(Worked { held: 0, moved: part.object.size })).collect()
+        let one = |part: &Part| {
+            if *part.object.path == *self.throttled {
+                let mut asked = self.asked_with.lock();
+                asked.push(at_once);
+                if asked.len() < 3 {
+                    return Err(Error::new(ErrorKind::Throttled, "slower"));
+                }
+            }
+            Ok(Worked { held: 0, moved: part.object.size })
+        };
+        parts.iter().map(one).collect()
     }
     fn check(&self, parts: &[Part], _: Option<u32>) -> Vec<Result<Worked>> {
         parts.iter().map(|_| Ok(Worked::default())).collect()
@@ -416,53 +429,15 @@ fn a_record_names_as_much_as_there_is_room_for() {
     assert_eq!((record.tally, record.undone, record.list_bytes), (Tally::default(), Numbers::default(), None));
 }
 
-/// One of its files fails as if it might go well later, and its request is the only one that then waits.
-struct OneThrottles(Together, Mutex<Vec<usize>>);
-
-impl Target for OneThrottles {
-    fn source(&self) -> &str {
-        self.0.source()
-    }
-    fn block_size(&self) -> u64 {
-        self.0.block_size()
-    }
-    fn lookup(&self, path: &[u8]) -> Result<Attr> {
-        self.0.lookup(path)
-    }
-    fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
-        self.0.list(path, cursor)
-    }
-    fn at_once(&self, requests: usize) -> usize {
-        self.0.at_once(requests)
-    }
-    fn warm(&self, parts: &[Part], replicas: Option<u32>, at_once: usize) -> Vec<Result<Worked>> {
-        let mut done = self.0.warm(parts, replicas, at_once);
-        if let Some(number) = parts.iter().position(|part| part.object.path.as_ref() == b"f00007") {
-            let mut seen = self.1.lock();
-            seen.push(at_once);
-            if seen.len() < 3 {
-                done[number] = Err(Error::new(ErrorKind::Throttled, "slower"));
-            }
-        }
-        done
-    }
-    fn check(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {
-        self.0.check(parts, replicas)
-    }
-    fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
-        self.0.free(parts)
-    }
-}
-
 #[test]
 fn a_thread_that_waits_to_repeat_one_request_keeps_the_right_to_one() {
     let files: BTreeMap<String, u64> = (0..300).map(|n| (format!("f{n:05}"), 10)).collect();
-    let source = OneThrottles(Together { files, ..Together::default() }, Mutex::default());
+    let source = Together { files, throttled: b"f00007", ..Together::default() };
     let (job, dir) = (Run::new(), tempfile::tempdir().unwrap());
     let all = Spec { paths: vec![String::new()], ..spec(8) };
     run(&source, &all, &job, &dir.path().join("spool"), &mut |_| {});
     let progress = job.progress();
     assert_eq!((progress.state, progress.files_done), (State::Succeeded, 300), "{progress:?}");
-    assert_eq!(*source.1.lock(), [8, 1, 1]);
-    assert!(source.0.most.load(Ordering::SeqCst) <= 8, "{:?}", source.0.most);
+    assert_eq!(*source.asked_with.lock(), [8, 1, 1]);
+    assert!(source.most.load(Ordering::SeqCst) <= 8, "{:?}", source.most);
 }
