@@ -43,7 +43,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         tracing::info!("source {}", under.describe());
     }
     let (fresh, store) = parts::open_store(&config.cache, &pool, &stats)?;
-    settings::compare_with_before(&config, store.is_some())?;
+    let marks = settings::compare_with_before(&config, store.is_some())?;
     let tier = Tier::new(Arc::clone(&pool));
     let shared = Shared::new(
         Arc::clone(&tier),
@@ -85,6 +85,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let others = group::ask_others(&config, &own_name, &node, &shared, &trust, &stats)?;
     // Nobody is told of this node before it serves.
     let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), others.as_ref(), &stats)?);
+    marks.keep();
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
         stats: Arc::clone(&stats),
         started,

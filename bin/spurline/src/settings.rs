@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use spurline_client::placement::RULE;
 use spurline_config::{Fault, NodeConfig};
 use spurline_types::{Member, Size};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Beside the cache, in each of its directories.
@@ -59,29 +59,46 @@ fn refuse(where_from: &str, differing: &[Difference]) -> Fault {
     )
 }
 
-/// Compares with what the cache directories were filled by, if the node `caches` there, and keeps what is so now.
+/// The cache directories that are to be marked with the settings of now, once the node is in its group.
+#[must_use]
+pub struct Marks {
+    dirs: Vec<PathBuf>,
+    now: Value,
+}
+
+impl Marks {
+    /// Marks them. A start that is refused must not: nothing is held by its settings, and the next one may be right.
+    pub fn keep(self) {
+        for dir in &self.dirs {
+            keep(dir, &dir.join(FILE), &self.now);
+        }
+    }
+}
+
+/// Compares with what the cache directories were filled by, if the node `caches` there.
 ///
 /// # Errors
 /// With exit code 2 when a setting differs and that was not accepted.
-pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<(), Fault> {
+pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<Marks, Fault> {
+    let mut marks = Marks { dirs: Vec::new(), now: now(config) };
     if config.group.is_none() || !caches {
-        return Ok(());
+        return Ok(marks);
     }
-    let now = now(config);
+    let now = &marks.now;
     for dir in &config.cache.dirs {
         let file = dir.join(FILE);
         let before: Value =
             std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or(Value::Null);
-        let differing = differences(&before, &now);
+        let differing = differences(&before, now);
         if !differing.is_empty() && !config.accept {
             return Err(refuse(&format!("the cache in {}", dir.display()), &differing));
         }
         differing.iter().for_each(|d| tracing::warn!("accepted by --yes: {}", d.what));
-        if before != now {
-            keep(dir, &file, &now);
+        if before != *now {
+            marks.dirs.push(dir.clone());
         }
     }
-    Ok(())
+    Ok(marks)
 }
 
 fn keep(dir: &Path, file: &Path, now: &Value) {

@@ -12,7 +12,8 @@ const RED: Style = AnsiColor::Red.on_default().bold();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
 
-/// Runs the command; exit code 1 when somebody does not answer, and that of what is missing when nobody who was named does.
+/// Runs the command; exit code 1 when somebody does not answer, and that of what is missing when nobody who was named
+/// does, or nobody at all may be asked.
 ///
 /// # Errors
 /// When nothing can be asked at all.
@@ -39,9 +40,9 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
             "spurline mount, or name a node",
         ));
     }
-    let (mut all_well, mut any_well, mut first) = (true, false, None);
+    let (mut all_well, mut any_well, mut all_theirs, mut first) = (true, false, true, None);
     for (name, peer) in asked {
-        // Somebody else's mount: how it is may not be asked. That is no failure where nobody named it.
+        // Somebody else's mount: how it is may not be asked. That is no failure where nobody named it and others answer.
         let theirs = peer.as_ref().is_err_and(|absent| absent.theirs);
         let answer = peer.map_err(|absent| absent.fault).and_then(|peer| {
             let status = peer.status(ANSWER)?;
@@ -50,11 +51,12 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         });
         all_well &= (theirs && all) || answer.is_ok();
         any_well |= answer.is_ok();
+        all_theirs &= theirs;
         first = first.or(answer.as_ref().err().map(|fault| fault.code));
         show(&name, answer, if theirs { "unknown" } else { "down" }, args.json);
     }
     Ok(match first {
-        Some(code) if !all && !any_well => ExitCode::from(code as u8),
+        Some(code) if !any_well && (!all || all_theirs) => ExitCode::from(code as u8),
         _ => ExitCode::from(u8::from(!all_well)),
     })
 }

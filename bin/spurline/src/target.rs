@@ -33,11 +33,11 @@ pub fn find(target: &str) -> Result<Peer, Absent> {
     if let Some(located) = place::locate(path, &mounts) {
         return of_mount(&located.mount);
     }
-    Ok(of_words(target, path, &mounts)?)
+    of_words(target, path, &mounts)
 }
 
 /// The process that a person means who names no place in a mount.
-fn of_words(target: &str, path: &Path, mounts: &[Mount]) -> Result<Peer, Fault> {
+fn of_words(target: &str, path: &Path, mounts: &[Mount]) -> Result<Peer, Absent> {
     // The path is in no mount of ours, so looking at it can't hang for our reasons.
     let found = std::fs::symlink_metadata(path);
     if found.as_ref().is_ok_and(|meta| meta.file_type().is_socket()) {
@@ -53,7 +53,7 @@ fn of_words(target: &str, path: &Path, mounts: &[Mount]) -> Result<Peer, Fault> 
                 Ok(Peer::Socket(socket))
             } else {
                 let what = format!("the mount at {} is gone: nobody answers at {}", full.display(), socket.display());
-                Err(Fault::missing(what, "mount it again"))
+                Err(Fault::missing(what, "mount it again").into())
             };
         }
     }
@@ -64,11 +64,18 @@ fn of_words(target: &str, path: &Path, mounts: &[Mount]) -> Result<Peer, Fault> 
         }
         some => format!("mounts of spurline here: {}", some.join(", ")),
     };
-    match found {
-        Ok(_) => Err(Fault::failed(format!("{target} is not in a mount of spurline"), remedy)),
-        Err(e) if e.kind() == ErrorKind::NotFound => Err(Fault::missing(format!("{target}: {e}"), remedy)),
-        Err(e) => Err(Fault::failed(format!("{target}: {e}"), remedy)),
-    }
+    Err(match found {
+        Ok(_) => Fault::failed(format!("{target} is not in a mount of spurline"), remedy).into(),
+        Err(e) if e.kind() == ErrorKind::NotFound => Fault::missing(format!("{target}: {e}"), remedy).into(),
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => closed(path, &e),
+        Err(e) => Fault::failed(format!("{target}: {e}"), remedy).into(),
+    })
+}
+
+/// One that this user may not ask.
+fn closed(path: &Path, error: &std::io::Error) -> Absent {
+    let fault = Fault::missing(format!("{}: {error}", path.display()), "ask as the user it belongs to, or as root");
+    Absent { fault, theirs: true }
 }
 
 /// The mount that `path` lies in and the process behind it.
@@ -158,11 +165,13 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
     }
 }
 
-fn of_socket(path: &Path) -> Result<Peer, Fault> {
+fn of_socket(path: &Path) -> Result<Peer, Absent> {
     match UnixStream::connect(path) {
         Ok(_) => Ok(Peer::Socket(path.to_owned())),
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(closed(path, &e)),
         Err(e) => {
-            Err(Fault::missing(format!("nobody answers at the admin socket {}: {e}", path.display()), "start it again"))
+            let what = format!("nobody answers at the admin socket {}: {e}", path.display());
+            Err(Fault::missing(what, "start it again").into())
         }
     }
 }
@@ -203,6 +212,13 @@ pub fn everything() -> Result<Vec<Asked>, Fault> {
                 all.push((node.to_owned(), Ok(peer)));
             }
         }
+    }
+    if all.is_empty() {
+        // Root's as well: that nothing runs can't be said without a look at it.
+        let dirs = place::runtime_dirs(rustix::process::geteuid().as_raw()).into_iter().chain(place::runtime_dirs(0));
+        let unseen = dirs.filter_map(|dir| Some((std::fs::read_dir(&dir).err()?, dir)));
+        let mut unseen = unseen.filter(|(error, _)| error.kind() == ErrorKind::PermissionDenied);
+        all.extend(unseen.next().map(|(error, dir)| (dir.display().to_string(), Err(closed(&dir, &error)))));
     }
     Ok(all)
 }

@@ -1,6 +1,7 @@
 //! The command line as a person meets it: wrong words, precedence, exit codes, generated files.
 //! It runs the binary and knows nothing of its inside.
 
+use spurline_testkit::skip;
 use std::process::{Command, Output};
 
 /// The binary with no variable of the caller's that could steer it.
@@ -129,6 +130,36 @@ fn what_is_named_and_not_there_exits_3() {
     let coordinator = run(&["coordinator", "--metrics", "none", "--state-file", missing]);
     refused(&coordinator, 3, &["--state-file", "there is no directory", "mkdir -p"]);
     assert!(!dir.path().join("missing").exists());
+}
+
+/// Whatever runs there, who may not ask is told so, and not that all is well.
+#[test]
+fn status_that_may_not_ask_exits_3() {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::process::CommandExt as _;
+    if !rustix::process::geteuid().is_root() {
+        return skip("other-user", "another user can't be played");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let socket = dir.path().join("node-127.0.0.1_1.sock");
+    let _node = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let ask = |more: &[&str]| {
+        let mut command = spurline();
+        command.arg("status").args(more).env("SPURLINE_RUNTIME_DIR", dir.path()).uid(65534).gid(65534).output()
+    };
+    let out = match ask(&[]) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return skip("other-user", "another user may not run what was built here");
+        }
+        out => out.unwrap(),
+    };
+    let says = |out: &Output| String::from_utf8_lossy(&out.stdout).into_owned();
+    assert_eq!(out.status.code(), Some(3), "{out:?}");
+    assert!(says(&out).contains("unknown") && says(&out).contains("as root"), "{out:?}");
+    let out = ask(&[socket.to_str().unwrap()]).unwrap();
+    assert_eq!(out.status.code(), Some(3), "{out:?}");
+    assert!(says(&out).contains("Permission denied") && says(&out).contains("as root"), "{out:?}");
 }
 
 #[test]

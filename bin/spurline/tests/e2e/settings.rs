@@ -32,6 +32,12 @@ fn settings_that_place_blocks_elsewhere_have_to_be_meant() {
     // Others than the group's.
     let blocks = finish(&mut start("cache-three", &["--name", "three", "--block-size", "2M"]));
     refused(&blocks, 2, &["node one of the group", "--block-size is 2M here and 1M there", "--block-size 1M", "--yes"]);
+    // A start that the group refused binds no directory to what it was called: the right one is free to start there.
+    let taken = finish(&mut start("cache-four", &["--name", "one", "--zone", "r1"]));
+    refused(&taken, 2, &["group default has a node 'one' already"]);
+    assert!(!world.path("cache-four/settings.json").exists());
+    let four = world.node_with(&mut start("cache-four", &["--name", "four", "--zone", "r4"]));
+    assert!(world.path("cache-four/settings.json").exists());
     // As they were, nothing is asked; where it is meant, it is said in the log and from then on is what was before.
     served(&["--name", "two", "--zone", "r1"]);
     let said = served(&["--name", "deux", "--zone", "r2", "--yes"]);
@@ -39,5 +45,5 @@ fn settings_that_place_blocks_elsewhere_have_to_be_meant() {
     served(&["--name", "deux", "--zone", "r2"]);
     let other = world.node_with(&mut start("cache-three", &["--name", "three", "--block-size", "2M", "--yes"]));
     assert!(other.process.log().contains("accepted by --yes, beside node one"), "{}", other.process.log());
-    drop((one, other));
+    drop((one, four, other));
 }
