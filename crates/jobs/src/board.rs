@@ -2,7 +2,7 @@
 
 use crate::keep::{Keep, Kept};
 use crate::progress::{Progress, State};
-use crate::run::{Run, run};
+use crate::run::{Run, STOPPED, run};
 use crate::{Spec, Target};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -123,6 +123,16 @@ impl Board {
         if checkpoint.progress.state.ended() {
             return Ok(Job { spec, run: Run::ended(checkpoint), thread: None, number });
         }
+        if checkpoint.stopping {
+            let checkpoint = checkpoint.stopped();
+            let kept = Kept { spec: spec.clone(), checkpoint: checkpoint.clone() };
+            if let Err(error) = self.keep.save(id, &kept) {
+                tracing::warn!("job {id} was stopped, which could not be kept: {error}");
+            }
+            self.clear(id, Path::new(""));
+            tracing::info!("job {id}: {} {}", checkpoint.progress.state, checkpoint.progress.why);
+            return Ok(Job { spec, run: Run::ended(checkpoint), thread: None, number });
+        }
         // Its list may be on another host, or have lost its end with the power.
         let there = std::fs::metadata(self.spool(id, checkpoint.list)).map(|list| list.len()).ok();
         checkpoint.progress.listed &= there.is_some() && there == checkpoint.list_bytes;
@@ -168,11 +178,11 @@ impl Board {
                 if !ended {
                     run.keep_list(&spool);
                 }
-                let kept = Kept { spec: spec.clone(), checkpoint: run.checkpoint() };
                 // What ended is not worked on again for a moment's trouble.
                 for tries in 1.. {
                     saved = Instant::now();
-                    let Err(error) = keep.save(&id, &kept) else { return };
+                    let keeping = run.save(|checkpoint| keep.save(&id, &Kept { spec: spec.clone(), checkpoint }));
+                    let Err(error) = keeping else { return };
                     if error.kind() == ErrorKind::PermissionDenied {
                         tracing::warn!("job {id} is let go of: {error}");
                         return run.lose();
@@ -204,9 +214,9 @@ impl Board {
                         save(&run_);
                     }
                 }
-                Err(_) if run_.suspended() => end(State::Stopped, String::new()),
+                Err(_) if run_.suspended() => end(State::Stopped, STOPPED.to_owned()),
                 Err(_) if run_.stopping() => {
-                    end(State::Stopped, "it was stopped".to_owned());
+                    end(State::Stopped, STOPPED.to_owned());
                     save(&run_);
                 }
                 Err(error) => {
@@ -319,16 +329,33 @@ impl Board {
         Ok(all)
     }
 
-    /// Ends a job, wherever it is worked on; says whether there was one to end.
+    /// Ends a job, wherever it is worked on; says whether there was one to end. No restart goes on with it.
     ///
     /// # Errors
-    /// When another process works on it and can't be told.
+    /// When another process works on it and can't be told, or it could not be kept that it ends.
     pub fn stop(&self, id: &str) -> Result<bool> {
-        if let Some(job) = self.jobs.lock().get(id).filter(|job| job.under_way()) {
-            job.run.stop();
-            return Ok(true);
+        let under_way = {
+            let jobs = self.jobs.lock();
+            jobs.get(id).filter(|job| job.under_way()).map(|job| (job.spec.clone(), Arc::clone(&job.run)))
+        };
+        let Some((spec, run)) = under_way else { return self.keep.stop(id) };
+        run.stop();
+        let kept = run.save(|checkpoint| {
+            // How it ended its own thread keeps.
+            let ended = checkpoint.progress.state.ended() && !run.suspended();
+            if ended { Ok(()) } else { self.keep.save(id, &Kept { spec, checkpoint }) }
+        });
+        match kept {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                run.lose();
+                self.keep.stop(id)
+            }
+            Err(error) => {
+                let what = format!("job {id} ends, but would go on after a restart, as that could not be kept");
+                Err(error.context(&what))
+            }
         }
-        self.keep.stop(id)
     }
 
     /// Ends all jobs, without waiting for what is under way.
@@ -360,12 +387,7 @@ impl Board {
             let Some((spec, run)) = goes_on else { continue };
             let id = spec.id();
             run.keep_list(&self.spool(&id, run.list()));
-            let mut checkpoint = run.checkpoint();
-            // It may have come to its end before it saw that it was to stop.
-            if checkpoint.progress.state == State::Stopped {
-                checkpoint.progress.state = State::Running;
-            }
-            if let Err(error) = self.keep.save(&id, &Kept { spec, checkpoint }) {
+            if let Err(error) = run.save(|checkpoint| self.keep.save(&id, &Kept { spec, checkpoint })) {
                 tracing::warn!("job {id} could not be saved: {error}");
             }
             self.keep.leave(&id);

@@ -42,6 +42,8 @@ const LOOK: Duration = Duration::from_millis(250);
 const RANGES: usize = 4096;
 /// Stands for the place of the walk with files that failed when they were read back.
 const READ_BACK: u64 = u64::MAX;
+/// Why a job ended that somebody wanted the end of.
+pub(crate) const STOPPED: &str = "it was stopped";
 
 /// What is saved of a job under way.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -69,6 +71,18 @@ pub(crate) struct Checkpoint {
     /// For each failed file that is named, how many files were found before the walk was past it.
     #[serde(default)]
     pub failed_by: Vec<u64>,
+    /// Somebody wants its end: it is not gone on with.
+    #[serde(default)]
+    pub stopping: bool,
+}
+
+impl Checkpoint {
+    /// As it is when it was stopped.
+    pub(crate) fn stopped(mut self) -> Checkpoint {
+        (self.progress.state, self.progress.why) = (State::Stopped, STOPPED.to_owned());
+        (self.progress.bytes_per_second, self.progress.files_per_second) = (0.0, 0.0);
+        self
+    }
 }
 
 #[derive(Default)]
@@ -99,9 +113,13 @@ pub struct Run {
     stop: AtomicBool,
     /// The process ends: the job is to go on in the next one.
     suspend: AtomicBool,
+    /// Somebody wants its end, here and wherever it would be gone on with.
+    end: AtomicBool,
     woken: Condvar,
     /// Whether this process may still work on it.
     holds: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
+    /// Held while a checkpoint is made and kept: what is kept last is the newest.
+    saving: Mutex<()>,
     list: u64,
     first: u64,
 }
@@ -163,6 +181,11 @@ impl Run {
 
     /// Ends it; what is under way is finished first.
     pub fn stop(&self) {
+        self.end.store(true, Ordering::Release);
+        self.halt();
+    }
+
+    fn halt(&self) {
         self.stop.store(true, Ordering::Release);
         let _inner = self.inner.lock();
         self.woken.notify_all();
@@ -171,7 +194,12 @@ impl Run {
     /// Ends it for now, to be gone on with.
     pub(crate) fn suspend(&self) {
         self.suspend.store(true, Ordering::Release);
-        self.stop();
+        self.halt();
+    }
+
+    /// Whether it is not to be gone on with.
+    pub(crate) fn ends(&self) -> bool {
+        self.end.load(Ordering::Acquire)
     }
 
     pub(crate) fn suspended(&self) -> bool {
@@ -238,7 +266,18 @@ impl Run {
         }
     }
 
-    pub(crate) fn checkpoint(&self) -> Checkpoint {
+    /// Keeps how far it is by `keep`, which is given it.
+    pub(crate) fn save<T>(&self, keep: impl FnOnce(Checkpoint) -> T) -> T {
+        let _saving = self.saving.lock();
+        let mut checkpoint = self.checkpoint();
+        // It may have come to its end before it saw that it is to go on elsewhere.
+        if self.suspended() && !self.ends() && checkpoint.progress.state == State::Stopped {
+            checkpoint.progress.state = State::Running;
+        }
+        keep(checkpoint)
+    }
+
+    fn checkpoint(&self) -> Checkpoint {
         let inner = self.inner.lock();
         let mut progress = inner.progress.clone();
         progress.bytes_done -= inner.unfinished.min(progress.bytes_done);
@@ -250,6 +289,7 @@ impl Run {
             settled: course.settled().clone(),
             failed_by: failed_by.clone(),
             unverified: inner.unverified,
+            stopping: self.ends(),
             ..Checkpoint::default()
         };
         if tally.ranges() + undone.ranges() > RANGES {
@@ -342,7 +382,7 @@ pub fn run(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut
         }
         Ok(()) if run.stopping() => {
             progress.state = State::Stopped;
-            progress.why = "it was stopped".to_owned();
+            progress.why = STOPPED.to_owned();
         }
         Ok(()) if progress.files_failed > 0 => {
             progress.state = State::Failed;
@@ -455,7 +495,7 @@ impl Work<'_> {
                         break;
                     }
                     Err(error) => {
-                        self.run.stop();
+                        self.run.halt();
                         return Err(error);
                     }
                 }

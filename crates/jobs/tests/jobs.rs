@@ -389,6 +389,37 @@ fn a_stopped_job_stays_stopped() {
 }
 
 #[test]
+fn a_job_that_is_to_end_does_not_come_back_after_a_restart() {
+    let group = Group::new(&TREE);
+    let board = |dir: &std::path::Path| {
+        let open_group = Arc::clone(&group);
+        let keep = Arc::new(DirKeep::open(dir).unwrap());
+        Board::start(keep, dir, Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
+    };
+    // Killed while it still works, which a second board beside it has no way to tell from one that was.
+    let dir = tempfile::tempdir().unwrap();
+    let (first, gate) = (board(dir.path()), group.gate.lock());
+    let id = first.submit(spec(&[""])).unwrap();
+    assert!(first.stop(&id).unwrap() && first.works_on(&id));
+    let second = board(dir.path());
+    assert!(!second.works_on(&id));
+    let stopped = second.progress(&id).unwrap().1;
+    assert_eq!((stopped.state, stopped.why.as_str()), (State::Stopped, "it was stopped"));
+    assert_eq!(board(dir.path()).progress(&id).unwrap().1.state, State::Stopped);
+    drop(gate);
+    eventually("the end", || !first.works_on(&id));
+    // Ended in order, before it had come to its end.
+    let dir = tempfile::tempdir().unwrap();
+    let (first, gate) = (board(dir.path()), group.gate.lock());
+    first.submit(spec(&[""])).unwrap();
+    assert!(first.stop(&id).unwrap());
+    let suspending = std::thread::spawn(move || first.suspend());
+    drop(gate);
+    suspending.join().unwrap();
+    assert_eq!(board(dir.path()).progress(&id).unwrap().1.state, State::Stopped);
+}
+
+#[test]
 fn a_rate_holds_from_the_first_byte_and_a_stop_lets_nothing_through() {
     let group = Group::new(&[("big", 300 * BLOCK)]);
     let slow = Spec { rate: 2 * BLOCK, ..spec(&[""]) };
