@@ -252,6 +252,18 @@ impl Peer {
     }
 }
 
+/// Whether a node's error is the answer that any node would give. What may be its own trouble, with its credentials, its
+/// descriptors or its mount of the under-store, is when a second node has it, too; `unwell` counts those.
+fn is_final(kind: ErrorKind, unwell: &mut u32) -> bool {
+    match kind {
+        ErrorKind::PermissionDenied | ErrorKind::Io(_) | ErrorKind::Unknown(_) => {
+            *unwell += 1;
+            *unwell > 1
+        }
+        kind => kind.retry() == Retry::Never,
+    }
+}
+
 /// A node that is being asked.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
@@ -278,13 +290,17 @@ pub(crate) fn ask<T>(
     // When none of the first few answers, more are asked in the next round.
     let mut most = FIRST;
     let mut answered: Option<Error> = None;
+    let mut unwell = 0;
     // A node that is known to be down is passed, not asked: whoever comes next is asked for the first time.
     let mut sent = false;
     loop {
         let mut broken: Option<Error> = None;
         let mut all_away = true;
+        // Whether one that broke off may be back soon.
+        let mut soon_back = false;
         let view = roster.view();
         rank(&view, most, ranked);
+        let more = ranked.len() >= most && ranked.len() < view.members().len();
         most = most.saturating_mul(FIRST);
         for (place, index) in ranked.iter().enumerate() {
             // Who used up its time with one node still asks the next, which may have the answer at hand.
@@ -296,26 +312,30 @@ pub(crate) fn ask<T>(
             };
             match peer.attempt(lands, deadline, in_time, &mut send) {
                 Ok(value) => return Ok(value),
-                Err(Failure::Answered(error)) if error.kind().retry() == Retry::Never => return Err(error),
+                Err(Failure::Answered(error)) if is_final(error.kind(), &mut unwell) => return Err(error),
                 Err(Failure::Answered(error) | Failure::Refused(error)) => {
                     all_away = false;
                     answered = Some(error);
                 }
                 Err(Failure::Broken(error)) => {
-                    all_away &= peer.away_for() >= patience.absence;
+                    let away = peer.away_for() >= patience.absence;
+                    all_away &= away;
+                    soon_back |= !away;
                     if in_time {
                         broken = Some(error);
                     }
                 }
             }
         }
-        let now = Instant::now();
-        let again = match (&answered, &broken) {
-            // Every reachable peer has said no; only "slow down" is worth asking again.
-            (Some(error), _) => error.kind().retry() == Retry::SamePath,
-            (None, _) => !all_away,
+        if more && answered.is_none() && Instant::now() < deadline {
+            continue;
+        }
+        let again = match &answered {
+            // Every reachable peer has said no; "slow down" is worth asking again, and one that is only being restarted.
+            Some(error) => error.kind().retry() == Retry::SamePath || soon_back,
+            None => !all_away,
         };
-        if !again || now + pause >= deadline {
+        if !again || Instant::now() + pause >= deadline {
             return Err(answered.or(broken).unwrap_or_else(|| {
                 Error::new(
                     ErrorKind::Unavailable,

@@ -6,18 +6,18 @@ use crate::placement::{FIRST, Wanted};
 use crate::roster::{Roster, View};
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{Read, Request, says_hot};
-use spurline_transport::CallError;
+use spurline_transport::{CallError, PoolState};
 use spurline_types::{Member, ObjectRef, Sink, Stats};
 use spurline_volume::{Elsewhere, Fetched};
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the answer of another node is waited for; the under-store would have the block, too.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The most nodes that are asked for one block.
-const MOST: usize = 2;
+/// The most nodes that are asked for one block: of several that joined together most have not got it.
+const MOST: usize = 4;
 
 thread_local! {
     static RANKED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
@@ -26,13 +26,21 @@ thread_local! {
 /// Makes what a source is asked for through, of these nodes.
 type OpenGroup = dyn Fn(&str, &[Arc<Member>]) -> Arc<Roster> + Send + Sync;
 
+/// The nodes as they were last told.
+struct Known {
+    members: Vec<Arc<Member>>,
+    /// When they were told to be others than before.
+    changed: Instant,
+    /// The names of those that came while this node was there, and when: they have the least of what is sought.
+    came: HashMap<String, Instant>,
+}
+
 /// The group of a node as the node itself sees it.
 pub struct Siblings {
     open: Box<OpenGroup>,
     /// Of each source that was asked for: connections greet for one.
     rosters: RwLock<HashMap<String, Arc<Roster>>>,
-    /// The nodes now, and when they were last told to be others.
-    members: Mutex<(Vec<Arc<Member>>, Instant)>,
+    members: Mutex<Known>,
     own_name: String,
     block_size: u64,
     /// After the group changed, blocks may be where they were before for this long.
@@ -54,7 +62,7 @@ impl Siblings {
         Arc::new(Siblings {
             open: Box::new(open),
             rosters: RwLock::default(),
-            members: Mutex::new((Vec::new(), Instant::now())),
+            members: Mutex::new(Known { members: Vec::new(), changed: Instant::now(), came: HashMap::new() }),
             own_name: own_name.to_owned(),
             block_size,
             settles,
@@ -65,8 +73,16 @@ impl Siblings {
     /// Replaces the list of the group's nodes, this one included.
     pub fn set_members(&self, members: &[Arc<Member>]) {
         let mut known = self.members.lock();
-        if known.0 != members {
-            *known = (members.to_vec(), Instant::now());
+        if known.members != members {
+            let now = Instant::now();
+            let had = std::mem::replace(&mut known.members, members.to_vec());
+            known.changed = now;
+            let names = |list: &[Arc<Member>]| list.iter().map(|m| m.name.clone()).collect::<HashSet<_>>();
+            let (had, has) = (names(&had), names(members));
+            known.came.retain(|name, at| has.contains(name) && at.elapsed() < self.settles);
+            if !had.is_empty() {
+                known.came.extend(has.difference(&had).map(|name| (name.clone(), now)));
+            }
             // Under the lock, so that of two lists the later one stays.
             self.rosters.read().values().for_each(|roster| roster.set_members(members));
         }
@@ -78,13 +94,28 @@ impl Siblings {
         }
         let members = self.members.lock();
         let mut rosters = self.rosters.write();
-        let made = rosters.entry(source.to_owned()).or_insert_with(|| (self.open)(source, &members.0));
+        let made = rosters.entry(source.to_owned()).or_insert_with(|| (self.open)(source, &members.members));
         Arc::clone(made)
     }
 
     /// Whether blocks may still be where they were before the group changed.
     fn unsettled(&self) -> bool {
-        self.members.lock().1.elapsed() < self.settles
+        self.members.lock().changed.elapsed() < self.settles
+    }
+
+    /// The nodes of `ranked` without this one, those first that were there before the others came, and before them the one
+    /// that is being drained: it is none of the first, and has what it had.
+    fn in_order(&self, view: &View, wanted: Wanted, ranked: &mut Vec<u32>) {
+        let drained = view.drained(wanted);
+        ranked.retain(|at| view.members()[*at as usize].name != self.own_name && Some(*at) != drained);
+        let known = self.members.lock();
+        if !known.came.is_empty() {
+            ranked.sort_by_key(|at| known.came.contains_key(&view.members()[*at as usize].name));
+        }
+        drop(known);
+        if let Some(at) = drained.filter(|at| view.members()[*at as usize].name != self.own_name) {
+            ranked.insert(0, at);
+        }
     }
 }
 
@@ -96,22 +127,19 @@ impl Elsewhere for Siblings {
             return Fetched::Nowhere;
         }
         let mut ranked = RANKED.take();
-        view.holders(Wanted::block(object.id, index, 1), FIRST, &mut ranked);
-        let is_own = |at: &u32| view.members()[*at as usize].name == self.own_name;
-        let owns = ranked.first().is_some_and(is_own);
-        // A block's owner asks only after a change; another node that was asked for it has the owner to ask.
-        let mut asked = 0;
+        let wanted = Wanted::block(object.id, index, 1);
+        view.holders(wanted, FIRST, &mut ranked);
+        let owns = ranked.first().is_some_and(|at| view.members()[*at as usize].name == self.own_name);
         let mut found = Fetched::Nowhere;
+        // A block's owner asks only after a change; another node that was asked for it has the owner to ask.
         if !owns || self.unsettled() {
-            // A node that is being drained is none of the first, and has what it had.
-            let drained = view.drained(Wanted::block(object.id, index, 1));
-            let places = ranked.iter().copied().chain(drained).filter(|at| !is_own(at));
-            for at in places {
-                if asked == MOST || found != Fetched::Nowhere {
+            self.in_order(&view, wanted, &mut ranked);
+            let until = Instant::now() + PATIENCE;
+            for at in ranked.iter().take(MOST) {
+                if found != Fetched::Nowhere || Instant::now() >= until {
                     break;
                 }
-                asked += 1;
-                found = self.pull(&view, at, object, index, false, sink);
+                found = self.pull(&view, *at, object, index, false, sink);
             }
         }
         RANKED.set(ranked);
@@ -150,11 +178,16 @@ impl Siblings {
         if !peer.pace().may_ask(|| started) {
             return Fetched::Nowhere;
         }
-        let deadline = started + PATIENCE;
-        let Ok(mut lease) = peer.tcp().checkout(deadline) else {
-            peer.pace().shun(Instant::now());
+        let Ok(mut lease) = peer.tcp().checkout(started + PATIENCE) else {
+            // One whose connections are all in use is busy, and not away.
+            if peer.state().0 == PoolState::Up {
+                peer.pace().not_asked(Instant::now);
+            } else {
+                peer.pace().shun(Instant::now());
+            }
             return Fetched::Nowhere;
         };
+        let deadline = Instant::now() + PATIENCE;
         let len = object.block_len(index, self.block_size);
         let read = Read {
             volume: lease.welcome().volume,
@@ -168,6 +201,7 @@ impl Siblings {
         let request = if seeks { Request::Seek(read) } else { Request::Pull(read) };
         let spare = sink.spare();
         if spare.len() != len || lease.welcome().block_size != self.block_size {
+            peer.pace().not_asked(Instant::now);
             return Fetched::Nowhere;
         }
         let mut body = Vec::new();

@@ -21,6 +21,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+/// A request that takes longer has its worker's turn given to another: longer than small answers take, and as short as a
+/// request may wait behind one that blocks.
+const LONG: Duration = Duration::from_millis(2);
+
 /// Bounds of a server.
 #[derive(Debug, Clone)]
 pub struct RdmaServerConfig {
@@ -151,7 +155,7 @@ impl RdmaServer {
         let os = |e: rustix::io::Errno| Error::io("can't set up the RDMA server", &e.into());
         // Two at least, so that one may wait on its connection while the other takes what comes on the others.
         let at_once = std::thread::available_parallelism().map_or(1, usize::from).max(2);
-        let crew = Crew::new("rdma", config.max_workers, at_once).map_err(os)?;
+        let crew = Crew::new("rdma", config.max_workers, at_once, LONG).map_err(os)?;
         let refusals = Refusals::new(Arc::clone(&stats));
         let conns = Mutex::new(HashMap::new());
         let shared = Arc::new(Shared { config, service, stats, events: AtomicU64::new(0), refusals, crew, conns });

@@ -25,14 +25,20 @@ use std::time::{Duration, Instant};
 /// That connections can't be accepted is said no more often than this.
 const REMIND: Duration = Duration::from_secs(60);
 
+/// A request that takes longer, and did not say that it waits, no longer keeps others from being answered.
+const LONG: Duration = Duration::from_millis(250);
+
 /// Bounds of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
     /// The most connections; further ones are closed at once.
     pub max_connections: usize,
-    /// The most worker threads, and so requests in work at once. They start as needed and end when idle. One more answers
-    /// greetings and signs of life when all of them are busy.
+    /// The most requests that are answered at once, each by a thread. Threads start as needed and end when idle. One more
+    /// answers greetings and signs of life when all of them are busy.
     pub max_workers: usize,
+    /// The most requests beside them that wait, for a disk or another machine: what is at hand is not to be kept from
+    /// readers by those.
+    pub max_waiting: usize,
     /// A connection must have sent its whole greeting by then, and any request begun must be whole by then.
     pub request_timeout: Duration,
     /// A reader that takes none of an answer for this long loses its connection. Long answers get a second per MiB on
@@ -55,6 +61,7 @@ impl Default for ServerConfig {
         ServerConfig {
             max_connections: 8192,
             max_workers: 256,
+            max_waiting: 1024,
             request_timeout: Duration::from_secs(10),
             send_timeout: Duration::from_secs(30),
             linger: Duration::from_millis(5),
@@ -171,7 +178,8 @@ impl TcpServer {
             listeners.push(listener);
         }
         let os = |e: rustix::io::Errno| Error::io("can't set up the server", &e.into());
-        let crew = Crew::new("tcp", config.max_workers, config.max_workers).map_err(os)?;
+        let most = config.max_workers.max(1) + config.max_waiting;
+        let crew = Crew::new("tcp", most, config.max_workers, LONG).map_err(os)?;
         let refusals = Refusals::new(Arc::clone(&stats));
         let shared = Arc::new(Shared { config, service, stats, refusals, crew, conns: Mutex::new(HashMap::new()) });
         Crew::spawn(&shared)

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use spurline_proto::{FrameError, HEADER_LEN, Header, padding};
-use spurline_transport::{Crewed as _, End, FrameResponder, FrameSink, Next, Responder as _, dispatch};
+use spurline_transport::{Crew, Crewed as _, End, FrameResponder, FrameSink, Next, Responder as _, dispatch};
 use spurline_trust::Reason;
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::IoSlice;
@@ -94,6 +94,9 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
             }
             at += whole;
             turn = turn.saturating_add(1);
+            if turn.is_multiple_of(TURN) {
+                shared.crew().goes_on();
+            }
             if turn >= LOOK_FROM && turn.is_power_of_two() {
                 come_to_reader(&conn.socket);
             }
@@ -165,7 +168,8 @@ fn park(shared: &Shared, conn: &Conn) -> End {
 
 fn answer(shared: &Shared, conn: &Conn, header: &Header, body: &[u8]) -> Next {
     let timeout = shared.config.send_timeout;
-    let mut sink = Sink { socket: &conn.socket, tls: conn.tls.as_ref(), timeout, deadline: None };
+    let crew = Some(shared.crew());
+    let mut sink = Sink { socket: &conn.socket, tls: conn.tls.as_ref(), crew, timeout, deadline: None };
     let mut responder = FrameResponder::new(&mut sink, header);
     let next = dispatch(&conn.state, header, body, &*shared.service, &mut responder);
     let sent = responder.sent() as u64;
@@ -177,6 +181,8 @@ fn answer(shared: &Shared, conn: &Conn, header: &Header, body: &[u8]) -> Next {
 struct Sink<'a> {
     socket: &'a TcpStream,
     tls: Option<&'a Mutex<NodeEnd>>,
+    /// Where it is said that the answer waits.
+    crew: Option<&'a Crew>,
     timeout: Duration,
     /// Set by the first send.
     deadline: Option<Instant>,
@@ -217,6 +223,12 @@ impl Sink<'_> {
 }
 
 impl FrameSink for Sink<'_> {
+    fn waits(&mut self) {
+        if let Some(crew) = self.crew {
+            crew.waits();
+        }
+    }
+
     fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()> {
         let mut parts = std::iter::once(head).chain(slices.iter().copied()).chain(tail);
         let mut left = parts.clone().map(<[u8]>::len).sum::<usize>();
@@ -319,7 +331,7 @@ fn refuse(shared: &Shared, conn: &Conn, why: &Error) -> End {
 fn refuse_plain(shared: &Shared, conn: &Conn, begin: &[u8]) -> End {
     if let Some(Ok(header)) = begin.first_chunk().map(Header::decode) {
         let timeout = shared.config.send_timeout;
-        let mut sink = Sink { socket: &conn.socket, tls: None, timeout, deadline: None };
+        let mut sink = Sink { socket: &conn.socket, tls: None, crew: None, timeout, deadline: None };
         // It is refused in any case.
         let _ = FrameResponder::new(&mut sink, &header).error(&tls_only());
     }

@@ -32,7 +32,10 @@ impl Service for Zeros {
         self.inside.fetch_add(1, Ordering::SeqCst);
         match path {
             b"panic" => panic!("asked to"),
-            b"stuck" => {
+            b"stuck" | b"says" => {
+                if path == b"says" {
+                    responder.waits();
+                }
                 let mut released = self.released.lock().unwrap();
                 while !*released {
                     released = self.release.wait(released).unwrap();
@@ -98,7 +101,7 @@ fn is_closed(socket: &mut TcpStream) -> bool {
 
 #[test]
 fn many_connections_need_few_threads() {
-    let (server, addr, service) = start(ServerConfig { max_workers: 4, ..ServerConfig::default() });
+    let (server, addr, service) = start(ServerConfig { max_workers: 4, max_waiting: 0, ..ServerConfig::default() });
     let mut channels: Vec<_> = (0..300).map(|_| connect(addr)).collect();
     for _ in 0..3 {
         for channel in &mut channels {
@@ -134,6 +137,28 @@ fn slow_requests_do_not_hold_up_others() {
         until("slow requests wait for each other", || service.inside.load(Ordering::SeqCst) == 30);
         assert_eq!(read(&mut *connect(addr), "f", 9).unwrap(), 9);
     });
+}
+
+#[test]
+fn what_is_at_hand_is_answered_while_more_requests_wait_than_are_answered_at_once() {
+    // Those that say so, and those that are found out.
+    for how in ["says", "stuck"] {
+        let config = ServerConfig { max_workers: 2, max_waiting: 30, ..ServerConfig::default() };
+        let (server, addr, service) = start(config);
+        std::thread::scope(|scope| {
+            let waiting: Vec<_> =
+                (0..30).map(|_| scope.spawn(move || read(&mut *connect(addr), how, 10).unwrap())).collect();
+            until("they wait for each other", || service.inside.load(Ordering::SeqCst) == 30);
+            for _ in 0..10 {
+                assert_eq!(read(&mut *connect(addr), "f", 9).unwrap(), 9);
+            }
+            assert!(server.workers() <= 32, "{} workers", server.workers());
+            *service.released.lock().unwrap() = true;
+            service.release.notify_all();
+            waiting.into_iter().for_each(|read| assert_eq!(read.join().unwrap(), 10));
+        });
+        assert!(server.join(soon()));
+    }
 }
 
 #[test]
@@ -204,7 +229,7 @@ fn garbage_costs_its_own_connection_only() {
 
 #[test]
 fn a_panic_costs_its_own_connection_only() {
-    let (server, addr, _) = start(ServerConfig { max_workers: 2, ..ServerConfig::default() });
+    let (server, addr, _) = start(ServerConfig { max_workers: 2, max_waiting: 0, ..ServerConfig::default() });
     let mut good = connect(addr);
     for _ in 0..5 {
         let error = read(&mut *connect(addr), "panic", 10).unwrap_err();
@@ -217,7 +242,8 @@ fn a_panic_costs_its_own_connection_only() {
 #[test]
 fn a_reader_that_does_not_read_frees_its_worker() {
     let send_timeout = Duration::from_millis(100);
-    let (server, addr, _) = start(ServerConfig { max_workers: 1, send_timeout, ..ServerConfig::default() });
+    let (server, addr, _) =
+        start(ServerConfig { max_workers: 1, max_waiting: 0, send_timeout, ..ServerConfig::default() });
     let mut stuck = TcpStream::connect(addr).unwrap();
     let mut frames = Vec::new();
     Request::Hello(Hello::new("t", "s")).encode(1, &mut frames).unwrap();
@@ -288,7 +314,7 @@ fn the_local_address_is_chosen() {
 
 #[test]
 fn signs_of_life_are_answered_while_every_worker_waits_for_something_slow() {
-    let (server, addr, service) = start(ServerConfig { max_workers: 2, ..ServerConfig::default() });
+    let (server, addr, service) = start(ServerConfig { max_workers: 2, max_waiting: 0, ..ServerConfig::default() });
     let mut readers: Vec<_> = (0..5).map(|_| connect(addr)).collect();
     std::thread::scope(|scope| {
         let waiting: Vec<_> =

@@ -300,6 +300,7 @@ impl Node {
             cache.warm(&object, blocks, verify, &batch, count);
             count += 1;
         }
+        responder.waits();
         let done = batch.wait(count, deadline).into_iter().map(|part| PartDone {
             moved_bytes: part.fetched_bytes,
             held_bytes: part.held_bytes,
@@ -379,7 +380,10 @@ fn answer_read(
         Pinned::Missing if may_go_on && !cache.has(object, offset, len) && cache.sends_on(object, offset) => {
             return responder.data(SENT_ON, &[]).map(|()| 0);
         }
-        Pinned::Missing => Some(cache.pin_fetched(object, offset, len)?),
+        Pinned::Missing => {
+            responder.waits();
+            Some(cache.pin_fetched(object, offset, len)?)
+        }
     };
     if let Some(slice) = pinned.filter(|slice| slice.len() == len) {
         return responder.data(hint, &[&slice]).map(|()| len);

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A worker without work for this long ends, unless it is the last one idle.
 const IDLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -84,11 +84,12 @@ impl Crew {
     pub const FIRST_ID: u64 = STOP + 1;
 
     /// A crew of at most `most` workers, none yet, of which `at_once` take events: as many as answer at once without
-    /// waiting for anything, while those who wait are more.
+    /// waiting for anything, while those who wait are more. A worker waits when it says so ([`Crew::waits`]), or when it is
+    /// on its request for `long`.
     ///
     /// # Errors
     /// When the descriptors can't be had.
-    pub fn new(kind: &'static str, most: usize, at_once: usize) -> rustix::io::Result<Self> {
+    pub fn new(kind: &'static str, most: usize, at_once: usize, long: Duration) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &wake, EventData::new_u64(STOP), EventFlags::IN)?;
@@ -103,7 +104,7 @@ impl Crew {
             wake,
             stopping: AtomicBool::new(false),
             idle: AtomicUsize::new(0),
-            turns: Turns::new(at_once.clamp(1, most.max(1))),
+            turns: Turns::new(at_once.clamp(1, most.max(1)), long),
             workers: Mutex::new(0),
             watched: Mutex::new(false),
             watch_ended: Condvar::new(),
@@ -160,6 +161,11 @@ impl Crew {
     /// Says that the worker on this thread is about to wait for a disk or another machine: another takes events meanwhile.
     pub fn waits(&self) {
         self.turns.give_away();
+    }
+
+    /// Says that the worker on this thread has answered what it was asked and goes on to more.
+    pub fn goes_on(&self) {
+        self.turns.go_on();
     }
 
     /// Whether the server stops.
@@ -283,7 +289,7 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
             held = turn;
             continue;
         };
-        let begun = turn.as_ref().map(Turn::begin);
+        turn.iter().for_each(Turn::begin);
         // Somebody has to be left who takes events when this request takes long.
         if others_idle == 0
             && !life_only
@@ -310,6 +316,6 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
                 shared.remove(&conn);
             }
         }
-        held = turn.zip(begun).and_then(|(turn, begun)| turn.done(begun));
+        held = turn.and_then(Turn::done);
     }
 }

@@ -115,6 +115,9 @@ pub trait FrameSink {
     /// # Errors
     /// The same, and those of reading the file.
     fn send_file(&mut self, file: BorrowedFd<'_>, offset: u64, len: usize, more: bool) -> Result<()>;
+
+    /// As [`Responder::waits`].
+    fn waits(&mut self) {}
 }
 
 /// A [`Responder`] that writes one answer's frame to a [`FrameSink`].
@@ -216,5 +219,9 @@ impl<S: FrameSink> Responder for FrameResponder<'_, S> {
 
     fn progress(&self) -> AnswerState {
         self.state
+    }
+
+    fn waits(&mut self) {
+        self.sink.waits();
     }
 }

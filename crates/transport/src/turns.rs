@@ -7,9 +7,6 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A request that takes longer has its worker's turn given to another: longer than small answers take, and as short as a
-/// request may wait behind one that blocks.
-const LONG: Duration = Duration::from_millis(2);
 /// A worker that had no turn for this long is one too many.
 const SPARE: Duration = Duration::from_secs(10);
 
@@ -21,6 +18,8 @@ thread_local! {
 /// The turns of one crew.
 pub(crate) struct Turns {
     started: Instant,
+    /// A worker that is on its request for longer has its turn given to another.
+    long: Duration,
     /// When the request was begun that each turn's worker is on, in µs since the start; 0 while it waits for events.
     since: Box<[AtomicU64]>,
     /// Requests begun so far, so that one who looks now and then sees whether there are any.
@@ -47,14 +46,12 @@ pub(crate) struct Turn<'a> {
     slot: usize,
 }
 
-/// A request that a worker is on.
-pub(crate) struct Begun(u64);
-
 impl Turns {
-    pub fn new(at_once: usize) -> Self {
+    pub fn new(at_once: usize, long: Duration) -> Self {
         let at_once = at_once.max(1);
         Turns {
             started: Instant::now(),
+            long,
             since: (0..at_once).map(|_| AtomicU64::new(0)).collect(),
             begun: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
@@ -82,6 +79,16 @@ impl Turns {
         let (slot, begun) = ON.take();
         if begun != 0 && self.since[slot].compare_exchange(begun, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             drop(Turn { turns: self, slot });
+        }
+    }
+
+    /// This thread goes on to another request, so that what took long was not one of them.
+    pub fn go_on(&self) {
+        let (slot, begun) = ON.get();
+        if begun != 0 {
+            let now = self.now();
+            let own = self.since[slot].compare_exchange(begun, now, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            ON.set(if own { (slot, now) } else { (0, 0) });
         }
     }
 
@@ -123,7 +130,7 @@ impl Turns {
             }
             inner.watched = true;
             let begun = self.begun.load(Ordering::SeqCst);
-            let timed_out = self.watcher.wait_for(&mut inner, LONG).timed_out();
+            let timed_out = self.watcher.wait_for(&mut inner, self.long).timed_out();
             let idle = timed_out && begun == self.begun.load(Ordering::SeqCst) && self.nothing_begun();
             if idle && !inner.over && inner.free.is_empty() {
                 // Whoever begins a request now sees this, or else its request is seen here.
@@ -162,7 +169,7 @@ impl Turns {
 
     /// Takes the turn of a worker whose request takes long.
     fn long(&self) -> Option<usize> {
-        let before = self.now().saturating_sub(LONG.as_micros() as u64);
+        let before = self.now().saturating_sub(self.long.as_micros() as u64);
         self.since.iter().position(|since| {
             let begun = since.load(Ordering::SeqCst);
             begun != 0
@@ -173,8 +180,8 @@ impl Turns {
 }
 
 impl<'a> Turn<'a> {
-    /// Says that a request was taken.
-    pub fn begin(&self) -> Begun {
+    /// Says that this thread takes a request.
+    pub fn begin(&self) {
         let now = self.turns.now();
         self.turns.since[self.slot].store(now, Ordering::SeqCst);
         ON.set((self.slot, now));
@@ -183,15 +190,14 @@ impl<'a> Turn<'a> {
             let _inner = self.turns.inner.lock();
             self.turns.watcher.notify_one();
         }
-        Begun(now)
     }
 
     /// Says that it was answered; gives the turn on, unless another worker has it by now.
-    pub fn done(self, begun: Begun) -> Option<Turn<'a>> {
-        ON.set((0, 0));
+    pub fn done(self) -> Option<Turn<'a>> {
+        let (_, begun) = ON.take();
         // No two requests of one turn begin at the same time: in between it took long.
-        let own = self.turns.since[self.slot].compare_exchange(begun.0, 0, Ordering::SeqCst, Ordering::SeqCst);
-        if own.is_ok() {
+        let since = &self.turns.since[self.slot];
+        if begun != 0 && since.compare_exchange(begun, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             return Some(self);
         }
         std::mem::forget(self);
@@ -218,15 +224,17 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
+    const LONG: Duration = Duration::from_millis(2);
+
     fn soon() -> Duration {
         Duration::from_secs(60)
     }
 
     #[test]
     fn a_turn_that_takes_long_is_another_workers() {
-        let turns = Turns::new(1);
+        let turns = Turns::new(1, LONG);
         let first = turns.take().unwrap();
-        let begun = first.begin();
+        first.begin();
         std::thread::scope(|scope| {
             let (has, had) = channel();
             let (go, gone) = channel::<()>();
@@ -239,33 +247,33 @@ mod tests {
             });
             // It gets the turn although the first never gives it back.
             had.recv_timeout(soon()).unwrap();
-            assert!(first.done(begun).is_none() && turns.waiting() == 0);
+            assert!(first.done().is_none() && turns.waiting() == 0);
             go.send(()).unwrap();
             // And the one who lost it gets it when it is given back.
             let again = turns.take().unwrap();
-            let begun = again.begin();
-            drop(again.done(begun));
+            again.begin();
+            drop(again.done());
         });
         assert_eq!(turns.inner.lock().free.len(), 1);
     }
 
     #[test]
     fn a_worker_that_is_about_to_wait_gives_its_turn_away() {
-        let turns = Turns::new(1);
+        let turns = Turns::new(1, LONG);
         let first = turns.take().unwrap();
         turns.give_away();
-        let begun = first.begin();
+        first.begin();
         turns.give_away();
         // Without waiting: it is there.
         let second = turns.take().unwrap();
-        assert!(first.done(begun).is_none() && turns.inner.lock().free.is_empty());
+        assert!(first.done().is_none() && turns.inner.lock().free.is_empty());
         drop(second);
         assert_eq!(turns.inner.lock().free.len(), 1);
     }
 
     #[test]
     fn turns_are_given_on_among_many_and_end() {
-        let turns = Turns::new(2);
+        let turns = Turns::new(2, LONG);
         let served = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for worker in 0..6u64 {
@@ -273,11 +281,11 @@ mod tests {
                 scope.spawn(move || {
                     let mut held = None;
                     while let Some(turn) = held.take().or_else(|| turns.take()) {
-                        let begun = turn.begin();
+                        turn.begin();
                         if (served.fetch_add(1, Ordering::SeqCst) as u64 + worker).is_multiple_of(50) {
                             std::thread::sleep(2 * LONG);
                         }
-                        held = turn.done(begun);
+                        held = turn.done();
                         if served.load(Ordering::SeqCst).is_multiple_of(7) {
                             held = None;
                         }

@@ -3,6 +3,7 @@
 mod nodes;
 
 use nodes::{Nodes, byte_at};
+use spurline_types::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -51,6 +52,54 @@ fn a_group_without_nodes_says_so_and_reads_again_when_there_is_one() {
     assert!(error.to_string().contains("no node"), "{error}");
     remote.set_members(&group.members(&[0]));
     group.read(&remote, 1, 0, 4096).unwrap();
+}
+
+#[test]
+fn a_node_is_found_also_when_the_first_eight_of_a_run_are_away() {
+    let group = Nodes::start(12);
+    let remote = group.mount(&(0..12).collect::<Vec<_>>());
+    (0..10).for_each(|node| group.nodes[node].kill());
+    // Long enough for them to be away for good, by the mount's patience.
+    for _ in 0..2 {
+        (0..100).for_each(|object| group.read(&remote, object, 0, 4096).unwrap());
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    (10..12).for_each(|node| group.nodes[node].kill());
+    let all_gone = |object| group.read(&remote, object, 0, 4096);
+    assert_eq!(all_gone(1).and_then(|()| all_gone(2)).unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+#[test]
+fn what_ails_one_node_is_asked_of_another_and_what_ails_two_is_the_answer() {
+    let group = Nodes::start(3);
+    let remote = group.mount(&[0, 1, 2]);
+    let read = |object| group.read(&remote, object, 0, 4096);
+    for kind in [ErrorKind::PermissionDenied, ErrorKind::Io(24), ErrorKind::Unknown(99)] {
+        group.ail(0, Some(kind));
+        (0..50).for_each(|object| read(object).unwrap());
+        group.ail(1, Some(kind));
+        group.ail(2, Some(kind));
+        assert_eq!(read(1).unwrap_err().kind(), kind);
+        (0..3).for_each(|node| group.ail(node, None));
+    }
+    // No node has what is not there.
+    group.ail(0, Some(ErrorKind::NotFound));
+    assert!((0..50).filter_map(|object| read(object).err()).any(|error| error.kind() == ErrorKind::NotFound));
+}
+
+#[test]
+fn one_that_is_being_restarted_is_waited_for_though_another_says_that_it_can_not() {
+    let group = Nodes::start(2);
+    let remote = group.mount_waiting(&[0, 1], Duration::from_secs(60));
+    (0..20).for_each(|object| group.read(&remote, object, 0, 4096).unwrap());
+    group.ail(0, Some(ErrorKind::Unavailable));
+    group.nodes[1].kill();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| group.read(&remote, 1, 0, 4096));
+        std::thread::sleep(Duration::from_millis(20));
+        group.nodes[1].start();
+        reader.join().unwrap().unwrap();
+    });
 }
 
 #[test]

@@ -8,7 +8,7 @@ use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
 use spurline_transport::{ChannelPool, ConnState, PoolConfig, Responder, Service};
 use spurline_types::{Error, ErrorKind, Member, ObjectId, ObjectRef, Result, Stats, Version};
 use spurline_volume::{Data, Volume as _};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub const BLOCK: u64 = 1 << 20;
@@ -18,7 +18,10 @@ pub fn byte_at(object: u64, offset: u64) -> u8 {
     (offset ^ (offset >> 8).wrapping_mul(31) ^ object.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8
 }
 
-struct Bytes;
+/// What a node answers reads with while it is unwell.
+type Unwell = Arc<Mutex<Option<ErrorKind>>>;
+
+struct Bytes(Unwell);
 
 impl Service for Bytes {
     fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
@@ -28,6 +31,9 @@ impl Service for Bytes {
         let Request::Read(Read { offset, len, version, .. }) = request else {
             return Err(Error::new(ErrorKind::Unsupported, "reads only"));
         };
+        if let Some(kind) = *self.0.lock().unwrap() {
+            return Err(Error::new(kind, "unwell"));
+        }
         let object: u64 = version.parse().unwrap();
         let bytes: Vec<u8> = (offset..offset + u64::from(len)).map(|at| byte_at(object, at)).collect();
         responder.data(&[], &[&bytes])
@@ -36,15 +42,23 @@ impl Service for Bytes {
 
 /// The nodes, whether or not a mount knows them.
 pub struct Nodes {
-    nodes: Vec<SimNode>,
+    pub nodes: Vec<SimNode>,
+    unwell: Vec<Unwell>,
 }
 
 impl Nodes {
     pub fn start(count: usize) -> Nodes {
-        let node = |n: usize| {
-            SimNode::new(&format!("n{n}"), Arc::new(Bytes), Arc::new(FaultPlan::new(n as u64, Rates::default())))
+        let unwell: Vec<Unwell> = (0..count).map(|_| Unwell::default()).collect();
+        let node = |(n, unwell): (usize, &Unwell)| {
+            let plan = Arc::new(FaultPlan::new(n as u64, Rates::default()));
+            SimNode::new(&format!("n{n}"), Arc::new(Bytes(Arc::clone(unwell))), plan)
         };
-        Nodes { nodes: (0..count).map(node).collect() }
+        Nodes { nodes: unwell.iter().enumerate().map(node).collect(), unwell }
+    }
+
+    /// From now on the node answers every read with an error of this kind, or with bytes.
+    pub fn ail(&self, node: usize, kind: Option<ErrorKind>) {
+        *self.unwell[node].lock().unwrap() = kind;
     }
 
     pub fn members(&self, which: &[usize]) -> Vec<Arc<Member>> {
@@ -55,6 +69,11 @@ impl Nodes {
 
     /// A mount that knows these.
     pub fn mount(&self, which: &[usize]) -> Arc<Remote> {
+        self.mount_waiting(which, Duration::from_millis(200))
+    }
+
+    /// The same, which waits so long for a node that does not answer.
+    pub fn mount_waiting(&self, which: &[usize], absence: Duration) -> Arc<Remote> {
         let stats = Arc::new(Stats::default());
         let (nodes, counted) = (self.nodes.clone(), Arc::clone(&stats));
         let roster = Roster::new(&self.members(which), move |member| {
@@ -62,7 +81,7 @@ impl Nodes {
             let config = PoolConfig { retry_min: Duration::from_millis(5), ..PoolConfig::default() };
             Peer::new(ChannelPool::new(node.connector(), "mount", "src", config, Arc::clone(&counted)), member)
         });
-        let patience = Patience { answer: Duration::from_secs(60), absence: Duration::from_millis(200) };
+        let patience = Patience { answer: Duration::from_secs(60), absence };
         let config = RemoteConfig {
             patience,
             fetchers: 2,

@@ -209,7 +209,7 @@ impl Cluster {
 
     /// Waits for what comes a moment later.
     pub fn wait(&self, what: &str, mut until: impl FnMut(&Cluster) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(150);
         while !until(self) {
             assert!(Instant::now() < deadline, "{what} did not come about: {:?}", self.views());
             std::thread::sleep(Duration::from_millis(2));

@@ -27,14 +27,28 @@ fn a_node_that_joins_gets_its_blocks_from_their_former_owners() {
 }
 
 #[test]
-fn the_blocks_of_a_drained_node_are_taken_from_it() {
-    let cluster = Cluster::start(3, 1024);
+fn nodes_that_join_together_get_their_blocks_from_their_former_owners() {
+    let cluster = Cluster::start(6, 1024);
     let mount = cluster.mount_with(0..3, PATIENT);
     let objects: Vec<_> = (0..10).map(|n| object(n, 40 * BLOCK)).collect();
     objects.iter().for_each(|object| mount.read_all(object).unwrap());
     let fetched = cluster.under.reads().0;
-    let siblings = cluster.join(&[0, 1, 2]);
-    let mut members = cluster.members(0..3);
+    cluster.join(&(0..6).collect::<Vec<_>>());
+    mount.remote.set_members(&cluster.members(0..6));
+    objects.iter().for_each(|object| mount.read_all(object).unwrap());
+    assert!((3..6).all(|node| objects.iter().any(|object| cluster.held(node, object) > 0)), "each has its share");
+    assert_eq!(cluster.under.reads().0, fetched);
+}
+
+#[test]
+fn the_blocks_of_a_drained_node_are_taken_from_it() {
+    let cluster = Cluster::start(6, 1024);
+    let mount = cluster.mount_with(0..6, PATIENT);
+    let objects: Vec<_> = (0..10).map(|n| object(n, 40 * BLOCK)).collect();
+    objects.iter().for_each(|object| mount.read_all(object).unwrap());
+    let fetched = cluster.under.reads().0;
+    let siblings = cluster.join(&(0..6).collect::<Vec<_>>());
+    let mut members = cluster.members(0..6);
     Arc::make_mut(&mut members[1]).weight = 0;
     siblings.iter().for_each(|siblings| siblings.set_members(&members));
     mount.remote.set_members(&members);

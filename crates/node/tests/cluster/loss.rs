@@ -42,7 +42,7 @@ pub fn read_while(mount: &Mount, objects: &[ObjectRef], during: impl FnOnce()) -
 
 /// Waits for what comes a moment later.
 pub fn eventually(what: &str, mut until: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(150);
     while !until() {
         assert!(Instant::now() < deadline, "{what} does not come about");
         std::thread::sleep(Duration::from_millis(2));
