@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// The longest a connection attempt over a rail may take: as long as one over TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Requests in work at once; no more of them are answered than there are processors, the others wait.
+const MAX_WORKERS: usize = 1024;
 
 /// Resolves the interfaces and logs what each is; `registered` is the memory that will be locked for them, in bytes.
 ///
@@ -93,7 +95,7 @@ pub fn serve(
         max_connections,
         // Many mounts may start at once.
         max_ungreeted: max_connections / 2,
-        max_workers: (budget.serve_slots as usize).max(16),
+        max_workers: MAX_WORKERS,
         patience: Patience { silence: config.silence },
         trust: Arc::clone(trust),
         ..RdmaServerConfig::default()
