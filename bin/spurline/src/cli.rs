@@ -1,6 +1,7 @@
 //! The words of the command line. The flags of `mount` and `node` are the config crate's; the rest is here.
 
 use clap::builder::styling::{AnsiColor, Styles};
+use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use spurline_config::{CoordinatorArgs, MountArgs, NodeArgs, Registry, Source, TrustArgs, args, file};
 use spurline_types::{Size, parse_duration};
@@ -99,18 +100,19 @@ pub enum NodeAction {
 #[derive(Debug, Args)]
 pub struct DrainArgs {
     /// The group's nodes: coordinator://… or etcd://…
-    #[arg(long, value_name = "URL", env = "SPURLINE_REGISTRY")]
+    #[arg(long, value_name = "URL")]
     pub registry: Registry,
     /// The group's name in the registry
-    #[arg(long, value_name = "NAME", default_value = "default", env = "SPURLINE_CACHE_GROUP")]
+    #[arg(long, value_name = "NAME", default_value = "default")]
     pub cache_group: String,
     /// What nodes have to be shown.
     #[command(flatten)]
     pub trust: TrustArgs,
     /// The node, by its name or HOST:PORT
+    #[arg(help_heading = None)]
     pub node: String,
     /// As JSON, one object
-    #[arg(long)]
+    #[arg(long, help_heading = None)]
     pub json: bool,
 }
 
@@ -193,6 +195,9 @@ Examples:
     spurline load /mnt/data/train --stop
   The files of a list, at most 500 MiB each second:
     spurline load --files-from epoch1.txt --rate 500M
+  Other options make another job of the same paths, which may run beside it; the same words again join the same job:
+    spurline load /mnt/data/train --include '*.idx' --replicas 3 --submit
+    spurline load /mnt/data/train --include '*.idx' --replicas 3 --progress
   By the coordinator of a group, which goes on with it after a restart:
     spurline load s3://datasets/train --source s3://datasets --registry coordinator://head:7010 --submit";
 
@@ -218,21 +223,25 @@ pub struct JobArgs {
     #[arg(long, group = "what")]
     pub submit: bool,
     /// Show how far the job of these paths is
+    ///
+    /// Of several jobs of these paths it is the one that was begun with the same options. Without options it is one that is
+    /// under way, or else the last one.
     #[arg(long, group = "what")]
     pub progress: bool,
-    /// End the job of these paths
+    /// End the jobs of these paths; with options, the one that was begun with them
     #[arg(long, group = "what")]
     pub stop: bool,
     /// The coordinator that does the job: coordinator://HOST:PORT[,HOST:PORT] [default: the mount that PATH lies in]
     ///
-    /// It goes on with jobs after a restart. PATH is below --source then.
-    #[arg(long, value_name = "URL", requires = "source", help_heading = "Group")]
+    /// It goes on with jobs after a restart. PATH is below --source then. Where the variable alone names it, paths without
+    /// --source are done by the mount that they lie in.
+    #[arg(long, value_name = "URL", help_heading = "Group")]
     pub registry: Option<Registry>,
-    /// The group's name in the registry [default: default]
-    #[arg(long, value_name = "NAME", requires = "registry", help_heading = "Group")]
-    pub cache_group: Option<String>,
+    /// The group's name in the registry
+    #[arg(long, value_name = "NAME", default_value = "default", help_heading = "Group")]
+    pub cache_group: String,
     /// What the mounts of the group mount
-    #[arg(long, value_name = "URL", requires = "registry", help_heading = "Group")]
+    #[arg(long, value_name = "URL", help_heading = "Group")]
     pub source: Option<Source>,
     /// What coordinators have to be shown.
     #[command(flatten)]
@@ -240,6 +249,18 @@ pub struct JobArgs {
     /// As JSON, one object
     #[arg(long, help_heading = None)]
     pub json: bool,
+    /// What words of the command line said, and not variables.
+    #[arg(skip)]
+    pub said: Said,
+}
+
+/// Which flags were words of the command line: what a variable says gives way to what names another place.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Said {
+    /// `--registry`.
+    pub registry: bool,
+    /// `--cache-group`.
+    pub cache_group: bool,
 }
 
 /// What `load` is told.
@@ -292,10 +313,10 @@ pub struct RuleArgs {
 #[derive(Debug, Args)]
 pub struct RulesArgs {
     /// The registry of the group, which keeps its rules: coordinator://HOST:PORT or etcd://HOST:PORT
-    #[arg(long, value_name = "URL", env = "SPURLINE_REGISTRY")]
+    #[arg(long, value_name = "URL")]
     pub registry: Option<Registry>,
     /// The group's name in the registry
-    #[arg(long, value_name = "NAME", default_value = "default", env = "SPURLINE_CACHE_GROUP")]
+    #[arg(long, value_name = "NAME", default_value = "default")]
     pub cache_group: String,
     /// What coordinators and nodes have to be shown.
     #[command(flatten)]
@@ -398,19 +419,24 @@ pub struct InfoArgs {
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// All nodes of a group, by its registry: static:HOST:PORT[,…], dns:NAME:PORT, coordinator://… or etcd://…
-    #[arg(long, value_name = "URL", conflicts_with = "target", env = "SPURLINE_REGISTRY")]
+    #[arg(long, value_name = "URL")]
     pub registry: Option<Registry>,
     /// The group's name in the registry
-    #[arg(long, value_name = "NAME", default_value = "default", env = "SPURLINE_CACHE_GROUP")]
+    #[arg(long, value_name = "NAME", default_value = "default")]
     pub cache_group: String,
     /// What nodes have to be shown.
     #[command(flatten)]
     pub trust: TrustArgs,
-    /// Mountpoints, HOST:PORT of nodes, or admin sockets [default: all mounts of this machine]
+    /// Mountpoints, HOST:PORT of nodes, or admin sockets [default: everything on this machine, or the group of
+    /// SPURLINE_REGISTRY]
+    #[arg(help_heading = None)]
     pub target: Vec<String>,
     /// As JSON, one object a line
-    #[arg(long)]
+    #[arg(long, help_heading = None)]
     pub json: bool,
+    /// What words of the command line said, and not variables.
+    #[arg(skip)]
+    pub said: Said,
 }
 
 /// What `demo` is told.
@@ -456,15 +482,28 @@ pub fn command() -> clap::Command {
         command = command.mut_subcommand(service, args::with_environment);
     }
     for asking in ["status", "load", "free", "pin", "unpin", "limit", "rules"] {
-        command = command.mut_subcommand(asking, args::with_trust_environment);
+        command = command.mut_subcommand(asking, args::with_group_environment);
     }
-    command = command.mut_subcommand("node", |node| node.mut_subcommand("drain", args::with_trust_environment));
+    command = command.mut_subcommand("node", |node| node.mut_subcommand("drain", args::with_group_environment));
     command
 }
 
 /// The typed words behind clap's matches.
 pub fn from_matches(matches: &ArgMatches) -> Result<Cli, file::Refusal> {
-    Cli::from_arg_matches(matches).map_err(|e| file::Refusal::Clap(Box::new(e.format(&mut command()))))
+    let cli = Cli::from_arg_matches(matches).map_err(|e| file::Refusal::Clap(Box::new(e.format(&mut command()))));
+    let mut cli = cli?;
+    let word = |name: &str| {
+        let of = matches.subcommand().map(|(_, of)| of).filter(|of| of.try_contains_id(name).is_ok());
+        of.is_some_and(|of| of.value_source(name) == Some(ValueSource::CommandLine))
+    };
+    let said = match &mut cli.command {
+        Command::Load(args) => &mut args.job.said,
+        Command::Free(args) => &mut args.job.said,
+        Command::Status(args) => &mut args.said,
+        _ => return Ok(cli),
+    };
+    *said = Said { registry: word("registry"), cache_group: word("cache_group") };
+    Ok(cli)
 }
 
 #[cfg(test)]

@@ -18,11 +18,18 @@ const BOLD: Style = Style::new().bold();
 /// # Errors
 /// When nothing can be asked at all.
 pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
-    if let Some(registry) = &args.registry {
-        let trust = args.trust.check(false)?;
-        return crate::roster::run(registry, &args.cache_group, &trust, args.json);
-    }
     let names = args.target;
+    if args.said.registry && !names.is_empty() {
+        return Err(Fault::usage(
+            format!("{} and --registry: which of them?", names.join(", ")),
+            "--registry shows all nodes of a group; name targets without it",
+        ));
+    }
+    // A registry in the environment is not in the way of who names something else.
+    if let Some(registry) = args.registry.filter(|_| names.is_empty()) {
+        let trust = args.trust.check(false)?;
+        return crate::roster::run(&registry, &args.cache_group, &trust, args.json);
+    }
     let all = names.is_empty();
     let asked: Vec<Asked> = match all {
         true => everything()?,

@@ -132,6 +132,53 @@ fn what_is_named_and_not_there_exits_3() {
     assert!(!dir.path().join("missing").exists());
 }
 
+#[test]
+fn commands_about_a_group_take_its_name_from_one_environment() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let with = |words: &[&str]| {
+        let mut command = spurline();
+        let registry = format!("coordinator://{nobody}");
+        command.args(words).env("SPURLINE_REGISTRY", registry).env("SPURLINE_CACHE_GROUP", "train");
+        command.env("SPURLINE_GROUP_TOKEN_FILE", "/nowhere/token").output().unwrap()
+    };
+    let all = [
+        &["status"][..],
+        &["load", "s3://b/x", "--source", "s3://b"],
+        &["free", "s3://b/x", "--source", "s3://b"],
+        &["pin", "s3://b/x"],
+        &["unpin", "s3://b/x"],
+        &["limit", "s3://b/x", "--ttl", "1d"],
+        &["rules"],
+        &["node", "drain", "n1"],
+    ];
+    for words in all {
+        refused(&with(words), 3, &["/nowhere/token"]);
+        let help = String::from_utf8(with(&[words, &["--help"]].concat()).stdout).unwrap();
+        for variable in ["SPURLINE_REGISTRY", "SPURLINE_CACHE_GROUP", "SPURLINE_GROUP_TOKEN_FILE"] {
+            assert!(help.contains(variable), "{words:?}: {variable} is missing in: {help}");
+        }
+    }
+    // What names another place is meant before a variable, and two words that name two are refused.
+    refused(&with(&["load", "/proc"]), 1, &["not in a mount"]);
+    refused(&with(&["load", "/proc", "--cache-group", "g"]), 2, &["of which source", "--source"]);
+    let out = with(&["status", "/nowhere/at/all"]);
+    assert_eq!(out.status.code(), Some(3), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("/nowhere/at/all"), "{out:?}");
+    refused(&run(&["status", "--registry", "static:h:1", "/x"]), 2, &["/x and --registry"]);
+}
+
+#[test]
+fn a_job_without_a_place_says_which_words_are_missing() {
+    let names = ["--registry", "SPURLINE_REGISTRY", "--source"];
+    refused(&run(&["load", "s3://b/x"]), 2, &[&["s3://b/x is a URL"], &names[..]].concat());
+    refused(&run(&["free", "s3://b/x"]), 2, &[&["would free it"], &names[..]].concat());
+    refused(&run(&["load", "x", "--source", "s3://b"]), 2, &names);
+    refused(&run(&["load", "x", "--cache-group", "g"]), 2, &names);
+    refused(&run(&["load", "x", "--registry", "coordinator://h:1"]), 2, &["of which source", "--source"]);
+    let etcd = ["load", "s3://b/x", "--source", "s3://b", "--registry", "etcd://h:1"];
+    refused(&run(&etcd), 2, &["does no jobs", "coordinator://"]);
+}
+
 /// Whatever runs there, who may not ask is told so, and not that all is well.
 #[test]
 fn status_that_may_not_ask_exits_3() {

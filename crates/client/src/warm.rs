@@ -1,15 +1,16 @@
 //! Parts of objects brought into the caches of the nodes that hold them, or taken out of all caches, for jobs that fill
 //! and free a group. It does not know which files a job is about.
 
-use crate::peer::{NOWHERE, Patience, ask};
+use crate::peer::{NOWHERE, Patience, Peer, ask};
 use crate::placement::{FIRST, RUN_BLOCKS, Wanted};
 use crate::remote::{Inner, Remote};
 use crate::roster::View;
 use spurline_proto::{Part, PartDone, PartList, PartsDone, Request, VolumeId};
-use spurline_transport::{CallError, Lease};
+use spurline_transport::{CallError, Lease, PoolState};
 use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The most blocks that one request asks a node to fetch: it answers when all are there.
@@ -60,6 +61,16 @@ impl Remote {
             inner.warm_pieces(extents, pieces, What::Warm { verify }, &mut sums);
         }
         sums
+    }
+
+    /// How many nodes have a share of the blocks and are not known to be down.
+    pub fn holders_up(&self) -> usize {
+        let view = self.inner().roster().view();
+        let down = |index: usize| {
+            let down = |peer: &Arc<Peer>| matches!(peer.state().0, PoolState::Down { .. }) && !peer.is_up();
+            view.made(index as u32).is_some_and(down)
+        };
+        view.members().iter().enumerate().filter(|(index, member)| member.weight > 0 && !down(*index)).count()
     }
 
     /// Has every node drop what it holds of these extents. Sums over all nodes, and the first error: a node that does

@@ -409,11 +409,17 @@ pub fn with_environment(command: Command) -> Command {
     command.mut_args(with_variable)
 }
 
-/// The same for the flags of trust alone, for commands whose other flags have no variables.
-pub fn with_trust_environment(command: Command) -> Command {
+/// The same for the flags that say which group is meant and what it has to be shown, for commands that ask one: what is
+/// set for nodes and mounts serves them as well. Their other flags have no variables.
+pub fn with_group_environment(command: Command) -> Command {
     let trust = TrustArgs::augment_args(Command::new("trust"));
     let of_trust = |arg: &Arg| trust.get_arguments().any(|other| other.get_id() == arg.get_id());
-    command.mut_args(|arg| if of_trust(&arg) { with_variable(arg) } else { arg })
+    command.mut_args(|arg| match arg.get_long() {
+        // Of these few the help names the variables.
+        Some("registry" | "cache-group" | "group-token-file") => with_variable(arg).hide_env(false),
+        _ if of_trust(&arg) => with_variable(arg),
+        _ => arg,
+    })
 }
 
 fn with_variable(arg: Arg) -> Arg {

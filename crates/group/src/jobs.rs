@@ -61,10 +61,11 @@ impl jobs_server::Jobs for Service {
     }
 }
 
-/// Asks the first of these coordinators that answers about the jobs of `group`, shown what `trust` has.
+/// Asks the first of these coordinators that answers about the jobs of `group`, shown what `trust` has; where that knows
+/// no such job, the next ones as well.
 ///
 /// # Errors
-/// What it answers, or that none does.
+/// What it answers, or that none does; `Unavailable` as long as one that may know the job does not answer.
 pub fn ask_jobs(
     coordinators: &[HostPort],
     group: &str,
@@ -78,6 +79,7 @@ pub fn ask_jobs(
         let why = format!("the job's list has {} bytes, at most {MAX_REQUEST} are taken: split it", json.len());
         return Err(Error::new(ErrorKind::Invalid, why));
     }
+    let mut silent = None;
     let mut last = Error::new(ErrorKind::Unavailable, "no coordinator is named");
     for at in coordinators {
         let ask = async {
@@ -94,9 +96,10 @@ pub fn ask_jobs(
                 return serde_json::from_str(&reply.into_inner().json)
                     .map_err(|e| Error::new(ErrorKind::Protocol, format!("coordinator {at} answered no JSON: {e}")));
             }
-            Err(error) if error.kind() == ErrorKind::Unavailable => last = error,
+            Err(error) if error.kind() == ErrorKind::Unavailable => silent = Some(error),
+            Err(error) if error.kind() == ErrorKind::NotFound => last = error,
             Err(error) => return Err(error),
         }
     }
-    Err(last)
+    Err(silent.unwrap_or(last))
 }

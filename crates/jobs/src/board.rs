@@ -6,7 +6,7 @@ use crate::run::{Run, STOPPED, run};
 use crate::{Spec, Target};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result, Size};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -74,6 +74,9 @@ impl Totals {
         gauges.bytes_done.set(*bytes_done);
     }
 }
+
+/// A job with its name and how far it is.
+type Named = (String, Spec, Progress);
 
 /// The jobs.
 pub struct Board {
@@ -236,29 +239,48 @@ impl Board {
     /// Begins a job and says its name. The same job twice is one job; one that ended begins anew.
     ///
     /// # Errors
-    /// When the job makes no sense, can't be kept, or the same paths are being worked on in another way.
+    /// When the job makes no sense, can't be kept, or is being done at another speed.
     pub fn submit(&self, spec: Spec) -> Result<String> {
+        self.begin(spec).map(|(id, _)| id)
+    }
+
+    /// The same; and whether it was under way already.
+    fn begin(&self, spec: Spec) -> Result<(String, bool)> {
         spec.filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
         let id = spec.id();
+        let before = self.about(&spec.subject())?.iter().map(|(_, _, progress)| progress.submission).max();
+        let submission = before.unwrap_or(0) + 1;
         let mut jobs = self.jobs.lock();
         let other = match jobs.get(&id).filter(|job| job.under_way()) {
             Some(job) => Some(job.spec.clone()),
-            None => self.keep.begin(&id, &Kept::new(spec.clone()))?.map(|kept| kept.spec),
+            None => {
+                let mut kept = Kept::new(spec.clone());
+                kept.checkpoint.progress.submission = submission;
+                self.keep.begin(&id, &kept)?.map(|kept| kept.spec)
+            }
         };
         if let Some(other) = other {
-            if other == spec {
-                return Ok(id);
+            if (other.rate, other.parallel) == (spec.rate, spec.parallel) {
+                return Ok((id, true));
             }
-            let why = format!("{id} works on these paths with other options; stop it first, or wait for its end");
+            let rate = match other.rate {
+                0 => "no --rate".to_owned(),
+                rate => format!("--rate {}", Size(rate)),
+            };
+            let why = format!(
+                "{id} does this already, with {rate} and -p {}; stop it first (--stop), or wait for its end",
+                other.parallel
+            );
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let number = next_number(&jobs);
         let run = Run::new();
+        run.change(|progress| progress.submission = submission);
         // Who submits it wants to be told when there is no group.
         let thread = self.work(&id, spec.clone(), Arc::clone(&run), Duration::ZERO)?;
         jobs.insert(id.clone(), Job { spec, run, thread: Some(thread), number });
         self.forget_oldest(&mut jobs);
-        Ok(id)
+        Ok((id, false))
     }
 
     fn forget_oldest(&self, jobs: &mut BTreeMap<String, Job>) {
@@ -317,16 +339,58 @@ impl Board {
     ///
     /// # Errors
     /// When those can't be read.
-    pub fn list(&self) -> Result<Vec<(String, Spec, Progress)>> {
-        let mut others: BTreeMap<String, Kept> = self.keep.others()?.into_iter().collect();
+    pub fn list(&self) -> Result<Vec<Named>> {
+        self.those(|_| true)
+    }
+
+    /// Those whose names `takes` takes.
+    fn those(&self, takes: impl Fn(&str) -> bool) -> Result<Vec<Named>> {
+        let mut others: BTreeMap<String, Kept> = self.keep.others()?.into_iter().filter(|(id, _)| takes(id)).collect();
         let jobs = self.jobs.lock();
-        let mut all: Vec<_> = jobs.iter().filter(|(id, job)| job.under_way() || !others.contains_key(*id)).collect();
+        let here = |(id, job): &(&String, &Job)| takes(id) && (job.under_way() || !others.contains_key(*id));
+        let mut all: Vec<_> = jobs.iter().filter(here).collect();
         all.sort_by_key(|(_, job)| std::cmp::Reverse(job.number));
         let shown = |(id, job): (&String, &Job)| (id.clone(), job.spec.clone(), job.run.progress());
         let mut all: Vec<_> = all.into_iter().map(shown).collect();
         all.iter().for_each(|(id, ..)| drop(others.remove(id)));
         all.extend(others.into_iter().map(|(id, kept)| (id, kept.spec, kept.checkpoint.progress)));
         Ok(all)
+    }
+
+    /// All jobs of the same paths; a release before named them by these alone.
+    fn about(&self, subject: &str) -> Result<Vec<Named>> {
+        self.those(|id| id == subject || id.rsplit_once('-').is_some_and(|(other, _)| other == subject))
+    }
+
+    /// The job of this name; or, for a name that says which paths alone, all jobs of these paths: first those under way,
+    /// of them the one without options, which has no other name; the latest before the earlier ones.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    fn named(&self, name: &str) -> Result<Vec<Named>> {
+        let (subject, alone) = match name.rsplit_once('-') {
+            Some((subject, _)) if subject.contains('-') => (subject, false),
+            _ => (name, true),
+        };
+        if !alone && let Some((spec, progress)) = self.find(name)? {
+            return Ok(vec![(name.to_owned(), spec, progress)]);
+        }
+        let mut all = self.about(subject)?;
+        all.sort_by_key(|(_, spec, progress)| {
+            let ended = progress.state.ended();
+            (ended, !ended && !spec.is_plain(), std::cmp::Reverse(progress.submission))
+        });
+        if alone && !all.is_empty() {
+            return Ok(all);
+        }
+        let why = match all.first() {
+            None => format!("there is no job {name}: nothing was submitted for these paths"),
+            Some((other, ..)) => format!(
+                "there is no job {name}: nothing was submitted for these paths with these options; without them \
+                 --progress and --stop mean {other}"
+            ),
+        };
+        Err(Error::new(ErrorKind::NotFound, why))
     }
 
     /// Ends a job, wherever it is worked on; says whether there was one to end. No restart goes on with it.
@@ -369,7 +433,7 @@ impl Board {
     pub fn suspend(&self) {
         let threads: Vec<_> = {
             let mut jobs = self.jobs.lock();
-            let with_threads = jobs.values_mut().filter_map(|job| {
+            let with_threads = jobs.iter_mut().filter_map(|(id, job)| {
                 let goes_on = job.under_way();
                 if goes_on {
                     job.run.suspend();
@@ -378,14 +442,13 @@ impl Board {
                 }
                 // The thread of one that has just ended still has to keep how.
                 let thread = job.thread.take()?;
-                Some((goes_on.then(|| (job.spec.clone(), Arc::clone(&job.run))), thread))
+                Some((goes_on.then(|| (id.clone(), job.spec.clone(), Arc::clone(&job.run))), thread))
             });
             with_threads.collect()
         };
         for (goes_on, thread) in threads {
             let _ = thread.join();
-            let Some((spec, run)) = goes_on else { continue };
-            let id = spec.id();
+            let Some((id, spec, run)) = goes_on else { continue };
             run.keep_list(&self.spool(&id, run.list()));
             if let Err(error) = run.save(|checkpoint| self.keep.save(&id, &Kept { spec, checkpoint })) {
                 tracing::warn!("job {id} could not be saved: {error}");
@@ -404,37 +467,52 @@ pub fn shown(id: &str, spec: &Spec, progress: &Progress) -> Value {
     // A list may name millions.
     shown["paths"] = json!(spec.paths.iter().take(100).collect::<Vec<_>>());
     shown["paths_total"] = json!(spec.paths.len());
+    shown["include"] = json!(spec.include);
+    shown["exclude"] = json!(spec.exclude);
     shown["verify"] = json!(spec.verify);
-    shown["remaining_seconds"] = json!(progress.remaining(spec.verify));
+    shown["metadata_only"] = json!(spec.metadata_only);
+    shown["skip_if_exists"] = json!(spec.skip_if_exists);
+    shown["replicas"] = json!(spec.replicas);
+    shown["remaining_seconds"] = json!(progress.remaining(spec.counts()));
     shown
+}
+
+/// The first of these, and in `others` the names of the rest that are under way.
+fn first_of(named: &[Named]) -> Value {
+    let Some((id, spec, progress)) = named.first() else { return Value::Null };
+    let mut first = shown(id, spec, progress);
+    let others = named.iter().skip(1).filter(|(_, _, progress)| !progress.state.ended()).map(|(id, ..)| id);
+    first["others"] = others.cloned().collect::<Vec<_>>().into();
+    first
 }
 
 impl Board {
     /// Answers `{"do": "submit", "spec": …}`, `{"do": "progress", "id": …}`, `{"do": "stop", "id": …}` and
-    /// `{"do": "list"}`, which is how jobs are steered from another process.
+    /// `{"do": "list"}`, which is how jobs are steered from another process. An id may be that of paths alone
+    /// ([`Spec::subject`]): it means the job of these paths that is under way, or that was submitted last, and to stop it
+    /// means all of them.
     ///
     /// # Errors
     /// When the request makes no sense, or names no job.
     pub fn answer(&self, request: &Value) -> Result<Value> {
         let invalid = |why: String| Error::new(ErrorKind::Invalid, why);
         let id = || request["id"].as_str().ok_or_else(|| invalid("which job? 'id' is missing".to_owned()));
-        let of = |id: &str| {
-            let (spec, progress) = self.find(id)?.ok_or_else(|| {
-                Error::new(ErrorKind::NotFound, format!("there is no job {id}: nothing was submitted for these paths"))
-            })?;
-            Ok(shown(id, &spec, &progress))
-        };
         match request["do"].as_str() {
             Some("submit") => {
                 let spec = serde_json::from_value(request["spec"].clone())
                     .map_err(|e| invalid(format!("this is no job that this version knows: {e}")))?;
-                of(&self.submit(spec)?)
+                let (id, joined) = self.begin(spec)?;
+                let mut begun = first_of(&self.named(&id)?);
+                begun["joined"] = joined.into();
+                Ok(begun)
             }
-            Some("progress") => of(id()?),
+            Some("progress") => Ok(first_of(&self.named(id()?)?)),
             Some("stop") => {
-                let id = id()?;
-                self.stop(id)?;
-                of(id)
+                let named = self.named(id()?)?;
+                for (id, ..) in &named {
+                    self.stop(id)?;
+                }
+                Ok(first_of(&named))
             }
             Some("list") => {
                 Ok(self.list()?.iter().map(|(id, spec, progress)| shown(id, spec, progress)).collect::<Vec<_>>().into())

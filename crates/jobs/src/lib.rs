@@ -17,7 +17,7 @@ pub use board::{Board, Open, Totals, shown};
 pub use keep::{DirKeep, Keep, Kept, NoKeep};
 pub use progress::{Failed, Progress, State};
 pub use run::{Run, run};
-pub use spec::{Action, Spec};
+pub use spec::{Action, Counts, Spec};
 pub use walk::Filter;
 
 use spurline_types::{Attr, ListPage, ObjectRef, Result};
@@ -68,6 +68,10 @@ pub trait Target: Send + Sync {
     /// of them; 1 where all it is given is one.
     fn at_once(&self, _requests: usize) -> usize {
         1
+    }
+    /// Why a block can't have `copies` copies now, in words; `None` where it can.
+    fn short_of(&self, _copies: u32) -> Option<String> {
+        None
     }
     /// Fetches what is not held of these parts, on `replicas` nodes each, or the group's own number of them; of several
     /// short files up to `at_once` together.

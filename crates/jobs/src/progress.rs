@@ -1,5 +1,6 @@
 //! How far a job is. Plain numbers; it knows no clock.
 
+use crate::Counts;
 use crate::course::Sums;
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +68,12 @@ pub struct Progress {
     /// Why it is not getting on, or why it ended as it did.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
+    /// What was not done as it was asked for, though nothing failed.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+    /// Which of the jobs of its paths it is: of two that one was submitted later that has more.
+    #[serde(default)]
+    pub submission: u64,
     /// Whether all files are known, so that the totals are.
     pub listed: bool,
     /// Files found so far.
@@ -136,22 +143,51 @@ impl Progress {
     }
 
     /// The share of the work that is done, from 0 to 1, once the totals are known.
-    pub fn share(&self, verify: bool) -> Option<f64> {
+    pub fn share(&self, counts: Counts) -> Option<f64> {
         if !self.listed {
             return None;
         }
+        let Counts { verify, metadata_only } = counts;
+        let bytes_total = if metadata_only { 0 } else { self.bytes_total };
         let passes = if verify { 2.0 } else { 1.0 };
         let part = |done: u64, all: u64| if all == 0 { 1.0 } else { (done as f64 / all as f64).min(1.0) };
         // Small files cost by their number, large ones by their bytes.
-        let both = |files: u64, bytes: u64| (part(files, self.files_total) + part(bytes, self.bytes_total)) / 2.0;
+        let both = |files: u64, bytes: u64| (part(files, self.files_total) + part(bytes, bytes_total)) / 2.0;
         let loaded = both(self.files_done + self.files_failed, self.bytes_done);
         let verified = if verify { both(self.files_verified, self.bytes_verified) } else { 0.0 };
         Some(((loaded + verified) / passes).min(1.0))
     }
 
-    /// Seconds until the end at the speed so far, when that can be said.
-    pub fn remaining(&self, verify: bool) -> Option<f64> {
-        let share = self.share(verify)?;
+    /// Seconds until the end at the speed so far, while it has not ended and when that can be said.
+    pub fn remaining(&self, counts: Counts) -> Option<f64> {
+        let share = self.share(counts).filter(|_| !self.state.ended())?;
         (share > 0.005 && self.seconds > 1.0).then(|| self.seconds * (1.0 - share) / share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_left_only_while_it_works_and_metadata_bring_no_bytes() {
+        let half = Progress {
+            state: State::Running,
+            listed: true,
+            files_total: 10,
+            files_done: 5,
+            bytes_total: 100,
+            seconds: 10.0,
+            ..Progress::default()
+        };
+        let names = Counts { metadata_only: true, verify: false };
+        assert_eq!((half.share(names), half.remaining(names)), (Some(0.75), half.remaining(names)));
+        assert!(half.remaining(names).is_some() && half.share(Counts::default()) == Some(0.25));
+        for state in [State::Succeeded, State::Failed, State::Stopped] {
+            let ended = Progress { state, ..half.clone() };
+            assert_eq!(ended.remaining(Counts::default()), None, "{state}");
+        }
+        let all = Progress { files_done: 10, ..half };
+        assert_eq!(all.share(names), Some(1.0));
     }
 }

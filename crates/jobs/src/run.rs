@@ -154,7 +154,8 @@ impl Run {
             // that costs one question for each file. Reading back needs the names of all files.
             let settled = if spec.verify { Settled::default() } else { settled };
             let sums = settled.sums;
-            progress = Progress { seconds: progress.seconds, ..Progress::of(sums) };
+            let Progress { seconds, submission, .. } = progress;
+            progress = Progress { seconds, submission, ..Progress::of(sums) };
             (tally, list, first) = (Tally::up_to(sums.files), fresh(), sums.files);
             (list_bytes, undone) = (None, Numbers::default());
             (Course::from(settled), named.filter(|(_, by)| *by <= sums.files && sums.failed > 0).collect())
@@ -401,8 +402,10 @@ pub fn run(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut
 }
 
 fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut dyn FnMut(&Run)) -> Result<()> {
+    let short = spec.replicas.filter(|_| spec.action == Action::Load).and_then(|copies| target.short_of(copies));
     let (listed, files) = run.change(|p| {
         p.state = State::Running;
+        p.note = short.unwrap_or_default();
         (p.listed, p.files_total)
     });
     let first = run.first;

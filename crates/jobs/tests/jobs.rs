@@ -1,6 +1,7 @@
 //! Jobs over a group that is in this process and fails on demand: what is done, what is counted, what a restart keeps.
 
 use parking_lot::Mutex;
+use serde_json::json;
 use spurline_jobs::{Action, Board, DirKeep, Keep, Kept, Part, Run, Spec, State, Target, Totals, Worked, run};
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Result, Stats, Version};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -259,8 +260,8 @@ fn a_board_goes_on_after_a_restart_and_does_nothing_twice() {
     let gate = group.gate.lock();
     let id = first.submit(load.clone()).unwrap();
     assert_eq!(first.submit(load.clone()).unwrap(), id);
-    let other = first.submit(Spec { verify: true, ..load.clone() }).unwrap_err();
-    assert!(other.message().contains("stop it first"), "{other}");
+    let other = first.submit(Spec { rate: 1 << 20, ..load.clone() }).unwrap_err();
+    assert!(other.message().contains("with no --rate and -p 3; stop it first"), "{other}");
     eventually("the list", || first.progress(&id).unwrap().1.listed);
     drop(gate);
     eventually("some work", || first.progress(&id).unwrap().1.files_done > 50);
@@ -367,6 +368,88 @@ fn gauges(board: &Board) -> (u64, u64, u64) {
     board.count(&mut totals);
     totals.show(&stats.jobs);
     (stats.jobs.running.get(), stats.jobs.succeeded.get(), stats.jobs.failed.get())
+}
+
+#[test]
+fn what_else_is_asked_of_the_same_paths_is_another_job_and_paths_alone_mean_the_latest() {
+    let dir = tempfile::tempdir().unwrap();
+    let group = Group::new(&TREE);
+    let open_group = Arc::clone(&group);
+    let open = Arc::new(move |_: &str| Ok(Arc::clone(&open_group) as _));
+    let board = Board::start(Arc::new(spurline_jobs::NoKeep), dir.path(), open).unwrap();
+    let ask = |words: serde_json::Value| board.answer(&words);
+    let submit = |spec: &Spec| ask(json!({"do": "submit", "spec": spec})).unwrap();
+    let progress = |id: &str| ask(json!({"do": "progress", "id": id})).unwrap();
+    let ended = |id: &str| eventually("the end", || board.progress(id).unwrap().1.state.ended());
+    let (all, names) = (spec(&[""]), Spec { metadata_only: true, ..spec(&[""]) });
+    let checked = Spec { verify: true, ..spec(&[""]) };
+    let gate = group.gate.lock();
+    assert_eq!(submit(&all)["joined"], false);
+    assert_eq!(submit(&all)["joined"], true);
+    assert_eq!(submit(&checked)["joined"], false);
+    // Both are under way: each by its name; of the paths alone one, which tells of the other.
+    assert_eq!(progress(&checked.id())["id"], json!(checked.id()));
+    let of_paths = progress(&all.subject());
+    assert_eq!((&of_paths["id"], &of_paths["others"]), (&json!(all.id()), &json!([checked.id()])), "{of_paths}");
+    let stopped = ask(json!({"do": "stop", "id": all.subject()})).unwrap();
+    assert_eq!(stopped["others"].as_array().map(Vec::len), Some(1), "{stopped}");
+    drop(gate);
+    [&all, &checked].into_iter().for_each(|spec| ended(&spec.id()));
+    assert_eq!([&all, &checked].map(|spec| progress(&spec.id())["state"].clone()), ["STOPPED", "STOPPED"]);
+    submit(&names);
+    ended(&names.id());
+    let latest = progress(&names.subject());
+    assert_eq!(
+        (&latest["id"], &latest["metadata_only"], &latest["state"]),
+        (&json!(names.id()), &json!(true), &json!("SUCCEEDED"))
+    );
+    assert_eq!((&latest["remaining_seconds"], &latest["others"]), (&json!(null), &json!([])), "{latest}");
+    let unknown = |id: &str| ask(json!({"do": "progress", "id": id})).unwrap_err();
+    let other = unknown(&Spec { skip_if_exists: true, ..spec(&[""]) }.id());
+    assert!(other.kind() == ErrorKind::NotFound && other.message().contains("with these options"), "{other}");
+    let nothing = unknown(&spec(&["a"]).subject());
+    assert!(nothing.kind() == ErrorKind::NotFound && nothing.message().ends_with("for these paths"), "{nothing}");
+}
+
+/// It has two nodes.
+struct Two(Arc<Group>);
+
+impl Target for Two {
+    fn source(&self) -> &str {
+        self.0.source()
+    }
+    fn block_size(&self) -> u64 {
+        self.0.block_size()
+    }
+    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        self.0.lookup(path)
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
+        self.0.list(path, cursor)
+    }
+    fn short_of(&self, copies: u32) -> Option<String> {
+        (copies > 2).then(|| "2 at most".to_owned())
+    }
+    fn warm(&self, parts: &[Part], copies: Option<u32>, at_once: usize) -> Vec<Result<Worked>> {
+        self.0.warm(parts, copies, at_once)
+    }
+    fn check(&self, parts: &[Part], copies: Option<u32>) -> Vec<Result<Worked>> {
+        self.0.check(parts, copies)
+    }
+    fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
+        self.0.free(parts)
+    }
+}
+
+#[test]
+fn copies_that_can_not_be_are_noted_and_fail_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for (replicas, note) in [(None, ""), (Some(2), ""), (Some(3), "2 at most")] {
+        let job = Run::new();
+        run(&Two(Group::new(&TREE)), &Spec { replicas, ..spec(&[""]) }, &job, &dir.path().join("spool"), &mut |_| {});
+        let progress = job.progress();
+        assert_eq!((progress.state, progress.note.as_str()), (State::Succeeded, note), "{progress:?}");
+    }
 }
 
 #[test]
@@ -527,7 +610,7 @@ fn a_job_is_one_process_s_and_another_goes_on_with_it() {
     let id = first.submit(load.clone()).unwrap();
     // The same of the other is the same job; it is seen there, and not worked on.
     assert_eq!(second.submit(load.clone()).unwrap(), id);
-    assert!(second.submit(Spec { verify: true, ..load }).unwrap_err().message().contains("stop it first"));
+    assert!(second.submit(Spec { parallel: 4, ..load }).unwrap_err().message().contains("stop it first"));
     assert!(second.find(&id).unwrap().is_some() && !second.works_on(&id) && first.works_on(&id));
     assert!(two.claim(&id).is_none());
     drop(gate);

@@ -2,6 +2,7 @@
 //! a coordinator.
 
 pub mod group;
+mod look;
 mod place;
 mod shared;
 pub mod show;
@@ -9,18 +10,13 @@ pub mod target;
 
 use crate::cli::{FreeArgs, JobArgs, LoadArgs};
 use crate::{parts, rules, signals};
+use look::Look;
 use place::Place;
-use serde_json::{Value, json};
+use serde_json::json;
 use spurline_config::Fault;
-use spurline_config::checked::DEFAULT_GROUP;
-use spurline_jobs::{Action, Spec, State};
+use spurline_jobs::{Action, Spec};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-/// How often a job is asked how far it is.
-const LOOK: Duration = Duration::from_millis(200);
 
 /// Runs `spurline load`.
 ///
@@ -59,19 +55,7 @@ fn run(
             format!("name files or folders: spurline {action} PATH, or a list of them with --files-from FILE"),
         ));
     }
-    let (place, below) = match (&args.registry, &args.source) {
-        (Some(registry), Some(source)) => {
-            let trust = parts::open_trust(&args.trust.clone().check(false)?, &crate::group::hostname())?;
-            Place::group(registry, args.cache_group.as_deref(), source, trust, paths)?
-        }
-        (Some(_), None) => {
-            return Err(Fault::usage(
-                "of which source are these files?",
-                "give --source URL, the same that the mounts of the group mount",
-            ));
-        }
-        (None, _) => Place::of(paths)?,
-    };
+    let (place, below) = find(action, paths, args)?;
     let spec = more(Spec {
         action,
         source: place.source().to_owned(),
@@ -87,72 +71,73 @@ fn run(
         parallel: args.parallel,
     });
     spec.filter().map_err(|why| Fault::usage(why, "* is any part of a name, ** any folders, [ab] one of these"))?;
-    let id = spec.id();
-    if args.stop {
-        place.ask(&json!({"do": "stop", "id": id}))?;
-        return follow(&place, &id, args, &AtomicBool::default());
-    }
-    if args.progress {
-        let now = place.ask(&json!({"do": "progress", "id": id}))?;
+    let mut look = Look::new(&place, args.json, look::words(action, paths, args, &place));
+    if args.progress || args.stop {
+        // Who gives no options means whatever is done with these paths.
+        let id = if spec.is_plain() { spec.subject() } else { spec.id() };
+        let todo = if args.stop { "stop" } else { "progress" };
+        let now = place.ask(&json!({"do": todo, "id": id})).map_err(|error| place.fault(&error))?;
+        if args.stop {
+            return look.ended(&now);
+        }
         if args.json || !show::is_terminal() {
+            look.others(&now);
             return Ok(show::report(&now, args.json));
         }
-        let interrupted = signals::raised(1)?;
-        return follow(&place, &id, args, &interrupted);
+        return look.watch(&now, &*signals::raised(1)?, false);
     }
     if pin && let Some(registry) = &args.registry {
-        let group = args.cache_group.as_deref().unwrap_or(DEFAULT_GROUP);
-        rules::pin_before_load(
-            registry,
-            group,
-            &args.trust.clone().check(false)?,
-            (place.source(), &spec.paths),
-            args.json,
-        )?;
+        let trust = args.trust.clone().check(false)?;
+        rules::pin_before_load(registry, &args.cache_group, &trust, (place.source(), &spec.paths), args.json)?;
     }
     // From before the job: a signal in between must not leave it running.
     let interrupted = if args.submit { Arc::default() } else { signals::raised(1)? };
-    let begun = place.ask(&json!({"do": "submit", "spec": spec}))?;
+    let begun = place.ask(&json!({"do": "submit", "spec": spec})).map_err(|error| place.fault(&error))?;
+    let joined = begun["joined"] == true;
     if args.submit {
         if args.json {
             anstream::println!("{begun}");
         } else {
             anstream::println!(
-                "{id} is under way, done by {}; --progress in the place of --submit shows how far it is",
+                "{} is under way{}, done by {}; --progress in the place of --submit shows how far it is",
+                spec.id(),
+                if joined { " since before" } else { "" },
                 place.who()
             );
         }
         return Ok(ExitCode::SUCCESS);
     }
-    follow(&place, &id, args, &interrupted)
-}
-
-/// Shows a job until it ends. A person who interrupts ends the job, or only the look at it.
-fn follow(place: &Place, id: &str, args: &JobArgs, interrupted: &AtomicBool) -> Result<ExitCode, Fault> {
-    let bar = show::Bar::new(args.json);
-    let mut told = false;
-    loop {
-        let now = place.ask(&json!({"do": "progress", "id": id}))?;
-        if state(&now).is_some_and(State::ended) {
-            bar.end();
-            let code = show::report(&now, args.json);
-            // Who stopped it has what was wanted.
-            return Ok(if args.stop { ExitCode::SUCCESS } else { code });
-        }
-        bar.show(&now);
-        if interrupted.load(Ordering::Acquire) && !told {
-            if args.progress {
-                bar.end();
-                anstream::eprintln!("{id} goes on; --stop ends it");
-                return Ok(ExitCode::SUCCESS);
-            }
-            told = true;
-            place.ask(&json!({"do": "stop", "id": id}))?;
-        }
-        std::thread::sleep(LOOK);
+    if joined && !args.json {
+        anstream::eprintln!("{} was under way already; Ctrl-C ends this look at it, --stop ends the job", spec.id());
     }
+    look.watch(&begun, &interrupted, !joined)
 }
 
-fn state(job: &Value) -> Option<State> {
-    serde_json::from_value(job["state"].clone()).ok()
+/// Who does a job on `paths`, and what they are below its source.
+fn find(action: Action, paths: &[String], args: &JobArgs) -> Result<(Place, Vec<String>), Fault> {
+    let url = paths.iter().find(|path| path.contains("://"));
+    match (&args.registry, &args.source, url) {
+        (Some(registry), Some(source), _) => {
+            let trust = parts::open_trust(&args.trust.clone().check(false)?, &crate::group::hostname())?;
+            Place::group(registry, &args.cache_group, source, trust, paths)
+        }
+        (Some(registry), None, _) if args.said.registry || args.said.cache_group || url.is_some() => Err(Fault::usage(
+            format!("of which source are these files? {registry} does not know it"),
+            "give --source URL, the same that the mounts of the group mount",
+        )),
+        (None, Some(source), _) => Err(Fault::usage(
+            format!("--source {source} is of a group, and no registry is named"),
+            "give --registry coordinator://HOST:PORT, or set SPURLINE_REGISTRY",
+        )),
+        (None, None, _) if args.said.cache_group => Err(Fault::usage(
+            format!("--cache-group {} is known to a registry, and none is named", args.cache_group),
+            "give --registry coordinator://HOST:PORT, or set SPURLINE_REGISTRY; and --source URL",
+        )),
+        (None, None, Some(url)) => Err(Fault::usage(
+            format!("{url} is a URL, and no coordinator is named that would {action} it"),
+            "give --registry coordinator://HOST:PORT, or set SPURLINE_REGISTRY, and --source URL; or name a path in a \
+             mount of this machine, whose process does it",
+        )),
+        _ => Place::of(paths),
+    }
 }

@@ -2,11 +2,10 @@
 
 use crate::target::{ANSWER, locate};
 use serde_json::Value;
-use spurline_config::checked::DEFAULT_GROUP;
 use spurline_config::{Fault, HostPort, Registry, Source};
 use spurline_observe::client::Peer;
 use spurline_trust::Trust;
-use spurline_types::url;
+use spurline_types::{Error, ErrorKind, url};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +30,7 @@ impl Place {
     /// When the registry is no coordinator, or a path is not below the source.
     pub fn group(
         registry: &Registry,
-        group: Option<&str>,
+        group: &str,
         source: &Source,
         trust: Arc<Trust>,
         paths: &[String],
@@ -59,7 +58,7 @@ impl Place {
             }
         };
         let below = paths.iter().map(below).collect::<Result<_, _>>()?;
-        let who = Who::Coordinators { at: at.clone(), group: group.unwrap_or(DEFAULT_GROUP).to_owned(), trust };
+        let who = Who::Coordinators { at: at.clone(), group: group.to_owned(), trust };
         Ok((Place { who, source }, below))
     }
 
@@ -118,15 +117,40 @@ impl Place {
         }
     }
 
+    /// Whether the coordinators of a group do the job.
+    pub fn is_group(&self) -> bool {
+        matches!(self.who, Who::Coordinators { .. })
+    }
+
     /// Asks about jobs.
     ///
     /// # Errors
     /// When nobody answers, or what is answered.
-    pub fn ask(&self, request: &Value) -> Result<Value, Fault> {
-        Ok(match &self.who {
-            Who::Mount { peer, .. } => peer.jobs(request, ANSWER)?,
-            Who::Coordinators { at, group, trust } => spurline_group::ask_jobs(at, group, trust, request, ANSWER)?,
-        })
+    pub fn ask(&self, request: &Value) -> spurline_types::Result<Value> {
+        match &self.who {
+            Who::Mount { peer, .. } => peer.jobs(request, ANSWER),
+            Who::Coordinators { at, group, trust } => spurline_group::ask_jobs(at, group, trust, request, ANSWER),
+        }
+    }
+
+    /// Whether a job goes on although nobody answered now: with a coordinator's next start, or by another coordinator.
+    pub fn goes_on(&self, error: &Error) -> bool {
+        let silent = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout);
+        silent && self.is_group()
+    }
+
+    /// An error of [`Place::ask`] for people: what is not there to be asked is missing, a job that is not known is a failure.
+    pub fn fault(&self, error: &Error) -> Fault {
+        match &self.who {
+            Who::Mount { peer: Peer::Socket(socket), mountpoint } if !socket.exists() => Fault::missing(
+                format!("the mount at {} is gone, and its jobs with it: {error}", mountpoint.display()),
+                "mount it again and begin the job anew",
+            ),
+            _ if error.kind() == ErrorKind::NotFound => {
+                Fault::failed(error.message(), "give the same paths as when it was begun, or begin it with --submit")
+            }
+            _ => error.clone().into(),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
-use spurline_jobs::{Progress, State};
+use spurline_jobs::{Counts, Progress, State};
 use spurline_types::units::human_bytes;
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
@@ -35,11 +35,16 @@ impl Bar {
 
     /// Shows how far the job is.
     pub fn show(&self, job: &Value) {
-        let Some((progress, verify)) = progress(job) else { return };
-        let share = progress.share(verify).unwrap_or(0.0);
+        let Some((progress, counts)) = progress(job) else { return };
+        let share = progress.share(counts).unwrap_or(0.0);
         self.0.set_position((share * STEPS as f64) as u64);
-        self.0.set_message(line(&progress, verify));
+        self.0.set_message(line(&progress, counts));
         self.0.tick();
+    }
+
+    /// Says something beside it.
+    pub fn say(&self, words: &str) {
+        self.0.suspend(|| anstream::eprintln!("{words}"));
     }
 
     /// Takes it away.
@@ -48,9 +53,14 @@ impl Bar {
     }
 }
 
-fn progress(job: &Value) -> Option<(Progress, bool)> {
+fn progress(job: &Value) -> Option<(Progress, Counts)> {
     let progress = serde_json::from_value(job.clone()).ok()?;
-    Some((progress, job["verify"].as_bool().unwrap_or(false)))
+    Some((progress, serde_json::from_value(job.clone()).unwrap_or_default()))
+}
+
+/// Of how many files people are told: what could not be found is no file of the total, and failed.
+fn of(p: &Progress, done: u64) -> u64 {
+    p.files_total.max(done + p.files_failed)
 }
 
 fn duration(seconds: f64) -> String {
@@ -63,24 +73,23 @@ fn duration(seconds: f64) -> String {
 }
 
 /// The line beside the bar.
-fn line(p: &Progress, verify: bool) -> String {
+fn line(p: &Progress, counts: Counts) -> String {
     let at_least = if p.listed { "" } else { "+" };
     let (files, bytes) = match p.state {
         State::Verifying => (p.files_verified, p.bytes_verified),
         _ => (p.files_done, p.bytes_done),
     };
-    let mut line = format!(
-        "{} {files} of {}{at_least} files, {} of {}{at_least}, {}/s",
-        p.state.word().to_lowercase(),
-        p.files_total,
-        human_bytes(bytes),
-        human_bytes(p.bytes_total),
-        human_bytes(p.bytes_per_second as u64),
-    );
+    let mut line = format!("{} {files} of {}{at_least} files", p.state.word().to_lowercase(), of(p, files));
+    if counts.metadata_only {
+        let _ = write!(line, ", {:.0}/s", p.files_per_second);
+    } else {
+        let (bytes, all, now) = (bytes, p.bytes_total, p.bytes_per_second as u64);
+        let _ = write!(line, ", {} of {}{at_least}, {}/s", human_bytes(bytes), human_bytes(all), human_bytes(now));
+    }
     if p.files_failed > 0 {
         let _ = write!(line, ", {} failed", p.files_failed);
     }
-    if let Some(left) = p.remaining(verify) {
+    if let Some(left) = p.remaining(counts) {
         let _ = write!(line, ", {} left", duration(left));
     }
     if !p.why.is_empty() {
@@ -91,7 +100,7 @@ fn line(p: &Progress, verify: bool) -> String {
 
 /// Prints what came of a job, or how far it is; the exit code is 1 when it failed or was stopped.
 pub fn report(job: &Value, as_json: bool) -> ExitCode {
-    let Some((p, verify)) = progress(job) else {
+    let Some((p, counts)) = progress(job) else {
         anstream::println!("{job}");
         return ExitCode::FAILURE;
     };
@@ -99,12 +108,12 @@ pub fn report(job: &Value, as_json: bool) -> ExitCode {
     if as_json {
         anstream::println!("{job}");
     } else {
-        anstream::print!("{}", text(job["id"].as_str().unwrap_or("job"), job["action"] == "free", &p, verify));
+        anstream::print!("{}", text(job["id"].as_str().unwrap_or("job"), job["action"] == "free", &p, counts));
     }
     ExitCode::from(u8::from(bad))
 }
 
-fn text(id: &str, free: bool, p: &Progress, verify: bool) -> String {
+fn text(id: &str, free: bool, p: &Progress, counts: Counts) -> String {
     let colour = match p.state {
         State::Succeeded => GREEN,
         State::Failed | State::Stopped => RED,
@@ -115,16 +124,45 @@ fn text(id: &str, free: bool, p: &Progress, verify: bool) -> String {
         let _ = write!(out, "  {}", p.why);
     }
     let at_least = if p.listed { "" } else { "+" };
-    let _ = write!(out, "\n  files   {} of {}{at_least} done", p.files_done, p.files_total);
+    // What is found wrong when it is read back was loaded, and is not done.
+    let (done, word) = match counts {
+        Counts { verify: true, .. } => (p.files_verified, "verified"),
+        Counts { metadata_only: true, .. } => (p.files_done, "looked up"),
+        _ => (p.files_done, "done"),
+    };
+    let _ = write!(out, "\n  files   {done} of {}{at_least} {word}", of(p, done));
+    if counts.verify {
+        let _ = write!(out, ", {} loaded", p.files_done);
+    }
     if p.files_skipped > 0 {
         let _ = write!(out, ", {} were held already", p.files_skipped);
-    }
-    if verify {
-        let _ = write!(out, ", {} verified", p.files_verified);
     }
     if p.files_failed > 0 {
         let _ = write!(out, ", {RED}{} failed{RED:#}", p.files_failed);
     }
+    bytes(&mut out, free, p, counts);
+    if let Some(left) = p.remaining(counts) {
+        let _ = write!(out, ", {} left", duration(left));
+    }
+    out.push('\n');
+    if !p.note.is_empty() {
+        let _ = writeln!(out, "  note    {YELLOW}{}{YELLOW:#}", p.note);
+    }
+    for failed in p.failed.iter().take(NAMED) {
+        let _ = writeln!(out, "  failed  {}: {}", failed.path, failed.reason);
+    }
+    if p.files_failed > NAMED as u64 {
+        let _ = writeln!(out, "  failed  {} more; --progress --json names up to 1000", p.files_failed - NAMED as u64);
+    }
+    out
+}
+
+/// The line of bytes, where there are any to bring.
+fn bytes(out: &mut String, free: bool, p: &Progress, counts: Counts) {
+    if counts.metadata_only {
+        return;
+    }
+    let at_least = if p.listed { "" } else { "+" };
     let moved = if free { "freed" } else { "fetched" };
     let _ = write!(
         out,
@@ -138,15 +176,36 @@ fn text(id: &str, free: bool, p: &Progress, verify: bool) -> String {
     } else {
         let _ = write!(out, ", {}/s now", human_bytes(p.bytes_per_second as u64));
     }
-    if let Some(left) = p.remaining(verify).filter(|_| !p.state.ended()) {
-        let _ = write!(out, ", {} left", duration(left));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(p: &Progress, counts: Counts) -> String {
+        anstream::adapter::strip_str(&text("load-1", false, p, counts)).to_string()
     }
-    out.push('\n');
-    for failed in p.failed.iter().take(NAMED) {
-        let _ = writeln!(out, "  failed  {}: {}", failed.path, failed.reason);
+
+    #[test]
+    fn nothing_is_told_as_done_and_as_failed() {
+        let p = Progress {
+            state: State::Failed,
+            listed: true,
+            files_total: 3,
+            files_done: 3,
+            files_failed: 3,
+            bytes_total: 300,
+            bytes_done: 300,
+            ..Progress::default()
+        };
+        let said = told(&p, Counts { verify: true, metadata_only: false });
+        assert!(said.contains("files   0 of 3 verified, 3 loaded, 3 failed"), "{said}");
+        // Three were found and done, three names were not found.
+        let said = told(&p, Counts::default());
+        assert!(said.contains("files   3 of 6 done, 3 failed"), "{said}");
+        let p = Progress { files_failed: 0, note: "1 node is up: 1 copy at most".into(), ..p };
+        let said = told(&p, Counts { verify: false, metadata_only: true });
+        assert!(said.contains("files   3 of 3 looked up\n") && !said.contains("300 B"), "{said}");
+        assert!(said.contains("note    1 node is up"), "{said}");
     }
-    if p.files_failed > NAMED as u64 {
-        let _ = writeln!(out, "  failed  {} more; --progress --json names up to 1000", p.files_failed - NAMED as u64);
-    }
-    out
 }

@@ -75,6 +75,9 @@ impl Target for Own {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         (requests / (2 * processors)).clamp(1, AT_ONCE)
     }
+    fn short_of(&self, copies: u32) -> Option<String> {
+        (copies > 1).then(|| "a mount that runs alone has one copy of each block".to_owned())
+    }
     fn warm(&self, parts: &[Part], _replicas: Option<u32>, at_once: usize) -> Vec<Result<Worked>> {
         if at_once < 2 {
             return self.fetch(parts, false);
@@ -124,6 +127,14 @@ impl Group {
     }
 }
 
+/// What there is instead of `copies` with so many nodes.
+fn short_of(copies: u32, up: usize) -> Option<String> {
+    let most = up.min(spurline_client::placement::FIRST);
+    let many = |n: usize, one: &str, more: &str| if n == 1 { format!("1 {one}") } else { format!("{n} {more}") };
+    let short = copies as usize > most.max(1);
+    short.then(|| format!("{} up: {} at most", many(up, "node is", "nodes are"), many(most, "copy", "copies")))
+}
+
 fn worked(done: Vec<spurline_proto::PartDone>) -> Vec<Result<Worked>> {
     let one = |done: spurline_proto::PartDone| match done.error {
         Some(error) => Err(error),
@@ -145,6 +156,9 @@ impl Target for Group {
     fn list(&self, path: &[u8], cursor: Option<&[u8]>) -> Result<ListPage> {
         self.remote.list(path, cursor, PAGE)
     }
+    fn short_of(&self, copies: u32) -> Option<String> {
+        short_of(copies, self.remote.holders_up())
+    }
     fn warm(&self, parts: &[Part], replicas: Option<u32>, _at_once: usize) -> Vec<Result<Worked>> {
         self.fetch(parts, replicas, false)
     }
@@ -153,5 +167,18 @@ impl Target for Group {
     }
     fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
         worked(self.remote.drop_cached(&self.extents(parts)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_copies_than_there_can_be_are_said() {
+        assert_eq!((short_of(3, 3), short_of(8, 100), short_of(1, 0)), (None, None, None));
+        assert_eq!(short_of(9, 3).unwrap(), "3 nodes are up: 3 copies at most");
+        assert_eq!(short_of(2, 1).unwrap(), "1 node is up: 1 copy at most");
+        assert_eq!(short_of(9, 100).unwrap(), "100 nodes are up: 8 copies at most");
     }
 }

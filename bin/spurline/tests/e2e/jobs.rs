@@ -1,6 +1,7 @@
 //! `load` and `free` with the real binary: files are in the cache before they are read, and out of it when told.
 
 use crate::common::*;
+use rustix::process::Signal;
 use serde_json::Value;
 use spurline_testkit::{ChaosProxy, S3Server};
 use std::fs;
@@ -78,14 +79,22 @@ fn jobs_are_begun_looked_at_and_stopped() {
     let job = json(&world.run(&["load", at, "--progress", "--json"]));
     assert!(matches!(job["state"].as_str(), Some("WAITING" | "RUNNING")), "{job}");
     let out = world.run(&["load", at, "--submit"]);
-    refused(&out, 2, &["with other options", "stop it first"]);
+    refused(&out, 2, &["does this already, with --rate 4K and -p 1", "stop it first"]);
     let out = world.run(&["load", at, "--stop"]);
     assert_eq!(out.status.code(), Some(0), "{out:?}");
     assert!(String::from_utf8_lossy(&out.stdout).contains("STOPPED"), "{out:?}");
     let out = world.run(&["load", at, "--progress"]);
     assert_eq!(out.status.code(), Some(1), "{out:?}");
+    // What else is asked of the same paths is another job.
+    let out = world.run(&["load", at, "--include", "other", "--json"]);
+    assert_eq!((out.status.code(), &json(&out)["files_done"]), (Some(0), &1.into()), "{out:?}");
+    let out = world.run(&["load", at, "--verify", "--progress"]);
+    refused(&out, 1, &["with these options", "without them --progress and --stop mean load-"]);
+    let out = world.run(&["load", at, "--metadata-only"]);
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(said.contains("files   42 of 42 looked up") && !said.contains("bytes"), "{out:?}");
     let out = world.run(&["load", mount.path("train").to_str().unwrap(), "--progress"]);
-    refused(&out, 3, &["nothing was submitted for these paths"]);
+    refused(&out, 1, &["nothing was submitted for these paths", "--submit"]);
     let out = world.run(&["load", mount.path("nowhere").to_str().unwrap()]);
     assert_eq!(out.status.code(), Some(1), "{out:?}");
     assert!(String::from_utf8_lossy(&out.stdout).contains("failed  nowhere"), "{out:?}");
@@ -138,20 +147,71 @@ fn a_group_is_loaded_from_a_bucket_by_its_nodes() {
     mount.unmount();
 }
 
+/// One that keeps its jobs, and its address.
+fn coordinator(world: &World, port: &str) -> (Process, String) {
+    let file = world.dir("state").join("coordinator.json");
+    let mut command = world.command(&["coordinator", "--group-port", port, "--state-file", file.to_str().unwrap()]);
+    let process = Process::start(&mut command, &world.log_path("coordinator"));
+    let line = process.wait_for("coordinating on ");
+    (process, line.split("coordinating on ").nth(1).unwrap().trim().to_owned())
+}
+
+#[test]
+fn who_waits_for_a_job_outlives_its_coordinator_and_only_who_began_it_ends_it() {
+    let world = World::new();
+    let url = source(&world);
+    let (mut process, address) = coordinator(&world, "0");
+    // The group is named by the environment alone.
+    let group = |words: &[&str], registry: &str| {
+        let mut command = world.command(words);
+        command.args(["--source", &url]).env("SPURLINE_REGISTRY", registry).env("SPURLINE_CACHE_GROUP", "g");
+        command
+    };
+    let registry = format!("coordinator://{address}");
+    let _node = world.node(&[&url], 0, &["--registry", &registry, "--cache-group", "g"]);
+    let words = ["load", &url, "--rate", "4K", "-p", "1"];
+    let attached = || Process::start_telling(&mut group(&words, &registry), &world.log_path("load"));
+    let known = || {
+        let out = finish(&mut group(&["load", &url, "--progress", "--json"], &registry));
+        serde_json::from_slice::<Value>(&out.stdout).unwrap_or_default()
+    };
+    // So slow that it can't end by itself during the test.
+    let mut load = attached();
+    eventually("the job", || known()["state"] == "RUNNING");
+    let mut other = attached();
+    other.wait_for("was under way already; Ctrl-C ends this look at it");
+    other.signal(Signal::INT);
+    assert_eq!(other.wait().code(), Some(0), "{}", other.log());
+    assert!(other.log().contains("goes on; --stop ends it"), "{}", other.log());
+    process.kill();
+    load.wait_for("the coordinator of group g does not answer: ");
+    // Of another coordinator that is there nobody knows whether the job is the silent one's.
+    let (mut second, there) = crate::group::coordinator(&world, 0);
+    let both = format!("{registry},{there}");
+    refused(&finish(&mut group(&["load", &url, "--progress"], &both)), 3, &[&address]);
+    let alone = format!("coordinator://{there}");
+    refused(&finish(&mut group(&["load", &url, "--progress"], &alone)), 1, &["nothing was submitted"]);
+    (process, _) = coordinator(&world, address.rsplit(':').next().unwrap());
+    load.wait_for("the coordinator of group g answers again");
+    assert_eq!(load.log().matches("does not answer").count(), 1, "{}", load.log());
+    load.signal(Signal::INT);
+    assert_eq!(load.wait().code(), Some(1), "{}", load.log());
+    assert!(load.log().contains("STOPPED"), "{}", load.log());
+    // The way round is as good: another one that does not know the job is passed.
+    let out = finish(&mut group(&["load", &url, "--progress"], &format!("coordinator://{there},{address}")));
+    assert!(String::from_utf8_lossy(&out.stdout).contains("STOPPED"), "{out:?}");
+    let out = finish(&mut group(&["load", "train/1.bin", "--replicas", "9"], &registry));
+    assert_eq!(out.status.code(), Some(0), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("note    1 node is up: 1 copy at most"), "{out:?}");
+    process.kill();
+    second.kill();
+}
+
 #[test]
 fn a_coordinator_goes_on_with_a_job_after_it_was_killed() {
     let world = World::new();
     let url = source(&world);
-    let state = world.path("state/coordinator.json");
-    std::fs::create_dir_all(state.parent().unwrap()).unwrap();
-    let start = |port: &str| {
-        let mut command =
-            world.command(&["coordinator", "--group-port", port, "--state-file", state.to_str().unwrap()]);
-        let process = Process::start(&mut command, &world.log_path("coordinator"));
-        let line = process.wait_for("coordinating on ");
-        (process, line.split("coordinating on ").nth(1).unwrap().trim().to_owned())
-    };
-    let (mut process, address) = start("0");
+    let (mut process, address) = coordinator(&world, "0");
     let registry = format!("coordinator://{address}");
     let _node = world.node(&[&url], 0, &["--registry", &registry, "--cache-group", "g"]);
     let group = ["--source", &url, "--registry", &registry, "--cache-group", "g"];
@@ -162,7 +222,7 @@ fn a_coordinator_goes_on_with_a_job_after_it_was_killed() {
     eventually("some work", || json(&load(&["--progress", "--json"]))["files_done"].as_u64().is_some_and(|n| n > 5));
     process.kill();
     refused(&load(&["--progress"]), 3, &["coordinator 127.0.0.1"]);
-    let (mut process, _) = start(address.rsplit(':').next().unwrap());
+    let (mut process, _) = coordinator(&world, address.rsplit(':').next().unwrap());
     let mut job = Value::Null;
     eventually("the end", || {
         job = json(&load(&["--progress", "--json"]));
@@ -210,13 +270,7 @@ fn a_job_that_is_taken_over_goes_on_listing_where_it_was_recorded() {
     });
     let state = world.dir("state");
     let file = state.join("coordinator.json");
-    let start = |port: &str| {
-        let mut command = world.command(&["coordinator", "--group-port", port, "--state-file", file.to_str().unwrap()]);
-        let process = Process::start(&mut command, &world.log_path("coordinator"));
-        let line = process.wait_for("coordinating on ");
-        (process, line.split("coordinating on ").nth(1).unwrap().trim().to_owned())
-    };
-    let (mut process, address) = start("0");
+    let (mut process, address) = coordinator(&world, "0");
     let registry = format!("coordinator://{address}");
     let more = ["--registry", &registry, "--cache-group", "g", "--endpoint-url", &proxy.endpoint()];
     let _node = world.node(&["s3://data"], 0, &more);
@@ -239,7 +293,7 @@ fn a_job_that_is_taken_over_goes_on_listing_where_it_was_recorded() {
     let settled = settled().unwrap();
     proxy.forget();
     open.store(true, Ordering::Release);
-    let (mut process, _) = start(address.rsplit(':').next().unwrap());
+    let (mut process, _) = coordinator(&world, address.rsplit(':').next().unwrap());
     let mut job = Value::Null;
     eventually("the end", || {
         job = json(&load(&["--progress", "--json"]));
