@@ -121,9 +121,10 @@ fn keep(paths: &Arc<Paths>, current: &Arc<Current>, links: &Links) -> Instant {
     // An eighth until this is seen, half for the answer: the silence that is borne, in all.
     for quiet in pool.quiet(silence * 3 / 8) {
         let (with, of) = (Arc::clone(paths), Arc::clone(current));
-        let path = quiet.path;
+        let (path, generation) = quiet.place();
         if let Err(error) = spawn("ping-path", move || with.probe(&of, quiet)) {
             tracing::warn!(path, %error, "a silent path could not be asked for a sign of life");
+            pool.not_asked(path, generation);
         }
     }
     let now = Instant::now();

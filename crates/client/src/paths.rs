@@ -31,7 +31,7 @@ pub trait Dialer: Send + Sync {
 pub struct PathsConfig {
     /// Nothing but these paths may carry anything (`--transport rdma`).
     pub forced: bool,
-    /// When a failed path is tried again.
+    /// When a failed path is tried again; sooner where they are `forced`.
     pub timing: PathTiming,
     /// A path that owes answers is given up when nothing came over it for this long, a ping's answer included.
     pub silence: Duration,
@@ -83,6 +83,8 @@ pub struct Paths {
 impl Paths {
     /// No path yet; whoever keeps the paths of a process connects them.
     pub fn new(node: &str, dialer: Arc<dyn Dialer>, config: PathsConfig, stats: Arc<Stats>, wake: Arc<Wake>) -> Self {
+        let timing = if config.forced { config.timing.forced() } else { config.timing };
+        let config = PathsConfig { timing, ..config };
         Paths {
             node: node.to_owned(),
             dialer,
@@ -216,17 +218,28 @@ impl Paths {
         self.wake.ring();
     }
 
-    fn greeted(&self, connector: &dyn Connector, deadline: Instant) -> Result<(Box<dyn Channel>, Arc<Welcome>)> {
+    /// A channel that is asked for data of `source`.
+    fn greeted(
+        &self,
+        connector: &dyn Connector,
+        source: &str,
+        deadline: Instant,
+    ) -> Result<(Box<dyn Channel>, Arc<Welcome>)> {
         let mut channel = connector.connect(deadline)?;
-        let welcome = greet(&mut *channel, &Hello::new(&self.config.name, &self.config.source), deadline)?;
+        let welcome = greet(&mut *channel, &Hello::new(&self.config.name, source), deadline)?;
         Ok((channel, Arc::new(welcome)))
+    }
+
+    /// A channel for signs of life: one of no source is answered though every worker of the node waits for something slow.
+    fn for_signs_of_life(&self, connector: &dyn Connector, deadline: Instant) -> Result<Box<dyn Channel>> {
+        self.greeted(connector, "", deadline).map(|(channel, _)| channel)
     }
 
     /// Connects a path that is due: two channels, one of them for signs of life.
     pub(crate) fn connect(&self, current: &Current, path: usize) {
         let deadline = Instant::now() + self.config.connect_timeout;
         let connector = &*current.connectors[path];
-        let made = self.greeted(connector, deadline).and_then(|(channel, welcome)| {
+        let made = self.greeted(connector, &self.config.source, deadline).and_then(|(channel, welcome)| {
             let expected = current.instance.load(Ordering::Acquire);
             if expected != 0 && welcome.instance != 0 && welcome.instance != expected {
                 let why = format!(
@@ -236,7 +249,7 @@ impl Paths {
                 );
                 return Err(Error::new(ErrorKind::Protocol, why));
             }
-            let (probe, _) = self.greeted(connector, deadline)?;
+            let probe = self.for_signs_of_life(connector, Instant::now() + self.config.connect_timeout)?;
             Ok((channel, welcome, probe))
         });
         match made {
@@ -247,7 +260,8 @@ impl Paths {
 
     /// Makes one more channel for a path that carries data.
     pub(crate) fn grow(&self, current: &Current, path: usize, generation: u64) {
-        let made = self.greeted(&*current.connectors[path], Instant::now() + self.config.connect_timeout);
+        let deadline = Instant::now() + self.config.connect_timeout;
+        let made = self.greeted(&*current.connectors[path], &self.config.source, deadline);
         if let Err(error) = &made {
             tracing::warn!(node = %self.node, %error, "a path gets no further channel");
         }
@@ -259,7 +273,7 @@ impl Paths {
         let deadline = Instant::now() + self.config.silence / 2;
         let probe = match quiet.probe.take() {
             Some(probe) => Ok(probe),
-            None => self.greeted(&*current.connectors[quiet.path], deadline).map(|(channel, _)| channel),
+            None => self.for_signs_of_life(&*current.connectors[quiet.path], deadline),
         };
         let answer = probe.and_then(|mut probe| {
             probe.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline)?;

@@ -170,6 +170,13 @@ pub struct Quiet {
     generation: u64,
 }
 
+impl Quiet {
+    /// Its path and which life of it, for [`PathPool::not_asked`].
+    pub fn place(&self) -> (usize, u64) {
+        (self.path, self.generation)
+    }
+}
+
 /// What is to be broken and dropped once the lock is free: both may take a while.
 #[derive(Default)]
 struct Remains {
@@ -615,13 +622,14 @@ impl PathPool {
     /// A path that was due could not be connected.
     pub fn connect_failed(&self, path: usize, error: &Error) {
         let mut inner = self.inner.lock();
+        let random = step(&mut inner.random);
         let state = &mut inner.slots[path].state;
-        state.connect_failed(self.started.elapsed(), error.message());
+        state.connect_failed(self.started.elapsed(), error.message(), random);
         let again = state.due_at().map(|at| at.saturating_sub(self.started.elapsed()));
         drop(inner);
         let Path { spec, counters, .. } = &self.paths[path];
         counters.set_last_failure(error.message());
-        let again = again.map_or(0, |d| d.as_secs());
+        let again = again.map_or(0, |d| d.as_millis().div_ceil(1000));
         tracing::warn!(peer = %self.peer, path = %spec.name, "a path can't be used: {error}; tried again in {again} s");
     }
 
@@ -727,6 +735,14 @@ impl PathPool {
             })
         };
         inner.slots.iter_mut().enumerate().filter_map(quiet).collect()
+    }
+
+    /// A quiet path could not be asked: it is asked again when it is still quiet.
+    pub fn not_asked(&self, path: usize, generation: u64) {
+        let slot = &mut self.inner.lock().slots[path];
+        if slot.generation == generation {
+            slot.probing = false;
+        }
     }
 
     /// A quiet path gave a sign of life over `probe`.

@@ -3,10 +3,18 @@
 
 use std::time::Duration;
 
+/// An attempt to connect that failed is repeated after this, then after twice as long each time: a node that was busy for a
+/// moment costs no more than a moment.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause after a failure, and the longest time a link settles, where nothing else may carry the data.
+const FORCED_RETRY: Duration = Duration::from_secs(4);
+const FORCED_SETTLE: Duration = Duration::from_secs(1);
+
 /// How patient a path is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathTiming {
-    /// After a failure the path is tried again no sooner than this (`--rdma-retry`).
+    /// A path that failed while it carried data is tried again no sooner than this (`--rdma-retry`); the longest pause
+    /// between attempts to connect.
     pub retry: Duration,
     /// A link that came back has to stay up this long before it carries data (`--rdma-settle`).
     pub settle: Duration,
@@ -15,6 +23,14 @@ pub struct PathTiming {
 impl Default for PathTiming {
     fn default() -> Self {
         PathTiming { retry: Duration::from_secs(300), settle: Duration::from_secs(10) }
+    }
+}
+
+impl PathTiming {
+    /// The same where nothing else may carry the data: waiting longer for a path than readers wait would be an error of
+    /// theirs, and no other way is any better.
+    pub fn forced(self) -> Self {
+        PathTiming { retry: self.retry.min(FORCED_RETRY), settle: self.settle.min(FORCED_SETTLE) }
     }
 }
 
@@ -62,6 +78,8 @@ pub struct PathState {
     link_fault: bool,
     /// When the link last brought the path down: one that does so again soon is flapping.
     last_link_fault: Option<Duration>,
+    /// Attempts to connect that failed one after the other.
+    refused: u32,
     reason: Option<String>,
     carried: bool,
     failovers: u64,
@@ -79,6 +97,7 @@ impl PathState {
             link_up: true,
             link_fault: false,
             last_link_fault: None,
+            refused: 0,
             reason: None,
             carried: false,
             failovers: 0,
@@ -131,15 +150,19 @@ impl PathState {
         }
         self.carried = true;
         self.link_fault = false;
+        self.refused = 0;
         self.enter(Phase::Up, now);
         true
     }
 
-    /// Connecting failed.
-    pub fn connect_failed(&mut self, now: Duration, why: &str) {
+    /// Connecting failed. Up to a quarter of the pause is left out, as `random` says, so that many mounts do not come back
+    /// at the same moment.
+    pub fn connect_failed(&mut self, now: Duration, why: &str, random: u64) {
         if self.phase == Phase::Connecting {
             self.reason = Some(why.to_owned());
-            self.not_before = now + self.timing.retry;
+            let pause = FIRST_PAUSE.saturating_mul(1 << self.refused.min(16)).min(self.timing.retry);
+            self.refused = self.refused.saturating_add(1);
+            self.not_before = now + pause - pause / 1024 * (random % 256) as u32;
             self.enter(Phase::Failed, now);
         }
     }
@@ -183,6 +206,7 @@ impl PathState {
     /// The peer is another process than before: what failed with the old one says nothing of this one.
     pub fn renewed(&mut self, now: Duration) {
         if self.phase == Phase::Failed {
+            self.refused = 0;
             self.not_before = now;
             self.enter(Phase::Due, now);
         }
@@ -224,7 +248,7 @@ mod tests {
                 Begin(expected) => path.begin(now) == expected,
                 Connected(expected) => path.connected(now) == expected,
                 ConnectFailed => {
-                    path.connect_failed(now, "no listener");
+                    path.connect_failed(now, "no listener", 0);
                     true
                 }
                 Failed(expected) => path.failed(now, "retries exceeded") == expected,
@@ -254,12 +278,49 @@ mod tests {
                 (50, Failed(false), Phase::Failed, Some(350)),
                 (349, Begin(false), Phase::Failed, Some(350)),
                 (350, Begin(true), Phase::Connecting, None),
-                (351, ConnectFailed, Phase::Failed, Some(651)),
-                (651, Begin(true), Phase::Connecting, None),
-                (652, Connected(true), Phase::Up, None),
+                (351, ConnectFailed, Phase::Failed, Some(352)),
+                (352, Begin(true), Phase::Connecting, None),
+                (353, Connected(true), Phase::Up, None),
             ],
         );
         assert_eq!((path.failovers(), path.failbacks(), path.reason()), (1, 1, Some("no listener")));
+    }
+
+    #[test]
+    fn attempts_to_connect_are_repeated_soon_and_ever_more_seldom() {
+        run(
+            "attempts",
+            &[
+                (0, Begin(true), Phase::Connecting, None),
+                (3, ConnectFailed, Phase::Failed, Some(4)),
+                (4, Begin(true), Phase::Connecting, None),
+                (7, ConnectFailed, Phase::Failed, Some(9)),
+                (9, Begin(true), Phase::Connecting, None),
+                (9, ConnectFailed, Phase::Failed, Some(13)),
+                (13, Begin(true), Phase::Connecting, None),
+                (14, Connected(true), Phase::Up, None),
+                // It carried data: it is left alone, and what failed before is forgotten.
+                (20, Failed(true), Phase::Failed, Some(320)),
+                (320, Begin(true), Phase::Connecting, None),
+                (320, ConnectFailed, Phase::Failed, Some(321)),
+            ],
+        );
+        let mut path = PathState::new(TIMING, at(0));
+        for random in [0, 255, 1000, u64::MAX, 4, 5, 6, 7, 8, 9, 10, 255] {
+            let due = path.due_at().unwrap();
+            assert!(path.begin(due));
+            path.connect_failed(due, "no listener", random);
+        }
+        let pause = path.due_at().unwrap() - path.since();
+        assert!(pause <= TIMING.retry && pause >= TIMING.retry * 3 / 4, "{pause:?}");
+    }
+
+    #[test]
+    fn where_nothing_else_may_carry_the_data_pauses_are_short() {
+        let timing = TIMING.forced();
+        assert!(timing.retry < at(10) && timing.settle < timing.retry, "{timing:?}");
+        let hasty = PathTiming { retry: Duration::from_millis(5), settle: Duration::ZERO };
+        assert_eq!(hasty.forced(), hasty);
     }
 
     #[test]

@@ -26,12 +26,15 @@ pub fn byte_at(offset: u64) -> u8 {
 pub struct Bytes {
     pub rails: Mutex<Vec<Rail>>,
     pub instance: AtomicU64,
+    /// Greetings of channels that are asked for nothing but signs of life.
+    pub of_no_source: AtomicU64,
     /// How long each answer takes to come about at the node.
     pub thinks: Mutex<Duration>,
 }
 
 impl Service for Bytes {
     fn hello(&self, _: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
+        self.of_no_source.fetch_add(u64::from(hello.source.is_empty()), Ordering::Relaxed);
         Ok(Welcome {
             // Each connection numbers the volume itself.
             volume: VolumeId(hello.peer.len() as u32),
@@ -124,8 +127,12 @@ impl Cluster {
     pub fn start_with(options: Options, say: impl FnOnce(&mut Vec<Rail>)) -> Cluster {
         let mut theirs: Vec<Rail> = options.speeds.iter().enumerate().map(|(i, speed)| rail(i, 2, *speed)).collect();
         say(&mut theirs);
-        let service =
-            Arc::new(Bytes { rails: Mutex::new(theirs), instance: AtomicU64::new(1), thinks: Mutex::default() });
+        let service = Arc::new(Bytes {
+            rails: Mutex::new(theirs),
+            instance: AtomicU64::new(1),
+            of_no_source: AtomicU64::new(0),
+            thinks: Mutex::default(),
+        });
         let node = SimNode::new("node:7000", Arc::clone(&service) as _, Arc::new(FaultPlan::new(1, Rates::default())));
         let rails: Vec<SimRail> = options.speeds.iter().map(|_| SimRail::new()).collect();
         for (rail, mode) in rails.iter().zip(&options.modes) {

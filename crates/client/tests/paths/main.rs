@@ -207,6 +207,14 @@ fn a_node_that_is_slow_is_not_a_path_that_is_silent() {
 }
 
 #[test]
+fn every_path_has_a_channel_that_is_asked_for_signs_of_life_alone() {
+    let cluster = Cluster::start(Options { silence: Duration::from_secs(20), ..Options::default() });
+    assert_eq!(cluster.up(), 2);
+    // A node answers those of no source though all its workers wait for something slow.
+    assert!(cluster.service.of_no_source.load(Ordering::Relaxed) >= 2);
+}
+
+#[test]
 fn connection_attempts_that_hang_are_never_on_a_readers_time() {
     let modes = vec![RailMode::HangsConnect; 2];
     let cluster = Cluster::start(Options { modes, ..Options::default() });
@@ -236,6 +244,23 @@ fn forced_rdma_never_uses_tcp() {
     }
     cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
     cluster.wait("failback", |c| c.up() == 2);
+    cluster.read(0, 4096).unwrap();
+    assert_eq!(cluster.tcp.bytes(), 0);
+}
+
+/// Nothing else may carry the data, so no pause is longer than readers wait.
+#[test]
+fn forced_rdma_is_tried_again_soon() {
+    let hour = Duration::from_secs(3600);
+    let cluster = Cluster::start(Options { forced: true, retry: hour, settle: hour, ..Options::default() });
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Silent));
+    cluster.read(0, 4096).unwrap_err();
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.wait("failback", |c| c.up() == 2);
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Down));
+    cluster.wait("links down", |c| c.up() == 0);
+    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.wait("settled links", |c| c.up() == 2);
     cluster.read(0, 4096).unwrap();
     assert_eq!(cluster.tcp.bytes(), 0);
 }
