@@ -65,16 +65,34 @@ pub(crate) fn read(
     Some(left)
 }
 
-/// `len` cut in proportion to `speeds`; what does not divide goes to the last of them that gets any.
+/// `len` cut in proportion to `speeds`, no part below [`PART_MIN`] where there is enough for all: a rail that was slow once
+/// shows only by what it carries that it is not any more. What does not divide goes to the last.
 fn shares(len: usize, speeds: &[u64]) -> [usize; PARTS_MAX] {
     let mut out = [0; PARTS_MAX];
-    let total: u64 = speeds.iter().sum::<u64>().max(1);
-    let (mut left, last) = (len, speeds.len().saturating_sub(1));
-    for (i, speed) in speeds.iter().enumerate() {
-        let share = (u128::from(*speed) * len as u128 / u128::from(total)) as usize;
-        out[i] = if i == last { left } else { (share / PART_ALIGN * PART_ALIGN).min(left) };
-        left -= out[i];
+    let least = if len >= speeds.len() * PART_MIN { PART_MIN } else { 0 };
+    // Those that would get less than the least get it, and the others share the rest, until all of them get enough.
+    let mut few = [false; PARTS_MAX];
+    loop {
+        let held: usize = few.iter().filter(|few| **few).count() * least;
+        let fast = || speeds.iter().zip(&few).filter(|(_, few)| !**few).map(|(speed, _)| *speed);
+        let (rest, total) = (len.saturating_sub(held), fast().sum::<u64>().max(1));
+        let mut more = false;
+        for (i, speed) in speeds.iter().enumerate() {
+            if few[i] {
+                continue;
+            }
+            let share = (u128::from(*speed) * rest as u128 / u128::from(total)) as usize;
+            out[i] = share / PART_ALIGN * PART_ALIGN;
+            if out[i] < least {
+                (out[i], few[i], more) = (least, true, true);
+            }
+        }
+        if !more {
+            break;
+        }
     }
+    let before_last = speeds.len().saturating_sub(1);
+    out[before_last] = len - out[..before_last].iter().sum::<usize>();
     out
 }
 
@@ -128,5 +146,19 @@ mod tests {
         assert!(uneven[..2].iter().all(|len| len.is_multiple_of(PART_ALIGN)));
         assert_eq!(shares(1 << 20, &[u64::from(u32::MAX), 1])[..2].iter().sum::<usize>(), 1 << 20);
         assert_eq!(shares(0, &[1, 1]).iter().sum::<usize>(), 0);
+    }
+
+    #[test]
+    fn no_part_is_too_short_to_tell_how_fast_its_rail_is() {
+        for len in [SPLIT_FROM, (1 << 20) + 5, 4 << 20, 16 << 20] {
+            for speeds in [&[1000u64, 100][..], &[100, 1000], &[1000, 100, 100, 1], &[u64::from(u32::MAX), 1, 1, 1]] {
+                let out = shares(len, speeds);
+                let parts = &out[..speeds.len()];
+                assert!(parts.iter().all(|part| *part >= PART_MIN), "{len} by {speeds:?}: {parts:?}");
+                assert_eq!(out.iter().sum::<usize>(), len, "{len} by {speeds:?}: {parts:?}");
+            }
+        }
+        // What is long enough for all is cut as ever.
+        assert_eq!(shares(16 << 20, &[300, 100])[..2], [12 << 20, 4 << 20]);
     }
 }

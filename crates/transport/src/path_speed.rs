@@ -53,8 +53,8 @@ impl PathSpeed {
     /// A read of `len` bytes took `took`, with `under_way` requests on the path at its end, itself included. Says what came
     /// of a comparison, when there is news.
     pub fn add(&mut self, len: usize, took: Duration, under_way: usize) -> Option<SpeedCheck> {
-        let class = (len / LEAST).checked_ilog2()?.min(CLASSES as u32 - 1) as usize;
-        let class = &mut self.classes[class];
+        let index = (len / LEAST).checked_ilog2()?.min(CLASSES as u32 - 1) as usize;
+        let class = &mut self.classes[index];
         let bytes = (len as u128 * under_way.max(1) as u128).saturating_mul(1_000_000_000);
         let speed = u64::try_from(bytes / took.as_nanos().max(1)).unwrap_or(u64::MAX);
         // Once per length, and of this size for good.
@@ -66,10 +66,19 @@ impl PathSpeed {
         class.window.sort_unstable();
         let after = class.window[WINDOW / 2];
         class.window.clear();
-        let Some(usual) = &mut class.usual else {
-            class.usual = Some(after);
-            return None;
-        };
+        if class.usual.is_none() {
+            let (shorter, longer) = self.classes.split_at(index);
+            let nearest = shorter.iter().rev().find_map(|class| class.usual);
+            let nearest = longer.iter().find_map(|class| class.usual).or(nearest);
+            // A path that was found slower is given shorter parts than before: they are all that can show it is not.
+            let slower = self.last.is_some_and(|last| last.slower);
+            self.classes[index].usual = if slower { nearest } else { None }.or(Some(after));
+            if !slower {
+                return None;
+            }
+        }
+        let class = &mut self.classes[index];
+        let usual = class.usual.as_mut()?;
         if !self.comparing {
             // Slowly, so that a path that is about to fail does not lower what it is compared with.
             *usual = if after > *usual { after } else { *usual - (*usual - after) / 8 };
@@ -168,6 +177,25 @@ mod tests {
         speed.back();
         let verdicts = (0..400).filter_map(|_| window(&mut speed, 30, 1));
         assert!(verdicts.into_iter().any(|check| !check.slower));
+    }
+
+    #[test]
+    fn a_slower_path_is_forgiven_by_shorter_parts_than_it_had_before() {
+        let mut speed = PathSpeed::default();
+        window(&mut speed, 10, 1);
+        speed.back();
+        let slow: Vec<_> = (0..3).filter_map(|_| window(&mut speed, 100, 1)).collect();
+        assert!(slow.len() == 1 && slow[0].slower, "{slow:?}");
+        // As slow as before: a length that was never seen does not excuse it.
+        let short = |speed: &mut PathSpeed, us: u64| {
+            (0..WINDOW).filter_map(|_| speed.add(LEAST, Duration::from_micros(us), 1)).last()
+        };
+        for _ in 0..3 {
+            assert!(short(&mut speed, 12_500).is_none_or(|check| check.slower));
+        }
+        // As fast as it was.
+        let check = short(&mut speed, 1_250).expect("a verdict");
+        assert!(!check.slower && check.share() == 1000, "{check:?}");
     }
 
     #[test]
