@@ -296,13 +296,16 @@ pub struct NetArgs {
     /// with exit code 3, saying why.
     #[arg(long, value_name = "IF[:IF]")]
     pub rdma_network: Option<String>,
-    /// What carries the data: rdma where both sides have rails and tcp elsewhere, or one of them and nothing else
+    /// What carries the data of mounts: rdma where both sides have rails and tcp elsewhere, or one of them and nothing else
+    ///
+    /// A node with rails serves over both, and takes blocks from other nodes over tcp; 'tcp' leaves its rails unused.
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub transport: Transport,
     /// After an RDMA failure TCP carries the data, and RDMA is tried again after this (also IORPC_RDMA_RETRY_DURATION)
     ///
     /// When the cause was this machine's own link, RDMA is tried again as soon as the link is back and has settled,
-    /// unless it was lost before within this time.
+    /// unless it was lost before within this time. An attempt to connect that fails is repeated after a second, then after
+    /// twice as long each time, up to this. With --transport rdma no pause is longer than 4 s and a link settles for a second.
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
     pub rdma_retry: Duration,
     /// A link that came back has to stay up this long before it carries data

@@ -291,6 +291,11 @@ impl NodeArgs {
         let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
         let trust = self.trust.check(self.allow_anyone)?;
         unencrypted(&net, &trust, &mut warnings);
+        if net.transport == Transport::Rdma {
+            let text = "--transport rdma binds mounts, not nodes: this one serves over tcp as well, and takes blocks from \
+                        other nodes over tcp";
+            warnings.push(text.to_owned());
+        }
         Ok(NodeConfig {
             sources,
             weight: self.weight,
