@@ -20,6 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::Instant;
 
+/// Why a connection is over whose device tells of nothing any more.
+const LOST: &str = "its device was taken away";
+
 /// How many work requests a queue pair holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueDepths {
@@ -46,6 +49,8 @@ pub(crate) struct Handle {
     raw: AtomicPtr<sys::Qp>,
     id: AtomicPtr<sys::CmId>,
     broken: AtomicBool,
+    /// It could not be broken, so nothing that is posted ever completes: its device was taken away.
+    lost: AtomicBool,
     /// Held while the queue pair is changed from outside; why somebody broke it.
     lock: Mutex<Option<&'static str>>,
 }
@@ -60,9 +65,10 @@ impl Handle {
         self.broken.store(true, Ordering::Release);
         if !raw.is_null() {
             let mut attr = sys::QpAttr::state(sys::QPS_ERR);
-            // SAFETY: the queue pair lives while the lock is held and the pointer not NULL. A failure leaves it in a
-            // state in which nothing more is sent either.
-            unsafe { (self.verbs.ib.ibv_modify_qp)(raw, &mut attr, sys::QP_STATE) };
+            // SAFETY: the queue pair lives while the lock is held and the pointer not NULL.
+            if unsafe { (self.verbs.ib.ibv_modify_qp)(raw, &mut attr, sys::QP_STATE) } != 0 {
+                self.lost.store(true, Ordering::Release);
+            }
         }
     }
 
@@ -92,6 +98,11 @@ impl Breaker {
     /// Whether it is broken.
     pub fn is_broken(&self) -> bool {
         self.0.broken.load(Ordering::Acquire)
+    }
+
+    /// Whether breaking it failed, so that nobody who waits on it is woken: its device was taken away.
+    pub fn is_lost(&self) -> bool {
+        self.0.lost.load(Ordering::Acquire)
     }
 }
 
@@ -185,6 +196,7 @@ impl QueuePair {
             raw: AtomicPtr::new(raw),
             id: AtomicPtr::new(id.raw()),
             broken: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             lock: Mutex::new(None),
         };
         Ok(QueuePair {
@@ -318,7 +330,17 @@ impl QueuePair {
             return Err(fault.clone());
         }
         let raw = self.handle.raw.load(Ordering::Relaxed);
-        if raw.is_null() { Err(self.over("its queue pair was destroyed")) } else { Ok(raw) }
+        if raw.is_null() {
+            return Err(self.over("its queue pair was destroyed"));
+        }
+        if self.handle.lost.load(Ordering::Relaxed) { Err(self.over(LOST)) } else { Ok(raw) }
+    }
+
+    /// Remembers that the device tells of nothing any more.
+    fn lost(&mut self) -> VerbsError {
+        self.handle.break_now(Some(LOST));
+        let error = self.over(LOST);
+        self.fault.get_or_insert(error).clone()
     }
 
     fn over(&self, why: &str) -> VerbsError {
@@ -584,6 +606,7 @@ impl QueuePair {
             match self.queue.sleep(self.events_fd(), deadline) {
                 Wake::Completion => {}
                 Wake::Event => self.take_events()?,
+                Wake::Lost => return Err(self.lost()),
                 Wake::Deadline => {
                     return Err(VerbsError::Timeout { what: format!("writing to {}", self.subject) });
                 }
@@ -663,7 +686,7 @@ impl QueuePair {
         let Some(wc) = self.arrived.pop_front() else {
             return match &self.fault {
                 Some(fault) => Err(fault.clone()),
-                None => Ok(None),
+                None => self.raw().map(|_| None),
             };
         };
         if wc.status != 0 {
@@ -686,8 +709,14 @@ impl QueuePair {
     /// When the connection failed.
     pub fn arm(&mut self) -> Result<bool, VerbsError> {
         self.raw()?;
-        self.queue.drain();
-        self.queue.arm(Side::Receive)?;
+        // An event that is none: whoever waits for the descriptor would be woken again and again.
+        if !self.queue.drain() && self.queue.is_lost() {
+            return Err(self.lost());
+        }
+        if let Err(error) = self.queue.arm(Side::Receive) {
+            // What has arrived is taken before it.
+            return Err(self.fault.get_or_insert(error).clone());
+        }
         self.has_arrived()
     }
 
@@ -731,6 +760,10 @@ impl QueuePair {
                     if let Err(fault) = self.take_events() {
                         return if self.has_arrived()? { Ok(true) } else { Err(fault) };
                     }
+                }
+                Wake::Lost => {
+                    let fault = self.lost();
+                    return if self.has_arrived()? { Ok(true) } else { Err(fault) };
                 }
                 Wake::Deadline => return Ok(false),
             }

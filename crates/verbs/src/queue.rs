@@ -16,6 +16,8 @@ pub enum Wake {
     Completion,
     /// There may be an event of the connection.
     Event,
+    /// There will be no completion: the device was taken away.
+    Lost,
     /// The deadline passed.
     Deadline,
 }
@@ -130,17 +132,18 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes the event of one armed queue, if it has come. That of the other keeps the descriptor readable.
-    pub(crate) fn drain(&self) {
+    /// Takes the event of one armed queue, if it has come. That of the other keeps the descriptor readable. Says whether
+    /// all is as it should be: one was taken, or none was asked for.
+    pub(crate) fn drain(&self) -> bool {
         if !self.armed.iter().any(Cell::get) {
-            return;
+            return true;
         }
         let ib = &self.context.verbs().ib;
         let mut queue = std::ptr::null_mut();
         let mut cookie = std::ptr::null_mut();
         // SAFETY: the channel is open and does not block.
         if unsafe { (ib.ibv_get_cq_event)(self.channel, &mut queue, &mut cookie) } != 0 {
-            return;
+            return false;
         }
         // SAFETY: the event just taken, of a queue of this channel.
         unsafe { (ib.ibv_ack_cq_events)(queue, 1) };
@@ -149,6 +152,14 @@ impl CompletionQueue {
                 armed.set(false);
             }
         }
+        true
+    }
+
+    /// Whether the device was taken away: its descriptors then say that there is something, and there never is.
+    pub(crate) fn is_lost(&self) -> bool {
+        let mut fd = libc::pollfd { fd: self.raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&mut fd, 1, 0) > 0 && over(fd.revents) }
     }
 
     /// Sleeps until an armed queue has a completion, `events` is readable, or `deadline`.
@@ -165,6 +176,9 @@ impl CompletionQueue {
             // SAFETY: two valid entries; a negative descriptor is left out by the kernel.
             let n = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &timespec(left), std::ptr::null()) };
             if n > 0 {
+                if over(fds[0].revents) {
+                    return Wake::Lost;
+                }
                 if fds[0].revents != 0 {
                     self.drain();
                     return Wake::Completion;
@@ -173,6 +187,11 @@ impl CompletionQueue {
             }
         }
     }
+}
+
+/// Whether a descriptor reports its end, with nothing left to be read.
+fn over(revents: libc::c_short) -> bool {
+    revents & libc::POLLIN == 0 && revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0
 }
 
 pub(crate) fn timespec(left: Duration) -> libc::timespec {
