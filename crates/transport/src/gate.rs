@@ -8,9 +8,12 @@ use spurline_proto::{Challenge, Challenged, Proof, Request};
 use spurline_trust::{Asked, Connection, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+
+/// The most challenges of one connection. One is enough for who holds the token.
+const CHALLENGES: u32 = 2;
 
 /// The node's side of one connection.
 pub(crate) struct Gate {
@@ -18,6 +21,8 @@ pub(crate) struct Gate {
     kind: String,
     binding: OnceLock<Vec<u8>>,
     asked: Mutex<Option<Asked>>,
+    /// Challenges there were.
+    challenges: AtomicU32,
     passed: AtomicBool,
     stats: Arc<Stats>,
 }
@@ -36,6 +41,7 @@ impl Gate {
             kind: kind.to_owned(),
             binding: OnceLock::new(),
             asked: Mutex::new(None),
+            challenges: AtomicU32::new(0),
             passed,
             stats: Arc::clone(stats),
         }
@@ -54,12 +60,16 @@ impl Gate {
         self.trust.unproved()
     }
 
-    /// Answers a challenge. Each number is good for one proof, so a peer may begin anew; the connection ends with its
-    /// first wrong proof.
+    /// Answers a challenge. Each number is good for one proof, so a peer may begin anew, but not for ever: each answer takes
+    /// time, and room on the way to the peer. The connection ends with its first wrong proof.
     pub fn challenged(&self, challenge: &Challenge<'_>) -> Result<Challenged> {
         let Some(tokens) = self.trust.tokens() else {
             return Err(no_token());
         };
+        if self.challenges.fetch_add(1, Ordering::Relaxed) >= CHALLENGES {
+            let why = format!("more than {CHALLENGES} challenges on one connection");
+            return Err(Error::new(ErrorKind::Protocol, why));
+        }
         let connection = Connection { kind: &self.kind, binding: self.binding.get().map_or(b"", Vec::as_slice) };
         let (asked, challenged) = Asked::new(tokens, self.trust.name(), connection, challenge)?;
         *self.asked.lock() = Some(asked);
@@ -97,4 +107,23 @@ pub fn prove(channel: &mut dyn Channel, trust: &Trust, binding: &[u8], deadline:
     let proof = prover.prove(challenged);
     let answer: Proof = call_for(channel, &Request::Prove(proof), &mut body, deadline).map_err(Error::from)?;
     prover.check(&answer).map_err(|e| e.context(channel.endpoints()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_trust::Tokens;
+
+    #[test]
+    fn a_peer_may_begin_anew_and_not_for_ever() {
+        let trust = Trust::with_tokens("node", Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap());
+        let gate = Gate::new(&trust, "tcp", &Arc::default());
+        let prover = trust.prover(Connection { kind: "tcp", binding: b"" }).unwrap().unwrap();
+        for _ in 0..CHALLENGES {
+            gate.challenged(&prover.challenge()).unwrap();
+        }
+        let error = gate.challenged(&prover.challenge()).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(!gate.passed());
+    }
 }
