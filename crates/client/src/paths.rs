@@ -237,9 +237,12 @@ impl Paths {
 
     /// Connects a path that is due: two channels, one of them for signs of life.
     pub(crate) fn connect(&self, current: &Current, path: usize) {
-        let deadline = Instant::now() + self.config.connect_timeout;
         let connector = &*current.connectors[path];
-        let made = self.greeted(connector, &self.config.source, deadline).and_then(|(channel, welcome)| {
+        let greeted = || {
+            connector.prepare()?;
+            self.greeted(connector, &self.config.source, Instant::now() + self.config.connect_timeout)
+        };
+        let made = greeted().and_then(|(channel, welcome)| {
             let expected = current.instance.load(Ordering::Acquire);
             if expected != 0 && welcome.instance != 0 && welcome.instance != expected {
                 let why = format!(

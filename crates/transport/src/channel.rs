@@ -178,6 +178,15 @@ pub trait Channel: Send {
 
 /// Makes channels to one peer on one path.
 pub trait Connector: Send + Sync {
+    /// Makes ready on this side what may take long and says nothing of the peer: memory is registered with a device that is
+    /// back. Without it [`Connector::connect`] does so, within its deadline.
+    ///
+    /// # Errors
+    /// `Unavailable` when there is no device.
+    fn prepare(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Opens a connection; no greeting is sent yet.
     ///
     /// # Errors
