@@ -94,6 +94,9 @@ impl RdmaConnector {
 }
 
 impl Connector for RdmaConnector {
+    fn prepare(&self) -> Result<()> {
+        self.rail.device().map(drop)
+    }
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
         Ok(Box::new(self.open(deadline)?))
     }

@@ -38,10 +38,11 @@ impl Patience {
         (self.silence / 4).max(Duration::from_millis(10))
     }
 
-    /// What a connection is made with: the NIC gives up within half of the silence that is borne, and a specification
-    /// that lets it take up to four times as long as it is told is met on average.
+    /// What a connection is made with: the NIC gives up within half of the silence that is borne. The specification lets
+    /// it take up to four times as long as it is told; by then who keeps the paths has found out by asking for a sign of
+    /// life, so a shorter time would bear less than was promised and find out nothing sooner.
     pub(crate) fn connect_options(self) -> ConnectOptions {
-        let budget = self.silence.as_nanos() / 4;
+        let budget = self.silence.as_nanos() / 2;
         let tries = u128::from(Self::RETRIES) + 1;
         let fits = |exponent: &u8| tries * (4096u128 << *exponent) <= budget;
         let ack_timeout = (8..=20u8).rev().find(fits).unwrap_or(8);
@@ -175,6 +176,11 @@ impl Rail {
         self.numa_node
     }
 
+    /// Whether its device is open, found out without waiting for who opens it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.try_lock().is_some_and(|open| open.is_some())
+    }
+
     /// Whether its port can carry data now.
     pub fn is_up(&self) -> bool {
         self.usable().is_ok()
@@ -244,9 +250,10 @@ impl Rail {
             .name(format!("rail-{}", self.name))
             .spawn(move || {
                 let gone = watch_over(&rail, &watched, &device, &channel, port, &stopped);
+                let left = Arc::downgrade(&device);
                 drop((device, channel));
                 if gone {
-                    forget(&verbs);
+                    forget(&verbs, &left);
                 }
             })
             .map_err(|e| Error::io("can't start the thread that watches over an RDMA device", &e))?;
@@ -311,13 +318,16 @@ fn watch_over(
     }
 }
 
-/// Lets a device go that was taken away: its last connections may end a little later than the rail.
-fn forget(verbs: &Verbs) {
+/// Lets a device go that was taken away: its last connections may end later than the rail, with the requests that are
+/// under way on them. What is left then is let go of a little later.
+fn forget(verbs: &Verbs, device: &Weak<Context>) {
     let mut pause = Duration::from_millis(50);
-    while pause < Duration::from_secs(20) {
+    let mut used = true;
+    while used || pause < Duration::from_secs(20) {
+        used = device.strong_count() > 0;
         std::thread::sleep(pause);
         verbs.forget_lost_devices();
-        pause *= 2;
+        pause = (pause * 2).min(Duration::from_secs(20));
     }
 }
 
@@ -332,7 +342,7 @@ mod tests {
             let options = patience.connect_options();
             let exponent = options.ack_timeout.unwrap();
             let gives_up = 4.096e-6 * f64::from(1u32 << exponent) * f64::from(options.retries + 1);
-            assert!(gives_up <= ms as f64 / 4000.0 && gives_up > ms as f64 / 10_000.0, "{ms}: {gives_up}");
+            assert!(gives_up <= ms as f64 / 2000.0 && gives_up > ms as f64 / 5000.0, "{ms}: {gives_up}");
             assert!(patience.probe_every() <= patience.silence / 4);
         }
     }

@@ -17,13 +17,22 @@ use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{CmChannel, CmEvent, CmEventKind, CmId, MemoryRegion, QueuePair};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A request that takes longer has its worker's turn given to another: longer than small answers take, and as short as a
 /// request may wait behind one that blocks.
 const LONG: Duration = Duration::from_millis(2);
+/// Connect requests that wait while others are answered: of all mounts at once when a node is back. The kernel takes no
+/// more by itself.
+const BACKLOG: i32 = 1024;
+/// A rail that can't be listened on is tried again after this.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// A connection waits so long for its part of the pool, which others may be about to give back.
+const MEMORY: Duration = Duration::from_secs(1);
 
 /// Bounds of a server.
 #[derive(Debug, Clone)]
@@ -33,7 +42,8 @@ pub struct RdmaServerConfig {
     /// The most connections that have not greeted yet; the oldest of them makes room for a further one, so that strangers
     /// don't take the memory and the places of readers.
     pub max_ungreeted: usize,
-    /// The most worker threads, and so requests in work at once. They start as needed and end when idle.
+    /// The most worker threads, and so requests in work at once. They start as needed and end when idle. One more answers
+    /// greetings and signs of life when all of them are busy.
     pub max_workers: usize,
     /// A connection must have sent its whole greeting by then, and any request begun must be whole by then.
     pub request_timeout: Duration,
@@ -78,6 +88,10 @@ pub(crate) struct Conn {
     pub breaker: spurline_verbs::Breaker,
     /// Of [`Shared::events`] when a worker last waited for its next request.
     pub seen: AtomicU64,
+    /// It is parked among those that are asked for data.
+    pub moved: AtomicBool,
+    /// Rings for a worker of those, until one has come.
+    pub bell: Mutex<Option<OwnedFd>>,
     opened: Instant,
 }
 
@@ -85,6 +99,16 @@ impl Conn {
     /// Whether it should have greeted by now.
     pub fn is_late(&self, config: &RdmaServerConfig) -> bool {
         self.state.peer_name().is_none() && self.opened.elapsed() > config.request_timeout
+    }
+
+    /// How long an answer may have to wait for the reader. Whoever has not greeted has room for all that it is answered, and
+    /// gets none of a worker's time.
+    pub fn patience(&self, config: &RdmaServerConfig, greets: bool) -> Duration {
+        match (self.state.peer_name(), greets) {
+            (Some(_), _) => config.send_timeout,
+            (None, true) => config.send_timeout.min(config.request_timeout.saturating_sub(self.opened.elapsed())),
+            (None, false) => Duration::ZERO,
+        }
     }
 }
 
@@ -112,8 +136,8 @@ impl Crewed for Shared {
     fn conn(&self, id: u64) -> Option<Arc<Conn>> {
         self.conns.lock().get(&id).cloned()
     }
-    fn serve(&self, conn: &Conn, _inbox: &mut [u8], _life_only: bool) -> End {
-        serve(self, conn)
+    fn serve(&self, conn: &Conn, _inbox: &mut [u8], life_only: bool) -> End {
+        serve(self, conn, life_only)
     }
     fn peer<'a>(&self, conn: &'a Conn) -> &'a str {
         &conn.state.endpoints().peer
@@ -133,7 +157,7 @@ impl Crewed for Shared {
 pub struct RdmaServer {
     shared: Arc<Shared>,
     local: Vec<SocketAddr>,
-    acceptor: Option<std::thread::JoinHandle<()>>,
+    acceptor: Option<JoinHandle<()>>,
 }
 
 impl RdmaServer {
@@ -165,18 +189,20 @@ impl RdmaServer {
             channel,
             by_key: HashMap::new(),
             ungreeted: VecDeque::new(),
+            no_memory_until: None,
             next_id: Crew::FIRST_ID,
         };
         let mut port = port;
         for rail in rails {
-            let mut listener =
-                Listener { rail: Arc::clone(rail), at: SocketAddr::new(rail.ip(), port), listening: None };
+            let mut listener = Listener::new(rail, SocketAddr::new(rail.ip(), port));
             listener.listen(&acceptor.channel)?;
             port = listener.at.port();
             acceptor.listeners.push(listener);
         }
         let local = acceptor.listeners.iter().map(|l| l.at).collect();
-        Crew::spawn(&shared).map_err(|e| Error::io("can't start a worker thread", &e))?;
+        Crew::spawn(&shared)
+            .and_then(|()| Crew::spawn_life(&shared))
+            .map_err(|e| Error::io("can't start a worker thread", &e))?;
         let mut server = RdmaServer { shared, local, acceptor: None };
         let thread = std::thread::Builder::new().name("rdma-accept".into()).spawn(move || acceptor.run());
         server.acceptor = Some(thread.map_err(|e| Error::io("can't start the accepting thread", &e))?);
@@ -235,14 +261,56 @@ struct Listener {
     rail: Arc<Rail>,
     at: SocketAddr,
     listening: Option<(CmId, Arc<Open>)>,
+    /// Opens the rail's device.
+    opening: Option<JoinHandle<Result<()>>>,
+    tried: Instant,
+    /// Why it is not listened on, as it was last said.
+    said: Option<String>,
 }
 
 impl Listener {
+    fn new(rail: &Arc<Rail>, at: SocketAddr) -> Self {
+        Listener { rail: Arc::clone(rail), at, listening: None, opening: None, tried: Instant::now(), said: None }
+    }
+
+    /// Listens again where the device is back. Its memory is registered by a thread of its own: that takes seconds, and
+    /// other rails are to be accepted on meanwhile.
+    fn again(&mut self, channel: &Arc<CmChannel>) {
+        if self.listening.is_some() || self.tried.elapsed() < TRY_AGAIN {
+            return;
+        }
+        let result = match self.opening.take() {
+            Some(opening) if !opening.is_finished() => {
+                self.opening = Some(opening);
+                return;
+            }
+            Some(opening) => opening.join().unwrap_or(Ok(())),
+            None if self.rail.is_open() => self.rail.usable().and_then(|_| self.listen(channel)),
+            None => {
+                let rail = Arc::clone(&self.rail);
+                let name = format!("open-{}", rail.name());
+                let opening = std::thread::Builder::new().name(name).spawn(move || rail.device().map(drop));
+                opening.map(|opening| self.opening = Some(opening)).map_err(|e| Error::io("no thread to open it", &e))
+            }
+        };
+        if self.listening.is_some() {
+            tracing::info!("rail {}: listening again on {}", self.rail.name(), self.at);
+            self.said = None;
+        } else if let Err(error) = result {
+            self.tried = Instant::now();
+            let why = error.to_string();
+            if self.said.as_ref() != Some(&why) {
+                tracing::warn!("rail {}: it can't be listened on again yet: {why}", self.rail.name());
+                self.said = Some(why);
+            }
+        }
+    }
+
     fn listen(&mut self, channel: &Arc<CmChannel>) -> Result<()> {
         let open = self.rail.device()?;
         let mut id = channel.id()?;
         let context = |e: spurline_verbs::VerbsError| Error::from(e).context(format_args!("rail {}", self.rail.name()));
-        self.at = id.listen(self.at, 128).map_err(context)?;
+        self.at = id.listen(self.at, BACKLOG).map_err(context)?;
         self.listening = Some((id, open));
         Ok(())
     }
@@ -266,6 +334,8 @@ struct Acceptor {
     by_key: HashMap<usize, u64>,
     /// Those that had not greeted when they were last looked at, oldest first.
     ungreeted: VecDeque<u64>,
+    /// The pool had no memory for a connection; until when that was waited for.
+    no_memory_until: Option<Instant>,
     next_id: u64,
 }
 
@@ -356,7 +426,11 @@ impl Acceptor {
         let key = id.key();
         // Dropping the id, or the pair with it, tells the peer.
         let mut pair = QueuePair::new(id, &open.domain, NODE, number as u32)?;
-        equip(&mut pair, &open.memory, NODE, Instant::now())?;
+        // While there is none, those that come together wait together.
+        let until = self.no_memory_until.filter(|until| *until > Instant::now() - MEMORY);
+        let until = *self.no_memory_until.insert(until.unwrap_or_else(|| Instant::now() + MEMORY));
+        equip(&mut pair, &open.memory, NODE, until)?;
+        self.no_memory_until = None;
         let breaker = pair.breaker();
         open.watch(breaker.clone());
         let conn = Arc::new(Conn {
@@ -367,13 +441,15 @@ impl Acceptor {
             numa_node: open.numa_node,
             breaker,
             seen: AtomicU64::new(0),
+            moved: AtomicBool::new(false),
+            bell: Mutex::new(None),
             opened: Instant::now(),
         });
         // All is in place before the reader may send: nothing can arrive unseen.
         let mut session = conn.session.lock();
         session.pair.arm()?;
         let os = |e: rustix::io::Errno| Error::io("can't watch a connection", &e.into());
-        self.shared.crew.watch(session.pair.fd(), number, PARKED).map_err(os)?;
+        self.shared.crew.watch_life(session.pair.fd(), number, PARKED).map_err(os)?;
         self.by_key.insert(key, number);
         self.shared.conns.lock().insert(number, Arc::clone(&conn));
         let accepted = session.pair.accept(config.patience.connect_options(), &terms(NODE).encode());
@@ -416,10 +492,21 @@ impl Acceptor {
         let config = &self.shared.config;
         let conns: Vec<_> = self.shared.conns.lock().values().cloned().collect();
         for conn in &conns {
-            // One that is being worked on is alive, and whoever works on it sees whether it is late with its greeting.
-            let Some(mut session) = conn.session.try_lock() else { continue };
+            // No end of it is to be told of: its device is gone.
+            if conn.breaker.is_lost() {
+                self.shared.remove(conn);
+                continue;
+            }
+            let late = conn.is_late(config);
+            let Some(mut session) = conn.session.try_lock() else {
+                // One that is being worked on is alive; a stranger may hold up whoever does so.
+                if late {
+                    conn.breaker.break_now("it has not greeted in time");
+                }
+                continue;
+            };
             let begun = session.line.assembly.begun();
-            if conn.is_late(config) || begun.is_some_and(|begun| begun.elapsed() > config.request_timeout) {
+            if late || begun.is_some_and(|begun| begun.elapsed() > config.request_timeout) {
                 let (peer, limit) = (&conn.state.endpoints().peer, config.request_timeout);
                 let why = format!("no whole request within {limit:?}");
                 self.shared.refusals.refused(peer, Reason::Silent, &why);
@@ -436,12 +523,7 @@ impl Acceptor {
         let live: std::collections::HashSet<u64> = conns.iter().map(|conn| conn.state.id()).collect();
         self.by_key.retain(|_, id| live.contains(id));
         for listener in &mut self.listeners {
-            if listener.listening.is_none() && listener.rail.device().is_ok() && listener.rail.is_up() {
-                match listener.listen(&self.channel) {
-                    Ok(()) => tracing::info!("rail {}: listening again on {}", listener.rail.name(), listener.at),
-                    Err(e) => tracing::debug!("{e}"),
-                }
-            }
+            listener.again(&self.channel);
         }
     }
 }

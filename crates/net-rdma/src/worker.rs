@@ -4,6 +4,8 @@
 use crate::responder::RdmaResponder;
 use crate::server::{Conn, PARKED, Shared};
 use crate::session::{Arrived, Session};
+use rustix::event::{EventfdFlags, eventfd};
+use spurline_proto::Op;
 use spurline_proto::rdma::{MessageKind, Region};
 use spurline_transport::{Crewed as _, End, Next, dispatch};
 use spurline_trust::Reason;
@@ -11,9 +13,12 @@ use spurline_types::{Error, ErrorKind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Answers requests of one connection until it has none for a while.
-pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
+/// Answers requests of one connection until it has none for a while; with `life_only` none for data.
+pub(crate) fn serve(shared: &Shared, conn: &Conn, life_only: bool) -> End {
     let mut session = conn.session.lock();
+    if !life_only {
+        drop(conn.bell.lock().take());
+    }
     shared.events.fetch_add(1, Ordering::Relaxed);
     let mut served = false;
     loop {
@@ -23,6 +28,9 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
             let why = format!("no greeting within {:?}", shared.config.request_timeout);
             shared.refusals().refused(&conn.state.endpoints().peer, Reason::Silent, &why);
             return End::Closed;
+        }
+        if life_only && conn.state.for_data() {
+            return hand_over(shared, conn);
         }
         match session.take(|| Instant::now() + shared.config.send_timeout) {
             Ok(Some(Arrived::Frame(MessageKind::Request, region))) => {
@@ -56,7 +64,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
         // are busy, as then it would find requests there without falling asleep.
         let events = shared.events.load(Ordering::Relaxed);
         let lonely = events.saturating_sub(conn.seen.swap(events, Ordering::Relaxed)) <= 1;
-        let lingers = served && lonely && shared.crew().others_idle();
+        let lingers = served && lonely && !life_only && shared.crew().others_idle();
         if lingers && matches!(session.pair.wait(Instant::now() + shared.config.linger), Ok(true)) {
             continue;
         }
@@ -64,10 +72,39 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn) -> End {
         if !matches!(session.pair.arm(), Ok(false)) {
             continue;
         }
-        return match shared.crew().park(session.pair.fd(), conn.state.id(), PARKED) {
-            Ok(()) => End::Parked,
-            Err(e) => End::Close(Error::io("parking the connection failed", &e.into())),
-        };
+        return park(shared, conn, &session);
+    }
+}
+
+/// Waits for the connection's next event without a thread.
+fn park(shared: &Shared, conn: &Conn, session: &Session) -> End {
+    let (crew, fd, id) = (shared.crew(), session.pair.fd(), conn.state.id());
+    // The session's lock is held: whoever takes the next event sees it.
+    let parked = match (conn.moved.load(Ordering::Relaxed), conn.state.for_data()) {
+        (true, _) => crew.park(fd, id, PARKED),
+        (false, true) => {
+            conn.moved.store(true, Ordering::Relaxed);
+            crew.move_to_data(fd, id, PARKED)
+        }
+        (false, false) => crew.park_life(fd, id, PARKED),
+    };
+    match parked {
+        Ok(()) => End::Parked,
+        Err(e) => End::Close(Error::io("parking the connection failed", &e.into())),
+    }
+}
+
+/// Leaves a connection that is asked for data to a worker. Its first request may be here already, and then nothing more
+/// comes that would wake one.
+fn hand_over(shared: &Shared, conn: &Conn) -> End {
+    let mut bell = conn.bell.lock();
+    let rung = eventfd(1, EventfdFlags::CLOEXEC).and_then(|fd| {
+        let fd = bell.insert(fd);
+        shared.crew().watch(fd, conn.state.id(), PARKED)
+    });
+    match rung {
+        Ok(()) => End::Parked,
+        Err(e) => End::Close(Error::io("handing the connection over failed", &e.into())),
     }
 }
 
@@ -77,7 +114,7 @@ fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region) -
     let next = match assembly.frame() {
         Err(error) => Next::Close(error),
         Ok((header, body)) => {
-            let timeout = shared.config.send_timeout;
+            let timeout = conn.patience(&shared.config, header.op == Op::Hello);
             let crew = shared.crew();
             let to = RdmaResponder::new(crew, session, &conn.memory, &header, region, conn.max_message, timeout);
             let mut to = to.near(conn.numa_node);

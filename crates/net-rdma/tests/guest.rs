@@ -13,7 +13,7 @@ use spurline_proto::{Hello, Request};
 use spurline_testkit::{GuestNet, run_in_guest};
 use spurline_transport::conformance::{Peer, Rig, Script, run};
 use spurline_transport::{Channel as _, Connector, Service, greet};
-use spurline_trust::{Tokens, Trust};
+use spurline_trust::{Connection, Tokens, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{Access, CmChannel, ConnectOptions, Context, ProtectionDomain, QueueDepths, QueuePair, Verbs};
 use std::net::SocketAddr;
@@ -147,6 +147,7 @@ fn guest_asks_for_the_group_token_before_anything_is_served() {
 struct Pair {
     reader: Arc<Rail>,
     pool: Arc<Pool>,
+    service: Arc<Pattern>,
     server: RdmaServer,
     node_stats: Arc<Stats>,
     stats: Arc<Stats>,
@@ -160,17 +161,92 @@ impl Pair {
         let node = Rail::open(&verbs, "node", ip, &node_pool, Access::Local).unwrap();
         let reader = Rail::open(&verbs, "reader", ip, &pool, Access::PeerWrites).unwrap();
         let node_stats = Arc::new(Stats::default());
-        let server = RdmaServer::bind(&[node], 0, Pattern::new(&node_pool), config, Arc::clone(&node_stats)).unwrap();
-        Pair { reader, pool, server, node_stats, stats: Arc::default() }
+        let service = Pattern::new(&node_pool);
+        let server = RdmaServer::bind(&[node], 0, Arc::clone(&service) as _, config, Arc::clone(&node_stats)).unwrap();
+        Pair { reader, pool, service, server, node_stats, stats: Arc::default() }
     }
 
+    /// A channel for data.
     fn open(&self) -> Result<RdmaChannel> {
+        self.open_for("src")
+    }
+
+    fn open_for(&self, source: &str) -> Result<RdmaChannel> {
         let (to, patience) = (self.server.local_addrs()[0], Patience::default());
         let connector = RdmaConnector::new(Arc::clone(&self.reader), to, patience, Arc::clone(&self.stats));
         let mut channel = connector.open(soon())?;
-        greet(&mut channel, &Hello::new("tester", ""), soon())?;
+        greet(&mut channel, &Hello::new("tester", source), soon())?;
         Ok(channel)
     }
+}
+
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_signs_of_life_are_answered_while_every_worker_waits_for_something_slow() {
+    let pair = Pair::on("10.77.0.1", RdmaServerConfig { max_workers: 2, ..RdmaServerConfig::default() });
+    let stuck = |mut channel: RdmaChannel| {
+        let mut dst = pair.pool.alloc(4096, soon()).unwrap();
+        let read = call(&mut channel, &read("stuck", 7, 4096), &mut dst, soon());
+        read.map(|len| check(&dst[..len], 7))
+    };
+    let readers: Vec<RdmaChannel> = (0..4).map(|_| pair.open().unwrap()).collect();
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = readers.into_iter().map(|channel| scope.spawn(|| stuck(channel))).collect();
+        pair.service.wait_stuck(2);
+        for _ in 0..3 {
+            let mut watcher = pair.open_for("").unwrap();
+            for _ in 0..2 {
+                watcher.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+            }
+        }
+        // A reader is greeted; its request has to wait for a worker, and holds up no sign of life.
+        let late = pair.open().unwrap();
+        let late = scope.spawn(|| stuck(late));
+        pair.open_for("").unwrap();
+        assert_eq!((pair.service.stuck(), pair.server.workers()), (2, 2));
+        pair.service.release();
+        for reader in waiting {
+            reader.join().unwrap().unwrap();
+        }
+        late.join().unwrap().unwrap();
+    });
+}
+
+/// One that asks for challenges again and again and takes none of the answers.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_strangers_that_take_no_answer_hold_no_worker() {
+    let ip = "10.77.0.1";
+    let node_pool = Pool::new(32 << 20, 4 << 20).unwrap();
+    let node = Rail::open(&Verbs::load().unwrap(), "node", ip.parse().unwrap(), &node_pool, Access::Local).unwrap();
+    let reader = rail(ip, Access::PeerWrites);
+    // Neither time alone would end them within this test.
+    let patient = Duration::from_secs(600);
+    let config = RdmaServerConfig {
+        trust: trust(TOKEN),
+        max_workers: 2,
+        request_timeout: patient,
+        send_timeout: patient,
+        ..RdmaServerConfig::default()
+    };
+    let stats = Arc::new(Stats::default());
+    let server = RdmaServer::bind(&[node], 0, Pattern::new(&node_pool), config, Arc::clone(&stats)).unwrap();
+    let to = server.local_addrs()[0];
+    let prover = trust(TOKEN).prover(Connection { kind: "rdma", binding: b"" }).unwrap().unwrap();
+    let challenge = frame(&Request::Challenge(prover.challenge()), 1);
+    let frame_len = challenge.len() as u32;
+    let prelude = Prelude { kind: MessageKind::Request, granted: 0, frame_len, region: Region::default() };
+    let message = [&prelude.encode()[..], &challenge].concat();
+    for _ in 0..4 {
+        let mut stranger = RawReader::connect(&reader, to);
+        for _ in 0..4 {
+            stranger.send(&message);
+        }
+        stranger.expect_end();
+    }
+    let connector = RdmaConnector::new(reader, to, Patience::default(), Arc::default());
+    let mut channel = connector.trusting(trust(TOKEN)).open(soon()).unwrap();
+    greet(&mut channel, &Hello::new("tester", "src"), soon()).unwrap();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use spurline_net_rdma::RdmaChannel;
 use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
 use spurline_transport::{CallError, Channel as _, ConnState, Responder, Service};
 use spurline_types::{Error, ErrorKind, Result};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 pub const DATA: usize = 4 << 20;
@@ -14,10 +14,14 @@ fn byte(i: usize) -> u8 {
     (i.wrapping_mul(31) ^ (i >> 9)) as u8
 }
 
-/// Serves one pattern from registered memory; `slow` and `slower` wait first, `vec` serves from memory that is not registered.
+/// Serves one pattern from registered memory; `slow` and `slower` wait first, `stuck` until it is released, `vec` serves
+/// from memory that is not registered.
 pub struct Pattern {
     registered: spurline_mem::Buf,
     plain: Vec<u8>,
+    /// Requests for `stuck` that were begun, and whether they are let go.
+    stuck: Mutex<(usize, bool)>,
+    changed: Condvar,
 }
 
 impl Pattern {
@@ -25,7 +29,28 @@ impl Pattern {
         let mut registered = pool.try_alloc(DATA).unwrap();
         registered.iter_mut().enumerate().for_each(|(i, b)| *b = byte(i));
         let plain = registered.to_vec();
-        Arc::new(Pattern { registered, plain })
+        Arc::new(Pattern { registered, plain, stuck: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// Waits until so many requests are stuck.
+    #[allow(dead_code, reason = "not in every test program")]
+    pub fn wait_stuck(&self, count: usize) {
+        let end = Duration::from_secs(90);
+        let stuck = self.stuck.lock().unwrap();
+        let (stuck, late) = self.changed.wait_timeout_while(stuck, end, |(stuck, _)| *stuck < count).unwrap();
+        assert!(!late.timed_out(), "{} requests are stuck", stuck.0);
+    }
+
+    /// How many were stuck.
+    #[allow(dead_code, reason = "not in every test program")]
+    pub fn stuck(&self) -> usize {
+        self.stuck.lock().unwrap().0
+    }
+
+    #[allow(dead_code, reason = "not in every test program")]
+    pub fn release(&self) {
+        self.stuck.lock().unwrap().1 = true;
+        self.changed.notify_all();
     }
 }
 
@@ -43,6 +68,13 @@ impl Service for Pattern {
             }
             b"slower" => {
                 std::thread::sleep(Duration::from_secs(60));
+                to.data(&[], &[&self.registered[range]])
+            }
+            b"stuck" => {
+                let mut stuck = self.stuck.lock().unwrap();
+                stuck.0 += 1;
+                self.changed.notify_all();
+                drop(self.changed.wait_while(stuck, |(_, released)| !*released).unwrap());
                 to.data(&[], &[&self.registered[range]])
             }
             b"vec" => to.data(&[], &[&self.plain[range]]),
