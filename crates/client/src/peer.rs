@@ -30,6 +30,14 @@ impl Patience {
     }
 }
 
+/// Who looks at a deadline so long after it stood still itself: stopped, frozen, moved to another host.
+const OVERSLEPT: Duration = Duration::from_secs(1);
+
+/// Whether this process, and no node, is why an answer was not taken by `deadline`.
+pub(crate) fn overslept(deadline: Instant) -> bool {
+    Instant::now() >= deadline + OVERSLEPT
+}
+
 /// How an attempt failed.
 enum Failure {
     /// The node answered the request with an error.
@@ -284,7 +292,9 @@ pub(crate) fn ask<T>(
     retries: &spurline_types::stats::Metric,
     mut request: impl FnMut(Asked<'_>, &mut Lease<'_>, Instant) -> Result<T, CallError>,
 ) -> Result<T> {
-    let deadline = Instant::now() + patience.answer;
+    let mut deadline = Instant::now() + patience.answer;
+    // Once: a machine that is always late is an error in the end.
+    let mut may_oversleep = true;
     let least = LEAST.min(patience.answer / 8);
     let mut pause = FIRST_PAUSE;
     // When none of the first few answers, more are asked in the next round.
@@ -335,6 +345,10 @@ pub(crate) fn ask<T>(
             Some(error) => error.kind().retry() == Retry::SamePath || soon_back,
             None => !all_away,
         };
+        if broken.is_some() && overslept(deadline) && std::mem::take(&mut may_oversleep) {
+            deadline = Instant::now() + patience.answer;
+            continue;
+        }
         if !again || Instant::now() + pause >= deadline {
             return Err(answered.or(broken).unwrap_or_else(|| {
                 Error::new(

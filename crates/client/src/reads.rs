@@ -3,7 +3,7 @@
 
 use crate::ahead::Claimed;
 use crate::pace::Pace;
-use crate::peer::{NOWHERE, Peer, ask, middle};
+use crate::peer::{NOWHERE, Peer, ask, middle, overslept};
 use crate::placement::{FIRST, Wanted};
 use crate::remote::{Inner, SCRATCH};
 use crate::roster::View;
@@ -275,7 +275,9 @@ impl Inner {
                 return Ok(None);
             }
             Some(Ok((_, true))) => return Ok(Some(self.after(true))),
-            Some(Err(CallError::Broken(error))) if Instant::now() >= deadline => return Err(error),
+            Some(Err(CallError::Broken(error))) if Instant::now() >= deadline && !overslept(deadline) => {
+                return Err(error);
+            }
             _ => {}
         }
         // Asked for again, of every node that may have it.

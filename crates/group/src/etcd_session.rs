@@ -157,7 +157,11 @@ impl Session {
                     return Ok((value, server.clone()));
                 }
                 Ok(Err(status)) => status,
-                Err(_) => Status::unavailable(format!("no answer within {:.1} s", limit.as_secs_f64())),
+                Err(_) => {
+                    // A server that was emptied waits until it has as many entries as the token tells of before it refuses it.
+                    *self.token.lock() = None;
+                    Status::unavailable(format!("no answer within {:.1} s", limit.as_secs_f64()))
+                }
             };
             let error = told(&format!("etcd {server}"), &status);
             if !matches!(error.kind(), ErrorKind::Unavailable) {

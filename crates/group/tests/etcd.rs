@@ -186,6 +186,41 @@ fn tls_with_certificates_of_both_sides_and_a_user_with_few_rights() {
 }
 
 #[test]
+fn a_server_with_users_that_comes_back_empty_has_its_members_again() {
+    if !EtcdServer::there() || Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_err() {
+        return spurline_testkit::skip("etcd", "there is no etcd with its etcdctl here");
+    }
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let with_users = |dir: &Path, port: u16, entries: u64| {
+        let server = start(dir, port, "http", &[]);
+        let book = open(&server.url()).book(later).unwrap();
+        for n in 1..=entries {
+            book.exchange(&serde_json::json!({"revision": n})).unwrap();
+        }
+        let endpoint = format!("http://127.0.0.1:{}", server.port());
+        for words in ["user add root:top", "user grant-role root root", "auth enable"] {
+            let words: Vec<&str> = words.split(' ').collect();
+            run("etcdctl", &[&["--endpoints", &endpoint, "--command-timeout=60s"], &words[..]].concat(), dir);
+        }
+        server
+    };
+    // A login tells of the entries that its server had: one with fewer waits for the rest of them when it is shown that.
+    let server = with_users(dirs[0].path(), 0, 300);
+    std::fs::write(dirs[0].path().join("password"), "top").unwrap();
+    let (port, password) = (server.port(), dirs[0].path().join("password"));
+    let registry = open(&format!("{}?user=root&password-file={}", server.url(), password.display()));
+    let _a = enter(&registry, "a", 1);
+    let follower = follow(&registry);
+    wait_for("the node", || names(&follower, true) == ["a"]);
+    drop(server);
+    wait_for("the loss", || matches!(follower.seen().state, State::Lost { .. }));
+    let _server = with_users(dirs[1].path(), port, 0);
+    let afresh = follow(&open(registry.describe()));
+    wait_for("the node again", || names(&afresh, true) == ["a"]);
+    wait_for("what was known before", || matches!(follower.seen().state, State::Up));
+}
+
+#[test]
 fn of_several_servers_one_that_answers_is_enough() {
     if !EtcdServer::there() {
         return;
