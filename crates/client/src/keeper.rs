@@ -69,7 +69,7 @@ fn run(roster: &Roster, wake: &Wake, stopping: &AtomicBool) {
         }
         let mut next = (now + IDLE).min(ask_at);
         let links = Links::default();
-        for peer in roster.view().all_made() {
+        for peer in &roster.in_use() {
             let Some(paths) = peer.paths() else { continue };
             if ask && paths.ask() {
                 let asked = Arc::clone(peer);

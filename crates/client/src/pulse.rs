@@ -57,9 +57,13 @@ impl Drop for Pulse {
 
 fn look(roster: &Roster, silence: Duration, stats: &Arc<Stats>) {
     let view = roster.view();
-    // Of a lone node everything is waited for as long as a request may take: there is nobody else to ask.
-    let others = view.members().len() > 1;
-    for peer in view.all_made() {
+    for peer in &roster.in_use() {
+        // Of a lone node everything is waited for as long as a request may take: there is nobody else to ask.
+        let others = match view.members() {
+            [] => false,
+            [_] => view.made(0).is_none_or(|only| !Arc::ptr_eq(only, peer)),
+            _ => true,
+        };
         let pool = peer.tcp();
         pool.watch(others.then_some(silence));
         if !others {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use spurline_transport::Wake;
 use spurline_types::Member;
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// In a group this small every node is made ready before it is asked for anything; in a larger one when it is.
 const ALL_READY: usize = 64;
@@ -27,9 +27,21 @@ struct Equipment {
 struct Workshop {
     make: Box<MakePeer>,
     equipment: OnceLock<Equipment>,
+    /// All that were made and are there: those of nodes that left the group too, while somebody waits for them.
+    made: Mutex<Vec<Weak<Peer>>>,
 }
 
 impl Workshop {
+    fn make(&self, member: &Member) -> Arc<Peer> {
+        let peer = (self.make)(member);
+        let mut made = self.made.lock();
+        if made.len() == made.capacity() {
+            made.retain(|peer| peer.strong_count() > 0);
+        }
+        made.push(Arc::downgrade(&peer));
+        peer
+    }
+
     fn equip(&self, member: &Member, peer: &Peer) {
         if let Some(equipment) = self.equipment.get() {
             peer.set_paths((equipment.paths)(member));
@@ -83,7 +95,7 @@ impl View {
         let mut made = false;
         let peer = slot.peer.get_or_init(|| {
             made = true;
-            (self.workshop.make)(member)
+            self.workshop.make(member)
         });
         if made {
             // In its place already, so that paths asked for meanwhile reach it one way or the other.
@@ -134,7 +146,7 @@ pub struct Roster {
 impl Roster {
     /// A group of `members`, asked through what `make` makes of each.
     pub fn new(members: &[Arc<Member>], make: impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static) -> Arc<Roster> {
-        let workshop = Arc::new(Workshop { make: Box::new(make), equipment: OnceLock::new() });
+        let workshop = Arc::new(Workshop { make: Box::new(make), equipment: OnceLock::new(), made: Mutex::default() });
         let empty = View {
             members: Vec::new(),
             slots: Vec::new(),
@@ -173,6 +185,12 @@ impl Roster {
     /// The nodes now. Takes no lock and allocates nothing.
     pub fn view(&self) -> Guard<Arc<View>> {
         self.current.load()
+    }
+
+    /// What nodes are asked through, those that left the group included for as long as a request of theirs is under way:
+    /// they may fall silent as others do, and whoever waits for them is to go on all the same.
+    pub(crate) fn in_use(&self) -> Vec<Arc<Peer>> {
+        self.workshop.made.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Gives the nodes, those of now and later ones, paths beside TCP, once; `wake` is rung whenever one got them.

@@ -7,7 +7,9 @@
 //! the call on. So a wait costs no time, a pause is measured exactly however busy the machine is, and threads that all wait
 //! for each other are seen at once.
 //!
-//! What waits in the kernel for anything else (a socket, a disk) holds everybody up, in real time. A program that has run
+//! What waits in the kernel for anything else (a socket, a disk) holds everybody up, in real time: it keeps the baton, so no
+//! virtual time passes, and a disk that is late on a busy machine is in time here. All threads of a run stay on one
+//! processor: where they run, which programs ask for, is no matter of chance then, and equal seeds run equally. A program that has run
 //! one of these runs must not share locks of `parking_lot` between its threads and others meanwhile.
 
 mod sched;
@@ -33,6 +35,7 @@ pub fn run<T: Send>(seed: u64, first: impl FnOnce() -> T + Send) -> (T, Ran) {
     let out = std::thread::scope(|scope| {
         let begun = Sched::begin(seed);
         let body = move || {
+            symbols::stay_here();
             begun.enter();
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let start = Instant::now();

@@ -80,6 +80,17 @@ pub(crate) fn resolve() {
     });
 }
 
+/// Keeps the calling thread, and those that it starts, on the processor it runs on. Where that is refused, runs of one seed
+/// can differ.
+pub(crate) fn stay_here() {
+    // SAFETY: all zeroes is a set of no processors; the set outlives the calls, and the size is its own.
+    unsafe {
+        let mut here: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu().max(0) as usize, &mut here);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &here);
+    }
+}
+
 /// Has [`leave`] called when the calling thread ends.
 pub(crate) fn on_exit() {
     // SAFETY: any value that is not null has the destructor called.

@@ -51,6 +51,14 @@ fn a_day_costs_nothing_and_is_measured_exactly() {
 }
 
 #[test]
+fn all_threads_of_a_run_are_on_one_processor_and_others_are_not_kept_there() {
+    let processors = || std::thread::available_parallelism().map(usize::from).ok();
+    let before = processors();
+    let (of_run, _) = run(1, || (processors(), std::thread::spawn(processors).join().unwrap()));
+    assert_eq!((of_run, processors()), ((Some(1), Some(1)), before));
+}
+
+#[test]
 fn the_seed_decides_the_order() {
     let (first, ran) = run(7, busy);
     assert_eq!(first.len(), 100);

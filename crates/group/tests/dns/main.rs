@@ -9,11 +9,14 @@ use dns_server::DnsServer;
 use spurline_group::{Follower, Holds, State};
 use spurline_types::Stats;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+/// Nobody's place is given up in a test, however long a busy machine keeps it waiting.
+const HOLDS: Holds = Holds { one: Duration::from_secs(1 << 20), many: Duration::from_secs(1 << 20) };
 
 fn follow(url: &str) -> (Follower, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
-    (Follower::start(&open(url), Holds::default(), Arc::clone(&stats)).unwrap(), stats)
+    (Follower::start(&open(url), HOLDS, Arc::clone(&stats)).unwrap(), stats)
 }
 
 fn names(follower: &Follower) -> Vec<String> {
@@ -26,7 +29,6 @@ fn addresses_come_and_go_and_a_server_that_is_silent_changes_nothing() {
     let server = DnsServer::start().unwrap();
     server.addresses("nodes.test.", &["10.0.0.1", "10.0.0.2", "fd00::1"]);
     let (follower, stats) = follow(&format!("dns:nodes.test.:7000?server={}", server.address()));
-    assert!(!follower.first(Instant::now() + Duration::from_secs(60)).unwrap().is_empty());
     wait_for("all", || names(&follower) == ["10.0.0.1:7000", "10.0.0.2:7000", "[fd00::1]:7000"]);
     server.addresses("nodes.test.", &["10.0.0.2", "10.0.0.3"]);
     wait_for("the change", || names(&follower) == ["10.0.0.2:7000", "10.0.0.3:7000"]);

@@ -1,7 +1,7 @@
 //! A cluster on virtual time: real cache nodes, mounts, followers of the registry and announcers, each with its own
 //! threads, over links in memory and a registry that is asked by calls. The seed decides what happens, when, and in which
-//! order the threads run; cache disks, which answer in real time, can make runs of one seed differ. What is simulated,
-//! and what not, stands in CONTRIBUTING.md.
+//! order the threads run; cache disks, which are real, can make runs of one seed differ. What is simulated, and what not,
+//! stands in CONTRIBUTING.md.
 
 #[allow(dead_code)]
 #[path = "../cluster/sim.rs"]
@@ -11,7 +11,9 @@ mod registry;
 mod script;
 mod world;
 
-use std::time::Duration;
+use sim::{Cluster, object};
+use spurline_net_sim::RailMode;
+use std::time::{Duration, Instant};
 use world::Outcome;
 
 /// Runs one seed, and says how to run it again when it fails.
@@ -59,4 +61,33 @@ fn whatever_happens_no_read_fails_waits_long_or_is_wrong() {
         longest.0.as_secs_f64(),
         longest.1
     );
+}
+
+/// Found by seed 2327: whoever watched the nodes forgot those that left, and reads waited for them as long as they may.
+#[test]
+fn a_node_that_leaves_the_group_while_it_owes_answers_is_given_up_as_any_other() {
+    for left in [vec![1], vec![1, 2]] {
+        let run = || {
+            let cluster = Cluster::start(3, 256);
+            let mount = cluster.mount_with(0..3, world::SILENCE);
+            let objects: Vec<_> = (0..8).map(|n| object(n, 100)).collect();
+            objects.iter().for_each(|object| mount.read_all(object).unwrap());
+            cluster.hosts[0].link.set(RailMode::Silent);
+            std::thread::scope(|scope| {
+                let read = |object| {
+                    let start = Instant::now();
+                    mount.read_all(object).unwrap();
+                    start.elapsed()
+                };
+                let reads: Vec<_> = objects.iter().map(|object| scope.spawn(move || read(object))).collect();
+                std::thread::sleep(world::SILENCE / 4);
+                mount.remote.set_members(&cluster.members(left.iter().copied()));
+                reads.into_iter().map(|read| read.join().unwrap()).max()
+            })
+        };
+        let (longest, _) = spurline_vtime::run(1, run);
+        let longest = longest.unwrap();
+        assert!(longest > world::SILENCE / 4, "no read was under way: {longest:?}");
+        assert!(longest <= script::PAUSE, "a read took {longest:?}");
+    }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const SICK: usize = 2;
 /// How long one node in trouble holds up a read at the most: the silence after which it is given up, half of it again until
 /// that is noticed, and a connection attempt.
-const PAUSE: Duration = Duration::from_millis(2000 + 1000 + 500);
+pub const PAUSE: Duration = Duration::from_millis(2000 + 1000 + 500);
 
 /// What is wrong with a node, or a mount's way to it.
 #[derive(Debug, Clone, Copy)]
