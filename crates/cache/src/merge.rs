@@ -2,18 +2,43 @@
 //! more. In whichever order all of them meet, the same comes of it, and nothing that was taken by one of them is lost. It
 //! knows sets of rules, not where they are kept.
 
-use crate::rules::{Gone, RULES_MAX, Rule, RuleSet};
+use crate::rules::{Gone, RULES_MAX, Rule, RuleSet, key};
 use serde_json::Value;
 use spurline_types::Result;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One folder in a set: its rule, or that it has none any more.
-type Place<'a> = BTreeMap<&'a str, (u64, Option<&'a Rule>, u16)>;
+/// What a set says of a folder.
+#[derive(Clone, Copy)]
+enum Said<'a> {
+    Rule(&'a Rule),
+    Gone(&'a Gone),
+    /// It has no rule any more, and what it is called is forgotten.
+    Ended,
+}
 
-fn places(set: &RuleSet) -> Place<'_> {
-    let rules = set.rules.iter().map(|rule| (rule.url.as_str(), (rule.revision, Some(rule), rule.number)));
-    let gone = set.gone.iter().map(|gone| (gone.url.as_str(), (gone.revision, None, gone.number)));
-    gone.chain(rules).collect()
+impl Said<'_> {
+    fn number(&self) -> Option<u16> {
+        match self {
+            Said::Rule(rule) => Some(rule.number),
+            Said::Gone(gone) => Some(gone.number),
+            Said::Ended => None,
+        }
+    }
+}
+
+/// What a set says last of each folder, and at which revision.
+fn places(set: &RuleSet) -> BTreeMap<u64, (u64, Said<'_>)> {
+    let ended = set.ended.iter().map(|(key, at)| (*key, (*at, Said::Ended)));
+    let gone = set.gone.iter().map(|gone| (key(&gone.url), (gone.revision, Said::Gone(gone))));
+    let rules = set.rules.iter().map(|rule| (key(&rule.url), (rule.revision, Said::Rule(rule))));
+    ended.chain(gone).chain(rules).collect()
+}
+
+/// The numbers that a set knows folders by.
+fn numbers(set: &RuleSet) -> impl Iterator<Item = (u16, &str)> {
+    let rules = set.rules.iter().map(|rule| (rule.number, rule.url.as_str()));
+    rules.chain(set.gone.iter().map(|gone| (gone.number, gone.url.as_str())))
 }
 
 impl RuleSet {
@@ -26,25 +51,52 @@ impl RuleSet {
         let (first, second) = if self.revision >= other.revision { (self, other) } else { (other, self) };
         let even = first.revision == second.revision;
         let (of_first, of_second) = (places(first), places(second));
-        let mut set = RuleSet { revision, floor: first.floor.max(second.floor), ..RuleSet::default() };
-        let urls: BTreeSet<&str> = of_first.keys().chain(of_second.keys()).copied().collect();
-        for url in urls {
-            let (place, missing_in) = match (of_first.get(url), of_second.get(url)) {
-                (Some(one), Some(two)) => (of_both(one, two, even), None),
-                (Some(one), None) => (owned(one), Some(second)),
-                (None, Some(two)) => (owned(two), Some(first)),
-                (None, None) => continue,
-            };
-            let (revision, rule, number) = place;
-            // Whose end the other set has forgotten, with others that ended so long ago.
-            if missing_in.is_some_and(|other| revision <= other.floor) {
-                continue;
-            }
-            match rule {
-                Some(rule) => set.rules.push(Rule { number, revision, ..rule }),
-                None => set.gone.push(Gone { url: url.to_owned(), number, revision }),
+        let floor = first.floor.max(second.floor);
+        let retired = first.retired.union(&second.retired).copied().collect();
+        let mut set = RuleSet { revision, floor, retired, ..RuleSet::default() };
+        let (mut meant, mut unsure) = (BTreeMap::new(), Vec::new());
+        for (number, url) in numbers(first).chain(numbers(second)) {
+            if meant.insert(number, url).is_some_and(|other| other != url) {
+                set.retired.insert(number);
             }
         }
+        let keys: BTreeSet<u64> = of_first.keys().chain(of_second.keys()).copied().collect();
+        for key in keys {
+            let ((at, said), missing_in) = match (of_first.get(&key), of_second.get(&key)) {
+                (Some((_, Said::Rule(one))), Some((_, Said::Rule(two)))) => {
+                    let rule = of_both(one, two, &mut set.retired);
+                    set.rules.push(rule);
+                    continue;
+                }
+                (Some(one), Some(two)) => {
+                    let last = of_either(one, two);
+                    let other_numbers = [one, two].map(|(_, said)| said.number()).into_iter().flatten();
+                    set.retired.extend(other_numbers.filter(|n| last.1.number().is_some_and(|number| number != *n)));
+                    (last, None)
+                }
+                (Some(one), None) => (*one, Some(second)),
+                (None, Some(two)) => (*two, Some(first)),
+                (None, None) => continue,
+            };
+            // Whose end the other set has forgotten, with others that ended so long ago; or it never heard of it.
+            let forgotten = missing_in.is_some_and(|other| at <= other.floor);
+            match said {
+                Said::Rule(rule) if forgotten => unsure.push(rule.url.as_str()),
+                Said::Rule(rule) => set.rules.push(rule.clone()),
+                _ if forgotten => {}
+                Said::Gone(gone) => set.gone.push(gone.clone()),
+                Said::Ended => _ = set.ended.insert(key, at),
+            }
+        }
+        if !unsure.is_empty() {
+            tracing::error!(
+                "rules for folders: since those for {} were given to one coordinator, so many ended on another one that could \
+                 not be reached that it is not known whether they ended, too; they do not hold: give again those that are \
+                 to, with 'spurline pin' or 'spurline limit'",
+                unsure.join(", ")
+            );
+        }
+        set.rules.sort_by(|a, b| a.url.cmp(&b.url));
         set.number_apart();
         set.shorten();
         let mut left = Vec::new();
@@ -68,44 +120,56 @@ impl RuleSet {
     }
 
     fn says_as(&self, other: &RuleSet) -> bool {
-        (&self.rules, &self.gone, self.floor) == (&other.rules, &other.gone, other.floor)
+        RuleSet { revision: other.revision, ..self.clone() } == *other
     }
 
-    /// Gives those rules other numbers that have the number of one that was there before them.
+    /// Gives those rules other numbers whose own meant another folder, too.
     fn number_apart(&mut self) {
-        let mut order: Vec<usize> = (0..self.rules.len()).collect();
-        order.sort_by(|a, b| {
-            let key = |at: &usize| (self.rules[*at].revision, &self.rules[*at].url);
-            key(a).cmp(&key(b))
-        });
-        let mut taken = BTreeSet::new();
-        let doubled: Vec<usize> = order.into_iter().filter(|at| !taken.insert(self.rules[*at].number)).collect();
-        for at in doubled {
-            let number = self.free_number(&self.rules[at].url);
-            self.rules[at].number = number;
+        let mut moved = Vec::new();
+        for at in 0..self.rules.len() {
+            if self.retired.contains(&self.rules[at].number) {
+                self.rules[at].number = self.free_number(&self.rules[at].url);
+                moved.push(self.rules[at].url.as_str().to_owned());
+            }
+        }
+        if !moved.is_empty() {
+            tracing::warn!(
+                "rules for folders: two coordinators that did not know of each other gave different folders one number, by \
+                 which cache disks keep blocks; what is held of {} is under no rule until you run 'spurline pin' or \
+                 'spurline limit' for it once more",
+                moved.join(", ")
+            );
         }
     }
 }
 
-fn owned(&(revision, rule, number): &(u64, Option<&Rule>, u16)) -> (u64, Option<Rule>, u16) {
-    (revision, rule.cloned(), number)
+/// What was said last; at one revision what keeps more of the folder, or is remembered shorter.
+fn of_either<'a>(one: &(u64, Said<'a>), two: &(u64, Said<'a>)) -> (u64, Said<'a>) {
+    let order =
+        |(at, said): &(u64, Said<'_>)| (*at, matches!(said, Said::Rule(_)), matches!(said, Said::Ended), said.number());
+    if order(one) >= order(two) { *one } else { *two }
 }
 
-fn of_both(one: &(u64, Option<&Rule>, u16), two: &(u64, Option<&Rule>, u16), even: bool) -> (u64, Option<Rule>, u16) {
-    if one.0 != two.0 {
-        return owned(if one.0 > two.0 { one } else { two });
+/// Of two rules for a folder the later; of those of one revision, both. The number that it has no longer is nobody's.
+fn of_both(one: &Rule, two: &Rule, retired: &mut BTreeSet<u16>) -> Rule {
+    let mut numbers = [one.number, two.number];
+    numbers.sort_by_key(|number| (retired.contains(number), *number));
+    let [number, other] = numbers;
+    if other != number {
+        retired.insert(other);
     }
-    let rule = match (one.1, two.1) {
-        (Some(one), Some(two)) => Some(Rule {
+    let rule = match one.revision.cmp(&two.revision) {
+        Ordering::Greater => one.clone(),
+        Ordering::Less => two.clone(),
+        Ordering::Equal => Rule {
             pin: one.pin || two.pin,
             // None is less than some.
             ttl_seconds: one.ttl_seconds.max(two.ttl_seconds),
             quota_bytes: one.quota_bytes.max(two.quota_bytes),
             ..one.clone()
-        }),
-        (one, two) => one.or(two).cloned(),
+        },
     };
-    (one.0, rule, if even { one.2.min(two.2) } else { one.2 })
+    Rule { number, ..rule }
 }
 
 /// As [`RuleSet::merged`], of the sets as they are kept; `Null` is one that nobody ever made.
@@ -170,25 +234,74 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_end_many_at_a_time_do_not_come_back() {
-        let many: Vec<String> = (0..RULES_MAX).map(|n| format!("s3://m/{n}")).collect();
-        let full = RuleSet::default().changed(&many, &|rule| rule.pin = true).unwrap();
-        let none = full.changed(&many, &|rule| rule.pin = false).unwrap();
-        assert!(none.rules.is_empty() && none.gone.len() < many.len());
-        assert_eq!((full.merged(&none), none.merged(&full)), (none.clone(), none.clone()));
-        let again = pin(&none, "s3://m/0");
-        assert_eq!(pinned(&again.merged(&full)), ["s3://m/0"]);
+    fn rules_that_end_many_at_a_time_do_not_come_back_and_cost_no_other() {
+        // Of any length: as many ends as there may be rules are always remembered.
+        for name in ["s3://m/", &format!("s3://m/{}/", "long".repeat(20))] {
+            let many: Vec<String> = (0..RULES_MAX).map(|n| format!("{name}{n}")).collect();
+            let full = RuleSet::default().changed(&many, &|rule| rule.pin = true).unwrap();
+            let none = full.changed(&many, &|rule| rule.pin = false).unwrap();
+            assert!(none.rules.is_empty() && none.gone.len() < many.len() && none.floor == 0);
+            assert_eq!((full.merged(&none), none.merged(&full)), (none.clone(), none.clone()));
+            let again = pin(&none, &many[0]);
+            assert_eq!(pinned(&again.merged(&full)), [&many[0]]);
+            // Given meanwhile to a coordinator that can't be reached, where few things happen.
+            let other = pin(&RuleSet::default(), "s3://b/other");
+            let both = none.merged(&other);
+            assert_eq!((pinned(&both), &both), (vec!["s3://b/other"], &other.merged(&none)));
+            assert_eq!((both.merged(&full), both.merged(&other)), (both.clone(), both));
+        }
     }
 
     #[test]
-    fn rules_of_one_number_are_told_apart() {
-        let mut one = pin(&RuleSet::default(), "s3://b/one");
-        let mut two = pin(&RuleSet::default(), "s3://b/two");
-        (one.rules[0].number, two.rules[0].number) = (7, 7);
+    fn ends_are_forgotten_only_when_there_are_very_many() {
+        let other = pin(&RuleSet::default(), "s3://b/other");
+        let mut set = RuleSet::default();
+        for round in 0..5 {
+            let many: Vec<String> = (0..RULES_MAX).map(|n| format!("s3://m/{round}/{n}")).collect();
+            set = set.changed(&many, &|rule| rule.pin = true).unwrap();
+            set = set.changed(&many, &|rule| rule.pin = false).unwrap();
+            let known = round < 4;
+            assert_eq!((set.floor == 0, pinned(&set.merged(&other)).len()), (known, usize::from(known)));
+        }
+        // It is said in the log, once: who has taken it knows of none that is left out.
+        let both = set.merged(&other);
+        assert!(both == set && other.merged(&set) == set);
+        assert!(set.to_json().to_string().len() <= 60 << 10);
+        assert_eq!(RuleSet::from_json(&set.to_json()).unwrap(), set);
+        assert_eq!(pinned(&pin(&set, "s3://b/other").merged(&other)), ["s3://b/other"]);
+    }
+
+    /// Folders whose rules would all have one number.
+    fn of_one_number() -> Vec<String> {
+        let mut by_number: BTreeMap<u16, Vec<String>> = BTreeMap::new();
+        for n in 0.. {
+            let url = format!("s3://same/{n}");
+            let same = by_number.entry(key(&url) as u16).or_default();
+            same.push(url);
+            if same.len() == 4 {
+                return same.clone();
+            }
+        }
+        Vec::new()
+    }
+
+    #[test]
+    fn a_number_that_meant_two_folders_means_none() {
+        let same = of_one_number();
+        let (one, two) = (pin(&RuleSet::default(), &same[0]), pin(&RuleSet::default(), &same[1]));
+        let number = one.rules[0].number;
+        assert_eq!(number, two.rules[0].number);
         let both = one.merged(&two);
-        assert_eq!((&both, both.rules[0].number), (&two.merged(&one), 7));
-        assert_ne!(both.rules[1].number, 7);
-        assert_eq!((both.merged(&two), both.merged(&one)), (both.clone(), both));
+        assert_eq!(&both, &two.merged(&one));
+        assert!(both.retired == BTreeSet::from([number]) && both.rules.len() == 2);
+        assert!(both.rules.iter().all(|rule| rule.number != number));
+        assert_eq!((both.merged(&two), both.merged(&one)), (both.clone(), both.clone()));
+        // Nor later, for whoever comes.
+        let third = pin(&both, &same[2]);
+        assert!(third.rules.iter().all(|rule| rule.number != number));
+        // One of them has ended meanwhile.
+        let ended = unpin(&two, &same[1]).merged(&one);
+        assert!(ended.rules.len() == 1 && ended.rules[0].number != number && ended.retired.contains(&number));
     }
 
     #[test]
@@ -253,6 +366,67 @@ mod tests {
             numbers.sort_unstable();
             numbers.dedup();
             prop_assert_eq!(numbers.len(), sets[0].rules.len());
+        }
+
+        /// Many rules end at one place while others are given elsewhere.
+        #[test]
+        fn no_rule_is_lost_to_the_ends_of_others(
+            steps in proptest::collection::vec((0usize..3, 0usize..3, 0u8..5, 0usize..3), 1..12),
+        ) {
+            let mut sets = [RuleSet::default(), RuleSet::default(), RuleSet::default()];
+            let mut said: BTreeMap<String, bool> = BTreeMap::new();
+            for (at, with, what, name) in steps {
+                match what {
+                    0 | 1 => {
+                        let many: Vec<String> = (0..100).map(|n| format!("s3://{at}/many/{name}/{n}")).collect();
+                        sets[at] = sets[at].changed(&many, &|rule| rule.pin = true).unwrap();
+                        sets[at] = sets[at].changed(&many, &|rule| rule.pin = false).unwrap();
+                    }
+                    2 | 3 => {
+                        let url = format!("s3://{at}/{name}");
+                        sets[at] = if what == 2 { pin(&sets[at], &url) } else { unpin(&sets[at], &url) };
+                        said.insert(url, what == 2);
+                    }
+                    _ => sets[at] = sets[at].merged(&sets[with]),
+                }
+            }
+            for (at, with) in [(0, 1), (1, 2), (2, 0), (0, 1), (1, 2), (2, 0), (0, 1)] {
+                let merged = sets[at].merged(&sets[with]);
+                prop_assert_eq!(&merged, &sets[with].merged(&sets[at]));
+                sets[at] = merged.clone();
+                sets[with] = merged;
+            }
+            prop_assert!(sets[0] == sets[1] && sets[1] == sets[2]);
+            let there: Vec<&str> = said.iter().filter(|(_, there)| **there).map(|(url, _)| url.as_str()).collect();
+            prop_assert_eq!(pinned(&sets[0]), there);
+        }
+
+        /// Whatever numbers places gave folders before they met, none of those in use meant another folder anywhere.
+        #[test]
+        fn a_number_means_one_folder(
+            steps in proptest::collection::vec((0usize..3, 0usize..3, 0u8..3, 0usize..4), 0..30),
+        ) {
+            static SAME: std::sync::LazyLock<Vec<String>> = std::sync::LazyLock::new(of_one_number);
+            let mut sets = [RuleSet::default(), RuleSet::default(), RuleSet::default()];
+            let mut meant: BTreeSet<(u16, String)> = BTreeSet::new();
+            for (at, with, what, name) in steps {
+                sets[at] = match what {
+                    0 => pin(&sets[at], &SAME[name]),
+                    1 => unpin(&sets[at], &SAME[name]),
+                    _ => sets[at].merged(&sets[with]),
+                };
+                meant.extend(sets[at].rules.iter().map(|rule| (rule.number, rule.url.clone())));
+            }
+            for (at, with) in [(0, 1), (1, 2), (2, 0), (0, 1), (1, 2), (2, 0), (0, 1), (1, 2), (2, 0), (0, 1)] {
+                let merged = sets[at].merged(&sets[with]);
+                sets[at] = merged.clone();
+                sets[with] = merged;
+            }
+            prop_assert!(sets[0] == sets[1] && sets[1] == sets[2], "{sets:#?}");
+            for rule in &sets[0].rules {
+                let others = meant.iter().filter(|(number, url)| *number == rule.number && *url != rule.url);
+                prop_assert_eq!(others.count(), 0, "{:?} of {:#?}", rule, meant);
+            }
         }
     }
 }

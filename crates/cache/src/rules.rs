@@ -6,17 +6,22 @@ use parking_lot::{Mutex, RwLock};
 use serde_json::{Value, json};
 use spurline_store::{Class, PLAIN, Store};
 use spurline_types::{Error, ErrorKind, ObjectId, Result, url};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The most rules a group may have: each block that is fetched is compared with all of them.
 pub const RULES_MAX: usize = 255;
-/// All rules together fit into one request.
+/// All rules together, as a text.
 const TEXT_MAX: usize = 48 << 10;
-/// Rules that ended and are remembered.
+/// The same with what is remembered of those that ended: it fits into one request, with room for more ends than there may
+/// be rules.
+const WHOLE_MAX: usize = 60 << 10;
+/// Rules that ended and are remembered with their folders and numbers.
 const GONE_MAX: usize = 64;
+/// Those before them, of which it is remembered that they ended.
+const ENDED_MAX: usize = 1000;
 /// So many changes nobody ever makes, and it has one to follow it.
 const REVISION_MAX: u64 = 1 << 53;
 /// The longest URL of a rule.
@@ -33,8 +38,8 @@ pub struct Rule {
     pub ttl_seconds: Option<u64>,
     /// The bytes that the group may keep of it.
     pub quota_bytes: Option<u64>,
-    /// From 1; the same for as long as the rule is there. Blocks are kept with it, so it is made of the URL, and no other
-    /// rule's as long as the end of this one is remembered.
+    /// From 1; the same for as long as the rule is there, unless another coordinator gave it to another folder. Blocks are
+    /// kept with it, so it is made of the URL, and no other rule's as long as the end of this one is remembered.
     pub number: u16,
     /// The set's revision at which it was changed last.
     pub revision: u64,
@@ -74,8 +79,18 @@ pub struct RuleSet {
     pub rules: Vec<Rule>,
     /// Those that ended last, by URL.
     pub gone: Vec<Gone>,
-    /// Rules of up to this revision that are in none of the two lists have ended.
+    /// Those that ended before them: what their URLs are known by, and the revision at which each ended.
+    pub ended: BTreeMap<u64, u64>,
+    /// Of rules of up to this revision that are in none of these it is not known any more whether they ended.
     pub floor: u64,
+    /// Numbers that meant two folders, before two coordinators met: blocks that are kept with one may be of either, so
+    /// it is no rule's any more.
+    pub retired: BTreeSet<u16>,
+}
+
+/// What the end of a rule is remembered by; the lowest 16 bits are the number that the rule had, or wanted.
+pub(crate) fn key(url: &str) -> u64 {
+    ObjectId::hash(url, b"", "").0 as u64
 }
 
 impl RuleSet {
@@ -84,7 +99,11 @@ impl RuleSet {
         let rules: Vec<Value> = self.rules.iter().map(Rule::to_json).collect();
         let gone = |gone: &Gone| json!({"url": gone.url, "number": gone.number, "revision": gone.revision});
         let ended: Vec<Value> = self.gone.iter().map(gone).collect();
-        json!({ "revision": self.revision, "rules": rules, "gone": ended, "floor": self.floor })
+        let before: BTreeMap<String, u64> = self.ended.iter().map(|(key, at)| (format!("{key:x}"), *at)).collect();
+        json!({
+            "revision": self.revision, "rules": rules, "gone": ended, "ended": before, "floor": self.floor,
+            "retired": self.retired,
+        })
     }
 
     /// The set that a JSON text means.
@@ -125,8 +144,23 @@ impl RuleSet {
         }
         rules.sort_by(|a, b| a.url.cmp(&b.url));
         gone.sort_by(|a, b| a.url.cmp(&b.url));
+        let mut ended = BTreeMap::new();
+        for (known_by, at) in value["ended"].as_object().into_iter().flatten() {
+            let (Ok(known_by), Some(at)) =
+                (u64::from_str_radix(known_by, 16), at.as_u64().filter(|n| *n <= REVISION_MAX))
+            else {
+                return Err(wrong("the end of a rule"));
+            };
+            ended.insert(known_by, at);
+        }
+        let of_others = rules.iter().map(|rule| &rule.url).chain(gone.iter().map(|gone| &gone.url));
+        of_others.for_each(|url| _ = ended.remove(&key(url)));
+        let retired = value["retired"].as_array().into_iter().flatten();
+        let retired: Option<BTreeSet<u16>> = retired.map(|n| n.as_u64().and_then(|n| u16::try_from(n).ok())).collect();
+        let retired = retired.ok_or_else(|| wrong("a number that is no rule's"))?;
         let floor = value["floor"].as_u64().unwrap_or(0);
-        Ok(RuleSet { revision: revision(value).ok_or_else(|| wrong("the revision"))?, rules, gone, floor })
+        let revision = revision(value).ok_or_else(|| wrong("the revision"))?;
+        Ok(RuleSet { revision, rules, gone, ended, floor, retired })
     }
 
     /// The set one revision on, with the rules for `urls` changed, made where there are none, and left out where they say
@@ -167,6 +201,7 @@ impl RuleSet {
             }
             set.rules[at].revision = set.revision;
             gone.map(|gone| set.gone.remove(gone));
+            set.ended.remove(&key(url));
         }
         set.shorten();
         if set.rules.len() > RULES_MAX {
@@ -180,30 +215,59 @@ impl RuleSet {
         Ok(set)
     }
 
-    /// Whether it is short enough to be told to a node.
+    /// Whether the rules are short enough to be told to a node, with what is remembered of others.
     pub(crate) fn fits(&self) -> bool {
-        self.to_json().to_string().len() <= TEXT_MAX
+        let rules: Vec<Value> = self.rules.iter().map(Rule::to_json).collect();
+        Value::from(rules).to_string().len() <= TEXT_MAX
     }
 
-    /// Forgets rules that ended long ago, as many as there is no room for.
+    /// Forgets the names of rules that ended some time ago, and of those before them that they ended, as many as there is no
+    /// room for.
     pub(crate) fn shorten(&mut self) {
         self.gone.sort_by(|a, b| (b.revision, &b.url).cmp(&(a.revision, &a.url)));
-        let mut most = GONE_MAX;
-        while self.gone.len() > most || !self.gone.is_empty() && !self.fits() {
-            most = if self.gone.len() > most { most } else { self.gone.len() / 2 };
-            let floor = self.gone.drain(most..).map(|gone| gone.revision).max();
-            self.floor = self.floor.max(floor.unwrap_or(0));
+        let (mut named, mut most) = (GONE_MAX, ENDED_MAX);
+        loop {
+            for Gone { url, number, revision } in self.gone.drain(named.min(self.gone.len())..) {
+                self.ended.insert(key(&url), revision);
+                // One that the key does not tell.
+                if number != key(&url) as u16 {
+                    self.retired.insert(number);
+                }
+            }
+            self.forget(most);
+            if self.gone.is_empty() && self.ended.is_empty() || self.to_json().to_string().len() <= WHOLE_MAX {
+                break;
+            }
+            if self.gone.is_empty() {
+                most = self.ended.len() * 7 / 8;
+            }
+            named = self.gone.len() / 2;
         }
         self.gone.sort_by(|a, b| a.url.cmp(&b.url));
+    }
+
+    /// Leaves `most` of those that ended long ago.
+    fn forget(&mut self, most: usize) {
+        let mut order: Vec<(u64, u64)> = self.ended.iter().map(|(key, at)| (*at, *key)).collect();
+        order.sort_unstable();
+        for (at, key) in &order[..order.len().saturating_sub(most)] {
+            self.ended.remove(key);
+            self.floor = self.floor.max(*at);
+        }
     }
 
     /// The number of a rule that is made for `url`: of every coordinator's making the same, if it is nobody's.
     pub(crate) fn free_number(&self, url: &str) -> u16 {
         let of_rules = |number: u16| self.rules.iter().any(|rule| rule.number == number);
         let own = self.gone.iter().find(|gone| gone.url == url).map(|gone| gone.number);
-        let of_others = |number: u16| self.gone.iter().any(|gone| gone.number == number && gone.url != url);
-        let hash = ObjectId::hash(url, b"", "").0 as u16;
-        let numbers = own.into_iter().chain((0..=u16::MAX).map(|n| hash.wrapping_add(n)));
+        let of_others = |number: u16| {
+            self.gone.iter().any(|gone| gone.number == number && gone.url != url)
+                || self.ended.keys().any(|other| *other as u16 == number && *other != key(url))
+                || self.retired.contains(&number)
+        };
+        // Each folder has its own order of them, so that one that can't have its first takes nobody else's.
+        let drawn = (1..=u16::MAX).map(|n| ObjectId::hash(url, b"", &n.to_string()).0 as u16);
+        let numbers = own.into_iter().chain([key(url) as u16]).chain(drawn);
         numbers.into_iter().find(|n| *n != PLAIN && !of_rules(*n) && !of_others(*n)).unwrap_or(PLAIN)
     }
 
@@ -284,6 +348,14 @@ impl Rules {
             }
             (merged, inner.share)
         };
+        let before = self.set();
+        let means_another =
+            |rule: &Rule| before.rules.iter().any(|old| old.number == rule.number && old.url != rule.url);
+        if set.rules.iter().any(means_another) {
+            // What came under the other folder's rule comes under none, rather than under this one's.
+            let rules = set.rules.iter().filter(|rule| !means_another(rule)).cloned().collect();
+            apply(&RuleSet { rules, ..RuleSet::default() }, share, store);
+        }
         // The store first: a number that it does not know yet would be none.
         apply(&set, share, store);
         self.any.store(!set.rules.is_empty(), Ordering::Release);
@@ -380,7 +452,8 @@ mod tests {
         let whole = Rule { pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 40), ..rule("s3://b/a", 65_535) };
         let whole = Rule { revision: 6, ..whole };
         let gone = vec![Gone { url: "s3://c".into(), number: 3, revision: 5 }];
-        let set = RuleSet { revision: 7, rules: vec![rule("s3://b", 1), whole], gone, floor: 2 };
+        let (ended, retired) = (BTreeMap::from([(key("s3://d"), 4), (u64::MAX, 2)]), BTreeSet::from([7, 65_535]));
+        let set = RuleSet { revision: 7, rules: vec![rule("s3://b", 1), whole], gone, ended, floor: 2, retired };
         assert_eq!(RuleSet::from_json(&set.to_json()).unwrap(), set);
         for wrong in [
             json!({}),
@@ -392,6 +465,9 @@ mod tests {
             json!({"revision": 1, "last": 1, "rules": [{"url": "a", "number": 1}, {"url": "b", "number": 1}]}),
             json!({"revision": 1, "last": 1, "rules": [{"url": "a", "number": 1}, {"url": "a", "number": 2}]}),
             json!({"revision": 1, "rules": [], "gone": [{"url": "a", "number": 0, "revision": 1}]}),
+            json!({"revision": 1, "rules": [], "ended": {"x": 1}}),
+            json!({"revision": 1, "rules": [], "ended": {"a": -1}}),
+            json!({"revision": 1, "rules": [], "retired": [65536]}),
         ] {
             assert!(RuleSet::from_json(&wrong).is_err(), "{wrong}");
         }

@@ -2,7 +2,7 @@
 
 use crate::ANSWER;
 use crate::book::{self, Book, Merge, digest};
-use crate::etcd_session::Session;
+use crate::etcd_session::{Session, Stream};
 use crate::etcdpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::etcdpb::request_op::Request as Op;
 use crate::etcdpb::{Compare, PutRequest, RangeRequest, RequestOp, TxnRequest};
@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// Others may be faster so many times.
@@ -20,21 +21,42 @@ pub(crate) struct OfEtcd {
     pub merge: Merge,
     pub session: Arc<Session>,
     pub runtime: Arc<Runtime>,
-    /// What was found last: etcd's revision of the key, and a digest.
-    pub seen: Mutex<Option<(i64, String)>>,
+    pub seen: Mutex<Option<Seen>>,
+}
+
+/// What was found last.
+pub(crate) struct Seen {
+    /// etcd's revision of the key.
+    at: i64,
+    digest: String,
+    /// Its changes since then, once nothing else was found twice.
+    changes: Option<Stream>,
 }
 
 impl OfEtcd {
-    /// Whether the key is what it was when `known` was found in it; its text, which all nodes would ask for all the time, is
-    /// not asked for.
+    /// Whether the key is what it was when `known` was found in it. The second time that is asked for, and a watch tells from
+    /// then on: the nodes of a group would ask all the time.
     async fn is_as_seen(&self, key: &[u8], known: &Value) -> Result<bool> {
-        let Some((at, seen)) = self.seen.lock().clone() else { return Ok(false) };
-        if seen != digest(known) {
-            return Ok(false);
+        let seen = self.seen.lock().take();
+        let Some(mut seen) = seen.filter(|seen| seen.digest == digest(known)) else { return Ok(false) };
+        if let Some(changes) = &mut seen.changes {
+            // What has come by now; a watch that ended tells nothing any more.
+            while let Ok(came) = tokio::time::timeout(Duration::ZERO, changes.next()).await {
+                if !came.is_ok_and(|events| events.is_empty()) {
+                    return Ok(false);
+                }
+            }
+        } else {
+            let request = RangeRequest { key: key.to_vec(), keys_only: true, ..RangeRequest::default() };
+            let found = self.session.range(request).await?;
+            if found.kvs.first().map_or(0, |kv| kv.mod_revision) != seen.at {
+                return Ok(false);
+            }
+            let next = found.header.map_or(0, |header| header.revision) + 1;
+            seen.changes = self.session.watch(key.to_vec(), [key, &[0]].concat(), next).await.ok();
         }
-        let request = RangeRequest { key: key.to_vec(), keys_only: true, ..RangeRequest::default() };
-        let found = self.session.range(request).await?.kvs;
-        Ok(found.first().map_or(0, |kv| kv.mod_revision) == at)
+        *self.seen.lock() = Some(seen);
+        Ok(true)
     }
 
     async fn try_to(&self, given: &Value) -> Result<Value> {
@@ -52,7 +74,7 @@ impl OfEtcd {
             };
             let merged = (self.merge)(&kept, given)?;
             if merged == kept {
-                *self.seen.lock() = Some((at, digest(&kept)));
+                *self.seen.lock() = Some(Seen { at, digest: digest(&kept), changes: None });
                 return Ok(kept);
             }
             let compare = Compare {

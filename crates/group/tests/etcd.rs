@@ -101,15 +101,23 @@ fn what_the_group_goes_by_is_a_key_that_the_later_revision_takes() {
     assert_eq!(book.exchange(&text(3, 4)).unwrap(), text(3, 4));
     assert_eq!(open(&server.url()).book(later).unwrap().exchange(&text(4, 0)).unwrap(), text(4, 0));
     assert_eq!(book.exchange(&text(3, 4)).unwrap(), text(4, 0));
-    assert_eq!(book.exchange(&serde_json::Value::Null).unwrap(), text(4, 0));
+    // At rest nothing is asked: a watch tells of changes.
+    (0..3).for_each(|_| assert_eq!(book.exchange(&text(4, 0)).unwrap(), text(4, 0)));
+    assert_eq!(open(&server.url()).book(later).unwrap().exchange(&text(5, 0)).unwrap(), text(5, 0));
+    wait_for("the change", || book.exchange(&text(4, 0)).unwrap() == text(5, 0));
+    (0..3).for_each(|_| assert_eq!(book.exchange(&text(5, 0)).unwrap(), text(5, 0)));
+    assert_eq!(book.exchange(&serde_json::Value::Null).unwrap(), text(5, 0));
     assert_eq!(of_group(&server.url(), "other").book(later).unwrap().exchange(&text(1, 9)).unwrap(), text(1, 9));
     // It is there when etcd is again.
     let port = server.port();
     drop(server);
     let error = book.exchange(&serde_json::Value::Null).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    let _server = start(dir.path(), port, "http", &[]);
-    wait_for("what is kept", || book.exchange(&serde_json::Value::Null).is_ok_and(|kept| kept == text(4, 0)));
+    let server = start(dir.path(), port, "http", &[]);
+    wait_for("what is kept", || book.exchange(&serde_json::Value::Null).is_ok_and(|kept| kept == text(5, 0)));
+    // And so is the watch.
+    assert_eq!(open(&server.url()).book(later).unwrap().exchange(&text(6, 0)).unwrap(), text(6, 0));
+    wait_for("the change", || book.exchange(&text(5, 0)).is_ok_and(|kept| kept == text(6, 0)));
 }
 
 /// Runs a tool; its words on standard error when it fails.
