@@ -28,6 +28,14 @@ impl Pace {
         *paid = from + Duration::from_secs_f64(bytes as f64 / self.rate);
         paid.saturating_duration_since(now)
     }
+
+    /// Of what was let pass `bytes` were not needed after all.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        if self.rate > 0.0 {
+            let mut paid = self.paid.lock();
+            *paid = paid.checked_sub(Duration::from_secs_f64(bytes as f64 / self.rate)).unwrap_or(*paid);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -42,5 +50,7 @@ mod tests {
             assert!(wait > Duration::from_secs(most - 2) && wait <= Duration::from_secs(most), "{wait:?}");
         }
         assert_eq!(Pace::new(0).take(u64::MAX), Duration::ZERO);
+        pace.give_back(20_000);
+        assert!(pace.take(1) < Duration::from_secs(2), "what was not needed is not waited for");
     }
 }

@@ -703,6 +703,10 @@ impl Work<'_> {
             let mut again = Vec::new();
             let mut why = None;
             for (unit, result) in batch.drain(..).zip(results) {
+                if let Ok(did) = &result {
+                    // What was held already is not what the rate is about.
+                    self.pace.give_back(unit.bytes(self.target.block_size()).saturating_sub(did.moved));
+                }
                 match result {
                     // It is not known how they would have ended.
                     Err(_) if self.run.stopping() => {}
