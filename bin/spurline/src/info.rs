@@ -83,7 +83,9 @@ fn show(path: &str, answer: &Value) -> String {
     if blocks.is_object() {
         let (total, cached) = (n(blocks, "total"), n(blocks, "cached"));
         let (memory, disk) = (n(blocks, "memory"), n(blocks, "disk"));
-        fact("blocks", format!("{total}, of them {cached} cached: {memory} in memory, {disk} on disk"));
+        // More than there are blocks, where several nodes hold them.
+        let held = if cached > total { format!("{cached} copies") } else { format!("of them {cached}") };
+        fact("blocks", format!("{total}, {held} cached: {memory} in memory, {disk} on disk"));
     }
     for run in answer["held"].as_array().into_iter().flatten() {
         let (first, last) = (n(run, "first"), n(run, "last"));

@@ -59,7 +59,8 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
         let remedy = match error.kind() {
             ErrorKind::PermissionDenied => "",
             ErrorKind::NotFound => {
-                "is --cache-group right? else start a node with the same --registry and --cache-group"
+                "is --cache-group right? else start a node with the same --registry and --cache-group; nodes that can't \
+                 reach the registry go on serving, and 'spurline status MOUNTPOINT' of a mount says which"
             }
             _ => "start the registry, or correct --registry",
         };

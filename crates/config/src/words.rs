@@ -201,7 +201,23 @@ impl FromStr for Replicas {
         let (mut all, mut below) = (None, Vec::new());
         for part in s.split(',') {
             match part.rsplit_once('=') {
-                Some((path, n)) => below.push((path.trim().trim_matches('/').as_bytes().to_vec(), number(n)?)),
+                Some((path, _)) if path.contains("://") => {
+                    return Err(format!(
+                        "'{path}' is a URL: paths are given as they are below the mount; write 1,train/hot=3"
+                    ));
+                }
+                Some((path, n)) => {
+                    let path = path.trim().trim_matches('/').as_bytes().to_vec();
+                    let n = number(n)?;
+                    match below.iter().find(|(known, _)| *known == path) {
+                        Some((_, other)) if *other != n => {
+                            let path = String::from_utf8_lossy(&path);
+                            return Err(format!("'{s}' has two numbers for {path}: {other} and {n}"));
+                        }
+                        Some(_) => {}
+                        None => below.push((path, n)),
+                    }
+                }
                 None if all.is_none() => all = Some(number(part)?),
                 None => return Err(format!("'{s}' has two numbers for everything; write 2, or 1,train/hot=3")),
             }
@@ -284,6 +300,9 @@ mod tests {
         let parse = |text: &str| text.parse::<Replicas>();
         assert_eq!(parse("2"), Ok(Replicas { all: 2, below: vec![] }));
         assert_eq!(parse("1,/a/b/=3"), Ok(Replicas { all: 1, below: vec![(b"a/b".to_vec(), 3)] }));
+        assert!(parse("2,s3://data/big=3").unwrap_err().contains("below the mount"));
+        assert!(parse("/big=1,big=2").unwrap_err().contains("two numbers for big"));
+        assert_eq!(parse("/big=2,big=2"), Ok(Replicas { all: 1, below: vec![(b"big".to_vec(), 2)] }));
         assert_eq!(parse("a=b=2"), Ok(Replicas { all: 1, below: vec![(b"a=b".to_vec(), 2)] }));
         for wrong in ["", "0", "9", "x", "1,2", "a=", "a=0", "-1"] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
