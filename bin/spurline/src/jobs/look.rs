@@ -65,6 +65,17 @@ pub fn words(action: Action, paths: &[String], args: &JobArgs, place: &Place) ->
         if args.said.cache_group {
             rest.extend(["--cache-group".into(), quoted(&args.cache_group)]);
         }
+        let trust = &args.trust;
+        let files = [
+            ("--group-token-file", &trust.group_token_file),
+            ("--tls-cert", &trust.tls_cert),
+            ("--tls-key", &trust.tls_key),
+            ("--tls-ca", &trust.tls_ca),
+        ];
+        for (flag, file) in files {
+            rest.extend(file.iter().flat_map(|file| [flag.into(), quoted(&file.to_string_lossy())]));
+        }
+        rest.extend(trust.tls.then(|| "--tls".to_owned()));
     }
     Words { command: format!("spurline {action}"), rest: rest.join(" ") }
 }

@@ -7,6 +7,7 @@ use spurline_observe::client::Peer;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, url};
 use std::io::Read as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -142,10 +143,13 @@ impl Place {
     /// An error of [`Place::ask`] for people: what is not there to be asked is missing, a job that is not known is a failure.
     pub fn fault(&self, error: &Error) -> Fault {
         match &self.who {
-            Who::Mount { peer: Peer::Socket(socket), mountpoint } if !socket.exists() => Fault::missing(
-                format!("the mount at {} is gone, and its jobs with it: {error}", mountpoint.display()),
-                "mount it again and begin the job anew",
-            ),
+            // It was unmounted, or killed.
+            Who::Mount { peer: Peer::Socket(socket), mountpoint } if UnixStream::connect(socket).is_err() => {
+                Fault::missing(
+                    format!("the mount at {} is gone, and its jobs with it: {error}", mountpoint.display()),
+                    "mount it again and begin the job anew",
+                )
+            }
             _ if error.kind() == ErrorKind::NotFound => {
                 Fault::failed(error.message(), "give the same paths as when it was begun, or begin it with --submit")
             }
