@@ -254,6 +254,7 @@ fn row(line: &Line) -> [String; 11] {
         match (weight, sick) {
             (0, _) => "draining".to_owned(),
             (_, 0) => "up".to_owned(),
+            (_, 1) => "1 disk bad".to_owned(),
             (_, sick) => format!("{sick} disks bad"),
         },
         time(stats["usage"]["uptime_seconds"].as_u64().unwrap_or(0)),

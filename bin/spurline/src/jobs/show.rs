@@ -163,14 +163,13 @@ fn bytes(out: &mut String, free: bool, p: &Progress, counts: Counts) {
         return;
     }
     let at_least = if p.listed { "" } else { "+" };
-    let moved = if free { "freed" } else { "fetched" };
-    let _ = write!(
-        out,
-        "\n  bytes   {} of {}{at_least}, {} {moved}",
-        human_bytes(p.bytes_done),
-        human_bytes(p.bytes_total),
-        human_bytes(p.bytes_moved)
-    );
+    let (done, total, moved) = (human_bytes(p.bytes_done), human_bytes(p.bytes_total), human_bytes(p.bytes_moved));
+    if free {
+        // How long the files are says nothing of how much of them was held, nor of how fast that went.
+        let _ = write!(out, "\n  bytes   {moved} freed, of files of {total}{at_least}");
+        return;
+    }
+    let _ = write!(out, "\n  bytes   {done} of {total}{at_least}, {moved} fetched");
     if p.state.ended() && p.seconds > 0.0 {
         let _ = write!(out, ", {}/s", human_bytes((p.bytes_done as f64 / p.seconds) as u64));
     } else {
