@@ -27,6 +27,8 @@ pub(crate) struct RdmaResponder<'a> {
     pub nearness: Nearness,
     /// The longest write that the device can make.
     max_message: usize,
+    /// Whether writes can tell the reader of themselves; otherwise a message that ends the answer does.
+    announces: bool,
     /// After so many bytes the reader is told of them.
     piece: usize,
     timeout: Duration,
@@ -62,6 +64,7 @@ impl<'a> RdmaResponder<'a> {
             numa_node: None,
             nearness: Nearness::default(),
             max_message: max_message.max(4096),
+            announces: true,
             piece: PIECE,
             timeout,
             deadline: None,
@@ -78,6 +81,12 @@ impl<'a> RdmaResponder<'a> {
     /// The same over a rail of this NUMA node: buffers are taken from there.
     pub fn near(mut self, numa_node: Option<u32>) -> Self {
         self.numa_node = numa_node;
+        self
+    }
+
+    /// The same, with writes that tell of themselves or don't.
+    pub fn announcing(mut self, announces: bool) -> Self {
+        self.announces = announces;
         self
     }
 
@@ -106,7 +115,7 @@ impl<'a> RdmaResponder<'a> {
         self.session.pair.expect_soon(payload_len <= SOON);
         // A reader that asked for more than it has room for finds out from the header.
         let fits = payload_len as u64 <= self.region.len;
-        if payload_len == 0 || !body.is_empty() || !fits {
+        if payload_len == 0 || !body.is_empty() || !fits || !self.announces {
             self.ending = [&header.encode()[..], body].concat();
         }
         Ok(fits)
@@ -127,26 +136,26 @@ impl<'a> RdmaResponder<'a> {
         let remote = RemoteRegion { addr: self.region.addr, len: self.region.len, rkey: self.region.rkey };
         let Session { pair, line } = &mut *self.session;
         let (sent, silent, writes) = (&mut self.sent, &mut self.silent, &mut self.writes);
-        let (promised, piece, memory) = (self.promised, self.piece, self.memory);
+        let (promised, piece, memory, announces) = (self.promised, self.piece, self.memory, self.announces);
         let longest = piece.min(self.max_message);
         let last = self.ending.is_empty();
         run.iter().for_each(|slice| self.nearness.count(memory.pool(), self.numa_node, slice));
         let begun = Instant::now();
         let written = pair.writing(deadline, |writing| {
             for chunk in run.iter().flat_map(|slice| slice.chunks(longest)) {
-                let offset = *sent;
-                *sent += chunk.len();
+                let (offset, so_far) = (*sent, *sent + chunk.len());
                 *silent += chunk.len();
-                let end = *sent == promised;
+                let end = so_far == promised;
                 let mut number = None;
-                if end || *silent >= piece {
+                if announces && (end || *silent >= piece) {
                     line.await_credit(writing.pair(), deadline)?;
                     let granted = line.announced();
-                    number = Some(Announced { so_far: *sent as u32, granted, last: end && last }.encode());
+                    number = Some(Announced { so_far: so_far as u32, granted, last: end && last }.encode());
                     *silent = 0;
                 }
-                *writes += 1;
                 writing.write(memory, chunk, remote, offset as u64, number)?;
+                *sent = so_far;
+                *writes += 1;
             }
             Ok::<(), Error>(())
         });
@@ -165,15 +174,19 @@ impl<'a> RdmaResponder<'a> {
         let deadline = self.deadline();
         let remote = RemoteRegion { addr: self.region.addr, len: self.region.len, rkey: self.region.rkey };
         let Session { pair, line } = &mut *self.session;
-        line.await_credit(pair, deadline)?;
+        if self.announces {
+            line.await_credit(pair, deadline)?;
+        }
         let mut slot = pair.take_slot(deadline)?;
         let mut filled = 0;
         for slice in slices {
             slot.bytes_mut()[filled..filled + slice.len()].copy_from_slice(slice);
             filled += slice.len();
         }
-        let granted = line.announced();
-        let number = Announced { so_far: filled as u32, granted, last: self.ending.is_empty() }.encode();
+        let number = self.announces.then(|| {
+            let granted = line.announced();
+            Announced { so_far: filled as u32, granted, last: self.ending.is_empty() }.encode()
+        });
         pair.write_slot(slot, filled, remote, number, deadline)?;
         self.sent = filled;
         self.writes += 1;

@@ -59,6 +59,8 @@ pub struct RdmaServerConfig {
     pub patience: Patience,
     /// What peers have to prove.
     pub trust: Arc<Trust>,
+    /// Whether writes tell the reader of themselves where the device can, which is the faster way; iWARP's can't.
+    pub announces: bool,
 }
 
 impl Default for RdmaServerConfig {
@@ -73,6 +75,7 @@ impl Default for RdmaServerConfig {
             idle_probe: Duration::from_secs(30),
             patience: Patience::default(),
             trust: Trust::anyone(),
+            announces: true,
         }
     }
 }
@@ -85,6 +88,8 @@ pub(crate) struct Conn {
     pub max_message: usize,
     /// The rail's.
     pub numa_node: Option<u32>,
+    /// Whether writes tell the reader of themselves.
+    pub announces: bool,
     pub breaker: spurline_verbs::Breaker,
     /// Of [`Shared::events`] when a worker last waited for its next request.
     pub seen: AtomicU64,
@@ -439,6 +444,7 @@ impl Acceptor {
             memory: Arc::clone(&open.memory),
             max_message: open.max_message,
             numa_node: open.numa_node,
+            announces: config.announces && open.domain.context().announces(),
             breaker,
             seen: AtomicU64::new(0),
             moved: AtomicBool::new(false),

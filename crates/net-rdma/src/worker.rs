@@ -117,7 +117,7 @@ fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region) -
             let timeout = conn.patience(&shared.config, header.op == Op::Hello);
             let crew = shared.crew();
             let to = RdmaResponder::new(crew, session, &conn.memory, &header, region, conn.max_message, timeout);
-            let mut to = to.near(conn.numa_node);
+            let mut to = to.near(conn.numa_node).announcing(conn.announces);
             let next = dispatch(&conn.state, &header, body, &*shared.service, &mut to);
             let (sent, writes, writing) = (to.sent() as u64, to.writes, to.writing);
             to.nearness.add_to(&shared.stats);

@@ -258,6 +258,7 @@ impl Context {
         if raw.is_null() {
             return Err(VerbsError::last("ibv_open_device", name));
         }
+        never_block(raw);
         Ok(Context { verbs: Arc::clone(verbs), raw, owner: Owner::Opened, name, leaving: Mutex::default() })
     }
 
@@ -274,6 +275,7 @@ impl Context {
         // SAFETY: rdma_cm keeps context and device while an id is bound to them.
         let name = text(unsafe { &(*(*raw).device).name });
         let verbs = Arc::clone(id.verbs());
+        never_block(raw);
         Ok(Arc::new(Context { verbs, raw, owner: Owner::Bound(id), name, leaving: Mutex::default() }))
     }
 
@@ -295,6 +297,13 @@ impl Context {
     pub fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open.
         unsafe { (*self.raw).num_comp_vectors }.max(1).cast_unsigned()
+    }
+
+    /// Whether its writes can carry a number that the peer learns of. iWARP as specified has none, most of its drivers
+    /// refuse them, and they fail only when the first is posted.
+    pub fn announces(&self) -> bool {
+        // SAFETY: the context is open, and with it its device.
+        unsafe { (*(*self.raw).device).transport_type != sys::TRANSPORT_IWARP }
     }
 
     fn attributes(&self) -> Result<sys::DeviceAttr, VerbsError> {
@@ -449,6 +458,18 @@ impl Context {
             11 | 18 => DeviceProblem::Addresses(port),
             other => DeviceProblem::Other(other),
         })
+    }
+}
+
+/// Has nobody wait for an event of this context that somebody else has taken: rdma_cm gives all rails of a device the same.
+fn never_block(raw: *mut sys::Context) {
+    // SAFETY: the context is open; its descriptor's flags are integers. What fails changes nothing.
+    unsafe {
+        let fd = (*raw).async_fd;
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        if flags >= 0 {
+            libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        }
     }
 }
 

@@ -175,9 +175,13 @@ impl VerbsError {
         Self::from_errno(call, subject, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// The failure of `call` that answered with an error number, or with -1 and `errno`.
+    /// The failure of `call` that answered with an error number, or with -1 and `errno`. Some drivers (siw's) answer with
+    /// the number's negative.
     pub(crate) fn returned(call: &'static str, subject: impl Into<String>, answer: i32) -> Self {
-        if answer > 0 { Self::from_errno(call, subject, answer) } else { Self::last(call, subject) }
+        match answer {
+            0 | -1 => Self::last(call, subject),
+            number => Self::from_errno(call, subject, number.saturating_abs()),
+        }
     }
 
     fn from_errno(call: &'static str, subject: impl Into<String>, errno: i32) -> Self {
@@ -212,6 +216,16 @@ impl From<VerbsError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_drivers_answer_with_are_said_whatever_their_sign() {
+        for answer in [libc::EINVAL, -libc::EINVAL, i32::MIN] {
+            let VerbsError::Call { errno, .. } = VerbsError::returned("ibv_post_send", "siw0", answer) else {
+                panic!("another error");
+            };
+            assert_eq!(errno, answer.saturating_abs());
+        }
+    }
 
     #[test]
     fn every_status_has_words_and_unknown_ones_keep_their_number() {

@@ -20,6 +20,9 @@ pub(crate) struct Device {
     pub ibdev_path: [c_char; 256],
 }
 
+/// `IBV_TRANSPORT_IWARP`.
+pub(crate) const TRANSPORT_IWARP: c_int = 1;
+
 /// `struct ibv_context_ops`: verbs that the headers call through the context.
 #[repr(C)]
 pub(crate) struct ContextOps {
