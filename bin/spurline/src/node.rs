@@ -27,7 +27,9 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
     let block_size = config.cache.block_size;
-    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total)).transpose()?;
+    // Cache disks have the same memory registered with io_uring first.
+    let before = usize::from(parts::has_disks(&config.cache));
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total, before)).transpose()?;
     let addresses = listen_addresses(&config)?;
     let (far, rails) = reached(&addresses, found.as_deref());
     config.trust.check_reach(&far, &rails, "read all this node may fetch")?;

@@ -64,6 +64,13 @@ pub fn open_under(
     Ok(Arc::new(Cached::new(under, metadata, Arc::clone(stats))))
 }
 
+/// Whether [`open_store`] opens any cache disk.
+pub fn has_disks(config: &config::CacheConfig) -> bool {
+    !matches!(config.size, CacheSize::None)
+        && !matches!(config.iorpc_mode, IorpcMode::Disable)
+        && !config.dirs.is_empty()
+}
+
 /// Opens the cache disks; `None` when there are to be none. What is beside them has to be dropped after them.
 ///
 /// # Errors

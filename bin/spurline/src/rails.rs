@@ -8,10 +8,10 @@ use spurline_fabric::Tree;
 use spurline_mem::Pool;
 use spurline_net_rdma::{Patience, RdmaConnector, RdmaServer, RdmaServerConfig, connection_bytes};
 use spurline_proto::Rail;
-use spurline_rails::{LocalRail, Memlock, check_memlock, host_addresses, resolve};
+use spurline_rails::{LocalRail, Memlock, Unusable, check_memlock, host_addresses, resolve};
 use spurline_transport::{Connector, PathTiming, Service, Wake};
 use spurline_trust::Trust;
-use spurline_types::{Size, Stats};
+use spurline_types::{ErrorKind, Size, Stats};
 use spurline_verbs::{Access, Verbs};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,15 +22,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Requests in work at once; no more of them are answered than there are processors, the others wait.
 const MAX_WORKERS: usize = 1024;
 
-/// Resolves the interfaces and logs what each is; `registered` is the memory that will be locked for them, in bytes.
+/// Resolves the interfaces and logs what each is; `registered` is the memory that will be locked for them, in bytes, and
+/// `before` how often it is by then: the kernel counts it anew each time.
 ///
 /// # Errors
 /// The first interface that can't be used, with what is wrong and what to do (exit 3).
-pub fn find(config: &RdmaConfig, registered: u64) -> Result<Vec<LocalRail>, Fault> {
-    let missing = |e: spurline_rails::Unusable| Fault::missing(e.to_string(), e.remedy());
+pub fn find(config: &RdmaConfig, registered: u64, before: usize) -> Result<Vec<LocalRail>, Fault> {
+    let missing = |e: Unusable| Fault::missing(e.to_string(), e.remedy());
     let rails = resolve(&config.interfaces, &Tree::live(), &host_addresses()?).map_err(missing)?;
+    let needed = registered.saturating_mul((before + rails.len()) as u64);
     for rail in &rails {
-        check_memlock(&rail.rail.name, registered, Memlock::here()).map_err(missing)?;
+        check_memlock(&rail.rail.name, needed, Memlock::here()).map_err(missing)?;
         tracing::info!("rail {}", rail.why);
     }
     Ok(rails)
@@ -49,13 +51,22 @@ pub fn place(found: &[LocalRail], pool: &Pool) {
 
 /// Opens the devices of `found` and registers `pool` with each.
 fn open(found: &[LocalRail], pool: &Arc<Pool>, access: Access) -> Result<Vec<Arc<spurline_net_rdma::Rail>>, Fault> {
-    let named = |name: &str, what: &dyn std::fmt::Display| Fault::missing(format!("--rdma-network {name}: {what}"), "");
+    let named = |name: &str, what: &dyn std::fmt::Display, remedy: String| {
+        Fault::missing(format!("--rdma-network {name}: {what}"), remedy)
+    };
     let Some(first) = found.first() else { return Ok(Vec::new()) };
-    let verbs = Verbs::load().map_err(|e| named(&first.rail.name, &e))?;
+    let verbs = Verbs::load().map_err(|e| named(&first.rail.name, &e, String::new()))?;
     let open = |f: &LocalRail| {
         let name = &f.rail.name;
-        spurline_net_rdma::Rail::open_on(&verbs, name, f.rail.address, f.numa_node, pool, access)
-            .map_err(|e| named(name, &e))
+        spurline_net_rdma::Rail::open_on(&verbs, name, f.rail.address, f.numa_node, pool, access).map_err(|e| {
+            match e.kind() {
+                // Others of this user may have locked their share of what is allowed.
+                ErrorKind::NoMemory => {
+                    named(name, &e, Unusable::raise_memlock(pool.arena().1 as u64 * found.len() as u64))
+                }
+                _ => named(name, &e, String::new()),
+            }
+        })
     };
     let rails = found.iter().map(open).collect::<Result<_, Fault>>()?;
     // Registering has touched every page.

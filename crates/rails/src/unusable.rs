@@ -112,12 +112,18 @@ impl Unusable {
                 "GIDs are made from the interface's addresses: 'ip link set {interface} down' and up again makes the \
                  driver fill its table anew; show_gids or 'rdma -d link' show it"
             ),
-            Unusable::Memlock { kib, .. } => format!(
-                "raise the limit: in a shell 'ulimit -l {kib}' (for a user for good: '* - memlock {kib}' in \
-                 /etc/security/limits.conf), for systemd LimitMEMLOCK=infinity in the unit, for containerd the same \
-                 in containerd.service, since containers inherit it, for Kubernetes \
-                 'securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}' in the pod; or lower --buffer-size"
-            ),
+            Unusable::Memlock { kib, .. } => Self::raise_memlock(kib.saturating_mul(1024)),
         }
+    }
+
+    /// How `needed` bytes of memory may be locked, wherever the process runs.
+    pub fn raise_memlock(needed: u64) -> String {
+        let kib = needed.div_ceil(1024);
+        format!(
+            "raise the limit: in a shell 'ulimit -l {kib}' (for a user for good: '* - memlock {kib}' in \
+             /etc/security/limits.conf), for systemd LimitMEMLOCK=infinity in the unit, for containerd the same \
+             in containerd.service, since containers inherit it, for Kubernetes \
+             'securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}' in the pod; or lower --buffer-size"
+        )
     }
 }
