@@ -7,7 +7,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -276,14 +275,13 @@ fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result
     let (ours, theirs) = socket_pair().map_err(|e| system("making a socket to mount on", e))?;
     let mut command = Command::new(FUSERMOUNT);
     command.arg("-o").arg(options.fusermount_list(max_read)).arg("--").arg(path);
-    command.env("_FUSE_COMMFD", theirs.as_raw_fd().to_string());
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let inherit = theirs.as_raw_fd();
-    // SAFETY: fcntl is async-signal-safe, and the descriptor is open in the child.
-    unsafe { command.pre_exec(move || clear_cloexec(inherit)) };
+    // Its end is its standard input: nothing has to run in the child before it is another program, so this process is not
+    // forked, whose memory NICs may be writing.
+    command.env("_FUSE_COMMFD", "0");
+    command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| MountError::NoFusermount { uid, source })?;
     // With our copy of its end closed, its exit ends the wait for the descriptor.
-    drop(theirs);
+    drop(command);
     let device = receive_fd(&ours);
     let mut said = String::new();
     if device.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
@@ -327,14 +325,6 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
         libc::setsockopt(fds[0], libc::SOL_SOCKET, libc::SO_RCVTIMEO, (&raw const limit).cast(), len);
     }
     Ok(pair)
-}
-
-fn clear_cloexec(fd: RawFd) -> io::Result<()> {
-    // SAFETY: fcntl with F_SETFD takes integers only.
-    match unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Receives the descriptor fusermount3 sends; `None` when it closes its end without.
