@@ -39,6 +39,11 @@ fn rail(ip: &str, access: Access) -> Arc<Rail> {
 /// The suite is not about silence, and an emulated machine may stand still for a minute.
 const PATIENT: Patience = Patience { silence: Duration::from_secs(150) };
 
+/// What tests want that are not about time.
+fn config() -> RdmaServerConfig {
+    RdmaServerConfig { request_timeout: PATIENT.silence, ..RdmaServerConfig::default() }
+}
+
 struct Rdma {
     reader: Arc<Rail>,
     node: Arc<Rail>,
@@ -125,7 +130,7 @@ fn guest_asks_for_the_group_token_before_anything_is_served() {
     let node = Rail::open(&Verbs::load().unwrap(), "node", ip.parse().unwrap(), &node_pool, Access::Local).unwrap();
     let reader = rail(ip, Access::PeerWrites);
     let stats = Arc::new(Stats::default());
-    let config = RdmaServerConfig { trust: trust(right), ..RdmaServerConfig::default() };
+    let config = RdmaServerConfig { trust: trust(right), ..config() };
     let server = RdmaServer::bind(&[node], 0, Pattern::new(&node_pool), config, Arc::clone(&stats)).unwrap();
     let to = server.local_addrs()[0];
     let connect = |trust: Arc<Trust>| {
@@ -183,7 +188,7 @@ impl Pair {
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_signs_of_life_are_answered_while_every_worker_waits_for_something_slow() {
-    let pair = Pair::on("10.77.0.1", RdmaServerConfig { max_workers: 2, ..RdmaServerConfig::default() });
+    let pair = Pair::on("10.77.0.1", RdmaServerConfig { max_workers: 2, ..config() });
     let stuck = |mut channel: RdmaChannel| {
         let mut dst = pair.pool.alloc(4096, soon()).unwrap();
         let read = call(&mut channel, &read("stuck", 7, 4096), &mut dst, soon());
@@ -265,7 +270,7 @@ fn guest_writes_that_tell_of_nothing_are_told_of_by_a_message() {
 }
 
 fn registered_memory_is_written_in_place(ip: &str, announces: bool) {
-    let pair = Pair::on(ip, RdmaServerConfig { announces, ..RdmaServerConfig::default() });
+    let pair = Pair::on(ip, RdmaServerConfig { announces, ..config() });
     let mut channel = pair.open().unwrap();
     let mut dst = pair.pool.try_alloc(DATA).unwrap();
     let mut total = 0;
@@ -290,7 +295,7 @@ fn registered_memory_is_written_in_place(ip: &str, announces: bool) {
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_an_answer_after_the_deadline_lands_nowhere() {
-    let pair = Pair::on("10.77.0.1", RdmaServerConfig::default());
+    let pair = Pair::on("10.77.0.1", config());
     let mut channel = pair.open().unwrap();
     let mut dst = pair.pool.try_alloc(1 << 20).unwrap();
     dst.fill(0);
@@ -311,7 +316,7 @@ fn guest_an_answer_after_the_deadline_lands_nowhere() {
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_64_readers_and_their_end() {
-    let pair = Pair::on("10.77.0.1", RdmaServerConfig::default());
+    let pair = Pair::on("10.77.0.1", config());
     std::thread::scope(|scope| {
         for reader in 0..64usize {
             let pair = &pair;
@@ -337,7 +342,7 @@ fn guest_64_readers_and_their_end() {
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_limits_are_said_in_words() {
-    let config = RdmaServerConfig { max_connections: 2, ..RdmaServerConfig::default() };
+    let config = RdmaServerConfig { max_connections: 2, ..config() };
     let pair = Pair::on("10.77.0.1", config);
     let mut channels = [pair.open().unwrap(), pair.open().unwrap()];
     let refused = pair.open().err().unwrap();
@@ -392,7 +397,7 @@ fn guest_strangers_that_say_nothing_make_room() {
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_readers_that_keep_no_rules() {
-    let pair = Pair::on("10.77.0.1", RdmaServerConfig::default());
+    let pair = Pair::on("10.77.0.1", config());
     let to = pair.server.local_addrs()[0];
     let mut good = pair.open().unwrap();
     let hello = frame(&Request::Hello(Hello::new("odd", "")), 1);
@@ -504,8 +509,8 @@ fn sh(command: &str) {
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn last_a_port_goes_down_and_comes_back() {
-    let pair = Pair::on("10.77.1.1", RdmaServerConfig::default());
-    let other = Pair::on("10.77.0.1", RdmaServerConfig::default());
+    let pair = Pair::on("10.77.1.1", config());
+    let other = Pair::on("10.77.0.1", config());
     let (mut channel, mut elsewhere) = (pair.open().unwrap(), other.open().unwrap());
     let mut dst = pair.pool.try_alloc(1 << 20).unwrap();
     let down = std::thread::spawn(|| {
