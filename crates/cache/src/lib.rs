@@ -16,7 +16,7 @@ mod warm;
 use heat::Heat;
 use parking_lot::Mutex;
 use spurline_mem::{Fill, Found, Pool, Slice, Tier};
-use spurline_store::{FileRange, GRANULE, Outcome, PinnedFile, Store};
+use spurline_store::{FileRange, GRANULE, Kept, Outcome, PinnedFile, Store};
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_under::UnderStore;
 use spurline_volume::{Backing, Capacity, Data, Elsewhere, Fetched, Volume, Workers};
@@ -372,13 +372,13 @@ impl Drop for AheadBytes {
     }
 }
 
-/// Fills one block from disk or, failing that, from the under-store, and keeps what was fetched on disk. Whether all
-/// of that was done: where there are no disks, memory is enough. A copy of a block that is hot elsewhere stays in memory
-/// alone, unless it is to be here for good.
-fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fill: Fill, for_good: bool) -> bool {
+/// Fills one block from disk or, failing that, from the under-store, and keeps what was fetched on disk; what became of
+/// it there. Where there are no disks, memory is enough. A copy of a block that is hot elsewhere stays in memory alone,
+/// unless it is to be here for good.
+fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fill: Fill, for_good: bool) -> Kept {
     let failed = |fill: Fill, error: Error| {
         fill.fail(error);
-        false
+        Kept::NoRoom
     };
     let id = fill.id();
     let len = object.block_len(id.index, shared.block_size);
@@ -388,7 +388,7 @@ fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fil
         match store.read(object, id.index, 0..len, &mut fill) {
             Ok(Outcome::Hit) => {
                 fill.commit(len);
-                return true;
+                return Kept::Here;
             }
             Ok(Outcome::Lost) => {
                 let why = "a cache disk does not answer; the block is fetched anew";
@@ -408,15 +408,15 @@ fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fil
     settle(shared, under.source(), object, fill, fetched == Fetched::Hot && !for_good)
 }
 
-/// Ends a fill whose bytes have come, and keeps them on disk; those of a passing copy in memory alone. Whether that was
-/// done.
-fn settle(shared: &Shared, source: &str, object: &ObjectRef, fill: Fill, passing: bool) -> bool {
+/// Ends a fill whose bytes have come, and keeps them on disk; those of a passing copy in memory alone. What became
+/// of it.
+fn settle(shared: &Shared, source: &str, object: &ObjectRef, fill: Fill, passing: bool) -> Kept {
     let id = fill.id();
     let Some(bytes) = fill.finished() else {
         let why =
             format!("{} ended early: it is shorter than its attributes said", String::from_utf8_lossy(&object.path));
         fill.fail(Error::new(ErrorKind::Stale, why));
-        return false;
+        return Kept::NoRoom;
     };
     // Readers have their bytes already; writing here slows down only the next fill, which is what a full
     // disk queue should do.
@@ -424,22 +424,25 @@ fn settle(shared: &Shared, source: &str, object: &ObjectRef, fill: Fill, passing
 }
 
 /// As [`keep`], and a `passing` copy in memory alone where there is room for one more.
-fn keep_or_pass(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8], passing: bool) -> bool {
+fn keep_or_pass(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8], passing: bool) -> Kept {
     let id = BlockId { object: object.id, index };
-    (passing && shared.spread.holds_one_more(id, &shared.stats)) || keep(shared, source, object, index, bytes)
+    match passing && shared.spread.holds_one_more(id, &shared.stats) {
+        true => Kept::Here,
+        false => keep(shared, source, object, index, bytes),
+    }
 }
 
-/// Keeps a block on disk if there is one; false when it was not kept.
-fn keep(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8]) -> bool {
-    let Some(store) = shared.disks() else { return true };
+/// Keeps a block on disk if there is one.
+fn keep(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8]) -> Kept {
+    let Some(store) = shared.disks() else { return Kept::Here };
     let number = shared.rules.number(source, &object.path);
     let kept = store.put_as(object, index, bytes, number).unwrap_or_else(|error| {
         tracing::debug!(%error, "a block was not kept on disk");
-        false
+        Kept::NoRoom
     });
     // Who gave other rules while it was written looked for it before it was here.
     let now = shared.rules.number(source, &object.path);
-    if kept && now != number {
+    if kept == Kept::Here && now != number {
         store.classify(object, index, now);
     }
     kept

@@ -4,7 +4,8 @@
 use crate::{Cache, Shared, keep, run_fill, settle};
 use parking_lot::{Condvar, Mutex};
 use spurline_mem::{Fill, Found, MemBlock};
-use spurline_store::Outcome;
+use spurline_store::{Kept, Outcome};
+use spurline_types::units::human_bytes;
 use spurline_types::{BlockId, Error, ErrorKind, ObjectRef, Result};
 use spurline_under::{Read, UnderStore};
 use std::ops::Range;
@@ -249,10 +250,12 @@ fn bring_here(
     verify: bool,
 ) -> Result<Came> {
     let deadline = Instant::now() + shared.under_timeout;
-    if shared.holds(object, index) && (!verify || shared.is_right(object, index, deadline)?) {
+    let held = shared.holds(object, index);
+    if held && (!verify || shared.is_right(object, index, deadline)?) {
         shared.classify(under.source(), object, index..index + 1);
         return Ok(Came::WasHere);
     }
+    let_be(shared, under.source(), object, index, verify && !held)?;
     let (id, len) = (BlockId { object: object.id, index }, object.block_len(index, shared.block_size));
     let kept = match shared.tier.find_or_fill(id, len, deadline)? {
         Found::Here(block) => {
@@ -266,7 +269,7 @@ fn bring_here(
             kept
         }
     };
-    came(shared, object, index, kept)
+    came(shared, under.source(), object, index, kept)
 }
 
 /// Ends a fill that the under-store has answered.
@@ -285,7 +288,7 @@ fn fetched(
     let (block, len) = (fill.block(), object.block_len(index, shared.block_size));
     let kept = settle(shared, source, object, fill, false);
     warmed(shared, &block, len)?;
-    came(shared, object, index, kept)
+    came(shared, source, object, index, kept)
 }
 
 /// Counts a block whose fill has ended: this does not wait, and tells why it failed if it did.
@@ -295,16 +298,44 @@ fn warmed(shared: &Shared, block: &Arc<MemBlock>, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// What became of a block that was fetched, and kept or not.
-fn came(shared: &Shared, object: &ObjectRef, index: u32, kept: bool) -> Result<Came> {
-    if !kept && !shared.holds(object, index) {
-        if shared.disks().is_some_and(|store| store.is_going(object, index)) {
-            let why = "what a cache disk had of it was wrong, or its time was up, and is still being removed";
-            return Err(Error::new(ErrorKind::Unavailable, why));
-        }
-        let why = "the cache disks or its folder's quota have no room for it, or a disk does not answer; 'spurline status' \
-                   and 'spurline rules' show them";
+/// Sees to it that nothing is fetched that the rule for its folder does not keep: a block longer than all the room, and
+/// one that is `missed` when it is to be read back, for in its place another would go that is still to be read back.
+fn let_be(shared: &Shared, source: &str, object: &ObjectRef, index: u32, missed: bool) -> Result<()> {
+    let rules = shared.rules();
+    let (Some(store), Some(rule)) = (shared.disks(), rules.of(source, &object.path)) else { return Ok(()) };
+    let len = object.block_len(index, shared.block_size);
+    if let Some(quota) = store.quota_below(rule.number, len) {
+        let why = format!(
+            "the quota of {} leaves {} to this node, less than a block of {}, and blocks do not divide: it is not kept; \
+             'spurline limit' gives more",
+            rule.url,
+            human_bytes(quota),
+            human_bytes(len as u64)
+        );
         return Err(Error::new(ErrorKind::NoSpace, why));
     }
-    Ok(Came::Fetched)
+    if missed && (rule.ttl_seconds.is_some() || rule.quota_bytes.is_some()) {
+        let most = rule.quota_bytes.map(|quota| format!(", {} of it at most", human_bytes(quota)));
+        let time = rule.ttl_seconds.map(|ttl| format!(", for {ttl} s"));
+        let (most, time) = (most.unwrap_or_default(), time.unwrap_or_default());
+        let why = format!("it is not held any more: {} is kept by a rule{most}{time}", rule.url);
+        return Err(Error::new(ErrorKind::NotFound, why));
+    }
+    Ok(())
+}
+
+/// What became of a block that was fetched, and kept or not.
+fn came(shared: &Shared, source: &str, object: &ObjectRef, index: u32, kept: Kept) -> Result<Came> {
+    if matches!(kept, Kept::Here | Kept::Passed) || shared.holds(object, index) {
+        return Ok(Came::Fetched);
+    }
+    if kept == Kept::Busy {
+        let why = "it is being written or removed, or nothing on its cache disk may go for it: all of that is being \
+                   written, pinned or open";
+        return Err(Error::new(ErrorKind::Unavailable, why));
+    }
+    // A rule that came while it was fetched.
+    let_be(shared, source, object, index, false)?;
+    let why = "no cache disk has room for it, or a disk does not answer; 'spurline status' shows them";
+    Err(Error::new(ErrorKind::NoSpace, why))
 }

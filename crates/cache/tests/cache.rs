@@ -1,7 +1,7 @@
 //! The cache over a scripted under-store: what is fetched how often, what failures reach readers, and what is
 //! found again after a restart.
 
-use spurline_cache::{Cache, Rule, RuleSet, Shared};
+use spurline_cache::{Batch, Cache, Rule, RuleSet, Shared};
 use spurline_mem::{Pool, Tier};
 use spurline_store::{Capacity, Fault, FaultyDisk, Store, StoreConfig};
 use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
@@ -337,6 +337,62 @@ fn a_rule_given_while_a_block_is_written_holds_for_it() {
         std::thread::sleep(Duration::from_millis(5));
     }
     rig.cache.sync();
+}
+
+#[test]
+fn a_job_brings_more_than_a_quota_keeps_and_what_went_again_is_said_when_it_is_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk: Arc<OnceLock<Arc<FaultyDisk>>> = Arc::default();
+    let decorated = Arc::clone(&disk);
+    let rig = rig_with(Some(dir.path()), 16, move |config| {
+        config.decorate = Some(Arc::new(move |_, io| Arc::clone(decorated.get_or_init(|| FaultyDisk::new(io))) as _));
+        config.write_timeout = Duration::from_secs(600);
+    });
+    let disk = Arc::clone(disk.get().unwrap());
+    let rule = |revision, quota| {
+        let url = "mem://scripted/dir".into();
+        Rule { url, quota_bytes: Some(quota), number: 1, revision, ..Rule::default() }
+    };
+    let take = |rule: Rule| {
+        let set = RuleSet { revision: rule.revision, rules: vec![rule], ..RuleSet::default() };
+        assert!(rig.shared.take_rules(&set));
+    };
+    take(rule(1, 2 * BLOCK));
+    let held = || rig.shared.held_by_rule(&rule(1, 0));
+    let file = object("v1", 6 * BLOCK);
+    disk.set(Fault::Hangs);
+    let done = std::thread::scope(|scope| {
+        let job = scope.spawn(|| {
+            let batch = Arc::new(Batch::default());
+            rig.cache.warm(&file, 0..6, false, &batch, 0);
+            batch.wait(1, Instant::now() + Duration::from_secs(120)).remove(0)
+        });
+        // Two are being written, and for the others nothing can go that is here.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while rig.stats.blockcache.limited_blocks.get() < 4 {
+            assert!(Instant::now() < deadline, "all but two pass");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        disk.set(Fault::None);
+        job.join().unwrap()
+    });
+    assert_eq!((done.error, done.fetched_bytes, held()), (None, 6 * BLOCK, 2 * BLOCK));
+    // Reading back fetches nothing in the place of what is still to be read back.
+    let reads = || rig.under.reads.load(Ordering::SeqCst);
+    let before = reads();
+    let back: Vec<_> = (0..6).map(|index| rig.cache.bring_block(&file, index, true)).collect();
+    assert_eq!(back.iter().filter(|one| one.as_ref().is_ok_and(|fetched| !fetched)).count(), 2, "{back:?}");
+    let gone: Vec<_> = back.into_iter().filter_map(std::result::Result::err).collect();
+    assert!(gone.iter().all(|error| error.kind() == ErrorKind::NotFound), "{gone:?}");
+    assert!(gone[0].message().contains("mem://scripted/dir is kept by a rule, 512 KiB of it at most"), "{gone:?}");
+    assert_eq!((reads(), held()), (before, 2 * BLOCK));
+    // Blocks do not divide: less than one keeps nothing, is not fetched for nothing, and is read all the same.
+    take(rule(2, BLOCK - 1));
+    let error = rig.cache.bring_block(&object("v2", BLOCK), 0, false).unwrap_err();
+    assert_eq!((error.kind(), reads()), (ErrorKind::NoSpace, before));
+    assert!(error.message().contains("leaves 256 KiB to this node"), "{error}");
+    check(&rig.cache, &object("v2", BLOCK), 0, BLOCK as usize).unwrap();
+    assert_eq!(reads(), before + 1);
 }
 
 #[test]

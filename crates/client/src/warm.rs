@@ -259,7 +259,12 @@ impl Inner {
             });
             match answer {
                 Ok(PartsDone(done)) if done.len() == together.len() => {
-                    out.extend(together.drain(..).zip(done.into_iter().map(Ok)));
+                    // Why it did not do it is often its own matter: its room, its disks.
+                    let named = |done: PartDone| {
+                        let error = done.error.map(|error| error.context(format_args!("node {name}")));
+                        Ok(PartDone { error, ..done })
+                    };
+                    out.extend(together.drain(..).zip(done.into_iter().map(named)));
                 }
                 Ok(_) => {
                     let error = Error::new(ErrorKind::Protocol, format!("node {name} answered for other parts"));

@@ -40,8 +40,10 @@ pub(crate) enum Admission {
     Comes,
     /// It may when this block has gone.
     After(BlockId),
-    /// It may not: its class has no room for it.
-    Refused,
+    /// Not now: all the room of its class is taken by blocks that are being written, as new as it is.
+    Full,
+    /// Never: it is longer than all the room of its class.
+    TooLong,
 }
 
 struct Placed {
@@ -291,10 +293,11 @@ impl Classes {
             if let Some(quota) = rule.quota_bytes
                 && inner.used(class) - own + bytes > quota
             {
-                return match inner.of_class(class).map(|(_, other)| *other).find(|other| *other != block) {
-                    Some(oldest) if bytes <= quota => Admission::After(oldest),
-                    _ => Admission::Refused,
-                };
+                if bytes > quota {
+                    return Admission::TooLong;
+                }
+                let oldest = inner.of_class(class).map(|(_, other)| *other).find(|other| *other != block);
+                return oldest.map_or(Admission::Full, Admission::After);
             }
             inner.forget(&block);
             let pinned = rule.pinned && inner.has_room(disk, bytes, most);
@@ -370,6 +373,14 @@ impl Classes {
     /// How many blocks are of a class.
     pub fn count(&self) -> u64 {
         if self.none() { 0 } else { self.inner.lock().blocks.len() as u64 }
+    }
+
+    /// The bytes that the blocks of a class may take on these disks, where one that takes `bytes` is more than that.
+    pub fn quota_below(&self, class: u16, bytes: u64) -> Option<u64> {
+        if class == PLAIN || self.none() {
+            return None;
+        }
+        self.inner.lock().rule(class).quota_bytes.filter(|quota| *quota < bytes)
     }
 
     /// Bytes of the blocks of a class.
@@ -499,7 +510,8 @@ mod tests {
         full.arrived(&block(0));
         full.gone(&block(0));
         comes(&full, 2, 1, 50, 0);
-        assert_eq!(full.admit(block(3), 1, 101, 0, 0), Admission::Refused);
+        assert_eq!(full.admit(block(3), 1, 101, 0, 0), Admission::TooLong);
+        assert_eq!((full.quota_below(1, 101), full.quota_below(1, 100), full.quota_below(7, 101)), (Some(100), None, None));
         // A smaller one than what is here.
         full.set(quota(60), &[]);
         assert_eq!(full.due(now(), 9), [block(1)]);
@@ -511,7 +523,7 @@ mod tests {
     fn a_block_that_is_being_written_is_told_to_go_by_nobody() {
         let full = classes(quota(100));
         assert_eq!(full.admit(block(1), 1, 100, 0, 0), Admission::Comes);
-        assert_eq!(full.admit(block(2), 1, 50, 0, 0), Admission::Refused);
+        assert_eq!(full.admit(block(2), 1, 50, 0, 0), Admission::Full);
         full.set(quota(10), &[]);
         assert!(full.due(now(), 9).is_empty());
         full.arrived(&block(1));

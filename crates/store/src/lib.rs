@@ -37,3 +37,4 @@ pub use layout::expand_dirs;
 pub use read::{FileRange, Outcome, PinnedFile};
 pub use store::{DiskStatus, Store};
 pub use synth::synthesise;
+pub use write::Kept;

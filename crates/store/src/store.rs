@@ -355,15 +355,6 @@ impl Core {
         self.index.shard(&obj.id).read().get(&block).is_some_and(|entry| self.serves(entry))
     }
 
-    /// Whether a block is on its way off a disk that is in use: it can be kept again once it is gone, in a moment.
-    pub fn is_going(&self, obj: &ObjectRef, index: u32) -> bool {
-        let block = BlockId { object: obj.id, index };
-        self.index.shard(&obj.id).read().get(&block).is_some_and(|entry| {
-            let disk = &self.disks[usize::from(entry.disk)];
-            entry.leaves(entry.disk) && disk.health.usable()
-        })
-    }
-
     /// Notes a use of a block that was served from memory, so that it outlives others on disk too.
     pub fn touch(&self, obj: &ObjectRef, index: u32) {
         let block = BlockId { object: obj.id, index };

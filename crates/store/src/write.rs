@@ -20,6 +20,21 @@ use std::time::Instant;
 /// Blocks a writer evicts at most to fit one in, before it lets the block be.
 const EVICT_AT_MOST: usize = 64;
 
+/// What became of a block that was to be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// It is on disk now.
+    Here,
+    /// Not now: it is being written or removed, or nothing on its disk may go for it. Asked again it can be kept.
+    Busy,
+    /// Others of its class, as new as it is, have all the room of the class: it has come and gone again.
+    Passed,
+    /// It is longer than all the room of its class.
+    TooLong,
+    /// No disk has room for it, or is in use.
+    NoRoom,
+}
+
 impl Core {
     /// Keeps a block; true when it is on disk now, false when it was let be because no disk had room or was in use,
     /// or because it is being written or removed just now. `data` is copied unless it starts on 4096.
@@ -28,14 +43,14 @@ impl Core {
     /// # Errors
     /// `Invalid` when `data` is not as long as the block. A failing disk is no error.
     pub fn put(&self, obj: &ObjectRef, index: u32, data: &[u8]) -> Result<bool> {
-        self.put_as(obj, index, data, PLAIN)
+        self.put_as(obj, index, data, PLAIN).map(|kept| kept == Kept::Here)
     }
 
-    /// As [`Core::put`], a block of a class; false also when its class has no room for it.
+    /// As [`Core::put`], a block of a class, with what became of it.
     ///
     /// # Errors
     /// As [`Core::put`].
-    pub fn put_as(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u16) -> Result<bool> {
+    pub fn put_as(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u16) -> Result<Kept> {
         let len = obj.block_len(index, u64::from(self.config.block_size));
         if data.len() != len || len == 0 {
             return Err(Error::new(
@@ -44,24 +59,35 @@ impl Core {
             ));
         }
         if self.disks.is_empty() {
-            return Ok(false);
+            return Ok(Kept::NoRoom);
         }
-        let stored = self.store_block(obj, index, data, class);
-        if !stored {
+        let kept = self.store_block(obj, index, data, class);
+        if kept != Kept::Here {
             self.stats.blockcache.write_skipped.add(1);
         }
-        Ok(stored)
+        if kept == Kept::Passed {
+            self.stats.blockcache.limited_blocks.add(1);
+        }
+        Ok(kept)
     }
 
-    fn store_block(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u16) -> bool {
+    fn store_block(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u16) -> Kept {
         let block = BlockId { object: obj.id, index };
         let whole = self.disks.len() == 1 || obj.size <= EXTENT_BYTES;
         let key = self.file_key(obj.id, index, whole);
         let Some((disk, first)) = self.begin(&block, &key, whole) else {
-            return self.contains(obj, index);
+            let usable = |disk: &Arc<Disk>| disk.health.usable() && disk.limit.load(Ordering::Relaxed) > 0;
+            return match self.contains(obj, index) {
+                true => Kept::Here,
+                false if self.disks.iter().any(usable) => Kept::Busy,
+                false => Kept::NoRoom,
+            };
         };
-        let done = self.make_way(disk, block, class, footprint(data.len() as u32))
-            && self.write_block(disk, &block, &key, whole, first, data);
+        let kept = match self.make_way(disk, block, class, footprint(data.len() as u32)) {
+            Kept::Here => self.write_block(disk, &block, &key, whole, first, data),
+            other => other,
+        };
+        let done = kept == Kept::Here;
         if done {
             self.classes.arrived(&block);
         } else {
@@ -77,7 +103,7 @@ impl Core {
         } else if !done {
             self.tidy_file(disk, &key);
         }
-        done
+        kept
     }
 
     /// Chooses the disk for a block and claims the right to write it; also whether its file is still empty. `None`
@@ -146,11 +172,12 @@ impl Core {
         whole: bool,
         first: bool,
         data: &[u8],
-    ) -> bool {
+    ) -> Kept {
         let began = Instant::now();
         let len = data.len() as u32;
-        if !self.reserve(disk, footprint(len)) {
-            return false;
+        let reserved = self.reserve(disk, footprint(len));
+        if reserved != Kept::Here {
+            return reserved;
         }
         let crcs = crc::checksums(data);
         let offset = u64::from(block.index) * u64::from(self.config.block_size);
@@ -162,12 +189,12 @@ impl Core {
         if let Err(error) = written {
             self.unreserve(disk, footprint(len));
             self.write_failed(disk, "writing a block", &error);
-            return false;
+            return Kept::NoRoom;
         }
         let place = disk.policy.insert(*block, fingerprint(block), footprint(len) as u32, self.now());
         let Some((slot, main)) = place else {
             self.unreserve(disk, footprint(len));
-            return false;
+            return Kept::NoRoom;
         };
         let flags = if whole { WHOLE } else { 0 } | if main { MAIN } else { 0 };
         let mut record = Vec::with_capacity(128 + crcs.len() * 4);
@@ -185,11 +212,11 @@ impl Core {
             if let Some(entry) = self.index.shard(&block.object).write().get_mut(block) {
                 entry.flags |= LEAVING;
             }
-            return false;
+            return Kept::NoRoom;
         }
         stats.write_bytes.add(u64::from(len));
         stats.write_us.add_us(began.elapsed());
-        true
+        Kept::Here
     }
 
     /// Logs that a block is here, and its class as it is when this is written: whoever changes that from then on writes
@@ -251,42 +278,41 @@ impl Core {
         })
     }
 
-    /// Makes sure of room for `bytes` on a disk, evicting if need be.
-    fn reserve(&self, disk: &Arc<Disk>, bytes: u64) -> bool {
+    /// Makes sure of room for `bytes` on a disk, evicting if need be; [`Kept::Here`] when they have it.
+    fn reserve(&self, disk: &Arc<Disk>, bytes: u64) -> Kept {
         let limit = disk.limit.load(Ordering::Relaxed);
         if bytes > limit {
-            return false;
+            return Kept::NoRoom;
         }
         for _ in 0..EVICT_AT_MOST {
-            if disk.overfull(self.config.free_space_ratio, bytes) > 0 {
-                if !self.evict_one(disk) {
-                    return false;
+            if disk.overfull(self.config.free_space_ratio, bytes) == 0 {
+                let fits = disk.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                    (used + bytes <= limit).then_some(used + bytes)
+                });
+                if fits.is_ok() {
+                    disk.adjust_free(-(bytes as i64));
+                    if self.above_watermark(disk) > 0 {
+                        disk.wake.notify_one();
+                    }
+                    return Kept::Here;
                 }
-                continue;
-            }
-            let fits = disk.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                (used + bytes <= limit).then_some(used + bytes)
-            });
-            if fits.is_ok() {
-                disk.adjust_free(-(bytes as i64));
-                if self.above_watermark(disk) > 0 {
-                    disk.wake.notify_one();
-                }
-                return true;
             }
             if !self.evict_one(disk) {
-                return false;
+                // What others filled stays full. Pins leave a part of each disk to the rest, and that can go once it is
+                // written, removed or no longer open.
+                return if disk.used.load(Ordering::Relaxed) < bytes { Kept::NoRoom } else { Kept::Busy };
             }
         }
-        false
+        Kept::Busy
     }
 
-    /// Takes the room that a block's class gives it on a disk, by having older ones go; false when there is none.
-    fn make_way(&self, disk: &Disk, block: BlockId, class: u16, bytes: u64) -> bool {
+    /// Takes the room that a block's class gives it on a disk, by having older ones go; [`Kept::Here`] when it has it.
+    fn make_way(&self, disk: &Disk, block: BlockId, class: u16, bytes: u64) -> Kept {
         loop {
             match self.classes.admit(block, class, bytes, disk.number, most_pinned(disk)) {
-                Admission::Comes => return true,
-                Admission::Refused => return false,
+                Admission::Comes => return Kept::Here,
+                Admission::Full => return Kept::Passed,
+                Admission::TooLong => return Kept::TooLong,
                 // Each time one fewer is of the class, so this ends.
                 Admission::After(oldest) => drop(self.expire(&oldest)),
             }
@@ -312,6 +338,11 @@ impl Core {
         self.disks.iter().for_each(|disk| disk.policy.stir());
     }
 
+    /// The bytes that the blocks of a class may take, where a block of `len` bytes is longer than that.
+    pub fn quota_below(&self, class: u16, len: usize) -> Option<u64> {
+        self.classes.quota_below(class, footprint(u32::try_from(len).unwrap_or(u32::MAX)))
+    }
+
     /// Bytes of the blocks of a class.
     pub fn class_used(&self, class: u16) -> u64 {
         self.classes.used(class)
@@ -332,7 +363,7 @@ impl Core {
         let pinned = self.classes.is_pinned(&block);
         if class == PLAIN {
             self.classes.gone(&block);
-        } else if !self.make_way(disk, block, class, footprint(len)) {
+        } else if self.make_way(disk, block, class, footprint(len)) != Kept::Here {
             self.expire(&block);
             return;
         }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use spurline_store::{Class, PINNED_PERCENT, PLAIN, Store};
+use spurline_store::{Class, Kept, PINNED_PERCENT, PLAIN, Store};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,6 +12,10 @@ use std::time::Duration;
 const BLOCK_BYTES: u64 = BLOCK as u64;
 
 fn put_as(store: &Store, name: u64, class: u16) -> bool {
+    kept_as(store, name, class) == Kept::Here
+}
+
+fn kept_as(store: &Store, name: u64, class: u16) -> Kept {
     let obj = object(name, BLOCK_BYTES);
     store.put_as(&obj, 0, &bytes(&obj, 0), class).unwrap()
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use spurline_store::{Class, Store};
+use spurline_store::{Class, Kept, Store};
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -80,7 +80,7 @@ fn child() {
                         continue;
                     }
                     let index = (random(&mut state) % obj.blocks(u64::from(BLOCK))) as u32;
-                    if store.put_as(&obj, index, &bytes(&obj, index), class_of(name)).unwrap() {
+                    if store.put_as(&obj, index, &bytes(&obj, index), class_of(name)).unwrap() == Kept::Here {
                         // One line, one write: the parent reads what was acknowledged before the kill.
                         let line = format!("\n+{name}:{index}\n");
                         let mut out = std::io::stdout().lock();

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use parking_lot::Mutex;
 use spurline_mem::Pool;
-use spurline_store::{Class, DiskState, Fault, FaultyDisk, Outcome, Store, StoreConfig};
+use spurline_store::{Class, DiskState, Fault, FaultyDisk, Kept, Outcome, PLAIN, Store, StoreConfig};
 use spurline_types::Stats;
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -280,7 +280,7 @@ fn two_disks(dirs: &[tempfile::TempDir; 2], class: u16) -> (Arc<Store>, Arc<Faul
     store.set_classes(BTreeMap::from([(1, Class::default())]));
     for n in 0..40 {
         let obj = object(n, 5000);
-        assert!(store.put_as(&obj, 0, &bytes(&obj, 0), class).unwrap());
+        assert_eq!(store.put_as(&obj, 0, &bytes(&obj, 0), class).unwrap(), Kept::Here);
     }
     let bad = Arc::clone(&disks.lock().iter().find(|(path, _)| path == dirs[0].path()).unwrap().1);
     (store, bad)
@@ -415,4 +415,39 @@ fn a_small_file_system_that_fills_up() {
         let error = Store::open(config, Arc::new(Stats::default())).err().unwrap();
         assert!(error.message().contains("can't be written") && error.message().contains("--cache-dir"), "{error}");
     }
+}
+
+#[test]
+fn a_block_passes_where_those_being_written_have_all_the_room_of_its_class() {
+    let dir = fast_dir();
+    let (mut config, disks) = faulty(config(dir.path(), 64 << 20));
+    config.write_timeout = Duration::from_secs(120);
+    let (store, stats) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    let rule = |quota| BTreeMap::from([(1, Class { quota_bytes: Some(quota), ..Class::default() })]);
+    let block = u64::from(BLOCK);
+    store.set_classes(rule(2 * block));
+    let put = |name, class| {
+        let obj = object(name, block);
+        store.put_as(&obj, 0, &bytes(&obj, 0), class).unwrap()
+    };
+    disk.set(Fault::Hangs);
+    std::thread::scope(|scope| {
+        let written = [1, 2].map(|name| scope.spawn(move || put(name, 1)));
+        eventually("two are being written", || disk.held() == 2);
+        assert_eq!(put(1, 1), Kept::Busy, "it is being written by another");
+        let third = scope.spawn(|| put(3, 1));
+        eventually("the third has been decided on", || disk.held() == 3);
+        disk.set(Fault::None);
+        assert_eq!(written.map(|writer| writer.join().unwrap()), [Kept::Here; 2]);
+        assert_eq!(third.join().unwrap(), Kept::Passed);
+    });
+    assert_eq!((store.class_used(1), stats.blockcache.limited_blocks.get()), (2 * block, 1));
+    // Now that they are here the older ones go.
+    assert_eq!(put(3, 1), Kept::Here);
+    assert_eq!((store.class_used(1), stats.blockcache.limited_blocks.get()), (2 * block, 2));
+    // Blocks do not divide: one that is longer than all the room never comes.
+    store.set_classes(rule(block - 1));
+    assert_eq!((put(4, 1), put(4, PLAIN)), (Kept::TooLong, Kept::Here));
+    assert_eq!((store.quota_below(1, 4096), store.quota_below(1, BLOCK as usize)), (None, Some(block - 1)));
 }
