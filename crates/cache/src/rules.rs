@@ -405,6 +405,11 @@ impl Shared {
         self.rules.share(share, self.disks());
     }
 
+    /// Bytes that the cache disks may hold; `None` where there are none.
+    pub fn capacity_bytes(&self) -> Option<u64> {
+        self.disks().map(|store| store.disks().iter().map(|disk| disk.capacity).sum())
+    }
+
     /// Bytes on disk under a rule.
     pub fn held_by_rule(&self, rule: &Rule) -> u64 {
         self.disks().map_or(0, |store| store.class_used(rule.number))

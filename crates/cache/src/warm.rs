@@ -135,6 +135,11 @@ impl Cache {
         Ok(matches!(came, Came::Fetched))
     }
 
+    /// Bytes that the cache disks may hold; `None` where there are none.
+    pub fn capacity_bytes(&self) -> Option<u64> {
+        self.shared.capacity_bytes()
+    }
+
     /// Whether [`Cache::bring_blocks`] can fetch several blocks at once.
     pub fn fetches_together(&self) -> bool {
         self.under.capabilities().together

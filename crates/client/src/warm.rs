@@ -18,6 +18,9 @@ const BLOCKS_AT_ONCE: u64 = 32;
 /// A part that a node did not take is asked of the next ones in rank, so many times.
 const OTHERS: usize = 3;
 
+/// Nodes asked side by side: not a thread for each of ten thousand.
+const SIDE_BY_SIDE: usize = 16;
+
 /// A range of bytes of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extent {
@@ -83,6 +86,42 @@ impl Remote {
     /// [`Remote::drop_cached`].
     pub fn classify(&self, extents: &[Extent]) -> Vec<PartDone> {
         self.everywhere(extents, What::Classify)
+    }
+
+    /// Nodes that hold each block of the file at `path`, as far as there are so many.
+    pub fn copies_of(&self, path: &[u8]) -> u32 {
+        self.inner().copies_of(path)
+    }
+
+    /// What the first `most` nodes say of the rules for folders and of their room, as JSON; asked side by side, each for
+    /// no longer than `time`.
+    ///
+    /// # Errors
+    /// The first node's that does not answer.
+    pub fn rules_told(&self, most: usize, time: Duration) -> Result<Vec<serde_json::Value>> {
+        let (inner, patience) = (self.inner(), Patience { answer: time, absence: Duration::ZERO });
+        let view = inner.roster().view();
+        let one = |name: &str| {
+            let text: Vec<u8> = inner.ask_named(name, patience, |lease, body, deadline| {
+                lease.call(&Request::Rules { text: "" }, body, &mut [], &mut |_| {}, deadline)?;
+                Ok(std::mem::take(body))
+            })?;
+            serde_json::from_slice(&text).map_err(|error| {
+                Error::new(ErrorKind::Protocol, format!("what node {name} says makes no sense: {error}"))
+            })
+        };
+        let mut told = Vec::new();
+        for some in view.members().chunks(SIDE_BY_SIDE).take(most.div_ceil(SIDE_BY_SIDE)) {
+            std::thread::scope(|scope| {
+                let asked: Vec<_> = some.iter().take(most).map(|member| scope.spawn(|| one(&member.name))).collect();
+                asked.into_iter().try_for_each(|thread| {
+                    let gone = |_| Err(Error::new(ErrorKind::Io(5), "a thread panicked"));
+                    told.push(thread.join().unwrap_or_else(gone)?);
+                    Ok::<_, Error>(())
+                })
+            })?;
+        }
+        Ok(told)
     }
 
     fn everywhere(&self, extents: &[Extent], what: What) -> Vec<PartDone> {
@@ -209,8 +248,7 @@ impl Inner {
         let mut out = Vec::new();
         let mut by_node = by_node.into_iter();
         loop {
-            // Side by side, but not a thread for each of ten thousand nodes.
-            let some: Vec<_> = by_node.by_ref().take(16).collect();
+            let some: Vec<_> = by_node.by_ref().take(SIDE_BY_SIDE).collect();
             if some.is_empty() {
                 return out;
             }

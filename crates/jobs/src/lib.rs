@@ -78,6 +78,16 @@ pub trait Target: Send + Sync {
     fn warm(&self, parts: &[Part], replicas: Option<u32>, at_once: usize) -> Vec<Result<Worked>>;
     /// Reads back what is held of these parts and checks it; what is missing or wrong is an error.
     fn check(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>>;
+    /// What a person should know of a job that has loaded all it was to: that not all of it is held. It loaded `bytes`, the
+    /// files in `files`, each a path and a length, to as many nodes as [`Target::warm`] was told.
+    fn remark(
+        &self,
+        _replicas: Option<u32>,
+        _bytes: u64,
+        _files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
+    ) -> Option<String> {
+        None
+    }
     /// Has everybody forget these parts.
     fn free(&self, parts: &[Part]) -> Vec<Result<Worked>>;
 }

@@ -373,9 +373,14 @@ struct Work<'a> {
 /// is to save, several times a second.
 pub fn run(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut dyn FnMut(&Run)) {
     let result = passes(target, spec, run, spool, save);
+    let remark = result.as_ref().ok().and_then(|()| remark(target, spec, run, spool));
     let mut inner = run.inner.lock();
     let progress = &mut inner.progress;
     (progress.bytes_per_second, progress.files_per_second) = (0.0, 0.0);
+    if let Some(remark) = remark {
+        let between = if progress.note.is_empty() { "" } else { "; " };
+        progress.note = format!("{}{between}{remark}", progress.note);
+    }
     match result {
         Err(error) => {
             progress.state = State::Failed;
@@ -399,6 +404,22 @@ pub fn run(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut
     if !run.suspended() {
         save(run);
     }
+}
+
+/// What is to be said of what was loaded, from the list of it: of files that were done before the list was begun nothing
+/// is known, and nothing is said of a list that can't be read.
+fn remark(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path) -> Option<String> {
+    if spec.action != Action::Load || spec.metadata_only || run.stopping() {
+        return None;
+    }
+    let (bytes, undone) = {
+        let inner = run.inner.lock();
+        (inner.progress.bytes_done, inner.undone.clone())
+    };
+    let mut list = Reader::new(std::fs::File::open(spool).ok()?);
+    let records = std::iter::from_fn(|| list.next().ok().flatten());
+    let done = (run.first..).zip(records).filter(|(number, _)| !undone.has(*number));
+    target.remark(spec.replicas, bytes, &mut done.map(|(_, record)| (record.path, record.size)))
 }
 
 fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut dyn FnMut(&Run)) -> Result<()> {

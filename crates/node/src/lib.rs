@@ -146,6 +146,7 @@ impl Node {
         told["volumes"] = self.volumes().iter().map(|volume| volume.source().to_owned()).collect::<Vec<_>>().into();
         told["block_size"] = self.shared.block_size.into();
         told["pinned_bytes"] = self.shared.stats.blockcache.pinned_bytes.get().into();
+        told["capacity_bytes"] = self.shared.capacity_bytes().into();
         told["most_pinned_bytes"] = self.shared.store.as_ref().map_or(0, |store| store.most_pinned()).into();
         told
     }

@@ -511,7 +511,10 @@ mod tests {
         full.gone(&block(0));
         comes(&full, 2, 1, 50, 0);
         assert_eq!(full.admit(block(3), 1, 101, 0, 0), Admission::TooLong);
-        assert_eq!((full.quota_below(1, 101), full.quota_below(1, 100), full.quota_below(7, 101)), (Some(100), None, None));
+        assert_eq!(
+            (full.quota_below(1, 101), full.quota_below(1, 100), full.quota_below(7, 101)),
+            (Some(100), None, None)
+        );
         // A smaller one than what is here.
         full.set(quota(60), &[]);
         assert_eq!(full.due(now(), 9), [block(1)]);

@@ -4,6 +4,7 @@
 pub mod group;
 mod look;
 mod place;
+mod remark;
 mod shared;
 pub mod show;
 pub mod target;

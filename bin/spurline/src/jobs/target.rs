@@ -1,5 +1,6 @@
 //! What jobs work on: the cache of this very process, or the nodes of a group.
 
+use super::remark;
 use spurline_cache::Cache;
 use spurline_client::{Extent, Remote};
 use spurline_group::Follower;
@@ -7,12 +8,18 @@ use spurline_jobs::{Part, Target, Worked};
 use spurline_types::{Attr, Error, ErrorKind, ListPage, Result};
 use spurline_volume::Volume;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Names of one page.
 const PAGE: usize = 1000;
 /// Requests that one thread has under way for short files: most of what such a request costs is the waking of a thread
 /// by its answer, and a thread that waits for several is woken for several.
 const AT_ONCE: usize = 8;
+
+/// How long a node may take to say what it holds: a job ends without it.
+const TOLD: Duration = Duration::from_secs(5);
+/// The most copies that a block is loaded in.
+const COPIES: u32 = 8;
 
 /// The cache of this process.
 pub struct Own(pub Arc<Cache>);
@@ -96,6 +103,16 @@ impl Target for Own {
     fn check(&self, parts: &[Part], _replicas: Option<u32>) -> Vec<Result<Worked>> {
         self.fetch(parts, true).into_iter().map(|result| result.and_then(checked)).collect()
     }
+    fn remark(
+        &self,
+        _replicas: Option<u32>,
+        _bytes: u64,
+        files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
+    ) -> Option<String> {
+        // There are no rules here.
+        let told = [serde_json::json!({"capacity_bytes": self.0.capacity_bytes()?, "pinned_bytes": 0})];
+        remark::Group::of(&told).remark(self.source(), files.map(|(path, size)| (path, size, 1)))
+    }
     fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
         let one = |part: &Part| Ok(Worked { held: 0, moved: self.0.drop_blocks(&part.object, part.blocks.clone()) });
         parts.iter().map(one).collect()
@@ -164,6 +181,28 @@ impl Target for Group {
     }
     fn check(&self, parts: &[Part], replicas: Option<u32>) -> Vec<Result<Worked>> {
         self.fetch(parts, replicas, true).into_iter().map(|result| result.and_then(checked)).collect()
+    }
+    fn remark(
+        &self,
+        replicas: Option<u32>,
+        bytes: u64,
+        files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
+    ) -> Option<String> {
+        // Most jobs are so small that one node could hold them whole; a larger one is worth a question to each.
+        let first = self.remote.rules_told(1, TOLD).ok()?;
+        if remark::Group::of(&first).holds(bytes.saturating_mul(replicas.unwrap_or(COPIES).into())) {
+            return None;
+        }
+        let told = self.remote.rules_told(usize::MAX, TOLD).ok()?;
+        let copies = |path: &[u8]| {
+            let copies = replicas.unwrap_or_else(|| self.remote.copies_of(path)).clamp(1, COPIES);
+            u64::from(copies).min(told.len() as u64)
+        };
+        let files = files.map(|(path, size)| {
+            let copies = copies(&path);
+            (path, size, copies)
+        });
+        remark::Group::of(&told).remark(self.source(), files)
     }
     fn free(&self, parts: &[Part]) -> Vec<Result<Worked>> {
         worked(self.remote.drop_cached(&self.extents(parts)))

@@ -124,6 +124,11 @@ pub fn list(args: RulesArgs) -> Result<ExitCode, Fault> {
             anstream::println!("{}: {}; {held} held", rule["url"].as_str().unwrap_or_default(), words(rule));
         }
         anstream::println!("{} pinned, of {} that may be", human_bytes(pinned), human_bytes(most));
+        for rule in &set.rules {
+            if let Some((what, least)) = rule.quota_bytes.and_then(|quota| less_than_a_block(&told, quota)) {
+                anstream::eprintln!("{}: {what}; give at least {}", rule.url, human_bytes(least));
+            }
+        }
         say_unreached(&silent, "");
     }
     Ok(ExitCode::from(u8::from(!silent.is_empty())))
@@ -229,6 +234,9 @@ fn make(
     if change.pins {
         fits(nodes, &before, urls, bar, stop)?;
     }
+    if !change.pins {
+        is_served(&before, &base, urls)?;
+    }
     for _ in 0..TRIES {
         (change.needs)(&base)?;
         let set = changed(base, urls, change)?;
@@ -317,28 +325,47 @@ fn fits(nodes: &Nodes, told: &[Told], urls: &[String], bar: &ProgressBar, stop: 
     Ok(())
 }
 
-/// That a node's part of a quota is a block at least: less would keep nothing, and not look like it.
-fn quota_holds_a_block(told: &[Told], set: &RuleSet, urls: &[String]) -> Result<(), Fault> {
+/// That nodes serve each of the folders, or something in it, unless there is a rule for it already.
+fn is_served(told: &[Told], rules: &RuleSet, urls: &[String]) -> Result<(), Fault> {
+    let sources = nodes::sources_in(told, "sources");
+    let known = |url: &String| rules.rules.iter().any(|rule| rule.url == *url);
+    match urls.iter().find(|url| !known(url) && nodes::places(url, &sources).is_empty()) {
+        Some(url) if !sources.is_empty() => Err(Fault::failed(
+            format!("{url}: {}; nothing was changed", nodes::not_served(&sources)),
+            "name a folder of one of them",
+        )),
+        // Of nodes that come later nothing is known yet.
+        _ => Ok(()),
+    }
+}
+
+/// What is wrong with a quota of which a node's part is less than a block, and the least that it may be: less keeps nothing
+/// there, and does not look like it.
+fn less_than_a_block(told: &[Told], quota: u64) -> Option<(String, u64)> {
     let weights: u64 = told.iter().map(|one| u64::from(one.member.weight)).sum();
     let block = answers(told).filter_map(|now| now["block_size"].as_u64()).max().unwrap_or(0);
-    let small = told.iter().filter(|one| one.member.weight > 0).min_by_key(|one| one.member.weight);
-    let Some(Told { member, .. }) = small else { return Ok(()) };
+    let Told { member, .. } = told.iter().filter(|one| one.member.weight > 0).min_by_key(|one| one.member.weight)?;
     let least = (u128::from(block) * u128::from(weights)).div_ceil(u128::from(member.weight)) as u64;
-    for rule in set.rules.iter().filter(|rule| urls.contains(&rule.url)) {
-        if let Some(quota) = rule.quota_bytes.filter(|quota| *quota > 0 && *quota < least) {
-            return Err(Fault::failed(
-                format!(
-                    "a quota of {} is shared by {} nodes, and the share of {} would be less than a block of {}",
-                    human_bytes(quota),
-                    told.len(),
-                    member.name,
-                    human_bytes(block)
-                ),
-                format!("give at least {}, or 0 to keep nothing of it", human_bytes(least)),
-            ));
+    let what = || {
+        let (quota, block) = (human_bytes(quota), human_bytes(block));
+        let nodes = told.len();
+        format!(
+            "a quota of {quota} is shared by {nodes} nodes, and the share of {} would be less than a block of {block}",
+            member.name
+        )
+    };
+    (quota > 0 && quota < least).then(|| (what(), least))
+}
+
+/// That a node's part of a quota is a block at least.
+fn quota_holds_a_block(told: &[Told], set: &RuleSet, urls: &[String]) -> Result<(), Fault> {
+    let quotas = set.rules.iter().filter(|rule| urls.contains(&rule.url)).filter_map(|rule| rule.quota_bytes);
+    match quotas.filter_map(|quota| less_than_a_block(told, quota)).next() {
+        Some((what, least)) => {
+            Err(Fault::failed(what, format!("give at least {}, or 0 to keep nothing of it", human_bytes(least))))
         }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn interrupted() -> Fault {
@@ -370,7 +397,8 @@ fn say_unreached(silent: &[(String, String)], then: &str) {
     }
 }
 
-fn rule_in<'a>(now: &'a Value, url: &str) -> &'a Value {
+/// What a node told of the rule for a folder.
+pub fn rule_in<'a>(now: &'a Value, url: &str) -> &'a Value {
     now["rules"].as_array().into_iter().flatten().find(|rule| rule["url"] == url).unwrap_or(&Value::Null)
 }
 

@@ -143,10 +143,9 @@ impl Nodes {
             places = vec![places.swap_remove(one)];
         }
         if places.is_empty() {
-            let known: Vec<String> = sources.into_iter().collect();
-            let what = match known.as_slice() {
-                [] => "no node answers that could count its files".to_owned(),
-                some => format!("no node serves it: their --source are {}", some.join(", ")),
+            let what = match sources.is_empty() {
+                true => "no node answers that could count its files".to_owned(),
+                false => not_served(&sources),
             };
             return Err(Error::new(ErrorKind::NotFound, what));
         }
@@ -233,13 +232,20 @@ fn exchange(reach: &Reach, member: &Member, text: &str) -> Result<Value> {
     })
 }
 
-fn sources_in(told: &[Told], key: &str) -> BTreeSet<String> {
+/// Why nothing can be said of a folder.
+pub fn not_served(sources: &BTreeSet<String>) -> String {
+    let known: Vec<&str> = sources.iter().map(String::as_str).collect();
+    format!("no node serves it: their --source are {}", known.join(", "))
+}
+
+/// The sources of all nodes that answered; `key` is "sources" for those they serve, "volumes" for those that are mounted.
+pub fn sources_in(told: &[Told], key: &str) -> BTreeSet<String> {
     let lists = told.iter().filter_map(|one| one.answer.as_ref().ok()?[key].as_array());
     lists.flatten().filter_map(|source| Some(source.as_str()?.trim_end_matches('/').to_owned())).collect()
 }
 
 /// Where a URL is in the sources: each that it is in, with the path there; each that is below it, whole.
-fn places(url: &str, sources: &BTreeSet<String>) -> Vec<(String, Vec<u8>)> {
+pub fn places(url: &str, sources: &BTreeSet<String>) -> Vec<(String, Vec<u8>)> {
     let place = |source: &String| match url::below(url, source) {
         Some(path) => Some((source.clone(), path.into_owned())),
         None => url::below(source, url).map(|_| (source.clone(), Vec::new())),

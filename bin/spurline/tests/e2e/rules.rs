@@ -207,6 +207,43 @@ fn limited_folders_go_and_nodes_that_join_know_the_rules() {
 }
 
 #[test]
+fn a_load_of_more_than_a_quota_passes_through_it_and_says_what_is_held() {
+    let group = Group::new();
+    (0..3).for_each(|n| drop(group.server.put("data", &format!("big/f{n}"), &bytes(n, 8 * MIB))));
+    let nodes = ["one", "two", "three"].map(|name| group.node(name, "64M"));
+    eventually("all are in the list", || {
+        group.rules()["most_pinned_bytes"].as_u64() == Some(3 * ((64 << 20) / 100 * 80))
+    });
+    // Two blocks for each node, and a file is eight on one of them.
+    group.run(&["limit", "s3://data/big", "--quota", "6M"]);
+    for _ in 0..3 {
+        let said = group.load("big", &[]);
+        assert!(said.contains("SUCCEEDED") && said.contains("3 of 3 done"), "{said}");
+        assert!(
+            said.contains("of s3://data/big 24.0 MiB were loaded and ") && said.contains("at most 6.00 MiB"),
+            "{said}"
+        );
+        eventually("the quota holds", || group.held("big").is_some_and(|held| held > 0 && held <= 6 << 20));
+    }
+    // Read back, it says what went again.
+    let out = group.try_to(&["load", "s3://data/big", "--source", "s3://data", "--verify", "--json"]);
+    let said: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+    assert!(out.status.code() == Some(1) && said["state"] == "FAILED", "{said}");
+    assert_eq!((&said["files_done"], said["files_total"].as_u64()), (&said["files_total"], Some(3)), "{said}");
+    let why = said["failed"][0]["reason"].as_str().unwrap();
+    assert!(
+        why.contains("after loading: node ") && why.contains("big is kept by a rule, 6.00 MiB of it at most"),
+        "{why}"
+    );
+    refused(
+        &group.try_to(&["limit", "s3://nosuch/x", "--quota", "1G"]),
+        1,
+        &["s3://nosuch/x: no node serves it: their --source are s3://data", "nothing was changed"],
+    );
+    nodes.into_iter().for_each(end);
+}
+
+#[test]
 fn a_rule_holds_for_a_directory_whatever_its_name() {
     let group = Group::new();
     let source = group.world.dir("my data, 100% \u{e9}");

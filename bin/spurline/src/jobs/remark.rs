@@ -1,0 +1,126 @@
+//! What a person should know of a load that went well: that more was loaded than rules for folders, or the cache disks,
+//! keep. It reads what nodes told and asks nobody.
+
+use crate::rules;
+use serde_json::Value;
+use spurline_cache::RuleSet;
+use spurline_types::units::human_bytes;
+use std::collections::BTreeMap;
+
+/// What a block takes on disk is so many bytes, or a multiple.
+const PAGE: u64 = 4096;
+/// Folders that are named.
+const NAMED: usize = 3;
+
+/// What nodes told of their rules and their room, together.
+pub struct Group<'a> {
+    told: &'a [Value],
+    set: RuleSet,
+}
+
+impl Group<'_> {
+    /// Puts together what they told.
+    pub fn of(told: &[Value]) -> Group<'_> {
+        let sets = told.iter().filter_map(|node| RuleSet::from_json(node).ok());
+        Group { told, set: sets.fold(RuleSet::default(), |all, set| all.merged(&set)) }
+    }
+
+    fn sum(&self, of: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
+        self.told.iter().map(of).sum()
+    }
+
+    /// Bytes of the cache disks beside what is pinned; `None` where not all nodes have disks, or say how large they are.
+    fn room(&self) -> Option<u64> {
+        let capacity = self.sum(|node| node["capacity_bytes"].as_u64())?;
+        Some(capacity.saturating_sub(self.sum(|node| node["pinned_bytes"].as_u64())?))
+    }
+
+    /// Whether all of `bytes` is held for sure, whatever files they are.
+    pub fn holds(&self, bytes: u64) -> bool {
+        self.set.rules.is_empty() && self.room().is_none_or(|room| bytes <= room)
+    }
+
+    /// What is to be said of these files of `source`: paths, lengths and numbers of copies.
+    pub fn remark(&self, source: &str, files: impl Iterator<Item = (Vec<u8>, u64, u64)>) -> Option<String> {
+        // What is in memory alone is under no rule.
+        let room = self.room()?;
+        let (mut by_rule, mut rest) = (BTreeMap::new(), 0u64);
+        for (path, size, copies) in files {
+            let bytes = size.next_multiple_of(PAGE).saturating_mul(copies);
+            let sum = match self.set.of(source, &path) {
+                Some(rule) => by_rule.entry(rule.url.as_str()).or_insert(0u64),
+                None => &mut rest,
+            };
+            *sum = sum.saturating_add(bytes);
+        }
+        let mut said = Vec::new();
+        for (url, loaded) in by_rule {
+            let held = self.sum(|node| rules::rule_in(node, url)["held_bytes"].as_u64().or(Some(0)))?;
+            let rule = self.set.rules.iter().find(|rule| rule.url == url)?;
+            if loaded > held && said.len() < NAMED {
+                let (loaded, held) = (human_bytes(loaded), human_bytes(held));
+                said.push(format!(
+                    "of {url} {loaded} were loaded and {held} are held: {}",
+                    rules::words(&rule.to_json())
+                ));
+            }
+        }
+        if rest > room {
+            let (rest, room) = (human_bytes(rest), human_bytes(room));
+            said.push(format!("{rest} were loaded where the cache disks have room for {room}: not all of it is held"));
+        }
+        (!said.is_empty()).then(|| said.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use spurline_cache::Rule;
+
+    fn node(rules: &[(Rule, u64)], capacity: u64, pinned: u64) -> Value {
+        let set =
+            RuleSet { revision: 1, rules: rules.iter().map(|(rule, _)| rule.clone()).collect(), ..RuleSet::default() };
+        let mut told = set.to_json();
+        for (rule, (_, held)) in told["rules"].as_array_mut().unwrap().iter_mut().zip(rules) {
+            rule["held_bytes"] = (*held).into();
+        }
+        (told["capacity_bytes"], told["pinned_bytes"]) = (capacity.into(), pinned.into());
+        told
+    }
+
+    fn files(list: &[(&str, u64)]) -> impl Iterator<Item = (Vec<u8>, u64, u64)> {
+        list.iter().map(|(path, mib)| (path.as_bytes().to_vec(), mib << 20, 1))
+    }
+
+    #[test]
+    fn what_rules_and_disks_do_not_keep_is_said_with_figures() {
+        let rule = |url: &str, number| Rule { url: url.into(), number, revision: 1, ..Rule::default() };
+        let quota = Rule { quota_bytes: Some(30 << 20), ..rule("s3://b/x", 1) };
+        let timed = Rule { ttl_seconds: Some(5), ..rule("s3://b/t", 2) };
+        let rules = |x, t| [(quota.clone(), x), (timed.clone(), t)];
+        let told = [node(&rules(10 << 20, 0), 64 << 20, 8 << 20), node(&rules(14 << 20, 1 << 20), 64 << 20, 0)];
+        let group = Group::of(&told);
+        let remark = |list: &[(&str, u64)]| group.remark("s3://b", files(list));
+        assert_eq!(remark(&[("x/1", 12), ("x/2", 12), ("t/1", 1), ("y", 120)]), None);
+        assert!(!group.holds(1), "there are rules");
+        assert_eq!(
+            remark(&[("x/1", 20), ("x/2", 40), ("t/1", 1)]).unwrap(),
+            "of s3://b/x 60.0 MiB were loaded and 24.0 MiB are held: at most 30.0 MiB"
+        );
+        assert_eq!(
+            remark(&[("t/1", 4)]).unwrap(),
+            "of s3://b/t 4.00 MiB were loaded and 1.00 MiB are held: kept for 5 s"
+        );
+        assert_eq!(
+            remark(&[("y", 121)]).unwrap(),
+            "121 MiB were loaded where the cache disks have room for 120 MiB: not all of it is held"
+        );
+        let plain = [node(&[], 64 << 20, 0)];
+        assert!(Group::of(&plain).holds(64 << 20) && !Group::of(&plain).holds(65 << 20));
+        // One of an older release, or without disks.
+        let silent = [json!({"revision": 0, "rules": [], "pinned_bytes": 0}), node(&[], 1, 0)];
+        assert!(Group::of(&silent).holds(9) && Group::of(&silent).remark("s3://b", files(&[("y", 9)])).is_none());
+    }
+}
