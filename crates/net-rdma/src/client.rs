@@ -225,10 +225,9 @@ impl Call<'_> {
         pair.expect_soon(self.room <= SOON);
         line.send_frame(pair, MessageKind::Request, region, self.frame, self.deadline).map_err(broken)?;
         meanwhile();
-        line.heard = Instant::now();
         let mut landed = 0;
         loop {
-            self.wait(pair, line).map_err(broken)?;
+            self.wait(pair).map_err(broken)?;
             while let Some(arrived) = line.take(pair, || self.deadline).map_err(broken)? {
                 match arrived {
                     Arrived::Grant | Arrived::Part => {}
@@ -264,8 +263,11 @@ impl Call<'_> {
     }
 
     /// Waits for the next arrival; when there is none for a while, asks the peer's NIC for a sign of life.
-    fn wait(&self, pair: &mut QueuePair, line: &Line) -> Result<()> {
-        let mut probe_at = line.heard + self.patience.probe_every();
+    fn wait(&self, pair: &mut QueuePair) -> Result<()> {
+        if pair.has_arrived()? {
+            return Ok(());
+        }
+        let mut probe_at = Instant::now() + self.patience.probe_every();
         loop {
             if pair.wait(self.deadline.min(probe_at))? {
                 return Ok(());

@@ -518,8 +518,8 @@ impl Acceptor {
                 self.shared.refusals.refused(peer, Reason::Silent, &why);
                 session.pair.disconnect();
                 conn.breaker.break_now("no whole request came in time");
-            } else if session.line.heard.elapsed() > config.idle_probe {
-                session.line.heard = Instant::now();
+            } else if session.line.silent_for() > config.idle_probe {
+                session.line.listen_anew();
                 // A failure breaks the queue pair, which is an event for the workers.
                 if session.pair.probe(Instant::now()).is_err() {
                     conn.breaker.break_now("the reader's NIC gives no sign of life");

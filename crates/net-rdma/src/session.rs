@@ -7,7 +7,7 @@ use spurline_proto::{FRAME_ALIGN, HEADER_LEN, Header, MAX_ANSWER_BODY, MAX_GREET
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_verbs::{MemoryRegion, QueueDepths, QueuePair};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Frames longer than this are given back after their call.
 const KEEP: usize = 16 << 10;
@@ -62,7 +62,7 @@ impl Assembly {
         self.want.as_ref().map(|(.., begun)| *begun)
     }
 
-    fn add(&mut self, prelude: &Prelude, part: &[u8], takes: Takes, now: Instant) -> Result<Arrived> {
+    fn add(&mut self, prelude: &Prelude, part: &[u8], takes: Takes) -> Result<Arrived> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, why));
         match (prelude.kind, &self.want) {
             (MessageKind::Grant, _) => return Ok(Arrived::Grant),
@@ -75,7 +75,11 @@ impl Assembly {
                 }
                 self.bytes.clear();
                 self.bytes.shrink_to(KEEP);
-                self.want = Some((want, prelude.kind, prelude.region, now));
+                if part.len() == want {
+                    self.bytes.extend_from_slice(part);
+                    return Ok(Arrived::Frame(prelude.kind, prelude.region));
+                }
+                self.want = Some((want, prelude.kind, prelude.region, Instant::now()));
             }
             (kind, _) => return refuse(format!("a message of kind {kind:?} where another was due")),
         }
@@ -104,8 +108,9 @@ pub(crate) struct Line {
     peer_slot: usize,
     takes: Takes,
     pub assembly: Assembly,
-    /// When something last arrived.
-    pub heard: Instant,
+    /// Whether something arrived since somebody last asked, and since when nothing had then.
+    heard: bool,
+    silent: Instant,
 }
 
 /// What this side receives, as it tells the peer.
@@ -137,7 +142,8 @@ impl Session {
             peer_slot: (peer.slot_len as usize).min(SLOT),
             takes,
             assembly: Assembly::default(),
-            heard: Instant::now(),
+            heard: false,
+            silent: Instant::now(),
         };
         Session { pair, line }
     }
@@ -155,6 +161,19 @@ impl Session {
 }
 
 impl Line {
+    /// For how long nothing has arrived, as far as whoever asks now and then can tell: arrivals don't look at the clock.
+    pub fn silent_for(&mut self) -> Duration {
+        if std::mem::take(&mut self.heard) {
+            self.listen_anew();
+        }
+        self.silent.elapsed()
+    }
+
+    /// Silence is counted from now on.
+    pub fn listen_anew(&mut self) {
+        self.silent = Instant::now();
+    }
+
     /// From now on a body may have so many bytes.
     pub fn take_bodies_of(&mut self, most: usize) {
         self.takes.most_body = most;
@@ -187,7 +206,7 @@ impl Line {
 
     pub fn take(&mut self, pair: &mut QueuePair, deadline: impl FnOnce() -> Instant) -> Result<Option<Arrived>> {
         let Some(completion) = pair.poll()? else { return Ok(None) };
-        self.heard = Instant::now();
+        self.heard = true;
         let (arrived, granted) = match completion.immediate {
             Some(number) => {
                 let announced = Announced::decode(number);
@@ -196,7 +215,7 @@ impl Line {
             None => {
                 let message = completion.slot.bytes().get(..completion.len).unwrap_or_default();
                 let (prelude, part) = Prelude::decode(message)?;
-                (self.assembly.add(&prelude, part, self.takes, self.heard)?, prelude.granted)
+                (self.assembly.add(&prelude, part, self.takes)?, prelude.granted)
             }
         };
         pair.post_receive(completion.slot)?;
@@ -266,7 +285,7 @@ mod tests {
             (Takes::ANSWERS, MessageKind::Request, 0, false),
         ] {
             let mut assembly = Assembly::default();
-            let arrived = assembly.add(&frame(kind, most(body)), b"part", takes, Instant::now());
+            let arrived = assembly.add(&frame(kind, most(body)), b"part", takes);
             assert_eq!(arrived.is_ok(), taken, "{takes:?} {kind:?} {body}: {arrived:?}");
             assert!(arrived.is_ok() || arrived.is_err_and(|e| e.kind() == ErrorKind::Protocol));
             assert_eq!(assembly.bytes.len(), if taken { 4 } else { 0 });

@@ -15,10 +15,11 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Why a connection is over whose device tells of nothing any more.
 const LOST: &str = "its device was taken away";
@@ -121,8 +122,10 @@ pub struct QueuePair {
     completed: u64,
     /// Slots that were sent, to be used again.
     spare: Vec<Slot>,
-    arrived: VecDeque<sys::WorkCompletion>,
-    /// Room for what a poll takes: it would cost as much as the poll to make it anew each time.
+    /// What the last poll for arrivals took, of which those in `untaken` are still to be looked at.
+    arrived: [sys::WorkCompletion; BATCH],
+    untaken: Range<usize>,
+    /// Room for what a poll for sends takes: it would cost as much as the poll to make it anew each time.
     batch: [sys::WorkCompletion; BATCH],
     depths: QueueDepths,
     max_inline: u32,
@@ -209,7 +212,8 @@ impl QueuePair {
             posted: 0,
             completed: 0,
             spare: Vec::with_capacity(depths.sends as usize),
-            arrived: VecDeque::with_capacity(BATCH),
+            arrived: [sys::WorkCompletion::default(); BATCH],
+            untaken: 0..0,
             batch: [sys::WorkCompletion::default(); BATCH],
             depths,
             max_inline,
@@ -677,13 +681,11 @@ impl QueuePair {
     /// # Errors
     /// Why the connection failed, once all that arrived before was taken.
     pub fn poll(&mut self) -> Result<Option<Completion>, VerbsError> {
-        if self.arrived.is_empty() {
-            if self.handle.raw.load(Ordering::Relaxed).is_null() {
-                self.raw()?;
-            }
-            self.take_arrived()?;
+        if self.untaken.is_empty() && self.handle.raw.load(Ordering::Relaxed).is_null() {
+            self.raw()?;
         }
-        let Some(wc) = self.arrived.pop_front() else {
+        self.has_arrived()?;
+        let Some(wc) = self.untaken.next().map(|at| self.arrived[at]) else {
             return match &self.fault {
                 Some(fault) => Err(fault.clone()),
                 None => self.raw().map(|_| None),
@@ -720,19 +722,15 @@ impl QueuePair {
         self.has_arrived()
     }
 
-    fn take_arrived(&mut self) -> Result<(), VerbsError> {
-        let n = self.queue.poll(Side::Receive, &mut self.batch)?;
-        if n > 0 {
-            self.arrived.extend(&self.batch[..n]);
+    /// Looks whether something has arrived.
+    ///
+    /// # Errors
+    /// When the device gives no completions any more.
+    pub fn has_arrived(&mut self) -> Result<bool, VerbsError> {
+        if self.untaken.is_empty() {
+            self.untaken = 0..self.queue.poll(Side::Receive, &mut self.arrived)?;
         }
-        Ok(())
-    }
-
-    fn has_arrived(&mut self) -> Result<bool, VerbsError> {
-        if self.arrived.is_empty() {
-            self.take_arrived()?;
-        }
-        Ok(!self.arrived.is_empty())
+        Ok(!self.untaken.is_empty())
     }
 
     /// Waits until something has arrived, the connection failed (which the next [`QueuePair::poll`] says), or
@@ -778,14 +776,18 @@ impl QueuePair {
         let Some(limit) = self.pace.next() else { return Ok(false) };
         let Some(_polling) = Polling::begin(self.processors) else { return Ok(false) };
         let begun = Instant::now();
-        let mut looks = 0u32;
+        let (mut looks, mut took) = (0u32, Duration::ZERO);
         let found = loop {
             if there(self)? {
-                break Some(begun.elapsed());
+                // As of the last look at the clock: whoever waits for this does not wait for another one.
+                break Some(took);
             }
             looks = looks.wrapping_add(1);
-            if Polling::pause(looks) && begun.elapsed() > limit {
-                break None;
+            if Polling::pause(looks) {
+                took = begun.elapsed();
+                if took > limit {
+                    break None;
+                }
             }
         };
         self.pace.learn(found);

@@ -134,9 +134,6 @@ impl Slice {
     fn mib_per_s(self) -> f64 {
         self.bytes as f64 / self.secs / f64::from(1 << 20)
     }
-    fn per_s(self) -> f64 {
-        self.ops as f64 / self.secs
-    }
 }
 
 /// This process's user time in seconds.
@@ -213,10 +210,14 @@ impl Bench {
     }
 
     fn bare(&self, what: Bare) -> f64 {
+        self.median_and_mean(what)[0]
+    }
+
+    fn median_and_mean(&self, what: Bare) -> [f64; 2] {
         if !self.args.alone.is_empty() {
-            return f64::NAN;
+            return [f64::NAN; 2];
         }
-        what.measure(&mut self.control.borrow_mut(), self.rdma[0].ip()).unwrap_or(f64::NAN)
+        what.measure(&mut self.control.borrow_mut(), self.rdma[0].ip()).unwrap_or([f64::NAN; 2])
     }
 }
 
@@ -343,33 +344,50 @@ impl Bench {
         }
     }
 
-    /// One read at a time beside a message and a write of perftest.
+    /// One read at a time beside a message and a write of perftest: the medians of single reads, and the means, in which
+    /// the few are that something else held up.
     fn latency(&self) {
-        let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rounds: [[Vec<f64>; 3]; 2] = Default::default();
         for _ in 0..self.args.rounds {
-            let bare = self.bare(Bare::SendLat(128)) + self.bare(Bare::WriteLat(4096));
-            let us = 1e6 / self.read(1, 4096, 1).per_s();
-            ours.push(us);
-            theirs.push(bare);
-            ratios.push(us / bare);
+            let (send, write) = (self.median_and_mean(Bare::SendLat(128)), self.median_and_mean(Bare::WriteLat(4096)));
+            let mut lane = [self.lane(4096, 0)];
+            let (mut took, begun) = (Vec::new(), Instant::now());
+            while begun.elapsed().as_secs_f64() < self.args.secs {
+                let one = Instant::now();
+                ask_all(&mut lane, 4096);
+                took.push(one.elapsed().as_secs_f64() * 1e6);
+            }
+            let mean = took.iter().sum::<f64>() / took.len() as f64;
+            for (at, us) in [median(took), mean].into_iter().enumerate() {
+                let bare = send[at] + write[at];
+                rounds[at].iter_mut().zip([us, bare, us / bare]).for_each(|(column, value)| column.push(value));
+            }
         }
-        let [ours, theirs, ratio] = [ours, theirs, ratios].map(median);
-        println!("| 4 KiB latency, one at a time | {ours:.1} us | send + write {theirs:.1} us | {ratio:.2} |");
+        for (what, columns) in ["median", "mean"].into_iter().zip(rounds) {
+            let [ours, theirs, ratio] = columns.map(median);
+            println!(
+                "| 4 KiB latency, one at a time, {what} | {ours:.1} us | send + write {theirs:.1} us | {ratio:.2} |"
+            );
+        }
+    }
+
+    /// A lane over the first rail.
+    fn lane(&self, size: usize, at: usize) -> Lane {
+        Lane {
+            channel: self.channel(Some(0)),
+            dst: self.pool.alloc(size, Instant::now()).expect("memory for a reader"),
+            body: Vec::new(),
+            at,
+        }
     }
 
     /// Small reads while two channels read bulk: on a channel of their own, and as they would be on the queue pair of one
     /// that is full of bulk, where they would wait for what is before them.
     fn beside(&self) {
-        let lane = |size, at| Lane {
-            channel: self.channel(Some(0)),
-            dst: self.pool.alloc(size, Instant::now()).expect("memory for a reader"),
-            body: Vec::new(),
-            at,
-        };
         let (mut own, mut behind) = (Vec::new(), Vec::new());
         for _ in 0..self.args.rounds {
             let stop = AtomicBool::new(false);
-            let (mut small, mut bulk) = ([lane(4 << 10, 0)], [[lane(1 << 20, 1)], [lane(1 << 20, 2)]]);
+            let (mut small, mut bulk) = ([self.lane(4 << 10, 0)], [[self.lane(1 << 20, 1)], [self.lane(1 << 20, 2)]]);
             let reads = |lane: &mut [Lane; 1], size| {
                 let (begun, mut ops) = (Instant::now(), 0f64);
                 while !stop.load(Ordering::Relaxed) {

@@ -64,8 +64,8 @@ impl Bare {
     }
 
     /// Runs the client against the server that the node of `control` starts; gives messages per second, microseconds one
-    /// way, or for iperf3 bytes per second.
-    pub fn measure(self, control: &mut Control, to: IpAddr) -> Option<f64> {
+    /// way (the median, and on average), or for iperf3 bytes per second.
+    pub fn measure(self, control: &mut Control, to: IpAddr) -> Option<[f64; 2]> {
         (control.ask(&self.line())? == "ok").then_some(())?;
         let out = self.command(Some(to)).output().ok();
         control.ask("end")?;
@@ -73,15 +73,15 @@ impl Bare {
         if let Bare::Iperf(..) = self {
             // The last of them is the receiver's sum.
             let bits = text.rsplit("\"bits_per_second\":").next()?.split([',', '\n', '}']).next()?;
-            return bits.trim().parse::<f64>().ok().map(|bits| bits / 8.0);
+            return bits.trim().parse::<f64>().ok().map(|bits| [bits / 8.0; 2]);
         }
         let line = text.lines().rfind(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()))?;
         let numbers: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         match self {
             // #bytes #iterations BW-peak BW-average MsgRate[Mpps]; the average is in MiB/s.
-            Bare::WriteBw(size, ..) => numbers.get(3).map(|mib| mib * f64::from(1 << 20) / size as f64),
-            // #bytes #iterations t_min t_max t_typical …
-            _ => numbers.get(4).copied(),
+            Bare::WriteBw(size, ..) => numbers.get(3).map(|mib| [mib * f64::from(1 << 20) / size as f64; 2]),
+            // #bytes #iterations t_min t_max t_typical t_avg …
+            _ => Some([*numbers.get(4)?, *numbers.get(5)?]),
         }
     }
 }
