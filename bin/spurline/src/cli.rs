@@ -281,7 +281,7 @@ pub struct LoadArgs {
     /// Pin them first, as 'spurline pin' does: refused when they do not fit
     #[arg(long, requires = "registry", conflicts_with_all = ["stop", "progress", "metadata_only", "skip_if_exists"])]
     pub pin: bool,
-    /// Nodes that are to hold each block [default: as the group does]
+    /// Nodes that are to hold each block [default: as the mount's --replicas says; 1 by a coordinator]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub replicas: Option<u32>,
     /// The job.

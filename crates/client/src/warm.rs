@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The most blocks that one request asks a node to fetch: it answers when all are there.
 const BLOCKS_AT_ONCE: u64 = 32;
-/// A part that a node did not take is asked of the next ones in rank, so many times.
+/// A part that a node did not take is asked of the next ones in rank, so many times; of those that can't be reached it is
+/// not counted.
 const OTHERS: usize = 3;
 
 /// Nodes asked side by side: not a thread for each of ten thousand.
@@ -36,32 +37,64 @@ struct Piece {
     /// Of the list that was given.
     extent: usize,
     bytes: Range<u64>,
-    /// Which copy it is: 0 the first; and of how many.
+    /// Which run of which all copies are it is a copy of.
+    run: usize,
+    /// The place in the run's ranking of the node that is to have it, and of the one to ask now.
     copy: usize,
+    rank: usize,
+    tries: usize,
+}
+
+/// What is known of the copies of a run.
+struct Run {
+    extent: usize,
+    /// As many as were wanted.
     copies: u32,
+    /// The place in the ranking of the next node that none of the copies was asked of.
+    next: usize,
+    /// Whether a node took one.
+    taken: bool,
+    /// Why one was not taken: what a node said comes before that none could be reached.
+    failed: Option<Error>,
 }
 
 impl Remote {
     /// Has the nodes that hold these extents, `copies` nodes each or as many as is configured for the path, fetch what
     /// they do not have; with `verify` they also
-    /// read back and check what they have. Sums over all pieces of each extent, and the first error.
+    /// read back and check what they have. Sums over all pieces of each extent, and the first error. A copy that no node can
+    /// be reached for is none as long as there is another one: a group has as many as it can.
     ///
     /// Blocks until all is done; asks each node that is concerned one request after another, the nodes side by side.
     pub fn warm(&self, extents: &[Extent], copies: Option<u32>, verify: bool) -> Vec<PartDone> {
         let inner = self.inner();
         let mut sums = vec![PartDone::default(); extents.len()];
-        let mut pieces: Vec<Piece> = Vec::new();
+        let (mut pieces, mut runs): (Vec<Piece>, Vec<Run>) = Default::default();
         for (number, extent) in extents.iter().enumerate() {
             let copies = copies.unwrap_or_else(|| inner.copies_of(&extent.object.path));
             for bytes in inner.runs(&extent.object, &extent.bytes) {
-                let piece = |copy| Piece { extent: number, bytes: bytes.clone(), copy, copies };
-                pieces.extend((0..(copies as usize).clamp(1, FIRST)).map(piece));
+                let next = (copies as usize).clamp(1, FIRST);
+                let run = runs.len();
+                pieces.extend((0..next).map(|copy| Piece {
+                    run,
+                    copy,
+                    rank: copy,
+                    ..Piece::of(number, bytes.clone())
+                }));
+                runs.push(Run { extent: number, copies, next, taken: false, failed: None });
             }
         }
         // The other copies come from the first, once that is there, and not from the under-store again.
         let (first, others): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|piece| piece.copy == 0);
         for pieces in [first, others] {
-            inner.warm_pieces(extents, pieces, What::Warm { verify }, &mut sums);
+            inner.warm_pieces(extents, pieces, What::Warm { verify }, &mut runs, &mut sums);
+        }
+        for run in runs {
+            match run.failed {
+                Some(error) if run.taken && error.kind() == ErrorKind::Unavailable => {}
+                Some(error) => note(&mut sums[run.extent], &error),
+                None if run.taken => {}
+                None => note(&mut sums[run.extent], &no_node()),
+            }
         }
         sums
     }
@@ -136,7 +169,7 @@ impl Remote {
                 let mut at = extent.bytes.start;
                 while at < end {
                     let next = (at / step + 1).saturating_mul(step).min(end);
-                    pieces.push(Piece { extent: number, bytes: at..next, copy: 0, copies: 1 });
+                    pieces.push(Piece::of(number, at..next));
                     at = next;
                 }
             }
@@ -152,13 +185,20 @@ impl Remote {
     }
 }
 
+impl Piece {
+    /// The only one of its bytes.
+    fn of(extent: usize, bytes: Range<u64>) -> Self {
+        Piece { extent, bytes, run: 0, copy: 0, rank: 0, tries: 0 }
+    }
+}
+
 fn no_node() -> Error {
     Error::new(ErrorKind::Unavailable, "the cache group has no node to hold it")
 }
 
 fn add(sum: &mut PartDone, done: &PartDone) {
-    sum.moved_bytes += done.moved_bytes;
-    sum.held_bytes += done.held_bytes;
+    sum.moved_bytes = sum.moved_bytes.saturating_add(done.moved_bytes);
+    sum.held_bytes = sum.held_bytes.saturating_add(done.held_bytes);
     if let Some(error) = &done.error {
         note(sum, error);
     }
@@ -190,6 +230,14 @@ impl What {
 /// What became of each piece.
 type Outcomes = Vec<(Piece, Result<PartDone>)>;
 
+/// What a thread found out of its pieces: of one that panicked nobody knows what it had done.
+fn outcomes(pieces: &[Piece], asked: std::thread::Result<Outcomes>) -> Outcomes {
+    asked.unwrap_or_else(|_| {
+        let panicked = Error::new(ErrorKind::Io(5), "a thread that asked a node panicked; the log has where");
+        pieces.iter().map(|piece| (piece.clone(), Err(panicked.clone()))).collect()
+    })
+}
+
 impl Inner {
     /// An extent cut where another node may hold what follows, and into pieces of a size to be asked for at once.
     fn runs(&self, object: &ObjectRef, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
@@ -202,40 +250,56 @@ impl Inner {
         })
     }
 
-    /// The name of the node to ask for a piece: the one whose copy it is, or another one further down.
-    fn holder(&self, object: &ObjectRef, piece: &Piece, attempt: usize) -> Option<String> {
+    /// The name of the node to ask for a piece: the one whose copy it is, or another one further down. Where there is none
+    /// that was not asked, the one whose copy it is may be back.
+    fn holder(&self, object: &ObjectRef, piece: &Piece, copies: u32) -> Option<String> {
         let view = self.roster().view();
         let mut ranked = Vec::new();
         let index = (piece.bytes.start / self.block_size()) as u32;
-        view.holders(Wanted::block(object.id, index, piece.copies), FIRST, &mut ranked);
-        let at = ranked.get(piece.copy + attempt).or_else(|| ranked.get(piece.copy))?;
+        view.holders(Wanted::block(object.id, index, copies), FIRST, &mut ranked);
+        let again = if piece.tries < OTHERS { ranked.get(piece.copy) } else { None };
+        let at = ranked.get(piece.rank).or(again)?;
         Some(view.members()[*at as usize].name.clone())
     }
 
-    /// Has the holders of these pieces do `what`, or the next ones in rank where one does not; adds to the sums of their
-    /// extents what came of it.
-    fn warm_pieces(&self, extents: &[Extent], mut left: Vec<Piece>, what: What, sums: &mut [PartDone]) {
-        for attempt in 0..OTHERS {
+    /// Has the holders of these pieces do `what`, or the next ones in rank where one does not, each of them for one copy
+    /// of a run; adds to the sums of their extents what came of it, and to the runs whether a node took them.
+    fn warm_pieces(
+        &self,
+        extents: &[Extent],
+        mut left: Vec<Piece>,
+        what: What,
+        runs: &mut [Run],
+        sums: &mut [PartDone],
+    ) {
+        while !left.is_empty() {
             let mut by_node: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
             for piece in left.drain(..) {
-                let object = &extents[piece.extent].object;
-                match self.holder(object, &piece, attempt) {
-                    Some(name) => by_node.entry(name).or_default().push(piece),
-                    // A group with fewer nodes than copies has as many as it can.
-                    None if piece.copy > 0 => {}
-                    None => note(&mut sums[piece.extent], &no_node()),
+                // A group with fewer nodes than copies has as many as it can.
+                if let Some(name) = self.holder(&extents[piece.extent].object, &piece, runs[piece.run].copies) {
+                    by_node.entry(name).or_default().push(piece);
                 }
             }
-            let last = attempt + 1 == OTHERS;
-            for (piece, outcome) in self.ask_each(extents, by_node, what) {
-                match outcome {
-                    Ok(done) => add(&mut sums[piece.extent], &done),
-                    Err(error) if last => note(&mut sums[piece.extent], &error),
-                    Err(_) => left.push(piece),
+            for (mut piece, outcome) in self.ask_each(extents, by_node, what) {
+                let run = &mut runs[piece.run];
+                let error = match outcome {
+                    Ok(done) => {
+                        run.taken = true;
+                        add(&mut sums[piece.extent], &done);
+                        continue;
+                    }
+                    Err(error) => error,
+                };
+                let away = error.kind() == ErrorKind::Unavailable;
+                if run.failed.as_ref().is_none_or(|known| !away && known.kind() == ErrorKind::Unavailable) {
+                    run.failed = Some(error);
                 }
-            }
-            if left.is_empty() {
-                return;
+                piece.tries += 1;
+                if away || piece.tries < OTHERS {
+                    piece.rank = run.next;
+                    run.next += 1;
+                    left.push(piece);
+                }
             }
         }
     }
@@ -243,7 +307,7 @@ impl Inner {
     /// Asks the nodes side by side, each for its pieces in as few requests as they fit into.
     fn ask_each(&self, extents: &[Extent], by_node: BTreeMap<String, Vec<Piece>>, what: What) -> Outcomes {
         if by_node.len() == 1 {
-            return by_node.into_iter().flat_map(|(name, pieces)| self.ask_one(extents, &name, pieces, what)).collect();
+            return by_node.iter().flat_map(|(name, pieces)| self.ask_one(extents, name, pieces, what)).collect();
         }
         let mut out = Vec::new();
         let mut by_node = by_node.into_iter();
@@ -253,18 +317,16 @@ impl Inner {
                 return out;
             }
             std::thread::scope(|scope| {
-                let asked: Vec<_> = some
-                    .into_iter()
-                    .map(|(name, pieces)| scope.spawn(move || self.ask_one(extents, &name, pieces, what)))
-                    .collect();
-                asked.into_iter().for_each(|thread| out.extend(thread.join().unwrap_or_default()));
+                let ask = |(name, pieces)| (pieces, scope.spawn(move || self.ask_one(extents, name, pieces, what)));
+                let asked: Vec<_> = some.iter().map(|(name, pieces)| ask((name, pieces.as_slice()))).collect();
+                asked.into_iter().for_each(|(pieces, thread)| out.extend(outcomes(pieces, thread.join())));
             });
         }
     }
 
-    fn ask_one(&self, extents: &[Extent], name: &str, pieces: Vec<Piece>, what: What) -> Outcomes {
+    fn ask_one(&self, extents: &[Extent], name: &str, pieces: &[Piece], what: What) -> Outcomes {
         let mut out = Vec::with_capacity(pieces.len());
-        let mut pieces = pieces.into_iter().peekable();
+        let mut pieces = pieces.iter().cloned().peekable();
         let mut together: Vec<Piece> = Vec::new();
         while pieces.peek().is_some() {
             let (mut list, mut blocks) = (PartList::default(), 0);
@@ -329,5 +391,18 @@ impl Inner {
         ask(self.roster(), NOWHERE, only, &mut Vec::new(), patience, self.retries(), |_, lease, deadline| {
             call(lease, &mut body, deadline)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_thread_that_panicked_are_not_done() {
+        let pieces = [Piece::of(0, 0..10), Piece::of(1, 0..20)];
+        let asked = std::thread::spawn(|| -> Outcomes { panic!("as a test wants it") }).join();
+        let found = outcomes(&pieces, asked);
+        assert!(found.len() == 2 && found.iter().all(|(_, outcome)| outcome.is_err()));
     }
 }

@@ -2,7 +2,8 @@
 
 mod nodes;
 
-use nodes::{Nodes, byte_at};
+use nodes::{BLOCK, Nodes, byte_at, object_ref};
+use spurline_client::Extent;
 use spurline_types::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +34,34 @@ fn nodes_that_stay_keep_their_connections_and_others_are_made_anew() {
     }
     assert!(group.connects(2) > before[2]);
     assert_eq!((group.connects(0), group.connects(1)), (before[0], before[1]));
+}
+
+#[test]
+fn copies_go_to_other_nodes_where_one_is_dead() {
+    let group = Nodes::start(4);
+    let remote = group.mount(&[0, 1, 2, 3]);
+    let run = 16 * BLOCK;
+    let extents: Vec<Extent> = (0..40).map(|n| Extent { object: object_ref(n), bytes: 0..2 * run }).collect();
+    let copies = |wanted: u32, there: usize| {
+        for (n, done) in remote.warm(&extents, Some(wanted), false).iter().enumerate() {
+            assert_eq!(done.error, None, "object {n}, {wanted} copies");
+            assert!(done.moved_bytes + done.held_bytes >= there as u64 * 2 * run, "object {n}: {done:?}");
+            let took = |at: u64| group.warmed(n as u64, at).len();
+            assert!(took(0) >= there && took(run) >= there, "object {n}, {wanted} copies: {} {}", took(0), took(run));
+        }
+    };
+    group.nodes[1].kill();
+    copies(2, 2);
+    assert!((0..40).all(|n| !group.warmed(n, 0).contains(&1)));
+    group.nodes[3].kill();
+    copies(2, 2);
+    copies(3, 2);
+    // As many as there can be: with one node one, and without any it is said.
+    group.nodes[0].kill();
+    copies(2, 1);
+    group.nodes[2].kill();
+    let failed = remote.warm(&extents[..2], Some(2), false);
+    assert!(failed.iter().all(|done| done.error.as_ref().is_some_and(|e| e.kind() == ErrorKind::Unavailable)));
 }
 
 #[test]

@@ -1,14 +1,16 @@
 //! Nodes in memory that serve made-up bytes, and mounts that read from them and compare.
 
+use parking_lot::Mutex;
 use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster};
 use spurline_mem::{Pool, Tier};
 use spurline_net_sim::{FaultPlan, Rates, SimNode};
-use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
+use spurline_proto::{Body as _, Hello, Part, PartDone, PartsDone, Read, Request, VolumeId, Welcome};
 use spurline_transport::{ChannelPool, ConnState, PoolConfig, Responder, Service};
 use spurline_types::{Error, ErrorKind, Member, ObjectId, ObjectRef, Result, Stats, Version};
 use spurline_volume::{Data, Volume as _};
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub const BLOCK: u64 = 1 << 20;
@@ -18,20 +20,34 @@ pub fn byte_at(object: u64, offset: u64) -> u8 {
     (offset ^ (offset >> 8).wrapping_mul(31) ^ object.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8
 }
 
-/// What a node answers reads with while it is unwell.
-type Unwell = Arc<Mutex<Option<ErrorKind>>>;
-
-struct Bytes(Unwell);
+#[derive(Default)]
+struct Bytes {
+    /// What jobs had it fetch: object, and where a part begins.
+    warmed: Mutex<BTreeSet<(u64, u64)>>,
+    /// What it answers reads with while it is unwell.
+    unwell: Mutex<Option<ErrorKind>>,
+}
 
 impl Service for Bytes {
     fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
         Ok(Welcome { volume: VolumeId(7), block_size: BLOCK, node: "node".into(), ..Welcome::default() })
     }
     fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+        if let Request::Warm { parts, .. } = request {
+            let mut warmed = self.warmed.lock();
+            let done = |part: Part<'_>| {
+                let new = warmed.insert((part.version.parse().unwrap(), part.offset));
+                let (moved_bytes, held_bytes) = if new { (part.len, 0) } else { (0, part.len) };
+                PartDone { moved_bytes, held_bytes, error: None }
+            };
+            let mut body = Vec::new();
+            PartsDone(parts.iter().map(done).collect()).encode(&mut body);
+            return responder.data(&body, &[]);
+        }
         let Request::Read(Read { offset, len, version, .. }) = request else {
-            return Err(Error::new(ErrorKind::Unsupported, "reads only"));
+            return Err(Error::new(ErrorKind::Unsupported, "reads and jobs only"));
         };
-        if let Some(kind) = *self.0.lock().unwrap() {
+        if let Some(kind) = *self.unwell.lock() {
             return Err(Error::new(kind, "unwell"));
         }
         let object: u64 = version.parse().unwrap();
@@ -40,25 +56,37 @@ impl Service for Bytes {
     }
 }
 
+/// An object that is long enough for all.
+pub fn object_ref(object: u64) -> ObjectRef {
+    let version = Version::new(&object.to_string());
+    ObjectRef { id: ObjectId(u128::from(object)), path: b"f"[..].into(), version, size: 1 << 40 }
+}
+
 /// The nodes, whether or not a mount knows them.
 pub struct Nodes {
     pub nodes: Vec<SimNode>,
-    unwell: Vec<Unwell>,
+    services: Vec<Arc<Bytes>>,
 }
 
 impl Nodes {
     pub fn start(count: usize) -> Nodes {
-        let unwell: Vec<Unwell> = (0..count).map(|_| Unwell::default()).collect();
-        let node = |(n, unwell): (usize, &Unwell)| {
+        let services: Vec<Arc<Bytes>> = (0..count).map(|_| Arc::default()).collect();
+        let node = |(n, service): (usize, &Arc<Bytes>)| {
             let plan = Arc::new(FaultPlan::new(n as u64, Rates::default()));
-            SimNode::new(&format!("n{n}"), Arc::new(Bytes(Arc::clone(unwell))), plan)
+            SimNode::new(&format!("n{n}"), Arc::clone(service) as _, plan)
         };
-        Nodes { nodes: unwell.iter().enumerate().map(node).collect(), unwell }
+        Nodes { nodes: services.iter().enumerate().map(node).collect(), services }
     }
 
     /// From now on the node answers every read with an error of this kind, or with bytes.
     pub fn ail(&self, node: usize, kind: Option<ErrorKind>) {
-        *self.unwell[node].lock().unwrap() = kind;
+        *self.services[node].unwell.lock() = kind;
+    }
+
+    /// Nodes that jobs had fetch the part of an object that begins at `offset`.
+    pub fn warmed(&self, object: u64, offset: u64) -> Vec<usize> {
+        let has = |node: &usize| self.services[*node].warmed.lock().contains(&(object, offset));
+        (0..self.nodes.len()).filter(has).collect()
     }
 
     pub fn members(&self, which: &[usize]) -> Vec<Arc<Member>> {
@@ -104,8 +132,7 @@ impl Nodes {
 
     /// Reads and compares every byte.
     pub fn read(&self, remote: &Remote, object: u64, offset: u64, len: usize) -> Result<()> {
-        let version = Version::new(&object.to_string());
-        let object_ref = ObjectRef { id: ObjectId(u128::from(object)), path: b"f"[..].into(), version, size: 1 << 40 };
+        let object_ref = object_ref(object);
         let mut dst = vec![0x55; len];
         match remote.read(&object_ref, offset, &mut dst)? {
             Data::Copied(n) => assert_eq!(n, len),
