@@ -146,7 +146,11 @@ impl Session {
                     Err(status) if is_old_token(&status) && self.user.is_some() => {
                         *self.token.lock() = None;
                         self.log_in(channel).await?;
-                        what(channel).await
+                        // Users or rights that change again at this very moment are no fault of the request.
+                        what(channel).await.map_err(|status| match is_old_token(&status) {
+                            true => Status::unavailable(status.message().to_owned()),
+                            false => status,
+                        })
                     }
                     other => other,
                 }
@@ -232,9 +236,11 @@ impl Session {
     }
 }
 
-/// etcd's words for a token that it no longer knows, after a restart for example.
+/// etcd's words for a token that is no use any more: after a restart, or when users or rights have changed since a JWT was
+/// given out.
 fn is_old_token(status: &Status) -> bool {
-    status.code() == Code::Unauthenticated || status.message().contains("invalid auth token")
+    const WORDS: [&str; 3] = ["invalid auth token", "revision of auth store is old", "user name is empty"];
+    status.code() == Code::Unauthenticated || WORDS.iter().any(|words| status.message().contains(words))
 }
 
 async fn call<Q, A>(channel: &Channel, path: &'static str, request: Request<Q>) -> Result<A, Status>
@@ -264,5 +270,20 @@ impl Stream {
             Ok(None) => ended("the watch was ended".to_owned()),
             Err(status) => Err(told(&format!("etcd {}", self.server), &status)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_of_before_a_change_of_users_is_got_anew() {
+        let old = |code, words: &str| is_old_token(&Status::new(code, words));
+        assert!(old(Code::Unauthenticated, "etcdserver: invalid auth token"));
+        assert!(old(Code::InvalidArgument, "etcdserver: revision of auth store is old"));
+        assert!(old(Code::InvalidArgument, "etcdserver: user name is empty"));
+        assert!(!old(Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password"));
+        assert!(!old(Code::PermissionDenied, "etcdserver: permission denied"));
     }
 }
