@@ -30,6 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SILENCE: Duration = Duration::from_secs(10);
 /// Blocks handed on before it is looked at whether to stop.
 const AT_ONCE: u64 = 128;
+/// How long after the registry has it mounts may not know yet that a node has no share any more.
+const SPREADS: Duration = Duration::from_secs(2);
 /// Failed files that are named on a terminal; `--json` has all.
 const NAMED: usize = 10;
 
@@ -113,6 +115,11 @@ pub fn run(args: DrainArgs) -> std::result::Result<ExitCode, Fault> {
                 )
             })?;
             weight = Some(0);
+            // What readers ask before they know of it is fetched by this node, and is to be handed on, too.
+            let known = Instant::now() + SPREADS;
+            while Instant::now() < known && !stop.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(100));
+            }
         }
     }
     bar.end();

@@ -87,16 +87,17 @@ pub fn name_in_group(config: &NodeConfig, host: &str, listening: &[String]) -> S
     config.name.clone().unwrap_or_else(|| format!("{host}:{port}"))
 }
 
-/// Enters a node into its group, whose others it knows; `None` when it has none.
+/// Enters a node into its group, whose others it knows; `None` when it has none. One that was in it `before` is in it also
+/// while the registry can't be reached.
 ///
 /// # Errors
-/// With exit code 3 when the registry can't be reached, with 2 when the name is another process's.
+/// With exit code 3 when the registry can't be reached or refuses it, with 2 when the name is another process's.
 pub fn announce(
     config: &NodeConfig,
     host: &str,
     listening: &[String],
     instance: u64,
-    others: Option<&Others>,
+    (others, before): (Option<&Others>, bool),
     stats: &Arc<Stats>,
 ) -> Result<Option<Announcer>, Fault> {
     let (Some(group), Some(Others { registry, .. })) = (&config.group, others) else { return Ok(None) };
@@ -115,7 +116,8 @@ pub fn announce(
     }
     let name = member.name.clone();
     // By the same connection as all else: what the registry answers to it saves other questions.
-    let announcer = Announcer::start(registry, member, Arc::clone(stats)).map_err(|error| match error.kind() {
+    let enter = if before { Announcer::start_again } else { Announcer::start };
+    let announcer = enter(registry, member, Arc::clone(stats)).map_err(|error| match error.kind() {
         ErrorKind::Invalid => Fault::usage(error.message(), ""),
         ErrorKind::PermissionDenied => Fault::missing(error.message(), ""),
         _ => Fault::missing(error.message(), "start the registry, or correct --registry"),

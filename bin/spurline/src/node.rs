@@ -17,7 +17,10 @@ use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::Volume as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long the registry may take to be told of another weight; who asked for it waits a little longer.
+const TOLD: Duration = Duration::from_secs(8);
 
 /// Runs the node; returns when it has ended.
 ///
@@ -86,7 +89,8 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let own_name = group::name_in_group(&config, &host, &listening);
     let others = group::ask_others(&config, &own_name, &node, &shared, &trust, &stats)?;
     // Nobody is told of this node before it serves.
-    let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), others.as_ref(), &stats)?);
+    let known = (others.as_ref(), marks.before());
+    let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), known, &stats)?);
     marks.keep();
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
         stats: Arc::clone(&stats),
@@ -139,8 +143,9 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
                 let why = "its registry is not told of weights: take it out of the list";
                 return Err(Error::new(ErrorKind::Unsupported, why));
             };
+            // Whoever asks goes on as soon as that is answered.
+            announcer.set_by(Instant::now() + TOLD, |member| member.weight = weight)?;
             stats.group.weight.set(u64::from(weight));
-            announcer.set(|member| member.weight = weight);
             tracing::info!("this node's weight is {weight} from now on, until it is started again");
             Ok(())
         })

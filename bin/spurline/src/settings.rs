@@ -64,9 +64,15 @@ fn refuse(where_from: &str, differing: &[Difference]) -> Fault {
 pub struct Marks {
     dirs: Vec<PathBuf>,
     now: Value,
+    before: bool,
 }
 
 impl Marks {
+    /// Whether the node was in its group before, with the cache that it has.
+    pub fn before(&self) -> bool {
+        self.before
+    }
+
     /// Marks them. A start that is refused must not: nothing is held by its settings, and the next one may be right.
     pub fn keep(self) {
         for dir in &self.dirs {
@@ -80,7 +86,7 @@ impl Marks {
 /// # Errors
 /// With exit code 2 when a setting differs and that was not accepted.
 pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<Marks, Fault> {
-    let mut marks = Marks { dirs: Vec::new(), now: now(config) };
+    let mut marks = Marks { dirs: Vec::new(), now: now(config), before: false };
     if config.group.is_none() || !caches {
         return Ok(marks);
     }
@@ -94,6 +100,7 @@ pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<Marks, F
             return Err(refuse(&format!("the cache in {}", dir.display()), &differing));
         }
         differing.iter().for_each(|d| tracing::warn!("accepted by --yes: {}", d.what));
+        marks.before |= before.is_object();
         if before != *now {
             marks.dirs.push(dir.clone());
         }

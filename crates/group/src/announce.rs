@@ -31,6 +31,9 @@ struct Shared {
 
 struct Inner {
     member: Member,
+    /// How often `member` was changed, and the number of the last change that the registry has.
+    changes: u64,
+    told: u64,
     /// To be told at once.
     news: bool,
     stop: bool,
@@ -44,22 +47,40 @@ impl Announcer {
     /// # Errors
     /// `Invalid` when another process has the name and keeps it, `Unavailable` when the registry can't be reached.
     pub fn start(registry: &Arc<dyn Registry>, member: Member, stats: Arc<Stats>) -> Result<Option<Self>> {
+        Self::enter(registry, member, stats, false)
+    }
+
+    /// The same for a node that was in the group before: a registry that can't be reached is told when it can be, as
+    /// mounts keep the node's place meanwhile.
+    ///
+    /// # Errors
+    /// `Invalid` when another process has the name and keeps it, `PermissionDenied` when the registry refuses this one.
+    pub fn start_again(registry: &Arc<dyn Registry>, member: Member, stats: Arc<Stats>) -> Result<Option<Self>> {
+        Self::enter(registry, member, stats, true)
+    }
+
+    fn enter(registry: &Arc<dyn Registry>, member: Member, stats: Arc<Stats>, again: bool) -> Result<Option<Self>> {
         let Some(mut lease) = registry.lease() else { return Ok(None) };
         let begun = Instant::now();
         // Of a registry of several servers, one that hangs may take the first try.
         let mut tries = 0;
-        let first = loop {
+        let (first, trouble) = loop {
             tries += 1;
             let error = match lease.renew(&member, Instant::now() + LEASE - LEASE / 3) {
-                Ok(lasts) => break lasts,
+                Ok(lasts) => break (lasts, None),
                 Err(error) => error,
             };
             let patience = match error.kind() {
                 ErrorKind::Invalid => LEASE + OVER,
+                ErrorKind::Unavailable | ErrorKind::Timeout if again => PAUSE,
                 ErrorKind::Unavailable | ErrorKind::Timeout => PATIENCE,
                 _ => Duration::ZERO,
             };
             if tries > 1 && begun.elapsed() >= patience || patience.is_zero() {
+                if again && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
+                    tracing::warn!("the registry {} is not told of this node: {error}; serving on", registry.describe());
+                    break (LEASE, Some((begun, error)));
+                }
                 let kind = match error.kind() {
                     kind @ (ErrorKind::Invalid | ErrorKind::PermissionDenied) => kind,
                     _ => ErrorKind::Unavailable,
@@ -77,7 +98,7 @@ impl Announcer {
         };
         let shared = Arc::new(Shared {
             registry: registry.describe().to_owned(),
-            inner: Mutex::new(Inner { member, news: false, stop: false, trouble: None }),
+            inner: Mutex::new(Inner { member, changes: 0, told: 0, news: false, stop: false, trouble }),
             wake: Condvar::new(),
             stats,
         });
@@ -91,10 +112,30 @@ impl Announcer {
 
     /// Changes what the registry is told (another weight, say), soon.
     pub fn set(&self, change: impl FnOnce(&mut Member)) {
+        self.shared.change(change);
+    }
+
+    /// The same, and waits until the registry has it. When it is not told by `deadline` the change is taken back.
+    ///
+    /// # Errors
+    /// Why the registry was not told in time.
+    pub fn set_by(&self, deadline: Instant, change: impl FnOnce(&mut Member)) -> Result<()> {
+        let before = self.member();
+        let number = self.shared.change(change);
         let mut inner = self.shared.inner.lock();
-        change(&mut inner.member);
-        inner.news = true;
-        self.shared.wake.notify_all();
+        while inner.told < number && !inner.stop {
+            if self.shared.wake.wait_until(&mut inner, deadline).timed_out() {
+                break;
+            }
+        }
+        if inner.told >= number {
+            return Ok(());
+        }
+        let why = inner.trouble.as_ref().map_or_else(|| "it has not answered".to_owned(), |(_, e)| e.to_string());
+        drop(inner);
+        self.shared.change(|member| *member = before);
+        let what = format!("the registry {} was not told: {why}", self.shared.registry);
+        Err(Error::new(ErrorKind::Unavailable, what))
     }
 
     /// What the registry is told.
@@ -125,9 +166,19 @@ impl Drop for Announcer {
 }
 
 impl Shared {
+    /// Makes a change and has the registry told of it; answers its number.
+    fn change(&self, change: impl FnOnce(&mut Member)) -> u64 {
+        let mut inner = self.inner.lock();
+        change(&mut inner.member);
+        inner.changes += 1;
+        inner.news = true;
+        self.wake.notify_all();
+        inner.changes
+    }
+
     fn run(&self, lease: &mut dyn Lease, mut lasts: Duration) {
         loop {
-            let member = {
+            let (member, changes) = {
                 let mut inner = self.inner.lock();
                 let pause = if inner.trouble.is_some() { PAUSE.min(lasts / 3) } else { lasts / 3 };
                 let until = Instant::now() + pause;
@@ -138,7 +189,7 @@ impl Shared {
                     return;
                 }
                 inner.news = false;
-                inner.member.clone()
+                (inner.member.clone(), inner.changes)
             };
             // Another server has to have its turn before the lease is over, when one does not answer.
             let result = lease.renew(&member, Instant::now() + lasts - lasts / 3);
@@ -147,6 +198,8 @@ impl Shared {
             match result {
                 Ok(this) => {
                     lasts = this.max(PAUSE);
+                    inner.told = changes;
+                    self.wake.notify_all();
                     if inner.trouble.take().is_some() {
                         tracing::info!("the registry {} has this node again", self.registry);
                     }
@@ -165,7 +218,7 @@ impl Shared {
                 }
             }
             let lost_for = inner.trouble.as_ref().map_or(0, |(since, _)| now.duration_since(*since).as_secs().max(1));
-            self.stats.group.registry_lost_seconds.set(lost_for);
+            self.stats.group.unlisted_seconds.set(lost_for);
         }
     }
 }

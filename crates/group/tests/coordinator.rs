@@ -58,7 +58,8 @@ fn nodes_enter_and_leave_and_a_name_is_one_process() {
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.message().contains("127.0.0.1:1") && refused.message().contains("127.0.0.1:3"), "{refused}");
     // What a node says of itself is seen; one that leaves keeps its place.
-    a.set(|member| member.weight = 0);
+    a.set_by(Instant::now() + Duration::from_secs(60), |member| member.weight = 0).unwrap();
+    assert_eq!(coordinator.groups()["g"][0].weight, 0, "it is told before that returns");
     wait_for("the weight", || follower.seen().members[0].member.weight == 0);
     drop(a);
     wait_for("the leaving", || names(&follower, false) == ["a"]);
@@ -92,6 +93,25 @@ fn a_coordinator_that_is_gone_or_forgets_empties_no_view() {
     wait_for("peace of mind", || a.trouble().is_none());
     assert!(stats.group.registry_losses.get() > 0);
     drop((a, again));
+}
+
+#[test]
+fn a_node_that_was_in_the_group_serves_on_though_it_can_not_say_so() {
+    let coordinator = start(None, None);
+    let (at, registry) = (coordinator.addresses()[0], open(&url(&coordinator)));
+    drop(coordinator);
+    let stats = Arc::new(Stats::default());
+    let a = Announcer::start_again(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
+    assert!(a.trouble().is_some());
+    wait_for("the gauge", || stats.group.unlisted_seconds.get() > 0);
+    assert_eq!(stats.group.registry_lost_seconds.get(), 0, "that one is of who follows the group");
+    // What it can't be told of in time is not so.
+    let said = a.set_by(Instant::now() + Duration::from_millis(50), |member| member.weight = 0).unwrap_err();
+    assert!(said.message().contains("was not told"), "{said}");
+    let again = start(Some(at), None);
+    wait_for("the node", || again.groups().get("g").is_some_and(|nodes| nodes.len() == 1));
+    wait_for("peace of mind", || a.trouble().is_none() && stats.group.unlisted_seconds.get() == 0);
+    assert_eq!(again.groups()["g"][0].weight, 100);
 }
 
 #[test]

@@ -217,6 +217,7 @@ sections! {
         changes: Counter "operations" "Times the members changed.",
         registry_lost_seconds: Gauge "seconds" "Time since the registry stopped answering; 0 while it answers.",
         registry_losses: Counter "operations" "Times the registry stopped answering.",
+        unlisted_seconds: Gauge "seconds" "Time since the registry could not be told of this node; 0 while it has it.",
         refused: Counter "operations" "Registrations refused: of a name that another process holds, or beyond the limits.",
         watchers: Gauge "processes" "Processes that follow the members by this coordinator.",
     }
