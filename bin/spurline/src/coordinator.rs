@@ -39,9 +39,13 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     };
     let fresh = parts::NewFolder::make(config.state_file.as_deref().and_then(std::path::Path::parent));
     let coordinator = Arc::new(Coordinator::start(settings, Arc::clone(&stats))?);
-    let jobs_dir = match &config.state_file {
-        Some(file) => file.with_extension("jobs"),
-        None => std::env::temp_dir().join(format!("spurline-coordinator-{}", std::process::id())),
+    let (jobs_dir, scratch) = match &config.state_file {
+        Some(file) => (file.with_extension("jobs"), None),
+        None => {
+            // Of this process alone, and gone with it: nobody else can have put jobs there.
+            let own = private_dir()?;
+            (own.path().to_owned(), Some(own))
+        }
     };
     let registry = {
         // The coordinator owns its jobs.
@@ -103,10 +107,14 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     let _ = stopped.recv();
     tracing::info!("stopping");
     jobs.suspend();
-    if config.state_file.is_none() {
-        // Nothing of this process is to outlive it.
-        let _ = std::fs::remove_dir_all(&jobs_dir);
-    }
+    drop(scratch);
     drop(outside);
     Ok(())
+}
+
+/// A new directory that only this user can enter.
+fn private_dir() -> Result<tempfile::TempDir, Error> {
+    let rights = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    let made = tempfile::Builder::new().prefix("spurline-coordinator-").permissions(rights).tempdir();
+    made.map_err(|e| Error::io(format_args!("a directory for jobs in {}", std::env::temp_dir().display()), &e))
 }

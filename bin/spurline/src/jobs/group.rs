@@ -16,9 +16,9 @@ use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::SocketOptions;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ pub struct GroupJobs {
     way: Way,
     boards: Mutex<BTreeMap<String, Arc<Board>>>,
     store: Option<Arc<JobStore>>,
+    /// Jobs in the store that this release can't read: group and name.
+    strange: Mutex<BTreeSet<(String, String)>>,
     looking: Mutex<Option<JoinHandle<()>>>,
     stop: Mutex<bool>,
     wake: Condvar,
@@ -77,6 +79,7 @@ impl GroupJobs {
             way,
             boards: Mutex::default(),
             store: store.clone(),
+            strange: Mutex::default(),
             looking: Mutex::default(),
             stop: Mutex::default(),
             wake: Condvar::new(),
@@ -146,34 +149,49 @@ impl GroupJobs {
         if !store.holds() {
             return Ok(());
         }
-        for ((plain, id), now) in store.now()? {
-            let Ok(group) = percent_decode_str(&plain).decode_utf8() else { continue };
+        let all = store.now()?;
+        let strange = |of: &(String, String)| self.strange().contains(of);
+        self.strange().retain(|of| all.get(of).is_some_and(|now| now.open));
+        for (of, now) in &all {
+            let (plain, id) = of;
+            let Ok(group) = percent_decode_str(plain).decode_utf8() else { continue };
             let board = self.board(&group)?;
-            if board.works_on(&id) {
+            if board.works_on(id) {
                 if now.stop {
-                    board.stop(&id)?;
+                    board.stop(id)?;
                 }
             } else if now.mine {
                 // It ended here in a moment in which that could not be kept.
-                store.release(&plain, &id)?;
-            } else if now.open && !now.owned {
-                self.take(store, &board, &plain, &id)?;
+                store.release(plain, id)?;
+            } else if now.open && !now.owned && (now.stop || !strange(of)) {
+                self.take(store, &board, of, now.stop)?;
             }
         }
         Ok(())
     }
 
-    /// Takes a job that nobody works on, if no other coordinator is faster.
-    fn take(&self, store: &JobStore, board: &Board, plain: &str, id: &str) -> Result<()> {
+    fn strange(&self) -> MutexGuard<'_, BTreeSet<(String, String)>> {
+        self.strange.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a job that nobody works on, if no other coordinator is faster. One of another release that makes no sense here
+    /// is left to those that know it, until somebody wants its end.
+    fn take(&self, store: &JobStore, board: &Board, of: &(String, String), stop: bool) -> Result<()> {
+        let (plain, id) = of;
         let Some(stored) = store.claim(plain, id)? else { return Ok(()) };
         match from_stored(&stored) {
             Ok(kept) => {
                 tracing::info!("job {id} of group {plain} is taken over");
                 board.adopt(id, kept)
             }
-            Err(error) => {
-                tracing::warn!("job {id} of group {plain} is let go of: {error}");
+            Err(error) if stop => {
+                tracing::warn!("job {id} of group {plain} is ended, as it was to be stopped: {error}");
                 store.save(plain, id, &stored.state, true).map(drop)
+            }
+            Err(error) => {
+                tracing::warn!("job {id} of group {plain} is left to coordinators of its release: {error}");
+                self.strange().insert(of.clone());
+                store.release(plain, id)
             }
         }
     }
@@ -215,7 +233,8 @@ impl Way {
         let unreached = |fault: spurline_config::Fault| Error::new(ErrorKind::Unavailable, fault.what);
         let ends = || Error::new(ErrorKind::Unavailable, "the coordinator ends");
         let registry = (self.registry)(group).ok_or_else(ends)?;
-        let (follower, members) = group::follow(&registry, group, HOLD, &self.stats).map_err(unreached)?;
+        // The gauges of members are the coordinator's own, of all its groups.
+        let (follower, members) = group::follow(&registry, group, HOLD, &Arc::default()).map_err(unreached)?;
         let reach = Reach {
             name: format!("{}:coordinator", group::hostname()),
             source: source.to_owned(),
