@@ -78,7 +78,10 @@ impl Announcer {
             };
             if tries > 1 && begun.elapsed() >= patience || patience.is_zero() {
                 if again && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
-                    tracing::warn!("the registry {} is not told of this node: {error}; serving on", registry.describe());
+                    tracing::warn!(
+                        "the registry {} is not told of this node: {error}; serving on",
+                        registry.describe()
+                    );
                     break (LEASE, Some((begun, error)));
                 }
                 let kind = match error.kind() {

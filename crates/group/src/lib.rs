@@ -127,8 +127,13 @@ fn two_of_one_name(group: &str, held: &Member, refused: &Member) -> String {
 
 /// A runtime of its own for registries that are asked by gRPC or DNS; the callers wait on it from their own threads.
 fn runtime(name: &str) -> Result<tokio::runtime::Runtime> {
+    runtime_of(name, 1)
+}
+
+/// A runtime with so many threads.
+fn runtime_of(name: &str, threads: usize) -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
+        .worker_threads(threads)
         .thread_name(name)
         .enable_all()
         .build()

@@ -8,7 +8,7 @@ use crate::jobs::{Jobs, Worker};
 use crate::local::Local;
 use crate::pb::group_server::{Group, GroupServer};
 use crate::pb::rules_server::RulesServer;
-use crate::{LEASE, Limits, Registry, Roll, kept, pb, record, runtime};
+use crate::{LEASE, Limits, Registry, Roll, kept, pb, record, runtime_of};
 use parking_lot::Mutex;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
@@ -117,7 +117,9 @@ impl Coordinator {
             jobs: Worker::default(),
             _lock: lock,
         });
-        let runtime = runtime("coordinator")?;
+        // Thousands of watchers that come at once are each told of all nodes.
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let runtime = runtime_of("coordinator", threads)?;
         let mut addresses = Vec::new();
         for at in &config.listen {
             let io = |e: std::io::Error| cant_listen(*at, &e);

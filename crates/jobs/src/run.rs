@@ -423,10 +423,10 @@ fn remark(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path) -> Option<S
 }
 
 fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut dyn FnMut(&Run)) -> Result<()> {
-    let short = spec.replicas.filter(|_| spec.action == Action::Load).and_then(|copies| target.short_of(copies));
+    let short = || spec.replicas.filter(|_| spec.action == Action::Load).and_then(|copies| target.short_of(copies));
     let (listed, files) = run.change(|p| {
         p.state = State::Running;
-        p.note = short.unwrap_or_default();
+        p.note = short().unwrap_or_default();
         (p.listed, p.files_total)
     });
     let first = run.first;
@@ -466,6 +466,10 @@ fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut 
     if spec.verify && spec.action == Action::Load && !spec.metadata_only && !run.stopping() {
         run.change(|p| p.state = State::Verifying);
         pass(Pass::Verify, None, save)?;
+    }
+    // Nodes that were lost meanwhile, or that nobody had tried to reach before.
+    if let Some(short) = short() {
+        run.change(|p| p.note = short);
     }
     Ok(())
 }
