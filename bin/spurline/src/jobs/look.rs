@@ -227,7 +227,8 @@ fn id_of(job: &Value) -> String {
     job["id"].as_str().unwrap_or_default().to_owned()
 }
 
-fn has_ended(job: &Value) -> bool {
+/// Whether nothing more will happen to a job.
+pub fn has_ended(job: &Value) -> bool {
     serde_json::from_value(job["state"].clone()).is_ok_and(State::ended)
 }
 

@@ -1,11 +1,12 @@
 //! Where a job is done: by the process of the mount that its paths lie in, or by a coordinator.
 
+use super::look::has_ended;
 use crate::target::{ANSWER, locate};
-use serde_json::Value;
+use serde_json::{Value, json};
 use spurline_config::{Fault, HostPort, Registry, Source};
 use spurline_observe::client::Peer;
 use spurline_trust::Trust;
-use spurline_types::{Error, ErrorKind, url};
+use spurline_types::{Error, ErrorKind, Result, url};
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -123,14 +124,38 @@ impl Place {
         matches!(self.who, Who::Coordinators { .. })
     }
 
-    /// Asks about jobs.
+    /// Asks about a job.
     ///
     /// # Errors
-    /// When nobody answers, or what is answered.
-    pub fn ask(&self, request: &Value) -> spurline_types::Result<Value> {
+    /// When nobody answers, or what is answered; `Unavailable` as long as one that may know the job does not answer.
+    pub fn ask(&self, request: &Value) -> Result<Value> {
         match &self.who {
             Who::Mount { peer, .. } => peer.jobs(request, ANSWER),
-            Who::Coordinators { at, group, trust } => spurline_group::ask_jobs(at, group, trust, request, ANSWER),
+            Who::Coordinators { at, .. } => at_work(at.len(), |number| self.ask_one(number, request)),
+        }
+    }
+
+    /// Begins the job `id` by the request `submit`: with the coordinator that works on it already, or else with one that
+    /// answers.
+    ///
+    /// # Errors
+    /// As for [`Place::ask`].
+    pub fn begin(&self, id: &str, submit: &Value) -> Result<Value> {
+        match &self.who {
+            Who::Coordinators { at, .. } if at.len() > 1 => {
+                let progress = json!({"do": "progress", "id": id});
+                begin(at.len(), |number, begins| self.ask_one(number, if begins { submit } else { &progress }))
+            }
+            _ => self.ask(submit),
+        }
+    }
+
+    fn ask_one(&self, number: usize, request: &Value) -> Result<Value> {
+        match &self.who {
+            Who::Mount { peer, .. } => peer.jobs(request, ANSWER),
+            Who::Coordinators { at, group, trust } => {
+                spurline_group::ask_jobs(&at[number..=number], group, trust, request, ANSWER)
+            }
         }
     }
 
@@ -154,6 +179,51 @@ impl Place {
                 Fault::failed(error.message(), "give the same paths as when it was begun, or begin it with --submit")
             }
             _ => error.clone().into(),
+        }
+    }
+}
+
+/// What the first of so many coordinators says that works on a job; where none does, what one says that did.
+fn at_work(count: usize, mut ask: impl FnMut(usize) -> Result<Value>) -> Result<Value> {
+    let (mut ended, mut missing, mut silent) = (None, None, None);
+    for number in 0..count {
+        match ask(number) {
+            Ok(job) if !has_ended(&job) => return Ok(job),
+            Ok(job) => ended = ended.or(Some(job)),
+            Err(error) => match error.kind() {
+                ErrorKind::NotFound => missing = Some(error),
+                ErrorKind::Unavailable | ErrorKind::Timeout => silent = Some(error),
+                _ => return Err(error),
+            },
+        }
+    }
+    let none = || Error::new(ErrorKind::Unavailable, "no coordinator is named");
+    ended.ok_or_else(|| silent.or(missing).unwrap_or_else(none))
+}
+
+/// Begins a job, so that of coordinators that share no store no two do it: all are asked for it before, also when one
+/// did not answer whether it began. `ask` asks a coordinator how far the job is, or to begin it.
+fn begin(count: usize, mut ask: impl FnMut(usize, bool) -> Result<Value>) -> Result<Value> {
+    let mut tried = Vec::new();
+    loop {
+        let (mut free, mut silent) = (None, None);
+        for number in 0..count {
+            match ask(number, false) {
+                Ok(job) if !has_ended(&job) => return ask(number, true),
+                Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => {
+                    silent = Some(error)
+                }
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ if tried.contains(&number) => {}
+                _ => free = free.or(Some(number)),
+            }
+        }
+        let Some(number) = free else {
+            return Err(silent.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no coordinator begins the job")));
+        };
+        match ask(number, true) {
+            Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => tried.push(number),
+            begun => return begun,
         }
     }
 }
@@ -187,4 +257,72 @@ pub fn listed(file: &Path) -> Result<Vec<String>, Fault> {
         return Err(Fault::usage(format!("--files-from {}: no path is in it", file.display()), "one path a line"));
     }
     Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    fn no_job() -> Result<Value> {
+        Err(Error::new(ErrorKind::NotFound, "there is no job"))
+    }
+
+    fn away() -> Result<Value> {
+        Err(Error::new(ErrorKind::Unavailable, "connection refused"))
+    }
+
+    fn state(state: &str) -> Result<Value> {
+        Ok(json!({"state": state}))
+    }
+
+    #[test]
+    fn whoever_works_on_a_job_is_heard_before_who_did_or_knows_of_none() {
+        let said = |answers: [fn() -> Result<Value>; 3]| {
+            at_work(3, |number| answers[number]()).map(|job| job["state"].as_str().unwrap_or_default().to_owned())
+        };
+        let (running, done): (fn() -> _, fn() -> _) = (|| state("RUNNING"), || state("SUCCEEDED"));
+        assert_eq!(said([no_job, done, running]).unwrap(), "RUNNING");
+        assert_eq!(said([away, no_job, done]).unwrap(), "SUCCEEDED");
+        assert_eq!(said([no_job, away, no_job]).unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(said([no_job; 3]).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_job_begins_with_one_coordinator() {
+        // The second has it.
+        let begun = RefCell::new(Vec::new());
+        let two = |number: usize, begins: bool| match (number, begins) {
+            (_, true) => {
+                begun.borrow_mut().push(number);
+                state("RUNNING")
+            }
+            (1, _) => state("RUNNING"),
+            _ => no_job(),
+        };
+        begin(3, two).unwrap();
+        assert_eq!(*begun.borrow(), [1]);
+        // The first is away; the second begins it, and its answer is lost.
+        begun.borrow_mut().clear();
+        let lost = |number: usize, begins: bool| match (number, begins) {
+            (0, _) => away(),
+            (1, true) if begun.borrow().is_empty() => {
+                begun.borrow_mut().push(1);
+                away()
+            }
+            (1, true) => state("RUNNING"),
+            (1, false) if !begun.borrow().is_empty() => state("WAITING"),
+            (_, true) => panic!("it is begun twice"),
+            _ => no_job(),
+        };
+        begin(3, lost).unwrap();
+        // One that can't begin it is gone past, and none is an error.
+        let broken = |number: usize, begins: bool| match (number, begins) {
+            (2, true) => state("RUNNING"),
+            (_, true) => away(),
+            _ => no_job(),
+        };
+        begin(3, broken).unwrap();
+        assert_eq!(begin(2, |_, _| away()).unwrap_err().kind(), ErrorKind::Unavailable);
+    }
 }
