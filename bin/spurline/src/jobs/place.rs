@@ -131,7 +131,10 @@ impl Place {
     pub fn ask(&self, request: &Value) -> Result<Value> {
         match &self.who {
             Who::Mount { peer, .. } => peer.jobs(request, ANSWER),
-            Who::Coordinators { at, .. } => at_work(at.len(), |number| self.ask_one(number, request)),
+            Who::Coordinators { at, .. } => {
+                // Paths alone mean all jobs of them, wherever they are worked on.
+                at_work(at.len(), request["do"] == "stop", |number| self.ask_one(number, request))
+            }
         }
     }
 
@@ -183,12 +186,14 @@ impl Place {
     }
 }
 
-/// What the first of so many coordinators says that works on a job; where none does, what one says that did.
-fn at_work(count: usize, mut ask: impl FnMut(usize) -> Result<Value>) -> Result<Value> {
-    let (mut ended, mut missing, mut silent) = (None, None, None);
+/// What the first of so many coordinators says that works on a job; where none does, what one says that did. Behind it
+/// no more are asked, unless `all` are to be.
+fn at_work(count: usize, all: bool, mut ask: impl FnMut(usize) -> Result<Value>) -> Result<Value> {
+    let (mut working, mut ended, mut missing, mut silent) = (None, None, None, None);
     for number in 0..count {
         match ask(number) {
-            Ok(job) if !has_ended(&job) => return Ok(job),
+            Ok(job) if !has_ended(&job) && !all => return Ok(job),
+            Ok(job) if !has_ended(&job) => working = working.or(Some(job)),
             Ok(job) => ended = ended.or(Some(job)),
             Err(error) => match error.kind() {
                 ErrorKind::NotFound => missing = Some(error),
@@ -198,7 +203,7 @@ fn at_work(count: usize, mut ask: impl FnMut(usize) -> Result<Value>) -> Result<
         }
     }
     let none = || Error::new(ErrorKind::Unavailable, "no coordinator is named");
-    ended.ok_or_else(|| silent.or(missing).unwrap_or_else(none))
+    working.or(ended).ok_or_else(|| silent.or(missing).unwrap_or_else(none))
 }
 
 /// Begins a job, so that of coordinators that share no store no two do it: all are asked for it before, also when one
@@ -279,13 +284,20 @@ mod tests {
     #[test]
     fn whoever_works_on_a_job_is_heard_before_who_did_or_knows_of_none() {
         let said = |answers: [fn() -> Result<Value>; 3]| {
-            at_work(3, |number| answers[number]()).map(|job| job["state"].as_str().unwrap_or_default().to_owned())
+            at_work(3, false, |number| answers[number]())
+                .map(|job| job["state"].as_str().unwrap_or_default().to_owned())
         };
         let (running, done): (fn() -> _, fn() -> _) = (|| state("RUNNING"), || state("SUCCEEDED"));
         assert_eq!(said([no_job, done, running]).unwrap(), "RUNNING");
         assert_eq!(said([away, no_job, done]).unwrap(), "SUCCEEDED");
         assert_eq!(said([no_job, away, no_job]).unwrap_err().kind(), ErrorKind::Unavailable);
         assert_eq!(said([no_job; 3]).unwrap_err().kind(), ErrorKind::NotFound);
+        let mut asked = 0;
+        let stopped = at_work(3, true, |number| {
+            asked += 1;
+            if number == 1 { running() } else { done() }
+        });
+        assert_eq!((stopped.unwrap()["state"].as_str(), asked), (Some("RUNNING"), 3));
     }
 
     #[test]
