@@ -261,13 +261,10 @@ impl Peer {
 }
 
 /// Whether a node's error is the answer that any node would give. What may be its own trouble, with its credentials, its
-/// descriptors or its mount of the under-store, is when a second node has it, too; `unwell` counts those.
-fn is_final(kind: ErrorKind, unwell: &mut u32) -> bool {
+/// descriptors or its mount of the under-store, is when a second node has it, too; `unwell` is the first.
+fn is_final(kind: ErrorKind, node: u32, unwell: &mut Option<u32>) -> bool {
     match kind {
-        ErrorKind::PermissionDenied | ErrorKind::Io(_) | ErrorKind::Unknown(_) => {
-            *unwell += 1;
-            *unwell > 1
-        }
+        ErrorKind::PermissionDenied | ErrorKind::Io(_) | ErrorKind::Unknown(_) => *unwell.get_or_insert(node) != node,
         kind => kind.retry() == Retry::Never,
     }
 }
@@ -300,7 +297,7 @@ pub(crate) fn ask<T>(
     // When none of the first few answers, more are asked in the next round.
     let mut most = FIRST;
     let mut answered: Option<Error> = None;
-    let mut unwell = 0;
+    let mut unwell = None;
     // A node that is known to be down is passed, not asked: whoever comes next is asked for the first time.
     let mut sent = false;
     loop {
@@ -322,7 +319,7 @@ pub(crate) fn ask<T>(
             };
             match peer.attempt(lands, deadline, in_time, &mut send) {
                 Ok(value) => return Ok(value),
-                Err(Failure::Answered(error)) if is_final(error.kind(), &mut unwell) => return Err(error),
+                Err(Failure::Answered(error)) if is_final(error.kind(), *index, &mut unwell) => return Err(error),
                 Err(Failure::Answered(error) | Failure::Refused(error)) => {
                     all_away = false;
                     answered = Some(error);

@@ -103,14 +103,16 @@ impl Siblings {
         self.members.lock().changed.elapsed() < self.settles
     }
 
-    /// The nodes of `ranked` without this one, those first that were there before the others came, and before them the one
-    /// that is being drained: it is none of the first, and has what it had.
-    fn in_order(&self, view: &View, wanted: Wanted, ranked: &mut Vec<u32>) {
+    /// The nodes of `ranked` without this one, and before them the one that is being drained: it is none of the first, and has
+    /// what it had. Those of this node's own blocks begin with those that were there before others came; of another's with
+    /// its owner.
+    fn in_order(&self, view: &View, wanted: Wanted, owns: bool, ranked: &mut Vec<u32>) {
         let drained = view.drained(wanted);
         ranked.retain(|at| view.members()[*at as usize].name != self.own_name && Some(*at) != drained);
         let known = self.members.lock();
-        if !known.came.is_empty() {
-            ranked.sort_by_key(|at| known.came.contains_key(&view.members()[*at as usize].name));
+        if owns && !known.came.is_empty() {
+            let lately = |at: &Instant| at.elapsed() < self.settles;
+            ranked.sort_by_key(|at| known.came.get(&view.members()[*at as usize].name).is_some_and(lately));
         }
         drop(known);
         if let Some(at) = drained.filter(|at| view.members()[*at as usize].name != self.own_name) {
@@ -133,7 +135,7 @@ impl Elsewhere for Siblings {
         let mut found = Fetched::Nowhere;
         // A block's owner asks only after a change; another node that was asked for it has the owner to ask.
         if !owns || self.unsettled() {
-            self.in_order(&view, wanted, &mut ranked);
+            self.in_order(&view, wanted, owns, &mut ranked);
             let until = Instant::now() + PATIENCE;
             for at in ranked.iter().take(MOST) {
                 if found != Fetched::Nowhere || Instant::now() >= until {

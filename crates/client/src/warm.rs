@@ -43,6 +43,8 @@ struct Piece {
     copy: usize,
     rank: usize,
     tries: usize,
+    /// Why those asked so far did not take it.
+    failed: Option<Error>,
 }
 
 /// What is known of the copies of a run.
@@ -188,7 +190,7 @@ impl Remote {
 impl Piece {
     /// The only one of its bytes.
     fn of(extent: usize, bytes: Range<u64>) -> Self {
-        Piece { extent, bytes, run: 0, copy: 0, rank: 0, tries: 0 }
+        Piece { extent, bytes, run: 0, copy: 0, rank: 0, tries: 0, failed: None }
     }
 }
 
@@ -229,6 +231,16 @@ impl What {
 
 /// What became of each piece.
 type Outcomes = Vec<(Piece, Result<PartDone>)>;
+
+/// The error that tells more: not that a node is away, where another said what is wrong.
+fn worst(known: Option<Error>, other: Option<Error>) -> Option<Error> {
+    let away = |error: &Error| error.kind() == ErrorKind::Unavailable;
+    if known.as_ref().is_none_or(away) && other.as_ref().is_some_and(|error| known.is_none() || !away(error)) {
+        other
+    } else {
+        known
+    }
+}
 
 /// What a thread found out of its pieces: of one that panicked nobody knows what it had done.
 fn outcomes(pieces: &[Piece], asked: std::thread::Result<Outcomes>) -> Outcomes {
@@ -276,8 +288,9 @@ impl Inner {
             let mut by_node: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
             for piece in left.drain(..) {
                 // A group with fewer nodes than copies has as many as it can.
-                if let Some(name) = self.holder(&extents[piece.extent].object, &piece, runs[piece.run].copies) {
-                    by_node.entry(name).or_default().push(piece);
+                match self.holder(&extents[piece.extent].object, &piece, runs[piece.run].copies) {
+                    Some(name) => by_node.entry(name).or_default().push(piece),
+                    None => runs[piece.run].failed = worst(runs[piece.run].failed.take(), piece.failed),
                 }
             }
             for (mut piece, outcome) in self.ask_each(extents, by_node, what) {
@@ -291,14 +304,14 @@ impl Inner {
                     Err(error) => error,
                 };
                 let away = error.kind() == ErrorKind::Unavailable;
-                if run.failed.as_ref().is_none_or(|known| !away && known.kind() == ErrorKind::Unavailable) {
-                    run.failed = Some(error);
-                }
+                piece.failed = worst(piece.failed, Some(error));
                 piece.tries += 1;
                 if away || piece.tries < OTHERS {
                     piece.rank = run.next;
                     run.next += 1;
                     left.push(piece);
+                } else {
+                    run.failed = worst(run.failed.take(), piece.failed);
                 }
             }
         }

@@ -94,7 +94,8 @@ impl Budget {
                 let slots = demand.fuse_threads.unwrap_or_else(|| (demand.total / SLOT_SHARE / slot).min(MOST_SLOTS));
                 (slots.max(least), slot, 0)
             }
-            // A node answers from memory it pins per request: a block for each processor, and one on its way.
+            // A node answers from blocks it pins while they are sent: one for each processor, and one on its way. Blocks
+            // that wait for readers who take nothing are more for as long as those are borne.
             None => (0, 0, demand.processors + 1),
         }
     }

@@ -32,7 +32,7 @@ const BACKLOG: i32 = 1024;
 /// A rail that can't be listened on is tried again after this.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// A connection waits so long for its part of the pool, which others may be about to give back.
-const MEMORY: Duration = Duration::from_secs(1);
+const MEMORY: Duration = Duration::from_millis(100);
 
 /// Bounds of a server.
 #[derive(Debug, Clone)]

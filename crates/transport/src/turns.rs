@@ -128,6 +128,10 @@ impl Turns {
                 self.reserve.notify_one();
                 return None;
             }
+            // Those that are overdue already wait for nobody to look a while longer.
+            if let Some(slot) = self.long() {
+                break Some(slot);
+            }
             inner.watched = true;
             let begun = self.begun.load(Ordering::SeqCst);
             let timed_out = self.watcher.wait_for(&mut inner, self.long).timed_out();
