@@ -213,8 +213,7 @@ pub struct JobArgs {
     /// No file and no folder of this pattern; repeat the flag for more
     #[arg(long, value_name = "GLOB")]
     pub exclude: Vec<String>,
-    /// Bytes per second at the most, of those that are brought: what is held already and reading back are not limited [default:
-    /// no limit]
+    /// Bytes per second at the most, of those that are brought: reading back is not limited [default: no limit]
     #[arg(long, value_name = "SIZE")]
     pub rate: Option<Size>,
     /// Requests under way at one time

@@ -100,10 +100,15 @@ impl RuleSet {
         let gone = |gone: &Gone| json!({"url": gone.url, "number": gone.number, "revision": gone.revision});
         let ended: Vec<Value> = self.gone.iter().map(gone).collect();
         let before: BTreeMap<String, u64> = self.ended.iter().map(|(key, at)| (format!("{key:x}"), *at)).collect();
-        json!({
-            "revision": self.revision, "rules": rules, "gone": ended, "ended": before, "floor": self.floor,
-            "retired": self.retired,
-        })
+        let mut set = json!({"revision": self.revision, "rules": rules, "gone": ended, "floor": self.floor});
+        // A process of before would write the set anew without them, and one of now with them, in turn.
+        if !before.is_empty() {
+            set["ended"] = json!(before);
+        }
+        if !self.retired.is_empty() {
+            set["retired"] = json!(self.retired);
+        }
+        set
     }
 
     /// The set that a JSON text means.

@@ -38,6 +38,8 @@ pub(crate) struct Session {
     at: AtomicUsize,
     user: Option<(String, String)>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
+    /// Times in a row that a server did not answer in time.
+    silent: AtomicUsize,
 }
 
 /// Changes of keys, as they come.
@@ -101,7 +103,7 @@ impl Session {
                 Some((user.clone(), password))
             }
         };
-        Ok(Session { servers, at: AtomicUsize::new(0), user, token: Mutex::new(None) })
+        Ok(Session { servers, at: AtomicUsize::new(0), user, token: Mutex::new(None), silent: AtomicUsize::new(0) })
     }
 
     /// Gets a token for the user, when there is one and there is no token yet.
@@ -157,13 +159,17 @@ impl Session {
             };
             let status = match tokio::time::timeout(limit, attempt).await {
                 Ok(Ok(value)) => {
+                    self.silent.store(0, Ordering::Relaxed);
                     self.at.store(index, Ordering::Relaxed);
                     return Ok((value, server.clone()));
                 }
                 Ok(Err(status)) => status,
                 Err(_) => {
                     // A server that was emptied waits until it has as many entries as the token tells of before it refuses it.
-                    *self.token.lock() = None;
+                    // One that only stood still is spared the logins of everybody: it answers before the second time.
+                    if self.silent.fetch_add(1, Ordering::Relaxed) > 0 {
+                        *self.token.lock() = None;
+                    }
                     Status::unavailable(format!("no answer within {:.1} s", limit.as_secs_f64()))
                 }
             };

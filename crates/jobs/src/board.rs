@@ -508,7 +508,14 @@ impl Board {
             }
             Some("progress") => Ok(first_of(&self.named(id()?)?)),
             Some("stop") => {
-                let named = self.named(id()?)?;
+                let id = id()?;
+                let named = self.named(id).or_else(|error| {
+                    // One of another release, which this one can't read.
+                    if error.kind() == ErrorKind::NotFound || !self.stop(id)? {
+                        return Err(error);
+                    }
+                    Err(error.context(format_args!("job {id} is ended")))
+                })?;
                 for (id, ..) in &named {
                     self.stop(id)?;
                 }

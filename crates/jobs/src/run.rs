@@ -36,6 +36,8 @@ const SHORT: u64 = 128 << 10;
 /// Short files that one thread takes at once where it has several requests under way: enough that the last of them,
 /// when fewer are left than could be under way, are few among them.
 const SHORT_PARTS: usize = 64;
+/// How often a thread that waits for its time looks whether that has come sooner.
+const MOVES_UP: Duration = Duration::from_millis(50);
 /// How often a thread that waits for its turn looks whether the job was stopped.
 const LOOK: Duration = Duration::from_millis(250);
 /// What is done of a list is saved while it is no more ranges than this; else a list is made anew after a restart.
@@ -713,7 +715,16 @@ impl Work<'_> {
             }
             !spoilt
         });
-        self.run.pause(self.pace.take(batch.iter().map(|unit| unit.bytes(self.target.block_size())).sum()));
+        if self.pass == Pass::Work && self.spec.rate > 0 {
+            let place = self.pace.take(batch.iter().map(|unit| unit.bytes(self.target.block_size())).sum());
+            loop {
+                let left = self.pace.left(&place);
+                if left.is_zero() || self.run.stopping() {
+                    break;
+                }
+                self.run.pause(left.min(MOVES_UP));
+            }
+        }
         for tries in 0.. {
             // Whoever waited for its time, or for a second try, begins nothing after a stop.
             if self.run.stopping() {
@@ -728,7 +739,7 @@ impl Work<'_> {
             let mut again = Vec::new();
             let mut why = None;
             for (unit, result) in batch.drain(..).zip(results) {
-                if let Ok(did) = &result {
+                if let (Ok(did), Pass::Work, 0) = (&result, self.pass, tries) {
                     // What was held already is not what the rate is about.
                     self.pace.give_back(unit.bytes(self.target.block_size()).saturating_sub(did.moved));
                 }

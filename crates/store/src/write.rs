@@ -285,7 +285,8 @@ impl Core {
             return Kept::NoRoom;
         }
         for _ in 0..EVICT_AT_MOST {
-            if disk.overfull(self.config.free_space_ratio, bytes) == 0 {
+            let filled_by_others = disk.overfull(self.config.free_space_ratio, bytes) > 0;
+            if !filled_by_others {
                 let fits = disk.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                     (used + bytes <= limit).then_some(used + bytes)
                 });
@@ -300,7 +301,8 @@ impl Core {
             if !self.evict_one(disk) {
                 // What others filled stays full. Pins leave a part of each disk to the rest, and that can go once it is
                 // written, removed or no longer open.
-                return if disk.used.load(Ordering::Relaxed) < bytes { Kept::NoRoom } else { Kept::Busy };
+                let no_use = filled_by_others || disk.used.load(Ordering::Relaxed) < bytes;
+                return if no_use { Kept::NoRoom } else { Kept::Busy };
             }
         }
         Kept::Busy
