@@ -162,7 +162,8 @@ pub fn ask_others(
             share.holds_share(part);
         }
     }));
-    let rules = rules::follow::start(node, &registry)?;
+    let dirs: &[_] = if shared.capacity_bytes().is_some() { &config.cache.dirs } else { &[] };
+    let rules = rules::follow::start(node, &registry, rules::kept::Kept::open(dirs, group))?;
     Ok(Some(Others { registry, _follower: follower, _rules: rules }))
 }
 

@@ -411,7 +411,8 @@ pub fn run(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut
 /// What is to be said of what was loaded, from the list of it: of files that were done before the list was begun nothing
 /// is known, and nothing is said of a list that can't be read.
 fn remark(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path) -> Option<String> {
-    if spec.action != Action::Load || spec.metadata_only || run.stopping() {
+    // A file that is named twice is in the list twice, and held once.
+    if spec.action != Action::Load || spec.metadata_only || run.stopping() || spec.overlaps() {
         return None;
     }
     let (bytes, undone) = {

@@ -2,6 +2,7 @@
 
 use crate::walk::Filter;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::hash::Hasher as _;
 
 /// What happens to the files.
@@ -115,6 +116,16 @@ impl Spec {
         Counts { verify: self.verify && loads, metadata_only: self.metadata_only }
     }
 
+    /// Whether a path is named twice, or is below another.
+    pub fn overlaps(&self) -> bool {
+        let all: HashSet<&str> = self.paths.iter().map(|path| path.trim_matches('/')).collect();
+        let is_below = |path: &&str| {
+            let mut above = path.match_indices('/').map(|(end, _)| &path[..end]);
+            !path.is_empty() && all.contains("") || above.any(|folder| all.contains(folder))
+        };
+        all.len() < self.paths.len() || all.iter().any(is_below)
+    }
+
     /// What it walks past and what it takes.
     ///
     /// # Errors
@@ -131,6 +142,20 @@ mod tests {
     fn spec() -> Spec {
         let words = r#"{"action":"load","source":"s3://b","paths":["a","b"],"parallel":50}"#;
         serde_json::from_str(words).unwrap()
+    }
+
+    #[test]
+    fn paths_overlap_that_name_a_file_twice() {
+        let overlaps = |paths: &[&str]| {
+            let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+            Spec { paths, ..spec() }.overlaps()
+        };
+        for twice in [&["x", "x/y"][..], &["x/y/z", "x-", "x"], &["x", "x"], &["x/", "x"], &["", "x"]] {
+            assert!(overlaps(twice), "{twice:?}");
+        }
+        for once in [&[""][..], &[], &["x", "xy", "x-/y"], &["x/y", "x/z"]] {
+            assert!(!overlaps(once), "{once:?}");
+        }
     }
 
     #[test]

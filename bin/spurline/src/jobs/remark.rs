@@ -35,6 +35,14 @@ impl Group<'_> {
         Some(capacity.saturating_sub(self.sum(|node| node["pinned_bytes"].as_u64())?))
     }
 
+    /// Whether `bytes` more could not be pinned: there is no room for them, or none for a block on one of the nodes.
+    fn refuses_pins(&self, bytes: u64) -> bool {
+        let left =
+            |node: &Value| Some(node["most_pinned_bytes"].as_u64()?.saturating_sub(node["pinned_bytes"].as_u64()?));
+        let is_full = |node: &Value| left(node).zip(node["block_size"].as_u64()).is_some_and(|(left, one)| left < one);
+        self.sum(left).is_some_and(|left| left < bytes) || self.told.iter().any(is_full)
+    }
+
     /// Whether all of `bytes` is held for sure, whatever files they are.
     pub fn holds(&self, bytes: u64) -> bool {
         self.set.rules.is_empty() && self.room().is_none_or(|room| bytes <= room)
@@ -57,13 +65,17 @@ impl Group<'_> {
         for (url, loaded) in by_rule {
             let held = self.sum(|node| rules::rule_in(node, url)["held_bytes"].as_u64().or(Some(0)))?;
             let rule = self.set.rules.iter().find(|rule| rule.url == url)?;
-            if loaded > held && said.len() < NAMED {
-                let (loaded, held) = (human_bytes(loaded), human_bytes(held));
-                said.push(format!(
-                    "of {url} {loaded} were loaded and {held} are held: {}",
-                    rules::words(&rule.to_json())
-                ));
+            if loaded <= held || said.len() == NAMED {
+                continue;
             }
+            let why = match (rule.ttl_seconds, rule.quota_bytes) {
+                (None, None) if self.refuses_pins(loaded - held) => "not all of it could be pinned".to_owned(),
+                // A pin alone takes nothing away.
+                (None, None) => continue,
+                _ => rules::words(&rule.to_json()),
+            };
+            let (loaded, held) = (human_bytes(loaded), human_bytes(held));
+            said.push(format!("of {url} {loaded} were loaded and {held} are held: {why}"));
         }
         if rest > room {
             let (rest, room) = (human_bytes(rest), human_bytes(room));
@@ -117,6 +129,18 @@ mod tests {
             remark(&[("y", 121)]).unwrap(),
             "121 MiB were loaded where the cache disks have room for 120 MiB: not all of it is held"
         );
+        let pinned = Rule { pin: true, ..rule("s3://b/p", 3) };
+        let pins = |most: u64| {
+            let mut told = [64 << 20, 64 << 20].map(|room| node(&[(pinned.clone(), 10 << 20)], room, 10 << 20));
+            told.iter_mut()
+                .for_each(|node| (node["most_pinned_bytes"], node["block_size"]) = (most.into(), 4096.into()));
+            Group::of(&told).remark("s3://b", files(&[("p/1", 30)]))
+        };
+        assert_eq!(pins(50 << 20), None, "there is room for its pins");
+        for most in [14 << 20, 10 << 20] {
+            let said = pins(most).unwrap();
+            assert_eq!(said, "of s3://b/p 30.0 MiB were loaded and 20.0 MiB are held: not all of it could be pinned");
+        }
         let plain = [node(&[], 64 << 20, 0)];
         assert!(Group::of(&plain).holds(64 << 20) && !Group::of(&plain).holds(65 << 20));
         // One of an older release, or without disks.

@@ -152,6 +152,11 @@ fn short_of(copies: u32, up: usize) -> Option<String> {
     short.then(|| format!("{} up: {} at most", many(up, "node is", "nodes are"), many(most, "copy", "copies")))
 }
 
+/// In how many of the copies asked for a block can be held, by so many nodes that have a share of the blocks.
+fn copies_held(asked: u32, holders: usize) -> u64 {
+    u64::from(asked.clamp(1, COPIES)).min(holders as u64)
+}
+
 fn worked(done: Vec<spurline_proto::PartDone>) -> Vec<Result<Worked>> {
     let one = |done: spurline_proto::PartDone| match done.error {
         Some(error) => Err(error),
@@ -194,9 +199,10 @@ impl Target for Group {
             return None;
         }
         let told = self.remote.rules_told(usize::MAX, TOLD).ok()?;
+        let holders = self.remote.holders_up();
         let copies = |path: &[u8]| {
-            let copies = replicas.unwrap_or_else(|| self.remote.copies_of(path)).clamp(1, COPIES);
-            u64::from(copies).min(told.len() as u64)
+            let asked = replicas.unwrap_or_else(|| self.remote.copies_of(path));
+            copies_held(asked, holders)
         };
         let files = files.map(|(path, size)| {
             let copies = copies(&path);
@@ -219,5 +225,7 @@ mod tests {
         assert_eq!(short_of(9, 3).unwrap(), "3 nodes are up: 3 copies at most");
         assert_eq!(short_of(2, 1).unwrap(), "1 node is up: 1 copy at most");
         assert_eq!(short_of(9, 100).unwrap(), "100 nodes are up: 8 copies at most");
+        // Three asked for, one of three nodes drained.
+        assert_eq!((copies_held(3, 2), copies_held(3, 9), copies_held(9, 100)), (2, 3, 8));
     }
 }

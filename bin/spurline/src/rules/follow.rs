@@ -1,6 +1,7 @@
 //! How a node learns of the rules of its group: every few seconds it brings those it knows and those its registry keeps
-//! together, which costs a message only where they differ.
+//! together, which costs a message only where they differ. What it knows it keeps beside its blocks.
 
+use super::kept::Kept;
 use serde_json::Value;
 use spurline_cache::RuleSet;
 use spurline_config::Fault;
@@ -21,14 +22,15 @@ pub struct Following {
     _open: mpsc::Sender<()>,
 }
 
-/// Has a node go by the rules that its registry keeps: those of now when this returns, those of later as they come.
-/// `None` where the registry keeps none.
+/// Has a node go by the rules that its registry keeps: those of now when this returns, or those that were `kept` where it
+/// can't be reached, and those of later as they come. `None` where the registry keeps none.
 ///
 /// # Errors
 /// When there can be no thread.
-pub fn start(node: &Arc<Node>, registry: &Arc<dyn Registry>) -> Result<Option<Following>, Fault> {
+pub fn start(node: &Arc<Node>, registry: &Arc<dyn Registry>, mut kept: Kept) -> Result<Option<Following>, Fault> {
     let Some(book) = registry.book(spurline_cache::merge_rules) else { return Ok(None) };
-    let mut said = say(exchange(node, book.as_ref()), false);
+    let mut said = say(exchange(node, book.as_ref(), &kept.rules()), false);
+    kept.keep(&node.rules());
     let (open, ended) = mpsc::channel();
     let node = Arc::downgrade(node);
     let run = move || {
@@ -38,7 +40,8 @@ pub fn start(node: &Arc<Node>, registry: &Arc<dyn Registry>) -> Result<Option<Fo
                 return;
             }
             let Some(node) = node.upgrade() else { return };
-            said = say(exchange(&node, book.as_ref()), said);
+            said = say(exchange(&node, book.as_ref(), &node.rules()), said);
+            kept.keep(&node.rules());
         }
     };
     let thread = std::thread::Builder::new().name("rules".into()).spawn(run);
@@ -51,14 +54,18 @@ fn jittered(drawn: u64) -> Duration {
     LOOK / 2 + LOOK.mul_f64((drawn >> 11) as f64 / (1u64 << 53) as f64)
 }
 
-fn exchange(node: &Node, book: &dyn Book) -> Result<(), Error> {
-    let own = node.rules();
+fn exchange(node: &Node, book: &dyn Book, own: &RuleSet) -> Result<(), Error> {
+    let told = agreed(book, own);
+    // Not before the registry was asked: what is of a rule that is not known is of none for good.
+    node.take_rules(told.as_ref().unwrap_or(own));
+    told.map(drop)
+}
+
+/// What the registry keeps together with `own`.
+fn agreed(book: &dyn Book, own: &RuleSet) -> Result<RuleSet, Error> {
     let known = if own.revision == 0 { Value::Null } else { own.to_json() };
     let kept = book.exchange(&known)?;
-    if kept != known {
-        node.take_rules(&RuleSet::from_json(&kept)?);
-    }
-    Ok(())
+    if kept == known { Ok(own.clone()) } else { RuleSet::from_json(&kept) }
 }
 
 /// Says why the rules can't be had, once. That the registry is gone whoever follows it says.
@@ -78,6 +85,34 @@ fn say(asked: Result<(), Error>, said: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spurline_cache::Rule;
+
+    struct Said(Result<Value, Error>);
+
+    impl Book for Said {
+        fn exchange(&self, given: &Value) -> Result<Value, Error> {
+            let kept = self.0.clone()?;
+            spurline_cache::merge_rules(&kept, given)
+        }
+    }
+
+    #[test]
+    fn what_was_kept_is_told_the_registry_and_gives_way_to_what_is_newer() {
+        let rule = |ttl, revision| Rule {
+            url: "s3://b/x".into(),
+            ttl_seconds: Some(ttl),
+            number: 7,
+            revision,
+            ..Rule::default()
+        };
+        let set = |ttl, revision| RuleSet { revision, rules: vec![rule(ttl, revision)], ..RuleSet::default() };
+        let (old, new) = (set(60, 3), set(5, 4));
+        let newer = agreed(&Said(Ok(new.to_json())), &old).unwrap();
+        assert_eq!((newer.revision, newer.rules[0].ttl_seconds), (4, Some(5)));
+        assert_eq!(agreed(&Said(Ok(old.to_json())), &old).unwrap(), old);
+        let gone = Error::new(ErrorKind::Unavailable, "gone");
+        assert!(agreed(&Said(Err(gone)), &old).is_err());
+    }
 
     #[test]
     fn nodes_look_at_different_times_and_about_as_often() {

@@ -2,6 +2,7 @@
 //! once, `spurline rules` lists them.
 
 pub mod follow;
+pub mod kept;
 mod nodes;
 
 use crate::cli::{LimitArgs, RuleArgs, RulesArgs};

@@ -1,0 +1,136 @@
+//! The rules of its group that a node knew last, in a file in each of its cache directories: what is on these disks is of
+//! classes that the rules name, and a node may be started while the registry is gone. What they mean it does not know.
+
+use serde_json::{Value, json};
+use spurline_cache::RuleSet;
+use spurline_config::GroupConfig;
+use spurline_types::{Error, ErrorKind};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+/// Beside the settings.
+const FILE: &str = "rules.json";
+
+/// One directory.
+struct Place {
+    file: PathBuf,
+    /// What the file says.
+    has: RuleSet,
+    /// That it can't be written was said.
+    said: bool,
+}
+
+/// The files, of one group by one registry: the rules of another mean nothing here.
+pub struct Kept {
+    group: String,
+    registry: String,
+    places: Vec<Place>,
+}
+
+impl Kept {
+    /// Reads what the directories keep.
+    pub fn open(dirs: &[PathBuf], group: &GroupConfig) -> Kept {
+        let mut kept = Kept { group: group.name.clone(), registry: group.registry.to_string(), places: Vec::new() };
+        for dir in dirs {
+            let file = dir.join(FILE);
+            let has = kept.read(&file).unwrap_or_else(|error| {
+                tracing::warn!("{}: {error}; the rules of the group are not known from there", file.display());
+                RuleSet::default()
+            });
+            kept.places.push(Place { file, has, said: false });
+        }
+        kept
+    }
+
+    fn read(&self, file: &Path) -> Result<RuleSet, Error> {
+        let text = match fs::read(file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RuleSet::default()),
+            Err(error) => return Err(Error::io("it can't be read", &error)),
+        };
+        let text: Value = serde_json::from_slice(&text)
+            .map_err(|error| Error::new(ErrorKind::Invalid, format!("it makes no sense: {error}")))?;
+        if text["group"] != self.group || text["registry"] != self.registry {
+            tracing::info!("{} is of another group or registry: it is not gone by", file.display());
+            return Ok(RuleSet::default());
+        }
+        RuleSet::from_json(&text["rules"])
+    }
+
+    /// The rules that are kept, of all directories together.
+    pub fn rules(&self) -> RuleSet {
+        self.places.iter().fold(RuleSet::default(), |all, place| all.merged(&place.has))
+    }
+
+    /// Keeps these, where others are kept.
+    pub fn keep(&mut self, set: &RuleSet) {
+        let text = || json!({"group": self.group, "registry": self.registry, "rules": set.to_json()}).to_string();
+        for place in self.places.iter_mut().filter(|place| place.has != *set) {
+            match write(&place.file, text().as_bytes()) {
+                Ok(()) => (place.has, place.said) = (set.clone(), false),
+                Err(error) => {
+                    if !place.said {
+                        // A disk that is full or bad serves what it has.
+                        tracing::warn!("{}: the rules of the group are not kept: {error}", place.file.display());
+                    }
+                    place.said = true;
+                }
+            }
+        }
+    }
+}
+
+/// Replaces the file; after a loss of power it is the one or the other.
+fn write(file: &Path, text: &[u8]) -> io::Result<()> {
+    let new = file.with_extension("json.new");
+    let mut out: File = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    out.write_all(text)?;
+    out.sync_all()?;
+    fs::rename(&new, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_cache::Rule;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Duration;
+
+    #[test]
+    fn what_was_known_last_is_known_again_in_the_same_group_only() {
+        let root = tempfile::tempdir().unwrap();
+        let dirs = [root.path().join("one"), root.path().join("two")];
+        dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+        let group = |name: &str, registry: &str| GroupConfig {
+            name: name.to_owned(),
+            registry: registry.parse().unwrap(),
+            zone: String::new(),
+            hold: Duration::ZERO,
+        };
+        let own = group("g", "coordinator:a:1");
+        let mut kept = Kept::open(&dirs, &own);
+        assert_eq!(kept.rules(), RuleSet::default());
+        kept.keep(&RuleSet::default());
+        assert!(!dirs[0].join(FILE).exists(), "nobody gave a rule");
+        let rule = Rule { url: "s3://b/x".into(), pin: true, number: 7, revision: 3, ..Rule::default() };
+        let set = RuleSet { revision: 3, rules: vec![rule], ..RuleSet::default() };
+        kept.keep(&set);
+        assert_eq!((kept.rules(), Kept::open(&dirs, &own).rules()), (set.clone(), set.clone()));
+        for dir in &dirs {
+            assert_eq!(fs::metadata(dir.join(FILE)).unwrap().permissions().mode() & 0o777, 0o600);
+            assert_eq!(fs::read_dir(dir).unwrap().count(), 1);
+        }
+        for other in [group("h", "coordinator:a:1"), group("g", "coordinator:b:1")] {
+            assert_eq!(Kept::open(&dirs, &other).rules(), RuleSet::default());
+        }
+        // One that was spoilt is none, and is made good.
+        fs::write(dirs[0].join(FILE), "{\"group\":\"g").unwrap();
+        assert_eq!(Kept::open(&dirs[..1], &own).rules(), RuleSet::default());
+        let mut kept = Kept::open(&dirs, &own);
+        assert_eq!(kept.rules(), set);
+        kept.keep(&set);
+        assert_eq!(Kept::open(&dirs[..1], &own).rules(), set);
+    }
+}
