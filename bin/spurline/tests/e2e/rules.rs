@@ -152,8 +152,10 @@ fn pinned_folders_stay_over_scans_restarts_and_a_smaller_disk() {
     assert_eq!((group.fetched("val"), group.held("val")), (8, Some(8 << 20)), "pinned, and each fetched once");
     let port = node.port();
     node.process.kill();
+    // Started while the registry is gone it knows the rules still.
+    group.coordinator.kill();
     let node = group.node_at("one", "24M", port);
-    eventually("the node is in the list", || group.held("val") == Some(8 << 20));
+    assert_eq!(node.count("blockcache", "pinned_bytes"), 8 << 20, "{}", node.process.log());
     // A coordinator that comes back empty is given the rules by the node.
     group.restart(false);
     eventually("the rules are given back", || group.held("val") == Some(8 << 20));
