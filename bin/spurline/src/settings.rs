@@ -25,8 +25,20 @@ struct Difference {
 
 /// The settings as they are kept.
 fn now(config: &NodeConfig) -> Value {
-    let zone = config.group.as_ref().map_or("", |group| &group.zone);
-    json!({ "name": config.name, "zone": zone, "rule": RULE })
+    let group = config.group.as_ref();
+    json!({
+        "name": config.name,
+        "zone": group.map_or("", |group| &group.zone),
+        "rule": RULE,
+        "group": group.map(|group| &group.name),
+        "registry": group.map(|group| group.registry.to_string()),
+    })
+}
+
+/// Whether both are of a node in the same group, by the same registry. A cache may serve another one, which a slip of the
+/// pen looks like: that node has to be let in first.
+fn same_group(before: &Value, now: &Value) -> bool {
+    ["group", "registry"].iter().all(|key| before[key].is_string() && before[key] == now[key])
 }
 
 /// What differs between two of them; what is not known of one of them does not.
@@ -100,7 +112,7 @@ pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<Marks, F
             return Err(refuse(&format!("the cache in {}", dir.display()), &differing));
         }
         differing.iter().for_each(|d| tracing::warn!("accepted by --yes: {}", d.what));
-        marks.before |= before.is_object();
+        marks.before |= same_group(&before, now);
         if before != *now {
             marks.dirs.push(dir.clone());
         }
@@ -154,6 +166,19 @@ pub fn compare_with_others(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_was_in_its_group_before_only_by_the_same_name_and_registry() {
+        let now = json!({"name": "a", "group": "g", "registry": "etcd://h:1"});
+        assert!(same_group(&now, &now));
+        for (key, other) in [("group", "h"), ("registry", "etcd://h:2")] {
+            let mut before = now.clone();
+            before[key] = json!(other);
+            assert!(!same_group(&before, &now));
+            assert_eq!(differences(&before, &now), []);
+        }
+        assert!(!same_group(&Value::Null, &now) && !same_group(&json!({"name": "a"}), &now));
+    }
 
     #[test]
     fn each_setting_that_differs_is_named_with_both_values() {
