@@ -369,16 +369,16 @@ impl JobStore {
         Ok(job(read(self.txn(Vec::new(), both, Vec::new())?)))
     }
 
-    /// All jobs of a group, by name.
+    /// All jobs of a group whose names begin with `prefix`, by name.
     ///
     /// # Errors
     /// When etcd does not answer.
-    pub fn all(&self, group: &str) -> Result<Vec<(String, StoredJob)>> {
-        let prefix = format!("{DATA}{group}/");
-        let found = self.ask(self.session.range(below(prefix.clone().into_bytes())))?;
+    pub fn all(&self, group: &str, prefix: &str) -> Result<Vec<(String, StoredJob)>> {
+        let area = format!("{DATA}{group}/");
+        let found = self.ask(self.session.range(below(format!("{area}{prefix}").into_bytes())))?;
         let mut parts: BTreeMap<String, [Option<Vec<u8>>; 2]> = BTreeMap::new();
         for kv in found.kvs {
-            let Some(rest) = std::str::from_utf8(&kv.key).ok().and_then(|key| key.strip_prefix(&prefix)) else {
+            let Some(rest) = std::str::from_utf8(&kv.key).ok().and_then(|key| key.strip_prefix(&area)) else {
                 continue;
             };
             let Some((id, what)) = rest.split_once('/') else { continue };

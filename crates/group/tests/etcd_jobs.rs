@@ -51,7 +51,9 @@ fn a_job_is_done_by_one_and_goes_on_with_the_other() {
     assert!(b.save("g", "j", b"end", true).unwrap());
     assert_eq!(now(&b, "j"), None);
     assert_eq!((b.claim("g", "j").unwrap(), b.stop("g", "j").unwrap()), (None, false));
-    assert_eq!(b.all("g").unwrap(), [("j".to_owned(), job("what", "end"))]);
+    let ended = [("j".to_owned(), job("what", "end"))];
+    assert_eq!((b.all("g", "").unwrap(), b.all("g", "j").unwrap()), (ended.to_vec(), ended.to_vec()));
+    assert_eq!(b.all("g", "i").unwrap(), []);
     // What ended can be begun anew, by anybody.
     let c = open(&server, "c");
     assert_eq!(c.begin("g", "j", &job("what", "0")).unwrap(), Begun::Mine);

@@ -241,15 +241,14 @@ impl Board {
     /// # Errors
     /// When the job makes no sense, can't be kept, or is being done at another speed.
     pub fn submit(&self, spec: Spec) -> Result<String> {
-        self.begin(spec).map(|(id, _)| id)
+        self.begin(spec, 0).map(|(id, _)| id)
     }
 
-    /// The same; and whether it was under way already.
-    fn begin(&self, spec: Spec) -> Result<(String, bool)> {
+    /// The same, as a later job of its paths than `after`; and whether it was under way already.
+    fn begin(&self, spec: Spec, after: u64) -> Result<(String, bool)> {
         spec.filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
         let id = spec.id();
-        let before = self.about(&spec.subject())?.iter().map(|(_, _, progress)| progress.submission).max();
-        let submission = before.unwrap_or(0) + 1;
+        let submission = self.last_submission(&spec.subject()).max(after).saturating_add(1);
         let mut jobs = self.jobs.lock();
         let other = match jobs.get(&id).filter(|job| job.under_way()) {
             Some(job) => Some(job.spec.clone()),
@@ -281,6 +280,17 @@ impl Board {
         jobs.insert(id.clone(), Job { spec, run, thread: Some(thread), number });
         self.forget_oldest(&mut jobs);
         Ok((id, false))
+    }
+
+    /// The most that a job of these paths has, as far as that can be found out.
+    fn last_submission(&self, subject: &str) -> u64 {
+        let all = self.about(subject).unwrap_or_else(|error| {
+            tracing::warn!(
+                "which jobs of {subject} there were is not known, which is no hindrance to another: {error}"
+            );
+            Vec::new()
+        });
+        all.iter().map(|(_, _, progress)| progress.submission).max().unwrap_or(0)
     }
 
     fn forget_oldest(&self, jobs: &mut BTreeMap<String, Job>) {
@@ -340,12 +350,13 @@ impl Board {
     /// # Errors
     /// When those can't be read.
     pub fn list(&self) -> Result<Vec<Named>> {
-        self.those(|_| true)
+        self.those("", |_| true)
     }
 
-    /// Those whose names `takes` takes.
-    fn those(&self, takes: impl Fn(&str) -> bool) -> Result<Vec<Named>> {
-        let mut others: BTreeMap<String, Kept> = self.keep.others()?.into_iter().filter(|(id, _)| takes(id)).collect();
+    /// Those whose names begin with `prefix`, and that `takes` takes.
+    fn those(&self, prefix: &str, takes: impl Fn(&str) -> bool) -> Result<Vec<Named>> {
+        let others = self.keep.others(prefix)?.into_iter();
+        let mut others: BTreeMap<String, Kept> = others.filter(|(id, _)| takes(id)).collect();
         let jobs = self.jobs.lock();
         let here = |(id, job): &(&String, &Job)| takes(id) && (job.under_way() || !others.contains_key(*id));
         let mut all: Vec<_> = jobs.iter().filter(here).collect();
@@ -359,7 +370,7 @@ impl Board {
 
     /// All jobs of the same paths; a release before named them by these alone.
     fn about(&self, subject: &str) -> Result<Vec<Named>> {
-        self.those(|id| id == subject || id.rsplit_once('-').is_some_and(|(other, _)| other == subject))
+        self.those(subject, |id| id == subject || id.rsplit_once('-').is_some_and(|(other, _)| other == subject))
     }
 
     /// The job of this name; or, for a name that says which paths alone, all jobs of these paths: first those under way,
@@ -490,7 +501,8 @@ impl Board {
     /// Answers `{"do": "submit", "spec": …}`, `{"do": "progress", "id": …}`, `{"do": "stop", "id": …}` and
     /// `{"do": "list"}`, which is how jobs are steered from another process. An id may be that of paths alone
     /// ([`Spec::subject`]): it means the job of these paths that is under way, or that was submitted last, and to stop it
-    /// means all of them.
+    /// means all of them. `"after": …` in a submission is the most that a job of this name has as its `submission` where
+    /// this board does not see it.
     ///
     /// # Errors
     /// When the request makes no sense, or names no job.
@@ -501,7 +513,7 @@ impl Board {
             Some("submit") => {
                 let spec = serde_json::from_value(request["spec"].clone())
                     .map_err(|e| invalid(format!("this is no job that this version knows: {e}")))?;
-                let (id, joined) = self.begin(spec)?;
+                let (id, joined) = self.begin(spec, request["after"].as_u64().unwrap_or(0))?;
                 let mut begun = first_of(&self.named(&id)?);
                 begun["joined"] = joined.into();
                 Ok(begun)

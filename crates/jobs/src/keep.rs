@@ -93,11 +93,11 @@ pub trait Keep: Send + Sync {
     fn read(&self, _id: &str) -> Result<Option<Kept>> {
         Ok(None)
     }
-    /// All jobs that other processes may have.
+    /// All jobs that other processes may have whose names begin with `prefix`.
     ///
     /// # Errors
     /// When they can't be read.
-    fn others(&self) -> Result<Vec<(String, Kept)>> {
+    fn others(&self, _prefix: &str) -> Result<Vec<(String, Kept)>> {
         Ok(Vec::new())
     }
     /// Asks the other process that works on a job to end it; answers whether it is under way.

@@ -637,3 +637,37 @@ fn a_job_is_one_process_s_and_another_goes_on_with_it() {
     }
     eventually("the end", || second.find(&id).unwrap().unwrap().1.state == State::Succeeded);
 }
+
+/// Keeps nothing, and can't say what others have.
+#[derive(Default)]
+struct Mute(Mutex<Vec<String>>);
+
+impl Keep for Mute {
+    fn save(&self, _: &str, _: &Kept) -> Result<()> {
+        Ok(())
+    }
+    fn load(&self) -> Result<Vec<(String, Kept)>> {
+        Ok(Vec::new())
+    }
+    fn others(&self, prefix: &str) -> Result<Vec<(String, Kept)>> {
+        self.0.lock().push(prefix.to_owned());
+        Err(Error::new(ErrorKind::Unavailable, "no answer"))
+    }
+    fn remove(&self, _: &str) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_job_begins_though_others_can_not_be_asked_and_only_those_of_its_paths_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let group = Group::new(&[("a", 1)]);
+    let keep = Arc::new(Mute::default());
+    let open = Arc::new(move |_: &str| Ok(Arc::clone(&group) as _));
+    let board = Board::start(Arc::clone(&keep) as _, dir.path(), open).unwrap();
+    let load = spec(&["a"]);
+    let begun = board.answer(&json!({"do": "submit", "spec": load, "after": 7})).unwrap();
+    assert_eq!(begun["submission"], 8);
+    assert_eq!(*keep.0.lock(), [load.subject()]);
+    eventually("the end", || board.find(&load.id()).unwrap().unwrap().1.state.ended());
+}

@@ -60,9 +60,9 @@ impl Keep for Shared {
         self.store.read(&self.group, id)?.as_ref().map(from_stored).transpose()
     }
 
-    fn others(&self) -> Result<Vec<(String, Kept)>> {
+    fn others(&self, prefix: &str) -> Result<Vec<(String, Kept)>> {
         let good = |(id, stored): (String, StoredJob)| from_stored(&stored).ok().map(|kept| (id, kept));
-        Ok(self.store.all(&self.group)?.into_iter().filter_map(good).collect())
+        Ok(self.store.all(&self.group, prefix)?.into_iter().filter_map(good).collect())
     }
 
     fn stop(&self, id: &str) -> Result<bool> {
