@@ -1,7 +1,7 @@
 //! A job looked at from here until it ends, also over a time in which nobody answers. It knows neither what the job is
 //! about nor how it is done.
 
-use super::place::Place;
+use super::place::{Place, submission};
 use super::show;
 use crate::cli::JobArgs;
 use serde_json::{Value, json};
@@ -141,7 +141,8 @@ impl<'a> Look<'a> {
         }
     }
 
-    fn ask(&self, id: &str, interrupted: &AtomicBool) -> std::result::Result<Value, Fault> {
+    /// Asks how far the job `id` is, and keeps in `seen` which one of that name it is.
+    fn ask(&self, id: &str, seen: &mut u64, interrupted: &AtomicBool) -> std::result::Result<Value, Fault> {
         let say = |error: Option<&Error>| {
             self.bar.say(&match error {
                 Some(error) => format!(
@@ -151,12 +152,14 @@ impl<'a> Look<'a> {
                 None => format!("{} answers again", self.place.who()),
             });
         };
-        let ask = || self.place.ask(&json!({"do": "progress", "id": id}));
+        let ask = || self.place.ask(&json!({"do": "progress", "id": id}), *seen);
         let answer = patiently(ask, |error| self.place.goes_on(error), SILENCE, interrupted, say);
-        answer.map_err(|lost| match lost {
+        let answer = answer.map_err(|lost| match lost {
             Lost::Told(error) => self.place.fault(&error),
             Lost::Silent(error) => self.silent(id, &error),
-        })
+        })?;
+        *seen = (*seen).max(submission(&answer));
+        Ok(answer)
     }
 
     /// What a look ends with when nobody answers.
@@ -174,11 +177,11 @@ impl<'a> Look<'a> {
     /// When nobody answers for too long, or what is answered.
     pub fn watch(&mut self, now: &Value, interrupted: &AtomicBool, mine: bool) -> std::result::Result<ExitCode, Fault> {
         self.others(now);
-        let id = id_of(now);
+        let (id, mut seen) = (id_of(now), submission(now));
         let mut told = false;
         loop {
             // Once it was told to stop, there is nothing more to be interrupted but the wait for a coordinator.
-            let now = self.ask(&id, interrupted)?;
+            let now = self.ask(&id, &mut seen, interrupted)?;
             if has_ended(&now) {
                 self.bar.end();
                 return Ok(show::report(&now, self.as_json));
@@ -191,7 +194,8 @@ impl<'a> Look<'a> {
                     return Ok(ExitCode::SUCCESS);
                 }
                 told = true;
-                self.place.ask(&json!({"do": "stop", "id": id})).map_err(|error| match self.place.goes_on(&error) {
+                let stop = json!({"do": "stop", "id": id});
+                self.place.ask(&stop, seen).map_err(|error| match self.place.goes_on(&error) {
                     true => self.silent(&id, &error),
                     false => self.place.fault(&error),
                 })?;
@@ -206,9 +210,10 @@ impl<'a> Look<'a> {
     /// As for [`Look::watch`].
     pub fn ended(&mut self, stopped: &Value) -> std::result::Result<ExitCode, Fault> {
         let others = stopped["others"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        for id in std::iter::once(id_of(stopped).as_str()).chain(others) {
+        let first = (id_of(stopped), submission(stopped));
+        for (id, mut seen) in std::iter::once(first).chain(others.map(|id| (id.to_owned(), 0))) {
             loop {
-                let now = self.ask(id, &AtomicBool::default())?;
+                let now = self.ask(&id, &mut seen, &AtomicBool::default())?;
                 if has_ended(&now) {
                     self.bar.end();
                     // Who stopped it has what was wanted, however it ended.

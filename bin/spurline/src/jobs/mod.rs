@@ -77,7 +77,7 @@ fn run(
         // Who gives no options means whatever is done with these paths.
         let id = if spec.is_plain() { spec.subject() } else { spec.id() };
         let todo = if args.stop { "stop" } else { "progress" };
-        let now = place.ask(&json!({"do": todo, "id": id})).map_err(|error| place.fault(&error))?;
+        let now = place.ask(&json!({"do": todo, "id": id}), 0).map_err(|error| place.fault(&error))?;
         if args.stop {
             return look.ended(&now);
         }

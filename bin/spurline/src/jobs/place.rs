@@ -124,16 +124,16 @@ impl Place {
         matches!(self.who, Who::Coordinators { .. })
     }
 
-    /// Asks about a job.
+    /// Asks about a job that was seen with the number `since` as its submission, be it 0 for one that was not seen yet.
     ///
     /// # Errors
     /// When nobody answers, or what is answered; `Unavailable` as long as one that may know the job does not answer.
-    pub fn ask(&self, request: &Value) -> Result<Value> {
+    pub fn ask(&self, request: &Value, since: u64) -> Result<Value> {
         match &self.who {
             Who::Mount { peer, .. } => peer.jobs(request, ANSWER),
             Who::Coordinators { at, .. } => {
                 // Paths alone mean all jobs of them, wherever they are worked on.
-                at_work(at.len(), request["do"] == "stop", |number| self.ask_one(number, request))
+                at_work(at.len(), request["do"] == "stop", since, |number| self.ask_one(number, request))
             }
         }
     }
@@ -147,9 +147,14 @@ impl Place {
         match &self.who {
             Who::Coordinators { at, .. } if at.len() > 1 => {
                 let progress = json!({"do": "progress", "id": id});
-                begin(at.len(), |number, begins| self.ask_one(number, if begins { submit } else { &progress }))
+                begin(at.len(), |number, after| {
+                    let Some(after) = after else { return self.ask_one(number, &progress) };
+                    let mut submit = submit.clone();
+                    submit["after"] = after.into();
+                    self.ask_one(number, &submit)
+                })
             }
-            _ => self.ask(submit),
+            _ => self.ask(submit, 0),
         }
     }
 
@@ -186,15 +191,19 @@ impl Place {
     }
 }
 
-/// What the first of so many coordinators says that works on a job; where none does, what one says that did. Behind it
-/// no more are asked, unless `all` are to be.
-fn at_work(count: usize, all: bool, mut ask: impl FnMut(usize) -> Result<Value>) -> Result<Value> {
-    let (mut working, mut ended, mut missing, mut silent) = (None, None, None, None);
+/// What the first of so many coordinators says that works on a job; where none does, what one says that did it last. Behind
+/// it no more are asked, unless `stop` is for all of them.
+///
+/// An end of before `since` is that of a job of the same name, and not of the one that was seen: coordinators that share no
+/// store know of their own alone. To stop a job that was not seen, an end says nothing while another does not answer.
+fn at_work(count: usize, stop: bool, since: u64, mut ask: impl FnMut(usize) -> Result<Value>) -> Result<Value> {
+    let (mut working, mut ended, mut missing, mut silent) = (None, None::<Value>, None, None);
     for number in 0..count {
         match ask(number) {
-            Ok(job) if !has_ended(&job) && !all => return Ok(job),
+            Ok(job) if !has_ended(&job) && !stop => return Ok(job),
             Ok(job) if !has_ended(&job) => working = working.or(Some(job)),
-            Ok(job) => ended = ended.or(Some(job)),
+            Ok(job) if ended.as_ref().is_some_and(|last| submission(last) >= submission(&job)) => {}
+            Ok(job) => ended = Some(job),
             Err(error) => match error.kind() {
                 ErrorKind::NotFound => missing = Some(error),
                 ErrorKind::Unavailable | ErrorKind::Timeout => silent = Some(error),
@@ -202,19 +211,32 @@ fn at_work(count: usize, all: bool, mut ask: impl FnMut(usize) -> Result<Value>)
             },
         }
     }
-    let none = || Error::new(ErrorKind::Unavailable, "no coordinator is named");
-    working.or(ended).ok_or_else(|| silent.or(missing).unwrap_or_else(none))
+    let counts = |last: &Value| match (stop, since) {
+        (true, 0) => silent.is_none(),
+        (true, _) => silent.is_none() || submission(last) >= since,
+        (false, _) => submission(last) >= since,
+    };
+    let none = || Error::new(ErrorKind::Unavailable, "no coordinator knows of it");
+    working.or(ended.filter(counts)).ok_or_else(|| silent.or(missing).unwrap_or_else(none))
+}
+
+/// Which of the jobs of its paths a job is; a later one has more.
+pub fn submission(job: &Value) -> u64 {
+    job["submission"].as_u64().unwrap_or(0)
 }
 
 /// Begins a job, so that of coordinators that share no store no two do it: all are asked for it before, also when one
-/// did not answer whether it began. `ask` asks a coordinator how far the job is, or to begin it.
-fn begin(count: usize, mut ask: impl FnMut(usize, bool) -> Result<Value>) -> Result<Value> {
-    let mut tried = Vec::new();
+/// did not answer whether it began. `ask` asks a coordinator how far the job is, or to begin it as a later one than
+/// that with the number given: an end of before is told by it.
+fn begin(count: usize, mut ask: impl FnMut(usize, Option<u64>) -> Result<Value>) -> Result<Value> {
+    let (mut tried, mut after) = (Vec::new(), 0);
     loop {
         let (mut free, mut silent) = (None, None);
         for number in 0..count {
-            match ask(number, false) {
-                Ok(job) if !has_ended(&job) => return ask(number, true),
+            let answer = ask(number, None);
+            after = answer.as_ref().map_or(after, |job| submission(job).max(after));
+            match answer {
+                Ok(job) if !has_ended(&job) => return ask(number, Some(after)),
                 Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => {
                     silent = Some(error)
                 }
@@ -226,7 +248,7 @@ fn begin(count: usize, mut ask: impl FnMut(usize, bool) -> Result<Value>) -> Res
         let Some(number) = free else {
             return Err(silent.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no coordinator begins the job")));
         };
-        match ask(number, true) {
+        match ask(number, Some(after)) {
             Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => tried.push(number),
             begun => return begun,
         }
@@ -284,7 +306,7 @@ mod tests {
     #[test]
     fn whoever_works_on_a_job_is_heard_before_who_did_or_knows_of_none() {
         let said = |answers: [fn() -> Result<Value>; 3]| {
-            at_work(3, false, |number| answers[number]())
+            at_work(3, false, 0, |number| answers[number]())
                 .map(|job| job["state"].as_str().unwrap_or_default().to_owned())
         };
         let (running, done): (fn() -> _, fn() -> _) = (|| state("RUNNING"), || state("SUCCEEDED"));
@@ -293,7 +315,7 @@ mod tests {
         assert_eq!(said([no_job, away, no_job]).unwrap_err().kind(), ErrorKind::Unavailable);
         assert_eq!(said([no_job; 3]).unwrap_err().kind(), ErrorKind::NotFound);
         let mut asked = 0;
-        let stopped = at_work(3, true, |number| {
+        let stopped = at_work(3, true, 0, |number| {
             asked += 1;
             if number == 1 { running() } else { done() }
         });
@@ -301,11 +323,36 @@ mod tests {
     }
 
     #[test]
+    fn an_end_of_before_is_not_that_of_the_job_that_was_seen() {
+        fn done(submission: u64) -> Result<Value> {
+            Ok(json!({"state": "SUCCEEDED", "submission": submission}))
+        }
+        let said = |stop: bool, since: u64, answers: [fn() -> Result<Value>; 2]| {
+            at_work(2, stop, since, |number| answers[number]())
+                .map(|job| submission(&job))
+                .map_err(|error| error.kind())
+        };
+        let (old, new): (fn() -> _, fn() -> _) = (|| done(7), || done(8));
+        // Who works on it is away for a moment, and another did it yesterday.
+        assert_eq!(said(false, 8, [away, old]), Err(ErrorKind::Unavailable));
+        assert_eq!(said(false, 8, [away, new]), Ok(8));
+        assert_eq!(said(false, 8, [old, new]), Ok(8));
+        assert_eq!(said(false, 0, [away, old]), Ok(7), "nothing else is known of it");
+        // It was lost with its coordinator.
+        assert_eq!(said(false, 8, [no_job, old]), Err(ErrorKind::NotFound));
+        // Nothing was stopped as long as the one that may work on it has not heard of that.
+        assert_eq!(said(true, 0, [away, new]), Err(ErrorKind::Unavailable));
+        assert_eq!(said(true, 8, [away, old]), Err(ErrorKind::Unavailable));
+        assert_eq!(said(true, 8, [away, new]), Ok(8));
+        assert_eq!(said(true, 0, [no_job, new]), Ok(8));
+    }
+
+    #[test]
     fn a_job_begins_with_one_coordinator() {
         // The second has it.
         let begun = RefCell::new(Vec::new());
-        let two = |number: usize, begins: bool| match (number, begins) {
-            (_, true) => {
+        let two = |number: usize, begins: Option<u64>| match (number, begins) {
+            (_, Some(_)) => {
                 begun.borrow_mut().push(number);
                 state("RUNNING")
             }
@@ -316,25 +363,33 @@ mod tests {
         assert_eq!(*begun.borrow(), [1]);
         // The first is away; the second begins it, and its answer is lost.
         begun.borrow_mut().clear();
-        let lost = |number: usize, begins: bool| match (number, begins) {
+        let lost = |number: usize, begins: Option<u64>| match (number, begins) {
             (0, _) => away(),
-            (1, true) if begun.borrow().is_empty() => {
+            (1, Some(_)) if begun.borrow().is_empty() => {
                 begun.borrow_mut().push(1);
                 away()
             }
-            (1, true) => state("RUNNING"),
-            (1, false) if !begun.borrow().is_empty() => state("WAITING"),
-            (_, true) => panic!("it is begun twice"),
+            (1, Some(_)) => state("RUNNING"),
+            (1, None) if !begun.borrow().is_empty() => state("WAITING"),
+            (_, Some(_)) => panic!("it is begun twice"),
             _ => no_job(),
         };
         begin(3, lost).unwrap();
         // One that can't begin it is gone past, and none is an error.
-        let broken = |number: usize, begins: bool| match (number, begins) {
-            (2, true) => state("RUNNING"),
-            (_, true) => away(),
+        let broken = |number: usize, begins: Option<u64>| match (number, begins) {
+            (2, Some(_)) => state("RUNNING"),
+            (_, Some(_)) => away(),
             _ => no_job(),
         };
         begin(3, broken).unwrap();
+        // The second did it before, as its third: this one is later.
+        let again = |number: usize, begins: Option<u64>| match (number, begins) {
+            (0, Some(after)) => Ok(json!({"state": "RUNNING", "submission": after + 1})),
+            (1, None) => Ok(json!({"state": "SUCCEEDED", "submission": 3})),
+            (_, Some(_)) => panic!("the first would do it"),
+            _ => no_job(),
+        };
+        assert_eq!(submission(&begin(2, again).unwrap()), 4);
         assert_eq!(begin(2, |_, _| away()).unwrap_err().kind(), ErrorKind::Unavailable);
     }
 }
