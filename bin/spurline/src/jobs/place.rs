@@ -130,7 +130,7 @@ impl Place {
     /// When nobody answers, or what is answered; `Unavailable` as long as one that may know the job does not answer.
     pub fn ask(&self, request: &Value, since: u64) -> Result<Value> {
         match &self.who {
-            Who::Mount { peer, .. } => peer.jobs(request, ANSWER),
+            Who::Mount { .. } => self.ask_one(0, request),
             Who::Coordinators { at, .. } => {
                 // Paths alone mean all jobs of them, wherever they are worked on.
                 at_work(at.len(), request["do"] == "stop", since, |number| self.ask_one(number, request))
@@ -169,8 +169,7 @@ impl Place {
 
     /// Whether a job goes on although nobody answered now: with a coordinator's next start, or by another coordinator.
     pub fn goes_on(&self, error: &Error) -> bool {
-        let silent = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout);
-        silent && self.is_group()
+        is_silence(error) && self.is_group()
     }
 
     /// An error of [`Place::ask`] for people: what is not there to be asked is missing, a job that is not known is a failure.
@@ -204,11 +203,9 @@ fn at_work(count: usize, stop: bool, since: u64, mut ask: impl FnMut(usize) -> R
             Ok(job) if !has_ended(&job) => working = working.or(Some(job)),
             Ok(job) if ended.as_ref().is_some_and(|last| submission(last) >= submission(&job)) => {}
             Ok(job) => ended = Some(job),
-            Err(error) => match error.kind() {
-                ErrorKind::NotFound => missing = Some(error),
-                ErrorKind::Unavailable | ErrorKind::Timeout => silent = Some(error),
-                _ => return Err(error),
-            },
+            Err(error) if error.kind() == ErrorKind::NotFound => missing = Some(error),
+            Err(error) if is_silence(&error) => silent = Some(error),
+            Err(error) => return Err(error),
         }
     }
     let counts = |last: &Value| match (stop, since) {
@@ -218,6 +215,11 @@ fn at_work(count: usize, stop: bool, since: u64, mut ask: impl FnMut(usize) -> R
     };
     let none = || Error::new(ErrorKind::Unavailable, "no coordinator knows of it");
     working.or(ended.filter(counts)).ok_or_else(|| silent.or(missing).unwrap_or_else(none))
+}
+
+/// Whether nobody answered, in contrast to an answer that is an error.
+fn is_silence(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
 }
 
 /// Which of the jobs of its paths a job is; a later one has more.
@@ -237,9 +239,7 @@ fn begin(count: usize, mut ask: impl FnMut(usize, Option<u64>) -> Result<Value>)
             after = answer.as_ref().map_or(after, |job| submission(job).max(after));
             match answer {
                 Ok(job) if !has_ended(&job) => return ask(number, Some(after)),
-                Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => {
-                    silent = Some(error)
-                }
+                Err(error) if is_silence(&error) => silent = Some(error),
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ if tried.contains(&number) => {}
                 _ => free = free.or(Some(number)),
@@ -249,7 +249,7 @@ fn begin(count: usize, mut ask: impl FnMut(usize, Option<u64>) -> Result<Value>)
             return Err(silent.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no coordinator begins the job")));
         };
         match ask(number, Some(after)) {
-            Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => tried.push(number),
+            Err(error) if is_silence(&error) => tried.push(number),
             begun => return begun,
         }
     }
