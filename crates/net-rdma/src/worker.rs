@@ -78,17 +78,8 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, life_only: bool) -> End {
 
 /// Waits for the connection's next event without a thread.
 fn park(shared: &Shared, conn: &Conn, session: &Session) -> End {
-    let (crew, fd, id) = (shared.crew(), session.pair.fd(), conn.state.id());
-    // The session's lock is held: whoever takes the next event sees it.
-    let parked = match (conn.moved.load(Ordering::Relaxed), conn.state.for_data()) {
-        (true, _) => crew.park(fd, id, PARKED),
-        (false, true) => {
-            conn.moved.store(true, Ordering::Relaxed);
-            crew.move_to_data(fd, id, PARKED)
-        }
-        (false, false) => crew.park_life(fd, id, PARKED),
-    };
-    match parked {
+    let state = &conn.state;
+    match shared.crew().park(session.pair.fd(), state.id(), PARKED, &conn.moved, state.for_data()) {
         Ok(()) => End::Parked,
         Err(e) => End::Close(Error::io("parking the connection failed", &e.into())),
     }

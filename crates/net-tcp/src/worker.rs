@@ -14,7 +14,6 @@ use spurline_types::{Error, ErrorKind, Result};
 use std::io::IoSlice;
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Requests answered on one connection before others get their turn, when no worker is idle.
@@ -150,17 +149,8 @@ fn come_to_reader(socket: &TcpStream) {
 
 /// Waits for the connection's next bytes without a thread.
 fn park(shared: &Shared, conn: &Conn) -> End {
-    let (crew, id) = (shared.crew(), conn.state.id());
-    let parked = match (conn.moved.load(Ordering::Acquire), conn.state.for_data()) {
-        (true, _) => crew.park(&conn.socket, id, PARKED),
-        // Before it is armed: whoever takes its next event sees it.
-        (false, true) => {
-            conn.moved.store(true, Ordering::Release);
-            crew.move_to_data(&conn.socket, id, PARKED)
-        }
-        (false, false) => crew.park_life(&conn.socket, id, PARKED),
-    };
-    match parked {
+    let state = &conn.state;
+    match shared.crew().park(&conn.socket, state.id(), PARKED, &conn.moved, state.for_data()) {
         Ok(()) => End::Parked,
         Err(_) => End::Closed,
     }

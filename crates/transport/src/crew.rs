@@ -128,29 +128,29 @@ impl Crew {
         epoll::add(&self.life, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
     }
 
-    /// Waits for the next one of such a connection.
+    /// Waits for a connection's next event among those of its kind: `moved` once it was asked for data, which `for_data` says.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn park_life(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> rustix::io::Result<()> {
-        epoll::modify(&self.life, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
-    }
-
-    /// Such a connection is asked for data from now on: waits for its next event.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn move_to_data(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> rustix::io::Result<()> {
-        epoll::delete(&self.life, fd.as_fd())?;
-        self.watch(fd, id, flags)
-    }
-
-    /// Waits for the next one.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn park(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> rustix::io::Result<()> {
-        epoll::modify(&self.epoll, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
+    pub fn park(
+        &self,
+        fd: impl AsFd,
+        id: u64,
+        flags: EventFlags,
+        moved: &AtomicBool,
+        for_data: bool,
+    ) -> rustix::io::Result<()> {
+        let again = |set| epoll::modify(set, fd.as_fd(), EventData::new_u64(id), flags | EventFlags::ONESHOT);
+        match (moved.load(Ordering::Acquire), for_data) {
+            (true, _) => again(&self.epoll),
+            (false, false) => again(&self.life),
+            (false, true) => {
+                // Before it is armed: whoever takes its next event sees it.
+                moved.store(true, Ordering::Release);
+                epoll::delete(&self.life, fd.as_fd())?;
+                self.watch(fd.as_fd(), id, flags)
+            }
+        }
     }
 
     /// Whether another worker waits for events, so that this one may wait on its connection.
