@@ -3,7 +3,7 @@
 
 use crate::files::{FileCache, FileKey};
 use crate::health::{DiskState, Health};
-use crate::io::{DiskIo, OpenFile, Space};
+use crate::io::{DiskIo, OpenFile, Space, is_own};
 use crate::journal::Journal;
 use crate::layout::{self, Root};
 use crate::policy::S3Fifo;
@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// That this process is short of something is said again after this long at the earliest.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// What the disk's background thread is asked to do.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +62,10 @@ pub struct Disk {
     pub work: Mutex<VecDeque<Work>>,
     /// Wakes the background thread.
     pub wake: Condvar,
+    /// The block, and its generation, whose late read put the disk out of use the last time.
+    pub put_out_by: Mutex<Option<(BlockId, u16)>>,
+    /// When it was said last that this process is short of something.
+    pub said_short: Mutex<Option<Instant>>,
     /// Timeouts of operations.
     pub timeouts: (Duration, Duration),
     /// Counters.
@@ -149,14 +156,33 @@ impl Disk {
         }
     }
 
-    /// Notes a failed operation: counts it, and changes the disk's state if it has to.
-    pub fn failed(&self, what: &str, error: &io::Error) {
+    /// Notes a failed operation: counts it, unless it tells nothing of the disk, and changes the disk's state if it has to;
+    /// whether it did.
+    pub fn failed(&self, what: &str, error: &io::Error) -> bool {
+        if is_own(error) {
+            self.short(what, error);
+            return false;
+        }
         self.stats.blockcache.io_errors.add(1);
         let late = error.kind() == io::ErrorKind::TimedOut;
-        if let Some(state) = self.health.failed(Instant::now(), late, &|| format!("{what}: {error}")) {
-            self.entered(state);
-        } else {
-            tracing::debug!("cache disk {}: {what}: {error}", self.root.display());
+        let changed = self.health.failed(Instant::now(), late, &|| format!("{what}: {error}"));
+        match changed {
+            Some(state) => self.entered(state),
+            None => tracing::debug!("cache disk {}: {what}: {error}", self.root.display()),
+        }
+        changed.is_some()
+    }
+
+    /// Says now and then that this process is short of something.
+    fn short(&self, what: &str, error: &io::Error) {
+        let mut said = self.said_short.lock();
+        if said.is_none_or(|at| at.elapsed() > SAY_AGAIN) {
+            *said = Some(Instant::now());
+            tracing::warn!(
+                "cache disk {}: {what}: {error}; that is no fault of the disk, and what is not had from it meanwhile is \
+                 fetched again; raise 'ulimit -n' if it is the descriptors",
+                self.root.display()
+            );
         }
     }
 
@@ -183,7 +209,9 @@ impl Disk {
                 self.total.store(total, Ordering::Relaxed);
                 self.free.store(free, Ordering::Relaxed);
             }
-            Err(error) => self.failed("asking for free space", &error),
+            Err(error) => {
+                self.failed("asking for free space", &error);
+            }
         }
     }
 

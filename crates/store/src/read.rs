@@ -4,7 +4,7 @@
 use crate::crc::GRANULE;
 use crate::disk::{Disk, Work};
 use crate::index::{Activity, Entry, Index, LEAVING, VERIFIED, WHOLE};
-use crate::io::{ALIGN, IoBuf, OpenFile, Target};
+use crate::io::{ALIGN, IoBuf, OpenFile, Target, is_own};
 use crate::layout;
 use crate::scratch::{self, BOUNCE};
 use crate::store::Core;
@@ -164,11 +164,11 @@ impl Core {
         let file = match disk.file(&key) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.drop_block(disk, place, "its file is gone");
+                self.drop_wrong(disk, place, "its file is gone");
                 return Outcome::Miss;
             }
             Err(error) => {
-                disk.failed("opening a data file", &error);
+                self.unreadable(disk, place, "opening a data file", &error);
                 return Outcome::Miss;
             }
         };
@@ -210,11 +210,11 @@ impl Core {
                 Outcome::Hit
             }
             Ok(n) => {
-                self.drop_block(disk, place, if n < want { "its file is too short" } else { "its checksum is wrong" });
+                self.drop_wrong(disk, place, if n < want { "its file is too short" } else { "its checksum is wrong" });
                 Outcome::Miss
             }
             Err(error) => {
-                disk.failed("reading a block", &error);
+                self.unreadable(disk, place, "reading a block", &error);
                 if kept { Outcome::Lost } else { Outcome::Miss }
             }
         }
@@ -227,19 +227,42 @@ impl Core {
         }
     }
 
-    /// Drops a block whose bytes are wrong, unless it was evicted or written anew while it was read: then wrong bytes
-    /// were to be expected.
-    fn drop_block(&self, disk: &Disk, place: &Place, why: &str) {
+    /// Drops a block whose bytes are wrong.
+    fn drop_wrong(&self, disk: &Disk, place: &Place, why: &str) {
+        if self.drop_block(disk, place, why) {
+            self.stats.blockcache.checksum_errors.add(1);
+        }
+    }
+
+    /// Notes that a block could not be read, and drops it when that is most likely its own fault: one in a bad sector would
+    /// take the whole disk out of use again and again, and never be written anew. A disk that fails as a whole loses the
+    /// few blocks by which that is found out.
+    fn unreadable(&self, disk: &Disk, place: &Place, what: &str, error: &io::Error) {
+        let put_out = disk.failed(what, error);
+        let its_own = if error.kind() == io::ErrorKind::TimedOut {
+            // One that is late says nothing yet; the same one again does.
+            let block = Some((place.block, place.generation));
+            put_out && std::mem::replace(&mut *disk.put_out_by.lock(), block) == block
+        } else {
+            !is_own(error) && disk.health.usable()
+        };
+        if its_own {
+            self.drop_block(disk, place, &format!("{what}: {error}"));
+        }
+    }
+
+    /// Drops a block, unless it was evicted or written anew while it was read: then what was read is no wonder. Whether it
+    /// did.
+    fn drop_block(&self, disk: &Disk, place: &Place, why: &str) -> bool {
         let mut shard = self.index.shard(&place.block.object).write();
         let Some(entry) = shard
             .get_mut(&place.block)
             .filter(|e| e.generation == place.generation && e.disk == place.disk && e.flags & LEAVING == 0)
         else {
-            return;
+            return false;
         };
         entry.flags |= LEAVING;
         drop(shard);
-        self.stats.blockcache.checksum_errors.add(1);
         tracing::warn!(
             "cache disk {}: block {} of {} is dropped: {why}; it will be fetched again",
             disk.root.display(),
@@ -247,6 +270,7 @@ impl Core {
             place.block.object
         );
         disk.ask(Work::Discard(place.block));
+        true
     }
 
     /// Pins an object if `fit` holds for its blocks; checked and pinned under one lock.

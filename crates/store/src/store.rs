@@ -219,6 +219,8 @@ fn open_disk(
         total: AtomicU64::new(0),
         work: Mutex::new(VecDeque::new()),
         wake: Condvar::new(),
+        put_out_by: Mutex::default(),
+        said_short: Mutex::default(),
         timeouts: (config.read_timeout, config.write_timeout),
         stats: Arc::clone(stats),
     };

@@ -136,7 +136,15 @@ fn nothing_acknowledged_is_lost_to_kill_9() {
         for (name, index) in if last { &all } else { &new } {
             let obj = object(*name, size_of(*name));
             let found = read(&store, &obj, *index).is_some();
-            assert!(found, "round {round}: block {index} of object {name} is lost; {:?}", store.disks());
+            let counters = &stats.blockcache;
+            assert!(
+                found,
+                "round {round}: block {index} of object {name} is lost; {} errors, {} wrong, known: {}; {:?}",
+                counters.io_errors.get(),
+                counters.checksum_errors.get(),
+                store.contains(&obj, *index),
+                store.disks()
+            );
         }
         assert_eq!(stats.blockcache.checksum_errors.get(), 0);
         assert_eq!(store.used_bytes(), stats.blockcache.used_bytes.get());

@@ -26,6 +26,12 @@ pub enum Fault {
     Tears,
     /// Writes fail with ENOSPC.
     Full,
+    /// Reads that touch this offset of a data file fail with EIO, until it is written to.
+    BadSector(u64),
+    /// Reads that touch this offset of a data file are not answered until the fault is changed, or it is written to.
+    SlowSector(u64),
+    /// No file can be opened: the process has no descriptors left.
+    NoDescriptors,
     /// No file is removed and no space given back until the fault is changed; all else goes well.
     Sticks,
 }
@@ -113,8 +119,10 @@ const LONG: Duration = Duration::from_secs(600);
 
 impl DiskIo for FaultyDisk {
     fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile> {
-        self.pass(timeout)?;
-        self.inner.open(path, create, timeout)
+        match self.pass(timeout)? {
+            Fault::NoDescriptors => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+            _ => self.inner.open(path, create, timeout),
+        }
     }
 
     fn read(
@@ -126,7 +134,9 @@ impl DiskIo for FaultyDisk {
         done: &mut dyn FnMut(Range<usize>),
     ) -> io::Result<usize> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        match self.pass(timeout) {
+        let touched = offset..offset + target.len as u64;
+        let slow = |fault| matches!(fault, Fault::SlowSector(at) if touched.contains(&at));
+        match self.wait_while(timeout, |fault| fault == Fault::Hangs || slow(fault)) {
             // What a hung disk does at its worst: the bytes arrive after the reader has given up.
             Err(error) => {
                 let keep = (target.keep)();
@@ -140,6 +150,7 @@ impl DiskIo for FaultyDisk {
                 Err(error)
             }
             Ok(Fault::Errors) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            Ok(Fault::BadSector(at)) if touched.contains(&at) => Err(io::Error::from_raw_os_error(libc::EIO)),
             Ok(Fault::Corrupts) => {
                 let n = self.inner.read(file, offset, target, timeout, &mut |_| {})?;
                 if n > 0 {
@@ -161,6 +172,11 @@ impl DiskIo for FaultyDisk {
                     return Ok(());
                 }
                 self.inner.write(file, offset, &data[..half], timeout)
+            }
+            // As a real disk does, which puts another sector in its place.
+            Fault::BadSector(at) | Fault::SlowSector(at) if (offset..offset + data.len() as u64).contains(&at) => {
+                self.set(Fault::None);
+                self.inner.write(file, offset, data, timeout)
             }
             _ => self.inner.write(file, offset, data, timeout),
         }

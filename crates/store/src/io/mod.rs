@@ -78,6 +78,11 @@ pub struct Space {
     pub free: u64,
 }
 
+/// Whether an error tells of this process or its host, out of descriptors or memory or called away, and nothing of the disk.
+pub fn is_own(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EINTR | libc::EAGAIN))
+}
+
 /// [`DiskIo::create`] by opening and writing.
 fn create_in_steps<D: DiskIo + ?Sized>(
     disk: &D,

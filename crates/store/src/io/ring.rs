@@ -6,7 +6,7 @@
 //! time and drops the memory once every operation has ended. If the process lets go of its `Rings` before, ring and
 //! memory are leaked on purpose.
 
-use super::{ALIGN, Target};
+use super::{ALIGN, Target, is_own};
 use io_uring::{IoUring, opcode, squeue, types};
 use parking_lot::Mutex;
 use spurline_mem::Pool;
@@ -73,7 +73,7 @@ pub struct Rings {
     /// The ring the arena was registered with first; the others clone the registration from it.
     master: Mutex<Option<IoUring>>,
     late: Mutex<Vec<Late>>,
-    /// Set once a ring could not be made: plain system calls from then on.
+    /// Set once the kernel refused a ring: plain system calls from then on.
     refused: AtomicBool,
 }
 
@@ -154,8 +154,17 @@ impl Rings {
             let at = all.iter().position(|l| l.owner == self.id)?;
             Some(all.swap_remove(at).ring)
         });
-        found.or_else(|| match self.make() {
+        found.or_else(|| self.made(self.make()))
+    }
+
+    fn made(&self, result: io::Result<Ring>) -> Option<Ring> {
+        match result {
             Ok(ring) => Some(ring),
+            // The next one may be had; this once it goes by plain system calls.
+            Err(error) if is_own(&error) => {
+                tracing::debug!("no io_uring just now: {error}");
+                None
+            }
             Err(error) => {
                 if !self.refused.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
@@ -165,7 +174,7 @@ impl Rings {
                 }
                 None
             }
-        })
+        }
     }
 
     fn give(&self, ring: Ring) {
@@ -534,6 +543,22 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
             rings.late(3) == 0
         })
+    }
+
+    #[test]
+    fn to_be_short_of_descriptors_is_not_to_have_no_io_uring() {
+        let rings = Rings::new(None);
+        if !available(&rings) {
+            return;
+        }
+        let error = |code| Err(io::Error::from_raw_os_error(code));
+        for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+            assert!(rings.made(error(code)).is_none() && available(&rings));
+        }
+        for code in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
+            let rings = Rings::new(None);
+            assert!(rings.made(error(code)).is_none() && rings.take().is_none());
+        }
     }
 
     /// A pipe with nothing in it is a disk that does not answer.
