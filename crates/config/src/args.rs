@@ -197,7 +197,7 @@ pub struct UnderArgs {
     /// Deadline of one request to the under-store
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub under_timeout: Duration,
-    /// A transfer that brings no byte for this long is broken off and tried again
+    /// A request without an answer for this long is sent once more, a transfer without a byte broken off and gone on with
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub under_stall_timeout: Duration,
     /// How often a failed request to the under-store is tried again

@@ -94,12 +94,12 @@ pub struct UnderConfig {
     pub virtual_hosted: Option<bool>,
     /// The environment to look at.
     pub env: Environment,
-    /// Longest time to wait for an answer's first byte, and for the whole of a listing or lookup, before it is sent
-    /// again.
+    /// Longest time to wait for an answer's first byte, and for the whole of a listing or lookup.
     pub timeout: Duration,
     /// Longest time to wait for a connection.
     pub connect_timeout: Duration,
-    /// A transfer without a byte for this long is cut and its rest asked for again.
+    /// A transfer without a byte for this long is cut and its rest asked for again; a request without an answer is sent
+    /// once more beside the first, at the latest after a third of `timeout`.
     pub stall_timeout: Duration,
     /// How many times in a row a request without progress is sent again.
     pub retries: u32,
@@ -115,6 +115,17 @@ pub struct UnderConfig {
 impl UnderConfig {
     /// How much of a file a directory source reads at once.
     pub const DIR_CHUNK: usize = 256 << 10;
+
+    /// How long a request is waited for alone.
+    pub(crate) fn patience(&self) -> Duration {
+        self.stall_timeout.min(self.timeout / 3)
+    }
+
+    /// How long a connection is kept unused: what is sent once more must not go to where the first attempt went, over
+    /// another connection that has been idle since before.
+    pub(crate) fn idle_timeout(&self) -> Duration {
+        self.patience().min(Duration::from_secs(20))
+    }
 
     /// Memory a directory source may use for its buffers when all its threads are busy, in bytes.
     pub fn dir_buffer_bytes(&self) -> u64 {

@@ -44,6 +44,7 @@ impl LibraryBackend {
             let options = ClientOptions::new()
                 .with_allow_http(plain)
                 .with_connect_timeout(config.connect_timeout)
+                .with_pool_idle_timeout(config.idle_timeout())
                 .with_timeout_disabled();
             Ok::<_, Error>(roots.alone(options))
         };

@@ -1,13 +1,14 @@
 //! An object store as an under-store: folders out of keys, retries, deadlines, resumed transfers.
 //! It deliberately knows no HTTP and no particular store; a backend makes single attempts.
 
-use crate::backend::{Backend, Failure, RawBody, RawObject, RawPage};
+use crate::backend::{Again, Backend, Failure, RawBody, RawObject, RawPage};
 use crate::dir::{show, validate};
 use crate::lanes::Lanes;
 use crate::retry::Retry;
 use crate::s3_wire::bare_etag;
 use crate::{Capabilities, Read, Source, StatFs, UnderConfig, UnderStore};
 use futures::future::{BoxFuture, Either, select};
+use futures::stream::FuturesUnordered;
 use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
 use std::collections::HashSet;
@@ -23,6 +24,8 @@ const PAGE: usize = 1000;
 const HEADS: usize = 16;
 /// Attempts of the question asked at start: a wrong endpoint must show at once.
 const CHECK_RETRIES: u32 = 2;
+/// Attempts of one request that wait for an answer side by side.
+const BESIDE: u32 = 3;
 
 /// A read's destination and how far it is filled.
 struct Landing<'a> {
@@ -163,14 +166,49 @@ impl ObjectUnder {
     ) -> Result<T> {
         let mut retry = Retry::new(retries, deadline, &self.stats);
         loop {
-            let limit = self.config.timeout.min(retry.left());
-            self.stats.object.list_ops.add(1);
-            let failure = match timeout(limit, send()).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(failure)) => failure,
-                Err(_) => self.silent(limit),
+            let asked = || {
+                self.stats.object.list_ops.add(1);
+                send()
             };
-            retry.pause(failure).await?;
+            match self.answered(retries, retry.left(), asked).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => retry.pause(failure).await?,
+            }
+        }
+    }
+
+    /// The first good answer of those that begin within `left`.
+    ///
+    /// A request without an answer for a while may have gone to a server that is not there any more, so it is sent again.
+    /// The first one goes on beside it: a store that takes long to begin (an archive) would begin anew each time.
+    async fn answered<'a, T>(
+        &self,
+        retries: u32,
+        left: Duration,
+        mut send: impl FnMut() -> BoxFuture<'a, Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let limit = self.config.timeout.min(left);
+        let end = Instant::now() + limit;
+        let mut under_way = FuturesUnordered::new();
+        under_way.push(send());
+        let (mut sent, mut failed) = (1, None);
+        loop {
+            let may_send = sent < BESIDE.min(retries.saturating_add(1)) && failed.is_none();
+            let again = Instant::now() + self.config.patience();
+            let wake = if may_send { end.min(again) } else { end };
+            match tokio::time::timeout_at(wake.into(), under_way.next()).await {
+                Ok(Some(Err(failure))) if failure.again != Again::No => failed = Some(failure),
+                Ok(Some(answer)) => return answer,
+                // None is under way any more.
+                Ok(None) => return Err(failed.unwrap_or_else(|| self.silent(limit))),
+                Err(_) if wake == end => return Err(self.silent(limit)),
+                Err(_) => {
+                    tracing::debug!(server = %self.backend.describe(), "no answer yet: asking once more");
+                    self.stats.object.retries.add(1);
+                    sent += 1;
+                    under_way.push(send());
+                }
+            }
         }
     }
 
@@ -310,11 +348,7 @@ impl ObjectUnder {
         let etag = expected_etag(&object.version);
         let from = *offset + *landed as u64;
         let to = *offset + len as u64;
-        let limit = self.config.timeout.min(left);
-        let body = match timeout(limit, backend.get(key, from, to, etag)).await {
-            Ok(body) => body?,
-            Err(_) => return Err(self.silent(limit)),
-        };
+        let body = self.answered(self.config.retries, left, || backend.get(key, from, to, etag)).await?;
         same_version(object, &body)?;
         let RawBody { mut stream, .. } = body;
         while *landed < len {

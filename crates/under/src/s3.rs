@@ -42,6 +42,7 @@ pub(crate) struct Place {
     /// The region in use; a server that names another is followed.
     region: RwLock<String>,
     connect_timeout: Duration,
+    idle_timeout: Duration,
     stats: Arc<Stats>,
 }
 
@@ -52,7 +53,7 @@ impl std::ops::Deref for S3Backend {
     }
 }
 
-fn connect(settings: &AwsSettings, connect_timeout: Duration) -> Result<HttpClient> {
+fn connect(settings: &AwsSettings, connect_timeout: Duration, idle_timeout: Duration) -> Result<HttpClient> {
     let plain = settings.endpoint.as_deref().is_some_and(|e| e.starts_with("http://"));
     let options = ClientOptions::new()
         .with_allow_http(plain)
@@ -60,7 +61,7 @@ fn connect(settings: &AwsSettings, connect_timeout: Duration) -> Result<HttpClie
         // Deadlines and stalls are watched one layer up, where a transfer that moves is told from one that does not.
         .with_timeout_disabled()
         .with_user_agent(HeaderValue::from_static(concat!("spurline/", env!("CARGO_PKG_VERSION"))))
-        .with_pool_idle_timeout(Duration::from_secs(20));
+        .with_pool_idle_timeout(idle_timeout);
     ReqwestConnector::default()
         .connect(&settings.roots.alone(options))
         .map_err(|e| Error::new(ErrorKind::Invalid, format!("the HTTP client can't be set up: {}", root_cause(&e))))
@@ -71,7 +72,7 @@ impl S3Backend {
     /// `Invalid` for settings that can't be right.
     pub(crate) fn new(source: &Source, config: &UnderConfig, stats: Arc<Stats>) -> Result<Self> {
         let settings = AwsSettings::gather(config)?;
-        let client = connect(&settings, config.connect_timeout)?;
+        let client = connect(&settings, config.connect_timeout, config.idle_timeout())?;
         // A bucket with dots does not match AWS's certificate as a host name.
         let by_default = settings.endpoint.is_none() && !source.bucket().contains('.');
         let place = Place {
@@ -80,6 +81,7 @@ impl S3Backend {
             region: RwLock::new(settings.region.clone()),
             settings,
             connect_timeout: config.connect_timeout,
+            idle_timeout: config.idle_timeout(),
             stats,
         };
         Ok(S3Backend { place: Arc::new(place), client })
@@ -328,7 +330,7 @@ fn text(headers: &HeaderMap, name: http::HeaderName) -> Option<String> {
 
 impl Backend for S3Backend {
     fn twin(&self) -> Option<Box<dyn Backend>> {
-        let client = connect(&self.settings, self.connect_timeout).ok()?;
+        let client = connect(&self.settings, self.connect_timeout, self.idle_timeout).ok()?;
         Some(Box::new(S3Backend { place: Arc::clone(&self.place), client }))
     }
 

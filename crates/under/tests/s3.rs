@@ -314,7 +314,11 @@ fn an_object_of_google_whose_name_holds_a_status_is_not_throttled() {
 
 #[test]
 fn a_transfer_cut_or_stalled_is_resumed_where_it_broke() {
-    let rig = rig();
+    // Long enough for a slow machine's answers: each has to be asked for once.
+    let rig = rig_with(|config| {
+        config.stall_timeout = Duration::from_secs(2);
+        config.timeout = Duration::from_secs(20);
+    });
     let bytes = pattern(4 << 20, 7);
     rig.server.put("bucket", "f", &bytes);
     let (f, _) = object(&*rig.store, b"f");
@@ -394,6 +398,52 @@ fn many_reads_at_once_are_each_answered_for_themselves() {
     for answer in rig.store.read_many(&mut reads, 2, Duration::from_millis(300)) {
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::Timeout);
     }
+}
+
+/// As in the product: a request may take as long as its caller's whole time, and one attempt gets no answer.
+#[test]
+fn a_request_that_is_never_answered_is_sent_once_more() {
+    let time = Duration::from_secs(60);
+    let rig = rig_with(|config| {
+        config.stall_timeout = Duration::from_secs(1);
+        config.timeout = time;
+    });
+    rig.server.put("bucket", "d/f", b"bytes");
+    let within = || Instant::now() + time;
+    let (f, _) = object(&*rig.store, b"d/f");
+    let once = |method, path| rig.proxy.inject_on(Some(method), path, Fault::Stall, 1);
+    once("HEAD", "/bucket/d/f");
+    once("GET", "prefix=d%2Ff%2F");
+    assert_eq!(rig.store.lookup(b"d/f", within()).unwrap().size, 5);
+    once("GET", "prefix=d%2F");
+    assert_eq!(rig.store.list(b"d", None, 10, within()).unwrap().entries.len(), 1);
+    once("GET", "list-type");
+    rig.store.check(within()).unwrap();
+    once("GET", "/bucket/d/f");
+    let (answer, landed) = read_until(&*rig.store, &f, 5, within());
+    answer.unwrap();
+    assert_eq!(landed, b"bytes");
+    assert!(rig.stats.object.retries.get() >= 5);
+    assert_eq!(rig.stats.object.errors.get(), 0);
+}
+
+/// An archive takes its time for each request anew: the first one has to be heard out.
+#[test]
+fn an_answer_that_takes_long_to_begin_is_waited_for() {
+    let rig = rig_with(|config| {
+        config.stall_timeout = Duration::from_millis(500);
+        config.timeout = Duration::from_secs(60);
+        config.retries = 1;
+    });
+    rig.server.put("bucket", "f", b"bytes");
+    let (f, _) = object(&*rig.store, b"f");
+    rig.proxy.forget();
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Delay(Duration::from_secs(3)), 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Stall, 100);
+    let (answer, landed) = read_until(&*rig.store, &f, 5, Instant::now() + Duration::from_secs(60));
+    answer.unwrap();
+    assert_eq!(landed, b"bytes");
+    assert_eq!(rig.proxy.count("GET", "/bucket/f"), 2, "no more often than retries allow");
 }
 
 #[test]
