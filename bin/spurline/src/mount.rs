@@ -21,8 +21,10 @@ use spurline_rails::LocalRail;
 use spurline_store::{Fresh, Store};
 use spurline_transport::{PathView, Phase, PoolState};
 use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
+use spurline_under::Scheme;
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -60,7 +62,10 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     // Before anything is waited for: what was asked for has to be there, whether it will be needed or not.
     let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total, 0)).transpose()?;
     let reads = match &config.group {
-        None => alone(&config, &stats)?,
+        None => {
+            apart(&config, &mountpoint)?;
+            alone(&config, &stats)?
+        }
         Some(group) => consumer(&config, group, found, &stats)?,
     };
     let fs = Arc::new(Fs::new(Arc::clone(&reads.volume), fs_config(&config), Arc::clone(&stats)));
@@ -188,6 +193,23 @@ fn object_itself(config: &MountConfig, stats: &Arc<Stats>) -> Option<(String, St
     let under = parts::open_under(parent, &[], &config.under, metadata_ttl(config), stats).ok()?;
     let found = under.lookup(name.as_bytes(), Instant::now() + config.under.timeout).ok()?;
     (found.kind == FileKind::File).then(|| (parent.to_owned(), name.to_owned()))
+}
+
+/// A mount in its own source would read itself without end.
+fn apart(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
+    let source = spurline_under::Source::parse(config.source.as_str())?;
+    if source.scheme() != Scheme::Directory {
+        return Ok(());
+    }
+    // One that is not there is told by who opens it.
+    let inside = source.path().canonicalize().is_ok_and(|folder| mountpoint.starts_with(folder));
+    match inside {
+        false => Ok(()),
+        true => Err(Fault::usage(
+            format!("{} lies in the source {}: the mount would read itself", mountpoint.display(), config.source),
+            "mount it on a folder outside of the source, or only a part of the source that does not hold the mountpoint",
+        )),
+    }
 }
 
 fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {

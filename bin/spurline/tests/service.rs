@@ -112,6 +112,48 @@ fn into_the_background_looked_at_and_away() {
     assert!(text(&rig.run("umount", &mnt, &[])).contains("not a mountpoint of spurline"));
 }
 
+/// The log's reader is gone and the terminal is closed: neither is a reason to end, or not to.
+#[test]
+fn a_mount_whose_log_nobody_reads_and_that_ignores_hangups_ends_when_it_is_told_to() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let mnt = rig.path("mnt");
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut command = Command::new("sh");
+    // As nohup does.
+    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(spurline().get_program());
+    command.arg("mount").arg(rig.path("src")).arg(&mnt).arg("--cache-dir").arg(rig.path("cache"));
+    command.args(["--cache-size", "64M", "--metrics", "none"]).env("SPURLINE_RUNTIME_DIR", rig.path("run"));
+    let mut mount = command.stderr(writer).spawn().unwrap();
+    drop(command);
+    wait_for("the mount", || mounted_below(rig.dir.path()));
+    drop(reader);
+    let process = mount.id().to_string();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &process]).status().unwrap().success());
+    signal("-HUP");
+    // A warning is logged for this one.
+    std::fs::remove_dir_all(rig.path("src")).unwrap();
+    assert!(std::fs::read(mnt.join("sub/file")).is_err());
+    assert!(std::fs::read_dir(mnt.join("sub")).is_err() && mount.try_wait().unwrap().is_none());
+    signal("-TERM");
+    assert!(mount.wait().unwrap().success());
+    assert!(!mounted_below(rig.dir.path()));
+}
+
+#[test]
+fn a_mount_in_its_own_source_is_refused() {
+    let rig = Rig::new();
+    for place in ["src", "src/sub"] {
+        let mut command = rig.command();
+        command.arg("mount").arg(rig.path("src")).arg(rig.path(place)).args(["-o", "nonempty"]);
+        let out = command.arg("--cache-dir").arg(rig.path("cache")).output().unwrap();
+        assert_eq!(out.status.code(), Some(2), "{}", text(&out));
+        assert!(text(&out).contains("would read itself"), "{}", text(&out));
+    }
+}
+
 #[test]
 fn a_background_mount_that_fails_says_why_and_with_which_code() {
     let rig = Rig::new();
@@ -138,7 +180,7 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
         end.is_some()
     });
     // What was under way, and what comes after (SEMANTICS.md).
-    let told = [libc::ECONNABORTED, libc::ECANCELED, libc::ENOTCONN];
+    let told = [libc::ECONNABORTED, libc::ECANCELED, libc::EINTR, libc::ENOTCONN];
     assert!(end.is_some_and(|errno| told.contains(&errno)), "{end:?}");
     // Its files are closed one after the other: it is gone when all are.
     let status = format!("/proc/{process}/status");

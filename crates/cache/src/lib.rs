@@ -529,12 +529,14 @@ impl Volume for Cache {
 
     fn capacity(&self) -> Result<Capacity> {
         // A bucket has no end; large numbers keep `df` and installers content.
-        const ENDLESS: Capacity = Capacity { total_bytes: 1 << 60, free_bytes: 1 << 60, files: 1 << 40 };
+        const ENDLESS: Capacity =
+            Capacity { total_bytes: 1 << 60, free_bytes: 1 << 60, files: 1 << 40, files_free: 1 << 40 };
         let stat = self.under.statfs(Instant::now() + self.shared.under_timeout)?;
         Ok(stat.map_or(ENDLESS, |s| Capacity {
-            total_bytes: s.blocks * s.block_size,
-            free_bytes: s.blocks_available * s.block_size,
+            total_bytes: s.blocks.saturating_mul(s.block_size),
+            free_bytes: s.blocks_available.saturating_mul(s.block_size),
             files: s.files,
+            files_free: s.files_free,
         }))
     }
 
@@ -597,5 +599,9 @@ struct Whole(PinnedFile);
 impl Backing for Whole {
     fn file(&self) -> &std::fs::File {
         &self.0.file
+    }
+
+    fn close(self: Box<Self>) -> Box<dyn Send + Sync> {
+        Box::new(self.0.close())
     }
 }

@@ -350,7 +350,12 @@ impl Volume for Remote {
             let volume = lease.welcome().volume;
             lease.call_for(&Request::StatFs { volume }, body, deadline)
         })?;
-        Ok(Capacity { total_bytes: stat.total_bytes, free_bytes: stat.free_bytes, files: stat.total_files })
+        Ok(Capacity {
+            total_bytes: stat.total_bytes,
+            free_bytes: stat.free_bytes,
+            files: stat.total_files,
+            files_free: stat.free_files,
+        })
     }
 
     fn info(&self, path: &[u8]) -> Result<serde_json::Value> {

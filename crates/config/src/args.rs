@@ -344,7 +344,7 @@ pub struct FuseArgs {
     /// Mount read-only (the only way in this version)
     #[arg(long)]
     pub read_only: bool,
-    /// Mount options: ro, allow_other, default_permissions, nonempty, fsname=NAME, (no)suid, (no)dev, (no)exec, (no)atime
+    /// Mount options: ro, allow_other, (no_)default_permissions (on with allow_other), nonempty, fsname=NAME, (no)suid, (no)dev, (no)exec, (no)atime
     #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]", value_delimiter = ',')]
     pub options: Vec<String>,
     /// Largest FUSE request, from 8K

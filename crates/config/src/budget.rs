@@ -90,13 +90,15 @@ impl Budget {
             Some(max_write) => {
                 // Either way of fetching requests fits: ring entries on every processor, or one per thread.
                 let slot = max_write + FUSE_SLOT_OVERHEAD;
-                let least = demand.processors * URING_DEPTH;
+                // On many processors half of the budget has to do; the session then takes /dev/fuse where rings need more.
+                let least = (demand.processors * URING_DEPTH).min(demand.total / 2 / slot).max(2);
                 let slots = demand.fuse_threads.unwrap_or_else(|| (demand.total / SLOT_SHARE / slot).min(MOST_SLOTS));
                 (slots.max(least), slot, 0)
             }
             // A node answers from blocks it pins while they are sent: one for each processor, and one on its way. Blocks
-            // that wait for readers who take nothing are more for as long as those are borne.
-            None => (0, 0, demand.processors + 1),
+            // that wait for readers who take nothing are more for as long as those are borne. On many processors a quarter
+            // of the budget has to do.
+            None => (0, 0, (demand.processors + 1).min(demand.total / 4 / demand.block).max(2)),
         }
     }
 
@@ -269,6 +271,17 @@ mod tests {
                         assert_eq!(budget.readahead == 0, readahead == Some(0));
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_default_is_enough_for_any_number_of_processors() {
+        for processors in [1, 16, 64, 128, 224, 1024] {
+            for (max_write, rdma) in [(Some(MIB), false), (Some(MIB), true), (None, false), (None, true)] {
+                let budget = Budget::derive(Demand { processors, max_write, rdma, ..mount(300 * MIB) });
+                let budget = budget.unwrap_or_else(|e| panic!("{processors} processors: {e}"));
+                assert!(budget.memory_tier + budget.readahead >= 40 * MIB, "{processors} processors: {budget:?}");
             }
         }
     }

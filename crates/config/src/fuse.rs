@@ -105,10 +105,11 @@ pub(crate) fn check(args: &FuseArgs) -> Result<(FuseConfig, Option<u64>), Fault>
 }
 
 /// The mount options there are, beside `fsname=NAME`.
-pub const MOUNT_OPTIONS: [&str; 13] = [
+pub const MOUNT_OPTIONS: [&str; 14] = [
     "ro",
     "allow_other",
     "default_permissions",
+    "no_default_permissions",
     "nonempty",
     "dev",
     "nodev",
@@ -141,7 +142,7 @@ const NOT_HERE: [(&str, &str); 3] = [
     ("rw", "this version mounts read-only: leave it out, or give -o ro"),
     (
         "allow_root",
-        "give -o allow_other: it lets root in, and everybody else; with default_permissions modes are obeyed",
+        "give -o allow_other: it lets root in, and everybody else; modes are obeyed, unless no_default_permissions is given",
     ),
     (
         "auto_unmount",

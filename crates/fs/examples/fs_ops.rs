@@ -49,7 +49,7 @@ impl Volume for AtOnce {
         self.prefetched.fetch_add(blocks.len() as u64, Ordering::Relaxed);
     }
     fn capacity(&self) -> Result<Capacity> {
-        Ok(Capacity { total_bytes: 0, free_bytes: 0, files: 0 })
+        Ok(Capacity { total_bytes: 0, free_bytes: 0, files: 0, files_free: 0 })
     }
     fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
         Ok(serde_json::Value::Null)

@@ -63,6 +63,8 @@ pub struct StatFs {
     pub free: u64,
     /// Number of files it can hold.
     pub files: u64,
+    /// How many more it can take.
+    pub files_free: u64,
     /// Longest name, in bytes.
     pub name_max: u32,
 }
@@ -139,7 +141,8 @@ impl Config {
             FileKind::Directory => self.dir_mode.unwrap_or(mode),
             FileKind::Symlink => return 0o777,
         };
-        mode & 0o7777 & !self.umask
+        // The owner shown is not the file's: its set-user-ID and set-group-ID bits would lend another's rights.
+        mode & 0o1777 & !self.umask
     }
 
     /// How long a name of this kind holds.

@@ -354,6 +354,7 @@ impl Fs {
             blocks: capacity.total_bytes / u64::from(block_size),
             free: capacity.free_bytes / u64::from(block_size),
             files: capacity.files,
+            files_free: capacity.files_free,
             name_max: NAME_MAX as u32,
         })
     }

@@ -116,7 +116,8 @@ impl Inode {
             blocks: self.object.size.div_ceil(512),
             mtime: seen.mtime,
             mode: config.mode(self.kind, seen.mode),
-            nlink: if self.kind == FileKind::Directory { 2 } else { 1 },
+            // Of a folder 1 means that its subfolders are not counted; 2 would say that there are none.
+            nlink: 1,
             uid: config.uid,
             gid: config.gid,
             blksize: config.blksize,

@@ -3,7 +3,7 @@
 //! passthrough opens must name the same backing file. How a file is made known to the kernel is not known here.
 
 use spurline_types::ObjectRef;
-use spurline_volume::{Backing, Volume};
+use spurline_volume::Volume;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -26,7 +26,8 @@ pub trait BackingId: Send + Sync {
 /// A registered backing file. The number is taken back before the file may be evicted.
 pub struct LiveBacking {
     id: Box<dyn BackingId>,
-    _file: Box<dyn Backing>,
+    // Not the file itself: the kernel has it open, and descriptors are few beside files that programs hold open.
+    _kept: Box<dyn Send + Sync>,
 }
 
 impl LiveBacking {
@@ -92,7 +93,7 @@ fn back(volume: &dyn Volume, object: &ObjectRef, register: &dyn RegisterBacking)
         return None;
     }
     match register.register(backing.file()) {
-        Ok(id) => Some(Arc::new(LiveBacking { id, _file: backing })),
+        Ok(id) => Some(Arc::new(LiveBacking { id, _kept: backing.close() })),
         Err(error) => {
             tracing::debug!(%error, "the kernel did not take a backing file; the file is read in cached mode");
             None

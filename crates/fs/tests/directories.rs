@@ -200,7 +200,7 @@ impl Volume for Many {
     }
     fn prefetch(&self, _object: &ObjectRef, _blocks: Range<u32>, _piece: usize) {}
     fn capacity(&self) -> Result<Capacity> {
-        Ok(Capacity { total_bytes: 0, free_bytes: 0, files: 0 })
+        Ok(Capacity { total_bytes: 0, free_bytes: 0, files: 0, files_free: 0 })
     }
     fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
         Ok(serde_json::Value::Null)

@@ -46,9 +46,18 @@ fn attributes_and_times_of_names() {
     // A changed file is noticed by its name, so that holds no longer than attributes do.
     assert_eq!((f.entry_ttl.as_secs(), f.attr_ttl.as_secs()), (2, 2));
     let d = found(&rig, ROOT, b"d");
-    assert_eq!((d.entry_ttl.as_secs(), d.attr.nlink, d.attr.mode), (5, 2, 0o755));
+    assert_eq!((d.entry_ttl.as_secs(), d.attr.nlink, d.attr.mode), (5, 1, 0o755));
     assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), Lookup::Absent { ttl: Duration::from_secs(1) });
     assert_eq!(found(&rig, ROOT, b"l").attr.mode, 0o777);
+}
+
+#[test]
+fn bits_that_lend_rights_are_not_shown() {
+    let rig = Rig::new(Config { file_mode: Some(0o6755), dir_mode: Some(0o3777), ..Config::default() });
+    rig.tree.dir(b"d");
+    rig.tree.put(b"a", 1, 1);
+    assert_eq!(found(&rig, ROOT, b"a").attr.mode, 0o755);
+    assert_eq!(found(&rig, ROOT, b"d").attr.mode, 0o1777);
 }
 
 #[test]

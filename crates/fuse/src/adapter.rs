@@ -202,7 +202,7 @@ impl Handler for FsHandler {
             bfree: s.free,
             bavail: s.free,
             files: s.files,
-            ffree: 0,
+            ffree: s.files_free,
             bsize: s.block_size,
             namelen: s.name_max,
         })

@@ -144,22 +144,26 @@ impl SessionConfig {
     pub(crate) fn choose(&self, cpus: &ring::Cpus) -> Chosen {
         let dev = |reason: String| Chosen { io: FuseIo::Dev, reason };
         let uring = |reason: String| Chosen { io: FuseIo::Uring, reason };
+        let least = (cpus.all + 1) as u64 * self.slot_len() as u64;
+        let too_many = (least > self.slot_memory).then(|| {
+            format!(
+                "it would need {least} bytes of buffers for {} possible CPUs, more than the {} that --buffer-size leaves \
+                 for requests",
+                cpus.all, self.slot_memory
+            )
+        });
         match self.io {
             FuseIo::Dev => dev("asked for".into()),
-            FuseIo::Uring => match ring::available(true) {
-                Ok(note) => uring(format!("asked for{note}")),
-                Err(why) => dev(format!("io_uring was asked for, but {why}")),
+            FuseIo::Uring => match (ring::available(true), too_many) {
+                (Ok(note), None) => uring(format!("asked for{note}")),
+                (Err(why), _) | (Ok(_), Some(why)) => dev(format!("io_uring was asked for, but {why}")),
             },
             FuseIo::Auto => {
                 if self.workload == Workload::Sequential {
                     return dev("it takes less CPU for sequential reads through the page cache".into());
                 }
-                let least = (cpus.all + 1) as u64 * self.slot_len() as u64;
-                if least > self.slot_memory {
-                    return dev(format!(
-                        "io_uring would need {least} bytes of buffers for {} possible CPUs, more than the {} allowed",
-                        cpus.all, self.slot_memory
-                    ));
+                if let Some(why) = too_many {
+                    return dev(format!("io_uring is not taken: {why}"));
                 }
                 match ring::available(false) {
                     Ok(note) => uring(format!("faster for small and random reads{note}")),

@@ -187,13 +187,17 @@ pub fn check(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf, Mount
         source,
     })?;
     if let Some(there) = mounted {
-        let dead = there.is_fuse() && looks_dead(&path);
+        let seen = there.is_fuse().then(|| look(&path));
         let MountEntry { fstype, source: mounted, .. } = there;
-        if dead {
-            return Err(MountError::Stale { path, fstype, mounted });
-        }
-        if !options.nonempty {
-            return Err(MountError::Busy { path, fstype, mounted });
+        match seen {
+            Some(Look::Dead) => return Err(MountError::Stale { path, fstype, mounted }),
+            _ if !options.nonempty => return Err(MountError::Busy { path, fstype, mounted }),
+            Some(Look::Silent) => {
+                let why = format!("the mount that is there ({mounted}) does not answer");
+                let source = io::Error::new(io::ErrorKind::TimedOut, why);
+                return Err(MountError::System { what: "looking at mountpoint", path, source });
+            }
+            Some(Look::Alive) | None => {}
         }
     }
     let metadata = fs::metadata(&path).map_err(|e| look_error(path.clone(), e))?;
@@ -217,8 +221,17 @@ fn look_error(path: PathBuf, source: io::Error) -> MountError {
     }
 }
 
-/// Whether a FUSE mount's process is gone. Asked in a thread of its own, since one that hangs never answers.
-fn looks_dead(path: &Path) -> bool {
+/// What a FUSE mount answers.
+pub(crate) enum Look {
+    Alive,
+    /// Its process is gone, or its connection was broken off.
+    Dead,
+    /// Nothing, for [`LOOK_DEADLINE`].
+    Silent,
+}
+
+/// Asks a FUSE mount in a thread of its own, since one that hangs never answers.
+pub(crate) fn look(path: &Path) -> Look {
     let (tell, told) = mpsc::channel();
     let path = path.to_path_buf();
     let asked = std::thread::Builder::new().name("fuse-look".into()).spawn(move || {
@@ -227,7 +240,11 @@ fn looks_dead(path: &Path) -> bool {
         let dead = fs::metadata(path).is_err_and(|e| gone.contains(&e.raw_os_error()));
         let _ = tell.send(dead);
     });
-    asked.is_ok() && told.recv_timeout(LOOK_DEADLINE).unwrap_or(false)
+    match asked.map(|_| told.recv_timeout(LOOK_DEADLINE)) {
+        Ok(Ok(true)) => Look::Dead,
+        Ok(Ok(false)) | Err(_) => Look::Alive,
+        Ok(Err(_)) => Look::Silent,
+    }
 }
 
 fn c_string(bytes: &[u8], path: &Path) -> Result<CString, MountError> {

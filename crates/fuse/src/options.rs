@@ -13,8 +13,8 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Other users may use the mount.
     pub allow_other: bool,
-    /// The kernel checks permissions by mode, owner and group.
-    pub default_permissions: bool,
+    /// Whether the kernel checks permissions by mode, owner and group; `None`: where others may use the mount.
+    pub default_permissions: Option<bool>,
     /// Mount over a directory that has entries, or over another mount.
     pub nonempty: bool,
     /// Honour set-user-ID bits.
@@ -34,7 +34,7 @@ impl Default for MountOptions {
             subtype: "spurline".into(),
             read_only: true,
             allow_other: false,
-            default_permissions: false,
+            default_permissions: None,
             nonempty: false,
             suid: false,
             dev: false,
@@ -52,7 +52,7 @@ pub struct UnknownOption {
     pub word: String,
 }
 
-const KNOWN: &str = "ro, allow_other, default_permissions, nonempty, fsname=NAME, subtype=NAME, suid, nosuid, dev, \
+const KNOWN: &str = "ro, allow_other, (no_)default_permissions, nonempty, fsname=NAME, subtype=NAME, suid, nosuid, dev, \
                      nodev, exec, noexec, atime, noatime";
 
 impl MountOptions {
@@ -69,7 +69,8 @@ impl MountOptions {
                 ("", None) => {}
                 ("ro", None) => self.read_only = true,
                 ("allow_other", None) => self.allow_other = true,
-                ("default_permissions", None) => self.default_permissions = true,
+                ("default_permissions", None) => self.default_permissions = Some(true),
+                ("no_default_permissions", None) => self.default_permissions = Some(false),
                 ("nonempty", None) => self.nonempty = true,
                 ("fsname", Some(v)) if !v.is_empty() => self.fsname = v.into(),
                 ("subtype", Some(v)) if !v.is_empty() => self.subtype = v.into(),
@@ -87,6 +88,11 @@ impl MountOptions {
             }
         }
         Ok(())
+    }
+
+    /// Others could read what a mode keeps from them, if nobody went by it.
+    fn checks_modes(&self) -> bool {
+        self.default_permissions.unwrap_or(self.allow_other)
     }
 
     /// Flags for mount(2).
@@ -111,7 +117,7 @@ impl MountOptions {
         if self.allow_other {
             words.push_str(",allow_other");
         }
-        if self.default_permissions {
+        if self.checks_modes() {
             words.push_str(",default_permissions");
         }
         words
@@ -129,7 +135,7 @@ impl MountOptions {
         };
         add(self.read_only, "ro");
         add(self.allow_other, "allow_other");
-        add(self.default_permissions, "default_permissions");
+        add(self.checks_modes(), "default_permissions");
         add(!self.exec, "noexec");
         add(self.noatime, "noatime");
         list
@@ -162,8 +168,14 @@ mod tests {
         assert!(o.allow_other && !o.exec);
         assert_eq!(
             o.fusermount_list(8192),
-            "fsname=s3://b/a\\,b,subtype=spurline,max_read=8192,ro,allow_other,noexec,noatime"
+            "fsname=s3://b/a\\,b,subtype=spurline,max_read=8192,ro,allow_other,default_permissions,noexec,noatime"
         );
+        o.apply("no_default_permissions").unwrap();
+        assert!(o.kernel_words(8192) == ",max_read=8192,allow_other");
+        let mut o = MountOptions::default();
+        assert!(o.kernel_words(8192) == ",max_read=8192");
+        o.apply("default_permissions").unwrap();
+        assert!(o.kernel_words(8192) == ",max_read=8192,default_permissions");
         for bad in ["rw", "allow_others", "ro=1", "fsname", "fsname="] {
             let said = o.apply(bad).unwrap_err().to_string();
             assert!(said.contains(bad) && said.contains("default_permissions"), "{said}");

@@ -13,6 +13,7 @@ use crate::mountinfo::mounted_at;
 use crate::ring::{self, Cpus};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -72,6 +73,8 @@ struct State {
     failure: Option<String>,
     /// Whether a thread found the connection gone.
     gone: bool,
+    /// Whether it was broken off, by whomever, and not unmounted.
+    broken: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +115,20 @@ impl Core {
         seen.is_some_and(|m| m.is_fuse() && self.minor.is_none_or(|minor| m.device == (0, minor)))
     }
 
+    /// Whether the mount is there still and answers nobody, its connection being broken. Who breaks it with an unmount to
+    /// come, `umount --force` above all, gets a moment for that.
+    fn left_dead(&self) -> bool {
+        let until = Instant::now() + ABORT_GRACE;
+        while self.is_mounted() {
+            if Instant::now() >= until {
+                // Not somebody's new mount in its place.
+                return matches!(mount::look(&self.path), mount::Look::Dead);
+            }
+            thread::sleep(RETRY_EVERY);
+        }
+        false
+    }
+
     /// Breaks the connection: all requests under way and to come fail with ENOTCONN.
     fn abort(&self) -> io::Result<()> {
         match self.minor.map(abort_connection) {
@@ -135,7 +152,10 @@ impl<H: Handler> Shared<H> {
         let shared = self.clone();
         self.core.update(|s| s.live += 1);
         let started = thread::Builder::new().name(name.into()).spawn(move || {
-            serve(&shared, &mut slot);
+            // What panics here was no request's handler; its request is never answered, so the connection ends.
+            if catch_unwind(AssertUnwindSafe(|| serve(&shared, &mut slot))).is_err() {
+                shared.connection_ended(End::Failed(io::Error::other("a thread that serves requests panicked")));
+            }
             drop(slot);
             shared.thread_ended();
         });
@@ -159,7 +179,10 @@ impl<H: Handler> Shared<H> {
         self.core.update(|s| s.gone = true);
         match end {
             End::Unmounted => {}
-            End::Aborted => tracing::warn!("the FUSE connection of {} was aborted", self.core.path.display()),
+            End::Aborted => {
+                tracing::warn!("the FUSE connection of {} was aborted", self.core.path.display());
+                self.core.update(|s| s.broken = true);
+            }
             End::Failed(e) => {
                 self.core.fail(format!("reading requests failed: {e}"));
                 // The other threads would wait for requests that this one can no longer take.
@@ -261,7 +284,14 @@ impl Session {
         let core = Arc::new(Core {
             path,
             minor,
-            state: Mutex::new(State { phase: Phase::Starting, live: 0, chosen: None, failure: None, gone: false }),
+            state: Mutex::new(State {
+                phase: Phase::Starting,
+                live: 0,
+                chosen: None,
+                failure: None,
+                gone: false,
+                broken: false,
+            }),
             changed: Condvar::new(),
         });
         // From here on dropping the session takes the mount away again.
@@ -314,17 +344,25 @@ impl Session {
         Unmounter { core: self.core.clone() }
     }
 
-    /// Waits until the session has ended: unmounted by whomever, all threads gone, the handler's `destroy` called.
+    /// Waits until the session has ended: unmounted by whomever, all threads gone, the handler's `destroy` called. A mount
+    /// whose connection was broken off is taken away.
     ///
     /// # Errors
-    /// [`MountError::Session`] when it ended by a failure.
+    /// [`MountError::Session`] when it ended by a failure, or was broken off and not unmounted.
     pub fn join(self) -> Result<(), MountError> {
         // Bounded by whoever unmounts; a mount is meant to live for months.
         let mut state = self.core.state.lock();
         while state.phase != Phase::Ended {
             self.core.changed.wait(&mut state);
         }
-        match state.failure.clone() {
+        let (failure, broken) = (state.failure.clone(), state.broken);
+        drop(state);
+        let left = (failure.is_some() || broken) && self.core.left_dead();
+        if left && let Err(error) = detach(&self.core.path, libc::MNT_DETACH) {
+            tracing::error!("the dead mount could not be taken away: {error}");
+        }
+        let broken_off = || "its connection to the kernel was broken off from outside".to_owned();
+        match failure.or_else(|| left.then(broken_off)) {
             None => Ok(()),
             Some(detail) => Err(MountError::Session { path: self.core.path.clone(), detail }),
         }
@@ -356,7 +394,12 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if self.core.state.lock().phase != Phase::Ended && self.core.is_mounted() {
+        let (ended, failed) = {
+            let state = self.core.state.lock();
+            (state.phase == Phase::Ended, state.failure.is_some())
+        };
+        let ours = !ended || failed && matches!(mount::look(&self.core.path), mount::Look::Dead);
+        if ours && self.core.is_mounted() {
             let _ = detach(&self.core.path, libc::MNT_DETACH);
         }
     }

@@ -175,6 +175,20 @@ fn umount_by_the_system_ends_the_session_too() {
 }
 
 #[test]
+fn a_connection_broken_off_from_outside_is_a_failure_and_leaves_no_dead_mount() {
+    if !can_mount() {
+        return;
+    }
+    let mut mount = Mount::new(FuseIo::Dev);
+    let session = mount.session.take().unwrap();
+    session.unmounter().abort().unwrap();
+    let error = session.join().unwrap_err().to_string();
+    assert!(error.contains("broken off"), "{error}");
+    let gone = umount(mount.dir.path(), false).unwrap_err();
+    assert!(matches!(gone, MountError::NotMounted { .. }), "{gone}");
+}
+
+#[test]
 fn blocked_handlers_do_not_stop_others() {
     if !can_mount() {
         return;

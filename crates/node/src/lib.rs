@@ -437,7 +437,7 @@ impl Service for Node {
                     total_bytes: capacity.total_bytes,
                     free_bytes: capacity.free_bytes,
                     total_files: capacity.files,
-                    free_files: capacity.files,
+                    free_files: capacity.files_free,
                 };
                 Self::answer(&stat, responder)
             }

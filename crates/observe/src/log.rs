@@ -1,5 +1,6 @@
 //! Logs: where they go, in which form, and that a fault which repeats does not flood them.
 
+use patient::Patient;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::fmt;
@@ -14,6 +15,8 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+
+mod patient;
 
 /// Warnings and errors of one place in the code that are written in one window; more are counted.
 const BURST: u32 = 20;
@@ -52,14 +55,16 @@ pub fn init(settings: &LogSettings) -> Result<()> {
     // Colour on a terminal only, and not where NO_COLOR asks for none.
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
     let ansi = file.is_none() && std::io::stderr().is_terminal() && !no_color;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi);
+    // A line that can't be written (the terminal is closed, the disk is full) is lost; complaining of it on standard
+    // error would panic where that is what is gone, and take the thread that logs with it.
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).log_internal_errors(false);
     let again = |_| Error::new(ErrorKind::Invalid, "logging was started before");
     macro_rules! finish {
         ($builder:expr, $format:expr) => {{
             let builder = $builder.event_format(Limited::new($format));
             match file {
                 Some(file) => builder.with_writer(Mutex::new(file)).try_init().map_err(again),
-                None => builder.with_writer(std::io::stderr).try_init().map_err(again),
+                None => builder.with_writer(Mutex::new(Patient::new(std::io::stderr()))).try_init().map_err(again),
             }
         }};
     }

@@ -53,7 +53,14 @@ impl Drop for Pin {
 pub struct PinnedFile {
     /// The file, open for reading through the page cache; exactly as long as the object.
     pub file: File,
-    _pin: Pin,
+    pin: Pin,
+}
+
+impl PinnedFile {
+    /// Closes the file; eviction leaves it alone for as long as the answer lives.
+    pub fn close(self) -> impl Send + Sync + 'static {
+        self.pin
+    }
 }
 
 /// A range of a cached file for `sendfile` or `splice`, that eviction leaves alone while this lives.
@@ -327,7 +334,7 @@ impl Core {
             File::open(layout::data_path(&disk.root, &key))
         };
         match open() {
-            Ok(file) => Some(PinnedFile { file, _pin: pin }),
+            Ok(file) => Some(PinnedFile { file, pin }),
             Err(error) => {
                 disk.failed("opening a whole file", &error);
                 None

@@ -100,6 +100,9 @@ pub fn human_bytes(bytes: u64) -> String {
     }
 }
 
+/// Deadlines further away than this could not be counted from now.
+const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
+
 /// Parses `250ms`, `5s`, `5m`, `2h`, `1d` or a bare number of seconds.
 ///
 /// # Errors
@@ -125,7 +128,10 @@ pub fn parse_duration(s: &str) -> Result<Duration, UnitError> {
         seconds += value * scale;
         rest = next;
         if rest.is_empty() {
-            return Duration::try_from_secs_f64(seconds).map_err(|_| wrong("it is too long"));
+            if seconds > LONGEST.as_secs_f64() {
+                return Err(wrong("it is longer than 100 years"));
+            }
+            return Duration::try_from_secs_f64(seconds).map_err(|_| wrong("it is no time"));
         }
     }
 }
@@ -163,7 +169,7 @@ mod tests {
         ] {
             assert_eq!(parse_duration(text).unwrap().as_millis(), ms, "{text}");
         }
-        for text in ["", "s", "5 parsecs", "-1s", "1e400d"] {
+        for text in ["", "s", "5 parsecs", "-1s", "1e400d", "10000000000000000000", "36601d"] {
             assert!(parse_duration(text).unwrap_err().to_string().contains("is not a duration"), "{text}");
         }
     }

@@ -30,12 +30,16 @@ pub struct Capacity {
     pub free_bytes: u64,
     /// Number of files the volume can hold.
     pub files: u64,
+    /// How many more it can take.
+    pub files_free: u64,
 }
 
 /// A file of this host that holds a whole object, kept from eviction for as long as this lives.
 pub trait Backing: Send + Sync {
     /// The file, open for reading, as long as the object.
     fn file(&self) -> &File;
+    /// Closes the file; for as long as the answer lives it is still kept from eviction.
+    fn close(self: Box<Self>) -> Box<dyn Send + Sync>;
 }
 
 /// Other places that may hold a block which this process would have to fetch from the under-store.

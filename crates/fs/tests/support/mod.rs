@@ -51,6 +51,10 @@ impl Backing for TestBacking {
     fn file(&self) -> &File {
         &self.0
     }
+
+    fn close(self: Box<Self>) -> Box<dyn Send + Sync> {
+        self
+    }
 }
 
 impl Drop for TestBacking {
@@ -217,7 +221,7 @@ impl Volume for Tree {
     fn capacity(&self) -> Result<Capacity> {
         self.capacities.fetch_add(1, Ordering::Relaxed);
         self.failing("capacity")?;
-        Ok(Capacity { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 77 })
+        Ok(Capacity { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 77, files_free: 7 })
     }
 
     fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
