@@ -2,6 +2,7 @@
 //! ping, so that a node or a rail that hangs holds up nobody else. It is started only where there are rails.
 
 use crate::paths::{Current, Dialer, Paths};
+use crate::pulse;
 use crate::roster::Roster;
 use spurline_transport::Wake;
 use spurline_types::{Error, Result};
@@ -106,6 +107,7 @@ fn keep(paths: &Arc<Paths>, current: &Arc<Current>, links: &Links) -> Instant {
     pool.links(&|local| links.up(paths.dialer(), local));
     let silence = paths.config().silence;
     pool.look(silence);
+    pool.close_idle(pulse::IDLE);
     for path in pool.due() {
         let (with, of) = (Arc::clone(paths), Arc::clone(current));
         if let Err(error) = spawn("connect-path", move || with.connect(&of, path)) {

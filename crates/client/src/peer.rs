@@ -173,7 +173,7 @@ impl Peer {
         deadline: Instant,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
-        self.attempt(lands, deadline, true, ask).map_err(|failure| match failure {
+        self.attempt(lands, deadline, true, false, ask).map_err(|failure| match failure {
             Failure::Answered(error) | Failure::Broken(error) | Failure::Refused(error) => error,
         })
     }
@@ -217,28 +217,45 @@ impl Peer {
         paths.forced().then(|| Err(Failure::Broken(paths.why_none())))
     }
 
-    /// Asks this node; one that has to be `in_time` is away when it does not answer.
+    /// Asks this node; one that has to be `in_time` is away when it does not answer. A node closes connections that are idle
+    /// where it has no place for others: where it did so at this very moment, it is asked `again`, over another one.
     fn attempt<T>(
         &self,
         lands: usize,
         deadline: Instant,
         in_time: bool,
+        mut again: bool,
         ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T, Failure> {
         let beside = self.paths().and_then(|paths| self.attempt_paths(paths, lands, deadline, ask));
         let result = match beside {
             Some(result) => result,
-            None => match self.pool.checkout(deadline) {
-                Ok(mut lease) => ask(&mut lease, deadline).map_err(|error| match error {
-                    CallError::Answered(error) => Failure::Answered(error),
-                    CallError::Broken(error) => Failure::Broken(error),
-                }),
-                Err(error) => Err(match error.kind() {
-                    ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::Invalid => {
-                        Failure::Refused(error)
+            None => loop {
+                let mut lease = match self.pool.checkout(deadline) {
+                    Ok(lease) => lease,
+                    Err(error) => {
+                        break Err(match error.kind() {
+                            ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::Invalid => {
+                                Failure::Refused(error)
+                            }
+                            // Of no use to this mount now, whether or not others are served.
+                            ErrorKind::Throttled => {
+                                Failure::Broken(Error::new(ErrorKind::Unavailable, error.message()))
+                            }
+                            _ => Failure::Broken(error),
+                        });
                     }
-                    _ => Failure::Broken(error),
-                }),
+                };
+                match ask(&mut lease, deadline) {
+                    Ok(value) => break Ok(value),
+                    Err(CallError::Answered(error)) => break Err(Failure::Answered(error)),
+                    Err(CallError::Broken(error)) => {
+                        let ended = error.kind() == ErrorKind::Unavailable && lease.was_idle();
+                        if !ended || !std::mem::take(&mut again) || Instant::now() >= deadline {
+                            break Err(Failure::Broken(error));
+                        }
+                    }
+                }
             },
         };
         let mut away = self.away_since.lock();
@@ -317,7 +334,7 @@ pub(crate) fn ask<T>(
                 retries.add(u64::from(std::mem::replace(&mut sent, true)));
                 request(Asked { peer, place }, lease, deadline)
             };
-            match peer.attempt(lands, deadline, in_time, &mut send) {
+            match peer.attempt(lands, deadline, in_time, true, &mut send) {
                 Ok(value) => return Ok(value),
                 Err(Failure::Answered(error)) if is_final(error.kind(), *index, &mut unwell) => return Err(error),
                 Err(Failure::Answered(error) | Failure::Refused(error)) => {

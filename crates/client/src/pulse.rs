@@ -9,6 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// Channels that nobody used for this long are closed, but for one: a burst of reads needs many, and a node has places for so
+/// many only, for all its mounts.
+pub(crate) const IDLE: Duration = Duration::from_secs(60);
+
 /// The running watch; it ends when dropped.
 pub(crate) struct Pulse {
     wake: Arc<Wake>,
@@ -33,6 +37,7 @@ impl Pulse {
                     if looked.elapsed() >= silence {
                         looked = Instant::now();
                         roster.view().all_made().for_each(|peer| peer.tcp().look());
+                        roster.in_use().iter().for_each(|peer| peer.tcp().close_idle(IDLE));
                     }
                     wake.wait(Instant::now() + (silence / 8).max(Duration::from_millis(1)));
                 }

@@ -297,6 +297,76 @@ fn a_caller_without_time_does_not_take_a_peer_down_for_all() {
 }
 
 #[test]
+fn idle_channels_are_closed_but_for_one() {
+    let node = SimNode::new("n", Arc::new(Gate::default()), quiet());
+    let (pool, _) = pool(node.connector(), 3);
+    let burst = || drop([(); 3].map(|()| pool.checkout(soon()).unwrap()));
+    burst();
+    pool.close_idle(Duration::from_secs(3600));
+    assert_eq!(pool.open(), 3, "they were in use just now");
+    let used = pool.checkout(soon()).unwrap();
+    pool.close_idle(Duration::ZERO);
+    assert_eq!(pool.open(), 2, "one is in use, and one of the others stays");
+    drop(used);
+    pool.close_idle(Duration::ZERO);
+    pool.close_idle(Duration::ZERO);
+    assert_eq!((pool.open(), pool.state()), (1, PoolState::Up));
+    call(&pool, 1).unwrap();
+    assert_eq!((pool.open(), node.connects()), (1, 3));
+    burst();
+    assert_eq!((pool.open(), node.connects()), (3, 5));
+}
+
+/// Is there, and has a place for so many connections only.
+struct Full {
+    inner: Arc<dyn Connector>,
+    places: AtomicUsize,
+}
+
+impl Connector for Full {
+    fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
+        let one_less = |places: usize| places.checked_sub(1);
+        match self.places.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) {
+            Ok(_) => self.inner.connect(deadline),
+            Err(_) => Err(Error::new(ErrorKind::Throttled, "no place")),
+        }
+    }
+    fn kind(&self) -> TransportKind {
+        TransportKind::Sim
+    }
+    fn peer(&self) -> &str {
+        "full"
+    }
+}
+
+#[test]
+fn a_peer_without_a_place_for_more_is_no_dead_one() {
+    let node = SimNode::new("n", Arc::new(Gate::default()), quiet());
+    let full = Arc::new(Full { inner: node.connector(), places: AtomicUsize::new(1) });
+    let (pool, stats) = patient_pool(Arc::clone(&full) as _, 8, 60_000);
+    let only = pool.checkout(soon()).unwrap();
+    // What this caller learns, the next need not find out again: they wait for the one there is.
+    assert_eq!(pool.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
+    full.places.store(1, Ordering::SeqCst);
+    let error = pool.checkout(Instant::now() + Duration::from_millis(20)).err().unwrap();
+    assert_eq!((error.kind(), pool.state()), (ErrorKind::Timeout, PoolState::Up), "{error}");
+    assert_eq!((stats.remotecache.peers_up.get(), stats.remotecache.peers_down.get()), (1, 0));
+    full.places.store(0, Ordering::SeqCst);
+    pool.sign_of_life(soon()).unwrap();
+    // Somebody who owes an answer and has no place for the question whether it lives is not given up.
+    pool.watch(Some(Duration::from_secs(1)));
+    let owing = pool.owing(Duration::ZERO).unwrap();
+    assert!(!pool.heard_of(owing, &pool.sign_of_life(soon())));
+    drop(only);
+    call(&pool, 1).unwrap();
+    assert_eq!(node.connects(), 1);
+    // Whoever has no channel at all can't go on.
+    let (other, stats) = patient_pool(full, 8, 60_000);
+    assert_eq!(other.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
+    assert!(matches!(other.state(), PoolState::Down { .. }) && stats.remotecache.peers_down.get() == 1);
+}
+
+#[test]
 fn under_faults_every_success_is_right() {
     let seed = 20_261_121;
     println!("seed {seed}");

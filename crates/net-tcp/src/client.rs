@@ -70,7 +70,8 @@ impl TcpConnector {
                 Err(error) => error,
             };
             // What a node said is worth more than that nobody answers at another of its addresses.
-            let unreached = |e: &Error| matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Timeout);
+            let unreached =
+                |e: &Error| matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Throttled | ErrorKind::Timeout);
             if why_not.as_ref().is_none_or(unreached) {
                 why_not = Some(error);
             }
@@ -88,12 +89,20 @@ impl TcpConnector {
     fn open_at(&self, remote: SocketAddr, local: Option<IpAddr>, deadline: Instant) -> Result<TcpChannel> {
         let socket = connect_socket(remote, local, &self.options, deadline, "node")?;
         let mut channel = TcpChannel::new(socket, remote, Arc::clone(&self.stats));
+        // Who closes what it accepted is there.
+        self.introduce(&mut channel, deadline).map_err(|error| match error.kind() {
+            ErrorKind::Unavailable => Error::new(ErrorKind::Throttled, error.message()),
+            _ => error,
+        })?;
+        Ok(channel)
+    }
+
+    fn introduce(&self, channel: &mut TcpChannel, deadline: Instant) -> Result<()> {
         let mut binding = Vec::new();
         if let Some(tls) = self.trust.tls() {
             binding = channel.stream.agree(tls.connect(&self.peer)?, deadline)?.to_vec();
         }
-        prove(&mut channel, &self.trust, &binding, deadline)?;
-        Ok(channel)
+        prove(channel, &self.trust, &binding, deadline)
     }
 }
 

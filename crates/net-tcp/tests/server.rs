@@ -2,7 +2,9 @@
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_proto::{Capabilities, HEADER_LEN, Hello, Read, Request, VolumeId, Welcome};
-use spurline_transport::{CallError, Channel, ConnState, Connector, Responder, Service, greet};
+use spurline_transport::{
+    CallError, Channel, ChannelPool, ConnState, Connector, PoolConfig, Responder, Service, greet,
+};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -340,4 +342,23 @@ fn signs_of_life_are_answered_while_every_worker_waits_for_something_slow() {
         assert_eq!(late.join().unwrap().unwrap(), 10);
     });
     assert!(server.join(soon()));
+}
+
+/// A node that closes what it accepts is there: at its limit, and not silent.
+#[test]
+fn a_connection_that_is_closed_before_the_greeting_is_a_sign_of_life() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let closer = std::thread::spawn(move || (0..2).for_each(|_| drop(listener.accept().unwrap())));
+    let tokens = spurline_trust::Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap();
+    let pool = |connector: TcpConnector| {
+        ChannelPool::new(Arc::new(connector), "m", "s", PoolConfig::default(), Arc::default())
+    };
+    let proving = connector(addr).trusting(spurline_trust::Trust::with_tokens("m", tokens));
+    for pool in [pool(connector(addr)), pool(proving)] {
+        pool.sign_of_life(soon()).unwrap();
+    }
+    closer.join().unwrap();
+    // Nobody listens there now.
+    assert_eq!(pool(connector(addr)).sign_of_life(soon()).unwrap_err().kind(), ErrorKind::Unavailable);
 }

@@ -190,7 +190,8 @@ pub trait Connector: Send + Sync {
     /// Opens a connection; no greeting is sent yet.
     ///
     /// # Errors
-    /// `Timeout` when `deadline` passed, `Unavailable` when the peer refused or can't be reached.
+    /// `Timeout` when `deadline` passed, `Unavailable` when the peer refused or can't be reached, `Throttled` when it is there
+    /// and has no place for one more connection.
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>>;
 
     /// What would carry the bytes.

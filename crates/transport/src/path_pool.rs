@@ -721,6 +721,25 @@ impl PathPool {
         }
     }
 
+    /// Closes channels that nobody used for `idle`, but for the one of each path that was used last: the peer has a place, and
+    /// memory, for so many connections only, and others may need them.
+    pub fn close_idle(&self, idle: Duration) {
+        let now = Instant::now();
+        let mut closed = Vec::new();
+        let mut inner = self.inner.lock();
+        for slot in &mut inner.slots {
+            let last = slot.idle.iter().max_by_key(|(_, entry)| entry.idle_since).map(|(place, _)| place.number);
+            let unused = |entry: &Entry| now.saturating_duration_since(entry.idle_since) >= idle;
+            let before = closed.len();
+            closed.extend(slot.idle.extract_if(.., |(place, entry)| Some(place.number) != last && unused(entry)));
+            let gone = &closed[before..];
+            slot.open -= gone.len();
+            slot.breakers.retain(|(number, _)| gone.iter().all(|(place, _)| place.number != *number));
+        }
+        drop(inner);
+        drop(closed);
+    }
+
     /// Paths that owe answers and over which nothing came for `silence`; each is asked for a sign of life, and what
     /// came of it is told to [`PathPool::answered`] or [`PathPool::silent`].
     pub fn quiet(&self, silence: Duration) -> Vec<Quiet> {

@@ -131,6 +131,8 @@ struct Inner {
     breakers: Vec<(u64, Arc<dyn Breaker>)>,
     /// The peer gave no sign of life: no request tries it until it gives one.
     held: bool,
+    /// The peer had no place for one more connection: until then those that there are have to do.
+    full_until: Option<Instant>,
     /// What the gauges of this peer say: `Some(true)` up, `Some(false)` down.
     shown: Option<bool>,
 }
@@ -176,6 +178,7 @@ impl ChannelPool {
             random: config.seed | 1,
             breakers: Vec::with_capacity(config.nconnect),
             held: false,
+            full_until: None,
             shown: None,
         };
         let kind = connector.kind().to_string();
@@ -213,19 +216,6 @@ impl ChannelPool {
         inner.open - inner.connecting
     }
 
-    /// Closes idle channels.
-    pub fn close_idle(&self) {
-        let idle = {
-            let mut inner = self.inner.lock();
-            inner.open -= inner.idle.len();
-            let idle = std::mem::take(&mut inner.idle);
-            idle.iter().for_each(|entry| inner.forget(entry.number));
-            idle
-        };
-        drop(idle);
-        self.changed.notify_all();
-    }
-
     /// Takes a channel: an idle one, or a new one while there are fewer than `nconnect`, or waits for one.
     ///
     /// # Errors
@@ -238,7 +228,7 @@ impl ChannelPool {
                 let fresh = entry.breaks == inner.breaks && entry.idle_since.elapsed() < self.config.probe_after;
                 if fresh || entry.channel.probe() {
                     entry.breaks = inner.breaks;
-                    return Ok(Lease::new(self, entry));
+                    return Ok(Lease::new(self, entry, true));
                 }
                 inner.open -= 1;
                 inner.forget(entry.number);
@@ -247,7 +237,7 @@ impl ChannelPool {
                 }
             }
             let now = Instant::now();
-            if inner.open < self.config.nconnect {
+            if inner.open < self.config.nconnect && !inner.has_to_do(now) {
                 match &inner.state {
                     PoolState::Up => return self.connect(inner, deadline),
                     PoolState::Unknown if inner.connecting == 0 => return self.connect(inner, deadline),
@@ -278,7 +268,8 @@ impl ChannelPool {
     pub fn begin<'r>(&self, request: impl FnOnce(&Welcome) -> Request<'r>, deadline: Instant) -> Option<Begun> {
         {
             let inner = self.inner.lock();
-            let may_connect = inner.open < self.config.nconnect && inner.state == PoolState::Up;
+            let may_connect =
+                inner.open < self.config.nconnect && inner.state == PoolState::Up && !inner.has_to_do(Instant::now());
             if inner.idle.is_empty() && !may_connect {
                 return None;
             }
@@ -293,7 +284,7 @@ impl ChannelPool {
 
     /// The channel of a request of [`ChannelPool::begin`], to take its answer from by [`Lease::finish`].
     pub fn resume(&self, begun: Begun) -> Lease<'_> {
-        Lease::new(self, begun.0)
+        Lease::new(self, begun.0, true)
     }
 
     /// Gives up a request of [`ChannelPool::begin`]: its channel is closed, for the answer may be in it.
@@ -312,11 +303,7 @@ impl ChannelPool {
         drop(inner);
         let (started, patience) = (Instant::now(), self.patience_to_connect());
         let until = deadline.min(started + patience);
-        let made = self.connector.connect(until).and_then(|mut channel| {
-            let hello = Hello::new(&self.peer_name, &self.source);
-            let welcome = greet(&mut *channel, &hello, until)?;
-            Ok((channel, welcome))
-        });
+        let made = self.greeted(&self.source, until);
         let mut inner = self.inner.lock();
         inner.connecting -= 1;
         let result = match made {
@@ -335,16 +322,20 @@ impl ChannelPool {
                 let (welcome, idle_since) = (Arc::new(welcome), Instant::now());
                 let user = User::this();
                 let entry = Entry { channel, welcome, idle_since, breaks, number, user, breaker };
-                Ok(Lease::new(self, entry))
+                inner.full_until = None;
+                Ok(Lease::new(self, entry, false))
             }
             Err(error) => {
                 inner.open -= 1;
                 let in_vain = error.kind() == ErrorKind::Timeout;
+                // A peer that has no place for one more is as well as before for those that have theirs.
+                let full = error.kind() == ErrorKind::Throttled && inner.open > inner.connecting;
+                inner.full_until = full.then(|| Instant::now() + self.config.retry_max);
                 if in_vain && until == deadline {
                     inner.waited += started.elapsed();
                 }
                 // A caller who had no time for it does not speak for all, only many of them do.
-                if !in_vain || until < deadline || inner.waited >= patience {
+                if !full && (!in_vain || until < deadline || inner.waited >= patience) {
                     inner.waited = Duration::ZERO;
                     // Who waited in vain leaves the next attempt to whoever watches.
                     inner.held |= in_vain && self.is_watched();
@@ -356,6 +347,19 @@ impl ChannelPool {
         drop(inner);
         self.changed.notify_all();
         result
+    }
+
+    /// A connection that is asked for `source`. Of a peer that is there and has no place for it the error is `Throttled`.
+    fn greeted(&self, source: &str, deadline: Instant) -> Result<(Box<dyn Channel>, Welcome)> {
+        let mut channel = self.connector.connect(deadline)?;
+        let greeted = greet(&mut *channel, &Hello::new(&self.peer_name, source), deadline);
+        let welcome = greeted.map_err(|error| match error {
+            CallError::Broken(error) if error.kind() == ErrorKind::Unavailable => {
+                Error::new(ErrorKind::Throttled, error.message())
+            }
+            other => other.into(),
+        })?;
+        Ok((channel, welcome))
     }
 
     fn give_back(&self, mut entry: Entry) {
@@ -416,6 +420,11 @@ impl Inner {
         Some(self.idle.swap_remove(at))
     }
 
+    /// Whether those that there are have to do, as the peer has no place for one more.
+    fn has_to_do(&self, now: Instant) -> bool {
+        self.open > self.connecting && self.full_until.is_some_and(|until| now < until)
+    }
+
     /// A channel is gone, and what ends it.
     fn forget(&mut self, number: u64) {
         self.breakers.retain(|(of, _)| *of != number);
@@ -450,16 +459,28 @@ pub struct Lease<'a> {
     welcome: Arc<Welcome>,
     /// Empty only after a call broke it.
     entry: Option<Entry>,
+    /// It was idle before.
+    was_idle: bool,
 }
 
 impl<'a> Lease<'a> {
-    fn new(pool: &'a ChannelPool, entry: Entry) -> Self {
+    fn new(pool: &'a ChannelPool, entry: Entry, was_idle: bool) -> Self {
         pool.waits();
-        Lease { home: Home::Pool(pool), welcome: Arc::clone(&entry.welcome), entry: Some(entry) }
+        Lease { home: Home::Pool(pool), welcome: Arc::clone(&entry.welcome), entry: Some(entry), was_idle }
     }
 
     pub(crate) fn of_path(paths: &'a PathPool, place: Place, entry: Entry) -> Self {
-        Lease { home: Home::Paths(paths, place), welcome: Arc::clone(&entry.welcome), entry: Some(entry) }
+        Lease {
+            home: Home::Paths(paths, place),
+            welcome: Arc::clone(&entry.welcome),
+            entry: Some(entry),
+            was_idle: true,
+        }
+    }
+
+    /// Whether the channel was idle before it was taken: the peer may have ended it the moment before.
+    pub fn was_idle(&self) -> bool {
+        self.was_idle
     }
 
     fn peer(&self) -> &str {

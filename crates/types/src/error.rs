@@ -23,7 +23,7 @@ pub enum ErrorKind {
     Timeout,
     /// The under-store or a peer could not be reached, or broke off.
     Unavailable,
-    /// The under-store asked to slow down.
+    /// The under-store asked to slow down, or a peer has no place for one more connection.
     Throttled,
     /// A disk or a quota is full.
     NoSpace,

@@ -4,6 +4,7 @@ mod nodes;
 
 use nodes::{BLOCK, Nodes, byte_at, object_ref};
 use spurline_client::Extent;
+use spurline_net_sim::Fault;
 use spurline_types::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -114,6 +115,19 @@ fn what_ails_one_node_is_asked_of_another_and_what_ails_two_is_the_answer() {
     // No node has what is not there.
     group.ail(0, Some(ErrorKind::NotFound));
     assert!((0..50).filter_map(|object| read(object).err()).any(|error| error.kind() == ErrorKind::NotFound));
+}
+
+#[test]
+fn a_request_whose_connection_is_closed_at_this_very_moment_is_sent_over_another_one() {
+    let nodes = Nodes::start(2);
+    let mount = nodes.mount(&[0, 1]);
+    nodes.read(&mount, 1, 0, 5000).unwrap();
+    let before = [nodes.connects(0), nodes.connects(1)];
+    // Both close what is idle, for want of places: the one that is asked closes it under the request.
+    nodes.plans.iter().for_each(|plan| plan.inject(Fault::Drop));
+    nodes.read(&mount, 1, 0, 5000).unwrap();
+    let made = [nodes.connects(0) - before[0], nodes.connects(1) - before[1]];
+    assert!(made == [1, 0] || made == [0, 1], "{made:?}: one more connection, and nobody else is asked");
 }
 
 #[test]

@@ -66,16 +66,18 @@ pub fn object_ref(object: u64) -> ObjectRef {
 pub struct Nodes {
     pub nodes: Vec<SimNode>,
     services: Vec<Arc<Bytes>>,
+    /// How the calls of each fail.
+    pub plans: Vec<Arc<FaultPlan>>,
 }
 
 impl Nodes {
     pub fn start(count: usize) -> Nodes {
         let services: Vec<Arc<Bytes>> = (0..count).map(|_| Arc::default()).collect();
+        let plans: Vec<_> = (0..count as u64).map(|n| Arc::new(FaultPlan::new(n, Rates::default()))).collect();
         let node = |(n, service): (usize, &Arc<Bytes>)| {
-            let plan = Arc::new(FaultPlan::new(n as u64, Rates::default()));
-            SimNode::new(&format!("n{n}"), Arc::clone(service) as _, plan)
+            SimNode::new(&format!("n{n}"), Arc::clone(service) as _, Arc::clone(&plans[n]))
         };
-        Nodes { nodes: services.iter().enumerate().map(node).collect(), services }
+        Nodes { nodes: services.iter().enumerate().map(node).collect(), services, plans }
     }
 
     /// From now on the node answers every read with an error of this kind, or with bytes.

@@ -132,3 +132,17 @@ fn a_path_whose_last_channel_is_gone_and_that_gets_no_other_is_down() {
     }
     assert_eq!(pool.up(), 2);
 }
+
+#[test]
+fn idle_channels_of_each_path_are_closed_but_for_one() {
+    let pool = two_rails(4, &Arc::default());
+    let channels = |pool: &PathPool| pool.view().iter().map(|path| path.channels).collect::<Vec<_>>();
+    let used = pool.checkout(Instant::now() + Duration::from_secs(60), 1).unwrap().unwrap();
+    pool.close_idle(Duration::from_secs(3600));
+    assert_eq!(channels(&pool), [4, 4], "all are new");
+    pool.close_idle(Duration::ZERO);
+    assert_eq!(channels(&pool), [2, 1], "one of the first is in use");
+    drop(used);
+    pool.close_idle(Duration::ZERO);
+    assert_eq!((channels(&pool), pool.up()), (vec![1, 1], 2));
+}

@@ -1,10 +1,9 @@
 //! Signs of life of a peer that owes answers: a peer that gives none is given up with all its channels, so that its
 //! requests go to another one long before their deadlines. Who asks, and when, is for a thread above to decide.
 
-use super::{ChannelPool, Inner, PoolState};
-use crate::greet;
-use spurline_proto::{Hello, Request};
-use spurline_types::{Error, Result};
+use super::{ChannelPool, Entry, Inner, PoolState};
+use spurline_proto::Request;
+use spurline_types::{Error, ErrorKind, Result};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -81,6 +80,21 @@ impl ChannelPool {
         drop(ended);
     }
 
+    /// Closes what nobody used for `idle`, but for the channel used last: the peer has a place for so many connections only,
+    /// and others may need them.
+    pub fn close_idle(&self, idle: Duration) {
+        let now = Instant::now();
+        let mut inner = self.inner.lock();
+        let last = inner.idle.iter().max_by_key(|entry| entry.idle_since).map(|entry| entry.number);
+        let unused = |entry: &Entry| now.saturating_duration_since(entry.idle_since) >= idle;
+        let closed: Vec<_> = inner.idle.extract_if(.., |entry| Some(entry.number) != last && unused(entry)).collect();
+        inner.open -= closed.len();
+        closed.iter().for_each(|entry| inner.forget(entry.number));
+        drop(inner);
+        // Not under the lock, which requests wait for.
+        drop(closed);
+    }
+
     /// The peer when it owes answers and nothing came from it for `silence`, and it is not being asked already.
     pub fn owing(&self, silence: Duration) -> Option<Owing> {
         let heard = self.heard.load(Ordering::Acquire);
@@ -97,15 +111,19 @@ impl ChannelPool {
         due && !self.asking.swap(true, Ordering::AcqRel)
     }
 
-    /// Asks the peer for a sign of life over a connection of its own.
+    /// Asks the peer for a sign of life over a connection of its own. That it has no place for one is a sign of life, too.
     ///
     /// # Errors
     /// Why there is none.
     pub fn sign_of_life(&self, deadline: Instant) -> Result<()> {
-        let mut channel = self.connector.connect(deadline)?;
-        greet(&mut *channel, &Hello::new(&self.peer_name, ""), deadline)?;
-        channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline)?;
-        Ok(())
+        match self.greeted("", deadline) {
+            Ok((mut channel, _)) => {
+                channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline)?;
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::Throttled => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// What came of asking a peer that owed answers. Without a sign of life it is given up, unless something came from
