@@ -1,5 +1,6 @@
 //! Addresses: `host:port` of a peer, and which of this host's addresses `--group-network` means. It opens no socket.
 
+use if_addrs::IfAddr;
 use spurline_types::{Error, ErrorKind, Result};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
@@ -53,6 +54,8 @@ pub struct LocalAddress {
     pub interface: String,
     /// The address.
     pub ip: IpAddr,
+    /// How many of its first bits all hosts of its network share; 0 where that is not known.
+    pub prefix: u8,
     /// Whether it only works on its own link (`fe80::…`), and so can't be given to others without a scope.
     pub link_local: bool,
 }
@@ -65,7 +68,13 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>> {
     let found = if_addrs::get_if_addrs().map_err(|e| Error::io("can't list this host's network interfaces", &e))?;
     Ok(found
         .into_iter()
-        .map(|i| LocalAddress { ip: i.ip(), link_local: i.is_link_local(), interface: i.name })
+        .map(|i| {
+            let prefix = match &i.addr {
+                IfAddr::V4(v4) => v4.prefixlen,
+                IfAddr::V6(v6) => v6.prefixlen,
+            };
+            LocalAddress { ip: i.ip(), prefix, link_local: i.is_link_local(), interface: i.name }
+        })
         .collect())
 }
 
@@ -148,7 +157,8 @@ fn split(spec: &str) -> Vec<&str> {
     .collect()
 }
 
-fn in_net(ip: IpAddr, net: IpAddr, bits: u8) -> bool {
+/// Whether the first `bits` of both are the same.
+pub(crate) fn in_net(ip: IpAddr, net: IpAddr, bits: u8) -> bool {
     let (ip, net, width) = match (ip, net) {
         (IpAddr::V4(ip), IpAddr::V4(net)) => (u128::from(u32::from(ip)), u128::from(u32::from(net)), 32),
         (IpAddr::V6(ip), IpAddr::V6(net)) => (u128::from(ip), u128::from(net), 128),
@@ -178,6 +188,7 @@ mod tests {
         let address = |interface: &str, ip: &str| LocalAddress {
             interface: interface.into(),
             ip: ip.parse().unwrap(),
+            prefix: 16,
             link_local: ip.starts_with("fe80"),
         };
         vec![

@@ -3,6 +3,7 @@
 
 use crate::SocketOptions;
 use crate::addr::resolve;
+use crate::outgoing::towards;
 use crate::secure::ReaderEnd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -38,7 +39,8 @@ pub struct TcpConnector {
 }
 
 impl TcpConnector {
-    /// Will connect to `peer` (`host:port`), from one of `locals` when any are given.
+    /// Will connect to `peer` (`host:port`), when any `locals` are given from the one in its network, or else the one that
+    /// the route to it has.
     pub fn new(peer: &str, locals: Vec<IpAddr>, options: SocketOptions, stats: Arc<Stats>) -> Self {
         TcpConnector { peer: peer.to_owned(), locals, options, trust: Trust::anyone(), stats }
     }
@@ -59,13 +61,12 @@ impl TcpConnector {
 
     /// Tries the addresses of the name one after the other, each for its share of the time that is left.
     fn open_one_of(&self, addresses: &[SocketAddr], deadline: Instant) -> Result<TcpChannel> {
-        let local = |remote: &SocketAddr| self.locals.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4()).copied();
-        let (usable, others): (Vec<_>, Vec<_>) =
-            addresses.iter().partition(|remote| self.locals.is_empty() || local(remote).is_some());
+        let ways = addresses.iter().map(|remote| (*remote, towards(*remote, &self.locals)));
+        let (usable, others): (Vec<_>, Vec<_>) = ways.partition(|(_, local)| self.locals.is_empty() || local.is_some());
         let mut why_not: Option<Error> = None;
-        for (at, remote) in usable.iter().enumerate() {
+        for (at, (remote, local)) in usable.iter().enumerate() {
             let until = share(Instant::now(), deadline, usable.len() - at);
-            let error = match self.open_at(*remote, local(remote), until) {
+            let error = match self.open_at(*remote, *local, until) {
                 Ok(channel) => return Ok(channel),
                 Err(error) => error,
             };
@@ -77,9 +78,14 @@ impl TcpConnector {
             }
         }
         Err(why_not.unwrap_or_else(|| match others.first() {
-            Some(remote) => {
+            Some((remote, _)) => {
                 let family = if remote.is_ipv4() { "IPv4" } else { "IPv6" };
-                let why = format!("{}: {remote} needs an {family} address, --group-network has none", self.peer);
+                let has = if self.locals.iter().any(|ip| ip.is_ipv4() == remote.is_ipv4()) {
+                    "only loopback ones, which lead to no other host"
+                } else {
+                    "none"
+                };
+                let why = format!("{}: {remote} needs an {family} address, --group-network has {has}", self.peer);
                 Error::new(ErrorKind::Invalid, why)
             }
             None => Error::new(ErrorKind::Unavailable, format!("{}: no address", self.peer)),

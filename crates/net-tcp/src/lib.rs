@@ -5,6 +5,7 @@
 pub mod addr;
 pub mod bare;
 mod client;
+mod outgoing;
 mod secure;
 mod server;
 mod socket;

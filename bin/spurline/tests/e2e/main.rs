@@ -16,6 +16,7 @@ mod jobs;
 mod load;
 mod lone;
 mod members;
+mod networks;
 mod probe;
 mod registries;
 mod remote;
