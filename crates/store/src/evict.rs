@@ -82,9 +82,10 @@ impl Core {
         // Not of one that another disk took meanwhile, nor before its writer has logged it.
         let leaves = |_: &mut Vec<u8>| u64::from(is_leaving(&self.index.shard(&block.object).read(), disk, block));
         if let Err(error) = disk.append_with(record, leaves) {
-            // Without the record the block comes back after a crash, and its checksums tell that it is gone.
-            self.write_failed(disk, "writing to the index log", &error);
-            if !disk.health.usable() {
+            // A full disk has no room for the record either. Without it the block comes back after a crash, and its checksums
+            // tell that it is gone.
+            let broken = self.write_failed(disk, "writing to the index log", &error);
+            if broken || !disk.health.usable() {
                 disk.ask(Work::Discard(*block));
                 return;
             }

@@ -21,6 +21,8 @@ const TICK: Duration = Duration::from_secs(1);
 const GARBAGE: u64 = 4096;
 /// After a rewrite of the log that failed, none is tried for this long: it writes as much as the log is to have.
 const REWRITE_AGAIN: Duration = Duration::from_secs(60);
+/// The capacity is shared out again this often: others come and go on the file systems.
+const SHARE_AGAIN: Duration = Duration::from_secs(60);
 /// Blocks that are taken off together when their time is up.
 const EXPIRE_AT_ONCE: usize = 1024;
 /// Space a file may take beyond its blocks before the sweep looks for holes to punch: file system metadata.
@@ -31,6 +33,7 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
     let mut sweep = Sweep::default();
     let mut last_probe = Instant::now();
     let mut rewrite_from = Instant::now();
+    let mut share_from = Instant::now();
     let tick = TICK.min(core.config.probe_interval);
     while !core.closing.load(Ordering::Acquire) {
         disk.io.late();
@@ -39,12 +42,22 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
                 act(core, disk, work);
             }
             disk.refresh_space();
+            let none = disk.limit.load(Ordering::Relaxed) < u64::from(core.config.block_size);
+            if none || Instant::now() >= share_from {
+                core.share_again();
+                share_from = Instant::now() + SHARE_AGAIN;
+            }
             make_room(core, disk);
             expire(core);
             if Instant::now() >= rewrite_from && !rewrite_log(core, disk) {
                 rewrite_from = Instant::now() + REWRITE_AGAIN;
             }
+            let swept = sweep.done();
             sweep.step(core, disk);
+            if sweep.done() && !swept {
+                // What no entry named has left its room.
+                share_from = Instant::now();
+            }
         } else if last_probe.elapsed() >= core.config.probe_interval {
             last_probe = Instant::now();
             let result = probe(core, disk).map_err(|e| format!("the probe failed: {e}"));
@@ -76,8 +89,8 @@ fn act(core: &Core, disk: &Disk, work: Work) {
             // one that is not there at this append's turn has its record behind this one.
             let here = || core.index.shard(&block.object).read().get(&block).is_some_and(|e| e.disk == disk.number);
             if let Err(error) = disk.append_with(record, |_| u64::from(!here())) {
-                core.write_failed(disk, "writing to the index log", &error);
-                if !disk.health.usable() {
+                let broken = core.write_failed(disk, "writing to the index log", &error);
+                if broken || !disk.health.usable() {
                     disk.ask(work);
                     return;
                 }
@@ -98,6 +111,8 @@ fn act(core: &Core, disk: &Disk, work: Work) {
 fn make_room(core: &Core, disk: &Arc<Disk>) {
     while !core.closing.load(Ordering::Acquire)
         && disk.health.usable()
+        // Of a file system that has not answered yet nothing is known.
+        && disk.total.load(Ordering::Relaxed) > 0
         && (core.above_watermark(disk) > 0 || disk.overfull(core.config.free_space_ratio, 0) > 0)
         && disk.blocks.load(Ordering::Relaxed) > 0
     {

@@ -67,6 +67,11 @@ fn place(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Root {
+    /// The file system that it lies on.
+    pub fn device(&self) -> Option<u64> {
+        self.place.map(|(device, _)| device)
+    }
+
     /// Whether `path` is still the directory that was opened: not after its disk was unmounted.
     pub fn is_at(&self, path: &Path) -> bool {
         place(path) == self.place

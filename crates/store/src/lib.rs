@@ -4,6 +4,7 @@
 //! [`Store`] is blocking and thread-safe. A read takes one lock for reading, one system call and one pass over the
 //! bytes for their checksum; nothing is allocated.
 
+mod capacity;
 mod classes;
 pub mod config;
 pub mod crc;

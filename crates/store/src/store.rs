@@ -6,15 +6,14 @@ use crate::disk::{Disk, Work, footprint};
 use crate::files::{self, FileCache, FileKey};
 use crate::health::{DiskState, Health};
 use crate::index::{BlockMap, Entry, Index, LEAVING, MAIN};
-use crate::io::{RealDisk, Rings, Space};
+use crate::io::{RealDisk, Rings};
 use crate::journal::Journal;
 use crate::restore::{Restore, Second, settle};
-use crate::{crc, janitor, layout};
+use crate::{capacity, crc, janitor, layout};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::units::human_bytes;
 use spurline_types::{BlockId, Error, ErrorKind, ObjectId, ObjectRef, Result, Stats};
 use std::collections::VecDeque;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -61,6 +60,8 @@ pub struct Core {
     /// Hears of blocks that went because their class said so.
     pub(crate) expired: OnceLock<Box<Expired>>,
     findings: Vec<Finding>,
+    /// Held while the capacity is shared out again.
+    sharing: Mutex<()>,
     start: Instant,
     generation: AtomicU16,
 }
@@ -134,7 +135,7 @@ impl Store {
             opening.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<_>>>()
         })?;
         let disks: Vec<_> = opened.into_iter().map(|(disk, second)| settle_disk(&index, disk, second)).collect();
-        let findings = share_capacity(&config, &disks);
+        let findings = capacity::share(&config, &disks);
         for finding in &findings {
             tracing::warn!("{}: {}; {}", finding.subject, finding.evidence, finding.remedy);
         }
@@ -154,6 +155,7 @@ impl Store {
             classes,
             expired: OnceLock::new(),
             findings,
+            sharing: Mutex::default(),
             start: Instant::now(),
             generation: AtomicU16::new(1),
         });
@@ -244,63 +246,6 @@ fn settle_disk(index: &Index, disk: Arc<Disk>, second: Second) -> Arc<Disk> {
     };
     settle(index, second, place, |block, flags| disk.ask(Work::Forget(block, flags)));
     disk
-}
-
-/// What each disk can hold: its free space and what the cache has there already, less what must stay free, shared
-/// between the directories that lie on one file system.
-fn usable(spaces: &[(u64, Space, u64)], ratio: f64) -> Vec<u64> {
-    spaces
-        .iter()
-        .map(|(device, space, _)| {
-            let here = spaces.iter().filter(|(d, ..)| d == device);
-            let (count, ours) = here.fold((0, 0), |(n, sum), (_, _, used)| (n + 1, sum + used));
-            (space.free + ours).saturating_sub((space.total as f64 * ratio) as u64) / count
-        })
-        .collect()
-}
-
-/// Shares the capacity out in proportion to what each disk can hold; what an operator should know about it.
-fn share_capacity(config: &StoreConfig, disks: &[Arc<Disk>]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let spaces: Vec<_> = disks
-        .iter()
-        .map(|disk| {
-            let device = std::fs::metadata(&disk.root).map_or(u64::MAX - u64::from(disk.number), |m| m.dev());
-            let space = Space { total: disk.total.load(Ordering::Relaxed), free: disk.free.load(Ordering::Relaxed) };
-            (device, space, disk.used.load(Ordering::Relaxed))
-        })
-        .collect();
-    let usable = usable(&spaces, config.free_space_ratio);
-    let sum: u64 = usable.iter().sum();
-    let asked = match config.capacity {
-        Capacity::Bytes(bytes) => bytes,
-        _ => sum,
-    };
-    if asked > sum && !disks.is_empty() {
-        findings.push(Finding {
-            subject: "--cache-size".into(),
-            evidence: format!(
-                "{} asked for, the cache disks have room for {} with {:.0} % kept free: {} will be used",
-                human_bytes(asked),
-                human_bytes(sum),
-                config.free_space_ratio * 100.0,
-                human_bytes(sum)
-            ),
-            remedy: "give a smaller --cache-size or --free-space-ratio, or more --cache-dir".into(),
-        });
-    }
-    for (disk, room) in disks.iter().zip(&usable) {
-        let limit = (*room).min((u128::from(asked) * u128::from(*room) / u128::from(sum.max(1))) as u64);
-        disk.limit.store(limit, Ordering::Relaxed);
-        if limit < u64::from(config.block_size) {
-            findings.push(Finding {
-                subject: disk.root.display().to_string(),
-                evidence: format!("room for {}, less than one block: nothing is cached there", human_bytes(limit)),
-                remedy: "free some space, or give a smaller --free-space-ratio or a larger --cache-size".into(),
-            });
-        }
-    }
-    findings
 }
 
 impl Core {
@@ -417,23 +362,20 @@ impl Core {
         }
     }
 
+    /// Shares the capacity out again, if what the disks have room for is no longer what it was.
+    pub(crate) fn share_again(&self) {
+        let _one = self.sharing.lock();
+        if capacity::share_again(&self.config, &self.disks) {
+            let limits = self.disks.iter().map(|disk| disk.limit.load(Ordering::Relaxed));
+            self.stats.blockcache.capacity_bytes.set(limits.sum());
+        }
+    }
+
     /// Updates the gauges of disks by state.
     pub(crate) fn count_states(&self) {
         let count = |state| self.disks.iter().filter(|d| d.health.get().0 == state).count() as u64;
         self.stats.blockcache.disks_normal.set(count(DiskState::Normal));
         self.stats.blockcache.disks_unstable.set(count(DiskState::Unstable));
         self.stats.blockcache.disks_down.set(count(DiskState::Down));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn directories_of_one_file_system_share_it() {
-        let space = Space { total: 1000, free: 500 };
-        assert_eq!(usable(&[(1, space, 100), (1, space, 0), (2, space, 0)], 0.1), [250, 250, 400]);
-        assert_eq!(usable(&[(1, Space { total: 1000, free: 50 }, 10)], 0.1), [0]);
     }
 }

@@ -6,7 +6,7 @@ use crate::crc;
 use crate::disk::{Disk, Work, footprint};
 use crate::files::FileKey;
 use crate::index::{Entry, LEAVING, MAIN, Shard, WHOLE};
-use crate::io::{ALIGN, OpenFile};
+use crate::io::{ALIGN, OpenFile, is_own};
 use crate::log;
 use crate::scratch::{self, BOUNCE};
 use crate::store::{Core, EXTENT_BYTES};
@@ -225,16 +225,18 @@ impl Core {
         disk.append_with(record, |out| 1 + self.push_class(out, block))
     }
 
-    /// Notes that writing to a disk failed, or giving its space back.
-    pub(crate) fn write_failed(&self, disk: &Disk, what: &str, error: &io::Error) {
+    /// Notes that writing to a disk failed, or giving its space back; whether that is the disk's fault. Where it is, what is
+    /// tried again ends: it goes well, or the disk is not in use any more.
+    pub(crate) fn write_failed(&self, disk: &Disk, what: &str, error: &io::Error) -> bool {
         if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
             // Somebody else filled the file system: not a fault of the disk. Room is made in the background.
             disk.free.store(0, Ordering::Relaxed);
             disk.wake.notify_one();
             tracing::debug!("cache disk {}: {what}: {error}", disk.root.display());
-        } else {
-            disk.failed(what, error);
+            return false;
         }
+        disk.failed(what, error);
+        !is_own(error)
     }
 
     /// Makes a file of one small block, by way of the thread's scratch.

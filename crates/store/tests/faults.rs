@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use parking_lot::Mutex;
 use spurline_mem::Pool;
-use spurline_store::{Class, DiskState, Fault, FaultyDisk, Kept, Outcome, PLAIN, Store, StoreConfig};
+use spurline_store::{Class, DiskState, Fault, FaultyDisk, Kept, Outcome, PLAIN, Space, Store, StoreConfig};
 use spurline_types::Stats;
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -18,11 +18,17 @@ use std::time::Duration;
 /// A configuration whose disks can be made to fail; the disks by path once the store is open.
 type Disks = Arc<Mutex<Vec<(PathBuf, Arc<FaultyDisk>)>>>;
 
-fn faulty(mut config: StoreConfig) -> (StoreConfig, Disks) {
+fn faulty(config: StoreConfig) -> (StoreConfig, Disks) {
+    faulty_of(config, None)
+}
+
+/// As [`faulty`], with disks whose file system says first that it has this space.
+fn faulty_of(mut config: StoreConfig, space: Option<Space>) -> (StoreConfig, Disks) {
     let disks = Disks::default();
     let list = Arc::clone(&disks);
     config.decorate = Some(Arc::new(move |path, io| {
         let disk = FaultyDisk::new(io);
+        disk.set_space(space);
         list.lock().push((path.into(), Arc::clone(&disk)));
         disk
     }));
@@ -425,6 +431,38 @@ fn a_full_disk_is_no_error_for_readers() {
     disk.set(Fault::None);
     eventually("room again", || put(&store, &obj, 2));
     read(&store, &obj, 2).unwrap();
+}
+
+#[test]
+fn a_disk_that_had_no_room_at_the_start_takes_blocks_once_it_has() {
+    let dir = fast_dir();
+    let capacity = 8 * u64::from(BLOCK);
+    let full = Space { total: 1 << 30, free: 0 };
+    let (config, disks) = faulty_of(config(dir.path(), capacity), Some(full));
+    let (store, stats) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    assert!(store.findings().iter().any(|f| f.evidence.contains("nothing is cached there")));
+    assert_eq!((put(&store, &object(1, 5000), 0), stats.blockcache.capacity_bytes.get()), (false, 0));
+    disk.set_space(Some(Space { free: 1 << 29, ..full }));
+    eventually("it takes blocks", || put(&store, &object(1, 5000), 0));
+    // And no more than was asked for in all.
+    assert_eq!((store.disks()[0].capacity, stats.blockcache.capacity_bytes.get()), (capacity, capacity));
+}
+
+#[test]
+fn a_disk_whose_space_is_not_known_keeps_what_it_has() {
+    let dir = fast_dir();
+    {
+        let (store, _) = open(config(dir.path(), 64 << 20));
+        (0..8).for_each(|n| assert!(put(&store, &object(n, 5000), 0)));
+    }
+    let (config, disks) = faulty_of(config(dir.path(), 64 << 20), Some(Space::default()));
+    let (store, _) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    (0..8).for_each(|n| read(&store, &object(n, 5000), 0).unwrap());
+    disk.set_space(None);
+    eventually("it takes blocks", || put(&store, &object(8, 5000), 0));
+    (0..9).for_each(|n| read(&store, &object(n, 5000), 0).unwrap());
 }
 
 #[test]

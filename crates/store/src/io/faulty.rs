@@ -40,6 +40,8 @@ pub enum Fault {
 pub struct FaultyDisk {
     inner: Arc<dyn DiskIo>,
     fault: Mutex<Fault>,
+    /// What it says it has, if not what is so.
+    space: Mutex<Option<Space>>,
     changed: Condvar,
     reads: AtomicU64,
     /// Operations that hang now.
@@ -54,6 +56,7 @@ impl FaultyDisk {
         Arc::new(FaultyDisk {
             inner,
             fault: Mutex::new(Fault::None),
+            space: Mutex::default(),
             changed: Condvar::new(),
             reads: AtomicU64::new(0),
             held: AtomicU64::new(0),
@@ -66,6 +69,11 @@ impl FaultyDisk {
         *self.fault.lock() = fault;
         self.stuck.store(false, Ordering::Relaxed);
         self.changed.notify_all();
+    }
+
+    /// Has the file system say that it has this space; `None`: what it really has.
+    pub fn set_space(&self, space: Option<Space>) {
+        *self.space.lock() = space;
     }
 
     /// Reads of data files asked for so far.
@@ -214,7 +222,8 @@ impl DiskIo for FaultyDisk {
     }
 
     fn space(&self, path: &Path) -> io::Result<Space> {
-        self.inner.space(path)
+        let told = *self.space.lock();
+        told.map_or_else(|| self.inner.space(path), Ok)
     }
 
     fn late(&self) -> usize {
