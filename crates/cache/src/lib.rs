@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod heat;
+mod in_flight;
 mod merge;
 mod rules;
 mod sent_on;
@@ -14,15 +15,15 @@ mod spread;
 mod warm;
 
 use heat::Heat;
+use in_flight::{AheadBytes, InFlight, WantedBytes};
 use parking_lot::Mutex;
-use spurline_mem::{Fill, Found, Pool, Slice, Tier};
+use spurline_mem::{Buf, Fill, Found, Pool, Slice, Tier};
 use spurline_store::{FileRange, GRANULE, Kept, Outcome, PinnedFile, Store};
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_under::UnderStore;
 use spurline_volume::{Backing, Capacity, Data, Elsewhere, Fetched, Volume, Workers};
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -50,8 +51,7 @@ pub struct Shared {
     pub stats: Arc<Stats>,
     workers: Workers,
     heat: Heat,
-    /// Bytes being fetched ahead of readers, kept below a share of the memory budget.
-    ahead_bytes: AtomicU64,
+    in_flight: InFlight,
     /// Long objects whose cached file is being checked in the background.
     checking: Mutex<HashSet<ObjectId>>,
     /// Who may have a block before the under-store is asked.
@@ -88,7 +88,7 @@ impl Shared {
             stats,
             workers: Workers::new("fill", max_downloads),
             heat: Heat::new(),
-            ahead_bytes: AtomicU64::new(0),
+            in_flight: InFlight::default(),
             checking: Mutex::default(),
             elsewhere: OnceLock::new(),
             spread: spread::Copies::default(),
@@ -113,7 +113,7 @@ impl Shared {
 pub enum Pinned {
     /// Here.
     Here(Slice),
-    /// On disk, and so few that they are better read straight to where they belong.
+    /// On disk, and so few, or memory so short, that they are better read straight to where they belong.
     Small,
     /// Neither in memory nor on disk.
     Missing,
@@ -230,7 +230,9 @@ impl Cache {
             if range.len() < GRANULE {
                 return Ok(Pinned::Small);
             }
-            if let Some(slice) = self.pin_from_disk(object, id, range, near) {
+            // Without a buffer for them they are read to where they belong, too.
+            let Some(buf) = self.pool().try_alloc_near(range.len(), near) else { return Ok(Pinned::Small) };
+            if let Some(slice) = self.pin_from_disk(object, id, range, buf) {
                 return Ok(Pinned::Here(slice));
             }
         }
@@ -256,11 +258,11 @@ impl Cache {
         found
     }
 
-    /// Reads `range` from disk into a buffer of its own; `None` when it can't be read or memory is short.
-    fn pin_from_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>, near: Option<u32>) -> Option<Slice> {
+    /// Reads `range` from disk into a buffer of its own; `None` when it can't be read.
+    fn pin_from_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>, buf: Buf) -> Option<Slice> {
         let store = self.shared.store.as_ref()?;
         let len = range.len();
-        let mut buf = Some(self.pool().try_alloc_near(len, near)?);
+        let mut buf = Some(buf);
         // The store has counted and logged what went wrong; the under-store still has the bytes. A buffer the disk
         // may still write to has been taken out of `buf` and is kept from reuse by the store.
         if store.read(object, id.index, range, &mut buf) != Ok(Outcome::Hit) {
@@ -276,18 +278,45 @@ impl Cache {
 
     fn fetch(&self, object: &ObjectRef, id: BlockId, range: Range<usize>) -> Result<Slice> {
         let deadline = self.deadline();
-        let len = object.block_len(id.index, self.shared.block_size);
-        self.shared.stats.blockcache.miss_bytes.add(range.len() as u64);
-        let block = match self.shared.tier.find_or_fill(id, len, deadline)? {
-            Found::Here(block) => block,
-            Found::Vacant(fill) => {
-                let block = fill.block();
-                let job = self.job(object, fill);
-                self.shared.workers.urgent(job);
-                block
+        let shared = &self.shared;
+        let len = object.block_len(id.index, shared.block_size);
+        shared.stats.blockcache.miss_bytes.add(range.len() as u64);
+        let mut again = true;
+        loop {
+            // A disk that does not answer ends the fill it was asked for, and is asked no more.
+            let mut not_ours = self.on_disk(object, id.index);
+            let block = match shared.tier.find(&id) {
+                Some(block) => {
+                    not_ours = true;
+                    block
+                }
+                None => {
+                    let room = WantedBytes::take(shared, len, deadline)?;
+                    match shared.tier.find_or_fill(id, len, deadline)? {
+                        Found::Here(block) => {
+                            not_ours = true;
+                            block
+                        }
+                        Found::Vacant(fill) => {
+                            let block = fill.block();
+                            let job = self.job(object, fill);
+                            shared.workers.urgent(move || {
+                                job();
+                                drop(room);
+                            });
+                            block
+                        }
+                    }
+                }
+            };
+            match block.wait(range.clone(), deadline) {
+                // What failed was no fetch of ours from the under-store: that is to be tried once.
+                Err(error) if again && not_ours && !matches!(error.kind(), ErrorKind::Stale | ErrorKind::Timeout) => {
+                    again = false;
+                }
+                done => return done,
             }
-        };
-        block.wait(range, deadline)
+        }
     }
 
     fn job(&self, object: &ObjectRef, fill: Fill) -> impl FnOnce() + Send + 'static {
@@ -329,9 +358,10 @@ impl Cache {
         let Some(count) = AheadBytes::take(shared, len) else { return false };
         let Some(fill) = shared.tier.try_fill(id, len) else { return false };
         let job = self.job(object, fill);
-        shared.workers.ahead(move || {
+        let (workers, shared) = (&shared.workers, Arc::clone(shared));
+        workers.ahead(move || {
             job();
-            count.shared.stats.blockcache.prefetch_bytes.add(count.bytes);
+            shared.stats.blockcache.prefetch_bytes.add(count.bytes);
         })
     }
 }
@@ -345,30 +375,6 @@ fn push_run(held: &mut Vec<serde_json::Value>, run: Option<(u32, u32, &str)>) {
         && held.len() < RUNS_MAX
     {
         held.push(serde_json::json!({ "first": first, "last": last, "where": place }));
-    }
-}
-
-/// Takes its bytes off the count when the job that carries it has run or was dropped.
-struct AheadBytes {
-    shared: Arc<Shared>,
-    bytes: u64,
-}
-
-impl AheadBytes {
-    /// Counts `len` bytes, if so many more may be fetched ahead.
-    fn take(shared: &Arc<Shared>, len: usize) -> Option<AheadBytes> {
-        let bytes = len as u64;
-        if len == 0 || shared.ahead_bytes.load(Ordering::Relaxed) + bytes > shared.tier.pool().limit_bytes() / 3 {
-            return None;
-        }
-        shared.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Some(AheadBytes { shared: Arc::clone(shared), bytes })
-    }
-}
-
-impl Drop for AheadBytes {
-    fn drop(&mut self) {
-        self.shared.ahead_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

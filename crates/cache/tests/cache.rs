@@ -4,7 +4,7 @@
 use spurline_cache::{Batch, Cache, Rule, RuleSet, Shared};
 use spurline_mem::{Pool, Tier};
 use spurline_store::{Capacity, Fault, FaultyDisk, Store, StoreConfig};
-use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
+use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
 use spurline_under::{Capabilities, StatFs, UnderStore};
 use spurline_volume::{Data, Volume as _};
 use std::path::Path;
@@ -285,6 +285,42 @@ fn a_stalled_under_store_is_an_error_in_time() {
     let cache = Cache::new(shared, Arc::clone(&under) as _);
     let error = check(&cache, &object("v1", BLOCK), 0, 10).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
+}
+
+#[test]
+fn what_is_on_disk_is_read_while_all_memory_is_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let rig = rig(Some(dir.path()), 8);
+    let (file, other) = (object("v1", BLOCK), object("v2", 8 * BLOCK));
+    check(&rig.cache, &file, 0, BLOCK as usize).unwrap();
+    let id = BlockId { object: file.id, index: 0 };
+    let until = Instant::now() + Duration::from_secs(60);
+    while !rig.shared.store.as_ref().unwrap().contains(&file, 0) {
+        assert!(Instant::now() < until, "the block comes to disk");
+        std::thread::yield_now();
+    }
+    // Fills of a source that stands still have all of it.
+    let fills: Vec<_> = (0..8)
+        .map_while(|n| rig.shared.tier.try_fill(BlockId { object: other.id, index: n }, BLOCK as usize))
+        .collect();
+    assert!(rig.shared.tier.peek(&id).is_none() && rig.cache.pool().try_alloc(BLOCK as usize).is_none());
+    rig.under.fail.store(1_000, Ordering::SeqCst);
+    check(&rig.cache, &file, 0, BLOCK as usize).unwrap();
+    drop(fills);
+}
+
+#[test]
+fn a_fill_that_somebody_else_gave_up_is_no_readers_error() {
+    let rig = rig(None, 8);
+    let file = object("v1", BLOCK);
+    let fill = rig.shared.tier.try_fill(BlockId { object: file.id, index: 0 }, BLOCK as usize).unwrap();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| check(&rig.cache, &file, 0, 10));
+        // Whether or not it waits by now.
+        std::thread::yield_now();
+        drop(fill);
+        reader.join().unwrap().unwrap();
+    });
 }
 
 #[test]

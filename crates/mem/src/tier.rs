@@ -426,17 +426,23 @@ impl Reclaim for Tier {
         let mut queues = self.queues.lock();
         // Each name is looked at a bounded number of times, so a pool whose blocks are all pinned ends the search.
         let mut tries = 2 * (queues.small.len() + queues.main.len()) + 1;
+        // In use: a queue of which all are has to be passed by, or one that is full of fills would hide the other.
+        let (mut small_in_use, mut main_in_use) = (0, 0);
         while tries > 0 {
             tries -= 1;
             let small_is_due = queues.small.len() * 10 > queues.small.len() + queues.main.len();
-            if small_is_due || queues.main.is_empty() {
+            let (try_small, try_main) = (small_in_use < queues.small.len(), main_in_use < queues.main.len());
+            if try_small && (small_is_due || !try_main) {
                 let Some(id) = queues.small.pop_front() else { return false };
                 if self.uses(&id) > 0 {
                     queues.main.push_back(id);
                     continue;
                 }
                 match self.evict(&id) {
-                    None => queues.small.push_back(id),
+                    None => {
+                        small_in_use += 1;
+                        queues.small.push_back(id);
+                    }
                     Some(evicted) => {
                         if queues.ghosts.insert(id, ()).is_none() {
                             queues.ghost.push_back(id);
@@ -452,16 +458,22 @@ impl Reclaim for Tier {
                         }
                     }
                 }
-            } else if let Some(id) = queues.main.pop_front() {
+            } else if try_main {
+                let Some(id) = queues.main.pop_front() else { return false };
                 if self.uses(&id) > 0 {
                     queues.main.push_back(id);
                     continue;
                 }
                 match self.evict(&id) {
-                    None => queues.main.push_back(id),
+                    None => {
+                        main_in_use += 1;
+                        queues.main.push_back(id);
+                    }
                     Some(true) => return true,
                     Some(false) => {}
                 }
+            } else {
+                return false;
             }
         }
         false
@@ -489,6 +501,31 @@ mod tests {
             }
             Found::Here(_) => panic!("block {n} was here already"),
         }
+    }
+
+    #[test]
+    fn fills_under_way_do_not_hide_what_can_be_given_up() {
+        let tier = tier(24);
+        // Twenty that were used again, and four that are being filled: a sixth of all.
+        for n in 0..20 {
+            fill(&tier, n, 64 << 10);
+            tier.peek(&id(n)).unwrap().uses.store(1, Ordering::Relaxed);
+        }
+        let held = |tier: &Arc<Tier>| (0..20).filter(|n| tier.peek(&id(*n)).is_some()).count();
+        let mut fills: Vec<Fill> = (100..104).map(|n| tier.try_fill(id(n), 64 << 10).unwrap()).collect();
+        for n in 104..114 {
+            fills.push(tier.try_fill(id(n), 64 << 10).expect("others can go for this one"));
+        }
+        assert_eq!(held(&tier), 10);
+        // The same the other way round: all that was used again is in use, what is new is not.
+        let used: Vec<_> = (0..20).filter_map(|n| tier.peek(&id(n))).collect();
+        fills.truncate(4);
+        for n in 200..210 {
+            fills.push(tier.try_fill(id(n), 64 << 10).expect("what failed has left its room"));
+        }
+        assert!(tier.try_fill(id(300), 64 << 10).is_none(), "all are in use");
+        drop(used);
+        assert!(tier.try_fill(id(300), 64 << 10).is_some());
     }
 
     fn tier(blocks: usize) -> Arc<Tier> {
