@@ -34,6 +34,12 @@ pub(crate) struct S3Backend {
     client: HttpClient,
 }
 
+/// A request: its name in messages, and the region it was signed for.
+struct Asked<'a> {
+    what: &'a str,
+    region: &'a str,
+}
+
 /// What a backend and its twins share: all but the connections.
 pub(crate) struct Place {
     bucket: String,
@@ -88,8 +94,7 @@ impl S3Backend {
     }
 
     /// The URL of a key (percent-encoded here), or of the bucket for an empty one.
-    fn url(&self, key: &str) -> String {
-        let region = self.region.read();
+    fn url(&self, region: &str, key: &str) -> String {
         let endpoint = match &self.settings.endpoint {
             Some(endpoint) => endpoint.clone(),
             None => format!("https://s3.{region}.amazonaws.com"),
@@ -110,7 +115,18 @@ impl S3Backend {
         url
     }
 
-    async fn send(&self, method: Method, url: String, headers: HeaderMap) -> Result<HttpResponse, Failure> {
+    /// The region in use now.
+    fn region(&self) -> String {
+        self.region.read().clone()
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        region: &str,
+        url: String,
+        headers: HeaderMap,
+    ) -> Result<HttpResponse, Failure> {
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method;
         *request.headers_mut() = headers;
@@ -119,8 +135,7 @@ impl S3Backend {
         })?;
         let credential = self.settings.credential().await.map_err(|error| Failure { error, again: Again::Yes })?;
         if let Some(credential) = credential {
-            let region = self.region.read().clone();
-            AwsAuthorizer::new(&credential, "s3", &region).try_authorize(&mut request, None).map_err(|e| {
+            AwsAuthorizer::new(&credential, "s3", region).try_authorize(&mut request, None).map_err(|e| {
                 Failure::fatal(ErrorKind::Invalid, format!("a request can't be signed: {}", root_cause(&e)))
             })?;
         }
@@ -131,7 +146,7 @@ impl S3Backend {
     fn server(&self) -> String {
         match &self.settings.endpoint {
             Some(endpoint) => endpoint.clone(),
-            None => format!("AWS S3 in {}", self.region.read()),
+            None => format!("AWS S3 in {}", self.region()),
         }
     }
 
@@ -154,8 +169,9 @@ impl S3Backend {
         Failure::passing(ErrorKind::Unavailable, message)
     }
 
-    /// Turns an answer other than the one hoped for into a failure that says why.
-    async fn refusal(&self, what: &str, method: &Method, response: HttpResponse) -> Failure {
+    /// Turns an answer other than the one hoped for into a failure that says why; `asked` is the region that the request
+    /// was signed for.
+    async fn refusal(&self, what: &str, method: &Method, asked: &str, response: HttpResponse) -> Failure {
         let status = response.status();
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let retry_after = header(RETRY_AFTER.as_str()).and_then(|v| v.parse().ok()).map(Duration::from_secs);
@@ -168,12 +184,12 @@ impl S3Backend {
         let mut wire = parsed.unwrap_or_default();
         wire.region = wire.region.or(region);
         wire.server_time = wire.server_time.or(date);
-        self.classify(what, status, &wire, told, retry_after, server.as_deref())
+        self.classify(&Asked { what, region: asked }, status, &wire, told, retry_after, server.as_deref())
     }
 
     fn classify(
         &self,
-        what: &str,
+        &Asked { what, region: asked }: &Asked<'_>,
         status: StatusCode,
         wire: &WireError,
         told: bool,
@@ -226,10 +242,10 @@ impl S3Backend {
                 | "IllegalLocationConstraintException",
                 _,
             )
-            | (_, 301 | 307) => self.other_region(what, &said, wire.region.as_deref()),
+            | (_, 301 | 307) => self.other_region(what, asked, &said, wire.region.as_deref()),
             // An answer to HEAD has no body: 400 with a region means the same as AuthorizationHeaderMalformed.
-            ("", 400) if wire.region.as_deref().is_some_and(|r| *self.region.read() != r) => {
-                self.other_region(what, &said, wire.region.as_deref())
+            ("", 400) if wire.region.as_deref().is_some_and(|region| region != asked) => {
+                self.other_region(what, asked, &said, wire.region.as_deref())
             }
             (
                 "InvalidAccessKeyId"
@@ -289,24 +305,25 @@ impl S3Backend {
         }
     }
 
-    /// Follows a server that names the bucket's region, once; says what to set otherwise.
-    fn other_region(&self, what: &str, said: &str, named: Option<&str>) -> Failure {
-        let mut region = self.region.write();
+    /// Follows a server that names the bucket's region, unless it was that region that was `asked`; says what to set
+    /// otherwise. Requests that began before another one had followed it are sent again as well.
+    fn other_region(&self, what: &str, asked: &str, said: &str, named: Option<&str>) -> Failure {
         let message = format!(
-            "the bucket '{}' is not in region {region}{} ({what}: {said}); set AWS_REGION, or the endpoint \
+            "the bucket '{}' is not in region {asked}{} ({what}: {said}); set AWS_REGION, or the endpoint \
              (AWS_ENDPOINT_URL) it is reached at",
             self.bucket,
             named.map(|n| format!(" but in {n}")).unwrap_or_default()
         );
         let safe = |n: &&str| n.len() < 64 && n.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-        match named.filter(safe) {
-            Some(named) if named != *region => {
-                tracing::info!(bucket = %self.bucket, from = %*region, to = %named, "following the bucket's region");
-                *region = named.to_owned();
-                Failure { error: Error::new(ErrorKind::Unavailable, message), again: Again::Now }
-            }
-            _ => Failure::fatal(ErrorKind::Unavailable, message),
+        let Some(named) = named.filter(safe).filter(|named| *named != asked) else {
+            return Failure::fatal(ErrorKind::Unavailable, message);
+        };
+        let mut region = self.region.write();
+        if *region != named {
+            tracing::info!(bucket = %self.bucket, from = %*region, to = %named, "following the bucket's region");
+            *region = named.to_owned();
         }
+        Failure { error: Error::new(ErrorKind::Unavailable, message), again: Again::Now }
     }
 }
 
@@ -343,7 +360,7 @@ impl Backend for S3Backend {
 
     fn describe(&self) -> String {
         let style = if self.virtual_hosted { "virtual-hosted" } else { "path" };
-        format!("{} region {} ({style} style, {})", self.server(), self.region.read(), self.settings.origin)
+        format!("{} region {} ({style} style, {})", self.server(), self.region(), self.settings.origin)
     }
 
     fn list<'a>(
@@ -354,16 +371,17 @@ impl Backend for S3Backend {
     ) -> BoxFuture<'a, Result<RawPage, Failure>> {
         async move {
             // With a slash at its end a bucket's URL is the same to S3 but not to all that imitate it.
-            let mut url = self.url("");
+            let region = self.region();
+            let mut url = self.url(&region, "");
             url.push('?');
             if let Some(token) = token {
                 let _ = write!(url, "continuation-token={}&", encode(token));
             }
             let _ = write!(url, "delimiter=%2F&encoding-type=url&list-type=2&max-keys={max}&prefix={}", encode(prefix));
             let what = format!("the listing of '{prefix}'");
-            let response = self.send(Method::GET, url, HeaderMap::new()).await?;
+            let response = self.send(Method::GET, &region, url, HeaderMap::new()).await?;
             if response.status() != StatusCode::OK {
-                return Err(self.refusal(&what, &Method::GET, response).await);
+                return Err(self.refusal(&what, &Method::GET, &region, response).await);
             }
             let Some(body) = document(response).await else {
                 let message = format!("{} broke off in the middle of {what}", self.server());
@@ -387,9 +405,10 @@ impl Backend for S3Backend {
 
     fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, Failure>> {
         async move {
-            let response = self.send(Method::HEAD, self.url(key), HeaderMap::new()).await?;
+            let region = self.region();
+            let response = self.send(Method::HEAD, &region, self.url(&region, key), HeaderMap::new()).await?;
             if response.status() != StatusCode::OK {
-                return Err(self.refusal(&format!("the head of '{key}'"), &Method::HEAD, response).await);
+                return Err(self.refusal(&format!("the head of '{key}'"), &Method::HEAD, &region, response).await);
             }
             let headers = response.headers();
             let size = text(headers, http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok());
@@ -425,7 +444,8 @@ impl Backend for S3Backend {
             if let Some(etag) = etag {
                 headers.insert(IF_MATCH, header(format!("\"{etag}\""))?);
             }
-            let response = self.send(Method::GET, self.url(key), headers).await?;
+            let region = self.region();
+            let response = self.send(Method::GET, &region, self.url(&region, key), headers).await?;
             let range = text(response.headers(), http::header::CONTENT_RANGE);
             match response.status() {
                 StatusCode::PARTIAL_CONTENT => {
@@ -443,7 +463,7 @@ impl Backend for S3Backend {
                     let message = format!("{} does not serve ranges: it answered {} from 0", self.server(), what());
                     return Err(Failure::fatal(ErrorKind::Unsupported, message));
                 }
-                _ => return Err(self.refusal(&what(), &Method::GET, response).await),
+                _ => return Err(self.refusal(&what(), &Method::GET, &region, response).await),
             }
             let got = text(response.headers(), ETAG).filter(|e| !e.is_empty());
             let mtime = text(response.headers(), LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));

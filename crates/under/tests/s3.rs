@@ -616,6 +616,36 @@ fn another_region_is_followed() {
 }
 
 #[test]
+fn another_region_is_followed_by_all_that_were_asked_before_it_was_known() {
+    const AT_ONCE: usize = 8;
+    let rig = rig_with(|config| config.timeout = Duration::from_secs(60));
+    rig.server.put("bucket", "f", b"bytes");
+    let wrong = "<r/></Message><Region>eu-central-1</Region><Message>expecting 'eu-central-1'";
+    let fault = Fault::Error(400, "AuthorizationHeaderMalformed", wrong);
+    rig.proxy.inject_on(Some("GET"), "list-type", fault, AT_ONCE as u32);
+    // None is answered before all are asked.
+    let (together, seen) = (std::sync::Barrier::new(AT_ONCE), std::sync::atomic::AtomicUsize::new(0));
+    rig.proxy.on_request(move |_, _| {
+        if seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < AT_ONCE {
+            together.wait();
+        }
+    });
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                let deadline = Instant::now() + Duration::from_secs(60);
+                assert_eq!(rig.store.list(b"", None, 10, deadline).unwrap().entries.len(), 1);
+            });
+        }
+    });
+    assert!(rig.store.describe().contains("eu-central-1"), "{}", rig.store.describe());
+    // Asked in the region it named, and sent away again: no end of that.
+    rig.proxy.inject(Fault::Error(400, "AuthorizationHeaderMalformed", wrong), 1);
+    let error = rig.store.check(soon()).unwrap_err();
+    assert!(error.message().contains("AWS_REGION"), "{error}");
+}
+
+#[test]
 fn beyond_four_gigabytes() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("bucket")).unwrap();
