@@ -228,7 +228,8 @@ impl S3Backend {
                 ),
             ),
             ("SlowDown" | "RequestLimitExceeded" | "Throttling" | "ThrottlingException" | "TooManyRequests", _)
-            | (_, 429 | 503) => Failure {
+            // 509 and 529 are what some stores and gateways say for 503.
+            | (_, 429 | 503 | 509 | 529) => Failure {
                 error: Error::new(ErrorKind::Throttled, format!("{place} asks to slow down ({said})")),
                 again: Again::SlowDown(retry_after),
             },
@@ -290,6 +291,10 @@ impl S3Backend {
                 }
                 Failure::fatal(ErrorKind::NotFound, format!("{what}: no such object ({said})"))
             }
+            // Before what has no S3 error: a gateway's own numbers (520, 530, …) come and go as 502 does.
+            _ if status.is_server_error() => {
+                Failure::passing(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
+            }
             ("", _) => Failure::fatal(
                 ErrorKind::Unavailable,
                 format!(
@@ -298,9 +303,6 @@ impl S3Backend {
                     server.map(|s| format!(" ({s})")).unwrap_or_default()
                 ),
             ),
-            _ if status.is_server_error() => {
-                Failure::passing(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
-            }
             _ => Failure::fatal(ErrorKind::Unavailable, format!("{place} refused {what} ({said})")),
         }
     }

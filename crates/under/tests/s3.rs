@@ -455,6 +455,13 @@ fn throttling_backs_off_and_is_counted() {
     rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Error(429, "TooManyRequests", "slower"), 2);
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
     assert_eq!(rig.stats.object.throttled.get(), 5);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Page(529), 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Page(509), 1);
+    assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
+    assert_eq!(rig.stats.object.throttled.get(), 7);
+    // Other numbers of something between pass as well.
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Page(520), 2);
+    assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
     // Throttled for longer than it may take: its own kind, and the count of attempts.
     rig.proxy.inject(Fault::SlowDown, 1000);
     let deadline = Instant::now() + Duration::from_secs(1);
