@@ -6,7 +6,7 @@
 
 use crate::aws::{AwsSettings, root_cause};
 use crate::backend::{Again, Backend, Failure, RawBody, RawObject, RawPage};
-use crate::s3_wire::{self, WireError, encode, encode_path};
+use crate::s3_wire::{self, NoPage, WireError, encode, encode_path};
 use crate::{Source, UnderConfig};
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -389,16 +389,21 @@ impl Backend for S3Backend {
                 let message = format!("{} broke off in the middle of {what}", self.server());
                 return Err(Failure::passing(ErrorKind::Unavailable, message));
             };
-            let Some((page, skipped)) = s3_wire::parse_list(&body) else {
-                return Err(Failure::fatal(
-                    ErrorKind::Unavailable,
-                    format!(
-                        "{} answered {what} with something else than a listing: it is no S3 server; look at the \
-                         endpoint (AWS_ENDPOINT_URL)",
-                        self.server()
+            let (page, skipped) = s3_wire::parse_list(&body).map_err(|why| {
+                let server = self.server();
+                let message = match why {
+                    NoPage::Other => format!(
+                        "{server} answered {what} with something else than a listing: it is no S3 server; look at the \
+                         endpoint (AWS_ENDPOINT_URL)"
                     ),
-                ));
-            };
+                    NoPage::NoWayOn => format!(
+                        "{server} cut {what} short and did not say how to ask for the rest (IsTruncated without \
+                         NextContinuationToken): it does not answer ListObjectsV2, and names would be missing; a newer \
+                         release of that server may"
+                    ),
+                };
+                Failure::fatal(ErrorKind::Unavailable, message)
+            })?;
             self.stats.metadata.skipped_names.add(skipped);
             Ok(page)
         }

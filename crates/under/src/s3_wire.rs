@@ -91,10 +91,19 @@ fn walk(document: &[u8], mut seen: impl FnMut(&[String], Option<String>)) -> boo
     }
 }
 
-/// Parses the answer to ListObjectsV2; `None` when it is none. Names that are not UTF-8 are counted in the second part.
-pub(crate) fn parse_list(document: &[u8]) -> Option<(RawPage, u64)> {
+/// Why a document is no page of a listing.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NoPage {
+    /// It is another document.
+    Other,
+    /// It says that names follow and not how to ask for them: an answer to ListObjects of before.
+    NoWayOn,
+}
+
+/// Parses the answer to ListObjectsV2. Names that are not UTF-8 are counted in the second part.
+pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), NoPage> {
     let mut page = RawPage::default();
-    let (mut seen_root, mut encoded, mut truncated) = (false, false, true);
+    let (mut seen_root, mut encoded, mut truncated) = (false, false, None);
     let empty = || RawObject { key: String::new(), size: 0, mtime: SystemTime::UNIX_EPOCH, etag: None };
     let mut object = empty();
     let mut well = true;
@@ -120,16 +129,18 @@ pub(crate) fn parse_list(document: &[u8]) -> Option<(RawPage, u64)> {
             (Some("Contents"), None, None, None) => objects.push(std::mem::replace(&mut object, empty())),
             (Some("CommonPrefixes"), Some("Prefix"), None, Some(text)) => prefixes.push(text),
             (Some("EncodingType"), None, None, Some(text)) => encoded = text.eq_ignore_ascii_case("url"),
-            (Some("IsTruncated"), None, None, Some(text)) => truncated = text.eq_ignore_ascii_case("true"),
+            (Some("IsTruncated"), None, None, Some(text)) => truncated = Some(text.eq_ignore_ascii_case("true")),
             (Some("NextContinuationToken"), None, None, Some(text)) => page.next = Some(text).filter(|t| !t.is_empty()),
             _ => {}
         }
     });
     if !parsed || !well || !seen_root {
-        return None;
+        return Err(NoPage::Other);
     }
-    if !truncated {
-        page.next = None;
+    match truncated {
+        Some(true) if page.next.is_none() => return Err(NoPage::NoWayOn),
+        Some(false) => page.next = None,
+        _ => {}
     }
     let mut skipped = 0;
     let mut keep = |text: String| {
@@ -141,7 +152,7 @@ pub(crate) fn parse_list(document: &[u8]) -> Option<(RawPage, u64)> {
     };
     page.prefixes = prefixes.into_iter().filter_map(&mut keep).collect();
     page.objects = objects.into_iter().filter_map(|o| keep(o.key.clone()).map(|key| RawObject { key, ..o })).collect();
-    Some((page, skipped))
+    Ok((page, skipped))
 }
 
 /// What an error document says.
@@ -211,8 +222,19 @@ mod tests {
         for document in
             [&b""[..], b"<html><body>hi</body></html>", b"<ListBucketResult><Contents>", b"{}", b"\xff\xfe<"]
         {
-            assert!(parse_list(document).is_none(), "{document:?}");
+            assert!(matches!(parse_list(document), Err(NoPage::Other)), "{document:?}");
         }
+    }
+
+    #[test]
+    fn a_listing_that_is_cut_and_does_not_say_where() {
+        let page = |rest: &str| format!("<ListBucketResult>{rest}<Contents><Key>a</Key></Contents></ListBucketResult>");
+        let parse = |rest: &str| parse_list(page(rest).as_bytes()).map(|(page, _)| page.next);
+        let v1 = "<IsTruncated>true</IsTruncated><Marker/><NextMarker>a</NextMarker>";
+        assert_eq!(parse(v1), Err(NoPage::NoWayOn));
+        assert_eq!(parse("<IsTruncated>true</IsTruncated><NextContinuationToken/>"), Err(NoPage::NoWayOn));
+        assert_eq!(parse("<IsTruncated>false</IsTruncated><NextMarker>a</NextMarker>"), Ok(None));
+        assert_eq!(parse(""), Ok(None));
     }
 
     #[test]
