@@ -200,7 +200,7 @@ pub struct UnderArgs {
     /// A request without an answer for this long is sent once more, a transfer without a byte broken off and gone on with
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub under_stall_timeout: Duration,
-    /// How often a failed request to the under-store is tried again
+    /// How often a failed request to the under-store is tried again; unless 0, for 10 s at least where nobody listens
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub under_retries: u32,
     /// Requests to the under-store at one time

@@ -50,6 +50,8 @@ pub(crate) enum Again {
     No,
     /// Help, after the usual pause.
     Yes,
+    /// Help once the server is there again, which a restart of it takes seconds for: nobody listens.
+    WhenBack,
     /// Help at once: nothing is wrong but the first words (another region).
     Now,
     /// Help, after the store has had time: it asked to slow down, for this long where it says.

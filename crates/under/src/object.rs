@@ -160,40 +160,37 @@ impl ObjectUnder {
     /// Sends one question until it is answered, not worth another attempt, or out of time.
     async fn attempts<'a, T>(
         &self,
-        retries: u32,
-        deadline: Instant,
+        mut retry: Retry<'_>,
         mut send: impl FnMut() -> BoxFuture<'a, Result<T, Failure>>,
     ) -> Result<T> {
-        let mut retry = Retry::new(retries, deadline, &self.stats);
         loop {
             let asked = || {
                 self.stats.object.list_ops.add(1);
                 send()
             };
-            match self.answered(retries, retry.left(), asked).await {
+            match self.answered(&retry, asked).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => retry.pause(failure).await?,
             }
         }
     }
 
-    /// The first good answer of those that begin within `left`.
+    /// The first good answer of those that begin before the deadline.
     ///
     /// A request without an answer for a while may have gone to a server that is not there any more, so it is sent again.
     /// The first one goes on beside it: a store that takes long to begin (an archive) would begin anew each time.
     async fn answered<'a, T>(
         &self,
-        retries: u32,
-        left: Duration,
+        retry: &Retry<'_>,
         mut send: impl FnMut() -> BoxFuture<'a, Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        let limit = self.config.timeout.min(left);
+        let limit = self.config.timeout.min(retry.left());
         let end = Instant::now() + limit;
         let mut under_way = FuturesUnordered::new();
         under_way.push(send());
         let (mut sent, mut failed) = (1, None);
         loop {
-            let may_send = sent < BESIDE.min(retries.saturating_add(1)) && failed.is_none();
+            let may_send = sent < BESIDE.min(retry.allowed().saturating_add(1)) && failed.is_none();
             let again = Instant::now() + self.config.patience();
             let wake = if may_send { end.min(again) } else { end };
             match tokio::time::timeout_at(wake.into(), under_way.next()).await {
@@ -210,6 +207,10 @@ impl ObjectUnder {
                 }
             }
         }
+    }
+
+    fn retry(&self, deadline: Instant) -> Retry<'_> {
+        Retry::new(self.config.retries, deadline, &self.stats)
     }
 
     fn silent(&self, limit: Duration) -> Failure {
@@ -229,11 +230,11 @@ impl ObjectUnder {
     }
 
     async fn list_raw(&self, prefix: &str, token: Option<&str>, max: usize, deadline: Instant) -> Result<RawPage> {
-        self.attempts(self.config.retries, deadline, || self.backend.list(prefix, token, max)).await
+        self.attempts(self.retry(deadline), || self.backend.list(prefix, token, max)).await
     }
 
     async fn head_raw(&self, key: &str, deadline: Instant) -> Result<RawObject> {
-        self.attempts(self.config.retries, deadline, || self.backend.head(key)).await
+        self.attempts(self.retry(deadline), || self.backend.head(key)).await
     }
 
     /// Whether any key starts with `prefix`.
@@ -341,14 +342,14 @@ impl ObjectUnder {
         key: &str,
         object: &ObjectRef,
         landing: &mut Landing<'_>,
-        left: Duration,
+        retry: &Retry<'_>,
     ) -> Result<(), Failure> {
         let Landing { offset, sink, len, landed } = landing;
         let len = *len;
         let etag = expected_etag(&object.version);
         let from = *offset + *landed as u64;
         let to = *offset + len as u64;
-        let body = self.answered(self.config.retries, left, || backend.get(key, from, to, etag)).await?;
+        let body = self.answered(retry, || backend.get(key, from, to, etag)).await?;
         same_version(object, &body)?;
         let RawBody { mut stream, .. } = body;
         while *landed < len {
@@ -387,13 +388,12 @@ impl ObjectUnder {
     ) -> Result<()> {
         let key = self.key(&object.path).ok_or_else(|| not_utf8(&object.path))?;
         let _place = self.reads.acquire().await;
-        let mut retry = Retry::new(self.config.retries, deadline, &self.stats);
+        let mut retry = self.retry(deadline);
         let len = sink.spare().len();
         let mut landing = Landing { offset, sink, len, landed: 0 };
         loop {
             let before = landing.landed;
-            let left = retry.left();
-            let failure = match self.transfer(backend, &key, object, &mut landing, left).await {
+            let failure = match self.transfer(backend, &key, object, &mut landing, &retry).await {
                 Ok(()) => return Ok(()),
                 Err(failure) => failure,
             };
@@ -436,7 +436,8 @@ impl UnderStore for ObjectUnder {
 
     fn check(&self, deadline: Instant) -> Result<()> {
         let answer = self.ask(deadline, async {
-            self.attempts(CHECK_RETRIES, deadline, || self.backend.list(&self.root, None, 1)).await
+            let retry = Retry::new(CHECK_RETRIES, deadline, &self.stats).at_start();
+            self.attempts(retry, || self.backend.list(&self.root, None, 1)).await
         });
         answer.map(|_| ()).map_err(|e| e.context(self.source.url()))
     }

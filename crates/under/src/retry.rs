@@ -9,6 +9,10 @@ use std::time::{Duration, Instant};
 const FIRST: Duration = Duration::from_millis(50);
 const FIRST_THROTTLED: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(5);
+/// Pauses for a server that nobody listens at are no longer than this: it is to be found soon after its start.
+const LONGEST_WHEN_BACK: Duration = Duration::from_secs(1);
+/// Pauses for such a server come to this much in all, whatever the count: it restarts.
+const RESTART: Duration = Duration::from_secs(10);
 /// A store that asks for more patience than this is asked again all the same.
 const LONGEST_ASKED: Duration = Duration::from_secs(20);
 
@@ -17,6 +21,10 @@ pub(crate) struct Retry<'a> {
     stats: &'a Stats,
     deadline: Instant,
     allowed: u32,
+    /// Time that a server gets to come back.
+    restart: Duration,
+    /// Pauses since the last progress.
+    paused: Duration,
     /// Failures since the last progress.
     failures: u32,
     /// Failures in all.
@@ -25,7 +33,20 @@ pub(crate) struct Retry<'a> {
 
 impl<'a> Retry<'a> {
     pub(crate) fn new(allowed: u32, deadline: Instant, stats: &'a Stats) -> Self {
-        Retry { stats, deadline, allowed, failures: 0, total: 0 }
+        // Who wants no second attempt wants none here.
+        let restart = if allowed == 0 { Duration::ZERO } else { RESTART };
+        Retry { stats, deadline, allowed, restart, paused: Duration::ZERO, failures: 0, total: 0 }
+    }
+
+    /// Gives a server that is not there no time to come back: nobody said yet that it ever was.
+    pub(crate) fn at_start(mut self) -> Self {
+        self.restart = Duration::ZERO;
+        self
+    }
+
+    /// Further attempts in a row.
+    pub(crate) fn allowed(&self) -> u32 {
+        self.allowed
     }
 
     /// Time left until the deadline.
@@ -36,6 +57,7 @@ impl<'a> Retry<'a> {
     /// Bytes came before the failure: its pause starts small again.
     pub(crate) fn progressed(&mut self) {
         self.failures = 0;
+        self.paused = Duration::ZERO;
     }
 
     /// Waits before the next attempt.
@@ -46,22 +68,28 @@ impl<'a> Retry<'a> {
         self.failures += 1;
         self.total += 1;
         let exponent = (self.failures - 1).min(10);
+        let mut allowed = self.failures <= self.allowed;
         let pause = match failure.again {
             Again::No => return Err(failure.error),
             // Once only: two servers that send each other's clients away must not make a loop.
             Again::Now if self.total == 1 => Duration::ZERO,
             Again::Now | Again::Yes => jitter(FIRST.saturating_mul(1 << exponent).min(LONGEST)),
+            Again::WhenBack => {
+                allowed |= self.paused < self.restart;
+                jitter(FIRST.saturating_mul(1 << exponent).min(LONGEST_WHEN_BACK))
+            }
             Again::SlowDown(asked) => {
                 self.stats.object.throttled.add(1);
                 let ours = jitter(FIRST_THROTTLED.saturating_mul(1 << exponent).min(LONGEST));
                 ours.max(asked.unwrap_or_default().min(LONGEST_ASKED))
             }
         };
-        if self.failures > self.allowed || pause >= self.left() {
+        if !allowed || pause >= self.left() {
             return Err(gave_up(failure.error, self.total));
         }
         self.stats.object.retries.add(1);
         tracing::debug!(attempt = self.total, error = %failure.error, ?pause, "asking the under-store again");
+        self.paused += pause;
         tokio::time::sleep(pause).await;
         Ok(())
     }

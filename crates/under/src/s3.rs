@@ -166,7 +166,11 @@ impl S3Backend {
         };
         // A name that does not resolve, a refused certificate or another protocol does not change in a moment, but a
         // server that restarts does, and the two can't be told apart with certainty.
-        Failure::passing(ErrorKind::Unavailable, message)
+        let again = match error.kind() {
+            HttpErrorKind::Connect if !cause.contains("certificate") => Again::WhenBack,
+            _ => Again::Yes,
+        };
+        Failure { error: Error::new(ErrorKind::Unavailable, message), again }
     }
 
     /// Turns an answer other than the one hoped for into a failure that says why; `asked` is the region that the request

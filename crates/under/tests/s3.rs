@@ -506,6 +506,41 @@ fn a_server_that_goes_and_comes_back() {
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
 }
 
+/// Nobody listens while a server restarts: more attempts are made than `retries` says, and none too many at a start.
+#[test]
+fn a_server_that_restarts_costs_a_pause() {
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    server.put("bucket", "f", b"bytes");
+    let (direct, _) = open_with("s3://bucket", &config(&server.endpoint()));
+    let (f, _) = object(&*direct, b"f");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    // A port of its own that refuses until somebody listens.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let endpoint = format!("http://{}", socket.local_addr().unwrap());
+    let (store, stats) = open_with("s3://bucket", &UnderConfig { retries: 2, ..config(&endpoint) });
+    let error = store.check(soon()).unwrap_err();
+    assert!(error.message().contains("refused") && error.message().contains("3 attempts"), "{error}");
+    let before = stats.object.retries.get();
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| read_until(&*store, &f, 5, Instant::now() + Duration::from_secs(60)));
+        while stats.object.retries.get() < before + 4 && !reads.is_finished() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (listener, to) = (runtime.block_on(async { socket.listen(16) }).unwrap(), server.address());
+        runtime.spawn(async move {
+            while let Ok((mut outside, _)) = listener.accept().await {
+                let mut inside = tokio::net::TcpStream::connect(to).await.unwrap();
+                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut outside, &mut inside).await.ok() });
+            }
+        });
+        let (answer, landed) = reads.join().unwrap();
+        answer.unwrap();
+        assert_eq!(landed, b"bytes");
+    });
+}
+
 #[test]
 fn what_is_wrong_is_said_with_evidence_and_remedy() {
     let server = S3Server::in_memory().unwrap();
