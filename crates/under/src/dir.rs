@@ -2,13 +2,12 @@
 //! It deliberately knows no cache of attributes; every call asks the operating system, on a thread of the pool.
 
 use crate::pool::{NoAnswer, Pool};
+use crate::snapshots::{Names, Snapshots};
 use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
-use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Statx, StatxFlags};
 use rustix::io::Errno;
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
-use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,13 +17,6 @@ use std::time::{Duration, Instant, SystemTime};
 /// A change within this time of the one before may carry the same timestamp: kernels before 6.13 stamp files by the
 /// timer tick, 10 ms at most.
 const TICK: Duration = Duration::from_millis(20);
-
-/// Directories being listed page by page whose sorted names are kept.
-const SNAPSHOTS: usize = 8;
-/// Names of larger directories are not kept but read again for every page.
-const SNAPSHOT_BYTES: usize = 32 << 20;
-/// Names kept for longer are read again.
-const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
 
 /// A directory read through the operating system.
 pub(crate) struct DirUnder {
@@ -44,50 +36,7 @@ struct Inner {
     walk: AtomicBool,
     /// The source directory itself was not there when it was last looked for.
     gone: AtomicBool,
-    snapshots: Mutex<VecDeque<Snapshot>>,
-}
-
-/// The names of one directory in order, for the pages that follow the first.
-#[derive(Clone)]
-struct Snapshot {
-    path: Vec<u8>,
-    taken: Instant,
-    names: Arc<Names>,
-}
-
-/// Names one after the other, sorted.
-#[derive(Default)]
-struct Names {
-    bytes: Vec<u8>,
-    ends: Vec<u32>,
-}
-
-impl Names {
-    fn len(&self) -> usize {
-        self.ends.len()
-    }
-    fn get(&self, i: usize) -> &[u8] {
-        let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
-        &self.bytes[start..self.ends[i] as usize]
-    }
-    fn from_unsorted(mut names: Vec<Vec<u8>>) -> Self {
-        names.sort_unstable();
-        let mut all = Names { bytes: Vec::with_capacity(names.iter().map(Vec::len).sum()), ends: Vec::new() };
-        for name in &names {
-            all.bytes.extend_from_slice(name);
-            all.ends.push(all.bytes.len() as u32);
-        }
-        all
-    }
-    /// The first index whose name comes after `cursor`.
-    fn after(&self, cursor: &[u8]) -> usize {
-        let (mut low, mut high) = (0, self.len());
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if self.get(middle) <= cursor { low = middle + 1 } else { high = middle }
-        }
-        low
-    }
+    snapshots: Snapshots,
 }
 
 impl DirUnder {
@@ -104,7 +53,7 @@ impl DirUnder {
             below,
             walk: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-            snapshots: Mutex::new(VecDeque::new()),
+            snapshots: Snapshots::default(),
         });
         DirUnder { source, pool: Pool::new(config.dir_threads), stats, inner }
     }
@@ -344,11 +293,7 @@ impl Inner {
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, stats: &Stats) -> Result<ListPage> {
         let dir = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW)?;
-        let kept = cursor.and_then(|_| {
-            let snapshots = self.snapshots.lock();
-            snapshots.iter().find(|s| s.path == path && s.taken.elapsed() < SNAPSHOT_AGE).map(|s| Arc::clone(&s.names))
-        });
-        let names = match kept {
+        let names = match cursor.and_then(|_| self.snapshots.of(path)) {
             Some(names) => names,
             None => Arc::new(read_names(dir.as_fd(), path)?),
         };
@@ -367,18 +312,9 @@ impl Inner {
                 Err(errno) => return Err(os(&format!("stat of '{}' in '{}'", show(name), show(path)), errno)),
             }
         }
-        let mut snapshots = self.snapshots.lock();
-        let position = snapshots.iter().position(|s| s.path == path);
-        let previous = position.and_then(|i| snapshots.remove(i));
-        if end < names.len() {
-            page.next = Some(names.get(end - 1).to_vec());
-            if names.bytes.len() <= SNAPSHOT_BYTES {
-                // Two listings of one directory may run side by side; the age is that of the names kept.
-                let taken = previous.filter(|s| Arc::ptr_eq(&s.names, &names)).map_or_else(Instant::now, |s| s.taken);
-                snapshots.push_front(Snapshot { path: path.to_vec(), taken, names });
-                snapshots.truncate(SNAPSHOTS);
-            }
-        }
+        let more = end < names.len();
+        page.next = more.then(|| names.get(end - 1).to_vec());
+        self.snapshots.listed(path, names, more);
         Ok(page)
     }
 
@@ -457,6 +393,7 @@ fn walk(dir: OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd>
 }
 
 fn read_names(dir: BorrowedFd<'_>, path: &[u8]) -> Result<Names> {
+    let taken = Instant::now();
     let mut buffer = Vec::with_capacity(64 << 10);
     let mut names = Vec::new();
     let mut entries = rustix::fs::RawDir::new(dir, buffer.spare_capacity_mut());
@@ -467,7 +404,7 @@ fn read_names(dir: BorrowedFd<'_>, path: &[u8]) -> Result<Names> {
             names.push(name.to_vec());
         }
     }
-    Ok(Names::from_unsorted(names))
+    Ok(Names::new(taken, names))
 }
 
 /// Waits until a file changed just now can no longer be changed again under the same timestamp.

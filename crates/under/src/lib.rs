@@ -39,6 +39,7 @@ mod retry;
 mod roots;
 mod s3;
 mod s3_wire;
+mod snapshots;
 mod source;
 
 pub use cached::{Cached, MetadataConfig};
