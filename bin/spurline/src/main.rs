@@ -117,7 +117,7 @@ fn start(
 ) -> Result<Start, Fault> {
     if in_background && !background::is_child() {
         report::warnings(warnings);
-        let log = log.file.clone().unwrap_or_else(|| service::default_log(host));
+        let log = log.file.clone().map_or_else(|| service::default_log(host), Ok)?;
         return background::launch(limit, &log).map(Start::Waited);
     }
     let ready = background::Ready::new()?;

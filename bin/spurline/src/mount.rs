@@ -76,9 +76,8 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     // Before the mount is there: whoever sees it can ask about it, also while it starts.
     let chosen = Arc::new(OnceLock::new());
     // Jobs that a mount does end with it.
-    let spools = std::env::temp_dir().join(format!("spurline-jobs-{}", std::process::id()));
     let works_on = Arc::clone(&reads.jobs);
-    let board = Board::start(Arc::new(NoKeep), &spools, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
+    let board = Board::start(Arc::new(NoKeep), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
     let stop = Arc::new(Stop::default());
     let look = look(&config, &reads, stats, started, Arc::clone(&chosen), Arc::clone(&board), Arc::clone(&stop));
     let outside = Outside::open(Owner::Mount(&mountpoint), &config.metrics, &look)?;
@@ -105,8 +104,6 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     }
     drop(outside);
     board.stop_all();
-    // Most often there is none.
-    let _ = std::fs::remove_dir_all(&spools);
     tracing::info!("unmounted");
     ended
 }

@@ -15,13 +15,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Where a background process logs when nobody said where.
-pub fn default_log(host: &Host) -> PathBuf {
+///
+/// # Errors
+/// When this user has no directory of their own.
+pub fn default_log(host: &Host) -> std::result::Result<PathBuf, Fault> {
     match (&host.home, host.root) {
-        (Some(home), false) => home.join(".local/state/spurline/spurline.log"),
-        (None, false) => PathBuf::from("/tmp/spurline.log"),
-        (_, true) => PathBuf::from("/var/log/spurline.log"),
+        (Some(home), false) => Ok(home.join(".local/state/spurline/spurline.log")),
+        // Not in /tmp itself, where others can put something of that name first.
+        (None, false) => {
+            let dir = place::make_runtime_dir();
+            let dir = dir.map_err(|e| Fault { remedy: LOG_REMEDY.into(), ..Fault::from(e.context("the log")) })?;
+            Ok(dir.join("spurline.log"))
+        }
+        (_, true) => Ok(PathBuf::from("/var/log/spurline.log")),
     }
 }
+
+const LOG_REMEDY: &str = "name a writable file with --log";
 
 /// Takes as many open files as this process may have: the usual limit of 1024 is there for programs that use select(2), and
 /// is few for connections and cached files.
@@ -40,7 +50,10 @@ pub fn raise_open_files() {
 /// # Errors
 /// When the filter is wrong or the file can't be opened.
 pub fn start_logging(config: &LogConfig, background: bool, host: &Host) -> std::result::Result<(), Fault> {
-    let file = config.file.clone().or_else(|| background.then(|| default_log(host)));
+    let file = match &config.file {
+        None if background => Some(default_log(host)?),
+        named => named.clone(),
+    };
     if let Some(dir) = file.as_ref().and_then(|f| f.parent())
         && config.file.is_none()
     {
@@ -49,7 +62,7 @@ pub fn start_logging(config: &LogConfig, background: bool, host: &Host) -> std::
     }
     let settings = LogSettings { file, filter: config.filter.clone(), json: config.format == LogFormat::Json };
     log::init(&settings).map_err(|e| {
-        let remedy = if background { "name a writable file with --log" } else { "" };
+        let remedy = if background { LOG_REMEDY } else { "" };
         Fault { remedy: remedy.into(), ..Fault::from(e) }
     })
 }

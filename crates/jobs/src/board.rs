@@ -8,6 +8,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result, Size};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,18 +83,20 @@ type Named = (String, Spec, Progress);
 /// The jobs.
 pub struct Board {
     keep: Arc<dyn Keep>,
-    spools: PathBuf,
+    /// Where lists of files outlive this process.
+    spools: Option<PathBuf>,
     open: Arc<Open>,
     jobs: Mutex<BTreeMap<String, Job>>,
 }
 
 impl Board {
-    /// Goes on with the jobs that `keep` has; lists of files lie in the directory `spools`, made when there is a job.
+    /// Goes on with the jobs that `keep` has; lists of files lie in the directory `spools`, made when there is a job, or
+    /// where there is none in temporary files without names, which end with their jobs.
     ///
     /// # Errors
     /// When the jobs can't be read.
-    pub fn start(keep: Arc<dyn Keep>, spools: &Path, open: Arc<Open>) -> Result<Arc<Board>> {
-        let board = Arc::new(Board { keep, spools: spools.to_owned(), open, jobs: Mutex::default() });
+    pub fn start(keep: Arc<dyn Keep>, spools: Option<&Path>, open: Arc<Open>) -> Result<Arc<Board>> {
+        let board = Arc::new(Board { keep, spools: spools.map(Path::to_owned), open, jobs: Mutex::default() });
         let mut jobs = board.jobs.lock();
         for (id, kept) in board.keep.load()? {
             let job = board.resume(&id, kept, jobs.len() as u64)?;
@@ -132,12 +136,12 @@ impl Board {
             if let Err(error) = self.keep.save(id, &kept) {
                 tracing::warn!("job {id} was stopped, which could not be kept: {error}");
             }
-            self.clear(id, Path::new(""));
+            self.clear(id, None);
             tracing::info!("job {id}: {} {}", checkpoint.progress.state, checkpoint.progress.why);
             return Ok(Job { spec, run: Run::ended(checkpoint), thread: None, number });
         }
         // Its list may be on another host, or have lost its end with the power.
-        let there = std::fs::metadata(self.spool(id, checkpoint.list)).map(|list| list.len()).ok();
+        let there = self.spool(id, checkpoint.list).and_then(|list| std::fs::metadata(list).ok()).map(|list| list.len());
         checkpoint.progress.listed &= there.is_some() && there == checkpoint.list_bytes;
         tracing::info!("job {id} goes on");
         let run = Run::resumed(checkpoint, &spec);
@@ -145,18 +149,33 @@ impl Board {
         Ok(Job { spec, run, thread: Some(thread), number })
     }
 
-    fn spool(&self, id: &str, list: u64) -> PathBuf {
-        self.spools.join(format!("{id}.{list:016x}.files"))
+    /// Where a list lies that outlives this process.
+    fn spool(&self, id: &str, list: u64) -> Option<PathBuf> {
+        self.spools.as_ref().map(|dir| dir.join(format!("{id}.{list:016x}.files")))
+    }
+
+    /// Where a list is written and read, and the file itself where it has no name.
+    fn place(&self, id: &str, list: u64) -> Result<(PathBuf, Option<File>)> {
+        if let (Some(dir), Some(spool)) = (&self.spools, self.spool(id, list)) {
+            std::fs::create_dir_all(dir).map_err(|e| Error::io(format_args!("{}", dir.display()), &e))?;
+            return Ok((spool, None));
+        }
+        // It holds names of what may be nobody else's business: no other user can open it, or put another in its place.
+        let file = tempfile::tempfile().map_err(|e| {
+            Error::io(format_args!("a file for the job's list in {}", std::env::temp_dir().display()), &e)
+        })?;
+        Ok((format!("/proc/self/fd/{}", file.as_raw_fd()).into(), Some(file)))
     }
 
     /// Takes lists of this job away that are of no more use.
-    fn clear(&self, id: &str, used: &Path) {
+    fn clear(&self, id: &str, used: Option<&Path>) {
+        let Some(spools) = &self.spools else { return };
         let of_job = format!("{id}.");
         let old = |name: &std::ffi::OsStr| {
             name.to_str().is_some_and(|name| name.starts_with(&of_job) && name.ends_with(".files"))
         };
-        for entry in std::fs::read_dir(&self.spools).into_iter().flatten().flatten() {
-            if old(&entry.file_name()) && entry.path() != used {
+        for entry in std::fs::read_dir(spools).into_iter().flatten().flatten() {
+            if old(&entry.file_name()) && Some(&*entry.path()) != used {
                 // What stays costs room, no more.
                 let _ = std::fs::remove_file(entry.path());
             }
@@ -164,11 +183,10 @@ impl Board {
     }
 
     fn work(&self, id: &str, spec: Spec, run_: Arc<Run>, patience: Duration) -> Result<JoinHandle<()>> {
-        let spools = &self.spools;
-        std::fs::create_dir_all(spools).map_err(|e| Error::io(format_args!("{}", spools.display()), &e))?;
+        let (spool, unnamed) = self.place(id, run_.list())?;
         let (keep, open) = (Arc::clone(&self.keep), Arc::clone(&self.open));
-        let (spool, id) = (self.spool(id, run_.list()), id.to_owned());
-        self.clear(&id, &spool);
+        let id = id.to_owned();
+        self.clear(&id, Some(&spool));
         let held = Arc::clone(&keep);
         run_.only_while(move || held.holds());
         let work = move || {
@@ -230,7 +248,9 @@ impl Board {
             let progress = run_.progress();
             if !run_.suspended() {
                 tracing::info!("job {id}: {} {}", progress.state, progress.why);
-                let _ = std::fs::remove_file(&spool);
+                if unnamed.is_none() {
+                    let _ = std::fs::remove_file(&spool);
+                }
             }
         };
         std::thread::Builder::new().name("job".into()).spawn(work).map_err(|e| Error::io("can't start a thread", &e))
@@ -460,7 +480,9 @@ impl Board {
         for (goes_on, thread) in threads {
             let _ = thread.join();
             let Some((id, spec, run)) = goes_on else { continue };
-            run.keep_list(&self.spool(&id, run.list()));
+            if let Some(spool) = self.spool(&id, run.list()) {
+                run.keep_list(&spool);
+            }
             if let Err(error) = run.save(|checkpoint| self.keep.save(&id, &Kept { spec, checkpoint })) {
                 tracing::warn!("job {id} could not be saved: {error}");
             }

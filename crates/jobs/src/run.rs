@@ -433,7 +433,9 @@ fn passes(target: &dyn Target, spec: &Spec, run: &Run, spool: &Path, save: &mut 
         (p.listed, p.files_total)
     });
     let first = run.first;
-    let cant = |e: std::io::Error| Error::io(format_args!("{}", spool.display()), &e);
+    // Of a list without a name the link says in which directory it lies.
+    let shown = || std::fs::read_link(spool).unwrap_or_else(|_| spool.to_owned());
+    let cant = |e: std::io::Error| Error::io(format_args!("{}", shown().display()), &e);
     let (published, all) = (AtomicU64::new(if listed { files } else { first }), AtomicBool::new(listed));
     let mut list = if listed { None } else { Some(Writer::new(std::fs::File::create(spool).map_err(cant)?)) };
     let filter = spec.filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;

@@ -5,6 +5,7 @@ use serde_json::json;
 use spurline_jobs::{Action, Board, DirKeep, Keep, Kept, Part, Run, Spec, State, Target, Totals, Worked, run};
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Result, Stats, Version};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -253,7 +254,7 @@ fn a_board_goes_on_after_a_restart_and_does_nothing_twice() {
     let board = || {
         let open_group = Arc::clone(&group);
         let keep = Arc::new(DirKeep::open(&dir.path().join("jobs")).unwrap());
-        Board::start(keep, &dir.path().join("spools"), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
+        Board::start(keep, Some(&dir.path().join("spools")), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
     };
     let first = board();
     let load = Spec { parallel: 3, ..spec(&[""]) };
@@ -310,7 +311,7 @@ fn a_job_that_goes_on_waits_for_its_group_and_one_that_begins_is_told() {
             }
         };
         let keep = Arc::new(DirKeep::open(&dir.path().join("jobs")).unwrap());
-        Board::start(keep, &dir.path().join("spools"), Arc::new(open)).unwrap()
+        Board::start(keep, Some(&dir.path().join("spools")), Arc::new(open)).unwrap()
     };
     let first = board();
     let gate = group.gate.lock();
@@ -338,7 +339,7 @@ fn a_list_that_lost_its_end_with_the_power_is_made_anew() {
     let board = || {
         let open_group = Arc::clone(&group);
         let keep = Arc::new(DirKeep::open(&dir.path().join("jobs")).unwrap());
-        Board::start(keep, &dir.path().join("spools"), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
+        Board::start(keep, Some(&dir.path().join("spools")), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
     };
     let first = board();
     let gate = group.gate.lock();
@@ -371,12 +372,33 @@ fn gauges(board: &Board) -> (u64, u64, u64) {
 }
 
 #[test]
+fn a_list_that_need_not_outlive_its_process_has_no_name_and_is_nobody_elses() {
+    let files = many();
+    let group = Group::new(&files.iter().map(|(p, s)| (p.as_str(), *s)).collect::<Vec<_>>());
+    let open_group = Arc::clone(&group);
+    let open = Arc::new(move |_: &str| Ok(Arc::clone(&open_group) as _));
+    let board = Board::start(Arc::new(spurline_jobs::NoKeep), None, open).unwrap();
+    let gate = group.gate.lock();
+    let id = board.submit(Spec { verify: true, ..spec(&[""]) }).unwrap();
+    eventually("the list", || board.progress(&id).unwrap().1.listed);
+    // Nobody else can open what has no name.
+    let temporary = std::env::temp_dir().canonicalize().unwrap();
+    let mut links = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|fd| fd.path().read_link().ok());
+    let nameless = |link: &Path| link.parent() == Some(&temporary) && link.to_string_lossy().ends_with("(deleted)");
+    assert!(links.any(|link| nameless(&link)));
+    drop(gate);
+    eventually("the end", || board.progress(&id).unwrap().1.state.ended());
+    let (_, progress) = board.progress(&id).unwrap();
+    assert_eq!((progress.state, progress.files_done, progress.files_verified), (State::Succeeded, 500, 500));
+}
+
+#[test]
 fn what_else_is_asked_of_the_same_paths_is_another_job_and_paths_alone_mean_the_latest() {
     let dir = tempfile::tempdir().unwrap();
     let group = Group::new(&TREE);
     let open_group = Arc::clone(&group);
     let open = Arc::new(move |_: &str| Ok(Arc::clone(&open_group) as _));
-    let board = Board::start(Arc::new(spurline_jobs::NoKeep), dir.path(), open).unwrap();
+    let board = Board::start(Arc::new(spurline_jobs::NoKeep), None, open).unwrap();
     let ask = |words: serde_json::Value| board.answer(&words);
     let submit = |spec: &Spec| ask(json!({"do": "submit", "spec": spec})).unwrap();
     let progress = |id: &str| ask(json!({"do": "progress", "id": id})).unwrap();
@@ -459,7 +481,7 @@ fn a_stopped_job_stays_stopped() {
     let open_group = Arc::clone(&group);
     let keep = Arc::new(DirKeep::open(dir.path()).unwrap());
     let board =
-        Board::start(Arc::clone(&keep) as _, dir.path(), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap();
+        Board::start(Arc::clone(&keep) as _, Some(dir.path()), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap();
     let gate = group.gate.lock();
     let id = board.submit(spec(&[""])).unwrap();
     assert_eq!(gauges(&board), (1, 0, 0));
@@ -477,7 +499,7 @@ fn a_job_that_is_to_end_does_not_come_back_after_a_restart() {
     let board = |dir: &std::path::Path| {
         let open_group = Arc::clone(&group);
         let keep = Arc::new(DirKeep::open(dir).unwrap());
-        Board::start(keep, dir, Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
+        Board::start(keep, Some(dir), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
     };
     // Killed while it still works, which a second board beside it has no way to tell from one that was.
     let dir = tempfile::tempdir().unwrap();
@@ -601,7 +623,7 @@ fn a_job_is_one_process_s_and_another_goes_on_with_it() {
         let mine = Arc::new(Mine { store: Arc::clone(&store), number, holds: AtomicBool::new(true) });
         let open_group = Arc::clone(&group);
         let open = Arc::new(move |_: &str| Ok(Arc::clone(&open_group) as _));
-        let board = Board::start(Arc::clone(&mine) as _, &dir.path().join(number.to_string()), open).unwrap();
+        let board = Board::start(Arc::clone(&mine) as _, Some(&dir.path().join(number.to_string())), open).unwrap();
         (mine, board)
     };
     let ((one, first), (two, second)) = (process(1), process(2));
@@ -664,7 +686,7 @@ fn a_job_begins_though_others_can_not_be_asked_and_only_those_of_its_paths_are()
     let group = Group::new(&[("a", 1)]);
     let keep = Arc::new(Mute::default());
     let open = Arc::new(move |_: &str| Ok(Arc::clone(&group) as _));
-    let board = Board::start(Arc::clone(&keep) as _, dir.path(), open).unwrap();
+    let board = Board::start(Arc::clone(&keep) as _, Some(dir.path()), open).unwrap();
     let load = spec(&["a"]);
     let begun = board.answer(&json!({"do": "submit", "spec": load, "after": 7})).unwrap();
     assert_eq!(begun["submission"], 8);

@@ -224,20 +224,28 @@ pub fn candidates(owner: Owner<'_>, uid: u32) -> Vec<PathBuf> {
     runtime_dirs(uid).into_iter().map(|dir| dir.join(owner.file_name())).collect()
 }
 
-/// Makes this user's runtime directory, readable by nobody else, and gives the path of `owner`'s socket in it.
+/// Makes this user's runtime directory, readable by nobody else.
 ///
 /// # Errors
 /// When no such directory can be made, or one that somebody else owns is in its place.
-pub fn make_socket_path(owner: Owner<'_>) -> Result<PathBuf> {
+pub fn make_runtime_dir() -> Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let mut last = Error::new(ErrorKind::NotFound, "no runtime directory");
     for dir in runtime_dirs(uid) {
         match make_private(&dir, uid) {
-            Ok(()) => return Ok(dir.join(owner.file_name())),
+            Ok(()) => return Ok(dir),
             Err(error) => last = error,
         }
     }
-    Err(last.context(format!("the admin socket has no directory; set {RUNTIME_DIR_ENV} to one of your own")))
+    Err(last.context(format!("no directory is this user's alone; set {RUNTIME_DIR_ENV} to one of your own")))
+}
+
+/// Makes the directory, and gives the path of `owner`'s socket in it.
+///
+/// # Errors
+/// As [`make_runtime_dir`].
+pub fn make_socket_path(owner: Owner<'_>) -> Result<PathBuf> {
+    Ok(make_runtime_dir().map_err(|e| e.context("the admin socket"))?.join(owner.file_name()))
 }
 
 fn make_private(dir: &Path, uid: u32) -> Result<()> {

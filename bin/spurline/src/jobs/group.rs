@@ -120,7 +120,7 @@ impl GroupJobs {
             Some(store) => Arc::new(Shared { store: Arc::clone(store), group: plain }),
             None => Arc::new(DirKeep::open(&dir)?),
         };
-        let board = Board::start(keep, &dir.join("files"), Arc::new(open))?;
+        let board = Board::start(keep, Some(&dir.join("files")), Arc::new(open))?;
         boards.insert(group.to_owned(), Arc::clone(&board));
         Ok(board)
     }
