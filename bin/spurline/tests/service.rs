@@ -18,6 +18,7 @@ impl Rig {
         for part in ["src/sub", "mnt", "cache", "run"] {
             std::fs::create_dir_all(dir.path().join(part)).unwrap();
         }
+        rustix::fs::chmod(dir.path().join("run"), rustix::fs::Mode::RWXU).unwrap();
         std::fs::write(dir.path().join("src/sub/file"), b"hello from below").unwrap();
         Rig { dir }
     }

@@ -141,7 +141,8 @@ impl Board {
             return Ok(Job { spec, run: Run::ended(checkpoint), thread: None, number });
         }
         // Its list may be on another host, or have lost its end with the power.
-        let there = self.spool(id, checkpoint.list).and_then(|list| std::fs::metadata(list).ok()).map(|list| list.len());
+        let there =
+            self.spool(id, checkpoint.list).and_then(|list| std::fs::metadata(list).ok()).map(|list| list.len());
         checkpoint.progress.listed &= there.is_some() && there == checkpoint.list_bytes;
         tracing::info!("job {id} goes on");
         let run = Run::resumed(checkpoint, &spec);

@@ -254,7 +254,8 @@ fn a_board_goes_on_after_a_restart_and_does_nothing_twice() {
     let board = || {
         let open_group = Arc::clone(&group);
         let keep = Arc::new(DirKeep::open(&dir.path().join("jobs")).unwrap());
-        Board::start(keep, Some(&dir.path().join("spools")), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
+        Board::start(keep, Some(&dir.path().join("spools")), Arc::new(move |_| Ok(Arc::clone(&open_group) as _)))
+            .unwrap()
     };
     let first = board();
     let load = Spec { parallel: 3, ..spec(&[""]) };
@@ -339,7 +340,8 @@ fn a_list_that_lost_its_end_with_the_power_is_made_anew() {
     let board = || {
         let open_group = Arc::clone(&group);
         let keep = Arc::new(DirKeep::open(&dir.path().join("jobs")).unwrap());
-        Board::start(keep, Some(&dir.path().join("spools")), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap()
+        Board::start(keep, Some(&dir.path().join("spools")), Arc::new(move |_| Ok(Arc::clone(&open_group) as _)))
+            .unwrap()
     };
     let first = board();
     let gate = group.gate.lock();
@@ -394,7 +396,6 @@ fn a_list_that_need_not_outlive_its_process_has_no_name_and_is_nobody_elses() {
 
 #[test]
 fn what_else_is_asked_of_the_same_paths_is_another_job_and_paths_alone_mean_the_latest() {
-    let dir = tempfile::tempdir().unwrap();
     let group = Group::new(&TREE);
     let open_group = Arc::clone(&group);
     let open = Arc::new(move |_: &str| Ok(Arc::clone(&open_group) as _));
@@ -481,7 +482,8 @@ fn a_stopped_job_stays_stopped() {
     let open_group = Arc::clone(&group);
     let keep = Arc::new(DirKeep::open(dir.path()).unwrap());
     let board =
-        Board::start(Arc::clone(&keep) as _, Some(dir.path()), Arc::new(move |_| Ok(Arc::clone(&open_group) as _))).unwrap();
+        Board::start(Arc::clone(&keep) as _, Some(dir.path()), Arc::new(move |_| Ok(Arc::clone(&open_group) as _)))
+            .unwrap();
     let gate = group.gate.lock();
     let id = board.submit(spec(&[""])).unwrap();
     assert_eq!(gauges(&board), (1, 0, 0));

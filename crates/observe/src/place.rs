@@ -16,6 +16,9 @@ pub const FS_TYPE: &str = "fuse.spurline";
 /// Overrides where admin sockets are.
 pub const RUNTIME_DIR_ENV: &str = "SPURLINE_RUNTIME_DIR";
 
+/// The name of a runtime directory.
+const OURS: &str = "spurline";
+
 /// How long a process may take to say whether it is about to mount.
 const DETACHED_ANSWER: Duration = Duration::from_secs(5);
 
@@ -204,19 +207,26 @@ impl Owner<'_> {
 
 /// The directories admin sockets of user `uid` may be in, the likeliest first.
 pub fn runtime_dirs(uid: u32) -> Vec<PathBuf> {
-    let mut dirs = Vec::new();
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    dirs.extend(set(RUNTIME_DIR_ENV));
+    named_dir().into_iter().flat_map(|dir| [dir.clone(), dir.join(OURS)]).chain(own_dirs(uid)).collect()
+}
+
+/// The directory that a person named, who may keep other things in it.
+fn named_dir() -> Option<PathBuf> {
+    set(RUNTIME_DIR_ENV)
+}
+
+fn set(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute())
+}
+
+/// The directories that are ours by their names.
+fn own_dirs(uid: u32) -> Vec<PathBuf> {
     if uid == 0 {
-        dirs.push(PathBuf::from("/run/spurline"));
-    } else {
-        if uid == rustix::process::geteuid().as_raw() {
-            dirs.extend(set("XDG_RUNTIME_DIR").map(|d| d.join("spurline")));
-        }
-        dirs.push(PathBuf::from(format!("/run/user/{uid}/spurline")));
-        dirs.push(PathBuf::from(format!("/tmp/spurline-{uid}")));
+        return vec![Path::new("/run").join(OURS)];
     }
-    dirs
+    let here = (uid == rustix::process::geteuid().as_raw()).then(|| set("XDG_RUNTIME_DIR")).flatten();
+    let session = here.into_iter().chain([PathBuf::from(format!("/run/user/{uid}"))]).map(|dir| dir.join(OURS));
+    session.chain([PathBuf::from(format!("/tmp/{OURS}-{uid}"))]).collect()
 }
 
 /// Where to look for the socket of `owner`, run by user `uid`.
@@ -231,9 +241,10 @@ pub fn candidates(owner: Owner<'_>, uid: u32) -> Vec<PathBuf> {
 pub fn make_runtime_dir() -> Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let mut last = Error::new(ErrorKind::NotFound, "no runtime directory");
-    for dir in runtime_dirs(uid) {
-        match make_private(&dir, uid) {
-            Ok(()) => return Ok(dir),
+    let named = named_dir().into_iter().map(|dir| private_in(dir, uid));
+    for made in named.chain(own_dirs(uid).into_iter().map(|dir| make_private(&dir, uid).map(|()| dir))) {
+        match made {
+            Ok(dir) => return Ok(dir),
             Err(error) => last = error,
         }
     }
@@ -248,7 +259,27 @@ pub fn make_socket_path(owner: Owner<'_>) -> Result<PathBuf> {
     Ok(make_runtime_dir().map_err(|e| e.context("the admin socket"))?.join(owner.file_name()))
 }
 
+/// A directory that a person named, or one below it where others may look into it: its rights are theirs to say, and
+/// `/run` or `/tmp` serves the whole machine.
+fn private_in(dir: PathBuf, uid: u32) -> Result<PathBuf> {
+    if !make(&dir, uid)? {
+        return Ok(dir);
+    }
+    let below = dir.join(OURS);
+    make_private(&below, uid).map(|()| below)
+}
+
+/// A directory that is ours by its name.
 fn make_private(dir: &Path, uid: u32) -> Result<()> {
+    if make(dir, uid)? {
+        let private = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(dir, private).map_err(|e| Error::io(dir.display(), &e))?;
+    }
+    Ok(())
+}
+
+/// Makes a directory of user `uid` where there is none, and says whether others may enter the one that is there.
+fn make(dir: &Path, uid: u32) -> Result<bool> {
     let io = |e: std::io::Error| Error::io(dir.display(), &e);
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(io(e)),
@@ -259,10 +290,7 @@ fn make_private(dir: &Path, uid: u32) -> Result<()> {
         let text = format!("{} is not a directory of user {uid}", dir.display());
         return Err(Error::new(ErrorKind::PermissionDenied, text));
     }
-    if meta.permissions().mode() & 0o077 != 0 {
-        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700)).map_err(io)?;
-    }
-    Ok(())
+    Ok(meta.permissions().mode() & 0o077 != 0)
 }
 
 #[cfg(test)]
@@ -329,5 +357,27 @@ mod tests {
         assert!(make_private(&place, uid + 1).is_err());
         std::os::unix::fs::symlink(&place, dir.path().join("link")).unwrap();
         assert!(make_private(&dir.path().join("link"), uid).is_err());
+    }
+
+    #[test]
+    fn the_rights_of_a_directory_that_was_named_stay_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = dir.path().join("shared");
+        let uid = rustix::process::geteuid().as_raw();
+        let mode = |dir: &Path| std::fs::metadata(dir).unwrap().permissions().mode() & 0o7777;
+        let allow = |mode| std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(mode)).unwrap();
+        std::fs::create_dir(&shared).unwrap();
+        allow(0o1777);
+        let below = private_in(shared.clone(), uid).unwrap();
+        assert_eq!((&below, mode(&shared), mode(&below)), (&shared.join("spurline"), 0o1777, 0o700));
+        // Of somebody else's making below it there is no use.
+        std::fs::remove_dir(&below).unwrap();
+        std::os::unix::fs::symlink("/", &below).unwrap();
+        assert!(private_in(shared.clone(), uid).is_err());
+        allow(0o700);
+        assert_eq!(private_in(shared.clone(), uid).unwrap(), shared);
+        // One that is not there yet is ours alone.
+        let new = shared.join("new");
+        assert_eq!((private_in(new.clone(), uid).unwrap(), mode(&new)), (new, 0o700));
     }
 }

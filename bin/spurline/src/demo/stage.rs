@@ -74,7 +74,7 @@ impl Stage {
         // Mount tables have canonical paths.
         let parent = words::absolute(&parent).canonicalize().map_err(wrong)?;
         let dir = tempfile::Builder::new().prefix("spurline-demo-").tempdir_in(&parent).map_err(wrong)?;
-        for part in ["data", "cache", "mnt", "run"] {
+        for part in ["data", "cache", "mnt"] {
             std::fs::create_dir(dir.path().join(part)).map_err(wrong)?;
         }
         let exe =
