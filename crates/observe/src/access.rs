@@ -2,9 +2,13 @@
 //! for the disk: when the writer falls behind, lines are dropped, counted, and the gap is said in the log.
 
 use crate::clock::Utc;
-use spurline_types::{Error, Result};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use spurline_types::{Error, ErrorKind, Result};
+use std::fmt::{Display, Formatter, Write as _};
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -30,6 +34,13 @@ struct Line {
     took: Duration,
 }
 
+impl Display for Line {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let Line { time, op, ino, offset, len, errno, took } = self;
+        write!(f, "{} {op} ino={ino} off={offset} len={len} errno={errno} us={}", Utc(*time), took.as_micros())
+    }
+}
+
 /// An open access log.
 #[derive(Debug)]
 pub struct AccessLogWriter {
@@ -44,10 +55,22 @@ impl AccessLogWriter {
     /// Appends to the file at `path`.
     ///
     /// # Errors
-    /// When it can't be opened.
+    /// When it can't be opened, or is a pipe that nobody reads.
     pub fn open(path: &Path) -> Result<Self> {
-        let io = |e: std::io::Error| Error::io(format_args!("access log {}", path.display()), &e);
-        let file = OpenOptions::new().append(true).create(true).open(path).map_err(io)?;
+        let what = || format!("access log {}", path.display());
+        let io = |e: std::io::Error| Error::io(what(), &e);
+        // A pipe without a reader would be waited for without end.
+        let now = OFlags::NONBLOCK.bits() as i32;
+        let opened = OpenOptions::new().append(true).create(true).custom_flags(now).open(path);
+        let file = opened.map_err(|e| match Errno::from_io_error(&e) {
+            Some(Errno::NXIO) => {
+                Error::new(ErrorKind::NotFound, format!("{}: nobody reads it; start its reader first", what()))
+            }
+            _ => io(e),
+        })?;
+        let flags = fcntl_getfl(&file).map_err(|e| io(e.into()))?;
+        fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(|e| io(e.into()))?;
+        let file = Lines::after(path, file);
         let (sender, receiver) = sync_channel(WAITING);
         let (finished, done) = sync_channel(1);
         let dropped = Arc::new(AtomicU64::new(0));
@@ -99,19 +122,27 @@ impl Drop for AccessLogWriter {
     }
 }
 
-fn write_lines(receiver: &Receiver<Option<Line>>, file: File, dropped: &AtomicU64) {
-    let mut out = BufWriter::with_capacity(64 << 10, file);
+fn write_lines(receiver: &Receiver<Option<Line>>, mut out: Lines, dropped: &AtomicU64) {
     let mut failed = false;
     loop {
         let result = match receiver.recv_timeout(FLUSH) {
-            Ok(Some(line)) => write_line(&mut out, &line),
-            Err(RecvTimeoutError::Timeout) => out.flush(),
+            Ok(Some(line)) => match out.put(&line) {
+                // Those that found no place among the waiting came after this one.
+                Ok(()) => out.say_dropped(dropped),
+                Err(error) => {
+                    dropped.fetch_add(1, Ordering::Relaxed);
+                    Err(error)
+                }
+            },
+            Err(RecvTimeoutError::Timeout) => out.say_dropped(dropped).and_then(|()| out.file.flush()),
             Ok(None) | Err(RecvTimeoutError::Disconnected) => {
-                let _ = say_dropped(&mut out, dropped).and_then(|()| out.flush());
+                if let Err(error) = out.say_dropped(dropped).and_then(|()| out.file.flush()) {
+                    tracing::warn!(%error, "the access log can't be written: its last lines are lost");
+                }
                 return;
             }
         };
-        match result.and_then(|()| say_dropped(&mut out, dropped)) {
+        match result {
             Ok(()) => failed = false,
             Err(error) if !failed => {
                 failed = true;
@@ -122,21 +153,85 @@ fn write_lines(receiver: &Receiver<Option<Line>>, file: File, dropped: &AtomicU6
     }
 }
 
-fn write_line(out: &mut impl Write, line: &Line) -> std::io::Result<()> {
-    let Line { time, op, ino, offset, len, errno, took } = line;
-    writeln!(out, "{} {op} ino={ino} off={offset} len={len} errno={errno} us={}", Utc(*time), took.as_micros())
+/// A file of whole lines. Where there is no room for one it is not begun; of one that was begun the rest is kept, and
+/// follows as soon as there is room.
+struct Lines {
+    file: BufWriter<File>,
+    text: String,
 }
 
-fn say_dropped(out: &mut impl Write, dropped: &AtomicU64) -> std::io::Result<()> {
-    match dropped.swap(0, Ordering::Relaxed) {
-        0 => Ok(()),
-        n => writeln!(out, "{} ({n} lines dropped: the log could not keep up)", Utc(SystemTime::now())),
+impl Lines {
+    /// Behind what the file at `path` has already.
+    fn after(path: &Path, file: File) -> Lines {
+        let mut lines = Lines { file: BufWriter::with_capacity(64 << 10, file), text: String::new() };
+        // A process that ended on a full disk may have left half a line.
+        if file_ends_in_a_line(path).is_ok_and(|ends| !ends) {
+            let _ = lines.file.write_all(b"\n");
+        }
+        lines
     }
+
+    fn put(&mut self, line: impl Display) -> std::io::Result<()> {
+        self.text.clear();
+        let _ = writeln!(self.text, "{line}");
+        if self.file.capacity() - self.file.buffer().len() < self.text.len() {
+            self.file.flush()?;
+        }
+        self.file.write_all(self.text.as_bytes())
+    }
+
+    fn say_dropped(&mut self, dropped: &AtomicU64) -> std::io::Result<()> {
+        let n = dropped.load(Ordering::Relaxed);
+        if n > 0 {
+            let now = Utc(SystemTime::now());
+            self.put(format_args!("{now} ({n} lines dropped: the log could not keep up)"))?;
+            dropped.fetch_sub(n, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+fn file_ends_in_a_line(path: &Path) -> std::io::Result<bool> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Ok(true);
+    }
+    let mut file = File::open(path)?;
+    if file.seek(SeekFrom::End(0))? == 0 {
+        return Ok(true);
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last == *b"\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn note(log: &AccessLogWriter, lines: u64) {
+        for ino in 0..lines {
+            log.record("read", ino, 4096, 100, 0, Duration::from_micros(12));
+        }
+    }
+
+    /// The lines and how many are said to be missing; nothing but whole ones.
+    fn counted(text: &str) -> (u64, u64) {
+        let (mut lines, mut missing) = (0, 0);
+        for line in text.lines() {
+            let (time, rest) = line.split_once(' ').unwrap();
+            assert!(time.len() == 27 && time.ends_with('Z'), "{line}");
+            match rest.strip_suffix(" lines dropped: the log could not keep up)") {
+                Some(gap) => missing += gap.strip_prefix('(').unwrap().parse::<u64>().unwrap(),
+                None => {
+                    let ino = rest.strip_prefix("read ino=").unwrap().strip_suffix(" off=4096 len=100 errno=0 us=12");
+                    assert!(ino.is_some_and(|ino| ino.parse::<u64>().is_ok()), "{line}");
+                    lines += 1;
+                }
+            }
+        }
+        (lines, missing)
+    }
 
     #[test]
     fn every_request_is_a_line_or_counted() {
@@ -144,15 +239,75 @@ mod tests {
         let path = dir.path().join("access.log");
         let log = AccessLogWriter::open(&path).unwrap();
         let total = WAITING as u64 * 2;
-        for ino in 0..total {
-            log.record("read", ino, 4096, 100, 0, Duration::from_micros(12));
-        }
+        note(&log, total);
         drop(log);
         let text = std::fs::read_to_string(&path).unwrap();
-        let lines = text.lines().filter(|l| l.contains(" read ino=")).count() as u64;
-        let gaps: u64 = text.lines().filter_map(|l| l.split_once(" (")?.1.split(' ').next()?.parse::<u64>().ok()).sum();
-        assert_eq!(lines + gaps, total);
+        let (lines, missing) = counted(&text);
+        assert_eq!(lines + missing, total);
         assert!(text.lines().next().unwrap().ends_with("read ino=0 off=4096 len=100 errno=0 us=12"), "{text:.200}");
+    }
+
+    #[test]
+    fn a_line_that_was_begun_by_another_process_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("access.log");
+        std::fs::write(&path, "half a l").unwrap();
+        for times in 1..3 {
+            note(&AccessLogWriter::open(&path).unwrap(), 1);
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert_eq!(counted(text.strip_prefix("half a l\n").unwrap()), (times, 0));
+        }
+    }
+
+    #[test]
+    fn a_full_disk_costs_lines_that_are_counted_and_no_halves() {
+        struct Small(tempfile::TempDir);
+        impl Drop for Small {
+            fn drop(&mut self) {
+                let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        if rustix::mount::mount("tmpfs", dir.path(), "tmpfs", flags, c"size=4m").is_err() {
+            assert!(
+                !std::env::var("SPURLINE_REQUIRE").unwrap_or_default().contains("mount"),
+                "mounting a tmpfs failed"
+            );
+            return println!("SKIP: a tmpfs can't be mounted here (not root)");
+        }
+        let small = Small(dir);
+        let (path, full) = (small.0.path().join("access.log"), small.0.path().join("full"));
+        let mut filler = File::create(&full).unwrap();
+        while filler.write_all(&[0; 4096]).is_ok() {}
+        // The end of the disk lies in the middle of a line.
+        filler.set_len(filler.metadata().unwrap().len() - 4096).unwrap();
+        let log = AccessLogWriter::open(&path).unwrap();
+        // More than the disk and the writer hold, fewer than may wait.
+        let total = 4000;
+        note(&log, total);
+        let until = Instant::now() + Duration::from_secs(60);
+        while log.dropped.load(Ordering::Relaxed) == 0 {
+            assert!(Instant::now() < until, "no line was lost");
+            std::thread::sleep(TRY_EVERY);
+        }
+        assert!(!std::fs::read_to_string(&path).unwrap().ends_with('\n'));
+        std::fs::remove_file(&full).unwrap();
+        drop(filler);
+        note(&log, 10);
+        drop(log);
+        let (lines, missing) = counted(&std::fs::read_to_string(&path).unwrap());
+        assert_eq!(lines + missing, total + 10);
+        assert!(missing > 0);
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = AccessLogWriter::open(&path).unwrap_err();
+        assert!(error.message().contains("nobody reads it"), "{error}");
     }
 
     #[test]
@@ -165,9 +320,7 @@ mod tests {
         let _pipe = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let log = AccessLogWriter::open(&path).unwrap();
         // More than the pipe, the writer and the lines that wait are together.
-        for ino in 0..WAITING as u64 * 4 {
-            log.record("read", ino, 4096, 100, 0, Duration::from_micros(12));
-        }
+        note(&log, WAITING as u64 * 4);
         let (finished, done) = sync_channel(1);
         std::thread::spawn(move || {
             log.finish();
