@@ -17,6 +17,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// A change within this time of the one before may carry the same timestamp: kernels before 6.13 stamp files by the
 /// timer tick, 10 ms at most.
 const TICK: Duration = Duration::from_millis(20);
+/// The same where times are whole seconds (ext3, ext4 with small inodes, sshfs) or every other second (vfat).
+const WHOLE_SECONDS_TICK: Duration = Duration::from_millis(2020);
 
 /// A directory read through the operating system.
 pub(crate) struct DirUnder {
@@ -127,7 +129,7 @@ impl UnderStore for DirUnder {
         self.ask("looking up", path, deadline, |inner, path| {
             let fd = inner.open(path, OFlags::PATH | OFlags::NOFOLLOW)?;
             let stat = rustix::fs::fstat(&fd).map_err(|e| os(&format!("stat of '{}'", show(path)), e))?;
-            attr(&stat).ok_or_else(|| {
+            Seen::from(&stat).attr().ok_or_else(|| {
                 Error::new(
                     ErrorKind::NotFound,
                     format!("'{}' is a socket, a pipe or a device, and those are left out", show(path)),
@@ -303,7 +305,7 @@ impl Inner {
         for i in start..end {
             let name = names.get(i);
             match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => match attr(&stat) {
+                Ok(stat) => match Seen::from(&stat).attr() {
                     Some(attr) => page.entries.push(DirEntry { name: name.to_vec(), attr }),
                     None => stats.metadata.skipped_names.add(1),
                 },
@@ -333,8 +335,12 @@ impl Inner {
                 ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => gone(object, e.message()),
                 _ => e,
             })?;
-            wait_out_the_tick(fd.as_fd());
-            same_version(fd.as_fd(), object)?;
+            let young_for = same_version(fd.as_fd(), object)?.young_for(SystemTime::now());
+            if !young_for.is_zero() {
+                // Until a file changed just now can no longer be changed again under the same timestamp.
+                std::thread::sleep(young_for);
+                same_version(fd.as_fd(), object)?;
+            }
             Ok(fd)
         };
         let fd = match prepare() {
@@ -357,7 +363,7 @@ impl Inner {
             let want = buffer.len().min(len);
             let read = match rustix::io::pread(&fd, &mut buffer[..want], offset) {
                 Ok(0) => Err(gone(object, "it has become shorter")),
-                Ok(n) => still_same_version(fd.as_fd(), object).map(|()| n),
+                Ok(n) => still_same_version(fd.as_fd(), object).map(|_| n),
                 Err(Errno::INTR) => Ok(0),
                 Err(errno) => Err(os(&format!("read of '{}' at {offset}", show(&object.path)), errno)),
             };
@@ -407,39 +413,26 @@ fn read_names(dir: BorrowedFd<'_>, path: &[u8]) -> Result<Names> {
     Ok(Names::new(taken, names))
 }
 
-/// Waits until a file changed just now can no longer be changed again under the same timestamp.
-fn wait_out_the_tick(fd: BorrowedFd<'_>) {
-    for _ in 0..3 {
-        let Ok(stat) = rustix::fs::fstat(fd) else { return };
-        let changed = time(stat.st_ctime, stat.st_ctime_nsec);
-        // A time in the future is another machine's clock; waiting for it would help nobody.
-        match SystemTime::now().duration_since(changed) {
-            Ok(age) if age < TICK => std::thread::sleep(TICK - age),
-            _ => return,
-        }
-    }
-}
-
-fn same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<()> {
+fn same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<Seen> {
     let stat = rustix::fs::fstat(fd).map_err(|e| os(&format!("stat of '{}'", show(&object.path)), e))?;
-    compare(attr(&stat), object)
+    compare(Seen::from(&stat), object)
 }
 
 /// As [`same_version`], by the file's server where it has one: what an NFS client remembers of a file may be older than the
 /// bytes that were read last.
-fn still_same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<()> {
+fn still_same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<Seen> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     match rustix::fs::statx(fd, "", flags, StatxFlags::BASIC_STATS) {
-        Ok(stat) => compare(Seen::from(&stat).attr(), object),
+        Ok(stat) => compare(Seen::from(&stat), object),
         // Not by this kernel, or not in this container.
         Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => same_version(fd, object),
         Err(errno) => Err(os(&format!("stat of '{}'", show(&object.path)), errno)),
     }
 }
 
-fn compare(attr: Option<Attr>, object: &ObjectRef) -> Result<()> {
-    match attr {
-        Some(attr) if attr.kind == FileKind::File && attr.version == object.version => Ok(()),
+fn compare(seen: Seen, object: &ObjectRef) -> Result<Seen> {
+    match seen.attr() {
+        Some(attr) if attr.kind == FileKind::File && attr.version == object.version => Ok(seen),
         Some(attr) => Err(gone(object, &format!("it is {} by now", attr.version))),
         None => Err(gone(object, "it is no file any more")),
     }
@@ -467,18 +460,6 @@ fn time(seconds: i64, nanos: u64) -> SystemTime {
     }
 }
 
-/// The attributes of a file, a directory or a link; `None` for all else.
-fn attr(stat: &Stat) -> Option<Attr> {
-    let seen = Seen {
-        mode: stat.st_mode,
-        ino: stat.st_ino,
-        size: u64::try_from(stat.st_size).unwrap_or(0),
-        mtime: (stat.st_mtime, stat.st_mtime_nsec),
-        ctime: (stat.st_ctime, stat.st_ctime_nsec),
-    };
-    seen.attr()
-}
-
 /// What `fstat` and `statx` tell alike.
 struct Seen {
     mode: u32,
@@ -486,6 +467,18 @@ struct Seen {
     size: u64,
     mtime: (i64, u64),
     ctime: (i64, u64),
+}
+
+impl From<&Stat> for Seen {
+    fn from(stat: &Stat) -> Seen {
+        Seen {
+            mode: stat.st_mode,
+            ino: stat.st_ino,
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            mtime: (stat.st_mtime, stat.st_mtime_nsec),
+            ctime: (stat.st_ctime, stat.st_ctime_nsec),
+        }
+    }
 }
 
 impl From<&Statx> for Seen {
@@ -501,6 +494,16 @@ impl From<&Statx> for Seen {
 }
 
 impl Seen {
+    /// How long the file can still be changed under the time it has now.
+    fn young_for(&self, now: SystemTime) -> Duration {
+        let tick = if self.mtime.1 == 0 && self.ctime.1 == 0 { WHOLE_SECONDS_TICK } else { TICK };
+        let old_at = time(self.ctime.0, self.ctime.1) + tick;
+        // A file server's clock may be a little ahead. A time far in the future has been set by somebody, or is that of
+        // a clock that is wrong: waiting for it would help nobody.
+        old_at.duration_since(now).ok().filter(|left| *left <= 2 * tick).unwrap_or_default()
+    }
+
+    /// The attributes of a file, a directory or a link; `None` for all else.
     fn attr(&self) -> Option<Attr> {
         let kind = match FileType::from_raw_mode(self.mode) {
             FileType::RegularFile => FileKind::File,
@@ -572,5 +575,19 @@ mod tests {
         }
         let error = open("data").inner.open(b"out/data", OFlags::RDONLY).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotADirectory, "{error}");
+    }
+
+    #[test]
+    fn a_file_is_young_for_as_long_as_its_clock_ticks() {
+        let at = |nanos| Seen { mode: 0, ino: 1, size: 1, mtime: (1000, nanos), ctime: (1000, nanos) };
+        let now = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+        let left = |seen: &Seen, millis| seen.young_for(now(millis)).as_millis();
+        let fine = at(500_000_000);
+        assert_eq!([left(&fine, 1_000_505), left(&fine, 1_000_520), left(&fine, 1_000_495)], [15, 0, 25]);
+        let whole = at(0);
+        assert_eq!([left(&whole, 1_000_900), left(&whole, 1_001_999), left(&whole, 1_002_020)], [1120, 21, 0]);
+        assert_eq!([left(&whole, 999_700), left(&whole, 990_000), left(&fine, 990_000)], [2320, 0, 0]);
+        // One time alone that is a whole second is set by hand (touch -d), or is chance.
+        assert_eq!(left(&Seen { mtime: (1000, 0), ..at(500_000_000) }, 1_000_600), 0);
     }
 }

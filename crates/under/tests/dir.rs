@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -209,6 +210,59 @@ fn a_file_changed_while_read_is_never_a_mix() {
         stop.store(true, Ordering::Relaxed);
         println!("{whole} whole, {stale} stale");
     });
+}
+
+/// A file system whose times are whole seconds, in a file.
+struct WholeSeconds(tempfile::TempDir);
+
+impl WholeSeconds {
+    fn mount() -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("mounting a file system with times of whole seconds needs root".into());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (image, at) = (dir.path().join("image"), dir.path().join("at"));
+        std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+        std::fs::create_dir(&at).unwrap();
+        let run = |program: &str, words: &[&OsStr]| {
+            let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+            let done = Command::new(program).args(words).env("PATH", path).output();
+            let done = done.map_err(|e| format!("{program} can't be run: {e}"))?;
+            let said = || format!("{program}: {}", String::from_utf8_lossy(&done.stderr).trim());
+            done.status.success().then_some(()).ok_or_else(said)
+        };
+        let words = ["-q", "-F", "-t", "ext4", "-I", "128"].map(OsStr::new);
+        run("mke2fs", &[&words[..], &[image.as_os_str()]].concat())?;
+        run("mount", &[OsStr::new("-o"), OsStr::new("loop"), image.as_os_str(), at.as_os_str()])?;
+        Ok(WholeSeconds(dir))
+    }
+}
+
+impl Drop for WholeSeconds {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path().join("at")).status();
+    }
+}
+
+#[test]
+fn where_times_are_whole_seconds_a_file_written_again_has_another_version() {
+    let mounted = match WholeSeconds::mount() {
+        Ok(mounted) => mounted,
+        Err(why) => return spurline_testkit::skip("loop", &why),
+    };
+    let root = mounted.0.path().join("at");
+    let (store, _) = open_dir(&root);
+    std::fs::write(root.join("f"), pattern(10_000, 0)).unwrap();
+    let file = std::fs::File::options().write(true).open(root.join("f")).unwrap();
+    let mut before = None;
+    for seed in 1..3 {
+        // In place and of the same length: the times are all that tells one from the other.
+        file.write_all_at(&pattern(10_000, seed), 0).unwrap();
+        let (found, _) = object(&*store, b"f");
+        assert_ne!(before.as_ref(), Some(&found.version), "bytes read before would be taken for these");
+        assert!(read(&*store, &found, 0, 10_000).unwrap() == pattern(10_000, seed));
+        before = Some(found.version);
+    }
 }
 
 #[test]
