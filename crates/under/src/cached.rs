@@ -260,9 +260,11 @@ impl Cached {
                     oldest = oldest.min(at);
                     cursor = page.next.clone();
                     if cursor.is_none() {
+                        let whole = self.inner.lists_all(folder);
                         let mut state = self.state.lock();
-                        // Names that were dropped while it was listed are not absent.
+                        // Names that were dropped while it was listed, or were left out of it, are not absent.
                         if state.forgotten == forgotten
+                            && whole
                             && let Some(folder) = state.folders.get_mut(folder)
                         {
                             folder.complete = Some(oldest);
@@ -437,6 +439,10 @@ impl UnderStore for Cached {
         deadline: Instant,
     ) -> Result<ListPage> {
         self.page(path, cursor, max, max_age, deadline).map(|(_, page)| ListPage::clone(&page))
+    }
+
+    fn lists_all(&self, path: &[u8]) -> bool {
+        self.inner.lists_all(path)
     }
 
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {

@@ -4,10 +4,13 @@
 use crate::pool::{NoAnswer, Pool};
 use crate::snapshots::{Names, Snapshots};
 use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Statx, StatxFlags};
 use rustix::io::Errno;
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
+use std::collections::HashSet;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +22,9 @@ use std::time::{Duration, Instant, SystemTime};
 const TICK: Duration = Duration::from_millis(20);
 /// The same where times are whole seconds (ext3, ext4 with small inodes, sshfs) or every other second (vfat).
 const WHOLE_SECONDS_TICK: Duration = Duration::from_millis(2020);
+
+/// Folders of which names were left out that are remembered at most.
+const INCOMPLETE: usize = 1000;
 
 /// A directory read through the operating system.
 pub(crate) struct DirUnder {
@@ -39,6 +45,8 @@ struct Inner {
     /// The source directory itself was not there when it was last looked for.
     gone: AtomicBool,
     snapshots: Snapshots,
+    /// Folders whose last listing left out names that are there.
+    incomplete: Mutex<HashSet<Vec<u8>>>,
 }
 
 impl DirUnder {
@@ -56,6 +64,7 @@ impl DirUnder {
             walk: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             snapshots: Snapshots::default(),
+            incomplete: Mutex::default(),
         });
         DirUnder { source, pool: Pool::new(config.dir_threads), stats, inner }
     }
@@ -143,6 +152,10 @@ impl UnderStore for DirUnder {
         let cursor = cursor.map(<[u8]>::to_vec);
         let stats = Arc::clone(&self.stats);
         self.ask("listing", path, deadline, move |inner, path| inner.list(path, cursor.as_deref(), max.max(1), &stats))
+    }
+
+    fn lists_all(&self, path: &[u8]) -> bool {
+        !self.inner.incomplete.lock().contains(path)
     }
 
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
@@ -301,23 +314,41 @@ impl Inner {
         };
         let start = cursor.map_or(0, |c| names.after(c));
         let end = names.len().min(start.saturating_add(max));
-        let mut page = ListPage { entries: Vec::with_capacity(end - start), next: None };
-        for i in start..end {
-            let name = names.get(i);
-            match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => match Seen::from(&stat).attr() {
-                    Some(attr) => page.entries.push(DirEntry { name: name.to_vec(), attr }),
-                    None => stats.metadata.skipped_names.add(1),
-                },
-                // Removed since the names were read.
-                Err(Errno::NOENT) => {}
-                Err(errno) => return Err(os(&format!("stat of '{}' in '{}'", show(name), show(path)), errno)),
-            }
-        }
+        let look = |name: &[u8]| rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
+        let (entries, left_out) = entries(&names, start..end, look).map_err(|(name, errno)| {
+            os(&format!("stat of '{}' in '{}', as of all others there", show(name), show(path)), errno)
+        })?;
+        stats.metadata.skipped_names.add(left_out.of_no_kind + left_out.unseen);
+        self.note(path, &left_out, end - start == names.len());
         let more = end < names.len();
-        page.next = more.then(|| names.get(end - 1).to_vec());
+        let page = ListPage { entries, next: more.then(|| names.get(end - 1).to_vec()) };
         self.snapshots.listed(path, names, more);
         Ok(page)
+    }
+
+    /// Keeps in mind, and says once, that names of a folder which are there were left out; `whole` is a listing of all.
+    fn note(&self, path: &[u8], left_out: &LeftOut<'_>, whole: bool) {
+        let mut incomplete = self.incomplete.lock();
+        match left_out.first {
+            Some((name, errno)) if !incomplete.contains(path) => {
+                if incomplete.len() >= INCOMPLETE {
+                    incomplete.clear();
+                }
+                incomplete.insert(path.to_vec());
+                drop(incomplete);
+                tracing::warn!(
+                    "'{}' is left out of '{}' of '{}', as is what else can't be looked at there: {errno}; see whether a \
+                     file system that is mounted in it is gone (df, dmesg)",
+                    show(name),
+                    show(path),
+                    self.root.display()
+                );
+            }
+            None if whole => {
+                incomplete.remove(path);
+            }
+            _ => {}
+        }
     }
 
     fn read(
@@ -396,6 +427,51 @@ fn walk(dir: OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd>
         at = rustix::fs::openat(&at, part, flags | OFlags::CLOEXEC, Mode::empty())?;
     }
     Ok(at)
+}
+
+/// A name that can't be looked at, and why.
+type Unseen<'a> = (&'a [u8], Errno);
+
+/// What a page has not though its directory has it.
+struct LeftOut<'a> {
+    /// Sockets, pipes, devices.
+    of_no_kind: u64,
+    /// Names that can't be looked at.
+    unseen: u64,
+    /// The first of those.
+    first: Option<Unseen<'a>>,
+}
+
+/// The entries of some of a directory's names. One that can't be looked at (a mount whose server is gone, a damaged inode)
+/// does not hide the others; fails where no name of the directory can be looked at.
+fn entries<'a>(
+    names: &'a Names,
+    page: Range<usize>,
+    look: impl Fn(&[u8]) -> rustix::io::Result<Stat>,
+) -> Result<(Vec<DirEntry>, LeftOut<'a>), Unseen<'a>> {
+    let mut entries = Vec::with_capacity(page.len());
+    let mut left_out = LeftOut { of_no_kind: 0, unseen: 0, first: None };
+    for i in page {
+        let name = names.get(i);
+        match look(name) {
+            Ok(stat) => match Seen::from(&stat).attr() {
+                Some(attr) => entries.push(DirEntry { name: name.to_vec(), attr }),
+                None => left_out.of_no_kind += 1,
+            },
+            // Removed since the names were read.
+            Err(Errno::NOENT) => {}
+            // This host's trouble, and not the name's.
+            Err(errno @ Errno::NOMEM) => return Err((name, errno)),
+            Err(errno) => {
+                left_out.unseen += 1;
+                left_out.first.get_or_insert((name, errno));
+            }
+        }
+    }
+    match left_out.first {
+        Some(first) if entries.is_empty() && !(0..names.len()).any(|i| look(names.get(i)).is_ok()) => Err(first),
+        _ => Ok((entries, left_out)),
+    }
 }
 
 fn read_names(dir: BorrowedFd<'_>, path: &[u8]) -> Result<Names> {
@@ -589,5 +665,26 @@ mod tests {
         assert_eq!([left(&whole, 999_700), left(&whole, 990_000), left(&fine, 990_000)], [2320, 0, 0]);
         // One time alone that is a whole second is set by hand (touch -d), or is chance.
         assert_eq!(left(&Seen { mtime: (1000, 0), ..at(500_000_000) }, 1_000_600), 0);
+    }
+
+    #[test]
+    fn a_name_that_can_not_be_looked_at_hides_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), b"x").unwrap();
+        let stat = rustix::fs::stat(dir.path().join("file")).unwrap();
+        let names = Names::new(Instant::now(), [b"a", b"b", b"c", b"d"].map(|name| name.to_vec()).into());
+        let list = |page: Range<usize>, answers: [Result<(), Errno>; 4]| {
+            let listed = entries(&names, page, |name| answers[usize::from(name[0] - b'a')].map(|()| stat));
+            listed.map(|(entries, left_out)| {
+                (entries.into_iter().map(|entry| entry.name[0]).collect::<Vec<_>>(), left_out.unseen)
+            })
+        };
+        let (dead, io) = (Err(Errno::NOTCONN), Err(Errno::IO));
+        assert_eq!(list(0..4, [Ok(()), dead, Err(Errno::NOENT), Ok(())]), Ok((b"ad".to_vec(), 1)));
+        // A page of which none can be looked at is no fault while others can.
+        assert_eq!(list(1..3, [Ok(()), dead, io, dead]), Ok((vec![], 2)));
+        assert_eq!(list(1..3, [io, dead, io, dead]), Err((&b"b"[..], Errno::NOTCONN)));
+        assert_eq!(list(0..4, [Err(Errno::NOENT); 4]), Ok((vec![], 0)));
+        assert_eq!(list(0..4, [Ok(()), Err(Errno::NOMEM), Ok(()), Ok(())]), Err((&b"b"[..], Errno::NOMEM)));
     }
 }

@@ -207,6 +207,9 @@ impl UnderStore for FaultyUnder {
         self.before(On::List, deadline)?;
         self.inner.list(path, cursor, max, deadline)
     }
+    fn lists_all(&self, path: &[u8]) -> bool {
+        self.inner.lists_all(path)
+    }
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
         self.before(On::Readlink, deadline)?;
         self.inner.readlink(path, deadline)

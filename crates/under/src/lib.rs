@@ -13,7 +13,7 @@
 //!   names it.
 //! - **Directories.** Names are bytes. Symbolic links are shown as such and never followed, not even in the middle of
 //!   a path, so that nothing outside the source is reachable through it. Sockets, pipes and devices are left out and
-//!   counted.
+//!   counted, and so is what can't be looked at (a mount whose server is gone) while anything else in its folder can.
 //!
 //! # What a version is
 //! - **Object stores:** the etag, sent as `If-Match` with every read and compared with the answer's.
@@ -125,6 +125,12 @@ pub trait UnderStore: Send + Sync {
     /// `NotFound` when there is no such folder (an object store tells this on the first page only), `NotADirectory`,
     /// `Invalid` for a cursor that is none.
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage>;
+
+    /// Whether the listing of the folder at `path` that was made last has all names that are there: others are absent.
+    fn lists_all(&self, path: &[u8]) -> bool {
+        let _ = path;
+        true
+    }
 
     /// As [`UnderStore::lookup`], with an answer asked for no longer than `max_age` ago.
     ///

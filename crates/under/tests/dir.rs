@@ -4,8 +4,9 @@ mod common;
 
 use common::{Fixture, conformance, list_all, object, pattern, read, soon};
 use spurline_types::{ErrorKind, FileKind, ObjectRef, SliceSink, Stats};
-use spurline_under::{UnderConfig, UnderStore, open};
+use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore, open};
 use std::ffi::OsStr;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -263,6 +264,60 @@ fn where_times_are_whole_seconds_a_file_written_again_has_another_version() {
         assert!(read(&*store, &found, 0, 10_000).unwrap() == pattern(10_000, seed));
         before = Some(found.version);
     }
+}
+
+/// A FUSE mount whose server is gone, in a directory.
+struct DeadMount(PathBuf);
+
+impl DeadMount {
+    fn make(at: PathBuf) -> std::io::Result<Self> {
+        std::fs::create_dir(&at)?;
+        let server = std::fs::File::options().read(true).write(true).open("/dev/fuse")?;
+        let words = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+        let words = std::ffi::CString::new(words).unwrap();
+        rustix::mount::mount("dead", &at, "fuse", rustix::mount::MountFlags::empty(), words.as_c_str())?;
+        Ok(DeadMount(at))
+    }
+}
+
+impl Drop for DeadMount {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_dead_mount_hides_no_name_beside_it_and_is_not_absent() {
+    let dir = tempfile::tempdir().unwrap();
+    let dead = DeadMount::make(dir.path().join("dead"));
+    if let Err(why) = &dead {
+        return spurline_testkit::skip("mount", &format!("a FUSE file system can't be mounted: {why}"));
+    }
+    for n in 0..20 {
+        std::fs::write(dir.path().join(format!("f{n}")), b"x").unwrap();
+    }
+    let (store, stats) = open_dir(dir.path());
+    assert_eq!(list_all(&*store, b"", 7).len(), 20);
+    assert_eq!(stats.metadata.skipped_names.get(), 1);
+    // Neither looked up as it is nor where a listing has answered for the names around it.
+    let hour = Duration::from_secs(3600);
+    let held = MetadataConfig { ttl: hour, negative_ttl: hour, max_entries: 100_000 };
+    let cached = Cached::new(Arc::clone(&store), held, Arc::clone(&stats));
+    for store in [&*store, &cached] {
+        for n in 0..20 {
+            assert_eq!(store.lookup(format!("f{n}").as_bytes(), soon()).unwrap().size, 1);
+        }
+        let error = store.lookup(b"dead", soon()).unwrap_err();
+        assert_ne!(error.kind(), ErrorKind::NotFound, "{error}");
+    }
+    // Where nothing can be looked at there is nothing to show.
+    for n in 0..20 {
+        std::fs::remove_file(dir.path().join(format!("f{n}"))).unwrap();
+    }
+    assert!(store.list(b"", None, 10, soon()).is_err());
+    drop(dead);
+    assert_eq!(list_all(&*store, b"", 10).len(), 1);
+    assert!(store.lists_all(b""));
 }
 
 #[test]
