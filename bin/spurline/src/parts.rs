@@ -97,6 +97,8 @@ pub fn open_store(
         block_size: config.block_size as u32,
         io,
         read_timeout: config.disk_timeout,
+        // Disks make room for what is written as they take it, which reads do not wait for.
+        write_timeout: 2 * config.disk_timeout,
         pool: Some(Arc::clone(pool)),
         ..StoreConfig::new(config.dirs.clone(), capacity)
     };

@@ -352,7 +352,7 @@ fn a_rule_given_while_a_block_is_written_holds_for_it() {
     let rig = rig_with(Some(dir.path()), 8, move |config| {
         config.decorate = Some(Arc::new(move |_, io| Arc::clone(decorated.get_or_init(|| FaultyDisk::new(io))) as _));
         // No deadline of the disk's passes while the test holds it.
-        config.write_timeout = Duration::from_secs(600);
+        (config.read_timeout, config.write_timeout) = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let disk = Arc::clone(disk.get().unwrap());
     let file = object("v1", BLOCK);
@@ -382,7 +382,7 @@ fn a_job_brings_more_than_a_quota_keeps_and_what_went_again_is_said_when_it_is_r
     let decorated = Arc::clone(&disk);
     let rig = rig_with(Some(dir.path()), 16, move |config| {
         config.decorate = Some(Arc::new(move |_, io| Arc::clone(decorated.get_or_init(|| FaultyDisk::new(io))) as _));
-        config.write_timeout = Duration::from_secs(600);
+        (config.read_timeout, config.write_timeout) = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let disk = Arc::clone(disk.get().unwrap());
     let rule = |revision, quota| {

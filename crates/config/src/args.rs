@@ -169,7 +169,7 @@ pub struct CacheArgs {
     /// How cache disks are read
     #[arg(long, value_name = "MODE", default_value = "dio")]
     pub iorpc_mode: IorpcMode,
-    /// A cache disk that does not answer for this long is gone round
+    /// A cache disk that leaves a read unanswered for this long, or a write for twice as long, is gone round
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     pub disk_timeout: Duration,
 }

@@ -47,7 +47,8 @@ pub struct StoreConfig {
     pub block_size: u32,
     /// How disks are read.
     pub io: IoMode,
-    /// A read not answered after this long is a miss, and its disk is gone round.
+    /// A read not answered after this long is a miss, and its disk is gone round. Where no write has ended for this long, no
+    /// more is begun.
     pub read_timeout: Duration,
     /// A write not answered after this long failed, and its disk is gone round.
     pub write_timeout: Duration,

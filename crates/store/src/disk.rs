@@ -7,6 +7,7 @@ use crate::io::{DiskIo, OpenFile, Space, is_own};
 use crate::journal::Journal;
 use crate::layout::{self, Root};
 use crate::policy::S3Fifo;
+use crate::turns::Turns;
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{BlockId, Stats};
 use std::collections::VecDeque;
@@ -62,6 +63,8 @@ pub struct Disk {
     pub work: Mutex<VecDeque<Work>>,
     /// Wakes the background thread.
     pub wake: Condvar,
+    /// Whose turn it is to write.
+    pub turns: Turns,
     /// The block, and its generation, whose late read put the disk out of use the last time.
     pub put_out_by: Mutex<Option<(BlockId, u16)>>,
     /// When it was said last that this process is short of something.

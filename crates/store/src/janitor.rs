@@ -141,6 +141,9 @@ fn probe(core: &Core, disk: &Disk) -> io::Result<()> {
     if late > 0 {
         return Err(io::Error::other(format!("{late} operations have not ended yet")));
     }
+    if disk.turns.stalled() >= core.config.write_timeout {
+        return Err(io::Error::other("what is being written to it has not ended yet"));
+    }
     if !disk.held.is_at(&disk.root) {
         return Err(io::Error::other("another directory lies in its place; mount the disk again"));
     }

@@ -25,6 +25,7 @@ mod restore;
 mod scratch;
 mod store;
 mod synth;
+mod turns;
 mod write;
 
 pub use classes::{Class, PINNED_PERCENT, PLAIN};

@@ -9,6 +9,7 @@ use crate::index::{BlockMap, Entry, Index, LEAVING, MAIN};
 use crate::io::{RealDisk, Rings};
 use crate::journal::Journal;
 use crate::restore::{Restore, Second, settle};
+use crate::turns::Turns;
 use crate::{capacity, crc, janitor, layout};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::units::human_bytes;
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Objects larger than this are spread over the disks in runs of this many bytes.
 pub const EXTENT_BYTES: u64 = 1 << 30;
+/// One part in so many of the pool may be on its way to one disk: as much is held by one that hangs.
+const POOL_PART: u64 = 4;
 /// How long dropping a store waits for a background thread that a disk holds up.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -221,6 +224,7 @@ fn open_disk(
         total: AtomicU64::new(0),
         work: Mutex::new(VecDeque::new()),
         wake: Condvar::new(),
+        turns: Turns::new(config.pool.as_ref().map_or(u64::MAX, |pool| pool.limit_bytes() / POOL_PART)),
         put_out_by: Mutex::default(),
         said_short: Mutex::default(),
         timeouts: (config.read_timeout, config.write_timeout),

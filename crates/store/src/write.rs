@@ -10,6 +10,7 @@ use crate::io::{ALIGN, OpenFile, is_own};
 use crate::log;
 use crate::scratch::{self, BOUNCE};
 use crate::store::{Core, EXTENT_BYTES};
+use crate::turns::Turn;
 use spurline_types::{BlockId, Error, ErrorKind, ObjectRef, Result};
 use std::collections::BTreeMap;
 use std::io;
@@ -38,7 +39,8 @@ pub enum Kept {
 impl Core {
     /// Keeps a block; true when it is on disk now, false when it was let be because no disk had room or was in use,
     /// or because it is being written or removed just now. `data` is copied unless it starts on 4096.
-    /// Takes as long as the disk takes, at most about the write timeout.
+    /// Takes as long as the disk takes, at most about the write timeout; where nothing that is written to it ends for as long
+    /// as a read may take, the block is let be.
     ///
     /// # Errors
     /// `Invalid` when `data` is not as long as the block. A failing disk is no error.
@@ -84,7 +86,10 @@ impl Core {
             };
         };
         let kept = match self.make_way(disk, block, class, footprint(data.len() as u32)) {
-            Kept::Here => self.write_block(disk, &block, &key, whole, first, data),
+            Kept::Here => match self.turn(disk, data.len()) {
+                Some(_turn) => self.write_block(disk, &block, &key, whole, first, data),
+                None => Kept::Busy,
+            },
             other => other,
         };
         let done = kept == Kept::Here;
@@ -104,6 +109,16 @@ impl Core {
             self.tidy_file(disk, &key);
         }
         kept
+    }
+
+    /// Waits for the turn to write to a disk; `None` when that has stopped answering, which is found out here if none of those
+    /// who write has a deadline.
+    fn turn<'a>(&self, disk: &'a Disk, bytes: usize) -> Option<Turn<'a>> {
+        let turn = disk.turns.take(bytes as u64, self.config.read_timeout);
+        if turn.is_none() && disk.turns.stalled() >= self.config.write_timeout {
+            disk.failed("writing a block", &io::ErrorKind::TimedOut.into());
+        }
+        turn.filter(|_| disk.health.usable())
     }
 
     /// Chooses the disk for a block and claims the right to write it; also whether its file is still empty. `None`

@@ -319,6 +319,52 @@ fn a_hung_disk_holds_nobody_who_writes() {
 }
 
 #[test]
+fn a_hung_disk_has_no_more_than_its_part_of_the_memory() {
+    let dir = fast_dir();
+    let (mut config, disks) = faulty(config(dir.path(), 64 << 20));
+    (config.read_timeout, config.write_timeout) = (Duration::from_secs(1), Duration::from_secs(600));
+    // A quarter of it is one block.
+    config.pool = Some(Pool::new(4 * u64::from(BLOCK), BLOCK as usize).unwrap());
+    let (store, stats) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    disk.set(Fault::Hangs);
+    let obj = object(1, 8 * u64::from(BLOCK));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| put(&store, &obj, 0));
+        eventually("one is being written", || disk.held() == 1);
+        (1..8).for_each(|i| assert!(!put(&store, &obj, i), "it is let be"));
+        assert_eq!((disk.held(), stats.blockcache.write_skipped.get()), (1, 7));
+        disk.set(Fault::None);
+        assert!(first.join().unwrap());
+    });
+    eventually("the disk takes blocks again", || put(&store, &obj, 1));
+    assert_eq!((state(&store), stats.blockcache.io_errors.get()), (DiskState::Normal, 0));
+}
+
+#[test]
+fn a_log_that_takes_nothing_is_found_out_by_those_who_wait() {
+    let dir = fast_dir();
+    let (mut config, disks) = faulty(config(dir.path(), 64 << 20));
+    (config.read_timeout, config.write_timeout) = (Duration::from_secs(1), Duration::from_secs(2));
+    config.pool = Some(Pool::new(4 * u64::from(BLOCK), BLOCK as usize).unwrap());
+    let (store, _) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    let obj = object(1, 8 * u64::from(BLOCK));
+    disk.set(Fault::StuckLog);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| put(&store, &obj, 0));
+        eventually("its record is being written", || disk.held() == 1);
+        eventually("no turn comes", || {
+            let _ = put(&store, &obj, 1);
+            state(&store) != DiskState::Normal
+        });
+        disk.set(Fault::None);
+        let _ = first.join().unwrap();
+    });
+    eventually("normal again", || state(&store) == DiskState::Normal && put(&store, &obj, 1));
+}
+
+#[test]
 fn a_disk_that_gives_no_space_back_holds_nobody() {
     let dir = fast_dir();
     let (config, disks) = faulty(config(dir.path(), 8 * u64::from(BLOCK)));
@@ -520,7 +566,7 @@ fn a_small_file_system_that_fills_up() {
 fn a_block_passes_where_those_being_written_have_all_the_room_of_its_class() {
     let dir = fast_dir();
     let (mut config, disks) = faulty(config(dir.path(), 64 << 20));
-    config.write_timeout = Duration::from_secs(120);
+    (config.read_timeout, config.write_timeout) = (Duration::from_secs(120), Duration::from_secs(120));
     let (store, stats) = open(config);
     let disk = Arc::clone(&disks.lock()[0].1);
     let rule = |quota| BTreeMap::from([(1, Class { quota_bytes: Some(quota), ..Class::default() })]);

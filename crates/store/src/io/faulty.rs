@@ -32,6 +32,8 @@ pub enum Fault {
     SlowSector(u64),
     /// No file can be opened: the process has no descriptors left.
     NoDescriptors,
+    /// The index log takes nothing until the fault is changed; all else goes well.
+    StuckLog,
     /// No file is removed and no space given back until the fault is changed; all else goes well.
     Sticks,
 }
@@ -212,6 +214,7 @@ impl DiskIo for FaultyDisk {
     }
 
     fn append(&self, log: &File, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.wait_while(LONG, |fault| fault == Fault::StuckLog)?;
         match self.pass_for_write(LONG)? {
             Fault::Tears => {
                 self.inner.append(log, offset, &data[..data.len() / 2])?;
