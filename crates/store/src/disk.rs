@@ -21,12 +21,14 @@ use std::time::{Duration, Instant};
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// What the disk's background thread is asked to do.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Work {
     /// Take a block that is marked as leaving off the disk.
     Discard(BlockId),
-    /// Give back the space of a block that another disk holds now.
-    Forget(BlockId, u8),
+    /// Log that a block of the object's one file (else of an extent's) is another disk's now, and give back its space.
+    Forget(BlockId, bool),
+    /// Give back the space of such a block, which this disk does not hold.
+    Reclaim(BlockId, bool),
     /// Remove a file if it holds no block.
     Tidy(FileKey),
 }

@@ -1,11 +1,12 @@
 //! Taking blocks off a disk: evicted, wrong, or of an object nobody wants any more.
 //!
 //! A block leaves in steps: it is marked (readers miss it, writers leave it alone), its removal is logged, its
-//! space is given back, its entry goes. A crash between two steps costs space until the next sweep, nothing else.
+//! space is given back, its entry goes. A crash between two steps costs space until the next sweep, nothing else. What can't
+//! be given back at once (a handle is open, others write, a disk is full) is tried again by the background thread.
 
 use crate::disk::{Disk, Work, footprint};
 use crate::files::FileKey;
-use crate::index::{LEAVING, MAIN, Shard, WHOLE};
+use crate::index::{Entry, LEAVING, MAIN, Shard, WHOLE};
 use crate::log;
 use crate::store::Core;
 use crate::write::fingerprint;
@@ -100,9 +101,8 @@ impl Core {
             self.punch(disk, &key, block.index, len)
         };
         let late = result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
-        if let Err(error) = result {
-            self.write_failed(disk, "giving space back", &error);
-        }
+        let broken = result.as_ref().is_err_and(|error| self.write_failed(disk, "giving space back", error));
+        let given_back = result.is_ok() && (alone || !pinned);
         let mut shard = self.index.shard(&block.object).write();
         if alone {
             shard.act(&block.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
@@ -121,7 +121,9 @@ impl Core {
         } else {
             drop(shard);
         }
-        if !alone {
+        if !given_back && !broken {
+            disk.ask(Work::Reclaim(*block, key.tag == 0));
+        } else if !alone {
             self.tidy_file(disk, &key);
         }
     }
@@ -155,15 +157,26 @@ impl Core {
         n
     }
 
-    /// Removes a file that holds no block and that nobody writes to. A disk that is not in use does it once it is again.
+    /// Removes a file that holds no block, or has the disk's background thread do it once nobody writes to it and the disk is
+    /// in use.
     pub(crate) fn tidy_file(&self, disk: &Disk, key: &FileKey) {
-        if !disk.health.usable() {
+        if !self.try_tidy(disk, key) {
             disk.ask(Work::Tidy(*key));
-            return;
+        }
+    }
+
+    /// Removes a file if it holds no block; false when that has to be tried again.
+    pub(crate) fn try_tidy(&self, disk: &Disk, key: &FileKey) -> bool {
+        // What is late may land after this.
+        if !disk.health.usable() || disk.io.late() > 0 {
+            return false;
         }
         let mut shard = self.index.shard(&key.object).write();
-        if shard.activity(&key.object).writers > 0 || self.count_in_file(&shard, disk, key, 1) > 0 {
-            return;
+        if self.count_in_file(&shard, disk, key, 1) > 0 {
+            return true;
+        }
+        if shard.activity(&key.object).writers > 0 {
+            return false;
         }
         shard.act(&key.object, |a| a.unlinking += 1);
         drop(shard);
@@ -172,9 +185,39 @@ impl Core {
             disk.failed("removing an empty file", error);
         }
         self.index.shard(&key.object).write().act(&key.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
-        if result.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
-            disk.ask(Work::Tidy(*key));
+        result.map_or_else(|error| error.kind() != io::ErrorKind::TimedOut, |()| true)
+    }
+
+    /// Gives back the space of a block that a disk does not hold: what a write that failed has left there, or what another
+    /// disk holds now. False when that has to be tried again.
+    pub(crate) fn reclaim(&self, disk: &Disk, block: &BlockId, whole: bool) -> bool {
+        if !disk.health.usable() || disk.io.late() > 0 {
+            return false;
         }
+        let key = self.file_key(block.object, block.index, whole);
+        let mut shard = self.index.shard(&block.object).write();
+        let is_here = |entry: &Entry| {
+            entry.disk == disk.number && self.file_key(block.object, block.index, entry.flags & WHOLE != 0) == key
+        };
+        if shard.get(block).is_some_and(is_here) {
+            return true;
+        }
+        if self.count_in_file(&shard, disk, &key, 1) == 0 {
+            drop(shard);
+            return self.try_tidy(disk, &key);
+        }
+        // It may be on its way to this very place, or a handle may be reading the file past us.
+        if shard.is_written(block) || shard.activity(&block.object).pins > 0 {
+            return false;
+        }
+        // While this is noted nobody begins to write to the file; who does already writes beside this block.
+        shard.act(&block.object, |a| a.unlinking += 1);
+        drop(shard);
+        let result = self.punch(disk, &key, block.index, self.config.block_size);
+        self.index.shard(&block.object).write().act(&block.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
+        let Err(error) = result else { return true };
+        // What a broken disk did not give back the sweep after the next start does.
+        self.write_failed(disk, "giving space back", &error) && error.kind() != io::ErrorKind::TimedOut
     }
 
     /// Gives back the space of one block of a file.

@@ -9,6 +9,7 @@ use crate::journal::Journal;
 use crate::scratch;
 use crate::store::Core;
 use crate::{layout, log};
+use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
@@ -31,6 +32,7 @@ const SLACK: u64 = 256 << 10;
 /// Runs until the store closes.
 pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
     let mut sweep = Sweep::default();
+    let mut later = HashSet::new();
     let mut last_probe = Instant::now();
     let mut rewrite_from = Instant::now();
     let mut share_from = Instant::now();
@@ -38,8 +40,9 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
     while !core.closing.load(Ordering::Acquire) {
         disk.io.late();
         if disk.health.usable() {
+            disk.work.lock().extend(later.drain());
             while let Some(work) = next(disk) {
-                act(core, disk, work);
+                act(core, disk, work, &mut later);
             }
             disk.refresh_space();
             let none = disk.limit.load(Ordering::Relaxed) < u64::from(core.config.block_size);
@@ -53,7 +56,7 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
                 rewrite_from = Instant::now() + REWRITE_AGAIN;
             }
             let swept = sweep.done();
-            sweep.step(core, disk);
+            sweep.step(core, disk, &mut later);
             if sweep.done() && !swept {
                 // What no entry named has left its room.
                 share_from = Instant::now();
@@ -79,32 +82,31 @@ fn next(disk: &Disk) -> Option<Work> {
     disk.work.lock().pop_front_if(|_| disk.health.usable())
 }
 
-fn act(core: &Core, disk: &Disk, work: Work) {
-    match work {
-        Work::Discard(block) => core.discard(disk, &block),
-        Work::Forget(block, flags) => {
+/// Does what is asked for; what can't be done now comes to `later`.
+fn act(core: &Core, disk: &Disk, work: Work, later: &mut HashSet<Work>) {
+    let done = match work {
+        Work::Discard(block) => {
+            core.discard(disk, &block);
+            true
+        }
+        Work::Forget(block, whole) => {
             let mut record = Vec::with_capacity(32);
             log::push_remove(&mut record, &block);
             // It may have come back to this very disk meanwhile. A writer enters a block in the index before the log, so
             // one that is not there at this append's turn has its record behind this one.
             let here = || core.index.shard(&block.object).read().get(&block).is_some_and(|e| e.disk == disk.number);
-            if let Err(error) = disk.append_with(record, |_| u64::from(!here())) {
-                let broken = core.write_failed(disk, "writing to the index log", &error);
-                if broken || !disk.health.usable() {
-                    disk.ask(work);
-                    return;
-                }
+            let logged = disk.append_with(record, |_| u64::from(!here()));
+            let broken = logged.is_err_and(|error| core.write_failed(disk, "writing to the index log", &error));
+            if !broken && !core.reclaim(disk, &block, whole) {
+                later.insert(Work::Reclaim(block, whole));
             }
-            // The next sweep finds what is left over.
-            let shard = core.index.shard(&block.object).read();
-            let back = shard.get(&block).is_some_and(|e| e.disk == disk.number);
-            let busy = shard.activity(&block.object).writers > 0;
-            drop(shard);
-            if !back && !busy {
-                core.tidy_file(disk, &core.file_key(block.object, block.index, flags & WHOLE != 0));
-            }
+            !broken
         }
-        Work::Tidy(key) => core.tidy_file(disk, &key),
+        Work::Reclaim(block, whole) => core.reclaim(disk, &block, whole),
+        Work::Tidy(key) => core.try_tidy(disk, &key),
+    };
+    if !done {
+        later.insert(work);
     }
 }
 
@@ -217,7 +219,7 @@ impl Sweep {
     }
 
     /// Looks at one folder: removes files no entry names, and punches blocks no entry names.
-    fn step(&mut self, core: &Core, disk: &Disk) {
+    fn step(&mut self, core: &Core, disk: &Disk, later: &mut HashSet<Work>) {
         if self.done() {
             return;
         }
@@ -231,7 +233,7 @@ impl Sweep {
             if let Some(key) = file.file_name().to_str().and_then(layout::parse_name) {
                 // Work that readers wait for goes first.
                 while let Some(work) = next(disk) {
-                    act(core, disk, work);
+                    act(core, disk, work, later);
                 }
                 tidy(core, disk, &key, &file.path());
             }

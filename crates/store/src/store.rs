@@ -5,7 +5,7 @@ use crate::config::{Capacity, Finding, IoMode, StoreConfig};
 use crate::disk::{Disk, Work, footprint};
 use crate::files::{self, FileCache, FileKey};
 use crate::health::{DiskState, Health};
-use crate::index::{BlockMap, Entry, Index, LEAVING, MAIN};
+use crate::index::{BlockMap, Entry, Index, LEAVING, MAIN, WHOLE};
 use crate::io::{RealDisk, Rings};
 use crate::journal::Journal;
 use crate::restore::{Restore, Second, settle};
@@ -248,7 +248,7 @@ fn settle_disk(index: &Index, disk: Arc<Disk>, second: Second) -> Arc<Disk> {
         disk.blocks.fetch_add(1, Ordering::Relaxed);
         Some(slot)
     };
-    settle(index, second, place, |block, flags| disk.ask(Work::Forget(block, flags)));
+    settle(index, second, place, |block, flags| disk.ask(Work::Forget(block, flags & WHOLE != 0)));
     disk
 }
 

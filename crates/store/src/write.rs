@@ -132,7 +132,7 @@ impl Core {
             }
             // The disk that has it, or is to take it off, is not in use: it goes to another, and the old one forgets it
             // once it is back.
-            let (whole, slot, len) = (entry.flags & WHOLE, entry.slot, entry.len);
+            let (whole, slot, len) = (entry.flags & WHOLE != 0, entry.slot, entry.len);
             self.take_out(&mut shard, block);
             self.uncount(old, len);
             old.ask(Work::Forget(*block, whole));
@@ -204,11 +204,14 @@ impl Core {
         if let Err(error) = written {
             self.unreserve(disk, footprint(len));
             self.write_failed(disk, "writing a block", &error);
+            // A part of it may be there.
+            disk.ask(Work::Reclaim(*block, whole));
             return Kept::NoRoom;
         }
         let place = disk.policy.insert(*block, fingerprint(block), footprint(len) as u32, self.now());
         let Some((slot, main)) = place else {
             self.unreserve(disk, footprint(len));
+            disk.ask(Work::Reclaim(*block, whole));
             return Kept::NoRoom;
         };
         let flags = if whole { WHOLE } else { 0 } | if main { MAIN } else { 0 };

@@ -10,7 +10,7 @@ use spurline_store::{Class, DiskState, Fault, FaultyDisk, Kept, Outcome, PLAIN, 
 use spurline_types::Stats;
 use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -444,6 +444,62 @@ fn what_a_disk_out_of_use_is_to_forget_comes_to_another() {
     base.dirs = dirs.iter().map(|d| d.path().into()).collect();
     let (store, _) = open(base);
     (0..40).for_each(|n| read(&store, &object(n, 5000), 0).unwrap());
+}
+
+/// Bytes that the data files in a directory take.
+fn taken(dir: &Path) -> u64 {
+    data_files(dir).iter().filter_map(|file| file.metadata().ok()).map(|file| file.blocks() * 512).sum()
+}
+
+#[test]
+fn a_disk_that_was_out_of_use_gives_back_the_space_of_what_moved() {
+    let dirs = [fast_dir(), fast_dir()];
+    let mut base = config(dirs[0].path(), 64 << 20);
+    base.dirs = dirs.iter().map(|d| d.path().into()).collect();
+    let (config, disks) = faulty(base);
+    let (store, _) = open(config);
+    let bad = Arc::clone(&disks.lock().iter().find(|(path, _)| path == dirs[0].path()).unwrap().1);
+    // The first object that the first disk draws.
+    let of_eight = |n| object(n, 8 * u64::from(BLOCK));
+    let obj = (0..100).map(of_eight).find(|obj| put(&store, obj, 0) && store.disks()[0].blocks == 1).unwrap();
+    (1..8).for_each(|i| assert!(put(&store, &obj, i)));
+    bad.set(Fault::Errors);
+    eventually("errors put it out of use", || {
+        (0..8).for_each(|i| assert_eq!(read(&store, &obj, i), None));
+        store.disks()[0].state != DiskState::Normal
+    });
+    (0..4).for_each(|i| assert!(put(&store, &obj, i), "the other disk takes it"));
+    bad.set(Fault::None);
+    eventually("normal again", || store.disks()[0].state == DiskState::Normal);
+    eventually("only what it holds takes space", || {
+        let used = store.disks()[0].used;
+        used <= 4 * u64::from(BLOCK) && taken(dirs[0].path()) <= used
+    });
+    (0..4).for_each(|i| read(&store, &obj, i).unwrap());
+}
+
+#[test]
+fn what_a_write_began_and_what_was_held_open_is_given_back() {
+    let dir = fast_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, _) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    let obj = object(1, 4 * u64::from(BLOCK));
+    let fits = || taken(dir.path()) <= store.used_bytes();
+    assert!(put(&store, &obj, 0));
+    disk.set(Fault::FillsUp);
+    assert!(!put(&store, &obj, 1));
+    eventually("the half that was written goes", fits);
+    disk.set(Fault::None);
+    (1..4).for_each(|i| eventually("room again", || put(&store, &obj, i)));
+    let held = store.whole_file(&obj).unwrap();
+    store.remove_blocks(&obj, 1..3);
+    assert_eq!(store.used_bytes(), 2 * u64::from(BLOCK));
+    assert!(!fits(), "it may be read still");
+    drop(held);
+    eventually("what is not held open any more goes", fits);
+    read(&store, &obj, 0).unwrap();
+    read(&store, &obj, 3).unwrap();
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub enum Fault {
     Tears,
     /// Writes fail with ENOSPC.
     Full,
+    /// Writes stop half-way with ENOSPC.
+    FillsUp,
     /// Reads that touch this offset of a data file fail with EIO, until it is written to.
     BadSector(u64),
     /// Reads that touch this offset of a data file are not answered until the fault is changed, or it is written to.
@@ -176,12 +178,12 @@ impl DiskIo for FaultyDisk {
 
     fn write(&self, file: &OpenFile, offset: u64, data: &[u8], timeout: Duration) -> io::Result<()> {
         match self.pass_for_write(timeout)? {
-            Fault::Tears => {
+            fault @ (Fault::Tears | Fault::FillsUp) => {
                 let half = data.len() / 2 / super::ALIGN * super::ALIGN;
-                if half == 0 {
-                    return Ok(());
+                if half > 0 {
+                    self.inner.write(file, offset, &data[..half], timeout)?;
                 }
-                self.inner.write(file, offset, &data[..half], timeout)
+                if fault == Fault::Tears { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) }
             }
             // As a real disk does, which puts another sector in its place.
             Fault::BadSector(at) | Fault::SlowSector(at) if (offset..offset + data.len() as u64).contains(&at) => {
