@@ -159,6 +159,33 @@ fn a_dead_peer_is_asked_rarely_and_found_again() {
     assert_eq!((stats.remotecache.peers_up.get(), stats.remotecache.peers_down.get()), (1, 0));
 }
 
+#[test]
+fn a_peer_counts_once_however_many_pools_ask_it_and_is_up_while_one_of_them_is() {
+    let (node, dead) =
+        (SimNode::new("n", Arc::new(Gate::default()), quiet()), SimNode::new("n", Arc::new(Gate::default()), quiet()));
+    dead.kill();
+    let stats = Arc::new(Stats::default());
+    let of = |connector: Arc<dyn Connector>| {
+        ChannelPool::new(connector, "me", "src", PoolConfig::default(), Arc::clone(&stats))
+    };
+    let shown = || {
+        let gauges = &stats.remotecache;
+        (stats.paths.to_json()[0]["up"].as_u64(), gauges.peers_up.get(), gauges.peers_down.get())
+    };
+    let (first, second, third) = (of(node.connector()), of(node.connector()), of(dead.connector()));
+    assert_eq!(shown(), (Some(0), 0, 0));
+    call(&first, 1).unwrap();
+    call(&second, 2).unwrap();
+    call(&third, 3).unwrap_err();
+    assert_eq!(shown(), (Some(1), 1, 0));
+    drop(first);
+    assert_eq!(shown(), (Some(1), 1, 0));
+    drop(second);
+    assert_eq!(shown(), (Some(0), 0, 1));
+    drop(third);
+    assert_eq!(shown(), (Some(0), 0, 0), "of a node that left nothing is said");
+}
+
 /// Refuses nobody and connects only when let.
 struct Slow {
     inner: Arc<dyn Connector>,

@@ -515,7 +515,7 @@ impl PathPool {
         let in_flight = slot.in_flight;
         self.up.fetch_sub(1, Ordering::AcqRel);
         let Path { spec, counters, .. } = &self.paths[path];
-        counters.up.set(0);
+        counters.says(Some(true), None, |_, _| {});
         counters.silent_s.set(0);
         counters.failovers.add(1);
         counters.set_last_failure(why);
@@ -602,9 +602,9 @@ impl PathPool {
         inner.slots[path].probe = probe;
         Self::put(&mut inner, path, channel, welcome);
         self.up.fetch_add(1, Ordering::AcqRel);
-        drop(inner);
         let Path { spec, counters, .. } = &self.paths[path];
-        counters.up.set(1);
+        counters.says(None, Some(true), |_, _| {});
+        drop(inner);
         self.stats.rdma.paths_up.add(1);
         self.stats.rdma.paths_down.sub(1);
         if back {
@@ -834,8 +834,10 @@ impl Drop for PathPool {
         let up = self.up() as u64;
         self.stats.rdma.paths_up.sub(up);
         self.stats.rdma.paths_down.sub(self.paths.len() as u64 - up);
-        for path in &self.paths {
-            path.counters.up.set(0);
+        for (path, slot) in self.paths.iter().zip(&self.inner.get_mut().slots) {
+            if slot.state.phase() == Phase::Up {
+                path.counters.says(Some(true), None, |_, _| {});
+            }
             path.counters.silent_s.set(0);
         }
     }

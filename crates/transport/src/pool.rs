@@ -312,8 +312,7 @@ impl ChannelPool {
                 inner.state = PoolState::Up;
                 inner.retry_at = None;
                 inner.waited = Duration::ZERO;
-                inner.show(&self.stats, true);
-                self.path.up.set(1);
+                self.show(&mut inner, Some(true));
                 let breaks = inner.breaks;
                 let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
                 inner.held = false;
@@ -362,6 +361,26 @@ impl ChannelPool {
         Ok((channel, welcome))
     }
 
+    /// Has the gauges show the peer as up, as down, or as neither.
+    fn show(&self, inner: &mut Inner, up: Option<bool>) {
+        let said = std::mem::replace(&mut inner.shown, up);
+        self.say(said, up);
+    }
+
+    /// Nodes ask a peer for each source through a pool of its own: a peer counts once.
+    fn say(&self, said: Option<bool>, now: Option<bool>) {
+        self.path.says(said, now, |before, together| {
+            let gauges = &self.stats.remotecache;
+            let of = |up: bool| if up { &gauges.peers_up } else { &gauges.peers_down };
+            if let Some(up) = before {
+                of(up).sub(1);
+            }
+            if let Some(up) = together {
+                of(up).add(1);
+            }
+        });
+    }
+
     fn give_back(&self, mut entry: Entry) {
         entry.user = User::this();
         entry.idle_since = Instant::now();
@@ -401,7 +420,8 @@ impl ChannelPool {
 
 impl Drop for ChannelPool {
     fn drop(&mut self) {
-        self.inner.get_mut().hide(&self.stats);
+        let said = self.inner.get_mut().shown.take();
+        self.say(said, None);
     }
 }
 
@@ -428,22 +448,6 @@ impl Inner {
     /// A channel is gone, and what ends it.
     fn forget(&mut self, number: u64) {
         self.breakers.retain(|(of, _)| *of != number);
-    }
-
-    fn show(&mut self, stats: &Stats, up: bool) {
-        self.hide(stats);
-        self.shown = Some(up);
-        let gauges = &stats.remotecache;
-        if up { gauges.peers_up.add(1) } else { gauges.peers_down.add(1) }
-    }
-
-    /// Counts the peer neither as up nor as down.
-    fn hide(&mut self, stats: &Stats) {
-        match self.shown.take() {
-            Some(true) => stats.remotecache.peers_up.sub(1),
-            Some(false) => stats.remotecache.peers_down.sub(1),
-            None => {}
-        }
     }
 }
 

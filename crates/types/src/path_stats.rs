@@ -2,8 +2,14 @@
 //! atomic add; only the reason of a failure is behind a lock.
 
 use crate::stats::{Metric, MetricKind};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The counters of a path that nobody uses any more are shown for so long: a group whose nodes come under new names again and
+/// again leaves no end of them.
+const KEPT: Duration = Duration::from_secs(600);
 
 macro_rules! path_stats {
     ($( $name:ident : $kind:ident $unit:literal $help:literal ),+ $(,)?) => {
@@ -14,6 +20,7 @@ macro_rules! path_stats {
             path: String,
             transport: String,
             last_failure: Mutex<Option<String>>,
+            pools: Mutex<Pools>,
             $( #[doc = concat!($help, " Unit: ", $unit, ".")] pub $name: Metric ),+
         }
 
@@ -41,7 +48,42 @@ path_stats! {
     checked_bytes_per_s: Gauge "bytes per second" "What they moved when they were last compared.",
 }
 
+/// What the pools of connections over one path say of it: there is one for each source that is asked for.
+#[derive(Debug, Default)]
+struct Pools {
+    up: u64,
+    down: u64,
+}
+
+impl Pools {
+    fn of(&mut self, word: bool) -> &mut u64 {
+        if word { &mut self.up } else { &mut self.down }
+    }
+    /// One that carries data is enough.
+    fn together(&self) -> Option<bool> {
+        if self.up > 0 { Some(true) } else { (self.down > 0).then_some(false) }
+    }
+}
+
 impl PathStats {
+    /// One of the pools that use the path says other of it than it `said`: that it carries data, that it does not, or, when
+    /// it goes, nothing. `changed` is told what all of them together said and say, where that is no longer the same, one
+    /// change after the other.
+    pub fn says(&self, said: Option<bool>, now: Option<bool>, changed: impl FnOnce(Option<bool>, Option<bool>)) {
+        let mut pools = lock(&self.pools);
+        let before = pools.together();
+        if let Some(word) = said {
+            *pools.of(word) -= 1;
+        }
+        if let Some(word) = now {
+            *pools.of(word) += 1;
+        }
+        let together = pools.together();
+        self.up.set(u64::from(together == Some(true)));
+        if before != together {
+            changed(before, together);
+        }
+    }
     /// Remembers why the path last failed.
     pub fn set_last_failure(&self, why: &str) {
         *lock(&self.last_failure) = Some(why.to_owned());
@@ -52,25 +94,45 @@ impl PathStats {
     }
 }
 
-/// Every path this process knows or knew.
+/// Peer, path and transport.
+type Key = (String, String, String);
+
+#[derive(Debug)]
+struct Row {
+    stats: Arc<PathStats>,
+    /// When it was first seen that nobody uses the path.
+    left: Option<Instant>,
+}
+
+/// Every path this process uses or used lately.
 #[derive(Debug, Default)]
-pub struct PathTable(Mutex<Vec<Arc<PathStats>>>);
+pub struct PathTable(Mutex<BTreeMap<Key, Row>>);
 
 impl PathTable {
-    /// The counters of a path, the same ones each time it is asked for: a path made anew counts on.
+    /// The counters of a path, the same ones each time it is asked for: a path made anew counts on, unless nobody used it for
+    /// a while.
     pub fn of(&self, peer: &str, path: &str, transport: &str) -> Arc<PathStats> {
-        let mut table = lock(&self.0);
-        if let Some(known) = table.iter().find(|p| p.peer == peer && p.path == path && p.transport == transport) {
-            return Arc::clone(known);
-        }
-        let (peer, path, transport) = (peer.to_owned(), path.to_owned(), transport.to_owned());
-        let made = Arc::new(PathStats { peer, path, transport, ..PathStats::default() });
-        table.push(Arc::clone(&made));
-        made
+        self.of_at(peer, path, transport, Instant::now())
     }
 
-    fn all(&self) -> Vec<Arc<PathStats>> {
-        lock(&self.0).clone()
+    fn of_at(&self, peer: &str, path: &str, transport: &str, now: Instant) -> Arc<PathStats> {
+        let mut table = lock(&self.0);
+        let key = (peer.to_owned(), path.to_owned(), transport.to_owned());
+        if let Some(row) = table.get_mut(&key) {
+            row.left = None;
+            return Arc::clone(&row.stats);
+        }
+        forget(&mut table, now);
+        let (peer, path, transport) = key.clone();
+        let stats = Arc::new(PathStats { peer, path, transport, ..PathStats::default() });
+        table.insert(key, Row { stats: Arc::clone(&stats), left: None });
+        stats
+    }
+
+    fn all(&self, now: Instant) -> Vec<Arc<PathStats>> {
+        let mut table = lock(&self.0);
+        forget(&mut table, now);
+        table.values().map(|row| Arc::clone(&row.stats)).collect()
     }
 
     /// One JSON object a path.
@@ -86,12 +148,12 @@ impl PathTable {
             object.insert("last_failure".into(), path.last_failure().into());
             serde_json::Value::Object(object)
         };
-        self.all().iter().map(object).collect()
+        self.all(Instant::now()).iter().map(object).collect()
     }
 
     /// The Prometheus text exposition format, the path as labels.
     pub fn to_prometheus(&self, out: &mut String) {
-        let paths = self.all();
+        let paths = self.all(Instant::now());
         let Some(first) = paths.first() else { return };
         first.for_each(|wanted, kind, unit, help, _| {
             let (suffix, kind) = match kind {
@@ -117,6 +179,16 @@ impl PathTable {
             }
         }
     }
+}
+
+/// Drops what nobody used for long. Who only looks at the table holds a row for a moment: that begins no new time.
+fn forget(table: &mut BTreeMap<Key, Row>, now: Instant) {
+    table.retain(|_, row| {
+        if Arc::strong_count(&row.stats) > 1 {
+            return true;
+        }
+        now.saturating_duration_since(*row.left.get_or_insert(now)) < KEPT
+    });
 }
 
 impl PathStats {
@@ -166,5 +238,50 @@ mod tests {
         let info = format!("\nspurline_path_last_failure_info{labels},reason=\"said \\\"no\\\"\\n\"}} 1\n");
         assert!(out.contains(&info), "{out}");
         assert_eq!(out.matches("# TYPE spurline_path_ops_total counter\n").count(), 1);
+    }
+
+    #[test]
+    fn a_path_is_up_while_one_of_its_pools_says_so() {
+        let path = PathStats::default();
+        let mut log = Vec::new();
+        let mut says = |said, now| {
+            path.says(said, now, |before, together| log.push((before, together)));
+            path.up.get()
+        };
+        assert_eq!(says(None, Some(true)), 1);
+        assert_eq!(says(None, Some(false)), 1, "another pool still carries data");
+        assert_eq!(says(Some(true), Some(false)), 0);
+        assert_eq!(says(Some(false), Some(true)), 1);
+        assert_eq!(says(Some(true), Some(true)), 1);
+        assert_eq!(says(Some(true), None), 0);
+        assert_eq!(says(Some(false), None), 0);
+        let (up, down) = (Some(true), Some(false));
+        assert_eq!(log, [(None, up), (up, down), (down, up), (up, down), (down, None)]);
+    }
+
+    #[test]
+    fn paths_that_nobody_uses_are_forgotten_after_a_while() {
+        let (table, start) = (PathTable::default(), Instant::now());
+        let after = |parts: u32| start + KEPT * parts / 4;
+        let names = |at| table.all(at).iter().map(|path| path.peer.clone()).collect::<Vec<_>>();
+        let held = table.of_at("held", "tcp", "tcp", start);
+        let back = table.of_at("back", "tcp", "tcp", start);
+        back.ops.add(3);
+        let pods: Vec<_> = (0..9).map(|n| table.of_at(&format!("pod-{n}"), "tcp", "tcp", start)).collect();
+        drop((pods, back));
+        let looked = table.all(after(1));
+        assert_eq!((looked.len(), names(after(2)).len()), (11, 11));
+        drop(looked);
+        assert_eq!(table.of_at("back", "tcp", "tcp", after(3)).ops.get(), 3);
+        assert_eq!(names(after(4)).len(), 11);
+        assert_eq!(names(after(6)), ["back", "held"]);
+        assert_eq!(table.of_at("back", "tcp", "tcp", after(7)).ops.get(), 3);
+        assert_eq!(names(after(8)), ["back", "held"]);
+        assert_eq!(names(after(12)), ["held"]);
+        drop(held);
+        // New ones see to it, too, where nobody looks.
+        table.of_at("new", "tcp", "tcp", after(13));
+        table.of_at("newer", "tcp", "tcp", after(17));
+        assert_eq!(names(after(17)), ["new", "newer"]);
     }
 }

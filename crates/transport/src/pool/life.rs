@@ -72,8 +72,7 @@ impl ChannelPool {
         // Where some are left, in use or idle, the peer is there as before.
         if inner.open == inner.connecting && inner.shown == Some(true) {
             inner.state = PoolState::Unknown;
-            inner.hide(&self.stats);
-            self.path.up.set(0);
+            self.show(&mut inner, None);
         }
         drop(inner);
         self.changed.notify_all();
@@ -185,7 +184,6 @@ impl ChannelPool {
         let pause = self.config.retry_min.saturating_mul(1 << (failures - 1).min(16));
         inner.retry_at = Some(Instant::now() + pause.min(self.config.retry_max));
         inner.state = PoolState::Down { failures, error: error.clone() };
-        inner.show(&self.stats, false);
-        self.path.up.set(0);
+        self.show(inner, Some(false));
     }
 }
