@@ -11,6 +11,7 @@ use spurline_node::Node;
 use spurline_transport::PoolState;
 use spurline_trust::Trust;
 use spurline_types::{ErrorKind, Member, Stats};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -87,6 +88,14 @@ pub fn name_in_group(config: &NodeConfig, host: &str, listening: &[String]) -> S
     config.name.clone().unwrap_or_else(|| format!("{host}:{port}"))
 }
 
+/// Of the addresses at which a node listens those that others are told: at a loopback one each machine finds itself. They are
+/// told where there are no others.
+fn for_others(listening: &[String]) -> Vec<String> {
+    let loopback = |at: &&String| at.parse::<SocketAddr>().is_ok_and(|at| at.ip().is_loopback());
+    let far: Vec<String> = listening.iter().filter(|at| !loopback(at)).cloned().collect();
+    if far.is_empty() { listening.to_vec() } else { far }
+}
+
 /// Enters a node into its group, whose others it knows; `None` when it has none. One that was in it `before` is in it also
 /// while the registry can't be reached.
 ///
@@ -104,7 +113,7 @@ pub fn announce(
     let member = Member {
         name: name_in_group(config, host, listening),
         instance,
-        addresses: listening.to_vec(),
+        addresses: for_others(listening),
         weight: config.weight,
         zone: group.zone.clone(),
     };
@@ -215,4 +224,16 @@ pub fn announced(group: Option<&GroupConfig>, announcer: Option<&Announcer>) -> 
         "for_seconds": trouble.as_ref().map(|(since, _)| since.elapsed().as_secs()),
         "reason": trouble.as_ref().map(|(_, error)| error.to_string()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_told_no_loopback_address_beside_better_ones() {
+        let told = |listening: &[&str]| for_others(&listening.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(told(&["127.0.0.1:7000", "10.1.2.3:7000", "[::1]:7000"]), ["10.1.2.3:7000"]);
+        assert_eq!(told(&["127.0.0.1:7000", "[::1]:7000"]), ["127.0.0.1:7000", "[::1]:7000"]);
+    }
 }

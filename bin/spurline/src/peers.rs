@@ -1,14 +1,16 @@
-//! What the nodes of a group are asked through: connections over TCP, to the first of a node's addresses that answers.
+//! What the nodes of a group are asked through: connections over TCP, to the first of a node's addresses at which it
+//! answers itself.
 
 use spurline_client::Peer;
 use spurline_config::NetConfig;
 use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
+use spurline_proto::{Hello, Welcome};
 use spurline_transport::{Channel, ChannelPool, Connector, PoolConfig, TransportKind};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A node whose host does not answer a connection attempt for this long is tried again later.
@@ -63,39 +65,102 @@ impl Reach {
             .iter()
             .map(|address| TcpConnector::new(address, self.locals.clone(), self.socket, Arc::clone(&self.stats)))
             .map(|connector| connector.trusting(Arc::clone(&self.trust)));
-        let connector =
-            Addresses { connectors: connectors.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
+        let ways = connectors.map(|connector| Way { connector, stranger: AtomicU64::new(0) });
+        let connector = Addresses { ways: ways.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
         let config =
             PoolConfig { nconnect: self.nconnect.max(1), seed: u64::from(std::process::id()), ..PoolConfig::default() };
-        ChannelPool::new(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats))
+        let pool = ChannelPool::new(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats));
+        pool.expect(member.instance);
+        pool
     }
 }
 
 /// A node with several addresses: the one that answered last is tried first.
 struct Addresses {
-    connectors: Vec<TcpConnector>,
+    ways: Vec<Way>,
     last: AtomicUsize,
     name: String,
 }
 
-impl Connector for Addresses {
-    fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
-        let (first, count) = (self.last.load(Ordering::Relaxed), self.connectors.len());
-        let mut failed = Error::new(ErrorKind::Unavailable, format!("node {} has no address", self.name));
+/// One address of a node.
+struct Way {
+    connector: TcpConnector,
+    /// The process of another node that answered there, when that was last said; 0 for none.
+    stranger: AtomicU64,
+}
+
+impl Addresses {
+    /// What `take` makes of the first address that is not another node's.
+    fn first<T>(&self, deadline: Instant, mut take: impl FnMut(&Way, Instant) -> Result<Option<T>>) -> Result<T> {
+        let (first, count) = (self.last.load(Ordering::Relaxed), self.ways.len());
+        let mut failed: Option<Error> = None;
         for tried in 0..count {
             let at = (first + tried) % count;
             // Each gets its share of the time that is left, so that a silent address leaves some for the others.
             // No attempt waits as long as a request may: others can be asked, or the same again.
             let share = (deadline.saturating_duration_since(Instant::now()) / (count - tried) as u32).min(ATTEMPT);
-            match self.connectors[at].connect(Instant::now() + share) {
-                Ok(channel) => {
+            match take(&self.ways[at], Instant::now() + share) {
+                Ok(Some(made)) => {
                     self.last.store(at, Ordering::Relaxed);
-                    return Ok(channel);
+                    return Ok(made);
                 }
-                Err(error) => failed = error,
+                Ok(None) => {}
+                Err(error) => {
+                    failed = Some(match failed {
+                        Some(before) => before.or_what_was_said(error),
+                        None => error,
+                    });
+                }
             }
         }
-        Err(failed)
+        Err(failed.unwrap_or_else(|| {
+            let others: Vec<&str> = self.ways.iter().map(|way| way.connector.peer()).collect();
+            let why = match others.as_slice() {
+                [] => "it has no address".to_owned(),
+                some => format!("at {} another node answers", some.join(" and ")),
+            };
+            Error::new(ErrorKind::Unavailable, format!("node {} can't be reached: {why}", self.name))
+        }))
+    }
+}
+
+impl Way {
+    /// Says, once, that the process behind `welcome` is not node `name`.
+    fn belongs_to_another(&self, name: &str, welcome: &Welcome) {
+        let (at, other) = (self.connector.peer(), &welcome.node);
+        if self.stranger.swap(welcome.instance, Ordering::Relaxed) != welcome.instance {
+            tracing::warn!(
+                "{at}, an address of node {name}, leads to node {other} from here: it is gone round; leave addresses that \
+                 several hosts have out of that node's --group-network"
+            );
+        }
+    }
+}
+
+/// Whether a node that says it is `said` may be the one known as `name` in its group: there a node without a name of its own
+/// has its port behind its host's.
+fn may_be(said: &str, name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(said) else { return false };
+    said.is_empty() || rest.is_empty() || rest.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok())
+}
+
+impl Connector for Addresses {
+    fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
+        self.first(deadline, |way, until| way.connector.connect(until).map(Some))
+    }
+
+    /// Several hosts may have the same address: a loopback one, a bridge of containers. Another process than the one that is
+    /// known is the node all the same where it has its name: it was started again, and the registry is not as quick.
+    fn connect_to(&self, hello: &Hello<'_>, process: u64, deadline: Instant) -> Result<(Box<dyn Channel>, Welcome)> {
+        self.first(deadline, |way, until| {
+            let (channel, welcome) = way.connector.connect_to(hello, process, until)?;
+            let another = process != 0 && welcome.instance != 0 && welcome.instance != process;
+            if another && !may_be(&welcome.node, &self.name) {
+                way.belongs_to_another(&self.name, &welcome);
+                return Ok(None);
+            }
+            Ok(Some((channel, welcome)))
+        })
     }
 
     fn kind(&self) -> TransportKind {
@@ -104,5 +169,99 @@ impl Connector for Addresses {
 
     fn peer(&self) -> &str {
         &self.name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_net_tcp::{ServerConfig, TcpServer};
+    use spurline_proto::Request;
+    use spurline_transport::{ConnState, Responder, Service};
+
+    /// Greets as this node, or refuses to.
+    struct Says(&'static str, u64);
+
+    impl Service for Says {
+        fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+            if self.0.is_empty() {
+                return Err(Error::new(ErrorKind::PermissionDenied, "not for you"));
+            }
+            Ok(Welcome { node: self.0.to_owned(), instance: self.1, block_size: 1, ..Welcome::default() })
+        }
+        fn serve(&self, _: &ConnState, _: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+            responder.data(&[], &[])
+        }
+    }
+
+    fn listen(service: Says) -> (TcpServer, String) {
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let server = TcpServer::bind(&any, Arc::new(service), ServerConfig::default(), Arc::default()).unwrap();
+        let at = server.local_addrs()[0].to_string();
+        (server, at)
+    }
+
+    /// Who is greeted as node `name`, process 7, at these addresses.
+    fn reached(name: &str, instance: u64, addresses: &[&str]) -> Result<(String, u64)> {
+        let reach = Reach {
+            name: "me".to_owned(),
+            source: String::new(),
+            locals: Vec::new(),
+            socket: SocketOptions::default(),
+            trust: Trust::anyone(),
+            nconnect: 1,
+            stats: Arc::default(),
+        };
+        let addresses = addresses.iter().map(ToString::to_string).collect();
+        let member = Member { name: name.to_owned(), instance, addresses, ..Member::at("", 100) };
+        let pool = reach.pool(&member);
+        pool.sign_of_life(Instant::now() + Duration::from_secs(60))?;
+        let lease = pool.checkout(Instant::now() + Duration::from_secs(60))?;
+        Ok((lease.welcome().node.clone(), lease.welcome().instance))
+    }
+
+    #[test]
+    fn another_nodes_process_at_an_address_is_gone_round() {
+        let ((_one, ours), (_two, theirs)) = (listen(Says("a", 7)), listen(Says("b", 9)));
+        let (_three, again) = listen(Says("a", 8));
+        let a = |instance| Ok(("a".to_owned(), instance));
+        for addresses in [[&*theirs, &*ours], [&*ours, &*theirs]] {
+            assert_eq!(reached("a", 7, &addresses), a(7));
+        }
+        // Started again, which the registry does not know yet: by its own name, or by its host's.
+        for name in ["a", "a:7000"] {
+            assert_eq!(reached(name, 7, &[&theirs, &again]), a(8), "{name}");
+        }
+        // Nobody knows which process it is.
+        assert_eq!(reached("a", 0, &[&theirs, &again]), Ok(("b".to_owned(), 9)));
+        assert_eq!(reached("b", 9, &[&theirs]), Ok(("b".to_owned(), 9)));
+        let error = reached("a", 7, &[&theirs]).unwrap_err();
+        assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("another node answers"), "{error}");
+    }
+
+    #[test]
+    fn names_of_nodes_without_one_of_their_own() {
+        for (said, name, so) in [
+            ("a", "a", true),
+            ("a", "a:7000", true),
+            ("", "a", true),
+            ("a", "a:x", false),
+            ("a", "ab", false),
+            ("a:7000", "a", false),
+            ("b", "a:7000", false),
+        ] {
+            assert_eq!(may_be(said, name), so, "{said} {name}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_not_hidden_by_an_address_that_nobody_answers_at() {
+        let (_refuses, at) = listen(Says("", 7));
+        let (gone, nobody) = listen(Says("a", 7));
+        drop(gone);
+        for addresses in [[&*at, &*nobody], [&*nobody, &*at]] {
+            let error = reached("a", 7, &addresses).unwrap_err();
+            assert!(error.kind() == ErrorKind::PermissionDenied && error.message().contains("not for you"), "{error}");
+        }
     }
 }

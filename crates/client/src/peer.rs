@@ -90,6 +90,11 @@ impl Peer {
         })
     }
 
+    /// The registry tells which process the node is now.
+    pub(crate) fn is_now(&self, member: &Member) {
+        self.pool.expect(member.instance);
+    }
+
     /// Gives it paths beside TCP, once.
     pub fn set_paths(&self, paths: Paths) {
         // A second time nothing happens: requests may be under way on the first ones.

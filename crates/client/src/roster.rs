@@ -170,6 +170,9 @@ impl Roster {
         for (index, (member, known)) in matched(&old.members, members).into_iter().enumerate() {
             let kept = known.filter(|at| old.members[*at].addresses == member.addresses);
             let slot = kept.map_or_else(Arc::default, |at| Arc::clone(&old.slots[at]));
+            if let Some(peer) = slot.peer.get() {
+                peer.is_now(member);
+            }
             tracing::trace!(index, name = member.name, kept = kept.is_some(), "a node of the group");
             kept_members.push(Arc::clone(member));
             slots.push(slot);

@@ -70,12 +70,10 @@ impl TcpConnector {
                 Ok(channel) => return Ok(channel),
                 Err(error) => error,
             };
-            // What a node said is worth more than that nobody answers at another of its addresses.
-            let unreached =
-                |e: &Error| matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Throttled | ErrorKind::Timeout);
-            if why_not.as_ref().is_none_or(unreached) {
-                why_not = Some(error);
-            }
+            why_not = Some(match why_not {
+                Some(before) => before.or_what_was_said(error),
+                None => error,
+            });
         }
         Err(why_not.unwrap_or_else(|| match others.first() {
             Some((remote, _)) => {

@@ -194,6 +194,24 @@ pub trait Connector: Send + Sync {
     /// and has no place for one more connection.
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>>;
 
+    /// Opens a connection and greets. Where several places may be the peer's, at one where no other answers; `process` is the
+    /// number that it had when it was last heard of, 0 where that is not known.
+    ///
+    /// # Errors
+    /// Those of [`Connector::connect`] and of [`greet`]; `Throttled`, too, when the peer ends the connection instead.
+    fn connect_to(&self, hello: &Hello<'_>, process: u64, deadline: Instant) -> Result<(Box<dyn Channel>, Welcome)> {
+        // There is one place.
+        let _ = process;
+        let mut channel = self.connect(deadline)?;
+        let welcome = greet(&mut *channel, hello, deadline).map_err(|error| match error {
+            CallError::Broken(error) if error.kind() == ErrorKind::Unavailable => {
+                Error::new(ErrorKind::Throttled, error.message())
+            }
+            other => other.into(),
+        })?;
+        Ok((channel, welcome))
+    }
+
     /// What would carry the bytes.
     fn kind(&self) -> TransportKind;
 

@@ -6,7 +6,7 @@ mod life;
 pub use life::Owing;
 
 use crate::path_pool::{PathPool, Place, step};
-use crate::{Answer, Breaker, CallError, Channel, Connector, greet};
+use crate::{Answer, Breaker, CallError, Channel, Connector};
 use parking_lot::{Condvar, Mutex};
 use spurline_proto::{Body, Hello, Request, Welcome};
 use spurline_types::{Error, ErrorKind, PathStats, Result, Stats};
@@ -156,6 +156,8 @@ pub struct ChannelPool {
     asking: AtomicBool,
     /// The silence after which somebody asks for a sign of life, in microseconds; 0 where nobody does.
     watched: AtomicU64,
+    /// Which process the peer is, as last told; 0 where that is not known.
+    process: AtomicU64,
 }
 
 impl ChannelPool {
@@ -197,6 +199,7 @@ impl ChannelPool {
             in_flight: AtomicUsize::new(0),
             asking: AtomicBool::new(false),
             watched: AtomicU64::new(0),
+            process: AtomicU64::new(0),
         }
     }
 
@@ -297,6 +300,17 @@ impl ChannelPool {
         self.changed.notify_all();
     }
 
+    /// From now on the peer is this process, the number in its [`Welcome`]; 0 for whichever answers.
+    pub fn expect(&self, process: u64) {
+        self.process.store(process, Ordering::Relaxed);
+    }
+
+    /// A connection that is asked for `source`. Of a peer that is there and has no place for it the error is `Throttled`.
+    fn greeted(&self, source: &str, deadline: Instant) -> Result<(Box<dyn Channel>, Welcome)> {
+        let process = self.process.load(Ordering::Relaxed);
+        self.connector.connect_to(&Hello::new(&self.peer_name, source), process, deadline)
+    }
+
     fn connect<'a>(&'a self, mut inner: parking_lot::MutexGuard<'a, Inner>, deadline: Instant) -> Result<Lease<'a>> {
         inner.open += 1;
         inner.connecting += 1;
@@ -346,19 +360,6 @@ impl ChannelPool {
         drop(inner);
         self.changed.notify_all();
         result
-    }
-
-    /// A connection that is asked for `source`. Of a peer that is there and has no place for it the error is `Throttled`.
-    fn greeted(&self, source: &str, deadline: Instant) -> Result<(Box<dyn Channel>, Welcome)> {
-        let mut channel = self.connector.connect(deadline)?;
-        let greeted = greet(&mut *channel, &Hello::new(&self.peer_name, source), deadline);
-        let welcome = greeted.map_err(|error| match error {
-            CallError::Broken(error) if error.kind() == ErrorKind::Unavailable => {
-                Error::new(ErrorKind::Throttled, error.message())
-            }
-            other => other.into(),
-        })?;
-        Ok((channel, welcome))
     }
 
     /// Has the gauges show the peer as up, as down, or as neither.

@@ -128,6 +128,16 @@ impl Error {
     pub fn context(self, context: impl fmt::Display) -> Self {
         Error { kind: self.kind, message: format!("{context}: {}", self.message).into() }
     }
+    /// This error of trying to reach a peer, or that of a `later` way to it: what a peer said is worth more than that nobody
+    /// answers elsewhere.
+    pub fn or_what_was_said(self, later: Error) -> Error {
+        let worth = |error: &Error| match error.kind {
+            ErrorKind::Unavailable | ErrorKind::Timeout => 0,
+            ErrorKind::Throttled => 1,
+            _ => 2,
+        };
+        if worth(&self) == 0 || worth(&later) > worth(&self) { later } else { self }
+    }
     /// An operating-system error with what was being done.
     pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Os;
