@@ -4,16 +4,20 @@
 use crate::serving::{Serving, serving};
 use spurline_config::words::absolute;
 use spurline_config::{Fault, HostPort};
+use spurline_net_tcp::{local_addresses, resolve as resolve_address};
 use spurline_observe::client::Peer;
 use spurline_observe::place::{self, Located, Mount, Owner};
 use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a process may take to answer a question about itself.
 pub const ANSWER: Duration = Duration::from_secs(10);
+/// How long each of them may take that is only looked at for whether it is the one meant.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// The process that a person means.
 ///
@@ -179,10 +183,45 @@ fn of_socket(path: &Path) -> Result<Peer, Absent> {
 /// A node of this machine answers at its socket; any other at its metrics address.
 fn of_node(address: &HostPort) -> Peer {
     let name = address.to_string();
-    own_candidates(Owner::Node(&name))
-        .into_iter()
-        .find(|socket| UnixStream::connect(socket).is_ok())
-        .map_or(Peer::Http(name), Peer::Socket)
+    let called = own_candidates(Owner::Node(&name)).into_iter().find(|socket| UnixStream::connect(socket).is_ok());
+    called.or_else(|| by_other_address(&name)).map_or(Peer::Http(name), Peer::Socket)
+}
+
+/// The socket of a process of this machine that listens there: one with several addresses calls it after the first.
+fn by_other_address(name: &str) -> Option<PathBuf> {
+    let here: Vec<IpAddr> = local_addresses().ok()?.into_iter().map(|local| local.ip).collect();
+    let mut wanted = resolve_address(name, Instant::now() + LOOK).ok()?;
+    wanted.retain(|at| at.ip().is_loopback() || here.contains(&at.ip()));
+    if wanted.is_empty() {
+        return None;
+    }
+    let listens = |(_, socket): (String, PathBuf)| {
+        let status = Peer::Socket(socket.clone()).status(LOOK).ok()?;
+        let addresses = status["addresses"].as_array()?.iter().filter_map(|at| at.as_str()?.parse().ok());
+        Some((socket, addresses.collect::<Vec<SocketAddr>>()))
+    };
+    let processes: Vec<_> = node_sockets().into_iter().filter_map(listens).collect();
+    let find = |is: &dyn Fn(&SocketAddr) -> bool| {
+        processes.iter().find(|(_, addresses)| addresses.iter().any(is)).map(|(socket, _)| socket.clone())
+    };
+    // By localhost people mean this machine, also where nobody listens at its loopback address.
+    let loopback = |at: &SocketAddr| wanted.iter().any(|w| w.ip().is_loopback() && w.port() == at.port());
+    find(&|at| wanted.contains(at)).or_else(|| find(&loopback))
+}
+
+/// The nodes and coordinators of this user, by name: their sockets, whether or not anybody answers there.
+fn node_sockets() -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    for dir in place::runtime_dirs(rustix::process::geteuid().as_raw()) {
+        let Ok(entries) = std::fs::read_dir(dir) else { continue };
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if let Some(node) = name.strip_prefix("node-").and_then(|n| n.strip_suffix(".sock")) {
+                found.push((node.to_owned(), entry.path()));
+            }
+        }
+    }
+    found
 }
 
 fn own_candidates(owner: Owner<'_>) -> Vec<PathBuf> {
@@ -201,16 +240,11 @@ pub fn everything() -> Result<Vec<Asked>, Fault> {
     for mount in place::mounts()? {
         all.push((mount.mountpoint.display().to_string(), of_mount(&mount)));
     }
-    for dir in place::runtime_dirs(rustix::process::geteuid().as_raw()) {
-        let Ok(entries) = std::fs::read_dir(dir) else { continue };
-        for entry in entries.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if let Some(node) = name.strip_prefix("node-").and_then(|n| n.strip_suffix(".sock"))
-                && !all.iter().any(|(known, _)| known == node)
-                && let Ok(peer) = of_socket(&entry.path())
-            {
-                all.push((node.to_owned(), Ok(peer)));
-            }
+    for (node, socket) in node_sockets() {
+        if !all.iter().any(|(known, _)| *known == node)
+            && let Ok(peer) = of_socket(&socket)
+        {
+            all.push((node, Ok(peer)));
         }
     }
     if all.is_empty() {

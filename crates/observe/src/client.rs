@@ -151,14 +151,24 @@ fn get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
         let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).map_err(io)?;
         let mut answer = Vec::new();
-        stream.take(MAX_ANSWER).read_to_end(&mut answer).map_err(io)?;
+        match stream.take(MAX_ANSWER).read_to_end(&mut answer) {
+            // Somebody who has no use for the question; what it said is looked at below.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+            read => drop(read.map_err(io)?),
+        }
         let end = answer.windows(4).position(|w| w == b"\r\n\r\n");
         let first = String::from_utf8_lossy(answer.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
         return match end {
             Some(end) if first.starts_with("HTTP/") && first.contains(" 200 ") => Ok(answer.split_off(end + 4)),
             _ => {
                 let shown: String = first.chars().take(60).collect();
-                let text = format!("http://{address}{path}: no metrics are served there (it answered '{shown}')");
+                let mut text = format!("http://{address}{path}: no metrics are served there (it answered '{shown}')");
+                if !first.starts_with("HTTP/") {
+                    text.push_str(
+                        "; if a node serves its group there, ask at its --metrics address, or on its own machine as its user, \
+                         or all of the group by spurline status --registry URL",
+                    );
+                }
                 Err(Error::new(ErrorKind::Protocol, text))
             }
         };
