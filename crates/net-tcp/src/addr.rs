@@ -138,8 +138,8 @@ fn select(spec: &str, here: &[LocalAddress]) -> Result<Vec<IpAddr>, Unusable> {
 /// Parts between `,`, or between `:` outside brackets; brackets are taken off.
 fn split(spec: &str) -> Vec<&str> {
     // A single IPv6 address or network needs no brackets.
-    let alone = spec.split_once('/').map_or(spec, |(net, _)| net);
-    if alone.trim().parse::<IpAddr>().is_ok() {
+    let (net, bits) = spec.split_once('/').unwrap_or((spec, ""));
+    if net.trim().parse::<IpAddr>().is_ok() && bits.trim().bytes().all(|b| b.is_ascii_digit()) {
         return vec![spec];
     }
     let mut depth = 0usize;
@@ -216,6 +216,9 @@ mod tests {
         assert_eq!(text("fd00::7"), "fd00::7");
         assert_eq!(text("[fd00::/8]:eth0"), "fd00::7 10.1.2.3");
         assert_eq!(text("ib0,eth0,10.1.2.3"), "fd00::7 10.2.0.9 10.1.2.3");
+        for both in ["10.2.0.0/16:10.1.0.0/16", "10.2.0.0/16,10.1.0.0/16", "10.2.0.0/16:eth0"] {
+            assert_eq!(text(both), "10.2.0.9 10.1.2.3", "{both}");
+        }
         assert_eq!(text("0.0.0.0/0"), "127.0.0.1 10.1.2.3 10.2.0.9");
     }
 
