@@ -79,8 +79,10 @@ pub struct Space {
 }
 
 /// Whether an error tells of this process or its host, out of descriptors or memory or called away, and nothing of the disk.
+/// `ECANCELED` is what io_uring answers when it can't have a thread for an operation.
 pub fn is_own(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EINTR | libc::EAGAIN))
+    use libc::{EAGAIN, ECANCELED, EINTR, EMFILE, ENFILE, ENOMEM};
+    matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM | EINTR | EAGAIN | ECANCELED))
 }
 
 /// [`DiskIo::create`] by opening and writing.
