@@ -2,7 +2,7 @@
 
 use crate::background::Ready;
 use crate::service::{Outside, Target};
-use crate::{group, parts, rails, settings, signals};
+use crate::{group, parts, rails, service, settings, signals};
 use serde_json::{Value, json};
 use spurline_cache::Shared;
 use spurline_client::placement::RULE;
@@ -77,7 +77,11 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         }
         _ => (None, Vec::new()),
     };
+    let (max_connections, _, more_connections) = service::connections();
     let server_config = ServerConfig {
+        max_connections,
+        more_connections,
+        max_ungreeted: (max_connections / 8).min(1024),
         max_workers: workers,
         socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
         trust: Arc::clone(&trust),

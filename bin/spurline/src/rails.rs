@@ -101,9 +101,11 @@ pub fn serve(
     stats: &Arc<Stats>,
 ) -> Result<(RdmaServer, Vec<Rail>), Fault> {
     let rails = open(found, pool, Access::Local)?;
-    let max_connections = (budget.rdma / connection_bytes() as u64).max(16) as usize;
+    let (_, files, _) = crate::service::connections();
+    let max_connections = ((budget.rdma / connection_bytes() as u64).max(16) as usize).min(files);
     let server_config = RdmaServerConfig {
         max_connections,
+        more_connections: "raise --buffer-size, of which they have a share, or lower --nconnect of the mounts".into(),
         // Many mounts may start at once.
         max_ungreeted: max_connections / 2,
         max_workers: MAX_WORKERS,

@@ -45,6 +45,27 @@ pub fn raise_open_files() {
     }
 }
 
+/// The most connections of a node over TCP, where it may have files enough open.
+const CONNECTIONS: usize = 65_536;
+
+/// How many connections a node takes over TCP and over RDMA, as far as open files go: half of those it may have and an
+/// eighth, as cached files take a quarter; and how there would be more over TCP.
+pub fn connections() -> (usize, usize, String) {
+    use rustix::process::{Resource, getrlimit};
+    let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);
+    let tcp = (files / 2).clamp(16, CONNECTIONS);
+    let fewer = "lower --nconnect of the mounts";
+    let more = if tcp == CONNECTIONS {
+        fewer.to_owned()
+    } else {
+        format!(
+            "half of the {files} files that this process may have open are for connections: raise that (LimitNOFILE= in the \
+             unit, ulimit -Hn), or {fewer}"
+        )
+    };
+    (tcp, (files / 8).max(16), more)
+}
+
 /// Starts logging: to the file named, in the background to the default file, else to standard error.
 ///
 /// # Errors

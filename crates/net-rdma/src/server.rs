@@ -11,15 +11,16 @@ use crate::worker::serve;
 use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use spurline_proto::rdma::Terms;
-use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Service, TransportKind};
+use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Places, Room, Seated, Service, TransportKind};
 use spurline_trust::{Reason, Refusals, Trust};
+use spurline_types::stats::Metric;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{CmChannel, CmEvent, CmEventKind, CmId, MemoryRegion, QueuePair};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,8 +38,11 @@ const MEMORY: Duration = Duration::from_millis(100);
 /// Bounds of a server.
 #[derive(Debug, Clone)]
 pub struct RdmaServerConfig {
-    /// The most connections; further ones are refused. Each takes [`crate::connection_bytes`] of the pool.
+    /// The most connections; further ones are refused. Each takes [`crate::connection_bytes`] of the pool. One in eight is kept
+    /// for those that are not asked for data: a path has one of them for signs of life.
     pub max_connections: usize,
+    /// How there would be more, for who has them all in use.
+    pub more_connections: String,
     /// The most connections that have not greeted yet; the oldest of them makes room for a further one, so that strangers
     /// don't take the memory and the places of readers.
     pub max_ungreeted: usize,
@@ -67,6 +71,7 @@ impl Default for RdmaServerConfig {
     fn default() -> Self {
         RdmaServerConfig {
             max_connections: 4096,
+            more_connections: "lower --nconnect of the mounts".into(),
             max_ungreeted: 256,
             max_workers: 256,
             request_timeout: Duration::from_secs(10),
@@ -93,11 +98,16 @@ pub(crate) struct Conn {
     pub breaker: spurline_verbs::Breaker,
     /// Of [`Shared::events`] when a worker last waited for its next request.
     pub seen: AtomicU64,
-    /// It is parked among those that are asked for data.
-    pub moved: AtomicBool,
     /// Rings for a worker of those, until one has come.
     pub bell: Mutex<Option<OwnedFd>>,
     opened: Instant,
+}
+
+// None is ended for another: the end of an idle connection may be the end of its path, and mounts close what they don't use.
+impl Seated for Conn {
+    fn state(&self) -> &ConnState {
+        &self.state
+    }
 }
 
 impl Conn {
@@ -126,7 +136,7 @@ pub(crate) struct Shared {
     pub events: AtomicU64,
     refusals: Refusals,
     crew: Crew,
-    conns: Mutex<HashMap<u64, Arc<Conn>>>,
+    places: Places<Conn>,
 }
 
 /// What ends the wait of a parked connection.
@@ -138,21 +148,18 @@ impl Crewed for Shared {
     fn crew(&self) -> &Crew {
         &self.crew
     }
-    fn conn(&self, id: u64) -> Option<Arc<Conn>> {
-        self.conns.lock().get(&id).cloned()
+    fn places(&self) -> &Places<Conn> {
+        &self.places
     }
     fn serve(&self, conn: &Conn, _inbox: &mut [u8], life_only: bool) -> End {
         serve(self, conn, life_only)
-    }
-    fn peer<'a>(&self, conn: &'a Conn) -> &'a str {
-        &conn.state.endpoints().peer
     }
     fn refusals(&self) -> &Refusals {
         &self.refusals
     }
     fn remove(&self, conn: &Conn) {
         conn.breaker.break_now("the node closed it");
-        if self.conns.lock().remove(&conn.state.id()).is_some() && conn.state.peer_name().is_some() {
+        if self.places.remove(&conn.state) && conn.state.peer_name().is_some() {
             self.service.closed(&conn.state);
         }
     }
@@ -186,14 +193,16 @@ impl RdmaServer {
         let at_once = std::thread::available_parallelism().map_or(1, usize::from).max(2);
         let crew = Crew::new("rdma", config.max_workers, at_once, LONG).map_err(os)?;
         let refusals = Refusals::new(Arc::clone(&stats));
-        let conns = Mutex::new(HashMap::new());
-        let shared = Arc::new(Shared { config, service, stats, events: AtomicU64::new(0), refusals, crew, conns });
+        let gauges: [fn(&Stats) -> &Metric; 2] =
+            [|stats| &stats.rdma.connections, |stats| &stats.rdma.connections_limit];
+        let (most, ungreeted) = (config.max_connections, config.max_ungreeted);
+        let places = Places::new(most, ungreeted, &config.more_connections, Arc::clone(&stats), gauges);
+        let shared = Arc::new(Shared { config, service, stats, events: AtomicU64::new(0), refusals, crew, places });
         let mut acceptor = Acceptor {
             shared: Arc::clone(&shared),
             listeners: Vec::new(),
             channel,
             by_key: HashMap::new(),
-            ungreeted: VecDeque::new(),
             no_memory_until: None,
             next_id: Crew::FIRST_ID,
         };
@@ -221,7 +230,7 @@ impl RdmaServer {
 
     /// Connections there are now.
     pub fn connections(&self) -> usize {
-        self.shared.conns.lock().len()
+        self.shared.places.len()
     }
 
     /// Worker threads there are now.
@@ -241,8 +250,7 @@ impl RdmaServer {
             let _ = acceptor.join();
         }
         let ended = self.shared.crew.join(deadline);
-        let conns: Vec<_> = self.shared.conns.lock().drain().map(|(_, conn)| conn).collect();
-        for conn in &conns {
+        for conn in &self.shared.places.drain() {
             match conn.session.try_lock() {
                 Some(mut session) => session.pair.disconnect(),
                 None => conn.breaker.break_now("the node stops"),
@@ -330,6 +338,16 @@ fn peer_of(addresses: &(Option<SocketAddr>, Option<SocketAddr>)) -> String {
     addresses.1.map_or_else(|| "?".into(), |addr| addr.to_string())
 }
 
+/// Ends a connection that has not greeted for another one.
+fn make_room(shared: &Shared, conn: &Conn) {
+    let why = "too many connections have not greeted, and it is the oldest of them";
+    shared.refusals.refused(&conn.state.endpoints().peer, Reason::Limit, &why);
+    if let Some(mut session) = conn.session.try_lock() {
+        session.pair.disconnect();
+    }
+    shared.remove(conn);
+}
+
 /// Takes events of all connections, and now and then looks for those that are late.
 struct Acceptor {
     shared: Arc<Shared>,
@@ -337,8 +355,6 @@ struct Acceptor {
     listeners: Vec<Listener>,
     /// Connections by the keys of their ids.
     by_key: HashMap<usize, u64>,
-    /// Those that had not greeted when they were last looked at, oldest first.
-    ungreeted: VecDeque<u64>,
     /// The pool had no memory for a connection; until when that was waited for.
     no_memory_until: Option<Instant>,
     next_id: u64,
@@ -389,7 +405,7 @@ impl Acceptor {
 
     /// Wakes whoever works on the connection, or a worker that will find it over.
     fn end(&mut self, key: usize) {
-        if let Some(conn) = self.by_key.remove(&key).and_then(|id| self.shared.conn(id)) {
+        if let Some(conn) = self.by_key.remove(&key).and_then(|id| self.shared.places.get(id)) {
             conn.breaker.break_now("the reader ended it, or its process died");
         }
     }
@@ -403,17 +419,18 @@ impl Acceptor {
             listener.listening = None;
             return Ok(());
         }
-        let config = &self.shared.config;
-        if self.shared.conns.lock().len() >= config.max_connections {
-            let (subject, addresses) = (id.subject(), id.addresses());
-            id.reject(b"all its connections are in use");
-            let why = format!(
-                "{subject}: all {} connections are in use; lower --nconnect of the mounts or add nodes",
-                config.max_connections
-            );
-            self.shared.refusals.refused(&peer_of(&addresses), Reason::Limit, &why);
-            return Ok(());
+        match self.shared.places.room() {
+            Room::Free => {}
+            Room::Of(stranger) => make_room(&self.shared, &stranger),
+            Room::None => {
+                let (subject, addresses) = (id.subject(), id.addresses());
+                id.reject(b"all its connections are in use");
+                let why = format!("{subject}: {}", self.shared.places.full());
+                self.shared.refusals.refused(&peer_of(&addresses), Reason::Limit, &why);
+                return Ok(());
+            }
         }
+        let config = &self.shared.config;
         let peer_terms = match Terms::decode(private) {
             Ok(terms) => terms,
             Err(e) => {
@@ -447,7 +464,6 @@ impl Acceptor {
             announces: config.announces && open.domain.context().announces(),
             breaker,
             seen: AtomicU64::new(0),
-            moved: AtomicBool::new(false),
             bell: Mutex::new(None),
             opened: Instant::now(),
         });
@@ -457,46 +473,21 @@ impl Acceptor {
         let os = |e: rustix::io::Errno| Error::io("can't watch a connection", &e.into());
         self.shared.crew.watch_life(session.pair.fd(), number, PARKED).map_err(os)?;
         self.by_key.insert(key, number);
-        self.shared.conns.lock().insert(number, Arc::clone(&conn));
+        let stranger = self.shared.places.put(Arc::clone(&conn));
         let accepted = session.pair.accept(config.patience.connect_options(), &terms(NODE).encode());
         drop(session);
-        match accepted {
-            Ok(()) => {
-                self.ungreeted.push_back(number);
-                self.make_room();
-            }
-            Err(_) => self.shared.remove(&conn),
-        }
-        Ok(accepted?)
-    }
-
-    /// Ends the oldest connections that have not greeted while there are too many of them.
-    fn make_room(&mut self) {
-        let most = self.shared.config.max_ungreeted.max(1);
-        if self.ungreeted.len() <= most {
-            return;
-        }
-        let oldest: Vec<Arc<Conn>> = {
-            let conns = self.shared.conns.lock();
-            self.ungreeted.retain(|id| conns.get(id).is_some_and(|conn| conn.state.peer_name().is_none()));
-            let over = self.ungreeted.len().saturating_sub(most);
-            self.ungreeted.drain(..over).filter_map(|id| conns.get(&id).cloned()).collect()
-        };
-        for conn in oldest {
-            let why = format!("more than {most} connections have not greeted, and it is the oldest of them");
-            self.shared.refusals.refused(&conn.state.endpoints().peer, Reason::Limit, &why);
-            if let Some(mut session) = conn.session.try_lock() {
-                session.pair.disconnect();
-            }
+        stranger.iter().for_each(|stranger| make_room(&self.shared, stranger));
+        if accepted.is_err() {
             self.shared.remove(&conn);
         }
+        Ok(accepted?)
     }
 
     /// Ends connections that are late with a request, asks idle ones for a sign of life, listens again where a device is
     /// back, and forgets what is over.
     fn look_after(&mut self) {
         let config = &self.shared.config;
-        let conns: Vec<_> = self.shared.conns.lock().values().cloned().collect();
+        let conns = self.shared.places.all();
         for conn in &conns {
             // No end of it is to be told of: its device is gone.
             if conn.breaker.is_lost() {

@@ -7,7 +7,7 @@ use crate::session::{Arrived, Session};
 use rustix::event::{EventfdFlags, eventfd};
 use spurline_proto::Op;
 use spurline_proto::rdma::{MessageKind, Region};
-use spurline_transport::{Crewed as _, End, Next, dispatch};
+use spurline_transport::{Crewed as _, Door, End, Next, dispatch};
 use spurline_trust::Reason;
 use spurline_types::{Error, ErrorKind};
 use std::sync::atomic::Ordering;
@@ -78,8 +78,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, life_only: bool) -> End {
 
 /// Waits for the connection's next event without a thread.
 fn park(shared: &Shared, conn: &Conn, session: &Session) -> End {
-    let state = &conn.state;
-    match shared.crew().park(session.pair.fd(), state.id(), PARKED, &conn.moved, state.for_data()) {
+    match shared.crew().park(session.pair.fd(), &conn.state, PARKED) {
         Ok(()) => End::Parked,
         Err(e) => End::Close(Error::io("parking the connection failed", &e.into())),
     }
@@ -109,7 +108,7 @@ fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region) -
             let crew = shared.crew();
             let to = RdmaResponder::new(crew, session, &conn.memory, &header, region, conn.max_message, timeout);
             let mut to = to.near(conn.numa_node).announcing(conn.announces);
-            let next = dispatch(&conn.state, &header, body, &*shared.service, &mut to);
+            let next = dispatch(&conn.state, &header, body, &Door(shared, &*shared.service), &mut to);
             let (sent, writes, writing) = (to.sent() as u64, to.writes, to.writing);
             to.nearness.add_to(&shared.stats);
             shared.stats.rdma.write_bytes.add(sent);

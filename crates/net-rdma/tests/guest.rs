@@ -349,6 +349,15 @@ fn guest_limits_are_said_in_words() {
     println!("{refused}");
     assert!(refused.message().contains("all its connections are in use"), "{refused}");
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    // Of more places some are kept for signs of life; readers are told in an answer.
+    let eight = Pair::on("10.77.0.1", RdmaServerConfig { max_connections: 8, ..self::config() });
+    let readers: Vec<_> = (0..7).map(|_| eight.open().unwrap()).collect();
+    let refused = eight.open().err().unwrap();
+    assert!(refused.kind() == ErrorKind::Throttled && refused.message().contains("--nconnect"), "{refused}");
+    let mut watcher = eight.open_for("").unwrap();
+    watcher.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+    assert_eq!(eight.node_stats.rdma.connections_limit.get(), 8);
+    drop((eight, readers));
     // A reader whose pool is used up answers so, and goes on afterwards.
     let mut held = Vec::new();
     while let Some(buf) = pair.pool.try_alloc(1 << 20) {

@@ -12,14 +12,13 @@ use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use spurline_proto::{FRAME_ALIGN, HEADER_LEN, MAX_REQUEST_BODY};
-use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Service, TransportKind};
+use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Places, Room, Seated, Service, TransportKind};
 use spurline_trust::{Reason, Refusals, Trust};
+use spurline_types::stats::Metric;
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// That connections can't be accepted is said no more often than this.
@@ -31,8 +30,12 @@ const LONG: Duration = Duration::from_millis(250);
 /// Bounds of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// The most connections; further ones are closed at once.
+    /// The most connections. One in eight is kept for those that are not asked for data, so that signs of life are answered
+    /// when all others are in use. A further one has the place of the longest idle one; where none is idle, who greets for
+    /// data is told so.
     pub max_connections: usize,
+    /// How there would be more, for who has them all in use.
+    pub more_connections: String,
     /// The most requests that are answered at once, each by a thread. Threads start as needed and end when idle. One more
     /// answers greetings and signs of life when all of them are busy.
     pub max_workers: usize,
@@ -60,6 +63,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         ServerConfig {
             max_connections: 8192,
+            more_connections: "lower --nconnect of the mounts".into(),
             max_workers: 256,
             max_waiting: 1024,
             request_timeout: Duration::from_secs(10),
@@ -81,8 +85,17 @@ pub(crate) struct Conn {
     pub opened: Instant,
     /// Bytes of a request that was not whole when the connection was parked, and since when.
     pub partial: Mutex<Option<(Vec<u8>, Instant)>>,
-    /// It is parked among those that are asked for data.
-    pub moved: AtomicBool,
+}
+
+impl Seated for Conn {
+    fn state(&self) -> &ConnState {
+        &self.state
+    }
+    fn may_go(&self) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let nothing_came = || matches!(poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&at_once)), Ok(0));
+        self.partial.try_lock().is_some_and(|partial| partial.is_none()) && nothing_came()
+    }
 }
 
 /// What listeners, workers and the handle share.
@@ -92,7 +105,7 @@ pub(crate) struct Shared {
     pub stats: Arc<Stats>,
     pub refusals: Refusals,
     crew: Crew,
-    conns: Mutex<HashMap<u64, Arc<Conn>>>,
+    places: Places<Conn>,
 }
 
 /// What ends the wait of a parked connection.
@@ -104,8 +117,8 @@ impl Crewed for Shared {
     fn crew(&self) -> &Crew {
         &self.crew
     }
-    fn conn(&self, id: u64) -> Option<Arc<Conn>> {
-        self.conns.lock().get(&id).cloned()
+    fn places(&self) -> &Places<Conn> {
+        &self.places
     }
     fn inbox_len(&self) -> usize {
         HEADER_LEN + MAX_REQUEST_BODY + FRAME_ALIGN
@@ -113,16 +126,13 @@ impl Crewed for Shared {
     fn serve(&self, conn: &Conn, inbox: &mut [u8], life_only: bool) -> End {
         serve(self, conn, inbox, life_only)
     }
-    fn peer<'a>(&self, conn: &'a Conn) -> &'a str {
-        &conn.state.endpoints().peer
-    }
     fn refusals(&self) -> &Refusals {
         &self.refusals
     }
     fn remove(&self, conn: &Conn) {
         // The socket leaves the epoll set when its last owner closes it.
         let _ = conn.socket.shutdown(std::net::Shutdown::Both);
-        if self.conns.lock().remove(&conn.state.id()).is_some() && conn.state.peer_name().is_some() {
+        if self.places.remove(&conn.state) && conn.state.peer_name().is_some() {
             self.service.closed(&conn.state);
         }
     }
@@ -181,7 +191,10 @@ impl TcpServer {
         let most = config.max_workers.max(1) + config.max_waiting;
         let crew = Crew::new("tcp", most, config.max_workers, LONG).map_err(os)?;
         let refusals = Refusals::new(Arc::clone(&stats));
-        let shared = Arc::new(Shared { config, service, stats, refusals, crew, conns: Mutex::new(HashMap::new()) });
+        let gauges: [fn(&Stats) -> &Metric; 2] = [|stats| &stats.tcp.connections, |stats| &stats.tcp.connections_limit];
+        let (most, ungreeted) = (config.max_connections, config.max_ungreeted);
+        let places = Places::new(most, ungreeted, &config.more_connections, Arc::clone(&stats), gauges);
+        let shared = Arc::new(Shared { config, service, stats, refusals, crew, places });
         Crew::spawn(&shared)
             .and_then(|()| Crew::spawn_life(&shared))
             .map_err(|e| Error::io("can't start a worker thread", &e))?;
@@ -201,7 +214,7 @@ impl TcpServer {
 
     /// Connections there are now.
     pub fn connections(&self) -> usize {
-        self.shared.conns.lock().len()
+        self.shared.places.len()
     }
 
     /// Worker threads there are now.
@@ -227,8 +240,7 @@ impl TcpServer {
         }
         // Idle readers learn at once; those in the middle of an answer get it whole.
         let ended = self.shared.crew.join(deadline);
-        let conns: Vec<_> = self.shared.conns.lock().drain().map(|(_, conn)| conn).collect();
-        for conn in &conns {
+        for conn in &self.shared.places.drain() {
             let _ = conn.socket.shutdown(std::net::Shutdown::Both);
             if conn.state.peer_name().is_some() {
                 self.shared.service.closed(&conn.state);
@@ -252,7 +264,7 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
     fds.push(PollFd::from_borrowed_fd(shared.crew.wake(), PollFlags::IN));
     let mut next_id = Crew::FIRST_ID;
     let mut swept = Instant::now();
-    let (mut ungreeted, mut warned) = (VecDeque::new(), None);
+    let mut warned = None;
     while !shared.crew.stopping() {
         if let Err(e) = poll(&mut fds, Some(&timeout)) {
             if e != rustix::io::Errno::INTR {
@@ -264,19 +276,17 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
         for listener in listeners {
             // Also those not reported ready: asking costs nothing next to accepting.
             while let Some((socket, peer)) = accept(listener, &mut warned) {
-                if shared.conns.lock().len() >= shared.config.max_connections {
-                    let why = format!(
-                        "all {} connections are in use; lower --nconnect of the mounts or add nodes",
-                        shared.config.max_connections
-                    );
-                    shared.refusals.refused(&peer.to_string(), Reason::Limit, &why);
-                    continue;
+                match shared.places.room() {
+                    Room::Free => {}
+                    Room::Of(conn) => make_room(shared, &conn),
+                    Room::None => {
+                        shared.refusals.refused(&peer.to_string(), Reason::Limit, &shared.places.full());
+                        continue;
+                    }
                 }
                 if let Err(e) = adopt(shared, socket, peer, next_id) {
                     shared.refusals.say(&peer.to_string(), &e);
                 }
-                ungreeted.push_back(next_id);
-                make_room(shared, &mut ungreeted);
                 next_id += 1;
             }
         }
@@ -287,23 +297,13 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
     }
 }
 
-/// Closes the oldest connections that have not greeted while there are too many of them.
-fn make_room(shared: &Shared, ungreeted: &mut VecDeque<u64>) {
-    let most = shared.config.max_ungreeted.max(1);
-    if ungreeted.len() <= most {
-        return;
-    }
-    let oldest: Vec<Arc<Conn>> = {
-        let conns = shared.conns.lock();
-        ungreeted.retain(|id| conns.get(id).is_some_and(|conn| conn.state.peer_name().is_none()));
-        let over = ungreeted.len().saturating_sub(most);
-        ungreeted.drain(..over).filter_map(|id| conns.get(&id).cloned()).collect()
-    };
-    for conn in oldest {
-        let why = format!("more than {most} connections have not greeted, and it is the oldest of them");
+/// Closes a connection for another one. One that is idle has been said already.
+fn make_room(shared: &Shared, conn: &Conn) {
+    if conn.state.peer_name().is_none() {
+        let why = "too many connections have not greeted, and it is the oldest of them";
         shared.refusals.refused(&conn.state.endpoints().peer, Reason::Limit, &why);
-        shared.remove(&conn);
     }
+    shared.remove(conn);
 }
 
 /// The next connection that waits for it. `warned` is when it was last said that one could not be accepted.
@@ -340,10 +340,11 @@ fn adopt(shared: &Shared, socket: TcpStream, peer: SocketAddr, id: u64) -> std::
         tls: sealed.map_err(std::io::Error::other)?.map(|sealed| Mutex::new(NodeEnd::new(sealed))),
         opened: Instant::now(),
         partial: Mutex::new(None),
-        moved: AtomicBool::new(false),
     };
     let conn = Arc::new(conn);
-    shared.conns.lock().insert(id, Arc::clone(&conn));
+    if let Some(oldest) = shared.places.put(Arc::clone(&conn)) {
+        make_room(shared, &oldest);
+    }
     shared.crew.watch_life(&conn.socket, id, PARKED).map_err(|e| {
         shared.remove(&conn);
         e.into()
@@ -354,18 +355,12 @@ fn adopt(shared: &Shared, socket: TcpStream, peer: SocketAddr, id: u64) -> std::
 /// that this wakes cleans up.
 fn close_late(shared: &Shared) {
     let limit = shared.config.request_timeout;
-    let late: Vec<_> = shared
-        .conns
-        .lock()
-        .values()
-        .filter(|conn| {
-            let ungreeted = conn.state.peer_name().is_none() && conn.opened.elapsed() > limit;
-            ungreeted
-                || conn.partial.try_lock().is_some_and(|p| p.as_ref().is_some_and(|(_, since)| since.elapsed() > limit))
-        })
-        .cloned()
-        .collect();
-    for conn in late {
+    let is_late = |conn: &Arc<Conn>| {
+        let ungreeted = conn.state.peer_name().is_none() && conn.opened.elapsed() > limit;
+        ungreeted
+            || conn.partial.try_lock().is_some_and(|p| p.as_ref().is_some_and(|(_, since)| since.elapsed() > limit))
+    };
+    for conn in shared.places.all().iter().filter(|conn| is_late(conn)) {
         let why = format!("no whole request within {limit:?}");
         shared.refusals.refused(&conn.state.endpoints().peer, Reason::Silent, &why);
         let _ = conn.socket.shutdown(std::net::Shutdown::Both);

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use spurline_proto::{FrameError, HEADER_LEN, Header, padding};
-use spurline_transport::{Crew, Crewed as _, End, FrameResponder, FrameSink, Next, Responder as _, dispatch};
+use spurline_transport::{Crew, Crewed as _, Door, End, FrameResponder, FrameSink, Next, Responder as _, dispatch};
 use spurline_trust::Reason;
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::IoSlice;
@@ -149,8 +149,7 @@ fn come_to_reader(socket: &TcpStream) {
 
 /// Waits for the connection's next bytes without a thread.
 fn park(shared: &Shared, conn: &Conn) -> End {
-    let state = &conn.state;
-    match shared.crew().park(&conn.socket, state.id(), PARKED, &conn.moved, state.for_data()) {
+    match shared.crew().park(&conn.socket, &conn.state, PARKED) {
         Ok(()) => End::Parked,
         Err(_) => End::Closed,
     }
@@ -161,7 +160,7 @@ fn answer(shared: &Shared, conn: &Conn, header: &Header, body: &[u8]) -> Next {
     let crew = Some(shared.crew());
     let mut sink = Sink { socket: &conn.socket, tls: conn.tls.as_ref(), crew, timeout, deadline: None };
     let mut responder = FrameResponder::new(&mut sink, header);
-    let next = dispatch(&conn.state, header, body, &*shared.service, &mut responder);
+    let next = dispatch(&conn.state, header, body, &Door(shared, &*shared.service), &mut responder);
     let sent = responder.sent() as u64;
     shared.stats.tcp.send_bytes.add(sent);
     next

@@ -3,7 +3,7 @@
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_proto::{Capabilities, HEADER_LEN, Hello, Read, Request, VolumeId, Welcome};
 use spurline_transport::{
-    CallError, Channel, ChannelPool, ConnState, Connector, PoolConfig, Responder, Service, greet,
+    CallError, Channel, ChannelPool, ConnState, Connector, Lease, PoolConfig, Responder, Service, greet,
 };
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::{Read as _, Write as _};
@@ -58,11 +58,16 @@ fn soon() -> Instant {
 }
 
 fn start(config: ServerConfig) -> (TcpServer, SocketAddr, Arc<Zeros>) {
-    let service = Arc::new(Zeros::default());
-    let any = ["127.0.0.1:0".parse().unwrap()];
-    let server = TcpServer::bind(&any, Arc::clone(&service) as _, config, Arc::new(Stats::default())).unwrap();
-    let addr = server.local_addrs()[0];
+    let (server, addr, service, _) = start_counted(config);
     (server, addr, service)
+}
+
+fn start_counted(config: ServerConfig) -> (TcpServer, SocketAddr, Arc<Zeros>, Arc<Stats>) {
+    let (service, stats) = (Arc::new(Zeros::default()), Arc::new(Stats::default()));
+    let any = ["127.0.0.1:0".parse().unwrap()];
+    let server = TcpServer::bind(&any, Arc::clone(&service) as _, config, Arc::clone(&stats)).unwrap();
+    let addr = server.local_addrs()[0];
+    (server, addr, service, stats)
 }
 
 fn connector(addr: SocketAddr) -> TcpConnector {
@@ -75,10 +80,13 @@ fn connect(addr: SocketAddr) -> Box<dyn Channel> {
     channel
 }
 
-fn read(channel: &mut dyn Channel, path: &str, len: usize) -> Result<usize, CallError> {
+fn request(path: &str, len: usize) -> Request<'_> {
     let (path, version) = (path.as_bytes(), "v");
-    let request = Request::Read(Read { volume: VolumeId(1), path, version, size: 1 << 40, offset: 0, len: len as u32 });
-    let answer = channel.call(&request, &mut Vec::new(), &mut vec![1; len], &mut |_| {}, soon())?;
+    Request::Read(Read { volume: VolumeId(1), path, version, size: 1 << 40, offset: 0, len: len as u32 })
+}
+
+fn read(channel: &mut dyn Channel, path: &str, len: usize) -> Result<usize, CallError> {
+    let answer = channel.call(&request(path, len), &mut Vec::new(), &mut vec![1; len], &mut |_| {}, soon())?;
     Ok(answer.payload_len)
 }
 
@@ -258,17 +266,102 @@ fn a_reader_that_does_not_read_frees_its_worker() {
     drop(stuck);
 }
 
+/// Says `Throttled` when the server has no place for a connection that is asked for data.
+fn try_connect(addr: SocketAddr) -> Result<Box<dyn Channel>> {
+    let mut channel = connector(addr).connect(soon())?;
+    greet(&mut *channel, &Hello::new("t", "s"), soon())?;
+    Ok(channel)
+}
+
 #[test]
-fn there_is_a_limit_to_connections() {
-    let (server, addr, _) = start(ServerConfig { max_connections: 3, ..ServerConfig::default() });
-    let mut channels: Vec<_> = (0..3).map(|_| connect(addr)).collect();
-    let mut refused = connector(addr).connect(soon()).unwrap();
-    let error = greet(&mut *refused, &Hello::new("t", "s"), soon()).unwrap_err();
-    assert_eq!(error.error().kind(), ErrorKind::Unavailable, "{error}");
-    assert_eq!(read(&mut *channels[0], "f", 10).unwrap(), 10);
-    channels.pop();
-    until("a place is not given back", || server.connections() == 2);
-    assert_eq!(read(&mut *connect(addr), "f", 10).unwrap(), 10);
+fn at_the_limit_the_longest_idle_connection_makes_room() {
+    let (server, addr, service, stats) = start_counted(ServerConfig { max_connections: 16, ..ServerConfig::default() });
+    // One in eight is kept for signs of life.
+    let mut channels: Vec<_> = (0..14).map(|_| connect(addr)).collect();
+    assert_eq!(stats.trust.idle_closed.get(), 0);
+    // One that was answered this very moment may not be parked yet.
+    let mut further = Vec::new();
+    for n in 1..=5 {
+        until("nobody makes room", || try_connect(addr).map(|channel| further.push(channel)).is_ok());
+        assert_eq!(stats.trust.idle_closed.get(), n);
+    }
+    until("the closed ones stay in the table", || server.connections() == 14);
+    for channel in &mut further {
+        assert_eq!(read(&mut **channel, "f", 10).unwrap(), 10);
+    }
+    let mut closed = 0;
+    channels.iter_mut().for_each(|channel| closed += usize::from(!channel.probe()));
+    assert_eq!(closed, 5);
+    assert_eq!((stats.tcp.connections.get(), stats.tcp.connections_limit.get()), (14, 16));
+    drop((channels, further));
+    until("closed connections stay in the table", || stats.tcp.connections.get() == 0);
+    until("one is not told of", || service.closed.load(Ordering::SeqCst) == 19);
+}
+
+#[test]
+fn signs_of_life_are_answered_where_all_connections_are_in_use() {
+    let (server, addr, service, stats) =
+        start_counted(ServerConfig { max_connections: 8, max_workers: 8, ..ServerConfig::default() });
+    let mut readers: Vec<_> = (0..7).map(|_| connect(addr)).collect();
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> =
+            readers.iter_mut().map(|channel| scope.spawn(|| read(&mut **channel, "stuck", 10))).collect();
+        until("all are in use", || service.inside.load(Ordering::SeqCst) == 7);
+        for _ in 0..3 {
+            let refused = try_connect(addr).err().unwrap();
+            assert!(refused.kind() == ErrorKind::Throttled && refused.message().contains("--nconnect"), "{refused}");
+            let mut channel = connector(addr).connect(soon()).unwrap();
+            greet(&mut *channel, &Hello::new("watcher", ""), soon()).unwrap();
+            channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+            // Not even a place for such a one is left now; that it is closed says as much.
+            let pool = ChannelPool::new(Arc::new(connector(addr)), "m", "s", PoolConfig::default(), Arc::default());
+            pool.sign_of_life(soon()).unwrap();
+            assert_eq!(pool.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
+            drop(channel);
+            until("the watcher's place is not given back", || server.connections() == 7);
+        }
+        assert!(stats.trust.refused_limit.get() >= 3 && stats.trust.idle_closed.get() == 0);
+        *service.released.lock().unwrap() = true;
+        service.release.notify_all();
+        waiting.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap().unwrap(), 10));
+    });
+}
+
+#[test]
+fn more_mounts_than_places_take_turns() {
+    let (server, addr, _, stats) = start_counted(ServerConfig { max_connections: 8, ..ServerConfig::default() });
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(move || {
+                let pause = Duration::from_millis(5);
+                let config = PoolConfig { retry_min: pause, retry_max: pause, ..PoolConfig::default() };
+                let pool = ChannelPool::new(Arc::new(connector(addr)), "m", "s", config, Arc::default());
+                let mut done = 0;
+                let read = |mut lease: Lease<'_>| {
+                    lease.call(&request("f", 3000), &mut Vec::new(), &mut [1; 3000], &mut |_| {}, soon())
+                };
+                // A mount would ask again, or another node.
+                until("there is no turn", || {
+                    match pool.checkout(soon()).map_err(CallError::Answered).and_then(read) {
+                        Ok(answer) => {
+                            assert_eq!(answer.payload_len, 3000);
+                            done += 1;
+                        }
+                        Err(error) => {
+                            let kind = error.error().kind();
+                            assert!(matches!(kind, ErrorKind::Unavailable | ErrorKind::Throttled), "{error}");
+                        }
+                    }
+                    done == 10
+                });
+            });
+        }
+    });
+    assert!(stats.trust.idle_closed.get() > 0);
+    until("closed connections stay in the table", || server.connections() == 0);
+    // None of the places was lost.
+    let all: Vec<_> = (0..7).map(|_| connect(addr)).collect();
+    assert_eq!(server.connections(), all.len());
 }
 
 #[test]

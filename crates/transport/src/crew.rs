@@ -5,6 +5,7 @@
 //! neither what a connection is made of nor what requests mean.
 
 use crate::turns::{Turn, Turns};
+use crate::{ConnState, Places, Seated};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -37,12 +38,12 @@ pub enum End {
 /// What a crew works on.
 pub trait Crewed: Send + Sync + 'static {
     /// One connection.
-    type Conn;
+    type Conn: Seated;
 
     /// The crew, which is part of what it works on.
     fn crew(&self) -> &Crew;
-    /// The connection of this number, unless it is gone.
-    fn conn(&self, id: u64) -> Option<Arc<Self::Conn>>;
+    /// Its connections.
+    fn places(&self) -> &Places<Self::Conn>;
     /// Room of a worker's own for requests, in bytes.
     fn inbox_len(&self) -> usize {
         0
@@ -50,8 +51,6 @@ pub trait Crewed: Send + Sync + 'static {
     /// Answers requests of one connection until it has none for a while; with `life_only` not for longer than it takes to
     /// see that it is asked for data.
     fn serve(&self, conn: &Self::Conn, inbox: &mut [u8], life_only: bool) -> End;
-    /// Who is at the other end, for logs.
-    fn peer<'a>(&self, conn: &'a Self::Conn) -> &'a str;
     /// Where refused connections are counted and said.
     fn refusals(&self) -> &Refusals;
     /// Forgets a connection that is over, and ends it.
@@ -128,20 +127,16 @@ impl Crew {
         epoll::add(&self.life, fd, EventData::new_u64(id), flags | EventFlags::ONESHOT)
     }
 
-    /// Waits for a connection's next event among those of its kind: `moved` once it was asked for data, which `for_data` says.
+    /// Waits for a connection's next event among those of its kind.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn park(
-        &self,
-        fd: impl AsFd,
-        id: u64,
-        flags: EventFlags,
-        moved: &AtomicBool,
-        for_data: bool,
-    ) -> rustix::io::Result<()> {
+    pub fn park(&self, fd: impl AsFd, state: &ConnState, flags: EventFlags) -> rustix::io::Result<()> {
+        let (id, moved) = (state.id(), state.moved());
         let again = |set| epoll::modify(set, fd.as_fd(), EventData::new_u64(id), flags | EventFlags::ONESHOT);
-        match (moved.load(Ordering::Acquire), for_data) {
+        // Before it is armed, as the worker that takes its next event has it from then on.
+        state.park();
+        match (moved.load(Ordering::Acquire), state.for_data()) {
             (true, _) => again(&self.epoll),
             (false, false) => again(&self.life),
             (false, true) => {
@@ -285,10 +280,14 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
         if id == STOP {
             return;
         }
-        let Some(conn) = shared.conn(id) else {
+        let Some(conn) = shared.places().get(id) else {
             held = turn;
             continue;
         };
+        if !conn.state().take_up() {
+            held = turn;
+            continue;
+        }
         turn.iter().for_each(Turn::begin);
         // Somebody has to be left who takes events when this request takes long.
         if others_idle == 0
@@ -307,7 +306,7 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
             End::Parked => {}
             End::Closed => shared.remove(&conn),
             End::Close(error) => {
-                let (peer, refusals) = (shared.peer(&conn), shared.refusals());
+                let (peer, refusals) = (&conn.state().endpoints().peer, shared.refusals());
                 match error.kind() {
                     ErrorKind::PermissionDenied => refusals.refused(peer, Reason::Proof, &error),
                     ErrorKind::Protocol => refusals.refused(peer, Reason::Frames, &error),

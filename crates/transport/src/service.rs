@@ -7,8 +7,15 @@ use spurline_proto::{Body, FrameError, Header, Hello, MAX_GREETING_BODY, MAX_REQ
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+
+/// The number of the next parking: whose is lower is parked for longer.
+static PARKINGS: AtomicU64 = AtomicU64::new(WITH_WORKER + 1);
+/// A worker has the connection, or it was never parked.
+const WITH_WORKER: u64 = 0;
+/// The connection is being ended to make room for another.
+const GOES: u64 = u64::MAX;
 
 /// What is known of the connection a request came on.
 #[derive(Debug)]
@@ -18,6 +25,12 @@ pub struct ConnState {
     peer_name: OnceLock<String>,
     /// It greeted for a source.
     for_data: AtomicBool,
+    /// It has one of the places for those that do.
+    admitted: AtomicBool,
+    /// It is parked among those that are asked for data.
+    moved: AtomicBool,
+    /// The number of its parking while it is parked.
+    parked: AtomicU64,
     /// What has to be proved before the greeting; `None` for nothing.
     gate: Option<Gate>,
 }
@@ -25,7 +38,16 @@ pub struct ConnState {
 impl ConnState {
     /// A new connection that has not greeted yet; `id` is unique in this process.
     pub fn new(id: u64, endpoints: Endpoints) -> Self {
-        ConnState { id, endpoints, peer_name: OnceLock::new(), for_data: AtomicBool::new(false), gate: None }
+        ConnState {
+            id,
+            endpoints,
+            peer_name: OnceLock::new(),
+            for_data: AtomicBool::new(false),
+            admitted: AtomicBool::new(false),
+            moved: AtomicBool::new(false),
+            parked: AtomicU64::new(WITH_WORKER),
+            gate: None,
+        }
     }
     /// The same for a connection whose peer has to prove first what `trust` asks for.
     pub fn guarded(id: u64, endpoints: Endpoints, trust: &Arc<Trust>, stats: &Arc<Stats>) -> Self {
@@ -55,6 +77,32 @@ impl ConnState {
     /// Whether it greeted for a source: all else is answered without waiting for anything.
     pub fn for_data(&self) -> bool {
         self.for_data.load(Ordering::Acquire)
+    }
+    pub(crate) fn is_admitted(&self) -> bool {
+        self.admitted.load(Ordering::Acquire)
+    }
+    pub(crate) fn set_admitted(&self, admitted: bool) {
+        self.admitted.store(admitted, Ordering::Release);
+    }
+    pub(crate) fn moved(&self) -> &AtomicBool {
+        &self.moved
+    }
+    /// A worker leaves it.
+    pub(crate) fn park(&self) {
+        self.parked.store(PARKINGS.fetch_add(1, Ordering::Relaxed), Ordering::Release);
+    }
+    /// A worker takes it, unless it is being ended.
+    pub(crate) fn take_up(&self) -> bool {
+        let unless_it_goes = |parked| (parked != GOES).then_some(WITH_WORKER);
+        self.parked.fetch_update(Ordering::AcqRel, Ordering::Acquire, unless_it_goes).is_ok()
+    }
+    /// The number of its parking; `None` while a worker has it.
+    pub(crate) fn parked(&self) -> Option<u64> {
+        Some(self.parked.load(Ordering::Acquire)).filter(|parked| !matches!(*parked, WITH_WORKER | GOES))
+    }
+    /// Says that it is being ended, unless a worker took it since that parking.
+    pub(crate) fn give_up_place(&self, parking: u64) -> bool {
+        self.parked.compare_exchange(parking, GOES, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
     /// The name the peer gave in its greeting; `None` before that.
     pub fn peer_name(&self) -> Option<&str> {

@@ -182,11 +182,15 @@ sections! {
         near_bytes: Counter "bytes" "Payload bytes in memory of the NUMA node of the rail that carried them, where rails are on several nodes.",
         far_bytes: Counter "bytes" "Payload bytes in memory of another NUMA node than that of the rail that carried them.",
         bounced_bytes: Counter "bytes" "Payload bytes received into a buffer and copied, as their destination is not registered.",
+        connections: Gauge "connections" "RDMA connections of mounts to this node now.",
+        connections_limit: Gauge "connections" "The most there may be.",
     }
     /// What TCP carried.
     tcp: Tcp {
         recv_bytes: Counter "bytes" "Payload bytes received over TCP.",
         send_bytes: Counter "bytes" "Payload bytes sent over TCP.",
+        connections: Gauge "connections" "TCP connections of mounts and others to this node now.",
+        connections_limit: Gauge "connections" "The most there may be: half of the open files this process may have, 65536 at most.",
     }
     /// The under-store.
     object: Object {
@@ -208,6 +212,7 @@ sections! {
         refused_frames: Counter "connections" "Connections closed for bytes that break the protocol.",
         refused_silent: Counter "connections" "Connections closed because no whole request came in time.",
         refused_limit: Counter "connections" "Connections closed because there were too many.",
+        idle_closed: Counter "connections" "Connections that had been idle for longest, closed to make room for others.",
     }
     /// The cache group this process belongs to, follows or coordinates.
     group: Group {
