@@ -1,6 +1,7 @@
 //! `spurline status`: one line for each mount and node asked, and for each cache disk what it does.
 
 use crate::cli::StatusArgs;
+use crate::report::{plain, printable};
 use crate::target::{ANSWER, Asked, everything, find};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
@@ -70,11 +71,15 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
 
 /// One line of text or JSON; `unanswered` is the state of one that did not answer.
 fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_json: bool) {
+    let shown = printable(name.as_bytes());
     match answer {
         Err(fault) if as_json => {
             anstream::println!("{}", json!({"target": name, "state": unanswered, "error": fault.to_string()}))
         }
-        Err(fault) => anstream::println!("{BOLD}{name}{BOLD:#}  {RED}{}{RED:#}  {fault}", unanswered),
+        Err(fault) => {
+            let why = printable(fault.to_string().as_bytes());
+            anstream::println!("{BOLD}{shown}{BOLD:#}  {RED}{unanswered}{RED:#}  {why}");
+        }
         Ok((mut status, stats)) if as_json => {
             if let Some(object) = status.as_object_mut() {
                 object.insert("target".into(), name.into());
@@ -83,13 +88,15 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_
             anstream::println!("{status}");
         }
         Ok((status, stats)) => {
+            // Whose words these are is not always known.
+            let status = plain(status);
             let state = status["state"].as_str().unwrap_or("up");
             let kind = status["kind"].as_str().unwrap_or("process");
             let cache = &stats["blockcache"];
             let number = |v: &Value| v.as_u64().unwrap_or(0);
             let used = human_bytes(number(&cache["used_bytes"]));
             let capacity = human_bytes(number(&cache["capacity_bytes"]));
-            anstream::println!("{BOLD}{name}{BOLD:#}  {GREEN}{state}{GREEN:#}  {kind}  cache {used} of {capacity}");
+            anstream::println!("{BOLD}{shown}{BOLD:#}  {GREEN}{state}{GREEN:#}  {kind}  cache {used} of {capacity}");
             for key in ["source", "sources", "registry", "address", "fuse"] {
                 match &status[key] {
                     Value::Null => {}

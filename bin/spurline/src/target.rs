@@ -6,11 +6,11 @@ use spurline_config::words::absolute;
 use spurline_config::{Fault, HostPort};
 use spurline_net_tcp::{local_addresses, resolve as resolve_address};
 use spurline_observe::client::Peer;
+use spurline_observe::dial;
 use spurline_observe::place::{self, Located, Mount, Owner};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ fn of_words(target: &str, path: &Path, mounts: &[Mount]) -> Result<Peer, Absent>
     // The path is in no mount of ours, so looking at it can't hang for our reasons.
     let found = std::fs::symlink_metadata(path);
     if found.as_ref().is_ok_and(|meta| meta.file_type().is_socket()) {
-        return of_socket(path);
+        return of_socket(path, None);
     }
     if let Ok(address) = target.parse::<HostPort>() {
         return Ok(of_node(&address));
@@ -53,11 +53,15 @@ fn of_words(target: &str, path: &Path, mounts: &[Mount]) -> Result<Peer, Absent>
     let full = absolute(path);
     for socket in own_candidates(Owner::Mount(&full)) {
         if socket.exists() {
-            return if UnixStream::connect(&socket).is_ok() {
-                Ok(Peer::Socket(socket))
-            } else {
-                let what = format!("the mount at {} is gone: nobody answers at {}", full.display(), socket.display());
-                Err(Fault::missing(what, "mount it again").into())
+            let user = Some(place::user_of(&socket));
+            return match dial::look(&socket, user) {
+                Ok(()) => Ok(Peer::Socket(socket, user)),
+                Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(closed(&socket, &e)),
+                Err(_) => {
+                    let what =
+                        format!("the mount at {} is gone: nobody answers at {}", full.display(), socket.display());
+                    Err(Fault::missing(what, "mount it again").into())
+                }
             };
         }
     }
@@ -121,8 +125,8 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
     let theirs = |what, remedy: String| Absent { fault: Fault::missing(what, remedy), theirs: true };
     let mut refused: Option<(PathBuf, std::io::Error)> = None;
     for socket in place::candidates(Owner::Mount(&mount.mountpoint), mount.uid) {
-        match UnixStream::connect(&socket) {
-            Ok(_) => return Ok(Peer::Socket(socket)),
+        match dial::look(&socket, Some(mount.uid)) {
+            Ok(()) => return Ok(Peer::Socket(socket, Some(mount.uid))),
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => refused = Some((socket, e)),
         }
@@ -130,7 +134,11 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
     match refused {
         Some((socket, e)) if e.kind() == ErrorKind::PermissionDenied => Err(theirs(
             format!("the mount at {at} belongs to user {}: {}: {e}", mount.uid, socket.display()),
-            "ask as that user or as root".to_owned(),
+            if rustix::process::geteuid().is_root() {
+                format!("ask with the {} that it was started with", place::RUNTIME_DIR_ENV)
+            } else {
+                "ask as that user or as root".to_owned()
+            },
         )),
         Some((socket, e)) => {
             let what = format!(
@@ -169,9 +177,9 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
     }
 }
 
-fn of_socket(path: &Path) -> Result<Peer, Absent> {
-    match UnixStream::connect(path) {
-        Ok(_) => Ok(Peer::Socket(path.to_owned())),
+fn of_socket(path: &Path, user: Option<u32>) -> Result<Peer, Absent> {
+    match dial::look(path, user) {
+        Ok(()) => Ok(Peer::Socket(path.to_owned(), user)),
         Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(closed(path, &e)),
         Err(e) => {
             let what = format!("nobody answers at the admin socket {}: {e}", path.display());
@@ -183,12 +191,13 @@ fn of_socket(path: &Path) -> Result<Peer, Absent> {
 /// A node of this machine answers at its socket; any other at its metrics address.
 fn of_node(address: &HostPort) -> Peer {
     let name = address.to_string();
-    let called = own_candidates(Owner::Node(&name)).into_iter().find(|socket| UnixStream::connect(socket).is_ok());
-    called.or_else(|| by_other_address(&name)).map_or(Peer::Http(name), Peer::Socket)
+    let mut called = own_candidates(Owner::Node(&name)).into_iter().map(own);
+    let called = called.find(|peer| matches!(peer, Peer::Socket(at, user) if dial::look(at, *user).is_ok()));
+    called.or_else(|| by_other_address(&name)).unwrap_or(Peer::Http(name))
 }
 
 /// The socket of a process of this machine that listens there: one with several addresses calls it after the first.
-fn by_other_address(name: &str) -> Option<PathBuf> {
+fn by_other_address(name: &str) -> Option<Peer> {
     let here: Vec<IpAddr> = local_addresses().ok()?.into_iter().map(|local| local.ip).collect();
     let mut wanted = resolve_address(name, Instant::now() + LOOK).ok()?;
     wanted.retain(|at| at.ip().is_loopback() || here.contains(&at.ip()));
@@ -196,13 +205,14 @@ fn by_other_address(name: &str) -> Option<PathBuf> {
         return None;
     }
     let listens = |(_, socket): (String, PathBuf)| {
-        let status = Peer::Socket(socket.clone()).status(LOOK).ok()?;
+        let peer = own(socket);
+        let status = peer.status(LOOK).ok()?;
         let addresses = status["addresses"].as_array()?.iter().filter_map(|at| at.as_str()?.parse().ok());
-        Some((socket, addresses.collect::<Vec<SocketAddr>>()))
+        Some((peer, addresses.collect::<Vec<SocketAddr>>()))
     };
     let processes: Vec<_> = node_sockets().into_iter().filter_map(listens).collect();
     let find = |is: &dyn Fn(&SocketAddr) -> bool| {
-        processes.iter().find(|(_, addresses)| addresses.iter().any(is)).map(|(socket, _)| socket.clone())
+        processes.iter().find(|(_, addresses)| addresses.iter().any(is)).map(|(peer, _)| peer.clone())
     };
     // By localhost people mean this machine, also where nobody listens at its loopback address.
     let loopback = |at: &SocketAddr| wanted.iter().any(|w| w.ip().is_loopback() && w.port() == at.port());
@@ -224,6 +234,12 @@ fn node_sockets() -> Vec<(String, PathBuf)> {
     found
 }
 
+/// What answers at a socket that is looked for in this user's directories.
+fn own(socket: PathBuf) -> Peer {
+    let user = place::user_of(&socket);
+    Peer::Socket(socket, Some(user))
+}
+
 fn own_candidates(owner: Owner<'_>) -> Vec<PathBuf> {
     place::candidates(owner, rustix::process::geteuid().as_raw())
 }
@@ -242,7 +258,7 @@ pub fn everything() -> Result<Vec<Asked>, Fault> {
     }
     for (node, socket) in node_sockets() {
         if !all.iter().any(|(known, _)| *known == node)
-            && let Ok(peer) = of_socket(&socket)
+            && let Ok(peer) = of_socket(&socket, Some(place::user_of(&socket)))
         {
             all.push((node, Ok(peer)));
         }

@@ -9,9 +9,9 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{PidfdFlags, pidfd_open};
 use spurline_config::Fault;
 use spurline_observe::client::Peer;
+use spurline_observe::dial;
 use spurline_observe::place::{self, Mount};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -142,8 +142,8 @@ struct Running {
 
 impl Running {
     fn of(mount: &Mount) -> Option<Running> {
-        let Ok(Peer::Socket(socket)) = of_mount(mount) else { return None };
-        let process = place::answering(&socket).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let Ok(Peer::Socket(socket, _)) = of_mount(mount) else { return None };
+        let process = dial::process(&socket).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         Some(Running { socket, process })
     }
 
@@ -171,7 +171,7 @@ impl Running {
                 Timespec::try_from(limit).is_ok_and(|limit| poll(&mut ended, Some(&limit)).is_ok_and(|n| n > 0))
             }
             None => {
-                let ended = UnixStream::connect(&self.socket).is_err();
+                let ended = dial::look(&self.socket, None).is_err();
                 if !ended {
                     std::thread::sleep(Duration::from_millis(20));
                 }

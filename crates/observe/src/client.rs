@@ -1,13 +1,13 @@
 //! Asking a running mount or node: over its admin socket, or a node's metrics address. Every wait has a deadline.
 
+use crate::dial::{self, Until, left};
 use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest answer taken: the blocks of a file of some terabytes.
 const MAX_ANSWER: u64 = 64 << 20;
@@ -15,8 +15,8 @@ const MAX_ANSWER: u64 = 64 << 20;
 /// A process that answers questions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// At an admin socket.
-    Socket(PathBuf),
+    /// At an admin socket, of this user or of root where one is given.
+    Socket(PathBuf, Option<u32>),
     /// At a metrics address, which knows stats and health only.
     Http(String),
 }
@@ -28,7 +28,7 @@ impl Peer {
     /// When it can't be reached or does not answer in time.
     pub fn stats(&self, limit: Duration) -> Result<Value> {
         match self {
-            Peer::Socket(path) => ask(path, &json!({"op": "stats"}), limit),
+            Peer::Socket(path, user) => ask_of(path, *user, &json!({"op": "stats"}), limit),
             Peer::Http(address) => get_json(address, "/stats.json", limit),
         }
     }
@@ -39,7 +39,7 @@ impl Peer {
     /// As [`Peer::stats`].
     pub fn status(&self, limit: Duration) -> Result<Value> {
         match self {
-            Peer::Socket(path) => ask(path, &json!({"op": "status"}), limit),
+            Peer::Socket(path, user) => ask_of(path, *user, &json!({"op": "status"}), limit),
             Peer::Http(address) => get_json(address, "/status.json", limit),
         }
     }
@@ -60,7 +60,7 @@ impl Peer {
             }
         };
         match self {
-            Peer::Socket(socket) => ask(socket, &request, limit),
+            Peer::Socket(socket, user) => ask_of(socket, *user, &request, limit),
             Peer::Http(address) => {
                 let text = format!("{address}: a metrics address can't be asked about a file");
                 Err(Error::new(ErrorKind::Unsupported, text))
@@ -76,7 +76,7 @@ impl Peer {
         let mut request = request.clone();
         request["op"] = json!("jobs");
         match self {
-            Peer::Socket(socket) => ask(socket, &request, limit),
+            Peer::Socket(socket, user) => ask_of(socket, *user, &request, limit),
             Peer::Http(address) => {
                 let text = format!("{address}: a metrics address takes no jobs");
                 Err(Error::new(ErrorKind::Unsupported, text))
@@ -97,15 +97,18 @@ fn waited(what: impl std::fmt::Display, error: &std::io::Error, limit: Duration)
     }
 }
 
-/// Sends one request to an admin socket and waits for its answer.
+/// Sends one request to an admin socket, whoever's it is, and waits for its answer.
 ///
 /// # Errors
 /// Connection and deadline errors, and the error the other side answers.
 pub fn ask(socket: &Path, request: &Value, limit: Duration) -> Result<Value> {
+    ask_of(socket, None, request, limit)
+}
+
+/// The same of a socket that has to be `user`'s, or root's.
+fn ask_of(socket: &Path, user: Option<u32>, request: &Value, limit: Duration) -> Result<Value> {
     let io = |e: std::io::Error| waited(format_args!("admin socket {}", socket.display()), &e, limit);
-    let mut stream = UnixStream::connect(socket).map_err(io)?;
-    stream.set_read_timeout(Some(limit)).map_err(io)?;
-    stream.set_write_timeout(Some(limit)).map_err(io)?;
+    let mut stream = dial::open(socket, user, Instant::now() + limit).map_err(io)?;
     stream.write_all(format!("{request}\n").as_bytes()).map_err(io)?;
     let mut line = Vec::new();
     BufReader::new(stream).take(MAX_ANSWER).read_until(b'\n', &mut line).map_err(io)?;
@@ -138,16 +141,19 @@ pub fn get_json(address: &str, path: &str, limit: Duration) -> Result<Value> {
 fn get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
     let io = |e: std::io::Error| waited(format_args!("http://{address}{path}"), &e, limit);
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-    for candidate in address.to_socket_addrs().map_err(io)? {
-        let mut stream = match TcpStream::connect_timeout(&candidate, limit) {
+    let until = Instant::now() + limit;
+    let candidates: Vec<_> = address.to_socket_addrs().map_err(io)?.collect();
+    for (candidate, others) in candidates.iter().zip((0..candidates.len() as u32).rev()) {
+        // One that is silent leaves time for the others.
+        let connected = left(until).and_then(|left| TcpStream::connect_timeout(candidate, left / (others + 1)));
+        let stream = match connected {
             Ok(stream) => stream,
             Err(error) => {
                 last = error;
                 continue;
             }
         };
-        stream.set_read_timeout(Some(limit)).map_err(io)?;
-        stream.set_write_timeout(Some(limit)).map_err(io)?;
+        let mut stream = Until { stream, until };
         let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).map_err(io)?;
         let mut answer = Vec::new();

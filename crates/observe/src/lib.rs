@@ -5,6 +5,7 @@
 pub mod access;
 pub mod client;
 pub mod clock;
+pub mod dial;
 pub mod http;
 pub mod log;
 pub mod place;

@@ -1,13 +1,12 @@
 //! Where the admin socket of a mount or a node is, and which mount a path lies in. All of it is found from mount tables
 //! below `/proc` and words: a mount that hangs is never asked anything.
 
-use rustix::process::Pid;
+use crate::dial;
 use serde_json::json;
 use spurline_types::{Error, ErrorKind, Result};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -44,17 +43,11 @@ pub fn mounts() -> Result<Vec<Mount>> {
     Ok(parse_mountinfo(&text))
 }
 
-/// The process that answers at a socket; not told of one in another process namespace.
-pub fn answering(socket: &Path) -> Option<Pid> {
-    let stream = UnixStream::connect(socket).ok()?;
-    Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid)
-}
-
 /// The process that answers at `socket` has a mount at `mountpoint` no longer: it was detached, and files of it are open
 /// still. By that process's own mount table, since it may be another namespace's than ours. False where that can't be
 /// told, and for one that is about to mount.
 pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
-    let Some(process) = answering(socket) else { return false };
+    let Some(process) = dial::process(socket) else { return false };
     let table = std::fs::read(format!("/proc/{}/mountinfo", process.as_raw_pid()));
     let gone = |table: Vec<u8>| !parse_mountinfo(&table).iter().any(|mount| mount.mountpoint == mountpoint);
     let serves =
@@ -232,6 +225,12 @@ fn own_dirs(uid: u32) -> Vec<PathBuf> {
 /// Where to look for the socket of `owner`, run by user `uid`.
 pub fn candidates(owner: Owner<'_>, uid: u32) -> Vec<PathBuf> {
     runtime_dirs(uid).into_iter().map(|dir| dir.join(owner.file_name())).collect()
+}
+
+/// Whose socket one of this user's [`candidates`] has to be: in a directory that a person named that directory's owner's.
+pub fn user_of(socket: &Path) -> u32 {
+    let named = named_dir().filter(|dir| socket.starts_with(dir)).and_then(|dir| std::fs::metadata(dir).ok());
+    named.map_or_else(|| rustix::process::geteuid().as_raw(), |dir| dir.uid())
 }
 
 /// Makes this user's runtime directory, readable by nobody else.

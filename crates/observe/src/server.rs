@@ -1,7 +1,7 @@
 //! The admin socket's server: a JSON object in a line, a JSON object in a line back. It has threads of its
 //! own, so it answers while every other thread of the process waits for something.
 
-use crate::AdminTarget;
+use crate::{AdminTarget, dial};
 use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -40,7 +40,7 @@ impl AdminServer {
     /// When another process answers there, or the socket can't be made.
     pub fn start(path: &Path, target: Arc<dyn AdminTarget>) -> Result<Self> {
         let what = || format!("admin socket {}", path.display());
-        if UnixStream::connect(path).is_ok() {
+        if dial::look(path, None).is_ok() {
             let text = format!("{}: another process answers there; unmount it first", what());
             return Err(Error::new(ErrorKind::Invalid, text));
         }

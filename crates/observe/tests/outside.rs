@@ -4,12 +4,12 @@ use serde_json::{Value, json};
 use spurline_observe::client::{Peer, ask};
 use spurline_observe::http::{Bind, MetricsServer};
 use spurline_observe::server::AdminServer;
-use spurline_observe::{AdminTarget, place};
+use spurline_observe::{AdminTarget, dial, place};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -61,7 +61,7 @@ fn questions_and_answers() {
     let (target, _hang) = target(false);
     let server = AdminServer::start(&socket, target).unwrap();
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-    let peer = Peer::Socket(socket.clone());
+    let peer = Peer::Socket(socket.clone(), None);
     assert_eq!(peer.stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
     assert_eq!(peer.status(LIMIT).unwrap()["kind"], "test");
     assert_eq!(peer.info("ä/b".as_bytes(), LIMIT).unwrap()["bytes"], json!("ä/b".as_bytes()));
@@ -99,7 +99,7 @@ fn it_answers_while_another_question_hangs() {
     let socket = dir.path().join("a.sock");
     let (target, hang) = target(false);
     let _server = AdminServer::start(&socket, target).unwrap();
-    let peer = Peer::Socket(socket);
+    let peer = Peer::Socket(socket, None);
     let other = peer.clone();
     let waiting = std::thread::spawn(move || other.info(b"hang", LIMIT));
     assert_eq!(peer.info(b"hang", Duration::from_millis(200)).unwrap_err().kind(), ErrorKind::Timeout);
@@ -113,7 +113,7 @@ fn a_socket_of_the_dead_is_replaced_and_one_of_the_living_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("a.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    assert_eq!(Peer::Socket(socket.clone()).stats(LIMIT).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(Peer::Socket(socket.clone(), None).stats(LIMIT).unwrap_err().kind(), ErrorKind::Unavailable);
     let _server = AdminServer::start(&socket, target(false).0).unwrap();
     let error = AdminServer::start(&socket, target(false).0).unwrap_err();
     assert!(error.message().contains("another process answers"), "{error}");
@@ -169,6 +169,74 @@ fn something_that_is_no_metrics_server_is_told_apart() {
     let error = Peer::Http(address.to_string()).stats(LIMIT).unwrap_err();
     other.join().unwrap();
     assert!(error.message().contains("no metrics") || error.kind() == ErrorKind::Unavailable, "{error}");
+}
+
+/// Answers whoever asks first by a byte now and then, for as long as that one listens.
+fn trickle(mut stream: impl Write) {
+    while stream.write_all(b" ").is_ok() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_process_that_takes_no_connections_is_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("a.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    // More than may wait; what is there is told all the same.
+    for _ in 0..4 {
+        dial::look(&socket, None).unwrap();
+    }
+    let error = ask(&socket, &json!({"op": "status"}), Duration::from_millis(300)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(error.message().contains("stopped or very busy"), "{error}");
+    assert!(dial::process(&socket).is_none());
+    assert!(!place::is_detached(&socket, Path::new("/mnt/x")));
+    let error = AdminServer::start(&socket, target(false).0).unwrap_err();
+    assert!(error.message().contains("another process answers there"), "{error}");
+    drop(listener);
+    assert!(dial::look(&socket, None).is_err());
+}
+
+#[test]
+fn an_answer_that_trickles_in_ends_at_its_deadline() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("a.sock");
+    let admin = UnixListener::bind(&socket).unwrap();
+    let page = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let peers = [Peer::Socket(socket, None), Peer::Http(page.local_addr().unwrap().to_string())];
+    let slow = [
+        std::thread::spawn(move || trickle(admin.accept().unwrap().0)),
+        std::thread::spawn(move || trickle(page.accept().unwrap().0)),
+    ];
+    for peer in peers {
+        let error = peer.stats(Duration::from_secs(1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    }
+    slow.into_iter().for_each(|one| one.join().unwrap());
+}
+
+#[test]
+fn a_socket_in_somebody_elses_place_is_not_asked() {
+    use rustix::process::{Uid, geteuid};
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let socket = dir.path().join("a.sock");
+    // Root's are anybody's, so there the other one is another user.
+    let theirs = if geteuid().is_root() { Uid::from_raw(65534) } else { geteuid() };
+    let at = socket.clone();
+    let _listener = std::thread::spawn(move || {
+        rustix::thread::set_thread_res_uid(theirs, theirs, theirs).unwrap();
+        UnixListener::bind(at).unwrap()
+    })
+    .join()
+    .unwrap();
+    dial::look(&socket, Some(theirs.as_raw())).unwrap();
+    let other = theirs.as_raw() - 1;
+    assert_eq!(dial::look(&socket, Some(other)).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    let error = Peer::Socket(socket, Some(other)).status(LIMIT).unwrap_err();
+    assert!(error.message().contains("in the place of user"), "{error}");
 }
 
 #[test]

@@ -189,7 +189,7 @@ impl Stage {
 
     fn await_answer(&mut self, role: Role, socket: &Path, control: &Control) -> Result<Duration, Fault> {
         let start = Instant::now();
-        let peer = Peer::Socket(socket.to_owned());
+        let peer = Peer::Socket(socket.to_owned(), None);
         let mountpoint = self.mountpoint();
         loop {
             control.go_on()?;
@@ -224,7 +224,7 @@ impl Stage {
     /// # Errors
     /// When one does not answer.
     pub fn counters(&self) -> Result<Counters, Fault> {
-        let ask = |owner: Owner<'_>| Peer::Socket(self.path("run").join(owner.file_name())).stats(self.limit);
+        let ask = |owner: Owner<'_>| Peer::Socket(self.path("run").join(owner.file_name()), None).stats(self.limit);
         Ok(Counters { node: ask(Owner::Node(&self.address))?, mount: ask(Owner::Mount(&self.mountpoint()))? })
     }
 

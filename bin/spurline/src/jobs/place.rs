@@ -5,10 +5,10 @@ use crate::target::{ANSWER, locate};
 use serde_json::{Value, json};
 use spurline_config::{Fault, HostPort, Registry, Source};
 use spurline_observe::client::Peer;
+use spurline_observe::dial;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, url};
 use std::io::Read as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -176,7 +176,7 @@ impl Place {
     pub fn fault(&self, error: &Error) -> Fault {
         match &self.who {
             // It was unmounted, or killed.
-            Who::Mount { peer: Peer::Socket(socket), mountpoint } if UnixStream::connect(socket).is_err() => {
+            Who::Mount { peer: Peer::Socket(socket, _), mountpoint } if dial::look(socket, None).is_err() => {
                 Fault::missing(
                     format!("the mount at {} is gone, and its jobs with it: {error}", mountpoint.display()),
                     "mount it again and begin the job anew",

@@ -1,5 +1,6 @@
 //! A job for a person: a bar while it works, a few lines at its end.
 
+use crate::report::{plain, printable};
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
@@ -54,8 +55,10 @@ impl Bar {
 }
 
 fn progress(job: &Value) -> Option<(Progress, Counts)> {
+    // With names of files, which may hold anything.
+    let job = plain(job.clone());
     let progress = serde_json::from_value(job.clone()).ok()?;
-    Some((progress, serde_json::from_value(job.clone()).unwrap_or_default()))
+    Some((progress, serde_json::from_value(job).unwrap_or_default()))
 }
 
 /// Of how many files people are told: what could not be found is no file of the total, and failed.
@@ -108,7 +111,8 @@ pub fn report(job: &Value, as_json: bool) -> ExitCode {
     if as_json {
         anstream::println!("{job}");
     } else {
-        anstream::print!("{}", text(job["id"].as_str().unwrap_or("job"), job["action"] == "free", &p, counts));
+        let id = printable(job["id"].as_str().unwrap_or("job").as_bytes());
+        anstream::print!("{}", text(&id, job["action"] == "free", &p, counts));
     }
     ExitCode::from(u8::from(bad))
 }
