@@ -117,7 +117,7 @@ sections! {
         errors: Counter "operations" "Those that failed, names that do not exist not counted.",
         lat_us: Counter "microseconds" "Time spent on them, summed.",
         cache_hits: Counter "operations" "Lookups answered from metadata held here.",
-        skipped_names: Counter "names" "Times a name of the under-store was left out of a listing because no file can have it, or what has it can't be looked at.",
+        skipped_names: Counter "names" "Times a name of the under-store was left out of a listing because no file can have it, or it is a mount whose server is gone.",
     }
     /// The block store on disks and in memory.
     blockcache: BlockCache {

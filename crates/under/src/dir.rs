@@ -315,9 +315,8 @@ impl Inner {
         let start = cursor.map_or(0, |c| names.after(c));
         let end = names.len().min(start.saturating_add(max));
         let look = |name: &[u8]| rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
-        let (entries, left_out) = entries(&names, start..end, look).map_err(|(name, errno)| {
-            os(&format!("stat of '{}' in '{}', as of all others there", show(name), show(path)), errno)
-        })?;
+        let (entries, left_out) = entries(&names, start..end, look)
+            .map_err(|(name, errno)| os(&format!("stat of '{}' in '{}'", show(name), show(path)), errno))?;
         stats.metadata.skipped_names.add(left_out.of_no_kind + left_out.unseen);
         self.note(path, &left_out, end - start == names.len());
         let more = end < names.len();
@@ -337,8 +336,7 @@ impl Inner {
                 incomplete.insert(path.to_vec());
                 drop(incomplete);
                 tracing::warn!(
-                    "'{}' is left out of '{}' of '{}', as is what else can't be looked at there: {errno}; see whether a \
-                     file system that is mounted in it is gone (df, dmesg)",
+                    "'{}' is left out of '{}' of '{}': {errno}; what is mounted there is gone, unmount it or mount it again",
                     show(name),
                     show(path),
                     self.root.display()
@@ -436,14 +434,14 @@ type Unseen<'a> = (&'a [u8], Errno);
 struct LeftOut<'a> {
     /// Sockets, pipes, devices.
     of_no_kind: u64,
-    /// Names that can't be looked at.
+    /// Mounts whose server is gone.
     unseen: u64,
     /// The first of those.
     first: Option<Unseen<'a>>,
 }
 
-/// The entries of some of a directory's names. One that can't be looked at (a mount whose server is gone, a damaged inode)
-/// does not hide the others; fails where no name of the directory can be looked at.
+/// The entries of some of a directory's names. A mount in it whose server is gone does not hide the others; fails where
+/// no name of the directory can be looked at, and for any other error.
 fn entries<'a>(
     names: &'a Names,
     page: Range<usize>,
@@ -460,12 +458,12 @@ fn entries<'a>(
             },
             // Removed since the names were read.
             Err(Errno::NOENT) => {}
-            // This host's trouble, and not the name's.
-            Err(errno @ Errno::NOMEM) => return Err((name, errno)),
-            Err(errno) => {
+            Err(errno @ (Errno::NOTCONN | Errno::HOSTDOWN)) => {
                 left_out.unseen += 1;
                 left_out.first.get_or_insert((name, errno));
             }
+            // Who copies and deletes by this listing must not take a damaged file for one that is gone.
+            Err(errno) => return Err((name, errno)),
         }
     }
     match left_out.first {
@@ -668,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_can_not_be_looked_at_hides_no_other() {
+    fn a_mount_that_is_dead_hides_no_other_name_and_a_damaged_file_is_not_left_out() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), b"x").unwrap();
         let stat = rustix::fs::stat(dir.path().join("file")).unwrap();
@@ -682,9 +680,9 @@ mod tests {
         let (dead, io) = (Err(Errno::NOTCONN), Err(Errno::IO));
         assert_eq!(list(0..4, [Ok(()), dead, Err(Errno::NOENT), Ok(())]), Ok((b"ad".to_vec(), 1)));
         // A page of which none can be looked at is no fault while others can.
-        assert_eq!(list(1..3, [Ok(()), dead, io, dead]), Ok((vec![], 2)));
-        assert_eq!(list(1..3, [io, dead, io, dead]), Err((&b"b"[..], Errno::NOTCONN)));
+        assert_eq!(list(1..3, [Ok(()), dead, dead, io]), Ok((vec![], 2)));
+        assert_eq!(list(1..3, [io, dead, dead, io]), Err((&b"b"[..], Errno::NOTCONN)));
         assert_eq!(list(0..4, [Err(Errno::NOENT); 4]), Ok((vec![], 0)));
-        assert_eq!(list(0..4, [Ok(()), Err(Errno::NOMEM), Ok(()), Ok(())]), Err((&b"b"[..], Errno::NOMEM)));
+        assert_eq!(list(0..4, [Ok(()), io, dead, Ok(())]), Err((&b"b"[..], Errno::IO)));
     }
 }

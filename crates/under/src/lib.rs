@@ -13,7 +13,7 @@
 //!   names it.
 //! - **Directories.** Names are bytes. Symbolic links are shown as such and never followed, not even in the middle of
 //!   a path, so that nothing outside the source is reachable through it. Sockets, pipes and devices are left out and
-//!   counted, and so is what can't be looked at (a mount whose server is gone) while anything else in its folder can.
+//!   counted, and so is a mount in it whose server is gone, while anything else in its folder can be looked at.
 //!
 //! # What a version is
 //! - **Object stores:** the etag, sent as `If-Match` with every read and compared with the answer's.
