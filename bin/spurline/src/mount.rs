@@ -227,6 +227,7 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
     }
     let pool = Pool::new(pool_bytes(config), config.cache.block_size as usize)?;
     let (fresh, store) = parts::open_store(&config.cache, &pool, stats)?;
+    parts::warn_of_caches_in(config.source.as_str(), &config.cache);
     let tier = Tier::new(Arc::clone(&pool));
     let shared = Shared::new(
         Arc::clone(&tier),

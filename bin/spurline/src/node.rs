@@ -48,6 +48,9 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         tracing::info!("source {}", under.describe());
     }
     let (fresh, store) = parts::open_store(&config.cache, &pool, &stats)?;
+    for source in &config.sources {
+        parts::warn_of_caches_in(source.as_str(), &config.cache);
+    }
     let marks = settings::compare_with_before(&config, store.is_some())?;
     let tier = Tier::new(Arc::clone(&pool));
     let shared = Shared::new(

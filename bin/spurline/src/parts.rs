@@ -7,7 +7,7 @@ use spurline_mem::{Pool, Tier};
 use spurline_store::{Capacity, DiskState, DiskStatus, Fresh, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore};
+use spurline_under::{Cached, MetadataConfig, Scheme, UnderConfig, UnderStore};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +69,24 @@ pub fn has_disks(config: &config::CacheConfig) -> bool {
     !matches!(config.size, CacheSize::None)
         && !matches!(config.iorpc_mode, IorpcMode::Disable)
         && !config.dirs.is_empty()
+}
+
+/// Says so where a cache directory lies in a directory source: whoever reads all of that reads the cache as well, and has
+/// it cached in turn.
+pub fn warn_of_caches_in(source: &str, config: &config::CacheConfig) {
+    let Ok(source) = spurline_under::Source::parse(source) else { return };
+    if source.scheme() != Scheme::Directory || !has_disks(config) {
+        return;
+    }
+    let Ok(folder) = source.path().canonicalize() else { return };
+    for dir in config.dirs.iter().filter(|dir| dir.canonicalize().is_ok_and(|dir| dir.starts_with(&folder))) {
+        tracing::warn!(
+            "cache directory {} lies in the source {}: who reads all of the source reads the cache too, and caches that; \
+             give --cache-dir a place outside of it",
+            dir.display(),
+            folder.display()
+        );
+    }
 }
 
 /// Opens the cache disks; `None` when there are to be none. What is beside them has to be dropped after them.

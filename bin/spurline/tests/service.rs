@@ -156,6 +156,19 @@ fn a_mount_in_its_own_source_is_refused() {
 }
 
 #[test]
+fn a_cache_in_the_source_is_warned_of() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let cache = rig.path("src/cache");
+    let out = rig.mount(&["--cache-dir", cache.to_str().unwrap()]);
+    assert!(out.status.success(), "{}", text(&out));
+    let log = std::fs::read_to_string(rig.path("log")).unwrap();
+    assert_eq!(log.matches("lies in the source").count(), 1, "{log}");
+}
+
+#[test]
 fn a_background_mount_that_fails_says_why_and_with_which_code() {
     let rig = Rig::new();
     std::fs::remove_dir(rig.path("mnt")).unwrap();

@@ -217,6 +217,9 @@ impl Cache {
             if block.is_ready() {
                 stats.hit_bytes.add(range.len() as u64);
                 stats.mem_hit_bytes.add(range.len() as u64);
+            } else if self.on_disk(object, id.index) {
+                // On its way from there.
+                stats.hit_bytes.add(range.len() as u64);
             } else {
                 stats.miss_bytes.add(range.len() as u64);
             }

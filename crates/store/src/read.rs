@@ -131,7 +131,11 @@ impl Core {
         }
         scratch::with(|scratch| {
             let Some(place) = self.locate(obj, index, len, &range, &mut scratch.sums) else { return Ok(Outcome::Miss) };
-            Ok(self.read_granules(&place, range, buf, &scratch.sums))
+            let (want, outcome) = (range.len(), self.read_granules(&place, range, buf, &scratch.sums));
+            if outcome == Outcome::Hit {
+                self.stats.blockcache.disk_hit_bytes.add(want as u64);
+            }
+            Ok(outcome)
         })
     }
 
@@ -155,6 +159,7 @@ impl Core {
                 if self.read_granules(&place, start..end, bounce, sums) != Outcome::Hit {
                     return Ok(false);
                 }
+                self.stats.blockcache.disk_hit_bytes.add((end - start) as u64);
                 let upto = end.min(range.end);
                 dst[at - range.start..upto - range.start].copy_from_slice(&scratch.bytes()[at - start..upto - start]);
                 at = upto;
@@ -210,7 +215,6 @@ impl Core {
         stats.read_us.add_us(began.elapsed());
         match result {
             Ok(_) if checked == want && !wrong => {
-                stats.disk_hit_bytes.add(want as u64);
                 if want == place.len && place.flags & VERIFIED == 0 {
                     self.mark_verified(place);
                 }
