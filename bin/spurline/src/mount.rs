@@ -63,8 +63,10 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total, 0)).transpose()?;
     let reads = match &config.group {
         None => {
+            let reads = alone(&config, &stats)?;
+            // Only now: a source that hangs has been told.
             apart(&config, &mountpoint)?;
-            alone(&config, &stats)?
+            reads
         }
         Some(group) => consumer(&config, group, found, &stats)?,
     };

@@ -147,23 +147,24 @@ impl SessionConfig {
         let least = (cpus.all + 1) as u64 * self.slot_len() as u64;
         let too_many = (least > self.slot_memory).then(|| {
             format!(
-                "it would need {least} bytes of buffers for {} possible CPUs, more than the {} that --buffer-size leaves \
-                 for requests",
+                "it needs {least} bytes of buffers for {} possible CPUs, more than the {} there are for requests",
                 cpus.all, self.slot_memory
             )
         });
         match self.io {
             FuseIo::Dev => dev("asked for".into()),
+            // Who asks for it gets it, and is told what it takes beyond the budget.
             FuseIo::Uring => match (ring::available(true), too_many) {
                 (Ok(note), None) => uring(format!("asked for{note}")),
-                (Err(why), _) | (Ok(_), Some(why)) => dev(format!("io_uring was asked for, but {why}")),
+                (Ok(note), Some(much)) => uring(format!("asked for{note}, though {much}")),
+                (Err(why), _) => dev(format!("io_uring was asked for, but {why}")),
             },
             FuseIo::Auto => {
                 if self.workload == Workload::Sequential {
                     return dev("it takes less CPU for sequential reads through the page cache".into());
                 }
                 if let Some(why) = too_many {
-                    return dev(format!("io_uring is not taken: {why}"));
+                    return dev(format!("io_uring is not taken: {why}; --fuse-io uring takes it all the same"));
                 }
                 match ring::available(false) {
                     Ok(note) => uring(format!("faster for small and random reads{note}")),

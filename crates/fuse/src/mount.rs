@@ -237,13 +237,25 @@ pub(crate) fn look(path: &Path) -> Look {
     let asked = std::thread::Builder::new().name("fuse-look".into()).spawn(move || {
         // ECONNABORTED: it was broken off while this very request was under way.
         let gone = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED)];
-        let dead = fs::metadata(path).is_err_and(|e| gone.contains(&e.raw_os_error()));
+        // Not stat, which the kernel answers from what it holds: this goes to the process each time.
+        let dead = fs_answers(&path).is_err_and(|e| gone.contains(&e.raw_os_error()));
         let _ = tell.send(dead);
     });
     match asked.map(|_| told.recv_timeout(LOOK_DEADLINE)) {
         Ok(Ok(true)) => Look::Dead,
         Ok(Ok(false)) | Err(_) => Look::Alive,
         Ok(Err(_)) => Look::Silent,
+    }
+}
+
+/// Asks the file system at `path` for its size.
+fn fs_answers(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut answer = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the path ends with a zero, and the answer has room for what is written.
+    match unsafe { libc::statvfs(path.as_ptr(), answer.as_mut_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

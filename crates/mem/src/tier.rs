@@ -461,6 +461,8 @@ impl Reclaim for Tier {
             } else if try_main {
                 let Some(id) = queues.main.pop_front() else { return false };
                 if self.uses(&id) > 0 {
+                    // It can go the next time round, which passes those in use once more.
+                    main_in_use = 0;
                     queues.main.push_back(id);
                     continue;
                 }
@@ -505,7 +507,7 @@ mod tests {
 
     #[test]
     fn fills_under_way_do_not_hide_what_can_be_given_up() {
-        let tier = tier(24);
+        let (tier, second) = (tier(24), tier(2));
         // Twenty that were used again, and four that are being filled: a sixth of all.
         for n in 0..20 {
             fill(&tier, n, 64 << 10);
@@ -517,6 +519,18 @@ mod tests {
             fills.push(tier.try_fill(id(n), 64 << 10).expect("others can go for this one"));
         }
         assert_eq!(held(&tier), 10);
+        // One that was used is passed by once, and goes before it is said that none can.
+        for n in 0..2 {
+            fill(&second, n, 64 << 10);
+            second.peek(&id(n)).unwrap().uses.store(1, Ordering::Relaxed);
+        }
+        assert!(second.reclaim(64 << 10) && second.held_bytes() == 64 << 10);
+        fill(&second, 2, 64 << 10);
+        let (kept, other) = if second.peek(&id(0)).is_some() { (0, 2) } else { (1, 2) };
+        second.peek(&id(other)).unwrap().uses.store(1, Ordering::Relaxed);
+        let in_use = second.peek(&id(kept));
+        assert!(second.reclaim(64 << 10), "the other one is idle");
+        drop(in_use);
         // The same the other way round: all that was used again is in use, what is new is not.
         let used: Vec<_> = (0..20).filter_map(|n| tier.peek(&id(n))).collect();
         fills.truncate(4);

@@ -2,6 +2,7 @@
 //! whose reader sleeps takes nothing, and whoever logs may be answering a request.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::io::{Result, Write};
 use std::os::fd::AsFd;
 
@@ -26,8 +27,8 @@ impl<W: Write + AsFd> Patient<W> {
     /// Whether a piece can be written without waiting for more than [`PATIENCE`].
     fn has_room(&self) -> bool {
         let patience = if self.stuck { NO_PATIENCE } else { PATIENCE };
-        // What has hung up or fails says so when it is written to.
-        !matches!(poll(&mut [PollFd::new(&self.out, PollFlags::OUT)], Some(&patience)), Ok(0))
+        // What has hung up or fails says so when it is written to; a signal in between is no room.
+        !matches!(poll(&mut [PollFd::new(&self.out, PollFlags::OUT)], Some(&patience)), Ok(0) | Err(Errno::INTR))
     }
 
     fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
