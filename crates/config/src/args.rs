@@ -197,13 +197,14 @@ pub struct UnderArgs {
     /// Deadline of one request to the under-store
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub under_timeout: Duration,
-    /// A request without an answer for this long is sent once more, a transfer without a byte broken off and gone on with
+    /// A request without an answer for this long is sent again beside the first, up to twice; a transfer without a byte is
+    /// broken off and gone on with
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub under_stall_timeout: Duration,
-    /// How often a failed request to the under-store is tried again; unless 0, for 10 s at least where nobody listens
+    /// How often a failed request to the under-store is tried again; unless 0, with pauses of 10 s in all at least where nobody listens
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub under_retries: u32,
-    /// Requests to the under-store at one time
+    /// Requests to the under-store at one time; those sent again beside the first do not count
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_downloads: u32,
 }

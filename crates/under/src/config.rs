@@ -99,11 +99,11 @@ pub struct UnderConfig {
     /// Longest time to wait for a connection.
     pub connect_timeout: Duration,
     /// A transfer without a byte for this long is cut and its rest asked for again; a request without an answer is sent
-    /// once more beside the first, at the latest after a third of `timeout`.
+    /// again beside the first, at the latest after a third of `timeout`, and up to twice.
     pub stall_timeout: Duration,
     /// How many times in a row a request without progress is sent again.
     pub retries: u32,
-    /// Requests under way at once; further ones wait their turn.
+    /// Requests under way at once, those sent again beside one without an answer not counted; further ones wait their turn.
     pub max_downloads: usize,
     /// Threads that wait for the operating system on behalf of directory sources (`--under-threads`). Each may hold
     /// two buffers of [`UnderConfig::DIR_CHUNK`] bytes.
@@ -121,7 +121,7 @@ impl UnderConfig {
         self.stall_timeout.min(self.timeout / 3)
     }
 
-    /// How long a connection is kept unused: what is sent once more must not go to where the first attempt went, over
+    /// How long a connection is kept unused: what is sent again must not go to where the first attempt went, over
     /// another connection that has been idle since before.
     pub(crate) fn idle_timeout(&self) -> Duration {
         self.patience().min(Duration::from_secs(20))

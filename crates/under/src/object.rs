@@ -25,7 +25,9 @@ const HEADS: usize = 16;
 /// Attempts of the question asked at start: a wrong endpoint must show at once.
 const CHECK_RETRIES: u32 = 2;
 /// Attempts of one request that wait for an answer side by side.
-const BESIDE: u32 = 3;
+const BESIDE: usize = 3;
+/// Time before the deadline for saying what failed; less than any pause, so that nothing begins in it.
+const TO_TELL: Duration = Duration::from_millis(10);
 
 /// A read's destination and how far it is filled.
 struct Landing<'a> {
@@ -168,7 +170,7 @@ impl ObjectUnder {
                 self.stats.object.list_ops.add(1);
                 send()
             };
-            match self.answered(&retry, asked).await {
+            match self.answered(&mut retry, asked).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => retry.pause(failure).await?,
             }
@@ -178,33 +180,46 @@ impl ObjectUnder {
     /// The first good answer of those that begin before the deadline.
     ///
     /// A request without an answer for a while may have gone to a server that is not there any more, so it is sent again.
-    /// The first one goes on beside it: a store that takes long to begin (an archive) would begin anew each time.
+    /// The first one goes on beside it: a store that takes long to begin (an archive) would begin anew each time. Those
+    /// beside it take no place of `max_downloads`: where all places wait for a server that is gone, none would be left.
     async fn answered<'a, T>(
         &self,
-        retry: &Retry<'_>,
+        retry: &mut Retry<'_>,
         mut send: impl FnMut() -> BoxFuture<'a, Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        let limit = self.config.timeout.min(retry.left());
-        let end = Instant::now() + limit;
+        // Before the caller's time is over, or nothing could be told of why.
+        let limit = self.config.timeout.min(retry.left().saturating_sub(TO_TELL));
+        let (end, patience) = (Instant::now() + limit, self.config.patience());
         let mut under_way = FuturesUnordered::new();
         under_way.push(send());
         let (mut sent, mut failed) = (1, None);
+        let mut next = (sent <= retry.allowed()).then(|| Instant::now() + patience);
         loop {
-            let may_send = sent < BESIDE.min(retry.allowed().saturating_add(1)) && failed.is_none();
-            let again = Instant::now() + self.config.patience();
-            let wake = if may_send { end.min(again) } else { end };
+            let wake = next.filter(|_| under_way.len() < BESIDE).map_or(end, |next| next.min(end));
             match tokio::time::timeout_at(wake.into(), under_way.next()).await {
-                Ok(Some(Err(failure))) if failure.again != Again::No => failed = Some(failure),
-                Ok(Some(answer)) => return answer,
-                // None is under way any more.
-                Ok(None) => return Err(failed.unwrap_or_else(|| self.silent(limit))),
-                Err(_) if wake == end => return Err(self.silent(limit)),
-                Err(_) => {
-                    tracing::debug!(server = %self.backend.describe(), "no answer yet: asking once more");
-                    self.stats.object.retries.add(1);
-                    sent += 1;
-                    under_way.push(send());
+                // It is made again while the others are heard out.
+                Ok(Some(Err(failure))) if failure.again != Again::No && !under_way.is_empty() => {
+                    failed = Some(match retry.next(failure.clone()) {
+                        Ok(pause) => {
+                            next = Some(Instant::now() + pause);
+                            // Should it be told in the end: what it asked for was done.
+                            Failure { again: Again::Yes, ..failure }
+                        }
+                        Err(error) => {
+                            next = None;
+                            Failure { error, again: Again::No }
+                        }
+                    });
                 }
+                Ok(Some(answer)) => return answer,
+                Err(_) if wake < end => {
+                    tracing::debug!(server = %self.backend.describe(), "asking beside what has no answer yet");
+                    self.stats.object.retries.add(1);
+                    under_way.push(send());
+                    sent += 1;
+                    next = (sent <= retry.allowed()).then(|| Instant::now() + patience);
+                }
+                Ok(None) | Err(_) => return Err(failed.unwrap_or_else(|| self.silent(limit))),
             }
         }
     }
@@ -342,7 +357,7 @@ impl ObjectUnder {
         key: &str,
         object: &ObjectRef,
         landing: &mut Landing<'_>,
-        retry: &Retry<'_>,
+        retry: &mut Retry<'_>,
     ) -> Result<(), Failure> {
         let Landing { offset, sink, len, landed } = landing;
         let len = *len;
@@ -393,7 +408,7 @@ impl ObjectUnder {
         let mut landing = Landing { offset, sink, len, landed: 0 };
         loop {
             let before = landing.landed;
-            let failure = match self.transfer(backend, &key, object, &mut landing, &retry).await {
+            let failure = match self.transfer(backend, &key, object, &mut landing, &mut retry).await {
                 Ok(()) => return Ok(()),
                 Err(failure) => failure,
             };

@@ -23,9 +23,11 @@ pub(crate) struct Retry<'a> {
     allowed: u32,
     /// Time that a server gets to come back.
     restart: Duration,
-    /// Pauses since the last progress.
+    /// Pauses for it since the last progress.
     paused: Duration,
-    /// Failures since the last progress.
+    /// Attempts that found nobody, since the last progress.
+    refused: u32,
+    /// Other failures since the last progress, or since nobody was found: a server that has just come back is as new.
     failures: u32,
     /// Failures in all.
     total: u32,
@@ -35,7 +37,7 @@ impl<'a> Retry<'a> {
     pub(crate) fn new(allowed: u32, deadline: Instant, stats: &'a Stats) -> Self {
         // Who wants no second attempt wants none here.
         let restart = if allowed == 0 { Duration::ZERO } else { RESTART };
-        Retry { stats, deadline, allowed, restart, paused: Duration::ZERO, failures: 0, total: 0 }
+        Retry { stats, deadline, allowed, restart, paused: Duration::ZERO, refused: 0, failures: 0, total: 0 }
     }
 
     /// Gives a server that is not there no time to come back: nobody said yet that it ever was.
@@ -57,6 +59,7 @@ impl<'a> Retry<'a> {
     /// Bytes came before the failure: its pause starts small again.
     pub(crate) fn progressed(&mut self) {
         self.failures = 0;
+        self.refused = 0;
         self.paused = Duration::ZERO;
     }
 
@@ -65,10 +68,28 @@ impl<'a> Retry<'a> {
     /// # Errors
     /// The failure itself, when no attempt is left, none can help, or the deadline is nearer than the pause.
     pub(crate) async fn pause(&mut self, failure: Failure) -> Result<()> {
-        self.failures += 1;
+        let pause = self.next(failure)?;
+        self.stats.object.retries.add(1);
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// The pause before the next attempt.
+    ///
+    /// # Errors
+    /// As with [`Retry::pause`].
+    pub(crate) fn next(&mut self, failure: Failure) -> Result<Duration> {
         self.total += 1;
-        let exponent = (self.failures - 1).min(10);
-        let mut allowed = self.failures <= self.allowed;
+        let back = failure.again == Again::WhenBack;
+        if back {
+            self.refused += 1;
+            self.failures = 0;
+        } else {
+            self.failures += 1;
+        }
+        let in_a_row = if back { self.refused } else { self.failures };
+        let exponent = (in_a_row - 1).min(10);
+        let mut allowed = in_a_row <= self.allowed;
         let pause = match failure.again {
             Again::No => return Err(failure.error),
             // Once only: two servers that send each other's clients away must not make a loop.
@@ -87,11 +108,11 @@ impl<'a> Retry<'a> {
         if !allowed || pause >= self.left() {
             return Err(gave_up(failure.error, self.total));
         }
-        self.stats.object.retries.add(1);
         tracing::debug!(attempt = self.total, error = %failure.error, ?pause, "asking the under-store again");
-        self.paused += pause;
-        tokio::time::sleep(pause).await;
-        Ok(())
+        if back {
+            self.paused += pause;
+        }
+        Ok(pause)
     }
 }
 
