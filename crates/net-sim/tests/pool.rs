@@ -348,6 +348,13 @@ fn idle_channels_are_closed_but_for_one() {
 struct Full {
     inner: Arc<dyn Connector>,
     places: AtomicUsize,
+    refused: AtomicUsize,
+}
+
+impl Full {
+    fn new(node: &SimNode, places: usize) -> Arc<Full> {
+        Arc::new(Full { inner: node.connector(), places: AtomicUsize::new(places), refused: AtomicUsize::new(0) })
+    }
 }
 
 impl Connector for Full {
@@ -355,7 +362,10 @@ impl Connector for Full {
         let one_less = |places: usize| places.checked_sub(1);
         match self.places.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) {
             Ok(_) => self.inner.connect(deadline),
-            Err(_) => Err(Error::new(ErrorKind::Throttled, "no place")),
+            Err(_) => {
+                self.refused.fetch_add(1, Ordering::SeqCst);
+                Err(Error::new(ErrorKind::Throttled, "no place"))
+            }
         }
     }
     fn kind(&self) -> TransportKind {
@@ -369,14 +379,17 @@ impl Connector for Full {
 #[test]
 fn a_peer_without_a_place_for_more_is_no_dead_one() {
     let node = SimNode::new("n", Arc::new(Gate::default()), quiet());
-    let full = Arc::new(Full { inner: node.connector(), places: AtomicUsize::new(1) });
+    let full = Full::new(&node, 1);
     let (pool, stats) = patient_pool(Arc::clone(&full) as _, 8, 60_000);
     let only = pool.checkout(soon()).unwrap();
-    // What this caller learns, the next need not find out again: they wait for the one there is.
-    assert_eq!(pool.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
-    full.places.store(1, Ordering::SeqCst);
-    let error = pool.checkout(Instant::now() + Duration::from_millis(20)).err().unwrap();
-    assert_eq!((error.kind(), pool.state()), (ErrorKind::Timeout, PoolState::Up), "{error}");
+    // What this caller learns, the next need not find out again: both wait for the one there is.
+    for _ in 0..2 {
+        let error = pool.checkout(Instant::now() + Duration::from_millis(20)).err().unwrap();
+        assert_eq!((error.kind(), pool.state()), (ErrorKind::Timeout, PoolState::Up), "{error}");
+        assert!(error.message().contains("no place for more"), "{error}");
+        full.places.store(1, Ordering::SeqCst);
+    }
+    assert_eq!(full.refused.load(Ordering::SeqCst), 1);
     assert_eq!((stats.remotecache.peers_up.get(), stats.remotecache.peers_down.get()), (1, 0));
     full.places.store(0, Ordering::SeqCst);
     pool.sign_of_life(soon()).unwrap();
@@ -391,6 +404,73 @@ fn a_peer_without_a_place_for_more_is_no_dead_one() {
     let (other, stats) = patient_pool(full, 8, 60_000);
     assert_eq!(other.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
     assert!(matches!(other.state(), PoolState::Down { .. }) && stats.remotecache.peers_down.get() == 1);
+}
+
+#[test]
+fn who_finds_out_that_a_peer_is_full_waits_for_a_channel_that_is_in_use() {
+    let node = SimNode::new("n", Arc::new(Gate::default()), quiet());
+    let full = Full::new(&node, 1);
+    let (pool, _) = patient_pool(Arc::clone(&full) as _, 8, 60_000);
+    let only = pool.checkout(soon()).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| call(&pool, 1));
+        while full.refused.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        drop(only);
+        waiting.join().unwrap().unwrap();
+    });
+    assert_eq!((node.connects(), pool.state()), (1, PoolState::Up));
+    // What is only asked ahead waits for nobody, and a place that there is in the end is found by those who wait.
+    let full = Full::new(&node, 1);
+    let (pool, _) = patient_pool(Arc::clone(&full) as _, 8, 20);
+    let only = pool.checkout(soon()).unwrap();
+    let late = Instant::now() + Duration::from_secs(60);
+    assert!(pool.begin(|_| read(1, 9), late).is_none() && Instant::now() < late);
+    let before = full.refused.load(Ordering::SeqCst);
+    assert_eq!(before, 1);
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = (0..4)
+            .map(|i| {
+                scope.spawn({
+                    let pool = &pool;
+                    move || call(pool, i)
+                })
+            })
+            .collect();
+        while full.refused.load(Ordering::SeqCst) < before + 2 {
+            std::thread::yield_now();
+        }
+        full.places.store(1, Ordering::SeqCst);
+        waiting.into_iter().for_each(|waiting| waiting.join().unwrap().unwrap());
+    });
+    assert_eq!((node.connects(), pool.open()), (3, 2));
+    drop(only);
+}
+
+#[test]
+fn a_peer_that_only_closes_is_not_taken_for_a_full_one_for_ever() {
+    let node = SimNode::new("n", Arc::new(Gate::default()), quiet());
+    let full = Full::new(&node, 1);
+    let (pool, _) = patient_pool(Arc::clone(&full) as _, 8, 60_000);
+    let closed = || {
+        (0..3).for_each(|_| pool.sign_of_life(soon()).unwrap());
+        assert_eq!(pool.sign_of_life(soon()).unwrap_err().kind(), ErrorKind::Unavailable);
+    };
+    call(&pool, 1).unwrap();
+    closed();
+    // An answer over the connection there is says that somebody is there, and so does one to the question itself.
+    call(&pool, 2).unwrap();
+    closed();
+    full.places.store(1, Ordering::SeqCst);
+    pool.sign_of_life(soon()).unwrap();
+    closed();
+    pool.watch(Some(Duration::from_secs(1)));
+    let only = pool.checkout(soon()).unwrap();
+    let owing = pool.owing(Duration::ZERO).unwrap();
+    assert!(pool.heard_of(owing, &pool.sign_of_life(soon())));
+    assert!(matches!(pool.state(), PoolState::Down { .. }));
+    drop(only);
 }
 
 #[test]

@@ -152,6 +152,8 @@ pub struct ChannelPool {
     heard: AtomicU64,
     /// Requests that wait for answers.
     in_flight: AtomicUsize,
+    /// How often in a row the peer closed the connection that was to ask it for a sign of life, and said nothing else.
+    closed: AtomicUsize,
     /// Whether the peer is being asked for a sign of life.
     asking: AtomicBool,
     /// The silence after which somebody asks for a sign of life, in microseconds; 0 where nobody does.
@@ -197,6 +199,7 @@ impl ChannelPool {
             born: Instant::now(),
             heard: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
+            closed: AtomicUsize::new(0),
             asking: AtomicBool::new(false),
             watched: AtomicU64::new(0),
             process: AtomicU64::new(0),
@@ -219,12 +222,18 @@ impl ChannelPool {
         inner.open - inner.connecting
     }
 
-    /// Takes a channel: an idle one, or a new one while there are fewer than `nconnect`, or waits for one.
+    /// Takes a channel: an idle one, or a new one while there are fewer than `nconnect` and the peer has a place for it, or
+    /// waits for one.
     ///
     /// # Errors
     /// At once with the last error when the peer is down and no new attempt is due; with the attempt's own error
-    /// when this call made it; `Timeout` when every channel was in use until `deadline`.
+    /// when this call made it and there is no channel to wait for; `Timeout` when every channel was in use until `deadline`.
     pub fn checkout(&self, deadline: Instant) -> Result<Lease<'_>> {
+        self.take(deadline, true)
+    }
+
+    /// [`ChannelPool::checkout`], which need not wait for those who have a channel now.
+    fn take(&self, deadline: Instant, waits: bool) -> Result<Lease<'_>> {
         let mut inner = self.inner.lock();
         loop {
             while let Some(mut entry) = inner.pick() {
@@ -240,24 +249,43 @@ impl ChannelPool {
                 }
             }
             let now = Instant::now();
-            if inner.open < self.config.nconnect && !inner.has_to_do(now) {
-                match &inner.state {
-                    PoolState::Up => return self.connect(inner, deadline),
-                    PoolState::Unknown if inner.connecting == 0 => return self.connect(inner, deadline),
-                    PoolState::Unknown => {}
+            let mut until = deadline;
+            if let Some(full_until) = inner.has_to_do(now) {
+                until = until.min(full_until);
+            } else if inner.open < self.config.nconnect {
+                let connects = match &inner.state {
+                    PoolState::Up if inner.full_until.is_none() => true,
+                    // One finds out for all whether the peer is there, and whether it has a place by now.
+                    PoolState::Up | PoolState::Unknown => inner.connecting == 0,
                     PoolState::Down { .. }
                         if inner.connecting == 0 && !inner.held && inner.retry_at.is_none_or(|at| now >= at) =>
                     {
-                        return self.connect(inner, deadline);
+                        true
                     }
                     // Some channels may still work; without any, nobody waits for a dead peer.
                     PoolState::Down { error, .. } if inner.open == inner.connecting => return Err(error.clone()),
-                    PoolState::Down { .. } => {}
+                    PoolState::Down { .. } => false,
+                };
+                if connects {
+                    if let Some(lease) = self.connect(inner, deadline)? {
+                        return Ok(lease);
+                    }
+                    inner = self.inner.lock();
+                    // One of those that have to do may have come back meanwhile.
+                    if waits && now < deadline {
+                        continue;
+                    }
                 }
             }
-            if self.changed.wait_until(&mut inner, deadline).timed_out() {
+            if !waits || (self.changed.wait_until(&mut inner, until).timed_out() && until == deadline) {
+                let remedy = match inner.full_until {
+                    Some(_) => {
+                        ", and it has no place for more: give it more open files, lower the --nconnect of mounts,"
+                    }
+                    None => "; raise --nconnect",
+                };
                 let why = format!(
-                    "{}: all {} connections were in use until the deadline; raise --nconnect or look at why answers are slow",
+                    "{}: all {} connections were in use until the deadline{remedy} or look at why answers are slow",
                     self.connector.peer(),
                     inner.open
                 );
@@ -271,13 +299,14 @@ impl ChannelPool {
     pub fn begin<'r>(&self, request: impl FnOnce(&Welcome) -> Request<'r>, deadline: Instant) -> Option<Begun> {
         {
             let inner = self.inner.lock();
-            let may_connect =
-                inner.open < self.config.nconnect && inner.state == PoolState::Up && !inner.has_to_do(Instant::now());
+            let may_connect = inner.open < self.config.nconnect
+                && inner.state == PoolState::Up
+                && inner.has_to_do(Instant::now()).is_none();
             if inner.idle.is_empty() && !may_connect {
                 return None;
             }
         }
-        let mut lease = self.checkout(deadline).ok()?;
+        let mut lease = self.take(deadline, false).ok()?;
         let request = request(&lease.welcome);
         // Its answer is what counts as an operation.
         let time = deadline.saturating_duration_since(Instant::now());
@@ -311,7 +340,12 @@ impl ChannelPool {
         self.connector.connect_to(&Hello::new(&self.peer_name, source), process, deadline)
     }
 
-    fn connect<'a>(&'a self, mut inner: parking_lot::MutexGuard<'a, Inner>, deadline: Instant) -> Result<Lease<'a>> {
+    /// Makes a channel; `None` when the peer has no place for it and those that there are have to do.
+    fn connect<'a>(
+        &'a self,
+        mut inner: parking_lot::MutexGuard<'a, Inner>,
+        deadline: Instant,
+    ) -> Result<Option<Lease<'a>>> {
         inner.open += 1;
         inner.connecting += 1;
         drop(inner);
@@ -336,7 +370,8 @@ impl ChannelPool {
                 let user = User::this();
                 let entry = Entry { channel, welcome, idle_since, breaks, number, user, breaker };
                 inner.full_until = None;
-                Ok(Lease::new(self, entry, false))
+                self.closed.store(0, Ordering::Relaxed);
+                Ok(Some(Lease::new(self, entry, false)))
             }
             Err(error) => {
                 inner.open -= 1;
@@ -354,7 +389,7 @@ impl ChannelPool {
                     inner.held |= in_vain && self.is_watched();
                     self.went_down(&mut inner, &error);
                 }
-                Err(error)
+                if full { Ok(None) } else { Err(error) }
             }
         };
         drop(inner);
@@ -386,6 +421,7 @@ impl ChannelPool {
         entry.user = User::this();
         entry.idle_since = Instant::now();
         self.heard(entry.idle_since);
+        self.closed.store(0, Ordering::Relaxed);
         let mut inner = self.inner.lock();
         inner.idle.push(entry);
         drop(inner);
@@ -441,9 +477,9 @@ impl Inner {
         Some(self.idle.swap_remove(at))
     }
 
-    /// Whether those that there are have to do, as the peer has no place for one more.
-    fn has_to_do(&self, now: Instant) -> bool {
-        self.open > self.connecting && self.full_until.is_some_and(|until| now < until)
+    /// Until when those that there are have to do, as the peer has no place for one more.
+    fn has_to_do(&self, now: Instant) -> Option<Instant> {
+        self.full_until.filter(|until| self.open > self.connecting && now < *until)
     }
 
     /// A channel is gone, and what ends it.

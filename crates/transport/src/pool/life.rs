@@ -7,6 +7,10 @@ use spurline_types::{Error, ErrorKind, Result};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// A connection that is closed at once is taken for a sign of life so many times in a row: what stands before a dead node, a
+/// proxy or a balancer, closes what it accepts, too.
+const MOST_CLOSED: usize = 3;
+
 /// A peer that owes answers and was quiet; it has to be given back to [`ChannelPool::heard_of`].
 #[derive(Debug, Clone, Copy)]
 pub struct Owing {
@@ -110,7 +114,8 @@ impl ChannelPool {
         due && !self.asking.swap(true, Ordering::AcqRel)
     }
 
-    /// Asks the peer for a sign of life over a connection of its own. That it has no place for one is a sign of life, too.
+    /// Asks the peer for a sign of life over a connection of its own. That it has no place for one is a sign of life, too, but
+    /// not again and again while it says nothing else.
     ///
     /// # Errors
     /// Why there is none.
@@ -118,9 +123,16 @@ impl ChannelPool {
         match self.greeted("", deadline) {
             Ok((mut channel, _)) => {
                 channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline)?;
+                self.closed.store(0, Ordering::Relaxed);
                 Ok(())
             }
-            Err(error) if error.kind() == ErrorKind::Throttled => Ok(()),
+            // A node answers `Throttled` to those only who ask for data: this connection was closed.
+            Err(error) if error.kind() == ErrorKind::Throttled => {
+                if self.closed.fetch_add(1, Ordering::Relaxed) < MOST_CLOSED {
+                    return Ok(());
+                }
+                Err(Error::new(ErrorKind::Unavailable, error.message()))
+            }
             Err(error) => Err(error),
         }
     }
