@@ -163,7 +163,7 @@ impl Bench {
             }
         };
         let mut channel = connector.connect(soon).expect("the node answers");
-        greet(&mut *channel, &Hello::new("bench", ""), soon).expect("the node greets");
+        greet(&mut *channel, &Hello::new("bench", "bench"), soon).expect("the node greets");
         channel
     }
 
