@@ -5,12 +5,12 @@ use spurline_client::Peer;
 use spurline_config::NetConfig;
 use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
 use spurline_proto::{Hello, Welcome};
-use spurline_transport::{Channel, ChannelPool, Connector, PoolConfig, TransportKind};
+use spurline_transport::{Channel, ChannelPool, Connector, PoolConfig, TransportKind, greet_first};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A node whose host does not answer a connection attempt for this long is tried again later.
@@ -65,7 +65,11 @@ impl Reach {
             .iter()
             .map(|address| TcpConnector::new(address, self.locals.clone(), self.socket, Arc::clone(&self.stats)))
             .map(|connector| connector.trusting(Arc::clone(&self.trust)));
-        let ways = connectors.map(|connector| Way { connector, stranger: AtomicU64::new(0) });
+        let ways = connectors.map(|connector| Way {
+            connector,
+            answered: AtomicBool::new(false),
+            stranger: AtomicU64::new(0),
+        });
         let connector = Addresses { ways: ways.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
         let config =
             PoolConfig { nconnect: self.nconnect.max(1), seed: u64::from(std::process::id()), ..PoolConfig::default() };
@@ -85,6 +89,8 @@ struct Addresses {
 /// One address of a node.
 struct Way {
     connector: TcpConnector,
+    /// Whether the node itself has answered here.
+    answered: AtomicBool,
     /// The process of another node that answered there, when that was last said; 0 for none.
     stranger: AtomicU64,
 }
@@ -153,12 +159,16 @@ impl Connector for Addresses {
     /// known is the node all the same where it has its name: it was started again, and the registry is not as quick.
     fn connect_to(&self, hello: &Hello<'_>, process: u64, deadline: Instant) -> Result<(Box<dyn Channel>, Welcome)> {
         self.first(deadline, |way, until| {
-            let (channel, welcome) = way.connector.connect_to(hello, process, until)?;
+            let mut channel = way.connector.connect(until)?;
+            // The node may take its time for the greeting, another who listens there may not.
+            let until = if way.answered.load(Ordering::Relaxed) { deadline } else { until };
+            let welcome = greet_first(&mut *channel, hello, until)?;
             let another = process != 0 && welcome.instance != 0 && welcome.instance != process;
             if another && !may_be(&welcome.node, &self.name) {
                 way.belongs_to_another(&self.name, &welcome);
                 return Ok(None);
             }
+            way.answered.store(true, Ordering::Relaxed);
             Ok(Some((channel, welcome)))
         })
     }

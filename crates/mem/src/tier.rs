@@ -435,6 +435,7 @@ impl Reclaim for Tier {
             if try_small && (small_is_due || !try_main) {
                 let Some(id) = queues.small.pop_front() else { return false };
                 if self.uses(&id) > 0 {
+                    main_in_use = 0;
                     queues.main.push_back(id);
                     continue;
                 }

@@ -61,11 +61,20 @@ fn belongs(stream: &UnixStream, path: &Path, user: Option<u32>) -> Result<()> {
         // Of a process in another process namespace nothing is told; who made the socket is.
         Err(_) => std::fs::symlink_metadata(path)?.uid(),
     };
-    if theirs == user || theirs == 0 {
+    if theirs == user || theirs == 0 || is_home_of(path, theirs) {
         return Ok(());
     }
     let why = format!("a process of user {theirs} answers there, in the place of user {user}'s");
     Err(Error::new(ErrorKind::PermissionDenied, why))
+}
+
+/// Whether the socket lies in a directory of that user's which only who may write above it can have made: a service's below
+/// `/run`, say, of a user of its own.
+fn is_home_of(path: &Path, user: u32) -> bool {
+    let Some(dir) = path.parent() else { return false };
+    let own = std::fs::symlink_metadata(dir).is_ok_and(|dir| dir.is_dir() && dir.uid() == user);
+    let above = dir.parent().and_then(|above| std::fs::metadata(above).ok());
+    own && above.is_some_and(|above| above.mode() & 0o022 == 0)
 }
 
 /// The time until then, of which there has to be some.

@@ -216,6 +216,10 @@ impl Core {
         let result = self.punch(disk, &key, block.index, self.config.block_size);
         self.index.shard(&block.object).write().act(&block.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
         let Err(error) = result else { return true };
+        // Punching may want space itself; that says nothing of the room there is for blocks.
+        if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            return false;
+        }
         // What a broken disk did not give back the sweep after the next start does.
         self.write_failed(disk, "giving space back", &error) && error.kind() != io::ErrorKind::TimedOut
     }

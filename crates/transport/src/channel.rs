@@ -203,12 +203,7 @@ pub trait Connector: Send + Sync {
         // There is one place.
         let _ = process;
         let mut channel = self.connect(deadline)?;
-        let welcome = greet(&mut *channel, hello, deadline).map_err(|error| match error {
-            CallError::Broken(error) if error.kind() == ErrorKind::Unavailable => {
-                Error::new(ErrorKind::Throttled, error.message())
-            }
-            other => other.into(),
-        })?;
+        let welcome = greet_first(&mut *channel, hello, deadline)?;
         Ok((channel, welcome))
     }
 
@@ -217,6 +212,19 @@ pub trait Connector: Send + Sync {
 
     /// The peer's address as configured, for logs and errors.
     fn peer(&self) -> &str;
+}
+
+/// [`greet`] over a connection that was just opened.
+///
+/// # Errors
+/// As [`greet`]; `Throttled` when the peer ends the connection instead.
+pub fn greet_first(channel: &mut dyn Channel, hello: &Hello<'_>, deadline: Instant) -> Result<Welcome> {
+    greet(channel, hello, deadline).map_err(|error| match error {
+        CallError::Broken(error) if error.kind() == ErrorKind::Unavailable => {
+            Error::new(ErrorKind::Throttled, error.message())
+        }
+        other => other.into(),
+    })
 }
 
 /// Sends the greeting that opens a connection.

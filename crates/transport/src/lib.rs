@@ -20,7 +20,9 @@ mod pool;
 mod service;
 mod turns;
 
-pub use channel::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet};
+pub use channel::{
+    Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet, greet_first,
+};
 pub use crew::{Crew, Crewed, End};
 pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
 pub use gate::prove;

@@ -248,7 +248,8 @@ impl<C: Seated> Inner<C> {
     fn leave(&mut self, state: &ConnState) {
         if state.is_admitted() {
             state.set_admitted(false);
-            self.for_data -= 1;
+            // None is left where all were taken away.
+            self.for_data = self.for_data.saturating_sub(1);
         }
     }
 }

@@ -336,7 +336,7 @@ impl Inner {
                 incomplete.insert(path.to_vec());
                 drop(incomplete);
                 tracing::warn!(
-                    "'{}' is left out of '{}' of '{}': {errno}; what is mounted there is gone, unmount it or mount it again",
+                    "'{}' is left out of '{}' of '{}': {errno}; what is mounted there is gone, or is its owner's alone",
                     show(name),
                     show(path),
                     self.root.display()
@@ -434,7 +434,7 @@ type Unseen<'a> = (&'a [u8], Errno);
 struct LeftOut<'a> {
     /// Sockets, pipes, devices.
     of_no_kind: u64,
-    /// Mounts whose server is gone.
+    /// Mounts whose server is gone, and those that are their owner's alone.
     unseen: u64,
     /// The first of those.
     first: Option<Unseen<'a>>,
@@ -458,7 +458,8 @@ fn entries<'a>(
             },
             // Removed since the names were read.
             Err(Errno::NOENT) => {}
-            Err(errno @ (Errno::NOTCONN | Errno::HOSTDOWN)) => {
+            // Another user's FUSE mount is nobody else's to look at, not even root's.
+            Err(errno @ (Errno::NOTCONN | Errno::HOSTDOWN | Errno::ACCESS)) => {
                 left_out.unseen += 1;
                 left_out.first.get_or_insert((name, errno));
             }
