@@ -7,6 +7,7 @@
 use crate::disk::{Disk, Work, footprint};
 use crate::files::FileKey;
 use crate::index::{Entry, LEAVING, MAIN, Shard, WHOLE};
+use crate::io::is_full;
 use crate::log;
 use crate::store::Core;
 use crate::write::fingerprint;
@@ -217,7 +218,7 @@ impl Core {
         self.index.shard(&block.object).write().act(&block.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
         let Err(error) = result else { return true };
         // Punching may want space itself; that says nothing of the room there is for blocks.
-        if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+        if is_full(&error) {
             return false;
         }
         // What a broken disk did not give back the sweep after the next start does.

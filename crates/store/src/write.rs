@@ -6,7 +6,7 @@ use crate::crc;
 use crate::disk::{Disk, Work, footprint};
 use crate::files::FileKey;
 use crate::index::{Entry, LEAVING, MAIN, Shard, WHOLE};
-use crate::io::{ALIGN, OpenFile, is_own};
+use crate::io::{ALIGN, OpenFile, is_full, is_own};
 use crate::log;
 use crate::scratch::{self, BOUNCE};
 use crate::store::{Core, EXTENT_BYTES};
@@ -246,7 +246,7 @@ impl Core {
     /// Notes that writing to a disk failed, or giving its space back; whether that is the disk's fault. Where it is, what is
     /// tried again ends: it goes well, or the disk is not in use any more.
     pub(crate) fn write_failed(&self, disk: &Disk, what: &str, error: &io::Error) -> bool {
-        if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+        if is_full(error) {
             // Somebody else filled the file system: not a fault of the disk. Room is made in the background.
             disk.free.store(0, Ordering::Relaxed);
             disk.wake.notify_one();

@@ -85,6 +85,11 @@ pub fn is_own(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM | EINTR | EAGAIN | ECANCELED))
 }
 
+/// Whether an error says that the file system, or a quota of it, has no room: no fault of the disk either.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// [`DiskIo::create`] by opening and writing.
 fn create_in_steps<D: DiskIo + ?Sized>(
     disk: &D,
