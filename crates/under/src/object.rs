@@ -11,6 +11,7 @@ use futures::future::{BoxFuture, Either, select};
 use futures::stream::FuturesUnordered;
 use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
+use spurline_volume::Cpus;
 use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
@@ -68,9 +69,12 @@ impl ObjectUnder {
             0 => std::thread::available_parallelism().map_or(2, |n| n.get().clamp(1, 8)),
             n => n,
         };
+        let cpus = Cpus::here();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("under-net")
+            // Threads for the name service start when there is work for them.
+            .on_thread_start(move || cpus.take())
             .enable_all()
             .build()
             .map_err(|e| Error::io("starting the threads for the object store", &e))?;

@@ -3,6 +3,7 @@
 //! caller past its deadline.
 
 use parking_lot::Mutex;
+use spurline_volume::Cpus;
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ struct Shared {
     queue: Mutex<Queue>,
     wake: parking_lot::Condvar,
     limit: usize,
+    cpus: Cpus,
 }
 
 /// Threads are made when all others are busy, up to the limit, and leave after a time without work.
@@ -52,6 +54,7 @@ impl Pool {
                 queue: Mutex::new(queue),
                 wake: parking_lot::Condvar::new(),
                 limit: limit.max(1),
+                cpus: Cpus::here(),
             }),
         }
     }
@@ -121,6 +124,7 @@ impl Drop for Pool {
 }
 
 fn work(shared: &Shared) {
+    shared.cpus.take();
     let mut queue = shared.queue.lock();
     loop {
         if let Some(job) = queue.jobs.pop_front() {
@@ -169,6 +173,23 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(pool.call(later, || 2), Ok(2));
+    }
+
+    #[test]
+    fn a_thread_that_keeps_to_one_cpu_starts_threads_that_do_not() {
+        use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+        let before = sched_getaffinity(None).unwrap();
+        if before.count() < 2 {
+            return println!("SKIP: this process may run on one CPU only");
+        }
+        let pool = Pool::new(2);
+        let asker = std::thread::spawn(move || {
+            let mut one = CpuSet::new();
+            one.set((0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu)).unwrap());
+            sched_setaffinity(None, &one).unwrap();
+            pool.call(Instant::now() + Duration::from_secs(20), || sched_getaffinity(None).unwrap())
+        });
+        assert!(asker.join().unwrap() == Ok(before));
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! Every call blocks, and every implementation ends it within a time of its own configuration.
 #![forbid(unsafe_code)]
 
+mod cpus;
 mod workers;
 
+pub use cpus::Cpus;
 pub use workers::Workers;
 
 use spurline_mem::Slice;

@@ -1,6 +1,7 @@
 //! A bounded pool of threads for work a reader waits for (urgent) and work done ahead of readers (ahead).
 //! It does not know what the work is.
 
+use crate::Cpus;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ struct Inner {
     name: &'static str,
     most: usize,
     most_queued_ahead: usize,
+    cpus: Cpus,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -36,7 +38,8 @@ struct State {
 }
 
 impl Workers {
-    /// At most `most` threads called `name`, and at most twice as many ahead jobs waiting.
+    /// At most `most` threads called `name`, on the CPUs of the calling thread, and at most twice as many ahead jobs
+    /// waiting.
     pub fn new(name: &'static str, most: usize) -> Workers {
         let most = most.max(2);
         Workers {
@@ -44,6 +47,7 @@ impl Workers {
                 name,
                 most,
                 most_queued_ahead: most * 2,
+                cpus: Cpus::here(),
                 state: Mutex::default(),
                 work: Condvar::new(),
             }),
@@ -102,6 +106,7 @@ impl Inner {
     }
 
     fn run(&self) {
+        self.cpus.take();
         let mut state = self.state.lock();
         loop {
             let ahead_allowed = state.running_ahead * 4 < self.most * 3;
@@ -170,6 +175,26 @@ mod tests {
         seen.sort_unstable();
         assert_eq!(seen, (0..200).collect::<Vec<_>>());
         assert!(most.1.load(Ordering::SeqCst) <= 4);
+    }
+
+    #[test]
+    fn a_thread_that_keeps_to_one_cpu_starts_threads_that_do_not() {
+        use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+        let before = sched_getaffinity(None).unwrap();
+        if before.count() < 2 {
+            return println!("SKIP: this process may run on one CPU only");
+        }
+        let workers = Workers::new("test", 4);
+        let (tell, told) = mpsc::channel();
+        let starter = std::thread::spawn(move || {
+            let mut one = CpuSet::new();
+            one.set((0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu)).unwrap());
+            sched_setaffinity(None, &one).unwrap();
+            workers.urgent(move || tell.send(sched_getaffinity(None).unwrap()).unwrap());
+            workers
+        });
+        assert!(told.recv_timeout(Duration::from_secs(10)).unwrap() == before);
+        drop(starter.join());
     }
 
     #[test]
