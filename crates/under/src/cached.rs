@@ -326,7 +326,8 @@ impl Drop for Asking<'_> {
     }
 }
 
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
+/// The folder that a name stands in, and the name.
+pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(i) => (&path[..i], &path[i + 1..]),
         None => (b"", path),

@@ -1,27 +1,23 @@
 //! A directory as an under-store: a local disk, an NFS mount, any file system.
 //! It deliberately knows no cache of attributes; every call asks the operating system, on a thread of the pool.
 
+use crate::cached::split;
 use crate::pool::{NoAnswer, Pool};
+use crate::seen::{Seen, ask_server};
 use crate::snapshots::{Names, Snapshots};
 use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Statx, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant, SystemTime};
-
-/// A change within this time of the one before may carry the same timestamp: kernels before 6.13 stamp files by the
-/// timer tick, 10 ms at most.
-const TICK: Duration = Duration::from_millis(20);
-/// The same where times are whole seconds (ext3, ext4 with small inodes, sshfs) or every other second (vfat).
-const WHOLE_SECONDS_TICK: Duration = Duration::from_millis(2020);
+use std::time::{Instant, SystemTime};
 
 /// Folders of which names were left out that are remembered at most.
 const INCOMPLETE: usize = 1000;
@@ -136,9 +132,7 @@ impl UnderStore for DirUnder {
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
         validate(path)?;
         self.ask("looking up", path, deadline, |inner, path| {
-            let fd = inner.open(path, OFlags::PATH | OFlags::NOFOLLOW)?;
-            let stat = rustix::fs::fstat(&fd).map_err(|e| os(&format!("stat of '{}'", show(path)), e))?;
-            Seen::from(&stat).attr().ok_or_else(|| {
+            inner.look(path)?.attr().ok_or_else(|| {
                 Error::new(
                     ErrorKind::NotFound,
                     format!("'{}' is a socket, a pipe or a device, and those are left out", show(path)),
@@ -280,10 +274,20 @@ impl Inner {
         if path.is_empty() {
             return Ok(root);
         }
-        self.beneath(root, path, flags).map_err(|errno| match errno {
-            Errno::LOOP => link_on_the_way(path),
-            errno => os(&format!("'{}'", show(path)), errno),
-        })
+        self.beneath(root, path, flags).map_err(|errno| not_opened(path, errno))
+    }
+
+    /// What is at `path`, by its server. It is asked for by name: when a client of NFS finds that the file it has there is
+    /// gone from its server, the name is looked up anew.
+    fn look(&self, path: &[u8]) -> Result<Seen> {
+        let (folder, name) = split(path);
+        let mut dir = self.root()?;
+        if !folder.is_empty() {
+            let opened = self.beneath(dir, folder, OFlags::PATH | OFlags::DIRECTORY);
+            dir = opened.map_err(|errno| not_opened(path, errno))?;
+        }
+        let flags = if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
+        ask_server(dir.as_fd(), name, flags | AtFlags::NO_AUTOMOUNT).map_err(|errno| not_opened(path, errno))
     }
 
     /// The same from a directory; a link on the way is `LOOP`.
@@ -496,13 +500,8 @@ fn same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<Seen> {
 /// As [`same_version`], by the file's server where it has one: what an NFS client remembers of a file may be older than the
 /// bytes that were read last.
 fn still_same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<Seen> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-    match rustix::fs::statx(fd, "", flags, StatxFlags::BASIC_STATS) {
-        Ok(stat) => compare(Seen::from(&stat), object),
-        // Not by this kernel, or not in this container.
-        Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => same_version(fd, object),
-        Err(errno) => Err(os(&format!("stat of '{}'", show(&object.path)), errno)),
-    }
+    let seen = ask_server(fd, b"", AtFlags::EMPTY_PATH);
+    compare(seen.map_err(|e| os(&format!("stat of '{}'", show(&object.path)), e))?, object)
 }
 
 fn compare(seen: Seen, object: &ObjectRef) -> Result<Seen> {
@@ -520,87 +519,13 @@ fn gone(object: &ObjectRef, evidence: &str) -> Error {
     )
 }
 
-fn link_on_the_way(path: &[u8]) -> Error {
-    Error::new(
-        ErrorKind::NotADirectory,
-        format!("a part of '{}' is a symbolic link, and links are not followed here", show(path)),
-    )
-}
-
-fn time(seconds: i64, nanos: u64) -> SystemTime {
-    let nanos = Duration::from_nanos(nanos);
-    match u64::try_from(seconds) {
-        Ok(s) => SystemTime::UNIX_EPOCH + Duration::from_secs(s) + nanos,
-        Err(_) => SystemTime::UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs()) + nanos,
-    }
-}
-
-/// What `fstat` and `statx` tell alike.
-struct Seen {
-    mode: u32,
-    ino: u64,
-    size: u64,
-    mtime: (i64, u64),
-    ctime: (i64, u64),
-}
-
-impl From<&Stat> for Seen {
-    fn from(stat: &Stat) -> Seen {
-        Seen {
-            mode: stat.st_mode,
-            ino: stat.st_ino,
-            size: u64::try_from(stat.st_size).unwrap_or(0),
-            mtime: (stat.st_mtime, stat.st_mtime_nsec),
-            ctime: (stat.st_ctime, stat.st_ctime_nsec),
-        }
-    }
-}
-
-impl From<&Statx> for Seen {
-    fn from(stat: &Statx) -> Seen {
-        Seen {
-            mode: stat.stx_mode.into(),
-            ino: stat.stx_ino,
-            size: stat.stx_size,
-            mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec.into()),
-            ctime: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()),
-        }
-    }
-}
-
-impl Seen {
-    /// How long the file can still be changed under the time it has now.
-    fn young_for(&self, now: SystemTime) -> Duration {
-        let tick = if self.mtime.1 == 0 && self.ctime.1 == 0 { WHOLE_SECONDS_TICK } else { TICK };
-        let old_at = time(self.ctime.0, self.ctime.1) + tick;
-        // A file server's clock may be a little ahead. A time far in the future has been set by somebody, or is that of
-        // a clock that is wrong: waiting for it would help nobody.
-        old_at.duration_since(now).ok().filter(|left| *left <= 2 * tick).unwrap_or_default()
-    }
-
-    /// The attributes of a file, a directory or a link; `None` for all else.
-    fn attr(&self) -> Option<Attr> {
-        let kind = match FileType::from_raw_mode(self.mode) {
-            FileType::RegularFile => FileKind::File,
-            FileType::Directory => FileKind::Directory,
-            FileType::Symlink => FileKind::Symlink,
-            _ => return None,
-        };
-        let version = match kind {
-            FileKind::Directory => String::new(),
-            FileKind::File | FileKind::Symlink => format!(
-                "{:x}-{:x}.{:x}-{:x}.{:x}-{:x}",
-                self.ino, self.mtime.0, self.mtime.1, self.ctime.0, self.ctime.1, self.size
-            ),
-        };
-        Some(Attr {
-            kind,
-            size: if kind == FileKind::Directory { 0 } else { self.size },
-            mtime: time(self.mtime.0, self.mtime.1),
-            mode: (self.mode & 0o7777) as u16,
-            version: Version::new(&version),
-            etag: None,
-        })
+fn not_opened(path: &[u8], errno: Errno) -> Error {
+    match errno {
+        Errno::LOOP => Error::new(
+            ErrorKind::NotADirectory,
+            format!("a part of '{}' is a symbolic link, and links are not followed here", show(path)),
+        ),
+        errno => os(&format!("'{}'", show(path)), errno),
     }
 }
 
@@ -650,20 +575,6 @@ mod tests {
         }
         let error = open("data").inner.open(b"out/data", OFlags::RDONLY).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotADirectory, "{error}");
-    }
-
-    #[test]
-    fn a_file_is_young_for_as_long_as_its_clock_ticks() {
-        let at = |nanos| Seen { mode: 0, ino: 1, size: 1, mtime: (1000, nanos), ctime: (1000, nanos) };
-        let now = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
-        let left = |seen: &Seen, millis| seen.young_for(now(millis)).as_millis();
-        let fine = at(500_000_000);
-        assert_eq!([left(&fine, 1_000_505), left(&fine, 1_000_520), left(&fine, 1_000_495)], [15, 0, 25]);
-        let whole = at(0);
-        assert_eq!([left(&whole, 1_000_900), left(&whole, 1_001_999), left(&whole, 1_002_020)], [1120, 21, 0]);
-        assert_eq!([left(&whole, 999_700), left(&whole, 990_000), left(&fine, 990_000)], [2320, 0, 0]);
-        // One time alone that is a whole second is set by hand (touch -d), or is chance.
-        assert_eq!(left(&Seen { mtime: (1000, 0), ..at(500_000_000) }, 1_000_600), 0);
     }
 
     #[test]

@@ -39,6 +39,7 @@ mod retry;
 mod roots;
 mod s3;
 mod s3_wire;
+mod seen;
 mod snapshots;
 mod source;
 
