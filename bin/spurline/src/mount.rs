@@ -60,7 +60,7 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let mountpoint = spurline_fuse::check(&config.mountpoint, &options).map_err(mount_fault)?;
     let stats = Arc::new(Stats::default());
     // Before anything is waited for: what was asked for has to be there, whether it will be needed or not.
-    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total, 0)).transpose()?;
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, &config.budget, 0)).transpose()?;
     let reads = match &config.group {
         None => {
             let reads = alone(&config, &stats)?;

@@ -32,7 +32,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let block_size = config.cache.block_size;
     // Cache disks have the same memory registered with io_uring first.
     let before = usize::from(parts::has_disks(&config.cache));
-    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, config.budget.total, before)).transpose()?;
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, &config.budget, before)).transpose()?;
     let addresses = listen_addresses(&config)?;
     let (far, rails) = reached(&addresses, found.as_deref());
     config.trust.check_reach(&far, &rails, "read all this node may fetch")?;
@@ -73,7 +73,7 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     // Rails first: whoever greets over TCP is told of them.
     let (rdma, rails) = match (&config.net.rdma, &found) {
         (Some(rdma), Some(found)) => {
-            let budget = &config.budget;
+            let budget = (&config.budget, before);
             let (server, rails) = rails::serve(rdma, found, &pool, budget, Arc::clone(&node) as _, &trust, &stats)?;
             node.announce(rails.clone());
             (Some(server), rails)

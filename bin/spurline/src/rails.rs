@@ -22,15 +22,20 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Requests in work at once; no more of them are answered than there are processors, the others wait.
 const MAX_WORKERS: usize = 1024;
 
-/// Resolves the interfaces and logs what each is; `registered` is the memory that will be locked for them, in bytes, and
-/// `before` how often it is by then: the kernel counts it anew each time.
+/// The memory that will be locked, in bytes: what is registered, `before` times by then and once for each rail, as the
+/// kernel counts it anew each time. What drivers lock for the queues of connections is less than those take of the budget.
+fn locked(budget: &Budget, before: usize, rails: usize) -> u64 {
+    budget.total.saturating_mul((before + rails) as u64).saturating_add(budget.rdma)
+}
+
+/// Resolves the interfaces and logs what each is; the memory of `budget` is locked `before` times by then.
 ///
 /// # Errors
 /// The first interface that can't be used, with what is wrong and what to do (exit 3).
-pub fn find(config: &RdmaConfig, registered: u64, before: usize) -> Result<Vec<LocalRail>, Fault> {
+pub fn find(config: &RdmaConfig, budget: &Budget, before: usize) -> Result<Vec<LocalRail>, Fault> {
     let missing = |e: Unusable| Fault::missing(e.to_string(), e.remedy());
     let rails = resolve(&config.interfaces, &Tree::live(), &host_addresses()?).map_err(missing)?;
-    let needed = registered.saturating_mul((before + rails.len()) as u64);
+    let needed = locked(budget, before, rails.len());
     for rail in &rails {
         check_memlock(&rail.rail.name, needed, Memlock::here()).map_err(missing)?;
         tracing::info!("rail {}", rail.why);
@@ -50,7 +55,12 @@ pub fn place(found: &[LocalRail], pool: &Pool) {
 }
 
 /// Opens the devices of `found` and registers `pool` with each.
-fn open(found: &[LocalRail], pool: &Arc<Pool>, access: Access) -> Result<Vec<Arc<spurline_net_rdma::Rail>>, Fault> {
+fn open(
+    found: &[LocalRail],
+    pool: &Arc<Pool>,
+    access: Access,
+    locked: u64,
+) -> Result<Vec<Arc<spurline_net_rdma::Rail>>, Fault> {
     let named = |name: &str, what: &dyn std::fmt::Display, remedy: String| {
         Fault::missing(format!("--rdma-network {name}: {what}"), remedy)
     };
@@ -61,10 +71,15 @@ fn open(found: &[LocalRail], pool: &Arc<Pool>, access: Access) -> Result<Vec<Arc
         spurline_net_rdma::Rail::open_on(&verbs, name, f.rail.address, f.numa_node, pool, access).map_err(|e| {
             match e.kind() {
                 // Others of this user may have locked their share of what is allowed.
-                ErrorKind::NoMemory => {
-                    named(name, &e, Unusable::raise_memlock(pool.arena().1 as u64 * found.len() as u64))
-                }
-                _ => named(name, &e, String::new()),
+                ErrorKind::NoMemory => named(name, &e, Unusable::raise_memlock(locked)),
+                _ => match f.node_missing() {
+                    Some((node, why)) => named(
+                        name,
+                        &format!("{node}, through which {} is used, can't be opened: {why}", f.device),
+                        format!("in a container, pass {node} in beside /dev/infiniband/rdma_cm"),
+                    ),
+                    None => named(name, &e, String::new()),
+                },
             }
         })
     };
@@ -95,12 +110,12 @@ pub fn serve(
     config: &RdmaConfig,
     found: &[LocalRail],
     pool: &Arc<Pool>,
-    budget: &Budget,
+    (budget, before): (&Budget, usize),
     service: Arc<dyn Service>,
     trust: &Arc<Trust>,
     stats: &Arc<Stats>,
 ) -> Result<(RdmaServer, Vec<Rail>), Fault> {
-    let rails = open(found, pool, Access::Local)?;
+    let rails = open(found, pool, Access::Local, locked(budget, before, found.len()))?;
     let (_, files, _) = crate::service::connections();
     let max_connections = ((budget.rdma / connection_bytes() as u64).max(16) as usize).min(files);
     let server_config = RdmaServerConfig {
@@ -190,7 +205,7 @@ pub fn keep(
     stats: &Arc<Stats>,
 ) -> Result<Keeper, Fault> {
     place(&found, pool);
-    let rails = open(&found, pool, Access::PeerWrites)?;
+    let rails = open(&found, pool, Access::PeerWrites, locked(&config.budget, 0, found.len()))?;
     let told = found.iter().map(|f| f.rail.clone()).collect();
     let patience = Patience { silence: rdma.silence };
     let (trust_too, stats_too, pool) = (Arc::clone(trust), Arc::clone(stats), Arc::clone(pool));

@@ -26,6 +26,18 @@ pub struct LocalRail {
 }
 
 impl LocalRail {
+    /// The device node through which programs use the device, and why it can't be opened; `None` when it can. The libraries
+    /// only say that there is no such device.
+    pub fn node_missing(&self) -> Option<(String, std::io::Error)> {
+        let is_of_it = |entry: &std::fs::DirEntry| {
+            std::fs::read_to_string(entry.path().join("ibdev")).is_ok_and(|name| name.trim() == self.device)
+        };
+        let entry = std::fs::read_dir("/sys/class/infiniband_verbs").ok()?.flatten().find(is_of_it)?;
+        let node = format!("/dev/infiniband/{}", entry.file_name().to_string_lossy());
+        let opened = std::fs::File::options().read(true).write(true).open(&node);
+        opened.err().map(|why| (node, why))
+    }
+
     /// Whether the link carries packets now: the port is active and the interface is up.
     pub fn link_up(&self, tree: &Tree) -> bool {
         port_state(tree, &self.device, self.port) == PortState::Active
