@@ -185,6 +185,23 @@ struct Remains {
     _probe: Option<Box<dyn Channel>>,
 }
 
+/// What was found to have ended, for whoever holds the lock to drop without it: a NIC's firmware may take its time.
+#[derive(Default)]
+struct Dead {
+    channels: Vec<Entry>,
+    paths: Vec<Remains>,
+}
+
+impl Dead {
+    fn is_empty(&self) -> bool {
+        self.channels.is_empty() && self.paths.is_empty()
+    }
+    fn clear(&mut self) {
+        self.channels.clear();
+        self.paths.clear();
+    }
+}
+
 impl Drop for Remains {
     fn drop(&mut self) {
         // First those who wait for answers that will not come.
@@ -318,9 +335,11 @@ impl PathPool {
         if self.up() == 0 {
             return Ok(None);
         }
+        // Dropped after the lock is free.
+        let mut dead = Dead::default();
         let mut inner = self.inner.lock();
         loop {
-            if let Some((place, entry)) = self.pick(&mut inner, 0, near) {
+            if let Some((place, entry)) = self.pick(&mut inner, 0, near, &mut dead) {
                 return Ok(Some(Lease::of_path(self, place, entry)));
             }
             let (mut any_up, mut grows) = (false, false);
@@ -335,6 +354,10 @@ impl PathPool {
             }
             if grows {
                 self.wake.ring();
+            }
+            if !dead.is_empty() {
+                MutexGuard::unlocked(&mut inner, || dead.clear());
+                continue;
             }
             if self.changed.wait_until(&mut inner, deadline).timed_out() {
                 let why = format!(
@@ -353,12 +376,13 @@ impl PathPool {
         if self.up() == 0 {
             return None;
         }
-        let (place, entry) = self.pick(&mut self.inner.lock(), taken, near)?;
+        let mut dead = Dead::default();
+        let (place, entry) = self.pick(&mut self.inner.lock(), taken, near, &mut dead)?;
         let path = &self.paths[place.path];
         Some((Lease::of_path(self, place, entry), path.load_speed(), rail_bit(&path.spec)))
     }
 
-    fn pick(&self, inner: &mut Inner, taken: u64, near: u64) -> Option<(Place, Entry)> {
+    fn pick(&self, inner: &mut Inner, taken: u64, near: u64, dead: &mut Dead) -> Option<(Place, Entry)> {
         loop {
             let mut best: Option<usize> = None;
             let mut equals = 0;
@@ -408,12 +432,10 @@ impl PathPool {
             slot.breakers.retain(|(number, _)| *number != place.number);
             slot.wanted = true;
             if slot.open == 0 {
-                let remains = self.bring_down(inner, index, IDLE_ENDED);
-                // Nothing waits on idle channels, so dropping them here holds the lock no longer than they take.
-                drop(remains);
+                dead.paths.push(self.bring_down(inner, index, IDLE_ENDED));
                 self.changed.notify_all();
             }
-            drop(entry);
+            dead.channels.push(entry);
             self.wake.ring();
         }
     }
