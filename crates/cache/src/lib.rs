@@ -185,7 +185,7 @@ impl Cache {
     /// # Errors
     /// As for [`Volume::read`].
     pub fn pin(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Option<Slice>> {
-        match self.pin_held(object, offset, len, near)? {
+        match self.pin_held(object, offset, len, near, &mut || {})? {
             Pinned::Here(slice) => Ok(Some(slice)),
             Pinned::Small => Ok(None),
             Pinned::Missing => self.pin_fetched(object, offset, len).map(Some),
@@ -201,11 +201,18 @@ impl Cache {
         self.fetch(object, id, range)
     }
 
-    /// As [`Cache::pin`], but nothing is fetched that is not being fetched already.
+    /// As [`Cache::pin`], but nothing is fetched that is not being fetched already. It says when it is about to wait for that.
     ///
     /// # Errors
     /// As for [`Volume::read`].
-    pub fn pin_held(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Pinned> {
+    pub fn pin_held(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        len: usize,
+        near: Option<u32>,
+        waits: &mut dyn FnMut(),
+    ) -> Result<Pinned> {
         object.numbered(self.shared.block_size)?;
         let (id, range) = self.locate(object, offset, len);
         if let Some((block, counts)) = self.shared.tier.find_used(&id) {
@@ -222,6 +229,9 @@ impl Cache {
                 stats.hit_bytes.add(range.len() as u64);
             } else {
                 stats.miss_bytes.add(range.len() as u64);
+            }
+            if !block.has(range.end) {
+                waits();
             }
             match block.wait(range.clone(), self.deadline()) {
                 // The fill that was under way belonged to someone else; its failure is tried again once by ours.

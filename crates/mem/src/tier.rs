@@ -77,6 +77,11 @@ impl MemBlock {
         self.filled.load(Ordering::Acquire) == self.buf.len()
     }
 
+    /// Whether so many bytes from its beginning are there, so that nobody waits for them.
+    pub fn has(&self, end: usize) -> bool {
+        self.filled.load(Ordering::Acquire) >= end
+    }
+
     /// Notes a use; true when it counts as one of its own.
     fn touch(&self, now: u32) -> bool {
         let last = self.last_use.swap(now, Ordering::Relaxed);

@@ -8,6 +8,7 @@
 
 mod client;
 mod depths;
+mod hand;
 mod rail;
 mod responder;
 mod server;

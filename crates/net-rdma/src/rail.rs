@@ -199,11 +199,34 @@ impl Rail {
         let device = open.domain.context();
         let state = device.port_state(open.port)?;
         if !state.is_active() {
+            self.let_go_if_moved(&open)?;
             let why = format!("rail {}: port {} of {} is {}, not ACTIVE", self.name, open.port, device.name(), state);
             return Err(Error::new(ErrorKind::Unavailable, why));
         }
         device.say_goodbyes();
         Ok(open)
+    }
+
+    /// Looks whether the rail's address is reached through another device or port by now, as a bond's is whose active
+    /// member went down; forgets `open` then. Nothing else tells of it for certain.
+    ///
+    /// # Errors
+    /// `Unavailable` when it is.
+    pub(crate) fn let_go_if_moved(&self, open: &Arc<Open>) -> Result<()> {
+        let bound = CmChannel::new(&self.verbs).and_then(|channel| {
+            let mut id = channel.id()?;
+            id.bind(SocketAddr::new(self.ip, 0))?;
+            Ok(id)
+        });
+        // An address that is nobody's may come back.
+        let Ok(id) = bound else { return Ok(()) };
+        if id.port() == 0 || (id.is_on(open.domain.context()) && id.port() == open.port) {
+            return Ok(());
+        }
+        self.let_go(open);
+        let (from, port) = (open.domain.context().name(), open.port);
+        let why = format!("rail {}: {} moved from port {port} of {from} to {}", self.name, self.ip, id.subject());
+        Err(Error::new(ErrorKind::Unavailable, why))
     }
 
     /// Forgets `open`, so that the next who needs the device opens it anew; connections made from it go on.

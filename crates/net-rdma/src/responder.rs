@@ -2,13 +2,14 @@
 //! life.
 
 use crate::depths::{BOUNCE, PIECE, SLOT, SOON, WHOLE};
+use crate::hand::Hand;
 use crate::rail::Nearness;
 use crate::session::Session;
 use rustix::io::Errno;
 use spurline_mem::Buf;
 use spurline_proto::rdma::{Announced, MessageKind, Region};
 use spurline_proto::{Header, encode_error_message};
-use spurline_transport::{AnswerState, Crew, Responder};
+use spurline_transport::{AnswerState, Responder};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_verbs::{MemoryRegion, RemoteRegion};
 use std::os::fd::BorrowedFd;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Writes one answer.
 pub(crate) struct RdmaResponder<'a> {
-    crew: &'a Crew,
+    hand: &'a Hand<'a>,
     session: &'a mut Session,
     memory: &'a Arc<MemoryRegion>,
     request: &'a Header,
@@ -47,7 +48,7 @@ pub(crate) struct RdmaResponder<'a> {
 
 impl<'a> RdmaResponder<'a> {
     pub fn new(
-        crew: &'a Crew,
+        hand: &'a Hand<'a>,
         session: &'a mut Session,
         memory: &'a Arc<MemoryRegion>,
         request: &'a Header,
@@ -56,7 +57,7 @@ impl<'a> RdmaResponder<'a> {
         timeout: Duration,
     ) -> Self {
         RdmaResponder {
-            crew,
+            hand,
             session,
             memory,
             request,
@@ -109,6 +110,10 @@ impl<'a> RdmaResponder<'a> {
         let header = self.request.answer(status, body.len(), payload_len).map_err(|e| {
             Error::new(ErrorKind::Invalid, format!("the answer does not fit in a frame, ask for less: {e}"))
         })?;
+        if payload_len > SLOT || !self.session.is_free() {
+            // Its acknowledgement is waited for, or the reader's leave to send at all.
+            self.hand.let_go();
+        }
         self.state = AnswerState::Partial;
         self.promised = payload_len;
         self.piece = if payload_len <= WHOLE { WHOLE } else { PIECE };
@@ -302,7 +307,7 @@ impl Responder for RdmaResponder<'_> {
     }
 
     fn waits(&mut self) {
-        self.crew.waits();
+        self.hand.waits();
     }
 
     fn numa_node(&self) -> Option<u32> {

@@ -2,9 +2,10 @@
 //! is in `worker`.
 //!
 //! Idle connections are parked in an epoll set by the descriptors of their completion channels, each armed for one
-//! event; a worker thread that takes the event owns the connection until it parks it again.
+//! event; a worker thread that takes the event owns the connection until it parks it again (`hand` says when that is).
 
 use crate::depths::NODE;
+use crate::hand::{Held, ring};
 use crate::rail::{Open, Patience, Rail};
 use crate::session::{Session, Takes, equip, terms};
 use crate::worker::serve;
@@ -20,7 +21,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -100,6 +101,8 @@ pub(crate) struct Conn {
     pub seen: AtomicU64,
     /// Rings for a worker of those, until one has come.
     pub bell: Mutex<Option<OwnedFd>>,
+    /// Whether a worker has it at hand.
+    pub held: Held,
     opened: Instant,
 }
 
@@ -114,6 +117,12 @@ impl Conn {
     /// Whether it should have greeted by now.
     pub fn is_late(&self, config: &RdmaServerConfig) -> bool {
         self.state.peer_name().is_none() && self.opened.elapsed() > config.request_timeout
+    }
+
+    /// Notes that a worker took an event of it.
+    pub fn event(&self, shared: &Shared) {
+        drop(self.bell.lock().take());
+        shared.events.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How long an answer may have to wait for the reader. Whoever has not greeted has room for all that it is answered, and
@@ -151,7 +160,7 @@ impl Crewed for Shared {
     fn places(&self) -> &Places<Conn> {
         &self.places
     }
-    fn serve(&self, conn: &Conn, _inbox: &mut [u8], life_only: bool) -> End {
+    fn serve(&self, conn: &Arc<Conn>, _inbox: &mut [u8], life_only: bool) -> End {
         serve(self, conn, life_only)
     }
     fn refusals(&self) -> &Refusals {
@@ -286,10 +295,18 @@ impl Listener {
         Listener { rail: Arc::clone(rail), at, listening: None, opening: None, tried: Instant::now(), said: None }
     }
 
-    /// Listens again where the device is back. Its memory is registered by a thread of its own: that takes seconds, and
-    /// other rails are to be accepted on meanwhile.
+    /// Listens again where the device is back, or the address is another's. Its memory is registered by a thread of its
+    /// own: that takes seconds, and other rails are to be accepted on meanwhile.
     fn again(&mut self, channel: &Arc<CmChannel>) {
-        if self.listening.is_some() || self.tried.elapsed() < TRY_AGAIN {
+        if self.tried.elapsed() < TRY_AGAIN {
+            return;
+        }
+        if let Some((_, open)) = &self.listening {
+            self.tried = Instant::now();
+            if let Err(moved) = self.rail.let_go_if_moved(open) {
+                tracing::warn!("{moved}; listening there");
+                self.listening = None;
+            }
             return;
         }
         let result = match self.opening.take() {
@@ -465,6 +482,7 @@ impl Acceptor {
             breaker,
             seen: AtomicU64::new(0),
             bell: Mutex::new(None),
+            held: Held::default(),
             opened: Instant::now(),
         });
         // All is in place before the reader may send: nothing can arrive unseen.
@@ -502,6 +520,10 @@ impl Acceptor {
                 }
                 continue;
             };
+            // Whoever has it at hand waits for something on another connection, and has not said so.
+            if conn.held.is_neglected() {
+                let _ = ring(&self.shared, conn);
+            }
             let begun = session.line.assembly.begun();
             if late || begun.is_some_and(|begun| begun.elapsed() > config.request_timeout) {
                 let (peer, limit) = (&conn.state.endpoints().peer, config.request_timeout);

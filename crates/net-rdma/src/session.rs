@@ -154,6 +154,11 @@ impl Session {
         self.line.take(&mut self.pair, deadline)
     }
 
+    /// Whether a short answer can be sent without waiting for the peer.
+    pub fn is_free(&mut self) -> bool {
+        self.line.credits.may_send() && self.pair.has_free_slot().unwrap_or(true)
+    }
+
     /// Sends a frame, in as many messages as it needs.
     pub fn send_frame(&mut self, kind: MessageKind, region: Region, frame: &[u8], deadline: Instant) -> Result<()> {
         self.line.send_frame(&mut self.pair, kind, region, frame, deadline)

@@ -1,26 +1,35 @@
 //! What a worker does with a connection on which something arrived: answers its requests, parks it.
 //! It knows neither listeners nor what requests mean.
 
+use crate::depths::SLOT;
+use crate::hand::{Hand, park, ring};
 use crate::responder::RdmaResponder;
-use crate::server::{Conn, PARKED, Shared};
+use crate::server::{Conn, Shared};
 use crate::session::{Arrived, Session};
-use rustix::event::{EventfdFlags, eventfd};
 use spurline_proto::Op;
 use spurline_proto::rdma::{MessageKind, Region};
 use spurline_transport::{Crewed as _, Door, End, Next, dispatch};
 use spurline_trust::Reason;
 use spurline_types::{Error, ErrorKind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Answers requests of one connection until it has none for a while; with `life_only` none for data.
-pub(crate) fn serve(shared: &Shared, conn: &Conn, life_only: bool) -> End {
-    let mut session = conn.session.lock();
+/// Answers requests of one connection, and of those that come meanwhile, until there are none for a while; with
+/// `life_only` of this one, and none for data.
+pub(crate) fn serve(shared: &Shared, conn: &Arc<Conn>, life_only: bool) -> End {
+    let hand = Hand::new(shared);
     if !life_only {
-        drop(conn.bell.lock().take());
+        conn.event(shared);
     }
-    shared.events.fetch_add(1, Ordering::Relaxed);
-    let mut served = false;
+    let end = attend(shared, conn, life_only, &hand);
+    hand.go_round(|conn| attend(shared, conn, false, &hand));
+    end
+}
+
+fn attend(shared: &Shared, conn: &Arc<Conn>, life_only: bool, hand: &Hand<'_>) -> End {
+    let mut session = conn.session.lock();
+    let (mut served, mut quick) = (false, false);
     loop {
         // A stranger that always has one more word to say keeps a worker no longer than a silent one.
         if conn.is_late(&shared.config) {
@@ -30,12 +39,14 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, life_only: bool) -> End {
             return End::Closed;
         }
         if life_only && conn.state.for_data() {
-            return hand_over(shared, conn);
+            return ring(shared, conn);
         }
         match session.take(|| Instant::now() + shared.config.send_timeout) {
             Ok(Some(Arrived::Frame(MessageKind::Request, region))) => {
                 served = true;
-                if let Next::Close(error) = answer(shared, conn, &mut session, region) {
+                let next;
+                (next, quick) = answer(shared, conn, &mut session, region, hand);
+                if let Next::Close(error) = next {
                     // The reader learns of it by the end of the connection.
                     session.pair.disconnect();
                     return End::Close(error);
@@ -60,6 +71,9 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, life_only: bool) -> End {
         if shared.crew().stopping() {
             return End::Closed;
         }
+        if quick && !life_only && hand.keep(conn) {
+            return End::Parked;
+        }
         // While another worker waits for events this one can wait for the next request here: not where many connections
         // are busy, as then it would find requests there without falling asleep.
         let events = shared.events.load(Ordering::Relaxed);
@@ -76,37 +90,20 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, life_only: bool) -> End {
     }
 }
 
-/// Waits for the connection's next event without a thread.
-fn park(shared: &Shared, conn: &Conn, session: &Session) -> End {
-    match shared.crew().park(session.pair.fd(), &conn.state, PARKED) {
-        Ok(()) => End::Parked,
-        Err(e) => End::Close(Error::io("parking the connection failed", &e.into())),
-    }
-}
-
-/// Leaves a connection that is asked for data to a worker. Its first request may be here already, and then nothing more
-/// comes that would wake one.
-fn hand_over(shared: &Shared, conn: &Conn) -> End {
-    let mut bell = conn.bell.lock();
-    let rung = eventfd(1, EventfdFlags::CLOEXEC).and_then(|fd| {
-        let fd = bell.insert(fd);
-        shared.crew().watch(fd, conn.state.id(), PARKED)
-    });
-    match rung {
-        Ok(()) => End::Parked,
-        Err(e) => End::Close(Error::io("handing the connection over failed", &e.into())),
-    }
-}
-
-fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region) -> Next {
+/// Answers one request; says whether it was one of those that take no time.
+fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region, hand: &Hand<'_>) -> (Next, bool) {
     // The request is taken out, as answering needs the rest of the session.
     let assembly = std::mem::take(&mut session.line.assembly);
+    let mut quick = false;
     let next = match assembly.frame() {
         Err(error) => Next::Close(error),
         Ok((header, body)) => {
             let timeout = conn.patience(&shared.config, header.op == Op::Hello);
-            let crew = shared.crew();
-            let to = RdmaResponder::new(crew, session, &conn.memory, &header, region, conn.max_message, timeout);
+            quick = matches!(header.op, Op::Read | Op::ReadHere | Op::Ping) && region.len <= SLOT as u64;
+            if !quick {
+                hand.let_go();
+            }
+            let to = RdmaResponder::new(hand, session, &conn.memory, &header, region, conn.max_message, timeout);
             let mut to = to.near(conn.numa_node).announcing(conn.announces);
             let next = dispatch(&conn.state, &header, body, &Door(shared, &*shared.service), &mut to);
             let (sent, writes, writing) = (to.sent() as u64, to.writes, to.writing);
@@ -121,5 +118,5 @@ fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region) -
     if session.line.assembly.begun().is_none() {
         session.line.assembly = assembly;
     }
-    next
+    (next, quick)
 }

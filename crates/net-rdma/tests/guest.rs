@@ -19,6 +19,7 @@ use spurline_verbs::{Access, CmChannel, ConnectOptions, Context, ProtectionDomai
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -214,6 +215,42 @@ fn guest_signs_of_life_are_answered_while_every_worker_waits_for_something_slow(
             reader.join().unwrap().unwrap();
         }
         late.join().unwrap().unwrap();
+    });
+}
+
+/// A worker that has several busy connections at hand gets stuck over one of them, and has not said that it would.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn guest_busy_connections_do_not_wait_for_one_that_is_stuck() {
+    let pair = Pair::on("10.77.0.1", config());
+    let done: Vec<AtomicUsize> = (0..16).map(|_| AtomicUsize::new(0)).collect();
+    let (gets_stuck, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let channels: Vec<RdmaChannel> = done.iter().map(|_| pair.open().unwrap()).collect();
+    std::thread::scope(|scope| {
+        for (number, mut channel) in channels.into_iter().enumerate() {
+            let (pair, done, gets_stuck, over) = (&pair, &done[number], &gets_stuck, &over);
+            scope.spawn(move || {
+                let mut dst = pair.pool.alloc(4096, soon()).unwrap();
+                while !over.load(Ordering::SeqCst) {
+                    let name = if number < 4 && gets_stuck.load(Ordering::SeqCst) { "stuck" } else { "data" };
+                    assert_eq!(call(&mut channel, &read(name, number, 4096), &mut dst, soon()), Ok(4096));
+                    check(&dst, number);
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        let progress = |of: &[AtomicUsize]| {
+            let before: Vec<usize> = of.iter().map(|done| done.load(Ordering::SeqCst)).collect();
+            while of.iter().zip(&before).any(|(done, before)| done.load(Ordering::SeqCst) < before + 200) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        progress(&done);
+        gets_stuck.store(true, Ordering::SeqCst);
+        pair.service.wait_stuck(4);
+        progress(&done[4..]);
+        over.store(true, Ordering::SeqCst);
+        pair.service.release();
     });
 }
 
@@ -512,6 +549,31 @@ impl RawReader {
 fn sh(command: &str) {
     let out = Command::new("bash").args(["-c", command]).output().unwrap();
     assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// In a process of its own: what a bond does whose active member goes down, where each member is a device. Both sides
+/// find the address at the other one.
+#[test]
+#[ignore = "in_the_virtual_machine runs it in the guest"]
+fn last_an_address_moves_to_another_device() {
+    sh("ip addr add 10.77.2.1/24 dev rail0");
+    let pair = Pair::on("10.77.2.1", config());
+    let mut dst = pair.pool.try_alloc(1 << 20).unwrap();
+    let mut channel = pair.open().unwrap();
+    assert_eq!(call(&mut channel, &read("data", 3, 1 << 20), &mut dst, soon()), Ok(1 << 20));
+    sh("ip link set rail0 down; ip addr del 10.77.2.1/24 dev rail0; ip addr add 10.77.2.1/24 dev rail1");
+    let until = soon();
+    let mut channel = loop {
+        match pair.open() {
+            Ok(channel) => break channel,
+            Err(e) if Instant::now() > until => panic!("the rail does not follow its address: {e}"),
+            Err(e) => println!("not yet: {e}"),
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    assert_eq!(call(&mut channel, &read("data", 5, 1 << 20), &mut dst, soon()), Ok(1 << 20));
+    check(&dst, 5);
+    sh("ip addr del 10.77.2.1/24 dev rail1; ip link set rail0 up; ip addr replace fd77:0::1/64 dev rail0 nodad");
 }
 
 /// In a process of its own: a port goes down under calls and comes back, then its device is taken away.

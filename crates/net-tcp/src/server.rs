@@ -123,7 +123,7 @@ impl Crewed for Shared {
     fn inbox_len(&self) -> usize {
         HEADER_LEN + MAX_REQUEST_BODY + FRAME_ALIGN
     }
-    fn serve(&self, conn: &Conn, inbox: &mut [u8], life_only: bool) -> End {
+    fn serve(&self, conn: &Arc<Conn>, inbox: &mut [u8], life_only: bool) -> End {
         serve(self, conn, inbox, life_only)
     }
     fn refusals(&self) -> &Refusals {

@@ -375,7 +375,7 @@ fn answer_read(
         return responder.file(hint, range.file().as_fd(), range.offset, len).map(|()| len);
     }
     let near = responder.numa_node();
-    let pinned = match cache.pin_held(object, offset, len, near)? {
+    let pinned = match cache.pin_held(object, offset, len, near, &mut || responder.waits())? {
         Pinned::Here(slice) => Some(slice),
         Pinned::Small => None,
         Pinned::Missing if may_go_on && !cache.has(object, offset, len) && cache.sends_on(object, offset) => {

@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use spurline_trust::{Reason, Refusals};
 use spurline_types::{Error, ErrorKind};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// A worker without work for this long ends, unless it is the last one idle.
 const IDLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// Without waiting.
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// The event that is no connection: the server stops.
 const STOP: u64 = 0;
 /// The event that is no connection: one of those that are not asked for data has something.
@@ -50,7 +53,7 @@ pub trait Crewed: Send + Sync + 'static {
     }
     /// Answers requests of one connection until it has none for a while; with `life_only` not for longer than it takes to
     /// see that it is asked for data.
-    fn serve(&self, conn: &Self::Conn, inbox: &mut [u8], life_only: bool) -> End;
+    fn serve(&self, conn: &Arc<Self::Conn>, inbox: &mut [u8], life_only: bool) -> End;
     /// Where refused connections are counted and said.
     fn refusals(&self) -> &Refusals;
     /// Forgets a connection that is over, and ends it.
@@ -158,14 +161,60 @@ impl Crew {
         self.turns.give_away();
     }
 
-    /// Says that the worker on this thread has answered what it was asked and goes on to more.
-    pub fn goes_on(&self) {
-        self.turns.go_on();
+    /// Says that the worker on this thread has answered what it was asked and goes on to more; whether it still has its
+    /// turn.
+    pub fn goes_on(&self) -> bool {
+        self.turns.go_on()
     }
 
     /// Whether the server stops.
     pub fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Takes the connection on which something arrived, if there is one: for a worker that has others at hand.
+    pub fn take_one_more<S: Crewed>(shared: &S) -> Option<Arc<S::Conn>> {
+        let id = shared.crew().next_event(false, &NOW).ok().flatten()?;
+        shared.places().get(id).filter(|conn| conn.state().take_up())
+    }
+
+    /// Answers requests of one connection by `serve`, and ends it where it is over.
+    pub fn attend<S: Crewed>(shared: &S, conn: &Arc<S::Conn>, serve: impl FnOnce(&Arc<S::Conn>) -> End) {
+        // A panic of the service must cost its own connection only, not a worker.
+        let served = catch_unwind(AssertUnwindSafe(|| serve(conn)));
+        match served.unwrap_or_else(|_| End::Close(Error::new(ErrorKind::Io(5), "the service panicked"))) {
+            End::Parked => {}
+            End::Closed => shared.remove(conn),
+            End::Close(error) => {
+                let (peer, refusals) = (&conn.state().endpoints().peer, shared.refusals());
+                match error.kind() {
+                    ErrorKind::PermissionDenied => refusals.refused(peer, Reason::Proof, &error),
+                    ErrorKind::Protocol => refusals.refused(peer, Reason::Frames, &error),
+                    _ => refusals.say(peer, &error),
+                }
+                shared.remove(conn);
+            }
+        }
+    }
+
+    /// The number of the next connection on which something arrived, or of what is none; `None` when nothing did within
+    /// `limit`.
+    fn next_event(&self, life_only: bool, limit: &Timespec) -> rustix::io::Result<Option<u64>> {
+        let mut events = [MaybeUninit::<Event>::uninit(); 1];
+        let mut take = |set: &OwnedFd, limit| {
+            let (came, _) = epoll::wait(set, &mut events, Some(limit))?;
+            Ok(came.first().map(|event| event.data.u64()))
+        };
+        loop {
+            let came = match take(if life_only { &self.life } else { &self.epoll }, limit)? {
+                Some(LIFE) => take(&self.life, &NOW)?,
+                came => return Ok(came),
+            };
+            // Otherwise another thread was first.
+            if came.is_some() {
+                return Ok(came);
+            }
+        }
     }
 
     /// Readable from when the server stops on.
@@ -241,7 +290,6 @@ impl Crew {
 fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
     let crew = shared.crew();
     let mut inbox = vec![0u8; shared.inbox_len()].into_boxed_slice();
-    let mut events: Vec<Event> = Vec::with_capacity(1);
     let mut held: Option<Turn<'_>> = None;
     while !crew.stopping() {
         // Signs of life are never a matter of turns.
@@ -249,30 +297,18 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
         if turn.is_none() && !life_only {
             return;
         }
-        events.clear();
         let counts = usize::from(!life_only);
-        let set = if life_only { &crew.life } else { &crew.epoll };
         crew.idle.fetch_add(counts, Ordering::AcqRel);
-        let mut waited = epoll::wait(set, rustix::buffer::spare_capacity(&mut events), Some(&IDLE));
+        let came = crew.next_event(life_only, &IDLE);
         let others_idle = crew.idle.fetch_sub(counts, Ordering::AcqRel) - counts;
-        if events.first().is_some_and(|event| event.data.u64() == LIFE) {
-            // Another thread may have been first.
-            events.clear();
-            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-            waited = epoll::wait(&crew.life, rustix::buffer::spare_capacity(&mut events), Some(&at_once));
-            if events.is_empty() {
+        let id = match came {
+            Ok(Some(id)) => id,
+            Ok(None) if others_idle > 0 && !life_only => return,
+            Ok(None) | Err(Errno::INTR) => {
                 held = turn;
                 continue;
             }
-        }
-        let id = match (waited, events.first()) {
-            (Ok(_), Some(event)) => event.data.u64(),
-            (Ok(_), None) if others_idle > 0 && !life_only => return,
-            (Ok(_), None) | (Err(Errno::INTR), _) => {
-                held = turn;
-                continue;
-            }
-            (Err(e), _) => {
+            Err(e) => {
                 tracing::error!("a worker thread of the {} server ends: waiting for events failed: {e}", crew.kind);
                 return;
             }
@@ -280,14 +316,10 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
         if id == STOP {
             return;
         }
-        let Some(conn) = shared.places().get(id) else {
+        let Some(conn) = shared.places().get(id).filter(|conn| conn.state().take_up()) else {
             held = turn;
             continue;
         };
-        if !conn.state().take_up() {
-            held = turn;
-            continue;
-        }
         turn.iter().for_each(Turn::begin);
         // Somebody has to be left who takes events when this request takes long.
         if others_idle == 0
@@ -300,21 +332,7 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
                 crew.kind
             );
         }
-        // A panic of the service must cost its own connection only, not a worker.
-        let served = catch_unwind(AssertUnwindSafe(|| shared.serve(&conn, &mut inbox, life_only)));
-        match served.unwrap_or_else(|_| End::Close(Error::new(ErrorKind::Io(5), "the service panicked"))) {
-            End::Parked => {}
-            End::Closed => shared.remove(&conn),
-            End::Close(error) => {
-                let (peer, refusals) = (&conn.state().endpoints().peer, shared.refusals());
-                match error.kind() {
-                    ErrorKind::PermissionDenied => refusals.refused(peer, Reason::Proof, &error),
-                    ErrorKind::Protocol => refusals.refused(peer, Reason::Frames, &error),
-                    _ => refusals.say(peer, &error),
-                }
-                shared.remove(&conn);
-            }
-        }
+        Crew::attend(&**shared, &conn, |conn| shared.serve(conn, &mut inbox, life_only));
         held = turn.and_then(Turn::done);
     }
 }

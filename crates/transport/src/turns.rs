@@ -82,14 +82,16 @@ impl Turns {
         }
     }
 
-    /// This thread goes on to another request, so that what took long was not one of them.
-    pub fn go_on(&self) {
+    /// This thread goes on to another request, so that what took long was not one of them; whether it still has its turn.
+    pub fn go_on(&self) -> bool {
         let (slot, begun) = ON.get();
-        if begun != 0 {
-            let now = self.now();
-            let own = self.since[slot].compare_exchange(begun, now, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-            ON.set(if own { (slot, now) } else { (0, 0) });
+        if begun == 0 {
+            return false;
         }
+        let now = self.now();
+        let own = self.since[slot].compare_exchange(begun, now, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        ON.set(if own { (slot, now) } else { (0, 0) });
+        own
     }
 
     fn now(&self) -> u64 {

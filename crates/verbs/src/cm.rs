@@ -194,6 +194,10 @@ impl CmChannel {
                 id: CmId { channel: Arc::clone(self), raw: event.id },
                 private: private(),
             },
+            // The library's word for a queue pair that it could not set up, which is no error number.
+            6 if event.status == -1 => {
+                CmEventKind::Failed("the queue pair could not be set up by what the peer answered", 0)
+            }
             6 => CmEventKind::Failed("the connection could not be made", event.status),
             7 => CmEventKind::Failed("the peer does not answer", event.status),
             8 => CmEventKind::Rejected(Rejection { reason: event.status, private: private() }),

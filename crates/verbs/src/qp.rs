@@ -400,10 +400,18 @@ impl QueuePair {
     /// # Errors
     /// When the connection failed.
     pub fn free_slot(&mut self) -> Result<Option<Slot>, VerbsError> {
+        Ok(if self.has_free_slot()? { self.spare.pop() } else { None })
+    }
+
+    /// Whether there is such a slot.
+    ///
+    /// # Errors
+    /// When the connection failed.
+    pub fn has_free_slot(&mut self) -> Result<bool, VerbsError> {
         if self.spare.is_empty() {
             self.take_sent()?;
         }
-        Ok(self.spare.pop())
+        Ok(!self.spare.is_empty())
     }
 
     /// The same, waiting for one until `deadline`.
