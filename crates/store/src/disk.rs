@@ -9,6 +9,7 @@ use crate::layout::{self, Root};
 use crate::policy::S3Fifo;
 use crate::turns::Turns;
 use parking_lot::{Condvar, Mutex};
+use spurline_types::units::human_bytes;
 use spurline_types::{BlockId, Stats};
 use std::collections::VecDeque;
 use std::io;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// That this process is short of something is said again after this long at the earliest.
+/// What may come again and again is said again after this long at the earliest.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// What the disk's background thread is asked to do.
@@ -71,6 +72,10 @@ pub struct Disk {
     pub put_out_by: Mutex<Option<(BlockId, u16)>>,
     /// When it was said last that this process is short of something.
     pub said_short: Mutex<Option<Instant>>,
+    /// Bytes of blocks at which the file system refused more, though it said that it had room; `u64::MAX` when it did not.
+    pub refused: AtomicU64,
+    /// When that was said last.
+    pub said_refused: Mutex<Option<Instant>>,
     /// Timeouts of operations.
     pub timeouts: (Duration, Duration),
     /// Counters.
@@ -178,11 +183,29 @@ impl Disk {
         changed.is_some()
     }
 
+    /// The bytes that it may hold now.
+    pub fn room(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed).min(self.refused.load(Ordering::Relaxed))
+    }
+
+    /// Notes that the file system refused `more` bytes than are here: these are all it may hold until it is tried again.
+    pub fn refuses(&self, what: &str, more: u64, error: &io::Error) {
+        let used = self.used.load(Ordering::Relaxed).saturating_sub(more);
+        self.refused.fetch_min(used, Ordering::Relaxed);
+        self.wake.notify_one();
+        if now_and_then(&self.said_refused) {
+            tracing::warn!(
+                "cache disk {}: {what}: {error}; its file system refuses more than the {} here (perhaps a quota, or there are \
+                 no inodes left: 'quota', 'df -i'); older blocks go for new ones; give a smaller --cache-size",
+                self.root.display(),
+                human_bytes(used)
+            );
+        }
+    }
+
     /// Says now and then that this process is short of something.
     fn short(&self, what: &str, error: &io::Error) {
-        let mut said = self.said_short.lock();
-        if said.is_none_or(|at| at.elapsed() > SAY_AGAIN) {
-            *said = Some(Instant::now());
+        if now_and_then(&self.said_short) {
             tracing::warn!(
                 "cache disk {}: {what}: {error}; that is no fault of the disk, and what is not had from it meanwhile is \
                  fetched again; raise 'ulimit -n' if it is the descriptors",
@@ -231,6 +254,16 @@ impl Disk {
         let _ =
             self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.saturating_add_signed(by)));
     }
+}
+
+/// Whether what was `said` is to be said again.
+fn now_and_then(said: &Mutex<Option<Instant>>) -> bool {
+    let mut said = said.lock();
+    let again = said.is_none_or(|at| at.elapsed() > SAY_AGAIN);
+    if again {
+        *said = Some(Instant::now());
+    }
+    again
 }
 
 /// Does something to a data file, once more when its folder had to be made first.

@@ -21,8 +21,8 @@ impl Core {
     /// Bytes above the mark at which the background starts to evict: a 64th below the limit, so that writers
     /// seldom have to evict themselves.
     pub(crate) fn above_watermark(&self, disk: &Disk) -> u64 {
-        let limit = disk.limit.load(Ordering::Relaxed);
-        let mark = limit - limit / 64;
+        let room = disk.room();
+        let mark = room - room / 64;
         disk.used.load(Ordering::Relaxed).saturating_sub(mark)
     }
 

@@ -24,6 +24,8 @@ const GARBAGE: u64 = 4096;
 const REWRITE_AGAIN: Duration = Duration::from_secs(60);
 /// The capacity is shared out again this often: others come and go on the file systems.
 const SHARE_AGAIN: Duration = Duration::from_secs(60);
+/// Where the file system refused more than it had, it is asked for more after so many times the interval of probes.
+const TRY_REFUSED: u32 = 60;
 /// Blocks that are taken off together when their time is up.
 const EXPIRE_AT_ONCE: usize = 1024;
 /// Space a file may take beyond its blocks before the sweep looks for holes to punch: file system metadata.
@@ -36,6 +38,7 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
     let mut last_probe = Instant::now();
     let mut rewrite_from = Instant::now();
     let mut share_from = Instant::now();
+    let mut refused_until = None;
     let tick = TICK.min(core.config.probe_interval);
     while !core.closing.load(Ordering::Acquire) {
         disk.io.late();
@@ -50,6 +53,7 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
                 core.share_again();
                 share_from = Instant::now() + SHARE_AGAIN;
             }
+            try_refused(core, disk, &mut refused_until);
             make_room(core, disk);
             expire(core);
             if Instant::now() >= rewrite_from && !rewrite_log(core, disk) {
@@ -107,6 +111,16 @@ fn act(core: &Core, disk: &Disk, work: Work, later: &mut HashSet<Work>) {
     };
     if !done {
         later.insert(work);
+    }
+}
+
+/// Forgets after a while that the file system refused more: others may have left their part of a quota.
+fn try_refused(core: &Core, disk: &Disk, until: &mut Option<Instant>) {
+    let now = Instant::now();
+    if disk.refused.load(Ordering::Relaxed) == u64::MAX {
+        *until = None;
+    } else if now >= *until.get_or_insert(now + core.config.probe_interval * TRY_REFUSED) {
+        disk.refused.store(u64::MAX, Ordering::Relaxed);
     }
 }
 

@@ -227,6 +227,8 @@ fn open_disk(
         turns: Turns::new(config.pool.as_ref().map_or(u64::MAX, |pool| pool.limit_bytes() / POOL_PART)),
         put_out_by: Mutex::default(),
         said_short: Mutex::default(),
+        refused: AtomicU64::new(u64::MAX),
+        said_refused: Mutex::default(),
         timeouts: (config.read_timeout, config.write_timeout),
         stats: Arc::clone(stats),
     };

@@ -196,17 +196,25 @@ impl Core {
         }
         let crcs = crc::checksums(data);
         let offset = u64::from(block.index) * u64::from(self.config.block_size);
-        let written = if first && offset == 0 && data.len() <= BOUNCE {
-            self.create_small(disk, key, data)
-        } else {
-            disk.file_for_write(key, first).and_then(|file| self.write_data(disk, &file, offset, data))
+        let write = || {
+            if first && offset == 0 && data.len() <= BOUNCE {
+                self.create_small(disk, key, data)
+            } else {
+                disk.file_for_write(key, first).and_then(|file| self.write_data(disk, &file, offset, data))
+            }
         };
+        let mut written = write();
+        let gave_way = written.as_ref().is_err_and(|error| self.give_way(disk, "writing a block", len, error));
+        if gave_way {
+            written = write();
+        }
         if let Err(error) = written {
             self.unreserve(disk, footprint(len));
             self.write_failed(disk, "writing a block", &error);
             // A part of it may be there.
             disk.ask(Work::Reclaim(*block, whole));
-            return Kept::NoRoom;
+            // What went may leave its room only later.
+            return if gave_way { Kept::Busy } else { Kept::NoRoom };
         }
         let place = disk.policy.insert(*block, fingerprint(block), footprint(len) as u32, self.now());
         let Some((slot, main)) = place else {
@@ -230,11 +238,22 @@ impl Core {
             if let Some(entry) = self.index.shard(&block.object).write().get_mut(block) {
                 entry.flags |= LEAVING;
             }
-            return Kept::NoRoom;
+            let gave_way = self.give_way(disk, "writing to the index log", len, &error);
+            return if gave_way { Kept::Busy } else { Kept::NoRoom };
         }
         stats.write_bytes.add(u64::from(len));
         stats.write_us.add_us(began.elapsed());
         Kept::Here
+    }
+
+    /// Has a block go where the file system refused a write for want of room that it said it had: a quota, or inodes, of which
+    /// it does not tell. Whether one went.
+    fn give_way(&self, disk: &Arc<Disk>, what: &str, len: u32, error: &io::Error) -> bool {
+        if !is_full(error) {
+            return false;
+        }
+        disk.refuses(what, footprint(len), error);
+        self.evict_one(disk)
     }
 
     /// Logs that a block is here, and its class as it is when this is written: whoever changes that from then on writes
@@ -247,8 +266,8 @@ impl Core {
     /// tried again ends: it goes well, or the disk is not in use any more.
     pub(crate) fn write_failed(&self, disk: &Disk, what: &str, error: &io::Error) -> bool {
         if is_full(error) {
-            // Somebody else filled the file system: not a fault of the disk. Room is made in the background.
-            disk.free.store(0, Ordering::Relaxed);
+            // Somebody else filled the file system: not a fault of the disk. Room is made in the background, which asks how
+            // much there is.
             disk.wake.notify_one();
             tracing::debug!("cache disk {}: {what}: {error}", disk.root.display());
             return false;
@@ -300,15 +319,16 @@ impl Core {
 
     /// Makes sure of room for `bytes` on a disk, evicting if need be; [`Kept::Here`] when they have it.
     fn reserve(&self, disk: &Arc<Disk>, bytes: u64) -> Kept {
-        let limit = disk.limit.load(Ordering::Relaxed);
-        if bytes > limit {
+        if bytes > disk.limit.load(Ordering::Relaxed) {
             return Kept::NoRoom;
         }
         for _ in 0..EVICT_AT_MOST {
+            // Whatever was refused, one block is always tried.
+            let room = disk.room().max(bytes);
             let filled_by_others = disk.overfull(self.config.free_space_ratio, bytes) > 0;
             if !filled_by_others {
                 let fits = disk.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                    (used + bytes <= limit).then_some(used + bytes)
+                    (used + bytes <= room).then_some(used + bytes)
                 });
                 if fits.is_ok() {
                     disk.adjust_free(-(bytes as i64));

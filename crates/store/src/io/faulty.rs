@@ -34,6 +34,8 @@ pub enum Fault {
     SlowSector(u64),
     /// No file can be opened: the process has no descriptors left.
     NoDescriptors,
+    /// No data file is made with EDQUOT while there are this many: a limit that the file system's space does not show.
+    Quota(usize),
     /// The index log takes nothing until the fault is changed; all else goes well.
     StuckLog,
     /// No file is removed and no space given back until the fault is changed; all else goes well.
@@ -126,6 +128,13 @@ impl FaultyDisk {
     }
 }
 
+/// How many data files there are where this is to be one.
+fn beside(path: &Path) -> usize {
+    let data = path.ancestors().nth(2).filter(|dir| dir.ends_with("data"));
+    let folders = data.and_then(|data| std::fs::read_dir(data).ok()).into_iter().flatten().flatten();
+    folders.filter_map(|folder| std::fs::read_dir(folder.path()).ok()).map(Iterator::count).sum()
+}
+
 /// Hanging operations without a deadline of their own wait no longer than this, so that tests end.
 const LONG: Duration = Duration::from_secs(600);
 
@@ -133,6 +142,9 @@ impl DiskIo for FaultyDisk {
     fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile> {
         match self.pass(timeout)? {
             Fault::NoDescriptors => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+            Fault::Quota(most) if create && !path.exists() && beside(path) >= most => {
+                Err(io::Error::from_raw_os_error(libc::EDQUOT))
+            }
             _ => self.inner.open(path, create, timeout),
         }
     }

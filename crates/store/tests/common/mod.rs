@@ -1,9 +1,10 @@
 //! What the tests of the store share: objects whose bytes follow from their name, and waiting with a bound.
 #![allow(dead_code)]
 
-use spurline_store::{Capacity, Store, StoreConfig};
+use parking_lot::Mutex;
+use spurline_store::{Capacity, DiskState, FaultyDisk, Space, Store, StoreConfig};
 use spurline_types::{ObjectRef, Stats, Version};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -76,4 +77,41 @@ pub fn fast_dir() -> tempfile::TempDir {
 /// Where tests that want a real disk keep their files.
 pub fn scratch_dir() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
+}
+
+/// A configuration whose disks can be made to fail; the disks by path once the store is open.
+pub type Disks = Arc<Mutex<Vec<(PathBuf, Arc<FaultyDisk>)>>>;
+
+pub fn faulty(config: StoreConfig) -> (StoreConfig, Disks) {
+    faulty_of(config, None)
+}
+
+/// As [`faulty`], with disks whose file system says first that it has this space.
+pub fn faulty_of(mut config: StoreConfig, space: Option<Space>) -> (StoreConfig, Disks) {
+    let disks = Disks::default();
+    let list = Arc::clone(&disks);
+    config.decorate = Some(Arc::new(move |path, io| {
+        let disk = FaultyDisk::new(io);
+        disk.set_space(space);
+        list.lock().push((path.into(), Arc::clone(&disk)));
+        disk
+    }));
+    // Short for the disk that hangs, and yet longer than the real one takes on a machine busy with other tests.
+    config.read_timeout = Duration::from_secs(3);
+    config.write_timeout = Duration::from_secs(6);
+    config.probe_interval = Duration::from_millis(10);
+    config.down_after = Duration::from_millis(100);
+    (config, disks)
+}
+
+pub fn data_files(dir: &Path) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    for folder in std::fs::read_dir(dir.join("data")).unwrap().flatten() {
+        out.extend(std::fs::read_dir(folder.path()).unwrap().flatten().map(|f| f.path()));
+    }
+    out
+}
+
+pub fn state(store: &Store) -> DiskState {
+    store.disks()[0].state
 }
