@@ -335,8 +335,8 @@ fn came(shared: &Shared, source: &str, object: &ObjectRef, index: u32, kept: Kep
         return Ok(Came::Fetched);
     }
     if kept == Kept::Busy {
-        let why = "it is being written or removed, or nothing on its cache disk may go for it: all of that is being \
-                   written, pinned or open";
+        let why = "it is being written or removed, its file is open and read past this process, or nothing on its cache disk \
+                   may go for it: all of that is being written, pinned or open";
         return Err(Error::new(ErrorKind::Unavailable, why));
     }
     // A rule that came while it was fetched.

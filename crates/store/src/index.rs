@@ -48,8 +48,10 @@ enum Blocks {
 pub struct Activity {
     /// Blocks being written.
     pub writers: u32,
-    /// Handles that hold the object's file.
+    /// Handles that hold a file of the object.
     pub pins: u32,
+    /// Those of them that have the whole file read past us: nobody may write to it.
+    pub whole: u32,
     /// Files being removed.
     pub unlinking: u32,
 }

@@ -40,12 +40,16 @@ struct Place {
 struct Pin {
     index: Arc<Index>,
     object: ObjectId,
+    whole: bool,
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
         let mut shard = self.index.shard(&self.object).write();
-        shard.act(&self.object, |a: &mut Activity| a.pins = a.pins.saturating_sub(1));
+        shard.act(&self.object, |a: &mut Activity| {
+            a.pins = a.pins.saturating_sub(1);
+            a.whole = a.whole.saturating_sub(u32::from(self.whole));
+        });
     }
 }
 
@@ -284,14 +288,18 @@ impl Core {
         true
     }
 
-    /// Pins an object if `fit` holds for its blocks; checked and pinned under one lock.
-    fn pin(&self, object: &ObjectId, fit: impl FnOnce(&crate::index::Shard) -> bool) -> Option<Pin> {
+    /// Pins an object if `fit` holds for its blocks; checked and pinned under one lock. Nobody writes to one that is pinned
+    /// `whole`.
+    fn pin(&self, object: &ObjectId, whole: bool, fit: impl FnOnce(&crate::index::Shard) -> bool) -> Option<Pin> {
         let mut shard = self.index.shard(object).write();
         if !fit(&shard) {
             return None;
         }
-        shard.act(object, |a| a.pins += 1);
-        Some(Pin { index: Arc::clone(&self.index), object: *object })
+        shard.act(object, |a| {
+            a.pins += 1;
+            a.whole += u32::from(whole);
+        });
+        Some(Pin { index: Arc::clone(&self.index), object: *object, whole })
     }
 
     /// The one file of an object all of whose blocks are here, to hand to the kernel. Blocks not checked since the
@@ -310,7 +318,7 @@ impl Core {
         let block_size = u64::from(self.config.block_size);
         let blocks = u32::try_from(obj.blocks(block_size)).ok().filter(|n| *n > 0)?;
         let mut disk = None;
-        let pin = self.pin(&obj.id, |shard| {
+        let pin = self.pin(&obj.id, true, |shard| {
             let mut n = 0;
             let one_file = shard.all(&obj.id, |index, entry| {
                 n += 1;
@@ -385,7 +393,7 @@ impl Core {
         let block = BlockId { object: obj.id, index };
         let len = obj.block_len(index, u64::from(self.config.block_size));
         let mut place = None;
-        let pin = self.pin(&obj.id, |shard| {
+        let pin = self.pin(&obj.id, false, |shard| {
             place = shard
                 .get(&block)
                 .filter(|e| e.flags & VERIFIED != 0 && self.serves(e) && e.len as usize == len && range.end <= len)

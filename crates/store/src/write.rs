@@ -26,7 +26,8 @@ const EVICT_AT_MOST: usize = 64;
 pub enum Kept {
     /// It is on disk now.
     Here,
-    /// Not now: it is being written or removed, or nothing on its disk may go for it. Asked again it can be kept.
+    /// Not now: it is being written or removed, its file is handed out, or nothing on its disk may go for it. Asked again it
+    /// can be kept.
     Busy,
     /// Others of its class, as new as it is, have all the room of the class: it has come and gone again.
     Passed,
@@ -122,7 +123,7 @@ impl Core {
     }
 
     /// Chooses the disk for a block and claims the right to write it; also whether its file is still empty. `None`
-    /// when the block is here, is being written or removed, or no disk is in use.
+    /// when the block is here, is being written or removed, its file is handed out, or no disk is in use.
     fn begin(&self, block: &BlockId, key: &FileKey, whole: bool) -> Option<(&Arc<Disk>, bool)> {
         let mut shard = self.index.shard(&block.object).write();
         if let Some(entry) = shard.get(block) {
@@ -155,6 +156,8 @@ impl Core {
             home.is_none()
         });
         let disk = match home {
+            // The kernel reads it past us: it would see the bytes before they are checked, and an end on 4096.
+            Some(_) if shard.activity(&block.object).whole > 0 => return None,
             Some(number) => &self.disks[usize::from(number)],
             None => self.choose(key)?,
         };

@@ -57,6 +57,26 @@ fn a_whole_file_is_checked_before_it_is_handed_out() {
 }
 
 #[test]
+fn nobody_writes_to_a_whole_file_that_is_handed_out() {
+    let dir = scratch_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, _) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    let obj = object(1, 2 * u64::from(BLOCK) + 9);
+    (0..3).for_each(|i| assert!(put(&store, &obj, i)));
+    let held = store.whole_file(&obj).unwrap();
+    disk.set(Fault::Corrupts);
+    assert_eq!(read(&store, &obj, 2), None);
+    disk.set(Fault::None);
+    eventually("it is dropped", || store.disks()[0].blocks == 2);
+    assert!(!put(&store, &obj, 2));
+    assert_eq!(held.file.metadata().unwrap().len(), obj.size);
+    drop(held);
+    eventually("it can be written again", || put(&store, &obj, 2));
+    assert_eq!(store.whole_file(&obj).unwrap().file.metadata().unwrap().len(), obj.size);
+}
+
+#[test]
 fn missing_and_cut_files_are_a_miss() {
     let dir = scratch_dir();
     let (a, b) = (object(3, 100_000), object(4, 100_000));
