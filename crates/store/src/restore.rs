@@ -9,8 +9,9 @@ use crate::policy::S3Fifo;
 use spurline_types::BlockId;
 use std::collections::HashMap;
 
-/// Blocks of one disk that another disk's log brought first. The other log may still take them back.
-pub type Second = HashMap<BlockId, Entry, IdHash>;
+/// Blocks of one disk that another disk's log brought first, each with its class and when it came. The other log may still
+/// take them back.
+pub type Second = HashMap<BlockId, (Entry, Option<(u16, u32)>), IdHash>;
 
 /// What the log of one disk says, record by record.
 pub struct Restore<'a> {
@@ -51,9 +52,9 @@ impl<'a> Restore<'a> {
                         *old = entry;
                         self.classes.gone(&block);
                     }
-                    // Which of the two holds is known when both logs have been read to their ends; it is of no class then.
+                    // Which of the two holds is known when both logs have been read to their ends.
                     Some(_) => {
-                        self.second.insert(block, entry);
+                        self.second.insert(block, (entry, None));
                     }
                     None => {
                         self.second.remove(&block);
@@ -84,6 +85,8 @@ impl<'a> Restore<'a> {
                 let shard = self.index.shard(&block.object).read();
                 if let Some(entry) = shard.get(&block).filter(|e| e.disk == self.number) {
                     self.classes.restore(block, class, came, footprint(entry.len), self.number);
+                } else if let Some((_, of)) = self.second.get_mut(&block) {
+                    *of = Some((class, came));
                 }
             }
             Record::Promote(block) => {
@@ -91,7 +94,7 @@ impl<'a> Restore<'a> {
                 if let Some(entry) = shard.get_mut(&block).filter(|e| e.disk == self.number) {
                     entry.flags |= MAIN;
                     self.policy.promote(entry.slot);
-                } else if let Some(entry) = self.second.get_mut(&block) {
+                } else if let Some((entry, _)) = self.second.get_mut(&block) {
                     entry.flags |= MAIN;
                 }
             }
@@ -100,20 +103,23 @@ impl<'a> Restore<'a> {
 }
 
 /// Once all logs are read: a block that one log took back is on the disk that has it second, where `place` finds it a
-/// slot. One that two disks hold still, because a crash came before the first forgot it, stays with the one read first,
+/// slot, and of the class that it has there. One that two disks hold still, because a crash came before the first forgot it, stays with the one read first,
 /// and the other is to `forget` it, as is a disk with no place for it.
 pub fn settle(
-    index: &Index,
+    (index, classes): (&Index, &Classes),
     second: Second,
     place: impl Fn(&BlockId, &Entry) -> Option<u32>,
     forget: impl Fn(BlockId, u8),
 ) {
-    for (block, mut entry) in second {
+    for (block, (mut entry, class)) in second {
         let mut shard = index.shard(&block.object).write();
         if shard.get(&block).is_some() {
             forget(block, entry.flags & WHOLE);
         } else if let Some(slot) = place(&block, &entry) {
             entry.slot = slot;
+            if let Some((class, came)) = class {
+                classes.restore(block, class, came, footprint(entry.len), entry.disk);
+            }
             shard.insert(block, entry);
         } else {
             forget(block, entry.flags & WHOLE);
@@ -126,22 +132,46 @@ mod tests {
     use super::*;
     use crate::log;
     use spurline_types::ObjectId;
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::collections::BTreeMap;
 
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Put,
+        Class,
+        Remove,
+    }
+
+    fn steps() -> impl proptest::strategy::Strategy<Value = Vec<(Step, u8)>> {
+        let step = proptest::sample::select(&[Step::Put, Step::Class, Step::Remove][..]);
+        proptest::collection::vec((step, 0u8..4), 0..12)
+    }
+
+    /// Blocks of a disk by name, with their length and class.
+    type There = BTreeMap<u8, (u32, Option<u16>)>;
+
     /// What one log says, and which blocks are on its disk in the end.
-    fn written(steps: &[(bool, u8)]) -> (Vec<Vec<u8>>, BTreeMap<u8, u32>) {
+    fn written(steps: &[(Step, u8)]) -> (Vec<Vec<u8>>, There) {
         let mut there = BTreeMap::new();
-        let record = |(n, (put, name)): (usize, &(bool, u8))| {
+        let record = |(n, (step, name)): (usize, &(Step, u8))| {
             let block = BlockId { object: ObjectId(u128::from(*name)), index: 0 };
             let mut out = Vec::new();
-            if *put {
-                let len = 1 + n as u32;
-                there.insert(*name, len);
-                log::push_put(&mut out, &block, len, WHOLE, &[7]);
-            } else {
-                there.remove(name);
-                log::push_remove(&mut out, &block);
+            let len = 1 + n as u32;
+            match step {
+                Step::Put => {
+                    there.insert(*name, (len, None));
+                    log::push_put(&mut out, &block, len, WHOLE, &[7]);
+                }
+                Step::Class => {
+                    if let Some((_, class)) = there.get_mut(name) {
+                        *class = Some(1 + n as u16);
+                        log::push_class(&mut out, &block, 1 + n as u16, 5);
+                    }
+                }
+                Step::Remove => {
+                    there.remove(name);
+                    log::push_remove(&mut out, &block);
+                }
             }
             out
         };
@@ -149,11 +179,11 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// However the two logs are read side by side, what either disk holds in the end is found, once.
+        /// However the two logs are read side by side, what either disk holds in the end is found, once, and of its class.
         #[test]
         fn no_order_of_reading_loses_a_block(
-            a in proptest::collection::vec((proptest::bool::ANY, 0u8..4), 0..12),
-            b in proptest::collection::vec((proptest::bool::ANY, 0u8..4), 0..12),
+            a in steps(),
+            b in steps(),
             turns in proptest::collection::vec(proptest::bool::ANY, 24),
         ) {
             let index = Index::default();
@@ -171,24 +201,25 @@ mod tests {
             let mut placed = [0; 2];
             let forgotten = RefCell::new([0; 2]);
             for (n, disk) in disks.into_iter().enumerate() {
-                let held = std::cell::Cell::new(0);
+                let held = Cell::new(0);
                 let place = |block: &BlockId, entry: &Entry| {
                     held.set(held.get() + 1);
                     disk.policy.restore(*block, footprint(entry.len) as u32, false)
                 };
-                settle(&index, disk.second, place, |_, _| forgotten.borrow_mut()[n] += 1);
+                settle((&index, &classes), disk.second, place, |_, _| forgotten.borrow_mut()[n] += 1);
                 placed[n] = held.get();
             }
             let mut found = [BTreeMap::new(), BTreeMap::new()];
             index.for_each(|block, e| {
-                found[usize::from(e.disk)].insert(block.object.0 as u8, e.len);
+                let class = classes.of(&block).map(|(class, _)| class);
+                found[usize::from(e.disk)].insert(block.object.0 as u8, (e.len, class));
             });
             for name in 0..4u8 {
                 let holds = [0, 1].map(|n| there[n].get(&name));
                 let has = [0, 1].map(|n| found[n].get(&name));
                 let right = match has {
-                    [Some(len), None] => holds[0] == Some(len),
-                    [None, Some(len)] => holds[1] == Some(len),
+                    [Some(block), None] => holds[0] == Some(block),
+                    [None, Some(block)] => holds[1] == Some(block),
                     [None, None] => holds == [None, None],
                     _ => false,
                 };

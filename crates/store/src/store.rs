@@ -137,7 +137,8 @@ impl Store {
                 .collect();
             opening.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<_>>>()
         })?;
-        let disks: Vec<_> = opened.into_iter().map(|(disk, second)| settle_disk(&index, disk, second)).collect();
+        let disks: Vec<_> =
+            opened.into_iter().map(|(disk, second)| settle_disk((&index, &classes), disk, second)).collect();
         let findings = capacity::share(&config, &disks);
         for finding in &findings {
             tracing::warn!("{}: {}; {}", finding.subject, finding.evidence, finding.remedy);
@@ -243,14 +244,14 @@ fn in_memory(dir: &std::path::Path) -> bool {
 }
 
 /// Gives a disk what only it holds of the blocks that another disk's log brought first.
-fn settle_disk(index: &Index, disk: Arc<Disk>, second: Second) -> Arc<Disk> {
+fn settle_disk(known: (&Index, &Classes), disk: Arc<Disk>, second: Second) -> Arc<Disk> {
     let place = |block: &BlockId, entry: &Entry| {
         let slot = disk.policy.restore(*block, footprint(entry.len) as u32, entry.flags & MAIN != 0)?;
         disk.used.fetch_add(footprint(entry.len), Ordering::Relaxed);
         disk.blocks.fetch_add(1, Ordering::Relaxed);
         Some(slot)
     };
-    settle(index, second, place, |block, flags| disk.ask(Work::Forget(block, flags & WHOLE != 0)));
+    settle(known, second, place, |block, flags| disk.ask(Work::Forget(block, flags & WHOLE != 0)));
     disk
 }
 
