@@ -552,7 +552,8 @@ impl Volume for Cache {
             Capacity { total_bytes: 1 << 60, free_bytes: 1 << 60, files: 1 << 40, files_free: 1 << 40 };
         let stat = self.under.statfs(Instant::now() + self.shared.under_timeout)?;
         Ok(stat.map_or(ENDLESS, |s| Capacity {
-            total_bytes: s.blocks.saturating_mul(s.block_size),
+            // Without what is kept for root, which is free and not to be had: `df` would count it as used.
+            total_bytes: s.blocks.saturating_sub(s.blocks_free.saturating_sub(s.blocks_available)) * s.block_size,
             free_bytes: s.blocks_available.saturating_mul(s.block_size),
             files: s.files,
             files_free: s.files_free,

@@ -10,11 +10,16 @@ use spurline_types::Error;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 /// The most at hand: their requests are answered one after the other.
 const MOST: usize = 8;
 /// So many rounds in a row may find nothing before events are asked for. With 40 it is no faster.
 const EMPTY_ROUNDS: u32 = 2;
+
+/// The acceptor has a connection for no longer than this when it looks for those that are neglected. One that it keeps for longer
+/// it finds again.
+const SWEPT: Duration = Duration::from_millis(1);
 
 /// Whether a worker has a connection at hand. Changed by whoever has locked its session.
 #[derive(Default)]
@@ -90,10 +95,10 @@ impl<'a> Hand<'a> {
     fn let_go_of(&self, at: usize) {
         let Some(conn) = self.take(at) else { return };
         Crew::attend(self.shared, &conn, |conn| {
-            let mut session = conn.session.lock();
-            if !conn.held.is_held() {
+            // Another worker may have it by now and be after one that is locked here: then it is that worker's.
+            let Some(mut session) = conn.session.try_lock_for(SWEPT).filter(|_| conn.held.is_held()) else {
                 return End::Parked;
-            }
+            };
             conn.held.set(false);
             match session.pair.arm() {
                 Ok(false) => park(self.shared, conn, &session),

@@ -17,8 +17,11 @@ use std::sync::Arc;
 const SCHEME: &[u8] = b"spurline group proof 1";
 const PEER: &[u8] = b"peer";
 const NODE: &[u8] = b"node";
+/// The kind of connections to a coordinator, beside `tcp` and `rdma` to a node.
+pub(crate) const CONTROL: &str = "control";
 
 /// What both proofs of one connection are made over.
+#[derive(Clone)]
 struct Transcript {
     kind: String,
     binding: Vec<u8>,
@@ -166,15 +169,30 @@ impl Asked {
     /// # Errors
     /// `PermissionDenied` when the peer holds none of the tokens.
     pub fn check(self, proof: &Proof) -> Result<Proof> {
-        let key = self.tokens.keys.iter().find(|key| self.transcript.verify(key, PEER, &[], proof));
-        key.map(|key| self.transcript.sign(key, NODE, &proof.0)).ok_or_else(|| {
-            let why = format!(
-                "'{}' proved another group token than node '{}' has: give both the same --group-token-file",
-                self.transcript.peer.escape_debug(),
-                self.transcript.node
-            );
-            Error::new(ErrorKind::PermissionDenied, why)
-        })
+        let holder =
+            |transcript: &Transcript| self.tokens.keys.iter().find(|key| transcript.verify(key, PEER, &[], proof));
+        if let Some(key) = holder(&self.transcript) {
+            return Ok(self.transcript.sign(key, NODE, &proof.0));
+        }
+        // The token may be right and the port wrong: of a node where a coordinator's was meant, or the other way round.
+        let own = if self.transcript.kind == CONTROL { "coordinator" } else { "node" };
+        for (kind, meant) in [(CONTROL, "coordinator"), ("tcp", "node")] {
+            let other = Transcript { kind: kind.to_owned(), ..self.transcript.clone() };
+            if meant != own && holder(&other).is_some() {
+                let peer = self.transcript.peer.escape_debug();
+                let why = format!(
+                    "'{peer}' asked for a {meant} on the port of {own} '{}': give it the {meant}'s port",
+                    self.transcript.node
+                );
+                return Err(Error::new(ErrorKind::PermissionDenied, why));
+            }
+        }
+        let why = format!(
+            "'{}' proved another group token than node '{}' has: give both the same --group-token-file",
+            self.transcript.peer.escape_debug(),
+            self.transcript.node
+        );
+        Err(Error::new(ErrorKind::PermissionDenied, why))
     }
 }
 
@@ -210,6 +228,17 @@ mod tests {
         agree((&[OLD], connection("tcp", b"one")), (&[OLD], connection("tcp", b"one"))).unwrap();
         agree((&[OLD], connection("tcp", b"one")), (&[OLD], connection("tcp", b"two"))).unwrap_err();
         agree((&[OLD], connection("tcp", b"one")), (&[OLD], tcp)).unwrap_err();
+    }
+
+    #[test]
+    fn the_right_token_on_the_wrong_port_is_told_so() {
+        let (tcp, control) = (connection("tcp", b"b"), connection(CONTROL, b"b"));
+        for (peer, node, says) in [(tcp, control, "the node's port"), (control, tcp, "the coordinator's port")] {
+            let error = agree((&[OLD], peer), (&[OLD], node)).unwrap_err();
+            assert!(error.message().contains(says), "{error}");
+            let error = agree((&[OLD], peer), (&[NEW], node)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The proof of the token, and TLS, on a stream of a runtime, before anything else is said on it: what gRPC runs over.
 //! It knows nothing of what follows.
 
+use crate::proof::CONTROL;
 use crate::tls::explain;
 use crate::{Asked, Connection, Reason, Trust};
 use spurline_proto::{
@@ -16,8 +17,6 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream, rustls};
 
 /// Whoever takes longer than this to prove who it is, is not waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What the proof is made for, beside `tcp` and `rdma`.
-const KIND: &str = "control";
 /// What a TLS 1.3 connection is known by to both its ends (RFC 9266).
 const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
 
@@ -65,7 +64,7 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(stream: S, trust: &Trust
             }
         };
         let binding = stream.binding()?;
-        if let Some(mut prover) = trust.prover(Connection { kind: KIND, binding: &binding })? {
+        if let Some(mut prover) = trust.prover(Connection { kind: CONTROL, binding: &binding })? {
             let challenged: Challenged = ask(&mut stream, 1, &Request::Challenge(prover.challenge())).await?;
             let proof = prover.prove(challenged);
             prover.check(&ask(&mut stream, 2, &Request::Prove(proof)).await?)?;
@@ -107,7 +106,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
 async fn proved<S: AsyncRead + AsyncWrite + Unpin>(mut stream: Guarded<S>, trust: &Trust) -> Result<Guarded<S>> {
     let Some(tokens) = trust.tokens() else { return Ok(stream) };
     let binding = stream.binding()?;
-    let connection = Connection { kind: KIND, binding: &binding };
+    let connection = Connection { kind: CONTROL, binding: &binding };
     let (header, body) = request(&mut stream, trust).await?;
     let Ok(Request::Challenge(challenge)) = Request::decode(header.op, &body) else {
         return Err(refuse(&mut stream, &header, trust.unproved()).await);

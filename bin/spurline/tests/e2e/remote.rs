@@ -211,6 +211,23 @@ pub fn closed_port() -> String {
 }
 
 #[test]
+fn what_is_no_directory_at_the_node_is_said_at_the_start() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    world.file("source/file", b"1");
+    let url = world.path("source").to_str().unwrap().to_owned();
+    let node = world.node(&[&url], 0, &[]);
+    for (name, says) in [("file", "give a directory"), ("missing", "create it or mount it first")] {
+        let out = finish(&mut world.consumer_command(&format!("{url}/{name}"), &node.address, &[]));
+        assert!(!out.status.success());
+        refused(&out, out.status.code().unwrap(), &[name, says]);
+        assert!(!is_mounted(&world.path("mnt")));
+    }
+}
+
+#[test]
 fn two_hosts_joined_by_a_network_chosen_by_interface_name() {
     if !can_mount() {
         return;
