@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Folders of which names were left out that are remembered at most.
 const INCOMPLETE: usize = 1000;
@@ -65,19 +65,40 @@ impl DirUnder {
         DirUnder { source, pool: Pool::new(config.dir_threads), stats, inner }
     }
 
+    fn too_long(&self, what: &str, path: &[u8], why: &str) -> Error {
+        let why = format!("{what} '{}' of {} took too long: {why}", show(path), self.source.url());
+        Error::new(ErrorKind::Timeout, why)
+    }
+
     fn no_answer(&self, what: &str, path: &[u8], why: NoAnswer) -> Error {
         let evidence = match why {
             NoAnswer::Queued => "all threads for this directory are waiting for the operating system",
             NoAnswer::Running => "the operating system has not answered",
         };
-        Error::new(
-            ErrorKind::Timeout,
-            format!(
-                "{what} '{}' of {} took too long: {evidence}; look whether that file system answers (df, dmesg)",
-                show(path),
-                self.source.url()
-            ),
-        )
+        self.too_long(what, path, &format!("{evidence}; look whether that file system answers (df, dmesg)"))
+    }
+
+    /// Has `ask` asked what it asks, and a second time when it was told to wait first. The caller's thread is the one that
+    /// waits: those of the pool are few, and lookups need them.
+    fn once_final<T>(
+        &self,
+        what: &str,
+        path: &[u8],
+        deadline: Instant,
+        mut ask: impl FnMut(bool) -> Result<Told<T>>,
+    ) -> Result<T> {
+        let mut waited = false;
+        loop {
+            match ask(waited)? {
+                Told::Final(told) => return Ok(told),
+                Told::Young(left) if Instant::now() + left < deadline => std::thread::sleep(left),
+                Told::Young(left) => {
+                    let why = format!("for another {left:?} it could change and have the same times; try again then");
+                    return Err(self.too_long(what, path, &why));
+                }
+            }
+            waited = true;
+        }
     }
 
     /// Runs a metadata call on the pool, with its counters.
@@ -171,7 +192,8 @@ impl UnderStore for DirUnder {
         crate::object::validate_range(object, offset, sink.spare().len())?;
         let started = Instant::now();
         self.stats.object.in_flight.add(1);
-        let answer = self.read_pieces(object, offset, sink, deadline);
+        let read = |waited| self.read_pieces(object, offset, sink, deadline, waited);
+        let answer = self.once_final("reading", &object.path, deadline, read);
         self.stats.object.in_flight.sub(1);
         self.stats.object.get_ops.add(1);
         self.stats.object.get_us.add_us(started.elapsed());
@@ -197,23 +219,38 @@ impl UnderStore for DirUnder {
 }
 
 /// A buffer on its way from the reading thread to the caller: its bytes are of the right version.
-type Piece = Result<(Vec<u8>, usize)>;
+type Piece = Result<Told<(Vec<u8>, usize)>>;
+
+/// What a thread of the pool has to tell of a file or a link.
+enum Told<T> {
+    Final(T),
+    /// Nothing yet: for this long it can be changed again under the time, and so the version, that it has now.
+    Young(Duration),
+}
 
 impl DirUnder {
     /// A thread of the pool reads pieces into buffers of its own and this thread copies them out: a thread that hangs
     /// in the operating system must not hold the caller's memory.
-    fn read_pieces(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+    fn read_pieces(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        sink: &mut dyn Sink,
+        deadline: Instant,
+        waited: bool,
+    ) -> Result<Told<()>> {
         let (full, filled) = mpsc::sync_channel::<Piece>(2);
         let (empty, emptied) = mpsc::sync_channel::<Vec<u8>>(2);
         let (inner, wanted, len) = (Arc::clone(&self.inner), object.clone(), sink.spare().len());
-        if !self.pool.submit(move || inner.read(&wanted, offset, len, &full, &emptied)) {
+        if !self.pool.submit(move || inner.read(&wanted, offset, len, waited, &full, &emptied)) {
             return Err(self.no_answer("reading", &object.path, NoAnswer::Queued));
         }
         let mut done = 0;
         while done < len {
             let left = deadline.saturating_duration_since(Instant::now());
             match filled.recv_timeout(left) {
-                Ok(Ok((buffer, n))) => {
+                Ok(Ok(Told::Young(left))) => return Ok(Told::Young(left)),
+                Ok(Ok(Told::Final((buffer, n)))) => {
                     sink.spare()[..n].copy_from_slice(&buffer[..n]);
                     sink.commit(n);
                     done += n;
@@ -225,7 +262,7 @@ impl DirUnder {
                 Err(_) => return Err(self.no_answer("reading", &object.path, NoAnswer::Running)),
             }
         }
-        Ok(())
+        Ok(Told::Final(()))
     }
 }
 
@@ -353,31 +390,37 @@ impl Inner {
         }
     }
 
+    /// The file at exactly the version of `object`.
+    fn opened(&self, object: &ObjectRef, waited: bool) -> Result<Told<OwnedFd>> {
+        let fd = self.open(&object.path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY);
+        // A file that is gone, or is a link or a folder by now, no longer has its version.
+        let fd = fd.map_err(|e| match e.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => gone(object, e.message()),
+            _ => e,
+        })?;
+        let young_for = same_version(fd.as_fd(), object)?.young_for(SystemTime::now());
+        Ok(if waited || young_for.is_zero() { Told::Final(fd) } else { Told::Young(young_for) })
+    }
+
     fn read(
         &self,
         object: &ObjectRef,
         mut offset: u64,
         mut len: usize,
+        waited: bool,
         full: &mpsc::SyncSender<Piece>,
         emptied: &mpsc::Receiver<Vec<u8>>,
     ) {
-        let prepare = || -> Result<OwnedFd> {
-            let fd = self.open(&object.path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY);
-            // A file that is gone, or is a link or a folder by now, no longer has its version.
-            let fd = fd.map_err(|e| match e.kind() {
-                ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => gone(object, e.message()),
-                _ => e,
-            })?;
-            let young_for = same_version(fd.as_fd(), object)?.young_for(SystemTime::now());
-            if !young_for.is_zero() {
-                // Until a file changed just now can no longer be changed again under the same timestamp.
-                std::thread::sleep(young_for);
-                same_version(fd.as_fd(), object)?;
+        // The caller has left while this was queued: no system call is made in its name.
+        if emptied.try_recv() == Err(mpsc::TryRecvError::Disconnected) {
+            return;
+        }
+        let fd = match self.opened(object, waited) {
+            Ok(Told::Final(fd)) => fd,
+            Ok(Told::Young(left)) => {
+                let _ = full.send(Ok(Told::Young(left)));
+                return;
             }
-            Ok(fd)
-        };
-        let fd = match prepare() {
-            Ok(fd) => fd,
             Err(error) => {
                 let _ = full.send(Err(error));
                 return;
@@ -404,7 +447,7 @@ impl Inner {
                 Ok(n) => {
                     offset += n as u64;
                     len -= n;
-                    if full.send(Ok((buffer, n))).is_err() {
+                    if full.send(Ok(Told::Final((buffer, n)))).is_err() {
                         return;
                     }
                 }

@@ -266,6 +266,38 @@ fn where_times_are_whole_seconds_a_file_written_again_has_another_version() {
     }
 }
 
+#[test]
+fn a_read_that_waits_for_a_young_file_keeps_no_lookup_waiting() {
+    let mounted = match WholeSeconds::mount() {
+        Ok(mounted) => mounted,
+        Err(why) => return spurline_testkit::skip("loop", &why),
+    };
+    let root = mounted.0.path().join("at");
+    let config = UnderConfig { dir_threads: 1, ..UnderConfig::default() };
+    let stats = Arc::new(Stats::default());
+    let store = open(root.to_str().unwrap(), &config, Arc::clone(&stats)).unwrap();
+    std::fs::write(root.join("other"), b"x").unwrap();
+    // On a machine that stands still for two seconds the wait is over before the lookup begins.
+    let first = (0..5).any(|seed| {
+        std::fs::write(root.join("f"), pattern(10_000, seed)).unwrap();
+        let (found, _) = object(&*store, b"f");
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| read(&*store, &found, 0, 10_000).unwrap());
+            while stats.object.in_flight.get() == 0 && !reader.is_finished() {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            store.lookup(b"other", soon()).unwrap();
+            // A reader that has what it waited for would be through by now.
+            std::thread::sleep(Duration::from_millis(100));
+            let first = !reader.is_finished();
+            assert!(reader.join().unwrap() == pattern(10_000, seed));
+            first
+        })
+    });
+    assert!(first, "the only thread waited for a file");
+}
+
 /// A FUSE mount whose server is gone, in a directory.
 struct DeadMount(PathBuf);
 
