@@ -175,15 +175,9 @@ impl UnderStore for DirUnder {
 
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
         validate(path)?;
-        self.ask("reading the link", path, deadline, |inner, path| {
-            let fd = inner.open(path, OFlags::PATH | OFlags::NOFOLLOW)?;
-            match rustix::fs::readlinkat(&fd, "", Vec::new()) {
-                Ok(target) => Ok(target.into_bytes()),
-                Err(Errno::NOENT | Errno::INVAL) => {
-                    Err(Error::new(ErrorKind::Invalid, format!("'{}' is no symbolic link", show(path))))
-                }
-                Err(errno) => Err(os(&format!("readlink of '{}'", show(path)), errno)),
-            }
+        let what = "reading the link";
+        self.once_final(what, path, deadline, |waited| {
+            self.ask(what, path, deadline, move |inner, path| inner.readlink(path, waited))
         })
     }
 
@@ -387,6 +381,22 @@ impl Inner {
                 incomplete.remove(path);
             }
             _ => {}
+        }
+    }
+
+    /// What the link at `path` points to. The kernel keeps it for as long as the link has its version, so a young one is
+    /// waited for as a file is, and opened anew: another may have its inode then.
+    fn readlink(&self, path: &[u8], waited: bool) -> Result<Told<Vec<u8>>> {
+        let failed = |errno| os(&format!("readlink of '{}'", show(path)), errno);
+        let fd = self.open(path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        let young_for = Seen::from(&rustix::fs::fstat(&fd).map_err(failed)?).young_for(SystemTime::now());
+        match rustix::fs::readlinkat(&fd, "", Vec::new()) {
+            Ok(_) if !waited && !young_for.is_zero() => Ok(Told::Young(young_for)),
+            Ok(target) => Ok(Told::Final(target.into_bytes())),
+            Err(Errno::NOENT | Errno::INVAL) => {
+                Err(Error::new(ErrorKind::Invalid, format!("'{}' is no symbolic link", show(path))))
+            }
+            Err(errno) => Err(failed(errno)),
         }
     }
 

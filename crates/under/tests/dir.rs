@@ -267,6 +267,26 @@ fn where_times_are_whole_seconds_a_file_written_again_has_another_version() {
 }
 
 #[test]
+fn where_times_are_whole_seconds_a_link_made_anew_has_another_version() {
+    let mounted = match WholeSeconds::mount() {
+        Ok(mounted) => mounted,
+        Err(why) => return spurline_testkit::skip("loop", &why),
+    };
+    let link = mounted.0.path().join("at/current");
+    let (store, _) = open_dir(link.parent().unwrap());
+    let mut before = None;
+    for target in ["v1", "v2"] {
+        // Its inode is free, and is the first one taken again.
+        let _ = std::fs::remove_file(&link);
+        symlink(target, &link).unwrap();
+        let version = store.lookup(b"current", soon()).unwrap().version;
+        assert_ne!(before.as_ref(), Some(&version), "the kernel would answer with the target read before");
+        assert_eq!(store.readlink(b"current", soon()).unwrap(), target.as_bytes());
+        before = Some(version);
+    }
+}
+
+#[test]
 fn a_read_that_waits_for_a_young_file_keeps_no_lookup_waiting() {
     let mounted = match WholeSeconds::mount() {
         Ok(mounted) => mounted,
