@@ -304,7 +304,8 @@ impl Core {
 
     /// The one file of an object all of whose blocks are here, to hand to the kernel. Blocks not checked since the
     /// store opened are read and checked first, which takes as long as reading them does. `None` when a block is
-    /// missing or wrong, the blocks are not in one file, or the disk is not in use.
+    /// missing or wrong, the blocks are not in one file, or the disk is not in use. No step of it waits for the disk longer
+    /// than a read may take.
     pub fn whole_file(&self, obj: &ObjectRef) -> Option<PinnedFile> {
         self.pinned_file(obj, true)
     }
@@ -341,9 +342,9 @@ impl Core {
             let file = disk.file(&key)?;
             // O_DIRECT writes end on 4096; the kernel must see the object's own length.
             if file.file.metadata()?.len() != obj.size {
-                disk.io.truncate(&file, obj.size)?;
+                disk.io.truncate(&file, obj.size, self.config.read_timeout)?;
             }
-            File::open(layout::data_path(&disk.root, &key))
+            disk.io.open_to_share(&layout::data_path(&disk.root, &key), self.config.read_timeout)
         };
         match open() {
             Ok(file) => Some(PinnedFile { file, pin }),

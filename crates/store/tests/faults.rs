@@ -301,6 +301,25 @@ fn a_hung_disk_holds_nobody_who_writes() {
 }
 
 #[test]
+fn a_hung_disk_holds_nobody_who_opens_a_whole_file() {
+    let dir = scratch_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, _) = open(config);
+    let disk = Arc::clone(&disks.lock()[0].1);
+    let obj = object(1, u64::from(BLOCK) + 9);
+    for i in 0..2 {
+        assert!(put(&store, &obj, i));
+        read(&store, &obj, i).unwrap();
+    }
+    disk.set(Fault::Hangs);
+    let (opener, of) = (Arc::clone(&store), obj.clone());
+    assert!(by_itself("opens a whole file", move || opener.whole_file_if_checked(&of).is_none()));
+    assert_ne!(state(&store), DiskState::Normal);
+    disk.set(Fault::None);
+    eventually("it is handed out again", || store.whole_file(&obj).is_some());
+}
+
+#[test]
 fn a_hung_disk_has_no_more_than_its_part_of_the_memory() {
     let dir = fast_dir();
     let (mut config, disks) = faulty(config(dir.path(), 64 << 20));

@@ -149,6 +149,11 @@ impl DiskIo for FaultyDisk {
         }
     }
 
+    fn open_to_share(&self, path: &Path, timeout: Duration) -> io::Result<File> {
+        self.pass(timeout)?;
+        self.inner.open_to_share(path, timeout)
+    }
+
     fn read(
         &self,
         file: &OpenFile,
@@ -212,9 +217,9 @@ impl DiskIo for FaultyDisk {
         self.inner.punch(file, offset, len, timeout)
     }
 
-    fn truncate(&self, file: &OpenFile, len: u64) -> io::Result<()> {
-        self.pass_for_write(LONG)?;
-        self.inner.truncate(file, len)
+    fn truncate(&self, file: &OpenFile, len: u64, timeout: Duration) -> io::Result<()> {
+        self.pass_for_write(timeout)?;
+        self.inner.truncate(file, len, timeout)
     }
 
     fn unlink(&self, path: &Path, timeout: Duration) -> io::Result<()> {

@@ -111,6 +111,12 @@ pub trait DiskIo: Send + Sync {
     /// What the system says, or `TimedOut`.
     fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile>;
 
+    /// Opens a data file for reading through the page cache.
+    ///
+    /// # Errors
+    /// As [`DiskIo::open`].
+    fn open_to_share(&self, path: &Path, timeout: Duration) -> io::Result<File>;
+
     /// Makes a data file that begins with the first `len` bytes of `padded`, which starts on 4096 and is as long as a
     /// multiple of it, and closes it.
     ///
@@ -150,8 +156,8 @@ pub trait DiskIo: Send + Sync {
     /// Cuts or extends a data file.
     ///
     /// # Errors
-    /// What the system says.
-    fn truncate(&self, file: &OpenFile, len: u64) -> io::Result<()>;
+    /// What the system says, or `TimedOut`: then it may happen later on.
+    fn truncate(&self, file: &OpenFile, len: u64, timeout: Duration) -> io::Result<()>;
 
     /// Removes a data file.
     ///

@@ -99,6 +99,10 @@ impl DiskIo for RealDisk {
         self.open_once(path, base, timeout).map(|fd| OpenFile { file: fd.into(), direct: false })
     }
 
+    fn open_to_share(&self, path: &Path, timeout: Duration) -> io::Result<File> {
+        self.open_once(path, libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW, timeout).map(File::from)
+    }
+
     fn create(&self, path: &Path, padded: &[u8], len: usize, timeout: Duration) -> io::Result<()> {
         let name = c_name(path)?;
         let (flag, data) =
@@ -170,8 +174,8 @@ impl DiskIo for RealDisk {
         })
     }
 
-    fn truncate(&self, file: &OpenFile, len: u64) -> io::Result<()> {
-        file.file.set_len(len)
+    fn truncate(&self, file: &OpenFile, len: u64, timeout: Duration) -> io::Result<()> {
+        self.rings.truncate(self.number, file.file.as_raw_fd(), len, timeout).unwrap_or_else(|| file.file.set_len(len))
     }
 
     fn unlink(&self, path: &Path, timeout: Duration) -> io::Result<()> {
@@ -221,7 +225,7 @@ mod tests {
                     let pattern = |i: usize| ((i * 7) >> 3) as u8;
                     scratch.bytes().iter_mut().enumerate().for_each(|(i, b)| *b = pattern(i));
                     disk.write(&file, 8192, &scratch.bytes()[..], second).unwrap();
-                    disk.truncate(&file, 8192 + 100_000).unwrap();
+                    disk.truncate(&file, 8192 + 100_000, second).unwrap();
                     disk.punch(&file, 8192, 4096, second).unwrap();
                     disk.sync(&file.file, second).unwrap();
                     scratch.bytes().fill(1);

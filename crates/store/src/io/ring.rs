@@ -373,6 +373,11 @@ impl Rings {
         self.one(disk, opcode::Fallocate::new(types::Fd(fd), len).offset(offset).mode(mode).build(), None, timeout)
     }
 
+    /// Gives a file another length; `None` when the kernel can't do that here (Linux 6.9 can).
+    pub fn truncate(&self, disk: u8, fd: RawFd, len: u64, timeout: Duration) -> Option<io::Result<()>> {
+        self.one(disk, opcode::Ftruncate::new(types::Fd(fd), len).build(), None, timeout)
+    }
+
     /// Removes a file; `None` when the kernel can't do that here.
     pub fn unlink(&self, disk: u8, path: &CString, timeout: Duration) -> Option<io::Result<()>> {
         let at = types::Fd(libc::AT_FDCWD);
