@@ -183,6 +183,13 @@ impl Disk {
         changed.is_some()
     }
 
+    /// Takes it out of use at once.
+    pub fn put_out(&self, why: &str) {
+        if let Some(state) = self.health.failed(Instant::now(), true, &|| why.into()) {
+            self.entered(state);
+        }
+    }
+
     /// The bytes that it may hold now.
     pub fn room(&self) -> u64 {
         self.limit.load(Ordering::Relaxed).min(self.refused.load(Ordering::Relaxed))

@@ -43,6 +43,11 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
     while !core.closing.load(Ordering::Acquire) {
         disk.io.late();
         if disk.health.usable() {
+            // Before anything is written there: it may be another process's by now.
+            if let Some(why) = disk.held.lost(&disk.root) {
+                disk.put_out(why);
+                continue;
+            }
             disk.work.lock().extend(later.drain());
             while let Some(work) = next(disk) {
                 act(core, disk, work, &mut later);
@@ -160,8 +165,8 @@ fn probe(core: &Core, disk: &Disk) -> io::Result<()> {
     if disk.turns.stalled() >= core.config.write_timeout {
         return Err(io::Error::other("what is being written to it has not ended yet"));
     }
-    if !disk.held.is_at(&disk.root) {
-        return Err(io::Error::other("another directory lies in its place; mount the disk again"));
+    if let Some(why) = disk.held.lost(&disk.root) {
+        return Err(io::Error::other(why));
     }
     let file = disk.io.open(&disk.root.join("probe"), true, core.config.write_timeout)?;
     scratch::with(|scratch| {

@@ -54,7 +54,7 @@ pub struct Root {
     /// Device and inode of the directory, to notice when another lies in its place.
     place: Option<(u64, u64)>,
     /// Held for as long as the directory is used.
-    _lock: File,
+    lock: File,
 }
 
 fn fail(path: &Path, what: &str, error: &std::io::Error, remedy: &str) -> Error {
@@ -72,9 +72,15 @@ impl Root {
         self.place.map(|(device, _)| device)
     }
 
-    /// Whether `path` is still the directory that was opened: not after its disk was unmounted.
-    pub fn is_at(&self, path: &Path) -> bool {
-        place(path) == self.place
+    /// Why `path` is not the directory any more that was opened, with what to do, if it is not: its disk was unmounted, or
+    /// somebody emptied it, and another process may lock it.
+    pub fn lost(&self, path: &Path) -> Option<&'static str> {
+        if place(path) != self.place {
+            return Some("another directory lies in its place; mount the disk again");
+        }
+        let held = self.lock.metadata().ok().map(|m| (m.dev(), m.ino()));
+        let whole = place(&path.join(LOCK)) == held && path.join("data").is_dir();
+        (!whole).then_some("its files were removed under this process; start it again")
     }
 }
 
@@ -126,7 +132,7 @@ pub fn open(path: &Path, block_size: u32) -> Result<Root> {
     }
     let id = check_format(path, block_size)?;
     std::fs::create_dir_all(path.join("data")).map_err(|e| fail(path, "its folders can't be made", &e, remedy))?;
-    Ok(Root { id, place: place(path), _lock: lock })
+    Ok(Root { id, place: place(path), lock })
 }
 
 /// Gives the probe its room while there is some: a disk that is merely full by the time it is tried must not look broken.

@@ -25,3 +25,25 @@ fn a_limit_that_the_file_system_does_not_tell_of_lets_older_blocks_go() {
         (0..40).all(|n| put(&store, &object(n, 5000), 0)) && store.disks()[0].blocks >= 40
     });
 }
+
+#[test]
+fn a_directory_that_was_emptied_is_used_no_more_until_a_start() {
+    let dir = fast_dir();
+    let (mut quick, _) = faulty(config(dir.path(), 64 << 20));
+    quick.decorate = None;
+    let (store, _) = open(quick);
+    assert!(put(&store, &object(1, 5000), 0));
+    for entry in std::fs::read_dir(dir.path()).unwrap().flatten() {
+        let removed = std::fs::remove_dir_all(entry.path()).or_else(|_| std::fs::remove_file(entry.path()));
+        removed.unwrap();
+    }
+    eventually("it goes down", || state(&store) == DiskState::Down);
+    let reason = store.disks()[0].reason.clone();
+    assert!(reason.contains("its files were removed under this process; start it again"), "{reason}");
+    // Whoever opens it now has it alone.
+    let (other, _) = open(config(dir.path(), 64 << 20));
+    assert!(put(&other, &object(2, 5000), 0) && !put(&store, &object(3, 5000), 0));
+    assert_eq!(data_files(dir.path()).len(), 1);
+    drop(store);
+    read(&other, &object(2, 5000), 0).unwrap();
+}
