@@ -150,7 +150,7 @@ impl Core {
     /// How many blocks a file holds, counted up to `enough`.
     pub(crate) fn count_in_file(&self, shard: &Shard, disk: &Disk, key: &FileKey, enough: usize) -> usize {
         let mut n = 0;
-        shard.all(&key.object, |i, entry| {
+        shard.within(&key.object, self.indexes(key), |i, entry| {
             let whole = entry.flags & WHOLE != 0;
             n += usize::from(entry.disk == disk.number && self.file_key(key.object, i, whole) == *key);
             n < enough
@@ -268,13 +268,15 @@ impl Core {
         let mut bytes = 0;
         let mut shard = self.index.shard(&obj.id).write();
         let mut found = Vec::new();
-        shard.all(&obj.id, |index, entry| {
-            if entry.flags & LEAVING == 0 && range.contains(&index) {
+        shard.within(&obj.id, range, |index, entry| {
+            if entry.flags & LEAVING == 0 {
                 found.push((BlockId { object: obj.id, index }, entry.disk));
                 bytes += u64::from(entry.len);
             }
             true
         });
+        // Not in the map's own order: who looks for one that is left would pass by all that went, each time.
+        found.sort_unstable_by_key(|(block, _)| block.index);
         for (block, disk) in found {
             if let Some(entry) = shard.get_mut(&block) {
                 entry.flags |= LEAVING;

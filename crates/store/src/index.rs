@@ -8,6 +8,7 @@ use spurline_types::{BlockId, ObjectId};
 use std::collections::HashSet;
 use std::collections::hash_map::{Entry as Slot, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 
 /// Parts of the index, each under a lock of its own.
 pub const PARTS: usize = 64;
@@ -201,6 +202,16 @@ impl Shard {
         }
     }
 
+    /// As [`Shard::all`] with those in a range, of whom it looks at no more than the range is long.
+    pub fn within(&self, object: &ObjectId, range: Range<u32>, mut f: impl FnMut(u32, &Entry) -> bool) -> bool {
+        match self.objects.get(object) {
+            Some(Blocks::Many(map)) if range.len() < map.len() => {
+                range.filter_map(|i| Some((i, map.get(&i)?))).all(|(i, e)| f(i, e))
+            }
+            _ => self.all(object, |i, e| !range.contains(&i) || f(i, e)),
+        }
+    }
+
     /// What goes on with an object.
     pub fn activity(&self, object: &ObjectId) -> Activity {
         self.active.get(object).copied().unwrap_or_default()
@@ -303,6 +314,15 @@ mod tests {
                     model.get(&BlockId { object: block.object, index: i }) == Some(&e.slot)
                 });
                 proptest::prop_assert_eq!(seen, model.keys().filter(|b| b.object == block.object).count());
+                for range in [0..index, index..index + 1, index..u32::MAX] {
+                    let mut seen = 0;
+                    shard.within(&block.object, range.clone(), |i, e| {
+                        seen += 1;
+                        range.contains(&i) && model.get(&BlockId { object: block.object, index: i }) == Some(&e.slot)
+                    });
+                    let there = model.keys().filter(|b| b.object == block.object && range.contains(&b.index));
+                    proptest::prop_assert_eq!(seen, there.count());
+                }
             }
             proptest::prop_assert_eq!(shard.objects.is_empty(), model.is_empty());
         }

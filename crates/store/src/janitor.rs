@@ -268,7 +268,7 @@ fn tidy(core: &Core, disk: &Disk, key: &FileKey, path: &std::path::Path) {
     if activity.writers > 0 || activity.unlinking > 0 || activity.pins > 0 {
         return;
     }
-    shard.all(&key.object, |i, entry| {
+    shard.within(&key.object, core.indexes(key), |i, entry| {
         if entry.disk == disk.number && core.file_key(key.object, i, entry.flags & WHOLE != 0) == *key {
             expected += footprint(entry.len);
             here.push(i);

@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use spurline_types::units::human_bytes;
 use spurline_types::{BlockId, Error, ErrorKind, ObjectId, ObjectRef, Result, Stats};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -343,6 +344,12 @@ impl Core {
     /// The file a block lies in.
     pub(crate) fn file_key(&self, object: ObjectId, index: u32, whole: bool) -> FileKey {
         FileKey { object, tag: if whole { 0 } else { 1 + index / self.extent_blocks() } }
+    }
+
+    /// The indexes that blocks of a file may have.
+    pub(crate) fn indexes(&self, key: &FileKey) -> Range<u32> {
+        let of = |tag: u32| tag.saturating_mul(self.extent_blocks());
+        if key.tag == 0 { 0..u32::MAX } else { of(key.tag - 1)..of(key.tag) }
     }
 
     pub(crate) fn extent_blocks(&self) -> u32 {

@@ -148,7 +148,7 @@ impl Core {
             return None;
         }
         let mut home = None;
-        shard.all(&block.object, |i, entry| {
+        shard.within(&block.object, self.indexes(key), |i, entry| {
             let same = (entry.flags & WHOLE != 0) == whole && self.file_key(block.object, i, whole) == *key;
             if same && self.disks[usize::from(entry.disk)].health.usable() {
                 home = Some(entry.disk);
