@@ -102,7 +102,9 @@ impl Core {
             self.punch(disk, &key, block.index, len)
         };
         let late = result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
-        let broken = result.as_ref().is_err_and(|error| self.write_failed(disk, "giving space back", error));
+        if let Err(error) = &result {
+            self.write_failed(disk, "giving space back", error);
+        }
         let given_back = result.is_ok() && (alone || !pinned);
         let mut shard = self.index.shard(&block.object).write();
         if alone {
@@ -122,7 +124,8 @@ impl Core {
         } else {
             drop(shard);
         }
-        if !given_back && !broken {
+        if !given_back {
+            // Once more, or until it goes well where that was no fault of the disk.
             disk.ask(Work::Reclaim(*block, key.tag == 0));
         } else if !alone {
             self.tidy_file(disk, &key);

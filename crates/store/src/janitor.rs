@@ -230,6 +230,10 @@ fn rewrite_log(core: &Core, disk: &Disk) -> bool {
 #[derive(Default)]
 struct Sweep {
     folder: u32,
+    /// The folder is looked at for the second time: the disk went out of use the first time.
+    again: bool,
+    /// Files that were written to or held open then.
+    passed: Vec<FileKey>,
 }
 
 impl Sweep {
@@ -237,36 +241,49 @@ impl Sweep {
         self.folder >= 256
     }
 
-    /// Looks at one folder: removes files no entry names, and punches blocks no entry names.
+    /// Looks at one folder, or at the files that were passed by when all folders were looked at: removes files no entry
+    /// names, and punches blocks no entry names.
     fn step(&mut self, core: &Core, disk: &Disk, later: &mut HashSet<Work>) {
         if self.done() {
+            self.passed.retain(|key| !disk.health.usable() || !tidy(core, disk, key));
             return;
         }
+        // What puts the disk out of use may lie in this very folder: it is tried once more, and not for ever.
+        let all = self.look_at_folder(core, disk, later);
+        self.again = !all && !self.again;
+        self.folder += u32::from(!self.again);
+    }
+
+    /// Whether it came to the folder's end.
+    fn look_at_folder(&mut self, core: &Core, disk: &Disk, later: &mut HashSet<Work>) -> bool {
         let folder = disk.root.join(format!("data/{:02x}", self.folder));
-        self.folder += 1;
-        let Ok(list) = std::fs::read_dir(&folder) else { return };
+        let Ok(list) = std::fs::read_dir(&folder) else { return true };
         for file in list.flatten() {
             if core.closing.load(Ordering::Acquire) || !disk.health.usable() {
-                return;
+                return false;
             }
             if let Some(key) = file.file_name().to_str().and_then(layout::parse_name) {
                 // Work that readers wait for goes first.
                 while let Some(work) = next(disk) {
                     act(core, disk, work, later);
                 }
-                tidy(core, disk, &key, &file.path());
+                if !tidy(core, disk, &key) {
+                    self.passed.push(key);
+                }
             }
         }
+        disk.health.usable()
     }
 }
 
-fn tidy(core: &Core, disk: &Disk, key: &FileKey, path: &std::path::Path) {
+/// Gives back what no entry names of a file; false when it is written to or held open.
+fn tidy(core: &Core, disk: &Disk, key: &FileKey) -> bool {
     let mut expected = 0;
     let mut here = Vec::new();
     let mut shard = core.index.shard(&key.object).write();
     let activity = shard.activity(&key.object);
     if activity.writers > 0 || activity.unlinking > 0 || activity.pins > 0 {
-        return;
+        return false;
     }
     shard.within(&key.object, core.indexes(key), |i, entry| {
         if entry.disk == disk.number && core.file_key(key.object, i, entry.flags & WHOLE != 0) == *key {
@@ -278,12 +295,12 @@ fn tidy(core: &Core, disk: &Disk, key: &FileKey, path: &std::path::Path) {
     if here.is_empty() {
         drop(shard);
         core.tidy_file(disk, key);
-        return;
+        return true;
     }
     // While this is noted nobody writes to the file.
     shard.act(&key.object, |a| a.unlinking += 1);
     drop(shard);
-    if let Ok(metadata) = std::fs::metadata(path)
+    if let Ok(metadata) = std::fs::metadata(layout::data_path(&disk.root, key))
         && metadata.blocks() * 512 > expected + SLACK
     {
         let size = u64::from(core.config.block_size);
@@ -297,4 +314,49 @@ fn tidy(core: &Core, disk: &Disk, key: &FileKey, path: &std::path::Path) {
         }
     }
     core.index.shard(&key.object).write().act(&key.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Capacity, Store, StoreConfig};
+    use spurline_types::{ObjectRef, Version};
+
+    #[test]
+    fn a_file_that_is_held_open_is_swept_once_it_is_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let block = 256 << 10;
+        let config = StoreConfig {
+            block_size: block,
+            free_space_ratio: 0.0,
+            ..StoreConfig::new(vec![dir.path().into()], Capacity::Bytes(64 << 20))
+        };
+        let store = Store::open(config, Arc::default()).unwrap();
+        let obj = ObjectRef::new("test:", b"a", Version::new("1"), u64::from(block));
+        assert!(store.put(&obj, 0, &vec![7; block as usize]).unwrap());
+        let held = store.whole_file(&obj).unwrap();
+        let (key, disk) = (FileKey { object: obj.id, tag: 0 }, &store.disks[0]);
+        // Behind its block, what no entry names.
+        let file = std::fs::OpenOptions::new().write(true).open(layout::data_path(&disk.root, &key)).unwrap();
+        file.write_all_at(&vec![7; 4 * block as usize], u64::from(block)).unwrap();
+        file.sync_all().unwrap();
+        let (mut sweep, mut later) = (Sweep::default(), HashSet::new());
+        while !sweep.done() {
+            sweep.step(&store, disk, &mut later);
+        }
+        assert_eq!(sweep.passed, [key]);
+        sweep.step(&store, disk, &mut later);
+        assert_eq!(sweep.passed, [key]);
+        drop(held);
+        // The disk's own thread may be at it.
+        while !sweep.passed.is_empty() {
+            sweep.step(&store, disk, &mut later);
+        }
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while file.metadata().unwrap().blocks() * 512 > u64::from(block) + SLACK {
+            assert!(Instant::now() < deadline, "its space does not come back");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 }

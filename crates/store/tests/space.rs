@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use spurline_store::{DiskState, Fault};
+use std::sync::Arc;
 
 #[test]
 fn a_limit_that_the_file_system_does_not_tell_of_lets_older_blocks_go() {
@@ -46,4 +47,39 @@ fn a_directory_that_was_emptied_is_used_no_more_until_a_start() {
     assert_eq!(data_files(dir.path()).len(), 1);
     drop(store);
     read(&other, &object(2, 5000), 0).unwrap();
+}
+
+#[test]
+fn a_file_that_could_not_be_removed_is_removed_later() {
+    let dir = fast_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, _) = open(config);
+    assert!(put(&store, &object(1, 5000), 0));
+    disks.lock()[0].1.set(Fault::Keeps(1));
+    store.remove_object(&object(1, 5000));
+    assert!(!store.contains(&object(1, 5000), 0));
+    eventually("its file goes", || data_files(dir.path()).is_empty());
+    assert_eq!((state(&store), store.used_bytes()), (DiskState::Normal, 0));
+}
+
+#[test]
+fn a_disk_that_goes_out_of_use_while_it_is_swept_is_swept_on() {
+    let dir = fast_dir();
+    drop(open(config(dir.path(), 64 << 20)));
+    let folder = dir.path().join("data/3f");
+    std::fs::create_dir(&folder).unwrap();
+    // What no log names.
+    (0..50).for_each(|n| std::fs::write(folder.join(format!("3f{n:030x}")), [7; 100]).unwrap());
+    let (mut config, disks) = faulty(config(dir.path(), 64 << 20));
+    let inner = config.decorate.take().unwrap();
+    let list = Arc::clone(&disks);
+    config.decorate = Some(Arc::new(move |path, io| {
+        let disk = inner(path, io);
+        list.lock()[0].1.set(Fault::Keeps(3));
+        disk
+    }));
+    let (store, stats) = open(config);
+    eventually("all of them go", || data_files(dir.path()).is_empty());
+    assert!(stats.blockcache.io_errors.get() >= 3);
+    eventually("normal again", || state(&store) == DiskState::Normal);
 }

@@ -34,6 +34,8 @@ pub enum Fault {
     SlowSector(u64),
     /// No file can be opened: the process has no descriptors left.
     NoDescriptors,
+    /// So many removals of files fail with EIO.
+    Keeps(u32),
     /// No data file is made with EDQUOT while there are this many: a limit that the file system's space does not show.
     Quota(usize),
     /// The index log takes nothing until the fault is changed; all else goes well.
@@ -224,6 +226,12 @@ impl DiskIo for FaultyDisk {
 
     fn unlink(&self, path: &Path, timeout: Duration) -> io::Result<()> {
         self.pass_removal(timeout)?;
+        if let Fault::Keeps(left) = &mut *self.fault.lock()
+            && *left > 0
+        {
+            *left -= 1;
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         self.inner.unlink(path, timeout)
     }
 
