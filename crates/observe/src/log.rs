@@ -13,6 +13,7 @@ use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -69,7 +70,23 @@ pub fn init(settings: &LogSettings) -> Result<()> {
         }};
     }
     let format = tracing_subscriber::fmt::format();
-    if settings.json { finish!(builder.json(), format.json()) } else { finish!(builder, format.with_target(true)) }
+    let stamp = Stamp { process: file.is_some().then(std::process::id) };
+    match settings.json {
+        true => finish!(builder.json(), format.json()),
+        false => finish!(builder, format.with_target(true).with_timer(stamp)),
+    }
+}
+
+/// The time, and in a file, which several processes may share, the process.
+struct Stamp {
+    process: Option<u32>,
+}
+
+impl FormatTime for Stamp {
+    fn format_time(&self, out: &mut Writer<'_>) -> fmt::Result {
+        SystemTime.format_time(out)?;
+        self.process.map_or(Ok(()), |process| write!(out, " [{process}]"))
+    }
 }
 
 /// What was written from each place in the code within its window.

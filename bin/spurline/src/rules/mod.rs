@@ -176,8 +176,8 @@ fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
             anstream::println!("{}: {}", rule["url"].as_str().unwrap_or_default(), words(rule));
         }
         if let Some(held) = held {
-            let rest = if change.pins { "; spurline load brings the rest" } else { "" };
-            anstream::println!("{} of it held now{rest}", human_bytes(held));
+            let rest = if change.pins { "; spurline load brings what is missing" } else { "" };
+            anstream::println!("{} of it held now, all copies together{rest}", human_bytes(held));
         }
         for why in &failed {
             anstream::eprintln!("what is held already is not all under the rule: {why}; run it again");
