@@ -255,7 +255,8 @@ pub enum IorpcMode {
 pub enum FuseIo {
     /// io_uring where the kernel offers it and it is the faster one, /dev/fuse elsewhere.
     Auto,
-    /// FUSE over io_uring; exit 3 where the kernel does not offer it.
+    /// FUSE over io_uring; as root it is switched on for the whole host where it is off, and left on; exit 3 where the kernel
+    /// does not offer it.
     Uring,
     /// Cloned /dev/fuse descriptors.
     Dev,
