@@ -2,6 +2,7 @@
 //! its exit code. Nothing is forked after threads exist, so nothing can be half there.
 
 use spurline_config::Fault;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -75,20 +76,22 @@ pub fn launch(under_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
 /// To be told once the service answers. In the foreground it does nothing.
 #[derive(Debug)]
 pub struct Ready {
-    child: bool,
+    /// What takes the place of the terminal, in a background process: opened at the start, when descriptors are left.
+    null: Option<File>,
 }
 
 impl Ready {
     /// Prepares a background process to outlive its terminal.
     ///
     /// # Errors
-    /// When a session of its own can't be had.
+    /// When a session of its own can't be had, or /dev/null.
     pub fn new() -> Result<Self, Fault> {
-        let child = is_child();
-        if child {
-            rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
+        if !is_child() {
+            return Ok(Ready { null: None });
         }
-        Ok(Ready { child })
+        rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
+        let null = File::options().read(true).write(true).open("/dev/null");
+        Ok(Ready { null: Some(null.map_err(|e| Fault::failed(format!("/dev/null can't be opened: {e}"), ""))?) })
     }
 
     /// Says that the service answers: the waiting command returns, and the terminal is let go of.
@@ -96,18 +99,16 @@ impl Ready {
     /// # Errors
     /// When the waiting command is gone (interrupted): the service should end.
     pub fn signal(self) -> Result<(), Fault> {
-        if !self.child {
-            return Ok(());
-        }
+        let Some(null) = self.null else { return Ok(()) };
         let gone = |e: std::io::Error| Fault::failed(format!("the command that started this process is gone: {e}"), "");
+        // A working directory would keep its file system from being unmounted.
+        std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
         let mut out = std::io::stdout().lock();
         out.write_all(WORD).and_then(|()| out.flush()).map_err(gone)?;
         drop(out);
-        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(gone)?;
+        // Nothing is to fail once the word is given.
         let os = |e: rustix::io::Errno| Fault::failed(format!("letting go of the terminal: {e}"), "");
         rustix::stdio::dup2_stdout(&null).map_err(os)?;
-        rustix::stdio::dup2_stderr(&null).map_err(os)?;
-        // A working directory would keep its file system from being unmounted.
-        std::env::set_current_dir("/").map_err(gone)
+        rustix::stdio::dup2_stderr(&null).map_err(os)
     }
 }
