@@ -197,7 +197,8 @@ impl Fs {
         }
         self.revalidate(&inode)?;
         let register = register.filter(|_| inode.object.size >= self.config.passthrough_min.max(1));
-        let backing = inode.opens.lock().open(&*self.volume, &inode.object, register);
+        let direct = flags & libc::O_DIRECT != 0;
+        let backing = inode.opens.lock().open(&*self.volume, &inode.object, register, direct);
         let ahead = backing.is_none() && self.config.max_readahead > 0 && inode.object.size > self.block_size;
         let readahead = ahead.then(|| Mutex::new(Box::new(ReadAhead::new(inode.object.size, self.block_size))));
         if backing.is_some() {

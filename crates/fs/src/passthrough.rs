@@ -2,6 +2,7 @@
 //! an inode is open in cached mode it can't be opened for passthrough, nor the other way round, and all its
 //! passthrough opens must name the same backing file. How a file is made known to the kernel is not known here.
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use spurline_types::ObjectRef;
 use spurline_volume::Volume;
 use std::fs::File;
@@ -47,12 +48,14 @@ pub struct Opens {
 
 impl Opens {
     /// Counts one more open and says in which mode: passthrough with its backing file, or cached.
-    /// Asks the volume for a backing file only when no open of the inode has decided already.
+    /// Asks the volume for a backing file only when no open of the inode has decided already. `direct`: the program opens it
+    /// with O_DIRECT, which the kernel asks of the backing file as well.
     pub fn open(
         &mut self,
         volume: &dyn Volume,
         object: &ObjectRef,
         register: Option<&dyn RegisterBacking>,
+        direct: bool,
     ) -> Option<Arc<LiveBacking>> {
         if self.cached == 0
             && let Some(live) = &self.live
@@ -61,7 +64,7 @@ impl Opens {
             return Some(Arc::clone(live));
         }
         let live = match register {
-            Some(register) if self.cached == 0 => back(volume, object, register),
+            Some(register) if self.cached == 0 => back(volume, object, register, direct),
             _ => None,
         };
         match &live {
@@ -85,11 +88,26 @@ impl Opens {
     }
 }
 
-fn back(volume: &dyn Volume, object: &ObjectRef, register: &dyn RegisterBacking) -> Option<Arc<LiveBacking>> {
+/// Whether the file's file system takes O_DIRECT.
+fn takes_direct(file: &File) -> bool {
+    let Ok(flags) = fcntl_getfl(file) else { return false };
+    fcntl_setfl(file, flags | OFlags::DIRECT).and_then(|()| fcntl_setfl(file, flags)).is_ok()
+}
+
+fn back(
+    volume: &dyn Volume,
+    object: &ObjectRef,
+    register: &dyn RegisterBacking,
+    direct: bool,
+) -> Option<Arc<LiveBacking>> {
     let backing = volume.backing(object)?;
     // A file of another length would show the kernel's readers another end of file.
     if backing.file().metadata().ok()?.len() != object.size {
         tracing::warn!(object = %object.id, "a cached file has not the length of its object; it is not handed to the kernel");
+        return None;
+    }
+    // The open would fail with EIO.
+    if direct && !takes_direct(backing.file()) {
         return None;
     }
     match register.register(backing.file()) {
@@ -98,5 +116,21 @@ fn back(volume: &dyn Volume, object: &ObjectRef, register: &dyn RegisterBacking)
             tracing::debug!(%error, "the kernel did not take a backing file; the file is read in cached mode");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn direct_opens_are_told_from_what_the_file_system_takes() {
+        assert!(!takes_direct(&File::open("/proc/self/status").unwrap()));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let direct = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(file.path()).is_ok();
+        let shared = file.reopen().unwrap();
+        assert_eq!(takes_direct(&shared), direct);
+        assert!(!fcntl_getfl(&shared).unwrap().contains(OFlags::DIRECT), "it is read through the page cache still");
     }
 }
