@@ -3,7 +3,7 @@
 
 use crate::cached::split;
 use crate::pool::{NoAnswer, Pool};
-use crate::seen::{Seen, ask_server};
+use crate::seen::{Lag, Seen, ask_server, own_clock};
 use crate::snapshots::{Names, Snapshots};
 use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
 use parking_lot::Mutex;
@@ -41,6 +41,7 @@ struct Inner {
     /// The source directory itself was not there when it was last looked for.
     gone: AtomicBool,
     snapshots: Snapshots,
+    lag: Lag,
     /// Folders whose last listing left out names that are there.
     incomplete: Mutex<HashSet<Vec<u8>>>,
 }
@@ -60,6 +61,7 @@ impl DirUnder {
             walk: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             snapshots: Snapshots::default(),
+            lag: Lag::new(),
             incomplete: Mutex::default(),
         });
         DirUnder { source, pool: Pool::new(config.dir_threads), stats, inner }
@@ -318,7 +320,8 @@ impl Inner {
             dir = opened.map_err(|errno| not_opened(path, errno))?;
         }
         let flags = if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
-        ask_server(dir.as_fd(), name, flags | AtFlags::NO_AUTOMOUNT).map_err(|errno| not_opened(path, errno))
+        let seen = ask_server(dir.as_fd(), name, flags | AtFlags::NO_AUTOMOUNT);
+        seen.inspect(|seen| self.note_time(seen)).map_err(|errno| not_opened(path, errno))
     }
 
     /// The same from a directory; a link on the way is `LOOP`.
@@ -341,6 +344,11 @@ impl Inner {
         walk(dir, path, flags)
     }
 
+    /// The newer a file that was seen, the fewer reads have to wait for the clock of its server.
+    fn note_time(&self, seen: &Seen) {
+        self.lag.with(seen, SystemTime::now());
+    }
+
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, stats: &Stats) -> Result<ListPage> {
         let dir = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW)?;
         let names = match cursor.and_then(|_| self.snapshots.of(path)) {
@@ -349,7 +357,10 @@ impl Inner {
         };
         let start = cursor.map_or(0, |c| names.after(c));
         let end = names.len().min(start.saturating_add(max));
-        let look = |name: &[u8]| rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
+        let look = |name: &[u8]| {
+            let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
+            stat.inspect(|stat| self.note_time(&Seen::from(stat)))
+        };
         let (entries, left_out) = entries(&names, start..end, look)
             .map_err(|(name, errno)| os(&format!("stat of '{}' in '{}'", show(name), show(path)), errno))?;
         stats.metadata.skipped_names.add(left_out.of_no_kind + left_out.unseen);
@@ -389,7 +400,7 @@ impl Inner {
     fn readlink(&self, path: &[u8], waited: bool) -> Result<Told<Vec<u8>>> {
         let failed = |errno| os(&format!("readlink of '{}'", show(path)), errno);
         let fd = self.open(path, OFlags::PATH | OFlags::NOFOLLOW)?;
-        let young_for = Seen::from(&rustix::fs::fstat(&fd).map_err(failed)?).young_for(SystemTime::now());
+        let young_for = self.young_for(fd.as_fd(), &Seen::from(&rustix::fs::fstat(&fd).map_err(failed)?));
         match rustix::fs::readlinkat(&fd, "", Vec::new()) {
             Ok(_) if !waited && !young_for.is_zero() => Ok(Told::Young(young_for)),
             Ok(target) => Ok(Told::Final(target.into_bytes())),
@@ -400,6 +411,13 @@ impl Inner {
         }
     }
 
+    /// How long the file can still be changed under the time it has now.
+    fn young_for(&self, fd: BorrowedFd<'_>, seen: &Seen) -> Duration {
+        let now = SystemTime::now();
+        let (own, server) = (seen.young_for(now, 0), seen.young_for(now, self.lag.with(seen, now)));
+        if server > own && !own_clock(fd) { server } else { own }
+    }
+
     /// The file at exactly the version of `object`.
     fn opened(&self, object: &ObjectRef, waited: bool) -> Result<Told<OwnedFd>> {
         let fd = self.open(&object.path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY);
@@ -408,7 +426,7 @@ impl Inner {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => gone(object, e.message()),
             _ => e,
         })?;
-        let young_for = same_version(fd.as_fd(), object)?.young_for(SystemTime::now());
+        let young_for = self.young_for(fd.as_fd(), &same_version(fd.as_fd(), object)?);
         Ok(if waited || young_for.is_zero() { Told::Final(fd) } else { Told::Young(young_for) })
     }
 

@@ -1,17 +1,74 @@
 //! What the operating system tells of one file: its attributes, its version, and how long that version is not yet final.
 //! It knows no path and waits for nothing.
 
+use parking_lot::Mutex;
 use rustix::fd::BorrowedFd;
-use rustix::fs::{AtFlags, FileType, Stat, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Stat, Statx, StatxFlags, makedev};
 use rustix::io::Errno;
-use spurline_types::{Attr, FileKind, Version};
-use std::time::{Duration, SystemTime};
+use spurline_types::{Attr, FileKind, Version, unix_time};
+use std::time::{Duration, Instant, SystemTime};
 
 /// A change within this time of the one before may carry the same timestamp: kernels before 6.13 stamp files by the
 /// timer tick, 10 ms at most.
 const TICK: Duration = Duration::from_millis(20);
 /// The same where times are whole seconds (ext3, ext4 with small inodes, sshfs) or every other second (vfat).
 const WHOLE_SECONDS_TICK: Duration = Duration::from_millis(2020);
+
+/// Clocks of file servers are thought to be off by less than this, in nanoseconds.
+const OFF: i128 = 60_000_000_000;
+/// For so long it counts how far one is off: clocks are set.
+const KNOWN: Duration = Duration::from_secs(60);
+
+/// File systems whose files bear the time of this machine: ext2 to ext4, XFS, btrfs, tmpfs, overlay, F2FS, ZFS, bcachefs, vfat,
+/// exFAT. An unknown one is another machine's.
+const OWN_CLOCK: [u32; 10] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x0102_1994,
+    0x794c_7630,
+    0xf2f5_2010,
+    0x2fc1_2fc1,
+    0xca45_1a4e,
+    0x4d44,
+    0x2011_bab0,
+];
+
+/// Whether a file bears the time of this machine's clock.
+pub(crate) fn own_clock(fd: BorrowedFd<'_>) -> bool {
+    // The numbers have 32 bits, whatever the width of the field, and some come with their sign spread.
+    rustix::fs::fstatfs(fd).is_ok_and(|found| OWN_CLOCK.contains(&(found.f_type as u32)))
+}
+
+/// How far the clock that stamps files is behind this machine's at the most, as their times tell: a clock that has stamped a
+/// file has come to that time. Negative where it is ahead. In nanoseconds, of one file system, for a while.
+pub(crate) struct Lag(Mutex<Least>);
+
+struct Least {
+    device: u64,
+    age: i128,
+    since: Instant,
+}
+
+impl Lag {
+    pub fn new() -> Lag {
+        Lag(Mutex::new(Least { device: 0, age: OFF, since: Instant::now() }))
+    }
+
+    /// Takes note of a file, and answers how far its clock is behind at the most.
+    pub fn with(&self, seen: &Seen, now: SystemTime) -> i128 {
+        let age = seen.age(now);
+        if age.abs() >= OFF {
+            return OFF;
+        }
+        let mut least = self.0.lock();
+        if least.device != seen.device || least.since.elapsed() > KNOWN {
+            *least = Least { device: seen.device, age: OFF, since: Instant::now() };
+        }
+        least.age = least.age.min(age);
+        least.age
+    }
+}
 
 /// What is at `name` in `dir`, by its server where it has one: what a client of NFS remembers of a file may be a minute old.
 pub(crate) fn ask_server(dir: BorrowedFd<'_>, name: &[u8], flags: AtFlags) -> rustix::io::Result<Seen> {
@@ -35,6 +92,7 @@ fn time(seconds: i64, nanos: u64) -> SystemTime {
 
 /// What `fstat` and `statx` tell alike.
 pub(crate) struct Seen {
+    device: u64,
     mode: u32,
     ino: u64,
     size: u64,
@@ -45,6 +103,7 @@ pub(crate) struct Seen {
 impl From<&Stat> for Seen {
     fn from(stat: &Stat) -> Seen {
         Seen {
+            device: stat.st_dev,
             mode: stat.st_mode,
             ino: stat.st_ino,
             size: u64::try_from(stat.st_size).unwrap_or(0),
@@ -57,6 +116,7 @@ impl From<&Stat> for Seen {
 impl From<&Statx> for Seen {
     fn from(stat: &Statx) -> Seen {
         Seen {
+            device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
             mode: stat.stx_mode.into(),
             ino: stat.stx_ino,
             size: stat.stx_size,
@@ -67,13 +127,20 @@ impl From<&Statx> for Seen {
 }
 
 impl Seen {
-    /// How long the file can still be changed under the time it has now.
-    pub fn young_for(&self, now: SystemTime) -> Duration {
+    /// How long ago by this machine's clock the file was changed, in nanoseconds; negative where that is yet to come.
+    fn age(&self, now: SystemTime) -> i128 {
+        let nanos = |seconds: i64, nanos: u64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+        let now = unix_time(now);
+        nanos(now.0, now.1.into()) - nanos(self.ctime.0, self.ctime.1)
+    }
+
+    /// How long the file can still be changed under the time it has now, by a clock that is `lag` nanoseconds behind.
+    pub fn young_for(&self, now: SystemTime, lag: i128) -> Duration {
         let tick = if self.mtime.1 == 0 && self.ctime.1 == 0 { WHOLE_SECONDS_TICK } else { TICK };
-        let old_at = time(self.ctime.0, self.ctime.1) + tick;
-        // A file server's clock may be a little ahead. A time far in the future has been set by somebody, or is that of
-        // a clock that is wrong: waiting for it would help nobody.
-        old_at.duration_since(now).ok().filter(|left| *left <= 2 * tick).unwrap_or_default()
+        let left = tick.as_nanos() as i128 + lag - self.age(now);
+        // This machine's clock may have been put back a little. A time far in the future has been set by somebody, or is
+        // that of a clock that is wrong: waiting for it would help nobody.
+        u64::try_from(left).map(Duration::from_nanos).ok().filter(|left| *left <= 2 * tick).unwrap_or_default()
     }
 
     /// The attributes of a file, a directory or a link; `None` for all else.
@@ -108,9 +175,9 @@ mod tests {
 
     #[test]
     fn a_file_is_young_for_as_long_as_its_clock_ticks() {
-        let at = |nanos| Seen { mode: 0, ino: 1, size: 1, mtime: (1000, nanos), ctime: (1000, nanos) };
+        let at = |nanos| Seen { device: 1, mode: 0, ino: 1, size: 1, mtime: (1000, nanos), ctime: (1000, nanos) };
         let now = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
-        let left = |seen: &Seen, millis| seen.young_for(now(millis)).as_millis();
+        let left = |seen: &Seen, millis| seen.young_for(now(millis), 0).as_millis();
         let fine = at(500_000_000);
         assert_eq!([left(&fine, 1_000_505), left(&fine, 1_000_520), left(&fine, 1_000_495)], [15, 0, 25]);
         let whole = at(0);
@@ -118,5 +185,35 @@ mod tests {
         assert_eq!([left(&whole, 999_700), left(&whole, 990_000), left(&fine, 990_000)], [2320, 0, 0]);
         // One time alone that is a whole second is set by hand (touch -d), or is chance.
         assert_eq!(left(&Seen { mtime: (1000, 0), ..at(500_000_000) }, 1_000_600), 0);
+    }
+
+    #[test]
+    fn a_server_whose_clock_is_off_is_waited_for_by_the_times_of_its_files() {
+        let now = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+        let at = |millis: u64, device| {
+            let time = ((millis / 1000) as i64, millis % 1000 * 1_000_000);
+            Seen { device, mode: 0, ino: 1, size: 1, mtime: time, ctime: time }
+        };
+        let left = |lag: &Lag, seen: Seen, millis| {
+            let lag = lag.with(&seen, now(millis));
+            seen.young_for(now(millis), lag).as_millis()
+        };
+        // Three seconds behind, whole seconds: written at 1000.9 by the server, read at 1004 by this machine.
+        let lag = Lag::new();
+        assert_eq!(left(&lag, at(1_000_000, 1), 1_004_000), 2020);
+        assert_eq!(left(&lag, at(1_000_000, 1), 1_005_000), 1020);
+        assert_eq!(left(&lag, at(1_000_000, 1), 1_006_020), 0);
+        // By that file's time the server's clock is known well enough for others.
+        assert_eq!([left(&lag, at(998_000, 1), 1_006_030), left(&lag, at(1_002_000, 1), 1_006_100)], [0, 1920]);
+        // Another file system has another clock.
+        assert_eq!(left(&lag, at(1_000_500, 2), 1_006_100), 20);
+        // Ten seconds ahead.
+        let lag = Lag::new();
+        assert_eq!([left(&lag, at(1_010_500, 1), 1_000_500), left(&lag, at(1_010_500, 1), 1_000_520)], [20, 0]);
+        assert_eq!([left(&lag, at(1_010_510, 1), 1_000_520), left(&lag, at(1_005_000, 1), 1_000_520)], [10, 0]);
+        // Old files, and times that are nobody's clock, neither wait nor tell anything.
+        let lag = Lag::new();
+        assert_eq!([left(&lag, at(1_000_500, 1), 1_100_000), left(&lag, at(2_000_500, 1), 1_100_000)], [0, 0]);
+        assert_eq!(left(&lag, at(1_090_500, 1), 1_100_000), 20);
     }
 }
