@@ -11,7 +11,7 @@ help:
 	@echo "              make bench BENCH=--quick takes minutes, BENCH='--only remote' one section"
 	@echo "make fmt      format; make lint: clippy with warnings denied"
 	@echo "make deps     install what is missing: system packages and the pinned Rust toolchain"
-	@echo "make install  the binary, man pages and completions below PREFIX (/usr/local)"
+	@echo "make install  the binary, man pages and completions below PREFIX (/usr/local), and /sbin/mount.spurline for fstab"
 
 demo:
 	@scripts/setup demo
@@ -43,6 +43,7 @@ deps:
 PREFIX ?= /usr/local
 install: build
 	install -D -m 755 target/release/spurline $(DESTDIR)$(PREFIX)/bin/spurline
+	install -d $(DESTDIR)/sbin && ln -sf $(PREFIX)/bin/spurline $(DESTDIR)/sbin/mount.spurline
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	target/release/spurline man $(DESTDIR)$(PREFIX)/share/man/man1
 	target/release/spurline completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/spurline

@@ -7,6 +7,7 @@ mod cli;
 mod coordinator;
 mod demo;
 mod drain;
+mod fstab;
 mod generate;
 mod group;
 mod info;
@@ -35,7 +36,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 fn main() -> ExitCode {
-    let words = std::env::args_os().collect();
+    let words: Vec<_> = std::env::args_os().collect();
+    if let Some(fault) = fstab::go_on(&cli::command(), &words) {
+        return report::fault(&fault);
+    }
     let cli = match file::parse(cli::command(), words).and_then(|matches| cli::from_matches(&matches)) {
         Ok(cli) => cli,
         Err(file::Refusal::Fault(fault)) => return report::fault(&fault),

@@ -168,6 +168,31 @@ fn a_cache_in_the_source_is_warned_of() {
     assert_eq!(log.matches("lies in the source").count(), 1, "{log}");
 }
 
+/// As mount(8) calls its helper for a line of /etc/fstab.
+#[test]
+fn a_line_of_fstab_mounts() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let helper = rig.path("mount.spurline");
+    std::os::unix::fs::symlink(rig.command().get_program(), &helper).unwrap();
+    let mount = |options: String| {
+        let mut command = Command::new(&helper);
+        command.env("SPURLINE_RUNTIME_DIR", rig.path("run"));
+        command.arg(rig.path("src")).arg(rig.path("mnt")).args(["-o", &options]).output().unwrap()
+    };
+    let cache = rig.path("cache").display().to_string();
+    let log = rig.path("log").display().to_string();
+    let out = mount(format!("rw,_netdev,nofail,cache-dir={cache},cache-size=64M,metrics=none,log={log}"));
+    assert!(out.status.success(), "{}", text(&out));
+    assert_eq!(std::fs::read(rig.path("mnt/sub/file")).unwrap(), b"hello from below");
+    assert!(rig.run("umount", &rig.path("mnt"), &[]).status.success());
+    let out = mount("cach-size=64M".into());
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out));
+    assert!(text(&out).contains("-o cach-size=64M"), "{}", text(&out));
+}
+
 #[test]
 fn a_background_mount_that_fails_says_why_and_with_which_code() {
     let rig = Rig::new();

@@ -1,0 +1,116 @@
+//! `mount -t spurline` and /etc/fstab: what mount(8) says to its helper `mount.spurline`, in the words of `spurline mount`.
+//! It mounts nothing itself.
+
+use spurline_config::Fault;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+
+/// The names under which this program is that helper.
+const NAMES: [&str; 2] = ["mount.spurline", "mount.fuse.spurline"];
+/// How mount(8) calls it.
+const USAGE: &str = "mount -t spurline SOURCE MOUNTPOINT [-o OPTION,…], or as a line of /etc/fstab";
+
+/// Goes on as `spurline mount` where this program was called as mount(8) calls its helpers; `None` where it was not.
+pub fn go_on(command: &clap::Command, words: &[OsString]) -> Option<Fault> {
+    let name = Path::new(words.first()?).file_name()?.to_str()?;
+    if !NAMES.contains(&name) {
+        return None;
+    }
+    let flags = command.find_subcommand("mount")?;
+    let told = match translate(flags, &words[1..]) {
+        Ok(Some(told)) => told,
+        // Nothing but a look at whether the helper is there.
+        Ok(None) => std::process::exit(0),
+        Err(fault) => return Some(fault),
+    };
+    let error = match std::env::current_exe() {
+        Ok(own) => std::process::Command::new(own).args(told).exec(),
+        Err(error) => error,
+    };
+    Some(Fault::failed(format!("this program can't start itself: {error}"), "mount /proc"))
+}
+
+/// The words of `spurline` for those of mount(8); `None` when nothing is to be mounted (`mount -f`).
+fn translate(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsString>>, Fault> {
+    let usage = |what: String| Fault::usage(what, USAGE);
+    let is_flag =
+        |key: &[u8]| flags.get_arguments().any(|arg| arg.get_long().is_some_and(|long| long.as_bytes() == key));
+    let (mut places, mut given) = (Vec::new(), Vec::new());
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_bytes() {
+            b"-o" => {
+                let options = words.next().ok_or_else(|| usage("-o wants options".into()))?;
+                for option in options.as_bytes().split(|byte| *byte == b',').filter(|option| !option.is_empty()) {
+                    let key = option.split(|byte| *byte == b'=').next().unwrap_or_default();
+                    match option {
+                        // What mount(8) says where nothing is said.
+                        b"rw" => {}
+                        _ if is_flag(key) => given.push(OsString::from_vec([b"--", option].concat())),
+                        _ => given.extend(["-o".into(), OsStr::from_bytes(option).to_owned()]),
+                    }
+                }
+            }
+            // Kinds and namespaces are mount(8)'s own matter.
+            b"-t" | b"-N" => drop(words.next()),
+            [b'-', letters @ ..] if !letters.is_empty() => {
+                if letters.contains(&b'f') {
+                    return Ok(None);
+                }
+                if !letters.iter().all(|letter| b"snv".contains(letter)) {
+                    return Err(usage(format!("{} is none of mount's words", word.display())));
+                }
+            }
+            _ => places.push(word.clone()),
+        }
+    }
+    let places: [OsString; 2] = places
+        .try_into()
+        .map_err(|places: Vec<_>| usage(format!("a source and a mountpoint, not {}", places.len())))?;
+    let begins = ["mount", "-d"].map(OsString::from).into_iter();
+    // Behind the dashes, as a name may begin with one.
+    Ok(Some(begins.chain(given).chain(["--".into()]).chain(places).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(words: &[&str]) -> Result<Option<Vec<String>>, Fault> {
+        let command = crate::cli::command();
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        let told = translate(command.find_subcommand("mount").unwrap(), &words)?;
+        Ok(told.map(|told| told.into_iter().map(|word| word.into_string().unwrap()).collect()))
+    }
+
+    #[test]
+    fn words_of_mount_are_words_of_this_program() {
+        let line = ["s3://data", "/mnt/data", "-v", "-o", "rw,_netdev,cache-dir=/a:/b,allow_other,no-passthrough"];
+        let wanted = [
+            "mount",
+            "-d",
+            "-o",
+            "_netdev",
+            "--cache-dir=/a:/b",
+            "-o",
+            "allow_other",
+            "--no-passthrough",
+            "--",
+            "s3://data",
+            "/mnt/data",
+        ];
+        assert_eq!(told(&line).unwrap().unwrap(), wanted);
+        // They are what the program takes, and a word that nobody knows is its own matter.
+        let parse =
+            |words: Vec<String>| crate::cli::command().try_get_matches_from([vec!["spurline".into()], words].concat());
+        parse(told(&line).unwrap().unwrap()).unwrap();
+        assert_eq!(told(&["-f", "a", "b"]).unwrap(), None);
+        assert_eq!(told(&["-t", "spurline", "a", "b"]).unwrap().unwrap(), ["mount", "-d", "--", "a", "b"]);
+        for (words, says) in [(&["a"][..], "not 1"), (&["a", "b", "-x"], "-x"), (&["a", "b", "-o"], "-o wants")] {
+            let said = told(words).unwrap_err().to_string();
+            assert!(said.contains(says), "{said}");
+        }
+    }
+}
