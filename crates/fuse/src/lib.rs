@@ -32,7 +32,7 @@ pub use dispatch::AccessLog;
 pub use errno::Errno;
 pub use handler::{Attr, Caller, Entry, Handler, InitInfo, Opened, Statfs};
 pub use mount::{MountError, check, umount};
-pub use mountinfo::{MountEntry, mounted_at};
+pub use mountinfo::{MountEntry, MountTable, mounted_at};
 pub use nullfs::NullFs;
 pub use options::{MountOptions, UnknownOption};
 pub use reply::{DirPlusSink, DirSink, ReadReply, Replied, XattrReply};

@@ -114,6 +114,16 @@ pub enum MountError {
         /// What the system said.
         detail: String,
     },
+    /// Something lies over it, and the system unmounts only what is seen at a path.
+    #[error("{} can't be unmounted: {over} lies over it; unmount that one first (umount {}), then this one (spurline umount {})", path.display(), at.display(), path.display())]
+    Covered {
+        /// The mountpoint.
+        path: PathBuf,
+        /// Type and source of what lies over it.
+        over: String,
+        /// Where that one is mounted.
+        at: PathBuf,
+    },
     /// The session could not be started or broke off.
     #[error("the FUSE session on {} failed: {detail}", path.display())]
     Session {

@@ -8,6 +8,10 @@ use std::{env, fs, io};
 /// One line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
+    /// The mount's number, which it keeps wherever it is moved to, and another mount gets after its end.
+    pub id: u32,
+    /// The number of the mount it lies on.
+    pub parent: u32,
     /// Device number, major and minor; the minor names a FUSE connection in sysfs.
     pub device: (u32, u32),
     /// Where it is mounted.
@@ -25,12 +29,57 @@ impl MountEntry {
     }
 }
 
+/// The mounts of this process's namespace at one moment.
+#[derive(Debug)]
+pub struct MountTable(Vec<MountEntry>);
+
+impl MountTable {
+    /// Reads the table.
+    ///
+    /// # Errors
+    /// When /proc is not there.
+    pub fn read() -> io::Result<MountTable> {
+        Ok(MountTable(parse(&fs::read("/proc/self/mountinfo")?)))
+    }
+
+    /// All entries, those that others lie over included.
+    pub fn entries(&self) -> &[MountEntry] {
+        &self.0
+    }
+
+    /// The mount that who looks at `path` is in: the topmost one there, else the one the path lies in. `None` where
+    /// that one is not listed, as in a chroot. `path` is without symbolic links, as [`absolute`] gives it.
+    pub fn seen_at(&self, path: &Path) -> Option<&MountEntry> {
+        let mut now: Option<&MountEntry> = None;
+        let mut at = PathBuf::new();
+        for part in path.components() {
+            at.push(part);
+            // What was mounted over the root is seen by nobody whose root was there before; who has it for a root
+            // does not list what is below.
+            let most = if part == Component::RootDir { 1 } else { self.0.len() };
+            for _ in 0..most {
+                let Some(next) = self.0.iter().find(|m| m.mountpoint == at && self.lies_on(m, now)) else { break };
+                now = Some(next);
+            }
+        }
+        now
+    }
+
+    /// Whether `mount` lies on `base`, or on no mount that is listed.
+    fn lies_on(&self, mount: &MountEntry, base: Option<&MountEntry>) -> bool {
+        match base {
+            Some(base) => mount.parent == base.id && mount.id != base.id,
+            None => mount.parent == mount.id || !self.0.iter().any(|m| m.id == mount.parent),
+        }
+    }
+}
+
 /// The mount seen at `path`: the topmost one, should there be several. `path` as [`absolute`] gives it.
 ///
 /// # Errors
 /// When the mount table can't be read.
 pub fn mounted_at(path: &Path) -> io::Result<Option<MountEntry>> {
-    Ok(parse(&fs::read("/proc/self/mountinfo")?).into_iter().rfind(|m| m.mountpoint == path))
+    Ok(MountTable::read()?.seen_at(path).filter(|m| m.mountpoint == path).cloned())
 }
 
 /// `path` without symbolic links, found without touching its last part, which may be a mount that hangs.
@@ -56,12 +105,16 @@ pub fn absolute(path: &Path) -> io::Result<PathBuf> {
 fn parse(table: &[u8]) -> Vec<MountEntry> {
     let line = |line: &[u8]| -> Option<MountEntry> {
         let mut words = line.split(|b| *b == b' ');
-        let device = std::str::from_utf8(words.nth(2)?).ok()?;
+        let number = |word: Option<&[u8]>| std::str::from_utf8(word?).ok()?.parse().ok();
+        let (id, parent) = (number(words.next())?, number(words.next())?);
+        let device = std::str::from_utf8(words.next()?).ok()?;
         let (major, minor) = device.split_once(':')?;
         let mountpoint = unescape(words.nth(1)?);
         let mut rest = words.skip_while(|w| *w != b"-").skip(1);
         let text = |word: &[u8]| unescape(word).to_string_lossy().into_owned();
         Some(MountEntry {
+            id,
+            parent,
             device: (major.parse().ok()?, minor.parse().ok()?),
             mountpoint: mountpoint.into(),
             fstype: text(rest.next()?),
@@ -105,6 +158,32 @@ mod tests {
     }
 
     #[test]
+    fn what_is_seen_at_a_path() {
+        let table = MountTable(parse(
+            b"22 1 8:1 / / rw - ext4 root rw\n\
+            30 22 0:30 / /a rw - tmpfs below rw\n\
+            31 30 0:31 / /a/x rw - fuse.spurline hidden rw\n\
+            32 30 0:32 / /a rw - tmpfs above rw\n\
+            34 22 0:34 / /m rw - tmpfs first rw\n\
+            33 34 0:33 / /m rw - fuse.spurline moved rw\n\
+            35 33 0:35 / /m/in rw - tmpfs inner rw\n\
+            36 22 0:36 / / rw - tmpfs later rw\n",
+        ));
+        let seen = |path: &str| table.seen_at(Path::new(path)).map(|m| m.source.as_str());
+        assert_eq!(seen("/"), Some("root"));
+        assert_eq!(seen("/none/x"), Some("root"));
+        assert_eq!((seen("/a"), seen("/a/x")), (Some("above"), Some("above")));
+        assert_eq!((seen("/m"), seen("/m/in/y"), seen("/min")), (Some("moved"), Some("inner"), Some("root")));
+        // The root of a chroot is no mount.
+        let table = MountTable(parse(b"40 7 0:40 / /m rw - tmpfs one rw\n41 40 0:41 / /m rw - tmpfs two rw\n"));
+        assert_eq!(table.seen_at(Path::new("/m/x")).map(|m| m.id), Some(41));
+        assert_eq!(table.seen_at(Path::new("/n")), None);
+        // A table that no kernel writes.
+        let table = MountTable(parse(b"1 2 0:1 / /m rw - t s rw\n2 1 0:2 / /m rw - t s rw\n"));
+        assert_eq!(table.seen_at(Path::new("/m")), None);
+    }
+
+    #[test]
     fn paths() {
         let dir = tempfile::tempdir().unwrap();
         let dir = fs::canonicalize(dir.path()).unwrap();
@@ -120,7 +199,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn garbage_never_panics(table in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300)) {
-            let _ = parse(&table);
+            let _ = MountTable(parse(&table)).seen_at(Path::new("/m"));
         }
     }
 }

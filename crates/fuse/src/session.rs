@@ -9,7 +9,7 @@ use crate::dispatch::Dispatcher;
 use crate::handler::{Handler, InitInfo};
 use crate::init::{Agreed, negotiate};
 use crate::mount::{self, MountError, Mounted, abort_connection, detach};
-use crate::mountinfo::mounted_at;
+use crate::mountinfo::{MountEntry, MountTable, mounted_at};
 use crate::ring::{self, Cpus};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
@@ -58,8 +58,10 @@ pub(crate) struct Shared<H> {
 
 /// What outlives the threads and does not depend on the handler's type.
 struct Core {
+    /// Where it was mounted; who renames a directory above takes it elsewhere.
     path: PathBuf,
-    /// Minor number of the mount's device: the connection's name in sysfs.
+    /// The mount's own number, and the minor number of its device: the connection's name in sysfs.
+    number: Option<u32>,
     minor: Option<u32>,
     state: Mutex<State>,
     changed: Condvar,
@@ -109,36 +111,78 @@ impl Core {
         true
     }
 
-    /// Whether the mount seen at the path is this session's.
-    fn is_mounted(&self) -> bool {
-        let seen = mounted_at(&self.path).ok().flatten();
-        seen.is_some_and(|m| m.is_fuse() && self.minor.is_none_or(|minor| m.device == (0, minor)))
+    /// Whether `mount` shows this session's files: its own mount, or a bind mount of it.
+    fn shows(&self, mount: &MountEntry) -> bool {
+        mount.is_fuse() && self.minor.is_none_or(|minor| mount.device == (0, minor))
     }
 
-    /// Whether the mount is there still and answers nobody, its connection being broken. Who breaks it with an unmount to
-    /// come, `umount --force` above all, gets a moment for that.
-    fn left_dead(&self) -> bool {
-        let until = Instant::now() + ABORT_GRACE;
-        while self.is_mounted() {
-            if Instant::now() >= until {
-                // Not somebody's new mount in its place.
-                return matches!(mount::look(&self.path), mount::Look::Dead);
+    /// Where the mount is now.
+    fn place(&self) -> Result<Place, MountError> {
+        let table = MountTable::read().map_err(|source| MountError::System {
+            what: "reading the mount table for",
+            path: self.path.clone(),
+            source,
+        })?;
+        let ours = |m: &&MountEntry| {
+            self.shows(m) && self.number.map_or_else(|| m.mountpoint == self.path, |number| m.id == number)
+        };
+        let Some(mount) = table.entries().iter().rfind(ours) else { return Ok(Place::Gone) };
+        let at = mount.mountpoint.clone();
+        Ok(match table.seen_at(&at) {
+            Some(seen) if seen.id == mount.id => Place::Seen(at),
+            seen => {
+                let over = seen.map(|m| (format!("{} from '{}'", m.fstype, m.source), m.mountpoint.clone()));
+                let (over, over_at) = over.unwrap_or_else(|| ("another file system".into(), at.clone()));
+                Place::Covered(MountError::Covered { path: at, over, at: over_at })
             }
-            thread::sleep(RETRY_EVERY);
+        })
+    }
+
+    /// A place other than the mount's own, now gone, where the session's files are seen still.
+    fn bound_at(&self) -> Option<PathBuf> {
+        self.minor?;
+        let table = MountTable::read().ok()?;
+        table.entries().iter().find(|m| self.shows(m) && self.number != Some(m.id)).map(|m| m.mountpoint.clone())
+    }
+
+    /// Takes away the mount that is there still and answers nobody, its connection being broken; true when there was one.
+    /// Who breaks it with an unmount to come, `umount --force` above all, gets a moment for that.
+    fn remove_dead(&self) -> Result<bool, MountError> {
+        let until = Instant::now() + ABORT_GRACE;
+        loop {
+            match self.place()? {
+                Place::Gone => return Ok(false),
+                _ if Instant::now() < until => thread::sleep(RETRY_EVERY),
+                Place::Covered(error) => return Err(error),
+                // Not somebody's new mount in its place.
+                Place::Seen(at) if matches!(mount::look(&at), mount::Look::Dead) => {
+                    return detach(&at, libc::MNT_DETACH).map(|()| true);
+                }
+                Place::Seen(_) => return Ok(false),
+            }
         }
-        false
     }
 
     /// Breaks the connection: all requests under way and to come fail with ENOTCONN.
     fn abort(&self) -> io::Result<()> {
-        match self.minor.map(abort_connection) {
-            Some(Ok(())) => Ok(()),
+        match (self.minor.map(abort_connection), self.place()) {
+            (Some(Ok(())), _) => Ok(()),
             // A forced unmount does the same, as long as the mount is seen.
-            _ if self.is_mounted() => detach(&self.path, libc::MNT_FORCE | libc::MNT_DETACH).map_err(io::Error::other),
-            Some(Err(e)) => Err(e),
-            None => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+            (_, Ok(Place::Seen(at))) => detach(&at, libc::MNT_FORCE | libc::MNT_DETACH).map_err(io::Error::other),
+            (Some(Err(e)), _) => Err(e),
+            (None, _) => Err(io::Error::from_raw_os_error(libc::ENOENT)),
         }
     }
+}
+
+/// Where the mount of a session is.
+enum Place {
+    /// In no mount table of this process's any more.
+    Gone,
+    /// At this path, which leads to it.
+    Seen(PathBuf),
+    /// At a path that leads to something else: [`MountError::Covered`].
+    Covered(MountError),
 }
 
 impl<H: Handler> Shared<H> {
@@ -197,7 +241,8 @@ impl<H: Handler> Shared<H> {
 pub enum Unmounted {
     /// Nothing was open; the session has ended or is about to.
     Clean,
-    /// Files were open: the mount is out of the tree, and the session goes on until they are closed.
+    /// Files were open, or it is bound to another place as well: the mount is out of the tree, and the session goes on
+    /// until those are gone.
     Detached,
 }
 
@@ -208,28 +253,46 @@ pub struct Unmounter {
 }
 
 impl Unmounter {
-    /// Unmounts: tries for `patience` while files are open, then detaches the mount and says so.
+    /// Unmounts, wherever the mount is by now: tries for `patience` while files are open, then detaches the mount and
+    /// says so.
     ///
     /// # Errors
-    /// What the system answers; already being unmounted is none.
+    /// [`MountError::Covered`] when something lies over it; what the system answers; already being unmounted is none.
     pub fn unmount(&self, patience: Duration) -> Result<Unmounted, MountError> {
         let until = Instant::now() + patience;
         loop {
-            if self.core.state.lock().phase == Phase::Ended || !self.core.is_mounted() {
+            if self.core.state.lock().phase == Phase::Ended {
                 return Ok(Unmounted::Clean);
             }
-            match detach(&self.core.path, 0) {
-                Ok(()) => return Ok(Unmounted::Clean),
-                Err(MountError::NotMounted { .. }) => return Ok(Unmounted::Clean),
-                Err(MountError::InUse { .. }) if Instant::now() < until => thread::sleep(RETRY_EVERY),
+            let at = match self.core.place()? {
+                Place::Gone => return Ok(Unmounted::Clean),
+                Place::Covered(error) => return Err(error),
+                Place::Seen(at) => at,
+            };
+            match detach(&at, 0) {
+                Ok(()) => return Ok(self.bound()),
+                // Whoever else unmounted it meanwhile is seen in the table.
+                Err(MountError::InUse { .. } | MountError::NotMounted { .. }) if Instant::now() < until => {
+                    thread::sleep(RETRY_EVERY);
+                }
                 Err(MountError::InUse { detail, .. }) => {
-                    tracing::warn!("{} is in use ({detail}); detaching it", self.core.path.display());
-                    detach(&self.core.path, libc::MNT_DETACH)?;
+                    tracing::warn!("{} is in use ({detail}); detaching it", at.display());
+                    detach(&at, libc::MNT_DETACH)?;
                     return Ok(Unmounted::Detached);
                 }
                 Err(e) => return Err(e),
             }
         }
+    }
+
+    /// The mount is gone; a bind mount of it keeps the session.
+    fn bound(&self) -> Unmounted {
+        let Some(at) = self.core.bound_at() else { return Unmounted::Clean };
+        tracing::warn!(
+            "{0} shows the same files still: they are served until it is unmounted (umount {0})",
+            at.display()
+        );
+        Unmounted::Detached
     }
 
     /// Whether requests are answered, as far as this process knows; else why not.
@@ -280,10 +343,11 @@ impl Session {
         let cpus = Cpus::read();
         let chosen = config.choose(&cpus);
         let Mounted { device, path } = mount::mount(mountpoint, &config.options, config.max_write)?;
-        let minor = mounted_at(&path).ok().flatten().filter(|m| m.is_fuse()).map(|m| m.device.1);
+        let entry = mounted_at(&path).ok().flatten().filter(|m| m.is_fuse());
         let core = Arc::new(Core {
             path,
-            minor,
+            number: entry.as_ref().map(|m| m.id),
+            minor: entry.map(|m| m.device.1),
             state: Mutex::new(State {
                 phase: Phase::Starting,
                 live: 0,
@@ -357,15 +421,19 @@ impl Session {
         }
         let (failure, broken) = (state.failure.clone(), state.broken);
         drop(state);
-        let left = (failure.is_some() || broken) && self.core.left_dead();
-        if left && let Err(error) = detach(&self.core.path, libc::MNT_DETACH) {
-            tracing::error!("the dead mount could not be taken away: {error}");
-        }
+        let left = match failure.is_some() || broken {
+            true => self.core.remove_dead(),
+            false => Ok(false),
+        };
         let broken_off = || "its connection to the kernel was broken off from outside".to_owned();
-        match failure.or_else(|| left.then(broken_off)) {
-            None => Ok(()),
-            Some(detail) => Err(MountError::Session { path: self.core.path.clone(), detail }),
-        }
+        let detail = match (failure, left) {
+            (None, Ok(false)) => return Ok(()),
+            (failure, Ok(_)) => failure.unwrap_or_else(broken_off),
+            (failure, Err(error)) => {
+                format!("{}; the dead mount is left: {error}", failure.unwrap_or_else(broken_off))
+            }
+        };
+        Err(MountError::Session { path: self.core.path.clone(), detail })
     }
 
     /// Waits like [`Session::join`] for at most `within`; true when the session has ended.
@@ -398,9 +466,10 @@ impl Drop for Session {
             let state = self.core.state.lock();
             (state.phase == Phase::Ended, state.failure.is_some())
         };
-        let ours = !ended || failed && matches!(mount::look(&self.core.path), mount::Look::Dead);
-        if ours && self.core.is_mounted() {
-            let _ = detach(&self.core.path, libc::MNT_DETACH);
+        if let Ok(Place::Seen(at)) = self.core.place()
+            && (!ended || failed && matches!(mount::look(&at), mount::Look::Dead))
+        {
+            let _ = detach(&at, libc::MNT_DETACH);
         }
     }
 }

@@ -192,6 +192,94 @@ fn a_connection_broken_off_from_outside_is_a_failure_and_leaves_no_dead_mount() 
     assert!(matches!(gone, MountError::NotMounted { .. }), "{gone}");
 }
 
+/// Something over a mount of a test, taken away when dropped.
+struct Over(std::path::PathBuf);
+
+impl Over {
+    fn tmpfs(at: &std::path::Path) -> Over {
+        system("mount", &["-t", "tmpfs", "cover", at.to_str().unwrap()]);
+        Over(at.to_owned())
+    }
+}
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        system("umount", &["-l", self.0.to_str().unwrap()]);
+    }
+}
+
+fn system(program: &str, args: &[&str]) {
+    let out = Command::new(program).args(args).output().unwrap();
+    assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn a_mount_is_unmounted_wherever_it_was_moved_to() {
+    if !can_mount() {
+        return;
+    }
+    let mut mount = Mount::below("m");
+    let moved = mount.dir.path().join("moved");
+    fs::rename(mount.dir.path().join("place"), &moved).unwrap();
+    assert!(moved.join("m/data").exists());
+    assert_eq!(mount.session().unmounter().unmount(Duration::from_secs(5)).unwrap(), Unmounted::Clean);
+    mount.session.take().unwrap().join().unwrap();
+    assert_eq!(fs::read_dir(moved.join("m")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_mount_that_something_lies_over_says_so_and_stays() {
+    if !can_mount() {
+        return;
+    }
+    for over in ["place/m", "place"] {
+        let mut mount = Mount::below("m");
+        let at = fs::canonicalize(mount.dir.path()).unwrap().join(over);
+        let cover = Over::tmpfs(&at);
+        let unmounter = mount.session().unmounter();
+        let covered = unmounter.unmount(Duration::from_millis(200)).unwrap_err();
+        assert!(matches!(covered, MountError::Covered { .. }), "{covered}");
+        let said = covered.to_string();
+        assert!(said.contains("tmpfs from 'cover'") && said.contains(&format!("umount {}", at.display())), "{said}");
+        assert_eq!(mounted_at(&at).unwrap().unwrap().fstype, "tmpfs");
+        drop(cover);
+        assert!(mount.dir.path().join("place/m/data").exists());
+        assert_eq!(unmounter.unmount(Duration::from_secs(5)).unwrap(), Unmounted::Clean);
+        mount.session.take().unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn a_dead_mount_that_something_lies_over_is_told_of() {
+    if !can_mount() {
+        return;
+    }
+    let mut mount = Mount::below("m");
+    let at = fs::canonicalize(mount.dir.path()).unwrap().join("place/m");
+    let cover = Over::tmpfs(&at);
+    let session = mount.session.take().unwrap();
+    session.unmounter().abort().unwrap();
+    let error = session.join().unwrap_err().to_string();
+    assert!(error.contains("tmpfs from 'cover' lies over it"), "{error}");
+    drop(cover);
+    umount(&at, false).unwrap();
+}
+
+#[test]
+fn a_bind_mount_keeps_the_session() {
+    if !can_mount() {
+        return;
+    }
+    let mut mount = Mount::below("m");
+    let (at, other) = (mount.dir.path().join("place/m"), mount.dir.path().join("other"));
+    fs::create_dir(&other).unwrap();
+    system("mount", &["--bind", at.to_str().unwrap(), other.to_str().unwrap()]);
+    assert_eq!(mount.session().unmounter().unmount(Duration::from_secs(5)).unwrap(), Unmounted::Detached);
+    assert!(!at.join("data").exists() && other.join("data").exists());
+    system("umount", &[other.to_str().unwrap()]);
+    mount.session.take().unwrap().join().unwrap();
+}
+
 #[test]
 fn blocked_handlers_do_not_stop_others() {
     if !can_mount() {

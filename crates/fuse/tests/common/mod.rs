@@ -225,12 +225,20 @@ impl Mount {
         Mount::with(io, |_| {})
     }
     pub fn with(io: FuseIo, change: impl FnOnce(&mut SessionConfig)) -> Mount {
+        Mount::at("", io, change)
+    }
+    /// Mounted as `name` in a directory `place` of its own.
+    pub fn below(name: &str) -> Mount {
+        Mount::at(&format!("place/{name}"), FuseIo::Dev, |_| {})
+    }
+    fn at(path: &str, io: FuseIo, change: impl FnOnce(&mut SessionConfig)) -> Mount {
         let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join(path)).unwrap();
         let fs = Arc::new(TestFs::default());
         let mut config = SessionConfig { io, ..SessionConfig::default() };
         change(&mut config);
         let stats = config.stats.clone();
-        let session = Session::mount(fs.clone(), dir.path(), config).unwrap();
+        let session = Session::mount(fs.clone(), &dir.path().join(path), config).unwrap();
         session.wait_ready(Duration::from_secs(20)).unwrap();
         let done = Arc::new(AtomicBool::new(false));
         let (unmounter, watched, for_unblock) = (session.unmounter(), done.clone(), fs.clone());
