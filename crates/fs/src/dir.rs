@@ -71,6 +71,11 @@ impl DirState {
         Ok(self.names.get(index).map(|entry| (entry, self.listed_at)))
     }
 
+    /// Whether the name at `position` can be had without listing anything.
+    pub fn holds(&self, position: u64) -> bool {
+        self.loaded && (self.first..self.first + self.names.len() as u64).contains(&position)
+    }
+
     /// Loads the page nearest before `position`.
     fn go_back(&mut self, position: u64, lister: &Lister<'_>) -> Result<()> {
         let page = self.pages.partition_point(|(first, _)| *first <= position);

@@ -115,10 +115,13 @@ impl Fs {
 
     fn found(&self, path: &[u8]) -> Result<Lookup> {
         let at = self.now();
-        let attr = match self.volume.lookup(path) {
+        let answer = self.volume.lookup(path);
+        // What the volume said may be as old as the question.
+        let age = self.now().saturating_sub(at);
+        let attr = match answer {
             Ok(attr) => attr,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Ok(Lookup::Absent { ttl: self.config.negative_ttl });
+                return Ok(Lookup::Absent { ttl: self.config.negative_ttl.saturating_sub(age) });
             }
             Err(error) => return Err(error.into()),
         };
@@ -126,7 +129,7 @@ impl Fs {
             return Err(FsError::NotADirectory);
         }
         let inode = self.intern(path, &attr, at);
-        Ok(Lookup::Found(inode.entry(&self.config, Duration::ZERO)))
+        Ok(Lookup::Found(inode.entry(&self.config, age)))
     }
 
     /// Takes back `n` lookups of `ino`; at none left the number is unknown for ever. Open handles go on.

@@ -28,9 +28,9 @@ pub struct DirItem<'a> {
 
 impl Fs {
     /// Hands the names of an open directory from position `from` on to `take`, until it says false (that
-    /// name is not taken, and comes first the next time) or there is no more. Position 0 starts over and sees
-    /// the directory as it is then; any position told before leads to the name it led to, as long as the
-    /// directory does not change.
+    /// name is not taken, and comes first the next time) or the names at hand are all told: there is no more only when
+    /// none was. Position 0 starts over and sees the directory as it is then; any position told before leads to the
+    /// name it led to, as long as the directory does not change.
     ///
     /// # Errors
     /// `BadHandle`, `NotADirectory`, or the volume's own when not one name could be handed out.
@@ -68,14 +68,12 @@ impl Fs {
         let handed_out = position > from;
         match self.list_names(&mut state, &lister, position, plus, take) {
             // What was handed out is not taken back; the next read meets the error again.
-            Err((_, true)) => Ok(()),
-            Err((_, false)) if handed_out => Ok(()),
-            Err((error, false)) => Err(error),
-            Ok(()) => Ok(()),
+            Err(_) if handed_out => Ok(()),
+            answer => answer,
         }
     }
 
-    /// An error comes with whether a name was handed out before it.
+    /// An error comes before any name was handed out.
     fn list_names(
         &self,
         state: &mut DirState,
@@ -83,18 +81,19 @@ impl Fs {
         mut position: u64,
         plus: bool,
         take: &mut dyn FnMut(&DirItem<'_>) -> bool,
-    ) -> Result<(), (FsError, bool)> {
+    ) -> Result<()> {
         let start = position;
-        // A page read ahead of its use ages; what the kernel is told of its names holds that much shorter.
-        let now = self.now();
-        while let Some((listed, at)) = state.at(position - DOTS, lister).map_err(|error| (error, position > start))? {
+        // Names at hand don't wait for another page, which may take long: only an answer without any is the end.
+        while position == start || state.holds(position - DOTS) {
+            let Some((listed, at)) = state.at(position - DOTS, lister)? else { break };
             position += 1;
-            let age = now.saturating_sub(at);
             let (name, kind) = (&*listed.name, listed.attr.kind);
             let taken = with_child(lister.path, name, |path| {
                 if plus {
                     let inode = self.intern(path, &listed.attr, at);
-                    let entry = Some(self.entry(&inode, age));
+                    // A page read ahead of its use ages, and one that took long to come was old by then; what the
+                    // kernel is told of its names holds that much shorter.
+                    let entry = Some(self.entry(&inode, self.now().saturating_sub(at)));
                     let taken = take(&DirItem { next: position, name, ino: inode.ino, kind, entry });
                     if !taken {
                         self.forget(inode.ino, 1);

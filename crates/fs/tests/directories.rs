@@ -167,6 +167,27 @@ fn names_listed_long_ago_hold_shorter() {
     assert_eq!(ttls(0), [(1000, 1000); 3]);
 }
 
+#[test]
+fn names_of_a_page_that_took_long_hold_shorter_and_wait_for_no_other() {
+    let (rig, d) = rig(3, 8);
+    let fh = rig.fs.opendir(d).unwrap();
+    rig.tree.slow_ms.store(400, Ordering::SeqCst);
+    let mut from = 0;
+    for names in [5, 3, 2, 0] {
+        let lists = rig.tree.lists.load(Ordering::SeqCst);
+        let mut seen = 0;
+        rig.fs
+            .readdirplus(d, fh, from, &mut |item| {
+                assert!(item.entry.is_none_or(|entry| entry.attr_ttl.as_millis() == 600), "{:?}", item.entry);
+                (from, seen) = (item.next, seen + 1);
+                true
+            })
+            .unwrap();
+        assert_eq!(seen, names);
+        assert!(rig.tree.lists.load(Ordering::SeqCst) - lists <= 1);
+    }
+}
+
 /// A directory of very many files that exist only while they are listed, and a count of the most alive.
 struct Many {
     files: u64,

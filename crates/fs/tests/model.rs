@@ -280,13 +280,16 @@ fn many_threads_at_once() {
                         }
                         if round % 50 == 0 {
                             let fh = rig.fs.opendir(dir).unwrap();
-                            let mut told = Vec::new();
-                            rig.fs
-                                .readdirplus(dir, fh, 0, &mut |item| {
-                                    told.extend(item.entry.map(|entry| entry.attr.ino));
-                                    true
-                                })
-                                .unwrap();
+                            let (mut told, mut from, mut more) = (Vec::new(), 0, true);
+                            while std::mem::take(&mut more) {
+                                rig.fs
+                                    .readdirplus(dir, fh, from, &mut |item| {
+                                        told.extend(item.entry.map(|entry| entry.attr.ino));
+                                        (from, more) = (item.next, true);
+                                        true
+                                    })
+                                    .unwrap();
+                            }
                             rig.fs.release(fh).unwrap();
                             assert_eq!(told.len(), 16);
                             told.into_iter().for_each(|ino| rig.fs.forget(ino, 1));

@@ -111,6 +111,18 @@ fn dot_and_dot_dot() {
 }
 
 #[test]
+fn what_took_long_to_look_up_holds_that_much_shorter() {
+    let rig = rig();
+    rig.tree.slow_ms.store(600, Ordering::SeqCst);
+    let f = found(&rig, ROOT, b"a");
+    assert_eq!((f.entry_ttl.as_millis(), f.attr_ttl.as_millis()), (1400, 1400));
+    assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), Lookup::Absent { ttl: Duration::from_millis(400) });
+    rig.tree.slow_ms.store(60_000, Ordering::SeqCst);
+    assert_eq!(found(&rig, ROOT, b"a").attr_ttl, Duration::ZERO);
+    assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), Lookup::Absent { ttl: Duration::ZERO });
+}
+
+#[test]
 fn lookups_are_taken_back_to_the_last() {
     let rig = rig();
     let first = found(&rig, ROOT, b"a").attr.ino;

@@ -43,6 +43,9 @@ pub struct Tree {
     pub go_on: Condvar,
     pub waiting: AtomicU64,
     pub short: AtomicBool,
+    pub now_ms: Arc<AtomicU64>,
+    /// How long each lookup and each page of a listing takes.
+    pub slow_ms: AtomicU64,
 }
 
 struct TestBacking(File, Arc<AtomicU64>);
@@ -79,6 +82,8 @@ impl Tree {
             go_on: Condvar::new(),
             waiting: AtomicU64::new(0),
             short: AtomicBool::new(false),
+            now_ms: Arc::new(AtomicU64::new(1_000)),
+            slow_ms: AtomicU64::new(0),
         };
         tree.nodes.lock().insert(Vec::new(), Node::Dir);
         Arc::new(tree)
@@ -111,6 +116,10 @@ impl Tree {
         }
     }
 
+    fn pass(&self) {
+        self.now_ms.fetch_add(self.slow_ms.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
     pub fn attr(&self, node: &Node) -> Attr {
         let (kind, size, mode, version, etag) = match node {
             Node::File { version, size } => {
@@ -139,6 +148,7 @@ impl Volume for Tree {
 
     fn lookup(&self, path: &[u8]) -> Result<Attr> {
         self.lookups.fetch_add(1, Ordering::Relaxed);
+        self.pass();
         self.failing("lookup")?;
         let nodes = self.nodes.lock();
         nodes.get(path).map(|node| self.attr(node)).ok_or_else(|| not_found(path))
@@ -146,6 +156,7 @@ impl Volume for Tree {
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
         self.lists.fetch_add(1, Ordering::Relaxed);
+        self.pass();
         self.failing("list")?;
         let nodes = self.nodes.lock();
         match nodes.get(path) {
@@ -240,7 +251,7 @@ pub struct Rig {
 impl Rig {
     pub fn new(config: Config) -> Rig {
         let (tree, stats) = (Tree::new(), Arc::new(Stats::default()));
-        let now_ms = Arc::new(AtomicU64::new(1_000));
+        let now_ms = Arc::clone(&tree.now_ms);
         let clock = Arc::clone(&now_ms);
         let volume: Arc<dyn Volume> = Arc::clone(&tree) as Arc<dyn Volume>;
         let clock = Box::new(move || Duration::from_millis(clock.load(Ordering::SeqCst)));
