@@ -164,10 +164,14 @@ fn main() {
     measure("readdirplus and forget, per 100,000 names", threads, 1, |_| {
         let fh = fs.opendir(ROOT).unwrap_or(0);
         let mut inos = Vec::with_capacity(entries);
-        let _ = fs.readdirplus(ROOT, fh, 0, &mut |item| {
-            inos.extend(item.entry.map(|entry| entry.attr.ino));
-            true
-        });
+        let (mut from, mut more) = (0, true);
+        while std::mem::take(&mut more) {
+            let _ = fs.readdirplus(ROOT, fh, from, &mut |item| {
+                inos.extend(item.entry.map(|entry| entry.attr.ino));
+                (from, more) = (item.next, true);
+                true
+            });
+        }
         let _ = fs.release(fh);
         inos.into_iter().for_each(|ino| fs.forget(ino, 1));
     });

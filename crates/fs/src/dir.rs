@@ -4,6 +4,7 @@
 
 use crate::NAME_MAX;
 use crate::errno::Result;
+use crate::starts::Starts;
 use spurline_types::{DirEntry, Error, ErrorKind, Stats};
 use spurline_volume::Volume;
 use std::time::Duration;
@@ -20,8 +21,9 @@ pub struct DirState {
     /// When the page was listed, on the file system's clock.
     listed_at: Duration,
     loaded: bool,
-    /// The first position of every page after the first that was seen, with its cursor, in order.
-    pages: Vec<(u64, Vec<u8>)>,
+    /// The first position of every page that was seen, with its cursor, in order. This handle's alone: of two listings
+    /// of a directory that changed in between, each goes back in its own.
+    pages: Vec<(u64, Option<Vec<u8>>)>,
 }
 
 /// What a directory is listed with.
@@ -31,6 +33,8 @@ pub struct Lister<'a> {
     pub path: &'a [u8],
     pub page: usize,
     pub now: &'a dyn Fn() -> Duration,
+    /// What other handles found.
+    pub starts: &'a Starts,
 }
 
 /// Why `name` can't be the name of a file, if it can't.
@@ -58,14 +62,7 @@ impl DirState {
         while position >= self.first + self.names.len() as u64 {
             let Some(cursor) = self.next.clone() else { return Ok(None) };
             let first = self.first + self.names.len() as u64;
-            self.load(first, Some(&cursor), lister)?;
-            // A page of which no name can be shown starts where the next one does: the later cursor leads
-            // to the same names.
-            match self.pages.last_mut() {
-                Some((position, last)) if *position == first => *last = cursor,
-                Some((position, _)) if *position > first => {}
-                _ => self.pages.push((first, cursor)),
-            }
+            self.load(first, Some(cursor), lister)?;
         }
         let index = (position - self.first) as usize;
         Ok(self.names.get(index).map(|entry| (entry, self.listed_at)))
@@ -79,19 +76,22 @@ impl DirState {
     /// Loads the page nearest before `position`.
     fn go_back(&mut self, position: u64, lister: &Lister<'_>) -> Result<()> {
         let page = self.pages.partition_point(|(first, _)| *first <= position);
-        match page.checked_sub(1) {
-            Some(page) => {
-                let (first, cursor) = self.pages[page].clone();
-                self.load(first, Some(&cursor), lister)
-            }
-            None => self.load(0, None, lister),
+        if let Some(page) = page.checked_sub(1) {
+            let (first, cursor) = self.pages[page].clone();
+            return self.load(first, cursor, lister);
         }
+        // Begun in the middle, or further on than this: where another handle was told of the position.
+        let Some((first, cursor)) = lister.starts.before(lister.path, position, (lister.now)()) else {
+            return self.load(0, None, lister);
+        };
+        // Should the volume know the cursor no more, the next try goes all the way.
+        self.load(first, Some(cursor), lister).inspect_err(|_| lister.starts.forget(lister.path))
     }
 
-    fn load(&mut self, first: u64, cursor: Option<&[u8]>, lister: &Lister<'_>) -> Result<()> {
+    fn load(&mut self, first: u64, cursor: Option<Vec<u8>>, lister: &Lister<'_>) -> Result<()> {
         let now = (lister.now)();
-        let mut listed = lister.volume.list(lister.path, cursor, lister.page)?;
-        if listed.next.is_some() && listed.next.as_deref() == cursor {
+        let mut listed = lister.volume.list(lister.path, cursor.as_deref(), lister.page)?;
+        if listed.next.is_some() && listed.next == cursor {
             return Err(
                 Error::new(ErrorKind::Protocol, "a listing goes on where it started and would never end").into()
             );
@@ -109,6 +109,14 @@ impl DirState {
         self.next = listed.next;
         self.listed_at = now;
         self.loaded = true;
+        // A page of which no name can be shown starts where the next one does: the later cursor leads to the same names.
+        match self.pages.binary_search_by_key(&first, |(first, _)| *first) {
+            Ok(page) => self.pages[page].1 = cursor,
+            Err(page) => self.pages.insert(page, (first, cursor)),
+        }
+        if let Some(next) = &self.next {
+            lister.starts.learn(lister.path, first + self.names.len() as u64, next, now);
+        }
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use crate::handle::{Handle, Handles, Open, OpenFile};
 use crate::inode::{Inode, Inodes, ROOT};
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use crate::readahead::ReadAhead;
+use crate::starts::Starts;
 use crate::{NAME_MAX, dir};
 use parking_lot::Mutex;
 use spurline_types::{Attr, Error, ErrorKind, FileKind, Stats};
@@ -36,6 +37,7 @@ pub struct Fs {
     pub(crate) volume: Arc<dyn Volume>,
     pub(crate) config: Config,
     pub(crate) stats: Arc<Stats>,
+    pub(crate) starts: Starts,
     clock: Clock,
     block_size: u64,
     capacity: Mutex<Option<(Duration, Capacity)>>,
@@ -55,7 +57,8 @@ impl Fs {
         let block_size = volume.block_size().max(1);
         stats.fuse.inodes.add(1);
         let (handles, capacity, readers) = (Handles::new(), Mutex::default(), Readers::default());
-        Fs { volume, config, stats, inodes, handles, clock, block_size, capacity, readers }
+        let starts = Starts::default();
+        Fs { volume, config, stats, starts, inodes, handles, clock, block_size, capacity, readers }
     }
 
     /// The mount's options.

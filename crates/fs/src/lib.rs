@@ -15,6 +15,7 @@ mod inode;
 mod list;
 mod passthrough;
 pub mod readahead;
+mod starts;
 mod xattr;
 
 pub use attr::{Config, Entry, FileAttr, Lookup, StatFs};

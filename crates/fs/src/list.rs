@@ -63,8 +63,8 @@ impl Fs {
             }
         }
         let now = || self.now();
-        let lister =
-            Lister { volume: &*self.volume, stats: &self.stats, path, page: self.config.list_page.max(1), now: &now };
+        let (volume, page) = (&*self.volume, self.config.list_page.max(1));
+        let lister = Lister { volume, stats: &self.stats, path, page, now: &now, starts: &self.starts };
         let handed_out = position > from;
         match self.list_names(&mut state, &lister, position, plus, take) {
             // What was handed out is not taken back; the next read meets the error again.

@@ -277,6 +277,58 @@ fn a_hundred_thousand_names_are_listed_a_page_at_a_time() {
 }
 
 #[test]
+fn who_opens_the_directory_for_every_part_of_a_listing_walks_no_page_again() {
+    let many = Arc::new(Many { files: 100_000, asked: AtomicU64::new(0) });
+    let fs = Fs::new(Arc::clone(&many) as Arc<dyn Volume>, Config::default(), Arc::new(Stats::default()));
+    let (mut at, mut seen, mut opened) = (0, 0u64, 0);
+    loop {
+        let before = seen;
+        let mut room = 200;
+        let fh = fs.opendir(ROOT).unwrap();
+        fs.readdir(ROOT, fh, at, &mut |item| {
+            if room == 0 {
+                return false;
+            }
+            assert!(seen < 2 || item.name == format!("file-{:08}", seen - 2).as_bytes());
+            (room, seen, at) = (room - 1, seen + 1, item.next);
+            true
+        })
+        .unwrap();
+        fs.release(fh).unwrap();
+        opened += 1;
+        if seen == before {
+            break;
+        }
+    }
+    assert_eq!(seen, 100_002);
+    assert_eq!(many.asked.load(Ordering::Relaxed), opened, "one page each");
+}
+
+#[test]
+fn a_handle_that_began_at_the_start_goes_back_in_its_own_listing() {
+    let (rig, d) = rig(4, 12);
+    let fh = rig.fs.opendir(d).unwrap();
+    let names = all(&rig, d, fh, 5, false);
+    rig.tree.remove(b"d/000000");
+    // Another one sees everything one further ahead.
+    let other = rig.fs.opendir(d).unwrap();
+    let others = all(&rig, d, other, 5, false);
+    assert_eq!(others[8].0, names[9].0);
+    for (position, (name, ..)) in names.iter().enumerate().skip(6).rev() {
+        assert_eq!(&some(&rig, d, fh, position as u64, 1, false)[0].0, name);
+    }
+    // And one that begins in the middle is led to where one of them was, unless the volume knows that place no more.
+    let lists = || rig.tree.lists.load(Ordering::SeqCst);
+    let (third, before) = (rig.fs.opendir(d).unwrap(), lists());
+    assert!(some(&rig, d, third, 10, 1, false)[0].0 >= names[10].0);
+    assert_eq!(lists() - before, 1);
+    let fourth = rig.fs.opendir(d).unwrap();
+    rig.tree.fail_next("list", ErrorKind::Invalid);
+    assert_eq!(Rig::errno(rig.fs.readdir(d, fourth, 10, &mut |_| true)), libc::EINVAL);
+    assert_eq!(some(&rig, d, fourth, 10, 1, false)[0].0, others[10].0);
+}
+
+#[test]
 fn a_listing_that_never_ends_is_an_error() {
     struct Endless(Arc<Tree>);
     let rig = Rig::new(Config::default());

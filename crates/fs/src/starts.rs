@@ -1,0 +1,128 @@
+//! Where pages of directories start, for handles that begin in the middle: an NFS server opens a directory anew for every
+//! part of a listing. It lists nothing, and knows names only as the volume's cursors.
+
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Directories whose starts are kept: those that are being listed at one time.
+const DIRECTORIES: usize = 16;
+/// Starts kept of one directory. Above, half of them are dropped so that the others lie evenly over the whole of it: from
+/// any position the nearest is some pages away, and those listed since are all there. A cursor has about 100 bytes and
+/// 1400 at most.
+const STARTS: usize = 1024;
+/// Starts that nobody used for longer are forgotten: a client of NFS that goes on later waits for a walk.
+const AGE: Duration = Duration::from_secs(300);
+
+/// The directories listed last, the last one first.
+#[derive(Default)]
+pub struct Starts(Mutex<VecDeque<Directory>>);
+
+struct Directory {
+    path: Box<[u8]>,
+    used: Duration,
+    /// Cursors by the position that they lead to.
+    cursors: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Starts {
+    /// A page of `path` that starts at `position` was told of: it is listed with `cursor`.
+    pub fn learn(&self, path: &[u8], position: u64, cursor: &[u8], now: Duration) {
+        let mut all = self.0.lock();
+        let mut directory = take(&mut all, path, now).unwrap_or_else(|| Directory {
+            path: path.into(),
+            used: now,
+            cursors: BTreeMap::new(),
+        });
+        directory.cursors.insert(position, cursor.to_vec());
+        if directory.cursors.len() > STARTS {
+            directory.thin();
+        }
+        all.push_front(directory);
+        all.truncate(DIRECTORIES);
+    }
+
+    /// The start nearest before `position`, or there.
+    pub fn before(&self, path: &[u8], position: u64, now: Duration) -> Option<(u64, Vec<u8>)> {
+        let mut all = self.0.lock();
+        let directory = take(&mut all, path, now)?;
+        let start = directory.cursors.range(..=position).next_back().map(|(at, cursor)| (*at, cursor.clone()));
+        all.push_front(directory);
+        start
+    }
+
+    /// A start of `path` led nowhere.
+    pub fn forget(&self, path: &[u8]) {
+        self.0.lock().retain(|directory| &*directory.path != path);
+    }
+}
+
+impl Directory {
+    fn thin(&mut self) {
+        let last = self.cursors.last_key_value().map_or(0, |(position, _)| *position);
+        let apart = last / (STARTS as u64 / 2);
+        let mut next = 0;
+        self.cursors.retain(|position, _| {
+            let keep = *position >= next || *position == last;
+            if keep {
+                next = *position + apart;
+            }
+            keep
+        });
+    }
+}
+
+/// Takes the directory out, as used now.
+fn take(all: &mut VecDeque<Directory>, path: &[u8], now: Duration) -> Option<Directory> {
+    all.retain(|directory| now < directory.used + AGE);
+    let mut directory = all.iter().position(|directory| &*directory.path == path).and_then(|i| all.remove(i))?;
+    directory.used = now;
+    Some(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    fn at(starts: &Starts, path: &[u8], position: u64) -> Option<u64> {
+        starts.before(path, position, NOW).map(|(at, cursor)| {
+            assert_eq!(cursor, at.to_be_bytes());
+            at
+        })
+    }
+
+    #[test]
+    fn the_nearest_before_is_found() {
+        let starts = Starts::default();
+        for position in [10, 20, 30u64] {
+            starts.learn(b"d", position, &position.to_be_bytes(), NOW);
+        }
+        assert_eq!([9, 10, 19, 20, 99].map(|p| at(&starts, b"d", p)), [None, Some(10), Some(10), Some(20), Some(30)]);
+        assert_eq!(at(&starts, b"e", 99), None);
+        starts.forget(b"d");
+        assert_eq!(at(&starts, b"d", 99), None);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let starts = Starts::default();
+        for position in 1..=100_000u64 {
+            starts.learn(b"large", position, &position.to_be_bytes(), NOW);
+        }
+        assert_eq!((at(&starts, b"large", 1 << 40), at(&starts, b"large", 99_999)), (Some(100_000), Some(99_999)));
+        for position in (1..100_000).step_by(777) {
+            let near = at(&starts, b"large", position).unwrap();
+            assert!(position - near < 1000, "{near} before {position}");
+        }
+        assert!(starts.0.lock()[0].cursors.len() <= STARTS);
+        for i in 0..DIRECTORIES as u64 {
+            starts.learn(&i.to_be_bytes(), 1, &1u64.to_be_bytes(), NOW);
+        }
+        assert_eq!(at(&starts, b"large", 99_999), None);
+        // The one used last stays for as long as that was not long ago.
+        assert_eq!(at(&starts, &0u64.to_be_bytes(), 1), Some(1));
+        assert!(starts.before(&1u64.to_be_bytes(), 1, NOW + AGE).is_none());
+    }
+}
