@@ -28,6 +28,11 @@ impl Patience {
     pub fn new(answer: Duration) -> Self {
         Patience { answer, absence: answer.min(Duration::from_secs(10)) }
     }
+
+    /// The same, and until when an answer is waited for that is asked for now.
+    pub(crate) fn asked_now(self) -> (Patience, Instant) {
+        (self, Instant::now() + self.answer)
+    }
 }
 
 /// Who looks at a deadline so long after it stood still itself: stopped, frozen, moved to another host.
@@ -300,18 +305,17 @@ pub(crate) struct Asked<'a> {
 }
 
 /// Asks the nodes that `rank` names, as many as it is told at most, in its order, until one answers: another one at once, and all again after a
-/// pause, those that are there by then, for as long as `patience` lasts. The answer is to land at `lands`, an address. An error that a node answered is the answer,
+/// pause, those that are there by then, until the deadline. The answer is to land at `lands`, an address. An error that a node answered is the answer,
 /// unless another node may know better. `ranked` is scratch.
 pub(crate) fn ask<T>(
     roster: &Roster,
     lands: usize,
     rank: impl Fn(&View, usize, &mut Vec<u32>),
     ranked: &mut Vec<u32>,
-    patience: Patience,
+    (patience, mut deadline): (Patience, Instant),
     retries: &spurline_types::stats::Metric,
     mut request: impl FnMut(Asked<'_>, &mut Lease<'_>, Instant) -> Result<T, CallError>,
 ) -> Result<T> {
-    let mut deadline = Instant::now() + patience.answer;
     // Once: a machine that is always late is an error in the end.
     let mut may_oversleep = true;
     let least = LEAST.min(patience.answer / 8);
@@ -332,8 +336,9 @@ pub(crate) fn ask<T>(
         let more = ranked.len() >= most && ranked.len() < view.members().len();
         most = most.saturating_mul(FIRST);
         for (place, index) in ranked.iter().enumerate() {
-            // Who used up its time with one node still asks the next, which may have the answer at hand.
-            let in_time = broken.is_none() && answered.is_none() || Instant::now() + least < deadline;
+            // Who used up its time, with one node or before any was asked, still asks the next, which may have the answer at
+            // hand.
+            let in_time = Instant::now() + least < deadline;
             let peer = view.peer(*index);
             let mut send = |lease: &mut Lease<'_>, deadline| {
                 retries.add(u64::from(std::mem::replace(&mut sent, true)));
@@ -350,7 +355,7 @@ pub(crate) fn ask<T>(
                     let away = peer.away_for() >= patience.absence;
                     all_away &= away;
                     soon_back |= !away;
-                    if in_time {
+                    if in_time || broken.is_none() {
                         broken = Some(error);
                     }
                 }

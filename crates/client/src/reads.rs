@@ -76,13 +76,32 @@ impl Inner {
         copies
     }
 
-    /// Asks the nodes that hold `wanted`, in this order, with `call`, whose answer is to land at `lands`, made anew for each
-    /// attempt because every connection numbers the volume itself. It is told whether the node may send the reader on.
+    /// Until when the answer to what is asked now is waited for. A read has one deadline, whatever it asks and waits for.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.config.patience.answer
+    }
+
+    /// Until when a read is waited for of which something ended without its bytes.
+    ///
+    /// # Errors
+    /// What that was, `error`, when the time is over, and not because this process stood still.
+    pub(crate) fn goes_on(&self, deadline: Instant, error: Error) -> Result<Instant> {
+        match Instant::now() < deadline {
+            true => Ok(deadline),
+            false if overslept(deadline) => Ok(self.deadline()),
+            false => Err(error),
+        }
+    }
+
+    /// Asks the nodes that hold `wanted`, in this order and until `deadline`, with `call`, whose answer is to land at `lands`,
+    /// made anew for each attempt because every connection numbers the volume itself. It is told whether the node may
+    /// send the reader on.
     pub(crate) fn ask<T>(
         &self,
         wanted: Wanted,
         order: Order,
         lands: usize,
+        deadline: Instant,
         mut call: impl FnMut((&Arc<Peer>, bool), &mut Lease<'_>, &mut Vec<u8>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
         // Taken out of its cell for the call, so that a call made inside another finds an empty one, not a panic.
@@ -94,10 +113,10 @@ impl Inner {
             copies.set(self.rank(view, (wanted, order), most, ranked, may_ask));
         };
         let retries = &self.stats.remotecache.retries;
-        let result =
-            ask(&self.roster, lands, rank, &mut ranked, self.config.patience, retries, |asked, lease, deadline| {
-                call((asked.peer, asked.place < copies.get()), lease, &mut body, deadline)
-            });
+        let waits = (self.config.patience, deadline);
+        let result = ask(&self.roster, lands, rank, &mut ranked, waits, retries, |asked, lease, deadline| {
+            call((asked.peer, asked.place < copies.get()), lease, &mut body, deadline)
+        });
         // A long listing must not keep its memory for ever.
         body.clear();
         body.shrink_to(64 << 10);
@@ -154,25 +173,32 @@ impl Inner {
 
     /// Reads into the whole of `dst`, which lies inside one block: over several rails when it is large and they are
     /// idle, and what fails there, or all of it, over one channel, of the nodes in this order.
-    pub(crate) fn read_into(&self, object: &ObjectRef, offset: u64, dst: &mut [u8], order: Order) -> Result<()> {
+    pub(crate) fn read_into(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        dst: &mut [u8],
+        order: Order,
+        deadline: Instant,
+    ) -> Result<()> {
         if !self.rails || dst.len() < SPLIT_FROM {
-            return self.read_plain(object, offset, dst, order);
+            return self.read_plain(object, offset, dst, order, deadline);
         }
         let Some((first, a_copy)) = self.first_peer(self.wanted(object, offset)) else {
-            return self.read_plain(object, offset, dst, order);
+            return self.read_plain(object, offset, dst, order, deadline);
         };
         let several = first.paths().filter(|paths| paths.up() > 1);
         let several = several.and_then(|paths| Some((paths.current()?, paths.dialer().near(middle(dst)))));
-        let Some((current, near)) = several else { return self.read_plain(object, offset, dst, order) };
+        let Some((current, near)) = several else { return self.read_plain(object, offset, dst, order, deadline) };
         let request = read_of(object, VolumeId::default(), offset, dst.len());
         let started = Instant::now();
         if !first.pace().may_ask(|| started) {
-            return self.read_plain(object, offset, dst, order);
+            return self.read_plain(object, offset, dst, order, deadline);
         }
-        match split::read(&current.pool, near, (&request, a_copy), dst, started + self.config.patience.answer) {
+        match split::read(&current.pool, near, (&request, a_copy), dst, deadline) {
             None => {
                 first.pace().not_asked(|| started);
-                self.read_plain(object, offset, dst, order)
+                self.read_plain(object, offset, dst, order, deadline)
             }
             Some(left) => {
                 // How long the node takes is not told by a read of which a rail of this side lost a part.
@@ -180,8 +206,10 @@ impl Inner {
                     self.hedge.took(&first, started);
                 }
                 left.into_iter().flatten().try_for_each(|left| {
+                    let late = || format!("{}: a part of a read over several rails did not come in time", first.name());
+                    let deadline = self.goes_on(deadline, Error::new(ErrorKind::Timeout, late()))?;
                     let order = self.after(left.sent_on);
-                    self.read_plain(object, offset + left.part.start as u64, &mut dst[left.part], order)
+                    self.read_plain(object, offset + left.part.start as u64, &mut dst[left.part], order, deadline)
                 })
             }
         }
@@ -193,24 +221,32 @@ impl Inner {
         if sent_on { Order::OwnerFirst } else { Order::NearFirst }
     }
 
-    fn read_plain(&self, object: &ObjectRef, offset: u64, dst: &mut [u8], order: Order) -> Result<()> {
+    fn read_plain(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        dst: &mut [u8],
+        order: Order,
+        deadline: Instant,
+    ) -> Result<()> {
         let wanted = self.wanted(object, offset);
-        let (got, sent_on) = self.ask(wanted, order, middle(dst), |(peer, a_copy), lease, body, deadline| {
-            let read = read_of(object, lease.welcome().volume, offset, dst.len());
-            let request = request_for(read, a_copy, lease.welcome());
-            peer.compare(lease.welcome(), self.block_size);
-            body.clear();
-            let got = self.watched(object, offset, peer, lease, dst, |lease, dst, unless| {
-                lease.call_unless(&request, body, dst, deadline, unless)
-            });
-            if got.is_ok() {
-                self.told(wanted, body);
-            }
-            got.map(|answer| (answer, says_sent_on(body)))
-        })?;
+        let (got, sent_on) =
+            self.ask(wanted, order, middle(dst), deadline, |(peer, a_copy), lease, body, deadline| {
+                let read = read_of(object, lease.welcome().volume, offset, dst.len());
+                let request = request_for(read, a_copy, lease.welcome());
+                peer.compare(lease.welcome(), self.block_size);
+                body.clear();
+                let got = self.watched(object, offset, peer, lease, dst, |lease, dst, unless| {
+                    lease.call_unless(&request, body, dst, deadline, unless)
+                });
+                if got.is_ok() {
+                    self.told(wanted, body);
+                }
+                got.map(|answer| (answer, says_sent_on(body)))
+            })?;
         // Once: who is asked in the owner's order is not allowed to.
         if sent_on && order == Order::NearFirst {
-            return self.read_plain(object, offset, dst, self.after(true));
+            return self.read_plain(object, offset, dst, self.after(true), deadline);
         }
         if got.payload_len != dst.len() {
             return Err(Error::new(
@@ -251,7 +287,7 @@ impl Inner {
             if len == 0 {
                 return;
             }
-            match self.read_into(object, offset, &mut spare[..len], Order::NearFirst) {
+            match self.read_into(object, offset, &mut spare[..len], Order::NearFirst, self.deadline()) {
                 Ok(()) => fill.commit(len),
                 Err(error) => return fill.fail(error),
             }
@@ -260,29 +296,33 @@ impl Inner {
     }
 
     /// Reads a large piece of a sequential reader: the answer that was asked for ahead, if there is one, once the next
-    /// ones are asked for. `None` when `dst` is filled, or else the order in which nodes are to be asked for it.
+    /// ones are asked for. `None` when `dst` is filled, or else the order in which nodes are to be asked for it, and until
+    /// when.
     ///
     /// # Errors
-    /// `Timeout` when that answer took all the patience there is: asking again would wait as long once more.
-    pub(crate) fn read_asked(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Option<Order>> {
+    /// When that answer took all the time there is.
+    pub(crate) fn read_asked(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        dst: &mut [u8],
+        mut deadline: Instant,
+    ) -> Result<Option<(Order, Instant)>> {
         let (claimed, next) = self.ahead.read(object.id, offset, dst.len());
         self.ask_ahead(object, next, dst.len());
-        let Some(claimed) = claimed else { return Ok(Some(Order::NearFirst)) };
-        let deadline = Instant::now() + self.config.patience.answer;
+        let Some(claimed) = claimed else { return Ok(Some((Order::NearFirst, deadline))) };
         match self.take_asked(claimed, object, offset, dst, deadline) {
             Some(Ok((answer, _))) if answer.payload_len == dst.len() => {
                 self.stats.blockcache.prefetch_bytes.add(dst.len() as u64);
                 return Ok(None);
             }
-            Some(Ok((_, true))) => return Ok(Some(self.after(true))),
-            Some(Err(CallError::Broken(error))) if Instant::now() >= deadline && !overslept(deadline) => {
-                return Err(error);
-            }
+            Some(Ok((_, true))) => return Ok(Some((self.after(true), deadline))),
+            Some(Err(error)) => deadline = self.goes_on(deadline, error.into())?,
             _ => {}
         }
         // Asked for again, of every node that may have it.
         self.stats.remotecache.retries.add(1);
-        Ok(Some(Order::NearFirst))
+        Ok(Some((Order::NearFirst, deadline)))
     }
 
     fn take_asked(

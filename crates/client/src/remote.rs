@@ -93,7 +93,8 @@ impl Remote {
             ranked.extend(0..view.members().len() as u32);
         };
         let retries = &stats.remotecache.retries;
-        ask(&roster, NOWHERE, everyone, &mut Vec::new(), config.patience, retries, |_, lease, deadline| {
+        let waits = config.patience.asked_now();
+        ask(&roster, NOWHERE, everyone, &mut Vec::new(), waits, retries, |_, lease, deadline| {
             block_size = lease.welcome().block_size;
             lease.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline).map(drop)
         })?;
@@ -207,8 +208,9 @@ impl Inner {
         let started = Instant::now();
         let place = ObjectId::hash(&self.source, path, "");
         let wanted = Wanted::block(place, 0, self.config.copies.of(path));
-        let result =
-            self.ask(wanted, Order::NearFirst, NOWHERE, |_, lease, body, deadline| call(lease, body, deadline));
+        let result = self.ask(wanted, Order::NearFirst, NOWHERE, self.deadline(), |_, lease, body, deadline| {
+            call(lease, body, deadline)
+        });
         let counted = &self.stats.metadata;
         counted.ops.add(1);
         counted.lat_us.add_us(started.elapsed());
@@ -290,17 +292,15 @@ impl Volume for Remote {
         let inner = &self.inner;
         object.numbered(inner.block_size)?;
         let want = object.size.saturating_sub(offset).min(dst.len() as u64) as usize;
-        let mut done = 0;
+        let (mut done, mut deadline) = (0, inner.deadline());
         while done < want {
             let at = offset + done as u64;
             let start = (at % inner.block_size) as usize;
             let index = (at / inner.block_size) as u32;
             let len = (want - done).min(object.block_len(index, inner.block_size) - start);
             let id = BlockId { object: object.id, index };
-            if let Some(block) = inner.tier.find(&id)
-                // A fetch ahead that failed says nothing about this read: it asks for itself, below.
-                && let Ok(slice) = block.wait(start..start + len, Instant::now() + inner.config.patience.answer)
-            {
+            let held = inner.tier.find(&id).map(|block| block.wait(start..start + len, deadline));
+            if let Some(Ok(slice)) = held {
                 inner.stats.blockcache.hit_bytes.add(len as u64);
                 inner.stats.blockcache.mem_hit_bytes.add(len as u64);
                 if len == want {
@@ -309,14 +309,18 @@ impl Volume for Remote {
                 dst[done..done + len].copy_from_slice(&slice);
             } else {
                 inner.stats.blockcache.miss_bytes.add(len as u64);
+                // A fetch ahead that failed says nothing about this read: it asks for itself, in the time that it has left.
+                if let Some(Err(error)) = held {
+                    deadline = inner.goes_on(deadline, error)?;
+                }
                 let mut order = Order::NearFirst;
                 if len == want && len >= PIECE_FROM && !inner.rails {
-                    match inner.read_asked(object, at, &mut dst[..len])? {
+                    match inner.read_asked(object, at, &mut dst[..len], deadline)? {
                         None => return Ok(Data::Copied(len)),
-                        Some(then) => order = then,
+                        Some(then) => (order, deadline) = then,
                     }
                 }
-                inner.read_into(object, at, &mut dst[done..done + len], order)?;
+                inner.read_into(object, at, &mut dst[done..done + len], order, deadline)?;
             }
             done += len;
         }

@@ -401,7 +401,8 @@ impl Inner {
             ranked.extend(view.members().iter().position(|member| member.name == name).map(|at| at as u32));
         };
         let mut body = Vec::new();
-        ask(self.roster(), NOWHERE, only, &mut Vec::new(), patience, self.retries(), |_, lease, deadline| {
+        let waits = patience.asked_now();
+        ask(self.roster(), NOWHERE, only, &mut Vec::new(), waits, self.retries(), |_, lease, deadline| {
             call(lease, &mut body, deadline)
         })
     }

@@ -28,6 +28,8 @@ pub struct Bytes {
     pub instance: AtomicU64,
     /// Greetings of channels that are asked for nothing but signs of life.
     pub of_no_source: AtomicU64,
+    /// Reads that came to it.
+    pub reads: AtomicU64,
     /// How long each answer takes to come about at the node.
     pub thinks: Mutex<Duration>,
 }
@@ -49,6 +51,7 @@ impl Service for Bytes {
         let Request::Read(Read { offset, len, .. }) = request else {
             return Err(Error::new(ErrorKind::Unsupported, "reads only"));
         };
+        self.reads.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(*self.thinks.lock());
         let bytes: Vec<u8> = (offset..offset + u64::from(len)).map(byte_at).collect();
         responder.data(&[], &[&bytes])
@@ -88,6 +91,8 @@ pub struct Options {
     pub settle: Duration,
     pub silence: Duration,
     pub channels: usize,
+    /// How long an answer is waited for.
+    pub answer: Duration,
     /// How the rails behave when the mount starts.
     pub modes: Vec<spurline_net_sim::RailMode>,
 }
@@ -101,6 +106,7 @@ impl Default for Options {
             settle: Duration::from_millis(40),
             silence: Duration::from_millis(80),
             channels: 4,
+            answer: Duration::from_secs(20),
             modes: Vec::new(),
         }
     }
@@ -111,6 +117,8 @@ pub struct Cluster {
     /// What TCP would be; no rail is under it.
     pub tcp: SimRail,
     pub node: SimNode,
+    /// How calls of it fail.
+    pub plan: Arc<FaultPlan>,
     pub service: Arc<Bytes>,
     pub peer: Arc<Peer>,
     pub stats: Arc<Stats>,
@@ -131,9 +139,11 @@ impl Cluster {
             rails: Mutex::new(theirs),
             instance: AtomicU64::new(1),
             of_no_source: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
             thinks: Mutex::default(),
         });
-        let node = SimNode::new("node:7000", Arc::clone(&service) as _, Arc::new(FaultPlan::new(1, Rates::default())));
+        let plan = Arc::new(FaultPlan::new(1, Rates::default()));
+        let node = SimNode::new("node:7000", Arc::clone(&service) as _, Arc::clone(&plan));
         let rails: Vec<SimRail> = options.speeds.iter().map(|_| SimRail::new()).collect();
         for (rail, mode) in rails.iter().zip(&options.modes) {
             rail.set(*mode);
@@ -170,7 +180,7 @@ impl Cluster {
         roster.equip(Arc::clone(&wake), move |_| the_paths.lock().take().expect("one node has paths"));
         let keeper = Keeper::start(&roster, wake).unwrap();
         keeper.wait_first(Instant::now() + Duration::from_secs(10));
-        let patience = Patience { answer: Duration::from_secs(20), absence: Duration::from_millis(200) };
+        let patience = Patience { answer: options.answer, absence: Duration::from_millis(200) };
         let remote_config = RemoteConfig {
             patience,
             fetchers: 2,
@@ -184,7 +194,7 @@ impl Cluster {
             Ok(Tier::new(Pool::new(64 << 20, block_size as usize)?))
         });
         let remote = remote.expect("the mount starts");
-        Cluster { rails, tcp, node, service, peer, stats, remote, _keeper: keeper }
+        Cluster { rails, tcp, node, plan, service, peer, stats, remote, _keeper: keeper }
     }
 
     /// Reads and compares every byte.

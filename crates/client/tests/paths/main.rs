@@ -4,7 +4,7 @@ mod cluster;
 mod simulation;
 
 use cluster::{Cluster, Options};
-use spurline_net_sim::RailMode;
+use spurline_net_sim::{RailMode, Rates};
 use spurline_proto::Link;
 use spurline_transport::Phase;
 use spurline_types::ErrorKind;
@@ -204,6 +204,18 @@ fn a_node_that_is_slow_is_not_a_path_that_is_silent() {
     // Five times the silence that would end a path, and every ping answered.
     cluster.read(0, 4096).unwrap();
     assert_eq!((cluster.up(), cluster.stats.rdma.failovers.get(), cluster.tcp.bytes()), (2, 0, 0));
+}
+
+#[test]
+fn parts_of_a_read_that_took_all_the_time_there_is_are_not_asked_for_again() {
+    let (answer, silence) = (Duration::from_millis(500), Duration::from_secs(20));
+    let cluster = Cluster::start(Options { answer, silence, ..Options::default() });
+    cluster.read(0, 1 << 20).unwrap();
+    assert_eq!(cluster.service.reads.load(Ordering::Relaxed), 2, "one part over each rail");
+    cluster.plan.set_rates(Rates { stall: 1000, ..Rates::default() });
+    let error = cluster.read(1 << 20, 1 << 20).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert_eq!(cluster.service.reads.load(Ordering::Relaxed), 4, "another part over each rail");
 }
 
 #[test]

@@ -12,7 +12,9 @@ mod script;
 mod world;
 
 use sim::{Cluster, object};
-use spurline_net_sim::RailMode;
+use spurline_net_sim::{RailMode, Rates};
+use spurline_types::ErrorKind;
+use spurline_volume::Volume as _;
 use std::time::{Duration, Instant};
 use world::Outcome;
 
@@ -89,5 +91,29 @@ fn a_node_that_leaves_the_group_while_it_owes_answers_is_given_up_as_any_other()
         let longest = longest.unwrap();
         assert!(longest > world::SILENCE / 4, "no read was under way: {longest:?}");
         assert!(longest <= script::PAUSE, "a read took {longest:?}");
+    }
+}
+
+/// A fetch ahead that a reader waits for and that fails took of the reader's own time.
+#[test]
+fn a_read_has_one_deadline_whether_it_waits_for_a_fetch_ahead_or_asks_for_itself() {
+    let all = sim::patience().answer;
+    for (hangs, since) in [(false, Duration::ZERO), (true, Duration::ZERO), (true, all / 2), (true, all - all / 100)] {
+        let run = || {
+            let cluster = Cluster::start(1, 256);
+            let mount = cluster.mount_with(0..1, world::SILENCE);
+            let object = object(1, sim::BLOCK);
+            // Its under-store hangs, or the node itself.
+            *cluster.under.latency.lock() = if hangs { Duration::ZERO } else { 3 * all };
+            cluster.hosts[0].plan.set_rates(Rates { stall: if hangs { 1000 } else { 0 }, ..Rates::default() });
+            mount.remote.prefetch(&object, 0..1, 4096);
+            std::thread::sleep(since);
+            let start = Instant::now();
+            (mount.read(&object, 0, 4096).unwrap_err().kind(), start.elapsed())
+        };
+        let ((error, took), _) = spurline_vtime::run(1, run);
+        println!("hangs: {hangs}, {since:?} after the fetch ahead: {error:?} after {took:?}");
+        assert_eq!(error, ErrorKind::Timeout, "{since:?} after the fetch ahead");
+        assert!(took <= all + Duration::from_secs(1), "{since:?} after the fetch ahead a read took {took:?}");
     }
 }
