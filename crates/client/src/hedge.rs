@@ -76,6 +76,23 @@ struct Slot {
     flight: Mutex<Flight>,
 }
 
+impl Slot {
+    /// Hands a second node's answer to the read of this number; whether that still waits.
+    fn answer(&self, number: u64, buf: Buf) -> bool {
+        let mut flight = self.flight.lock();
+        if flight.number != number {
+            return false;
+        }
+        flight.answer = Some(buf);
+        self.answered.store(true, Ordering::Release);
+        // Under the lock: the read can't end before, so it is its call that is broken off and nobody else's.
+        if let Some(breaker) = &flight.breaker {
+            breaker.break_off();
+        }
+        true
+    }
+}
+
 /// The reads under way of one mount.
 pub(crate) struct Hedge {
     slots: Box<[Slot]>,
@@ -152,8 +169,12 @@ impl Hedge {
         let breaker = breaker?;
         let slot = self.place()?;
         let started = Instant::now();
-        slot.answered.store(false, Ordering::Relaxed);
         let mut flight = slot.flight.lock();
+        // The read before it in this place may have ended by a panic, without a word: what is on its way for that one, or came
+        // since, is not for this one.
+        flight.number += 1;
+        flight.answer = None;
+        slot.answered.store(false, Ordering::Relaxed);
         if flight.object.as_ref().is_none_or(|known| known.id != object.id || known.path != object.path) {
             flight.object = Some(object.clone());
         }
@@ -501,16 +522,49 @@ fn ask_second(
     if !got.is_ok_and(|answer| answer.payload_len == buf.len()) {
         return;
     }
-    let slot = &inner.hedge.slots[at];
-    let mut flight = slot.flight.lock();
-    if flight.number != number {
-        return;
+    if inner.hedge.slots[at].answer(number, buf) {
+        inner.stats.remotecache.hedges_won.add(1);
     }
-    flight.answer = Some(buf);
-    inner.stats.remotecache.hedges_won.add(1);
-    slot.answered.store(true, Ordering::Release);
-    // Under the lock: the read can't end before, so it is its call that is broken off and nobody else's.
-    if let Some(breaker) = &flight.breaker {
-        breaker.break_off();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_mem::Pool;
+    use spurline_net_sim::{After, FaultPlan, Rates, SimNode};
+    use spurline_transport::{ChannelPool, PoolConfig};
+    use spurline_types::{Member, Version};
+
+    struct Unbroken;
+
+    impl Breaker for Unbroken {
+        fn break_off(&self) {
+            panic!("a call that is over is broken off");
+        }
+    }
+
+    #[test]
+    fn what_comes_for_a_read_that_panicked_is_not_handed_to_the_next_one_in_its_place() {
+        let hedge = Hedge::new(Duration::from_millis(1));
+        let node = SimNode::playing("n", |_| (Vec::new(), After::Close), Arc::new(FaultPlan::new(1, Rates::default())));
+        let pool = ChannelPool::new(node.connector(), "m", "s", PoolConfig::default(), Arc::default());
+        let peer = Peer::new(pool, &Member::at("n", 100));
+        let buffers = Pool::new(64 << 10, 4096).unwrap();
+        let breaker: Arc<dyn Breaker> = Arc::new(Unbroken);
+        let object = |name: &str| ObjectRef::new("s", name.as_bytes(), Version::new("1"), 4096);
+        let watch = |name| hedge.watch(&object(name), 0, 4096, &peer, Some(&breaker)).unwrap();
+        let first = watch("a");
+        let (slot, number) = (first.slot, first.slot.flight.lock().number);
+        drop(first);
+        let second = watch("b");
+        assert!(std::ptr::eq(slot, second.slot), "the same place");
+        assert!(!slot.answer(number, buffers.try_alloc(4096).unwrap()), "that read is over");
+        assert!(slot.flight.lock().answer.is_none() && !second.unless().load(Ordering::Acquire));
+        // Or it came before the next one began.
+        slot.flight.lock().answer = Some(buffers.try_alloc(4096).unwrap());
+        slot.answered.store(true, Ordering::Release);
+        drop(second);
+        let third = watch("c");
+        assert!(slot.flight.lock().answer.is_none() && !third.unless().load(Ordering::Acquire));
     }
 }
