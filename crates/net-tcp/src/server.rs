@@ -83,8 +83,9 @@ pub(crate) struct Conn {
     /// The encrypted end; `None` where nothing is encrypted.
     pub tls: Option<Mutex<NodeEnd>>,
     pub opened: Instant,
-    /// Bytes of a request that was not whole when the connection was parked, and since when.
-    pub partial: Mutex<Option<(Vec<u8>, Instant)>>,
+    /// Bytes of a request that was not whole when the connection was parked, and since when, or one that another thread is
+    /// to answer.
+    pub partial: Mutex<Option<(Vec<u8>, Option<Instant>)>>,
 }
 
 impl Seated for Conn {
@@ -358,7 +359,9 @@ fn close_late(shared: &Shared) {
     let is_late = |conn: &Arc<Conn>| {
         let ungreeted = conn.state.peer_name().is_none() && conn.opened.elapsed() > limit;
         ungreeted
-            || conn.partial.try_lock().is_some_and(|p| p.as_ref().is_some_and(|(_, since)| since.elapsed() > limit))
+            || conn.partial.try_lock().is_some_and(|partial| {
+                partial.as_ref().is_some_and(|(_, since)| since.is_some_and(|since| since.elapsed() > limit))
+            })
     };
     for conn in shared.places.all().iter().filter(|conn| is_late(conn)) {
         let why = format!("no whole request within {limit:?}");

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
-use spurline_proto::{FrameError, HEADER_LEN, Header, padding};
+use spurline_proto::{FrameError, HEADER_LEN, Header, Op, padding};
 use spurline_transport::{Crew, Crewed as _, Door, End, FrameResponder, FrameSink, Next, Responder as _, dispatch};
 use spurline_trust::Reason;
 use spurline_types::{Error, ErrorKind, Result};
@@ -28,15 +28,17 @@ const FILE_PIECE: usize = 256 << 10;
 /// Slices handed to one `sendmsg`.
 const PARTS: usize = 34;
 
-/// Answers requests of one connection until it has none for a while; with `life_only` none for data, unless they are
-/// here already.
+/// Answers requests of one connection until it has none for a while; with `life_only` none but greetings and signs of life.
 pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: bool) -> End {
     let mut filled = 0;
-    let mut begun = None;
+    let (mut begun, mut here) = (None, 0);
     if let Some((bytes, since)) = conn.partial.lock().take() {
         inbox[..bytes.len()].copy_from_slice(&bytes);
-        filled = bytes.len();
-        begun = Some(since);
+        match since {
+            Some(_) => filled = bytes.len(),
+            None => here = bytes.len(),
+        }
+        begun = since;
     }
     let mut turn = 0u32;
     // The event said that there is something: the first receive does not wait.
@@ -44,6 +46,8 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
     loop {
         let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let received = match &conn.tls {
+            // Another thread has received it.
+            _ if here > 0 => Ok(std::mem::take(&mut here)),
             None => recv(&conn.socket, &mut inbox[filled..], flags).map(|(_, n)| n),
             Some(tls) => {
                 let bind = |binding: &[u8]| conn.state.bind(binding);
@@ -65,7 +69,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
             Err(Errno::INTR) => continue,
             Err(Errno::AGAIN) => {
                 if filled > 0 {
-                    let since = begun.unwrap_or_else(Instant::now);
+                    let since = Some(begun.unwrap_or_else(Instant::now));
                     *conn.partial.lock() = Some((inbox[..filled].to_vec(), since));
                 }
                 return park(shared, conn);
@@ -87,6 +91,10 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
                 HEADER_LEN
             };
             let Some(frame) = inbox[at..filled].get(..whole) else { break };
+            if life_only && !matches!(header.op, Op::Hello | Op::Challenge | Op::Prove | Op::Ping) {
+                *conn.partial.lock() = Some((inbox[at..filled].to_vec(), None));
+                return End::Aside;
+            }
             let body = frame[HEADER_LEN..].get(..body_len).unwrap_or_default();
             if let Next::Close(error) = answer(shared, conn, &header, body) {
                 return End::Close(error);

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 struct Zeros {
     closed: AtomicUsize,
     inside: AtomicUsize,
+    /// Questions about the node, which wait as well.
+    asked: AtomicUsize,
     /// Reads of "stuck" wait for it.
     released: Mutex<bool>,
     release: Condvar,
@@ -28,6 +30,15 @@ impl Service for Zeros {
         Ok(Welcome { version: 0, volume, block_size: 1, node, capabilities: Capabilities(0), ..Welcome::default() })
     }
     fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let path = if let Request::Info { path, .. } = request { path } else { b"" };
+        if path == b"stuck" {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            let mut released = self.released.lock().unwrap();
+            while !*released {
+                released = self.release.wait(released).unwrap();
+            }
+            return responder.data(b"what there is to tell", &[]);
+        }
         let Request::Read(Read { path, len, .. }) = request else {
             return Err(Error::new(ErrorKind::Unsupported, "reads only"));
         };
@@ -434,6 +445,46 @@ fn signs_of_life_are_answered_while_every_worker_waits_for_something_slow() {
         }
         assert_eq!(late.join().unwrap().unwrap(), 10);
     });
+    assert!(server.join(soon()));
+}
+
+#[test]
+fn signs_of_life_are_answered_while_questions_about_the_node_wait() {
+    let (server, addr, service) = start(ServerConfig { max_workers: 2, max_waiting: 0, ..ServerConfig::default() });
+    let mut readers: Vec<_> = (0..2).map(|_| connect(addr)).collect();
+    let greeted = || {
+        let mut channel = connector(addr).connect(soon()).unwrap();
+        greet(&mut *channel, &Hello::new("watcher", ""), soon()).unwrap();
+        channel
+    };
+    let ping = |channel: &mut Box<dyn Channel>| {
+        channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+    };
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> =
+            readers.iter_mut().map(|channel| scope.spawn(|| read(&mut **channel, "stuck", 10))).collect();
+        until("two requests are in work", || service.inside.load(Ordering::SeqCst) == 2);
+        let mut before = greeted();
+        let ask = || {
+            let (mut channel, mut body) = (greeted(), Vec::new());
+            let request = Request::Info { volume: VolumeId(u32::MAX), path: b"stuck" };
+            channel.call(&request, &mut body, &mut [], &mut |_| {}, soon()).unwrap();
+            // Nor is it lost to signs of life afterwards.
+            ping(&mut channel);
+            body
+        };
+        let asked: Vec<_> = (0..6).map(|_| scope.spawn(ask)).collect();
+        until("some of them are in work", || service.asked.load(Ordering::SeqCst) == 4);
+        ping(&mut before);
+        (0..20).for_each(|_| ping(&mut greeted()));
+        *service.released.lock().unwrap() = true;
+        service.release.notify_all();
+        for reader in waiting {
+            assert_eq!(reader.join().unwrap().unwrap(), 10);
+        }
+        asked.into_iter().for_each(|asked| assert_eq!(asked.join().unwrap(), b"what there is to tell"));
+    });
+    assert_eq!(service.asked.load(Ordering::SeqCst), 6);
     assert!(server.join(soon()));
 }
 

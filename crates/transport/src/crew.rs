@@ -1,8 +1,9 @@
 //! The threads of a node's transport: idle connections are parked in an epoll set, each armed for one event; a worker
 //! that takes the event owns the connection until it parks it again. So memory and threads follow the requests in work,
 //! not the connections. Connections that were not asked for data yet are in a set of their own, and one more thread sees
-//! to these alone: when all workers wait for a slow under-store, somebody still says that the node is alive. It knows
-//! neither what a connection is made of nor what requests mean.
+//! to these alone: when all workers wait for a slow under-store, somebody still says that the node is alive. What such a
+//! connection is asked for beside that is done by a few threads of its own. It knows neither what a connection is made
+//! of nor what requests mean.
 
 use crate::turns::{Turn, Turns};
 use crate::{ConnState, Places, Seated};
@@ -12,6 +13,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use spurline_trust::{Reason, Refusals};
 use spurline_types::{Error, ErrorKind};
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +25,8 @@ use std::time::{Duration, Instant};
 const IDLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Without waiting.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Threads at most that do what may wait for connections that are not asked for data.
+const ASIDE: usize = 4;
 /// The event that is no connection: the server stops.
 const STOP: u64 = 0;
 /// The event that is no connection: one of those that are not asked for data has something.
@@ -36,6 +40,9 @@ pub enum End {
     Closed,
     /// It can't go on.
     Close(Error),
+    /// Of one that is not asked for data: its next request may wait for something, or its answer for the reader, which is
+    /// no work for the thread that sees to signs of life.
+    Aside,
 }
 
 /// What a crew works on.
@@ -52,7 +59,7 @@ pub trait Crewed: Send + Sync + 'static {
         0
     }
     /// Answers requests of one connection until it has none for a while; with `life_only` not for longer than it takes to
-    /// see that it is asked for data.
+    /// see that it is asked for data, and nothing but greetings and signs of life.
     fn serve(&self, conn: &Arc<Self::Conn>, inbox: &mut [u8], life_only: bool) -> End;
     /// Where refused connections are counted and said.
     fn refusals(&self) -> &Refusals;
@@ -79,6 +86,8 @@ pub struct Crew {
     watched: Mutex<bool>,
     watch_ended: Condvar,
     ended: Condvar,
+    /// Connections that [`End::Aside`] left to other threads, and how many of those there are.
+    aside: Mutex<(VecDeque<u64>, usize)>,
 }
 
 impl Crew {
@@ -111,6 +120,7 @@ impl Crew {
             watched: Mutex::new(false),
             watch_ended: Condvar::new(),
             ended: Condvar::new(),
+            aside: Mutex::default(),
         })
     }
 
@@ -178,12 +188,13 @@ impl Crew {
         shared.places().get(id).filter(|conn| conn.state().take_up())
     }
 
-    /// Answers requests of one connection by `serve`, and ends it where it is over.
-    pub fn attend<S: Crewed>(shared: &S, conn: &Arc<S::Conn>, serve: impl FnOnce(&Arc<S::Conn>) -> End) {
+    /// Answers requests of one connection by `serve`, and ends it where it is over; whether it is to be served [`End::Aside`].
+    pub fn attend<S: Crewed>(shared: &S, conn: &Arc<S::Conn>, serve: impl FnOnce(&Arc<S::Conn>) -> End) -> bool {
         // A panic of the service must cost its own connection only, not a worker.
         let served = catch_unwind(AssertUnwindSafe(|| serve(conn)));
         match served.unwrap_or_else(|_| End::Close(Error::new(ErrorKind::Io(5), "the service panicked"))) {
             End::Parked => {}
+            End::Aside => return true,
             End::Closed => shared.remove(conn),
             End::Close(error) => {
                 let (peer, refusals) = (&conn.state().endpoints().peer, shared.refusals());
@@ -195,6 +206,7 @@ impl Crew {
                 shared.remove(conn);
             }
         }
+        false
     }
 
     /// The number of the next connection on which something arrived, or of what is none; `None` when nothing did within
@@ -285,6 +297,47 @@ impl Crew {
     }
 }
 
+/// Serves a connection on another thread than the one that sees to signs of life: what all workers may be waiting for must
+/// not keep `status` from being answered either.
+fn aside<S: Crewed>(shared: &Arc<S>, id: u64) {
+    let crew = shared.crew();
+    let mut aside = crew.aside.lock();
+    aside.0.push_back(id);
+    if aside.1 == ASIDE {
+        return;
+    }
+    aside.1 += 1;
+    drop(aside);
+    // Counted as a worker, so that it is waited for at the end.
+    *crew.workers.lock() += 1;
+    let work = Arc::clone(shared);
+    let serve = move || {
+        let mut inbox = vec![0u8; work.inbox_len()].into_boxed_slice();
+        while let Some(id) = next_aside(work.crew()) {
+            if let Some(conn) = work.places().get(id) {
+                Crew::attend(&*work, &conn, |conn| work.serve(conn, &mut inbox, false));
+            }
+        }
+        *work.crew().workers.lock() -= 1;
+        work.crew().ended.notify_all();
+    };
+    if let Err(e) = std::thread::Builder::new().name(format!("{}-aside", crew.kind)).spawn(serve) {
+        tracing::warn!("no thread to answer what may wait: {e}; those who asked are told nothing");
+        *crew.workers.lock() -= 1;
+        while let Some(id) = next_aside(crew) {
+            shared.places().get(id).iter().for_each(|conn| shared.remove(conn));
+        }
+    }
+}
+
+/// The next connection for a thread of [`aside`]; `None` when there is none and the thread ends.
+fn next_aside(crew: &Crew) -> Option<u64> {
+    let mut aside = crew.aside.lock();
+    let id = if crew.stopping() { None } else { aside.0.pop_front() };
+    aside.1 -= usize::from(id.is_none());
+    id
+}
+
 /// Takes events until the server stops or, but for the thread that sees to signs of life, there has been nothing to do
 /// for long.
 fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
@@ -332,7 +385,9 @@ fn run<S: Crewed>(shared: &Arc<S>, life_only: bool) {
                 crew.kind
             );
         }
-        Crew::attend(&**shared, &conn, |conn| shared.serve(conn, &mut inbox, life_only));
+        if Crew::attend(&**shared, &conn, |conn| shared.serve(conn, &mut inbox, life_only)) {
+            aside(shared, id);
+        }
         held = turn.and_then(Turn::done);
     }
 }

@@ -74,7 +74,7 @@ impl ConnState {
     pub fn kind(&self) -> TransportKind {
         self.endpoints.kind
     }
-    /// Whether it greeted for a source: all else is answered without waiting for anything.
+    /// Whether it greeted for a source.
     pub fn for_data(&self) -> bool {
         self.for_data.load(Ordering::Acquire)
     }
