@@ -553,7 +553,10 @@ impl Volume for Cache {
         let stat = self.under.statfs(Instant::now() + self.shared.under_timeout)?;
         Ok(stat.map_or(ENDLESS, |s| Capacity {
             // Without what is kept for root, which is free and not to be had: `df` would count it as used.
-            total_bytes: s.blocks.saturating_sub(s.blocks_free.saturating_sub(s.blocks_available)) * s.block_size,
+            total_bytes: s
+                .blocks
+                .saturating_sub(s.blocks_free.saturating_sub(s.blocks_available))
+                .saturating_mul(s.block_size),
             free_bytes: s.blocks_available.saturating_mul(s.block_size),
             files: s.files,
             files_free: s.files_free,

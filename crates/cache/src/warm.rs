@@ -336,7 +336,8 @@ fn came(shared: &Shared, source: &str, object: &ObjectRef, index: u32, kept: Kep
     }
     if kept == Kept::Busy {
         let why = "it is being written or removed, its file is open and read past this process, or nothing on its cache disk \
-                   may go for it: all of that is being written, pinned or open";
+                   may go for it: all of that is being written, pinned or open; or its file system refuses more than it seems to \
+                   have room for, which the log says";
         return Err(Error::new(ErrorKind::Unavailable, why));
     }
     // A rule that came while it was fetched.

@@ -41,8 +41,11 @@ pub(crate) fn own_clock(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// How far the clock that stamps files is behind this machine's at the most, as their times tell: a clock that has stamped a
-/// file has come to that time. Negative where it is ahead. In nanoseconds, of one file system, for a while.
-pub(crate) struct Lag(Mutex<Least>);
+/// file has come to that time. Negative where it is ahead. In nanoseconds, of each of a few file systems, for a while.
+pub(crate) struct Lag(Mutex<Vec<Least>>);
+
+/// As many file systems below one source as are told apart at once.
+const FILE_SYSTEMS: usize = 8;
 
 struct Least {
     device: u64,
@@ -52,7 +55,7 @@ struct Least {
 
 impl Lag {
     pub fn new() -> Lag {
-        Lag(Mutex::new(Least { device: 0, age: OFF, since: Instant::now() }))
+        Lag(Mutex::new(Vec::with_capacity(FILE_SYSTEMS)))
     }
 
     /// Takes note of a file, and answers how far its clock is behind at the most.
@@ -61,12 +64,18 @@ impl Lag {
         if age.abs() >= OFF {
             return OFF;
         }
-        let mut least = self.0.lock();
-        if least.device != seen.device || least.since.elapsed() > KNOWN {
-            *least = Least { device: seen.device, age: OFF, since: Instant::now() };
+        let mut known = self.0.lock();
+        known.retain(|least| least.since.elapsed() <= KNOWN);
+        if let Some(least) = known.iter_mut().find(|least| least.device == seen.device) {
+            least.age = least.age.min(age);
+            return least.age;
         }
-        least.age = least.age.min(age);
-        least.age
+        if known.len() == FILE_SYSTEMS {
+            // The oldest.
+            known.remove(0);
+        }
+        known.push(Least { device: seen.device, age, since: Instant::now() });
+        age
     }
 }
 

@@ -13,10 +13,11 @@ impl Cpus {
         Cpus(sched_getaffinity(None).ok())
     }
 
-    /// Lets the calling thread run on them. It is an optimisation, so a refusal (a cpuset that has changed) changes nothing.
+    /// Lets the calling thread run on them where it has a single one. What somebody chose for the process since then (`taskset
+    /// -ap`) stays. It is an optimisation, so a refusal (a cpuset that has changed) changes nothing.
     pub fn take(&self) {
         if let Some(cpus) = &self.0
-            && sched_getaffinity(None).is_ok_and(|now| now != *cpus)
+            && sched_getaffinity(None).is_ok_and(|now| now.count() == 1 && cpus.count() > 1)
         {
             let _ = sched_setaffinity(None, cpus);
         }
