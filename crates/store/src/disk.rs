@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// What may come again and again is said again after this long at the earliest.
@@ -74,6 +74,9 @@ pub struct Disk {
     pub said_short: Mutex<Option<Instant>>,
     /// Bytes of blocks at which the file system refused more, though it said that it had room; `u64::MAX` when it did not.
     pub refused: AtomicU64,
+    /// It refused another write though a block went for it: what goes brings nothing, as where inodes are missing and files
+    /// are long.
+    pub in_vain: AtomicBool,
     /// When that was said last.
     pub said_refused: Mutex<Option<Instant>>,
     /// Timeouts of operations.

@@ -7,7 +7,7 @@
 use crate::disk::{Disk, Work, footprint};
 use crate::files::FileKey;
 use crate::index::{Entry, LEAVING, MAIN, Shard, WHOLE};
-use crate::io::is_full;
+use crate::io::{is_full, is_own};
 use crate::log;
 use crate::store::Core;
 use crate::write::fingerprint;
@@ -186,10 +186,10 @@ impl Core {
         drop(shard);
         let result = disk.unlink(key);
         if let Err(error) = &result {
-            disk.failed("removing an empty file", error);
+            self.write_failed(disk, "removing an empty file", error);
         }
         self.index.shard(&key.object).write().act(&key.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
-        result.map_or_else(|error| error.kind() != io::ErrorKind::TimedOut, |()| true)
+        !result.is_err_and(|error| may_go_well(&error))
     }
 
     /// Gives back the space of a block that a disk does not hold: what a write that failed has left there, or what another
@@ -297,4 +297,9 @@ impl Core {
 /// Whether a block is to be taken off a disk now. One that is being written still is left to its writer.
 fn is_leaving(shard: &Shard, disk: &Disk, block: &BlockId) -> bool {
     shard.get(block).is_some_and(|entry| entry.leaves(disk.number)) && !shard.is_written(block)
+}
+
+/// Whether what failed is worth another try once nothing is late: it was no fault of the disk, or nobody knows yet.
+pub(crate) fn may_go_well(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::TimedOut || is_full(error) || is_own(error)
 }

@@ -2,6 +2,7 @@
 //! rewrites the log, removes files no index entry names. Nobody waits for it, so it may block on the disk.
 
 use crate::disk::{Disk, Work, footprint};
+use crate::evict::may_go_well;
 use crate::files::FileKey;
 use crate::index::{LEAVING, MAIN, PARTS, WHOLE};
 use crate::io::Target;
@@ -126,6 +127,7 @@ fn try_refused(core: &Core, disk: &Disk, until: &mut Option<Instant>) {
         *until = None;
     } else if now >= *until.get_or_insert(now + core.config.probe_interval * TRY_REFUSED) {
         disk.refused.store(u64::MAX, Ordering::Relaxed);
+        disk.in_vain.store(false, Ordering::Relaxed);
     }
 }
 
@@ -216,6 +218,10 @@ fn rewrite_log(core: &Core, disk: &Disk) -> bool {
         }
         // Most of it is on disk before writers have to wait for the rest.
         file.sync_data()?;
+        // Its name may be another process's by now.
+        if let Some(why) = disk.held.lost(&disk.root) {
+            return Err(io::Error::other(why));
+        }
         disk.journal.lock().finish_rewrite(file, len, records)
     };
     let result = rewrite();
@@ -276,7 +282,8 @@ impl Sweep {
     }
 }
 
-/// Gives back what no entry names of a file; false when it is written to or held open.
+/// Gives back what no entry names of a file; false when that has to be tried again: it is written to or held open, or it failed
+/// without a fault of the disk.
 fn tidy(core: &Core, disk: &Disk, key: &FileKey) -> bool {
     let mut expected = 0;
     let mut here = Vec::new();
@@ -300,6 +307,7 @@ fn tidy(core: &Core, disk: &Disk, key: &FileKey) -> bool {
     // While this is noted nobody writes to the file.
     shard.act(&key.object, |a| a.unlinking += 1);
     drop(shard);
+    let mut done = true;
     if let Ok(metadata) = std::fs::metadata(layout::data_path(&disk.root, key))
         && metadata.blocks() * 512 > expected + SLACK
     {
@@ -308,13 +316,14 @@ fn tidy(core: &Core, disk: &Disk, key: &FileKey) -> bool {
         here.sort_unstable();
         for index in (0..last).filter(|i| here.binary_search(i).is_err()) {
             if let Err(error) = core.punch(disk, key, index, core.config.block_size) {
-                disk.failed("giving space back", &error);
+                core.write_failed(disk, "giving space back", &error);
+                done = !may_go_well(&error);
                 break;
             }
         }
     }
     core.index.shard(&key.object).write().act(&key.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
-    true
+    done
 }
 
 #[cfg(test)]
@@ -350,10 +359,11 @@ mod tests {
         assert_eq!(sweep.passed, [key]);
         drop(held);
         // The disk's own thread may be at it.
+        let deadline = Instant::now() + Duration::from_secs(30);
         while !sweep.passed.is_empty() {
+            assert!(Instant::now() < deadline, "it is passed by for ever");
             sweep.step(&store, disk, &mut later);
         }
-        let deadline = Instant::now() + Duration::from_secs(30);
         while file.metadata().unwrap().blocks() * 512 > u64::from(block) + SLACK {
             assert!(Instant::now() < deadline, "its space does not come back");
             std::thread::sleep(Duration::from_millis(5));

@@ -75,12 +75,20 @@ impl Root {
     /// Why `path` is not the directory any more that was opened, with what to do, if it is not: its disk was unmounted, or
     /// somebody emptied it, and another process may lock it.
     pub fn lost(&self, path: &Path) -> Option<&'static str> {
-        if place(path) != self.place {
+        // An error that says nothing of the kind is found by whoever reads or writes.
+        let is_gone =
+            |e: &std::io::Error| matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory);
+        let is_other = |path: &Path, wanted: (u64, u64)| match std::fs::metadata(path) {
+            Ok(found) => (found.dev(), found.ino()) != wanted,
+            Err(e) => is_gone(&e),
+        };
+        if self.place.is_some_and(|place| is_other(path, place)) {
             return Some("another directory lies in its place; mount the disk again");
         }
-        let held = self.lock.metadata().ok().map(|m| (m.dev(), m.ino()));
-        let whole = place(&path.join(LOCK)) == held && path.join("data").is_dir();
-        (!whole).then_some("its files were removed under this process; start it again")
+        let lock = self.lock.metadata().ok().map(|held| (held.dev(), held.ino()));
+        let removed = std::fs::metadata(path.join("data")).is_err_and(|e| is_gone(&e))
+            || lock.is_some_and(|lock| is_other(&path.join(LOCK), lock));
+        removed.then_some("its files were removed under this process; start it again")
     }
 }
 

@@ -230,6 +230,7 @@ fn open_disk(
         put_out_by: Mutex::default(),
         said_short: Mutex::default(),
         refused: AtomicU64::new(u64::MAX),
+        in_vain: AtomicBool::new(false),
         said_refused: Mutex::default(),
         timeouts: (config.read_timeout, config.write_timeout),
         stats: Arc::clone(stats),

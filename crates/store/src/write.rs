@@ -161,6 +161,10 @@ impl Core {
             Some(number) => &self.disks[usize::from(number)],
             None => self.choose(key)?,
         };
+        // Its blocks are gone, and the file could not be removed.
+        if shard.activity(&block.object).whole > 0 && crate::layout::data_path(&disk.root, key).exists() {
+            return None;
+        }
         shard.begin_write(block).then_some((disk, home.is_none()))
     }
 
@@ -210,6 +214,7 @@ impl Core {
         let gave_way = written.as_ref().is_err_and(|error| self.give_way(disk, "writing a block", len, error));
         if gave_way {
             written = write();
+            disk.in_vain.store(written.as_ref().is_err_and(is_full), Ordering::Relaxed);
         }
         if let Err(error) = written {
             self.unreserve(disk, footprint(len));
@@ -250,9 +255,9 @@ impl Core {
     }
 
     /// Has a block go where the file system refused a write for want of room that it said it had: a quota, or inodes, of which
-    /// it does not tell. Whether one went.
+    /// it does not tell. Whether one went. None goes where the last one brought nothing.
     fn give_way(&self, disk: &Arc<Disk>, what: &str, len: u32, error: &io::Error) -> bool {
-        if !is_full(error) {
+        if !is_full(error) || disk.in_vain.load(Ordering::Relaxed) {
             return false;
         }
         disk.refuses(what, footprint(len), error);

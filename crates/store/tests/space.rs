@@ -27,6 +27,25 @@ fn a_limit_that_the_file_system_does_not_tell_of_lets_older_blocks_go() {
     });
 }
 
+/// No inodes are left and files are long: a block that goes brings none.
+#[test]
+fn a_limit_that_no_block_that_goes_helps_with_empties_nothing() {
+    let dir = fast_dir();
+    let (config, disks) = faulty(config(dir.path(), 64 << 20));
+    let (store, stats) = open(config);
+    let long = object(1, 40 * u64::from(BLOCK));
+    (0..40).for_each(|i| assert!(put(&store, &long, i)));
+    disks.lock()[0].1.set(Fault::Quota(1));
+    for n in 2..60 {
+        assert!(!put(&store, &object(n, 5000), 0));
+    }
+    let held = (0..40).filter(|i| store.contains(&long, *i)).count();
+    // One for the first of them, and what makes the room that was refused.
+    assert!(held >= 36, "{held} of 40 blocks are left, {} went", stats.blockcache.evictions.get());
+    disks.lock()[0].1.set(Fault::None);
+    eventually("it takes more again", || put(&store, &object(100, 5000), 0));
+}
+
 #[test]
 fn a_directory_that_was_emptied_is_used_no_more_until_a_start() {
     let dir = fast_dir();
