@@ -107,7 +107,7 @@ impl ObjectUnder {
             Ok(answer) => answer,
             Err(_) => Err(Error::new(
                 ErrorKind::Timeout,
-                format!("{} did not answer in time; see --timeout, and look at the endpoint", self.source.url()),
+                format!("{} did not answer in time; see --under-timeout, and look at the endpoint", self.source.url()),
             )),
         }
     }
