@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use spurline_config as config;
-use spurline_config::{CacheSize, IorpcMode};
+use spurline_config::{CacheSize, Fault, IorpcMode};
 use spurline_mem::{Pool, Tier};
 use spurline_store::{Capacity, DiskState, DiskStatus, Fresh, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
@@ -97,7 +97,7 @@ pub fn open_store(
     config: &config::CacheConfig,
     pool: &Arc<Pool>,
     stats: &Arc<Stats>,
-) -> Result<(Fresh, Option<Arc<Store>>)> {
+) -> Result<(Fresh, Option<Arc<Store>>), Fault> {
     let capacity = match config.size {
         CacheSize::None => return Ok((Fresh::default(), None)),
         CacheSize::Bytes(bytes) => Capacity::Bytes(bytes),
@@ -120,8 +120,17 @@ pub fn open_store(
         pool: Some(Arc::clone(pool)),
         ..StoreConfig::new(config.dirs.clone(), capacity)
     };
-    let store = Store::open(config, Arc::clone(stats))?;
+    let store = Store::open(config, Arc::clone(stats)).map_err(unusable)?;
     Ok((fresh, Some(store)))
+}
+
+/// Why there is no cache disk. One that can't be used is missing, whatever the system's word for it; what is in one that
+/// can be used has to fit the flags.
+fn unusable(error: Error) -> Fault {
+    match error.kind() {
+        ErrorKind::Invalid | ErrorKind::Corrupt => error.into(),
+        _ => Fault::missing(error.message(), ""),
+    }
 }
 
 /// A folder that a start made: one that fails takes it away again, unless something is in it, which may be another's.
@@ -200,6 +209,16 @@ pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cache_directory_that_can_not_be_used_is_missing_for_whatever_reason() {
+        let code = |kind| unusable(Error::new(kind, "cache directory /d: why")).code as u8;
+        let rofs = ErrorKind::Io(30);
+        for kind in [ErrorKind::NotADirectory, ErrorKind::NoSpace, ErrorKind::PermissionDenied, rofs] {
+            assert_eq!(code(kind), 3, "{kind:?}");
+        }
+        assert_eq!(code(ErrorKind::Invalid), 2, "it holds blocks of another size than the flag's");
+    }
 
     #[test]
     fn one_disk_that_is_not_down_is_enough_and_none_is_no_fault() {

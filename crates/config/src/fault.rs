@@ -57,9 +57,27 @@ impl From<spurline_types::Error> for Fault {
         use spurline_types::ErrorKind as Kind;
         let code = match error.kind() {
             Kind::Invalid => Code::Usage,
-            Kind::NotFound | Kind::PermissionDenied | Kind::Unavailable | Kind::Unsupported => Code::Missing,
+            // Who does not answer in time is as good as not there.
+            Kind::NotFound | Kind::PermissionDenied | Kind::Unavailable | Kind::Timeout | Kind::Unsupported => {
+                Code::Missing
+            }
             _ => Code::Failed,
         };
         Fault { code, what: error.message().to_owned(), remedy: String::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_types::{Error, ErrorKind};
+
+    #[test]
+    fn a_server_that_does_not_answer_is_a_thing_that_is_missing() {
+        let code = |kind| Fault::from(Error::new(kind, "why")).code;
+        for kind in [ErrorKind::Unavailable, ErrorKind::Timeout, ErrorKind::NotFound, ErrorKind::PermissionDenied] {
+            assert_eq!(code(kind), Code::Missing, "{kind:?}");
+        }
+        assert_eq!((code(ErrorKind::Invalid), code(ErrorKind::Protocol)), (Code::Usage, Code::Failed));
     }
 }
