@@ -257,11 +257,10 @@ pub struct CoordinatorArgs {
     /// What nodes and mounts have to show, and jobs show to nodes.
     #[command(flatten)]
     pub trust: TrustArgs,
-    /// File that keeps the list of nodes over a restart; the word none: in memory only
+    /// File that keeps the list of nodes over a restart; the word none: in memory only [default:
+    /// /var/lib/spurline/coordinator.json, or below ~/.local/state/spurline when not root]
     ///
     /// Jobs (spurline load --submit) are kept beside it.
-    ///
-    /// [default: /var/lib/spurline/coordinator.json, or below ~/.local/state/spurline when not root]
     #[arg(long, value_name = "FILE", help_heading = "Coordinator")]
     pub state_file: Option<PathBuf>,
     /// An etcd where jobs are kept, for several coordinators: etcd://HOST:PORT[,…] [default: beside --state-file]
@@ -393,9 +392,8 @@ pub struct LogArgs {
     /// Form of a log line
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub log_format: LogFormat,
-    /// Serve Prometheus metrics and a metrics page at this address; none serves nothing
-    ///
-    /// [default: 127.0.0.1:9567, or a free port when that one is taken]
+    /// Serve Prometheus metrics and a metrics page at this address; none serves nothing [default: 127.0.0.1:9567, or a
+    /// free port when that one is taken]
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<String>,
 }
