@@ -182,8 +182,11 @@ Sections of --schema: u usage, f fuse, m metadata, c blockcache, r remotecache (
 
 Examples:
   spurline stats /mnt/data
-  spurline stats node1:7000 --schema ucro -l 5
-  spurline stats /mnt/data --json -c 1";
+  spurline stats /mnt/data --json -c 1
+  A node or a coordinator of this machine, by the address it serves at:
+    spurline stats node1:7000 --schema ucro -l 5
+  One of another machine, by the address of its metrics page (--metrics there; by itself that is on loopback only):
+    spurline stats node2:9567";
 
 const LOAD_EXAMPLES: &str = "\
 Examples:
