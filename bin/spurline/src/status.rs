@@ -97,7 +97,7 @@ fn show(name: &str, answer: Result<(Value, Value), Fault>, unanswered: &str, as_
             let used = human_bytes(number(&cache["used_bytes"]));
             let capacity = human_bytes(number(&cache["capacity_bytes"]));
             anstream::println!("{BOLD}{shown}{BOLD:#}  {GREEN}{state}{GREEN:#}  {kind}  cache {used} of {capacity}");
-            for key in ["source", "sources", "registry", "address", "fuse"] {
+            for key in ["source", "sources", "registry", "addresses", "weight", "fuse"] {
                 match &status[key] {
                     Value::Null => {}
                     Value::String(text) => anstream::println!("  {key}: {text}"),

@@ -23,7 +23,9 @@ impl AdminTarget for Target {
         Ok(json!({}))
     }
     fn status(&self) -> Value {
-        json!({"kind": "node", "sources": ["s3://b"], "disks": [{"path": "/nvme0", "state": "down"}]})
+        let disks = [json!({"path": "/nvme0", "state": "down"})];
+        let addresses = ["192.0.2.1:7001", "[2001:db8::1]:7001"];
+        json!({"kind": "node", "sources": ["s3://b"], "addresses": addresses, "weight": 70, "disks": disks})
     }
 }
 
@@ -70,6 +72,8 @@ fn a_node_of_this_machine_is_asked_by_socket_or_address() {
     // Mounts that other tests have at this moment are in the list too, and may not answer here.
     let status = String::from_utf8(run(&["status"]).stdout).unwrap();
     assert!(status.contains("s3://b") && status.contains("/nvme0") && status.contains("down"), "{status}");
+    let status = out(&run(&["status", "127.0.0.1:7001"]));
+    assert!(status.contains("addresses: 192.0.2.1:7001, [2001:db8::1]:7001\n  weight: 70\n"), "{status}");
     let status: Value = serde_json::from_str(&out(&run(&["status", "127.0.0.1:7001", "--json"]))).unwrap();
     assert_eq!(status["target"], "127.0.0.1:7001");
     refused(&run(&["stats", "127.0.0.1:7001", "--schema", "fx"]), 2, &["no section 'x'", "u usage"]);
