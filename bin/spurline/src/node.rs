@@ -26,13 +26,14 @@ const TOLD: Duration = Duration::from_secs(8);
 ///
 /// # Errors
 /// When it can't start, or does not end cleanly.
-pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
+pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
     let block_size = config.cache.block_size;
     // Cache disks have the same memory registered with io_uring first.
     let before = usize::from(parts::has_disks(&config.cache));
     let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, &config.budget, before)).transpose()?;
+    config.cache.iorpc_mode = disk_mode(config.cache.iorpc_mode, found.as_ref().is_some_and(|rails| !rails.is_empty()));
     let addresses = listen_addresses(&config)?;
     let (far, rails) = reached(&addresses, found.as_deref());
     config.trust.check_reach(&far, &rails, "read all this node may fetch")?;
@@ -190,6 +191,18 @@ pub fn run(config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     Ok(())
 }
 
+/// How the cache disks are read. What goes out over rails leaves from registered memory and never from a file: splice would
+/// only bring it there through the page cache.
+fn disk_mode(asked: IorpcMode, rails: bool) -> IorpcMode {
+    match asked {
+        IorpcMode::Splice if rails => {
+            tracing::warn!("--iorpc-mode splice: over RDMA nothing is sent from a file, so dio is taken");
+            IorpcMode::Dio
+        }
+        _ => asked,
+    }
+}
+
 fn listen_addresses(config: &NodeConfig) -> Result<Vec<SocketAddr>, Fault> {
     let ips = if config.net.group_network.is_empty() {
         vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]
@@ -203,4 +216,18 @@ fn listen_addresses(config: &NodeConfig) -> Result<Vec<SocketAddr>, Fault> {
 fn reached(addresses: &[SocketAddr], rails: Option<&[LocalRail]>) -> (Vec<String>, Vec<String>) {
     let far = addresses.iter().filter(|at| !at.ip().is_loopback()).map(ToString::to_string);
     (far.collect(), rails.into_iter().flatten().map(|found| format!("rail {}", found.rail.name)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splice_is_for_nodes_without_rails() {
+        assert_eq!(disk_mode(IorpcMode::Splice, true), IorpcMode::Dio);
+        assert_eq!(disk_mode(IorpcMode::Splice, false), IorpcMode::Splice);
+        for other in [IorpcMode::Dio, IorpcMode::Pagecache, IorpcMode::Disable] {
+            assert_eq!(disk_mode(other, true), other);
+        }
+    }
 }

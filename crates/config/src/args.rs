@@ -166,7 +166,7 @@ pub struct CacheArgs {
     /// Unit of caching and placement; the same on every node of a group, and theirs in its mounts [default: 4M]
     #[arg(long, value_name = "SIZE")]
     pub block_size: Option<Size>,
-    /// How cache disks are read
+    /// How cache disks are read; a node with rails takes dio for splice
     #[arg(long, value_name = "MODE", default_value = "dio")]
     pub iorpc_mode: IorpcMode,
     /// A cache disk that leaves a read unanswered for this long, or a write for twice as long, is gone round

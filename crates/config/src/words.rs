@@ -244,7 +244,7 @@ pub enum IorpcMode {
     Dio,
     /// Plain reads through the page cache.
     Pagecache,
-    /// splice from the page cache to the socket, where the path allows it.
+    /// splice from the page cache to the socket, where the path allows it; dio on a node with rails.
     Splice,
     /// Cache disks are not read: memory and the under-store only.
     Disable,
