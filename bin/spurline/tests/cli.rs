@@ -337,6 +337,9 @@ fn wrong_variables_are_named() {
     };
     refused(&retry(None), 2, &["environment variable IORPC_RDMA_RETRY_DURATION", "is not a duration"]);
     refused(&retry(Some("seldom")), 2, &["environment variable SPURLINE_RDMA_RETRY", "'seldom'"]);
+    let mut command = spurline();
+    command.args(["mount", "/tmp", "/mnt/x", "--rdma-network", "ib0"]).env("IORPC_RDMA_RETRY_DURATION", "0s");
+    refused(&command.output().unwrap(), 2, &["--rdma-retry 0"]);
     // A flag beats a variable, wrong or not.
     let out = spurline()
         .args(["mount", "/tmp", "/mnt/x", "--cache-size", "1G", "--block-size", "3M"])

@@ -444,3 +444,31 @@ fn with_variable(arg: Arg) -> Arg {
 pub fn is_switch(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::FromArgMatches as _;
+
+    /// Variables are a process's: this test starts itself again with the one it is about.
+    #[test]
+    fn another_system_s_variable_sets_the_flag_it_stands_for() {
+        let (flag, other) = OTHER_VARIABLE;
+        if std::env::var_os(other).is_none_or(|value| value != "7m") {
+            let name = std::thread::current().name().unwrap_or_default().to_owned();
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            again.args(["--exact", &name]).env(other, "7m").env_remove(env_name(flag));
+            let out = again.output().unwrap();
+            let said = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success() && said.contains("1 passed"), "{name}: {said}");
+            return;
+        }
+        let command = with_environment(NetArgs::augment_args(Command::new("mount")));
+        let set = |words: &[&str]| {
+            let matches = command.clone().try_get_matches_from([&["mount"], words].concat()).unwrap();
+            NetArgs::from_arg_matches(&matches).unwrap().rdma_retry
+        };
+        assert_eq!(set(&[]), Duration::from_secs(7 * 60));
+        assert_eq!(set(&["--rdma-retry", "9s"]), Duration::from_secs(9));
+    }
+}

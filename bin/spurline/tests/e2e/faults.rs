@@ -93,12 +93,12 @@ fn wrong_sources_are_refused_in_words() {
     let at = ["--endpoint-url", &closed, "--under-timeout", "5s"];
     refused(&no_mount(&world, "s3://data", true, &at), 3, &[&closed[7..]]);
     let at = ["--endpoint-url", "http://nowhere.invalid:9000", "--under-timeout", "5s"];
-    refused(&no_mount(&world, "s3://data", true, &at), 3, &["s3://data"]);
+    refused(&no_mount(&world, "s3://data", true, &at), 3, &["s3://data", "nowhere.invalid:9000"]);
     // Nobody accepts here, so a connection is made and nothing is ever said.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let quiet = format!("http://{}", silent.local_addr().unwrap());
     let at = ["--endpoint-url", &quiet, "--under-timeout", "2s"];
-    refused(&no_mount(&world, "s3://data", true, &at), 3, &["s3://data", "did not answer in time", "--under-timeout"]);
+    refused(&no_mount(&world, "s3://data", true, &at), 3, &["s3://data", "no answer from", &quiet]);
     // A node refuses the same at its start.
     let mut command = world.command(&[]);
     command.args(world.node_words(&["s3://nobucket"], 0)).args(["--endpoint-url", &endpoint]);
