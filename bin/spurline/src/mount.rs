@@ -21,7 +21,7 @@ use spurline_rails::LocalRail;
 use spurline_store::{Fresh, Store};
 use spurline_transport::{PathView, Phase, PoolState};
 use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
-use spurline_under::Scheme;
+use spurline_under::{InCommon, Scheme};
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::Path;
@@ -189,7 +189,8 @@ fn object_itself(config: &MountConfig, stats: &Arc<Stats>) -> Option<(String, St
     if parent.ends_with('/') {
         return None;
     }
-    let under = parts::open_under(parent, &[], &config.under, metadata_ttl(config), stats).ok()?;
+    let under =
+        parts::open_under(parent, &[], &config.under, metadata_ttl(config), stats, &InCommon::default()).ok()?;
     let found = under.lookup(name.as_bytes(), Instant::now() + config.under.timeout).ok()?;
     (found.kind == FileKind::File).then(|| (parent.to_owned(), name.to_owned()))
 }
@@ -212,7 +213,14 @@ fn apart(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
 }
 
 fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
-    let under = parts::open_under(config.source.as_str(), &[], &config.under, metadata_ttl(config), stats)?;
+    let under = parts::open_under(
+        config.source.as_str(),
+        &[],
+        &config.under,
+        metadata_ttl(config),
+        stats,
+        &InCommon::default(),
+    )?;
     under.check(Instant::now() + config.under.timeout)?;
     tracing::info!("source {}", under.describe());
     // A bucket has no folder that could be missing: a misspelt prefix is an empty one.

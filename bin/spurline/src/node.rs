@@ -14,6 +14,7 @@ use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
 use spurline_rails::LocalRail;
 use spurline_types::{Error, ErrorKind, Stats};
+use spurline_under::InCommon;
 use spurline_volume::Volume as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -44,7 +45,14 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     rails::place(found.as_deref().unwrap_or_default(), &pool);
     // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {
-        let under = parts::open_under(source.as_str(), &[], &config.under, parts::NODE_METADATA_TTL, &stats)?;
+        let under = parts::open_under(
+            source.as_str(),
+            &[],
+            &config.under,
+            parts::NODE_METADATA_TTL,
+            &stats,
+            &InCommon::default(),
+        )?;
         under.check(Instant::now() + config.under.timeout)?;
         tracing::info!("source {}", under.describe());
     }
@@ -65,8 +73,9 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     );
     let sources: Vec<String> = config.sources.iter().map(|s| s.as_str().to_owned()).collect();
     let (within, under_config, under_stats) = (sources.clone(), config.under.clone(), Arc::clone(&stats));
+    let in_common = InCommon::default();
     let open = Box::new(move |source: &str| {
-        parts::open_under(source, &within, &under_config, parts::NODE_METADATA_TTL, &under_stats)
+        parts::open_under(source, &within, &under_config, parts::NODE_METADATA_TTL, &under_stats, &in_common)
     });
     let node = Node::new(&name, Arc::clone(&shared), sources.clone(), open);
     node.place_by(RULE);

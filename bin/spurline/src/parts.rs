@@ -7,14 +7,14 @@ use spurline_mem::{Pool, Tier};
 use spurline_store::{Capacity, DiskState, DiskStatus, Fresh, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use spurline_under::{Cached, MetadataConfig, Scheme, UnderConfig, UnderStore};
+use spurline_under::{Cached, InCommon, MetadataConfig, Scheme, UnderConfig, UnderStore};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a node holds metadata at most; each mount says how old an answer to it may be.
 pub const NODE_METADATA_TTL: Duration = Duration::from_secs(60);
-/// Names a process holds metadata of at most: 30 MiB.
+/// Names a process holds metadata of at most, of all its sources and what is below them: 30 MiB.
 const METADATA_ENTRIES: usize = 100_000;
 
 /// What peers prove to each other, under the name of this process; what is not right with a secret's file is said.
@@ -35,7 +35,8 @@ pub fn open_trust(config: &config::TrustConfig, name: &str) -> Result<Arc<Trust>
 }
 
 /// Opens the under-store of `source`, its metadata held for `ttl`, without asking it anything yet. Where somebody else
-/// chose it, `within` are the sources it may be below.
+/// chose it, `within` are the sources it may be below. All that is opened with one `in_common` shares the connections to a
+/// bucket, and the memory for names.
 ///
 /// # Errors
 /// When the URL or the configuration can't be right.
@@ -45,6 +46,7 @@ pub fn open_under(
     config: &config::UnderConfig,
     ttl: Duration,
     stats: &Arc<Stats>,
+    in_common: &InCommon,
 ) -> Result<Arc<dyn UnderStore>> {
     let defaults = UnderConfig::default();
     let config = UnderConfig {
@@ -57,11 +59,12 @@ pub fn open_under(
         stall_timeout: config.stall_timeout,
         retries: config.retries,
         max_downloads: config.max_downloads as usize,
+        in_common: in_common.clone(),
         ..defaults
     };
     let under = spurline_under::open(source, &config, Arc::clone(stats))?;
     let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries: METADATA_ENTRIES };
-    Ok(Arc::new(Cached::new(under, metadata, Arc::clone(stats))))
+    Ok(Arc::new(Cached::with(in_common, under, metadata, Arc::clone(stats))))
 }
 
 /// Whether [`open_store`] opens any cache disk.

@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 const LIST_MAX: usize = 1000;
 /// The most blocks of one part to warm or drop: an asker splits what is longer.
 const BLOCKS_MAX: u64 = 1 << 16;
-/// The most places below the node's sources that mounts may open; each costs a little memory for good.
+/// The most places below the node's sources that mounts may open; each costs a few KiB for good. Threads, connections and
+/// the memory for names are those of its source.
 const VOLUMES_MAX: usize = 4096;
 
 thread_local! {

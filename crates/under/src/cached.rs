@@ -5,7 +5,7 @@
 //! opened one after the other cost tens of requests instead of tens of thousands. Equal questions asked at the same
 //! time are asked once.
 
-use crate::{Capabilities, Read, StatFs, UnderStore};
+use crate::{Capabilities, InCommon, Read, StatFs, UnderStore};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats};
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ pub struct MetadataConfig {
     pub ttl: Duration,
     /// A name that is not there counts as absent for this long.
     pub negative_ttl: Duration,
-    /// Names held at most, in attributes and pages together; about 300 bytes each.
+    /// Names held at most, in attributes and pages together, by all that have the same [`InCommon`]; about 300 bytes each.
     pub max_entries: usize,
 }
 
@@ -68,6 +68,34 @@ struct State {
     asking_pages: HashMap<PageKey, Flight<Page>>,
     /// How often names were dropped that were not too old: what is being listed meanwhile may be among them.
     forgotten: u64,
+    /// How many names it was told that there are.
+    told: usize,
+}
+
+impl State {
+    /// Drops what is too old.
+    fn forget_old(&mut self, ttl: Duration) {
+        self.names.retain(|_, (at, _)| at.elapsed() < ttl);
+        self.pages.retain(|_, (at, _)| at.elapsed() < ttl);
+        self.folders.retain(|_, f| f.listing || f.since.elapsed() < TOO_LARGE);
+        self.paged = self.pages.values().map(|(_, p)| p.entries.len()).sum();
+        let room = 2 * self.names.len();
+        self.names.shrink_to(room);
+    }
+
+    /// Tells how many names it holds; how many all hold together.
+    fn tell(&mut self, in_common: &InCommon) -> usize {
+        let now = self.names.len() + self.paged;
+        in_common.names(std::mem::replace(&mut self.told, now), now)
+    }
+}
+
+impl Drop for Cached {
+    fn drop(&mut self) {
+        let mut state = self.state.lock();
+        (state.names, state.pages, state.paged) = Default::default();
+        state.tell(&self.in_common);
+    }
 }
 
 /// What is known of a directory's lookups and listings.
@@ -86,14 +114,30 @@ pub struct Cached {
     inner: Arc<dyn UnderStore>,
     config: MetadataConfig,
     stats: Arc<Stats>,
-    state: Mutex<State>,
+    in_common: InCommon,
+    state: Arc<Mutex<State>>,
     changed: Condvar,
 }
 
 impl Cached {
     /// Wraps `inner`.
     pub fn new(inner: Arc<dyn UnderStore>, config: MetadataConfig, stats: Arc<Stats>) -> Self {
-        Cached { inner, config, stats, state: Mutex::default(), changed: Condvar::new() }
+        Self::with(&InCommon::default(), inner, config, stats)
+    }
+
+    /// The same, one of several that hold names together.
+    pub fn with(in_common: &InCommon, inner: Arc<dyn UnderStore>, config: MetadataConfig, stats: Arc<Stats>) -> Self {
+        let state: Arc<Mutex<State>> = Arc::default();
+        let (held, ttl) = (Arc::downgrade(&state), config.ttl);
+        in_common.holds_names(Box::new(move |in_common| {
+            let Some(state) = held.upgrade() else { return false };
+            if let Some(mut state) = state.try_lock() {
+                state.forget_old(ttl);
+                state.tell(in_common);
+            }
+            true
+        }));
+        Cached { inner, config, stats, in_common: in_common.clone(), state, changed: Condvar::new() }
     }
 
     /// Forgets what is held about `path` and the listings it stands in, so that the next question is asked anew.
@@ -127,17 +171,17 @@ impl Cached {
         )
     }
 
-    /// Drops what is too old, and half of the rest when that is not enough.
+    /// Drops what is too old, here and then elsewhere, and half of the rest when that is not enough.
     fn shrink(&self, state: &mut State) {
-        if state.names.len() + state.paged <= self.config.max_entries {
+        let most = self.config.max_entries;
+        if state.tell(&self.in_common) <= most {
             return;
         }
-        let ttl = self.config.ttl;
-        state.names.retain(|_, (at, _)| at.elapsed() < ttl);
-        state.pages.retain(|_, (at, _)| at.elapsed() < ttl);
-        state.folders.retain(|_, f| f.listing || f.since.elapsed() < TOO_LARGE);
-        state.paged = state.pages.values().map(|(_, p)| p.entries.len()).sum();
-        if state.names.len() + state.paged > self.config.max_entries {
+        state.forget_old(self.config.ttl);
+        if state.tell(&self.in_common) > most {
+            self.in_common.forget_old();
+        }
+        if state.tell(&self.in_common) > most {
             state.forgotten += 1;
             state.pages.clear();
             state.paged = 0;
@@ -149,6 +193,7 @@ impl Cached {
             for folder in state.folders.values_mut() {
                 folder.complete = None;
             }
+            state.tell(&self.in_common);
         }
     }
 

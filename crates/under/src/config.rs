@@ -1,6 +1,7 @@
 //! How an under-store is reached: credentials, endpoint, deadlines and limits.
 //! It deliberately knows no command line; the environment is handed in so that tests own it.
 
+use crate::InCommon;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -110,6 +111,8 @@ pub struct UnderConfig {
     pub dir_threads: usize,
     /// Threads that drive connections to object stores; 0 chooses by the CPUs.
     pub net_threads: usize,
+    /// What is opened with clones of one shares the threads, connections and places (`max_downloads`) of each bucket.
+    pub in_common: InCommon,
 }
 
 impl UnderConfig {
@@ -150,6 +153,7 @@ impl Default for UnderConfig {
             max_downloads: 200,
             dir_threads: 16,
             net_threads: 0,
+            in_common: InCommon::default(),
         }
     }
 }

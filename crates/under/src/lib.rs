@@ -31,6 +31,7 @@ mod cached;
 mod config;
 mod dir;
 pub mod faulty;
+mod in_common;
 mod lanes;
 mod library;
 mod object;
@@ -45,8 +46,10 @@ mod source;
 
 pub use cached::{Cached, MetadataConfig};
 pub use config::{Credentials, Environment, UnderConfig};
+pub use in_common::InCommon;
 pub use source::{Scheme, Source, normal};
 
+use in_common::Bucket;
 use spurline_types::{Attr, ListPage, ObjectRef, Result, Sink, Stats};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -201,12 +204,17 @@ pub fn open(url: &str, config: &UnderConfig, stats: Arc<Stats>) -> Result<Arc<dy
     match source.scheme() {
         Scheme::Directory => Ok(Arc::new(dir::DirUnder::new(source, config, stats))),
         Scheme::S3 => {
-            let backend = s3::S3Backend::new(&source, config, Arc::clone(&stats))?;
-            Ok(Arc::new(object::ObjectUnder::new(source, config, stats, Box::new(backend))?))
+            let bucket = config.in_common.bucket(&source, || {
+                let backend = s3::S3Backend::new(&source, config, Arc::clone(&stats))?;
+                Bucket::new(config, stats, Box::new(backend))
+            })?;
+            Ok(Arc::new(object::ObjectUnder::new(source, bucket)))
         }
         Scheme::Gcs | Scheme::Azure => {
-            let backend = library::LibraryBackend::new(&source, config)?;
-            Ok(Arc::new(object::ObjectUnder::new(source, config, stats, Box::new(backend))?))
+            let bucket = config.in_common.bucket(&source, || {
+                Bucket::new(config, stats, Box::new(library::LibraryBackend::new(&source, config)?))
+            })?;
+            Ok(Arc::new(object::ObjectUnder::new(source, bucket)))
         }
     }
 }

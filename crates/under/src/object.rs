@@ -3,20 +3,19 @@
 
 use crate::backend::{Again, Backend, Failure, RawBody, RawObject, RawPage};
 use crate::dir::{show, validate};
-use crate::lanes::Lanes;
+use crate::in_common::Bucket;
 use crate::retry::Retry;
 use crate::s3_wire::bare_etag;
-use crate::{Capabilities, Read, Source, StatFs, UnderConfig, UnderStore};
+use crate::{Capabilities, Read, Source, StatFs, UnderStore};
 use futures::future::{BoxFuture, Either, select};
 use futures::stream::FuturesUnordered;
 use futures::{StreamExt as _, TryStreamExt as _};
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
-use spurline_volume::Cpus;
+use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Version};
 use std::collections::HashSet;
 use std::future::Future;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// The most keys one listing answers with, on every store known.
@@ -44,54 +43,20 @@ pub(crate) struct ObjectUnder {
     source: Source,
     /// The source's prefix with a slash at its end, or nothing.
     root: String,
-    backend: Box<dyn Backend>,
-    config: UnderConfig,
-    stats: Arc<Stats>,
-    /// Reads under way; questions have their own, so that no lookup waits for a slow transfer.
-    reads: Semaphore,
-    asks: Semaphore,
-    lanes: Lanes,
-    /// Taken only by drop.
-    runtime: Option<tokio::runtime::Runtime>,
+    bucket: Arc<Bucket>,
+}
+
+impl Deref for ObjectUnder {
+    type Target = Bucket;
+    fn deref(&self) -> &Bucket {
+        &self.bucket
+    }
 }
 
 impl ObjectUnder {
-    /// # Errors
-    /// `Unavailable` when the threads for the network can't be started.
-    pub(crate) fn new(
-        source: Source,
-        config: &UnderConfig,
-        stats: Arc<Stats>,
-        backend: Box<dyn Backend>,
-    ) -> Result<Self> {
-        let threads = match config.net_threads {
-            // One thread moves a few GB/s; a machine's other CPUs copy and checksum.
-            0 => std::thread::available_parallelism().map_or(2, |n| n.get().clamp(1, 8)),
-            n => n,
-        };
-        let cpus = Cpus::here();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(threads)
-            .thread_name("under-net")
-            // Threads for the name service start when there is work for them.
-            .on_thread_start(move || cpus.take())
-            .enable_all()
-            .build()
-            .map_err(|e| Error::io("starting the threads for the object store", &e))?;
-        backend.attach(runtime.handle());
+    pub(crate) fn new(source: Source, bucket: Arc<Bucket>) -> Self {
         let root = if source.prefix().is_empty() { String::new() } else { format!("{}/", source.prefix()) };
-        let places = config.max_downloads.clamp(1, Semaphore::MAX_PERMITS);
-        Ok(ObjectUnder {
-            source,
-            root,
-            backend,
-            config: config.clone(),
-            stats,
-            reads: Semaphore::new(places),
-            asks: Semaphore::new(places),
-            lanes: Lanes::default(),
-            runtime: Some(runtime),
-        })
+        ObjectUnder { source, root, bucket }
     }
 
     /// Runs `future` on this thread until the deadline; the runtime's threads drive its connections.
@@ -427,15 +392,6 @@ impl ObjectUnder {
                 ),
                 _ => error,
             })?;
-        }
-    }
-}
-
-impl Drop for ObjectUnder {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // Connections have nothing to finish, and a destructor must not wait.
-            runtime.shutdown_background();
         }
     }
 }

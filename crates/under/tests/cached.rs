@@ -5,7 +5,7 @@ mod common;
 use common::{read_until, soon};
 use spurline_types::{ErrorKind, Stats};
 use spurline_under::faulty::{Fault, FaultyUnder, On};
-use spurline_under::{Cached, MetadataConfig, UnderConfig, UnderStore, open};
+use spurline_under::{Cached, InCommon, MetadataConfig, UnderConfig, UnderStore, open};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -178,4 +178,27 @@ fn a_directory_is_known_whole_for_as_long_as_its_oldest_page_counts() {
     }
     std::thread::sleep(Duration::from_millis(1500));
     assert!(rig.cached.lookup(b"new", soon()).is_ok(), "nothing is held of so long ago");
+}
+
+#[test]
+fn several_hold_one_number_of_names_together_and_those_that_nobody_uses_make_room() {
+    for (ttl, left) in [(LONG, 120), (Duration::from_millis(50), 0)] {
+        let in_common = InCommon::default();
+        let hold = |_| {
+            let dir = tempfile::tempdir().unwrap();
+            (0..60).for_each(|i| std::fs::write(dir.path().join(format!("f{i}")), "x").unwrap());
+            let stats = Arc::new(Stats::default());
+            let inner = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap();
+            let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries: 200 };
+            (Cached::with(&in_common, inner, config, stats), dir)
+        };
+        let [(unused, _a), (used, _b)] = [0, 1].map(hold);
+        let list_all = |cached: &Cached| assert_eq!(cached.list(b"", None, 1000, soon()).unwrap().entries.len(), 60);
+        list_all(&unused);
+        std::thread::sleep(Duration::from_millis(60));
+        list_all(&used);
+        // A name of a page counts twice.
+        assert_eq!(unused.held(), left, "{ttl:?}");
+        assert!(unused.held() + used.held() <= 200, "{ttl:?}: {}", used.held());
+    }
 }
