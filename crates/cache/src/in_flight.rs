@@ -1,14 +1,16 @@
 //! How much memory is being filled: ahead of readers at most a third, for readers that wait at most half, so that what is
-//! on disk can be read, and what is in memory stays there, while the under-store is slow. It fills nothing itself.
+//! on disk can be read, and what is in memory stays there, while the under-store is slow. What counts is what the buffers
+//! take, which may be twice what is fetched into them, or far more of short files. It fills nothing itself.
 
 use crate::Shared;
 use parking_lot::{Condvar, Mutex};
+use spurline_mem::Pool;
 use spurline_types::{Error, ErrorKind, Result, units::human_bytes};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// The bytes under way, of a process.
+/// Bytes of the buffers that are being filled, of a process.
 #[derive(Default)]
 pub(crate) struct InFlight {
     ahead: AtomicU64,
@@ -19,13 +21,13 @@ pub(crate) struct InFlight {
 /// Takes its bytes off the count when the job that carries it has run or was dropped.
 pub(crate) struct AheadBytes {
     shared: Arc<Shared>,
-    pub(crate) bytes: u64,
+    bytes: u64,
 }
 
 impl AheadBytes {
-    /// Counts `len` bytes, if so many more may be fetched ahead.
+    /// Counts a buffer of `len` bytes, if one more may be filled ahead.
     pub(crate) fn take(shared: &Arc<Shared>, len: usize) -> Option<AheadBytes> {
-        let (bytes, ahead) = (len as u64, &shared.in_flight.ahead);
+        let (bytes, ahead) = (Pool::footprint(len), &shared.in_flight.ahead);
         if len == 0 || ahead.load(Ordering::Relaxed) + bytes > shared.tier.pool().limit_bytes() / 3 {
             return None;
         }
@@ -47,18 +49,18 @@ pub(crate) struct WantedBytes {
 }
 
 impl WantedBytes {
-    /// Counts `len` bytes as soon as so many more may be under way; one block always may.
+    /// Counts a buffer of `len` bytes as soon as one more may be under way; one block always may.
     ///
     /// # Errors
     /// `Timeout` when that is not before `deadline`.
     pub(crate) fn take(shared: &Arc<Shared>, len: usize, deadline: Instant) -> Result<WantedBytes> {
-        let (bytes, most) = (len as u64, shared.tier.pool().limit_bytes() / 2);
+        let (bytes, most) = (Pool::footprint(len), shared.tier.pool().limit_bytes() / 2);
         let mut wanted = shared.in_flight.wanted.lock();
         while *wanted > 0 && *wanted + bytes > most {
             if shared.in_flight.less.wait_until(&mut wanted, deadline).timed_out() {
                 let why = format!(
-                    "{} are being fetched, as much as --buffer-size allows, and none came in time: their source is slow or \
-                     stalled",
+                    "{} of buffers are being filled, as much as --buffer-size allows, and none came free in time: the \
+                     source is slow or stalled",
                     human_bytes(*wanted)
                 );
                 return Err(Error::new(ErrorKind::Timeout, why));

@@ -374,7 +374,8 @@ impl Cache {
         let (workers, shared) = (&shared.workers, Arc::clone(shared));
         workers.ahead(move || {
             job();
-            shared.stats.blockcache.prefetch_bytes.add(count.bytes);
+            shared.stats.blockcache.prefetch_bytes.add(len as u64);
+            drop(count);
         })
     }
 }

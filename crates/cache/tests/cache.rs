@@ -8,7 +8,7 @@ use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectRef, Resul
 use spurline_under::{Capabilities, StatFs, UnderStore};
 use spurline_volume::{Data, Volume as _};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ struct Scripted {
     reads: AtomicU64,
     fail: AtomicU64,
     pause_ms: AtomicU64,
+    stands_still: AtomicBool,
 }
 
 fn byte(version: &str, at: u64) -> u8 {
@@ -55,6 +56,9 @@ impl UnderStore for Scripted {
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, _: Instant) -> Result<()> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(self.pause_ms.load(Ordering::SeqCst)));
+        while self.stands_still.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if object.version.as_str() == "gone" {
             return Err(Error::new(ErrorKind::Stale, "another version by now"));
         }
@@ -307,6 +311,37 @@ fn what_is_on_disk_is_read_while_all_memory_is_in_use() {
     rig.under.fail.store(1_000, Ordering::SeqCst);
     check(&rig.cache, &file, 0, BLOCK as usize).unwrap();
     drop(fills);
+}
+
+#[test]
+fn a_source_that_stands_still_leaves_buffers_whatever_the_lengths() {
+    // A little more than half of a buffer, and a little of one.
+    for len in [BLOCK / 2 + 1, 3000] {
+        let rig = rig(None, 32);
+        let pool = rig.cache.pool();
+        rig.under.stands_still.store(true, Ordering::SeqCst);
+        let file = |n: u32| ObjectRef::new("mem://scripted", format!("f{n}").as_bytes(), Version::new("v"), len);
+        let buffers = (pool.limit_bytes() / Pool::footprint(len as usize)) as u32;
+        let (wanted, rig) = (buffers.min(600), &rig);
+        std::thread::scope(|scope| {
+            for n in 0..wanted {
+                scope.spawn(move || drop(check(&rig.cache, &file(n), 0, 10)));
+            }
+            let until = Instant::now() + Duration::from_secs(60);
+            while pool.used_bytes() < pool.limit_bytes() / 2 {
+                assert!(Instant::now() < until, "half of it may be under way");
+                std::thread::yield_now();
+            }
+            // Those that come after that, and what is to be fetched ahead.
+            std::thread::sleep(Duration::from_millis(100));
+            for n in buffers..2 * buffers {
+                rig.cache.prefetch(&file(n), 0..1, 4096);
+            }
+            let used = pool.used_bytes() * 100 / pool.limit_bytes();
+            rig.under.stands_still.store(false, Ordering::SeqCst);
+            assert!(used <= 84, "{used} % of the memory is under way");
+        });
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::pulse::Pulse;
 use crate::reads::Order;
 use crate::roster::{Roster, View};
 use crate::spread::Spread;
-use spurline_mem::Tier;
+use spurline_mem::{Pool, Tier};
 use spurline_proto::{Request, StatFs};
 use spurline_transport::CallError;
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, Member, ObjectId, ObjectRef, Result, Stats};
@@ -66,6 +66,7 @@ pub(crate) struct Inner {
     pub(crate) tier: Arc<Tier>,
     pub(crate) config: RemoteConfig,
     pub(crate) stats: Arc<Stats>,
+    /// Bytes of the buffers that are being filled ahead.
     ahead_bytes: AtomicU64,
     /// Whether there may be paths beside TCP, over which large reads are split.
     pub(crate) rails: bool,
@@ -335,7 +336,7 @@ impl Volume for Remote {
         for index in blocks {
             let inner = &self.inner;
             let len = object.block_len(index, inner.block_size);
-            let bytes = len as u64;
+            let bytes = Pool::footprint(len);
             if len == 0 || inner.ahead_bytes.load(Ordering::Relaxed) + bytes > inner.tier.pool().limit_bytes() / 2 {
                 return;
             }
@@ -344,7 +345,7 @@ impl Volume for Remote {
             let (count, object) = (AheadBytes { inner: Arc::clone(inner), bytes }, object.clone());
             self.workers.ahead(move || {
                 count.inner.run_fill(&object, fill);
-                count.inner.stats.blockcache.prefetch_bytes.add(count.bytes);
+                count.inner.stats.blockcache.prefetch_bytes.add(len as u64);
             });
         }
     }

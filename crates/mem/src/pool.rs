@@ -204,6 +204,11 @@ impl Pool {
         self.len as u64
     }
 
+    /// What a buffer of `len` bytes takes from any budget: more than its length, which is rounded up.
+    pub fn footprint(len: usize) -> u64 {
+        1 << (order_of(len) + PAGE_SHIFT)
+    }
+
     /// A buffer of `len` bytes if one is free now, giving up blocks that can be had again if need be.
     /// Its start is aligned to its length rounded up to a power of two (at least 16 KiB); its bytes are
     /// whatever was there before.
