@@ -9,11 +9,14 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Accesses within this time of each other count as one: a sequential reader touches a block several
+/// Accesses within so many milliseconds of each other count as one: a sequential reader touches a block several
 /// times in a row, and that must not make the block look popular.
-const CORRELATED: Duration = Duration::from_millis(500);
+const CORRELATED: u32 = 500;
+/// After so long since the last use that counted the next one counts however soon after another it comes: so many in a row
+/// are of more than one reader, or of one that comes back. As long as the disks' policy takes uses for one.
+const SUSTAINED: u32 = 4000;
 const SHARDS: usize = 16;
 
 /// One block in memory, being filled or complete.
@@ -25,6 +28,8 @@ pub struct MemBlock {
     /// Uses that count, up to 3.
     uses: AtomicU8,
     last_use: AtomicU32,
+    /// When a use counted last, or the block came.
+    last_counted: AtomicU32,
 }
 
 #[derive(Clone)]
@@ -82,17 +87,23 @@ impl MemBlock {
         self.filled.load(Ordering::Acquire) >= end
     }
 
-    /// Notes a use; true when it counts as one of its own.
+    /// Notes a use at `now` milliseconds; true when it counts as one of its own.
     fn touch(&self, now: u32) -> bool {
-        let last = self.last_use.swap(now, Ordering::Relaxed);
-        let counts = now.wrapping_sub(last) >= CORRELATED.as_millis() as u32;
-        if counts {
-            let uses = self.uses.load(Ordering::Relaxed);
-            if uses < 3 {
-                self.uses.store(uses + 1, Ordering::Relaxed);
-            }
+        // Of two readers the later one may come here first: signed, or the other would seem to come after ages.
+        let since = |then: u32| now.wrapping_sub(then) as i32;
+        let (last, counted) = (self.last_use.swap(now, Ordering::Relaxed), self.last_counted.load(Ordering::Relaxed));
+        if since(last) < CORRELATED as i32 && since(counted) < SUSTAINED as i32 {
+            return false;
         }
-        counts
+        // Of those that come at once one counts.
+        if self.last_counted.compare_exchange(counted, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        let uses = self.uses.load(Ordering::Relaxed);
+        if uses < 3 {
+            self.uses.store(uses + 1, Ordering::Relaxed);
+        }
+        true
     }
 }
 
@@ -114,6 +125,7 @@ impl Slice {
             changed: Condvar::new(),
             uses: AtomicU8::new(0),
             last_use: AtomicU32::new(0),
+            last_counted: AtomicU32::new(0),
         };
         Slice { block: Arc::new(block), range: 0..len }
     }
@@ -337,14 +349,15 @@ impl Tier {
 
     fn insert(self: &Arc<Self>, id: BlockId, buf: Buf, len: usize) -> Found {
         debug_assert!(buf.len() >= len);
-        let footprint = buf.footprint();
+        let (footprint, now) = (buf.footprint(), self.now());
         let block = Arc::new(MemBlock {
             buf,
             filled: AtomicUsize::new(0),
             status: Mutex::new(Status::Filling),
             changed: Condvar::new(),
             uses: AtomicU8::new(0),
-            last_use: AtomicU32::new(self.now()),
+            last_use: AtomicU32::new(now),
+            last_counted: AtomicU32::new(now),
         });
         {
             let mut shard = self.shard(&id).lock();
@@ -402,8 +415,7 @@ impl Tier {
     }
 
     fn now(&self) -> u32 {
-        // Starts past one correlated period, so that nothing is "just used" at time 0.
-        (self.start.elapsed() + CORRELATED * 2).as_millis() as u32
+        self.start.elapsed().as_millis() as u32
     }
 
     /// Takes the block out if nobody uses it. A block whose name is in a queue but which is gone counts as taken.
@@ -492,6 +504,7 @@ impl Reclaim for Tier {
 mod tests {
     use super::*;
     use spurline_types::ObjectId;
+    use std::time::Duration;
 
     fn id(n: u32) -> BlockId {
         BlockId { object: ObjectId(9), index: n }
@@ -613,7 +626,7 @@ mod tests {
         for n in 0..16 {
             fill(&tier, n, 64 << 10);
         }
-        std::thread::sleep(CORRELATED + Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(u64::from(CORRELATED) + 50));
         for n in 0..16 {
             tier.find(&id(n)).unwrap();
         }
@@ -622,6 +635,33 @@ mod tests {
         }
         let left = (0..16).filter(|n| tier.find(&id(*n)).is_some()).count();
         assert!(left >= 14, "{left} of 16 hot blocks survived a scan of 12 times the memory");
+    }
+
+    #[test]
+    fn what_is_always_read_counts_and_one_slow_pass_does_not() {
+        let tier = tier(4);
+        let came = |n: u32, at: u32| {
+            fill(&tier, n, 64 << 10);
+            let block = tier.peek(&id(n)).unwrap();
+            block.last_use.store(at, Ordering::Relaxed);
+            block.last_counted.store(at, Ordering::Relaxed);
+            block
+        };
+        let touches = |block: &MemBlock, from: u32, apart: u32, times: u32| -> u32 {
+            (1..=times).map(|n| u32::from(block.touch(from.wrapping_add(n * apart)))).sum()
+        };
+        let uses = |block: &MemBlock| block.uses.load(Ordering::Relaxed);
+        // Ten seconds long without half a second's pause, also where the clock begins anew.
+        for (n, from) in [(0, 7), (1, u32::MAX - 2000)] {
+            let hot = came(n, from);
+            assert_eq!((touches(&hot, from, 100, 100), uses(&hot)), (2, 2));
+        }
+        // Of 4 MiB in pieces of 128 KiB.
+        let passed = came(2, 7);
+        assert_eq!((touches(&passed, 7, 100, 32), uses(&passed)), (0, 0));
+        assert!(passed.touch(7 + 3200 + CORRELATED), "it is come back to");
+        // A reader that looked at the clock before another one and comes here after it.
+        assert!(!passed.touch(7 + 3200 + CORRELATED - 1) && uses(&passed) == 1);
     }
 
     #[test]
