@@ -1,5 +1,7 @@
 //! A binary buddy allocator over page numbers; it holds no memory and does no I/O.
 
+use std::ops::Range;
+
 /// The smallest piece handed out: 16 KiB.
 pub(crate) const PAGE_SHIFT: u32 = 14;
 
@@ -120,6 +122,28 @@ impl Buddy {
         self.push(page, order);
     }
 
+    /// The free runs that begin in `pages`: the first page of each, and its order.
+    pub(crate) fn free_in(&self, pages: Range<u32>) -> impl Iterator<Item = (u32, u32)> {
+        let (mut page, end) = (pages.start, pages.end.min(self.order.len() as u32));
+        std::iter::from_fn(move || {
+            while page < end {
+                let (at, order) = (page, self.order[page as usize]);
+                if order != NOT_FREE {
+                    page += 1 << order;
+                    return Some((at, order.into()));
+                }
+                page += 1;
+            }
+            None
+        })
+    }
+
+    /// Takes one of the runs that [`Buddy::free_in`] showed, under the same lock.
+    pub(crate) fn take_this(&mut self, page: u32, order: u32) {
+        self.unlink(page);
+        self.free_pages -= 1 << order;
+    }
+
     fn head_of(&mut self, page: u32, order: u32) -> &mut u32 {
         let at = self.part_of(page) * self.orders + order as usize;
         &mut self.heads[at]
@@ -186,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_never_overlap_and_all_come_back(pages in 1usize..300, ops in prop::collection::vec((0u32..5, any::<u8>()), 1..200), parts in 1usize..4, split_at in 0usize..200) {
+        fn runs_never_overlap_and_all_come_back(pages in 1usize..300, ops in prop::collection::vec((0u32..6, any::<u8>()), 1..200), parts in 1usize..4, split_at in 0usize..200) {
             let mut buddy = Buddy::new(pages, 4);
             let mut used = vec![false; pages];
             let mut held: Vec<(u32, u32)> = Vec::new();
@@ -196,7 +220,17 @@ mod tests {
                     buddy.part(5, parts);
                 }
                 let near = (pick % 3 == 0).then_some(usize::from(pick) / 3 % buddy.parts);
-                if pick % 2 == 0 {
+                if order == 5 {
+                    // All that is free in one place.
+                    let first = u32::from(pick) * 16;
+                    let free: Vec<(u32, u32)> = buddy.free_in(first..first + 16).collect();
+                    for &(page, order) in &free {
+                        buddy.take_this(page, order);
+                        used[page as usize..(page + (1 << order)) as usize].fill(true);
+                    }
+                    prop_assert!(used.iter().skip(first as usize).take(16).all(|used| *used));
+                    held.extend(free);
+                } else if pick % 2 == 0 {
                     if let Some(page) = buddy.take(order, near) {
                         prop_assert_eq!(page & ((1 << order) - 1), 0, "a run is aligned to its size");
                         for p in page..page + (1 << order) {

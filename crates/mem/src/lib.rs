@@ -4,6 +4,8 @@
 
 mod buddy;
 mod pool;
+mod queues;
+mod reclaim;
 mod stripes;
 mod tier;
 

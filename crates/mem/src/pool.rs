@@ -4,15 +4,15 @@ use crate::buddy::{Buddy, PAGE_SHIFT};
 use crate::stripes::{self, Placed, Stripes};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{Error, ErrorKind, Result, Size};
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 /// Something that holds buffers it can do without.
 pub trait Reclaim: Send + Sync {
-    /// Lets go of at least one buffer of up to `len` bytes if it can; says whether it did.
-    fn reclaim(&self, len: usize) -> bool;
+    /// A buffer of `len` bytes made of what it lets go of and of what is free beside that, if it can.
+    fn reclaim(&self, len: usize) -> Option<Buf>;
 }
 
 /// An arena of fixed size: the budget of `--buffer-size`, or the part of it that buffers are cut from, with an annex for
@@ -220,13 +220,11 @@ impl Pool {
     pub fn try_alloc_near(self: &Arc<Self>, len: usize, node: Option<u32>) -> Option<Buf> {
         let order = order_of(len);
         let near = self.part_of(node);
-        loop {
-            if let Some(page) = self.free.lock().buddy.take(order, near) {
-                return Some(self.buf(page, order, len));
-            }
-            if !self.reclaim.get()?.upgrade()?.reclaim(len) {
-                return None;
-            }
+        let page = self.free.lock().buddy.take(order, near);
+        match page {
+            Some(page) => Some(self.buf(page, order, len)),
+            // Made there, not free for all meanwhile: short ones would take what is freed for a long one.
+            None => self.reclaim.get()?.upgrade()?.reclaim(len),
         }
     }
 
@@ -278,6 +276,26 @@ impl Pool {
         }
     }
 
+    /// Pages of the largest buffer.
+    pub(crate) fn largest(&self) -> u32 {
+        self.free.lock().buddy.largest() as u32
+    }
+
+    /// What is free within `pages`, that begin and end between buffers: the first page of each piece, and how many.
+    pub(crate) fn free_in(&self, pages: Range<u32>) -> Vec<(u32, u32)> {
+        self.free.lock().buddy.free_in(pages).map(|(page, order)| (page, 1 << order)).collect()
+    }
+
+    /// Buffers of all that is free within `pages`; what is free beyond them as well is left.
+    pub(crate) fn take_free_in(self: &Arc<Self>, pages: Range<u32>) -> Vec<Buf> {
+        let mut free = self.free.lock();
+        let runs: Vec<_> =
+            free.buddy.free_in(pages.clone()).filter(|(page, order)| page + (1 << order) <= pages.end).collect();
+        runs.iter().for_each(|(page, order)| free.buddy.take_this(*page, *order));
+        drop(free);
+        runs.into_iter().map(|(page, order)| self.buf(page, order, 1 << (order + PAGE_SHIFT))).collect()
+    }
+
     fn part_of(&self, node: Option<u32>) -> Option<usize> {
         let (stripes, node) = (self.stripes.get()?, node?);
         stripes.nodes().iter().position(|of| *of == node)
@@ -316,6 +334,9 @@ impl Drop for Pool {
     }
 }
 
+/// The order of a buffer whose run is another's by now.
+const PASSED_ON: u32 = u32::MAX;
+
 /// A buffer out of the arena, given back when dropped.
 pub struct Buf {
     pool: Arc<Pool>,
@@ -340,6 +361,37 @@ impl Buf {
     pub fn footprint(&self) -> usize {
         1 << (self.order + PAGE_SHIFT)
     }
+
+    /// The pages it takes.
+    pub(crate) fn pages(&self) -> Range<u32> {
+        self.page..self.page + (1 << self.order)
+    }
+
+    /// The first `len` bytes of it; the rest is given back as far as it is not part of what these take.
+    pub(crate) fn cut(mut self, len: usize) -> Buf {
+        while self.order > order_of(len) {
+            self.order -= 1;
+            self.pool.give(self.page + (1 << self.order), self.order);
+        }
+        self.len = len;
+        self
+    }
+
+    /// One buffer of `len` bytes that takes just `pages`, if `parts` are all of these.
+    pub(crate) fn joined(parts: Vec<Buf>, pages: Range<u32>, len: usize) -> Option<Buf> {
+        let order = order_of(len);
+        let inside = |part: &Buf| pages.contains(&part.page) && part.pages().end <= pages.end;
+        let all: usize = parts.iter().filter(|part| inside(part)).map(|part| part.pages().len()).sum();
+        if all != pages.len() || pages.len() != 1 << order || parts.iter().any(|part| !inside(part)) {
+            return None;
+        }
+        let pool = Arc::clone(&parts.first()?.pool);
+        for mut part in parts {
+            part.order = PASSED_ON;
+            drop(part);
+        }
+        Some(pool.buf(pages.start, order, len))
+    }
 }
 
 impl Deref for Buf {
@@ -360,7 +412,9 @@ impl DerefMut for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        self.pool.give(self.page, self.order);
+        if self.order != PASSED_ON {
+            self.pool.give(self.page, self.order);
+        }
     }
 }
 

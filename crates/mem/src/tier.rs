@@ -1,11 +1,11 @@
 //! Blocks held in memory, each filled once however many want it, readable up to where it is filled,
 //! and given up in an order that a scan can't spoil (S3-FIFO). Who fills them is not known here.
 
-use crate::pool::{Buf, Pool, Reclaim};
+use crate::pool::{Buf, Pool};
+use crate::queues::{IdHash, Name, Queues};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{BlockId, Error, ErrorKind, Result, Sink};
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::HashMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -21,12 +21,14 @@ const SHARDS: usize = 16;
 
 /// One block in memory, being filled or complete.
 pub struct MemBlock {
-    buf: Buf,
+    pub(crate) buf: Buf,
+    /// Tells it from others of its name in the queues.
+    pub(crate) stamp: u32,
     filled: AtomicUsize,
     status: Mutex<Status>,
     changed: Condvar,
     /// Uses that count, up to 3.
-    uses: AtomicU8,
+    pub(crate) uses: AtomicU8,
     last_use: AtomicU32,
     /// When a use counted last, or the block came.
     last_counted: AtomicU32,
@@ -120,6 +122,7 @@ impl Slice {
         let len = buf.len();
         let block = MemBlock {
             buf,
+            stamp: 0,
             filled: AtomicUsize::new(len),
             status: Mutex::new(Status::Ready),
             changed: Condvar::new(),
@@ -234,57 +237,32 @@ pub enum Found {
     Vacant(Fill),
 }
 
-#[derive(Default)]
-struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-    fn write_u32(&mut self, n: u32) {
-        self.write_u64(u64::from(n));
-    }
-    fn write_u64(&mut self, n: u64) {
-        // Object ids are hashes already; the block number only has to be spread.
-        self.0 = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    }
-    fn write_u128(&mut self, n: u128) {
-        self.0 ^= (n as u64) ^ ((n >> 64) as u64);
-    }
-}
-
-type Map = HashMap<BlockId, Arc<MemBlock>, BuildHasherDefault<IdHasher>>;
+pub(crate) type Map = HashMap<BlockId, Arc<MemBlock>, IdHash>;
 
 /// The blocks in memory, over one pool.
 pub struct Tier {
     pool: Arc<Pool>,
     shards: [Mutex<Map>; SHARDS],
-    queues: Mutex<Queues>,
+    /// The blocks in each stretch of the arena of the largest buffer's length; locked under a shard.
+    pub(crate) stretches: Box<[Mutex<Vec<BlockId>>]>,
+    /// Pages of such a stretch.
+    pub(crate) stretch: u32,
+    /// Locked before shards.
+    pub(crate) queues: Mutex<Queues>,
+    /// Blocks that came, all told.
+    pub(crate) stamps: AtomicU32,
     held: AtomicUsize,
     start: Instant,
-}
-
-/// S3-FIFO: new blocks wait in `small`; those used again move to `main`; those thrown out of `small`
-/// leave their name in `ghost` and go to `main` at once when they come back.
-#[derive(Default)]
-struct Queues {
-    small: VecDeque<BlockId>,
-    main: VecDeque<BlockId>,
-    ghost: VecDeque<BlockId>,
-    ghosts: HashMap<BlockId, (), BuildHasherDefault<IdHasher>>,
 }
 
 impl Tier {
     /// An empty tier over `pool`, and the pool's holder of buffers that can be given up.
     pub fn new(pool: Arc<Pool>) -> Arc<Tier> {
+        let stretch = pool.largest();
         let tier = Arc::new(Tier {
+            stretches: (0..pool.pages().div_ceil(stretch as usize)).map(|_| Mutex::default()).collect(),
+            stretch,
+            stamps: AtomicU32::new(0),
             pool,
             shards: std::array::from_fn(|_| Mutex::default()),
             queues: Mutex::default(),
@@ -350,8 +328,11 @@ impl Tier {
     fn insert(self: &Arc<Self>, id: BlockId, buf: Buf, len: usize) -> Found {
         debug_assert!(buf.len() >= len);
         let (footprint, now) = (buf.footprint(), self.now());
+        let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
+        let name = Name::new(id, stamp, buf.pages().len() as u32);
         let block = Arc::new(MemBlock {
             buf,
+            stamp,
             filled: AtomicUsize::new(0),
             status: Mutex::new(Status::Filling),
             changed: Condvar::new(),
@@ -364,21 +345,17 @@ impl Tier {
             if let Some(there) = shard.get(&id) {
                 return Found::Here(Arc::clone(there));
             }
+            self.stretch_of(&block).lock().push(id);
             shard.insert(id, Arc::clone(&block));
         }
         self.held.fetch_add(footprint, Ordering::Relaxed);
         let mut queues = self.queues.lock();
-        if queues.ghosts.remove(&id).is_some() {
-            queues.main.push_back(id);
-        } else {
-            queues.small.push_back(id);
-        }
-        // Blocks whose fill failed leave their name behind; sweep before such names outnumber the blocks.
-        if queues.small.len() + queues.main.len() > self.pool.pages() + 1024 {
-            let here = |id: &BlockId| self.shard(id).lock().contains_key(id);
-            queues.main.retain(here);
-            let mut seen = std::collections::HashSet::new();
-            queues.small.retain(|id| here(id) && seen.insert(*id));
+        queues.push(name);
+        // Blocks that go out of their turn leave their name behind; sweep before such names outnumber the blocks.
+        if queues.len() > self.pool.pages() + 1024 {
+            let is_here =
+                |name: &Name| self.shard(&name.id()).lock().get(&name.id()).is_some_and(|b| b.stamp == name.stamp);
+            queues.sweep(is_here);
         }
         drop(queues);
         Found::Vacant(Fill { block, id, tier: Arc::clone(self), done: false })
@@ -404,12 +381,11 @@ impl Tier {
     fn forget(&self, id: &BlockId, block: &Arc<MemBlock>) {
         let mut shard = self.shard(id).lock();
         if shard.get(id).is_some_and(|there| Arc::ptr_eq(there, block)) {
-            shard.remove(id);
-            self.held.fetch_sub(block.buf.footprint(), Ordering::Relaxed);
+            self.take_out(&mut shard, id);
         }
     }
 
-    fn shard(&self, id: &BlockId) -> &Mutex<Map> {
+    pub(crate) fn shard(&self, id: &BlockId) -> &Mutex<Map> {
         let hash = (id.object.0 as u64) ^ ((id.object.0 >> 64) as u64) ^ u64::from(id.index).wrapping_mul(0x9e37_79b9);
         &self.shards[(hash % SHARDS as u64) as usize]
     }
@@ -418,91 +394,26 @@ impl Tier {
         self.start.elapsed().as_millis() as u32
     }
 
-    /// Takes the block out if nobody uses it. A block whose name is in a queue but which is gone counts as taken.
-    fn evict(&self, id: &BlockId) -> Option<bool> {
-        let mut shard = self.shard(id).lock();
-        match shard.get(id) {
-            None => Some(false),
-            // One reference is the map's own; a second is a reader's, a filler's or a waiter's.
-            Some(block) if Arc::strong_count(block) > 1 => None,
-            Some(block) => {
-                self.held.fetch_sub(block.buf.footprint(), Ordering::Relaxed);
-                shard.remove(id);
-                Some(true)
-            }
+    /// Takes a block out of its shard, which is locked, and off the count.
+    pub(crate) fn take_out(&self, shard: &mut Map, id: &BlockId) -> Option<Arc<MemBlock>> {
+        let block = shard.remove(id)?;
+        self.held.fetch_sub(block.buf.footprint(), Ordering::Relaxed);
+        let mut beside = self.stretch_of(&block).lock();
+        if let Some(at) = beside.iter().position(|there| there == id) {
+            beside.swap_remove(at);
         }
+        Some(block)
     }
 
-    fn uses(&self, id: &BlockId) -> u8 {
-        self.shard(id).lock().get(id).map_or(0, |block| block.uses.swap(0, Ordering::Relaxed))
-    }
-}
-
-impl Reclaim for Tier {
-    fn reclaim(&self, _len: usize) -> bool {
-        let mut queues = self.queues.lock();
-        // Each name is looked at a bounded number of times, so a pool whose blocks are all pinned ends the search.
-        let mut tries = 2 * (queues.small.len() + queues.main.len()) + 1;
-        // In use: a queue of which all are has to be passed by, or one that is full of fills would hide the other.
-        let (mut small_in_use, mut main_in_use) = (0, 0);
-        while tries > 0 {
-            tries -= 1;
-            let small_is_due = queues.small.len() * 10 > queues.small.len() + queues.main.len();
-            let (try_small, try_main) = (small_in_use < queues.small.len(), main_in_use < queues.main.len());
-            if try_small && (small_is_due || !try_main) {
-                let Some(id) = queues.small.pop_front() else { return false };
-                if self.uses(&id) > 0 {
-                    main_in_use = 0;
-                    queues.main.push_back(id);
-                    continue;
-                }
-                match self.evict(&id) {
-                    None => {
-                        small_in_use += 1;
-                        queues.small.push_back(id);
-                    }
-                    Some(evicted) => {
-                        if queues.ghosts.insert(id, ()).is_none() {
-                            queues.ghost.push_back(id);
-                        }
-                        let room = (queues.main.len() + queues.small.len()).max(64);
-                        while queues.ghost.len() > room {
-                            if let Some(old) = queues.ghost.pop_front() {
-                                queues.ghosts.remove(&old);
-                            }
-                        }
-                        if evicted {
-                            return true;
-                        }
-                    }
-                }
-            } else if try_main {
-                let Some(id) = queues.main.pop_front() else { return false };
-                if self.uses(&id) > 0 {
-                    // It can go the next time round, which passes those in use once more.
-                    main_in_use = 0;
-                    queues.main.push_back(id);
-                    continue;
-                }
-                match self.evict(&id) {
-                    None => {
-                        main_in_use += 1;
-                        queues.main.push_back(id);
-                    }
-                    Some(true) => return true,
-                    Some(false) => {}
-                }
-            } else {
-                return false;
-            }
-        }
-        false
+    fn stretch_of(&self, block: &MemBlock) -> &Mutex<Vec<BlockId>> {
+        &self.stretches[(block.buf.pages().start / self.stretch) as usize]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::Reclaim as _;
     use spurline_types::ObjectId;
     use std::time::Duration;
 
@@ -543,12 +454,12 @@ mod tests {
             fill(&second, n, 64 << 10);
             second.peek(&id(n)).unwrap().uses.store(1, Ordering::Relaxed);
         }
-        assert!(second.reclaim(64 << 10) && second.held_bytes() == 64 << 10);
+        assert!(second.reclaim(64 << 10).is_some() && second.held_bytes() == 64 << 10);
         fill(&second, 2, 64 << 10);
         let (kept, other) = if second.peek(&id(0)).is_some() { (0, 2) } else { (1, 2) };
         second.peek(&id(other)).unwrap().uses.store(1, Ordering::Relaxed);
         let in_use = second.peek(&id(kept));
-        assert!(second.reclaim(64 << 10), "the other one is idle");
+        assert!(second.reclaim(64 << 10).is_some(), "the other one is idle");
         drop(in_use);
         // The same the other way round: all that was used again is in use, what is new is not.
         let used: Vec<_> = (0..20).filter_map(|n| tier.peek(&id(n))).collect();

@@ -1,0 +1,336 @@
+//! How blocks are given up for a buffer: one whose turn it is, or, where blocks are shorter than the buffer, all that lie in
+//! one stretch of its length. No more goes for a buffer than what it takes, unless one block is longer. In which order blocks
+//! have their turn is not known here.
+
+use crate::pool::{Buf, Pool, Reclaim};
+use crate::queues::{Name, Queues};
+use crate::tier::{MemBlock, Tier};
+use spurline_types::BlockId;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// So many blocks that are too short have their turn, and their neighbours looked at, before any stretch is taken.
+const LOOKED_AT: usize = 16;
+
+/// What becomes of a block whose turn it is.
+enum Turn {
+    /// It is gone already.
+    Gone,
+    /// It was used since its last turn.
+    Used,
+    InUse,
+    /// It is shorter than what is needed; its first page.
+    Short(u32),
+    Out(Buf),
+}
+
+/// A stretch of the arena of the largest buffer's length.
+#[derive(Default)]
+struct Stretch {
+    /// By pages: whether it is free or a block's that nobody uses.
+    can_go: Vec<bool>,
+    blocks: Vec<BlockId>,
+}
+
+impl Reclaim for Tier {
+    fn reclaim(&self, len: usize) -> Option<Buf> {
+        let need = (Pool::footprint(len) / Pool::footprint(1)) as u32;
+        if need > self.stretch {
+            return None;
+        }
+        let mut queues = self.queues.lock();
+        let mut stretch = Stretch::default();
+        // Each name is looked at a bounded number of times, so a pool whose blocks are all pinned ends the search.
+        let mut tries = 2 * queues.len() + 1;
+        // In use: a queue of which all are has to be passed by, or one that is full of fills would hide the other.
+        let (mut small_passed, mut main_passed, mut short) = (0, 0, 0);
+        while tries > 0 && short < LOOKED_AT {
+            tries -= 1;
+            let (try_small, try_main) = (small_passed < queues.small.len(), main_passed < queues.main.len());
+            let of_small = try_small && (queues.small_is_due() || !try_main);
+            let name = match (of_small, try_main) {
+                (true, _) => queues.small.pop(),
+                (false, true) => queues.main.pop(),
+                (false, false) => None,
+            };
+            let Some(name) = name else { break };
+            match self.turn(&name, len) {
+                Turn::Gone => continue,
+                Turn::Used => {
+                    // It can go the next time round, which passes those in use once more.
+                    main_passed = 0;
+                    queues.main.push(name);
+                    continue;
+                }
+                Turn::Out(buf) => {
+                    if of_small {
+                        queues.remember(name.id());
+                    }
+                    return Some(buf.cut(len));
+                }
+                Turn::Short(page) => {
+                    short += 1;
+                    let first = page / need * need;
+                    self.survey(page / self.stretch, &mut stretch);
+                    if stretch.can_all_go(first % self.stretch, need)
+                        && let Some(buf) = self.clear(first..first + need, len, &stretch, &mut queues)
+                    {
+                        return Some(buf);
+                    }
+                }
+                Turn::InUse => {}
+            }
+            if of_small {
+                small_passed += 1;
+                queues.small.push(name);
+            } else {
+                main_passed += 1;
+                queues.main.push(name);
+            }
+        }
+        if short == 0 {
+            return None;
+        }
+        // Something is in use beside each of those. Where all of a stretch can go it may be any.
+        let stretches = self.stretches.len() as u32;
+        let from = self.stamps.load(Ordering::Relaxed);
+        (0..stretches).map(|n| (from.wrapping_add(n)) % stretches).find_map(|number| {
+            self.survey(number, &mut stretch);
+            let first = (0..self.stretch).step_by(need as usize).find(|first| stretch.can_all_go(*first, need))?;
+            let first = number * self.stretch + first;
+            self.clear(first..first + need, len, &stretch, &mut queues)
+        })
+    }
+}
+
+impl Tier {
+    /// Takes the block whose turn it is out if nobody uses it, and it is long enough.
+    fn turn(&self, name: &Name, len: usize) -> Turn {
+        let id = name.id();
+        let mut shard = self.shard(&id).lock();
+        let Some(block) = shard.get(&id).filter(|block| block.stamp == name.stamp) else { return Turn::Gone };
+        if block.uses.swap(0, Ordering::Relaxed) > 0 {
+            return Turn::Used;
+        }
+        if is_in_use(block) {
+            return Turn::InUse;
+        }
+        if (block.buf.footprint() as u64) < Pool::footprint(len) {
+            return Turn::Short(block.buf.pages().start);
+        }
+        self.take_out(&mut shard, &id).and_then(Arc::into_inner).map_or(Turn::Gone, |block| Turn::Out(block.buf))
+    }
+
+    /// Looks at what the stretch of this number consists of.
+    fn survey(&self, number: u32, stretch: &mut Stretch) {
+        let Stretch { can_go, blocks } = stretch;
+        let first = number * self.stretch;
+        can_go.clear();
+        can_go.resize(self.stretch as usize, false);
+        for (page, pages) in self.pool().free_in(first..first + self.stretch) {
+            can_go[(page - first) as usize..][..pages as usize].fill(true);
+        }
+        blocks.clear();
+        blocks.extend_from_slice(&self.stretches[number as usize].lock());
+        for id in blocks.iter() {
+            // One of this name may be in another place by now.
+            if let Some(block) = self.shard(id).lock().get(id)
+                && !is_in_use(block)
+                && (first..first + self.stretch).contains(&block.buf.pages().start)
+            {
+                let pages = block.buf.pages();
+                can_go[(pages.start - first) as usize..][..pages.len()].fill(true);
+            }
+        }
+    }
+
+    /// Gives up all blocks in `pages`, and makes one buffer of them and what is free there; `None` when one of them came
+    /// into use meanwhile.
+    fn clear(&self, pages: Range<u32>, len: usize, stretch: &Stretch, queues: &mut Queues) -> Option<Buf> {
+        // What is free first, and nothing is given back on the way: others would have it before the last block is out.
+        let mut parts = self.pool().take_free_in(pages.clone());
+        for id in &stretch.blocks {
+            let mut shard = self.shard(id).lock();
+            let Some(block) = shard.get(id).filter(|block| pages.contains(&block.buf.pages().start)) else { continue };
+            if is_in_use(block) {
+                return None;
+            }
+            let block = self.take_out(&mut shard, id);
+            drop(shard);
+            parts.extend(block.and_then(Arc::into_inner).map(|block| block.buf));
+            // It went out of its turn, however often it was used.
+            queues.remember(*id);
+        }
+        Buf::joined(parts, pages, len)
+    }
+}
+
+impl Stretch {
+    fn can_all_go(&self, from: u32, pages: u32) -> bool {
+        self.can_go[from as usize..][..pages as usize].iter().all(|can| *can)
+    }
+}
+
+/// One reference is the map's own; a second is a reader's, a filler's or a waiter's.
+fn is_in_use(block: &Arc<MemBlock>) -> bool {
+    Arc::strong_count(block) > 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tier::{Found, Slice};
+    use spurline_types::{ObjectId, Sink};
+    use std::time::{Duration, Instant};
+
+    const PAGE: usize = 16 << 10;
+    const LARGE: usize = 1 << 20;
+
+    fn id(n: u32) -> BlockId {
+        BlockId { object: ObjectId(9), index: n }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    fn fill(tier: &Arc<Tier>, n: u32, len: usize) {
+        let Found::Vacant(mut fill) = tier.find_or_fill(id(n), len, soon()).unwrap() else { panic!("{n} is here") };
+        fill.spare().fill(n as u8);
+        fill.commit(len);
+    }
+
+    fn pin(tier: &Arc<Tier>, n: u32) -> Slice {
+        tier.find(&id(n)).unwrap().wait(0..PAGE, soon()).unwrap()
+    }
+
+    fn held(tier: &Arc<Tier>, blocks: Range<u32>) -> usize {
+        blocks.filter(|n| tier.peek(&id(*n)).is_some()).count()
+    }
+
+    fn shuffled(seed: &mut u64, mut what: Vec<u32>) -> Vec<u32> {
+        for i in (1..what.len()).rev() {
+            *seed ^= *seed << 13;
+            *seed ^= *seed >> 7;
+            *seed ^= *seed << 17;
+            what.swap(i, (*seed % (i as u64 + 1)) as usize);
+        }
+        what
+    }
+
+    /// A memory of `mib` MiB full of blocks of one page, those that follow on one another lying anywhere; the blocks.
+    fn full_of_short_blocks(mib: usize, seed: u64) -> (Arc<Tier>, Vec<u32>) {
+        let tier = Tier::new(Pool::new((mib << 20) as u64, LARGE).unwrap());
+        let (mut seed, all) = (seed, (mib << 20) / PAGE);
+        let first = shuffled(&mut seed, (0..all as u32).collect());
+        first.iter().for_each(|n| fill(&tier, *n, PAGE));
+        let mut first = shuffled(&mut seed, first);
+        for n in first.drain(..all / 2) {
+            assert!(tier.remove(&id(n)));
+        }
+        let second: Vec<u32> = (0..all as u32 / 2).map(|n| 1_000_000 + n).collect();
+        second.iter().for_each(|n| fill(&tier, *n, PAGE));
+        first.extend(second);
+        assert_eq!((tier.pool().used_bytes(), tier.pool().limit_bytes()), (tier.held_bytes(), tier.held_bytes()));
+        (tier, shuffled(&mut seed, first))
+    }
+
+    fn left(tier: &Arc<Tier>, blocks: &[u32]) -> usize {
+        blocks.iter().filter(|n| tier.peek(&id(**n)).is_some()).count()
+    }
+
+    #[test]
+    fn a_large_buffer_costs_no_more_short_blocks_than_it_takes() {
+        let (tier, blocks) = full_of_short_blocks(16, 7);
+        let bufs: Vec<Buf> = (0..4).map(|_| tier.pool().try_alloc(LARGE).expect("blocks can go for it")).collect();
+        assert_eq!(left(&tier, &blocks), blocks.len() - 4 * LARGE / PAGE);
+        // And what is shorter than the largest, beside readers.
+        let pins: Vec<Slice> =
+            blocks.iter().filter(|n| tier.peek(&id(**n)).is_some()).take(40).map(|n| pin(&tier, *n)).collect();
+        let before = left(&tier, &blocks);
+        let part = tier.pool().try_alloc(LARGE / 4).expect("blocks can go for it");
+        assert_eq!(left(&tier, &blocks), before - LARGE / 4 / PAGE);
+        assert_eq!(tier.pool().used_bytes(), tier.pool().limit_bytes());
+        drop((bufs, part, pins));
+        assert_eq!(tier.pool().used_bytes(), tier.held_bytes());
+    }
+
+    #[test]
+    fn a_large_buffer_is_had_wherever_one_stretch_can_go_and_else_nothing_goes() {
+        for seed in 1..20 {
+            let (tier, blocks) = full_of_short_blocks(8, seed);
+            let start = tier.pool().arena().0 as usize;
+            let stretch_of = |slice: &Slice| (slice.as_ptr() as usize - start) / LARGE;
+            // One reader in each stretch but one: far more than are looked at in turn are beside one.
+            let mut pinned: [Option<Slice>; 8] = Default::default();
+            for n in &blocks {
+                let slice = pin(&tier, *n);
+                let at = stretch_of(&slice);
+                pinned[at].get_or_insert(slice);
+            }
+            assert!(pinned.iter().all(Option::is_some));
+            assert!(tier.pool().try_alloc(LARGE).is_none(), "something is in use everywhere");
+            assert_eq!(left(&tier, &blocks), blocks.len(), "so nothing goes in vain");
+            assert!(tier.pool().try_alloc(2 * LARGE).is_none() && left(&tier, &blocks) == blocks.len());
+            let free = seed as usize % 8;
+            pinned[free] = None;
+            let buf = tier.pool().alloc(LARGE, Instant::now()).unwrap();
+            assert_eq!(((buf.as_ptr() as usize - start) / LARGE, buf.len()), (free, LARGE));
+            assert_eq!(left(&tier, &blocks), blocks.len() - LARGE / PAGE);
+        }
+    }
+
+    #[test]
+    fn a_scan_of_large_files_leaves_short_ones_that_are_hot() {
+        let tier = Tier::new(Pool::new(16 << 20, LARGE).unwrap());
+        for n in 0..768 {
+            fill(&tier, n, PAGE);
+            tier.peek(&id(n)).unwrap().uses.store(1, Ordering::Relaxed);
+        }
+        for n in 1000..1400 {
+            fill(&tier, n, LARGE);
+        }
+        let left = held(&tier, 0..768);
+        assert!(left >= 600, "{left} of 768 hot blocks survived a scan of 25 times the memory");
+    }
+
+    #[test]
+    fn a_block_that_came_back_does_not_go_for_its_old_name() {
+        let tier = Tier::new(Pool::new(2 * PAGE as u64, PAGE).unwrap());
+        fill(&tier, 0, PAGE);
+        assert!(tier.remove(&id(0)));
+        for n in [1, 0, 2] {
+            fill(&tier, n, PAGE);
+        }
+        assert_eq!([0, 1, 2].map(|n| tier.peek(&id(n)).is_some()), [true, false, true]);
+    }
+
+    #[test]
+    fn short_and_large_ones_at_one_time_keep_out_of_each_others_memory() {
+        let tier = Tier::new(Pool::new(8 << 20, LARGE).unwrap());
+        std::thread::scope(|scope| {
+            for thread in 0..4u32 {
+                let tier = &tier;
+                scope.spawn(move || {
+                    for n in 0..300u32 {
+                        let (n, len) = (thread << 20 | n, if thread == 0 { LARGE } else { PAGE << (n % 3) });
+                        fill(tier, n, len);
+                        if thread == 1 && n % 8 == 0 {
+                            let mut buf = tier.pool().alloc(LARGE, soon()).unwrap();
+                            buf.fill(0xee);
+                            std::thread::yield_now();
+                            assert!(buf.iter().step_by(512).all(|b| *b == 0xee));
+                        }
+                        for m in n.saturating_sub(20)..=n {
+                            let Some(block) = tier.find(&id(m)) else { continue };
+                            let bytes = block.wait(0..block.len(), soon()).unwrap();
+                            assert!(bytes.iter().step_by(512).all(|b| *b == m as u8), "block {m}");
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(tier.pool().used_bytes(), tier.held_bytes());
+    }
+}
