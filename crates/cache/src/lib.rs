@@ -13,12 +13,13 @@ mod rules;
 mod sent_on;
 mod spread;
 mod warm;
+mod whole;
 
 use heat::Heat;
 use in_flight::{AheadBytes, InFlight, WantedBytes};
 use parking_lot::Mutex;
 use spurline_mem::{Buf, Fill, Found, Pool, Slice, Tier};
-use spurline_store::{FileRange, GRANULE, Kept, Outcome, PinnedFile, Store};
+use spurline_store::{FileRange, GRANULE, Kept, Outcome, Store};
 use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
 use spurline_under::UnderStore;
 use spurline_volume::{Backing, Capacity, Data, Elsewhere, Fetched, Volume, Workers};
@@ -30,10 +31,6 @@ use std::time::{Duration, Instant};
 pub use merge::merge_rules;
 pub use rules::{Gone, RULES_MAX, Rule, RuleSet};
 pub use warm::Batch;
-
-/// A file to be handed to the kernel whole is checked at open when it is no longer than this; a longer one is
-/// checked in the background and handed over from the next open on.
-const CHECK_AT_OPEN: u64 = 64 << 20;
 
 /// What the caches of all sources of one process have in common.
 pub struct Shared {
@@ -524,27 +521,7 @@ impl Volume for Cache {
     }
 
     fn backing(&self, object: &ObjectRef) -> Option<Box<dyn Backing>> {
-        let store = self.shared.store.as_ref()?;
-        if object.size <= CHECK_AT_OPEN {
-            return store.whole_file(object).map(whole);
-        }
-        if let Some(file) = store.whole_file_if_checked(object) {
-            return Some(whole(file));
-        }
-        if self.shared.checking.lock().insert(object.id) {
-            let (shared, object) = (Arc::clone(&self.shared), object.clone());
-            let id = object.id;
-            let queued = self.shared.workers.ahead(move || {
-                if let Some(store) = &shared.store {
-                    drop(store.whole_file(&object));
-                }
-                shared.checking.lock().remove(&object.id);
-            });
-            if !queued {
-                self.shared.checking.lock().remove(&id);
-            }
-        }
-        None
+        self.whole(object)
     }
 
     fn capacity(&self) -> Result<Capacity> {
@@ -611,21 +588,5 @@ impl Volume for Cache {
             "held": held,
             "rule": self.shared.rules().of(self.source(), path).map(Rule::to_json),
         }))
-    }
-}
-
-fn whole(file: PinnedFile) -> Box<dyn Backing> {
-    Box::new(Whole(file))
-}
-
-struct Whole(PinnedFile);
-
-impl Backing for Whole {
-    fn file(&self) -> &std::fs::File {
-        &self.0.file
-    }
-
-    fn close(self: Box<Self>) -> Box<dyn Send + Sync> {
-        Box::new(self.0.close())
     }
 }
