@@ -20,6 +20,8 @@ pub enum Fault {
     Html,
     /// Answer with this status and an HTML page, as a proxy between would.
     Page(u16),
+    /// Answer with these words, head and body as they are, and close the connection.
+    Raw(String),
     /// Close the connection without an answer.
     Close,
     /// Take the request and never answer.
@@ -250,6 +252,11 @@ fn serve(client: &TcpStream, shared: &Shared) -> io::Result<()> {
             }
             _ => None,
         };
+        if let Some(Fault::Raw(words)) = &fault {
+            relay_request_body(&request, &mut from_client, &mut io::sink())?;
+            to_client.write_all(words.as_bytes())?;
+            return to_client.flush();
+        }
         if let Some((head, body)) = answer {
             relay_request_body(&request, &mut from_client, &mut io::sink())?;
             to_client.write_all(head.as_bytes())?;

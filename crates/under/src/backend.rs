@@ -33,6 +33,8 @@ pub(crate) struct RawBody {
     pub mtime: Option<SystemTime>,
     /// Length of the whole object, where the answer says.
     pub total: Option<u64>,
+    /// It is said to be the range asked for, and not just something.
+    pub ranged: bool,
     pub stream: BoxStream<'static, Result<Bytes, Failure>>,
 }
 
@@ -64,6 +66,15 @@ impl Failure {
     }
     pub(crate) fn passing(kind: ErrorKind, message: String) -> Self {
         Failure { error: Error::new(kind, message), again: Again::Yes }
+    }
+
+    /// `place` answered a read with bytes of which nothing says what they are: a login page, a notice that a site is
+    /// blocked.
+    pub(crate) fn nameless(place: &str) -> Self {
+        let message = format!(
+            "{place} answered a read with something that does not say which version of the object it is (no ETag, or no              Last-Modified and length where there are no ETags): something between answered in its place; look at the              endpoint (AWS_ENDPOINT_URL) and at proxies and gateways before it"
+        );
+        Self::passing(ErrorKind::Unavailable, message)
     }
 }
 

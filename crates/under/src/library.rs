@@ -235,7 +235,9 @@ impl Backend for LibraryBackend {
                     Failure::passing(ErrorKind::Unavailable, message)
                 })
             });
-            Ok(RawBody { etag, mtime, total, stream: stream.boxed() })
+            // The library takes nothing else for an answer.
+            let ranged = true;
+            Ok(RawBody { etag, mtime, total, ranged, stream: stream.boxed() })
         }
         .boxed()
     }

@@ -334,7 +334,7 @@ impl ObjectUnder {
         let from = *offset + *landed as u64;
         let to = *offset + len as u64;
         let body = self.answered(retry, || backend.get(key, from, to, etag)).await?;
-        same_version(object, &body)?;
+        same_version(object, &body, || self.backend.describe())?;
         let RawBody { mut stream, .. } = body;
         while *landed < len {
             let stall = self.config.stall_timeout;
@@ -504,18 +504,25 @@ fn expected_etag(version: &Version) -> Option<&str> {
     Some(version.as_str()).filter(|v| !v.starts_with(WEAK))
 }
 
-/// What a read's answer says of itself must be what was asked for, whether or not the server looked at `If-Match`.
-fn same_version(object: &ObjectRef, body: &RawBody) -> Result<(), Failure> {
-    let other = match (expected_etag(&object.version), &body.etag) {
-        (Some(wanted), Some(got)) => bare_etag(got) != wanted,
-        (Some(_), None) => false,
+/// What a read's answer says of itself must be what was asked for, whether or not the server looked at `If-Match`, and an
+/// answer that says nothing is not the store's: it comes from `place`, for a person, by way of something between.
+fn same_version(object: &ObjectRef, body: &RawBody, place: impl FnOnce() -> String) -> Result<(), Failure> {
+    let same = match (expected_etag(&object.version), &body.etag) {
+        (Some(wanted), Some(got)) => Some(bare_etag(got) == wanted),
+        // Some stores tell etags in heads and listings only (Ozone before 1.4): who speaks of a range of an object as long
+        // as this one is a store, and knows what was asked for.
+        (Some(_), None) => (body.ranged && body.total.is_some()).then_some(true),
         (None, _) => match (body.mtime, body.total) {
-            (Some(mtime), Some(total)) => weak_version(mtime, total) != object.version,
-            _ => false,
+            (Some(mtime), Some(total)) => Some(weak_version(mtime, total) == object.version),
+            // A store that tells no times either: in a head that counts as the epoch.
+            (None, Some(_)) if body.ranged => {
+                (weak_version(SystemTime::UNIX_EPOCH, object.size) == object.version).then_some(true)
+            }
+            _ => None,
         },
     };
-    let resized = body.total.is_some_and(|total| total != object.size);
-    if !other && !resized {
+    let same = same.ok_or_else(|| Failure::nameless(&place()))?;
+    if same && body.total.is_none_or(|total| total == object.size) {
         return Ok(());
     }
     let now = body.etag.as_deref().unwrap_or("another");

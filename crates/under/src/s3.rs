@@ -351,6 +351,11 @@ fn text(headers: &HeaderMap, name: http::HeaderName) -> Option<String> {
     headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned)
 }
 
+/// What an answer calls the version; one that is empty is none.
+fn etag_of(headers: &HeaderMap) -> Option<String> {
+    text(headers, ETAG).filter(|e| !s3_wire::bare_etag(e).is_empty())
+}
+
 impl Backend for S3Backend {
     fn twin(&self) -> Option<Box<dyn Backend>> {
         let client = connect(&self.settings, self.connect_timeout, self.idle_timeout).ok()?;
@@ -432,7 +437,7 @@ impl Backend for S3Backend {
                 key: key.to_owned(),
                 size,
                 mtime: mtime.unwrap_or(SystemTime::UNIX_EPOCH),
-                etag: text(headers, ETAG).filter(|e| !e.is_empty()),
+                etag: etag_of(headers),
             })
         }
         .boxed()
@@ -458,6 +463,9 @@ impl Backend for S3Backend {
             let region = self.region();
             let response = self.send(Method::GET, &region, self.url(&region, key), headers).await?;
             let range = text(response.headers(), http::header::CONTENT_RANGE);
+            let got = etag_of(response.headers());
+            let mtime = text(response.headers(), LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
+            let ranged = response.status() == StatusCode::PARTIAL_CONTENT;
             match response.status() {
                 StatusCode::PARTIAL_CONTENT => {
                     let starts =
@@ -470,14 +478,13 @@ impl Backend for S3Backend {
                 }
                 // The whole object, because the range is all of it or because ranges are not understood.
                 StatusCode::OK if from == 0 => {}
+                StatusCode::OK if got.is_none() && mtime.is_none() => return Err(Failure::nameless(&self.server())),
                 StatusCode::OK => {
                     let message = format!("{} does not serve ranges: it answered {} from 0", self.server(), what());
                     return Err(Failure::fatal(ErrorKind::Unsupported, message));
                 }
                 _ => return Err(self.refusal(&what(), &Method::GET, &region, response).await),
             }
-            let got = text(response.headers(), ETAG).filter(|e| !e.is_empty());
-            let mtime = text(response.headers(), LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
             let total = match &range {
                 Some(range) => range.rsplit_once('/').and_then(|(_, total)| total.parse().ok()),
                 None => text(response.headers(), http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok()),
@@ -489,7 +496,7 @@ impl Backend for S3Backend {
                     Failure::passing(ErrorKind::Unavailable, message)
                 })
             });
-            Ok(RawBody { etag: got, mtime, total, stream: stream.boxed() })
+            Ok(RawBody { etag: got, mtime, total, ranged, stream: stream.boxed() })
         }
         .boxed()
     }

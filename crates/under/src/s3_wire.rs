@@ -125,7 +125,9 @@ pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), NoPage> {
             (Some("Contents"), Some("LastModified"), None, Some(text)) => {
                 object.mtime = parse_time(&text).unwrap_or(SystemTime::UNIX_EPOCH);
             }
-            (Some("Contents"), Some("ETag"), None, Some(text)) => object.etag = Some(text).filter(|t| !t.is_empty()),
+            (Some("Contents"), Some("ETag"), None, Some(text)) => {
+                object.etag = Some(text).filter(|t| !bare_etag(t).is_empty());
+            }
             (Some("Contents"), None, None, None) => objects.push(std::mem::replace(&mut object, empty())),
             (Some("CommonPrefixes"), Some("Prefix"), None, Some(text)) => prefixes.push(text),
             (Some("EncodingType"), None, None, Some(text)) => encoded = text.eq_ignore_ascii_case("url"),

@@ -1,0 +1,124 @@
+//! S3 and what stands between: answers of something else in the store's place.
+
+mod common;
+
+use common::{object, pattern, read, soon};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, Fault, S3Server, SECRET_KEY};
+use spurline_types::{ErrorKind, ObjectRef, Stats, Version};
+use spurline_under::{Credentials, Environment, UnderConfig, UnderStore, open};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn config(endpoint: &str) -> UnderConfig {
+    UnderConfig {
+        endpoint: Some(endpoint.into()),
+        credentials: Some(Credentials {
+            access_key_id: ACCESS_KEY.into(),
+            secret_access_key: SECRET_KEY.into(),
+            session_token: None,
+        }),
+        env: Environment::fixed([]),
+        timeout: Duration::from_secs(20),
+        retries: 2,
+        ..UnderConfig::default()
+    }
+}
+
+fn open_with(config: &UnderConfig) -> Arc<dyn UnderStore> {
+    open("s3://bucket", config, Arc::new(Stats::default())).unwrap()
+}
+
+/// A server in memory with one bucket, and a proxy before it.
+fn server() -> (S3Server, ChaosProxy) {
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    let proxy = ChaosProxy::start(server.address()).unwrap();
+    (server, proxy)
+}
+
+const PAGE: &str = "<html>who are you?</html>";
+
+/// An answer with `head`, which says nothing of its length, and `body` in one chunk.
+fn chunked(head: &str, body: &str) -> Fault {
+    Fault::Raw(format!("HTTP/1.1 {head}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len()))
+}
+
+fn whole(head: &str, body: &str) -> Fault {
+    Fault::Raw(format!("HTTP/1.1 {head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
+}
+
+/// Its versions are etags.
+#[test]
+fn a_page_with_status_200_is_not_the_object() {
+    let (server, proxy) = server();
+    let store = open_with(&config(&proxy.endpoint()));
+    let bytes = pattern(1000, 3);
+    server.put("bucket", "f", &bytes);
+    let (f, _) = object(&*store, b"f");
+    let html = "200 OK\r\nContent-Type: text/html";
+    let now = "200 OK\r\nLast-Modified: Mon, 23 Nov 2026 04:00:00 GMT";
+    let partial = "206 Partial Content\r\nContent-Range: bytes";
+    let of_ten = &PAGE[..10];
+    for (at, page) in [
+        (0, chunked(html, PAGE)),
+        (0, whole(html, PAGE)),
+        (0, chunked(now, PAGE)),
+        (5, chunked(html, PAGE)),
+        (5, whole(html, PAGE)),
+        (0, whole(&format!("{partial} 0-9/*"), of_ten)),
+    ] {
+        // For a moment: it passes.
+        proxy.inject_on(Some("GET"), "/bucket/f", page.clone(), 1);
+        assert!(read(&*store, &f, at, 10).unwrap() == bytes[at as usize..at as usize + 10], "{page:?}");
+        // For longer: it is no other version.
+        proxy.inject_on(Some("GET"), "/bucket/f", page.clone(), 1000);
+        let error = read(&*store, &f, at, 10).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{page:?}: {error}");
+        assert!(error.message().contains("something between"), "{page:?}: {error}");
+        proxy.calm();
+    }
+    // Stores that tell no etag here answer with a range of an object as long as this one.
+    proxy.inject_on(Some("GET"), "/bucket/f", whole(&format!("{partial} 0-9/1000"), of_ten), 1);
+    assert_eq!(read(&*store, &f, 0, 10).unwrap(), of_ten.as_bytes());
+    proxy.inject_on(Some("GET"), "/bucket/f", whole(&format!("{partial} 0-9/999"), of_ten), 1);
+    assert_eq!(read(&*store, &f, 0, 10).unwrap_err().kind(), ErrorKind::Stale);
+}
+
+/// Its versions are times and sizes.
+#[test]
+fn a_page_with_status_200_is_no_object_of_a_store_without_etags() {
+    let (_server, proxy) = server();
+    let store = open_with(&config(&proxy.endpoint()));
+    let f = |version: &str| ObjectRef::new(store.source(), b"f", Version::new(version), 10);
+    let answer = |head: &str, body: &str| {
+        proxy.calm();
+        proxy.inject_on(Some("GET"), "/bucket/f", whole(head, body), 1000);
+    };
+    let time = "Last-Modified: Thu, 01 Jan 1970 00:01:00 GMT";
+    let range = "Content-Range: bytes 0-9/10";
+    for (head, version) in [
+        (format!("200 OK\r\n{time}"), "~3c-a"),
+        (format!("206 Partial Content\r\n{time}\r\n{range}"), "~3c-a"),
+        (format!("206 Partial Content\r\n{range}"), "~0-a"),
+        (format!("206 Partial Content\r\nETag: \"\"\r\n{range}"), "~0-a"),
+    ] {
+        answer(&head, "ten bytes.");
+        assert_eq!(read(&*store, &f(version), 0, 10).unwrap(), b"ten bytes.", "{head}");
+    }
+    for (head, version, kind) in [
+        (format!("200 OK\r\n{time}"), "~3d-a", ErrorKind::Stale),
+        ("200 OK".into(), "~3c-a", ErrorKind::Unavailable),
+        ("200 OK".into(), "~0-a", ErrorKind::Unavailable),
+        (format!("206 Partial Content\r\n{range}"), "~3c-a", ErrorKind::Unavailable),
+        (format!("206 Partial Content\r\n{time}\r\nContent-Range: bytes 0-9/*"), "~3c-a", ErrorKind::Unavailable),
+    ] {
+        answer(&head, "ten bytes.");
+        let error = read(&*store, &f(version), 0, 10).unwrap_err();
+        assert_eq!(error.kind(), kind, "{head}: {error}");
+    }
+    let timed = format!("200 OK\r\n{time}");
+    proxy.calm();
+    proxy.inject_on(Some("GET"), "/bucket/f", chunked(&timed, PAGE), 1000);
+    assert_eq!(read(&*store, &f("~3c-a"), 0, 10).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(store.lookup(b"f", soon()).is_err());
+}
