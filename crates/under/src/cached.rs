@@ -39,9 +39,9 @@ const WINDOW: Duration = Duration::from_secs(2);
 const PAGE: usize = 1000;
 /// Pages of such a listing: larger directories are looked up name by name.
 const PAGES: usize = 32;
-/// A directory found too large is not tried again for this long.
+/// A directory found too large, or too slow to list, is not tried again for this long.
 const TOO_LARGE: Duration = Duration::from_secs(60);
-/// A lookup waits for a listing at most this long before it asks by itself.
+/// A lookup waits for a listing at most this long before it asks by itself, and the one that lists for a page of it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 type Path = Box<[u8]>;
@@ -291,34 +291,44 @@ impl Cached {
         Ok(ours)
     }
 
-    /// Lists a directory whose names are being looked up one by one.
+    /// Lists a directory whose names are being looked up one by one, within half of the time there is: the other half is
+    /// for the lookup itself, should the listing not answer it.
     fn list_for_lookups(&self, folder: &[u8], max_age: Duration, deadline: Instant) {
         let _listing = Asking { cached: self, done: Some(Done::Folder(folder.into())) };
         let forgotten = self.state.lock().forgotten;
-        let mut oldest = Instant::now();
+        let began = Instant::now();
+        let until = began + deadline.saturating_duration_since(began) / 2;
+        let counts = self.config.ttl.min(max_age);
+        let mut oldest = began;
         let mut cursor: Option<Vec<u8>> = None;
         let pages = PAGES.min((self.config.max_entries / 4).div_ceil(PAGE));
         for _ in 0..pages {
-            match self.page(folder, cursor.as_deref(), PAGE, max_age, deadline) {
-                Ok((at, page)) => {
-                    self.changed.notify_all();
-                    oldest = oldest.min(at);
-                    cursor = page.next.clone();
-                    if cursor.is_none() {
-                        let whole = self.inner.lists_all(folder);
-                        let mut state = self.state.lock();
-                        // Names that were dropped while it was listed, or were left out of it, are not absent.
-                        if state.forgotten == forgotten
-                            && whole
-                            && let Some(folder) = state.folders.get_mut(folder)
-                        {
-                            folder.complete = Some(oldest);
-                        }
-                        return;
-                    }
-                }
+            let until = until.min(Instant::now() + PATIENCE);
+            let (at, page) = match self.page(folder, cursor.as_deref(), PAGE, max_age, until) {
+                Ok(page) => page,
+                // Nothing to be slow: it may be made at any moment.
+                Err(error) if error.kind() == ErrorKind::NotFound => return,
                 // The lookups that wait for it ask by themselves and see their own error.
-                Err(_) => return,
+                Err(_) => break,
+            };
+            self.changed.notify_all();
+            oldest = oldest.min(at);
+            cursor = page.next.clone();
+            // What it told first does not count any more: another listing would answer as little.
+            if began.elapsed() >= counts {
+                break;
+            }
+            if cursor.is_none() {
+                let whole = self.inner.lists_all(folder);
+                let mut state = self.state.lock();
+                // Names that were dropped while it was listed, or were left out of it, are not absent.
+                if state.forgotten == forgotten
+                    && whole
+                    && let Some(folder) = state.folders.get_mut(folder)
+                {
+                    folder.complete = Some(oldest);
+                }
+                return;
             }
         }
         if let Some(folder) = self.state.lock().folders.get_mut(folder) {

@@ -153,6 +153,30 @@ fn askers_whose_time_is_up_together_hold_nobody() {
 }
 
 #[test]
+fn a_listing_without_an_answer_leaves_time_for_the_lookup_and_is_not_made_again() {
+    let rig = rig(LONG, 100_000);
+    rig.faulty.inject(On::List, Fault::Stall(LONG), 1000);
+    for i in 0..40 {
+        std::fs::write(rig.dir.path().join(format!("f{i}")), b"x").unwrap();
+        assert_eq!(rig.cached.lookup(format!("f{i}").as_bytes(), soon()).unwrap().size, 1);
+    }
+    assert_eq!(rig.faulty.lists(), 1);
+}
+
+#[test]
+fn a_listing_that_takes_longer_than_answers_count_is_not_made_again() {
+    let rig = rig(Duration::from_millis(300), 100_000);
+    rig.faulty.inject(On::List, Fault::Stall(Duration::from_millis(200)), 1000);
+    for i in 0..3000 {
+        std::fs::write(rig.dir.path().join(format!("f{i:04}")), b"x").unwrap();
+    }
+    for i in 0..200 {
+        assert_eq!(rig.cached.lookup(format!("f{i:04}").as_bytes(), soon()).unwrap().size, 1);
+    }
+    assert!(rig.faulty.lists() <= 2, "{}", rig.faulty.lists());
+}
+
+#[test]
 fn names_that_find_no_room_are_not_absent() {
     // Of the one listing that answers the lookups half has to be dropped at once.
     let rig = rig(LONG, 500);
