@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone)]
 pub struct MetadataConfig {
     /// Attributes and pages count for this long from the moment they were asked for: the attribute cache time.
-    /// Zero holds nothing (equal questions at the same time are still asked once).
+    /// Zero holds nothing, and no answer is of a moment before its question (equal questions at the same time are still asked
+    /// once).
     pub ttl: Duration,
     /// A name that is not there counts as absent for this long.
     pub negative_ttl: Duration,
@@ -55,7 +56,27 @@ type Page = (Instant, Arc<ListPage>);
 
 /// A question under way and, once it is there, its answer for all who wait for it: also one that took longer than
 /// answers are held.
-type Flight<T> = Arc<OnceLock<Result<T>>>;
+type Flight<T> = Arc<Question<T>>;
+
+struct Question<T> {
+    /// When it was asked: the answer is of no earlier moment.
+    asked: Instant,
+    answer: OnceLock<Result<T>>,
+}
+
+impl<T> Question<T> {
+    fn now() -> Flight<T> {
+        Arc::new(Question { asked: Instant::now(), answer: OnceLock::new() })
+    }
+}
+
+/// Who waits for an answer: since when, of what age at that moment it may be, and until when.
+#[derive(Clone, Copy)]
+struct Asker {
+    began: Instant,
+    max_age: Duration,
+    deadline: Instant,
+}
 
 #[derive(Default)]
 struct State {
@@ -240,6 +261,7 @@ impl Cached {
         deadline: Instant,
     ) -> Result<Page> {
         let ttl = self.config.ttl.min(max_age);
+        let asker = Asker { began: Instant::now(), max_age, deadline };
         let key: PageKey = (path.into(), cursor.map(Into::into), max);
         let mut state = self.state.lock();
         loop {
@@ -250,11 +272,11 @@ impl Cached {
                 return Ok((*at, Arc::clone(page)));
             }
             let Some(flight) = state.asking_pages.get(&key).map(Arc::clone) else { break };
-            if let Some(answer) = self.join_flight(&mut state, &flight, deadline, "a listing")? {
+            if let Some(answer) = self.join_flight(&mut state, &flight, asker, "a listing")? {
                 return answer;
             }
         }
-        let flight = Flight::default();
+        let flight = Question::now();
         state.asking_pages.insert(key.clone(), Arc::clone(&flight));
         drop(state);
         let at = Instant::now();
@@ -270,20 +292,24 @@ impl Cached {
         page
     }
 
-    /// Waits for somebody else's question. `None` when it came to nothing that is ours too: its asker had less time.
+    /// Waits for somebody else's question. `None` when it came to nothing that is ours too: its asker had less time, or it
+    /// was asked too long before us. The next one is not, so that nobody waits for more than two.
     fn join_flight<T: Clone>(
         &self,
         state: &mut parking_lot::MutexGuard<'_, State>,
         flight: &Flight<T>,
-        deadline: Instant,
+        asker: Asker,
         what: &str,
     ) -> Result<Option<Result<T>>> {
-        while flight.get().is_none() {
-            if self.changed.wait_until(state, deadline).timed_out() {
+        while flight.answer.get().is_none() {
+            if self.changed.wait_until(state, asker.deadline).timed_out() {
                 return Err(self.timed_out(what));
             }
         }
-        let answer = flight.get().cloned();
+        if asker.began.saturating_duration_since(flight.asked) > asker.max_age {
+            return Ok(None);
+        }
+        let answer = flight.answer.get().cloned();
         let ours = answer.filter(|a| a.as_ref().map_or_else(|e| e.kind() != ErrorKind::Timeout, |_| true));
         if ours.is_some() {
             self.stats.metadata.cache_hits.add(1);
@@ -352,7 +378,7 @@ enum Done {
 /// Answers a question and takes it off the list of those being asked, both under the lock that `asking` is under: who finds
 /// a question there can wait for its answer. Nothing happens to one that is answered already, nor to another's equal one.
 fn land<K: Eq + Hash, T>(asking: &mut HashMap<K, Flight<T>>, key: &K, flight: &Flight<T>, answer: Result<T>) {
-    let _ = flight.set(answer);
+    let _ = flight.answer.set(answer);
     if asking.get(key).is_some_and(|now| Arc::ptr_eq(now, flight)) {
         asking.remove(key);
     }
@@ -420,6 +446,7 @@ impl UnderStore for Cached {
         }
         let (folder, _) = split(path);
         let began = Instant::now();
+        let asker = Asker { began, max_age, deadline };
         let mut state = self.state.lock();
         let mut counted = false;
         loop {
@@ -428,7 +455,7 @@ impl UnderStore for Cached {
                 return answer;
             }
             if let Some(flight) = state.asking.get(path).map(Arc::clone) {
-                match self.join_flight(&mut state, &flight, deadline, "a lookup")? {
+                match self.join_flight(&mut state, &flight, asker, "a lookup")? {
                     Some(answer) => return answer,
                     None => continue,
                 }
@@ -439,7 +466,8 @@ impl UnderStore for Cached {
                 state.folders.insert(folder.into(), fresh);
             }
             let Some(of) = state.folders.get_mut(folder) else { break };
-            if of.listing && began.elapsed() < PATIENCE {
+            // It answers nobody who wants nothing that is held.
+            if of.listing && !max_age.is_zero() && began.elapsed() < PATIENCE {
                 let until = deadline.min(began + PATIENCE);
                 if self.changed.wait_until(&mut state, until).timed_out() && Instant::now() >= deadline {
                     return Err(self.timed_out("a lookup"));
@@ -463,7 +491,7 @@ impl UnderStore for Cached {
             }
             break;
         }
-        let flight = Flight::default();
+        let flight = Question::now();
         state.asking.insert(path.into(), Arc::clone(&flight));
         drop(state);
         let at = Instant::now();

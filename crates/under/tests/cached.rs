@@ -3,10 +3,11 @@
 mod common;
 
 use common::{read_until, soon};
-use spurline_types::{ErrorKind, Stats};
+use spurline_types::{Attr, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats};
 use spurline_under::faulty::{Fault, FaultyUnder, On};
-use spurline_under::{Cached, InCommon, MetadataConfig, UnderConfig, UnderStore, open};
-use std::sync::Arc;
+use spurline_under::{Cached, Capabilities, InCommon, MetadataConfig, StatFs, UnderConfig, UnderStore, open};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 struct Rig {
@@ -225,4 +226,106 @@ fn several_hold_one_number_of_names_together_and_those_that_nobody_uses_make_roo
         assert_eq!(unused.held(), left, "{ttl:?}");
         assert!(unused.held() + used.held() <= 200, "{ttl:?}: {}", used.held());
     }
+}
+
+/// Whose answers to lookups and listings are of the moment of the question and come once they are let through.
+struct Late {
+    inner: Arc<dyn UnderStore>,
+    asked: AtomicUsize,
+    gate: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Late {
+    fn wait(&self) {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        // Open for good when the other end is gone.
+        let _ = self.gate.lock().unwrap().recv();
+    }
+}
+
+impl UnderStore for Late {
+    fn source(&self) -> &str {
+        self.inner.source()
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+    fn check(&self, deadline: Instant) -> Result<()> {
+        self.inner.check(deadline)
+    }
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
+        let answer = self.inner.lookup(path, deadline);
+        self.wait();
+        answer
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+        let answer = self.inner.list(path, cursor, max, deadline);
+        self.wait();
+        answer
+    }
+    fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
+        self.inner.readlink(path, deadline)
+    }
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+        self.inner.read(object, offset, sink, deadline)
+    }
+    fn statfs(&self, deadline: Instant) -> Result<Option<StatFs>> {
+        self.inner.statfs(deadline)
+    }
+}
+
+#[test]
+fn who_asks_every_time_gets_no_answer_of_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let stats = Arc::new(Stats::default());
+    let inner = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap();
+    let (open_gate, gate) = mpsc::channel::<()>();
+    let late = Arc::new(Late { inner, asked: AtomicUsize::new(0), gate: Mutex::new(gate) });
+    let config = MetadataConfig { ttl: Duration::ZERO, negative_ttl: Duration::ZERO, max_entries: 1000 };
+    let cached = Cached::new(late.clone(), config, stats);
+    let lookup = || cached.lookup(b"f", soon()).map_err(|e| e.kind());
+    let names = || cached.list(b"", None, 10, soon()).unwrap().entries.len();
+    let asked = |n: usize| {
+        let until = soon();
+        while late.asked.load(Ordering::SeqCst) < n {
+            assert!(Instant::now() < until, "it was not asked again");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(lookup);
+        asked(1);
+        std::fs::write(dir.path().join("f"), b"x").unwrap();
+        // The writer is done and says so.
+        let after: Vec<_> = (0..4).map(|_| scope.spawn(lookup)).collect();
+        std::thread::sleep(Duration::from_millis(100));
+        open_gate.send(()).unwrap();
+        assert_eq!(first.join().unwrap().unwrap_err(), ErrorKind::NotFound);
+        asked(2);
+        open_gate.send(()).unwrap();
+        // As many as it took, should some have begun later than that.
+        while !after.iter().all(|thread| thread.is_finished()) {
+            open_gate.send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for thread in after {
+            assert_eq!(thread.join().unwrap().unwrap().size, 1);
+        }
+    });
+    drop(open_gate);
+    let (open_gate, gate) = mpsc::channel();
+    *late.gate.lock().unwrap() = gate;
+    let before = late.asked.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(names);
+        asked(before + 1);
+        std::fs::write(dir.path().join("g"), b"x").unwrap();
+        let after = scope.spawn(names);
+        std::thread::sleep(Duration::from_millis(100));
+        drop(open_gate);
+        assert_eq!((first.join().unwrap(), after.join().unwrap()), (1, 2));
+    });
 }
