@@ -1,16 +1,16 @@
 //! Where S3's credentials, region and endpoint come from: configuration, AWS variables, AWS files, roles.
 //! It deliberately sends no request to S3 and never shows a secret.
 
+use crate::role::Role;
 use crate::roots::Roots;
 use crate::{Environment, UnderConfig};
-use object_store::aws::{AmazonS3Builder, AwsCredential, AwsCredentialProvider};
-use object_store::{BackoffConfig, ClientOptions, RetryConfig, StaticCredentialProvider};
+use object_store::aws::{AmazonS3Builder, AwsCredential};
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Handle;
 
 /// All that is needed to talk to S3 but the bucket.
 pub(crate) struct AwsSettings {
@@ -19,13 +19,21 @@ pub(crate) struct AwsSettings {
     pub region: String,
     /// Who may sign for it.
     pub roots: Roots,
-    /// `None`: nothing is signed.
-    pub credentials: Option<AwsCredentialProvider>,
-    /// Which credentials those are and where they come from, for a person.
+    pub signer: Signer,
+    /// Which credentials are used and where they come from, for a person.
     pub origin: String,
-    /// A role's credentials are asked for on the shared runtime: their connections must not live on a reader's lane.
-    pub role_runtime: Option<OnceLock<Handle>>,
 }
+
+/// Who signs.
+pub(crate) enum Signer {
+    /// Nothing is signed.
+    Nobody,
+    Key(Arc<AwsCredential>),
+    Role(Role),
+}
+
+/// Attempts and connections of a role's questions get at least this long, however short other connections' time is.
+const ROLE_TIME: Duration = Duration::from_secs(2);
 
 /// The variables looked at, for messages.
 pub(crate) const LOOKED_AT: &str = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN), AWS_PROFILE in \
@@ -78,6 +86,7 @@ impl AwsSettings {
             .or_else(|| env.get("AWS_DEFAULT_REGION"))
             .or_else(|| of_profile("region"))
             .unwrap_or_else(|| "us-east-1".into());
+        let region = plain("the region (AWS_REGION)", &region)?;
         let roots = Roots::of_aws(env)?;
         if endpoint.as_deref().is_none_or(|e| e.starts_with("https://")) {
             roots.check(endpoint.as_deref().unwrap_or("AWS S3"))?;
@@ -85,27 +94,41 @@ impl AwsSettings {
 
         if config.anonymous || env.get("AWS_SKIP_SIGNATURE").is_some_and(|v| v.eq_ignore_ascii_case("true")) {
             let origin = "anonymous access".into();
-            return Ok(AwsSettings { endpoint, region, roots, credentials: None, origin, role_runtime: None });
+            return Ok(AwsSettings { endpoint, region, roots, signer: Signer::Nobody, origin });
         }
-        let fixed = |key_id: String, secret_key: String, token: Option<String>, origin: String| {
-            let shown: String = key_id.chars().take(4).collect();
+        // Each with its name, for messages.
+        type Named<'a> = (&'a str, String);
+        let key = |id: Named<'_>, secret: Named<'_>, token: Option<Named<'_>>, origin: &str| {
+            let shown: String = id.1.trim().chars().take(4).collect();
+            let key_id = plain(id.0, &id.1)?;
+            let secret_key = plain(secret.0, &secret.1)?;
+            let token = token.map(|(name, token)| plain(name, &token)).transpose()?;
             let credential = AwsCredential { key_id, secret_key, token };
-            let provider: AwsCredentialProvider = Arc::new(StaticCredentialProvider::new(credential));
-            (Some(provider), format!("access key {shown}… from {origin}"))
+            Ok::<_, Error>((Signer::Key(Arc::new(credential)), format!("access key {shown}… from {origin}")))
         };
-        let mut role_runtime = None;
-        let (credentials, origin) = if let Some(c) = &config.credentials {
+        let set = |name: &str| env.get(name).filter(|value| !value.trim().is_empty());
+        let (signer, origin) = if let Some(c) = &config.credentials {
+            let token = c.session_token.clone().map(|t| ("the session token", t));
             let (id, secret) = (c.access_key_id.clone(), c.secret_access_key.clone());
-            fixed(id, secret, c.session_token.clone(), "the configuration".into())
+            key(("the access key's id", id), ("the secret", secret), token, "the configuration")?
         } else {
-            match (env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")) {
-                (Some(id), Some(secret)) => fixed(id, secret, env.get("AWS_SESSION_TOKEN"), "AWS_ACCESS_KEY_ID".into()),
-                (Some(_), None) => return Err(half("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
-                (None, Some(_)) => return Err(half("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID")),
+            const ID: &str = "AWS_ACCESS_KEY_ID";
+            const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
+            const TOKEN: &str = "AWS_SESSION_TOKEN";
+            match (set(ID), set(SECRET)) {
+                (Some(id), Some(secret)) => key((ID, id), (SECRET, secret), set(TOKEN).map(|t| (TOKEN, t)), ID)?,
+                (Some(_), None) => return Err(half(ID, SECRET)),
+                (None, Some(_)) => return Err(half(SECRET, ID)),
                 (None, None) => match (of_profile("aws_access_key_id"), of_profile("aws_secret_access_key")) {
                     (Some(id), Some(secret)) => {
-                        let origin = format!("profile '{profile}' in {secrets_path}");
-                        fixed(id, secret, of_profile("aws_session_token"), origin)
+                        let name = |key: &str| format!("{key} of the profile '{profile}' in {secrets_path}");
+                        let token = name("aws_session_token");
+                        key(
+                            (&name("aws_access_key_id"), id),
+                            (&name("aws_secret_access_key"), secret),
+                            of_profile("aws_session_token").map(|t| (token.as_str(), t)),
+                            &format!("profile '{profile}' in {secrets_path}"),
+                        )?
                     }
                     _ if named.is_some() => {
                         return Err(Error::new(
@@ -117,56 +140,39 @@ impl AwsSettings {
                             ),
                         ));
                     }
-                    _ => {
-                        role_runtime = Some(OnceLock::new());
-                        (Some(role(env, &region, &roots, config.connect_timeout)?), "a role".into())
-                    }
+                    _ => (Signer::Role(role(env, &region, &roots, config.connect_timeout)?), "a role".into()),
                 },
             }
         };
-        Ok(AwsSettings { endpoint, region, roots, credentials, origin, role_runtime })
+        Ok(AwsSettings { endpoint, region, roots, signer, origin })
     }
 
     /// The credentials now; a role's are asked for when they have run out.
     pub(crate) async fn credential(&self) -> Result<Option<Arc<AwsCredential>>> {
-        let Some(provider) = &self.credentials else { return Ok(None) };
-        let answer = match self.role_runtime.as_ref().and_then(OnceLock::get) {
-            None => provider.get_credential().await,
-            Some(runtime) => {
-                let provider = Arc::clone(provider);
-                let asked = runtime.spawn(async move { provider.get_credential().await }).await;
-                asked
-                    .map_err(|_| Error::new(ErrorKind::Unavailable, "asking for a role's credentials was broken off"))?
-            }
-        };
-        match answer {
-            Ok(credential) => Ok(Some(credential)),
-            Err(error) => Err(Error::new(
-                ErrorKind::PermissionDenied,
-                format!(
-                    "no credentials for S3: looked at {LOOKED_AT}; the last said: {}; set one of them, or ask for \
-                     anonymous access to a public bucket",
-                    root_cause(&error)
-                ),
-            )),
+        match &self.signer {
+            Signer::Nobody => Ok(None),
+            Signer::Key(credential) => Ok(Some(Arc::clone(credential))),
+            Signer::Role(role) => role.credential().await.map(Some),
         }
     }
 }
 
 /// Web identity, container and instance roles are the object-store library's.
-fn role(env: &Environment, region: &str, roots: &Roots, connect_timeout: Duration) -> Result<AwsCredentialProvider> {
-    let mut builder = AmazonS3Builder::new().with_client_options(roots.alone(ClientOptions::new()));
+fn role(env: &Environment, region: &str, roots: &Roots, connect_timeout: Duration) -> Result<Role> {
+    let time = connect_timeout.max(ROLE_TIME);
+    let options = ClientOptions::new().with_connect_timeout(time).with_timeout(time);
+    let mut builder = AmazonS3Builder::new().with_client_options(roots.alone(options));
     for (name, value) in env.starting_with("AWS_") {
-        if let Ok(key) = name.to_ascii_lowercase().parse() {
-            builder = builder.with_config(key, value);
+        if let (Ok(key), false) = (name.to_ascii_lowercase().parse(), value.trim().is_empty()) {
+            builder = builder.with_config(key, value.trim());
         }
     }
-    let retry = RetryConfig { backoff: BackoffConfig::default(), max_retries: 1, retry_timeout: connect_timeout };
+    let retry = RetryConfig { backoff: BackoffConfig::default(), max_retries: 1, retry_timeout: time };
     let store =
         builder.with_bucket_name("unused").with_region(region).with_retry(retry).build().map_err(|e| {
             Error::new(ErrorKind::Invalid, format!("the AWS variables can't be used: {}", root_cause(&e)))
         })?;
-    Ok(Arc::clone(store.credentials()))
+    Ok(Role::new(Arc::clone(store.credentials())))
 }
 
 /// The innermost sentence of an error, which names the cause.
@@ -182,18 +188,40 @@ fn half(has: &str, lacks: &str) -> Error {
     Error::new(ErrorKind::Invalid, format!("{has} is set but {lacks} is not; set both, or neither"))
 }
 
+/// `value` without the white space around it, as a line break at the end of a file that a variable was set from.
+///
+/// # Errors
+/// `Invalid` where it has characters that no request can carry: with `name`, and not with the value.
+pub(crate) fn plain(name: &str, value: &str) -> Result<String> {
+    let value = value.trim();
+    let odd = value.chars().position(|c| !c.is_ascii_graphic());
+    if odd.is_none() && !value.is_empty() {
+        return Ok(value.to_owned());
+    }
+    let why = match odd {
+        None => "is empty".to_owned(),
+        Some(at) => {
+            let all = value.chars().count();
+            format!("holds something else than visible ASCII characters: the {}. of its {all} characters", at + 1)
+        }
+    };
+    Err(Error::new(ErrorKind::Invalid, format!("{name} {why}; set it anew, without line breaks, spaces and the like")))
+}
+
 fn check_endpoint(endpoint: &str) -> Result<String> {
+    let endpoint = endpoint.trim();
     let rest = endpoint.strip_prefix("https://").or_else(|| endpoint.strip_prefix("http://"));
     let well = rest.is_some_and(|r| !r.trim_matches('/').is_empty() && !r.contains(['@', '?', '#', ' ']));
-    if !well || endpoint.parse::<http::Uri>().is_err() {
-        // An endpoint with a user and password in it is not repeated.
-        let shown = if endpoint.contains('@') { "(holding an '@')" } else { endpoint };
-        return Err(Error::new(
-            ErrorKind::Invalid,
-            format!("the S3 endpoint '{shown}' is no URL; write http://host:port or https://host"),
-        ));
+    if let (true, Ok(_), Ok(_)) = (well, endpoint.parse::<http::Uri>(), reqwest::Url::parse(endpoint)) {
+        return Ok(endpoint.trim_end_matches('/').to_owned());
     }
-    Ok(endpoint.trim_end_matches('/').to_owned())
+    // An endpoint with a user and password in it is not repeated.
+    let shown = if endpoint.contains('@') { "(holding an '@')" } else { endpoint };
+    let why = reqwest::Url::parse(endpoint).err().map(|e| format!(" ({e})")).unwrap_or_default();
+    Err(Error::new(
+        ErrorKind::Invalid,
+        format!("the S3 endpoint '{shown}' is no URL{why}; write http://host:port or https://host"),
+    ))
 }
 
 fn parse_ini(text: &str) -> Ini {
@@ -262,6 +290,27 @@ mod tests {
         assert_eq!(both.endpoint.as_deref(), Some("http://special:1"));
     }
 
+    fn of(id: &str, secret: &str, token: &str) -> Environment {
+        let keys = [("AWS_ACCESS_KEY_ID", id), ("AWS_SECRET_ACCESS_KEY", secret), ("AWS_SESSION_TOKEN", token)];
+        Environment::fixed(keys)
+    }
+
+    #[test]
+    fn white_space_around_credentials_is_none_of_them() {
+        let config = UnderConfig {
+            endpoint: Some(" http://h:1/\n".into()),
+            region: Some("eu-1\n".into()),
+            ..config(of("ID\n", " secret\r\n", "token\n"))
+        };
+        let settings = AwsSettings::gather(&config).unwrap();
+        assert_eq!((settings.endpoint.as_deref(), settings.region.as_str()), (Some("http://h:1"), "eu-1"));
+        let credential = credential(&settings);
+        assert_eq!((credential.key_id.as_str(), credential.secret_key.as_str()), ("ID", "secret"));
+        assert_eq!(credential.token.as_deref(), Some("token"));
+        let blank = AwsSettings::gather(&self::config(of("ID", "secret", "\n"))).unwrap();
+        assert_eq!(self::credential(&blank).token, None);
+    }
+
     #[test]
     fn what_can_not_be_right() {
         for (env, part) in [
@@ -269,6 +318,14 @@ mod tests {
             (Environment::fixed([("AWS_PROFILE", "nobody")]), "profile 'nobody'"),
             (Environment::fixed([("AWS_ENDPOINT_URL", "localhost:9000")]), "is no URL"),
             (Environment::fixed([("AWS_ENDPOINT_URL", "http://u:hush@h")]), "is no URL"),
+            (Environment::fixed([("AWS_ENDPOINT_URL", "http://host:90000")]), "is no URL (invalid port number)"),
+            (Environment::fixed([("AWS_REGION", "eu\n-1")]), "AWS_REGION"),
+            (of("K", "hush\u{e9}", "t"), "AWS_SECRET_ACCESS_KEY holds something else"),
+            (
+                of("K", "hush", "hush hush"),
+                "AWS_SESSION_TOKEN holds something else than visible ASCII characters: the 5.",
+            ),
+            (of("K\u{feff}", "hush", "t"), "AWS_ACCESS_KEY_ID holds something else"),
         ] {
             let error = AwsSettings::gather(&config(env)).map(|_| ()).unwrap_err();
             assert!(error.message().contains(part) && !error.message().contains("hush"), "{error}");

@@ -37,6 +37,7 @@ mod library;
 mod object;
 mod pool;
 mod retry;
+mod role;
 mod roots;
 mod s3;
 mod s3_wire;

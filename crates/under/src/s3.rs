@@ -4,7 +4,7 @@
 //! The library's store is not used for the requests themselves because its paths refuse keys that buckets do hold
 //! (`a//b`, `.`, control characters), and one such key would make the whole listing around it fail.
 
-use crate::aws::{AwsSettings, root_cause};
+use crate::aws::{AwsSettings, Signer, root_cause};
 use crate::backend::{Again, Backend, Failure, RawBody, RawObject, RawPage};
 use crate::s3_wire::{self, NoPage, WireError, encode, encode_path};
 use crate::{Source, UnderConfig};
@@ -90,7 +90,17 @@ impl S3Backend {
             idle_timeout: config.idle_timeout(),
             stats,
         };
-        Ok(S3Backend { place: Arc::new(place), client })
+        let backend = S3Backend { place: Arc::new(place), client };
+        // A bucket can't be the first part of every host name, and the client panics at what is no URL.
+        if let Err(why) = reqwest::Url::parse(&backend.url(&backend.region(), "")) {
+            let message = format!(
+                "the bucket '{}' has no URL at {}: {why}; look at its name, the endpoint (AWS_ENDPOINT_URL) and region",
+                backend.bucket,
+                backend.server()
+            );
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+        Ok(backend)
     }
 
     /// The URL of a key (percent-encoded here), or of the bucket for an empty one.
@@ -363,9 +373,8 @@ impl Backend for S3Backend {
     }
 
     fn attach(&self, shared: &tokio::runtime::Handle) {
-        if let Some(runtime) = &self.settings.role_runtime {
-            // Attached once, by the store that owns this backend.
-            let _ = runtime.set(shared.clone());
+        if let Signer::Role(role) = &self.settings.signer {
+            role.attach(shared);
         }
     }
 

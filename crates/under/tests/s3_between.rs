@@ -1,4 +1,4 @@
-//! S3 and what stands between: answers of something else in the store's place.
+//! S3 and what stands beside and between: answers in the store's place, redirects, credentials of roles.
 
 mod common;
 
@@ -7,7 +7,7 @@ use spurline_testkit::{ACCESS_KEY, ChaosProxy, Fault, S3Server, SECRET_KEY};
 use spurline_types::{ErrorKind, ObjectRef, Stats, Version};
 use spurline_under::{Credentials, Environment, UnderConfig, UnderStore, open};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 fn config(endpoint: &str) -> UnderConfig {
     UnderConfig {
@@ -40,11 +40,14 @@ const PAGE: &str = "<html>who are you?</html>";
 
 /// An answer with `head`, which says nothing of its length, and `body` in one chunk.
 fn chunked(head: &str, body: &str) -> Fault {
-    Fault::Raw(format!("HTTP/1.1 {head}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len()))
+    Fault::Raw(format!(
+        "HTTP/1.1 {head}\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
+        body.len()
+    ))
 }
 
 fn whole(head: &str, body: &str) -> Fault {
-    Fault::Raw(format!("HTTP/1.1 {head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
+    Fault::Raw(format!("HTTP/1.1 {head}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
 }
 
 /// Its versions are etags.
@@ -121,4 +124,61 @@ fn a_page_with_status_200_is_no_object_of_a_store_without_etags() {
     proxy.inject_on(Some("GET"), "/bucket/f", chunked(&timed, PAGE), 1000);
     assert_eq!(read(&*store, &f("~3c-a"), 0, 10).unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(store.lookup(b"f", soon()).is_err());
+}
+
+#[test]
+fn a_bucket_and_an_endpoint_that_make_no_url_are_refused() {
+    let at = |endpoint: &str, virtual_hosted: bool| {
+        let config = UnderConfig { virtual_hosted: Some(virtual_hosted), ..config(endpoint) };
+        open("s3://bucket", &config, Arc::new(Stats::default())).map(|_| ()).map_err(|e| (e.kind(), e.to_string()))
+    };
+    assert_eq!(at("http://127.0.0.1:1", false), Ok(()));
+    let (kind, message) = at("http://127.0.0.1:1", true).unwrap_err();
+    assert!(kind == ErrorKind::Invalid && message.contains("'bucket' has no URL"), "{message}");
+    assert_eq!(at("http://127.0.0.1:90000", false).unwrap_err().0, ErrorKind::Invalid);
+}
+
+/// As a service that gives a role's credentials: an answer that is valid for `seconds`.
+fn credentials(seconds: u64) -> Fault {
+    let end = chrono::DateTime::<chrono::Utc>::from(SystemTime::now() + Duration::from_secs(seconds));
+    let json = format!(
+        r#"{{"AccessKeyId":"{ACCESS_KEY}","SecretAccessKey":"{SECRET_KEY}","Token":"t","Expiration":"{}"}}"#,
+        end.format("%Y-%m-%dT%H:%M:%SZ")
+    );
+    whole("200 OK\r\nContent-Type: application/json", &json)
+}
+
+#[test]
+fn credentials_of_a_role_that_are_still_good_serve_while_nobody_gives_others() {
+    let (server, proxy) = server();
+    let bytes = pattern(1000, 4);
+    server.put("bucket", "f", &bytes);
+    let giver = ChaosProxy::start(server.address()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    std::fs::write(&token, "token").unwrap();
+    let uri = format!("{}/credentials", giver.endpoint());
+    for silence in [Fault::Stall, Fault::Error(500, "InternalFailure", "later"), Fault::Close] {
+        giver.calm();
+        // To be asked for again at once.
+        giver.inject(credentials(200), 1);
+        giver.inject(silence.clone(), 1000);
+        let env = Environment::fixed([
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", uri.as_str()),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token.to_str().unwrap()),
+        ]);
+        let store = open_with(&UnderConfig { credentials: None, env, ..config(&proxy.endpoint()) });
+        let (f, _) = object(&*store, b"f");
+        // After the moment for which one is simply used.
+        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| assert!(read(&*store, &f, 0, 1000).unwrap() == bytes, "{silence:?}"));
+            }
+        });
+        for _ in 0..20 {
+            assert!(read(&*store, &f, 0, 1000).unwrap() == bytes, "{silence:?}");
+        }
+        store.lookup(b"f", soon()).unwrap();
+    }
 }
