@@ -28,6 +28,7 @@
 mod aws;
 mod backend;
 mod cached;
+mod client;
 mod config;
 mod dir;
 pub mod faulty;

@@ -12,9 +12,9 @@ use spurline_types::{Error, ErrorKind, Result};
 /// The variable that names a file of authorities, as for AWS's own tools.
 const BUNDLE: &str = "AWS_CA_BUNDLE";
 
-/// Authorities, parsed and found usable.
+/// Authorities, parsed and found usable: for clients of the library and for those of ours.
 #[derive(Clone, Default)]
-pub(crate) struct Roots(Vec<Certificate>);
+pub(crate) struct Roots(Vec<(Certificate, reqwest::Certificate)>);
 
 impl Roots {
     /// Those an S3 server may be signed by.
@@ -44,7 +44,7 @@ impl Roots {
     fn usable(certificates: Vec<CertificateDer<'static>>) -> Self {
         let mut store = RootCertStore::empty();
         let known = certificates.into_iter().filter_map(|c| {
-            let certificate = Certificate::from_der(&c).ok()?;
+            let certificate = (Certificate::from_der(&c).ok()?, reqwest::Certificate::from_der(&c).ok()?);
             // One that can't be parsed would be the end of the whole client.
             store.add(c).ok().map(|()| certificate)
         });
@@ -73,7 +73,12 @@ impl Roots {
     /// `options` with these and no other authorities.
     pub(crate) fn alone(&self, options: ClientOptions) -> ClientOptions {
         let options = options.with_no_system_certificates(true);
-        self.0.iter().cloned().fold(options, ClientOptions::with_root_certificate)
+        self.0.iter().map(|(c, _)| c.clone()).fold(options, ClientOptions::with_root_certificate)
+    }
+
+    /// These, for a client that is to trust no other authorities.
+    pub(crate) fn for_client(&self) -> impl Iterator<Item = reqwest::Certificate> {
+        self.0.iter().map(|(_, c)| c.clone())
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::aws::{AwsSettings, Signer, root_cause};
 use crate::backend::{Again, Backend, Failure, RawBody, RawObject, RawPage};
+use crate::client::connect;
 use crate::s3_wire::{self, NoPage, WireError, encode, encode_path};
 use crate::{Source, UnderConfig};
 use bytes::Bytes;
@@ -13,12 +14,8 @@ use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use http::header::{ETAG, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use object_store::ClientOptions;
 use object_store::aws::AwsAuthorizer;
-use object_store::client::{
-    HttpClient, HttpConnector as _, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
-    ReqwestConnector,
-};
+use object_store::client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
 use parking_lot::RwLock;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::fmt::Write as _;
@@ -34,10 +31,11 @@ pub(crate) struct S3Backend {
     client: HttpClient,
 }
 
-/// A request: its name in messages, and the region it was signed for.
+/// A request: its name in messages, the region it was signed for, and where its answer sends it on to.
 struct Asked<'a> {
     what: &'a str,
     region: &'a str,
+    sent_on: Option<&'a str>,
 }
 
 /// What a backend and its twins share: all but the connections.
@@ -57,20 +55,6 @@ impl std::ops::Deref for S3Backend {
     fn deref(&self) -> &Place {
         &self.place
     }
-}
-
-fn connect(settings: &AwsSettings, connect_timeout: Duration, idle_timeout: Duration) -> Result<HttpClient> {
-    let plain = settings.endpoint.as_deref().is_some_and(|e| e.starts_with("http://"));
-    let options = ClientOptions::new()
-        .with_allow_http(plain)
-        .with_connect_timeout(connect_timeout)
-        // Deadlines and stalls are watched one layer up, where a transfer that moves is told from one that does not.
-        .with_timeout_disabled()
-        .with_user_agent(HeaderValue::from_static(concat!("spurline/", env!("CARGO_PKG_VERSION"))))
-        .with_pool_idle_timeout(idle_timeout);
-    ReqwestConnector::default()
-        .connect(&settings.roots.alone(options))
-        .map_err(|e| Error::new(ErrorKind::Invalid, format!("the HTTP client can't be set up: {}", root_cause(&e))))
 }
 
 impl S3Backend {
@@ -191,19 +175,23 @@ impl S3Backend {
         let retry_after = header(RETRY_AFTER.as_str()).and_then(|v| v.parse().ok()).map(Duration::from_secs);
         let (region, date) = (header("x-amz-bucket-region"), header("date"));
         let server = header("server");
+        let location = header("location").and_then(|l| self.location(asked, &l));
         let body = document(response).await.unwrap_or_default();
         let parsed = s3_wire::parse_error(&body);
         // An answer to HEAD has no body that could tell.
         let told = parsed.is_some() || *method == Method::HEAD;
         let mut wire = parsed.unwrap_or_default();
-        wire.region = wire.region.or(region);
+        let elsewhere = || s3_wire::region_of(location.as_ref().filter(|_| status.is_redirection())?.host_str()?);
+        wire.region = wire.region.or(region).or_else(|| elsewhere().map(str::to_owned));
+        let sent_on = location.as_ref().map(|to| to.origin().ascii_serialization());
         wire.server_time = wire.server_time.or(date);
-        self.classify(&Asked { what, region: asked }, status, &wire, told, retry_after, server.as_deref())
+        let asked = Asked { what, region: asked, sent_on: sent_on.as_deref() };
+        self.classify(&asked, status, &wire, told, retry_after, server.as_deref())
     }
 
     fn classify(
         &self,
-        &Asked { what, region: asked }: &Asked<'_>,
+        &Asked { what, region: asked, sent_on }: &Asked<'_>,
         status: StatusCode,
         wire: &WireError,
         told: bool,
@@ -257,7 +245,10 @@ impl S3Backend {
                 | "IllegalLocationConstraintException",
                 _,
             )
-            | (_, 301 | 307) => self.other_region(what, asked, &said, wire.region.as_deref()),
+            | (_, 301 | 302 | 303 | 307 | 308) => match sent_on {
+                Some(to) if wire.region.is_none() => self.another_place(what, &said, status, to),
+                _ => self.other_region(what, asked, &said, wire.region.as_deref()),
+            },
             // An answer to HEAD has no body: 400 with a region means the same as AuthorizationHeaderMalformed.
             ("", 400) if wire.region.as_deref().is_some_and(|region| region != asked) => {
                 self.other_region(what, asked, &said, wire.region.as_deref())
@@ -318,6 +309,25 @@ impl S3Backend {
                 ),
             ),
             _ => Failure::fatal(ErrorKind::Unavailable, format!("{place} refused {what} ({said})")),
+        }
+    }
+
+    /// Where a `Location` points to.
+    fn location(&self, region: &str, location: &str) -> Option<reqwest::Url> {
+        let asked = reqwest::Url::parse(&self.url(region, "")).ok()?;
+        asked.join(location).ok().filter(|to| matches!(to.scheme(), "http" | "https"))
+    }
+
+    /// What is signed for one place is not sent to another: says which.
+    fn another_place(&self, what: &str, said: &str, status: StatusCode, to: &str) -> Failure {
+        let place = self.server();
+        let message = format!(
+            "{place} sends {what} on to {to} ({said}), and a signed request can't follow; if the store is there, name it as \
+             the endpoint (AWS_ENDPOINT_URL), else look what is between: it may want a login"
+        );
+        match status.as_u16() {
+            301 | 308 => Failure::fatal(ErrorKind::Unavailable, message),
+            _ => Failure::passing(ErrorKind::Unavailable, message),
         }
     }
 

@@ -33,6 +33,18 @@ pub(crate) fn bare_etag(etag: &str) -> &str {
     etag.trim().trim_start_matches("W/").trim_matches('"')
 }
 
+/// The region that a host name of AWS has in it (`bucket.s3.eu-west-1.amazonaws.com`, `s3-eu-west-1.amazonaws.com`).
+pub(crate) fn region_of(host: &str) -> Option<&str> {
+    let (before, _) = host.split_once(".amazonaws.com")?;
+    let (rest, last) = before.rsplit_once('.').unwrap_or(("", before));
+    let region = match last.strip_prefix("s3-") {
+        Some(region) => region,
+        None => last,
+    };
+    let in_place = last.starts_with("s3-") || rest.split('.').any(|part| part == "s3");
+    (in_place && region.contains('-') && region.ends_with(|c: char| c.is_ascii_digit())).then_some(region)
+}
+
 /// A time of a header (RFC 1123) or a listing (ISO 8601), in whole seconds.
 pub(crate) fn parse_time(text: &str) -> Option<SystemTime> {
     let time =
@@ -217,6 +229,22 @@ mod tests {
         let (page, _) = parse_list(document).unwrap();
         assert_eq!(page.objects[0].key, " a&b\u{1}+%41 ");
         assert_eq!(page.next, None);
+    }
+
+    #[test]
+    fn regions_in_hosts() {
+        for (host, region) in [
+            ("bucket.s3.eu-west-1.amazonaws.com", Some("eu-west-1")),
+            ("s3.dualstack.us-gov-west-1.amazonaws.com", Some("us-gov-west-1")),
+            ("b.s3-us-west-2.amazonaws.com", Some("us-west-2")),
+            ("s3.cn-north-1.amazonaws.com.cn", Some("cn-north-1")),
+            ("bucket.s3.amazonaws.com", None),
+            ("s3-1.amazonaws.com", None),
+            ("bucket.s3-accelerate.amazonaws.com", None),
+            ("s3.eu-west-1.example.com", None),
+        ] {
+            assert_eq!(region_of(host), region, "{host}");
+        }
     }
 
     #[test]

@@ -127,6 +127,46 @@ fn a_page_with_status_200_is_no_object_of_a_store_without_etags() {
 }
 
 #[test]
+fn a_redirect_is_told_and_not_followed() {
+    let (server, proxy) = server();
+    let elsewhere = ChaosProxy::start(server.address()).unwrap();
+    let store = open_with(&config(&proxy.endpoint()));
+    server.put("bucket", "f", b"bytes");
+    let (f, _) = object(&*store, b"f");
+    for status in
+        ["301 Moved Permanently", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"]
+    {
+        let sent_on = whole(&format!("{status}\r\nLocation: {}/bucket/f?pass=hush", elsewhere.endpoint()), "");
+        proxy.inject(sent_on, 1000);
+        for error in [store.check(soon()).unwrap_err(), read(&*store, &f, 0, 5).unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{status}: {error}");
+            let named = error.message().contains(&elsewhere.endpoint()) && error.message().contains("AWS_ENDPOINT_URL");
+            assert!(named && !error.message().contains("hush"), "{status}: {error}");
+        }
+        proxy.calm();
+    }
+    assert_eq!(elsewhere.count("", ""), 0);
+    // What is not signed may go anywhere.
+    let server = S3Server::in_memory_open().unwrap();
+    server.create_bucket("bucket");
+    let elsewhere = ChaosProxy::start(server.address()).unwrap();
+    proxy.inject(whole(&format!("307 X\r\nLocation: {}/bucket?list-type=2", elsewhere.endpoint()), ""), 1);
+    let anonymous = UnderConfig { credentials: None, anonymous: true, ..config(&proxy.endpoint()) };
+    open_with(&anonymous).check(soon()).unwrap();
+    assert_eq!(elsewhere.count("GET", "/bucket"), 1);
+}
+
+#[test]
+fn a_redirect_into_another_region_is_followed() {
+    let (_server, proxy) = server();
+    let store = open_with(&config(&proxy.endpoint()));
+    let there = "Location: https://bucket.s3.eu-central-1.amazonaws.com/?list-type=2";
+    proxy.inject(whole(&format!("307 Temporary Redirect\r\n{there}"), ""), 1);
+    store.check(soon()).unwrap();
+    assert!(store.describe().contains("eu-central-1"), "{}", store.describe());
+}
+
+#[test]
 fn a_bucket_and_an_endpoint_that_make_no_url_are_refused() {
     let at = |endpoint: &str, virtual_hosted: bool| {
         let config = UnderConfig { virtual_hosted: Some(virtual_hosted), ..config(endpoint) };
