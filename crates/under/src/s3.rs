@@ -229,6 +229,11 @@ impl S3Backend {
                     chrono::DateTime::<chrono::Utc>::from(SystemTime::now()).format("%Y-%m-%dT%H:%M:%SZ"),
                 ),
             ),
+            // With status 403, though nobody's rights are at fault.
+            ("InvalidObjectState", _) => Failure::fatal(
+                ErrorKind::PermissionDenied,
+                format!("{place} refused {what} ({said}): the object is in an archive; restore it from there first"),
+            ),
             ("SlowDown" | "RequestLimitExceeded" | "Throttling" | "ThrottlingException" | "TooManyRequests", _)
             // 509 and 529 are what some stores and gateways say for 503.
             | (_, 429 | 503 | 509 | 529) => Failure {

@@ -167,6 +167,19 @@ fn a_redirect_into_another_region_is_followed() {
 }
 
 #[test]
+fn an_object_in_an_archive_is_to_be_restored() {
+    let (server, proxy) = server();
+    let store = open_with(&config(&proxy.endpoint()));
+    server.put("bucket", "f", b"bytes");
+    let (f, _) = object(&*store, b"f");
+    let told = "The operation is not valid for the object's storage class";
+    proxy.inject_on(Some("GET"), "/bucket/f", Fault::Error(403, "InvalidObjectState", told), 1);
+    let error = read(&*store, &f, 0, 5).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.message().contains("restore it") && !error.message().contains("AWS_ACCESS_KEY_ID"), "{error}");
+}
+
+#[test]
 fn a_bucket_and_an_endpoint_that_make_no_url_are_refused() {
     let at = |endpoint: &str, virtual_hosted: bool| {
         let config = UnderConfig { virtual_hosted: Some(virtual_hosted), ..config(endpoint) };
