@@ -4,6 +4,7 @@
 use spurline_config::Fault;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
@@ -28,7 +29,9 @@ pub fn is_child() -> bool {
 pub fn launch(under_timeout: Duration, log: &Path) -> Result<ExitCode, Fault> {
     let exe = std::env::current_exe()
         .map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), "mount /proc, or leave out -d"))?;
+    // By its own name, whatever the file's: it may lie where mount(8) looks for helpers.
     let mut child = Command::new(exe)
+        .arg0("spurline")
         .args(std::env::args_os().skip(1))
         .env(CHILD, "1")
         .stdin(Stdio::null())

@@ -26,7 +26,7 @@ pub fn go_on(command: &clap::Command, words: &[OsString]) -> Option<Fault> {
         Err(fault) => return Some(fault),
     };
     let error = match std::env::current_exe() {
-        Ok(own) => std::process::Command::new(own).args(told).exec(),
+        Ok(own) => std::process::Command::new(own).arg0("spurline").args(told).exec(),
         Err(error) => error,
     };
     Some(Fault::failed(format!("this program can't start itself: {error}"), "mount /proc"))

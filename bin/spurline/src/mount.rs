@@ -297,9 +297,11 @@ fn consumer(
             Ok(tier)
         })?;
     let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
-    // What the nodes say of the source now they would say to every reader.
+    // What the nodes say of the source now they would say to every reader, unless it passes by itself.
     match remote.lookup(b"") {
-        Err(late) if late.kind() == ErrorKind::Timeout => tracing::warn!("{}: {late}", config.source),
+        Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Throttled | ErrorKind::Io(_)) => {
+            tracing::warn!("{}: {e}", config.source);
+        }
         looked_up => drop(looked_up?),
     }
     let jobs = Arc::new(jobs::target::Group::of(Arc::clone(&remote)));

@@ -115,7 +115,7 @@ impl DirState {
             Err(page) => self.pages.insert(page, (first, cursor)),
         }
         if let Some(next) = &self.next {
-            lister.starts.learn(lister.path, first + self.names.len() as u64, next, now);
+            lister.starts.learn(lister.path, first, first + self.names.len() as u64, next, now);
         }
         Ok(())
     }

@@ -26,14 +26,16 @@ struct Directory {
 }
 
 impl Starts {
-    /// A page of `path` that starts at `position` was told of: it is listed with `cursor`.
-    pub fn learn(&self, path: &[u8], position: u64, cursor: &[u8], now: Duration) {
+    /// A page of `path` that begins at `first` was listed, and the next starts at `position`: it is listed with `cursor`.
+    pub fn learn(&self, path: &[u8], first: u64, position: u64, cursor: &[u8], now: Duration) {
         let mut all = self.0.lock();
         let mut directory = take(&mut all, path, now).unwrap_or_else(|| Directory {
             path: path.into(),
             used: now,
             cursors: BTreeMap::new(),
         });
+        // Of an earlier listing, whose pages had other lengths: from there it would count other names.
+        directory.cursors.retain(|at, _| *at <= first || *at >= position);
         directory.cursors.insert(position, cursor.to_vec());
         if directory.cursors.len() > STARTS {
             directory.thin();
@@ -97,10 +99,13 @@ mod tests {
     fn the_nearest_before_is_found() {
         let starts = Starts::default();
         for position in [10, 20, 30u64] {
-            starts.learn(b"d", position, &position.to_be_bytes(), NOW);
+            starts.learn(b"d", position - 10, position, &position.to_be_bytes(), NOW);
         }
         assert_eq!([9, 10, 19, 20, 99].map(|p| at(&starts, b"d", p)), [None, Some(10), Some(10), Some(20), Some(30)]);
         assert_eq!(at(&starts, b"e", 99), None);
+        // A later listing with a longer page.
+        starts.learn(b"d", 10, 25, &25u64.to_be_bytes(), NOW);
+        assert_eq!([24, 25, 30].map(|p| at(&starts, b"d", p)), [Some(10), Some(25), Some(30)]);
         starts.forget(b"d");
         assert_eq!(at(&starts, b"d", 99), None);
     }
@@ -109,7 +114,7 @@ mod tests {
     fn what_is_kept_is_bounded() {
         let starts = Starts::default();
         for position in 1..=100_000u64 {
-            starts.learn(b"large", position, &position.to_be_bytes(), NOW);
+            starts.learn(b"large", position - 1, position, &position.to_be_bytes(), NOW);
         }
         assert_eq!((at(&starts, b"large", 1 << 40), at(&starts, b"large", 99_999)), (Some(100_000), Some(99_999)));
         for position in (1..100_000).step_by(777) {
@@ -118,7 +123,7 @@ mod tests {
         }
         assert!(starts.0.lock()[0].cursors.len() <= STARTS);
         for i in 0..DIRECTORIES as u64 {
-            starts.learn(&i.to_be_bytes(), 1, &1u64.to_be_bytes(), NOW);
+            starts.learn(&i.to_be_bytes(), 0, 1, &1u64.to_be_bytes(), NOW);
         }
         assert_eq!(at(&starts, b"large", 99_999), None);
         // The one used last stays for as long as that was not long ago.

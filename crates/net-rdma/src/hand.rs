@@ -73,6 +73,10 @@ impl<'a> Hand<'a> {
         true
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.count.get() == 0
+    }
+
     fn take(&self, at: usize) -> Option<Arc<Conn>> {
         let taken = self.conns.borrow_mut()[at].take();
         if taken.is_some() {
@@ -111,13 +115,19 @@ impl<'a> Hand<'a> {
     /// Looks at all that are at hand in turn, and at what else comes, until nothing does: `serve` answers what has come.
     pub fn go_round(&self, serve: impl Fn(&Arc<Conn>) -> End) {
         let crew = self.shared.crew();
-        let mut empty = 0;
+        let (mut empty, mut next) = (0, 0);
         while self.count.get() > 0 && !crew.stopping() {
             let mut found = false;
-            if self.count.get() < MOST
+            // Not what another worker waits for.
+            if !crew.others_idle()
                 && let Some(conn) = Crew::take_one_more(self.shared)
             {
                 found = true;
+                if self.count.get() == MOST {
+                    // Who has been at hand makes room in turn, so that nobody has to wait for all of them to fall silent.
+                    self.let_go_of(next);
+                    next = (next + 1) % MOST;
+                }
                 Crew::attend(self.shared, &conn, |conn| {
                     conn.event(self.shared);
                     serve(conn)
@@ -155,19 +165,21 @@ impl<'a> Hand<'a> {
     /// Answers what has come on one connection; says whether anything had.
     fn look(&self, at: usize, serve: &impl Fn(&Arc<Conn>) -> End) -> bool {
         let Some(conn) = self.take(at) else { return false };
-        let mut session = conn.session.lock();
-        if !conn.held.is_held() {
-            return false;
-        }
-        if matches!(session.pair.has_arrived(), Ok(false)) {
-            conn.held.set(true);
-            drop(session);
+        let arrived = match conn.session.try_lock() {
+            // The acceptor looks at it, or another worker has it by now.
+            None => false,
+            Some(_) if !conn.held.is_held() => return false,
+            Some(mut session) => {
+                let arrived = !matches!(session.pair.has_arrived(), Ok(false));
+                conn.held.set(!arrived);
+                arrived
+            }
+        };
+        if !arrived {
             self.conns.borrow_mut()[at] = Some(conn);
             self.count.update(|count| count + 1);
             return false;
         }
-        conn.held.set(false);
-        drop(session);
         Crew::attend(self.shared, &conn, serve);
         true
     }

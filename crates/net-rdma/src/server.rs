@@ -521,8 +521,13 @@ impl Acceptor {
                 continue;
             };
             // Whoever has it at hand waits for something on another connection, and has not said so.
-            if conn.held.is_neglected() {
-                let _ = ring(&self.shared, conn);
+            if conn.held.is_neglected()
+                && let End::Close(error) = ring(&self.shared, conn)
+            {
+                drop(session);
+                tracing::warn!("connection of {}: {error}", conn.state.endpoints().peer);
+                self.shared.remove(conn);
+                continue;
             }
             let begun = session.line.assembly.begun();
             if late || begun.is_some_and(|begun| begun.elapsed() > config.request_timeout) {

@@ -78,7 +78,7 @@ fn attend(shared: &Shared, conn: &Arc<Conn>, life_only: bool, hand: &Hand<'_>) -
         // are busy, as then it would find requests there without falling asleep.
         let events = shared.events.load(Ordering::Relaxed);
         let lonely = events.saturating_sub(conn.seen.swap(events, Ordering::Relaxed)) <= 1;
-        let lingers = served && lonely && !life_only && shared.crew().others_idle();
+        let lingers = served && lonely && !life_only && hand.is_empty() && shared.crew().others_idle();
         if lingers && matches!(session.pair.wait(Instant::now() + shared.config.linger), Ok(true)) {
             continue;
         }

@@ -223,7 +223,8 @@ fn guest_signs_of_life_are_answered_while_every_worker_waits_for_something_slow(
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_busy_connections_do_not_wait_for_one_that_is_stuck() {
     let pair = Pair::on("10.77.0.1", config());
-    let done: Vec<AtomicUsize> = (0..16).map(|_| AtomicUsize::new(0)).collect();
+    // More than two workers have at hand.
+    let done: Vec<AtomicUsize> = (0..24).map(|_| AtomicUsize::new(0)).collect();
     let (gets_stuck, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let channels: Vec<RdmaChannel> = done.iter().map(|_| pair.open().unwrap()).collect();
     std::thread::scope(|scope| {
@@ -241,7 +242,9 @@ fn guest_busy_connections_do_not_wait_for_one_that_is_stuck() {
         }
         let progress = |of: &[AtomicUsize]| {
             let before: Vec<usize> = of.iter().map(|done| done.load(Ordering::SeqCst)).collect();
+            let until = soon();
             while of.iter().zip(&before).any(|(done, before)| done.load(Ordering::SeqCst) < before + 200) {
+                assert!(Instant::now() < until, "some are not answered");
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
