@@ -17,6 +17,9 @@ const MOST: usize = 8;
 /// So many rounds in a row may find nothing before events are asked for. With 40 it is no faster.
 const EMPTY_ROUNDS: u32 = 2;
 
+/// Who has as many at hand as may be takes another in their place after so many rounds.
+const FULL_ROUNDS: u32 = 16;
+
 /// The acceptor has a connection for no longer than this when it looks for those that are neglected. One that it keeps for longer
 /// it finds again.
 const SWEPT: Duration = Duration::from_millis(1);
@@ -115,11 +118,14 @@ impl<'a> Hand<'a> {
     /// Looks at all that are at hand in turn, and at what else comes, until nothing does: `serve` answers what has come.
     pub fn go_round(&self, serve: impl Fn(&Arc<Conn>) -> End) {
         let crew = self.shared.crew();
-        let (mut empty, mut next) = (0, 0);
+        let (mut empty, mut next, mut rounds) = (0, 0, 0u32);
         while self.count.get() > 0 && !crew.stopping() {
             let mut found = false;
-            // Not what another worker waits for.
-            if !crew.others_idle()
+            rounds += 1;
+            // Not what another worker waits for, nor, at once, what another has room for.
+            let takes = self.count.get() < MOST || rounds % FULL_ROUNDS == 0;
+            if takes
+                && !crew.others_idle()
                 && let Some(conn) = Crew::take_one_more(self.shared)
             {
                 found = true;
