@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{PidfdFlags, pidfd_open};
 use spurline_config::Fault;
+use spurline_fuse::MountTable;
 use spurline_observe::client::Peer;
 use spurline_observe::dial;
 use spurline_observe::place::{self, Mount};
@@ -39,6 +40,7 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
             "unmount it as that user or as root",
         ));
     }
+    uncovered(&mount)?;
     let process = Running::of(&mount);
     if args.force {
         abort(&mount)?;
@@ -47,6 +49,19 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
     match process {
         // With --lazy somebody may keep it for days.
         Some(process) if !args.lazy => process.wait(args.timeout, &mount),
+        _ => Ok(()),
+    }
+}
+
+/// The system unmounts what is seen at a path, whatever was meant: that has to be this mount.
+fn uncovered(mount: &Mount) -> Result<(), Fault> {
+    let table = MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), ""))?;
+    let at = &mount.mountpoint;
+    match table.seen_at(at) {
+        Some(seen) if seen.mountpoint != *at || seen.device != (0, mount.minor) => Err(Fault::failed(
+            format!("{} from '{}' lies over the mount at {}", seen.fstype, seen.source, at.display()),
+            format!("unmount that one first (umount {}), then this one", seen.mountpoint.display()),
+        )),
         _ => Ok(()),
     }
 }

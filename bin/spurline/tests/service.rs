@@ -312,6 +312,34 @@ fn stats_do_not_wait_for_a_mount_that_hangs() {
     wait_for("the unmount", || !mounted_below(rig.dir.path()));
 }
 
+#[test]
+fn umount_takes_nothing_of_others_away() {
+    if !common::fuse() {
+        return;
+    }
+    let rig = Rig::new();
+    let mnt = rig.path("mnt");
+    let out = rig.mount(&[]);
+    assert!(out.status.success(), "{}", text(&out));
+    let system = |args: &[&str]| Command::new(args[0]).args(&args[1..]).status().unwrap();
+    if !system(&["mount", "-t", "tmpfs", "cover", mnt.to_str().unwrap()]).success() {
+        assert!(rig.run("umount", &mnt, &[]).status.success());
+        return println!("SKIP: mounting a tmpfs needs root");
+    }
+    std::fs::write(mnt.join("others"), "bytes").unwrap();
+    for how in [&[][..], &["--lazy"], &["--force"]] {
+        let refused = rig.run("umount", &mnt, how);
+        assert_eq!(refused.status.code(), Some(1), "{how:?}: {}", text(&refused));
+        assert!(text(&refused).contains("tmpfs from 'cover' lies over the mount"), "{how:?}: {}", text(&refused));
+        assert_eq!(std::fs::read(mnt.join("others")).unwrap(), b"bytes");
+    }
+    assert!(system(&["umount", mnt.to_str().unwrap()]).success());
+    // What was refused changed nothing.
+    assert_eq!(std::fs::read(mnt.join("sub/file")).unwrap(), b"hello from below");
+    let gone = rig.run("umount", &mnt, &[]);
+    assert!(gone.status.success() && !runs(&process_of(&out)), "{}", text(&gone));
+}
+
 /// Whether that process is there and not only not waited for yet.
 fn runs(process: &str) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"));
