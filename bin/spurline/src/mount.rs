@@ -25,7 +25,7 @@ use spurline_under::{InCommon, Scheme};
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -119,7 +119,9 @@ struct Stop {
 
 impl Stop {
     fn signal(&self, count: u32) {
-        self.asked.store(true, Ordering::Release);
+        self.asked.store(true, Ordering::SeqCst);
+        // Each side tells and then looks: at least one of them has to see the other's word.
+        fence(Ordering::SeqCst);
         match self.unmounter.get() {
             // The mount is being made: it is taken away as soon as it is there.
             None if count == 1 => {}
@@ -147,7 +149,8 @@ impl Stop {
     /// The mount is there.
     fn mounted(&self, unmounter: Unmounter) {
         let unmounter = self.unmounter.get_or_init(|| unmounter);
-        if self.asked.load(Ordering::Acquire) {
+        fence(Ordering::SeqCst);
+        if self.asked.load(Ordering::SeqCst) {
             Self::unmount(unmounter);
         }
     }
