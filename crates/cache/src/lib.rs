@@ -452,6 +452,10 @@ fn keep_or_pass(shared: &Shared, source: &str, object: &ObjectRef, index: u32, b
 /// Keeps a block on disk if there is one.
 fn keep(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8]) -> Kept {
     let Some(store) = shared.disks() else { return Kept::Here };
+    // Nobody who asks later will ask for it by this version.
+    if object.version.is_unsettled() {
+        return Kept::Passed;
+    }
     let number = shared.rules.number(source, &object.path);
     let kept = store.put_as(object, index, bytes, number).unwrap_or_else(|error| {
         tracing::debug!(%error, "a block was not kept on disk");

@@ -253,6 +253,21 @@ fn a_restart_keeps_the_cache() {
     assert!(again.cache.backing(&object("v2", file.size)).is_none());
 }
 
+#[test]
+fn what_is_read_of_a_file_that_is_being_written_comes_to_no_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let rig = rig(Some(dir.path()), 16);
+    let mut file = object("v1", 2 * BLOCK);
+    check(&rig.cache, &file, 0, 10).unwrap();
+    file.version = file.version.unsettled(7);
+    let marked = ObjectRef::new("mem://scripted", &file.path, file.version, file.size);
+    assert!(rig.cache.bring_block(&marked, 0, false).unwrap());
+    check(&rig.cache, &marked, 0, file.size as usize).unwrap();
+    assert_eq!(rig.under.reads.load(Ordering::SeqCst), 3, "nothing of the other version was taken, memory is");
+    assert!(!rig.shared.store.as_ref().unwrap().contains(&marked, 0));
+    assert!(rig.cache.backing(&marked).is_none());
+}
+
 /// The last job of the first cache may hold the directory a moment longer than its owner.
 fn open_again(dir: &Path) -> Rig {
     let until = Instant::now() + Duration::from_secs(10);

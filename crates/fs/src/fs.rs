@@ -172,7 +172,7 @@ impl Fs {
             return Ok(());
         }
         match self.volume.lookup(&inode.object.path) {
-            Ok(attr) if inode.is(&attr) => {
+            Ok(attr) if inode.may_be(&attr) => {
                 inode.refresh(&attr, at.max(Duration::from_nanos(1)));
                 Ok(())
             }

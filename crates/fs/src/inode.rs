@@ -88,6 +88,13 @@ impl Inode {
                 || (self.object.size == attr.size && self.object.version == attr.version))
     }
 
+    /// Whether `attr`, seen at this inode's path, says nothing against opening this inode: of a file that somebody is
+    /// writing each answer is marked as a version of its own.
+    pub fn may_be(&self, attr: &Attr) -> bool {
+        let same = || attr.version.settled() == self.object.version.settled();
+        self.is(attr) || (self.kind == attr.kind && attr.version.is_unsettled() && same())
+    }
+
     /// Takes over what the volume said at `at`; an older word than the last changes nothing.
     pub fn refresh(&self, attr: &Attr, at: Duration) {
         let mut seen = self.seen.lock();

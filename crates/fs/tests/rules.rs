@@ -451,3 +451,27 @@ fn a_directorys_attributes_hold_from_when_the_volume_said_them() {
     rig.pass(301);
     assert_eq!(rig.fs.getattr(d, None).unwrap().1, Duration::from_millis(1000));
 }
+
+/// Each look at a file that somebody is writing finds another version of it, also the one that opening it costs.
+#[test]
+fn a_file_that_is_being_written_can_be_opened_and_is_another_one_each_time() {
+    let rig = Rig::new(Config { attr_ttl: Duration::ZERO, ..Config::default() });
+    rig.tree.put(b"a", 1, 10);
+    rig.tree.written.store(true, Ordering::Relaxed);
+    let [one, other] = [(); 2].map(|()| found(&rig, ROOT, b"a").attr.ino);
+    assert_ne!(one, other);
+    for ino in [one, other] {
+        let fh = rig.fs.open(ino, libc::O_RDONLY, None).unwrap().fh;
+        assert!(matches!(rig.fs.read(ino, fh, 0, &mut [0; 10]).unwrap(), spurline_volume::Data::Copied(10)));
+    }
+    rig.tree.written.store(false, Ordering::Relaxed);
+    // What was read while it was written is not for who opens it now.
+    assert!(matches!(rig.fs.open(other, libc::O_RDONLY, None), Err(spurline_fs::FsError::Stale(_))));
+    let ino = found(&rig, ROOT, b"a").attr.ino;
+    assert!(ino != one && ino != other);
+    rig.fs.open(ino, libc::O_RDONLY, None).unwrap();
+    rig.tree.written.store(true, Ordering::Relaxed);
+    rig.fs.open(ino, libc::O_RDONLY, None).unwrap();
+    rig.tree.put(b"a", 2, 10);
+    assert!(matches!(rig.fs.open(ino, libc::O_RDONLY, None), Err(spurline_fs::FsError::Stale(_))));
+}

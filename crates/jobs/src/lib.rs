@@ -9,6 +9,7 @@ mod pace;
 mod progress;
 mod run;
 mod spec;
+mod speed;
 mod spool;
 mod tally;
 mod walk;

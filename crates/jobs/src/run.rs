@@ -5,13 +5,14 @@ use crate::course::{Course, Settled, Sums};
 use crate::pace::Pace;
 use crate::progress::{Failed, Progress, State};
 use crate::spec::{Action, Spec};
+use crate::speed::Speed;
 use crate::spool::{Reader, Record, Writer};
 use crate::tally::{Numbers, Tally};
 use crate::walk::{Found, Place, walk};
 use crate::{Part, Target, Worked};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
-use spurline_types::{Error, ErrorKind, ObjectRef, Result, Retry};
+use spurline_types::{Error, ErrorKind, ObjectRef, Result, Retry, Version};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::path::Path;
@@ -304,7 +305,7 @@ impl Run {
 
 /// What is done to the files in one pass over them.
 #[derive(Clone, Copy, PartialEq)]
-enum Pass {
+pub(crate) enum Pass {
     Work,
     Verify,
 }
@@ -313,6 +314,8 @@ enum Pass {
 struct Pending {
     number: u64,
     object: ObjectRef,
+    /// Somebody was writing it when it was last asked for.
+    unsettled: AtomicBool,
     /// Units not done yet.
     left: AtomicU64,
     worked: Mutex<(Worked, Option<Error>)>,
@@ -692,12 +695,15 @@ impl Work<'_> {
 
     /// Makes a file the current one; one without blocks to work on is done at once.
     fn begin(&self, feed: &mut Feed, number: u64, record: Record) {
-        let object = ObjectRef::new(self.target.source(), &record.path, record.version, record.size);
+        // A file that somebody was writing is loaded as the version that it has when they are through.
+        let (unsettled, version) = (record.version.is_unsettled(), Version::new(record.version.settled()));
+        let object = ObjectRef::new(self.target.source(), &record.path, version, record.size);
         let blocks = if self.spec.metadata_only { 0 } else { object.blocks(self.target.block_size()) };
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         let file = Pending {
             number,
             object,
+            unsettled: AtomicBool::new(unsettled),
             left: AtomicU64::new(blocks.div_ceil(self.grain).into()),
             worked: Mutex::default(),
         };
@@ -733,11 +739,11 @@ impl Work<'_> {
             if self.run.stopping() {
                 return;
             }
-            let parts: Vec<Part> = batch.iter().map(|unit| unit.part.clone()).collect();
+            let part = |unit: &Unit| unit.part.clone();
             let results = match (self.pass, self.spec.action) {
-                (Pass::Verify, _) => self.target.check(&parts, self.spec.replicas),
-                (Pass::Work, Action::Load) => self.target.warm(&parts, self.spec.replicas, *requests),
-                (Pass::Work, Action::Free) => self.target.free(&parts),
+                (Pass::Verify, _) => self.target.check(&batch.iter().map(part).collect::<Vec<_>>(), self.spec.replicas),
+                (Pass::Work, Action::Load) => self.warm(batch, *requests),
+                (Pass::Work, Action::Free) => self.target.free(&batch.iter().map(part).collect::<Vec<_>>()),
             };
             let mut again = Vec::new();
             let mut why = None;
@@ -768,6 +774,37 @@ impl Work<'_> {
             self.give_back(requests, batch.len());
             self.run.pause(FIRST_PAUSE * (1 << tries));
         }
+    }
+
+    /// Has the target fetch what is to be loaded, but for files that somebody is still writing.
+    fn warm(&self, batch: &[Unit], requests: usize) -> Vec<Result<Worked>> {
+        let settled: Vec<Result<()>> = batch.iter().map(|unit| self.settled(&unit.file)).collect();
+        let parts = batch.iter().zip(&settled).filter(|(_, settled)| settled.is_ok());
+        let parts: Vec<Part> = parts.map(|(unit, _)| unit.part.clone()).collect();
+        let mut warmed = match parts.is_empty() {
+            true => Vec::new(),
+            false => self.target.warm(&parts, self.spec.replicas, requests),
+        }
+        .into_iter();
+        let none = || Err(Error::new(ErrorKind::Unavailable, "it was not answered for"));
+        settled.into_iter().map(|settled| settled.and_then(|()| warmed.next().unwrap_or_else(none))).collect()
+    }
+
+    /// Whether a file that was being written is so no longer, and what the list says of it is right.
+    fn settled(&self, file: &Pending) -> Result<()> {
+        if !file.unsettled.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let version = self.target.lookup(&file.object.path)?.version;
+        if version.settled() != file.object.version.as_str() {
+            return Err(Error::new(ErrorKind::Stale, "it changed while it was to be loaded; load it again"));
+        }
+        if version.is_unsettled() {
+            let why = "somebody has it open for writing, and it may still change; load it again when it is closed";
+            return Err(Error::new(ErrorKind::Unavailable, why));
+        }
+        file.unsettled.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Notes how a unit ended, and with the last of a file how the file did.
@@ -835,50 +872,6 @@ impl Drop for EndOfList<'_> {
     fn drop(&mut self) {
         self.0.all.store(true, Ordering::Release);
         self.0.run.woken.notify_all();
-    }
-}
-
-/// Works out how fast the job is now.
-struct Speed {
-    began: Instant,
-    before: f64,
-    pass: Pass,
-    last: (Instant, u64, u64),
-}
-
-impl Speed {
-    fn new(run: &Run, pass: Pass) -> Self {
-        let progress = run.progress();
-        let (files, bytes) = Self::counts(&progress, pass);
-        Speed { began: Instant::now(), before: progress.seconds, pass, last: (Instant::now(), files, bytes) }
-    }
-
-    fn counts(progress: &Progress, pass: Pass) -> (u64, u64) {
-        match pass {
-            Pass::Work => (progress.files_done, progress.bytes_done),
-            Pass::Verify => (progress.files_verified, progress.bytes_verified),
-        }
-    }
-
-    fn tick(&mut self, run: &Run) {
-        run.change(|progress| {
-            progress.seconds = self.before + self.began.elapsed().as_secs_f64();
-            let (at, files, bytes) = self.last;
-            let passed = at.elapsed().as_secs_f64();
-            if passed < 0.2 {
-                return;
-            }
-            let (files_now, bytes_now) = Self::counts(progress, self.pass);
-            // Half of a speed is forgotten in about two seconds.
-            let keep = 0.5f64.powf(passed / 2.0);
-            let mix = |old: f64, new: u64, before: u64| {
-                let now = new.saturating_sub(before) as f64 / passed;
-                if old == 0.0 { now } else { old * keep + now * (1.0 - keep) }
-            };
-            progress.files_per_second = mix(progress.files_per_second, files_now, files);
-            progress.bytes_per_second = mix(progress.bytes_per_second, bytes_now, bytes);
-            self.last = (Instant::now(), files_now, bytes_now);
-        });
     }
 }
 

@@ -19,6 +19,8 @@ struct Group {
     held: Mutex<BTreeSet<(String, u32)>>,
     /// Requests that answer with this error before they go well.
     failures: Mutex<HashMap<String, (ErrorKind, u32)>>,
+    /// Files that somebody writes, and for how many looks at them.
+    written: Mutex<HashMap<String, u32>>,
     asked: AtomicU64,
     /// Requests wait while this is locked.
     gate: Mutex<()>,
@@ -29,6 +31,15 @@ struct Group {
 impl Group {
     fn new(files: &[(&str, u64)]) -> Arc<Group> {
         Arc::new(Group { files: files.iter().map(|(p, s)| ((*p).to_owned(), *s)).collect(), ..Group::default() })
+    }
+
+    fn file(&self, path: &str, size: u64) -> Attr {
+        let mut attr = attr(FileKind::File, size);
+        if let Some(left) = self.written.lock().get_mut(path).filter(|left| **left > 0) {
+            *left -= 1;
+            attr.version = attr.version.unsettled(u64::from(*left));
+        }
+        attr
     }
 
     fn fails(&self, path: &str) -> Result<()> {
@@ -61,7 +72,7 @@ impl Target for Group {
         let path = text(path);
         self.fails(&path)?;
         if let Some(size) = self.files.get(&path) {
-            return Ok(attr(FileKind::File, *size));
+            return Ok(self.file(&path, *size));
         }
         let below = format!("{path}/");
         if path.is_empty() || self.files.keys().any(|p| p.starts_with(&below)) {
@@ -77,7 +88,7 @@ impl Target for Group {
             let Some(rest) = file.strip_prefix(&below) else { continue };
             match rest.split_once('/') {
                 Some((folder, _)) => names.insert(folder.to_owned(), attr(FileKind::Directory, 0)),
-                None => names.insert(rest.to_owned(), attr(FileKind::File, *size)),
+                None => names.insert(rest.to_owned(), self.file(file, *size)),
             };
         }
         let after = cursor.map(text).unwrap_or_default();
@@ -93,6 +104,7 @@ impl Target for Group {
             self.asked.fetch_add(1, Ordering::Relaxed);
             let path = text(&part.object.path);
             self.fails(&path)?;
+            assert_eq!(part.object.version.as_str(), "v", "nobody asks for anything else later");
             let mut did = Worked::default();
             for block in part.blocks.clone() {
                 let len = part.object.block_len(block, BLOCK) as u64;
@@ -240,6 +252,19 @@ fn failures_are_repeated_named_and_do_not_end_the_job() {
     let progress = job.progress();
     assert_eq!((progress.state, progress.files_verified, progress.files_failed), (State::Failed, 4, 1), "{progress:?}");
     assert!(progress.failed[0].reason.contains("after loading: block 20 is not held"), "{progress:?}");
+}
+
+#[test]
+fn a_file_that_is_being_written_is_loaded_when_it_is_closed() {
+    let group = Group::new(&TREE);
+    // Listed, looked at twice, and closed.
+    group.written.lock().insert("a/b/3.bin".into(), 3);
+    let all = done(&group, &Spec { verify: true, ..spec(&["a"]) });
+    assert_eq!((all.state, all.files_done, all.files_verified), (State::Succeeded, 5, 5), "{all:?}");
+    group.written.lock().insert("a/1.bin".into(), 1);
+    let freed = done(&group, &Spec { action: Action::Free, ..spec(&["a"]) });
+    assert_eq!((freed.state, freed.bytes_moved), (State::Succeeded, 2361), "{freed:?}");
+    assert!(group.held.lock().is_empty());
 }
 
 fn many() -> Vec<(String, u64)> {

@@ -260,6 +260,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/fuse", "the FUSE device, its io_uring queues and mount calls"),
     ("crates/store", "io_uring and O_DIRECT buffers"),
     ("crates/probe", "TCP_INFO by getsockopt, which no library in use has"),
+    ("crates/under", "leases by fcntl, which no library in use has"),
     ("crates/umad", "calls into libibumad"),
     ("crates/vtime", "the C library's clocks, futexes and threads, defined anew for tests"),
     ("crates/verbs", "calls into libibverbs and librdmacm, memory that NICs reach"),

@@ -18,7 +18,27 @@ impl Version {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// This version of a file whose bytes may still change under it, since somebody is writing them. Each asker gives a
+    /// `mark` of its own, so that nobody finds what another one has read of it.
+    pub fn unsettled(&self, mark: u64) -> Self {
+        Version(format!("{}{MARK}{mark:016x}", self.settled()).into())
+    }
+    /// Whether the bytes may still change under it.
+    pub fn is_unsettled(&self) -> bool {
+        self.settled().len() < self.0.len()
+    }
+    /// The text without a mark: what the under-store itself says of the object.
+    pub fn settled(&self) -> &str {
+        match self.0.rsplit_once(MARK) {
+            Some((text, mark)) if mark.len() == 16 && mark.bytes().all(|b| b.is_ascii_hexdigit()) => text,
+            _ => &self.0,
+        }
+    }
 }
+
+/// Stands between a version's text and its mark; etags do not end so.
+const MARK: &str = "~w";
 
 impl fmt::Debug for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -134,6 +154,18 @@ mod tests {
         assert_ne!(ObjectId::new("a", b"bc", &v), ObjectId::new("ab", b"c", &v));
         assert_ne!(ObjectId::new("a", b"b", &Version::new("1")), ObjectId::new("a", b"b", &Version::new("2")));
         assert_eq!(ObjectId::new("a", b"b", &v), ObjectId::new("a", b"b", &v));
+    }
+
+    #[test]
+    fn a_mark_makes_another_version_of_the_same_text() {
+        let plain = Version::new("1a-2.3-4");
+        let (one, other) = (plain.unsettled(1), plain.unsettled(u64::MAX));
+        assert!(one != other && one != plain && one.is_unsettled() && !plain.is_unsettled());
+        assert_eq!((one.settled(), other.settled(), plain.settled()), ("1a-2.3-4", "1a-2.3-4", "1a-2.3-4"));
+        assert_eq!(one.unsettled(u64::MAX), other);
+        for etag in ["\"a~w0000000000000001\"", "a~w1", "~w", "a~w000000000000000g", ""] {
+            assert!(!Version::new(etag).is_unsettled(), "{etag}");
+        }
     }
 
     #[test]

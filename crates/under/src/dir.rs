@@ -5,10 +5,11 @@ use crate::cached::split;
 use crate::pool::{NoAnswer, Pool};
 use crate::seen::{Lag, Seen, ask_server, own_clock};
 use crate::snapshots::{Names, Snapshots};
+use crate::writers::Askable;
 use crate::{Capabilities, Source, StatFs, UnderConfig, UnderStore};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Sink, Stats};
 use std::collections::HashSet;
@@ -18,6 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
+
+/// How a file is opened: never a link, and without waiting for whom a pipe or a lease may belong to.
+const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
 /// Folders of which names were left out that are remembered at most.
 const INCOMPLETE: usize = 1000;
@@ -42,6 +46,7 @@ struct Inner {
     gone: AtomicBool,
     snapshots: Snapshots,
     lag: Lag,
+    askable: Askable,
     /// Folders whose last listing left out names that are there.
     incomplete: Mutex<HashSet<Vec<u8>>>,
 }
@@ -62,6 +67,7 @@ impl DirUnder {
             gone: AtomicBool::new(false),
             snapshots: Snapshots::default(),
             lag: Lag::new(),
+            askable: Askable::default(),
             incomplete: Mutex::default(),
         });
         DirUnder { source, pool: Pool::new(config.dir_threads), stats, inner }
@@ -154,13 +160,15 @@ impl UnderStore for DirUnder {
 
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
         validate(path)?;
-        self.ask("looking up", path, deadline, |inner, path| {
-            inner.look(path)?.attr().ok_or_else(|| {
-                Error::new(
-                    ErrorKind::NotFound,
-                    format!("'{}' is a socket, a pipe or a device, and those are left out", show(path)),
-                )
-            })
+        let what = "looking up";
+        let seen = self.once_final(what, path, deadline, |waited| {
+            self.ask(what, path, deadline, move |inner, path| inner.look(path, waited))
+        })?;
+        seen.attr().ok_or_else(|| {
+            Error::new(
+                ErrorKind::NotFound,
+                format!("'{}' is a socket, a pipe or a device, and those are left out", show(path)),
+            )
         })
     }
 
@@ -312,7 +320,7 @@ impl Inner {
 
     /// What is at `path`, by its server. It is asked for by name: when a client of NFS finds that the file it has there is
     /// gone from its server, the name is looked up anew.
-    fn look(&self, path: &[u8]) -> Result<Seen> {
+    fn look(&self, path: &[u8], waited: bool) -> Result<Told<Seen>> {
         let (folder, name) = split(path);
         let mut dir = self.root()?;
         if !folder.is_empty() {
@@ -321,7 +329,9 @@ impl Inner {
         }
         let flags = if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
         let seen = ask_server(dir.as_fd(), name, flags | AtFlags::NO_AUTOMOUNT);
-        seen.inspect(|seen| self.note_time(seen)).map_err(|errno| not_opened(path, errno))
+        let seen = seen.inspect(|seen| self.note_time(seen)).map_err(|errno| not_opened(path, errno))?;
+        let (seen, left) = self.settle(seen, dir.as_fd(), name);
+        Ok(if waited || left.is_zero() { Told::Final(seen) } else { Told::Young(left) })
     }
 
     /// The same from a directory; a link on the way is `LOOP`.
@@ -344,6 +354,12 @@ impl Inner {
         walk(dir, path, flags)
     }
 
+    /// What was seen as `name` in `dir`, marked where its bytes may still change under its version, and for how long they may
+    /// for no other reason than that the clock has not ticked.
+    fn settle(&self, seen: Seen, dir: BorrowedFd<'_>, name: &[u8]) -> (Seen, Duration) {
+        self.askable.settle(seen, || rustix::fs::openat(dir, name, FILE | OFlags::CLOEXEC, Mode::empty()))
+    }
+
     /// The newer a file that was seen, the fewer reads have to wait for the clock of its server.
     fn note_time(&self, seen: &Seen) {
         self.lag.with(seen, SystemTime::now());
@@ -358,8 +374,9 @@ impl Inner {
         let start = cursor.map_or(0, |c| names.after(c));
         let end = names.len().min(start.saturating_add(max));
         let look = |name: &[u8]| {
-            let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
-            stat.inspect(|stat| self.note_time(&Seen::from(stat)))
+            let seen = Seen::from(&rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
+            self.note_time(&seen);
+            Ok(self.settle(seen, dir.as_fd(), name).0)
         };
         let (entries, left_out) = entries(&names, start..end, look)
             .map_err(|(name, errno)| os(&format!("stat of '{}' in '{}'", show(name), show(path)), errno))?;
@@ -420,7 +437,7 @@ impl Inner {
 
     /// The file at exactly the version of `object`.
     fn opened(&self, object: &ObjectRef, waited: bool) -> Result<Told<OwnedFd>> {
-        let fd = self.open(&object.path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY);
+        let fd = self.open(&object.path, FILE);
         // A file that is gone, or is a link or a folder by now, no longer has its version.
         let fd = fd.map_err(|e| match e.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => gone(object, e.message()),
@@ -520,14 +537,14 @@ struct LeftOut<'a> {
 fn entries<'a>(
     names: &'a Names,
     page: Range<usize>,
-    look: impl Fn(&[u8]) -> rustix::io::Result<Stat>,
+    look: impl Fn(&[u8]) -> rustix::io::Result<Seen>,
 ) -> Result<(Vec<DirEntry>, LeftOut<'a>), Unseen<'a>> {
     let mut entries = Vec::with_capacity(page.len());
     let mut left_out = LeftOut { of_no_kind: 0, unseen: 0, first: None };
     for i in page {
         let name = names.get(i);
         match look(name) {
-            Ok(stat) => match Seen::from(&stat).attr() {
+            Ok(seen) => match seen.attr() {
                 Some(attr) => entries.push(DirEntry { name: name.to_vec(), attr }),
                 None => left_out.of_no_kind += 1,
             },
@@ -577,7 +594,7 @@ fn still_same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<Seen> {
 
 fn compare(seen: Seen, object: &ObjectRef) -> Result<Seen> {
     match seen.attr() {
-        Some(attr) if attr.kind == FileKind::File && attr.version == object.version => Ok(seen),
+        Some(attr) if attr.kind == FileKind::File && attr.version.as_str() == object.version.settled() => Ok(seen),
         Some(attr) => Err(gone(object, &format!("it is {} by now", attr.version))),
         None => Err(gone(object, "it is no file any more")),
     }
@@ -652,10 +669,10 @@ mod tests {
     fn a_mount_that_is_dead_hides_no_other_name_and_a_damaged_file_is_not_left_out() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), b"x").unwrap();
-        let stat = rustix::fs::stat(dir.path().join("file")).unwrap();
+        let seen = Seen::from(&rustix::fs::stat(dir.path().join("file")).unwrap());
         let names = Names::new(Instant::now(), [b"a", b"b", b"c", b"d"].map(|name| name.to_vec()).into());
         let list = |page: Range<usize>, answers: [Result<(), Errno>; 4]| {
-            let listed = entries(&names, page, |name| answers[usize::from(name[0] - b'a')].map(|()| stat));
+            let listed = entries(&names, page, |name| answers[usize::from(name[0] - b'a')].map(|()| seen));
             listed.map(|(entries, left_out)| {
                 (entries.into_iter().map(|entry| entry.name[0]).collect::<Vec<_>>(), left_out.unseen)
             })

@@ -19,11 +19,13 @@
 //! - **Object stores:** the etag, sent as `If-Match` with every read and compared with the answer's.
 //! - **Directories:** inode, mtime, ctime and size, compared before and after each piece is read. A file changed less
 //!   than a timestamp's granularity ago is not read before that has passed, so that a second change in the same tick
-//!   can't hide behind the first.
+//!   can't hide behind the first. A file that was changed lately and that somebody has open for writing has a version of
+//!   its own each time it is looked up or listed ([`Version::unsettled`](spurline_types::Version::unsettled)), since its
+//!   bytes may come later than its times; a read goes by what the file says.
 //!
 //! A read of another version answers [`ErrorKind::Stale`](spurline_types::ErrorKind::Stale), a mix of two is never
 //! handed out, and no call blocks past its deadline.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod aws;
 mod backend;
@@ -45,6 +47,7 @@ mod s3_wire;
 mod seen;
 mod snapshots;
 mod source;
+mod writers;
 
 pub use cached::{Cached, MetadataConfig};
 pub use config::{Credentials, Environment, UnderConfig};

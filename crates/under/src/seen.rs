@@ -100,6 +100,7 @@ fn time(seconds: i64, nanos: u64) -> SystemTime {
 }
 
 /// What `fstat` and `statx` tell alike.
+#[derive(Clone, Copy)]
 pub(crate) struct Seen {
     device: u64,
     mode: u32,
@@ -107,6 +108,8 @@ pub(crate) struct Seen {
     size: u64,
     mtime: (i64, u64),
     ctime: (i64, u64),
+    /// Tells it from what others see while its bytes may change under its times.
+    mark: Option<u64>,
 }
 
 impl From<&Stat> for Seen {
@@ -118,6 +121,7 @@ impl From<&Stat> for Seen {
             size: u64::try_from(stat.st_size).unwrap_or(0),
             mtime: (stat.st_mtime, stat.st_mtime_nsec),
             ctime: (stat.st_ctime, stat.st_ctime_nsec),
+            mark: None,
         }
     }
 }
@@ -131,6 +135,7 @@ impl From<&Statx> for Seen {
             size: stat.stx_size,
             mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec.into()),
             ctime: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()),
+            mark: None,
         }
     }
 }
@@ -152,6 +157,23 @@ impl Seen {
         u64::try_from(left).map(Duration::from_nanos).ok().filter(|left| *left <= 2 * tick).unwrap_or_default()
     }
 
+    /// The device of its file system.
+    pub fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// Whether it is a file that was changed no longer than `period` before `now`. Nobody but the kernel sets ctime; one in the
+    /// future is of a clock that was put back.
+    pub fn changed_within(&self, period: Duration, now: SystemTime) -> bool {
+        let file = FileType::from_raw_mode(self.mode) == FileType::RegularFile;
+        file && self.age(now) <= period.as_nanos() as i128
+    }
+
+    /// The same, with bytes that may still change; no other has this mark.
+    pub fn unsettled(self, mark: u64) -> Seen {
+        Seen { mark: Some(mark), ..self }
+    }
+
     /// The attributes of a file, a directory or a link; `None` for all else.
     pub fn attr(&self) -> Option<Attr> {
         let kind = match FileType::from_raw_mode(self.mode) {
@@ -167,12 +189,13 @@ impl Seen {
                 self.ino, self.mtime.0, self.mtime.1, self.ctime.0, self.ctime.1, self.size
             ),
         };
+        let version = Version::new(&version);
         Some(Attr {
             kind,
             size: if kind == FileKind::Directory { 0 } else { self.size },
             mtime: time(self.mtime.0, self.mtime.1),
             mode: (self.mode & 0o7777) as u16,
-            version: Version::new(&version),
+            version: self.mark.map_or_else(|| version.clone(), |mark| version.unsettled(mark)),
             etag: None,
         })
     }
@@ -184,7 +207,10 @@ mod tests {
 
     #[test]
     fn a_file_is_young_for_as_long_as_its_clock_ticks() {
-        let at = |nanos| Seen { device: 1, mode: 0, ino: 1, size: 1, mtime: (1000, nanos), ctime: (1000, nanos) };
+        let at = |nanos| {
+            let time = (1000, nanos);
+            Seen { device: 1, mode: 0, ino: 1, size: 1, mtime: time, ctime: time, mark: None }
+        };
         let now = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
         let left = |seen: &Seen, millis| seen.young_for(now(millis), 0).as_millis();
         let fine = at(500_000_000);
@@ -201,7 +227,7 @@ mod tests {
         let now = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
         let at = |millis: u64, device| {
             let time = ((millis / 1000) as i64, millis % 1000 * 1_000_000);
-            Seen { device, mode: 0, ino: 1, size: 1, mtime: time, ctime: time }
+            Seen { device, mode: 0, ino: 1, size: 1, mtime: time, ctime: time, mark: None }
         };
         let left = |lag: &Lag, seen: Seen, millis| {
             let lag = lag.with(&seen, now(millis));

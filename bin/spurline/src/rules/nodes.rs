@@ -14,7 +14,7 @@ use spurline_mem::{Pool, Tier};
 use spurline_net_tcp::SocketOptions;
 use spurline_proto::Request;
 use spurline_types::units::human_bytes;
-use spurline_types::{Attr, Error, ErrorKind, FileKind, Member, ObjectRef, Result, Stats, url};
+use spurline_types::{Attr, Error, ErrorKind, FileKind, Member, ObjectRef, Result, Stats, Version, url};
 use spurline_volume::Volume as _;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -186,7 +186,8 @@ impl Nodes {
                 Ok(())
             };
             let walked = walk(&remote, &below, stop, &mut |path, attr| {
-                let object = ObjectRef::new(&source, path, attr.version.clone(), attr.size);
+                // What is held of a file that is open for writing is from before.
+                let object = ObjectRef::new(&source, path, Version::new(attr.version.settled()), attr.size);
                 some.push(Extent { bytes: 0..object.size, object });
                 if some.len() == AT_ONCE { tell(&mut some) } else { Ok(()) }
             });

@@ -46,6 +46,8 @@ pub struct Tree {
     pub now_ms: Arc<AtomicU64>,
     /// How long each lookup and each page of a listing takes.
     pub slow_ms: AtomicU64,
+    /// Files are open for writing: each look at one is another version.
+    pub written: AtomicBool,
 }
 
 struct TestBacking(File, Arc<AtomicU64>);
@@ -84,6 +86,7 @@ impl Tree {
             short: AtomicBool::new(false),
             now_ms: Arc::new(AtomicU64::new(1_000)),
             slow_ms: AtomicU64::new(0),
+            written: AtomicBool::new(false),
         };
         tree.nodes.lock().insert(Vec::new(), Node::Dir);
         Arc::new(tree)
@@ -129,7 +132,11 @@ impl Tree {
             Node::Link(target) => (FileKind::Symlink, target.len() as u64, 0o777, "l".to_owned(), None),
         };
         let mtime = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
-        Attr { kind, size, mtime, mode, version: Version::new(&version), etag }
+        let mut version = Version::new(&version);
+        if kind == FileKind::File && self.written.load(Ordering::Relaxed) {
+            version = version.unsettled(self.lookups.load(Ordering::Relaxed));
+        }
+        Attr { kind, size, mtime, mode, version, etag }
     }
 }
 
@@ -202,7 +209,7 @@ impl Volume for Tree {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
         self.failing("read")?;
-        let version: u64 = object.version.as_str()[1..].parse().unwrap();
+        let version: u64 = object.version.settled()[1..].parse().unwrap();
         let current = self.nodes.lock().get(&*object.path).cloned();
         let there = matches!(current, Some(Node::File { version: now, .. }) if now == version);
         if !there && !self.cached.lock().iter().any(|(path, v)| **path == *object.path && *v == version) {
