@@ -378,7 +378,14 @@ impl Buf {
     }
 
     /// One buffer of `len` bytes that takes just `pages`, if `parts` are all of these.
-    pub(crate) fn joined(parts: Vec<Buf>, pages: Range<u32>, len: usize) -> Option<Buf> {
+    /// A single longer one that begins with them is cut.
+    pub(crate) fn joined(mut parts: Vec<Buf>, pages: Range<u32>, len: usize) -> Option<Buf> {
+        if let [only] = &parts[..]
+            && only.page == pages.start
+            && only.pages().end > pages.end
+        {
+            return parts.pop().map(|longer| longer.cut(len));
+        }
         let order = order_of(len);
         let inside = |part: &Buf| pages.contains(&part.page) && part.pages().end <= pages.end;
         let all: usize = parts.iter().filter(|part| inside(part)).map(|part| part.pages().len()).sum();

@@ -281,6 +281,23 @@ mod tests {
         }
     }
 
+    /// Where short ones have neighbours in use, a long one is cut, and no other goes.
+    #[test]
+    fn a_buffer_of_middling_length_costs_one_long_block() {
+        let tier = Tier::new(Pool::new(8 * LARGE as u64, LARGE).unwrap());
+        let short = (4 * LARGE / PAGE) as u32;
+        let start = tier.pool().arena().0 as usize;
+        let mut pins: std::collections::HashMap<usize, Slice> = Default::default();
+        for n in 0..short {
+            fill(&tier, n, PAGE);
+            let slice = pin(&tier, n);
+            pins.entry((slice.as_ptr() as usize - start) / (LARGE / 4)).or_insert(slice);
+        }
+        (short..short + 4).for_each(|n| fill(&tier, n, LARGE));
+        let buf = tier.pool().try_alloc(LARGE / 4).expect("a long one can go for it");
+        assert_eq!((buf.len(), held(&tier, short..short + 4), held(&tier, 0..short)), (LARGE / 4, 3, short as usize));
+    }
+
     #[test]
     fn a_scan_of_large_files_leaves_short_ones_that_are_hot() {
         let tier = Tier::new(Pool::new(16 << 20, LARGE).unwrap());

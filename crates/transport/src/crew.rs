@@ -281,8 +281,10 @@ impl Crew {
     /// When no thread can be had.
     pub fn spawn<S: Crewed>(shared: &Arc<S>) -> std::io::Result<()> {
         let crew = shared.crew();
+        // Those aside take no worker's place.
+        let aside = crew.aside.lock().1;
         let mut workers = crew.workers.lock();
-        if *workers >= crew.most || crew.stopping() {
+        if *workers >= crew.most + aside || crew.stopping() {
             return Ok(());
         }
         let work = Arc::clone(shared);

@@ -44,6 +44,8 @@ const PAGES: usize = 32;
 const TOO_LARGE: Duration = Duration::from_secs(60);
 /// A lookup waits for a listing at most this long before it asks by itself, and the one that lists for a page of it.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// What is held of a file that somebody writes counts for so long.
+const UNSETTLED: Duration = Duration::from_secs(1);
 
 type Path = Box<[u8]>;
 type PageKey = (Path, Option<Path>, usize);
@@ -222,7 +224,12 @@ impl Cached {
     fn known(&self, state: &State, path: &[u8], max_age: Duration) -> Option<Result<Attr>> {
         let negative_ttl = self.config.negative_ttl.min(max_age);
         if let Some((at, answer)) = state.names.get(path) {
-            let ttl = if answer.is_ok() { self.config.ttl.min(max_age) } else { negative_ttl };
+            let ttl = match answer {
+                // Whether somebody still writes it is asked again before long.
+                Ok(attr) if attr.version.is_unsettled() => self.config.ttl.min(max_age).min(UNSETTLED),
+                Ok(_) => self.config.ttl.min(max_age),
+                Err(_) => negative_ttl,
+            };
             if at.elapsed() < ttl {
                 return Some(answer.clone());
             }
@@ -347,6 +354,12 @@ impl Cached {
             if cursor.is_none() {
                 let whole = self.inner.lists_all(folder);
                 let mut state = self.state.lock();
+                // There was no room for them: to list it again soon would cost as much again.
+                if state.forgotten != forgotten
+                    && let Some(folder) = state.folders.get_mut(folder)
+                {
+                    folder.too_large = Some(Instant::now());
+                }
                 // Names that were dropped while it was listed, or were left out of it, are not absent.
                 if state.forgotten == forgotten
                     && whole

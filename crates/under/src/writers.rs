@@ -66,6 +66,10 @@ impl Askable {
         // In this order: a write that begins after the asking changes what was seen before it, if the clock has ticked.
         let Ok(stat) = rustix::fs::fstat(&fd) else { return no_more(seen) };
         let seen = Seen::from(&stat);
+        // It may be another one, which is no file.
+        if !seen.changed_within(LATELY, SystemTime::now()) {
+            return no_more(seen);
+        }
         if !*self.tells.lock().entry(seen.device()).or_insert_with(|| own_clock(fd.as_fd())) {
             return no_more(seen);
         }
