@@ -7,7 +7,7 @@ use crate::session::Session;
 use rustix::event::{EventfdFlags, eventfd};
 use spurline_transport::{Crew, Crewed as _, End};
 use spurline_types::Error;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -54,38 +54,36 @@ impl Held {
 pub(crate) struct Hand<'a> {
     shared: &'a Shared,
     conns: RefCell<[Option<Arc<Conn>>; MOST]>,
-    count: Cell<usize>,
 }
 
 impl<'a> Hand<'a> {
     pub fn new(shared: &'a Shared) -> Self {
-        Hand { shared, conns: RefCell::default(), count: Cell::new(0) }
+        Hand { shared, conns: RefCell::default() }
     }
 
     /// Keeps a connection whose session is locked, unless a worker waits for its next event; says whether it does.
     pub fn keep(&self, conn: &Arc<Conn>) -> bool {
         let crew = self.shared.crew();
-        if self.count.get() == MOST || crew.others_idle() || !conn.state.for_data() || !crew.goes_on() {
+        if crew.others_idle() || !conn.state.for_data() || !crew.goes_on() {
             return false;
         }
         let mut conns = self.conns.borrow_mut();
         let Some(free) = conns.iter_mut().find(|at| at.is_none()) else { return false };
         *free = Some(Arc::clone(conn));
-        self.count.update(|count| count + 1);
         conn.held.set(true);
         true
     }
 
     pub fn is_empty(&self) -> bool {
-        self.count.get() == 0
+        self.count() == 0
+    }
+
+    fn count(&self) -> usize {
+        self.conns.borrow().iter().flatten().count()
     }
 
     fn take(&self, at: usize) -> Option<Arc<Conn>> {
-        let taken = self.conns.borrow_mut()[at].take();
-        if taken.is_some() {
-            self.count.update(|count| count - 1);
-        }
-        taken
+        self.conns.borrow_mut()[at].take()
     }
 
     /// The request in work is about to wait.
@@ -119,17 +117,17 @@ impl<'a> Hand<'a> {
     pub fn go_round(&self, serve: impl Fn(&Arc<Conn>) -> End) {
         let crew = self.shared.crew();
         let (mut empty, mut next, mut rounds) = (0, 0, 0u32);
-        while self.count.get() > 0 && !crew.stopping() {
+        while !self.is_empty() && !crew.stopping() {
             let mut found = false;
-            rounds += 1;
+            rounds = rounds.wrapping_add(1);
             // Not what another worker waits for, nor, at once, what another has room for.
-            let takes = self.count.get() < MOST || rounds % FULL_ROUNDS == 0;
+            let takes = self.count() < MOST || rounds % FULL_ROUNDS == 0;
             if takes
                 && !crew.others_idle()
                 && let Some(conn) = Crew::take_one_more(self.shared)
             {
                 found = true;
-                if self.count.get() == MOST {
+                if self.count() == MOST {
                     // Who has been at hand makes room in turn, so that nobody has to wait for all of them to fall silent.
                     self.let_go_of(next);
                     next = (next + 1) % MOST;
@@ -157,7 +155,7 @@ impl<'a> Hand<'a> {
                 std::thread::yield_now();
                 crew.goes_on();
             }
-            if crew.others_idle() && self.count.get() > 1 {
+            if crew.others_idle() && self.count() > 1 {
                 // One for each round, so that the other is not idle by the next.
                 (0..MOST)
                     .rev()
@@ -183,7 +181,6 @@ impl<'a> Hand<'a> {
         };
         if !arrived {
             self.conns.borrow_mut()[at] = Some(conn);
-            self.count.update(|count| count + 1);
             return false;
         }
         Crew::attend(self.shared, &conn, serve);
