@@ -6,7 +6,7 @@ use crate::service::{Outside, Target};
 use crate::{group, parts, signals};
 use serde_json::json;
 use spurline_config::{CoordinatorConfig, Fault};
-use spurline_group::{Coordinator, JobStore};
+use spurline_membership::{Coordinator, JobStore};
 use spurline_net_tcp::group_addresses;
 use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
@@ -30,7 +30,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     config.trust.check_reach(&far, &[], "enter the group as a node and have jobs done")?;
     let trust = parts::open_trust(&config.trust, &group::hostname())?;
     let listen = ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect();
-    let settings = spurline_group::CoordinatorConfig {
+    let settings = spurline_membership::CoordinatorConfig {
         listen,
         file: config.state_file.clone(),
         trust: Arc::clone(&trust),

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use spurline_client::placement::{Copies, RUN_BLOCKS, Standpoint};
 use spurline_client::{Extent, Patience, Remote, RemoteConfig, Roster};
 use spurline_config::{Fault, Registry};
-use spurline_group::{Follower, Holds};
 use spurline_mem::{Pool, Tier};
+use spurline_membership::{Follower, Holds};
 use spurline_net_tcp::SocketOptions;
 use spurline_node::HELD;
 use spurline_proto::{PartDone, Request, VolumeId};
@@ -58,7 +58,7 @@ pub fn run(args: DrainArgs) -> std::result::Result<ExitCode, Fault> {
     let host = group::hostname();
     let stats = Arc::new(Stats::default());
     let trust = parts::open_trust(&args.trust.check(false)?, &host)?;
-    let registry = spurline_group::open(&args.registry, &args.cache_group, &trust)?;
+    let registry = spurline_membership::open(&args.registry, &args.cache_group, &trust)?;
     let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats))?;
     let members = follower.first(Instant::now() + FIRST).map_err(|error| {
         let remedy = match error.kind() {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use spurline_cache::Shared;
 use spurline_client::{Peer, Roster, Siblings};
 use spurline_config::{Fault, GroupConfig, NodeConfig};
-use spurline_group::{Announcer, Audience, Follower, Holds, Registry, State};
+use spurline_membership::{Announcer, Audience, Follower, Holds, Registry, State};
 use spurline_node::Node;
 use spurline_transport::PoolState;
 use spurline_trust::Trust;
@@ -155,7 +155,7 @@ pub fn ask_others(
 ) -> Result<Option<Others>, Fault> {
     let Some(group) = &config.group else { return Ok(None) };
     let reach = Reach { nconnect: BETWEEN_NODES, ..Reach::by(&config.net, name, "", trust, stats)? };
-    let registry = spurline_group::open(&group.registry, &group.name, trust)?;
+    let registry = spurline_membership::open(&group.registry, &group.name, trust)?;
     let follower = start(&registry, group.hold, stats)?;
     settings::compare_with_others(config, name, &follower.known(Instant::now() + FIRST), &reach)?;
     let open = move |source: &str, members: &[Arc<Member>]| {

@@ -11,17 +11,17 @@ use spurline_client::{Keeper, Patience, Remote, RemoteConfig, Roster};
 use spurline_config::{Fault, FuseIo, GroupConfig, MountConfig};
 use spurline_fs::Fs;
 use spurline_fuse::{MountOptions, Session, SessionConfig, Unmounter};
-use spurline_group::Follower;
 use spurline_jobs::{Board, NoKeep, Totals};
 use spurline_mem::{Pool, Tier};
+use spurline_membership::Follower;
 use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
 use spurline_observe::place::Owner;
+use spurline_origin::{InCommon, Scheme};
 use spurline_rails::LocalRail;
 use spurline_store::{Fresh, Store};
 use spurline_transport::{PathView, Phase, PoolState};
 use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
-use spurline_under::{InCommon, Scheme};
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::Path;
@@ -200,7 +200,7 @@ fn object_itself(config: &MountConfig, stats: &Arc<Stats>) -> Option<(String, St
 
 /// A mount in its own source would read itself without end.
 fn apart(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
-    let source = spurline_under::Source::parse(config.source.as_str())?;
+    let source = spurline_origin::Source::parse(config.source.as_str())?;
     if source.scheme() != Scheme::Directory {
         return Ok(());
     }
@@ -270,7 +270,7 @@ fn consumer(
 ) -> Result<Reads, Fault> {
     let name = format!("{}:{}", group::hostname(), config.mountpoint.display());
     let trust = parts::open_trust(&config.trust, &name)?;
-    let registry = spurline_group::open(&group.registry, &group.name, &trust)?;
+    let registry = spurline_membership::open(&group.registry, &group.name, &trust)?;
     let (follower, members) = group::follow(&registry, &group.name, group.hold, stats)?;
     let reach = Reach::by(&config.net, &name, config.source.as_str(), &trust, stats)?;
     let roster = Roster::new(&members, move |member| reach.peer(member));

@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 use spurline_config as config;
 use spurline_config::{CacheSize, Fault, IorpcMode};
 use spurline_mem::{Pool, Tier};
+use spurline_origin::{Cached, InCommon, MetadataConfig, Scheme, UnderConfig, UnderStore};
 use spurline_store::{Capacity, DiskState, DiskStatus, Fresh, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use spurline_under::{Cached, InCommon, MetadataConfig, Scheme, UnderConfig, UnderStore};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ pub fn open_under(
         in_common: in_common.clone(),
         ..defaults
     };
-    let under = spurline_under::open(source, &config, Arc::clone(stats))?;
+    let under = spurline_origin::open(source, &config, Arc::clone(stats))?;
     let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries: METADATA_ENTRIES };
     Ok(Arc::new(Cached::with(in_common, under, metadata, Arc::clone(stats))))
 }
@@ -77,7 +77,7 @@ pub fn has_disks(config: &config::CacheConfig) -> bool {
 /// Says so where a cache directory lies in a directory source: whoever reads all of that reads the cache as well, and has
 /// it cached in turn.
 pub fn warn_of_caches_in(source: &str, config: &config::CacheConfig) {
-    let Ok(source) = spurline_under::Source::parse(source) else { return };
+    let Ok(source) = spurline_origin::Source::parse(source) else { return };
     if source.scheme() != Scheme::Directory || !has_disks(config) {
         return;
     }

@@ -6,7 +6,7 @@ use crate::{group, parts};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, TrustConfig};
-use spurline_group::{Follower, Holds};
+use spurline_membership::{Follower, Holds};
 use spurline_net_tcp::SocketOptions;
 use spurline_proto::Request;
 use spurline_transport::{CallError, ChannelPool};
@@ -53,7 +53,7 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
     let stats = Arc::new(Stats::default());
     let host = group::hostname();
     let trust = parts::open_trust(trust, &host)?;
-    let opened = spurline_group::open(registry, name, &trust)?;
+    let opened = spurline_membership::open(registry, name, &trust)?;
     let follower = Follower::start(&opened, Holds::default(), Arc::clone(&stats))?;
     let mut members = follower.first_answer(Instant::now() + FIRST).map_err(|error| {
         let remedy = match error.kind() {

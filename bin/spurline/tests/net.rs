@@ -1,6 +1,6 @@
 //! `spurline net` on made-up hosts, as a person meets it: tables, JSON, collected files, exit codes.
 
-#[path = "../../../crates/fabric/tests/hosts/mod.rs"]
+#[path = "../../../crates/host/fabric/tests/hosts/mod.rs"]
 mod hosts;
 
 use hosts::Made;

@@ -10,9 +10,9 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use serde_json::Value;
 use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Patience, Remote, RemoteConfig, Roster};
-use spurline_group::{JobStore, Jobs, Registry};
 use spurline_jobs::{Board, DirKeep, Keep, Target, Totals};
 use spurline_mem::{Pool, Tier};
+use spurline_membership::{JobStore, Jobs, Registry};
 use spurline_net_tcp::SocketOptions;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};

@@ -162,7 +162,7 @@ impl Place {
         match &self.who {
             Who::Mount { peer, .. } => peer.jobs(request, ANSWER),
             Who::Coordinators { at, group, trust } => {
-                spurline_group::ask_jobs(&at[number..=number], group, trust, request, ANSWER)
+                spurline_membership::ask_jobs(&at[number..=number], group, trust, request, ANSWER)
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Jobs of one group in the store that several coordinators share, as the board wants them kept.
 
-use spurline_group::{Begun, JobStore, StoredJob};
 use spurline_jobs::{Keep, Kept};
+use spurline_membership::{Begun, JobStore, StoredJob};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 

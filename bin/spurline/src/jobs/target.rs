@@ -3,8 +3,8 @@
 use super::remark;
 use spurline_cache::Cache;
 use spurline_client::{Extent, Remote};
-use spurline_group::Follower;
 use spurline_jobs::{Part, Target, Worked};
+use spurline_membership::Follower;
 use spurline_types::{Attr, Error, ErrorKind, ListPage, Result};
 use spurline_volume::Volume;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use super::kept::Kept;
 use serde_json::Value;
 use spurline_cache::RuleSet;
 use spurline_config::Fault;
-use spurline_group::{Book, Registry};
+use spurline_membership::{Book, Registry};
 use spurline_node::Node;
 use spurline_types::{Error, ErrorKind};
 use std::hash::{BuildHasher as _, RandomState};

@@ -9,8 +9,8 @@ use spurline_cache::RuleSet;
 use spurline_client::placement::{Copies, Standpoint};
 use spurline_client::{Extent, Patience, Remote, RemoteConfig, Roster};
 use spurline_config::{Fault, Registry, TrustConfig};
-use spurline_group::{Book, Follower, Holds};
 use spurline_mem::{Pool, Tier};
+use spurline_membership::{Book, Follower, Holds};
 use spurline_net_tcp::SocketOptions;
 use spurline_proto::Request;
 use spurline_types::units::human_bytes;
@@ -56,7 +56,7 @@ impl Nodes {
         let host = group::hostname();
         let stats = Arc::new(Stats::default());
         let trust = parts::open_trust(trust, &host)?;
-        let opened = spurline_group::open(registry, name, &trust)?;
+        let opened = spurline_membership::open(registry, name, &trust)?;
         let Some(book) = opened.book(spurline_cache::merge_rules) else {
             return Err(Fault::usage(
                 format!("{registry} lists nodes and keeps nothing, so the group can have no rules"),

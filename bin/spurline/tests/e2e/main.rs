@@ -6,7 +6,7 @@ mod cluster;
 mod common;
 mod copies;
 mod disks;
-#[path = "../../../../crates/group/tests/dns/dns_server.rs"]
+#[path = "../../../../crates/cluster/membership/tests/dns/dns_server.rs"]
 mod dns_server;
 mod drain;
 mod faults;

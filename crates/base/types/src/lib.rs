@@ -1,0 +1,28 @@
+//! The words every layer shares: sizes and durations, object versions, attributes, errors, counters.
+//! It deliberately knows no I/O, no clock, no thread and no wire format.
+#![forbid(unsafe_code)]
+
+pub mod attr;
+pub mod congestion;
+pub mod error;
+pub mod fault;
+pub mod host_port;
+pub mod id;
+pub mod member;
+pub mod path_stats;
+pub mod sink;
+pub mod stats;
+pub mod units;
+pub mod url;
+
+pub use attr::{Attr, DirEntry, FileKind, ListPage, unix_time};
+pub use congestion::Congestion;
+pub use error::{Error, ErrorKind, Result, Retry};
+pub use fault::Fault;
+pub use host_port::HostPort;
+pub use id::{BlockId, ObjectId, ObjectRef, Version};
+pub use member::Member;
+pub use path_stats::{PathStats, PathTable};
+pub use sink::{Sink, SliceSink};
+pub use stats::Stats;
+pub use units::{Size, parse_duration};

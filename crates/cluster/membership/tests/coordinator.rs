@@ -1,0 +1,275 @@
+//! A real coordinator on loopback: nodes enter and leave, it is killed, it comes back empty and with its file.
+
+mod common;
+
+use common::{node, of_group, open, wait_for};
+use spurline_membership::{Announcer, Coordinator, CoordinatorConfig, Follower, Holds, State, later};
+use spurline_types::{ErrorKind, Stats};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LEASE: Duration = Duration::from_secs(3);
+
+/// Starts one; where it was before when `at` is given, as soon as the port is free again.
+fn start(at: Option<SocketAddr>, file: Option<&Path>) -> Coordinator {
+    let listen = vec![at.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)))];
+    let config = CoordinatorConfig { listen, file: file.map(Path::to_owned), lease: LEASE, ..Default::default() };
+    let mut started = None;
+    wait_for("the port", || {
+        started = Coordinator::start(config.clone(), Arc::new(Stats::default())).ok();
+        started.is_some()
+    });
+    started.unwrap()
+}
+
+fn url(coordinator: &Coordinator) -> String {
+    format!("coordinator://{}", coordinator.addresses()[0])
+}
+
+fn names(follower: &Follower, there: bool) -> Vec<String> {
+    let seen = follower.seen().members;
+    seen.into_iter().filter(|placed| placed.there == there).map(|placed| placed.member.name.clone()).collect()
+}
+
+#[test]
+fn nodes_enter_and_leave_and_a_name_is_one_process() {
+    let coordinator = start(None, None);
+    let registry = open(&url(&coordinator));
+    let stats = Arc::new(Stats::default());
+    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats)).unwrap();
+    let soon = Instant::now() + Duration::from_millis(100);
+    assert!(follower.first(soon).unwrap_err().message().contains(&url(&coordinator)[14..]));
+    let a = Announcer::start(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
+    let _b = Announcer::start(&registry, node("b", 2), Arc::clone(&stats)).unwrap().unwrap();
+    assert!(!follower.first(Instant::now() + Duration::from_secs(60)).unwrap().is_empty());
+    wait_for("both", || names(&follower, true) == ["a", "b"]);
+    // Another process with the name of a living one; on a very slow machine the living one may miss a lease.
+    let mut thief = node("a", 3);
+    thief.instance = 77;
+    let mut lease = registry.lease().unwrap();
+    let mut refused = None;
+    wait_for("the refusal", || {
+        refused = lease.renew(&thief, Instant::now() + Duration::from_secs(60)).err();
+        refused.is_some()
+    });
+    let refused = refused.unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    assert!(refused.message().contains("127.0.0.1:1") && refused.message().contains("127.0.0.1:3"), "{refused}");
+    // What a node says of itself is seen; one that leaves keeps its place.
+    a.set_by(Instant::now() + Duration::from_secs(60), |member| member.weight = 0).unwrap();
+    assert_eq!(coordinator.groups()["g"][0].weight, 0, "it is told before that returns");
+    wait_for("the weight", || follower.seen().members[0].member.weight == 0);
+    drop(a);
+    wait_for("the leaving", || names(&follower, false) == ["a"]);
+    wait_for("the other", || names(&follower, true) == ["b"]);
+    wait_for("the list", || coordinator.groups()["g"].len() == 1);
+    // Another group is another world.
+    let other = of_group(&url(&coordinator), "other");
+    let empty = Follower::start(&other, Holds::default(), stats).unwrap();
+    assert!(empty.first(Instant::now() + Duration::from_millis(300)).is_err());
+}
+
+#[test]
+fn a_coordinator_that_is_gone_or_forgets_empties_no_view() {
+    let coordinator = start(None, None);
+    let at = coordinator.addresses()[0];
+    let registry = open(&url(&coordinator));
+    let stats = Arc::new(Stats::default());
+    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats)).unwrap();
+    let enter = |name: &str, port| Announcer::start(&registry, node(name, port), Arc::clone(&stats)).unwrap().unwrap();
+    let (a, b) = (enter("a", 1), enter("b", 2));
+    wait_for("both", || names(&follower, true) == ["a", "b"]);
+    drop(coordinator);
+    wait_for("the loss", || matches!(follower.seen().state, State::Lost { .. }));
+    wait_for("the nodes to notice", || a.trouble().is_some() && b.trouble().is_some());
+    assert_eq!(follower.seen().members.len(), 2, "the members last known stay");
+    // Empty, and only one of the nodes is left: the other keeps its place all the same.
+    drop(b);
+    let again = start(Some(at), None);
+    wait_for("the registry", || matches!(follower.seen().state, State::Up));
+    wait_for("the other node", || names(&follower, true) == ["a"] && names(&follower, false) == ["b"]);
+    wait_for("peace of mind", || a.trouble().is_none());
+    assert!(stats.group.registry_losses.get() > 0);
+    drop((a, again));
+}
+
+#[test]
+fn a_node_that_was_in_the_group_serves_on_though_it_can_not_say_so() {
+    let coordinator = start(None, None);
+    let (at, registry) = (coordinator.addresses()[0], open(&url(&coordinator)));
+    drop(coordinator);
+    let stats = Arc::new(Stats::default());
+    let a = Announcer::start_again(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
+    assert!(a.trouble().is_some());
+    wait_for("the gauge", || stats.group.unlisted_seconds.get() > 0);
+    assert_eq!(stats.group.registry_lost_seconds.get(), 0, "that one is of who follows the group");
+    // What it can't be told of in time is not so.
+    let said = a.set_by(Instant::now() + Duration::from_millis(50), |member| member.weight = 0).unwrap_err();
+    assert!(said.message().contains("was not told"), "{said}");
+    let again = start(Some(at), None);
+    wait_for("the node", || again.groups().get("g").is_some_and(|nodes| nodes.len() == 1));
+    wait_for("peace of mind", || a.trouble().is_none() && stats.group.unlisted_seconds.get() == 0);
+    assert_eq!(again.groups()["g"][0].weight, 100);
+}
+
+#[test]
+fn a_file_is_one_coordinator_s_and_what_is_in_the_way_is_named_with_a_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    let first = start(None, Some(&file));
+    let fails = |listen: SocketAddr, file: Option<&Path>| {
+        let (listen, file) = (vec![listen], file.map(Path::to_owned));
+        let config = CoordinatorConfig { listen, file, ..Default::default() };
+        Coordinator::start(config, Arc::new(Stats::default())).err().unwrap().to_string()
+    };
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let said = fails(any, Some(&file));
+    assert!(said.contains("another coordinator") && said.contains("--state-file none"), "{said}");
+    let said = fails(any, Some(&file.join("below")));
+    assert!(said.contains("can't be kept") && said.contains("--state-file none"), "{said}");
+    let said = fails(first.addresses()[0], None);
+    assert!(said.contains("ss -ltnp") && said.contains("--group-port"), "{said}");
+    drop(first);
+    start(None, Some(&file));
+}
+
+#[test]
+fn a_restart_knows_the_nodes_of_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("new/state.json");
+    let coordinator = start(None, Some(&file));
+    let registry = open(&url(&coordinator));
+    let mut lease = registry.lease().unwrap();
+    lease.renew(&node("a", 1), Instant::now() + Duration::from_secs(60)).unwrap();
+    let at = coordinator.addresses()[0];
+    drop(coordinator);
+    // Were the lease over already, the file would say so.
+    let kept = std::fs::read_to_string(&file).unwrap().contains("127.0.0.1:1");
+    let again = start(Some(at), Some(&file));
+    if kept {
+        assert!(again.groups()["g"].iter().all(|member| *member == node("a", 1)));
+    }
+    // It has not come back: its lease ends at last.
+    wait_for("the end of the lease", || again.groups().get("g").is_none_or(Vec::is_empty));
+    drop(again);
+    // Nonsense in the file is said and done without.
+    std::fs::write(&file, b"{").unwrap();
+    assert!(start(Some(at), Some(&file)).groups().is_empty());
+}
+
+#[test]
+fn of_two_coordinators_each_knows_all_nodes_and_one_may_go() {
+    let (one, two) = (start(None, None), start(None, None));
+    let both = format!("{},{}", url(&one), two.addresses()[0]);
+    let registry = open(&both);
+    let stats = Arc::new(Stats::default());
+    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats)).unwrap();
+    let _a = Announcer::start(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
+    wait_for("the node", || names(&follower, true) == ["a"]);
+    wait_for("the other coordinator", || two.groups().get("g").is_some_and(|nodes| nodes.len() == 1));
+    drop(one);
+    // Known by the one that is left.
+    let _b = Announcer::start(&registry, node("b", 2), Arc::clone(&stats)).unwrap().unwrap();
+    wait_for("the second node", || names(&follower, true) == ["a", "b"]);
+}
+
+#[test]
+fn an_unreachable_one_is_named() {
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let registry = open(&format!("coordinator://{gone}"));
+    let mut lease = registry.lease().unwrap();
+    let error = lease.renew(&node("a", 1), Instant::now() + Duration::from_secs(60)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains(&gone.to_string()), "{error}");
+    assert!(registry.watch().next(Instant::now()).unwrap_err().message().contains(&gone.to_string()));
+}
+
+#[test]
+fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("nodes");
+    let text = |revision: u64, rule: &str| serde_json::json!({"revision": revision, "rules": [rule]});
+    let nothing = serde_json::Value::Null;
+    let one = start(None, Some(&file));
+    let at = one.addresses()[0];
+    let book = open(&url(&one)).book(later).unwrap();
+    let asked = |given: &serde_json::Value| {
+        let mut kept = None;
+        wait_for("an answer", || {
+            kept = book.exchange(given).ok();
+            kept.is_some()
+        });
+        kept.unwrap()
+    };
+    assert_eq!(asked(&nothing), nothing);
+    assert_eq!(asked(&text(1, "a")), text(1, "a"));
+    assert_eq!(asked(&text(1, "A")), text(1, "a"), "it is the later one by its letters");
+    // Over a restart with the file; and without it a node gives it back.
+    drop(one);
+    let one = start(Some(at), Some(&file));
+    assert_eq!(asked(&nothing), text(1, "a"));
+    drop(one);
+    let one = start(Some(at), None);
+    assert_eq!(asked(&nothing), nothing);
+    assert_eq!(asked(&text(1, "a")), text(1, "a"));
+    // Of two coordinators the one that lags is given what the other has, and one that answers is enough.
+    let two = start(None, None);
+    let both = open(&format!("{},{}", url(&one), two.addresses()[0])).book(later).unwrap();
+    assert_eq!(both.exchange(&nothing).unwrap(), text(1, "a"));
+    assert_eq!(open(&url(&two)).book(later).unwrap().exchange(&nothing).unwrap(), text(1, "a"));
+    drop(one);
+    assert_eq!(both.exchange(&text(2, "c")).unwrap(), text(2, "c"));
+    drop(two);
+    let mut error = None;
+    wait_for("the end", || {
+        error = both.exchange(&nothing).err();
+        error.is_some()
+    });
+    let error = error.unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains(&at.to_string()), "{error}");
+    // Others list nodes and keep nothing.
+    assert!(open("static:127.0.0.1:1").book(later).is_none() && open("dns:nodes.example:1").book(later).is_none());
+}
+
+#[test]
+fn a_file_of_before_that_can_not_be_read_stops_the_start_and_stays() {
+    for name in ["nodes", "nodes.rules"] {
+        let dir = tempfile::tempdir().unwrap();
+        // What nobody can read as a file, root neither.
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+        let config = CoordinatorConfig { file: Some(dir.path().join("nodes")), lease: LEASE, ..Default::default() };
+        let error = Coordinator::start(config, Arc::new(Stats::default())).err().unwrap();
+        let said = error.message();
+        assert!(said.contains(&format!("{name} can't be read")) && said.contains("--state-file"), "{error}");
+        assert!(dir.path().join(name).is_dir());
+    }
+}
+
+#[test]
+fn what_two_coordinators_were_told_at_one_revision_comes_to_be_the_same() {
+    let (one, two) = (start(None, None), start(None, None));
+    let text = |rule: &str| serde_json::json!({"revision": 1, "rules": [rule]});
+    let nothing = serde_json::Value::Null;
+    let book = |url: &str| open(url).book(later).unwrap();
+    let exchange = |url: &str, given: &serde_json::Value| {
+        let mut kept = None;
+        wait_for("an answer", || {
+            kept = book(url).exchange(given).ok();
+            kept.is_some()
+        });
+        kept.unwrap()
+    };
+    for (first, other) in [(&one, &two), (&two, &one)] {
+        exchange(&url(first), &text("a"));
+        exchange(&url(other), &text("b"));
+        // Whoever asks both, in whichever order, brings it to both.
+        let both = format!("{},{}", url(first), other.addresses()[0]);
+        wait_for("both have it", || {
+            exchange(&both, &text("a")) == text("b")
+                && [first, other].into_iter().all(|at| exchange(&url(at), &nothing) == text("b"))
+        });
+    }
+}

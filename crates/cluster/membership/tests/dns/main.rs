@@ -1,0 +1,64 @@
+//! A small DNS server whose records change: addresses, SRV records, nothing under the name, silence.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod dns_server;
+
+use common::{open, wait_for};
+use dns_server::DnsServer;
+use spurline_membership::{Follower, Holds, State};
+use spurline_types::Stats;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Nobody's place is given up in a test, however long a busy machine keeps it waiting.
+const HOLDS: Holds = Holds { one: Duration::from_secs(1 << 20), many: Duration::from_secs(1 << 20) };
+
+fn follow(url: &str) -> (Follower, Arc<Stats>) {
+    let stats = Arc::new(Stats::default());
+    (Follower::start(&open(url), HOLDS, Arc::clone(&stats)).unwrap(), stats)
+}
+
+fn names(follower: &Follower) -> Vec<String> {
+    let there = follower.seen().members.into_iter().filter(|placed| placed.there);
+    there.map(|placed| placed.member.name.clone()).collect()
+}
+
+#[test]
+fn addresses_come_and_go_and_a_server_that_is_silent_changes_nothing() {
+    let server = DnsServer::start().unwrap();
+    server.addresses("nodes.test.", &["10.0.0.1", "10.0.0.2", "fd00::1"]);
+    let (follower, stats) = follow(&format!("dns:nodes.test.:7000?server={}", server.address()));
+    wait_for("all", || names(&follower) == ["10.0.0.1:7000", "10.0.0.2:7000", "[fd00::1]:7000"]);
+    server.addresses("nodes.test.", &["10.0.0.2", "10.0.0.3"]);
+    wait_for("the change", || names(&follower) == ["10.0.0.2:7000", "10.0.0.3:7000"]);
+    let known = follower.seen().members.len();
+    // A name that is gone, then a server that says nothing: those last known stay.
+    server.addresses("nodes.test.", &[]);
+    wait_for("nobody", || names(&follower).is_empty());
+    assert_eq!(follower.seen().members.len(), known);
+    server.silent(true);
+    wait_for("the loss", || matches!(follower.seen().state, State::Lost { .. }));
+    assert_eq!(follower.seen().members.len(), known);
+    assert!(stats.group.registry_losses.get() > 0);
+    server.silent(false);
+    server.addresses("nodes.test.", &["10.0.0.2"]);
+    wait_for("the node", || names(&follower) == ["10.0.0.2:7000"]);
+}
+
+#[test]
+fn srv_records_bring_names_and_ports() {
+    let server = DnsServer::start().unwrap();
+    server.services("_spurline._tcp.test.", &[("node-0.test.", 7000), ("node-1.test.", 7001)]);
+    let (follower, _) = follow(&format!("dns:_spurline._tcp.test.?server={}", server.address()));
+    wait_for("both", || names(&follower) == ["node-0.test:7000", "node-1.test:7001"]);
+}
+
+#[test]
+fn many_addresses_do_not_fit_into_one_datagram() {
+    let server = DnsServer::start().unwrap();
+    let all: Vec<String> = (0..1000).map(|n| format!("10.1.{}.{}", n / 250, n % 250 + 1)).collect();
+    server.addresses("many.test.", &all.iter().map(String::as_str).collect::<Vec<_>>());
+    let (follower, _) = follow(&format!("dns:many.test.:7000?server={}", server.address()));
+    wait_for("all", || names(&follower).len() == 1000);
+}

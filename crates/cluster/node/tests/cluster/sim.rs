@@ -1,0 +1,332 @@
+//! A cluster in memory: real cache nodes and real mounts, joined by links that fail on demand, over an under-store that
+//! counts what is read of it. The bytes of every object follow from its name, so every read can be checked.
+
+use parking_lot::Mutex;
+use spurline_cache::Shared;
+use spurline_client::placement::{Copies, Standpoint};
+use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster, Siblings};
+use spurline_mem::{Pool, Tier};
+use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
+use spurline_node::{HotRule, Node};
+use spurline_origin::{Capabilities, StatFs, UnderStore};
+use spurline_proto::{Hello, Request, Welcome};
+use spurline_store::Store;
+use spurline_transport::{ChannelPool, ConnState, Connector, PoolConfig, Responder, Service, TransportKind};
+use spurline_types::{Attr, Error, ErrorKind, FileKind, ListPage, Member, ObjectRef, Result, Sink, Stats, Version};
+use spurline_volume::{Data, Volume as _};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+pub const BLOCK: u64 = 64 << 10;
+pub const SOURCE: &str = "sim://data";
+
+/// The byte at an offset of an object.
+pub fn byte_at(object: u64, offset: u64) -> u8 {
+    let mixed = (offset ^ object.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    (mixed >> 32) as u8
+}
+
+/// Names, lengths and bytes without end: object `n/LEN` has LEN bytes.
+#[derive(Default)]
+pub struct Under {
+    /// Reads of each block.
+    reads: Mutex<HashMap<(u64, u64), u64>>,
+    pub latency: Mutex<Duration>,
+}
+
+impl Under {
+    /// Reads in all, and blocks that were read at least once.
+    pub fn reads(&self) -> (u64, usize) {
+        let reads = self.reads.lock();
+        (reads.values().sum(), reads.len())
+    }
+}
+
+/// Number and length of an object by its path.
+fn parse(path: &[u8]) -> Result<(u64, u64)> {
+    let text = std::str::from_utf8(path).ok().and_then(|text| text.split_once('/'));
+    let numbers = text.and_then(|(n, len)| Some((n.parse().ok()?, len.parse().ok()?)));
+    numbers.ok_or_else(|| Error::new(ErrorKind::NotFound, "no such object"))
+}
+
+impl UnderStore for Under {
+    fn source(&self) -> &str {
+        SOURCE
+    }
+    fn describe(&self) -> String {
+        SOURCE.into()
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { symlinks: false, byte_names: true, modes: false, etags: true, together: false }
+    }
+    fn check(&self, _: Instant) -> Result<()> {
+        Ok(())
+    }
+    fn lookup(&self, path: &[u8], _: Instant) -> Result<Attr> {
+        let (_, size) = parse(path)?;
+        let version = Version::new("1");
+        Ok(Attr { kind: FileKind::File, size, mtime: UNIX_EPOCH, mode: 0o444, version, etag: None })
+    }
+    fn list(&self, _: &[u8], _: Option<&[u8]>, _: usize, _: Instant) -> Result<ListPage> {
+        Err(Error::new(ErrorKind::Unsupported, "no listings"))
+    }
+    fn readlink(&self, _: &[u8], _: Instant) -> Result<Vec<u8>> {
+        Err(Error::new(ErrorKind::Invalid, "no links"))
+    }
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, _: Instant) -> Result<()> {
+        let (number, _) = parse(&object.path)?;
+        *self.reads.lock().entry((number, offset / BLOCK)).or_default() += 1;
+        let latency = *self.latency.lock();
+        if !latency.is_zero() {
+            std::thread::sleep(latency);
+        }
+        let spare = sink.spare();
+        let len = spare.len();
+        spare.iter_mut().zip(offset..).for_each(|(byte, at)| *byte = byte_at(number, at));
+        sink.commit(len);
+        Ok(())
+    }
+    fn statfs(&self, _: Instant) -> Result<Option<StatFs>> {
+        Ok(None)
+    }
+}
+
+/// An object of a cluster's under-store.
+pub fn object(number: u64, len: u64) -> ObjectRef {
+    ObjectRef::new(SOURCE, format!("{number}/{len}").as_bytes(), Version::new("1"), len)
+}
+
+/// A node that is, when told so, of the release before copies sent readers on.
+struct Release {
+    node: Arc<Node>,
+    old: Arc<AtomicBool>,
+}
+
+impl Service for Release {
+    fn hello(&self, conn: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
+        let mut welcome = self.node.hello(conn, hello)?;
+        if self.old.load(Ordering::Acquire) {
+            welcome.capabilities.0 &= !1;
+        }
+        Ok(welcome)
+    }
+    fn serve(&self, conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let unknown = matches!(request, Request::ReadHere(_) | Request::Seek(_)) && self.old.load(Ordering::Acquire);
+        assert!(!unknown, "a node of an older release is asked what it does not know: {request}");
+        self.node.serve(conn, request, responder)
+    }
+}
+
+/// One cache node and its link to everybody.
+pub struct Host {
+    pub sim: SimNode,
+    pub plan: Arc<FaultPlan>,
+    pub link: SimRail,
+    pub stats: Arc<Stats>,
+    pub tier: Arc<Tier>,
+    pub shared: Arc<Shared>,
+    pub member: Member,
+    /// Before it is greeted: whether it is of an older release.
+    pub old: Arc<AtomicBool>,
+}
+
+/// How requests are waited for in a cluster that is to be quick about its faults.
+pub fn patience() -> Patience {
+    Patience { answer: Duration::from_secs(60), absence: Duration::from_secs(60) }
+}
+
+/// Short, so that a run has many faults; a busy machine that makes nodes look dead only makes it richer.
+pub fn silence() -> Duration {
+    Duration::from_millis(200)
+}
+
+/// What a mount of a cluster waits for, and how many nodes hold what it reads.
+pub struct Waits {
+    pub silence: Duration,
+    /// Zero: no read is asked of a second node.
+    pub hedge_after: Duration,
+    pub copies: u32,
+    /// Its number among the mounts.
+    pub number: u64,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Waits { silence: silence(), hedge_after: Duration::ZERO, copies: 1, number: 0 }
+    }
+}
+
+fn pool_config() -> PoolConfig {
+    PoolConfig {
+        connect_timeout: Duration::from_millis(200),
+        retry_min: Duration::from_millis(5),
+        retry_max: Duration::from_millis(100),
+        ..PoolConfig::default()
+    }
+}
+
+/// The ways to nodes by their names, until a cluster ends.
+type Ways = Arc<Mutex<HashMap<String, Arc<dyn Connector>>>>;
+
+/// What a mount or a node reaches others through: each member's node over its link and over one of its own, which are
+/// the answer's second part.
+fn reach(
+    hosts: &[Host],
+    name: &str,
+    stats: &Arc<Stats>,
+) -> (impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static, Vec<SimRail>, Ways) {
+    let links: Vec<SimRail> = hosts.iter().map(|_| SimRail::new()).collect();
+    let way = |(host, own): (&Host, &SimRail)| {
+        let to_host = host.link.connector(host.sim.connector(), TransportKind::Sim);
+        (host.member.name.clone(), own.connector(to_host, TransportKind::Sim))
+    };
+    let ways: Ways = Arc::new(Mutex::new(hosts.iter().zip(&links).map(way).collect()));
+    let (name, stats, known) = (name.to_owned(), Arc::clone(stats), Arc::clone(&ways));
+    let make = move |member: &Member| {
+        let way = Arc::clone(&known.lock()[&member.name]);
+        Peer::new(ChannelPool::new(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
+    };
+    (make, links, ways)
+}
+
+pub struct Cluster {
+    pub hosts: Vec<Host>,
+    pub under: Arc<Under>,
+    /// What nodes that know each other do so by: in one process they would keep each other for ever.
+    known: Mutex<Vec<(Ways, Arc<Siblings>)>>,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for (ways, siblings) in self.known.lock().drain(..) {
+            siblings.set_members(&[]);
+            ways.lock().clear();
+        }
+    }
+}
+
+impl Cluster {
+    /// `count` nodes with memory for so many blocks each, none of them told of the others.
+    pub fn start(count: usize, blocks: u64) -> Cluster {
+        Cluster::start_on(count, blocks, |_, _| None)
+    }
+
+    /// The same, each with the cache disks that `disks` opens for it.
+    pub fn start_on(count: usize, blocks: u64, disks: impl Fn(usize, &Arc<Stats>) -> Option<Arc<Store>>) -> Cluster {
+        let under = Arc::new(Under::default());
+        let hosts = (0..count).map(|n| host(n, blocks, &under, &disks)).collect();
+        Cluster { hosts, under, known: Mutex::default() }
+    }
+
+    pub fn members(&self, which: impl IntoIterator<Item = usize>) -> Vec<Arc<Member>> {
+        which.into_iter().map(|n| Arc::new(self.hosts[n].member.clone())).collect()
+    }
+
+    /// A mount that knows these nodes.
+    pub fn mount(&self, which: impl IntoIterator<Item = usize>) -> Mount {
+        self.mount_with(which, silence())
+    }
+
+    /// The same, and a node that owes answers is given up after `silence`.
+    pub fn mount_with(&self, which: impl IntoIterator<Item = usize>, silence: Duration) -> Mount {
+        self.mount_as(which, Waits { silence, ..Waits::default() })
+    }
+
+    /// The same, with all that it waits for.
+    pub fn mount_as(&self, which: impl IntoIterator<Item = usize>, waits: Waits) -> Mount {
+        let stats = Arc::new(Stats::default());
+        let (make, links, _) = reach(&self.hosts, &format!("mount-{}", waits.number), &stats);
+        let roster = Roster::new(&self.members(which), make);
+        let config = RemoteConfig {
+            patience: patience(),
+            fetchers: 2,
+            metadata_age: Duration::ZERO,
+            copies: Copies::new(waits.copies, []),
+            standpoint: Standpoint { zone: String::new(), seed: waits.number },
+            silence: waits.silence,
+            hedge_after: waits.hedge_after,
+        };
+        let remote = Remote::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
+            Ok(Tier::new(Pool::new(16 * block, block as usize)?))
+        });
+        Mount { remote: remote.expect("the mount starts"), stats, links }
+    }
+
+    /// Tells every node of `which` of the others: they ask each other before the under-store.
+    pub fn join(&self, which: &[usize]) -> Vec<Arc<Siblings>> {
+        let join = |n: &usize| {
+            let host = &self.hosts[*n];
+            let (make, _, ways) = reach(&self.hosts, &host.member.name, &host.stats);
+            let make = Arc::new(make);
+            let open = move |_: &str, members: &[Arc<Member>]| {
+                let make = Arc::clone(&make);
+                Roster::new(members, move |member| make(member))
+            };
+            let stats = Arc::clone(&host.stats);
+            let siblings = Siblings::new(&host.member.name, BLOCK, Duration::from_secs(3600), stats, open);
+            siblings.set_members(&self.members(which.iter().copied()));
+            host.shared.ask_elsewhere(Arc::clone(&siblings) as _);
+            self.known.lock().push((ways, Arc::clone(&siblings)));
+            siblings
+        };
+        which.iter().map(join).collect()
+    }
+
+    /// Blocks that a node holds of an object.
+    pub fn held(&self, node: usize, object: &ObjectRef) -> u32 {
+        let blocks = object.blocks(BLOCK) as u32;
+        let id = |index| spurline_types::BlockId { object: object.id, index };
+        (0..blocks).filter(|index| self.hosts[node].tier.peek(&id(*index)).is_some_and(|b| b.is_ready())).count() as u32
+    }
+}
+
+/// Opens the cache disks of one node.
+type OpenDisks<'a> = dyn Fn(usize, &Arc<Stats>) -> Option<Arc<Store>> + 'a;
+
+fn host(n: usize, blocks: u64, under: &Arc<Under>, disks: &OpenDisks<'_>) -> Host {
+    let stats = Arc::new(Stats::default());
+    let tier = Tier::new(Pool::new(blocks * BLOCK, BLOCK as usize).unwrap());
+    let timeout = Duration::from_secs(60);
+    let shared = Shared::new(Arc::clone(&tier), disks(n, &stats), BLOCK, 8, timeout, false, Arc::clone(&stats));
+    let kept = Arc::clone(&shared);
+    let under = Arc::clone(under);
+    let open = move |_: &str| Ok(Arc::clone(&under) as Arc<dyn UnderStore>);
+    let rule = HotRule { window: Duration::from_millis(200), times: 2, share: 4, readers: 3, cools: 5 };
+    let node = Node::with_rule(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open), rule);
+    let shared = kept;
+    let plan = Arc::new(FaultPlan::new(n as u64 + 1, Rates::default()));
+    let old = Arc::new(AtomicBool::new(false));
+    let service = Arc::new(Release { node, old: Arc::clone(&old) });
+    let sim = SimNode::new(&format!("n{n}"), service, Arc::clone(&plan));
+    Host { sim, plan, link: SimRail::new(), stats, tier, shared, member: Member::at(&format!("n{n}"), 100), old }
+}
+
+pub struct Mount {
+    pub remote: Arc<Remote>,
+    pub stats: Arc<Stats>,
+    /// To each node.
+    pub links: Vec<SimRail>,
+}
+
+impl Mount {
+    /// Reads and compares every byte.
+    pub fn read(&self, object: &ObjectRef, offset: u64, len: usize) -> Result<()> {
+        let (number, _) = parse(&object.path)?;
+        let mut dst = vec![0x55; len];
+        let got = match self.remote.read(object, offset, &mut dst)? {
+            Data::Copied(n) => dst[..n].to_vec(),
+            Data::Shared(slice) => slice.to_vec(),
+        };
+        assert_eq!(got.len() as u64, object.size.saturating_sub(offset).min(len as u64), "{len} at {offset}");
+        let wrong = got.iter().zip(offset..).find(|(byte, at)| **byte != byte_at(number, *at));
+        assert_eq!(wrong, None, "a wrong byte of {len} at {offset} of object {number}");
+        Ok(())
+    }
+
+    /// Reads all of it.
+    pub fn read_all(&self, object: &ObjectRef) -> Result<()> {
+        (0..object.blocks(BLOCK)).try_for_each(|block| self.read(object, block * BLOCK, BLOCK as usize))
+    }
+}

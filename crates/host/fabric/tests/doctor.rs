@@ -1,0 +1,394 @@
+//! What the doctor finds on made-up hosts: the right ids, no others where a host is well, and a page for each id.
+
+mod hosts;
+
+use hosts::{Card, Made, Net};
+use proptest::prelude::*;
+use spurline_fabric::{
+    Ask, Change, Entry, Finding, Host, IpoibMode, LinkLayer, Severity, SmAnswer, Tree, examine, finding,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+fn entries(made: &Made) -> BTreeMap<String, Entry> {
+    let files = made.files.iter().map(|(p, b)| (p.clone(), Entry::File(b.clone())));
+    files.chain(made.links.iter().map(|(p, t)| (p.clone(), Entry::Link(t.clone())))).collect()
+}
+
+fn found(made: &Made) -> Vec<Finding> {
+    asked(made, &Ask::default())
+}
+
+fn asked(made: &Made, ask: &Ask) -> Vec<Finding> {
+    examine(&Tree::memory(entries(made)), ask)
+}
+
+fn ids(found: &[Finding], severity: Severity) -> BTreeSet<&str> {
+    found.iter().filter(|f| f.severity == severity).map(|f| f.id).collect()
+}
+
+/// The finding with that id about that subject.
+fn one<'a>(found: &'a [Finding], id: &str, subject: &str) -> &'a Finding {
+    let all: Vec<String> = found.iter().map(|f| format!("{} {}", f.id, f.subject)).collect();
+    found
+        .iter()
+        .find(|f| f.id == id && f.subject.contains(subject))
+        .unwrap_or_else(|| panic!("{id} {subject}: {all:?}"))
+}
+
+fn for_rdma(names: &[&str]) -> Ask {
+    Ask { for_rdma: names.iter().map(|n| (*n).to_owned()).collect(), ..Ask::default() }
+}
+
+/// The one file whose path ends so.
+fn file(made: &Made, end: &str) -> String {
+    made.files.keys().find(|p| p.ends_with(end)).unwrap().clone()
+}
+
+/// A path inside a card's device.
+fn port(pci: &str, device: &str, file: &str) -> String {
+    format!("sys/devices/pci{}/{pci}/infiniband/{device}/ports/1/{file}", &pci[..7])
+}
+
+#[test]
+fn hosts_that_are_well_have_no_errors() {
+    for (name, made) in hosts::all() {
+        let found = found(&made);
+        let errors = ids(&found, Severity::Error);
+        let expected: BTreeSet<&str> = if name == "no_sm" { ["NO-SUBNET-MANAGER"].into() } else { BTreeSet::new() };
+        assert_eq!(errors, expected, "{name}");
+        let warnings = ids(&found, Severity::Warning);
+        let expected: &[&str] = match name {
+            "vpi_ethernet" => &["MTU-LOW"],
+            "cloud_ipoib" => &["IPOIB-MTU-REFUSED"],
+            "mt25208" | "no_sm" => &["IPOIB-MODE", "PORT-POLLING"],
+            _ => &[],
+        };
+        assert_eq!(warnings, expected.iter().copied().collect(), "{name}");
+    }
+}
+
+#[test]
+fn a_port_that_polls_and_a_fabric_without_a_manager() {
+    let found = found(&hosts::no_sm());
+    let polling = one(&found, "PORT-POLLING", "mthca0/2");
+    assert!(polling.evidence.contains("/sys/class/infiniband/mthca0/ports/2/state is DOWN"), "{}", polling.evidence);
+    let silent = one(&found, "NO-SUBNET-MANAGER", "mthca0/1");
+    assert!(silent.remedy.contains("opensm") && silent.evidence.contains("sm_lid is 0x0"));
+    // A RoCE port has no subnet manager, and none is missing.
+    let mut roce = hosts::roce_jumbo();
+    roce.put(&port("0000:41:00.0", "mlx5_0", "state"), "1: DOWN")
+        .put(&port("0000:41:00.0", "mlx5_0", "phys_state"), "3: Disabled");
+    let down = self::found(&roce);
+    assert_eq!(one(&down, "PORT-DOWN", "mlx5_0/1").severity, Severity::Error, "its interface has an address");
+    assert!(!down.iter().any(|f| f.id == "NO-SUBNET-MANAGER"));
+}
+
+#[test]
+fn a_subnet_manager_that_is_gone() {
+    let answers = |answer: SmAnswer| Ask {
+        subnet_manager: BTreeMap::from([(("mlx5_ib0".to_owned(), 1), answer)]),
+        ..Ask::default()
+    };
+    let made = hosts::cloud_ipoib();
+    let gone = asked(&made, &answers(SmAnswer::Silent("timed out".into())));
+    assert!(one(&gone, "SM-SILENT", "mlx5_ib0/1").evidence.contains("sm_lid is 0x1"));
+    let not_asked = asked(&made, &answers(SmAnswer::NotAsked("no libibumad.so.3".into())));
+    assert!(one(&not_asked, "CHECK-LEFT-OUT", "subnet manager").evidence.contains("libibumad"));
+    assert!(!asked(&made, &answers(SmAnswer::Alive)).iter().any(|f| f.id == "SM-SILENT"));
+}
+
+#[test]
+fn ipoib_modes_promise_only_what_the_card_can() {
+    let old = found(&hosts::mt25208());
+    let mode = one(&old, "IPOIB-MODE", "ib0");
+    let to = Change::Mode { interface: "ib0".into(), from: Some(IpoibMode::Datagram), to: IpoibMode::Connected };
+    assert_eq!(mode.changes[0], to);
+    assert!(mode.remedy.starts_with("echo connected > /sys/class/net/ib0/mode && ip link set ib0 mtu 65520"));
+    let cloud = found(&hosts::cloud_ipoib());
+    let mode = one(&cloud, "IPOIB-MODE", "ib0");
+    assert!(mode.severity == Severity::Info && mode.changes.is_empty() && !mode.remedy.contains("connected"));
+    let refused = one(&cloud, "IPOIB-MTU-REFUSED", "ib0");
+    assert!(refused.evidence.contains("Invalid argument") && refused.evidence.contains("2044"));
+    let mut connected = hosts::mt25208();
+    let mode = file(&connected, "net/ib0/mode");
+    connected.put(&mode, "connected");
+    let low = found(&connected);
+    assert!(one(&low, "MTU-LOW", "ib0").remedy.starts_with("ip link set ib0 mtu 65520"));
+    // What was set by hand is gone after a restart when a system of configuration is there and says nothing.
+    connected.put("etc/network/interfaces", "auto lo\niface lo inet loopback");
+    let lost = found(&connected);
+    let lost = one(&lost, "NOT-PERSISTED", "ib0");
+    assert!(
+        lost.evidence.contains("address 10.0.0.1/24") && lost.evidence.contains("mode connected"),
+        "{}",
+        lost.evidence
+    );
+}
+
+#[test]
+fn link_rate_width_layer_and_counters() {
+    let mut made = hosts::gb200();
+    made.put(&port("0002:03:00.0", "mlx5_1", "rate"), "200 Gb/sec (2X NDR)");
+    made.put(&port("0010:03:00.0", "mlx5_4", "rate"), "100 Gb/sec (1X NDR)");
+    made.put(&port("0000:03:00.0", "mlx5_0", "counters/symbol_error"), "8734");
+    made.put(&port("0000:03:00.0", "mlx5_0", "hw_counters/packet_seq_err"), "5000");
+    made.put(&port("0006:03:00.0", "mlx5_bond_0", "hw_counters/np_cnp_sent"), "12");
+    let fw = file(&made, "mlx5_5/fw_ver");
+    made.put(&fw, "28.39.1002");
+    let found = found(&made);
+    assert!(one(&found, "LINK-RATE", "mlx5_1/1").evidence.contains("the same card, runs 400 Gb/s"));
+    one(&found, "LINK-WIDTH", "mlx5_4/1");
+    assert!(one(&found, "PORT-ERRORS", "mlx5_0/1").evidence.contains("symbol_error 8734"));
+    one(&found, "RETRANSMISSIONS", "mlx5_0/1");
+    one(&found, "CONGESTION", "mlx5_bond_0/1");
+    one(&found, "FIRMWARE-MIXED", "mlx5_5");
+    let meant = asked(&hosts::roce_jumbo(), &Ask { expect: Some(LinkLayer::InfiniBand), ..Ask::default() });
+    assert_eq!(one(&meant, "LINK-LAYER", "mlx5_0/1").severity, Severity::Error);
+    assert!(
+        one(&meant, "LINK-LAYER", "mlx5_0/1").remedy.contains("LINK_TYPE_P1=2")
+            || meant.iter().any(|f| f.remedy.contains("LINK_TYPE_P1=1"))
+    );
+    let both = self::found(&hosts::vpi_ethernet());
+    assert_eq!(one(&both, "LINK-LAYER", "mlx5_1/1").severity, Severity::Info);
+}
+
+#[test]
+fn two_interfaces_in_one_subnet() {
+    let mut made = hosts::gb200();
+    made.addresses(&[("ibp3s0", "10.10.0.1", 24), ("ibP2p3s0", "10.10.0.2", 24), ("bond0", "10.20.0.1", 24)]);
+    made.put("proc/sys/net/ipv4/conf/ibp3s0/rp_filter", "1").put("proc/sys/net/ipv4/conf/ibP2p3s0/rp_filter", "2");
+    made.put("proc/sys/net/ipv4/conf/ibp3s0/arp_ignore", "0").put("proc/sys/net/ipv4/conf/ibP2p3s0/arp_ignore", "1");
+    let found = found(&made);
+    let same = one(&found, "SAME-SUBNET", "ibp3s0");
+    assert!(
+        same.evidence.contains("10.10.0.0/24") && same.subject.contains("ibP2p3s0") && same.remedy.contains("bond")
+    );
+    let flux = one(&found, "ARP-FLUX", "ibp3s0");
+    assert!(flux.remedy.contains("sysctl -w net.ipv4.conf.ibp3s0.arp_ignore=1"), "{}", flux.remedy);
+    let filter = one(&found, "RP-FILTER", "ibp3s0");
+    assert_eq!(filter.changes.len(), 1, "the other is loose already");
+    one(&found, "NO-ADDRESS", "ibP16p3s0");
+    let errors = asked(&made, &for_rdma(&["ibp3s0", "ibP16p3s0"]));
+    assert!(ids(&errors, Severity::Error).is_superset(&["SAME-SUBNET", "NO-ADDRESS"].into()));
+}
+
+#[test]
+fn bonds_and_roce_addresses() {
+    let mut made = hosts::gb200();
+    let bond = "sys/devices/virtual/net/bond0/bonding/mode";
+    made.put(bond, "balance-rr 0");
+    let member = file(&made, "enP6p3s0f1np1/carrier");
+    made.put(&member, "0");
+    let gids = port("0016:03:00.0", "mlx5_bond_1", "gid_attrs/types/");
+    made.put(&format!("{gids}1"), "IB/RoCE v1").put(&format!("{gids}3"), "IB/RoCE v1");
+    let found = found(&made);
+    one(&found, "BOND-MODE", "bond0");
+    one(&found, "BOND-MEMBER", "enP6p3s0f1np1");
+    one(&found, "GID-ROCE-V2", "mlx5_bond_1/1");
+    // IPoIB can be bonded in one mode only.
+    let mut ipoib = hosts::mt25208();
+    ipoib.net(None, &Net { name: "bond0", kind: 32, mtu: 2044, operstate: "up", speed: -1, mode: "", dev_port: 0 });
+    ipoib.put("sys/devices/virtual/net/bond0/bonding/mode", "802.3ad 4");
+    assert_eq!(one(&self::found(&ipoib), "BOND-MODE", "bond0").severity, Severity::Error);
+    let mut local = hosts::roce_jumbo();
+    for n in 2..4 {
+        local.put(&port("0000:41:00.0", "mlx5_0", &format!("gids/{n}")), "0000:0000:0000:0000:0000:0000:0000:0000");
+    }
+    assert!(one(&self::found(&local), "GID-ROCE-V2", "mlx5_0/1").evidence.contains("link-local"));
+    let mut tuned = hosts::roce_jumbo();
+    tuned.put("netlink.json", r#"{"pfc":[{"interface":"ens1f0np0","priorities":0}]}"#);
+    tuned.put("sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_tos", "0");
+    let tuned = self::found(&tuned);
+    one(&tuned, "ROCE-FLOW-CONTROL", "mlx5_0/1");
+    one(&tuned, "ROCE-TRAFFIC-CLASS", "mlx5_0/1");
+}
+
+#[test]
+fn software_between_card_and_program() {
+    let mut bare = hosts::mt25208();
+    bare.remove("sys/class/infiniband").remove("sys/module/ib_mthca").remove("usr/lib/x86_64-linux-gnu/libib");
+    bare.put("proc/modules", "ib_core 1 0 - Live 0x0");
+    let missing = found(&bare);
+    let driver = one(&missing, "DRIVER-MISSING", "0000:05:00.0");
+    assert!(driver.severity == Severity::Error && driver.remedy.starts_with("modprobe ib_mthca"), "{driver:?}");
+
+    let mut stack = hosts::roce_jumbo();
+    stack.remove("usr/lib/x86_64-linux-gnu/lib").put("usr/lib/x86_64-linux-gnu/libc.so.6", "");
+    stack
+        .remove("dev/infiniband/rdma_cm")
+        .remove("sys/module/rdma_ucm")
+        .put("proc/modules", "ib_uverbs 1 0 - Live 0x0");
+    stack.put("netlink.json", r#"{"rdma_exclusive":true}"#);
+    let stack = asked(&stack, &for_rdma(&["ens1f0np0", "ens9"]));
+    assert!(one(&stack, "RDMA-LIBRARY", "libibverbs.so.1").remedy.contains("apt-get install"));
+    assert!(one(&stack, "KERNEL-MODULE", "rdma_ucm").remedy.starts_with("modprobe rdma_ucm"));
+    assert!(one(&stack, "NO-RDMA-DEVICE", "ens9").remedy.contains("ens1f0np0"));
+    one(&stack, "RDMA-NAMESPACE", "mode");
+
+    let mut gone = hosts::roce_jumbo();
+    gone.remove("dev/infiniband").put("dev/null", "");
+    one(&found(&gone), "UVERBS-ACCESS", "/dev/infiniband");
+    gone.put(".dockerenv", "").put("proc/self/status", "CapEff:\t00000000a80425fb");
+    let limits = "Max open files            1024                 4096                 files\nMax locked memory         8388608              8388608              bytes";
+    gone.put("proc/self/limits", limits);
+    let inside = found(&gone);
+    one(&inside, "CONTAINER-DEVICES", "container");
+    one(&inside, "CONTAINER-IPC-LOCK", "container");
+    one(&inside, "OPEN-FILES", "shell");
+    assert!(one(&inside, "MEMLOCK-LIMIT", "shell").evidence.contains("8192 KiB"));
+    let mut vf = hosts::cloud_ipoib();
+    let guid = file(&vf, "mlx5_ib0/node_guid");
+    vf.put(&guid, "0000:0000:0000:0000");
+    one(&found(&vf), "GUID-ZERO", "mlx5_ib0");
+    one(&found(&hosts::efa()), "NO-RELIABLE-CONNECTION", "rdmap0s27");
+    one(&found(&hosts::soft_roce()), "SOFT-RDMA", "rxe0");
+    one(&found(&hosts::plain()), "NO-RDMA-DEVICE", "this host");
+}
+
+#[test]
+fn limits_and_placement() {
+    let mut made = hosts::roce_jumbo();
+    made.put("etc/systemd/system/slurmd.service", "[Service]\nExecStart=/usr/sbin/slurmd\nEnvironment=KEY=secret");
+    made.put("etc/systemd/system/containerd.service", "[Service]\nLimitMEMLOCK=infinity");
+    made.put("etc/systemd/system/docker.service", "[Service]\nLimitMEMLOCK=8M");
+    made.put("proc/meminfo", "HugePages_Total:       0\nHugepagesize:       2048 kB");
+    made.put("sys/devices/system/cpu/cpufreq/policy0/scaling_governor", "powersave");
+    made.put("sys/class/nvme/nvme0/numa_node", "0");
+    let card = Card {
+        pci: "0000:01:00.0",
+        ids: (0x10de, 0x2330),
+        class: "0x030200",
+        driver: "nvidia",
+        numa: 0,
+        link: hosts::GEN5,
+    };
+    made.card(&card);
+    let at = "sys/bus/pci/devices/0000:41:00.0";
+    let real = made
+        .files
+        .keys()
+        .find_map(|p| p.strip_suffix("0000:41:00.0/vendor"))
+        .map(|p| format!("{p}0000:41:00.0"))
+        .unwrap();
+    assert!(made.links.contains_key(at));
+    made.put(&format!("{real}/current_link_width"), "8").put(&format!("{real}/current_link_speed"), "8.0 GT/s PCIe");
+    made.put(&format!("{real}/iommu_group/type"), "DMA-FQ");
+    let mut config = vec![0u8; 256];
+    (config[0x34], config[0x40]) = (0x40, 0x10);
+    made.files.insert(format!("{real}/config"), config.clone());
+    let found = found(&made);
+    one(&found, "MEMLOCK-SYSTEMD", "slurmd.service");
+    assert!(one(&found, "MEMLOCK-CONTAINER", "docker.service").evidence.contains("LimitMEMLOCK=8M"));
+    assert!(!found.iter().any(|f| f.subject == "containerd.service"));
+    for (id, subject) in [
+        ("HUGE-PAGES", "host"),
+        ("CPU-GOVERNOR", "processors"),
+        ("PCIE-WIDTH", "mlx5_0"),
+        ("PCIE-SPEED", "mlx5_0"),
+        ("PCIE-BANDWIDTH", "mlx5_0"),
+        ("IOMMU", "mlx5_0"),
+        ("RELAXED-ORDERING", "mlx5_0"),
+        ("NUMA-DISTANCE", "nvme0"),
+        ("NUMA-DISTANCE", "0000:01:00.0"),
+    ] {
+        one(&found, id, subject);
+    }
+    config.truncate(64);
+    made.files.insert(format!("{real}/config"), config);
+    assert!(one(&self::found(&made), "CHECK-LEFT-OUT", "relaxed ordering").remedy.contains("root"));
+    // What a unit or a command line holds besides is not collected.
+    let tree = Tree::memory(entries(&made)).recording();
+    let kept = spurline_fabric::collect(&tree, |tree| drop(examine(tree, &Ask::default())));
+    let unit = &kept["etc/systemd/system/slurmd.service"];
+    assert!(matches!(unit, Entry::File(text) if !String::from_utf8_lossy(text).contains("secret")), "{unit:?}");
+}
+
+#[test]
+fn two_ends_compared() {
+    let mut peer = hosts::roce_jumbo();
+    peer.put("proc/sys/kernel/hostname", "roce-02").addresses(&[("ens1f0np0", "192.168.10.12", 24)]);
+    let mtu = file(&peer, "ens1f0np0/mtu");
+    peer.put(&mtu, "1500");
+    let with = |made: &Made| Ask { peer: Some(Host::read(&Tree::memory(entries(made)))), ..Ask::default() };
+    let here = hosts::roce_jumbo();
+    let differ = asked(&here, &with(&peer));
+    let mtu = one(&differ, "PEER-MTU", "ens1f0np0");
+    assert!(mtu.evidence.contains("roce-02 has 1500") && mtu.changes.is_empty() && mtu.remedy.contains("on roce-02"));
+    // From the smaller end there is something to change here.
+    let other = asked(&peer, &with(&here));
+    assert_eq!(one(&other, "PEER-MTU", "ens1f0np0").changes.len(), 1);
+    let stranger = asked(&here, &with(&hosts::mt25208()));
+    one(&stranger, "PEER-SUBNET", "old-01");
+    one(&stranger, "PEER-LINK-LAYER", "old-01");
+    let mut ib = hosts::cloud_ipoib();
+    ib.addresses(&[("ib0", "192.168.10.77", 24)]);
+    one(&asked(&here, &with(&ib)), "PEER-LINK-LAYER", "ens1f0np0");
+    // The route into the subnet leads over another interface.
+    let mut astray = hosts::roce_jumbo();
+    let json = r#"{"addresses":[{"interface":"ens1f0np0","ip":"192.168.10.11","prefix":24}],
+        "routes":[{"to":"192.168.10.0","prefix":24,"interface":"eth0","via":null}]}"#;
+    astray.put("netlink.json", json);
+    assert!(one(&asked(&astray, &with(&peer)), "PEER-ROUTE", "ens1f0np0").evidence.contains("leave by eth0"));
+}
+
+#[test]
+fn pages_and_json() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/findings");
+    let files: BTreeSet<String> =
+        std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let known: BTreeSet<String> = finding::PAGES.iter().map(|(id, _)| format!("{id}.md")).collect();
+    assert_eq!(files, known, "one page for each id, and one id for each page");
+    for (id, page) in finding::PAGES {
+        assert!(page.starts_with(&format!("# {id}: ")), "{id}");
+        assert!(page.contains("## Seen in") && page.contains("## What to do") && page.len() > 200, "{id}");
+    }
+    assert!(finding::page("ipoib-mode").is_some() && finding::page("x").is_none());
+    let json = serde_json::to_value(&found(&hosts::no_sm())[0]).unwrap();
+    let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["doc", "evidence", "id", "remedy", "severity", "subject"]);
+    assert_eq!((&json["severity"], &json["doc"]), (&"error".into(), &"docs/findings/NO-SUBNET-MANAGER.md".into()));
+}
+
+#[test]
+fn every_id_is_raised_somewhere() {
+    // Sources, so that an id nobody raises any more is found with its page.
+    let src = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut text = std::fs::read_to_string(src.join("doctor.rs")).unwrap();
+    for file in std::fs::read_dir(src.join("check")).unwrap() {
+        text.push_str(&std::fs::read_to_string(file.unwrap().path()).unwrap());
+    }
+    for (id, _) in finding::PAGES {
+        assert!(text.contains(&format!("id::{}", id.replace('-', "_"))), "{id} is raised nowhere");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn half_broken_trees_are_no_panic(
+        host in 0usize..11,
+        wreck in proptest::collection::vec((any::<u32>(), 0u8..7, proptest::collection::vec(any::<u8>(), 0..40)), 1..60),
+    ) {
+        let all = hosts::all();
+        let mut broken = entries(&all[host % all.len()].1);
+        for (at, how, junk) in wreck {
+            let Some(path) = broken.keys().nth(at as usize % broken.len().max(1)).cloned() else { continue };
+            let entry = match how {
+                0 => { broken.remove(&path); continue }
+                1 => Entry::File(Vec::new()),
+                2 => Entry::File(junk),
+                3 => Entry::Link(path.clone()),
+                4 => Entry::Link(String::from_utf8_lossy(&junk).into_owned()),
+                5 => Entry::File(b"99999999999999999999999999 Gb/sec (99999999999X ZDR)".to_vec()),
+                _ => Entry::File(b"-1".to_vec()),
+            };
+            broken.insert(path, entry);
+        }
+        let peer = Host::read(&Tree::memory(broken.clone()));
+        let names = peer.interfaces.iter().map(|i| i.name.clone()).take(2).collect();
+        let ask = Ask { for_rdma: names, peer: Some(peer), ..Ask::default() };
+        for f in examine(&Tree::memory(broken), &ask) {
+            prop_assert!(finding::page(f.id).is_some() && !f.evidence.is_empty());
+        }
+    }
+}

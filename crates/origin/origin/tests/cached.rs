@@ -1,0 +1,331 @@
+//! The metadata cache over a directory, with the faults of `FaultyUnder` between.
+
+mod common;
+
+use common::{read_until, soon};
+use spurline_origin::faulty::{Fault, FaultyUnder, On};
+use spurline_origin::{Cached, Capabilities, InCommon, MetadataConfig, StatFs, UnderConfig, UnderStore, open};
+use spurline_types::{Attr, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+struct Rig {
+    dir: tempfile::TempDir,
+    faulty: Arc<FaultyUnder>,
+    cached: Cached,
+    stats: Arc<Stats>,
+}
+
+fn rig(ttl: Duration, max_entries: usize) -> Rig {
+    let dir = tempfile::tempdir().unwrap();
+    let stats = Arc::new(Stats::default());
+    let inner = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap();
+    let faulty = Arc::new(FaultyUnder::new(inner));
+    let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries };
+    let cached = Cached::new(faulty.clone(), config, Arc::clone(&stats));
+    Rig { dir, faulty, cached, stats }
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+
+#[test]
+fn many_lookups_become_one_listing() {
+    let rig = rig(LONG, 100_000);
+    for i in 0..3000 {
+        std::fs::write(rig.dir.path().join(format!("f{i:04}")), [b'x'; 3]).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for t in 0..8 {
+            let rig = &rig;
+            scope.spawn(move || {
+                for i in (t..3000).step_by(8) {
+                    let attr = rig.cached.lookup(format!("f{i:04}").as_bytes(), soon()).unwrap();
+                    assert_eq!(attr.size, 3);
+                }
+            });
+        }
+    });
+    assert!(rig.faulty.lookups() <= 100, "{} lookups", rig.faulty.lookups());
+    assert_eq!(rig.faulty.lists(), 3);
+    // The directory is known whole: an absent name costs nothing.
+    let before = rig.faulty.lookups();
+    assert_eq!(rig.cached.lookup(b"absent", soon()).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(rig.faulty.lookups(), before);
+    assert!(rig.stats.metadata.cache_hits.get() > 2000);
+    // And so is its listing, in the pages it was read.
+    assert_eq!(rig.cached.list(b"", None, 1000, soon()).unwrap().entries.len(), 1000);
+    assert_eq!(rig.faulty.lists(), 3);
+}
+
+#[test]
+fn equal_questions_at_once_are_asked_once() {
+    let rig = rig(Duration::ZERO, 1000);
+    std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
+    rig.faulty.set_latency(Duration::from_millis(300));
+    let barrier = std::sync::Barrier::new(16);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                barrier.wait();
+                rig.cached.lookup(b"f", soon()).unwrap();
+                rig.cached.list(b"", None, 10, soon()).unwrap();
+            });
+        }
+    });
+    assert!(rig.faulty.lookups() < 8, "{}", rig.faulty.lookups());
+    assert!(rig.faulty.lists() < 8, "{}", rig.faulty.lists());
+}
+
+#[test]
+fn what_is_held_grows_old_and_is_bounded() {
+    let rig = rig(Duration::from_millis(100), 500);
+    std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap().size, 1);
+    assert!(rig.cached.lookup(b"new", soon()).is_err());
+    std::fs::write(rig.dir.path().join("f"), b"xyz").unwrap();
+    std::fs::write(rig.dir.path().join("new"), b"").unwrap();
+    std::thread::sleep(Duration::from_millis(120));
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap().size, 3);
+    assert!(rig.cached.lookup(b"new", soon()).is_ok());
+    for i in 0..2000 {
+        let _ = rig.cached.lookup(format!("absent{i}/x").as_bytes(), soon());
+        assert!(rig.cached.held() <= 501, "{}", rig.cached.held());
+    }
+}
+
+#[test]
+fn a_stale_read_forgets_the_attributes() {
+    let rig = rig(LONG, 1000);
+    std::fs::write(rig.dir.path().join("f"), b"old").unwrap();
+    let attr = rig.cached.lookup(b"f", soon()).unwrap();
+    let object = spurline_types::ObjectRef::new(rig.cached.source(), b"f", attr.version.clone(), attr.size);
+    std::fs::write(rig.dir.path().join("f"), b"newer").unwrap();
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap().size, 3, "held");
+    let error = read_until(&rig.cached, &object, 3, soon()).0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stale);
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap().size, 5);
+}
+
+#[test]
+fn failures_are_not_held_and_waiting_ends_at_the_deadline() {
+    let rig = rig(LONG, 1000);
+    std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
+    rig.faulty.inject(On::Lookup, Fault::Fail(ErrorKind::Unavailable), 1);
+    assert_eq!(rig.cached.lookup(b"f", soon()).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(rig.cached.lookup(b"f", soon()).is_ok());
+    rig.faulty.inject(On::Lookup, Fault::Stall(Duration::from_secs(3)), 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| rig.cached.lookup(b"g", soon()));
+        std::thread::sleep(Duration::from_millis(100));
+        let error = rig.cached.lookup(b"g", Instant::now() + Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::NotFound), "{error}");
+    });
+    // A listing that fails leaves the lookups to themselves.
+    rig.faulty.inject(On::List, Fault::Fail(ErrorKind::Throttled), 1000);
+    for i in 0..50 {
+        std::fs::write(rig.dir.path().join(format!("x{i}")), b"").unwrap();
+        rig.cached.lookup(format!("x{i}").as_bytes(), soon()).unwrap();
+    }
+}
+
+#[test]
+fn askers_whose_time_is_up_together_hold_nobody() {
+    let rig = rig(LONG, 1000);
+    rig.faulty.inject(On::Any, Fault::Stall(LONG), u64::MAX);
+    let cached = Arc::new(rig.cached);
+    let (told, hears) = std::sync::mpsc::channel();
+    for round in 0..10 {
+        let deadline = Instant::now() + Duration::from_millis(100);
+        for n in 0..100 {
+            let (cached, told) = (Arc::clone(&cached), told.clone());
+            std::thread::spawn(move || {
+                let lookup = cached.lookup(format!("{round}-{}", n % 20).as_bytes(), deadline).map(drop);
+                let list = cached.list(format!("{round}-{}", n % 20).as_bytes(), None, 10, deadline).map(drop);
+                let _ = told.send([lookup, list]);
+            });
+        }
+    }
+    for _ in 0..1000 {
+        for answer in hears.recv_timeout(Duration::from_secs(60)).expect("all end at their deadline") {
+            assert_eq!(answer.unwrap_err().kind(), ErrorKind::Timeout);
+        }
+    }
+}
+
+#[test]
+fn a_listing_without_an_answer_leaves_time_for_the_lookup_and_is_not_made_again() {
+    let rig = rig(LONG, 100_000);
+    rig.faulty.inject(On::List, Fault::Stall(LONG), 1000);
+    for i in 0..40 {
+        std::fs::write(rig.dir.path().join(format!("f{i}")), b"x").unwrap();
+        assert_eq!(rig.cached.lookup(format!("f{i}").as_bytes(), soon()).unwrap().size, 1);
+    }
+    assert_eq!(rig.faulty.lists(), 1);
+}
+
+#[test]
+fn a_listing_that_takes_longer_than_answers_count_is_not_made_again() {
+    let rig = rig(Duration::from_millis(300), 100_000);
+    rig.faulty.inject(On::List, Fault::Stall(Duration::from_millis(200)), 1000);
+    for i in 0..3000 {
+        std::fs::write(rig.dir.path().join(format!("f{i:04}")), b"x").unwrap();
+    }
+    for i in 0..200 {
+        assert_eq!(rig.cached.lookup(format!("f{i:04}").as_bytes(), soon()).unwrap().size, 1);
+    }
+    assert!(rig.faulty.lists() <= 2, "{}", rig.faulty.lists());
+}
+
+#[test]
+fn names_that_find_no_room_are_not_absent() {
+    // Of the one listing that answers the lookups half has to be dropped at once.
+    let rig = rig(LONG, 500);
+    for i in 0..300 {
+        std::fs::write(rig.dir.path().join(format!("f{i}")), b"x").unwrap();
+    }
+    for i in 0..300 {
+        assert_eq!(rig.cached.lookup(format!("f{i}").as_bytes(), soon()).unwrap().size, 1);
+    }
+    assert!(rig.faulty.lists() > 0);
+}
+
+#[test]
+fn a_directory_is_known_whole_for_as_long_as_its_oldest_page_counts() {
+    let rig = rig(Duration::from_secs(3), 1000);
+    std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
+    // The page that the listing for lookups will find held.
+    rig.cached.list(b"", None, 1000, soon()).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    std::fs::write(rig.dir.path().join("new"), b"x").unwrap();
+    for i in 0..20 {
+        let _ = rig.cached.lookup(format!("absent{i}").as_bytes(), soon());
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(rig.cached.lookup(b"new", soon()).is_ok(), "nothing is held of so long ago");
+}
+
+#[test]
+fn several_hold_one_number_of_names_together_and_those_that_nobody_uses_make_room() {
+    for (ttl, left) in [(LONG, 120), (Duration::from_millis(50), 0)] {
+        let in_common = InCommon::default();
+        let hold = |_| {
+            let dir = tempfile::tempdir().unwrap();
+            (0..60).for_each(|i| std::fs::write(dir.path().join(format!("f{i}")), "x").unwrap());
+            let stats = Arc::new(Stats::default());
+            let inner = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap();
+            let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries: 200 };
+            (Cached::with(&in_common, inner, config, stats), dir)
+        };
+        let [(unused, _a), (used, _b)] = [0, 1].map(hold);
+        let list_all = |cached: &Cached| assert_eq!(cached.list(b"", None, 1000, soon()).unwrap().entries.len(), 60);
+        list_all(&unused);
+        std::thread::sleep(Duration::from_millis(60));
+        list_all(&used);
+        // A name of a page counts twice.
+        assert_eq!(unused.held(), left, "{ttl:?}");
+        assert!(unused.held() + used.held() <= 200, "{ttl:?}: {}", used.held());
+    }
+}
+
+/// Whose answers to lookups and listings are of the moment of the question and come once they are let through.
+struct Late {
+    inner: Arc<dyn UnderStore>,
+    asked: AtomicUsize,
+    gate: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Late {
+    fn wait(&self) {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        // Open for good when the other end is gone.
+        let _ = self.gate.lock().unwrap().recv();
+    }
+}
+
+impl UnderStore for Late {
+    fn source(&self) -> &str {
+        self.inner.source()
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+    fn check(&self, deadline: Instant) -> Result<()> {
+        self.inner.check(deadline)
+    }
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
+        let answer = self.inner.lookup(path, deadline);
+        self.wait();
+        answer
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+        let answer = self.inner.list(path, cursor, max, deadline);
+        self.wait();
+        answer
+    }
+    fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
+        self.inner.readlink(path, deadline)
+    }
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+        self.inner.read(object, offset, sink, deadline)
+    }
+    fn statfs(&self, deadline: Instant) -> Result<Option<StatFs>> {
+        self.inner.statfs(deadline)
+    }
+}
+
+#[test]
+fn who_asks_every_time_gets_no_answer_of_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let stats = Arc::new(Stats::default());
+    let inner = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap();
+    let (open_gate, gate) = mpsc::channel::<()>();
+    let late = Arc::new(Late { inner, asked: AtomicUsize::new(0), gate: Mutex::new(gate) });
+    let config = MetadataConfig { ttl: Duration::ZERO, negative_ttl: Duration::ZERO, max_entries: 1000 };
+    let cached = Cached::new(late.clone(), config, stats);
+    let lookup = || cached.lookup(b"f", soon()).map_err(|e| e.kind());
+    let names = || cached.list(b"", None, 10, soon()).unwrap().entries.len();
+    let asked = |n: usize| {
+        let until = soon();
+        while late.asked.load(Ordering::SeqCst) < n {
+            assert!(Instant::now() < until, "it was not asked again");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(lookup);
+        asked(1);
+        std::fs::write(dir.path().join("f"), b"x").unwrap();
+        // The writer is done and says so.
+        let after: Vec<_> = (0..4).map(|_| scope.spawn(lookup)).collect();
+        std::thread::sleep(Duration::from_millis(100));
+        open_gate.send(()).unwrap();
+        assert_eq!(first.join().unwrap().unwrap_err(), ErrorKind::NotFound);
+        asked(2);
+        open_gate.send(()).unwrap();
+        // As many as it took, should some have begun later than that.
+        while !after.iter().all(|thread| thread.is_finished()) {
+            open_gate.send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for thread in after {
+            assert_eq!(thread.join().unwrap().unwrap().size, 1);
+        }
+    });
+    drop(open_gate);
+    let (open_gate, gate) = mpsc::channel();
+    *late.gate.lock().unwrap() = gate;
+    let before = late.asked.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(names);
+        asked(before + 1);
+        std::fs::write(dir.path().join("g"), b"x").unwrap();
+        let after = scope.spawn(names);
+        std::thread::sleep(Duration::from_millis(100));
+        drop(open_gate);
+        assert_eq!((first.join().unwrap(), after.join().unwrap()), (1, 2));
+    });
+}

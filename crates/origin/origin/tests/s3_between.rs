@@ -1,0 +1,237 @@
+//! S3 and what stands beside and between: answers in the store's place, redirects, credentials of roles.
+
+mod common;
+
+use common::{object, pattern, read, soon};
+use spurline_origin::{Credentials, Environment, UnderConfig, UnderStore, open};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, Fault, S3Server, SECRET_KEY};
+use spurline_types::{ErrorKind, ObjectRef, Stats, Version};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+fn config(endpoint: &str) -> UnderConfig {
+    UnderConfig {
+        endpoint: Some(endpoint.into()),
+        credentials: Some(Credentials {
+            access_key_id: ACCESS_KEY.into(),
+            secret_access_key: SECRET_KEY.into(),
+            session_token: None,
+        }),
+        env: Environment::fixed([]),
+        timeout: Duration::from_secs(20),
+        retries: 2,
+        ..UnderConfig::default()
+    }
+}
+
+fn open_with(config: &UnderConfig) -> Arc<dyn UnderStore> {
+    open("s3://bucket", config, Arc::new(Stats::default())).unwrap()
+}
+
+/// A server in memory with one bucket, and a proxy before it.
+fn server() -> (S3Server, ChaosProxy) {
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    let proxy = ChaosProxy::start(server.address()).unwrap();
+    (server, proxy)
+}
+
+const PAGE: &str = "<html>who are you?</html>";
+
+/// An answer with `head`, which says nothing of its length, and `body` in one chunk.
+fn chunked(head: &str, body: &str) -> Fault {
+    Fault::Raw(format!(
+        "HTTP/1.1 {head}\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
+        body.len()
+    ))
+}
+
+fn whole(head: &str, body: &str) -> Fault {
+    Fault::Raw(format!("HTTP/1.1 {head}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
+}
+
+/// Its versions are etags.
+#[test]
+fn a_page_with_status_200_is_not_the_object() {
+    let (server, proxy) = server();
+    let store = open_with(&config(&proxy.endpoint()));
+    let bytes = pattern(1000, 3);
+    server.put("bucket", "f", &bytes);
+    let (f, _) = object(&*store, b"f");
+    let html = "200 OK\r\nContent-Type: text/html";
+    let now = "200 OK\r\nLast-Modified: Mon, 23 Nov 2026 04:00:00 GMT";
+    let partial = "206 Partial Content\r\nContent-Range: bytes";
+    let of_ten = &PAGE[..10];
+    for (at, page) in [
+        (0, chunked(html, PAGE)),
+        (0, whole(html, PAGE)),
+        (0, chunked(now, PAGE)),
+        (5, chunked(html, PAGE)),
+        (5, whole(html, PAGE)),
+        (0, whole(&format!("{partial} 0-9/*"), of_ten)),
+    ] {
+        // For a moment: it passes.
+        proxy.inject_on(Some("GET"), "/bucket/f", page.clone(), 1);
+        assert!(read(&*store, &f, at, 10).unwrap() == bytes[at as usize..at as usize + 10], "{page:?}");
+        // For longer: it is no other version.
+        proxy.inject_on(Some("GET"), "/bucket/f", page.clone(), 1000);
+        let error = read(&*store, &f, at, 10).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{page:?}: {error}");
+        assert!(error.message().contains("something between"), "{page:?}: {error}");
+        proxy.calm();
+    }
+    // Stores that tell no etag here answer with a range of an object as long as this one.
+    proxy.inject_on(Some("GET"), "/bucket/f", whole(&format!("{partial} 0-9/1000"), of_ten), 1);
+    assert_eq!(read(&*store, &f, 0, 10).unwrap(), of_ten.as_bytes());
+    proxy.inject_on(Some("GET"), "/bucket/f", whole(&format!("{partial} 0-9/999"), of_ten), 1);
+    assert_eq!(read(&*store, &f, 0, 10).unwrap_err().kind(), ErrorKind::Stale);
+}
+
+/// Its versions are times and sizes.
+#[test]
+fn a_page_with_status_200_is_no_object_of_a_store_without_etags() {
+    let (_server, proxy) = server();
+    let store = open_with(&config(&proxy.endpoint()));
+    let f = |version: &str| ObjectRef::new(store.source(), b"f", Version::new(version), 10);
+    let answer = |head: &str, body: &str| {
+        proxy.calm();
+        proxy.inject_on(Some("GET"), "/bucket/f", whole(head, body), 1000);
+    };
+    let time = "Last-Modified: Thu, 01 Jan 1970 00:01:00 GMT";
+    let range = "Content-Range: bytes 0-9/10";
+    for (head, version) in [
+        (format!("200 OK\r\n{time}"), "~3c-a"),
+        (format!("206 Partial Content\r\n{time}\r\n{range}"), "~3c-a"),
+        (format!("206 Partial Content\r\n{range}"), "~0-a"),
+        (format!("206 Partial Content\r\nETag: \"\"\r\n{range}"), "~0-a"),
+    ] {
+        answer(&head, "ten bytes.");
+        assert_eq!(read(&*store, &f(version), 0, 10).unwrap(), b"ten bytes.", "{head}");
+    }
+    for (head, version, kind) in [
+        (format!("200 OK\r\n{time}"), "~3d-a", ErrorKind::Stale),
+        ("200 OK".into(), "~3c-a", ErrorKind::Unavailable),
+        ("200 OK".into(), "~0-a", ErrorKind::Unavailable),
+        (format!("206 Partial Content\r\n{range}"), "~3c-a", ErrorKind::Unavailable),
+        (format!("206 Partial Content\r\n{time}\r\nContent-Range: bytes 0-9/*"), "~3c-a", ErrorKind::Unavailable),
+    ] {
+        answer(&head, "ten bytes.");
+        let error = read(&*store, &f(version), 0, 10).unwrap_err();
+        assert_eq!(error.kind(), kind, "{head}: {error}");
+    }
+    let timed = format!("200 OK\r\n{time}");
+    proxy.calm();
+    proxy.inject_on(Some("GET"), "/bucket/f", chunked(&timed, PAGE), 1000);
+    assert_eq!(read(&*store, &f("~3c-a"), 0, 10).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(store.lookup(b"f", soon()).is_err());
+}
+
+#[test]
+fn a_redirect_is_told_and_not_followed() {
+    let (server, proxy) = server();
+    let elsewhere = ChaosProxy::start(server.address()).unwrap();
+    let store = open_with(&config(&proxy.endpoint()));
+    server.put("bucket", "f", b"bytes");
+    let (f, _) = object(&*store, b"f");
+    for status in
+        ["301 Moved Permanently", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"]
+    {
+        let sent_on = whole(&format!("{status}\r\nLocation: {}/bucket/f?pass=hush", elsewhere.endpoint()), "");
+        proxy.inject(sent_on, 1000);
+        for error in [store.check(soon()).unwrap_err(), read(&*store, &f, 0, 5).unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{status}: {error}");
+            let named = error.message().contains(&elsewhere.endpoint()) && error.message().contains("AWS_ENDPOINT_URL");
+            assert!(named && !error.message().contains("hush"), "{status}: {error}");
+        }
+        proxy.calm();
+    }
+    assert_eq!(elsewhere.count("", ""), 0);
+    // What is not signed may go anywhere.
+    let server = S3Server::in_memory_open().unwrap();
+    server.create_bucket("bucket");
+    let elsewhere = ChaosProxy::start(server.address()).unwrap();
+    proxy.inject(whole(&format!("307 X\r\nLocation: {}/bucket?list-type=2", elsewhere.endpoint()), ""), 1);
+    let anonymous = UnderConfig { credentials: None, anonymous: true, ..config(&proxy.endpoint()) };
+    open_with(&anonymous).check(soon()).unwrap();
+    assert_eq!(elsewhere.count("GET", "/bucket"), 1);
+}
+
+#[test]
+fn a_redirect_into_another_region_is_followed() {
+    let (_server, proxy) = server();
+    let store = open_with(&config(&proxy.endpoint()));
+    let there = "Location: https://bucket.s3.eu-central-1.amazonaws.com/?list-type=2";
+    proxy.inject(whole(&format!("307 Temporary Redirect\r\n{there}"), ""), 1);
+    store.check(soon()).unwrap();
+    assert!(store.describe().contains("eu-central-1"), "{}", store.describe());
+}
+
+#[test]
+fn an_object_in_an_archive_is_to_be_restored() {
+    let (server, proxy) = server();
+    let store = open_with(&config(&proxy.endpoint()));
+    server.put("bucket", "f", b"bytes");
+    let (f, _) = object(&*store, b"f");
+    let told = "The operation is not valid for the object's storage class";
+    proxy.inject_on(Some("GET"), "/bucket/f", Fault::Error(403, "InvalidObjectState", told), 1);
+    let error = read(&*store, &f, 0, 5).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.message().contains("restore it") && !error.message().contains("AWS_ACCESS_KEY_ID"), "{error}");
+}
+
+#[test]
+fn a_bucket_and_an_endpoint_that_make_no_url_are_refused() {
+    let at = |endpoint: &str, virtual_hosted: bool| {
+        let config = UnderConfig { virtual_hosted: Some(virtual_hosted), ..config(endpoint) };
+        open("s3://bucket", &config, Arc::new(Stats::default())).map(|_| ()).map_err(|e| (e.kind(), e.to_string()))
+    };
+    assert_eq!(at("http://127.0.0.1:1", false), Ok(()));
+    let (kind, message) = at("http://127.0.0.1:1", true).unwrap_err();
+    assert!(kind == ErrorKind::Invalid && message.contains("'bucket' has no URL"), "{message}");
+    assert_eq!(at("http://127.0.0.1:90000", false).unwrap_err().0, ErrorKind::Invalid);
+}
+
+/// As a service that gives a role's credentials: an answer that is valid for `seconds`.
+fn credentials(seconds: u64) -> Fault {
+    let end = chrono::DateTime::<chrono::Utc>::from(SystemTime::now() + Duration::from_secs(seconds));
+    let json = format!(
+        r#"{{"AccessKeyId":"{ACCESS_KEY}","SecretAccessKey":"{SECRET_KEY}","Token":"t","Expiration":"{}"}}"#,
+        end.format("%Y-%m-%dT%H:%M:%SZ")
+    );
+    whole("200 OK\r\nContent-Type: application/json", &json)
+}
+
+#[test]
+fn credentials_of_a_role_that_are_still_good_serve_while_nobody_gives_others() {
+    let (server, proxy) = server();
+    let bytes = pattern(1000, 4);
+    server.put("bucket", "f", &bytes);
+    let giver = ChaosProxy::start(server.address()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    std::fs::write(&token, "token").unwrap();
+    let uri = format!("{}/credentials", giver.endpoint());
+    for silence in [Fault::Stall, Fault::Error(500, "InternalFailure", "later"), Fault::Close] {
+        giver.calm();
+        // To be asked for again at once.
+        giver.inject(credentials(200), 1);
+        giver.inject(silence.clone(), 1000);
+        let env = Environment::fixed([
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", uri.as_str()),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token.to_str().unwrap()),
+        ]);
+        let store = open_with(&UnderConfig { credentials: None, env, ..config(&proxy.endpoint()) });
+        let (f, _) = object(&*store, b"f");
+        // After the moment for which one is simply used.
+        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| assert!(read(&*store, &f, 0, 1000).unwrap() == bytes, "{silence:?}"));
+            }
+        });
+        for _ in 0..20 {
+            assert!(read(&*store, &f, 0, 1000).unwrap() == bytes, "{silence:?}");
+        }
+        store.lookup(b"f", soon()).unwrap();
+    }
+}

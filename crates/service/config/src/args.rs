@@ -1,0 +1,474 @@
+//! The flags of `mount`, `node` and `coordinator` as clap sees them, and what every flag has besides: an environment
+//! variable and a key in the config file, both made from its name. It checks nothing but single words.
+
+use crate::trust::TrustArgs;
+use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport, parse_weight};
+use clap::builder::BoolishValueParser;
+use clap::{Arg, ArgAction, Args, Command};
+use spurline_membership::url::RegistryUrl as Registry;
+use spurline_types::{Congestion, Size, parse_duration};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What `mount` is told.
+#[derive(Debug, Clone, Args)]
+pub struct MountArgs {
+    /// What to mount: s3://BUCKET[/PREFIX], gs://…, az://…, file:///DIR or a plain path
+    #[arg(value_name = "SOURCE")]
+    pub source: Source,
+    /// Where to mount it: an empty directory
+    #[arg(value_name = "MOUNTPOINT")]
+    pub mountpoint: PathBuf,
+    /// Config file, the common flags.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// The FUSE session.
+    #[command(flatten)]
+    pub fuse: FuseArgs,
+    /// The cache group.
+    #[command(flatten)]
+    pub group: GroupArgs,
+    /// Nodes that hold each file, and other numbers below some paths: N[,PATH=N]
+    ///
+    /// The most useful number is the same in all mounts of a group: with another one a mount looks for copies where
+    /// there may be none yet, which costs a fetch and no error.
+    #[arg(long, value_name = "N[,PATH=N]", default_value = "1", help_heading = "Group")]
+    pub replicas: Replicas,
+    /// A read that takes longer than this, and than almost all long reads of the other nodes, is asked of a second node; 0: never
+    ///
+    /// The first good answer is taken. At most one request in twenty is such a second one, and none is made when most
+    /// nodes are late. A node that is late again and again is asked after the others until a trial is in time.
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration, help_heading = "Group")]
+    pub hedge_after: Duration,
+    /// Accepted for habit's sake: a mount never serves others
+    #[arg(long, help_heading = "Group")]
+    pub no_sharing: bool,
+    /// The network.
+    #[command(flatten)]
+    pub net: NetArgs,
+    /// Who may join.
+    #[command(flatten)]
+    pub trust: TrustArgs,
+    /// The cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// The under-store.
+    #[command(flatten)]
+    pub under: UnderArgs,
+    /// Logs and metrics.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// Go to the background once the mount answers
+    ///
+    /// The command returns 0 when the mount answers, or the error and its exit code when it does not.
+    #[arg(short = 'd', long, help_heading = "Mount", conflicts_with = "foreground")]
+    pub background: bool,
+    /// Stay in the foreground (the default)
+    #[arg(short = 'f', long, help_heading = "Mount")]
+    pub foreground: bool,
+}
+
+/// What `node` is told.
+#[derive(Debug, Clone, Args)]
+pub struct NodeArgs {
+    /// What this node may fetch and serve; repeat the flag for more than one
+    #[arg(long, value_name = "URL", help_heading = "Node", required = true)]
+    pub source: Vec<Source>,
+    /// This node's share of the group's blocks; 0 drains it
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100,
+        value_parser = parse_weight,
+        allow_negative_numbers = true,
+        help_heading = "Node"
+    )]
+    pub weight: u32,
+    /// This node's name in its group: its blocks follow it, wherever it listens [default: HOSTNAME:PORT]
+    #[arg(long, value_name = "NAME", help_heading = "Node")]
+    pub name: Option<String>,
+    /// Accept that settings which decide where blocks are differ from those of before, or from the other nodes'
+    ///
+    /// --block-size, --name and --zone: what is held by the old ones is fetched again. Without this the node does not
+    /// start, and says which of them differ.
+    #[arg(long, help_heading = "Node")]
+    pub yes: bool,
+    /// The cache group.
+    #[command(flatten)]
+    pub group: GroupArgs,
+    /// Fixed port to serve at; a free one is chosen and printed when 0
+    #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
+    pub group_port: u16,
+    /// Fixed port for RDMA connections, on every rail; a free one is chosen and told to mounts when 0
+    #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
+    pub rdma_port: u16,
+    /// Config file, the common flags.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// The network.
+    #[command(flatten)]
+    pub net: NetArgs,
+    /// Who may join.
+    #[command(flatten)]
+    pub trust: TrustArgs,
+    /// Serve whoever reaches the ports, without a group token
+    ///
+    /// For networks where everybody may read everything the node may fetch.
+    #[arg(long, help_heading = "Trust")]
+    pub allow_anyone: bool,
+    /// The cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// The under-store.
+    #[command(flatten)]
+    pub under: UnderArgs,
+    /// Logs and metrics.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// Go to the background once the node serves
+    #[arg(short = 'd', long, help_heading = "Node", conflicts_with = "foreground")]
+    pub background: bool,
+    /// Stay in the foreground (the default)
+    #[arg(short = 'f', long, help_heading = "Node")]
+    pub foreground: bool,
+}
+
+/// Flags of every service.
+#[derive(Debug, Clone, Args)]
+pub struct CommonArgs {
+    /// TOML file with the same keys as the flags
+    ///
+    /// A flag beats its environment variable, which beats the file, which beats the default. Keys of the top level
+    /// hold for mount and node; the tables [mount] and [node] hold for one and beat the top level.
+    #[arg(long, value_name = "FILE", help_heading = "General")]
+    pub config: Option<PathBuf>,
+    /// The one hard budget for buffers and cached blocks in memory
+    ///
+    /// FUSE requests, fills in flight and read-ahead come out of it, and the rest holds hot blocks. It is checked
+    /// against the memory of the machine and of the control group at start.
+    #[arg(long, value_name = "SIZE", default_value = "300M", help_heading = "General")]
+    pub buffer_size: Size,
+}
+
+/// Flags of the cache.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Cache")]
+pub struct CacheArgs {
+    /// Cache disks, A[:B…]; globs allowed [default: /var/cache/spurline, or ~/.cache/spurline when not root]
+    #[arg(long, value_name = "DIR[:DIR]", value_delimiter = ':')]
+    pub cache_dir: Vec<PathBuf>,
+    /// Capacity over all cache disks; -1 all there is, 0 no disk cache
+    #[arg(long, value_name = "SIZE", default_value = "100G", allow_hyphen_values = true)]
+    pub cache_size: CacheSize,
+    /// Stop filling a disk when only this part of it is free
+    #[arg(long, value_name = "RATIO", default_value_t = 0.1)]
+    pub free_space_ratio: f64,
+    /// Unit of caching and placement; the same on every node of a group, and theirs in its mounts [default: 4M]
+    #[arg(long, value_name = "SIZE")]
+    pub block_size: Option<Size>,
+    /// How cache disks are read; a node with rails takes dio for splice
+    #[arg(long, value_name = "MODE", default_value = "dio")]
+    pub iorpc_mode: IorpcMode,
+    /// A cache disk that leaves a read unanswered for this long, or a write for twice as long, is gone round
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    pub disk_timeout: Duration,
+}
+
+impl CacheArgs {
+    /// The block size asked for, or the default.
+    pub fn block_size(&self) -> Size {
+        self.block_size.unwrap_or(Size(4 << 20))
+    }
+}
+
+/// Flags of the under-store.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Under-store")]
+pub struct UnderArgs {
+    /// Address of an S3-compatible server (also AWS_ENDPOINT_URL) [default: Amazon's]
+    #[arg(long, value_name = "URL")]
+    pub endpoint_url: Option<String>,
+    /// Region of the bucket (also AWS_REGION)
+    #[arg(long, value_name = "NAME")]
+    pub region: Option<String>,
+    /// Send no credentials: the bucket is public
+    #[arg(long, visible_alias = "no-sign-request")]
+    pub anonymous: bool,
+    /// Deadline of one request to the under-store
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub under_timeout: Duration,
+    /// A request without an answer for this long is sent again beside the first, up to twice; a transfer without a byte is
+    /// broken off and gone on with
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub under_stall_timeout: Duration,
+    /// How often a failed request to the under-store is tried again; unless 0, with pauses of 10 s in all at least where nobody listens
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub under_retries: u32,
+    /// Requests to the under-store at one time; those sent again beside the first do not count
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub max_downloads: u32,
+}
+
+/// The cache group: which one, and where its members are found.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Group")]
+pub struct GroupArgs {
+    /// Where the group's nodes are: static:HOST:PORT[,…], dns:NAME:PORT, coordinator://… or etcd://… [default: alone]
+    ///
+    /// A mount with a registry reads from the nodes and holds neither credentials nor a disk cache. A node tells a
+    /// coordinator or etcd that it is there; a list and a name are for mounts. Of several coordinators
+    /// (coordinator://HOST:PORT,HOST:PORT) a node tells all and a mount follows one, the next when that fails. A name
+    /// that begins with an underscore is one of SRV records, which bring the ports: dns:_spurline._tcp.NAME. etcd with
+    /// TLS and a user: etcd://HOST:2379[,…]?ca=FILE&cert=FILE&key=FILE&user=NAME&password-file=FILE (or the password
+    /// in SPURLINE_ETCD_PASSWORD).
+    #[arg(long, value_name = "URL")]
+    pub registry: Option<Registry>,
+    /// The group's name in the registry [default: default]
+    #[arg(long, value_name = "NAME")]
+    pub cache_group: Option<String>,
+    /// What this machine shares with those near it: a rack, a room, a cloud zone
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub zone: String,
+    /// A node that left the registry keeps its place for this long; five times as long when half of the nodes left
+    ///
+    /// Its blocks are read through others meanwhile. A restart within this time moves no block.
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = parse_duration)]
+    pub member_hold: Duration,
+}
+
+/// What `coordinator` is told.
+#[derive(Debug, Clone, Args)]
+pub struct CoordinatorArgs {
+    /// TOML file with the same keys as the flags
+    #[arg(long, value_name = "FILE", help_heading = "General")]
+    pub config: Option<PathBuf>,
+    /// Interface names, addresses or CIDRs to listen at, IF[:IF]; IPv6 in brackets [default: loopback only]
+    #[arg(long, value_name = "IF[:IF]", help_heading = "Network")]
+    pub group_network: Option<String>,
+    /// Fixed port to serve at; a free one is chosen and printed when 0
+    #[arg(long, value_name = "PORT", default_value_t = 0, help_heading = "Network")]
+    pub group_port: u16,
+    /// Serve whoever reaches the port, without a group token
+    ///
+    /// For networks where everybody may enter nodes and have jobs done. Nodes and mounts prove the group token to each
+    /// other all the same.
+    #[arg(long, help_heading = "Trust")]
+    pub allow_anyone: bool,
+    /// What nodes and mounts have to show, and jobs show to nodes.
+    #[command(flatten)]
+    pub trust: TrustArgs,
+    /// File that keeps the list of nodes over a restart; the word none: in memory only [default:
+    /// /var/lib/spurline/coordinator.json, or below ~/.local/state/spurline when not root]
+    ///
+    /// Jobs (spurline load --submit) are kept beside it.
+    #[arg(long, value_name = "FILE", help_heading = "Coordinator")]
+    pub state_file: Option<PathBuf>,
+    /// An etcd where jobs are kept, for several coordinators: etcd://HOST:PORT[,…] [default: beside --state-file]
+    ///
+    /// Coordinators that name the same share the jobs: each is done by one of them, any can be asked about it, and when
+    /// one dies another goes on with what it did. Nodes have to be told all of the coordinators.
+    #[arg(long, value_name = "URL", help_heading = "Coordinator")]
+    pub job_store: Option<Registry>,
+    /// Logs and metrics.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// Go to the background once the coordinator serves
+    #[arg(short = 'd', long, help_heading = "Coordinator", conflicts_with = "foreground")]
+    pub background: bool,
+    /// Stay in the foreground (the default)
+    #[arg(short = 'f', long, help_heading = "Coordinator")]
+    pub foreground: bool,
+}
+
+/// Flags of the network.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Network")]
+pub struct NetArgs {
+    /// Interface names, addresses or CIDRs of the group, IF[:IF]; IPv6 in brackets
+    ///
+    /// A node listens on loopback only until it is told its networks, which wants a --group-token-file. A mount takes
+    /// the route's own interface when not told.
+    #[arg(long, value_name = "IF[:IF]")]
+    pub group_network: Option<String>,
+    /// Rails for RDMA data: interface names, IF[:IF] [default: none, the data goes over TCP]
+    ///
+    /// Each interface's RDMA device, port and GID are found and told in the log. One that can't be used ends the start
+    /// with exit code 3, saying why.
+    #[arg(long, value_name = "IF[:IF]")]
+    pub rdma_network: Option<String>,
+    /// What carries the data of mounts: rdma where both sides have rails and tcp elsewhere, or one of them and nothing else
+    ///
+    /// A node with rails serves over both, and takes blocks from other nodes over tcp; 'tcp' leaves its rails unused.
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub transport: Transport,
+    /// After an RDMA failure TCP carries the data, and RDMA is tried again after this (also IORPC_RDMA_RETRY_DURATION)
+    ///
+    /// When the cause was this machine's own link, RDMA is tried again as soon as the link is back and has settled,
+    /// unless it was lost before within this time. An attempt to connect that fails is repeated after a second, then after
+    /// twice as long each time, up to this. With --transport rdma no pause is longer than 4 s and a link settles for a second.
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_duration)]
+    pub rdma_retry: Duration,
+    /// A link that came back has to stay up this long before it carries data
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub rdma_settle: Duration,
+    /// A rail that owes answers and over which nothing comes for this long is given up
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    pub rdma_silence: Duration,
+    /// TCP congestion control of connections to and from nodes: auto, system, cubic, reno, dctcp
+    ///
+    /// auto keeps the host's own unless that is BBR, whose pacing leaves a fast network idle between short answers.
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub tcp_congestion: Congestion,
+    /// Connections per path; 0 chooses by the number of processors
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub nconnect: u16,
+    /// Deadline of one request to a node
+    ///
+    /// Longer than the node's --under-timeout, so that its own words about a slow under-store arrive. A node that
+    /// can't be reached at all is an error after 10 s (or this, if it is shorter), and at once from then on until it
+    /// is back.
+    #[arg(long, value_name = "TIME", default_value = "40s", value_parser = parse_duration)]
+    pub peer_timeout: Duration,
+    /// A node that owes answers and gives no sign of life for this long is given up: others of the group are asked
+    ///
+    /// It is asked for one over a connection of its own, so a node that only waits for a slow under-store is not given
+    /// up. Of a group with one node, answers are waited for as long as --peer-timeout.
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    pub peer_silence: Duration,
+}
+
+/// Flags of the FUSE session.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Mount")]
+pub struct FuseArgs {
+    /// Mount read-only (the only way in this version)
+    #[arg(long)]
+    pub read_only: bool,
+    /// Mount options: ro, allow_other, (no_)default_permissions (on with allow_other), nonempty, fsname=NAME, (no)suid, (no)dev, (no)exec, (no)atime
+    #[arg(short = 'o', long = "options", value_name = "OPT[,OPT]", value_delimiter = ',')]
+    pub options: Vec<String>,
+    /// Largest FUSE request, from 8K
+    #[arg(long, value_name = "SIZE", default_value = "1M")]
+    pub max_write: Size,
+    /// A file that was replaced is seen after this time
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    pub attr_cache: Duration,
+    /// A name of a file that came or went is seen after this time
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    pub entry_cache: Duration,
+    /// A name of a directory that came or went is seen after this time; the shortest of the three decides how often is asked
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    pub dir_entry_cache: Duration,
+    /// How requests are fetched from the kernel
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub fuse_io: FuseIo,
+    /// Threads that answer the kernel; 0 takes as many as --buffer-size has room for
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub fuse_threads: u16,
+    /// Never hand a cached file to the kernel for reading without this process
+    #[arg(long)]
+    pub no_passthrough: bool,
+    /// How far blocks are fetched ahead of a sequential reader; 0 not at all [default: from the buffer size]
+    #[arg(long, visible_alias = "readahead", value_name = "SIZE")]
+    pub max_readahead: Option<Size>,
+    /// The kernel's own read-ahead of buffered reads
+    #[arg(long, value_name = "SIZE", default_value = "8M")]
+    pub kernel_readahead: Size,
+    /// One line per request of the kernel into this file
+    #[arg(long, value_name = "FILE")]
+    pub access_log: Option<PathBuf>,
+}
+
+/// Flags of logs and metrics.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Logs and metrics")]
+pub struct LogArgs {
+    /// Log to this file [default: standard error]
+    #[arg(long = "log", value_name = "FILE", env = "SPURLINE_LOG_FILE")]
+    pub log: Option<PathBuf>,
+    /// What is logged: error, warn, info, debug, trace, or crate=level[,…] (also RUST_LOG) [default: info]
+    #[arg(long, value_name = "FILTER", env = "SPURLINE_LOG")]
+    pub log_filter: Option<String>,
+    /// Form of a log line
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    pub log_format: LogFormat,
+    /// Serve Prometheus metrics and a metrics page at this address; none serves nothing [default: 127.0.0.1:9567, or a
+    /// free port when that one is taken]
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<String>,
+}
+
+/// The environment variable of a flag: `--cache-size` has `SPURLINE_CACHE_SIZE`.
+pub fn env_name(long: &str) -> String {
+    format!("SPURLINE_{}", long.to_ascii_uppercase().replace('-', "_"))
+}
+
+/// A variable of another system whose users find it honoured: the flag it stands for, and its name.
+const OTHER_VARIABLE: (&str, &str) = ("rdma-retry", "IORPC_RDMA_RETRY_DURATION");
+
+/// Gives every long flag of a service command its environment variable, and yes/no flags the words people write.
+pub fn with_environment(command: Command) -> Command {
+    command.mut_args(with_variable)
+}
+
+/// The same for the flags that say which group is meant and what it has to be shown, for commands that ask one: what is
+/// set for nodes and mounts serves them as well. Their other flags have no variables.
+pub fn with_group_environment(command: Command) -> Command {
+    let trust = TrustArgs::augment_args(Command::new("trust"));
+    let of_trust = |arg: &Arg| trust.get_arguments().any(|other| other.get_id() == arg.get_id());
+    command.mut_args(|arg| match arg.get_long() {
+        // Of these few the help names the variables.
+        Some("registry" | "cache-group" | "group-token-file") => with_variable(arg).hide_env(false),
+        _ if of_trust(&arg) => with_variable(arg),
+        _ => arg,
+    })
+}
+
+fn with_variable(arg: Arg) -> Arg {
+    let Some(long) = arg.get_long().map(str::to_owned) else { return arg };
+    if matches!(long.as_str(), "help" | "version") {
+        return arg;
+    }
+    let arg = if is_switch(&arg) { arg.value_parser(BoolishValueParser::new()) } else { arg };
+    // The reference names the variables; in the help text they would double every line.
+    let arg = arg.hide_env(true);
+    if arg.get_env().is_some() {
+        return arg;
+    }
+    let (own, (flag, other)) = (env_name(&long), OTHER_VARIABLE);
+    let theirs = long == flag && std::env::var_os(&own).is_none() && std::env::var_os(other).is_some();
+    if theirs { arg.env(other) } else { arg.env(own) }
+}
+
+/// Whether a flag takes no value.
+pub fn is_switch(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::SetTrue)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::FromArgMatches as _;
+
+    /// Variables are a process's: this test starts itself again with the one it is about.
+    #[test]
+    fn another_system_s_variable_sets_the_flag_it_stands_for() {
+        let (flag, other) = OTHER_VARIABLE;
+        if std::env::var_os(other).is_none_or(|value| value != "7m") {
+            let name = std::thread::current().name().unwrap_or_default().to_owned();
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            again.args(["--exact", &name]).env(other, "7m").env_remove(env_name(flag));
+            let out = again.output().unwrap();
+            let said = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success() && said.contains("1 passed"), "{name}: {said}");
+            return;
+        }
+        let command = with_environment(NetArgs::augment_args(Command::new("mount")));
+        let set = |words: &[&str]| {
+            let matches = command.clone().try_get_matches_from([&["mount"], words].concat()).unwrap();
+            NetArgs::from_arg_matches(&matches).unwrap().rdma_retry
+        };
+        assert_eq!(set(&[]), Duration::from_secs(7 * 60));
+        assert_eq!(set(&["--rdma-retry", "9s"]), Duration::from_secs(9));
+    }
+}

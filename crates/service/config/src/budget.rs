@@ -1,0 +1,323 @@
+//! How the one memory budget (`--buffer-size`) is shared out: a sum of named terms, each with its reason.
+//! Pure arithmetic; what is left over after the terms holds hot blocks.
+
+use crate::host::Host;
+use spurline_types::Size;
+use spurline_types::fault::Fault;
+use std::fmt;
+
+/// Requests the kernel may have under way per processor over io_uring: two keep the processor busy while the
+/// other's answer is copied; more cost memory on every possible processor and measured no faster.
+pub const URING_DEPTH: u64 = 2;
+/// Requests of the kernel answered at one time when the budget allows: enough for as many readers to wait for
+/// cold blocks at once as one node answers at full speed.
+pub const MOST_SLOTS: u64 = 64;
+/// The part of the budget that FUSE requests take at most, unless threads are named.
+pub const SLOT_SHARE: u64 = 4;
+/// Header and alignment beside the payload of one FUSE request.
+pub const FUSE_SLOT_OVERHEAD: u64 = 8 << 10;
+/// Fills that must fit for reads to make progress: one per side of a block boundary, for two readers at once.
+pub const MIN_FILLS: u64 = 4;
+/// Blocks read ahead that must fit when read-ahead is on: the one being read and the next.
+pub const MIN_READAHEAD_BLOCKS: u64 = 2;
+/// Read-ahead of one stream when the flag does not say: enough to cover 100 ms at 300 MB/s.
+pub const DEFAULT_READAHEAD: u64 = 32 << 20;
+/// The part of the budget that RDMA connections may take: each keeps registered buffers for its messages, 80 KiB on a
+/// mount and 48 KiB on a node, so of 300 MiB there are some for 500 channels, or for 800 mounts' of a node.
+pub const RDMA_SHARE: u64 = 8;
+/// Memory outside the budget: code, stacks, indexes of files and blocks, libraries.
+pub const OUTSIDE: u64 = 64 << 20;
+
+/// One consumer of the budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Term {
+    /// Who uses it.
+    pub name: &'static str,
+    /// How many bytes.
+    pub bytes: u64,
+    /// Why so many.
+    pub reason: &'static str,
+}
+
+/// The shares of the budget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Budget {
+    /// The whole of `--buffer-size`.
+    pub total: u64,
+    /// Requests of the kernel at one time (0 on a node).
+    pub fuse_slots: u64,
+    /// Bytes of one such request.
+    pub fuse_slot_bytes: u64,
+    /// Requests of peers a node answers at one time (0 on a mount).
+    pub serve_slots: u64,
+    /// Blocks being fetched from the under-store or from a node at one time.
+    pub fills: u64,
+    /// Bytes one sequential stream may be read ahead.
+    pub readahead: u64,
+    /// Bytes of the buffers of RDMA connections (0 without rails).
+    pub rdma: u64,
+    /// Bytes of hot blocks held in memory: the rest.
+    pub memory_tier: u64,
+    /// The terms, in the order they were taken.
+    pub terms: Vec<Term>,
+}
+
+/// What the shares depend on.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand {
+    /// `--buffer-size`.
+    pub total: u64,
+    /// `--block-size`.
+    pub block: u64,
+    /// `--max-write` on a mount; `None` on a node.
+    pub max_write: Option<u64>,
+    /// `--fuse-threads` on a mount; `None` for automatic.
+    pub fuse_threads: Option<u64>,
+    /// `--max-downloads`.
+    pub max_downloads: u64,
+    /// `--max-readahead`; `None` for automatic.
+    pub readahead: Option<u64>,
+    /// Processors of this machine.
+    pub processors: u64,
+    /// Whether there are rails (`--rdma-network`).
+    pub rdma: bool,
+}
+
+impl Budget {
+    /// Requests of the kernel, the bytes of each, and answers to peers.
+    fn slots(demand: &Demand) -> (u64, u64, u64) {
+        match demand.max_write {
+            Some(max_write) => {
+                // Either way of fetching requests fits: ring entries on every processor, or one per thread.
+                let slot = max_write + FUSE_SLOT_OVERHEAD;
+                // On many processors half of the budget has to do; the session then takes /dev/fuse where rings need more.
+                let least = (demand.processors * URING_DEPTH).min(demand.total / 2 / slot).max(2);
+                let slots = demand.fuse_threads.unwrap_or_else(|| (demand.total / SLOT_SHARE / slot).min(MOST_SLOTS));
+                (slots.max(least), slot, 0)
+            }
+            // A node answers from blocks it pins while they are sent: one for each processor, and one on its way. Blocks
+            // that wait for readers who take nothing are more for as long as those are borne. On many processors a quarter
+            // of the budget has to do.
+            None => (0, 0, (demand.processors + 1).min(demand.total / 4 / demand.block).max(2)),
+        }
+    }
+
+    /// For connections over rails.
+    fn rdma(demand: &Demand) -> u64 {
+        if demand.rdma { demand.total / RDMA_SHARE } else { 0 }
+    }
+
+    /// The least for read-ahead and for fills.
+    fn least(demand: &Demand) -> (u64, u64) {
+        let readahead = if demand.readahead == Some(0) { 0 } else { MIN_READAHEAD_BLOCKS * demand.block };
+        (readahead, MIN_FILLS.min(demand.max_downloads.max(1)) * demand.block)
+    }
+
+    /// What a budget of this size has to hold at the least.
+    fn derive_need(demand: Demand) -> u64 {
+        let (slots, slot_bytes, serve) = Self::slots(&demand);
+        let (readahead, fills) = Self::least(&demand);
+        slots * slot_bytes + serve * demand.block + Self::rdma(&demand) + readahead + fills
+    }
+
+    /// Shares out a budget.
+    ///
+    /// # Errors
+    /// When it is too small for one of each; the message names the terms and the number needed.
+    pub fn derive(demand: Demand) -> Result<Self, Fault> {
+        let Demand { total, block, .. } = demand;
+        let (fuse_slots, fuse_slot_bytes, serve_slots) = Self::slots(&demand);
+        let fuse = fuse_slots * fuse_slot_bytes;
+        let serve = serve_slots * block;
+        let (min_readahead, min_fills) = Self::least(&demand);
+        let wants_readahead = min_readahead > 0;
+        let rdma = Self::rdma(&demand);
+        let need = fuse + serve + rdma + min_fills + min_readahead;
+        if total < need {
+            let mut parts = Vec::new();
+            if fuse > 0 {
+                parts.push(format!("{fuse_slots} FUSE requests of {} = {}", Size(fuse_slot_bytes), show(fuse)));
+            }
+            if serve > 0 {
+                parts.push(format!("{serve_slots} answers of {} = {}", Size(block), show(serve)));
+            }
+            if rdma > 0 {
+                parts.push(format!("RDMA connections = {}", show(rdma)));
+            }
+            parts.push(format!("{} fills = {}", min_fills / block, show(min_fills)));
+            if min_readahead > 0 {
+                parts.push(format!("{MIN_READAHEAD_BLOCKS} blocks of read-ahead = {}", show(min_readahead)));
+            }
+            // A larger budget has more requests: what is named has to be enough for its own.
+            let enough = |mib: u64| Self::derive_need(Demand { total: mib << 20, ..demand }) <= mib << 20;
+            let least = need.div_ceil(1 << 20);
+            let whole = (least..least * 4).find(|mib| enough(*mib)).unwrap_or(least * 4);
+            return Err(Fault::usage(
+                format!("--buffer-size {} is too small: {} is needed ({})", Size(total), show(need), parts.join(", ")),
+                format!("give --buffer-size {whole}M or more, or a smaller --block-size than {}", Size(block)),
+            ));
+        }
+        let rest = total - fuse - serve - rdma;
+        // Half of what is left may be in flight, so that the other half is worth calling a cache.
+        let fills = (rest / 2 / block).min(demand.max_downloads.max(1)).max(min_fills / block);
+        let left = rest - fills * block;
+        let readahead = match demand.readahead {
+            Some(bytes) => bytes.min(left.max(min_readahead)),
+            None => DEFAULT_READAHEAD.min(left / 2),
+        };
+        let readahead = if wants_readahead { readahead.max(min_readahead).min(left) } else { 0 };
+        let memory_tier = left - readahead;
+        let mut terms = Vec::new();
+        let mut term = |name, bytes, reason| {
+            if bytes > 0 {
+                terms.push(Term { name, bytes, reason });
+            }
+        };
+        term("FUSE requests", fuse, "each request of the kernel has its own answer buffer");
+        term("answers to peers", serve, "a block is held while it is sent");
+        term("RDMA connections", rdma, "each keeps buffers for the messages of its queue pair");
+        term("fills", fills * block, "a block is held while it is fetched and written to disk");
+        term("read-ahead", readahead, "blocks fetched ahead wait here for their reader");
+        term("hot blocks", memory_tier, "the rest: blocks kept in memory");
+        Ok(Budget { total, fuse_slots, fuse_slot_bytes, serve_slots, fills, readahead, rdma, memory_tier, terms })
+    }
+
+    /// Bytes of all FUSE requests together.
+    pub fn fuse_bytes(&self) -> u64 {
+        self.fuse_slots * self.fuse_slot_bytes
+    }
+
+    /// Compares the budget with the memory there is, and answers with a warning when it fits barely.
+    ///
+    /// # Errors
+    /// When the budget and what a process needs besides do not fit the control group or the machine.
+    pub fn check_host(&self, host: &Host) -> Result<Option<String>, Fault> {
+        let need = self.total + OUTSIDE;
+        let limits = [
+            host.cgroup
+                .as_ref()
+                .map(|(limit, file)| (*limit, format!("the control group's limit ({})", file.display()))),
+            host.memory_bytes.map(|memory| (memory, "the memory of this machine (/proc/meminfo)".to_owned())),
+        ];
+        let mut warning = None;
+        for (limit, who) in limits.into_iter().flatten() {
+            if need > limit {
+                let fits = limit.saturating_sub(OUTSIDE) * 3 / 4;
+                return Err(Fault::usage(
+                    format!(
+                        "--buffer-size {} and {} besides do not fit into {}, {who}",
+                        Size(self.total),
+                        show(OUTSIDE),
+                        show(limit)
+                    ),
+                    format!("give --buffer-size {}M or less, or raise the limit", fits >> 20),
+                ));
+            }
+            if need > limit / 10 * 9 && warning.is_none() {
+                warning =
+                    Some(format!("--buffer-size {} takes nearly all of {}, {who}", Size(self.total), show(limit)));
+            }
+        }
+        Ok(warning)
+    }
+}
+
+fn show(bytes: u64) -> String {
+    spurline_types::units::human_bytes(bytes)
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, term) in self.terms.iter().enumerate() {
+            let sep = if i == 0 { "" } else { ", " };
+            write!(f, "{sep}{} {}", term.name, show(term.bytes))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn mount(total: u64) -> Demand {
+        Demand {
+            total,
+            block: 4 * MIB,
+            max_write: Some(MIB),
+            fuse_threads: None,
+            max_downloads: 200,
+            readahead: None,
+            processors: 4,
+            rdma: false,
+        }
+    }
+
+    #[test]
+    fn terms_add_up_to_the_total() {
+        for (total, rdma) in [(44, false), (64, true), (100, false), (300, true), (4096, true)] {
+            let total = total * MIB;
+            for processors in [1, 2, 4] {
+                for max_write in [Some(MIB), None] {
+                    for readahead in [None, Some(0), Some(16 * MIB), Some(1 << 40)] {
+                        let demand = Demand { processors, max_write, readahead, rdma, ..mount(total) };
+                        let budget = Budget::derive(demand).unwrap_or_else(|e| panic!("{demand:?}: {e}"));
+                        let sum: u64 = budget.terms.iter().map(|t| t.bytes).sum();
+                        assert_eq!(sum, total, "{demand:?}");
+                        assert!(budget.fills >= MIN_FILLS);
+                        assert_eq!(budget.rdma, if rdma { total / RDMA_SHARE } else { 0 });
+                        assert_eq!(budget.readahead == 0, readahead == Some(0));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_default_is_enough_for_any_number_of_processors() {
+        for processors in [1, 16, 64, 128, 224, 1024] {
+            for (max_write, rdma) in [(Some(MIB), false), (Some(MIB), true), (None, false), (None, true)] {
+                let budget = Budget::derive(Demand { processors, max_write, rdma, ..mount(300 * MIB) });
+                let budget = budget.unwrap_or_else(|e| panic!("{processors} processors: {e}"));
+                assert!(budget.memory_tier + budget.readahead >= 40 * MIB, "{processors} processors: {budget:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn too_small_says_the_number_that_works() {
+        let error = Budget::derive(mount(8 * MIB)).unwrap_err();
+        assert!(error.what.contains("is too small") && error.what.contains("fills"), "{error}");
+        let number: u64 =
+            error.remedy.split("--buffer-size ").nth(1).unwrap().split('M').next().unwrap().parse().unwrap();
+        assert!(Budget::derive(mount(number * MIB)).is_ok());
+        assert!(Budget::derive(mount((number - 1) * MIB)).is_err());
+        // The terms grow with the budget: on few processors the need of the number named is larger than was said.
+        for processors in 1..=16 {
+            let demand = |mib: u64| Demand { processors, rdma: processors % 2 == 0, ..mount(mib * MIB) };
+            let remedy = Budget::derive(demand(1)).unwrap_err().remedy;
+            let number: u64 =
+                remedy.split("--buffer-size ").nth(1).unwrap().split('M').next().unwrap().parse().unwrap();
+            assert!(Budget::derive(demand(number)).is_ok(), "{processors} processors: {remedy}");
+        }
+    }
+
+    #[test]
+    fn compared_with_the_machine() {
+        let budget = Budget::derive(mount(300 * MIB)).unwrap();
+        let host = |memory: u64, cgroup: Option<u64>| Host {
+            processors: 4,
+            memory_bytes: Some(memory * MIB),
+            cgroup: cgroup.map(|c| (c * MIB, "/sys/fs/cgroup/memory.max".into())),
+            root: true,
+            home: None,
+        };
+        assert_eq!(budget.check_host(&host(1024, None)), Ok(None));
+        assert!(budget.check_host(&host(380, None)).unwrap().unwrap().contains("nearly all"));
+        assert!(budget.check_host(&host(300, None)).unwrap_err().what.contains("this machine"));
+        let error = budget.check_host(&host(4096, Some(256))).unwrap_err();
+        assert!(error.what.contains("memory.max") && error.remedy.contains("144M"), "{error}");
+    }
+}

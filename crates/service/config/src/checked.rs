@@ -1,0 +1,691 @@
+//! The checked configuration: every value in range, every path absolute, every default filled in.
+//! What needs the machine (processors, memory, root, globs) is asked of [`Host`] and the file system's names.
+
+use crate::args::{
+    CacheArgs, CommonArgs, CoordinatorArgs, GroupArgs, LogArgs, MountArgs, NetArgs, NodeArgs, UnderArgs,
+};
+use crate::budget::{Budget, Demand};
+use crate::fuse::{self, FuseConfig};
+use crate::host::Host;
+use crate::trust::TrustConfig;
+use crate::words::{CacheSize, IorpcMode, LogFormat, Replicas, Source, Transport, absolute};
+use spurline_membership::url::{EtcdUrl, RegistryUrl as Registry};
+use spurline_types::Congestion;
+use spurline_types::fault::Fault;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where metrics are served when nobody said where.
+pub const DEFAULT_METRICS: &str = "127.0.0.1:9567";
+
+/// A mount, ready to run.
+#[derive(Debug, Clone)]
+pub struct MountConfig {
+    /// What is mounted.
+    pub source: Source,
+    /// Where, absolute by its words; whether it exists is for the mount to find out.
+    pub mountpoint: PathBuf,
+    /// The nodes to read from; `None` for a mount that runs alone.
+    pub group: Option<GroupConfig>,
+    /// How many nodes hold each file (with a registry only).
+    pub replicas: Replicas,
+    /// No read is late before this; zero for never.
+    pub hedge_after: Duration,
+    /// The block cache; its directories are empty for a consumer of nodes.
+    pub cache: CacheConfig,
+    /// How the under-store is reached (alone only).
+    pub under: UnderConfig,
+    /// How nodes are reached (with a registry only).
+    pub net: NetConfig,
+    /// Who may join.
+    pub trust: TrustConfig,
+    /// The FUSE session.
+    pub fuse: FuseConfig,
+    /// The shares of the memory budget.
+    pub budget: Budget,
+    /// Logs.
+    pub log: LogConfig,
+    /// The metrics page.
+    pub metrics: MetricsConfig,
+    /// Where one line per request goes.
+    pub access_log: Option<PathBuf>,
+    /// Go to the background once the mount answers.
+    pub background: bool,
+    /// What to tell the person at start.
+    pub warnings: Vec<String>,
+}
+
+/// A cache node, ready to run.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// What the node may fetch, at least one, none twice.
+    pub sources: Vec<Source>,
+    /// Share of the group's blocks.
+    pub weight: u32,
+    /// Its name in the group; `None` for one made of host name and port.
+    pub name: Option<String>,
+    /// Settings may place blocks elsewhere than before.
+    pub accept: bool,
+    /// The group to enter; `None` for a node that is listed by whoever reads from it.
+    pub group: Option<GroupConfig>,
+    /// Fixed port, or 0 for a free one.
+    pub port: u16,
+    /// The block cache.
+    pub cache: CacheConfig,
+    /// How the under-store is reached.
+    pub under: UnderConfig,
+    /// Where to listen and how.
+    pub net: NetConfig,
+    /// Who may join.
+    pub trust: TrustConfig,
+    /// The shares of the memory budget.
+    pub budget: Budget,
+    /// Logs.
+    pub log: LogConfig,
+    /// The metrics page.
+    pub metrics: MetricsConfig,
+    /// Go to the background once the node serves.
+    pub background: bool,
+    /// What to tell the person at start.
+    pub warnings: Vec<String>,
+}
+
+/// A cache group and where its members are found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// The group's name.
+    pub name: String,
+    /// The registry.
+    pub registry: Registry,
+    /// What this machine shares with those near it; empty when not told.
+    pub zone: String,
+    /// How long a node that left the registry keeps its place.
+    pub hold: Duration,
+}
+
+/// A coordinator, ready to run.
+#[derive(Debug, Clone)]
+pub struct CoordinatorConfig {
+    /// Interface names, addresses or CIDRs; empty for loopback only.
+    pub group_network: Vec<String>,
+    /// Fixed port, or 0 for a free one.
+    pub port: u16,
+    /// Where the list of nodes is kept; `None` keeps it in memory only.
+    pub state_file: Option<PathBuf>,
+    /// Where jobs are kept that other coordinators share; `None` keeps them beside the list of nodes.
+    pub job_store: Option<EtcdUrl>,
+    /// What nodes and mounts have to show, and jobs show to nodes.
+    pub trust: TrustConfig,
+    /// Logs.
+    pub log: LogConfig,
+    /// The metrics page.
+    pub metrics: MetricsConfig,
+    /// Go to the background once the coordinator serves.
+    pub background: bool,
+}
+
+/// The block cache.
+#[derive(Debug, Clone)]
+pub struct CacheConfig {
+    /// Cache directories, absolute, globs expanded, none twice; empty when there is no disk cache.
+    pub dirs: Vec<PathBuf>,
+    /// Capacity over all of them.
+    pub size: CacheSize,
+    /// A disk is not filled past this part of it being free; 0 to 0.99.
+    pub free_space_ratio: f64,
+    /// Bytes of a block: a power of two from 64 KiB to 64 MiB.
+    pub block_size: u64,
+    /// How disks are read.
+    pub iorpc_mode: IorpcMode,
+    /// Deadline of one disk request.
+    pub disk_timeout: Duration,
+}
+
+/// How the under-store is reached.
+#[derive(Debug, Clone)]
+pub struct UnderConfig {
+    /// Address of an S3-compatible server; `None` for the provider's own or the AWS variables.
+    pub endpoint_url: Option<String>,
+    /// Region; `None` for the AWS variables.
+    pub region: Option<String>,
+    /// Send no credentials.
+    pub anonymous: bool,
+    /// Deadline of one request.
+    pub timeout: Duration,
+    /// Longest silence within a transfer.
+    pub stall_timeout: Duration,
+    /// Tries after the first.
+    pub retries: u32,
+    /// Requests at one time.
+    pub max_downloads: u32,
+}
+
+/// How nodes are reached, or where a node listens.
+#[derive(Debug, Clone)]
+pub struct NetConfig {
+    /// Interface names, addresses or CIDRs; empty when not given (a node: loopback only).
+    pub group_network: Vec<String>,
+    /// What may carry the data.
+    pub transport: Transport,
+    /// The rails for RDMA; `None` where none may carry data.
+    pub rdma: Option<RdmaConfig>,
+    /// TCP congestion control.
+    pub tcp_congestion: Congestion,
+    /// Connections per path, at least 1.
+    pub nconnect: usize,
+    /// Deadline of one request to a node.
+    pub peer_timeout: Duration,
+    /// A node that owes answers is given up after this long without a sign of life, when there are others.
+    pub peer_silence: Duration,
+}
+
+/// The rails for RDMA data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RdmaConfig {
+    /// Names of interfaces, at least one, none twice; what they are is for the rails to find out.
+    pub interfaces: Vec<String>,
+    /// Fixed port of a node, or 0 for a free one.
+    pub port: u16,
+    /// When a failed path is tried again.
+    pub retry: Duration,
+    /// How long a link that came back is not trusted.
+    pub settle: Duration,
+    /// Silence under load that ends a path.
+    pub silence: Duration,
+}
+
+/// Logs.
+#[derive(Debug, Clone)]
+pub struct LogConfig {
+    /// Where to; `None` for standard error.
+    pub file: Option<PathBuf>,
+    /// What; `None` for RUST_LOG or info.
+    pub filter: Option<String>,
+    /// The form of a line.
+    pub format: LogFormat,
+}
+
+/// The metrics page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetricsConfig {
+    /// None.
+    Off,
+    /// At the default address, or another port when that is taken.
+    Default,
+    /// Here, or it is an error.
+    At(SocketAddr),
+}
+
+impl MountArgs {
+    /// Checks everything that can be checked before the mount starts.
+    ///
+    /// # Errors
+    /// Wrong values with exit code 2, missing abilities with exit code 3.
+    pub fn check(self, host: &Host) -> Result<MountConfig, Fault> {
+        let mut warnings = Vec::new();
+        let group = check_group(self.group)?;
+        let alone = group.is_none();
+        let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
+        let (fuse, readahead) = fuse::check(&self.fuse)?;
+        let rdma = !alone && wants_rdma(&self.net);
+        let kernel = Some((&fuse, readahead));
+        let budget = derive(&self.common, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
+        if alone && self.net.rdma_network.is_some() {
+            warnings.push("--rdma-network carries nothing: a mount without --registry reads from no node".to_owned());
+        }
+        let (net, trust) = (check_net(self.net, 0, host, &mut warnings)?, self.trust.check(false)?);
+        unencrypted(&net, &trust, &mut warnings);
+        Ok(MountConfig {
+            source: self.source,
+            mountpoint: absolute(&self.mountpoint),
+            group,
+            replicas: self.replicas,
+            hedge_after: check_hedge(self.hedge_after)?,
+            cache,
+            under: check_under(self.under)?,
+            net,
+            trust,
+            fuse,
+            budget,
+            metrics: check_metrics(&self.log)?,
+            log: check_log(self.log),
+            access_log: self.fuse.access_log.as_deref().map(absolute),
+            background: self.background,
+            warnings,
+        })
+    }
+}
+
+impl NodeArgs {
+    /// Checks everything that can be checked before the node starts.
+    ///
+    /// # Errors
+    /// Wrong values with exit code 2, missing abilities with exit code 3.
+    pub fn check(self, host: &Host) -> Result<NodeConfig, Fault> {
+        let mut warnings = Vec::new();
+        let mut sources: Vec<Source> = Vec::new();
+        for source in self.source {
+            if !sources.contains(&source) {
+                sources.push(source);
+            }
+        }
+        let group = check_group(self.group)?;
+        let (group, untold) = match group {
+            Some(group) if !group.registry.is_told() => (None, Some(group.registry)),
+            group => (group, None),
+        };
+        if let Some(registry) = untold {
+            warnings.push(format!("--registry {registry} is not told of nodes: it is for mounts"));
+        }
+        if let Some(name) = &self.name {
+            check_name("--name", name)?;
+        } else if group.is_some() && self.group_port == 0 {
+            let text = "this node's name in the group changes with its port at every start, and its blocks are placed \
+                        anew: give --name, or a fixed --group-port";
+            warnings.push(text.to_owned());
+        }
+        let cache = check_cache(&self.cache, host, true, &mut warnings)?;
+        let rdma = wants_rdma(&self.net);
+        let budget = derive(&self.common, &self.cache, &self.under, None, rdma, host, &mut warnings)?;
+        let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
+        let trust = self.trust.check(self.allow_anyone)?;
+        unencrypted(&net, &trust, &mut warnings);
+        if net.transport == Transport::Rdma {
+            let text = "--transport rdma binds mounts, not nodes: this one serves over tcp as well, and takes blocks from \
+                        other nodes over tcp";
+            warnings.push(text.to_owned());
+        }
+        Ok(NodeConfig {
+            sources,
+            weight: self.weight,
+            name: self.name,
+            accept: self.yes,
+            group,
+            port: self.group_port,
+            cache,
+            under: check_under(self.under)?,
+            net,
+            trust,
+            budget,
+            metrics: check_metrics(&self.log)?,
+            log: check_log(self.log),
+            background: self.background,
+            warnings,
+        })
+    }
+}
+
+/// Says what --tls does not cover.
+fn unencrypted(net: &NetConfig, trust: &TrustConfig, warnings: &mut Vec<String>) {
+    if trust.tls.is_some() && net.rdma.is_some() {
+        warnings
+            .push("--tls does not cover RDMA: data over --rdma-network is not encrypted (docs/trust.md)".to_owned());
+    }
+}
+
+impl CoordinatorArgs {
+    /// Checks everything that can be checked before the coordinator starts.
+    ///
+    /// # Errors
+    /// Wrong values with exit code 2, a directory that is not there with exit code 3.
+    pub fn check(self, host: &Host) -> Result<CoordinatorConfig, Fault> {
+        let state_file = match self.state_file {
+            Some(file) if file.as_os_str() == "none" => None,
+            Some(file) => Some(in_a_directory("--state-file", &absolute(&file))?),
+            None if host.root => Some(PathBuf::from("/var/lib/spurline/coordinator.json")),
+            None => host.home.as_ref().map(|home| home.join(".local/state/spurline/coordinator.json")),
+        };
+        Ok(CoordinatorConfig {
+            group_network: self.group_network.as_deref().map(split_networks).transpose()?.unwrap_or_default(),
+            port: self.group_port,
+            state_file,
+            job_store: match self.job_store {
+                None => None,
+                Some(Registry::Etcd(url)) => Some(url),
+                Some(other) => {
+                    return Err(Fault::usage(
+                        format!("--job-store {other} keeps no jobs"),
+                        "give etcd://HOST:PORT, or leave it out: then jobs are kept beside --state-file",
+                    ));
+                }
+            },
+            trust: self.trust.check(self.allow_anyone)?,
+            metrics: check_metrics(&self.log)?,
+            log: check_log(self.log),
+            background: self.background,
+        })
+    }
+}
+
+/// A file whose directory is there: a misspelt one is not made.
+fn in_a_directory(flag: &str, file: &Path) -> Result<PathBuf, Fault> {
+    match file.parent() {
+        Some(dir) if !dir.is_dir() => Err(Fault::missing(
+            format!("{flag} {}: there is no directory {}", file.display(), dir.display()),
+            format!("make it (mkdir -p {}), or name another file", dir.display()),
+        )),
+        _ => Ok(file.to_owned()),
+    }
+}
+
+/// A name of a group, a node or a zone: one word that fits in a line and in a path of etcd.
+fn check_name(flag: &str, name: &str) -> Result<(), Fault> {
+    let odd = |c: char| c.is_control() || c.is_whitespace() || c == '/';
+    if name.is_empty() || name.len() > 255 || name.contains(odd) {
+        return Err(Fault::usage(
+            format!("{flag} '{}' is no name", name.escape_debug()),
+            "give a word of at most 255 bytes without blanks and slashes",
+        ));
+    }
+    Ok(())
+}
+
+/// The group of those who name none.
+pub const DEFAULT_GROUP: &str = "default";
+
+fn check_group(args: GroupArgs) -> Result<Option<GroupConfig>, Fault> {
+    if let Some(name) = &args.cache_group {
+        check_name("--cache-group", name)?;
+        if args.registry.is_none() {
+            return Err(Fault::usage(
+                format!("--cache-group {name} without --registry: nothing says where its nodes are"),
+                "give --registry coordinator://HOST:PORT, or leave --cache-group out",
+            ));
+        }
+    }
+    if !args.zone.is_empty() {
+        check_name("--zone", &args.zone)?;
+    }
+    let name = args.cache_group.unwrap_or_else(|| DEFAULT_GROUP.to_owned());
+    let (zone, hold) = (args.zone, args.member_hold);
+    Ok(args.registry.map(|registry| GroupConfig { name, registry, zone, hold }))
+}
+
+/// Smallest and largest block: below, the index outgrows the data; above, a miss fetches too much.
+const BLOCK_RANGE: (u64, u64) = (64 << 10, 64 << 20);
+
+fn check_cache(args: &CacheArgs, host: &Host, alone: bool, warnings: &mut Vec<String>) -> Result<CacheConfig, Fault> {
+    let block = args.block_size().bytes();
+    if !block.is_power_of_two() || block < BLOCK_RANGE.0 || block > BLOCK_RANGE.1 {
+        return Err(Fault::usage(
+            format!("--block-size {} is not a power of two from 64K to 64M", args.block_size()),
+            "4M is the default; 1M suits small random reads",
+        ));
+    }
+    let ratio = args.free_space_ratio;
+    if !(0.0..=0.99).contains(&ratio) {
+        return Err(Fault::usage(
+            format!("--free-space-ratio {ratio} is not from 0 to 0.99"),
+            "0.1 leaves a tenth of the disk free",
+        ));
+    }
+    let used = alone && args.cache_size != CacheSize::None;
+    let dirs = match (used, args.cache_dir.is_empty()) {
+        (false, _) => Vec::new(),
+        (true, true) => vec![default_cache_dir(host)?],
+        (true, false) => expand(&args.cache_dir)?,
+    };
+    if !alone && !args.cache_dir.is_empty() {
+        warnings.push("--cache-dir is not used: with --registry the nodes hold the cache".to_owned());
+    }
+    if !alone && let Some(size) = args.block_size {
+        warnings.push(format!(
+            "--block-size {size} is not used: with --registry blocks are as long as the nodes have them"
+        ));
+    }
+    positive("--disk-timeout", args.disk_timeout)?;
+    Ok(CacheConfig {
+        dirs,
+        size: if used { args.cache_size } else { CacheSize::None },
+        free_space_ratio: ratio,
+        block_size: block,
+        iorpc_mode: args.iorpc_mode,
+        disk_timeout: args.disk_timeout,
+    })
+}
+
+fn default_cache_dir(host: &Host) -> Result<PathBuf, Fault> {
+    if host.root {
+        return Ok(PathBuf::from("/var/cache/spurline"));
+    }
+    let home = host.home.as_ref().ok_or_else(|| {
+        Fault::usage("there is no default cache directory: HOME is not set", "give --cache-dir, or --cache-size 0")
+    })?;
+    Ok(home.join(".cache/spurline"))
+}
+
+fn expand(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
+    let mut dirs: Vec<PathBuf> = Vec::new();
+    for pattern in patterns {
+        let path = absolute(pattern);
+        let text = path.to_string_lossy();
+        let found = if text.contains(['*', '?', '[']) {
+            let paths = glob::glob(&text).map_err(|e| {
+                Fault::usage(format!("--cache-dir '{text}' is no pattern: {e}"), "quote it, or list the directories")
+            })?;
+            let found: Vec<PathBuf> = paths.filter_map(Result::ok).filter(|p| p.is_dir()).collect();
+            if found.is_empty() {
+                return Err(Fault::usage(
+                    format!("--cache-dir '{text}' matches no directory"),
+                    "make the directories first, or name them without a pattern",
+                ));
+            }
+            found
+        } else {
+            vec![path]
+        };
+        for dir in found {
+            if !dirs.contains(&dir) {
+                dirs.push(dir);
+            }
+        }
+    }
+    Ok(dirs)
+}
+
+fn check_under(args: UnderArgs) -> Result<UnderConfig, Fault> {
+    if let Some(url) = &args.endpoint_url
+        && !(url.starts_with("http://") || url.starts_with("https://"))
+    {
+        return Err(Fault::usage(
+            format!("--endpoint-url '{url}' does not start with http:// or https://"),
+            "write http://HOST:PORT or https://HOST",
+        ));
+    }
+    positive("--under-timeout", args.under_timeout)?;
+    positive("--under-stall-timeout", args.under_stall_timeout)?;
+    if args.max_downloads == 0 {
+        return Err(Fault::usage("--max-downloads 0 leaves no way to fetch anything", "give 1 or more"));
+    }
+    Ok(UnderConfig {
+        endpoint_url: args.endpoint_url,
+        region: args.region,
+        anonymous: args.anonymous,
+        timeout: args.under_timeout,
+        stall_timeout: args.under_stall_timeout,
+        retries: args.under_retries,
+        max_downloads: args.max_downloads,
+    })
+}
+
+/// Connections per path when the flag does not say: two for each processor within these bounds. A request holds its
+/// connection until it is answered, so they are also how many requests can be under way.
+const AUTO_NCONNECT: (usize, usize) = (8, 16);
+
+fn check_net(args: NetArgs, rdma_port: u16, host: &Host, warnings: &mut Vec<String>) -> Result<NetConfig, Fault> {
+    let rdma = check_rdma(&args, rdma_port, warnings)?;
+    positive("--peer-timeout", args.peer_timeout)?;
+    if args.peer_silence < LEAST_SILENCE {
+        return Err(Fault::usage(
+            format!("--peer-silence {:?} would take a busy node for a dead one", args.peer_silence),
+            "give 100ms or more; 2s is the default",
+        ));
+    }
+    let nconnect = match args.nconnect {
+        0 => (2 * host.processors).clamp(AUTO_NCONNECT.0, AUTO_NCONNECT.1),
+        n @ 1..=64 => usize::from(n),
+        n => return Err(Fault::usage(format!("--nconnect {n} is above 64"), "8 fill most networks; 0 chooses")),
+    };
+    Ok(NetConfig {
+        group_network: args.group_network.as_deref().map(split_networks).transpose()?.unwrap_or_default(),
+        transport: args.transport,
+        tcp_congestion: args.tcp_congestion,
+        rdma,
+        nconnect,
+        peer_timeout: args.peer_timeout,
+        peer_silence: args.peer_silence,
+    })
+}
+
+/// The least time after which a second node can be asked: below, a processor that is busy looks like a late answer.
+const LEAST_HEDGE: Duration = Duration::from_millis(1);
+
+fn check_hedge(after: Duration) -> Result<Duration, Fault> {
+    if !after.is_zero() && after < LEAST_HEDGE {
+        return Err(Fault::usage(
+            format!("--hedge-after {after:?} would ask a second node for reads that are on their way"),
+            "give 1ms or more, or 0 for never; 50ms is the default",
+        ));
+    }
+    Ok(after)
+}
+
+/// The shortest silence that means something: below, a busy processor looks like a dead rail.
+const LEAST_SILENCE: Duration = Duration::from_millis(100);
+
+fn check_rdma(args: &NetArgs, port: u16, warnings: &mut Vec<String>) -> Result<Option<RdmaConfig>, Fault> {
+    let Some(text) = args.rdma_network.as_deref() else {
+        if args.transport == Transport::Rdma {
+            return Err(Fault::usage(
+                "--transport rdma without --rdma-network leaves nothing to carry the data",
+                "name the rails: --rdma-network ib0:ib1 ('spurline net list' shows which interfaces have RDMA)",
+            ));
+        }
+        if port != 0 {
+            warnings.push("--rdma-port is not used: there is no --rdma-network".to_owned());
+        }
+        return Ok(None);
+    };
+    let mut interfaces: Vec<String> = Vec::new();
+    for name in text.split([':', ',']).map(str::trim) {
+        // The kernel's own rule for names of interfaces.
+        let wrong = match name {
+            "" => "a part is empty",
+            "." | ".." => "that is no interface",
+            _ if name.parse::<std::net::IpAddr>().is_ok() => "that is an address, not an interface",
+            _ if name.len() > 15 => "the name of an interface has at most 15 characters",
+            _ if name.contains(['/', '[', ']']) || name.contains(char::is_whitespace) => "that is no interface",
+            _ => {
+                if !interfaces.iter().any(|known| known == name) {
+                    interfaces.push(name.to_owned());
+                }
+                continue;
+            }
+        };
+        return Err(Fault::usage(
+            format!("--rdma-network '{text}': '{name}': {wrong}"),
+            "write names of interfaces with colons between, ib0:ib1; 'spurline net list' shows them",
+        ));
+    }
+    positive("--rdma-retry", args.rdma_retry)?;
+    if args.rdma_silence < LEAST_SILENCE {
+        return Err(Fault::usage(
+            format!("--rdma-silence {:?} would take a busy node for a dead rail", args.rdma_silence),
+            "give 100ms or more; 2s is the default",
+        ));
+    }
+    if args.transport == Transport::Tcp {
+        warnings.push("--rdma-network is not used: --transport tcp rules out RDMA".to_owned());
+        return Ok(None);
+    }
+    let (retry, settle, silence) = (args.rdma_retry, args.rdma_settle, args.rdma_silence);
+    Ok(Some(RdmaConfig { interfaces, port, retry, settle, silence }))
+}
+
+/// Splits `ib0:10.0.0.0/8:[fe80::1]` at the colons that stand outside brackets.
+fn split_networks(text: &str) -> Result<Vec<String>, Fault> {
+    let wrong = |why: &str| {
+        Fault::usage(
+            format!("--group-network '{text}': {why}"),
+            "write interface names, addresses or CIDRs with colons between, IPv6 in brackets: ib0:10.0.0.0/24:[fd00::1]",
+        )
+    };
+    let mut parts = Vec::new();
+    let mut part = String::new();
+    let mut inside = false;
+    for c in text.chars() {
+        match c {
+            '[' if !inside => inside = true,
+            ']' if inside => inside = false,
+            ':' if !inside => parts.push(std::mem::take(&mut part)),
+            c => part.push(c),
+        }
+    }
+    parts.push(part);
+    if inside {
+        return Err(wrong("a bracket is not closed"));
+    }
+    if parts.iter().any(String::is_empty) {
+        return Err(wrong("a part is empty"));
+    }
+    Ok(parts)
+}
+
+/// Whether there will be rails, as far as words tell.
+fn wants_rdma(net: &NetArgs) -> bool {
+    net.rdma_network.is_some() && net.transport != Transport::Tcp
+}
+
+fn derive(
+    common: &CommonArgs,
+    cache: &CacheArgs,
+    under: &UnderArgs,
+    kernel: Option<(&FuseConfig, Option<u64>)>,
+    rdma: bool,
+    host: &Host,
+    warnings: &mut Vec<String>,
+) -> Result<Budget, Fault> {
+    let budget = Budget::derive(Demand {
+        total: common.buffer_size.bytes(),
+        block: cache.block_size().bytes(),
+        max_write: kernel.map(|(fuse, _)| u64::from(fuse.max_write)),
+        fuse_threads: kernel.and_then(|(fuse, _)| fuse.threads).map(|n| n as u64),
+        max_downloads: u64::from(under.max_downloads),
+        readahead: kernel.and_then(|(_, readahead)| readahead),
+        processors: host.processors as u64,
+        rdma,
+    })?;
+    warnings.extend(budget.check_host(host)?);
+    Ok(budget)
+}
+
+fn check_metrics(args: &LogArgs) -> Result<MetricsConfig, Fault> {
+    let Some(text) = args.metrics.as_deref() else { return Ok(MetricsConfig::Default) };
+    if matches!(text, "none" | "off" | "") {
+        return Ok(MetricsConfig::Off);
+    }
+    let full = match text.strip_prefix(':') {
+        Some(port) => format!("127.0.0.1:{port}"),
+        None if text.parse::<u16>().is_ok() => format!("127.0.0.1:{text}"),
+        None => text.replacen("localhost:", "127.0.0.1:", 1),
+    };
+    match full.parse() {
+        Ok(address) => Ok(MetricsConfig::At(address)),
+        Err(_) => Err(Fault::usage(
+            format!("--metrics '{text}' is no address and port"),
+            format!("write {DEFAULT_METRICS}, [::1]:9567, :9567 or none"),
+        )),
+    }
+}
+
+fn check_log(args: LogArgs) -> LogConfig {
+    LogConfig { file: args.log.as_deref().map(absolute), filter: args.log_filter, format: args.log_format }
+}
+
+fn positive(flag: &str, time: Duration) -> Result<(), Fault> {
+    if time.is_zero() {
+        return Err(Fault::usage(format!("{flag} 0 would fail every request"), "give a time such as 10s"));
+    }
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! The config file: its keys become defaults of the flags, so one parser reads all three and its precedence holds.
+//! It knows the names and types of keys from the flags alone.
+
+use crate::args::is_switch;
+use crate::words::nearest;
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, ArgMatches, Command};
+use spurline_types::fault::Fault;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// The commands that take a config file.
+pub const SERVICES: [&str; 3] = ["mount", "node", "coordinator"];
+/// Flags that have no key: the file can't name itself.
+const NO_KEY: [&str; 3] = ["config", "help", "version"];
+
+/// Why a command line was not taken.
+#[derive(Debug)]
+pub enum Refusal {
+    /// clap's own answer: a wrong word, or help and version, which are no errors.
+    Clap(Box<clap::Error>),
+    /// An error of the config file or of an environment variable.
+    Fault(Fault),
+}
+
+/// Parses a command line with flag over environment over file over default.
+///
+/// # Errors
+/// When a word, a variable or a key is wrong, or the file is not there; help and version come back as [`Refusal::Clap`].
+pub fn parse(command: Command, words: Vec<OsString>) -> Result<ArgMatches, Refusal> {
+    let mut command = command;
+    if let Some((service, path)) = config_path(&command, &words) {
+        let text = std::fs::read_to_string(&path).map_err(|e| {
+            let what = format!("config file {}: {e}", path.display());
+            Refusal::Fault(Fault::missing(what, "name a readable TOML file with --config or SPURLINE_CONFIG"))
+        })?;
+        command = with_file(command, &service, &path, &text).map_err(Refusal::Fault)?;
+    }
+    let copy = command.clone();
+    command.try_get_matches_from(words).map_err(|error| match environment_fault(&copy, &error) {
+        Some(fault) => Refusal::Fault(fault),
+        None => Refusal::Clap(Box::new(error)),
+    })
+}
+
+/// The service asked for and its config file, by a first parse that lets everything else pass.
+fn config_path(command: &Command, words: &[OsString]) -> Option<(String, PathBuf)> {
+    let lenient = command.clone().ignore_errors(true).mut_subcommands(|sub| {
+        sub.mut_args(|arg| {
+            let keep = arg.get_id() == "config";
+            let arg = arg.required(false);
+            if keep { arg } else { arg.env(None::<&'static str>) }
+        })
+    });
+    let matches = lenient.try_get_matches_from(words).ok()?;
+    let (name, sub) = matches.subcommand()?;
+    if !SERVICES.contains(&name) {
+        return None;
+    }
+    let path = sub.try_get_one::<PathBuf>("config").ok()??;
+    Some((name.to_owned(), path.clone()))
+}
+
+/// The flag behind a key.
+fn key_of(arg: &Arg) -> Option<&str> {
+    arg.get_long().filter(|long| !NO_KEY.contains(long))
+}
+
+fn has_key(command: &Command, service: &str, key: &str) -> bool {
+    command.find_subcommand(service).is_some_and(|sub| sub.get_arguments().any(|arg| key_of(arg) == Some(key)))
+}
+
+/// The command with the file's values as defaults of `service`'s flags.
+///
+/// # Errors
+/// When the text is no TOML, a key is unknown or a value is wrong; the error names file and key.
+pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Result<Command, Fault> {
+    let place = path.display();
+    let table: Table = text.parse().map_err(|e: toml::de::Error| {
+        Fault::usage(format!("config file {place} is not TOML: {}", e.to_string().trim_end()), "")
+    })?;
+    let mut chosen: Vec<(String, String, Value)> = Vec::new();
+    for (key, value) in &table {
+        match value {
+            Value::Table(inner) if SERVICES.contains(&key.as_str()) => {
+                for (key2, value) in inner {
+                    let named = format!("{key}.{key2}");
+                    if !has_key(&command, key, key2) {
+                        return Err(unknown_key(&command, path, &named, key2, &[key.as_str()]));
+                    }
+                    check(&command, key, key2, value, path, &named)?;
+                    if key == service {
+                        chosen.push((key2.clone(), named, value.clone()));
+                    }
+                }
+            }
+            _ => {
+                let holds: Vec<&str> = SERVICES.into_iter().filter(|s| has_key(&command, s, key)).collect();
+                if holds.is_empty() {
+                    return Err(unknown_key(&command, path, key, key, &SERVICES));
+                }
+                for holder in &holds {
+                    check(&command, holder, key, value, path, key)?;
+                }
+                if holds.contains(&service) {
+                    // Before the tables: a later entry of the same key beats it.
+                    chosen.insert(0, (key.clone(), key.clone(), value.clone()));
+                }
+            }
+        }
+    }
+    Ok(command.mut_subcommand(service, |sub| {
+        sub.mut_args(|arg| {
+            let Some(key) = key_of(&arg).map(str::to_owned) else { return arg };
+            match chosen.iter().rev().find(|(k, _, _)| *k == key) {
+                None => arg,
+                Some((_, _, value)) => {
+                    let values = words_of(value).unwrap_or_default();
+                    arg.required(false).default_values(values)
+                }
+            }
+        })
+    }))
+}
+
+fn unknown_key(command: &Command, path: &Path, named: &str, key: &str, services: &[&str]) -> Fault {
+    let known: Vec<String> = services
+        .iter()
+        .filter_map(|s| command.find_subcommand(s))
+        .flat_map(|sub| sub.get_arguments().filter_map(key_of).map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let tables = SERVICES.iter().copied().filter(|_| services.len() > 1);
+    let remedy = match nearest(key, known.iter().map(String::as_str).chain(tables)) {
+        Some(near) => format!("did you mean '{near}'?"),
+        None => "the keys are the long flags without their dashes; see CONFIGURATION.md".to_owned(),
+    };
+    Fault::usage(format!("config file {} has the unknown key '{named}'", path.display()), remedy)
+}
+
+/// A value as the words a command line would have.
+fn words_of(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::String(s) => Some(vec![s.clone()]),
+        Value::Integer(n) => Some(vec![n.to_string()]),
+        Value::Float(n) => Some(vec![n.to_string()]),
+        Value::Boolean(b) => Some(vec![b.to_string()]),
+        Value::Array(items) => {
+            let items: Option<Vec<Vec<String>>> = items.iter().map(words_of).collect();
+            Some(items?.into_iter().flatten().collect())
+        }
+        Value::Datetime(_) | Value::Table(_) => None,
+    }
+}
+
+/// Parses one value alone, so that the error can name the file and the key.
+fn check(command: &Command, service: &str, key: &str, value: &Value, path: &Path, named: &str) -> Result<(), Fault> {
+    let wrong = |why: &str| Fault::usage(format!("config file {}, key '{named}': {why}", path.display()), "");
+    let words = words_of(value).ok_or_else(|| wrong("a string, a number, true, false or a list of them is wanted"))?;
+    let arg = command
+        .find_subcommand(service)
+        .and_then(|sub| sub.get_arguments().find(|arg| key_of(arg) == Some(key)))
+        .ok_or_else(|| wrong("unknown"))?;
+    if words.len() != 1 && arg.get_value_delimiter().is_none() && !takes_many(arg) {
+        return Err(wrong(&format!("one value is wanted and {} are given", words.len())));
+    }
+    words.iter().try_for_each(|word| check_word(arg, OsStr::new(word)).map_err(|why| wrong(&why)))
+}
+
+fn takes_many(arg: &Arg) -> bool {
+    matches!(arg.get_action(), clap::ArgAction::Append)
+}
+
+/// Whether `word` is a value of the flag, by a command that has only this flag.
+fn check_word(arg: &Arg, word: &OsStr) -> Result<(), String> {
+    let Some(long) = arg.get_long() else { return Ok(()) };
+    if is_switch(arg) {
+        let text = word.to_string_lossy().to_ascii_lowercase();
+        let known = ["true", "false", "yes", "no", "on", "off", "1", "0", "y", "n", "t", "f"];
+        return if known.contains(&text.as_str()) {
+            Ok(())
+        } else {
+            Err(format!("'{text}' is neither true nor false"))
+        };
+    }
+    let long = long.to_owned();
+    let alone = arg.clone().env(None::<&'static str>).required(false).default_value(None::<&'static str>);
+    let mut flag = OsString::from(format!("--{long}="));
+    flag.push(word);
+    let result =
+        Command::new("check").disable_help_flag(true).arg(alone).try_get_matches_from([OsStr::new("check"), &flag]);
+    match result {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let why = reason(&error);
+            let word = word.to_string_lossy();
+            Err(if why.contains(&*word) { why } else { format!("'{word}': {why}") })
+        }
+    }
+}
+
+/// The parser's own sentence out of clap's error.
+fn reason(error: &clap::Error) -> String {
+    if let Some(source) = std::error::Error::source(error) {
+        return source.to_string();
+    }
+    let text = error.render().to_string();
+    let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let more: Vec<_> = text.lines().filter(|l| l.contains("possible values")).map(str::trim).collect();
+    if more.is_empty() { first } else { format!("{first} {}", more.join(" ")) }
+}
+
+/// When clap refused a value that came from an environment variable, an error that says so.
+fn environment_fault(command: &Command, error: &clap::Error) -> Option<Fault> {
+    use clap::error::ErrorKind as Kind;
+    if !matches!(error.kind(), Kind::ValueValidation | Kind::InvalidValue) {
+        return None;
+    }
+    let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidValue) else { return None };
+    for sub in command.get_subcommands() {
+        for arg in sub.get_arguments() {
+            let Some(name) = arg.get_env() else { continue };
+            let Some(value) = std::env::var_os(name) else { continue };
+            let here = matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::String(flag))
+                if arg.get_long().is_some_and(|long| flag.starts_with(&format!("--{long} ")) || *flag == format!("--{long}")));
+            let holds = value.to_string_lossy().contains(refused.as_str());
+            if here
+                && holds
+                && let Err(why) = check_word(arg, &value)
+            {
+                let what = format!("environment variable {}: {why}", name.to_string_lossy());
+                return Some(Fault::usage(what, "correct or unset it"));
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,234 @@
+//! A mount's dealings with the kernel, checked: sizes of requests, how long what is held, mount options. It knows words
+//! and numbers only.
+
+use crate::args::FuseArgs;
+use crate::words::FuseIo;
+use spurline_types::fault::Fault;
+use std::time::Duration;
+
+/// The FUSE session.
+#[derive(Debug, Clone)]
+pub struct FuseConfig {
+    /// Mount options, all of them from [`MOUNT_OPTIONS`] or `fsname=`.
+    pub options: Vec<String>,
+    /// Largest request in bytes: a multiple of 4 KiB, from 8 KiB to 1 MiB.
+    pub max_write: u32,
+    /// `--attr-cache`; how it is shared out is said by [`FuseConfig::times`].
+    pub attr_ttl: Duration,
+    /// `--entry-cache`.
+    pub entry_ttl: Duration,
+    /// `--dir-entry-cache`.
+    pub dir_entry_ttl: Duration,
+    /// How requests are fetched.
+    pub io: FuseIo,
+    /// Threads that answer the kernel; `None` for as many as the budget's slots.
+    pub threads: Option<usize>,
+    /// Whether cached files may be handed to the kernel.
+    pub passthrough: bool,
+    /// The kernel's read-ahead in bytes.
+    pub kernel_readahead: u32,
+}
+
+/// How long metadata is held, and where, so that together it is never longer than the flags say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// Anything, by what lies between the kernel and the under-store.
+    pub behind: Duration,
+    /// Attributes, by the kernel.
+    pub attr: Duration,
+    /// Names of files, by the kernel.
+    pub entry: Duration,
+    /// Names of directories, by the kernel.
+    pub dir_entry: Duration,
+    /// Names that are not there, by the kernel.
+    pub absent: Duration,
+}
+
+impl FuseConfig {
+    /// Shares the cache times out: half of the shortest to what lies behind the kernel, where one answer tells of a name
+    /// and of its attributes, and the rest of each to the kernel.
+    pub fn times(&self) -> Times {
+        let behind = self.attr_ttl.min(self.entry_ttl).min(self.dir_entry_ttl) / 2;
+        Times {
+            behind,
+            attr: self.attr_ttl - behind,
+            // A file that was replaced is noticed by looking its name up.
+            entry: self.entry_ttl.min(self.attr_ttl) - behind,
+            dir_entry: self.dir_entry_ttl - behind,
+            // What comes may be a file or a directory.
+            absent: self.attr_ttl.min(self.entry_ttl).min(self.dir_entry_ttl) - behind,
+        }
+    }
+}
+
+/// The kernel hands out no request to who has room for less (FUSE_MIN_READ_BUFFER).
+const MIN_MAX_WRITE: u64 = 8 << 10;
+/// The kernel takes no larger request (FUSE_MAX_MAX_PAGES of 4 KiB).
+const MAX_MAX_WRITE: u64 = 1 << 20;
+
+/// The checked session, and how far blocks are read ahead where that was said.
+pub(crate) fn check(args: &FuseArgs) -> Result<(FuseConfig, Option<u64>), Fault> {
+    let max_write = args.max_write.bytes();
+    // Reads are counted in pages, and some kernels have larger ones.
+    let least = MIN_MAX_WRITE.max(rustix::param::page_size() as u64);
+    if !max_write.is_multiple_of(4096) || !(least..=MAX_MAX_WRITE).contains(&max_write) {
+        return Err(Fault::usage(
+            format!("--max-write {} is not a multiple of 4K from {}K to 1M", args.max_write, least >> 10),
+            "1M is the kernel's largest and the default",
+        ));
+    }
+    let kernel_readahead = u32::try_from(args.kernel_readahead.bytes()).map_err(|_| {
+        Fault::usage(format!("--kernel-readahead {} is above 4G", args.kernel_readahead), "8M is the default")
+    })?;
+    let threads = match args.fuse_threads {
+        0 => None,
+        n @ 1..=256 => Some(usize::from(n)),
+        n => {
+            return Err(Fault::usage(
+                format!("--fuse-threads {n} is above 256"),
+                "0 takes as many as --buffer-size has room for",
+            ));
+        }
+    };
+    let config = FuseConfig {
+        options: check_options(&args.options)?,
+        max_write: max_write as u32,
+        attr_ttl: args.attr_cache,
+        entry_ttl: args.entry_cache,
+        dir_entry_ttl: args.dir_entry_cache,
+        io: args.fuse_io,
+        threads,
+        passthrough: !args.no_passthrough,
+        kernel_readahead,
+    };
+    Ok((config, args.max_readahead.map(|s| s.bytes())))
+}
+
+/// The mount options there are, beside `fsname=NAME`.
+pub const MOUNT_OPTIONS: [&str; 14] = [
+    "ro",
+    "allow_other",
+    "default_permissions",
+    "no_default_permissions",
+    "nonempty",
+    "dev",
+    "nodev",
+    "suid",
+    "nosuid",
+    "exec",
+    "noexec",
+    "atime",
+    "noatime",
+    "relatime",
+];
+/// Words that change nothing: those for mount(8), and those about writes and about times that are not kept.
+const IGNORED: [&str; 13] = [
+    "defaults",
+    "_netdev",
+    "nofail",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "nodiratime",
+    "sync",
+    "dirsync",
+];
+/// Options of other FUSE file systems, and what to do without them.
+const NOT_HERE: [(&str, &str); 3] = [
+    ("rw", "this version mounts read-only: leave it out, or give -o ro"),
+    (
+        "allow_root",
+        "give -o allow_other: it lets root in, and everybody else; modes are obeyed, unless no_default_permissions is given",
+    ),
+    (
+        "auto_unmount",
+        "leave it out: SIGTERM and SIGINT unmount, and spurline umount takes away what a killed process left",
+    ),
+];
+
+fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
+    let mut kept = Vec::new();
+    for word in words.iter().map(|w| w.trim()).filter(|w| !w.is_empty()) {
+        if let Some((_, remedy)) = NOT_HERE.iter().find(|(not, _)| *not == word) {
+            return Err(Fault::usage(format!("-o {word} is not supported"), *remedy));
+        }
+        if word.starts_with("x-") || word.starts_with("X-") || IGNORED.contains(&word) {
+            continue;
+        }
+        if MOUNT_OPTIONS.contains(&word) || word.strip_prefix("fsname=").is_some_and(|name| !name.is_empty()) {
+            if !kept.iter().any(|k| k == word) {
+                kept.push(word.to_owned());
+            }
+            continue;
+        }
+        let remedy = match crate::words::nearest(word, MOUNT_OPTIONS.into_iter()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("the options are {}, fsname=NAME", MOUNT_OPTIONS.join(", ")),
+        };
+        return Err(Fault::usage(format!("-o {word}: unknown mount option"), remedy));
+    }
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(attr_ms: u64, entry_ms: u64, dir_entry_ms: u64) -> FuseConfig {
+        FuseConfig {
+            options: Vec::new(),
+            max_write: 1 << 20,
+            attr_ttl: Duration::from_millis(attr_ms),
+            entry_ttl: Duration::from_millis(entry_ms),
+            dir_entry_ttl: Duration::from_millis(dir_entry_ms),
+            io: FuseIo::Auto,
+            threads: None,
+            passthrough: true,
+            kernel_readahead: 0,
+        }
+    }
+
+    #[test]
+    fn what_is_held_here_and_there_is_never_older_than_the_flags_say() {
+        let all = [0, 1, 200, 1000, 60_000];
+        for (attr, entry, dir_entry) in
+            all.iter().flat_map(|a| all.map(|e| (a, e))).flat_map(|(a, e)| all.map(|d| (*a, e, d)))
+        {
+            let config = session(attr, entry, dir_entry);
+            let times = config.times();
+            let said = format!("{config:?} {times:?}");
+            // SEMANTICS.md, "Freshness": a file replaced; a name of a file or a directory that went; a name that came.
+            assert!(times.behind + times.attr <= config.attr_ttl, "{said}");
+            assert!(times.behind + times.entry <= config.entry_ttl.min(config.attr_ttl), "{said}");
+            assert!(times.behind + times.dir_entry <= config.dir_entry_ttl, "{said}");
+            assert!(times.behind + times.absent <= config.entry_ttl.min(config.dir_entry_ttl), "{said}");
+        }
+        // As before where all are the same.
+        let times = session(1000, 1000, 1000).times();
+        let half = Duration::from_millis(500);
+        assert_eq!(times, Times { behind: half, attr: half, entry: half, dir_entry: half, absent: half });
+    }
+
+    #[test]
+    fn mount_options() {
+        let check = |words: &str| check_options(&words.split(',').map(str::to_owned).collect::<Vec<_>>());
+        let kept =
+            check("ro, allow_other,defaults,nodiratime,sync,dirsync,_netdev,x-systemd.automount,fsname=a,ro").unwrap();
+        assert_eq!(kept, ["ro", "allow_other", "fsname=a"]);
+        assert_eq!(check(&MOUNT_OPTIONS.join(",")).unwrap(), MOUNT_OPTIONS);
+        for (words, says) in [
+            ("allow_root", "allow_other"),
+            ("auto_unmount", "spurline umount"),
+            ("rw", "read-only"),
+            ("alow_other", "did you mean allow_other?"),
+            ("fsname=", "fsname=NAME"),
+        ] {
+            let said = check(words).unwrap_err().to_string();
+            assert!(said.contains(words) && said.contains(says), "{said}");
+        }
+    }
+}

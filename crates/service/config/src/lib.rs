@@ -1,0 +1,26 @@
+//! What a mount or a node is told, in three steps: raw words ([`args`], [`file`]), a checked configuration
+//! ([`checked`]), and the sizes that follow from it ([`budget`]). It opens no device, socket or store.
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod budget;
+pub mod checked;
+pub mod file;
+pub mod fuse;
+pub mod host;
+pub mod trust;
+pub mod words;
+
+pub use args::{CoordinatorArgs, MountArgs, NodeArgs};
+pub use budget::{Budget, Term};
+pub use checked::{
+    CacheConfig, CoordinatorConfig, GroupConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig,
+    RdmaConfig, UnderConfig,
+};
+pub use fuse::{FuseConfig, MOUNT_OPTIONS};
+pub use host::Host;
+pub use spurline_membership::url::RegistryUrl as Registry;
+pub use spurline_types::fault::{Code, Fault};
+pub use spurline_types::host_port::HostPort;
+pub use trust::{TlsConfig, TrustArgs, TrustConfig};
+pub use words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport};

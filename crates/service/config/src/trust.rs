@@ -1,0 +1,157 @@
+//! Who may join: the flags, and what is checked of them without opening a file. It knows no secret.
+
+use crate::words::absolute;
+use clap::Args;
+use spurline_types::fault::Fault;
+use std::path::PathBuf;
+
+/// Flags of what peers prove to each other; the same for everything that connects or listens.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Trust")]
+pub struct TrustArgs {
+    /// File with the secret of the group, the same on every member [default: none, a node listens on loopback only]
+    ///
+    /// Both sides of every connection prove that they hold it, without sending it; who does not is refused. One secret
+    /// a line: the first is shown, all are accepted, so that a new one can be brought in while all goes on. The file is
+    /// read again when it changes. Make one with: (umask 077; openssl rand -base64 32 > FILE)
+    #[arg(long, value_name = "FILE")]
+    pub group_token_file: Option<PathBuf>,
+    /// Encrypt TCP data and control connections with TLS 1.3; both sides need it
+    ///
+    /// Without --tls-cert the token tells who is at the other end, by a proof that is bound to the connection. Data over
+    /// RDMA is not encrypted.
+    #[arg(long)]
+    pub tls: bool,
+    /// This process's certificate in PEM, and those that lead from it to the authority; turns --tls on
+    ///
+    /// Both sides show one and check the other's; a node's has to be for the name or address it is reached by. Files are
+    /// read again when they change.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Certificates in PEM of the authorities that sign those of the group
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_ca: Option<PathBuf>,
+}
+
+/// How TCP and control connections are encrypted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TlsConfig {
+    /// With a key made at start; the token tells who holds it.
+    Token,
+    /// With certificates, absolute paths.
+    Files {
+        /// This process's certificate.
+        cert: PathBuf,
+        /// Its key.
+        key: PathBuf,
+        /// Who signs the others'.
+        ca: PathBuf,
+    },
+}
+
+/// What peers have to prove.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TrustConfig {
+    /// The file of the group token, absolute.
+    pub token_file: Option<PathBuf>,
+    /// How connections are encrypted; `None` where they are not.
+    pub tls: Option<TlsConfig>,
+    /// Serve whoever comes.
+    pub allow_anyone: bool,
+}
+
+impl TrustConfig {
+    /// Whether a peer has to prove anything, over TCP at least.
+    pub fn asks(&self) -> bool {
+        self.token_file.is_some() || self.tls.is_some()
+    }
+
+    /// Refuses to be reached by strangers, who `could` do harm: `reached` says where over TCP, `rails` over RDMA; both are
+    /// empty when only this machine's own users come.
+    ///
+    /// # Errors
+    /// When nobody said that everybody may (exit 2).
+    pub fn check_reach(&self, reached: &[String], rails: &[String], could: &str) -> Result<(), Fault> {
+        if self.allow_anyone || self.token_file.is_some() {
+            return Ok(());
+        }
+        // Certificates are shown over TCP only.
+        let reached = if self.tls.is_some() { rails.to_vec() } else { [reached, rails].concat() };
+        if reached.is_empty() {
+            return Ok(());
+        }
+        Err(Fault::usage(
+            format!("without a group token whoever reaches {} could {could}", reached.join(" or ")),
+            "give --group-token-file FILE here and on every member of the group (make it with: umask 077; openssl rand \
+             -base64 32 > FILE), or --allow-anyone when all who reach that network may do so",
+        ))
+    }
+}
+
+impl TrustArgs {
+    /// Checks that the words fit together.
+    ///
+    /// # Errors
+    /// When they contradict each other (exit 2).
+    pub fn check(self, allow_anyone: bool) -> Result<TrustConfig, Fault> {
+        let token_file = self.group_token_file.as_deref().map(absolute);
+        let tls = match (self.tls_cert, self.tls_key, self.tls_ca) {
+            (Some(cert), Some(key), Some(ca)) => {
+                Some(TlsConfig::Files { cert: absolute(&cert), key: absolute(&key), ca: absolute(&ca) })
+            }
+            (None, None, None) if !self.tls => None,
+            (None, None, None) if token_file.is_some() => Some(TlsConfig::Token),
+            (None, None, None) => {
+                return Err(Fault::usage(
+                    "--tls alone does not tell who is at the other end",
+                    "give --group-token-file too, or --tls-cert, --tls-key and --tls-ca",
+                ));
+            }
+            _ => {
+                return Err(Fault::usage(
+                    "--tls-cert, --tls-key and --tls-ca belong together, and one of them is missing",
+                    "give all three, or --tls with --group-token-file and none of them",
+                ));
+            }
+        };
+        let config = TrustConfig { token_file, tls, allow_anyone };
+        if config.asks() && allow_anyone {
+            return Err(Fault::usage(
+                "--allow-anyone contradicts --group-token-file and certificates: one lets everybody in, the others nobody \
+                 without them",
+                "leave one of them out",
+            ));
+        }
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_are_kept_out_unless_someone_said_so() {
+        let far = ["10.0.0.1:7000".to_owned()];
+        let fault = TrustConfig::default().check_reach(&far, &[], "read").unwrap_err().to_string();
+        for part in ["10.0.0.1:7000", "--group-token-file", "openssl rand", "--allow-anyone"] {
+            assert!(fault.contains(part), "{fault}");
+        }
+        TrustConfig::default().check_reach(&[], &[], "read").unwrap();
+        TrustArgs::default().check(true).unwrap().check_reach(&far, &far, "read").unwrap();
+        let args = TrustArgs { group_token_file: Some("/t".into()), ..TrustArgs::default() };
+        args.clone().check(false).unwrap().check_reach(&far, &far, "read").unwrap();
+        assert!(args.clone().check(true).unwrap_err().to_string().contains("contradict"));
+        // TLS needs to know who is there, and certificates say nothing over RDMA.
+        assert!(TrustArgs { tls: true, ..TrustArgs::default() }.check(false).is_err());
+        assert_eq!(TrustArgs { tls: true, ..args }.check(false).unwrap().tls, Some(TlsConfig::Token));
+        let file = || Some("/f".into());
+        let files = TrustArgs { tls_cert: file(), tls_key: file(), tls_ca: file(), ..TrustArgs::default() };
+        let files = files.check(false).unwrap();
+        files.check_reach(&far, &[], "read").unwrap();
+        files.check_reach(&[], &far, "read").unwrap_err();
+    }
+}

@@ -1,0 +1,317 @@
+//! The words a flag's value may be, parsed once: cache sizes, sources, addresses, choices.
+
+use spurline_types::{Size, url};
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+/// How much of the cache disks may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheSize {
+    /// No disk cache (`0`).
+    None,
+    /// At most so many bytes over all directories.
+    Bytes(u64),
+    /// All that the free-space ratio leaves (`-1`).
+    All,
+}
+
+impl FromStr for CacheSize {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        if s.trim() == "-1" {
+            return Ok(CacheSize::All);
+        }
+        match s.parse::<Size>() {
+            Ok(Size(0)) => Ok(CacheSize::None),
+            Ok(Size(n)) => Ok(CacheSize::Bytes(n)),
+            Err(e) => Err(format!("{e}; -1 means all the space there is, 0 no disk cache")),
+        }
+    }
+}
+
+impl fmt::Display for CacheSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CacheSize::None => f.write_str("0"),
+            CacheSize::All => f.write_str("-1"),
+            CacheSize::Bytes(n) => Size(*n).fmt(f),
+        }
+    }
+}
+
+/// A node's share of the group's blocks beside those of the others.
+///
+/// # Errors
+/// What is wrong with the number, and which are right.
+pub fn parse_weight(s: &str) -> Result<u32, String> {
+    s.trim().parse().map_err(|_| {
+        format!(
+            "'{s}' is no weight; give a whole number from 0, which takes no blocks, to {}; 100 is the default",
+            u32::MAX
+        )
+    })
+}
+
+/// The under-store a mount shows: a URL in one normal form (`s3://bucket/prefix`, `file:///dir`).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Source(String);
+
+/// The schemes of [`Source`], with the form each is written in.
+const SCHEMES: [(&str, &str); 4] = [
+    ("s3", "s3://BUCKET[/PREFIX]"),
+    ("gs", "gs://BUCKET[/PREFIX]"),
+    ("az", "az://CONTAINER[/PREFIX]"),
+    ("file", "file:///DIR"),
+];
+
+impl Source {
+    /// The URL in its normal form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+    /// `s3`, `gs`, `az` or `file`.
+    pub fn scheme(&self) -> &str {
+        self.0.split_once("://").map_or("file", |(scheme, _)| scheme)
+    }
+    fn of_directory(path: &Path) -> Source {
+        Source(url::of_directory(absolute(path).as_os_str().as_bytes()))
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Source {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let Some((scheme, rest)) = s.split_once("://") else {
+            if s.is_empty() {
+                return Err("a source is a path or a URL such as s3://BUCKET/PREFIX, not an empty word".into());
+            }
+            return Ok(Source::of_directory(Path::new(s)));
+        };
+        let scheme = scheme.to_ascii_lowercase();
+        let Some((_, form)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
+            let known: Vec<_> = SCHEMES.iter().map(|(_, form)| *form).collect();
+            let near = nearest(&scheme, SCHEMES.iter().map(|(known, _)| *known))
+                .map_or(String::new(), |near| format!(" (did you mean {near}://?)"));
+            return Err(format!(
+                "'{s}' has the unknown scheme '{scheme}'{near}; write a plain path or {}",
+                known.join(", ")
+            ));
+        };
+        if scheme == "file" {
+            if !rest.starts_with('/') {
+                return Err(format!("'{s}' names no absolute directory; write {form} with three slashes"));
+            }
+            return Ok(Source::of_directory(Path::new(OsStr::from_bytes(&url::unescaped(rest)))));
+        }
+        let rest = rest.trim_end_matches('/');
+        if rest.is_empty() || rest.starts_with('/') {
+            return Err(format!("'{s}' names no bucket; write {form}"));
+        }
+        Ok(Source(format!("{scheme}://{rest}")))
+    }
+}
+
+/// `path` made absolute by its words alone: no component is looked at, so nothing can hang.
+pub fn absolute(path: &Path) -> PathBuf {
+    let mut out = if path.is_absolute() { PathBuf::new() } else { std::env::current_dir().unwrap_or_default() };
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                out.pop();
+            }
+            other => out.push(other),
+        }
+    }
+    if out.as_os_str().is_empty() { PathBuf::from("/") } else { out }
+}
+
+/// How many nodes hold each file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replicas {
+    /// Of every file.
+    pub all: u32,
+    /// Of those at and below a path, without a leading slash.
+    pub below: Vec<(Vec<u8>, u32)>,
+}
+
+impl Replicas {
+    /// More are of no use: a request looks at no more nodes at first.
+    const MOST: u32 = 8;
+}
+
+impl FromStr for Replicas {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let number = |text: &str| match text.trim().parse() {
+            Ok(n @ 1..=Replicas::MOST) => Ok(n),
+            _ => {
+                Err(format!("'{text}' is no number of copies from 1 to {}; write 2, or 1,train/hot=3", Replicas::MOST))
+            }
+        };
+        let (mut all, mut below) = (None, Vec::new());
+        for part in s.split(',') {
+            match part.rsplit_once('=') {
+                Some((path, _)) if path.contains("://") => {
+                    return Err(format!(
+                        "'{path}' is a URL: paths are given as they are below the mount; write 1,train/hot=3"
+                    ));
+                }
+                Some((path, n)) => {
+                    let path = path.trim().trim_matches('/').as_bytes().to_vec();
+                    let n = number(n)?;
+                    match below.iter().find(|(known, _)| *known == path) {
+                        Some((_, other)) if *other != n => {
+                            let path = String::from_utf8_lossy(&path);
+                            return Err(format!("'{s}' has two numbers for {path}: {other} and {n}"));
+                        }
+                        Some(_) => {}
+                        None => below.push((path, n)),
+                    }
+                }
+                None if all.is_none() => all = Some(number(part)?),
+                None => return Err(format!("'{s}' has two numbers for everything; write 2, or 1,train/hot=3")),
+            }
+        }
+        Ok(Replicas { all: all.unwrap_or(1), below })
+    }
+}
+
+/// What carries data between a mount and a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Transport {
+    /// The best there is.
+    Auto,
+    /// TCP, even where RDMA would work.
+    Tcp,
+    /// RDMA or nothing.
+    Rdma,
+}
+
+/// How cache disks are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum IorpcMode {
+    /// O_DIRECT through io_uring.
+    Dio,
+    /// Plain reads through the page cache.
+    Pagecache,
+    /// splice from the page cache to the socket, where the path allows it; dio on a node with rails.
+    Splice,
+    /// Cache disks are not read: memory and the under-store only.
+    Disable,
+}
+
+/// How the kernel's requests are fetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum FuseIo {
+    /// io_uring where the kernel offers it and it is the faster one, /dev/fuse elsewhere.
+    Auto,
+    /// FUSE over io_uring; as root it is switched on for the whole host where it is off, and left on; exit 3 where the kernel
+    /// does not offer it.
+    Uring,
+    /// Cloned /dev/fuse descriptors.
+    Dev,
+}
+
+/// The form of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The candidate nearest to `word` in edit distance, when it is near enough to be what was meant.
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let bound = (word.chars().count() / 3).max(2);
+    candidates.map(|c| (edit_distance(word, c), c)).filter(|(d, _)| *d <= bound).min().map(|(_, c)| c)
+}
+
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_copies() {
+        let parse = |text: &str| text.parse::<Replicas>();
+        assert_eq!(parse("2"), Ok(Replicas { all: 2, below: vec![] }));
+        assert_eq!(parse("1,/a/b/=3"), Ok(Replicas { all: 1, below: vec![(b"a/b".to_vec(), 3)] }));
+        assert!(parse("2,s3://data/big=3").unwrap_err().contains("below the mount"));
+        assert!(parse("/big=1,big=2").unwrap_err().contains("two numbers for big"));
+        assert_eq!(parse("/big=2,big=2"), Ok(Replicas { all: 1, below: vec![(b"big".to_vec(), 2)] }));
+        assert_eq!(parse("a=b=2"), Ok(Replicas { all: 1, below: vec![(b"a=b".to_vec(), 2)] }));
+        for wrong in ["", "0", "9", "x", "1,2", "a=", "a=0", "-1"] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn cache_sizes() {
+        assert_eq!("-1".parse(), Ok(CacheSize::All));
+        assert_eq!("0".parse(), Ok(CacheSize::None));
+        assert_eq!("2G".parse(), Ok(CacheSize::Bytes(2 << 30)));
+        assert!("-2".parse::<CacheSize>().unwrap_err().contains("-1 means all"));
+    }
+
+    #[test]
+    fn sources() {
+        assert_eq!("/a/./b/../c".parse::<Source>().unwrap().as_str(), "file:///a/c");
+        assert_eq!("file:///x/".parse::<Source>().unwrap().as_str(), "file:///x");
+        assert_eq!("S3://b/p/".parse::<Source>().unwrap().as_str(), "s3://b/p");
+        assert_eq!("s3://b".parse::<Source>().unwrap().scheme(), "s3");
+        // A path means its bytes; in a URL they may be escaped. Either is one source.
+        for (text, url) in [
+            ("/a b/\u{e9}", "file:///a%20b/%C3%A9"),
+            ("file:///a b/\u{e9}", "file:///a%20b/%C3%A9"),
+            ("file:///a%20b/%c3%a9/", "file:///a%20b/%C3%A9"),
+            ("/a%20b", "file:///a%2520b"),
+            ("file:///100%", "file:///100%25"),
+            ("s3://b/a b%", "s3://b/a b%"),
+        ] {
+            assert_eq!(text.parse::<Source>().unwrap().as_str(), url);
+        }
+        for (text, says) in [
+            ("s4://b", "did you mean s3"),
+            ("http://x", "unknown scheme 'http'"),
+            ("s3://", "names no bucket"),
+            ("file://x", "three slashes"),
+            ("", "empty"),
+        ] {
+            let error = text.parse::<Source>().unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn nearest_words() {
+        let known = ["cache-size", "cache-dir", "block-size"];
+        assert_eq!(nearest("cache_size", known.into_iter()), Some("cache-size"));
+        assert_eq!(nearest("cachedir", known.into_iter()), Some("cache-dir"));
+        assert_eq!(nearest("colour", known.into_iter()), None);
+    }
+}

@@ -1,0 +1,61 @@
+//! The Grafana dashboard names only metrics that exist, and no panel is empty.
+
+use serde_json::Value;
+use spurline_types::Stats;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// The metrics the page serves.
+fn existing() -> BTreeSet<String> {
+    let text = Stats::default().to_prometheus();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    types.filter_map(|rest| rest.split(' ').next().map(str::to_owned)).collect()
+}
+
+/// The names of metrics in an expression.
+fn named(expression: &str) -> impl Iterator<Item = &str> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("spurline_"))
+}
+
+#[test]
+fn every_metric_of_the_dashboard_exists() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/grafana/spurline.json");
+    let dashboard: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let existing = existing();
+    let mut seen = BTreeSet::new();
+    let mut ids = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let title = panel["title"].as_str().unwrap();
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "two panels have the id of '{title}'");
+        if panel["type"] == "row" {
+            continue;
+        }
+        let targets = panel["targets"].as_array().unwrap();
+        assert!(!targets.is_empty() && panel["fieldConfig"]["defaults"]["unit"].is_string(), "'{title}' is empty");
+        for target in targets {
+            let expression = target["expr"].as_str().unwrap();
+            let mut any = false;
+            for metric in named(expression) {
+                assert!(existing.contains(metric), "panel '{title}' names {metric}, which does not exist");
+                seen.insert(metric.to_owned());
+                any = true;
+            }
+            assert!(any, "panel '{title}' has an expression without a metric: {expression}");
+            let depth = expression.chars().fold(0i32, |d, c| d + i32::from(c == '(') - i32::from(c == ')'));
+            assert_eq!(depth, 0, "{expression}");
+        }
+    }
+    for variable in dashboard["templating"]["list"].as_array().unwrap() {
+        for metric in named(variable["definition"].as_str().unwrap_or_default()) {
+            assert!(existing.contains(metric), "a variable names {metric}, which does not exist");
+        }
+    }
+    for metric in ["running", "files_done", "bytes_done"] {
+        assert!(seen.contains(&format!("spurline_jobs_{metric}")), "{metric} of jobs is not on the dashboard");
+    }
+    // What `spurline status` shows is there too.
+    for metric in ["used_bytes", "capacity_bytes", "hit_bytes_total"] {
+        assert!(seen.contains(&format!("spurline_blockcache_{metric}")), "{metric} is not on the dashboard");
+    }
+}

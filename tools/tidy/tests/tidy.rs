@@ -1,0 +1,371 @@
+//! The house rules. Each test names the files that break its rule and what to do.
+
+use serde_json::Value;
+use spurline_tidy::{files, metadata, root, slug, texts};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+fn none(broken: Vec<String>, remedy: &str) {
+    assert!(broken.is_empty(), "{remedy}:\n  {}", broken.join("\n  "));
+}
+
+fn shown(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+/// The groups below `crates/`, lowest first. A crate may name crates of its own group and of groups listed before it.
+const GROUPS: &[&str] = &["base", "net", "origin", "host", "cache", "cluster", "access", "service"];
+
+/// Crates of a group in layers, lowest first. Crates that share a layer do not name each other.
+const LAYERS: &[(&str, &[&[&str]])] = &[
+    ("base", &[&["types"], &["mem"], &["volume"]]),
+    ("net", &[&["proto"], &["trust", "verbs"], &["transport"], &["tcp", "rdma", "sim"]]),
+    ("origin", &[&["origin"]]),
+    ("host", &[&["fabric", "umad"], &["rails"], &["probe"]]),
+    ("cache", &[&["store"], &["cache"]]),
+    ("cluster", &[&["membership", "jobs"], &["client", "node"]]),
+    ("access", &[&["fs"], &["fuse"]]),
+    ("service", &[&["config", "observe"]]),
+];
+
+/// A crate's group and its layer within the group, by the directory that holds it.
+fn place_in_layers(dir: &str) -> Option<(usize, usize)> {
+    let mut parts = dir.strip_prefix("crates/")?.split('/');
+    let (group, name) = (parts.next()?, parts.next()?);
+    let height = GROUPS.iter().position(|g| *g == group)?;
+    let (_, layers) = LAYERS.iter().find(|(g, _)| *g == group)?;
+    Some((height, layers.iter().position(|l| l.contains(&name))?))
+}
+
+fn ours(metadata: &Value) -> Vec<&Value> {
+    let packages = metadata["packages"].as_array().unwrap();
+    packages.iter().filter(|p| p["source"].is_null()).collect()
+}
+
+#[test]
+fn layers_point_down() {
+    let metadata = metadata();
+    let dirs: BTreeMap<&str, String> = ours(&metadata)
+        .into_iter()
+        .filter_map(|p| {
+            let dir = Path::new(p["manifest_path"].as_str()?).parent()?;
+            Some((p["name"].as_str()?, shown(dir)))
+        })
+        .collect();
+    let mut broken = Vec::new();
+    for package in ours(&metadata) {
+        let name = package["name"].as_str().unwrap();
+        let dir = &dirs[name];
+        let own = place_in_layers(dir);
+        if dir.starts_with("crates/") && own.is_none() {
+            broken.push(format!("{dir} has no layer"));
+        }
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let Some(other) = dependency["name"].as_str().and_then(|n| dirs.get(n)) else { continue };
+            // Tests may look up: a lower crate is tried with a higher one's parts.
+            if dependency["kind"] == "dev" {
+                continue;
+            }
+            let allowed = match own {
+                // The product names no tool and not the binary.
+                Some(own) => place_in_layers(other).is_some_and(|theirs| theirs < own),
+                // Tools and the binary stand above all crates.
+                None => !other.starts_with("bin/"),
+            };
+            if !allowed {
+                broken.push(format!("{dir} names {other}"));
+            }
+        }
+    }
+    none(broken, "layers point down only; see the map in ARCHITECTURE.md, and GROUPS and LAYERS in this test");
+}
+
+#[test]
+fn only_the_binary_and_tests_name_a_concrete_transport() {
+    let metadata = metadata();
+    let allowed = ["spurline", "spurline-bench", "spurline-probe"];
+    let mut broken = Vec::new();
+    for package in ours(&metadata) {
+        let name = package["name"].as_str().unwrap();
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let concrete = matches!(
+                dependency["name"].as_str(),
+                Some("spurline-net-tcp" | "spurline-net-rdma" | "spurline-net-sim")
+            );
+            if concrete && dependency["kind"] != "dev" && !allowed.contains(&name) {
+                broken.push(format!("{name} names {}", dependency["name"]));
+            }
+        }
+    }
+    none(broken, "take a transport through the traits of spurline-transport");
+}
+
+/// Whether a licence expression is allowed: `OR` wants one side, `AND` both, `/` is an old `OR`.
+fn allowed(expression: &str, list: &BTreeSet<String>) -> bool {
+    fn any(tokens: &[&str], at: &mut usize, list: &BTreeSet<String>) -> bool {
+        let mut good = all(tokens, at, list);
+        while matches!(tokens.get(*at), Some(&"OR" | &"/")) {
+            *at += 1;
+            good |= all(tokens, at, list);
+        }
+        good
+    }
+    fn all(tokens: &[&str], at: &mut usize, list: &BTreeSet<String>) -> bool {
+        let mut good = one(tokens, at, list);
+        while tokens.get(*at) == Some(&"AND") {
+            *at += 1;
+            good &= one(tokens, at, list);
+        }
+        good
+    }
+    fn one(tokens: &[&str], at: &mut usize, list: &BTreeSet<String>) -> bool {
+        let Some(token) = tokens.get(*at) else { return false };
+        *at += 1;
+        if *token == "(" {
+            let good = any(tokens, at, list);
+            *at += 1;
+            return good;
+        }
+        let mut name = (*token).to_owned();
+        if tokens.get(*at) == Some(&"WITH") {
+            name = format!("{name} WITH {}", tokens.get(*at + 1).unwrap_or(&""));
+            *at += 2;
+        }
+        list.contains(&name)
+    }
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " / ");
+    let tokens: Vec<&str> = spaced.split_whitespace().collect();
+    any(&tokens, &mut 0, list)
+}
+
+fn allow_list() -> BTreeSet<String> {
+    let text = std::fs::read_to_string(root().join("deny.toml")).expect("deny.toml is there");
+    let table: toml::Table = text.parse().expect("deny.toml is TOML");
+    let list = table["licenses"]["allow"].as_array().expect("licenses.allow in deny.toml");
+    list.iter().filter_map(|v| v.as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn licences_are_on_the_list() {
+    let list = allow_list();
+    let of = |l: &[&str]| l.iter().map(|s| (*s).to_owned()).collect::<BTreeSet<_>>();
+    assert!(allowed("MIT OR GPL-2.0", &of(&["MIT"])) && !allowed("MIT AND GPL-2.0", &of(&["MIT"])));
+    assert!(allowed("(A OR B) AND C", &of(&["B", "C"])) && !allowed("(A OR B) AND C", &of(&["C"])));
+    assert!(allowed("A/B", &of(&["B"])) && !allowed("A WITH x", &of(&["A"])) && !allowed("", &of(&["A"])));
+    let metadata = metadata();
+    let broken = metadata["packages"].as_array().unwrap().iter().filter_map(|p| {
+        let licence = p["license"].as_str().unwrap_or("");
+        (!allowed(licence, &list)).then(|| format!("{} {}: '{licence}'", p["name"], p["version"]))
+    });
+    none(broken.collect(), "licences outside the list of deny.toml");
+}
+
+#[test]
+fn cargo_deny_agrees() {
+    let run =
+        |check: &str| Command::new("cargo").current_dir(root()).args(["deny", "--offline", "check", check]).output();
+    if !Command::new("cargo").args(["deny", "--version"]).output().is_ok_and(|o| o.status.success()) {
+        skip("cargo-deny", "cargo-deny is not installed; the licence list is checked without it, advisories are not");
+        return;
+    }
+    for check in ["licenses", "bans", "sources"] {
+        let out = run(check).expect("cargo deny runs");
+        assert!(out.status.success(), "cargo deny check {check}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    let out = Command::new("cargo")
+        .current_dir(root())
+        .args(["deny", "check", "advisories"])
+        .output()
+        .expect("cargo deny runs");
+    let text = String::from_utf8_lossy(&out.stderr);
+    if !out.status.success() && text.contains("failed to fetch advisory database") {
+        skip("advisories", "the advisory database can't be reached");
+        return;
+    }
+    assert!(out.status.success(), "cargo deny check advisories: {text}");
+}
+
+fn skip(thing: &str, why: &str) {
+    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|r| r == thing), "SPURLINE_REQUIRE lists {thing}: {why}");
+    println!("SKIP: {why}");
+}
+
+#[test]
+fn modules_say_first_what_they_are() {
+    let broken = texts(&[".rs"]).into_iter().filter(|(_, text)| !text.starts_with("//! ")).map(|(p, _)| shown(&p));
+    none(broken.collect(), "the first line is `//! ` and what the module owns");
+}
+
+#[test]
+fn files_stay_small() {
+    let broken = texts(&[".rs"]).into_iter().filter_map(|(path, text)| {
+        let lines = text.lines().count();
+        (lines > 900).then(|| format!("{}: {lines} lines", shown(&path)))
+    });
+    none(broken.collect(), "past 900 lines; look for the seam");
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let words = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:")];
+    let mut broken = Vec::new();
+    for (path, text) in
+        texts(&[".rs", ".md", ".toml", ".sh", ".html", "Makefile", "scripts/setup", "scripts/test", "scripts/vm"])
+    {
+        for (number, line) in text.lines().enumerate() {
+            if words.iter().any(|w| line.contains(w)) {
+                broken.push(format!("{}:{}", shown(&path), number + 1));
+            }
+        }
+    }
+    none(broken, "do it, or say in the documents what is not there");
+}
+
+#[test]
+fn no_path_of_somebodys_machine() {
+    let own = root().display().to_string();
+    let words = [concat!("/ho", "me/"), concat!("/Us", "ers/"), own.as_str()];
+    let mut broken = Vec::new();
+    for path in files() {
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            if let Some(word) = words.iter().find(|w| line.contains(**w)) {
+                broken.push(format!("{}:{} has {word}", shown(&path), number + 1));
+            }
+        }
+    }
+    none(broken, "paths are relative or come from the environment");
+}
+
+/// Crates that hosts speak through with each other. Their clocks may disagree by hours, so that none of them may ask what
+/// time of the day it is; when a certificate ends is the TLS library's matter.
+const AGREED_ON: [&str; 9] = [
+    "cluster/client",
+    "cluster/jobs",
+    "cluster/membership",
+    "cluster/node",
+    "net/proto",
+    "net/rdma",
+    "net/tcp",
+    "net/transport",
+    "net/trust",
+];
+
+#[test]
+fn nothing_that_hosts_agree_on_has_a_time_of_day() {
+    let words = ["SystemTime::now", "UNIX_EPOCH.elapsed", "UNIX_EPOCH).elapsed", "CLOCK_REALTIME", "Utc::now"];
+    let mut broken = Vec::new();
+    for (path, text) in texts(&[".rs"]) {
+        let shown = shown(&path);
+        if AGREED_ON.iter().any(|name| shown.starts_with(&format!("crates/{name}/src/"))) {
+            broken.extend(words.iter().filter(|word| text.contains(**word)).map(|word| format!("{shown} has {word}")));
+        }
+    }
+    none(broken, "use Instant, and let leases run by the receiver's own clock");
+}
+
+/// Crates that may hold unsafe code, and what for.
+const UNSAFE: &[(&str, &str)] = &[
+    ("crates/base/mem", "one arena cut into buffers"),
+    ("crates/access/fuse", "the FUSE device, its io_uring queues and mount calls"),
+    ("crates/cache/store", "io_uring and O_DIRECT buffers"),
+    ("crates/host/probe", "TCP_INFO by getsockopt, which no library in use has"),
+    ("crates/origin/origin", "leases by fcntl, which no library in use has"),
+    ("crates/host/umad", "calls into libibumad"),
+    ("tools/vtime", "the C library's clocks, futexes and threads, defined anew for tests"),
+    ("crates/net/verbs", "calls into libibverbs and librdmacm, memory that NICs reach"),
+];
+
+#[test]
+fn unsafe_code_is_where_the_list_says() {
+    let mut broken = Vec::new();
+    for (path, text) in texts(&["src/lib.rs", "src/main.rs"]) {
+        let name = shown(&path);
+        let listed = UNSAFE.iter().any(|(dir, _)| name.starts_with(&format!("{dir}/")));
+        if !listed && !text.contains("#![forbid(unsafe_code)]") {
+            broken.push(name);
+        }
+    }
+    none(broken, "forbid unsafe code, or add the crate and its reason to UNSAFE in this test and ARCHITECTURE.md");
+}
+
+/// `[text](target)` of a document, code blocks left out.
+fn links(text: &str) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut code = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            code = !code;
+            continue;
+        }
+        if code {
+            continue;
+        }
+        let mut rest = line;
+        while let Some(start) = rest.find("](") {
+            rest = &rest[start + 2..];
+            if let Some(end) = rest.find(')') {
+                out.push(rest[..end].to_owned());
+            }
+        }
+    }
+    out
+}
+
+fn anchors(text: &str) -> BTreeSet<String> {
+    text.lines().filter(|l| l.starts_with('#')).map(|l| slug(l.trim_start_matches('#'))).collect()
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let mut broken = Vec::new();
+    for (path, text) in texts(&[".md"]) {
+        for link in links(&text) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            if !target.exists() {
+                broken.push(format!("{}: {link}", shown(&path)));
+            } else if !anchor.is_empty() {
+                let there = std::fs::read_to_string(&target).unwrap_or_default();
+                if !anchors(&there).contains(anchor) {
+                    broken.push(format!("{}: {link} (no such heading)", shown(&path)));
+                }
+            }
+        }
+    }
+    none(broken, "links that lead nowhere");
+}
+
+#[test]
+fn the_documents_are_there() {
+    let wanted = [
+        "README.md",
+        "ARCHITECTURE.md",
+        "SEMANTICS.md",
+        "CONFIGURATION.md",
+        "TROUBLESHOOTING.md",
+        "BENCHMARKS.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "deny.toml",
+        "Makefile",
+        ".ci/run",
+    ];
+    none(wanted.iter().filter(|f| !root().join(f).is_file()).map(|f| (*f).to_owned()).collect(), "missing");
+    let map = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let unmapped = ours(&metadata())
+        .iter()
+        .filter_map(|p| {
+            let dir = Path::new(p["manifest_path"].as_str()?).parent()?;
+            let dir = shown(dir);
+            (!map.contains(&format!("`{dir}`"))).then_some(dir)
+        })
+        .collect();
+    none(unmapped, "crates that the map in ARCHITECTURE.md does not name");
+}
