@@ -63,7 +63,7 @@ pub enum Command {
     #[command(after_help = RULES_EXAMPLES)]
     Rules(RulesArgs),
     /// Measure: throughput, operations, latency, processor time
-    Bench(Box<spurline_bench::Args>),
+    Bench(Box<spurline_bench::BenchArgs>),
     /// The fabric: what is there, what is wrong with it, how fast it is
     #[command(arg_required_else_help = true)]
     Net(crate::net::NetArgs),

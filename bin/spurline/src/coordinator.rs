@@ -6,7 +6,7 @@ use crate::service::{Outside, Target};
 use crate::{group, parts, signals};
 use serde_json::json;
 use spurline_config::{CoordinatorConfig, Fault};
-use spurline_membership::{Coordinator, JobStore};
+use spurline_membership::{CoordinatorServer, JobStore};
 use spurline_net_tcp::group_addresses;
 use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
@@ -30,7 +30,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     config.trust.check_reach(&far, &[], "enter the group as a node and have jobs done")?;
     let trust = parts::open_trust(&config.trust, &group::hostname())?;
     let listen = ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect();
-    let settings = spurline_membership::CoordinatorConfig {
+    let settings = spurline_membership::CoordinatorServerConfig {
         listen,
         file: config.state_file.clone(),
         trust: Arc::clone(&trust),
@@ -38,7 +38,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
         ..Default::default()
     };
     let fresh = parts::NewFolder::make(config.state_file.as_deref().and_then(std::path::Path::parent));
-    let coordinator = Arc::new(Coordinator::start(settings, Arc::clone(&stats))?);
+    let coordinator = Arc::new(CoordinatorServer::start(settings, Arc::clone(&stats))?);
     let (jobs_dir, scratch) = match &config.state_file {
         Some(file) => (file.with_extension("jobs"), None),
         None => {
@@ -50,7 +50,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
     let registry = {
         // The coordinator owns its jobs.
         let coordinator = Arc::downgrade(&coordinator);
-        move |group: &str| coordinator.upgrade().map(|coordinator| coordinator.registry(group))
+        move |group: &str| coordinator.upgrade().map(|coordinator| coordinator.local_registry(group))
     };
     let store = match &config.job_store {
         None => None,
@@ -63,7 +63,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
         }
     };
     let jobs = GroupJobs::start(&jobs_dir, store, Arc::new(registry), trust, Arc::clone(&stats))?;
-    coordinator.employ(Arc::clone(&jobs) as _);
+    coordinator.set_job_handler(Arc::clone(&jobs) as _);
     let listening: Vec<String> = coordinator.addresses().iter().map(ToString::to_string).collect();
     let look: Arc<dyn AdminTarget> = Arc::new(Target {
         stats,
@@ -77,7 +77,7 @@ pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
             let (coordinator, listening) = (Arc::clone(&coordinator), listening.clone());
             let job_store = config.job_store.as_ref().map(|url| format!("etcd://{url}"));
             Box::new(move || {
-                let groups = coordinator.groups();
+                let groups = coordinator.list_groups();
                 let nodes = |members: &Vec<spurline_types::Member>| {
                     let node = |m: &spurline_types::Member| json!({"name": m.name, "addresses": m.addresses, "weight": m.weight, "zone": m.zone});
                     members.iter().map(node).collect::<Vec<_>>()

@@ -7,14 +7,14 @@ use crate::peers::Reach;
 use crate::{group, parts, signals};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use spurline_client::placement::{Copies, RUN_BLOCKS, Standpoint};
-use spurline_client::{Extent, Patience, Remote, RemoteConfig, Roster};
+use spurline_client::placement::{CopyCounts, RUN_BLOCKS, ReaderLocation};
+use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, ObjectExtent, RequestPatience};
 use spurline_config::{Fault, Registry};
-use spurline_mem::{Pool, Tier};
-use spurline_membership::{Follower, Holds};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
 use spurline_node::HELD;
-use spurline_proto::{PartDone, Request, VolumeId};
+use spurline_proto::{NodeRequest, RangeDone, VolumeId};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Member, ObjectRef, Result, Stats, Version};
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ const NAMED: usize = 10;
 /// What is to be handed on of one source, hottest objects first.
 struct Held {
     source: String,
-    extents: Vec<Extent>,
+    extents: Vec<ObjectExtent>,
 }
 
 /// How far it is.
@@ -58,9 +58,9 @@ pub fn run(args: DrainArgs) -> std::result::Result<ExitCode, Fault> {
     let host = group::hostname();
     let stats = Arc::new(Stats::default());
     let trust = parts::open_trust(&args.trust.check(false)?, &host)?;
-    let registry = spurline_membership::open(&args.registry, &args.cache_group, &trust)?;
-    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats))?;
-    let members = follower.first(Instant::now() + FIRST).map_err(|error| {
+    let registry = spurline_membership::open_registry(&args.registry, &args.cache_group, &trust)?;
+    let follower = RegistryFollower::start(&registry, HoldTimes::default(), Arc::clone(&stats))?;
+    let members = follower.first_members(Instant::now() + FIRST).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::PermissionDenied => "",
             _ => "is --cache-group right? correct --registry",
@@ -92,11 +92,11 @@ pub fn run(args: DrainArgs) -> std::result::Result<ExitCode, Fault> {
         sums = Sums { total: held.iter().flat_map(|held| &held.extents).map(bytes_of).sum(), ..Sums::default() };
         for Held { source, extents } in &held {
             let mut remote = None;
-            let warm = |some: &[Extent]| -> Vec<PartDone> {
+            let warm = |some: &[ObjectExtent]| -> Vec<RangeDone> {
                 match remote.get_or_insert_with(|| open(&reach, source, &after, &stats)) {
                     Ok(remote) => remote.warm(some, Some(1), false),
                     Err(error) => {
-                        let failed = PartDone { error: Some(error.clone()), ..PartDone::default() };
+                        let failed = RangeDone { error: Some(error.clone()), ..RangeDone::default() };
                         vec![failed; some.len()]
                     }
                 }
@@ -153,17 +153,17 @@ fn unanswered(node: &Member, error: &Error) -> Fault {
     )
 }
 
-fn bytes_of(extent: &Extent) -> u64 {
+fn bytes_of(extent: &ObjectExtent) -> u64 {
     extent.bytes.end.min(extent.object.size).saturating_sub(extent.bytes.start)
 }
 
 /// Hands extents on, so many blocks at a time, until all are or it is to end; how many bytes were sent for that.
 fn hand_on(
-    extents: &[Extent],
+    extents: &[ObjectExtent],
     block_size: u64,
     sums: &mut Sums,
     ended: impl Fn() -> bool,
-    mut warm: impl FnMut(&[Extent]) -> Vec<PartDone>,
+    mut warm: impl FnMut(&[ObjectExtent]) -> Vec<RangeDone>,
     shown: impl Fn(&Sums),
 ) -> u64 {
     let (mut at, mut moved) = (0, 0);
@@ -235,7 +235,7 @@ fn ask_held(reach: &Reach, node: &Member) -> Result<(Vec<Held>, u64)> {
         |what: &str| Error::new(ErrorKind::Protocol, format!("what it says it holds makes no sense: {what}"));
     let (mut objects, mut path, mut body) = (Vec::new(), HELD.to_vec(), Vec::new());
     loop {
-        let request = Request::Info { volume: VolumeId(u32::MAX), path: &path };
+        let request = NodeRequest::Info { volume: VolumeId(u32::MAX), path: &path };
         lease.call(&request, &mut body, &mut [], &mut |_| {}, Instant::now() + PATIENCE)?;
         let mut page: Value = serde_json::from_slice(&body).map_err(|error| senseless(&error.to_string()))?;
         let Value::Array(some) = page["objects"].take() else {
@@ -262,11 +262,13 @@ fn ask_held(reach: &Reach, node: &Member) -> Result<(Vec<Held>, u64)> {
         });
         for run in one["runs"].as_array().into_iter().flatten() {
             let (Some(from), Some(to)) = (run[0].as_u64(), run[1].as_u64()) else { continue };
-            let to = to.min(object.blocks(block_size));
+            let to = to.min(object.block_count(block_size));
             // Pieces that are soon done, so that it can be interrupted in the middle of a large file.
             for from in (from..to).step_by(RUN_BLOCKS as usize) {
                 let to = to.min(from + u64::from(RUN_BLOCKS));
-                held[at].extents.push(Extent { object: object.clone(), bytes: from * block_size..to * block_size });
+                held[at]
+                    .extents
+                    .push(ObjectExtent { object: object.clone(), bytes: from * block_size..to * block_size });
             }
         }
     }
@@ -280,28 +282,28 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 }
 
 /// The group as it will be, to be asked for `source`.
-fn open(reach: &Reach, source: &str, after: &[Arc<Member>], stats: &Arc<Stats>) -> Result<Arc<Remote>> {
+fn open(reach: &Reach, source: &str, after: &[Arc<Member>], stats: &Arc<Stats>) -> Result<Arc<GroupVolume>> {
     let reach = Reach { source: source.to_owned(), ..reach.clone() };
-    let roster = Roster::new(after, move |member| reach.peer(member));
-    let config = RemoteConfig {
-        patience: Patience::new(PATIENCE),
+    let roster = GroupMembers::new(after, move |member| reach.peer(member));
+    let config = GroupVolumeConfig {
+        patience: RequestPatience::new(PATIENCE),
         fetchers: 2,
         metadata_age: Duration::from_secs(1),
-        copies: Copies::default(),
-        standpoint: Standpoint { zone: String::new(), seed: 0 },
+        copies: CopyCounts::default(),
+        standpoint: ReaderLocation { zone: String::new(), seed: 0 },
         silence: SILENCE,
         hedge_after: Duration::ZERO,
     };
     // No data comes here: this is what a volume has to have.
-    let memory = |block: u64| Ok(Tier::new(Pool::new(2 * block, block as usize)?));
-    Remote::connect(source, roster, config, Arc::clone(stats), memory)
+    let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
+    GroupVolume::connect(source, roster, config, Arc::clone(stats), memory)
 }
 
 fn weigh(reach: &Reach, node: &Member) -> Result<()> {
     let pool = reach.pool(node);
     let deadline = Instant::now() + FIRST;
     let mut lease = pool.checkout(deadline)?;
-    lease.call(&Request::Weigh { weight: 0 }, &mut Vec::new(), &mut [], &mut |_| {}, deadline)?;
+    lease.call(&NodeRequest::Weigh { weight: 0 }, &mut Vec::new(), &mut [], &mut |_| {}, deadline)?;
     Ok(())
 }
 
@@ -351,13 +353,14 @@ mod tests {
     #[test]
     fn it_ends_between_two_rounds_and_says_what_was_done() {
         let object = |n: u32| ObjectRef::new("s", n.to_string().as_bytes(), Version::new("1"), 16 << 20);
-        let extents: Vec<Extent> = (0..100).map(|n| Extent { object: object(n), bytes: 0..16 << 20 }).collect();
+        let extents: Vec<ObjectExtent> =
+            (0..100).map(|n| ObjectExtent { object: object(n), bytes: 0..16 << 20 }).collect();
         let (rounds, most) = (Cell::new(0), Cell::new(0));
         let mut sums = Sums::default();
-        let warm = |some: &[Extent]| {
+        let warm = |some: &[ObjectExtent]| {
             rounds.set(rounds.get() + 1);
             most.set(most.get().max(some.len()));
-            let done = |bad: bool| PartDone {
+            let done = |bad: bool| RangeDone {
                 moved_bytes: if bad { 0 } else { 16 << 20 },
                 held_bytes: 0,
                 error: bad.then(|| Error::new(ErrorKind::NoSpace, "full")),
@@ -372,7 +375,7 @@ mod tests {
 
     #[test]
     fn a_node_is_found_by_name_or_address() {
-        let member = |name: &str, at: &str| Arc::new(Member { name: name.into(), ..Member::at(at, 100) });
+        let member = |name: &str, at: &str| Arc::new(Member { name: name.into(), ..Member::from_address(at, 100) });
         let members = [member("a", "h:1"), member("b", "h:2")];
         assert_eq!(find(&members, "b").unwrap().name, "b");
         assert_eq!(find(&members, "h:1").unwrap().name, "a");

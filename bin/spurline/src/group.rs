@@ -3,11 +3,11 @@
 use crate::peers::Reach;
 use crate::{rules, settings};
 use serde_json::{Value, json};
-use spurline_cache::Shared;
-use spurline_client::{Peer, Roster, Siblings};
+use spurline_cache::CacheContext;
+use spurline_client::{GroupMembers, GroupPeer, GroupPeerFetch};
 use spurline_config::{Fault, GroupConfig, NodeConfig};
-use spurline_membership::{Announcer, Audience, Follower, Holds, Registry, State};
-use spurline_node::Node;
+use spurline_membership::{HoldTimes, MemberListener, NodeAnnouncer, Registry, RegistryFollower, RegistryState};
+use spurline_node::CacheNode;
 use spurline_transport::PoolState;
 use spurline_trust::Trust;
 use spurline_types::{ErrorKind, Member, Stats};
@@ -25,8 +25,8 @@ pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-fn start(registry: &Arc<dyn Registry>, hold: Duration, stats: &Arc<Stats>) -> spurline_types::Result<Follower> {
-    Follower::start(registry, Holds { one: hold, many: hold * MANY }, Arc::clone(stats))
+fn start(registry: &Arc<dyn Registry>, hold: Duration, stats: &Arc<Stats>) -> spurline_types::Result<RegistryFollower> {
+    RegistryFollower::start(registry, HoldTimes { single: hold, joint: hold * MANY }, Arc::clone(stats))
 }
 
 /// Begins to follow the group by its registry, and gives its first members.
@@ -38,11 +38,11 @@ pub fn follow(
     group: &str,
     hold: Duration,
     stats: &Arc<Stats>,
-) -> Result<(Follower, Vec<Arc<Member>>), Fault> {
+) -> Result<(RegistryFollower, Vec<Arc<Member>>), Fault> {
     let follower = start(registry, hold, stats)?;
-    match follower.first(Instant::now() + FIRST) {
+    match follower.first_members(Instant::now() + FIRST) {
         Ok(members) => {
-            tracing::info!("group {group} by {}: {} known", registry.describe(), members.len());
+            tracing::info!("group {group} by {}: {} known", registry.description(), members.len());
             Ok((follower, members))
         }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
@@ -60,26 +60,26 @@ pub fn follow(
 }
 
 /// A mount's nodes, as the members of the group change.
-struct Nodes(Arc<Roster>);
+struct Nodes(Arc<GroupMembers>);
 
-impl Audience for Nodes {
-    fn members(&self, members: &[Arc<Member>]) {
+impl MemberListener for Nodes {
+    fn set_members(&self, members: &[Arc<Member>]) {
         self.0.set_members(members);
     }
 
-    fn answers(&self, name: &str) -> bool {
-        let view = self.0.view();
+    fn answers_readers(&self, name: &str) -> bool {
+        let view = self.0.snapshot();
         let index = view.members().iter().position(|member| member.name == name);
-        let peer = index.and_then(|index| view.made(index as u32));
+        let peer = index.and_then(|index| view.existing_peer(index as u32));
         // Over TCP, or over rails: where these carry the data, nobody keeps TCP connected.
-        let over_tcp = |peer: &Peer| matches!(peer.state(), (PoolState::Up, open) if open > 0);
-        peer.is_some_and(|peer| over_tcp(peer) || peer.paths().is_some_and(|paths| paths.up() > 0))
+        let over_tcp = |peer: &GroupPeer| matches!(peer.pool_state(), (PoolState::Up, open) if open > 0);
+        peer.is_some_and(|peer| over_tcp(peer) || peer.paths().is_some_and(|paths| paths.up_count() > 0))
     }
 }
 
 /// From now on the nodes of `roster` are the members of the group.
-pub fn keep_up(follower: &Follower, roster: &Arc<Roster>) {
-    follower.tell(Arc::new(Nodes(Arc::clone(roster))));
+pub fn keep_up(follower: &RegistryFollower, roster: &Arc<GroupMembers>) {
+    follower.set_listener(Arc::new(Nodes(Arc::clone(roster))));
 }
 
 /// What a node is called in its group.
@@ -108,7 +108,7 @@ pub fn announce(
     instance: u64,
     (others, before): (Option<&Others>, bool),
     stats: &Arc<Stats>,
-) -> Result<Option<Announcer>, Fault> {
+) -> Result<Option<NodeAnnouncer>, Fault> {
     let (Some(group), Some(Others { registry, .. })) = (&config.group, others) else { return Ok(None) };
     let member = Member {
         name: name_in_group(config, host, listening),
@@ -125,13 +125,13 @@ pub fn announce(
     }
     let name = member.name.clone();
     // By the same connection as all else: what the registry answers to it saves other questions.
-    let enter = if before { Announcer::start_again } else { Announcer::start };
+    let enter = if before { NodeAnnouncer::rejoin } else { NodeAnnouncer::start };
     let announcer = enter(registry, member, Arc::clone(stats)).map_err(|error| match error.kind() {
         ErrorKind::Invalid => Fault::usage(error.message(), ""),
         ErrorKind::PermissionDenied => Fault::missing(error.message(), ""),
         _ => Fault::missing(error.message(), "start the registry, or correct --registry"),
     })?;
-    tracing::info!("node {name} of group {} by {}, weight {}", group.name, registry.describe(), config.weight);
+    tracing::info!("node {name} of group {} by {}, weight {}", group.name, registry.description(), config.weight);
     Ok(announcer)
 }
 
@@ -148,27 +148,27 @@ const BETWEEN_NODES: usize = 4;
 pub fn ask_others(
     config: &NodeConfig,
     name: &str,
-    node: &Arc<Node>,
-    shared: &Arc<Shared>,
+    node: &Arc<CacheNode>,
+    shared: &Arc<CacheContext>,
     trust: &Arc<Trust>,
     stats: &Arc<Stats>,
 ) -> Result<Option<Others>, Fault> {
     let Some(group) = &config.group else { return Ok(None) };
     let reach = Reach { nconnect: BETWEEN_NODES, ..Reach::by(&config.net, name, "", trust, stats)? };
-    let registry = spurline_membership::open(&group.registry, &group.name, trust)?;
+    let registry = spurline_membership::open_registry(&group.registry, &group.name, trust)?;
     let follower = start(&registry, group.hold, stats)?;
-    settings::compare_with_others(config, name, &follower.known(Instant::now() + FIRST), &reach)?;
+    settings::compare_with_others(config, name, &follower.known_members(Instant::now() + FIRST), &reach)?;
     let open = move |source: &str, members: &[Arc<Member>]| {
         let reach = Reach { source: source.to_owned(), ..reach.clone() };
-        Roster::new(members, move |member| reach.peer(member))
+        GroupMembers::new(members, move |member| reach.peer(member))
     };
-    let siblings = Siblings::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
-    shared.ask_elsewhere(Arc::clone(&siblings) as _);
+    let siblings = GroupPeerFetch::new(name, config.cache.block_size, SETTLES, Arc::clone(stats), open);
+    shared.set_peer_fetch(Arc::clone(&siblings) as _);
     let (share, own) = (Arc::clone(shared), name.to_owned());
-    follower.tell(Arc::new(move |members: &[Arc<Member>]| {
+    follower.set_listener(Arc::new(move |members: &[Arc<Member>]| {
         siblings.set_members(members);
         if let Some(part) = share_of(&own, members) {
-            share.holds_share(part);
+            share.set_group_share(part);
         }
     }));
     let dirs: &[_] = if shared.capacity_bytes().is_some() { &config.cache.dirs } else { &[] };
@@ -186,16 +186,16 @@ fn share_of(name: &str, members: &[Arc<Member>]) -> Option<f64> {
 /// What a node does about its group while this is kept.
 pub struct Others {
     registry: Arc<dyn Registry>,
-    _follower: Follower,
+    _follower: RegistryFollower,
     _rules: Option<rules::follow::Following>,
 }
 
 /// What a mount's status says of its group.
-pub fn seen(follower: &Follower) -> Value {
-    let seen = follower.seen();
+pub fn seen(follower: &RegistryFollower) -> Value {
+    let seen = follower.group_status();
     let (state, reason) = match &seen.state {
-        State::Up => ("up", None),
-        State::Lost { error } => ("lost", Some(error.to_string())),
+        RegistryState::Up => ("up", None),
+        RegistryState::Lost { error } => ("lost", Some(error.to_string())),
     };
     json!({
         "registry": seen.registry,
@@ -207,16 +207,16 @@ pub fn seen(follower: &Follower) -> Value {
             "addresses": placed.member.addresses,
             "weight": placed.member.weight,
             "zone": placed.member.zone,
-            "state": if placed.there { "up" } else { "away" },
+            "state": if placed.present { "up" } else { "away" },
             "for_seconds": placed.since.elapsed().as_secs(),
         })).collect::<Vec<_>>(),
     })
 }
 
 /// What a node's status says of its group.
-pub fn announced(group: Option<&GroupConfig>, announcer: Option<&Announcer>) -> Value {
+pub fn announced(group: Option<&GroupConfig>, announcer: Option<&NodeAnnouncer>) -> Value {
     let (Some(group), Some(announcer)) = (group, announcer) else { return Value::Null };
-    let trouble = announcer.trouble();
+    let trouble = announcer.registration_failure();
     json!({
         "name": group.name,
         "registry": group.registry.to_string(),

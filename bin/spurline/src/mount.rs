@@ -5,22 +5,22 @@ use crate::peers::Reach;
 use crate::service::{Outside, Target};
 use crate::{group, jobs, parts, rails, signals};
 use serde_json::{Value, json};
-use spurline_cache::{Cache, Shared};
-use spurline_client::placement::{Copies, Standpoint};
-use spurline_client::{Keeper, Patience, Remote, RemoteConfig, Roster};
+use spurline_cache::{Cache, CacheContext};
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, PathMonitor, RequestPatience};
 use spurline_config::{Fault, FuseIo, GroupConfig, MountConfig};
 use spurline_fs::Fs;
 use spurline_fuse::{MountOptions, Session, SessionConfig, Unmounter};
-use spurline_jobs::{Board, NoKeep, Totals};
-use spurline_mem::{Pool, Tier};
-use spurline_membership::Follower;
+use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_membership::RegistryFollower;
 use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
 use spurline_observe::place::Owner;
-use spurline_origin::{InCommon, Scheme};
+use spurline_origin::{SharedBuckets, SourceScheme};
 use spurline_rails::LocalRail;
-use spurline_store::{Fresh, Store};
-use spurline_transport::{PathView, Phase, PoolState};
+use spurline_store::{FreshDirs, Store};
+use spurline_transport::{PathPhase, PathView, PoolState};
 use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
 use spurline_volume::Volume;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -35,18 +35,18 @@ const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 /// What the mount reads from, and what is to be told of it.
 struct Reads {
     volume: Arc<dyn Volume>,
-    pool: Arc<Pool>,
-    tier: Arc<Tier>,
+    pool: Arc<BufferPool>,
+    tier: Arc<MemTier>,
     store: Option<Arc<Store>>,
-    remote: Option<Arc<Remote>>,
+    remote: Option<Arc<GroupVolume>>,
     /// What jobs work on.
-    jobs: Arc<dyn spurline_jobs::Target>,
+    jobs: Arc<dyn spurline_jobs::JobTarget>,
     /// Follows the members of the group while the mount reads.
-    follower: Option<Arc<Follower>>,
+    follower: Option<Arc<RegistryFollower>>,
     /// Keeps the paths over rails while the mount reads.
-    _keeper: Option<Keeper>,
+    _keeper: Option<PathMonitor>,
     /// The cache directories that were made for it; last, because a start that fails takes them away.
-    fresh: Fresh,
+    fresh: FreshDirs,
 }
 
 /// Runs the mount; returns when it has ended.
@@ -79,7 +79,7 @@ pub fn run(config: MountConfig, ready: Ready) -> Result<(), Fault> {
     let chosen = Arc::new(OnceLock::new());
     // Jobs that a mount does end with it.
     let works_on = Arc::clone(&reads.jobs);
-    let board = Board::start(Arc::new(NoKeep), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
+    let board = JobManager::start(Arc::new(NoJobRecords), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
     let stop = Arc::new(Stop::default());
     let look = look(&config, &reads, stats, started, Arc::clone(&chosen), Arc::clone(&board), Arc::clone(&stop));
     let outside = Outside::open(Owner::Mount(&mountpoint), &config.metrics, &look)?;
@@ -140,7 +140,7 @@ impl Stop {
     fn serves(&self) -> Result<()> {
         let serves = match self.unmounter.get() {
             _ if self.asked.load(Ordering::Acquire) => Err("it is being unmounted"),
-            None => Err("the mount is being made"),
+            None => Err("the mount is starting"),
             Some(unmounter) => unmounter.serves(),
         };
         serves.map_err(|why| Error::new(ErrorKind::Unavailable, why))
@@ -193,15 +193,15 @@ fn object_itself(config: &MountConfig, stats: &Arc<Stats>) -> Option<(String, St
         return None;
     }
     let under =
-        parts::open_under(parent, &[], &config.under, metadata_ttl(config), stats, &InCommon::default()).ok()?;
+        parts::open_under(parent, &[], &config.under, metadata_ttl(config), stats, &SharedBuckets::default()).ok()?;
     let found = under.lookup(name.as_bytes(), Instant::now() + config.under.timeout).ok()?;
     (found.kind == FileKind::File).then(|| (parent.to_owned(), name.to_owned()))
 }
 
 /// A mount in its own source would read itself without end.
 fn apart(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
-    let source = spurline_origin::Source::parse(config.source.as_str())?;
-    if source.scheme() != Scheme::Directory {
+    let source = spurline_origin::SourceLocation::parse(config.source.as_str())?;
+    if source.scheme() != SourceScheme::Directory {
         return Ok(());
     }
     // One that is not there is told by who opens it.
@@ -222,7 +222,7 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
         &config.under,
         metadata_ttl(config),
         stats,
-        &InCommon::default(),
+        &SharedBuckets::default(),
     )?;
     under.check(Instant::now() + config.under.timeout)?;
     tracing::info!("source {}", under.describe());
@@ -238,11 +238,11 @@ fn alone(config: &MountConfig, stats: &Arc<Stats>) -> Result<Reads, Fault> {
         }
         tracing::warn!("{} is empty: nothing is there under this name now; is it spelt right?", config.source);
     }
-    let pool = Pool::new(pool_bytes(config), config.cache.block_size as usize)?;
+    let pool = BufferPool::new(pool_bytes(config), config.cache.block_size as usize)?;
     let (fresh, store) = parts::open_store(&config.cache, &pool, stats)?;
     parts::warn_of_caches_in(config.source.as_str(), &config.cache);
-    let tier = Tier::new(Arc::clone(&pool));
-    let shared = Shared::new(
+    let tier = MemTier::new(Arc::clone(&pool));
+    let shared = CacheContext::new(
         Arc::clone(&tier),
         store.clone(),
         config.cache.block_size,
@@ -270,35 +270,40 @@ fn consumer(
 ) -> Result<Reads, Fault> {
     let name = format!("{}:{}", group::hostname(), config.mountpoint.display());
     let trust = parts::open_trust(&config.trust, &name)?;
-    let registry = spurline_membership::open(&group.registry, &group.name, &trust)?;
+    let registry = spurline_membership::open_registry(&group.registry, &group.name, &trust)?;
     let (follower, members) = group::follow(&registry, &group.name, group.hold, stats)?;
     let reach = Reach::by(&config.net, &name, config.source.as_str(), &trust, stats)?;
-    let roster = Roster::new(&members, move |member| reach.peer(member));
+    let roster = GroupMembers::new(&members, move |member| reach.peer(member));
     group::keep_up(&follower, &roster);
-    let remote_config = RemoteConfig {
-        patience: Patience::new(config.net.peer_timeout),
+    let remote_config = GroupVolumeConfig {
+        patience: RequestPatience::new(config.net.peer_timeout),
         fetchers: (config.net.nconnect / 2).max(2),
         metadata_age: metadata_ttl(config),
-        copies: Copies::new(config.replicas.all, config.replicas.below.clone()),
+        copies: CopyCounts::new(config.replicas.all, config.replicas.below.clone()),
         // Drawn, as all processes of containers may have the same number: readers are to share copies evenly.
-        standpoint: Standpoint { zone: group.zone.clone(), seed: RandomState::new().build_hasher().finish() },
+        standpoint: ReaderLocation { zone: group.zone.clone(), seed: RandomState::new().build_hasher().finish() },
         silence: config.net.peer_silence,
         hedge_after: config.hedge_after,
     };
     let mut memory = None;
     let mut keeper = Ok(None);
-    let remote =
-        Remote::connect(config.source.as_str(), Arc::clone(&roster), remote_config, Arc::clone(stats), |block_size| {
+    let remote = GroupVolume::connect(
+        config.source.as_str(),
+        Arc::clone(&roster),
+        remote_config,
+        Arc::clone(stats),
+        |block_size| {
             // With rails the slots are part of the registered arena, so that answers land in them without a copy.
             let slots = if found.is_some() { config.budget.fuse_bytes() } else { 0 };
-            let pool = Pool::with_annex(pool_bytes(config), block_size as usize, slots)?;
-            let tier = Tier::new(Arc::clone(&pool));
+            let pool = BufferPool::with_annex(pool_bytes(config), block_size as usize, slots)?;
+            let tier = MemTier::new(Arc::clone(&pool));
             if let (Some(rdma), Some(found)) = (&config.net.rdma, found) {
                 keeper = rails::keep(config, rdma, found, &pool, &trust, &roster, stats).map(Some);
             }
             memory = Some((pool, Arc::clone(&tier)));
             Ok(tier)
-        })?;
+        },
+    )?;
     let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
     // What the nodes say of the source now they would say to every reader, unless it passes by itself.
     match remote.lookup(b"") {
@@ -317,7 +322,7 @@ fn consumer(
         jobs,
         follower: Some(Arc::new(follower)),
         _keeper: keeper?,
-        fresh: Fresh::default(),
+        fresh: FreshDirs::default(),
     })
 }
 
@@ -384,7 +389,7 @@ fn look(
     stats: Arc<Stats>,
     started: Instant,
     fuse: Arc<OnceLock<String>>,
-    board: Arc<Board>,
+    board: Arc<JobManager>,
     stop: Arc<Stop>,
 ) -> Arc<dyn AdminTarget> {
     let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
@@ -410,9 +415,9 @@ fn look(
             let board = Arc::clone(&board);
             Box::new(move |stats| {
                 parts::gauges(&pool, &tier, stats);
-                let mut totals = Totals::default();
-                board.count(&mut totals);
-                totals.show(&stats.jobs);
+                let mut totals = JobTotals::default();
+                board.add_totals(&mut totals);
+                totals.set_gauges(&stats.jobs);
             })
         },
         info: Box::new(move |path| volume.info(path)),
@@ -420,29 +425,29 @@ fn look(
         jobs: Some(board),
         health: Box::new(move || {
             stop.serves()?;
-            asked.as_ref().map_or(Ok(()), |remote| remote.reachable(Instant::now() + HEALTH_LIMIT))
+            asked.as_ref().map_or(Ok(()), |remote| remote.check_reachable(Instant::now() + HEALTH_LIMIT))
         }),
     })
 }
 
-fn peers(remote: &Remote) -> Vec<Value> {
-    let view = remote.roster().view();
+fn peers(remote: &GroupVolume) -> Vec<Value> {
+    let view = remote.members().snapshot();
     (0..view.members().len() as u32)
         .map(|index| {
             let member = &view.members()[index as usize];
-            let Some(peer) = view.made(index) else {
+            let Some(peer) = view.existing_peer(index) else {
                 // In a large group a node that was not needed yet is not known.
                 return json!({ "address": member.name, "state": "unknown", "connections": 0, "slow": false, "paths": [] });
             };
-            let (state, connections) = peer.state();
+            let (state, connections) = peer.pool_state();
             let (word, reason) = match state {
                 PoolState::Unknown => ("unknown", String::new()),
                 PoolState::Up => ("up", String::new()),
                 PoolState::Down { error, .. } => ("down", error.to_string()),
             };
-            let (paths, why_none) = peer.paths().map(|paths| paths.view()).unwrap_or_default();
-            let rdma = paths.iter().any(|path| path.phase == Phase::Up);
-            let forced = peer.paths().is_some_and(|paths| paths.forced());
+            let (paths, why_none) = peer.paths().map(|paths| paths.path_views()).unwrap_or_default();
+            let rdma = paths.iter().any(|path| path.phase == PathPhase::Up);
+            let forced = peer.paths().is_some_and(|paths| paths.is_forced());
             json!({
                 "address": peer.name(),
                 "state": if rdma { "up" } else { word },

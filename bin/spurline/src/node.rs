@@ -4,15 +4,15 @@ use crate::background::Ready;
 use crate::service::{Outside, Target};
 use crate::{group, parts, rails, service, settings, signals};
 use serde_json::{Value, json};
-use spurline_cache::Shared;
-use spurline_client::placement::RULE;
+use spurline_cache::CacheContext;
+use spurline_client::placement::PLACEMENT_RULE;
 use spurline_config::{Fault, IorpcMode, NodeConfig};
-use spurline_mem::{Pool, Tier};
+use spurline_mem::{BufferPool, MemTier};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
-use spurline_node::Node;
+use spurline_node::CacheNode;
 use spurline_observe::AdminTarget;
 use spurline_observe::place::Owner;
-use spurline_origin::InCommon;
+use spurline_origin::SharedBuckets;
 use spurline_rails::LocalRail;
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::Volume as _;
@@ -41,7 +41,7 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let host = group::hostname();
     let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = parts::open_trust(&config.trust, &name)?;
-    let pool = Pool::new(config.budget.total, block_size as usize)?;
+    let pool = BufferPool::new(config.budget.total, block_size as usize)?;
     rails::place(found.as_deref().unwrap_or_default(), &pool);
     // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
     for source in &config.sources {
@@ -51,7 +51,7 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
             &config.under,
             parts::NODE_METADATA_TTL,
             &stats,
-            &InCommon::default(),
+            &SharedBuckets::default(),
         )?;
         under.check(Instant::now() + config.under.timeout)?;
         tracing::info!("source {}", under.describe());
@@ -61,8 +61,8 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         parts::warn_of_caches_in(source.as_str(), &config.cache);
     }
     let marks = settings::compare_with_before(&config, store.is_some())?;
-    let tier = Tier::new(Arc::clone(&pool));
-    let shared = Shared::new(
+    let tier = MemTier::new(Arc::clone(&pool));
+    let shared = CacheContext::new(
         Arc::clone(&tier),
         store.clone(),
         block_size,
@@ -73,19 +73,19 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     );
     let sources: Vec<String> = config.sources.iter().map(|s| s.as_str().to_owned()).collect();
     let (within, under_config, under_stats) = (sources.clone(), config.under.clone(), Arc::clone(&stats));
-    let in_common = InCommon::default();
+    let in_common = SharedBuckets::default();
     let open = Box::new(move |source: &str| {
         parts::open_under(source, &within, &under_config, parts::NODE_METADATA_TTL, &under_stats, &in_common)
     });
-    let node = Node::new(&name, Arc::clone(&shared), sources.clone(), open);
-    node.place_by(RULE);
+    let node = CacheNode::new(&name, Arc::clone(&shared), sources.clone(), open);
+    node.set_placement_rule(PLACEMENT_RULE);
     let workers = (config.budget.serve_slots as usize).max(16);
     // Rails first: whoever greets over TCP is told of them.
     let (rdma, rails) = match (&config.net.rdma, &found) {
         (Some(rdma), Some(found)) => {
             let budget = (&config.budget, before);
             let (server, rails) = rails::serve(rdma, found, &pool, budget, Arc::clone(&node) as _, &trust, &stats)?;
-            node.announce(rails.clone());
+            node.announce_rails(rails.clone());
             (Some(server), rails)
         }
         _ => (None, Vec::new()),
@@ -94,7 +94,7 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let server_config = ServerConfig {
         max_connections,
         more_connections,
-        max_ungreeted: (max_connections / 8).min(1024),
+        max_pending_handshakes: (max_connections / 8).min(1024),
         max_workers: workers,
         socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
         trust: Arc::clone(&trust),
@@ -149,11 +149,11 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
         health: Box::new(move || parts::disks_work(&store.as_deref().map(|store| store.disks()).unwrap_or_default())),
     });
     let asked = Arc::downgrade(&look);
-    node.describe_by(Box::new(move || match asked.upgrade() {
+    node.set_describe(Box::new(move || match asked.upgrade() {
         Some(look) => json!({"status": look.status(), "stats": look.stats()}),
         None => Value::Null,
     }));
-    node.weigh_by({
+    node.set_weigh({
         let (announcer, stats) = (Arc::clone(&announcer), Arc::clone(&stats));
         Box::new(move |weight| {
             let Some(announcer) = announcer.as_ref() else {
@@ -161,7 +161,7 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
                 return Err(Error::new(ErrorKind::Unsupported, why));
             };
             // Whoever asks goes on as soon as that is answered.
-            announcer.set_by(Instant::now() + TOLD, |member| member.weight = weight)?;
+            announcer.update_member_by(Instant::now() + TOLD, |member| member.weight = weight)?;
             stats.group.weight.set(u64::from(weight));
             tracing::info!("this node's weight is {weight} from now on, until it is started again");
             Ok(())
@@ -187,7 +187,7 @@ pub fn run(mut config: NodeConfig, ready: Ready) -> Result<(), Fault> {
     let _ = stopped.recv();
     tracing::info!("stopping");
     if let Some(announcer) = announcer.as_ref() {
-        announcer.end();
+        announcer.stop_announcing();
     }
     drop(others);
     tcp.shutdown();

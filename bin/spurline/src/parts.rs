@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 use spurline_config as config;
 use spurline_config::{CacheSize, Fault, IorpcMode};
-use spurline_mem::{Pool, Tier};
-use spurline_origin::{Cached, InCommon, MetadataConfig, Scheme, UnderConfig, UnderStore};
-use spurline_store::{Capacity, DiskState, DiskStatus, Fresh, IoMode, Store, StoreConfig};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_origin::{CachedOrigin, MetadataConfig, OriginOptions, OriginStore, SharedBuckets, SourceScheme};
+use spurline_store::{CacheCapacity, DiskState, DiskStatus, FreshDirs, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::path::{Path, PathBuf};
@@ -25,8 +25,8 @@ pub fn open_trust(config: &config::TrustConfig, name: &str) -> Result<Arc<Trust>
     let trust = Trust::new(name, config.token_file.as_deref())?;
     let trust = match config.tls.clone() {
         None => trust,
-        Some(config::TlsConfig::Token) => trust.encrypted(None)?,
-        Some(config::TlsConfig::Files { cert, key, ca }) => trust.encrypted(Some(TlsFiles { cert, key, ca }))?,
+        Some(config::TlsConfig::Token) => trust.with_tls(None)?,
+        Some(config::TlsConfig::Files { cert, key, ca }) => trust.with_tls(Some(TlsFiles { cert, key, ca }))?,
     };
     if let Some(warning) = trust.tokens().as_deref().and_then(|tokens| tokens.warning()) {
         tracing::warn!("{warning}");
@@ -46,10 +46,10 @@ pub fn open_under(
     config: &config::UnderConfig,
     ttl: Duration,
     stats: &Arc<Stats>,
-    in_common: &InCommon,
-) -> Result<Arc<dyn UnderStore>> {
-    let defaults = UnderConfig::default();
-    let config = UnderConfig {
+    in_common: &SharedBuckets,
+) -> Result<Arc<dyn OriginStore>> {
+    let defaults = OriginOptions::default();
+    let config = OriginOptions {
         endpoint: config.endpoint_url.clone(),
         region: config.region.clone(),
         anonymous: config.anonymous,
@@ -59,12 +59,12 @@ pub fn open_under(
         stall_timeout: config.stall_timeout,
         retries: config.retries,
         max_downloads: config.max_downloads as usize,
-        in_common: in_common.clone(),
+        shared_buckets: in_common.clone(),
         ..defaults
     };
     let under = spurline_origin::open(source, &config, Arc::clone(stats))?;
     let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries: METADATA_ENTRIES };
-    Ok(Arc::new(Cached::with(in_common, under, metadata, Arc::clone(stats))))
+    Ok(Arc::new(CachedOrigin::with_shared(in_common, under, metadata, Arc::clone(stats))))
 }
 
 /// Whether [`open_store`] opens any cache disk.
@@ -77,8 +77,8 @@ pub fn has_disks(config: &config::CacheConfig) -> bool {
 /// Says so where a cache directory lies in a directory source: whoever reads all of that reads the cache as well, and has
 /// it cached in turn.
 pub fn warn_of_caches_in(source: &str, config: &config::CacheConfig) {
-    let Ok(source) = spurline_origin::Source::parse(source) else { return };
-    if source.scheme() != Scheme::Directory || !has_disks(config) {
+    let Ok(source) = spurline_origin::SourceLocation::parse(source) else { return };
+    if source.scheme() != SourceScheme::Directory || !has_disks(config) {
         return;
     }
     let Ok(folder) = source.path().canonicalize() else { return };
@@ -98,21 +98,21 @@ pub fn warn_of_caches_in(source: &str, config: &config::CacheConfig) {
 /// When a directory can't be used.
 pub fn open_store(
     config: &config::CacheConfig,
-    pool: &Arc<Pool>,
+    pool: &Arc<BufferPool>,
     stats: &Arc<Stats>,
-) -> Result<(Fresh, Option<Arc<Store>>), Fault> {
+) -> Result<(FreshDirs, Option<Arc<Store>>), Fault> {
     let capacity = match config.size {
-        CacheSize::None => return Ok((Fresh::default(), None)),
-        CacheSize::Bytes(bytes) => Capacity::Bytes(bytes),
-        CacheSize::All => Capacity::All,
+        CacheSize::None => return Ok((FreshDirs::default(), None)),
+        CacheSize::Bytes(bytes) => CacheCapacity::Bytes(bytes),
+        CacheSize::All => CacheCapacity::All,
     };
     let io = match config.iorpc_mode {
         IorpcMode::Dio => IoMode::Dio,
         IorpcMode::Pagecache => IoMode::PageCache,
         IorpcMode::Splice => IoMode::Splice,
-        IorpcMode::Disable => return Ok((Fresh::default(), None)),
+        IorpcMode::Disable => return Ok((FreshDirs::default(), None)),
     };
-    let fresh = Fresh::make(&config.dirs);
+    let fresh = FreshDirs::create_missing(&config.dirs);
     let config = StoreConfig {
         free_space_ratio: config.free_space_ratio,
         block_size: config.block_size as u32,
@@ -200,7 +200,7 @@ pub fn disks_work(disks: &[DiskStatus]) -> Result<()> {
 }
 
 /// Brings the gauges of memory up to date.
-pub fn gauges(pool: &Pool, tier: &Tier, stats: &Stats) {
+pub fn gauges(pool: &BufferPool, tier: &MemTier, stats: &Stats) {
     stats.usage.buffer_bytes.set(pool.used_bytes());
     stats.usage.buffer_limit_bytes.set(pool.limit_bytes());
     stats.blockcache.mem_bytes.set(tier.held_bytes());

@@ -1,11 +1,11 @@
 //! What the nodes of a group are asked through: connections over TCP, to the first of a node's addresses at which it
 //! answers itself.
 
-use spurline_client::Peer;
+use spurline_client::GroupPeer;
 use spurline_config::NetConfig;
 use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
-use spurline_proto::{Hello, Welcome};
-use spurline_transport::{Channel, ChannelPool, Connector, PoolConfig, TransportKind, greet_first};
+use spurline_proto::{HelloRequest, WelcomeAnswer};
+use spurline_transport::{Channel, ChannelPool, Connector, PoolConfig, TransportKind, first_handshake};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::net::IpAddr;
@@ -54,8 +54,8 @@ impl Reach {
     }
 
     /// The peer of a member.
-    pub fn peer(&self, member: &Member) -> Arc<Peer> {
-        Peer::new(self.pool(member), member)
+    pub fn peer(&self, member: &Member) -> Arc<GroupPeer> {
+        GroupPeer::new(self.pool(member), member)
     }
 
     /// Connections to a member.
@@ -64,7 +64,7 @@ impl Reach {
             .addresses
             .iter()
             .map(|address| TcpConnector::new(address, self.locals.clone(), self.socket, Arc::clone(&self.stats)))
-            .map(|connector| connector.trusting(Arc::clone(&self.trust)));
+            .map(|connector| connector.with_trust(Arc::clone(&self.trust)));
         let ways = connectors.map(|connector| Way {
             connector,
             answered: AtomicBool::new(false),
@@ -74,7 +74,7 @@ impl Reach {
         let config =
             PoolConfig { nconnect: self.nconnect.max(1), seed: u64::from(std::process::id()), ..PoolConfig::default() };
         let pool = ChannelPool::new(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats));
-        pool.expect(member.instance);
+        pool.expect_process(member.instance);
         pool
     }
 }
@@ -113,7 +113,7 @@ impl Addresses {
                 Ok(None) => {}
                 Err(error) => {
                     failed = Some(match failed {
-                        Some(before) => before.or_what_was_said(error),
+                        Some(before) => before.prefer_informative(error),
                         None => error,
                     });
                 }
@@ -132,7 +132,7 @@ impl Addresses {
 
 impl Way {
     /// Says, once, that the process behind `welcome` is not node `name`.
-    fn belongs_to_another(&self, name: &str, welcome: &Welcome) {
+    fn belongs_to_another(&self, name: &str, welcome: &WelcomeAnswer) {
         let (at, other) = (self.connector.peer(), &welcome.node);
         if self.stranger.swap(welcome.instance, Ordering::Relaxed) != welcome.instance {
             tracing::warn!(
@@ -157,12 +157,17 @@ impl Connector for Addresses {
 
     /// Several hosts may have the same address: a loopback one, a bridge of containers. Another process than the one that is
     /// known is the node all the same where it has its name: it was started again, and the registry is not as quick.
-    fn connect_to(&self, hello: &Hello<'_>, process: u64, deadline: Instant) -> Result<(Box<dyn Channel>, Welcome)> {
+    fn connect_and_handshake(
+        &self,
+        hello: &HelloRequest<'_>,
+        process: u64,
+        deadline: Instant,
+    ) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
         self.first(deadline, |way, until| {
             let mut channel = way.connector.connect(until)?;
             // The node may take its time for the greeting, another who listens there may not.
             let until = if way.answered.load(Ordering::Relaxed) { deadline } else { until };
-            let welcome = greet_first(&mut *channel, hello, until)?;
+            let welcome = first_handshake(&mut *channel, hello, until)?;
             let another = process != 0 && welcome.instance != 0 && welcome.instance != process;
             if another && !may_be(&welcome.node, &self.name) {
                 way.belongs_to_another(&self.name, &welcome);
@@ -186,21 +191,21 @@ impl Connector for Addresses {
 mod tests {
     use super::*;
     use spurline_net_tcp::{ServerConfig, TcpServer};
-    use spurline_proto::Request;
+    use spurline_proto::NodeRequest;
     use spurline_transport::{ConnState, Responder, Service};
 
     /// Greets as this node, or refuses to.
     struct Says(&'static str, u64);
 
     impl Service for Says {
-        fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+        fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
             if self.0.is_empty() {
                 return Err(Error::new(ErrorKind::PermissionDenied, "not for you"));
             }
-            Ok(Welcome { node: self.0.to_owned(), instance: self.1, block_size: 1, ..Welcome::default() })
+            Ok(WelcomeAnswer { node: self.0.to_owned(), instance: self.1, block_size: 1, ..WelcomeAnswer::default() })
         }
-        fn serve(&self, _: &ConnState, _: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
-            responder.data(&[], &[])
+        fn serve_request(&self, _: &ConnState, _: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
+            responder.send_data(&[], &[])
         }
     }
 
@@ -218,14 +223,14 @@ mod tests {
             source: String::new(),
             locals: Vec::new(),
             socket: SocketOptions::default(),
-            trust: Trust::anyone(),
+            trust: Trust::without_checks(),
             nconnect: 1,
             stats: Arc::default(),
         };
         let addresses = addresses.iter().map(ToString::to_string).collect();
-        let member = Member { name: name.to_owned(), instance, addresses, ..Member::at("", 100) };
+        let member = Member { name: name.to_owned(), instance, addresses, ..Member::from_address("", 100) };
         let pool = reach.pool(&member);
-        pool.sign_of_life(Instant::now() + Duration::from_secs(60))?;
+        pool.send_heartbeat(Instant::now() + Duration::from_secs(60))?;
         let lease = pool.checkout(Instant::now() + Duration::from_secs(60))?;
         Ok((lease.welcome().node.clone(), lease.welcome().instance))
     }

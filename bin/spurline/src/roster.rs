@@ -6,9 +6,9 @@ use crate::{group, parts};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, TrustConfig};
-use spurline_membership::{Follower, Holds};
+use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
-use spurline_proto::Request;
+use spurline_proto::NodeRequest;
 use spurline_transport::{CallError, ChannelPool};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
@@ -53,9 +53,9 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
     let stats = Arc::new(Stats::default());
     let host = group::hostname();
     let trust = parts::open_trust(trust, &host)?;
-    let opened = spurline_membership::open(registry, name, &trust)?;
-    let follower = Follower::start(&opened, Holds::default(), Arc::clone(&stats))?;
-    let mut members = follower.first_answer(Instant::now() + FIRST).map_err(|error| {
+    let opened = spurline_membership::open_registry(registry, name, &trust)?;
+    let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
+    let mut members = follower.first_members_once(Instant::now() + FIRST).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::PermissionDenied => "",
             ErrorKind::NotFound => {
@@ -127,7 +127,7 @@ fn look(pool: &ChannelPool) -> Result<Value> {
     let deadline = Instant::now() + ANSWER;
     let mut lease = pool.checkout(deadline)?;
     let mut body = Vec::new();
-    let request = Request::Info { volume: lease.welcome().volume, path: b"" };
+    let request = NodeRequest::Info { volume: lease.welcome().volume, path: b"" };
     lease.call(&request, &mut body, &mut [], &mut |_| {}, deadline).map_err(|error| match error {
         CallError::Answered(error) | CallError::Broken(error) => error,
     })?;

@@ -3,7 +3,7 @@
 use crate::report;
 use serde_json::Value;
 use spurline_config::{Fault, Host, LogConfig, LogFormat, MetricsConfig, checked};
-use spurline_jobs::Board;
+use spurline_jobs::JobManager;
 use spurline_observe::http::{Bind, MetricsServer};
 use spurline_observe::log::{self, LogSettings};
 use spurline_observe::place::{self, Owner};
@@ -169,7 +169,7 @@ pub struct Target {
     /// About the process.
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
     /// The jobs it does.
-    pub jobs: Option<Arc<Board>>,
+    pub jobs: Option<Arc<JobManager>>,
     /// Whether it can work.
     pub health: Box<dyn Fn() -> Result<()> + Send + Sync>,
 }
@@ -196,7 +196,7 @@ impl AdminTarget for Target {
             let why = "a node runs no jobs: it does what jobs ask of it; name a path in a mount";
             Error::new(ErrorKind::Unsupported, why)
         };
-        self.jobs.as_ref().ok_or_else(none)?.answer(request)
+        self.jobs.as_ref().ok_or_else(none)?.answer_request(request)
     }
     fn health(&self) -> Result<()> {
         (self.health)()

@@ -3,7 +3,7 @@
 
 use crate::peers::Reach;
 use serde_json::{Value, json};
-use spurline_client::placement::RULE;
+use spurline_client::placement::PLACEMENT_RULE;
 use spurline_config::{Fault, NodeConfig};
 use spurline_types::{Member, Size};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ fn now(config: &NodeConfig) -> Value {
     json!({
         "name": config.name,
         "zone": group.map_or("", |group| &group.zone),
-        "rule": RULE,
+        "rule": PLACEMENT_RULE,
         "group": group.map(|group| &group.name),
         "registry": group.map(|group| group.registry.to_string()),
     })
@@ -144,15 +144,15 @@ pub fn compare_with_others(
         let pool = reach.pool(member);
         // One that does not answer says nothing.
         let Ok(lease) = pool.checkout(Instant::now() + ANSWER) else { continue };
-        let (size, rule) = (lease.welcome().block_size, lease.welcome().capabilities.placing_rule());
+        let (size, rule) = (lease.welcome().block_size, lease.welcome().capabilities.placement_rule());
         let mut differing = Vec::new();
         if size != own {
             let (own, size) = (Size(own), Size(size));
             let what = format!("--block-size is {own} here and {size} there");
             differing.push(Difference { what, remedy: format!("--block-size {size}") });
         }
-        if let Some(rule) = rule.filter(|rule| *rule != RULE) {
-            let what = format!("this release places blocks by rule {RULE}, that one by rule {rule}");
+        if let Some(rule) = rule.filter(|rule| *rule != PLACEMENT_RULE) {
+            let what = format!("this release places blocks by rule {PLACEMENT_RULE}, that one by rule {rule}");
             differing.push(Difference { what, remedy: "the release that the others run".into() });
         }
         if !differing.is_empty() && !config.accept {

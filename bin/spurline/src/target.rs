@@ -4,7 +4,7 @@
 use crate::serving::{Serving, serving};
 use spurline_config::words::absolute;
 use spurline_config::{Fault, HostPort};
-use spurline_net_tcp::{local_addresses, resolve as resolve_address};
+use spurline_net_tcp::{local_addresses, resolve_peer as resolve_address};
 use spurline_observe::client::Peer;
 use spurline_observe::dial;
 use spurline_observe::place::{self, Located, Mount, Owner};

@@ -1,5 +1,4 @@
-//! The command line as a person meets it: wrong words, precedence, exit codes, generated files.
-//! It runs the binary and knows nothing of its inside.
+//! The command line: usage errors, precedence, exit codes, generated files. Runs the binary as a black box.
 
 use spurline_testkit::skip;
 use std::process::{Command, Output};
@@ -24,7 +23,7 @@ fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
-/// Refused with `code`, in words that contain all of `says`.
+/// Asserts exit code `code` and a message that contains all of `says`.
 fn refused(out: &Output, code: i32, says: &[&str]) {
     let text = stderr(out);
     assert_eq!(out.status.code(), Some(code), "{text}");
@@ -79,8 +78,8 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&m(&["--cache-dir", "/nowhere/*"]), 2, &["matches no directory"]);
     refused(&m(&["-d", "-f"]), 2, &["cannot be used with"]);
     let weight = |n| run(&["node", "--source", "/tmp", "--weight", n]);
-    refused(&weight("-1"), 2, &["--weight", "'-1' is no weight", "from 0, which takes no blocks"]);
-    refused(&weight("heavy"), 2, &["--weight", "'heavy' is no weight"]);
+    refused(&weight("-1"), 2, &["--weight", "'-1' is not a weight", "from 0, which takes no blocks"]);
+    refused(&weight("heavy"), 2, &["--weight", "'heavy' is not a weight"]);
     refused(&run(&["stats", "/mnt/x", "-c", "0"]), 2, &["--count 0 would show nothing", "1 or more"]);
 }
 
@@ -90,11 +89,11 @@ fn what_is_missing_exits_3() {
     let (mountpoint, cache) = (dir.path().join("m"), dir.path().join("c"));
     std::fs::create_dir_all(&mountpoint).unwrap();
     let says = ["--rdma-network no-such0", "no interface of that name", "fix"];
-    // Also a mount that needs no network: what is asked for has to be there.
+    // Also a mount that needs no network: a named interface has to exist.
     let mount = ["mount", "/tmp", mountpoint.to_str().unwrap(), "--cache-size", "0", "--metrics", "none"];
     let network = ["--rdma-network", "no-such0"];
     refused(&run(&[&mount[..], &network].concat()), 3, &says);
-    // What is said before is said all the same: of a consumer's words one has no use.
+    // Warnings before a refusal are printed all the same: a consumer ignores one of these flags.
     let consumer = ["--registry", "static:127.0.0.1:1", "--block-size", "1M"];
     let unused = ["--block-size 1M", "is not used: with --registry blocks are as long as the nodes have them"];
     refused(&run(&[&mount[..], &network, &consumer].concat()), 3, &unused);
@@ -104,7 +103,7 @@ fn what_is_missing_exits_3() {
     refused(&run(&[&node[..], &["--rdma-network", "lo"]].concat()), 3, &["--rdma-network lo", "no RDMA device"]);
 }
 
-/// One rule for everything that is named and not there, whatever it is.
+/// One rule for everything that is named and does not exist.
 #[test]
 fn what_is_named_and_not_there_exits_3() {
     let dir = tempfile::tempdir().unwrap();
@@ -121,7 +120,7 @@ fn what_is_named_and_not_there_exits_3() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     refused(&run(&["stats", &nobody]), 3, &[&nobody]);
     assert_eq!(run(&["status", &nobody]).status.code(), Some(3));
-    // A registry that nobody answers at is told at once, and not taken for a group without nodes.
+    // An unreachable registry is reported at once, and not taken for a group without nodes.
     let registry = format!("coordinator://{nobody}");
     let status = run(&["status", "--registry", &registry]);
     refused(&status, 3, &[&nobody, "can't be reached", "start the registry"]);
@@ -158,7 +157,7 @@ fn commands_about_a_group_take_its_name_from_one_environment() {
             assert!(help.contains(variable), "{words:?}: {variable} is missing in: {help}");
         }
     }
-    // What names another place is meant before a variable, and two words that name two are refused.
+    // A path has precedence over a variable, and two flags with different places are refused.
     refused(&with(&["load", "/proc"]), 1, &["not in a mount"]);
     refused(&with(&["load", "/proc", "--cache-group", "g"]), 2, &["of which source", "--source"]);
     let out = with(&["status", "/nowhere/at/all"]);
@@ -179,7 +178,7 @@ fn a_job_without_a_place_says_which_words_are_missing() {
     refused(&run(&etcd), 2, &["does no jobs", "coordinator://"]);
 }
 
-/// Whatever runs there, who may not ask is told so, and not that all is well.
+/// `status` without the right to query a service reports that, and not that all is well.
 #[test]
 fn status_that_may_not_ask_exits_3() {
     use std::os::unix::fs::PermissionsExt as _;

@@ -23,7 +23,7 @@ fn it_runs_and_leaves_nothing() {
     assert_eq!(report["checksums"], "equal");
     let bytes = report["bytes"].as_u64().unwrap();
     let [cold, hot] = [&report["passes"][0], &report["passes"][1]];
-    // Every byte came from the under-store once, and over the network in each pass.
+    // Every byte came from the origin once, and over the network in each pass.
     assert!(cold["under_store_bytes"].as_u64().unwrap() >= bytes, "{report}");
     assert_eq!(hot["under_store_bytes"], 0, "{report}");
     assert!(hot["remote_bytes"].as_u64().unwrap() >= bytes, "{report}");

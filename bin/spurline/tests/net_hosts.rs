@@ -71,8 +71,7 @@ fn ip(words: &[&str]) {
     try_ip(words).unwrap_or_else(|e| panic!("ip {words:?}: {e}"));
 }
 
-/// Whether namespaces can be made here; says SKIP where not. Tried once: tests beside each other would take the name of
-/// the trial from one another.
+/// Whether namespaces can be made here; prints SKIP if not. Tried once: parallel tests would use the same trial name.
 fn here() -> bool {
     static TRIED: OnceLock<Result<(), String>> = OnceLock::new();
     let tried = TRIED.get_or_init(|| {
@@ -143,7 +142,7 @@ fn an_mtu_is_changed_written_down_and_taken_back() {
     assert_eq!(std::fs::read_to_string(etc.join("interfaces")).unwrap(), written);
 
     let revert = || host.net(&["fix", "--revert", "--root", str(root.path())]);
-    // A file that somebody changed since is left alone, and said so; the rest is taken back.
+    // A file that was changed since stays, and is reported; the rest is taken back.
     std::fs::write(etc.join("interfaces"), format!("{written}# later\n")).unwrap();
     let out = revert();
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -178,7 +177,7 @@ fn other_systems_get_files_of_their_own_kind() {
         assert!(host.net(&["fix", "--revert", "--root", str(root.path())]).status.success());
         assert!(!root.path().join(file).exists());
     }
-    // What stands in the drop-in of a file that matches is found again.
+    // The drop-in for a matching file is found again.
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("etc/systemd/network");
     std::fs::create_dir_all(&dir).unwrap();
@@ -207,7 +206,7 @@ fn two_interfaces_in_one_subnet_are_found_and_settled() {
         .args(["netns", "exec", &host.0, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/conf/c1/rp_filter"])
         .status();
     assert!(rp.unwrap().success());
-    // The counters say who carries: what is sent from the second one's address leaves by the first.
+    // The counters show the carrier: packets from the second interface's address leave by the first.
     let served = serve(&other);
     let json = host.json(&["doctor", "--json", "--peer", "10.77.0.2"]);
     let all = json["findings"].as_array().unwrap();
@@ -275,7 +274,7 @@ struct Served(
     #[expect(dead_code, reason = "kept open: what it prints must go somewhere")] BufReader<ChildStdout>,
 );
 
-/// Starts it; its first line says that it listens.
+/// Starts it; its first line reports that it listens.
 fn serve(host: &Host) -> Served {
     let mut child = host.command(&["serve", "--json"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -301,7 +300,7 @@ fn both_ends_are_compared_through_net_serve() {
     let _served = serve(&other);
     let found = host.found("c0", &["--peer", "10.77.0.2"]);
     assert!(found.iter().any(|id| id == "PEER-MTU"), "{found:?}");
-    // The change that this asks for is the other end's value.
+    // The requested change is the other end's value.
     let root = tempfile::tempdir().unwrap();
     let fix = host.net(&["fix", "PEER-MTU", "--peer", "10.77.0.2", "--apply", "--root", str(root.path())]);
     assert!(fix.status.success(), "{fix:?}");
@@ -316,7 +315,7 @@ fn bonds_and_vlans_are_listed_as_what_they_are() {
     }
 }
 
-/// What can't be made is told to `missing`.
+/// Things that can't be created are passed to `missing`.
 fn bonds_and_vlans(missing: fn(&str, &str)) {
     let (host, other) = pair("kind", (1500, 1500));
     let list = || host.json(&["list", "--json"])["interfaces"].as_array().unwrap().clone();
@@ -496,7 +495,7 @@ fn guest_roce_over_a_vlan_and_a_bond() {
     // Both may be rails, and none of what would be an error is found.
     let out = here_net(&["doctor", "--for-rdma", "rail0.7:bond0"]);
     assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stdout));
-    // All of it goes with the guest, whose last test this is: its kernel never ends deleting a bond below Soft-RoCE.
+    // All of it goes with the guest, in its last test: the kernel never finishes deleting a bond below Soft-RoCE.
 }
 
 #[test]
@@ -556,7 +555,7 @@ fn a_larger_ethernet_mtu_is_set_by_name_only() {
     assert_eq!(host.read("/sys/class/net/c0/mtu"), "9000");
 }
 
-/// A TUN device that says it is InfiniBand: the kernel shows no more of IPoIB without a card.
+/// A TUN device of type InfiniBand: without a card the kernel has no more of IPoIB.
 #[test]
 fn an_interface_of_infinibands_type_gets_its_mtu_without_being_named() {
     if !here() {

@@ -1,5 +1,5 @@
-//! `spurline net doctor` asks a subnet manager through libibumad: ibsim plays the fabric, opensm is the manager, and the
-//! port's kernel files say what they say on a host whose manager died: active, with its address.
+//! `spurline net doctor` queries a subnet manager through libibumad: ibsim simulates the fabric, opensm is the
+//! manager, and the port's kernel files are those of a host whose manager died: active, with its address.
 
 use std::io::Write;
 use std::path::Path;
@@ -52,7 +52,7 @@ impl Drop for Running {
     }
 }
 
-/// What the doctor says of the port, as a host of the simulated fabric.
+/// The doctor's findings on the port, as a host of the simulated fabric.
 fn doctor(preload: &Path, dir: &Path, socket: &str) -> String {
     let out = Command::new("unshare")
         .args(["-m", "bash", "-c", WITH_PORT, "-"])

@@ -107,7 +107,7 @@ fn what_is_no_target_is_told_apart() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     refused(&run(&["stats", &nobody]), 3, &[&nobody, "refused"]);
     let status = run(&["status", &nobody]);
-    assert_eq!(status.status.code(), Some(3), "nobody who was named answers");
+    assert_eq!(status.status.code(), Some(3), "no named service answers");
     assert!(String::from_utf8_lossy(&status.stdout).contains("down"));
 
     // A socket whose process is gone, by its path and as a mount that is gone.

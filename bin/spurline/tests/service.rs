@@ -1,4 +1,4 @@
-//! A mount as its user meets it: into the background, looked at, unmounted, refused, killed.
+//! A mount over its life: into the background, queried, unmounted, refused, killed.
 
 mod common;
 
@@ -33,7 +33,7 @@ impl Rig {
     fn mount(&self, more: &[&str]) -> Output {
         let mut command = self.command();
         command.arg("mount").arg(self.path("src")).arg(self.path("mnt"));
-        // As a variable, so that a test can say otherwise by a flag.
+        // As a variable, so that a test can override it by a flag.
         command.env("SPURLINE_CACHE_SIZE", "64M");
         command.arg("--cache-dir").arg(self.path("cache")).args(["--metrics", "none"]);
         command.arg("--log").arg(self.path("log")).arg("-d").args(more);
@@ -79,7 +79,7 @@ fn into_the_background_looked_at_and_away() {
         serde_json::from_slice(&rig.run("info", &mnt.join("sub/../sub/file"), &["--json"]).stdout).unwrap();
     assert_eq!(info["length"], 16, "{info}");
     assert!(text(&rig.run("info", &mnt.join("sub/file"), &[])).contains("blocks"));
-    // A path below a folder that is not there is not there, as that folder is; the others are told of.
+    // A path below a missing folder is missing too; the other paths are reported.
     for path in ["missing", "missing/deeper", "sub/missing/c"] {
         let out = rig.run("info", &mnt.join(path), &[]);
         assert_eq!(out.status.code(), Some(3), "{path}: {}", text(&out));
@@ -92,7 +92,7 @@ fn into_the_background_looked_at_and_away() {
     // A second mount at the same place, and one with the same cache elsewhere.
     let second = rig.mount(&[]);
     assert_eq!(second.status.code(), Some(1), "{}", text(&second));
-    // Somebody is inside.
+    // A process is inside.
     let inside = std::fs::File::open(mnt.join("sub/file")).unwrap();
     let busy = rig.run("umount", &mnt, &[]);
     assert_eq!(busy.status.code(), Some(1), "{}", text(&busy));
@@ -218,7 +218,7 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
         end = std::fs::metadata(mnt.join("sub")).err().and_then(|error| error.raw_os_error());
         end.is_some()
     });
-    // What was under way, and what comes after (SEMANTICS.md).
+    // Calls under way, and later ones (SEMANTICS.md).
     let told = [libc::ECONNABORTED, libc::ECANCELED, libc::EINTR, libc::ENOTCONN];
     assert!(end.is_some_and(|errno| told.contains(&errno)), "{end:?}");
     // Its files are closed one after the other: it is gone when all are.
@@ -230,7 +230,7 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
         assert_eq!(out.status.code(), Some(3), "{command}: {}", text(&out));
         assert!(says(&out), "{command}: {}", text(&out));
     }
-    // Asked after everything it is down as well, and not somebody else's.
+    // `status` of all services reports it down, and not another user's.
     let all = rig.command().arg("status").output().unwrap();
     let text_of_all = text(&all);
     let line = text_of_all.lines().find(|line| line.contains(mnt.to_str().unwrap())).unwrap_or_default();
@@ -274,18 +274,18 @@ fn a_source_that_vanishes_is_logged_once_and_once_when_it_is_back() {
         log.lines().filter(|line| line.contains("spurline_origin") && line.contains(words)).count()
     };
     std::fs::rename(rig.path("src"), rig.path("away")).unwrap();
-    // Names that nobody has asked for yet: each is looked for in the source.
+    // Names not yet looked up: each needs a request to the source.
     for n in 0..5 {
         let error = std::fs::metadata(mnt.join(format!("new-{n}"))).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EHOSTDOWN), "{error}");
     }
-    assert_eq!((lines("can't be opened"), lines("is there again")), (1, 0));
+    assert_eq!((lines("can't be opened"), lines("is available again")), (1, 0));
     std::fs::rename(rig.path("away"), rig.path("src")).unwrap();
     for n in 5..10 {
         let error = std::fs::metadata(mnt.join(format!("new-{n}"))).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}");
     }
-    assert_eq!((lines("can't be opened"), lines("is there again")), (1, 1));
+    assert_eq!((lines("can't be opened"), lines("is available again")), (1, 1));
     assert!(rig.run("umount", &mnt, &[]).status.success());
 }
 
@@ -300,7 +300,7 @@ fn stats_do_not_wait_for_a_mount_that_hangs() {
     assert!(out.status.success(), "{}", text(&out));
     let process = process_of(&out);
     let signal = |name: &str| assert!(Command::new("kill").args([name, &process]).status().unwrap().success());
-    // Nothing answers now, neither the mount nor the socket; whoever touched the mount would wait for ever.
+    // Neither the mount nor the socket answers; any access to the mount would block.
     signal("-STOP");
     let stats = rig.run("stats", &mnt, &["--json", "-c", "1"]);
     let listed = rig.run("umount", Path::new("/"), &[]);
@@ -334,7 +334,7 @@ fn umount_takes_nothing_of_others_away() {
         assert_eq!(std::fs::read(mnt.join("others")).unwrap(), b"bytes");
     }
     assert!(system(&["umount", mnt.to_str().unwrap()]).success());
-    // What was refused changed nothing.
+    // The refused command changed nothing.
     assert_eq!(std::fs::read(mnt.join("sub/file")).unwrap(), b"hello from below");
     let gone = rig.run("umount", &mnt, &[]);
     assert!(gone.status.success() && !runs(&process_of(&out)), "{}", text(&gone));
@@ -378,7 +378,7 @@ fn a_mount_that_was_detached_leaves_its_place_to_the_next() {
     let second = mount();
     assert!(second.status.success(), "{}", text(&second));
     assert_eq!(std::fs::read(mnt.join("sub/file")).unwrap(), b"hello from below");
-    // A third one finds the place taken, in the words of the mount table.
+    // A third mount finds the mount point in use, as the mount table reports it.
     let third = mount();
     assert!(!third.status.success() && text(&third).contains("is mounted there"), "{}", text(&third));
     // The first ends with its last file, and leaves the second its socket.
@@ -406,7 +406,7 @@ fn umount_by_force_ends_what_hangs_also_where_fusectl_is_not_mounted() {
     }
     let rig = Rig::new();
     let mnt = rig.path("mnt");
-    // Over io_uring the kernel hands requests over in the process's own threads, and these stand still here.
+    // With io_uring the kernel completes requests in the process's own threads, which are stopped here.
     let out = rig.mount(&["--fuse-io", "dev"]);
     assert!(out.status.success(), "{}", text(&out));
     let process = process_of(&out);
@@ -423,7 +423,7 @@ fn umount_by_force_ends_what_hangs_also_where_fusectl_is_not_mounted() {
     let ended = told.recv_timeout(std::time::Duration::from_secs(60));
     signal("-CONT");
     assert!(matches!(ended, Ok(Err(Some(_)))), "{ended:?}, {}", text(&forced));
-    // In this namespace it is still in the tree, with nobody behind it.
+    // In this namespace the mount is still in the tree, without a server.
     assert!(rig.run("umount", &mnt, &["--force"]).status.success());
     wait_for("the end of the process", || !runs(&process));
 }

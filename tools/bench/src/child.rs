@@ -1,8 +1,8 @@
-//! Child processes: started in a network namespace or not, never outliving this process, waited for with a deadline,
-//! their processor time known. It deliberately knows no tool's words.
+//! Child processes: optionally in a network namespace, ended with this process, waited for with a deadline, with
+//! their processor time. It deliberately knows no tool's arguments.
 
 use crate::cpu;
-use crate::error::{Error, Result};
+use crate::error::{BenchError, Result};
 use crate::stop;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -12,16 +12,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Looks for a program on the path.
+/// Finds a program on the path.
 ///
 /// # Errors
 /// `Missing`, naming the Debian package.
-pub fn need(program: &str, package: &str) -> Result<PathBuf> {
-    find(program).ok_or_else(|| Error::Missing(format!("{program} is not installed: apt install {package}")))
+pub fn require_program(program: &str, package: &str) -> Result<PathBuf> {
+    find_program(program)
+        .ok_or_else(|| BenchError::Missing(format!("{program} is not installed: apt install {package}")))
 }
 
 /// A program on the path.
-pub fn find(program: &str) -> Option<PathBuf> {
+pub fn find_program(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")]).find_map(|dir| {
         let file = dir.join(program);
@@ -30,11 +31,12 @@ pub fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// A command, in the namespace `net` when given.
-pub fn command(program: &Path, net: Option<&str>) -> Command {
+pub fn command_in(program: &Path, net: Option<&str>) -> Command {
     match net {
         None => Command::new(program),
         Some(net) => {
-            // nsenter and not `ip netns exec`: the latter also leaves the mount namespace, where mounts must be seen.
+            // nsenter instead of `ip netns exec`, which also leaves the mount namespace, where mounts must be
+            // visible.
             let mut command = Command::new("nsenter");
             command.arg(format!("--net=/run/netns/{net}")).arg("--").arg(program);
             command
@@ -42,11 +44,11 @@ pub fn command(program: &Path, net: Option<&str>) -> Command {
     }
 }
 
-/// The same command whose process gets `signal` when this one ends, however that comes about, and which a Ctrl-C at the
-/// terminal does not reach: this process takes its children down in order.
-fn tied(command: &Command, signal: &str) -> Command {
-    // Without setpriv (util-linux, on every Debian) only a SIGKILL of this process leaves something behind.
-    let mut tied = match find("setpriv") {
+/// The same command; its process gets `signal` when this one ends for any reason. A Ctrl-C at the terminal does not
+/// reach it: this process ends its children in order.
+fn tie_to_parent(command: &Command, signal: &str) -> Command {
+    // Without setpriv (util-linux, on every Debian), only a SIGKILL of this process leaves children behind.
+    let mut tied = match find_program("setpriv") {
         Some(setpriv) => {
             let mut tied = Command::new(setpriv);
             tied.args(["--pdeathsig", signal, "--"]).arg(command.get_program());
@@ -68,24 +70,24 @@ fn tied(command: &Command, signal: &str) -> Command {
     tied
 }
 
-/// What a finished child left.
+/// The result of a finished child.
 #[derive(Debug)]
-pub struct Finished {
+pub struct FinishedChild {
     /// Its standard output.
     pub out: String,
-    /// Seconds of processor it used, with its own reaped children.
+    /// Its processor time in seconds, including its own reaped children.
     pub cpu: f64,
-    /// Seconds it took.
+    /// Its duration in seconds.
     pub elapsed: f64,
 }
 
 /// Runs a command to its end. Only one may run at a time in this process for `cpu` to be right.
 ///
 /// # Errors
-/// When it can't be started, fails, or is not done within `limit`.
-pub fn run(command: Command, limit: Duration) -> Result<Finished> {
-    let name = describe(&command);
-    let mut command = tied(&command, "KILL");
+/// When it can't be started, fails, or does not end within `limit`.
+pub fn run_to_end(command: Command, limit: Duration) -> Result<FinishedChild> {
+    let name = describe_command(&command);
+    let mut command = tie_to_parent(&command, "KILL");
     let before = cpu::of_children()?;
     let start = Instant::now();
     let mut child = command
@@ -93,13 +95,13 @@ pub fn run(command: Command, limit: Duration) -> Result<Finished> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| Error::io(format_args!("can't start {name}"), &e))?;
-    // Readers of their own, so that neither pipe can fill while the other is waited for.
+        .map_err(|e| BenchError::io(format_args!("can't start {name}"), &e))?;
+    // One reader per pipe, so that neither pipe fills up.
     let drain = |pipe: Option<Box<dyn std::io::Read + Send>>| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
             if let Some(mut pipe) = pipe {
-                // A child killed in the middle leaves what it leaves.
+                // A killed child leaves partial output.
                 let _ = pipe.read_to_end(&mut bytes);
             }
             String::from_utf8_lossy(&bytes).into_owned()
@@ -107,7 +109,7 @@ pub fn run(command: Command, limit: Duration) -> Result<Finished> {
     };
     let out = drain(child.stdout.take().map(|p| Box::new(p) as _));
     let err = drain(child.stderr.take().map(|p| Box::new(p) as _));
-    let status = wait(&mut child, &name, limit);
+    let status = wait_for_exit(&mut child, &name, limit);
     if status.is_err() {
         // Its group, for tools such as fio that fork.
         let _ = rustix::process::kill_process_group(Pid::from_child(&child), Signal::KILL);
@@ -121,17 +123,17 @@ pub fn run(command: Command, limit: Duration) -> Result<Finished> {
     if !status.success() {
         let tail: String =
             err.lines().chain(out.lines()).filter(|l| !l.trim().is_empty()).take(6).collect::<Vec<_>>().join(" | ");
-        return Err(Error::Failed(format!("{name}: {status}: {tail}")));
+        return Err(BenchError::Failed(format!("{name}: {status}: {tail}")));
     }
-    Ok(Finished { out, cpu, elapsed })
+    Ok(FinishedChild { out, cpu, elapsed })
 }
 
-fn wait(child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus> {
-    stop::wait(name, limit, Duration::from_millis(2), || child.try_wait().map_err(|e| Error::io(name, &e)))
+fn wait_for_exit(child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus> {
+    stop::wait_until(name, limit, Duration::from_millis(2), || child.try_wait().map_err(|e| BenchError::io(name, &e)))
 }
 
-/// A command as a person would type it, shortened.
-pub fn describe(command: &Command) -> String {
+/// A command line for messages, shortened.
+pub fn describe_command(command: &Command) -> String {
     let mut text = command.get_program().to_string_lossy().into_owned();
     for arg in command.get_args() {
         text.push(' ');
@@ -147,14 +149,14 @@ pub fn describe(command: &Command) -> String {
 
 /// A process that serves until it is dropped.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct ServerProcess {
     child: Child,
     name: String,
     log: PathBuf,
 }
 
-impl Daemon {
-    /// Starts it, standard error and standard output into `log`.
+impl ServerProcess {
+    /// Starts the process, with standard error and standard output written to `log`.
     ///
     /// # Errors
     /// When it can't be started.
@@ -163,38 +165,38 @@ impl Daemon {
     }
 
     fn spawn(command: Command, name: &str, log: &Path, piped: bool) -> Result<Self> {
-        let file = File::create(log).map_err(|e| Error::io(log.display(), &e))?;
-        let second = file.try_clone().map_err(|e| Error::io(log.display(), &e))?;
-        let words = describe(&command);
-        let mut command = tied(&command, "TERM");
+        let file = File::create(log).map_err(|e| BenchError::io(log.display(), &e))?;
+        let second = file.try_clone().map_err(|e| BenchError::io(log.display(), &e))?;
+        let words = describe_command(&command);
+        let mut command = tie_to_parent(&command, "TERM");
         let child = command
-            // Some servers end with their input, which is open for as long as this value lives.
+            // Some servers end with their input, which stays open for the lifetime of this value.
             .stdin(if piped { Stdio::piped() } else { Stdio::null() })
             .stdout(if piped { Stdio::piped() } else { Stdio::from(second) })
             .stderr(file)
             .spawn()
-            .map_err(|e| Error::io(format_args!("can't start {words}"), &e))?;
-        Ok(Daemon { child, name: name.to_owned(), log: log.to_owned() })
+            .map_err(|e| BenchError::io(format_args!("can't start {words}"), &e))?;
+        Ok(ServerProcess { child, name: name.to_owned(), log: log.to_owned() })
     }
 
-    /// Starts a server that tells on its standard output, in a line for each of `words` that starts with it, that it
-    /// serves and how; returns what follows the words.
+    /// Starts a server that announces itself on its standard output, with one line per word of `words` that starts
+    /// with that word; returns the rest of each line.
     ///
     /// # Errors
-    /// When it ends, says something else, or not all within `limit`.
-    pub fn start_saying(
+    /// When it ends, prints another line, or does not print all of them within `limit`.
+    pub fn start_announcing(
         command: Command,
         words: &[&str],
         name: &str,
         log: &Path,
         limit: Duration,
     ) -> Result<(Self, Vec<String>)> {
-        let mut daemon = Daemon::spawn(command, name, log, true)?;
-        let Some(pipe) = daemon.child.stdout.take() else { return Err(Error::Failed(format!("{name}: no pipe"))) };
+        let mut daemon = ServerProcess::spawn(command, name, log, true)?;
+        let Some(pipe) = daemon.child.stdout.take() else { return Err(BenchError::Failed(format!("{name}: no pipe"))) };
         let (tx, rx) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let mut lines = BufReader::new(pipe);
-            // The end of the pipe is told by an empty line. It is read to its end so that the server never blocks.
+            // An empty line marks the end of the pipe, which is read to its end so that the server never blocks.
             loop {
                 let mut line = String::new();
                 let ended = !matches!(lines.read_line(&mut line), Ok(n) if n > 0);
@@ -207,10 +209,10 @@ impl Daemon {
         let what = format!("{name} to serve");
         let mut said = Vec::new();
         for word in words {
-            let line = stop::wait(&what, limit, Duration::from_millis(2), || Ok(rx.try_recv().ok()))?;
+            let line = stop::wait_until(&what, limit, Duration::from_millis(2), || Ok(rx.try_recv().ok()))?;
             match line.trim_end().strip_prefix(word) {
                 Some(rest) => said.push(rest.trim().to_owned()),
-                None => return Err(daemon.why_gone(&format!("said {line:?} instead of {word}"))),
+                None => return Err(daemon.why_gone(&format!("printed {line:?} instead of {word}"))),
             }
         }
         Ok((daemon, said))
@@ -221,42 +223,42 @@ impl Daemon {
         self.child.id()
     }
 
-    /// What it has used so far.
+    /// The processor time used so far, in seconds.
     ///
     /// # Errors
     /// When it is gone.
     pub fn cpu(&self) -> Result<f64> {
-        cpu::of(self.pid()).map(cpu::Used::total).map_err(|_| self.why_gone("is gone"))
+        cpu::of_process(self.pid()).map(cpu::CpuTime::total).map_err(|_| self.why_gone("is gone"))
     }
 
     /// # Errors
     /// When it has ended, with the last lines of its log.
-    pub fn alive(&mut self) -> Result<()> {
+    pub fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
             Ok(Some(status)) => Err(self.why_gone(&format!("ended ({status})"))),
-            Err(e) => Err(Error::io(&self.name, &e)),
+            Err(e) => Err(BenchError::io(&self.name, &e)),
         }
     }
 
-    /// Where its standard error goes.
+    /// The file of its standard error.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    fn why_gone(&self, what: &str) -> Error {
+    fn why_gone(&self, what: &str) -> BenchError {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
         let tail = lines[lines.len().saturating_sub(4)..].join(" | ");
-        Error::Failed(format!("{} {what}; its log ends: {tail}", self.name))
+        BenchError::Failed(format!("{} {what}; its log ends: {tail}", self.name))
     }
 
-    /// Asks it to end and waits, then makes it end. Says whether asking was enough.
+    /// Sends SIGTERM and waits, then kills the process. Returns whether SIGTERM was enough.
     pub fn end(&mut self, limit: Duration) -> bool {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return true;
         }
-        // Either may find it gone, which is what is wanted.
+        // The process may be gone already, which is the goal.
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
         let end = Instant::now() + limit;
         while Instant::now() < end {
@@ -271,7 +273,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.end(Duration::from_secs(5));
     }
@@ -289,21 +291,21 @@ mod tests {
 
     #[test]
     fn outcomes() {
-        let done = run(sh("echo out; echo err >&2"), Duration::from_secs(20)).unwrap();
+        let done = run_to_end(sh("echo out; echo err >&2"), Duration::from_secs(20)).unwrap();
         assert_eq!(done.out, "out\n");
-        let error = run(sh("echo why >&2; exit 3"), Duration::from_secs(20)).unwrap_err().to_string();
+        let error = run_to_end(sh("echo why >&2; exit 3"), Duration::from_secs(20)).unwrap_err().to_string();
         assert!(error.contains("exit status: 3") && error.contains("why"), "{error}");
-        let error = run(sh("sleep 60"), Duration::from_millis(50)).unwrap_err().to_string();
+        let error = run_to_end(sh("sleep 60"), Duration::from_millis(50)).unwrap_err().to_string();
         assert!(error.contains("not within"), "{error}");
-        assert!(matches!(need("no-such-program", "p"), Err(Error::Missing(_))));
+        assert!(matches!(require_program("no-such-program", "p"), Err(BenchError::Missing(_))));
     }
 
     #[test]
     fn words_variables_and_directory_are_kept() {
         let mut command = sh("echo $0 $A $B; pwd");
         command.arg("zero").env("A", "a").env("B", "b").env_remove("B").current_dir("/");
-        let command = tied(&command, "KILL");
-        assert_eq!(run(command, Duration::from_secs(20)).unwrap().out, "zero a\n/\n");
+        let command = tie_to_parent(&command, "KILL");
+        assert_eq!(run_to_end(command, Duration::from_secs(20)).unwrap().out, "zero a\n/\n");
     }
 
     #[test]
@@ -311,15 +313,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let limit = Duration::from_secs(20);
-        let (daemon, said) =
-            Daemon::start_saying(sh("echo ready 7; echo key 8; sleep 60"), &["ready", "key"], "d", &log, limit)
-                .unwrap();
+        let (daemon, said) = ServerProcess::start_announcing(
+            sh("echo ready 7; echo key 8; sleep 60"),
+            &["ready", "key"],
+            "d",
+            &log,
+            limit,
+        )
+        .unwrap();
         assert_eq!(said, ["7", "8"]);
         assert!(daemon.cpu().unwrap() < 60.0);
         let pid = daemon.pid();
         drop(daemon);
-        assert!(cpu::of(pid).is_err());
-        let error = Daemon::start_saying(sh("echo broken >&2"), &["ready"], "d", &log, limit).unwrap_err().to_string();
+        assert!(cpu::of_process(pid).is_err());
+        let error = ServerProcess::start_announcing(sh("echo broken >&2"), &["ready"], "d", &log, limit)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("broken"), "{error}");
     }
 }

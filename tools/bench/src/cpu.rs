@@ -4,51 +4,51 @@
 //! Work of the kernel for a process counts where it runs: page copies of a FUSE reply in the mount, those of a
 //! passthrough read in the reader, the receiving half of a veth pair mostly in the sender.
 
-use crate::error::{Error, Result};
+use crate::error::{BenchError, Result};
 use std::path::Path;
 
-/// Seconds a process and its reaped children have used.
+/// Processor seconds of a process and its reaped children.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Used {
+pub struct CpuTime {
     /// The process itself, user and system, all threads.
     pub own: f64,
     /// Children that ended and were waited for.
     pub children: f64,
 }
 
-impl Used {
+impl CpuTime {
     /// Own and children.
     pub fn total(self) -> f64 {
         self.own + self.children
     }
 }
 
-/// What the process has used so far.
+/// The processor time that a process has used so far.
 ///
 /// # Errors
 /// When it is gone.
-pub fn of(pid: u32) -> Result<Used> {
+pub fn of_process(pid: u32) -> Result<CpuTime> {
     let path = format!("/proc/{pid}/stat");
-    let text = std::fs::read_to_string(Path::new(&path)).map_err(|e| Error::io(&path, &e))?;
-    parse(&text, rustix::param::clock_ticks_per_second() as f64)
-        .ok_or_else(|| Error::Failed(format!("{path} reads {text:?}")))
+    let text = std::fs::read_to_string(Path::new(&path)).map_err(|e| BenchError::io(&path, &e))?;
+    parse_stat(&text, rustix::param::clock_ticks_per_second() as f64)
+        .ok_or_else(|| BenchError::Failed(format!("{path} reads {text:?}")))
 }
 
-/// What this process's ended children have used so far: the difference around a child's life is the child's.
+/// The processor time of this process's reaped children; its growth over a child's life is the child's time.
 ///
 /// # Errors
 /// When /proc is not mounted.
 pub fn of_children() -> Result<f64> {
-    Ok(of(std::process::id())?.children)
+    Ok(of_process(std::process::id())?.children)
 }
 
 /// Fields 14 to 17 of `proc_pid_stat(5)`; the name in field 2 may hold blanks and parentheses.
-fn parse(text: &str, ticks_per_second: f64) -> Option<Used> {
+fn parse_stat(text: &str, ticks_per_second: f64) -> Option<CpuTime> {
     let rest = &text[text.rfind(')')? + 1..];
     let field = |n: usize| rest.split_ascii_whitespace().nth(n - 3)?.parse::<f64>().ok();
     let own = (field(14)? + field(15)?) / ticks_per_second;
     let children = (field(16)? + field(17)?) / ticks_per_second;
-    Some(Used { own, children })
+    Some(CpuTime { own, children })
 }
 
 #[cfg(test)]
@@ -59,9 +59,9 @@ mod tests {
     #[test]
     fn fields_are_found_behind_odd_names() {
         let line = "42 (a) b (c) S 1 42 42 0 -1 4194560 100 0 0 0 150 50 25 75 20 0 8 0 100 1 2 3";
-        assert_eq!(parse(line, 100.0), Some(Used { own: 2.0, children: 1.0 }));
-        assert_eq!(parse("42 (x) S 1", 100.0), None);
-        assert_eq!(parse("", 100.0), None);
+        assert_eq!(parse_stat(line, 100.0), Some(CpuTime { own: 2.0, children: 1.0 }));
+        assert_eq!(parse_stat("42 (x) S 1", 100.0), None);
+        assert_eq!(parse_stat("", 100.0), None);
     }
 
     #[test]
@@ -69,9 +69,9 @@ mod tests {
         let before = of_children().unwrap();
         let mut child = Command::new("sh").args(["-c", "i=0; while :; do i=$((i+1)); done"]).spawn().unwrap();
         let mut own = 0.0;
-        // However busy the machine is, the child gets its share in the end.
+        // Even on a busy machine, the child is scheduled eventually.
         for _ in 0..2000 {
-            own = of(child.id()).unwrap().own;
+            own = of_process(child.id()).unwrap().own;
             if own >= 0.1 {
                 break;
             }
@@ -81,6 +81,6 @@ mod tests {
         child.wait().unwrap();
         assert!(own >= 0.1, "{own}");
         assert!(of_children().unwrap() - before >= 0.1);
-        assert!(of(child.id()).is_err());
+        assert!(of_process(child.id()).is_err());
     }
 }

@@ -1,32 +1,32 @@
-//! Why a measurement did not happen. It knows no exit code.
+//! The reasons of a failed measurement. It knows no exit code.
 
-/// Why a measurement did not happen.
+/// Why a measurement failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
-    /// A tool, device or permission is not here; what needs it is skipped.
+pub enum BenchError {
+    /// A tool, device or permission is missing; what needs it is skipped.
     #[error("{0}")]
     Missing(String),
     /// It ran and failed.
     #[error("{0}")]
     Failed(String),
-    /// The user asked for an end.
+    /// The user interrupted it.
     #[error("interrupted")]
     Interrupted,
 }
 
 /// A result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, BenchError>;
 
-impl Error {
-    /// `Failed` with the system's reason.
+impl BenchError {
+    /// `Failed` with the system's error.
     pub fn io(what: impl std::fmt::Display, error: &std::io::Error) -> Self {
-        Error::Failed(format!("{what}: {error}"))
+        BenchError::Failed(format!("{what}: {error}"))
     }
 }
 
-impl From<spurline_types::Error> for Error {
+impl From<spurline_types::Error> for BenchError {
     fn from(error: spurline_types::Error) -> Self {
-        Error::Failed(error.to_string())
+        BenchError::Failed(error.to_string())
     }
 }

@@ -1,14 +1,14 @@
-//! fio: its words for the workloads here, and its JSON. It knows nothing of what it reads from.
+//! fio: its arguments for the workloads here, and its JSON. It knows nothing of the files that it reads.
 
-use crate::child::{self, Finished};
-use crate::error::{Error, Result};
+use crate::child::{self, FinishedChild};
+use crate::error::{BenchError, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// One run of fio.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub struct FioJob {
     /// The files; job n reads file n modulo their number.
     pub files: Vec<PathBuf>,
     /// `read` or `randread`.
@@ -17,25 +17,25 @@ pub struct Job {
     pub block: u64,
     /// Processes.
     pub jobs: usize,
-    /// Reads under way per process; above 1 by io_uring, else by pread.
+    /// Concurrent reads per process; above 1 with io_uring, else with pread.
     pub depth: usize,
     /// O_DIRECT.
     pub direct: bool,
     /// Drop the files' page cache first.
     pub drop_cache: bool,
-    /// How long; `None` reads every file once.
+    /// Duration; `None` reads every file once.
     pub runtime: Option<Duration>,
-    /// The part of each file that is read.
+    /// Bytes of each file to read.
     pub size: u64,
-    /// How far apart jobs begin that read the same file.
+    /// Distance between the start offsets of jobs that read the same file.
     pub apart: u64,
     /// The network namespace to run in.
     pub net: Option<String>,
 }
 
-/// What fio measured.
+/// The figures measured by fio.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Measured {
+pub struct FioFigures {
     /// Bytes per second.
     pub bandwidth: f64,
     /// Reads per second.
@@ -44,15 +44,15 @@ pub struct Measured {
     pub bytes: u64,
     /// Median time of a read, in microseconds.
     pub p50_us: f64,
-    /// The time 99 of 100 reads stayed below, in microseconds.
+    /// The 99th percentile of a read's time, in microseconds.
     pub p99_us: f64,
-    /// The longest a read took, in microseconds.
+    /// The longest read, in microseconds.
     pub max_us: f64,
 }
 
-impl Job {
+impl FioJob {
     /// Its command line.
-    pub fn words(&self) -> Vec<String> {
+    pub fn to_args(&self) -> Vec<String> {
         let mut words: Vec<String> = vec![
             format!("--rw={}", self.pattern),
             format!("--bs={}", self.block),
@@ -96,22 +96,22 @@ impl Job {
     ///
     /// # Errors
     /// When fio is missing or fails.
-    pub fn run(&self) -> Result<(Measured, Finished)> {
-        let fio = child::need("fio", "fio")?;
-        let mut command = child::command(&fio, self.net.as_deref());
-        command.args(self.words()).current_dir("/");
+    pub fn run(&self) -> Result<(FioFigures, FinishedChild)> {
+        let fio = child::require_program("fio", "fio")?;
+        let mut command = child::command_in(&fio, self.net.as_deref());
+        command.args(self.to_args()).current_dir("/");
         let limit = self.runtime.unwrap_or(Duration::from_secs(120)) * 3 + Duration::from_secs(30);
-        let done = child::run(command, limit)?;
-        Ok((parse(&done.out)?, done))
+        let done = child::run_to_end(command, limit)?;
+        Ok((parse_output(&done.out)?, done))
     }
 }
 
-/// fio's JSON; lines before it are warnings.
+/// Parses fio's JSON; lines before it are warnings.
 ///
 /// # Errors
-/// When it is no such JSON, or a job of it failed.
-pub fn parse(text: &str) -> Result<Measured> {
-    let bad = |why: &str| Error::Failed(format!("fio: {why}: {}", text.chars().take(200).collect::<String>()));
+/// When it is not such JSON, or one of its jobs failed.
+pub fn parse_output(text: &str) -> Result<FioFigures> {
+    let bad = |why: &str| BenchError::Failed(format!("fio: {why}: {}", text.chars().take(200).collect::<String>()));
     let start = text.find("{\n").or_else(|| text.find('{')).ok_or_else(|| bad("no JSON"))?;
     let json: Value = serde_json::from_str(&text[start..]).map_err(|e| bad(&e.to_string()))?;
     let job = json["jobs"].get(0).ok_or_else(|| bad("no job"))?;
@@ -125,7 +125,7 @@ pub fn parse(text: &str) -> Result<Measured> {
     if bytes == 0 {
         return Err(bad("it read nothing"));
     }
-    Ok(Measured {
+    Ok(FioFigures {
         bandwidth: number(&read["bw_bytes"]),
         iops: number(&read["iops"]),
         bytes,
@@ -135,7 +135,7 @@ pub fn parse(text: &str) -> Result<Measured> {
     })
 }
 
-/// Whether this file system takes O_DIRECT.
+/// Whether this file system supports O_DIRECT.
 pub fn takes_direct(file: &Path) -> bool {
     rustix::fs::open(file, rustix::fs::OFlags::DIRECT | rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).is_ok()
 }
@@ -154,19 +154,24 @@ mod tests {
 
     #[test]
     fn its_json_is_read() {
-        let got = parse(SAMPLE).unwrap();
+        let got = parse_output(SAMPLE).unwrap();
         assert_eq!(got.bytes, 6_815_744_000);
         assert_eq!(got.bandwidth, 4_541_465_481.0);
         assert_eq!((got.p50_us, got.p99_us), (220.16, 370.688));
-        assert!(parse("fio: no such file").unwrap_err().to_string().contains("no JSON"));
-        assert!(parse(&SAMPLE.replace("\"error\" : 0", "\"error\" : 5")).unwrap_err().to_string().contains("error 5"));
-        assert!(parse(&SAMPLE.replace("6815744000", "0")).is_err());
-        assert!(parse("{}").is_err());
+        assert!(parse_output("fio: no such file").unwrap_err().to_string().contains("no JSON"));
+        assert!(
+            parse_output(&SAMPLE.replace("\"error\" : 0", "\"error\" : 5"))
+                .unwrap_err()
+                .to_string()
+                .contains("error 5")
+        );
+        assert!(parse_output(&SAMPLE.replace("6815744000", "0")).is_err());
+        assert!(parse_output("{}").is_err());
     }
 
     #[test]
     fn its_words() {
-        let mut job = Job {
+        let mut job = FioJob {
             files: vec!["/a:b/f".into()],
             pattern: "read",
             block: 1 << 20,
@@ -179,16 +184,16 @@ mod tests {
             apart: 0,
             net: None,
         };
-        let words = job.words().join(" ");
+        let words = job.to_args().join(" ");
         assert!(words.contains("--ioengine=psync") && words.contains("--runtime=500ms"), "{words}");
         assert!(words.ends_with(r"--name=j0 --filename=/a\:b/f --name=j1 --filename=/a\:b/f"), "{words}");
         job.depth = 8;
-        assert!(job.words().join(" ").contains("--ioengine=io_uring --iodepth=8"));
+        assert!(job.to_args().join(" ").contains("--ioengine=io_uring --iodepth=8"));
     }
 
     #[test]
     fn it_runs_where_it_is_installed() {
-        if child::find("fio").is_none() {
+        if child::find_program("fio").is_none() {
             if std::env::var("SPURLINE_REQUIRE").is_ok_and(|r| r.split(',').any(|w| w == "fio")) {
                 panic!("fio is required and not installed");
             }
@@ -198,7 +203,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("f");
         std::fs::write(&file, vec![7u8; 1 << 20]).unwrap();
-        let job = Job {
+        let job = FioJob {
             files: vec![file],
             pattern: "read",
             block: 64 << 10,

@@ -1,5 +1,5 @@
-//! Benchmarks: workloads, the ceilings they are held against, and reports. It runs the program it measures as
-//! processes of their own and deliberately knows nothing of their inside but their command line and counters.
+//! Benchmarks: workloads, their ceilings, and reports. It runs the program under test in processes of their own and
+//! deliberately knows only its command line and counters.
 #![forbid(unsafe_code)]
 
 mod child;
@@ -18,35 +18,35 @@ mod stop;
 mod suite;
 mod table;
 
-pub use error::Error;
-pub use part::Part;
-pub use suite::{Outcome, SuiteArgs};
+pub use error::BenchError;
+pub use part::SuitePart;
+pub use suite::{SuiteArgs, SuiteOutcome};
 
-/// What `spurline bench` is told.
+/// The arguments of `spurline bench`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// What to run.
+pub struct BenchArgs {
+    /// The command to run.
     #[command(subcommand)]
-    pub command: Bench,
+    pub command: BenchCommand,
 }
 
-/// What to run.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
-pub enum Bench {
+pub enum BenchCommand {
     /// Measure everything beside its ceilings, in one run
     #[command(after_long_help = SUITE_EXAMPLES)]
     Suite(SuiteArgs),
-    /// Be one ceiling or one load of the suite
+    /// Run one ceiling or one load of the suite
     #[command(hide = true)]
     Part {
-        /// Which.
+        /// The part to run.
         #[command(subcommand)]
-        part: Part,
+        part: SuitePart,
     },
 }
 
 const SUITE_EXAMPLES: &str = "\
-It needs root (mounts, network namespaces), fio and iperf3; what is missing is skipped and said.
+It needs root (mounts, network namespaces), fio and iperf3; what is missing is skipped with a message.
 
 Examples:
   Everything, about a quarter of an hour:
@@ -56,13 +56,13 @@ Examples:
   With the disk that is to hold the cache:
     spurline bench suite --only disk --disk-dir /nvme0";
 
-/// Runs it; `Some` for a suite that ran.
+/// Runs the command; returns `Some` for a suite.
 ///
 /// # Errors
-/// When there was nothing to run, or it was interrupted.
-pub fn run(args: &Args) -> Result<Option<Outcome>, Error> {
+/// When nothing could run, or it was interrupted.
+pub fn run(args: &BenchArgs) -> Result<Option<SuiteOutcome>, BenchError> {
     match &args.command {
-        Bench::Suite(args) => suite::run(args).map(Some),
-        Bench::Part { part } => part::run(part).map(|()| None),
+        BenchCommand::Suite(args) => suite::run(args).map(Some),
+        BenchCommand::Part { part } => part::run(part).map(|()| None),
     }
 }

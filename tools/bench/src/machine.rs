@@ -1,22 +1,22 @@
-//! What the figures were taken on: kernel, processor, memory, kernel parameters, load. It only reads.
+//! The machine under test: kernel, processor, memory, kernel parameters, load. It only reads.
 
 use serde_json::{Value, json};
 use std::path::Path;
 
-fn line(path: &str) -> Option<String> {
+fn read_line(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-fn field(text: &str, name: &str) -> Option<String> {
+fn find_field(text: &str, name: &str) -> Option<String> {
     let line = text.lines().find(|l| l.split(':').next().is_some_and(|n| n.trim() == name))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 /// A description of this machine.
-pub fn describe(memory_dir: &Path, disk_dir: &Path) -> Value {
-    let cpuinfo = line("/proc/cpuinfo").unwrap_or_default();
-    let meminfo = line("/proc/meminfo").unwrap_or_default();
-    let os = line("/etc/os-release").and_then(|text| {
+pub fn describe_machine(memory_dir: &Path, disk_dir: &Path) -> Value {
+    let cpuinfo = read_line("/proc/cpuinfo").unwrap_or_default();
+    let meminfo = read_line("/proc/meminfo").unwrap_or_default();
+    let os = read_line("/etc/os-release").and_then(|text| {
         text.lines().find_map(|l| l.strip_prefix("PRETTY_NAME=")).map(|name| name.trim_matches('"').to_owned())
     });
     let parameters: serde_json::Map<String, Value> = [
@@ -34,49 +34,49 @@ pub fn describe(memory_dir: &Path, disk_dir: &Path) -> Value {
         "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
     ]
     .into_iter()
-    .filter_map(|path| Some((path.to_owned(), line(path)?.into())))
+    .filter_map(|path| Some((path.to_owned(), read_line(path)?.into())))
     .collect();
     json!({
-        "kernel": line("/proc/sys/kernel/osrelease"),
-        "build": line("/proc/sys/kernel/version"),
+        "kernel": read_line("/proc/sys/kernel/osrelease"),
+        "build": read_line("/proc/sys/kernel/version"),
         "arch": std::env::consts::ARCH,
         "os": os,
-        "cpu": field(&cpuinfo, "model name"),
-        "cpus": cpus(),
+        "cpu": find_field(&cpuinfo, "model name"),
+        "cpus": cpu_count(),
         "hypervisor": virtual_machine(),
-        "memory_bytes": field(&meminfo, "MemTotal")
+        "memory_bytes": find_field(&meminfo, "MemTotal")
             .and_then(|m| m.split(' ').next()?.parse::<u64>().ok()).map(|kib| kib * 1024),
         "memory_dir": file_system(memory_dir),
         "disk_dir": file_system(disk_dir),
-        "cmdline": line("/proc/cmdline"),
+        "cmdline": read_line("/proc/cmdline"),
         "parameters": parameters,
     })
 }
 
-/// Whether the host's own TCP congestion control meters out what it sends.
-pub fn paces() -> bool {
-    line("/proc/sys/net/ipv4/tcp_congestion_control").is_some_and(|name| name.starts_with("bbr"))
+/// Whether the host's TCP congestion control paces its sends.
+pub fn paces_sends() -> bool {
+    read_line("/proc/sys/net/ipv4/tcp_congestion_control").is_some_and(|name| name.starts_with("bbr"))
 }
 
 /// Whether this is a virtual machine.
 pub fn virtual_machine() -> bool {
-    line("/proc/cpuinfo").is_some_and(|text| text.contains(" hypervisor"))
+    read_line("/proc/cpuinfo").is_some_and(|text| text.contains(" hypervisor"))
 }
 
-/// Bytes of memory that a new process could have.
+/// Memory available to a new process, in bytes.
 pub fn available_bytes() -> u64 {
-    let meminfo = line("/proc/meminfo").unwrap_or_default();
-    let kib = field(&meminfo, "MemAvailable").and_then(|m| m.split(' ').next()?.parse::<u64>().ok());
+    let meminfo = read_line("/proc/meminfo").unwrap_or_default();
+    let kib = find_field(&meminfo, "MemAvailable").and_then(|m| m.split(' ').next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
 }
 
-/// Writes to every page of `bytes` of memory once and gives it back. A hypervisor may find a page for its guest only
-/// when the guest first writes to it, at a few hundred MB/s: what is measured would be that.
-pub fn touch(bytes: u64) {
+/// Writes to every page of `bytes` of memory once and frees it. A hypervisor may allocate a guest's page at its first
+/// write only, at a few hundred MB/s, which would be measured instead.
+pub fn touch_memory(bytes: u64) {
     const PAGE: usize = 4096;
-    let each = bytes as usize / cpus();
+    let each = bytes as usize / cpu_count();
     std::thread::scope(|scope| {
-        for _ in 0..cpus() {
+        for _ in 0..cpu_count() {
             scope.spawn(|| {
                 let mut memory = vec![0u8; each];
                 memory.chunks_mut(PAGE).for_each(|page| page[0] = 1);
@@ -86,20 +86,20 @@ pub fn touch(bytes: u64) {
     });
 }
 
-/// Processors this process may run on.
-pub fn cpus() -> usize {
+/// Processors available to this process.
+pub fn cpu_count() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The load average of the last minute.
-pub fn load() -> f64 {
-    line("/proc/loadavg").and_then(|text| text.split(' ').next()?.parse().ok()).unwrap_or(0.0)
+pub fn load_average() -> f64 {
+    read_line("/proc/loadavg").and_then(|text| text.split(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
 /// The file system a path is on: type, device, options.
 pub fn file_system(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
-    let mounts = line("/proc/self/mounts")?;
+    let mounts = read_line("/proc/self/mounts")?;
     let mut best: Option<(usize, String)> = None;
     for mount in mounts.lines() {
         let mut fields = mount.split(' ');
@@ -117,10 +117,10 @@ mod tests {
 
     #[test]
     fn this_machine() {
-        let here = describe(Path::new("/"), Path::new("/proc"));
+        let here = describe_machine(Path::new("/"), Path::new("/proc"));
         assert!(here["kernel"].as_str().is_some_and(|k| !k.is_empty()));
         assert!(here["memory_bytes"].as_u64().is_some_and(|m| m > 1 << 20));
         assert!(here["disk_dir"].as_str().is_some_and(|f| f.starts_with("proc ")), "{here}");
-        assert_eq!(field("model name\t: X: y\nother: z", "model name").as_deref(), Some("X: y"));
+        assert_eq!(find_field("model name\t: X: y\nother: z", "model name").as_deref(), Some("X: y"));
     }
 }

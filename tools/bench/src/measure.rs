@@ -1,16 +1,16 @@
-//! Cases taken in turns, round after round, so that whatever else the machine does hits all alike; their medians,
-//! their ratio to their ceilings, and what of that is below its floor. It knows no workload.
+//! Cases measured in turns, round after round, so that other load on the machine affects all alike. Computes medians,
+//! ratios to ceilings, and comparisons with floors. It knows no workload.
 
-use crate::error::{Error, Result};
-use crate::mount::Counters;
+use crate::error::{BenchError, Result};
+use crate::mount::CounterValues;
 use crate::numbers::{median, spread};
 use crate::stop;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum FigureUnit {
     /// Bytes per second; more is better.
     Bandwidth,
     /// Operations or files per second; more is better.
@@ -19,22 +19,22 @@ pub enum Unit {
     Time,
 }
 
-impl Unit {
+impl FigureUnit {
     fn name(self) -> &'static str {
         match self {
-            Unit::Bandwidth => "bytes/s",
-            Unit::Rate => "1/s",
-            Unit::Time => "s",
+            FigureUnit::Bandwidth => "bytes/s",
+            FigureUnit::Rate => "1/s",
+            FigureUnit::Time => "s",
         }
     }
 }
 
 /// One measurement.
 #[derive(Debug, Clone, Default)]
-pub struct Sample {
+pub struct CaseSample {
     /// In the case's unit.
     pub value: f64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
     /// Operations or files.
     pub ops: u64,
@@ -44,59 +44,64 @@ pub struct Sample {
     pub latency_us: Option<(f64, f64)>,
 }
 
-/// What a case is compared with.
+/// The ceilings that a case is compared with.
 #[derive(Debug, Clone)]
-pub struct Against {
-    /// Case ids of the same group; the best of those that were measured counts.
+pub struct CeilingSpec {
+    /// Case ids of the same group; the best measured one counts.
     pub ids: Vec<String>,
-    /// All of them count, one after the other: what is left of their rates when each does the whole work on the same
-    /// processors.
+    /// All of them count in series: the combined rate when each does the whole work on the same processors.
     pub series: bool,
-    /// What the ceiling is called in tables.
+    /// The ceiling's name in tables.
     pub name: &'static str,
-    /// The least ratio that is good enough, if one was set.
+    /// The least acceptable ratio, if one is set.
     pub floor: Option<f64>,
 }
 
-/// Seconds of processor per GB (10⁹ bytes) a role may use.
+/// Greatest processor seconds per GB (10⁹ bytes) of a role.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuLimit {
-    /// Which process.
+    /// The process.
     pub role: &'static str,
-    /// The most.
+    /// The limit.
     pub per_gb: f64,
 }
 
-/// What carried the bytes of a case's warm-up run, and what was wrong with it.
-pub type Carried = (Counters, Option<String>);
+/// The counters that grew in a case's warm-up run, and its problem, if any.
+pub type WarmUpResult = (CounterValues, Option<String>);
 
-/// How one sample of a case is taken.
-pub type Take<'a> = Box<dyn FnMut() -> Result<Sample> + 'a>;
+/// Takes one sample of a case.
+pub type TakeSample<'a> = Box<dyn FnMut() -> Result<CaseSample> + 'a>;
 
-/// Something measured again and again.
-pub struct Case<'a> {
+/// A repeated measurement.
+pub struct BenchCase<'a> {
     /// Unique in its section: `workload/variant`.
     pub id: String,
     /// The workload: rows of one table section.
     pub group: String,
     /// The variant.
     pub label: String,
-    /// What the value counts.
-    pub unit: Unit,
-    /// What it is compared with.
-    pub against: Vec<Against>,
+    /// The unit of its values.
+    pub unit: FigureUnit,
+    /// Its ceilings.
+    pub against: Vec<CeilingSpec>,
     /// Processor limits.
     pub limits: Vec<CpuLimit>,
     /// Takes a sample.
-    pub take: Take<'a>,
-    /// Runs once, unmeasured, before the rounds: warms up, and says which counters grew.
-    pub warm: Option<Box<dyn FnMut() -> Result<Carried> + 'a>>,
+    pub take: TakeSample<'a>,
+    /// The warm-up, run once before the rounds and not measured; returns the counters that grew.
+    pub warm: Option<Box<dyn FnMut() -> Result<WarmUpResult> + 'a>>,
 }
 
-impl<'a> Case<'a> {
+impl<'a> BenchCase<'a> {
     /// A case `group/variant` with no ceilings, limits or warm-up yet.
-    pub fn new(group: &str, variant: &str, label: &str, unit: Unit, take: impl FnMut() -> Result<Sample> + 'a) -> Self {
-        Case {
+    pub fn new(
+        group: &str,
+        variant: &str,
+        label: &str,
+        unit: FigureUnit,
+        take: impl FnMut() -> Result<CaseSample> + 'a,
+    ) -> Self {
+        BenchCase {
             id: format!("{group}/{variant}"),
             group: group.to_owned(),
             label: label.to_owned(),
@@ -111,39 +116,39 @@ impl<'a> Case<'a> {
     #[must_use]
     pub fn against(mut self, name: &'static str, variants: &[&str], floor: Option<f64>) -> Self {
         let ids = variants.iter().map(|v| format!("{}/{v}", self.group)).collect();
-        self.against.push(Against { ids, series: false, name, floor });
+        self.against.push(CeilingSpec { ids, series: false, name, floor });
         self
     }
-    /// Compares with what is left of the rates of these variants when every byte goes through all of them on the same
+    /// Compares with the combined rate of these variants when every byte passes through all of them on the same
     /// processors.
     #[must_use]
     pub fn against_series(mut self, name: &'static str, variants: &[&str]) -> Self {
         let ids = variants.iter().map(|v| format!("{}/{v}", self.group)).collect();
-        self.against.push(Against { ids, series: true, name, floor: None });
+        self.against.push(CeilingSpec { ids, series: true, name, floor: None });
         self
     }
     /// Limits a role's processor time.
     #[must_use]
-    pub fn limit(mut self, role: &'static str, per_gb: f64) -> Self {
+    pub fn limit_cpu(mut self, role: &'static str, per_gb: f64) -> Self {
         self.limits.push(CpuLimit { role, per_gb });
         self
     }
-    /// Runs this first.
+    /// Sets the warm-up.
     #[must_use]
-    pub fn warm(mut self, warm: impl FnMut() -> Result<Carried> + 'a) -> Self {
+    pub fn warm(mut self, warm: impl FnMut() -> Result<WarmUpResult> + 'a) -> Self {
         self.warm = Some(Box::new(warm));
         self
     }
 }
 
-/// How well a case did against one ceiling.
+/// The result of a case relative to one ceiling.
 #[derive(Debug, Clone)]
-pub struct Ratio {
+pub struct CeilingRatio {
     /// The ceiling's name.
     pub name: &'static str,
-    /// The id of the ceiling that counted.
+    /// The id of the ceiling in use.
     pub id: String,
-    /// Median over median; for times the ceiling's over the case's, so that 1 is "as good" and more is better.
+    /// Ratio of the medians; for times, the ceiling's over the case's, so that 1 is equal and more is better.
     pub value: f64,
     /// Smallest and largest of the same ratio within single rounds.
     pub spread: (f64, f64),
@@ -151,17 +156,17 @@ pub struct Ratio {
     pub floor: Option<f64>,
 }
 
-impl Ratio {
-    /// Whether it is at its floor or above; `None` without a floor.
-    pub fn met(&self) -> Option<bool> {
-        // A ratio is shown with two digits, and judged as shown.
+impl CeilingRatio {
+    /// Whether it reaches its floor; `None` without a floor.
+    pub fn is_met(&self) -> Option<bool> {
+        // It is compared with two digits, as it is shown.
         self.floor.map(|floor| (self.value * 100.0).round() >= (floor * 100.0).round())
     }
 }
 
 /// A case with its figures.
 #[derive(Debug, Clone)]
-pub struct Row {
+pub struct ResultRow {
     /// As the case's.
     pub id: String,
     /// As the case's.
@@ -169,20 +174,20 @@ pub struct Row {
     /// As the case's.
     pub label: String,
     /// As the case's.
-    pub unit: Unit,
-    /// One a round.
-    pub samples: Vec<Sample>,
-    /// Against each ceiling that was measured.
-    pub ratios: Vec<Ratio>,
+    pub unit: FigureUnit,
+    /// One per round.
+    pub samples: Vec<CaseSample>,
+    /// One per measured ceiling.
+    pub ratios: Vec<CeilingRatio>,
     /// Role, seconds per GB, limit, for each limit.
     pub limits: Vec<(&'static str, f64, f64)>,
     /// Counters that grew during the warm-up.
-    pub carried: Counters,
-    /// Why there are no figures, or why they are not what they seem.
+    pub carried: CounterValues,
+    /// Why figures are missing or doubtful.
     pub problem: Option<String>,
 }
 
-impl Row {
+impl ResultRow {
     fn values(&self) -> Vec<f64> {
         self.samples.iter().map(|s| s.value).collect()
     }
@@ -202,7 +207,7 @@ impl Row {
     pub fn cpu_us_per_op(&self) -> BTreeMap<&'static str, f64> {
         self.cpu_per(|s| s.ops as f64 / 1e6)
     }
-    fn cpu_per(&self, amount: impl Fn(&Sample) -> f64) -> BTreeMap<&'static str, f64> {
+    fn cpu_per(&self, amount: impl Fn(&CaseSample) -> f64) -> BTreeMap<&'static str, f64> {
         let mut by_role: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
         for sample in &self.samples {
             let amount = amount(sample);
@@ -222,9 +227,9 @@ impl Row {
         let p99: Vec<f64> = pairs.iter().map(|p| p.1).collect();
         Some((median(&p50), median(&p99)))
     }
-    /// Whether every floor and limit that stands beside this row is kept; `None` when none does.
-    pub fn met(&self) -> Option<bool> {
-        let ratios = self.ratios.iter().filter_map(Ratio::met);
+    /// Whether this row keeps every floor and limit; `None` without any.
+    pub fn is_met(&self) -> Option<bool> {
+        let ratios = self.ratios.iter().filter_map(CeilingRatio::is_met);
         let limits = self.limits.iter().map(|&(_, used, most)| used <= most);
         let mut any = None;
         for ok in ratios.chain(limits) {
@@ -232,7 +237,7 @@ impl Row {
         }
         any
     }
-    /// All of it.
+    /// All of it as JSON.
     pub fn to_json(&self) -> Value {
         let (min, max) = self.spread();
         let latency = self.latency_us();
@@ -243,7 +248,7 @@ impl Row {
             "p50_us": latency.map(|l| l.0), "p99_us": latency.map(|l| l.1),
             "ratios": self.ratios.iter().map(|r| json!({
                 "ceiling": r.name, "ceiling_id": r.id, "ratio": r.value, "min": r.spread.0, "max": r.spread.1,
-                "floor": r.floor, "met": r.met(),
+                "floor": r.floor, "met": r.is_met(),
             })).collect::<Vec<_>>(),
             "cpu_limits": self.limits.iter().map(|&(role, used, most)| json!({
                 "role": role, "cpu_s_per_gb": used, "limit": most, "met": used <= most,
@@ -253,22 +258,22 @@ impl Row {
     }
 }
 
-/// Takes `rounds` samples of every case in turns. A case that fails stays in the result with its reason.
+/// Takes `rounds` samples of every case in turns. A failed case stays in the result with its reason.
 ///
 /// # Errors
 /// Only `Interrupted`.
-pub fn rounds(mut cases: Vec<Case<'_>>, rounds: usize, mut tell: impl FnMut(&str)) -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = cases.iter().map(row).collect();
+pub fn run_rounds(mut cases: Vec<BenchCase<'_>>, rounds: usize, mut tell: impl FnMut(&str)) -> Result<Vec<ResultRow>> {
+    let mut rows: Vec<ResultRow> = cases.iter().map(empty_row).collect();
     for (case, row) in cases.iter_mut().zip(&mut rows) {
         let Some(warm) = &mut case.warm else { continue };
-        stop::check()?;
+        stop::check_stop()?;
         tell(&format!("warm-up  {}  {}", case.group, case.label));
         match warm() {
             Ok((carried, wrong)) => {
                 row.carried = carried;
                 row.problem = wrong;
             }
-            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
             Err(e) => row.problem = Some(e.to_string()),
         }
     }
@@ -278,11 +283,11 @@ pub fn rounds(mut cases: Vec<Case<'_>>, rounds: usize, mut tell: impl FnMut(&str
             if failed[i] {
                 continue;
             }
-            stop::check()?;
+            stop::check_stop()?;
             tell(&format!("{round}/{rounds}  {}  {}", case.group, case.label));
             match (case.take)() {
                 Ok(sample) => row.samples.push(sample),
-                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
                 Err(e) => {
                     failed[i] = true;
                     row.problem = Some(e.to_string());
@@ -292,7 +297,7 @@ pub fn rounds(mut cases: Vec<Case<'_>>, rounds: usize, mut tell: impl FnMut(&str
     }
     let done = rows.clone();
     for (case, row) in cases.iter().zip(&mut rows) {
-        row.ratios = case.against.iter().filter_map(|a| ratio(row, a, &done)).collect();
+        row.ratios = case.against.iter().filter_map(|a| ceiling_ratio(row, a, &done)).collect();
         let cpu = row.cpu_per_gib();
         let per_gb = |role| cpu.get(role).map(|s| s * 1e9 / f64::from(1u32 << 30));
         row.limits = case.limits.iter().filter_map(|l| Some((l.role, per_gb(l.role)?, l.per_gb))).collect();
@@ -300,8 +305,8 @@ pub fn rounds(mut cases: Vec<Case<'_>>, rounds: usize, mut tell: impl FnMut(&str
     Ok(rows)
 }
 
-fn row(case: &Case<'_>) -> Row {
-    Row {
+fn empty_row(case: &BenchCase<'_>) -> ResultRow {
+    ResultRow {
         id: case.id.clone(),
         group: case.group.clone(),
         label: case.label.clone(),
@@ -309,16 +314,16 @@ fn row(case: &Case<'_>) -> Row {
         samples: Vec::new(),
         ratios: Vec::new(),
         limits: Vec::new(),
-        carried: Counters::new(),
+        carried: CounterValues::new(),
         problem: None,
     }
 }
 
-fn ratio(row: &Row, against: &Against, all: &[Row]) -> Option<Ratio> {
-    let better = |of: f64, than: f64| if row.unit == Unit::Time { than / of } else { of / than };
+fn ceiling_ratio(row: &ResultRow, against: &CeilingSpec, all: &[ResultRow]) -> Option<CeilingRatio> {
+    let better = |of: f64, than: f64| if row.unit == FigureUnit::Time { than / of } else { of / than };
     let ceilings = all.iter().filter(|r| against.ids.contains(&r.id) && !r.samples.is_empty());
     if against.series {
-        let parts: Vec<&Row> = ceilings.collect();
+        let parts: Vec<&ResultRow> = ceilings.collect();
         if row.samples.is_empty() || parts.len() != against.ids.len() {
             return None;
         }
@@ -326,7 +331,7 @@ fn ratio(row: &Row, against: &Against, all: &[Row]) -> Option<Ratio> {
         let paired: Vec<f64> = (0..parts.iter().map(|p| p.samples.len()).min().unwrap_or(0).min(row.samples.len()))
             .map(|i| row.samples[i].value / in_turn(&mut parts.iter().map(|p| p.samples[i].value)))
             .collect();
-        return Some(Ratio {
+        return Some(CeilingRatio {
             name: against.name,
             id: against.ids.join(" + "),
             value: row.median() / in_turn(&mut parts.iter().map(|p| p.median())),
@@ -334,14 +339,14 @@ fn ratio(row: &Row, against: &Against, all: &[Row]) -> Option<Ratio> {
             floor: None,
         });
     }
-    // The best ceiling is the one against which the case looks worst.
+    // The best ceiling is the one with the lowest ratio.
     let ceiling = ceilings.min_by(|a, b| better(1.0, a.median()).total_cmp(&better(1.0, b.median())))?;
     if row.samples.is_empty() {
         return None;
     }
     let paired: Vec<f64> =
         row.samples.iter().zip(&ceiling.samples).map(|(own, other)| better(own.value, other.value)).collect();
-    Some(Ratio {
+    Some(CeilingRatio {
         name: against.name,
         id: ceiling.id.clone(),
         value: better(row.median(), ceiling.median()),
@@ -355,8 +360,8 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    fn sample(value: f64) -> Sample {
-        Sample { value, bytes: 1 << 30, ops: 1024, cpu: vec![("mount", 0.2)], latency_us: Some((1.0, 9.0)) }
+    fn sample(value: f64) -> CaseSample {
+        CaseSample { value, bytes: 1 << 30, ops: 1024, cpu: vec![("mount", 0.2)], latency_us: Some((1.0, 9.0)) }
     }
 
     #[test]
@@ -371,30 +376,30 @@ mod tests {
             }
         };
         let cases = vec![
-            Case::new("g", "dev", "null dev", Unit::Bandwidth, take("dev", [10.0, 20.0, 30.0])),
-            Case::new("g", "uring", "null uring", Unit::Bandwidth, take("uring", [40.0, 10.0, 50.0])),
-            Case::new("g", "own", "mount", Unit::Bandwidth, take("own", [32.0, 40.0, 36.0]))
+            BenchCase::new("g", "dev", "null dev", FigureUnit::Bandwidth, take("dev", [10.0, 20.0, 30.0])),
+            BenchCase::new("g", "uring", "null uring", FigureUnit::Bandwidth, take("uring", [40.0, 10.0, 50.0])),
+            BenchCase::new("g", "own", "mount", FigureUnit::Bandwidth, take("own", [32.0, 40.0, 36.0]))
                 .against("null", &["dev", "uring", "absent"], Some(0.9))
                 .against("other", &["absent"], Some(0.5))
                 .against_series("both in turn", &["dev", "uring"])
                 .against_series("one of them is absent", &["dev", "absent"])
-                .limit("mount", 0.25)
-                .limit("nobody", 0.1),
+                .limit_cpu("mount", 0.25)
+                .limit_cpu("nobody", 0.1),
         ];
-        let rows = rounds(cases, 3, |_| ()).unwrap();
+        let rows = run_rounds(cases, 3, |_| ()).unwrap();
         assert_eq!(*order.borrow(), ["dev", "uring", "own"].repeat(3));
         let own = &rows[2];
         assert_eq!((own.median(), own.spread()), (36.0, (32.0, 40.0)));
         assert_eq!(own.ratios.len(), 2);
-        // 20 and 40 in turn are 13.3.
-        assert!((own.ratios[1].value - 2.7).abs() < 1e-9 && own.ratios[1].met().is_none());
+        // 20 and 40 in series are 13.3.
+        assert!((own.ratios[1].value - 2.7).abs() < 1e-9 && own.ratios[1].is_met().is_none());
         let ratio = &own.ratios[0];
-        assert_eq!((ratio.id.as_str(), ratio.value, ratio.met()), ("g/uring", 0.9, Some(true)));
+        assert_eq!((ratio.id.as_str(), ratio.value, ratio.is_met()), ("g/uring", 0.9, Some(true)));
         assert_eq!(ratio.spread, (0.72, 4.0));
         assert_eq!(own.limits.len(), 1);
         assert!((own.limits[0].1 - 0.186).abs() < 0.001);
-        assert_eq!(own.met(), Some(true));
-        assert_eq!(rows[0].met(), None);
+        assert_eq!(own.is_met(), Some(true));
+        assert_eq!(rows[0].is_met(), None);
         assert_eq!(own.cpu_per_gib()["mount"], 0.2);
         let json = own.to_json();
         assert_eq!(
@@ -406,32 +411,40 @@ mod tests {
     #[test]
     fn less_time_is_better() {
         let cases = vec![
-            Case::new("g", "plain", "plain", Unit::Time, || Ok(sample(2.0))),
-            Case::new("g", "slow", "slow", Unit::Time, || Ok(sample(1.0))).against("plain", &["plain"], Some(1.0)),
-            Case::new("g", "own", "own", Unit::Time, || Ok(sample(4.0))).against(
+            BenchCase::new("g", "plain", "plain", FigureUnit::Time, || Ok(sample(2.0))),
+            BenchCase::new("g", "slow", "slow", FigureUnit::Time, || Ok(sample(1.0))).against(
+                "plain",
+                &["plain"],
+                Some(1.0),
+            ),
+            BenchCase::new("g", "own", "own", FigureUnit::Time, || Ok(sample(4.0))).against(
                 "plain",
                 &["plain", "slow"],
                 Some(0.5),
             ),
         ];
-        let rows = rounds(cases, 1, |_| ()).unwrap();
+        let rows = run_rounds(cases, 1, |_| ()).unwrap();
         assert_eq!(rows[1].ratios[0].value, 2.0);
-        assert_eq!((rows[2].ratios[0].value, rows[2].met()), (0.25, Some(false)));
+        assert_eq!((rows[2].ratios[0].value, rows[2].is_met()), (0.25, Some(false)));
     }
 
     #[test]
     fn a_failing_case_does_not_take_the_others_along() {
         let cases = vec![
-            Case::new("g", "bad", "bad", Unit::Rate, || Err(Error::Failed("broke".into()))),
-            Case::new("g", "odd", "odd", Unit::Rate, || Ok(sample(1.0)))
-                .warm(|| Ok((Counters::new(), Some("the wrong way".into())))),
-            Case::new("g", "good", "good", Unit::Rate, || Ok(sample(1.0))).against("bad", &["bad"], Some(1.0)),
+            BenchCase::new("g", "bad", "bad", FigureUnit::Rate, || Err(BenchError::Failed("broke".into()))),
+            BenchCase::new("g", "odd", "odd", FigureUnit::Rate, || Ok(sample(1.0)))
+                .warm(|| Ok((CounterValues::new(), Some("the wrong way".into())))),
+            BenchCase::new("g", "good", "good", FigureUnit::Rate, || Ok(sample(1.0))).against(
+                "bad",
+                &["bad"],
+                Some(1.0),
+            ),
         ];
-        let rows = rounds(cases, 2, |_| ()).unwrap();
+        let rows = run_rounds(cases, 2, |_| ()).unwrap();
         assert_eq!((rows[0].samples.len(), rows[0].problem.as_deref()), (0, Some("broke")));
         assert_eq!((rows[1].samples.len(), rows[1].problem.as_deref()), (2, Some("the wrong way")));
         assert_eq!((rows[2].samples.len(), rows[2].ratios.len()), (2, 0));
-        let stopped = vec![Case::new("g", "x", "x", Unit::Rate, || Err(Error::Interrupted))];
-        assert_eq!(rounds(stopped, 1, |_| ()).unwrap_err(), Error::Interrupted);
+        let stopped = vec![BenchCase::new("g", "x", "x", FigureUnit::Rate, || Err(BenchError::Interrupted))];
+        assert_eq!(run_rounds(stopped, 1, |_| ()).unwrap_err(), BenchError::Interrupted);
     }
 }

@@ -1,8 +1,8 @@
-//! Mounts and nodes under test as processes of their own: started, waited for until they answer, asked for their
-//! counters, unmounted. It knows the command line of `spurline`, nothing of its inside.
+//! Mounts and nodes under test as processes of their own: started, waited for, queried for counters, unmounted. It
+//! knows only the command line of `spurline`.
 
-use crate::child::{self, Daemon};
-use crate::error::{Error, Result};
+use crate::child::{self, ServerProcess};
+use crate::error::{BenchError, Result};
 use crate::stop;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -11,38 +11,38 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Longest wait for a mount or node to answer.
+/// Longest wait for a mount or node to respond.
 const START: Duration = Duration::from_secs(60);
 
 /// A mounted file system and the process behind it.
 #[derive(Debug)]
-pub struct Mounted {
-    daemon: Daemon,
+pub struct MountUnderTest {
+    daemon: ServerProcess,
     at: PathBuf,
     net: Option<String>,
     /// Seconds from the start of the process to the first answer.
     pub started_in: f64,
 }
 
-impl Mounted {
-    /// Runs `command`, which mounts at `at`, and waits until that answers. `net` is where its counters are asked for.
+impl MountUnderTest {
+    /// Runs `command`, which mounts at `at`, and waits until it responds. `net` is the namespace of its counters.
     ///
     /// # Errors
     /// When it does not, with the end of its log.
     pub fn start(command: Command, at: &Path, net: Option<&str>, log: &Path) -> Result<Self> {
-        std::fs::create_dir_all(at).map_err(|e| Error::io(at.display(), &e))?;
+        std::fs::create_dir_all(at).map_err(|e| BenchError::io(at.display(), &e))?;
         if rustix::fs::access("/dev/fuse", rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK).is_err() {
-            return Err(Error::Missing(
+            return Err(BenchError::Missing(
                 "/dev/fuse can't be opened: needs the fuse module, and root or its group".into(),
             ));
         }
-        let outside = std::fs::metadata(at).map_err(|e| Error::io(at.display(), &e))?.dev();
+        let outside = std::fs::metadata(at).map_err(|e| BenchError::io(at.display(), &e))?.dev();
         let start = Instant::now();
-        let daemon = Daemon::start(command, "the mount", log)?;
-        let mut mounted = Mounted { daemon, at: at.to_owned(), net: net.map(str::to_owned), started_in: 0.0 };
+        let daemon = ServerProcess::start(command, "the mount", log)?;
+        let mut mounted = MountUnderTest { daemon, at: at.to_owned(), net: net.map(str::to_owned), started_in: 0.0 };
         let daemon = &mut mounted.daemon;
-        stop::wait("the mount to answer", START, Duration::from_micros(500), || {
-            daemon.alive()?;
+        stop::wait_until("the mount to answer", START, Duration::from_micros(500), || {
+            daemon.check_alive()?;
             let there = std::fs::metadata(at).is_ok_and(|m| m.dev() != outside);
             Ok((there && std::fs::read_dir(at).is_ok()).then_some(()))
         })?;
@@ -50,43 +50,43 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// Where it is mounted.
+    /// Its mountpoint.
     pub fn at(&self) -> &Path {
         &self.at
     }
 
-    /// The process behind it.
-    pub fn daemon(&self) -> &Daemon {
+    /// Its process.
+    pub fn daemon(&self) -> &ServerProcess {
         &self.daemon
     }
 
     /// Its counters.
     ///
     /// # Errors
-    /// When it does not tell.
-    pub fn counters(&self, spurline: &Path) -> Result<Counters> {
-        counters(spurline, &self.at.display().to_string(), self.net.as_deref())
+    /// When the query fails.
+    pub fn counters(&self, spurline: &Path) -> Result<CounterValues> {
+        query_counters(spurline, &self.at.display().to_string(), self.net.as_deref())
     }
 
-    /// What its log says of the kind of FUSE session.
-    pub fn session(&self) -> Option<String> {
+    /// The log line on the kind of FUSE session.
+    pub fn session_line(&self) -> Option<String> {
         let log = std::fs::read_to_string(self.daemon.log()).ok()?;
         let line = log.lines().find(|l| l.contains("/dev/fuse") || l.contains("FUSE over io_uring"))?;
         Some(line.to_owned())
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountUnderTest {
     fn drop(&mut self) {
         self.daemon.end(Duration::from_secs(10));
         if is_mounted(&self.at) {
-            // Detached, it goes when its last user does.
+            // Once detached, it ends with its last user.
             let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
         }
     }
 }
 
-/// Whether something is mounted exactly here.
+/// Whether `at` is a mountpoint.
 pub fn is_mounted(at: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     mounts.lines().filter_map(|l| l.split(' ').nth(1)).any(|m| Path::new(m) == at)
@@ -94,8 +94,8 @@ pub fn is_mounted(at: &Path) -> bool {
 
 /// A node and its address.
 #[derive(Debug)]
-pub struct Node {
-    daemon: Daemon,
+pub struct NodeUnderTest {
+    daemon: ServerProcess,
     /// `IP:PORT`.
     pub addr: String,
     net: Option<String>,
@@ -103,42 +103,42 @@ pub struct Node {
     pub started_in: f64,
 }
 
-impl Node {
-    /// Runs `spurline node words…` in `net` and waits until `addr` takes a connection.
+impl NodeUnderTest {
+    /// Runs `spurline node words…` in `net` and waits until `addr` accepts a connection.
     ///
     /// # Errors
     /// When it does not, with the end of its log.
     pub fn start(spurline: &Path, words: &[String], addr: &str, net: Option<&str>, log: &Path) -> Result<Self> {
-        let mut command = child::command(spurline, net);
+        let mut command = child::command_in(spurline, net);
         command.arg("node").args(words);
         let start = Instant::now();
-        let daemon = Daemon::start(command, "the node", log)?;
-        let mut node = Node { daemon, addr: addr.to_owned(), net: net.map(str::to_owned), started_in: 0.0 };
+        let daemon = ServerProcess::start(command, "the node", log)?;
+        let mut node = NodeUnderTest { daemon, addr: addr.to_owned(), net: net.map(str::to_owned), started_in: 0.0 };
         let daemon = &mut node.daemon;
-        stop::wait("the node to listen", START, Duration::from_millis(5), || {
-            daemon.alive()?;
-            Ok(listens(daemon.pid(), addr).then_some(()))
+        stop::wait_until("the node to listen", START, Duration::from_millis(5), || {
+            daemon.check_alive()?;
+            Ok(has_listener(daemon.pid(), addr).then_some(()))
         })?;
         node.started_in = start.elapsed().as_secs_f64();
         Ok(node)
     }
 
     /// Its process.
-    pub fn daemon(&self) -> &Daemon {
+    pub fn daemon(&self) -> &ServerProcess {
         &self.daemon
     }
 
     /// Its counters.
     ///
     /// # Errors
-    /// When it does not tell.
-    pub fn counters(&self, spurline: &Path) -> Result<Counters> {
-        counters(spurline, &self.addr, self.net.as_deref())
+    /// When the query fails.
+    pub fn counters(&self, spurline: &Path) -> Result<CounterValues> {
+        query_counters(spurline, &self.addr, self.net.as_deref())
     }
 }
 
-/// Whether the network namespace of process `pid` has a listener at `addr`: seen from outside, without connecting.
-fn listens(pid: u32, addr: &str) -> bool {
+/// Whether the network namespace of process `pid` has a listener at `addr`, without connecting to it.
+fn has_listener(pid: u32, addr: &str) -> bool {
     let Some(port) = addr.rsplit(':').next().and_then(|p| p.parse::<u16>().ok()) else { return false };
     let wanted = format!(":{port:04X}");
     ["tcp", "tcp6"].iter().any(|table| {
@@ -152,23 +152,24 @@ fn listens(pid: u32, addr: &str) -> bool {
 }
 
 /// Counters by `section.name`.
-pub type Counters = BTreeMap<String, u64>;
+pub type CounterValues = BTreeMap<String, u64>;
 
-/// Asks a mount or node for its counters.
+/// Queries the counters of a mount or node.
 ///
 /// # Errors
-/// When it does not tell.
-pub fn counters(spurline: &Path, target: &str, net: Option<&str>) -> Result<Counters> {
-    let mut command = child::command(spurline, net);
+/// When the query fails.
+pub fn query_counters(spurline: &Path, target: &str, net: Option<&str>) -> Result<CounterValues> {
+    let mut command = child::command_in(spurline, net);
     command.args(["stats", target, "--json", "-c", "1"]);
-    let done = child::run(command, Duration::from_secs(20))?;
-    flatten(&done.out)
+    let done = child::run_to_end(command, Duration::from_secs(20))?;
+    parse_counters(&done.out)
 }
 
-fn flatten(text: &str) -> Result<Counters> {
+fn parse_counters(text: &str) -> Result<CounterValues> {
     let line = text.lines().find(|l| l.starts_with('{')).unwrap_or_default();
-    let json: Value = serde_json::from_str(line).map_err(|e| Error::Failed(format!("stats: no JSON ({e}): {text}")))?;
-    let mut all = Counters::new();
+    let json: Value =
+        serde_json::from_str(line).map_err(|e| BenchError::Failed(format!("stats: no JSON ({e}): {text}")))?;
+    let mut all = CounterValues::new();
     for (section, values) in json.as_object().into_iter().flatten() {
         for (name, value) in values.as_object().into_iter().flatten() {
             if let Some(n) = value.as_u64() {
@@ -179,8 +180,8 @@ fn flatten(text: &str) -> Result<Counters> {
     Ok(all)
 }
 
-/// How much each counter grew, those that did not left out.
-pub fn growth(before: &Counters, after: &Counters) -> Counters {
+/// The counters that grew, and by how much.
+pub fn counter_growth(before: &CounterValues, after: &CounterValues) -> CounterValues {
     after
         .iter()
         .filter_map(|(name, &now)| {
@@ -196,21 +197,22 @@ mod tests {
 
     #[test]
     fn counters_are_read() {
-        let before = flatten("warning\n{\"fuse\":{\"ops\":3,\"read_bytes\":10},\"tcp\":{\"recv_bytes\":0}}\n").unwrap();
-        let after = flatten("{\"fuse\":{\"ops\":3,\"read_bytes\":15},\"tcp\":{\"recv_bytes\":7}}").unwrap();
-        let grown = growth(&before, &after);
+        let before =
+            parse_counters("warning\n{\"fuse\":{\"ops\":3,\"read_bytes\":10},\"tcp\":{\"recv_bytes\":0}}\n").unwrap();
+        let after = parse_counters("{\"fuse\":{\"ops\":3,\"read_bytes\":15},\"tcp\":{\"recv_bytes\":7}}").unwrap();
+        let grown = counter_growth(&before, &after);
         assert_eq!(grown.len(), 2);
         assert_eq!((grown["fuse.read_bytes"], grown["tcp.recv_bytes"]), (5, 7));
-        assert!(flatten("no").is_err());
+        assert!(parse_counters("no").is_err());
     }
 
     #[test]
     fn listeners_are_seen_from_outside() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap().to_string();
-        assert!(listens(std::process::id(), &addr));
+        assert!(has_listener(std::process::id(), &addr));
         drop(listener);
-        assert!(!listens(std::process::id(), &addr));
+        assert!(!has_listener(std::process::id(), &addr));
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! Two network namespaces joined by a veth pair: two hosts, as far as TCP can tell. It knows no service.
+//! Two network namespaces joined by a veth pair: two hosts, from the view of TCP. It knows no service.
 
 use crate::child;
-use crate::error::{Error, Result};
+use crate::error::{BenchError, Result};
 use crate::scratch;
 use std::process::Command;
 use std::time::Duration;
 
 /// The pair; dropping it removes both.
 #[derive(Debug)]
-pub struct Pair {
+pub struct NamespacePair {
     /// The namespace of the node.
     pub server: String,
     /// The namespace of the mount.
@@ -21,20 +21,20 @@ pub struct Pair {
     pub interface: &'static str,
 }
 
-impl Pair {
-    /// Makes the pair.
+impl NamespacePair {
+    /// Creates the pair.
     ///
     /// # Errors
-    /// `Missing` without the right to, or without `ip`; `Failed` when the kernel refuses otherwise.
+    /// `Missing` without permission or without `ip`; `Failed` for other errors of the kernel.
     pub fn new() -> Result<Self> {
-        child::need("ip", "iproute2")?;
-        child::need("nsenter", "util-linux")?;
+        child::require_program("ip", "iproute2")?;
+        child::require_program("nsenter", "util-linux")?;
         if !rustix::process::geteuid().is_root() {
-            return Err(Error::Missing("network namespaces need root".into()));
+            return Err(BenchError::Missing("network namespaces need root".into()));
         }
-        sweep();
+        sweep_stale();
         let pid = std::process::id();
-        let pair = Pair {
+        let pair = NamespacePair {
             server: format!("{}-{pid}-s", scratch::PREFIX),
             client: format!("{}-{pid}-c", scratch::PREFIX),
             server_ip: "10.231.77.1",
@@ -42,59 +42,59 @@ impl Pair {
             interface: "bench0",
         };
         let (s, c) = (&pair.server, &pair.client);
-        let add = ip(&format!("netns add {s}")).and_then(|()| ip(&format!("netns add {c}")));
-        add.map_err(|e| Error::Missing(format!("network namespaces are not to be had here: {e}")))?;
+        let add = run_ip(&format!("netns add {s}")).and_then(|()| run_ip(&format!("netns add {c}")));
+        add.map_err(|e| BenchError::Missing(format!("network namespaces are not available here: {e}")))?;
         let i = pair.interface;
-        ip(&format!("-n {s} link add {i} type veth peer name {i} netns {c}"))?;
+        run_ip(&format!("-n {s} link add {i} type veth peer name {i} netns {c}"))?;
         for (ns, addr) in [(s, pair.server_ip), (c, pair.client_ip)] {
-            ip(&format!("-n {ns} addr add {addr}/24 dev {i}"))?;
-            ip(&format!("-n {ns} link set {i} up"))?;
-            ip(&format!("-n {ns} link set lo up"))?;
+            run_ip(&format!("-n {ns} addr add {addr}/24 dev {i}"))?;
+            run_ip(&format!("-n {ns} link set {i} up"))?;
+            run_ip(&format!("-n {ns} link set lo up"))?;
         }
         Ok(pair)
     }
 
-    /// Makes what the node's side sends take a link of `gbit` Gbit/s.
+    /// Limits the sending rate of the node's side to `gbit` Gbit/s.
     ///
     /// # Errors
     /// `Missing` when the kernel has no token bucket filter.
-    pub fn limit(&self, gbit: u32) -> Result<()> {
-        let tc = child::need("tc", "iproute2")?;
+    pub fn limit_rate(&self, gbit: u32) -> Result<()> {
+        let tc = child::require_program("tc", "iproute2")?;
         let mut command = Command::new(tc);
         let words = format!(
             "-n {} qdisc add dev {} root tbf rate {gbit}gbit burst 1m latency 20ms",
             self.server, self.interface
         );
         command.args(words.split(' '));
-        child::run(command, Duration::from_secs(20))
+        child::run_to_end(command, Duration::from_secs(20))
             .map(|_| ())
-            .map_err(|e| Error::Missing(format!("a slower link is not to be had here: {e}")))
+            .map_err(|e| BenchError::Missing(format!("a slower link is not available here: {e}")))
     }
 }
 
-impl Drop for Pair {
+impl Drop for NamespacePair {
     fn drop(&mut self) {
         for ns in [&self.server, &self.client] {
-            // With the namespace its end of the pair goes.
-            let _ = ip(&format!("netns del {ns}"));
+            // Deleting a namespace deletes its end of the pair.
+            let _ = run_ip(&format!("netns del {ns}"));
         }
     }
 }
 
-fn ip(words: &str) -> Result<()> {
+fn run_ip(words: &str) -> Result<()> {
     let mut command = Command::new("ip");
     command.args(words.split(' '));
-    child::run(command, Duration::from_secs(20)).map(|_| ())
+    child::run_to_end(command, Duration::from_secs(20)).map(|_| ())
 }
 
 /// Removes the namespaces of runs that were killed.
-fn sweep() {
+fn sweep_stale() {
     let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if scratch::is_stale(&name) {
-            // Somebody else's sweep may be quicker.
-            let _ = ip(&format!("netns del {name}"));
+            // Another process may have removed it.
+            let _ = run_ip(&format!("netns del {name}"));
         }
     }
 }
@@ -105,9 +105,9 @@ mod tests {
 
     #[test]
     fn two_hosts_and_nothing_left() {
-        let pair = match Pair::new() {
+        let pair = match NamespacePair::new() {
             Ok(pair) => pair,
-            Err(Error::Missing(why)) => {
+            Err(BenchError::Missing(why)) => {
                 let required = std::env::var("SPURLINE_REQUIRE").is_ok_and(|r| r.split(',').any(|w| w == "netns"));
                 assert!(!required, "{why}");
                 println!("SKIP: {why}");
@@ -115,11 +115,11 @@ mod tests {
             }
             Err(e) => panic!("{e}"),
         };
-        let ping = child::find("ping");
+        let ping = child::find_program("ping");
         if let Some(ping) = ping {
-            let mut command = child::command(&ping, Some(&pair.client));
+            let mut command = child::command_in(&ping, Some(&pair.client));
             command.args(["-c", "1", "-W", "5", pair.server_ip]);
-            child::run(command, Duration::from_secs(20)).unwrap();
+            child::run_to_end(command, Duration::from_secs(20)).unwrap();
         }
         let file = std::path::PathBuf::from(format!("/run/netns/{}", pair.server));
         assert!(file.exists());

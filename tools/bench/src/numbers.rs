@@ -1,4 +1,4 @@
-//! Medians, spreads, and figures as people read them. It knows no measurement.
+//! Medians, spreads, and figures for display. It knows no measurement.
 
 /// The middle of the values (of the two middle ones their mean); 0 of none.
 pub fn median(values: &[f64]) -> f64 {
@@ -19,7 +19,7 @@ pub fn spread(values: &[f64]) -> (f64, f64) {
 }
 
 /// Three significant digits: `4.12`, `41.2`, `412`, `0.041`.
-pub fn three(value: f64) -> String {
+pub fn three_digits(value: f64) -> String {
     let magnitude = value.abs();
     let digits = match magnitude {
         m if m >= 99.95 || m == 0.0 => 0,
@@ -31,10 +31,10 @@ pub fn three(value: f64) -> String {
 }
 
 /// A count with thousands: `950`, `31.2k`, `1.05M`.
-pub fn count(value: f64) -> String {
+pub fn short_count(value: f64) -> String {
     match value {
-        v if v >= 999_500.0 => format!("{}M", three(v / 1e6)),
-        v if v >= 9_995.0 => format!("{}k", three(v / 1e3)),
+        v if v >= 999_500.0 => format!("{}M", three_digits(v / 1e6)),
+        v if v >= 9_995.0 => format!("{}k", three_digits(v / 1e3)),
         v => format!("{v:.0}"),
     }
 }
@@ -58,12 +58,12 @@ mod tests {
     fn figures() {
         let cases = [(0.0, "0"), (0.0414, "0.041"), (1.0, "1.00"), (4.126, "4.13"), (41.26, "41.3"), (412.6, "413")];
         for (value, text) in cases {
-            assert_eq!(three(value), text);
+            assert_eq!(three_digits(value), text);
         }
         let counts =
             [(950.0, "950"), (9_994.0, "9994"), (31_234.0, "31.2k"), (999_600.0, "1.00M"), (1_050_000.0, "1.05M")];
         for (value, text) in counts {
-            assert_eq!(count(value), text);
+            assert_eq!(short_count(value), text);
         }
     }
 }

@@ -1,31 +1,31 @@
-//! Where a run keeps its data: a directory on memory and one on the disk, both gone at its end, and files with
-//! contents that a wrong offset would show in. It knows no file system under test.
+//! The data of a run: a directory in memory and one on the disk, both removed at its end, and files with contents
+//! reveal a wrong offset. It knows no file system under test.
 
-use crate::error::{Error, Result};
+use crate::error::{BenchError, Result};
 use crate::stop;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-/// A directory that goes away with its value.
+/// A directory that is removed on drop.
 #[derive(Debug)]
-pub struct Scratch {
+pub struct ScratchDir {
     root: PathBuf,
 }
 
-/// The name every directory, namespace and interface of a run starts with; the process id follows.
+/// Prefix of the names of a run's directories, namespaces and interfaces; the process id follows.
 pub const PREFIX: &str = "spurbench";
 
-impl Scratch {
-    /// Makes a directory of this run in `parent`.
+impl ScratchDir {
+    /// Creates a directory of this run in `parent`.
     ///
     /// # Errors
-    /// When it can't be made.
+    /// When it can't be created.
     pub fn new(parent: &Path, purpose: &str) -> Result<Self> {
         let root = parent.join(format!("{PREFIX}-{}-{purpose}", std::process::id()));
-        std::fs::create_dir_all(&root).map_err(|e| Error::io(root.display(), &e))?;
-        Ok(Scratch { root })
+        std::fs::create_dir_all(&root).map_err(|e| BenchError::io(root.display(), &e))?;
+        Ok(ScratchDir { root })
     }
 
     /// The directory.
@@ -33,56 +33,56 @@ impl Scratch {
         &self.root
     }
 
-    /// A directory inside it, made when not there.
+    /// A directory inside it, created if absent.
     ///
     /// # Errors
-    /// When it can't be made.
-    pub fn dir(&self, name: &str) -> Result<PathBuf> {
+    /// When it can't be created.
+    pub fn subdir(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join(name);
-        std::fs::create_dir_all(&dir).map_err(|e| Error::io(dir.display(), &e))?;
+        std::fs::create_dir_all(&dir).map_err(|e| BenchError::io(dir.display(), &e))?;
         Ok(dir)
     }
 
-    /// A directory inside it, empty.
+    /// An empty directory inside it.
     ///
     /// # Errors
-    /// When it can't be emptied or made.
-    pub fn fresh(&self, name: &str) -> Result<PathBuf> {
+    /// When it can't be emptied or created.
+    pub fn empty_subdir(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join(name);
         if dir.exists() {
-            std::fs::remove_dir_all(&dir).map_err(|e| Error::io(dir.display(), &e))?;
+            std::fs::remove_dir_all(&dir).map_err(|e| BenchError::io(dir.display(), &e))?;
         }
-        self.dir(name)
+        self.subdir(name)
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
-        // A mount that did not go away would keep its mountpoint; never descend into one.
+        // A mount that is still there keeps its mountpoint; never descend into one.
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let root = self.root.to_string_lossy();
         if mounts.lines().filter_map(|l| l.split(' ').nth(1)).any(|at| at.starts_with(root.as_ref())) {
             eprintln!("left behind, as something is still mounted in it: {root}");
             return;
         }
-        // What can't be removed is told by the next run's sweep.
+        // The next run's sweep removes what is left.
         let _ = std::fs::remove_dir_all(&self.root);
     }
 }
 
-/// Removes directories of runs that were killed: those whose process is gone.
-pub fn sweep(parent: &Path) {
+/// Removes directories of killed runs, which have no process.
+pub fn sweep_stale(parent: &Path) {
     let Ok(entries) = std::fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if is_stale(&name) {
-            // The guard's own drop knows what must not be removed.
-            drop(Scratch { root: entry.path() });
+            // The guard's drop handles remaining mounts.
+            drop(ScratchDir { root: entry.path() });
         }
     }
 }
 
-/// Whether a name is of a run whose process is gone.
+/// Whether a name belongs to a run without a process.
 pub fn is_stale(name: &str) -> bool {
     let Some(pid) = name.strip_prefix(PREFIX).and_then(|rest| rest.trim_start_matches('-').split('-').next()) else {
         return false;
@@ -90,9 +90,9 @@ pub fn is_stale(name: &str) -> bool {
     pid.parse::<u32>().is_ok_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
-/// Fills `bytes` as they stand at `offset` (a multiple of 8) of the file with this seed: every 8 bytes differ from
-/// all others of all files, and nothing compresses.
-pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
+/// Fills `bytes` with the contents at `offset` (a multiple of 8) of the file with this seed. Every 8 bytes differ
+/// from all others of all files, and the contents do not compress.
+pub fn fill_pattern(seed: u64, offset: u64, bytes: &mut [u8]) {
     for (i, word) in bytes.chunks_mut(8).enumerate() {
         let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(offset / 8 + i as u64 + 1);
         x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -102,48 +102,48 @@ pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Writes a file of `len` bytes of [`fill`].
+/// Writes a file of `len` bytes with [`fill_pattern`].
 ///
 /// # Errors
 /// When it can't be written, or the user interrupts.
 pub fn write_file(path: &Path, seed: u64, len: u64) -> Result<()> {
-    let mut file = File::create(path).map_err(|e| Error::io(path.display(), &e))?;
+    let mut file = File::create(path).map_err(|e| BenchError::io(path.display(), &e))?;
     let mut buffer = vec![0u8; (1 << 20).min(len as usize)];
     let mut at = 0;
     while at < len {
         let n = ((len - at) as usize).min(buffer.len());
-        fill(seed, at, &mut buffer[..n]);
-        file.write_all(&buffer[..n]).map_err(|e| Error::io(path.display(), &e))?;
+        fill_pattern(seed, at, &mut buffer[..n]);
+        file.write_all(&buffer[..n]).map_err(|e| BenchError::io(path.display(), &e))?;
         at += n as u64;
-        stop::check()?;
+        stop::check_stop()?;
     }
     Ok(())
 }
 
-/// Reads all of a file and checks that it is [`write_file`]'s.
+/// Reads all of a file and checks that it has the contents of [`write_file`].
 ///
 /// # Errors
-/// When it can't be read or differs, saying where.
+/// When it can't be read or differs; the message has the position.
 pub fn check_file(path: &Path, seed: u64, len: u64) -> Result<()> {
-    let mut file = File::open(path).map_err(|e| Error::io(path.display(), &e))?;
+    let mut file = File::open(path).map_err(|e| BenchError::io(path.display(), &e))?;
     let size = (1 << 20).min(len.max(1) as usize);
     let (mut got, mut right) = (vec![0u8; size], vec![0u8; size]);
     let mut at = 0;
     while at < len {
         let n = ((len - at) as usize).min(size);
-        file.read_exact(&mut got[..n]).map_err(|e| Error::io(format_args!("{} at {at}", path.display()), &e))?;
-        fill(seed, at, &mut right[..n]);
+        file.read_exact(&mut got[..n]).map_err(|e| BenchError::io(format_args!("{} at {at}", path.display()), &e))?;
+        fill_pattern(seed, at, &mut right[..n]);
         if got[..n] != right[..n] {
             let i = (0..n).find(|&i| got[i] != right[i]).unwrap_or(0) as u64;
-            return Err(Error::Failed(format!("{}: wrong byte at {}", path.display(), at + i)));
+            return Err(BenchError::Failed(format!("{}: wrong byte at {}", path.display(), at + i)));
         }
         at += n as u64;
-        stop::check()?;
+        stop::check_stop()?;
     }
     match file.read_at(&mut got[..1], len) {
         Ok(0) => Ok(()),
-        Ok(_) => Err(Error::Failed(format!("{}: longer than {len} bytes", path.display()))),
-        Err(e) => Err(Error::io(path.display(), &e)),
+        Ok(_) => Err(BenchError::Failed(format!("{}: longer than {len} bytes", path.display()))),
+        Err(e) => Err(BenchError::io(path.display(), &e)),
     }
 }
 
@@ -174,10 +174,10 @@ mod tests {
     #[test]
     fn directories_go_away() {
         let parent = tempfile::tempdir().unwrap();
-        let scratch = Scratch::new(parent.path(), "t").unwrap();
+        let scratch = ScratchDir::new(parent.path(), "t").unwrap();
         let root = scratch.path().to_owned();
-        std::fs::write(scratch.dir("a").unwrap().join("f"), b"x").unwrap();
-        assert_eq!(std::fs::read_dir(scratch.fresh("a").unwrap()).unwrap().count(), 0);
+        std::fs::write(scratch.subdir("a").unwrap().join("f"), b"x").unwrap();
+        assert_eq!(std::fs::read_dir(scratch.empty_subdir("a").unwrap()).unwrap().count(), 0);
         assert!(!is_stale(&root.file_name().unwrap().to_string_lossy()));
         drop(scratch);
         assert!(!root.exists());
@@ -185,7 +185,7 @@ mod tests {
         let other = parent.path().join("other");
         std::fs::create_dir(&stale).unwrap();
         std::fs::create_dir(&other).unwrap();
-        sweep(parent.path());
+        sweep_stale(parent.path());
         assert!(!stale.exists() && other.exists());
     }
 }

@@ -1,7 +1,7 @@
-//! The wish to stop: Ctrl-C and SIGTERM set a flag that every wait of this crate looks at, so that the guards of
-//! mounts, namespaces and directories run as they do at a normal end.
+//! Interruption: Ctrl-C and SIGTERM set a flag that every wait of this crate checks, so that the guards of mounts,
+//! namespaces and directories run as at a normal end.
 
-use crate::error::{Error, Result};
+use crate::error::{BenchError, Result};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 static WISH: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-fn flag() -> &'static Arc<AtomicBool> {
+fn stop_flag() -> &'static Arc<AtomicBool> {
     WISH.get_or_init(Arc::default)
 }
 
@@ -17,30 +17,30 @@ fn flag() -> &'static Arc<AtomicBool> {
 ///
 /// # Errors
 /// When the system refuses handlers.
-pub fn catch() -> Result<()> {
+pub fn catch_signals() -> Result<()> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         let set = || -> std::io::Result<()> {
-            // In this order the first signal only sets the flag, and the second finds it set.
-            signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(flag()))?;
-            signal_hook::flag::register(signal, Arc::clone(flag()))?;
+            // In this order, the first signal only sets the flag, and the second ends the process.
+            signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(stop_flag()))?;
+            signal_hook::flag::register(signal, Arc::clone(stop_flag()))?;
             Ok(())
         };
-        set().map_err(|e| Error::io("can't catch signals", &e))?;
+        set().map_err(|e| BenchError::io("can't catch signals", &e))?;
     }
     Ok(())
 }
 
 /// # Errors
-/// `Interrupted` once the user wished for an end.
-pub fn check() -> Result<()> {
-    if flag().load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+/// `Interrupted` once the user has interrupted.
+pub fn check_stop() -> Result<()> {
+    if stop_flag().load(Ordering::Relaxed) { Err(BenchError::Interrupted) } else { Ok(()) }
 }
 
-/// Asks `ready` every `pause` until it gives something.
+/// Calls `ready` every `pause` until it returns a value.
 ///
 /// # Errors
-/// `Interrupted`, what `ready` fails with, or `Failed` naming `what` after `limit`.
-pub fn wait<T>(
+/// `Interrupted`, the error of `ready`, or `Failed` naming `what` after `limit`.
+pub fn wait_until<T>(
     what: &str,
     limit: Duration,
     pause: Duration,
@@ -51,9 +51,9 @@ pub fn wait<T>(
         if let Some(value) = ready()? {
             return Ok(value);
         }
-        check()?;
+        check_stop()?;
         if Instant::now() >= end {
-            return Err(Error::Failed(format!("{what}: not within {} s", limit.as_secs_f64())));
+            return Err(BenchError::Failed(format!("{what}: not within {} s", limit.as_secs_f64())));
         }
         std::thread::sleep(pause);
     }

@@ -1,8 +1,8 @@
-//! S3 over a directory whose folders are the buckets: writes by s3s-fs, reads and listings our own, since a test server
-//! must keep `If-Match`, give one etag for one state of a file everywhere, and list a large folder in pages at speed.
-//! It deliberately keeps no state but the names of folders it has listed.
+//! S3 over a directory of buckets. s3s-fs writes; reads and listings are our own, because a test
+//! server must honour `If-Match`, use one etag for one state of a file everywhere, and list a large folder in pages
+//! at speed. It deliberately keeps no state but the names of listed folders.
 
-use crate::listing::{self, Item};
+use crate::listing::{self, ListedItem};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -17,16 +17,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// How much of a file is read at once.
+/// Bytes read from a file at once.
 const CHUNK: usize = 512 << 10;
 
-/// Sorted names of a folder, those of folders with `/` at the end.
-type Names = Arc<Vec<String>>;
+/// Sorted names of a folder; names of folders have a trailing `/`.
+type FolderNames = Arc<Vec<String>>;
 
 pub(crate) struct DirS3 {
     inner: FileSystem,
     root: PathBuf,
-    listed: Mutex<HashMap<PathBuf, (SystemTime, Names)>>,
+    listed: Mutex<HashMap<PathBuf, (SystemTime, FolderNames)>>,
 }
 
 impl DirS3 {
@@ -35,28 +35,28 @@ impl DirS3 {
         Ok(DirS3 { inner, root: root.to_path_buf(), listed: Mutex::default() })
     }
 
-    fn bucket(&self, bucket: &str) -> S3Result<PathBuf> {
+    fn bucket_dir(&self, bucket: &str) -> S3Result<PathBuf> {
         let path = self.root.join(bucket);
         if path.is_dir() { Ok(path) } else { Err(s3_error!(NoSuchBucket)) }
     }
 
-    /// The file of a key; keys that can't be files of a directory do not exist.
-    fn path(&self, bucket: &str, key: &str) -> S3Result<PathBuf> {
-        let bucket = self.bucket(bucket)?;
+    /// The file of a key; a key that can't be a file name does not exist.
+    fn key_path(&self, bucket: &str, key: &str) -> S3Result<PathBuf> {
+        let bucket = self.bucket_dir(bucket)?;
         let folder = key.strip_suffix('/').unwrap_or(key);
         if folder.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return Err(s3_error!(NoSuchKey));
         }
         let path = bucket.join(folder);
         let found = path.metadata().map_err(|_| s3_error!(NoSuchKey))?;
-        // A key with a slash at its end is an empty folder's marker.
+        // A key with a trailing slash is an empty folder's marker.
         match found.is_dir() == key.ends_with('/') {
             true => Ok(path),
             false => Err(s3_error!(NoSuchKey)),
         }
     }
 
-    fn names(&self, folder: &Path) -> io::Result<Names> {
+    fn folder_names(&self, folder: &Path) -> io::Result<FolderNames> {
         let modified = folder.metadata()?.modified()?;
         if let Some((at, names)) = self.listed.lock().get(folder)
             && *at == modified
@@ -74,7 +74,7 @@ impl DirS3 {
         }
         names.sort_unstable();
         let names = Arc::new(names);
-        // A folder changed this very moment may change again under the same time.
+        // A folder changed just now may change again without changing its time.
         if modified.elapsed().is_ok_and(|age| age.as_millis() > 50) {
             self.listed.lock().insert(folder.into(), (modified, Arc::clone(&names)));
         }
@@ -82,35 +82,35 @@ impl DirS3 {
     }
 }
 
-fn size(metadata: &Metadata) -> u64 {
+fn object_size(metadata: &Metadata) -> u64 {
     if metadata.is_dir() { 0 } else { metadata.len() }
 }
 
-fn etag(m: &Metadata) -> String {
-    format!("{:x}-{:x}.{:x}-{:x}-{:x}", m.ino(), m.ctime(), m.ctime_nsec(), m.mtime_nsec(), size(m))
+fn stat_etag(m: &Metadata) -> String {
+    format!("{:x}-{:x}.{:x}-{:x}-{:x}", m.ino(), m.ctime(), m.ctime_nsec(), m.mtime_nsec(), object_size(m))
 }
 
-fn modified(m: &Metadata) -> Option<Timestamp> {
+fn modified_time(m: &Metadata) -> Option<Timestamp> {
     m.modified().ok().map(Timestamp::from)
 }
 
-fn internal(error: io::Error) -> s3s::S3Error {
+fn internal_error(error: io::Error) -> s3s::S3Error {
     s3s::S3Error::internal_error(error)
 }
 
 #[async_trait]
 impl S3 for DirS3 {
     async fn get_object(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
-        let path = self.path(&req.input.bucket, &req.input.key)?;
+        let path = self.key_path(&req.input.bucket, &req.input.key)?;
         let file = std::fs::File::open(path).map_err(|_| s3_error!(NoSuchKey))?;
-        let metadata = file.metadata().map_err(internal)?;
-        let etag = etag(&metadata);
+        let metadata = file.metadata().map_err(internal_error)?;
+        let etag = stat_etag(&metadata);
         if let Some(ETagCondition::ETag(wanted)) = &req.input.if_match
             && wanted.value() != etag
         {
             return Err(s3_error!(PreconditionFailed));
         }
-        let total = size(&metadata);
+        let total = object_size(&metadata);
         let (range, content_range) = match req.input.range {
             Some(range) => {
                 let r = range.check(total)?;
@@ -141,17 +141,17 @@ impl S3 for DirS3 {
             content_length: i64::try_from(length).ok(),
             content_range,
             e_tag: Some(ETag::Strong(etag)),
-            last_modified: modified(&metadata),
+            last_modified: modified_time(&metadata),
             ..Default::default()
         }))
     }
 
     async fn head_object(&self, req: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
-        let metadata = self.path(&req.input.bucket, &req.input.key)?.metadata().map_err(internal)?;
+        let metadata = self.key_path(&req.input.bucket, &req.input.key)?.metadata().map_err(internal_error)?;
         Ok(S3Response::new(HeadObjectOutput {
-            content_length: i64::try_from(size(&metadata)).ok(),
-            e_tag: Some(ETag::Strong(etag(&metadata))),
-            last_modified: modified(&metadata),
+            content_length: i64::try_from(object_size(&metadata)).ok(),
+            e_tag: Some(ETag::Strong(stat_etag(&metadata))),
+            last_modified: modified_time(&metadata),
             ..Default::default()
         }))
     }
@@ -161,22 +161,26 @@ impl S3 for DirS3 {
             return self.inner.list_objects_v2(req).await;
         }
         let input = req.input;
-        let bucket = self.bucket(&input.bucket)?;
+        let bucket = self.bucket_dir(&input.bucket)?;
         let prefix = input.prefix.clone().unwrap_or_default();
         let (folder, partial) = prefix.rsplit_once('/').unwrap_or(("", &prefix));
         let head = &prefix[..prefix.len() - partial.len()];
         let valid = folder.is_empty() || !folder.split('/').any(|part| matches!(part, "" | "." | ".."));
         let path = bucket.join(folder);
-        // What is no folder has no keys below it.
-        let names = if valid && path.is_dir() { self.names(&path).map_err(internal)? } else { Names::default() };
-        let start = listing::start(&input);
-        let limit = listing::limit(&input);
+        // A path that is not a folder has no keys below it.
+        let names = if valid && path.is_dir() {
+            self.folder_names(&path).map_err(internal_error)?
+        } else {
+            FolderNames::default()
+        };
+        let start = listing::page_start(&input);
+        let limit = listing::page_limit(&input);
         let (mut items, mut last, mut more) = (Vec::new(), None, false);
         let marker = valid && !folder.is_empty() && partial.is_empty() && start.is_none() && path.is_dir();
         if marker && limit > 0 {
-            // A folder is its own marker, so that empty ones show.
-            let metadata = path.metadata().map_err(internal)?;
-            items.push(Item::Object(Box::new(object(head.to_owned(), &metadata))));
+            // A folder is its own marker, so that empty ones are listed.
+            let metadata = path.metadata().map_err(internal_error)?;
+            items.push(ListedItem::Object(Box::new(listed_object(head.to_owned(), &metadata))));
         }
         let begin = match start.as_deref().and_then(|s| s.strip_prefix(head)) {
             Some(after) => names.partition_point(|n| n.as_str() <= after),
@@ -189,24 +193,24 @@ impl S3 for DirS3 {
             }
             let key = format!("{head}{name}");
             if name.ends_with('/') {
-                items.push(Item::Prefix(key.clone()));
+                items.push(ListedItem::Prefix(key.clone()));
             } else {
                 match path.join(name).metadata() {
-                    Ok(metadata) => items.push(Item::Object(Box::new(object(key.clone(), &metadata)))),
+                    Ok(metadata) => items.push(ListedItem::Object(Box::new(listed_object(key.clone(), &metadata)))),
                     Err(_) => continue,
                 }
             }
             last = Some(key);
         }
         let last = if more { Some(last.unwrap_or_else(|| head.to_owned())) } else { None };
-        Ok(S3Response::new(listing::output(input, items, last)))
+        Ok(S3Response::new(listing::page_output(input, items, last)))
     }
 
     async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         let (bucket, key) = (req.input.bucket.clone(), req.input.key.clone());
         let mut response = self.inner.put_object(req).await?;
-        let metadata = self.path(&bucket, &key)?.metadata().map_err(internal)?;
-        response.output.e_tag = Some(ETag::Strong(etag(&metadata)));
+        let metadata = self.key_path(&bucket, &key)?.metadata().map_err(internal_error)?;
+        response.output.e_tag = Some(ETag::Strong(stat_etag(&metadata)));
         Ok(response)
     }
 
@@ -227,12 +231,12 @@ impl S3 for DirS3 {
     }
 }
 
-fn object(key: String, metadata: &Metadata) -> Object {
+fn listed_object(key: String, metadata: &Metadata) -> Object {
     Object {
         key: Some(key),
-        size: i64::try_from(size(metadata)).ok(),
-        e_tag: Some(ETag::Strong(etag(metadata))),
-        last_modified: modified(metadata),
+        size: i64::try_from(object_size(metadata)).ok(),
+        e_tag: Some(ETag::Strong(stat_etag(metadata))),
+        last_modified: modified_time(metadata),
         ..Default::default()
     }
 }

@@ -17,22 +17,22 @@ fn free_port() -> io::Result<u16> {
 }
 
 impl EtcdServer {
-    /// Whether there is an etcd on this machine; says SKIP when not.
+    /// Whether etcd is installed; prints SKIP otherwise.
     ///
     /// # Panics
     /// When it is required.
-    pub fn there() -> bool {
+    pub fn is_installed() -> bool {
         let found = Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_ok();
         if !found {
-            crate::skip("etcd", "there is no etcd here (package etcd-server)");
+            crate::skip("etcd", "etcd is not installed (package etcd-server)");
         }
         found
     }
 
-    /// Starts one at a port of choice (0: any), with more words, and waits until it listens.
+    /// Starts a server at `port` (0: any) with the additional arguments `more`, and waits until it listens.
     ///
     /// # Errors
-    /// When it does not within two minutes.
+    /// When it does not listen within two minutes.
     pub fn start(dir: &Path, port: u16, scheme: &str, more: &[&str]) -> io::Result<EtcdServer> {
         let begun = Instant::now();
         loop {
@@ -45,7 +45,7 @@ impl EtcdServer {
             command.arg("--initial-cluster").arg(format!("default={peer}")).args(more);
             let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
             let mut server = EtcdServer { child, port: at };
-            // Somebody else may have taken a port in between: then it ends, and others are tried.
+            // Another process may have taken a port in between: then etcd exits, and other ports are tried.
             while server.child.try_wait()?.is_none() {
                 if TcpStream::connect(("127.0.0.1", at)).is_ok() {
                     return Ok(server);
@@ -58,20 +58,20 @@ impl EtcdServer {
         }
     }
 
-    /// From now on it takes connections and answers nothing.
+    /// Stops the process: it accepts connections and answers nothing.
     pub fn hang(&self) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
-            // It can't be gone: nobody waited for it.
+            // The process id is valid: the child has not been waited for.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::STOP);
         }
     }
 
-    /// Where it listens.
+    /// Its listening port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The registry it is.
+    /// Its registry URL.
     pub fn url(&self) -> String {
         format!("etcd://127.0.0.1:{}", self.port)
     }
@@ -79,7 +79,7 @@ impl EtcdServer {
 
 impl Drop for EtcdServer {
     fn drop(&mut self) {
-        // One that ended already is waited for all the same.
+        // A server that has exited must still be waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,13 +1,13 @@
-//! As much HTTP/1.1 as a proxy needs: heads, lengths, chunks.
-//! It deliberately understands no header beyond those that say how long a body is.
+//! The part of HTTP/1.1 that a proxy needs: heads, lengths, chunks. It deliberately understands only the headers that
+//! determine a body's length.
 
 use std::io::{self, BufRead, Read, Write};
 
-/// The longest head taken.
+/// Greatest length of a head.
 const MAX_HEAD: u64 = 64 << 10;
 
-/// The first lines of a request or an answer, as they came.
-pub(crate) struct Head {
+/// The head of a request or an answer, unchanged.
+pub(crate) struct HttpHead {
     pub raw: Vec<u8>,
     pub first: String,
     pub length: Option<u64>,
@@ -15,10 +15,10 @@ pub(crate) struct Head {
     pub close: bool,
 }
 
-impl Head {
-    /// Reads one; `None` when the other end has closed between two.
-    pub(crate) fn read(from: &mut impl BufRead) -> io::Result<Option<Head>> {
-        let mut head = Head { raw: Vec::new(), first: String::new(), length: None, chunked: false, close: false };
+impl HttpHead {
+    /// Reads a head; `None` when the peer closed the connection before it.
+    pub(crate) fn read(from: &mut impl BufRead) -> io::Result<Option<HttpHead>> {
+        let mut head = HttpHead { raw: Vec::new(), first: String::new(), length: None, chunked: false, close: false };
         let mut from = from.take(MAX_HEAD);
         loop {
             let start = head.raw.len();
@@ -53,10 +53,10 @@ impl Head {
     }
 }
 
-/// Moves a body of `head`; `gate(n)` is asked before each piece how much of the `n` bytes may go on, and fewer end it.
-/// Answers whether all of it was moved.
+/// Forwards a body of `head`. Before each piece, `gate(n)` returns how many of the `n` bytes to forward; fewer than
+/// `n` end it. Returns whether the whole body was forwarded.
 pub(crate) fn relay_body(
-    head: &Head,
+    head: &HttpHead,
     from: &mut impl BufRead,
     to: &mut impl Write,
     mut gate: impl FnMut(u64) -> u64,

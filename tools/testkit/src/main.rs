@@ -1,18 +1,18 @@
-//! The embedded S3 server and the misbehaving proxy for shell tests: one line says where it listens, lines on the
-//! standard input command the proxy, and its end ends the program.
+//! The embedded S3 server and the fault-injecting proxy for shell tests: one line prints the address, lines on the
+//! standard input control the proxy, and the end of the input ends the program.
 
 #![forbid(unsafe_code)]
 
-use spurline_testkit::{ACCESS_KEY, ChaosProxy, Fault, S3Server, SECRET_KEY};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "\
-spurline-testkit s3-server DIR [--listen IP:PORT]   S3 over a directory whose folders are buckets
+spurline-testkit s3-server DIR [--listen IP:PORT]   S3 over a directory of buckets
 spurline-testkit s3-memory BUCKET [--listen IP:PORT] S3 in memory with one bucket
-spurline-testkit proxy HOST:PORT                    a proxy; commands on standard input, each answered by a line:
+spurline-testkit proxy HOST:PORT                    a proxy; commands on standard input, each with one line of output:
     slow-down|close|stall|html|cut-half N    do this to the next N requests
     cut-after|stall-after BYTES N            let BYTES of an answer's body pass
     delay MS N, latency MS                   delay the next N, or all
@@ -34,10 +34,10 @@ fn run(words: &[&str]) -> Result<(), String> {
     let (what, of, at) = match words {
         [what, of] => (*what, *of, "127.0.0.1:0"),
         [what @ ("s3-server" | "s3-memory"), of, "--listen", at] => (*what, *of, *at),
-        _ => return Err("the words were wrong".into()),
+        _ => return Err("usage error".into()),
     };
-    let at = at.parse().map_err(|_| format!("'{at}' is no IP:PORT"))?;
-    let failed = |e: std::io::Error| format!("it can't start: {e}");
+    let at = at.parse().map_err(|_| format!("'{at}' is not an IP:PORT"))?;
+    let failed = |e: std::io::Error| format!("can't start: {e}");
     match what {
         "s3-server" | "s3-memory" => {
             let server = if what == "s3-server" {
@@ -47,49 +47,49 @@ fn run(words: &[&str]) -> Result<(), String> {
                 server.create_bucket(of);
                 server
             };
-            say(&format!("listening {}\nkey {ACCESS_KEY} {SECRET_KEY}", server.endpoint()));
+            print_line(&format!("listening {}\nkey {ACCESS_KEY} {SECRET_KEY}", server.endpoint()));
             for _ in std::io::stdin().lines() {}
             Ok(())
         }
         "proxy" => {
-            let target = of.parse().map_err(|_| format!("'{of}' is no HOST:PORT"))?;
+            let target = of.parse().map_err(|_| format!("'{of}' is not a HOST:PORT"))?;
             let proxy = ChaosProxy::start(target).map_err(failed)?;
-            say(&format!("listening {}", proxy.endpoint()));
+            print_line(&format!("listening {}", proxy.endpoint()));
             for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-                let answer = command(&proxy, &line.split_whitespace().collect::<Vec<_>>());
-                say(&answer.unwrap_or_else(|| format!("error: '{line}' is no command")));
+                let answer = run_command(&proxy, &line.split_whitespace().collect::<Vec<_>>());
+                print_line(&answer.unwrap_or_else(|| format!("error: '{line}' is not a command")));
             }
             Ok(())
         }
-        other => Err(format!("'{other}' is no command")),
+        other => Err(format!("'{other}' is not a command")),
     }
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     println!("{line}");
     let _ = std::io::stdout().flush();
 }
 
-fn command(proxy: &ChaosProxy, words: &[&str]) -> Option<String> {
+fn run_command(proxy: &ChaosProxy, words: &[&str]) -> Option<String> {
     match words {
-        ["refuse"] => proxy.refuse(true),
-        ["calm"] => proxy.calm(),
-        ["forget"] => proxy.forget(),
+        ["refuse"] => proxy.refuse_connections(true),
+        ["calm"] => proxy.clear_faults(),
+        ["forget"] => proxy.forget_requests(),
         ["latency", ms] => proxy.set_latency(Duration::from_millis(ms.parse().ok()?)),
         ["count", method, path] => {
-            return Some(proxy.count(if *method == "*" { "" } else { method }, path).to_string());
+            return Some(proxy.count_requests(if *method == "*" { "" } else { method }, path).to_string());
         }
         [fault, arguments @ .., times] => {
             let number = || arguments.first().and_then(|a| a.parse::<u64>().ok());
             let fault = match *fault {
-                "slow-down" => Fault::SlowDown,
-                "close" => Fault::Close,
-                "stall" => Fault::Stall,
-                "html" => Fault::Html,
-                "cut-half" => Fault::CutHalf,
-                "cut-after" => Fault::CutAfter(number()?),
-                "stall-after" => Fault::StallAfter(number()?),
-                "delay" => Fault::Delay(Duration::from_millis(number()?)),
+                "slow-down" => ProxyFault::SlowDown,
+                "close" => ProxyFault::Close,
+                "stall" => ProxyFault::Stall,
+                "html" => ProxyFault::Html,
+                "cut-half" => ProxyFault::CutHalf,
+                "cut-after" => ProxyFault::CutAfter(number()?),
+                "stall-after" => ProxyFault::StallAfter(number()?),
+                "delay" => ProxyFault::Delay(Duration::from_millis(number()?)),
                 _ => return None,
             };
             proxy.inject(fault, times.parse().ok()?);

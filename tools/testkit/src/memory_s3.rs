@@ -1,7 +1,7 @@
-//! An S3 bucket in memory, where every key a bucket can have is possible: `a` beside `a/b`, `a//b`, `.`, control
-//! characters. It deliberately serves only what a reader and a simple writer ask.
+//! An S3 bucket in memory that accepts every valid key: `a` beside `a/b`, `a//b`, `.`, control characters. It
+//! deliberately serves only what a reader and a simple writer need.
 
-use crate::listing::{self, Item};
+use crate::listing::{self, ListedItem};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::TryStreamExt as _;
@@ -15,27 +15,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 #[derive(Clone)]
-struct Stored {
+struct StoredObject {
     bytes: Bytes,
     etag: String,
     modified: SystemTime,
 }
 
-/// Buckets in memory; clones are the same buckets.
+/// Buckets in memory; clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct MemoryS3 {
-    buckets: Arc<RwLock<BTreeMap<String, BTreeMap<String, Stored>>>>,
+    buckets: Arc<RwLock<BTreeMap<String, BTreeMap<String, StoredObject>>>>,
     writes: Arc<AtomicU64>,
 }
 
 impl MemoryS3 {
-    pub(crate) fn create(&self, bucket: &str) {
+    pub(crate) fn create_bucket(&self, bucket: &str) {
         self.buckets.write().entry(bucket.into()).or_default();
     }
     pub(crate) fn put(&self, bucket: &str, key: &str, bytes: Bytes) -> String {
-        // Unlike AWS's, the etag of equal bytes written again is another: tests tell every write from every other.
+        // Unlike AWS, each write gets a new etag, even for equal bytes, so that tests can distinguish writes.
         let etag = format!("{:032x}", self.writes.fetch_add(1, Ordering::Relaxed));
-        let stored = Stored { bytes, etag: etag.clone(), modified: SystemTime::now() };
+        let stored = StoredObject { bytes, etag: etag.clone(), modified: SystemTime::now() };
         self.buckets.write().entry(bucket.into()).or_default().insert(key.into(), stored);
         etag
     }
@@ -44,14 +44,14 @@ impl MemoryS3 {
             bucket.remove(key);
         }
     }
-    fn get(&self, bucket: &str, key: &str) -> S3Result<Stored> {
+    fn get(&self, bucket: &str, key: &str) -> S3Result<StoredObject> {
         let buckets = self.buckets.read();
         let bucket = buckets.get(bucket).ok_or_else(|| s3_error!(NoSuchBucket))?;
         bucket.get(key).cloned().ok_or_else(|| s3_error!(NoSuchKey))
     }
 }
 
-fn object(key: &str, stored: &Stored) -> Object {
+fn listed_object(key: &str, stored: &StoredObject) -> Object {
     Object {
         key: Some(key.into()),
         size: i64::try_from(stored.bytes.len()).ok(),
@@ -132,11 +132,11 @@ impl S3 for MemoryS3 {
         let bucket = buckets.get(&input.bucket).ok_or_else(|| s3_error!(NoSuchBucket))?;
         let prefix = input.prefix.clone().unwrap_or_default();
         let delimiter = input.delimiter.clone().unwrap_or_default();
-        let limit = listing::limit(&input);
+        let limit = listing::page_limit(&input);
         let (mut items, mut last, mut more) = (Vec::new(), None, false);
         let mut from = Bound::Included(prefix.clone());
-        if let Some(start) = listing::start(&input).filter(|s| *s >= prefix) {
-            // Below a prefix that has been listed nothing is left.
+        if let Some(start) = listing::page_start(&input).filter(|s| *s >= prefix) {
+            // Nothing is left below a prefix that has been listed.
             from = match !delimiter.is_empty() && start.ends_with(&delimiter) && start.len() > prefix.len() {
                 true => Bound::Excluded(format!("{start}\u{10ffff}")),
                 false => Bound::Excluded(start),
@@ -155,18 +155,18 @@ impl S3 for MemoryS3 {
             };
             match folder {
                 Some(folder) => {
-                    items.push(Item::Prefix(folder.to_owned()));
+                    items.push(ListedItem::Prefix(folder.to_owned()));
                     last = Some(folder.to_owned());
                     from = Bound::Excluded(format!("{folder}\u{10ffff}"));
                 }
                 None => {
-                    items.push(Item::Object(Box::new(object(key, stored))));
+                    items.push(ListedItem::Object(Box::new(listed_object(key, stored))));
                     last = Some(key.clone());
                     from = Bound::Excluded(key.clone());
                 }
             }
         }
         drop(buckets);
-        Ok(S3Response::new(listing::output(input, items, last.filter(|_| more))))
+        Ok(S3Response::new(listing::page_output(input, items, last.filter(|_| more))))
     }
 }

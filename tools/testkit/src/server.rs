@@ -25,7 +25,7 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Serves `dir`, whose folders are the buckets, on a free port. Writes leave small files that start with a dot in
+    /// Serves `dir`, a directory of buckets, on a free port. Writes leave small files that start with a dot in
     /// `dir` itself, as s3s-fs does.
     ///
     /// # Errors
@@ -34,7 +34,7 @@ impl S3Server {
         Self::start_on(dir, ANY)
     }
 
-    /// The same on an address of choice.
+    /// As [`S3Server::start`], at a given address.
     ///
     /// # Errors
     /// As [`S3Server::start`].
@@ -44,15 +44,15 @@ impl S3Server {
         Self::serve(builder, at, None)
     }
 
-    /// Serves buckets in memory, where every possible key may exist.
+    /// Serves buckets in memory, where every valid key may exist.
     ///
     /// # Errors
-    /// When no port can be had.
+    /// When no port is free.
     pub fn in_memory() -> io::Result<Self> {
         Self::in_memory_on(ANY)
     }
 
-    /// The same on an address of choice.
+    /// As [`S3Server::in_memory`], at a given address.
     ///
     /// # Errors
     /// As [`S3Server::in_memory`].
@@ -63,7 +63,7 @@ impl S3Server {
         Self::serve(builder, at, Some(memory))
     }
 
-    /// Serves buckets in memory to anybody, signed or not.
+    /// Serves buckets in memory without authentication.
     ///
     /// # Errors
     /// As [`S3Server::in_memory`].
@@ -81,11 +81,11 @@ impl S3Server {
             .build()?;
         let listener = runtime.block_on(TcpListener::bind(at))?;
         let address = listener.local_addr()?;
-        runtime.spawn(accept(listener, service));
+        runtime.spawn(accept_clients(listener, service));
         Ok(S3Server { address, memory, runtime: Some(runtime) })
     }
 
-    /// Where it listens.
+    /// Its listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -95,18 +95,18 @@ impl S3Server {
         format!("http://{}", self.address)
     }
 
-    /// Makes a bucket of a server in memory.
+    /// Creates a bucket of a server in memory.
     ///
     /// # Panics
-    /// When the server stands on a directory.
+    /// When the server serves a directory.
     pub fn create_bucket(&self, bucket: &str) {
-        self.memory.as_ref().expect("a server in memory").create(bucket);
+        self.memory.as_ref().expect("a server in memory").create_bucket(bucket);
     }
 
-    /// Puts an object into a server in memory and answers its etag.
+    /// Puts an object into a server in memory and returns its etag.
     ///
     /// # Panics
-    /// When the server stands on a directory.
+    /// When the server serves a directory.
     pub fn put(&self, bucket: &str, key: &str, bytes: &[u8]) -> String {
         self.memory.as_ref().expect("a server in memory").put(bucket, key, bytes.to_vec().into())
     }
@@ -114,7 +114,7 @@ impl S3Server {
     /// Removes an object from a server in memory.
     ///
     /// # Panics
-    /// When the server stands on a directory.
+    /// When the server serves a directory.
     pub fn remove(&self, bucket: &str, key: &str) {
         self.memory.as_ref().expect("a server in memory").remove(bucket, key);
     }
@@ -128,13 +128,13 @@ impl Drop for S3Server {
     }
 }
 
-async fn accept(listener: TcpListener, service: S3Service) {
+async fn accept_clients(listener: TcpListener, service: S3Service) {
     loop {
         let Ok((socket, _)) = listener.accept().await else { continue };
         let _ = socket.set_nodelay(true);
         let service = service.clone();
         tokio::spawn(async move {
-            // A client that breaks off is no matter of the server's.
+            // A client that disconnects is not an error of the server.
             let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
         });
     }

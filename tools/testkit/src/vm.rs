@@ -20,9 +20,9 @@ pub enum GuestNet {
     Two,
     /// As `Two`, on a machine of two NUMA nodes: `rail0` and `rail1` are network cards of the nodes 0 and 1.
     Numa,
-    /// Two guests with two rails each, joined by cables on which packets can be lost: the first has 10.77.0.1 and
-    /// 10.77.1.1, the second 10.77.0.2 and 10.77.1.2. Each runs the tests with the prefix and its letter, `a` or `b`, and
-    /// the first one's end is the end.
+    /// Two guests with two rails each, joined by cables that can lose packets: the first has 10.77.0.1 and 10.77.1.1,
+    /// the second 10.77.0.2 and 10.77.1.2. Each runs the tests with the prefix and its letter, `a` or `b`; the run
+    /// ends when the first guest does.
     Pair,
 }
 
@@ -44,13 +44,13 @@ pub fn in_guest() -> bool {
 }
 
 /// Runs the ignored tests of this very test program in a guest, one after the other, and prints what they say: those
-/// whose names contain the first of `prefixes`, then in a process of their own those with the next. Where there can be
+/// with the first of `prefixes` in their names, then in a process of their own those with the next. Where there can be
 /// no guest it skips (`rdma` in `SPURLINE_REQUIRE`).
 ///
 /// # Panics
 /// When one of them fails, none has a prefix, or the guest does not come to its end within `seconds`.
 pub fn run_in_guest(net: GuestNet, prefixes: &[&str], seconds: u32) {
-    // One after the other: an emulated processor that shares a real one with others is too slow to tell anything.
+    // One at a time: an emulated processor that shares a real one is too slow for meaningful results.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let exe = std::env::current_exe().expect("a test program knows its path");
@@ -66,7 +66,7 @@ pub fn run_in_guest(net: GuestNet, prefixes: &[&str], seconds: u32) {
     match out.status.code() {
         Some(3) => {
             let why = text.lines().find_map(|line| line.strip_prefix("SKIP: "));
-            skip("rdma", why.unwrap_or("scripts/vm did not say why"));
+            skip("rdma", why.unwrap_or("scripts/vm gave no reason"));
         }
         Some(0) => {
             let ran = |line: &&str| line.starts_with("test result: ok.") && !line.contains(" 0 passed");

@@ -1,4 +1,4 @@
-//! The virtual machine itself: the devices it promises are there, and what happens in it is told outside.
+//! The virtual machine itself: it has the promised devices and returns exit code, output and files.
 
 use std::path::Path;
 use std::process::Command;

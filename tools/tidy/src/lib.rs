@@ -2,6 +2,9 @@
 //! The rules themselves are the tests of this crate.
 #![forbid(unsafe_code)]
 
+pub mod names;
+pub mod prose;
+
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,56 +1,56 @@
-//! Who runs, who waits for what until when, and what time it is. One thread holds the baton; only that one touches any of
-//! this, and it gives the baton on by the next one's semaphore. It calls nothing that is defined anew here.
+//! Owns the run state: running thread, waiting threads and the clock. Only the thread with the baton touches it, and
+//! passes the baton by the next thread's semaphore. Calls no function that this crate redefines.
 
 use std::cell::{Cell, UnsafeCell};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a look at the clock costs, so that nobody waits for it in a loop for ever. Nanoseconds.
+/// Cost of reading the clock in nanoseconds, so that a polling loop ends.
 const LOOK_NS: u64 = 100;
-/// One look at a clock in so many gives the baton away.
+/// One clock read in this many switches threads.
 const PREEMPT: u64 = 16;
-/// Threads that are left after the first one ended have this long. Nanoseconds.
+/// Virtual time for other threads after the first one ended, in nanoseconds.
 const AFTER_NS: u64 = 3_600_000_000_000;
 
-/// How a run went.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ran {
-    /// Depends on every change of threads and the time of it: equal for equal runs.
+pub struct RunReport {
+    /// Hash over all thread switches and their times: equal for equal runs.
     pub trace: u64,
-    /// How often another thread went on.
+    /// Number of thread switches.
     pub switches: u64,
     /// Threads that had not ended.
-    pub left: Vec<Left>,
+    pub left: Vec<LeftThread>,
 }
 
-/// A thread that had not ended, by its number, in the order in which they were started.
+/// A thread that had not ended, by its number in start order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Left(pub u64);
+pub struct LeftThread(pub u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Has the baton, or would take it.
+enum ThreadState {
+    /// Has the baton or can run.
     Ready,
     Waiting {
-        /// What wakes it: a futex's address or the number of a thread to be joined.
+        /// Wake key: a futex address, or derived from the number of a thread to join.
         on: Option<usize>,
         until: Option<u64>,
     },
 }
 
-/// A semaphore whose address stays.
+/// A semaphore with a fixed address.
 #[derive(Clone, Copy)]
-pub(crate) struct Baton(*mut libc::sem_t);
+pub(crate) struct ThreadBaton(*mut libc::sem_t);
 
-// SAFETY: a semaphore is there to be used by several threads.
-unsafe impl Send for Baton {}
+// SAFETY: semaphores are made for use by several threads.
+unsafe impl Send for ThreadBaton {}
 
-impl Baton {
-    fn new() -> Baton {
-        // SAFETY: all zeroes is a value of the type, and it is made a semaphore before anybody sees it.
+impl ThreadBaton {
+    fn new() -> ThreadBaton {
+        // SAFETY: all zeroes is a valid value, and the semaphore is initialised before any other thread sees it.
         let sem = Box::into_raw(Box::new(unsafe { std::mem::zeroed::<libc::sem_t>() }));
-        // SAFETY: the memory is ours and is never freed: a thread that is left for ever keeps waiting on it.
+        // SAFETY: the memory is ours and never freed: an abandoned thread keeps waiting on it.
         unsafe { libc::sem_init(sem, 0, 0) };
-        Baton(sem)
+        ThreadBaton(sem)
     }
 
     fn give(self) {
@@ -64,52 +64,52 @@ impl Baton {
     }
 }
 
-struct Thread {
-    state: State,
-    baton: Baton,
-    /// Its last wait ended by the time.
+struct VirtualThread {
+    state: ThreadState,
+    baton: ThreadBaton,
+    /// Its last wait timed out.
     timed_out: bool,
 }
 
 /// All threads of a run.
-pub(crate) struct Sched {
+pub(crate) struct VirtualScheduler {
     now: u64,
     dice: u64,
-    threads: BTreeMap<u64, Thread>,
+    threads: BTreeMap<u64, VirtualThread>,
     next: u64,
-    /// The numbers of threads by what the C library calls them.
+    /// Thread numbers by pthread_t.
     natives: BTreeMap<usize, u64>,
-    /// Who waits on what, first come first.
+    /// Waiting threads by key, in order.
     queues: BTreeMap<usize, VecDeque<u64>>,
     trace: u64,
     switches: u64,
     /// When the first thread ended.
     ended: Option<u64>,
     over: bool,
-    done: Baton,
+    done: ThreadBaton,
 }
 
-struct Cellar(UnsafeCell<Option<Sched>>);
+struct SchedulerCell(UnsafeCell<Option<VirtualScheduler>>);
 
-// SAFETY: touched by the holder of the baton alone, and by `begin` and `wait` while there is no run.
-unsafe impl Sync for Cellar {}
+// SAFETY: accessed only by the holder of the baton, and by `begin` and `wait_done` while there is no run.
+unsafe impl Sync for SchedulerCell {}
 
-static SCHED: Cellar = Cellar(UnsafeCell::new(None));
+static SCHED: SchedulerCell = SchedulerCell(UnsafeCell::new(None));
 
 thread_local! {
     static ME: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The number of the calling thread; `None` when it is not one of ours.
-pub(crate) fn me() -> Option<u64> {
-    // After the thread's own storage is gone it is nobody's thread any more.
+/// The number of the calling thread; `None` for other threads.
+pub(crate) fn current_thread() -> Option<u64> {
+    // `None` too after the thread-local storage was destroyed.
     ME.try_with(Cell::get).ok().filter(|me| *me != 0)
 }
 
 /// The scheduler, for the holder of the baton.
-pub(crate) fn sched() -> &'static mut Sched {
-    // SAFETY: the caller is one of our threads (see `me`) and runs, so it holds the baton, and no other reference is alive:
-    // none is kept over a call that gives the baton away.
+pub(crate) fn scheduler() -> &'static mut VirtualScheduler {
+    // SAFETY: the caller is one of our threads (see `current_thread`) and runs, so it holds the baton. No reference
+    // is kept over a call that passes the baton on.
     let held = unsafe { &mut *SCHED.0.get() };
     match held {
         Some(sched) => sched,
@@ -117,16 +117,16 @@ pub(crate) fn sched() -> &'static mut Sched {
     }
 }
 
-/// A thread that was told to begin.
-pub(crate) struct Begun(u64, Baton);
+/// A registered thread that has not started yet.
+pub(crate) struct StartedThread(u64, ThreadBaton);
 
-impl Begun {
+impl StartedThread {
     /// Its number.
     pub fn number(&self) -> u64 {
         self.0
     }
 
-    /// The calling thread is that one from now on; returns when it is its turn.
+    /// Makes the calling thread this one; returns when it gets the baton.
     pub fn enter(&self) {
         self.1.take();
         ME.set(self.0);
@@ -134,10 +134,10 @@ impl Begun {
     }
 }
 
-impl Sched {
-    /// A run with its first thread, which goes on at once.
-    pub fn begin(seed: u64) -> Begun {
-        let mut sched = Sched {
+impl VirtualScheduler {
+    /// Starts a run with its first thread, which gets the baton at once.
+    pub fn begin(seed: u64) -> StartedThread {
+        let mut sched = VirtualScheduler {
             now: 0,
             dice: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             threads: BTreeMap::new(),
@@ -148,111 +148,111 @@ impl Sched {
             switches: 0,
             ended: None,
             over: false,
-            done: Baton::new(),
+            done: ThreadBaton::new(),
         };
-        let first = sched.add();
+        let first = sched.add_thread();
         first.1.give();
-        // SAFETY: there is no run, so nobody holds the baton: runs come one after the other.
+        // SAFETY: there is no run, so no thread holds the baton; runs are sequential.
         unsafe { *SCHED.0.get() = Some(sched) };
         first
     }
 
-    /// Waits until the run is over.
-    pub fn wait() -> Ran {
+    /// Waits for the end of the run.
+    pub fn wait_done() -> RunReport {
         // SAFETY: `done` is written before the run begins and never after.
         let done = unsafe { (*SCHED.0.get()).as_ref().map(|sched| sched.done) };
-        done.into_iter().for_each(Baton::take);
-        // SAFETY: the run is over: threads that are left wait for a baton that nobody gives.
+        done.into_iter().for_each(ThreadBaton::take);
+        // SAFETY: the run is over: remaining threads wait for a baton that is never passed.
         let sched = unsafe { (*SCHED.0.get()).take() };
         let Some(sched) = sched else { std::process::abort() };
-        let left = sched.threads.into_keys().map(Left).collect();
-        Ran { trace: sched.trace, switches: sched.switches, left }
+        let left = sched.threads.into_keys().map(LeftThread).collect();
+        RunReport { trace: sched.trace, switches: sched.switches, left }
     }
 
-    /// A new thread, which has not begun.
-    pub fn add(&mut self) -> Begun {
-        let (number, baton) = (self.next, Baton::new());
+    /// Registers a new thread.
+    pub fn add_thread(&mut self) -> StartedThread {
+        let (number, baton) = (self.next, ThreadBaton::new());
         self.next += 1;
-        self.threads.insert(number, Thread { state: State::Ready, baton, timed_out: false });
-        Begun(number, baton)
+        self.threads.insert(number, VirtualThread { state: ThreadState::Ready, baton, timed_out: false });
+        StartedThread(number, baton)
     }
 
-    /// What was added could not be started.
-    pub fn remove(&mut self, begun: &Begun) {
+    /// Removes a thread that could not be started.
+    pub fn remove_thread(&mut self, begun: &StartedThread) {
         self.threads.remove(&begun.0);
     }
 
-    /// What the C library calls a thread.
-    pub fn name(&mut self, begun_number: u64, native: usize) {
+    /// Records a thread's pthread_t.
+    pub fn set_native(&mut self, begun_number: u64, native: usize) {
         self.natives.insert(native, begun_number);
     }
 
     /// xorshift64.
-    pub fn draw(&mut self) -> u64 {
+    pub fn draw_random(&mut self) -> u64 {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;
         self.dice ^= self.dice << 17;
         self.dice
     }
 
-    /// Reads the clock, in nanoseconds since the run began; whether the baton is to be given away now.
-    pub fn look(&mut self) -> (u64, bool) {
+    /// Reads the clock, in nanoseconds since the start of the run; true if the thread must yield now.
+    pub fn read_clock(&mut self) -> (u64, bool) {
         self.now += LOOK_NS;
-        (self.now, self.draw().is_multiple_of(PREEMPT))
+        (self.now, self.draw_random().is_multiple_of(PREEMPT))
     }
 
-    /// The time, in nanoseconds since the run began.
+    /// The time in nanoseconds since the start of the run.
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// Whose turn it is now, the time moved on to when there is somebody; `None` when the run is over.
-    fn choose(&mut self) -> Option<u64> {
+    /// Chooses the next thread and advances the clock to its wake-up; `None` when the run is over.
+    fn choose_next(&mut self) -> Option<u64> {
         loop {
             for thread in self.threads.values_mut() {
-                if let State::Waiting { until: Some(until), .. } = thread.state
+                if let ThreadState::Waiting { until: Some(until), .. } = thread.state
                     && until <= self.now
                 {
-                    (thread.state, thread.timed_out) = (State::Ready, true);
+                    (thread.state, thread.timed_out) = (ThreadState::Ready, true);
                 }
             }
-            let ready = self.threads.values().filter(|thread| thread.state == State::Ready).count() as u64;
+            let ready = self.threads.values().filter(|thread| thread.state == ThreadState::Ready).count() as u64;
             if ready > 0 {
-                let nth = (self.draw() % ready) as usize;
+                let nth = (self.draw_random() % ready) as usize;
                 return self
                     .threads
                     .iter()
-                    .filter(|(_, t)| t.state == State::Ready)
+                    .filter(|(_, t)| t.state == ThreadState::Ready)
                     .nth(nth)
                     .map(|(number, _)| *number);
             }
-            let until = |thread: &Thread| match thread.state {
-                State::Waiting { until, .. } => until,
-                State::Ready => None,
+            let until = |thread: &VirtualThread| match thread.state {
+                ThreadState::Waiting { until, .. } => until,
+                ThreadState::Ready => None,
             };
             match self.threads.values().filter_map(until).min() {
                 Some(_) if self.ended.is_some_and(|at| self.now > at + AFTER_NS) => return None,
                 Some(until) => self.now = until,
                 None if self.ended.is_some() => return None,
-                None => self.stuck(),
+                None => self.report_stuck(),
             }
         }
     }
 
-    /// Nobody can ever go on: says who waits for what, and ends the process.
-    fn stuck(&self) -> ! {
-        let mut text = format!("every thread waits for another one, {} s into the run:\n", self.now / 1_000_000_000);
+    /// Reports a deadlock with what each thread waits for, and ends the process.
+    fn report_stuck(&self) -> ! {
+        let mut text = format!("deadlock {} s into the run:\n", self.now / 1_000_000_000);
         for (number, thread) in &self.threads {
             text.push_str(&format!("  thread {number}: {:?}\n", thread.state));
         }
-        // SAFETY: the pointer and the length are those of the text. Not by std, whose lock may be held by one of them.
+        // SAFETY: pointer and length belong to the text. Not std's stderr: a thread may hold its lock.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
         std::process::abort()
     }
 
-    /// Gives the baton to whose turn it is; `Some` with that one's, when it is not `me`.
-    fn pass(&mut self, me: u64) -> Option<Baton> {
-        match self.choose() {
+    /// Chooses the next thread; returns its baton when it is not `me`.
+    fn pass_baton(&mut self, me: u64) -> Option<ThreadBaton> {
+        match self.choose_next() {
             Some(next) => {
                 self.switches += 1;
                 let mixed = (self.trace ^ next ^ self.now.rotate_left(20)).wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -267,32 +267,32 @@ impl Sched {
     }
 }
 
-/// Gives the baton away, and returns when it is this thread's turn again.
-fn pause(me: u64, sched: &mut Sched) {
-    if let Some(next) = sched.pass(me) {
+/// Passes the baton; returns when this thread has it again.
+fn switch_thread(me: u64, sched: &mut VirtualScheduler) {
+    if let Some(next) = sched.pass_baton(me) {
         let own = sched.threads[&me].baton;
         next.give();
         own.take();
     }
 }
 
-/// Lets others go on.
-pub(crate) fn give_way(me: u64) {
-    pause(me, sched());
+/// Lets other threads run.
+pub(crate) fn yield_thread(me: u64) {
+    switch_thread(me, scheduler());
 }
 
-/// Waits until woken `on` something or until the time is there; whether it was woken.
-pub(crate) fn wait(me: u64, on: Option<usize>, until: Option<u64>) -> bool {
-    let sched = sched();
+/// Waits for a wake-up `on` a key or for the time `until`; true if woken.
+pub(crate) fn wait_on(me: u64, on: Option<usize>, until: Option<u64>) -> bool {
+    let sched = scheduler();
     if let Some(on) = on {
         sched.queues.entry(on).or_default().push_back(me);
     }
     if let Some(thread) = sched.threads.get_mut(&me) {
-        (thread.state, thread.timed_out) = (State::Waiting { on, until }, false);
+        (thread.state, thread.timed_out) = (ThreadState::Waiting { on, until }, false);
     }
-    pause(me, sched);
-    // Not the reference from before: others held the baton.
-    let sched = self::sched();
+    switch_thread(me, sched);
+    // Fetched anew: other threads held the baton meanwhile.
+    let sched = self::scheduler();
     let timed_out = sched.threads.get(&me).is_some_and(|thread| thread.timed_out);
     if timed_out && let Some(queue) = on.and_then(|on| sched.queues.get_mut(&on)) {
         queue.retain(|waiter| *waiter != me);
@@ -305,46 +305,46 @@ pub(crate) fn wait(me: u64, on: Option<usize>, until: Option<u64>) -> bool {
     !timed_out
 }
 
-/// Wakes up to `most` of those that wait on `on`; how many there were.
-pub(crate) fn wake(sched: &mut Sched, on: usize, most: usize) -> usize {
+/// Wakes up to `most` waiters of `on`; returns their number.
+pub(crate) fn wake_waiters(sched: &mut VirtualScheduler, on: usize, most: usize) -> usize {
     let mut woken = 0;
     while woken < most {
         let Some(waiter) = sched.queues.get_mut(&on).and_then(VecDeque::pop_front) else { break };
         if let Some(thread) = sched.threads.get_mut(&waiter)
-            && matches!(thread.state, State::Waiting { on: Some(at), .. } if at == on)
+            && matches!(thread.state, ThreadState::Waiting { on: Some(at), .. } if at == on)
         {
-            thread.state = State::Ready;
+            thread.state = ThreadState::Ready;
             woken += 1;
         }
     }
     woken
 }
 
-/// Waits for the end of a thread by what the C library calls it.
-pub(crate) fn join(me: u64, native: usize) {
-    while let Some(number) = sched().natives.get(&native).copied()
-        && sched().threads.contains_key(&number)
+/// Waits for the end of a thread, given its pthread_t.
+pub(crate) fn join_thread(me: u64, native: usize) {
+    while let Some(number) = scheduler().natives.get(&native).copied()
+        && scheduler().threads.contains_key(&number)
     {
-        wait(me, Some(end_of(number)), None);
+        wait_on(me, Some(end_key(number)), None);
     }
 }
 
-/// What those wait on who wait for a thread's end: no address is odd and so small.
-fn end_of(number: u64) -> usize {
+/// Wake key for the end of a thread: odd and small, so never a futex address.
+fn end_key(number: u64) -> usize {
     number as usize * 2 + 1
 }
 
 /// The calling thread ends.
-pub(crate) fn exit(me: u64) {
-    let sched = sched();
+pub(crate) fn exit_thread(me: u64) {
+    let sched = scheduler();
     sched.threads.remove(&me);
     sched.natives.retain(|_, number| *number != me);
-    wake(sched, end_of(me), usize::MAX);
+    wake_waiters(sched, end_key(me), usize::MAX);
     if me == 1 {
         sched.ended = Some(sched.now);
     }
     ME.set(0);
-    if let Some(next) = sched.pass(me) {
+    if let Some(next) = sched.pass_baton(me) {
         next.give();
     }
 }

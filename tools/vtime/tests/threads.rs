@@ -1,5 +1,5 @@
-//! Threads on virtual time: waits cost nothing, the seed decides the order, and everything std and parking_lot wait with is
-//! covered.
+//! Threads on virtual time: waits cost no real time, the seed decides the order, and every wait of std and
+//! parking_lot is covered.
 
 use parking_lot::{Condvar, Mutex};
 use spurline_vtime::run;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Threads that hand a number on, wait with and without a limit, sleep, and end.
+/// Threads that pass a number on, wait with and without a timeout, sleep, and end.
 fn busy() -> Vec<u32> {
     let (order, turn) = (Arc::new(Mutex::new(Vec::new())), Arc::new((Mutex::new(0), Condvar::new())));
     let threads: Vec<_> = (0..5u32)

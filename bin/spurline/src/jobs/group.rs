@@ -8,11 +8,11 @@ use crate::group;
 use crate::peers::Reach;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::Value;
-use spurline_client::placement::{Copies, Standpoint};
-use spurline_client::{Patience, Remote, RemoteConfig, Roster};
-use spurline_jobs::{Board, DirKeep, Keep, Target, Totals};
-use spurline_mem::{Pool, Tier};
-use spurline_membership::{JobStore, Jobs, Registry};
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, RequestPatience};
+use spurline_jobs::{DirJobRecords, JobManager, JobRecords, JobTarget, JobTotals};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_membership::{JobHandler, JobStore, Registry};
 use spurline_net_tcp::SocketOptions;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
@@ -50,7 +50,7 @@ struct Way {
 pub struct GroupJobs {
     dir: PathBuf,
     way: Way,
-    boards: Mutex<BTreeMap<String, Arc<Board>>>,
+    boards: Mutex<BTreeMap<String, Arc<JobManager>>>,
     store: Option<Arc<JobStore>>,
     /// Jobs in the store that this release can't read: group and name.
     strange: Mutex<BTreeSet<(String, String)>>,
@@ -104,7 +104,7 @@ impl GroupJobs {
         Ok(jobs)
     }
 
-    fn board(&self, group: &str) -> Result<Arc<Board>> {
+    fn board(&self, group: &str) -> Result<Arc<JobManager>> {
         let mut boards = self.boards.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(board) = boards.get(group) {
             return Ok(Arc::clone(board));
@@ -116,11 +116,11 @@ impl GroupJobs {
         let dir = self.dir.join(&plain);
         let (way, name) = (self.way.clone(), group.to_owned());
         let open = move |source: &str| way.target(&name, source);
-        let keep: Arc<dyn Keep> = match &self.store {
+        let keep: Arc<dyn JobRecords> = match &self.store {
             Some(store) => Arc::new(Shared { store: Arc::clone(store), group: plain }),
-            None => Arc::new(DirKeep::open(&dir)?),
+            None => Arc::new(DirJobRecords::open(&dir)?),
         };
-        let board = Board::start(keep, Some(&dir.join("files")), Arc::new(open))?;
+        let board = JobManager::start(keep, Some(&dir.join("files")), Arc::new(open))?;
         boards.insert(group.to_owned(), Arc::clone(&board));
         Ok(board)
     }
@@ -146,10 +146,10 @@ impl GroupJobs {
     }
 
     fn look(&self, store: &JobStore) -> Result<()> {
-        if !store.holds() {
+        if !store.holds_lease() {
             return Ok(());
         }
-        let all = store.now()?;
+        let all = store.active_jobs()?;
         let strange = |of: &(String, String)| self.strange().contains(of);
         self.strange().retain(|of| all.get(of).is_some_and(|now| now.open));
         for (of, now) in &all {
@@ -158,11 +158,11 @@ impl GroupJobs {
             let board = self.board(&group)?;
             if board.works_on(id) {
                 if now.stop {
-                    board.stop(id)?;
+                    board.stop_job(id)?;
                 }
             } else if now.mine {
                 // It ended here in a moment in which that could not be kept.
-                store.release(plain, id)?;
+                store.release_job(plain, id)?;
             } else if now.open && !now.owned && (now.stop || !strange(of)) {
                 self.take(store, &board, of, now.stop)?;
             }
@@ -176,32 +176,32 @@ impl GroupJobs {
 
     /// Takes a job that nobody works on, if no other coordinator is faster. One of another release that makes no sense here
     /// is left to those that know it, until somebody wants its end.
-    fn take(&self, store: &JobStore, board: &Board, of: &(String, String), stop: bool) -> Result<()> {
+    fn take(&self, store: &JobStore, board: &JobManager, of: &(String, String), stop: bool) -> Result<()> {
         let (plain, id) = of;
-        let Some(stored) = store.claim(plain, id)? else { return Ok(()) };
+        let Some(stored) = store.claim_job(plain, id)? else { return Ok(()) };
         match from_stored(&stored) {
             Ok(kept) => {
                 tracing::info!("job {id} of group {plain} is taken over");
-                board.adopt(id, kept)
+                board.adopt_job(id, kept)
             }
             Err(error) if stop => {
                 tracing::warn!("job {id} of group {plain} is ended, as it was to be stopped: {error}");
-                store.save(plain, id, &stored.state, true).map(drop)
+                store.save_state(plain, id, &stored.state, true).map(drop)
             }
             Err(error) => {
                 tracing::warn!("job {id} of group {plain} is left to coordinators of its release: {error}");
                 self.strange().insert(of.clone());
-                store.release(plain, id)
+                store.release_job(plain, id)
             }
         }
     }
 
     /// Brings the gauges of jobs up to date.
     pub fn gauges(&self, stats: &Stats) {
-        let mut totals = Totals::default();
+        let mut totals = JobTotals::default();
         let boards: Vec<_> = self.boards.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
-        boards.iter().for_each(|board| board.count(&mut totals));
-        totals.show(&stats.jobs);
+        boards.iter().for_each(|board| board.add_totals(&mut totals));
+        totals.set_gauges(&stats.jobs);
     }
 
     /// Ends the work; a later start goes on with it, or another coordinator at once.
@@ -217,19 +217,19 @@ impl GroupJobs {
             board.suspend();
         }
         if let Some(store) = &self.store {
-            store.end();
+            store.close_store();
         }
     }
 }
 
-impl Jobs for GroupJobs {
-    fn ask(&self, group: &str, request: &Value) -> Result<Value> {
-        self.board(group)?.answer(request)
+impl JobHandler for GroupJobs {
+    fn handle_request(&self, group: &str, request: &Value) -> Result<Value> {
+        self.board(group)?.answer_request(request)
     }
 }
 
 impl Way {
-    fn target(&self, group: &str, source: &str) -> Result<Arc<dyn Target>> {
+    fn target(&self, group: &str, source: &str) -> Result<Arc<dyn JobTarget>> {
         let unreached = |fault: spurline_config::Fault| Error::new(ErrorKind::Unavailable, fault.what);
         let ends = || Error::new(ErrorKind::Unavailable, "the coordinator ends");
         let registry = (self.registry)(group).ok_or_else(ends)?;
@@ -244,20 +244,20 @@ impl Way {
             nconnect: CONNECTIONS,
             stats: Arc::clone(&self.stats),
         };
-        let roster = Roster::new(&members, move |member| reach.peer(member));
+        let roster = GroupMembers::new(&members, move |member| reach.peer(member));
         group::keep_up(&follower, &roster);
-        let config = RemoteConfig {
-            patience: Patience::new(PATIENCE),
+        let config = GroupVolumeConfig {
+            patience: RequestPatience::new(PATIENCE),
             fetchers: 2,
             metadata_age: Duration::from_secs(1),
-            copies: Copies::default(),
-            standpoint: Standpoint { zone: String::new(), seed: u64::from(std::process::id()) },
+            copies: CopyCounts::default(),
+            standpoint: ReaderLocation { zone: String::new(), seed: u64::from(std::process::id()) },
             silence: SILENCE,
             hedge_after: Duration::ZERO,
         };
         // No data comes here: this is what a volume has to have.
-        let memory = |block: u64| Ok(Tier::new(Pool::new(2 * block, block as usize)?));
-        let remote = Remote::connect(source, roster, config, Arc::clone(&self.stats), memory)?;
+        let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
+        let remote = GroupVolume::connect(source, roster, config, Arc::clone(&self.stats), memory)?;
         Ok(Arc::new(target::Group::following(remote, follower)))
     }
 }

@@ -6,7 +6,7 @@ use super::show;
 use crate::cli::JobArgs;
 use serde_json::{Value, json};
 use spurline_config::Fault;
-use spurline_jobs::{Action, State};
+use spurline_jobs::{JobAction, JobState};
 use spurline_types::{Error, Result};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +54,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// The words by which the job of these paths is found again.
-pub fn words(action: Action, paths: &[String], args: &JobArgs, place: &Place) -> Words {
+pub fn words(action: JobAction, paths: &[String], args: &JobArgs, place: &Place) -> Words {
     let mut rest: Vec<String> = match &args.files_from {
         Some(file) => vec!["--files-from".into(), quoted(&file.to_string_lossy())],
         None if paths.len() > PATHS => vec!["PATH...".into()],
@@ -234,7 +234,7 @@ fn id_of(job: &Value) -> String {
 
 /// Whether nothing more will happen to a job.
 pub fn has_ended(job: &Value) -> bool {
-    serde_json::from_value(job["state"].clone()).is_ok_and(State::ended)
+    serde_json::from_value(job["state"].clone()).is_ok_and(JobState::is_ended)
 }
 
 #[cfg(test)]

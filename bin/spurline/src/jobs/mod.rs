@@ -15,7 +15,7 @@ use look::Look;
 use place::Place;
 use serde_json::json;
 use spurline_config::Fault;
-use spurline_jobs::{Action, Spec};
+use spurline_jobs::{JobAction, JobSpec};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// # Errors
 /// When the paths are in no mount, or its process refuses the job or does not answer.
 pub fn load(args: LoadArgs) -> Result<ExitCode, Fault> {
-    run(Action::Load, &args.path, &args.job, args.pin, |spec| Spec {
+    run(JobAction::Load, &args.path, &args.job, args.pin, |spec| JobSpec {
         metadata_only: args.metadata_only,
         verify: args.verify,
         skip_if_exists: args.skip_if_exists,
@@ -38,15 +38,15 @@ pub fn load(args: LoadArgs) -> Result<ExitCode, Fault> {
 /// # Errors
 /// As [`load`].
 pub fn free(args: FreeArgs) -> Result<ExitCode, Fault> {
-    run(Action::Free, &args.path, &args.job, false, |spec| spec)
+    run(JobAction::Free, &args.path, &args.job, false, |spec| spec)
 }
 
 fn run(
-    action: Action,
+    action: JobAction,
     paths: &[String],
     args: &JobArgs,
     pin: bool,
-    more: impl FnOnce(Spec) -> Spec,
+    more: impl FnOnce(JobSpec) -> JobSpec,
 ) -> Result<ExitCode, Fault> {
     let listed = args.files_from.as_deref().map(place::listed).transpose()?;
     let paths = listed.as_deref().unwrap_or(paths);
@@ -57,7 +57,7 @@ fn run(
         ));
     }
     let (place, below) = find(action, paths, args)?;
-    let spec = more(Spec {
+    let spec = more(JobSpec {
         action,
         source: place.source().to_owned(),
         paths: below,
@@ -71,7 +71,8 @@ fn run(
         rate: args.rate.map_or(0, |rate| rate.0),
         parallel: args.parallel,
     });
-    spec.filter().map_err(|why| Fault::usage(why, "* is any part of a name, ** any folders, [ab] one of these"))?;
+    spec.file_filter()
+        .map_err(|why| Fault::usage(why, "* is any part of a name, ** any folders, [ab] one of these"))?;
     let mut look = Look::new(&place, args.json, look::words(action, paths, args, &place));
     if args.progress || args.stop {
         // Who gives no options means whatever is done with these paths.
@@ -116,7 +117,7 @@ fn run(
 }
 
 /// Who does a job on `paths`, and what they are below its source.
-fn find(action: Action, paths: &[String], args: &JobArgs) -> Result<(Place, Vec<String>), Fault> {
+fn find(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(Place, Vec<String>), Fault> {
     let url = paths.iter().find(|path| path.contains("://"));
     match (&args.registry, &args.source, url) {
         (Some(registry), Some(source), _) => {

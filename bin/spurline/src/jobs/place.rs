@@ -49,7 +49,7 @@ impl Place {
             let whole = path.contains("://") || path.starts_with('/');
             let url = if whole { path.parse::<Source>().ok() } else { None };
             let text = url.as_ref().map_or(path.as_str(), Source::as_str).trim_end_matches('/');
-            match url::below(text, &source) {
+            match url::path_below(text, &source) {
                 Some(rest) => String::from_utf8(rest.into_owned())
                     .map_err(|_| Fault::usage(format!("{path}: a name that is no UTF-8"), "name the folder above it")),
                 None if whole => Err(Fault::usage(
@@ -162,7 +162,7 @@ impl Place {
         match &self.who {
             Who::Mount { peer, .. } => peer.jobs(request, ANSWER),
             Who::Coordinators { at, group, trust } => {
-                spurline_membership::ask_jobs(&at[number..=number], group, trust, request, ANSWER)
+                spurline_membership::request_jobs(&at[number..=number], group, trust, request, ANSWER)
             }
         }
     }

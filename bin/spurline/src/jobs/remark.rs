@@ -22,7 +22,7 @@ impl Group<'_> {
     /// Puts together what they told.
     pub fn of(told: &[Value]) -> Group<'_> {
         let sets = told.iter().filter_map(|node| RuleSet::from_json(node).ok());
-        Group { told, set: sets.fold(RuleSet::default(), |all, set| all.merged(&set)) }
+        Group { told, set: sets.fold(RuleSet::default(), |all, set| all.merged_with(&set)) }
     }
 
     fn sum(&self, of: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
@@ -55,7 +55,7 @@ impl Group<'_> {
         let (mut by_rule, mut rest) = (BTreeMap::new(), 0u64);
         for (path, size, copies) in files {
             let bytes = size.next_multiple_of(PAGE).saturating_mul(copies);
-            let sum = match self.set.of(source, &path) {
+            let sum = match self.set.rule_for(source, &path) {
                 Some(rule) => by_rule.entry(rule.url.as_str()).or_insert(0u64),
                 None => &mut rest,
             };

@@ -1,7 +1,7 @@
 //! Jobs of one group in the store that several coordinators share, as the board wants them kept.
 
-use spurline_jobs::{Keep, Kept};
-use spurline_membership::{Begun, JobStore, StoredJob};
+use spurline_jobs::{JobRecord, JobRecords};
+use spurline_membership::{BeginResult, JobStore, StoredJob};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ pub struct Shared {
 }
 
 /// In two parts: what it is to do is written once, how far it is every two seconds.
-fn to_stored(kept: &Kept) -> Result<StoredJob> {
-    let (spec, state) = kept.to_parts(JobStore::MOST)?;
+fn to_stored(kept: &JobRecord) -> Result<StoredJob> {
+    let (spec, state) = kept.to_parts(JobStore::MAX_JOB_BYTES)?;
     Ok(StoredJob { spec, state })
 }
 
@@ -23,54 +23,54 @@ fn to_stored(kept: &Kept) -> Result<StoredJob> {
 ///
 /// # Errors
 /// When they make no sense.
-pub fn from_stored(stored: &StoredJob) -> Result<Kept> {
-    Kept::from_parts(&stored.spec, &stored.state)
+pub fn from_stored(stored: &StoredJob) -> Result<JobRecord> {
+    JobRecord::from_parts(&stored.spec, &stored.state)
 }
 
-impl Keep for Shared {
-    fn begin(&self, id: &str, job: &Kept) -> Result<Option<Kept>> {
-        match self.store.begin(&self.group, id, &to_stored(job)?)? {
-            Begun::Mine => Ok(None),
-            Begun::Elsewhere(stored) => from_stored(&stored).map(Some),
+impl JobRecords for Shared {
+    fn begin_job(&self, id: &str, job: &JobRecord) -> Result<Option<JobRecord>> {
+        match self.store.begin_job(&self.group, id, &to_stored(job)?)? {
+            BeginResult::Mine => Ok(None),
+            BeginResult::Elsewhere(stored) => from_stored(&stored).map(Some),
         }
     }
 
-    fn save(&self, id: &str, job: &Kept) -> Result<()> {
-        if self.store.save(&self.group, id, &to_stored(job)?.state, job.progress().state.ended())? {
+    fn save_job(&self, id: &str, job: &JobRecord) -> Result<()> {
+        if self.store.save_state(&self.group, id, &to_stored(job)?.state, job.progress().state.is_ended())? {
             return Ok(());
         }
         Err(Error::new(ErrorKind::PermissionDenied, "another coordinator has it by now"))
     }
 
-    fn load(&self) -> Result<Vec<(String, Kept)>> {
+    fn load_jobs(&self) -> Result<Vec<(String, JobRecord)>> {
         // Who looks for jobs that nobody works on finds those of before, too.
         Ok(Vec::new())
     }
 
-    fn remove(&self, _id: &str) -> Result<()> {
+    fn remove_job(&self, _id: &str) -> Result<()> {
         // They go by themselves.
         Ok(())
     }
 
-    fn holds(&self) -> bool {
-        self.store.holds()
+    fn may_work(&self) -> bool {
+        self.store.holds_lease()
     }
 
-    fn read(&self, id: &str) -> Result<Option<Kept>> {
-        self.store.read(&self.group, id)?.as_ref().map(from_stored).transpose()
+    fn read_job(&self, id: &str) -> Result<Option<JobRecord>> {
+        self.store.read_job(&self.group, id)?.as_ref().map(from_stored).transpose()
     }
 
-    fn others(&self, prefix: &str) -> Result<Vec<(String, Kept)>> {
+    fn other_jobs(&self, prefix: &str) -> Result<Vec<(String, JobRecord)>> {
         let good = |(id, stored): (String, StoredJob)| from_stored(&stored).ok().map(|kept| (id, kept));
-        Ok(self.store.all(&self.group, prefix)?.into_iter().filter_map(good).collect())
+        Ok(self.store.list_jobs(&self.group, prefix)?.into_iter().filter_map(good).collect())
     }
 
-    fn stop(&self, id: &str) -> Result<bool> {
+    fn request_stop(&self, id: &str) -> Result<bool> {
         self.store.stop(&self.group, id)
     }
 
-    fn leave(&self, id: &str) {
-        if let Err(error) = self.store.release(&self.group, id) {
+    fn leave_job(&self, id: &str) {
+        if let Err(error) = self.store.release_job(&self.group, id) {
             tracing::warn!("job {id} is left to other coordinators only when this one's lease is over: {error}");
         }
     }

@@ -4,7 +4,7 @@ use crate::report::{plain, printable};
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
-use spurline_jobs::{Counts, Progress, State};
+use spurline_jobs::{CountOptions, JobProgress, JobState};
 use spurline_types::units::human_bytes;
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
@@ -54,7 +54,7 @@ impl Bar {
     }
 }
 
-fn progress(job: &Value) -> Option<(Progress, Counts)> {
+fn progress(job: &Value) -> Option<(JobProgress, CountOptions)> {
     // With names of files, which may hold anything.
     let job = plain(job.clone());
     let progress = serde_json::from_value(job.clone()).ok()?;
@@ -62,7 +62,7 @@ fn progress(job: &Value) -> Option<(Progress, Counts)> {
 }
 
 /// Of how many files people are told: what could not be found is no file of the total, and failed.
-fn of(p: &Progress, done: u64) -> u64 {
+fn of(p: &JobProgress, done: u64) -> u64 {
     p.files_total.max(done + p.files_failed)
 }
 
@@ -76,10 +76,10 @@ fn duration(seconds: f64) -> String {
 }
 
 /// The line beside the bar.
-fn line(p: &Progress, counts: Counts) -> String {
+fn line(p: &JobProgress, counts: CountOptions) -> String {
     let at_least = if p.listed { "" } else { "+" };
     let (files, bytes) = match p.state {
-        State::Verifying => (p.files_verified, p.bytes_verified),
+        JobState::Verifying => (p.files_verified, p.bytes_verified),
         _ => (p.files_done, p.bytes_done),
     };
     let mut line = format!("{} {files} of {}{at_least} files", p.state.word().to_lowercase(), of(p, files));
@@ -107,7 +107,7 @@ pub fn report(job: &Value, as_json: bool) -> ExitCode {
         anstream::println!("{job}");
         return ExitCode::FAILURE;
     };
-    let bad = matches!(p.state, State::Failed | State::Stopped);
+    let bad = matches!(p.state, JobState::Failed | JobState::Stopped);
     if as_json {
         anstream::println!("{job}");
     } else {
@@ -117,11 +117,11 @@ pub fn report(job: &Value, as_json: bool) -> ExitCode {
     ExitCode::from(u8::from(bad))
 }
 
-fn text(id: &str, free: bool, p: &Progress, counts: Counts) -> String {
+fn text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> String {
     let colour = match p.state {
-        State::Succeeded => GREEN,
-        State::Failed | State::Stopped => RED,
-        State::Waiting | State::Running | State::Verifying => YELLOW,
+        JobState::Succeeded => GREEN,
+        JobState::Failed | JobState::Stopped => RED,
+        JobState::Waiting | JobState::Running | JobState::Verifying => YELLOW,
     };
     let mut out = format!("{id}  {colour}{}{colour:#}  {}", p.state, duration(p.seconds));
     if !p.why.is_empty() {
@@ -130,8 +130,8 @@ fn text(id: &str, free: bool, p: &Progress, counts: Counts) -> String {
     let at_least = if p.listed { "" } else { "+" };
     // What is found wrong when it is read back was loaded, and is not done.
     let (done, word) = match counts {
-        Counts { verify: true, .. } => (p.files_verified, "verified"),
-        Counts { metadata_only: true, .. } => (p.files_done, "looked up"),
+        CountOptions { verify: true, .. } => (p.files_verified, "verified"),
+        CountOptions { metadata_only: true, .. } => (p.files_done, "looked up"),
         _ => (p.files_done, "done"),
     };
     let _ = write!(out, "\n  files   {done} of {}{at_least} {word}", of(p, done));
@@ -162,7 +162,7 @@ fn text(id: &str, free: bool, p: &Progress, counts: Counts) -> String {
 }
 
 /// The line of bytes, where there are any to bring.
-fn bytes(out: &mut String, free: bool, p: &Progress, counts: Counts) {
+fn bytes(out: &mut String, free: bool, p: &JobProgress, counts: CountOptions) {
     if counts.metadata_only {
         return;
     }
@@ -174,7 +174,7 @@ fn bytes(out: &mut String, free: bool, p: &Progress, counts: Counts) {
         return;
     }
     let _ = write!(out, "\n  bytes   {done} of {total}{at_least}, {moved} fetched");
-    if p.state.ended() && p.seconds > 0.0 {
+    if p.state.is_ended() && p.seconds > 0.0 {
         let _ = write!(out, ", {}/s", human_bytes((p.bytes_done as f64 / p.seconds) as u64));
     } else {
         let _ = write!(out, ", {}/s now", human_bytes(p.bytes_per_second as u64));
@@ -185,29 +185,29 @@ fn bytes(out: &mut String, free: bool, p: &Progress, counts: Counts) {
 mod tests {
     use super::*;
 
-    fn told(p: &Progress, counts: Counts) -> String {
+    fn told(p: &JobProgress, counts: CountOptions) -> String {
         anstream::adapter::strip_str(&text("load-1", false, p, counts)).to_string()
     }
 
     #[test]
     fn nothing_is_told_as_done_and_as_failed() {
-        let p = Progress {
-            state: State::Failed,
+        let p = JobProgress {
+            state: JobState::Failed,
             listed: true,
             files_total: 3,
             files_done: 3,
             files_failed: 3,
             bytes_total: 300,
             bytes_done: 300,
-            ..Progress::default()
+            ..JobProgress::default()
         };
-        let said = told(&p, Counts { verify: true, metadata_only: false });
+        let said = told(&p, CountOptions { verify: true, metadata_only: false });
         assert!(said.contains("files   0 of 3 verified, 3 loaded, 3 failed"), "{said}");
         // Three were found and done, three names were not found.
-        let said = told(&p, Counts::default());
+        let said = told(&p, CountOptions::default());
         assert!(said.contains("files   3 of 6 done, 3 failed"), "{said}");
-        let p = Progress { files_failed: 0, note: "1 node is up: 1 copy at most".into(), ..p };
-        let said = told(&p, Counts { verify: false, metadata_only: true });
+        let p = JobProgress { files_failed: 0, note: "1 node is up: 1 copy at most".into(), ..p };
+        let said = told(&p, CountOptions { verify: false, metadata_only: true });
         assert!(said.contains("files   3 of 3 looked up\n") && !said.contains("300 B"), "{said}");
         assert!(said.contains("note    1 node is up"), "{said}");
     }

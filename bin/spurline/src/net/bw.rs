@@ -7,11 +7,11 @@ use super::peer::{
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use spurline_config::Fault;
-use spurline_probe::client::Session;
-use spurline_probe::drive::{Limits, Progress, Times};
+use spurline_probe::client::ProbeSession;
+use spurline_probe::drive::{LatencyTimes, RunLimits, RunProgress};
 use spurline_probe::judge;
-use spurline_probe::measure::{self, Outcome};
-use spurline_probe::message::{MAX_DEPTH, Op, Plan};
+use spurline_probe::measure::{self, ProbeOutcome};
+use spurline_probe::message::{MAX_DEPTH, ProbeOp, ProbePlan};
 use spurline_types::units::human_bytes;
 use spurline_types::{Size, parse_duration};
 use std::process::ExitCode;
@@ -102,17 +102,17 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
     let paths = args.over.paths(&mut session, plan.transport)?;
     if !paths.is_empty() {
         // As many streams over each.
-        plan = Plan { paths: paths.clone(), ..self::plan(&args, args.streams.next_multiple_of(paths.len()))? };
+        plan = ProbePlan { paths: paths.clone(), ..self::plan(&args, args.streams.next_multiple_of(paths.len()))? };
     }
-    let limits = Limits {
+    let limits = RunLimits {
         time: args.time.unwrap_or(if args.bytes.is_some() { LONG } else { TIME }),
         ops: args.bytes.map(|bytes| bytes.bytes().div_ceil(plan.size)),
         patience: args.peer.timeout,
         pause: Duration::ZERO,
     };
     let live = line(args.peer.json);
-    let mut last = Progress::default();
-    let outcome = measure::run(&mut session, &plan, &limits, &raised, &mut |now| {
+    let mut last = RunProgress::default();
+    let outcome = measure::run_measurement(&mut session, &plan, &limits, &raised, &mut |now| {
         let since = now.elapsed.saturating_sub(last.elapsed).as_secs_f64();
         if since >= 0.2 {
             let rate = |now: u64, last: u64| format!("{:.2} GB/s", now.saturating_sub(last) as f64 / since / 1e9);
@@ -131,7 +131,7 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
     });
     live.finish_and_clear();
     let outcome = outcome?;
-    let mut judgement = judge::bandwidth(&outcome);
+    let mut judgement = judge::judge_bandwidth(&outcome);
     causes::name(&mut judgement, &mut session, &outcome);
     if args.peer.json {
         let mut all = to_json(&session, &outcome, "bw");
@@ -144,27 +144,27 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
     Ok(conclude(&judgement, args.peer.json))
 }
 
-fn plan(args: &BwArgs, streams: usize) -> Result<Plan, Fault> {
+fn plan(args: &BwArgs, streams: usize) -> Result<ProbePlan, Fault> {
     let count = streams;
     let rdma = args.peer.transport == Carrier::Rdma;
     if args.verb.is_some() && !rdma {
         return Err(Fault::usage("--verb: tcp has no verbs", "add --transport rdma, or leave --verb out"));
     }
     let (read, write) = match args.verb.unwrap_or(BwVerb::Write) {
-        BwVerb::Write => (Op::Read, Op::Write),
+        BwVerb::Write => (ProbeOp::Read, ProbeOp::Write),
         BwVerb::Read if args.direction == Direction::Write => {
             let remedy = "give --direction read, or both (READ one way, WRITE the other)";
             return Err(Fault::usage("--verb read moves bytes to this end", remedy));
         }
-        BwVerb::Read => (Op::Fetch, Op::Write),
-        BwVerb::Send => (Op::Receive, Op::Send),
+        BwVerb::Read => (ProbeOp::Fetch, ProbeOp::Write),
+        BwVerb::Send => (ProbeOp::Receive, ProbeOp::Send),
     };
     let streams = match args.direction {
         Direction::Read => vec![read; count],
         Direction::Write => vec![write; count],
         Direction::Both => [vec![read; count], vec![write; count]].concat(),
     };
-    let plan = Plan {
+    let plan = ProbePlan {
         transport: args.peer.transport.into(),
         size: args.size.bytes(),
         depth: args.depth,
@@ -173,7 +173,7 @@ fn plan(args: &BwArgs, streams: usize) -> Result<Plan, Fault> {
         congestion: args.peer.tcp_congestion,
         paths: Vec::new(),
     };
-    plan.check().map_err(|e| Fault::usage(e.message(), "see --size, --depth and --streams"))?;
+    plan.check_bounds().map_err(|e| Fault::usage(e.message(), "see --size, --depth and --streams"))?;
     if args.time.is_some_and(|t| t.is_zero()) || args.bytes.is_some_and(|b| b.bytes() == 0) {
         return Err(Fault::usage("nothing can be measured in no time and no bytes", "give --time or --bytes more"));
     }
@@ -185,7 +185,7 @@ fn per_gib(seconds: f64, bytes: u64) -> Option<f64> {
     (bytes > 0).then(|| seconds / (bytes as f64 / GIB))
 }
 
-fn show(session: &Session, outcome: &Outcome, direction: Direction) {
+fn show(session: &ProbeSession, outcome: &ProbeOutcome, direction: Direction) {
     let (plan, measured) = (&outcome.plan, &outcome.measured);
     let there = outcome.report.as_ref().map_or(&session.welcome.link, |r| &r.link);
     if outcome.rails.is_empty() {
@@ -209,12 +209,12 @@ fn show(session: &Session, outcome: &Outcome, direction: Direction) {
         human_bytes(plan.size),
         measured.elapsed.as_secs_f64()
     );
-    let rates = judge::rates(outcome);
+    let rates = judge::byte_rates(outcome);
     let port = judge::port_rate(outcome);
     for (word, rate, bytes) in
         [("read", rates.read, measured.total.read_bytes), ("write", rates.write, measured.total.write_bytes)]
     {
-        if plan.streams.iter().any(|op| op.reads() == (word == "read")) {
+        if plan.streams.iter().any(|op| op.reads_server() == (word == "read")) {
             let share = match port {
                 Some((bits, _)) if !outcome.rails.is_empty() => {
                     let count = outcome.rails.len();
@@ -250,39 +250,39 @@ fn show(session: &Session, outcome: &Outcome, direction: Direction) {
             "{DIM}TCP{DIM:#}    {}, {} retransmits here, {retransmits} there; round trip under load {}",
             mine.congestion,
             mine.retransmits,
-            judge::micros(rtt as f64)
+            judge::format_micros(rtt as f64)
         );
     }
 }
 
 /// An operation, for a person and in JSON.
-pub(super) fn op_word(op: Op) -> &'static str {
+pub(super) fn op_word(op: ProbeOp) -> &'static str {
     match op {
-        Op::Read => "read",
-        Op::Fetch => "rdma_read",
-        Op::Receive => "receive",
-        Op::Send => "send",
-        Op::Write => "write",
-        Op::Echo => "echo",
-        Op::PingPong => "ping_pong",
+        ProbeOp::Read => "read",
+        ProbeOp::Fetch => "rdma_read",
+        ProbeOp::Receive => "receive",
+        ProbeOp::Send => "send",
+        ProbeOp::Write => "write",
+        ProbeOp::Echo => "echo",
+        ProbeOp::PingPong => "ping_pong",
     }
 }
 
 /// Percentiles for a person.
-pub(super) fn times_line(times: &Times) -> String {
-    let at = |share: f64| judge::micros(times.quantile_us(share));
+pub(super) fn times_line(times: &LatencyTimes) -> String {
+    let at = |share: f64| judge::format_micros(times.quantile_us(share));
     format!(
         "p50 {}, p90 {}, p99 {}, p99.9 {}, longest {}",
         at(0.5),
         at(0.9),
         at(0.99),
         at(0.999),
-        judge::micros(times.max_us())
+        judge::format_micros(times.max_us())
     )
 }
 
 /// Percentiles in microseconds.
-pub(super) fn times_json(times: &Times) -> Value {
+pub(super) fn times_json(times: &LatencyTimes) -> Value {
     json!({
         "count": times.count(), "min": times.min_us(), "mean": times.mean_us(), "p50": times.quantile_us(0.5),
         "p90": times.quantile_us(0.9), "p99": times.quantile_us(0.99), "p999": times.quantile_us(0.999),
@@ -291,18 +291,19 @@ pub(super) fn times_json(times: &Times) -> Value {
 }
 
 /// The operations of a plan, each once.
-fn plan_ops(plan: &Plan) -> Vec<&'static str> {
+fn plan_ops(plan: &ProbePlan) -> Vec<&'static str> {
     let mut words: Vec<&str> = plan.streams.iter().map(|op| op_word(*op)).collect();
     words.dedup();
     words
 }
 
 /// What a measurement came to, with names that stay.
-pub(super) fn to_json(session: &Session, outcome: &Outcome, command: &str) -> Value {
+pub(super) fn to_json(session: &ProbeSession, outcome: &ProbeOutcome, command: &str) -> Value {
     let (plan, measured, report) = (&outcome.plan, &outcome.measured, outcome.report.as_ref());
-    let rates = judge::rates(outcome);
-    let times =
-        |ops: &[Op]| measured.times.iter().find(|(o, t)| ops.contains(o) && t.count() > 0).map(|(_, t)| times_json(t));
+    let rates = judge::byte_rates(outcome);
+    let times = |ops: &[ProbeOp]| {
+        measured.times.iter().find(|(o, t)| ops.contains(o) && t.count() > 0).map(|(_, t)| times_json(t))
+    };
     let served = report.map(|r| r.sent_bytes + r.received_bytes);
     let seconds: Vec<Value> = measured
         .seconds
@@ -327,9 +328,9 @@ pub(super) fn to_json(session: &Session, outcome: &Outcome, command: &str) -> Va
         "seconds": measured.elapsed.as_secs_f64(), "operations": measured.total.ops,
         "read_bytes": measured.total.read_bytes, "write_bytes": measured.total.write_bytes,
         "read_bytes_per_second": rates.read, "write_bytes_per_second": rates.write,
-        "port_bits_per_second": judge::port_rate(outcome).map(|(bits, _)| bits), "share": judge::share(outcome),
-        "read_us": times(&[Op::Read, Op::Fetch, Op::Receive]), "write_us": times(&[Op::Write, Op::Send]),
-        "echo_us": times(&[Op::Echo, Op::PingPong]),
+        "port_bits_per_second": judge::port_rate(outcome).map(|(bits, _)| bits), "share": judge::port_share(outcome),
+        "read_us": times(&[ProbeOp::Read, ProbeOp::Fetch, ProbeOp::Receive]), "write_us": times(&[ProbeOp::Write, ProbeOp::Send]),
+        "echo_us": times(&[ProbeOp::Echo, ProbeOp::PingPong]),
         "operations_are": plan_ops(plan),
         "cpu": {
             "client_seconds": measured.cpu_seconds, "server_seconds": report.map(|r| r.cpu_seconds),

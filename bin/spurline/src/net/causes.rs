@@ -2,10 +2,10 @@
 //! crate's to know, and what is poor the probe's.
 
 use spurline_fabric::finding::id;
-use spurline_fabric::{Ask, Finding, Host, Severity, Tree, archive, examine};
-use spurline_probe::client::Session;
-use spurline_probe::judge::{Cause, Judgement, Level};
-use spurline_probe::measure::Outcome;
+use spurline_fabric::{DoctorOptions, HostFacts, HostFinding, HostTree, Severity, archive, examine};
+use spurline_probe::client::ProbeSession;
+use spurline_probe::judge::{ProbeVerdict, RelatedFinding, VerdictLevel};
+use spurline_probe::measure::ProbeOutcome;
 use std::time::Duration;
 
 /// How long the other end may take to gather its facts.
@@ -37,8 +37,8 @@ const OF_A_PORT: &[&str] = &[
 const OF_A_HOST: &[&str] = &[id::CPU_GOVERNOR, id::IOMMU];
 
 /// Adds to a poor judgement the findings that bear on the interfaces that were measured, and names them in its sentence.
-pub fn name(judgement: &mut Judgement, session: &mut Session, outcome: &Outcome) {
-    if judgement.level != Level::Poor || outcome.same_host {
+pub fn name(judgement: &mut ProbeVerdict, session: &mut ProbeSession, outcome: &ProbeOutcome) {
+    if judgement.level != VerdictLevel::Poor || outcome.same_host {
         return;
     }
     let links = |here: bool| -> Vec<String> {
@@ -46,11 +46,11 @@ pub fn name(judgement: &mut Judgement, session: &mut Session, outcome: &Outcome)
         let first = if here { Some(&outcome.link) } else { outcome.report.as_ref().map(|r| &r.link) };
         rails.chain(first).map(|link| link.interface.clone()).collect()
     };
-    judgement.causes.extend(of_end(&Tree::live(), &links(true), true));
+    judgement.causes.extend(of_end(&HostTree::live(), &links(true), true));
     // A server that gives no facts leaves its half out.
-    let facts = session.welcome.facts.then(|| session.facts(PEER).ok()).flatten();
-    if let Some(entries) = facts.and_then(|bytes| archive::read(bytes.as_slice()).ok()) {
-        judgement.causes.extend(of_end(&Tree::memory(entries), &links(false), false));
+    let facts = session.welcome.facts.then(|| session.fetch_facts(PEER).ok()).flatten();
+    if let Some(entries) = facts.and_then(|bytes| archive::read_archive(bytes.as_slice()).ok()) {
+        judgement.causes.extend(of_end(&HostTree::from_memory(entries), &links(false), false));
     }
     let own = judgement.finding;
     let mut words: Vec<String> = judgement
@@ -70,21 +70,21 @@ pub fn name(judgement: &mut Judgement, session: &mut Session, outcome: &Outcome)
 }
 
 /// Findings about these interfaces, their devices or their whole host.
-fn of_end(tree: &Tree, interfaces: &[String], here: bool) -> Vec<Cause> {
-    let host = Host::read(tree);
+fn of_end(tree: &HostTree, interfaces: &[String], here: bool) -> Vec<RelatedFinding> {
+    let host = HostFacts::read_from(tree);
     let mut names: Vec<&str> = Vec::new();
     for interface in interfaces.iter().filter_map(|name| host.interface(name)) {
         names.push(&interface.name);
-        names.extend(host.physical(interface).iter().map(|i| i.name.as_str()));
+        names.extend(host.physical_interfaces(interface).iter().map(|i| i.name.as_str()));
         names.extend(host.ports_of(interface).iter().map(|(device, _)| device.name.as_str()));
     }
-    let cause = |f: &Finding| Cause { id: f.id, subject: f.subject.clone(), here };
-    let found = examine(tree, &Ask::default());
+    let cause = |f: &HostFinding| RelatedFinding { id: f.id, subject: f.subject.clone(), here };
+    let found = examine(tree, &DoctorOptions::default());
     found.iter().filter(|f| bears(f, &names)).map(cause).collect()
 }
 
 /// Whether a finding may slow down traffic over what has these names.
-fn bears(finding: &Finding, names: &[&str]) -> bool {
+fn bears(finding: &HostFinding, names: &[&str]) -> bool {
     let weighs = finding.severity != Severity::Info || finding.id == id::IPOIB_MODE;
     let whole = |c: char| !(c.is_alphanumeric() || "_-.@".contains(c));
     let about = || finding.subject.split(whole).any(|word| names.contains(&word));
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn findings_of_other_interfaces_are_left_out() {
-        let finding = |id, severity, subject: &str| Finding::new(id, severity, subject, "", "");
+        let finding = |id, severity, subject: &str| HostFinding::new(id, severity, subject, "", "");
         let names = ["ib0", "mlx5_0"];
         assert!(bears(&finding(id::PCIE_WIDTH, Severity::Warning, "mlx5_0"), &names));
         assert!(bears(&finding(id::LINK_RATE, Severity::Warning, "mlx5_0/1"), &names));

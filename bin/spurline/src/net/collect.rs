@@ -3,7 +3,7 @@
 use super::facts::FromArgs;
 use clap::Args;
 use spurline_config::Fault;
-use spurline_fabric::{Ask, Tree, archive, collect, examine};
+use spurline_fabric::{DoctorOptions, HostTree, archive, collect_facts, examine};
 use spurline_types::units::human_bytes;
 use std::io::Write;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub struct CollectArgs {
 /// # Errors
 /// When the file can't be written.
 pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
-    let tree = args.from.tree()?.recording();
+    let tree = args.from.tree()?.with_recording();
     let failed = |e: std::io::Error| {
         Fault::failed(format!("{}: {e}", args.output.display()), "name a file in a directory that is writable")
     };
@@ -56,9 +56,9 @@ pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
 ///
 /// # Errors
 /// When they can't be packed.
-pub(super) fn pack(tree: &Tree) -> std::io::Result<(Vec<u8>, usize)> {
-    let entries = collect(tree, |tree| drop(examine(tree, &Ask::default())));
+pub(super) fn pack(tree: &HostTree) -> std::io::Result<(Vec<u8>, usize)> {
+    let entries = collect_facts(tree, |tree| drop(examine(tree, &DoctorOptions::default())));
     let mut packed = Vec::new();
-    archive::write(&entries, &mut packed)?;
+    archive::write_archive(&entries, &mut packed)?;
     Ok((packed, entries.len()))
 }

@@ -8,9 +8,11 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use spurline_config::Fault;
 use spurline_fabric::finding::id;
-use spurline_fabric::{Ask, Finding, Host, LinkLayer, Obstacle, Severity, Tree, archive, examine, finding};
-use spurline_probe::client::{self, Call, Session};
-use spurline_rails::{Unusable, host_addresses, resolve};
+use spurline_fabric::{
+    DoctorOptions, HostFacts, HostFinding, HostTree, LinkLayer, RailObstacle, Severity, archive, examine, finding,
+};
+use spurline_probe::client::{self, ConnectConfig, ProbeSession};
+use spurline_rails::{UnusableRail, host_addresses, resolve_rails};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -77,7 +79,7 @@ impl AskArgs {
     ///
     /// # Errors
     /// When the peer's facts can't be read, or a name is none.
-    pub fn ask(&self, tree: &Tree) -> Result<Ask, Fault> {
+    pub fn ask(&self, tree: &HostTree) -> Result<DoctorOptions, Fault> {
         let for_rdma: Vec<String> = match &self.for_rdma {
             None => Vec::new(),
             Some(list) => list.split([':', ',']).map(|n| n.trim().to_owned()).collect(),
@@ -91,12 +93,12 @@ impl AskArgs {
         let mut trials = Vec::new();
         let peer = match &self.peer {
             None => None,
-            Some(peer) if Path::new(peer).exists() => Some(Host::read(&facts::open(Path::new(peer))?)),
+            Some(peer) if Path::new(peer).exists() => Some(HostFacts::read_from(&facts::open(Path::new(peer))?)),
             Some(peer) => {
                 let (there, port) = called(peer)?;
-                let there = Host::read(&there);
+                let there = HostFacts::read_from(&there);
                 if tree.is_live() {
-                    trials = trials::run(&Host::read(tree), &there, &for_rdma, port);
+                    trials = trials::run(&HostFacts::read_from(tree), &there, &for_rdma, port);
                 }
                 Some(there)
             }
@@ -106,47 +108,47 @@ impl AskArgs {
             Expect::Ethernet => LinkLayer::Ethernet,
         });
         let obstacles = obstacles(tree, &for_rdma)?;
-        Ok(Ask { for_rdma, expect, peer, trials, subnet_manager: subnet::ask(tree), obstacles })
+        Ok(DoctorOptions { for_rdma, expect, peer, trials, subnet_manager: subnet::ask(tree), obstacles })
     }
 }
 
 /// Why a node or a mount on this host would refuse these interfaces as rails: by the function that they use.
-fn obstacles(tree: &Tree, names: &[String]) -> Result<Vec<Obstacle>, Fault> {
+fn obstacles(tree: &HostTree, names: &[String]) -> Result<Vec<RailObstacle>, Fault> {
     if !tree.is_live() {
         return Ok(Vec::new());
     }
     let here = host_addresses()?;
     let refused = |name: &String| {
-        let refused = resolve(std::slice::from_ref(name), tree, &here).err()?;
+        let refused = resolve_rails(std::slice::from_ref(name), tree, &here).err()?;
         let id = match &refused {
-            Unusable::PortDown { .. } => id::PORT_DOWN,
-            Unusable::NoAddress { .. } => id::NO_ADDRESS,
-            Unusable::NoGid { .. } => id::GID_ROCE_V2,
+            UnusableRail::PortDown { .. } => id::PORT_DOWN,
+            UnusableRail::NoAddress { .. } => id::NO_ADDRESS,
+            UnusableRail::NoGid { .. } => id::GID_ROCE_V2,
             _ => id::NO_RDMA_DEVICE,
         };
         let port = match &refused {
-            Unusable::PortDown { device, port, .. } => Some(format!("{device}/{port}")),
+            UnusableRail::PortDown { device, port, .. } => Some(format!("{device}/{port}")),
             _ => None,
         };
-        Some(Obstacle { interface: name.clone(), port, id, what: refused.to_string(), remedy: refused.remedy() })
+        Some(RailObstacle { interface: name.clone(), port, id, what: refused.to_string(), remedy: refused.remedy() })
     };
     Ok(names.iter().filter_map(refused).collect())
 }
 
 /// The facts of a host that runs `net serve`, and its port.
-fn called(host: &str) -> Result<(Tree, u16), Fault> {
-    let call = Call { peer: client::peer(host)?, from: Vec::new(), timeout: PEER };
-    let asked = |mut session: Session| Ok((session.facts(PEER)?, session.remote().port()));
-    let (facts, port) = Session::connect(&call).and_then(asked).map_err(|fault| {
+fn called(host: &str) -> Result<(HostTree, u16), Fault> {
+    let call = ConnectConfig { peer: client::parse_peer(host)?, from: Vec::new(), timeout: PEER };
+    let asked = |mut session: ProbeSession| Ok((session.fetch_facts(PEER)?, session.remote().port()));
+    let (facts, port) = ProbeSession::connect(&call).and_then(asked).map_err(|fault| {
         let remedy = format!(
             "there: spurline net serve; or collect the facts: ssh {host} spurline net collect -o - > peer.tar.zst, then \
              --peer peer.tar.zst"
         );
         Fault { remedy, ..fault }
     })?;
-    let entries = archive::read(facts.as_slice())
+    let entries = archive::read_archive(facts.as_slice())
         .map_err(|e| Fault::failed(format!("the facts that {host} sent: {e}"), "use the same version on both ends"))?;
-    Ok((Tree::memory(entries), port))
+    Ok((HostTree::from_memory(entries), port))
 }
 
 /// Runs the command.
@@ -155,7 +157,7 @@ fn called(host: &str) -> Result<(Tree, u16), Fault> {
 /// When `--from` or `--peer` names no facts.
 pub fn run(args: DoctorArgs) -> Result<ExitCode, Fault> {
     if let Some(id) = &args.explain {
-        let page = finding::page(id).ok_or_else(|| {
+        let page = finding::page_of(id).ok_or_else(|| {
             let known = finding::PAGES.iter().map(|(id, _)| *id).collect::<Vec<_>>().join(", ");
             Fault::usage(format!("no finding is called {id}"), format!("the ids are {known}"))
         })?;
@@ -174,7 +176,7 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Fault> {
 }
 
 /// The findings for a person.
-pub fn show(found: &[Finding]) -> String {
+pub fn show(found: &[HostFinding]) -> String {
     let mut out = String::new();
     for f in found {
         let (word, style) = match f.severity {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use spurline_config::Fault;
-use spurline_fabric::Tree;
+use spurline_fabric::HostTree;
 use std::path::{Path, PathBuf};
 
 /// The flag.
@@ -18,8 +18,8 @@ impl FromArgs {
     ///
     /// # Errors
     /// When the file or folder named is none.
-    pub fn tree(&self) -> Result<Tree, Fault> {
-        self.from.as_deref().map_or_else(|| Ok(Tree::live()), open)
+    pub fn tree(&self) -> Result<HostTree, Fault> {
+        self.from.as_deref().map_or_else(|| Ok(HostTree::live()), open)
     }
 }
 
@@ -27,8 +27,8 @@ impl FromArgs {
 ///
 /// # Errors
 /// When it is neither a folder nor a file of `net collect`.
-pub fn open(path: &Path) -> Result<Tree, Fault> {
-    Tree::open(path).map_err(|e| {
+pub fn open(path: &Path) -> Result<HostTree, Fault> {
+    HostTree::open(path).map_err(|e| {
         Fault::missing(
             format!("facts in {}: {e}", path.display()),
             "give a file that `spurline net collect -o FILE.tar.zst` wrote, or a folder laid out like /",

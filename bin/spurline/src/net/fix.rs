@@ -6,10 +6,10 @@ use super::table::{BAD, DIM, GOOD, WARN};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use spurline_config::Fault;
-use spurline_fabric::fix::files::{self, System};
-use spurline_fabric::fix::journal::Journal;
-use spurline_fabric::fix::{FixError, Step, needs_naming, plan, session_interface, touches};
-use spurline_fabric::{Change, Finding, Host, examine, finding};
+use spurline_fabric::fix::files::{self, NetworkSystem};
+use spurline_fabric::fix::journal::FixJournal;
+use spurline_fabric::fix::{FixError, FixStep, affects_session, needs_naming, plan_steps, session_interface};
+use spurline_fabric::{HostChange, HostFacts, HostFinding, examine, finding};
 use std::io::{BufRead, IsTerminal, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -92,17 +92,17 @@ pub fn run(args: FixArgs) -> Result<ExitCode, Fault> {
             "run `spurline net fix --apply` on that host",
         ));
     }
-    if let Some(id) = args.id.iter().find(|id| finding::page(id).is_none()) {
+    if let Some(id) = args.id.iter().find(|id| finding::page_of(id).is_none()) {
         return Err(Fault::usage(format!("no finding is called {id}"), "`spurline net doctor` prints the ids"));
     }
     let tree = args.ask.from.tree()?;
-    let found: Vec<Finding> = examine(&tree, &args.ask.ask(&tree)?)
+    let found: Vec<HostFinding> = examine(&tree, &args.ask.ask(&tree)?)
         .into_iter()
         .filter(|f| args.id.is_empty() || args.id.iter().any(|id| id.eq_ignore_ascii_case(f.id)))
         .collect();
-    let host = Host::read(&tree);
-    let all = plan(&found, &host);
-    let (by_name, steps): (Vec<Step>, Vec<Step>) =
+    let host = HostFacts::read_from(&tree);
+    let all = plan_steps(&found, &host);
+    let (by_name, steps): (Vec<FixStep>, Vec<FixStep>) =
         all.into_iter().partition(|step| args.id.is_empty() && needs_naming(&host, &step.change));
     let mut report = Report::default();
     if args.apply {
@@ -132,8 +132,8 @@ pub fn run(args: FixArgs) -> Result<ExitCode, Fault> {
 }
 
 /// Prints or keeps what became of a step.
-fn note(args: &FixArgs, report: &mut Report, step: &Step, done: &str, error: Option<&FixError>) {
-    let command = step.change.command();
+fn note(args: &FixArgs, report: &mut Report, step: &FixStep, done: &str, error: Option<&FixError>) {
+    let command = step.change.shell_command();
     report.failed |= error.is_some();
     if args.json {
         let error = error.map(ToString::to_string);
@@ -163,12 +163,12 @@ fn note(args: &FixArgs, report: &mut Report, step: &Step, done: &str, error: Opt
 }
 
 /// Asks before a change touches the interface that this session's packets take.
-fn consent(args: &FixArgs, host: &Host, steps: &[Step]) -> Result<(), Fault> {
+fn consent(args: &FixArgs, host: &HostFacts, steps: &[FixStep]) -> Result<(), Fault> {
     let client: Option<IpAddr> =
         std::env::var("SSH_CONNECTION").ok().and_then(|c| c.split_whitespace().next()?.parse().ok());
     let Some(session) = session_interface(host, client).filter(|_| !args.yes) else { return Ok(()) };
     let risky: Vec<String> =
-        steps.iter().filter(|s| touches(host, &s.change, &session)).map(|s| s.change.command()).collect();
+        steps.iter().filter(|s| affects_session(host, &s.change, &session)).map(|s| s.change.shell_command()).collect();
     if risky.is_empty() {
         return Ok(());
     }
@@ -187,14 +187,14 @@ fn consent(args: &FixArgs, host: &Host, steps: &[Step]) -> Result<(), Fault> {
     }
 }
 
-fn opened(root: &Path) -> Result<Journal, Fault> {
-    Journal::open(root).map_err(|e| Fault::failed(e.to_string(), "run it as root"))
+fn opened(root: &Path) -> Result<FixJournal, Fault> {
+    FixJournal::open(root).map_err(|e| Fault::failed(e.to_string(), "run it as root"))
 }
 
-fn apply(args: &FixArgs, steps: &[Step], report: &mut Report) -> Result<(), Fault> {
+fn apply(args: &FixArgs, steps: &[FixStep], report: &mut Report) -> Result<(), Fault> {
     let mut journal = opened(&args.root)?;
     for step in steps {
-        match journal.apply(&step.change, &args.root) {
+        match journal.apply_change(&step.change, &args.root) {
             Ok(true) => note(args, report, step, "made", None),
             Ok(false) => note(args, report, step, "there", None),
             Err(e) => note(args, report, step, "failed", Some(&e)),
@@ -203,18 +203,25 @@ fn apply(args: &FixArgs, steps: &[Step], report: &mut Report) -> Result<(), Faul
     Ok(())
 }
 
-fn write(args: &FixArgs, persist: Persist, host: &Host, steps: &[Step], report: &mut Report) -> Result<(), Fault> {
+fn write(
+    args: &FixArgs,
+    persist: Persist,
+    host: &HostFacts,
+    steps: &[FixStep],
+    report: &mut Report,
+) -> Result<(), Fault> {
     let system = match persist {
-        Persist::Ifupdown => System::Ifupdown,
-        Persist::Networkd => System::Networkd,
-        Persist::NetworkManager => System::NetworkManager,
-        Persist::ModulesLoad => System::ModulesLoad,
+        Persist::Ifupdown => NetworkSystem::Ifupdown,
+        Persist::Networkd => NetworkSystem::Networkd,
+        Persist::NetworkManager => NetworkSystem::NetworkManager,
+        Persist::ModulesLoad => NetworkSystem::ModulesLoad,
     };
     let failed = |e: FixError| Fault::failed(e.to_string(), "run it as root, or name another --root");
     let mut journal = opened(&args.root)?;
-    let changes: Vec<Change> = journal.changes.iter().cloned().chain(steps.iter().map(|s| s.change.clone())).collect();
-    for wanted in files::wanted(&changes, host, system, &args.root).map_err(failed)? {
-        let written = journal.write(&wanted, &args.root).map_err(failed)?;
+    let changes: Vec<HostChange> =
+        journal.changes.iter().cloned().chain(steps.iter().map(|s| s.change.clone())).collect();
+    for wanted in files::wanted_files(&changes, host, system, &args.root).map_err(failed)? {
+        let written = journal.write_file(&wanted, &args.root).map_err(failed)?;
         let path = format!("/{}", wanted.path);
         if args.json {
             report.files.push(json!({ "path": path, "written": written }));
@@ -228,7 +235,7 @@ fn write(args: &FixArgs, persist: Persist, host: &Host, steps: &[Step], report: 
 
 fn revert(args: &FixArgs) -> Result<ExitCode, Fault> {
     let mut journal = opened(&args.root)?;
-    let done = journal.revert(&args.root).map_err(|e| Fault::failed(e.to_string(), "run it as root"))?;
+    let done = journal.revert_all(&args.root).map_err(|e| Fault::failed(e.to_string(), "run it as root"))?;
     let failed = done.iter().any(|(_, result)| result.is_err());
     if args.json {
         let list: Vec<Value> = done

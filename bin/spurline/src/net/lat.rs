@@ -5,11 +5,11 @@ use super::causes;
 use super::peer::{Carrier, DIM, HEAD, PeerArgs, RailsArgs, conclude, end, interrupt, judgement_json, line};
 use clap::{Args, ValueEnum};
 use spurline_config::Fault;
-use spurline_probe::client::Session;
-use spurline_probe::drive::Limits;
-use spurline_probe::judge::{self, Judgement};
-use spurline_probe::measure::{self, Outcome};
-use spurline_probe::message::{Op, Plan};
+use spurline_probe::client::ProbeSession;
+use spurline_probe::drive::RunLimits;
+use spurline_probe::judge::{self, ProbeVerdict};
+use spurline_probe::measure::{self, ProbeOutcome};
+use spurline_probe::message::{ProbeOp, ProbePlan};
 use spurline_types::units::human_bytes;
 use spurline_types::{Size, parse_duration};
 use std::process::ExitCode;
@@ -59,30 +59,30 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
         (Carrier::Tcp, Some(_)) => {
             return Err(Fault::usage("--verb: tcp has no verbs", "add --transport rdma, or leave --verb out"));
         }
-        (Carrier::Tcp, None) | (Carrier::Rdma, Some(LatVerb::Send)) => Op::Echo,
-        (Carrier::Rdma, Some(LatVerb::Read)) => Op::Fetch,
-        (Carrier::Rdma, Some(LatVerb::Write) | None) => Op::PingPong,
+        (Carrier::Tcp, None) | (Carrier::Rdma, Some(LatVerb::Send)) => ProbeOp::Echo,
+        (Carrier::Rdma, Some(LatVerb::Read)) => ProbeOp::Fetch,
+        (Carrier::Rdma, Some(LatVerb::Write) | None) => ProbeOp::PingPong,
     };
-    let plan = Plan {
+    let plan = ProbePlan {
         size: args.size.bytes(),
         depth: 1,
         streams: vec![op],
         congestion: args.peer.tcp_congestion,
         transport: args.peer.transport.into(),
-        ..Plan::default()
+        ..ProbePlan::default()
     };
-    plan.check().map_err(|e| Fault::usage(e.message(), "see --size"))?;
+    plan.check_bounds().map_err(|e| Fault::usage(e.message(), "see --size"))?;
     let raised = interrupt()?;
     let mut session = args.peer.connect()?;
     let paths = args.over.paths(&mut session, plan.transport)?;
-    let plans: Vec<Plan> = match paths.is_empty() {
+    let plans: Vec<ProbePlan> = match paths.is_empty() {
         true => vec![plan],
-        false => paths.into_iter().map(|path| Plan { paths: vec![path], ..plan.clone() }).collect(),
+        false => paths.into_iter().map(|path| ProbePlan { paths: vec![path], ..plan.clone() }).collect(),
     };
     let mut done = Vec::new();
     for plan in &plans {
         let outcome = one(&args, &mut session, plan, &raised)?;
-        let mut judgement = judge::latency(&outcome);
+        let mut judgement = judge::judge_latency(&outcome);
         causes::name(&mut judgement, &mut session, &outcome);
         let over = outcome.measured.interrupted || outcome.error.is_some();
         if !args.peer.json {
@@ -94,13 +94,14 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
         }
     }
     // The worst speaks for all; of equals the slowest.
-    let slow = |outcome: &Outcome| outcome.measured.times.iter().map(|(_, t)| t.quantile_us(0.5)).fold(0.0, f64::max);
+    let slow =
+        |outcome: &ProbeOutcome| outcome.measured.times.iter().map(|(_, t)| t.quantile_us(0.5)).fold(0.0, f64::max);
     let worst = done
         .iter()
-        .max_by(|(a, x), (b, y)| x.level.badness().cmp(&y.level.badness()).then(slow(a).total_cmp(&slow(b))));
+        .max_by(|(a, x), (b, y)| x.level.severity().cmp(&y.level.severity()).then(slow(a).total_cmp(&slow(b))));
     let Some((outcome, judgement)) = worst else { return Err(Fault::failed("nothing was measured", "")) };
     if args.peer.json {
-        let of = |(outcome, judgement): (&Outcome, &Judgement)| {
+        let of = |(outcome, judgement): (&ProbeOutcome, &ProbeVerdict)| {
             let mut all = to_json(&session, outcome, "lat");
             all["judgement"] = judgement_json(judgement);
             all
@@ -115,10 +116,15 @@ pub fn run(args: LatArgs) -> Result<ExitCode, Fault> {
 }
 
 /// Measures over one path.
-fn one(args: &LatArgs, session: &mut Session, plan: &Plan, raised: &AtomicBool) -> Result<Outcome, Fault> {
-    let limits = Limits { time: args.time, ops: args.count, patience: args.peer.timeout, pause: Duration::ZERO };
+fn one(
+    args: &LatArgs,
+    session: &mut ProbeSession,
+    plan: &ProbePlan,
+    raised: &AtomicBool,
+) -> Result<ProbeOutcome, Fault> {
+    let limits = RunLimits { time: args.time, ops: args.count, patience: args.peer.timeout, pause: Duration::ZERO };
     let live = line(args.peer.json);
-    let outcome = measure::run(session, plan, &limits, raised, &mut |now| {
+    let outcome = measure::run_measurement(session, plan, &limits, raised, &mut |now| {
         live.set_message(format!("{:.1} s   {} round trips", now.elapsed.as_secs_f64(), now.ops));
         live.tick();
     });
@@ -127,7 +133,7 @@ fn one(args: &LatArgs, session: &mut Session, plan: &Plan, raised: &AtomicBool) 
 }
 
 /// What one path came to, for a person.
-fn show(session: &Session, outcome: &Outcome, op: &str) {
+fn show(session: &ProbeSession, outcome: &ProbeOutcome, op: &str) {
     let plan = &outcome.plan;
     let there = outcome.report.as_ref().map_or(&session.welcome.link, |r| &r.link);
     anstream::println!("from {}", end(&outcome.link));
@@ -141,9 +147,9 @@ fn show(session: &Session, outcome: &Outcome, op: &str) {
         outcome.measured.elapsed.as_secs_f64()
     );
     for (_, times) in outcome.measured.times.iter().filter(|(_, times)| times.count() > 0) {
-        anstream::println!("shortest {}, {}", judge::micros(times.min_us()), times_line(times));
+        anstream::println!("shortest {}, {}", judge::format_micros(times.min_us()), times_line(times));
     }
-    let cpu = |seconds: f64| judge::micros(seconds * 1e6 / outcome.measured.total.ops.max(1) as f64);
+    let cpu = |seconds: f64| judge::format_micros(seconds * 1e6 / outcome.measured.total.ops.max(1) as f64);
     let theirs = outcome.report.as_ref().map_or("unknown".into(), |r| cpu(r.cpu_seconds));
     anstream::println!("{DIM}CPU{DIM:#} {} each here, {theirs} there", cpu(outcome.measured.cpu_seconds));
 }

@@ -5,7 +5,7 @@ use super::table::{BAD, Cell, DIM, GOOD, HEAD, WARN, cell, table};
 use clap::Args;
 use serde_json::json;
 use spurline_config::Fault;
-use spurline_fabric::{Device, GidType, Host, Interface, IpoibMode, LinkLayer, Port, PortState};
+use spurline_fabric::{DevicePort, GidType, HostFacts, IpoibMode, LinkLayer, NetInterface, PortState, RdmaDevice};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
@@ -71,7 +71,7 @@ const TROUBLE: &[&str] = &[
 /// When `--from` names no facts.
 pub fn run(args: ListArgs) -> Result<ExitCode, Fault> {
     let tree = args.from.tree()?;
-    let host = Host::read(&tree);
+    let host = HostFacts::read_from(&tree);
     if args.json {
         anstream::println!("{}", json!(host));
         return Ok(ExitCode::SUCCESS);
@@ -80,7 +80,7 @@ pub fn run(args: ListArgs) -> Result<ExitCode, Fault> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(host: &Host, args: &ListArgs) -> String {
+fn show(host: &HostFacts, args: &ListArgs) -> String {
     let mut out = String::new();
     if host.devices.is_empty() {
         let _ = writeln!(out, "{DIM}no RDMA device{DIM:#}");
@@ -117,7 +117,7 @@ fn row(words: &[&str]) -> Vec<Cell> {
     words.iter().map(|w| cell(*w, HEAD)).collect()
 }
 
-fn ports(out: &mut String, host: &Host) {
+fn ports(out: &mut String, host: &HostFacts) {
     let heads =
         ["DEVICE", "PORT", "NETDEV", "LINK", "STATE", "PHYSICAL", "RATE", "MTU", "IPOIB", "LID", "SM LID", "GIDS"];
     let mut rows = vec![row(&heads)];
@@ -129,7 +129,7 @@ fn ports(out: &mut String, host: &Host) {
     table(out, &rows);
 }
 
-fn port_row(host: &Host, device: &Device, port: &Port) -> Vec<Cell> {
+fn port_row(host: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec<Cell> {
     let netdev = port.netdevs.first();
     let interface = netdev.and_then(|n| host.interface(n));
     let state = match port.state {
@@ -163,18 +163,18 @@ fn port_row(host: &Host, device: &Device, port: &Port) -> Vec<Cell> {
         cell(port.number.to_string(), Default::default()),
         cell(named, Default::default()),
         cell(link_word(device, port), Default::default()),
-        cell(port.state.word(), state),
-        cell(port.phys_state.word(), Default::default()),
-        cell(dash(port.rate.as_ref().map(|r| r.words())), Default::default()),
+        cell(port.state.as_str(), state),
+        cell(port.phys_state.as_str(), Default::default()),
+        cell(dash(port.rate.as_ref().map(|r| r.describe())), Default::default()),
         cell(dash(interface.and_then(|i| i.mtu)), Default::default()),
-        cell(dash(interface.and_then(|i| i.ipoib_mode).map(IpoibMode::word)), Default::default()),
+        cell(dash(interface.and_then(|i| i.ipoib_mode).map(IpoibMode::as_str)), Default::default()),
         cell(lid(port.lid), Default::default()),
         cell(lid(port.sm_lid), sm),
         cell(gids, Default::default()),
     ]
 }
 
-fn link_word(device: &Device, port: &Port) -> &'static str {
+fn link_word(device: &RdmaDevice, port: &DevicePort) -> &'static str {
     match (port.link_layer, device.protocol.as_deref(), device.node_type.as_deref()) {
         (LinkLayer::InfiniBand, ..) => "InfiniBand",
         (LinkLayer::Ethernet, Some("iw"), _) | (LinkLayer::Ethernet, None, Some("RNIC")) => "Ethernet iWARP",
@@ -184,7 +184,7 @@ fn link_word(device: &Device, port: &Port) -> &'static str {
     }
 }
 
-fn devices(out: &mut String, host: &Host) {
+fn devices(out: &mut String, host: &HostFacts) {
     let mut rows = vec![row(&["DEVICE", "PCI", "ID", "MODEL", "DRIVER", "FIRMWARE", "NUMA", "PCIE", "FUNCTIONS"])];
     for device in &host.devices {
         let pci = device.pci.clone().unwrap_or_default();
@@ -200,8 +200,8 @@ fn devices(out: &mut String, host: &Host) {
         rows.push(vec![
             cell(&device.name, Default::default()),
             cell(dash(pci.address.as_ref()), Default::default()),
-            cell(dash(pci.ids()), Default::default()),
-            cell(dash(pci.model.map(str::to_owned).or(software).or(device.hca_type.clone())), Default::default()),
+            cell(dash(pci.id_text()), Default::default()),
+            cell(dash(pci.known_model.map(str::to_owned).or(software).or(device.hca_type.clone())), Default::default()),
             cell(dash(pci.driver.as_ref()), Default::default()),
             cell(dash(device.firmware.as_ref()), Default::default()),
             cell(dash(pci.numa_node), Default::default()),
@@ -212,7 +212,7 @@ fn devices(out: &mut String, host: &Host) {
     table(out, &rows);
 }
 
-fn interfaces(out: &mut String, host: &Host) {
+fn interfaces(out: &mut String, host: &HostFacts) {
     let mut rows = vec![row(&["INTERFACE", "KIND", "ON", "STATE", "MTU", "MOST", "SPEED", "RDMA", "ADDRESSES"])];
     for i in &host.interfaces {
         let up = match i.operstate.as_deref() {
@@ -236,12 +236,12 @@ fn interfaces(out: &mut String, host: &Host) {
     table(out, &rows);
 }
 
-fn kind(i: &Interface) -> String {
+fn kind(i: &NetInterface) -> String {
     match (i.kind.as_deref(), i.vlan) {
         (_, Some(vlan)) => format!("vlan {vlan}"),
         (Some("bond"), _) => format!("bond {}", dash(i.bond_mode.as_ref())),
         _ if i.is_ipoib() => match i.ipoib_mode {
-            Some(mode) => format!("ipoib {}", mode.word()),
+            Some(mode) => format!("ipoib {}", mode.as_str()),
             None => "ipoib".to_owned(),
         },
         (Some(kind), _) => kind.to_owned(),
@@ -251,7 +251,7 @@ fn kind(i: &Interface) -> String {
     }
 }
 
-fn stands_on(i: &Interface) -> String {
+fn stands_on(i: &NetInterface) -> String {
     if i.lower_is_elsewhere {
         return "(other namespace)".to_owned();
     }
@@ -263,7 +263,7 @@ fn stands_on(i: &Interface) -> String {
     }
 }
 
-fn gids<'a>(out: &mut String, all: impl Iterator<Item = (&'a Device, &'a Port)>) {
+fn gids<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevice, &'a DevicePort)>) {
     let mut rows = vec![row(&["DEVICE", "PORT", "INDEX", "GID", "IP", "TYPE", "NETDEV"])];
     for (device, port) in all {
         for gid in &port.gids {
@@ -282,7 +282,7 @@ fn long(address: std::net::Ipv6Addr) -> String {
     address.segments().map(|s| format!("{s:04x}")).join(":")
 }
 
-fn counters<'a>(out: &mut String, all: impl Iterator<Item = (&'a Device, &'a Port)>, every: bool) {
+fn counters<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevice, &'a DevicePort)>, every: bool) {
     let mut rows = vec![row(&["DEVICE", "PORT", "COUNTER", "VALUE"])];
     for (device, port) in all {
         for (name, value) in port.counters.iter().filter(|(name, _)| every || TROUBLE.contains(&name.as_str())) {

@@ -7,10 +7,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use spurline_config::Fault;
 use spurline_net_tcp::flag_addresses;
-use spurline_probe::client::{self, Call, Session};
-use spurline_probe::judge::{Judgement, Level};
-use spurline_probe::link::{Link, Medium};
-use spurline_probe::message::Transport;
+use spurline_probe::client::{self, ConnectConfig, ProbeSession};
+use spurline_probe::judge::{ProbeVerdict, VerdictLevel};
+use spurline_probe::link::{InterfaceLink, LinkMedium};
+use spurline_probe::message::ProbeTransport;
 use spurline_probe::paths::{self, PathPlan};
 use spurline_types::{Congestion, parse_duration};
 use std::process::ExitCode;
@@ -30,11 +30,11 @@ pub enum Carrier {
     Rdma,
 }
 
-impl From<Carrier> for Transport {
+impl From<Carrier> for ProbeTransport {
     fn from(carrier: Carrier) -> Self {
         match carrier {
-            Carrier::Tcp => Transport::Tcp,
-            Carrier::Rdma => Transport::Rdma,
+            Carrier::Tcp => ProbeTransport::Tcp,
+            Carrier::Rdma => ProbeTransport::Rdma,
         }
     }
 }
@@ -68,7 +68,7 @@ impl PeerArgs {
     ///
     /// # Errors
     /// As [`Session::connect`], or for an interface this host does not have.
-    pub(super) fn connect(&self) -> Result<Session, Fault> {
+    pub(super) fn connect(&self) -> Result<ProbeSession, Fault> {
         if self.timeout.is_zero() {
             return Err(Fault::usage("--timeout 0s: nothing answers at once", "give it a second or more"));
         }
@@ -76,7 +76,7 @@ impl PeerArgs {
             Some(spec) => flag_addresses("--interface", spec)?,
             None => Vec::new(),
         };
-        Session::connect(&Call { peer: client::peer(&self.host)?, from, timeout: self.timeout })
+        ProbeSession::connect(&ConnectConfig { peer: client::parse_peer(&self.host)?, from, timeout: self.timeout })
     }
 }
 
@@ -93,16 +93,16 @@ impl RailsArgs {
     ///
     /// # Errors
     /// When an interface can't be used for it, or reaches nothing there.
-    pub(super) fn paths(&self, session: &mut Session, transport: Transport) -> Result<Vec<PathPlan>, Fault> {
+    pub(super) fn paths(&self, session: &mut ProbeSession, transport: ProbeTransport) -> Result<Vec<PathPlan>, Fault> {
         let Some(spec) = &self.rails else { return Ok(Vec::new()) };
         let names: Vec<String> = spec.split([':', ',']).map(|name| name.trim().to_owned()).collect();
         if names.iter().any(String::is_empty) {
             return Err(Fault::usage("--rails names an empty interface", "give names with a colon between, ib0:ib1"));
         }
         let names = (names != ["all"]).then_some(names);
-        let ours = paths::here(transport, session.local().ip())?;
-        let theirs = session.interfaces(transport)?;
-        paths::choose(names.as_deref(), &ours, &theirs).map_err(|why| {
+        let ours = paths::local_interfaces(transport, session.local().ip())?;
+        let theirs = session.fetch_interfaces(transport)?;
+        paths::choose_paths(names.as_deref(), &ours, &theirs).map_err(|why| {
             let over = transport.name();
             Fault::missing(format!("--rails {spec} over {over}: {why}"), "see both ends with: spurline net list")
         })
@@ -133,12 +133,12 @@ pub(super) fn gigabits(bits: u64) -> String {
 }
 
 /// An end, for a person: `10.0.0.1 on ib0 (400 Gb/s, MTU 2044, datagram)`.
-pub(super) fn end(link: &Link) -> String {
+pub(super) fn end(link: &InterfaceLink) -> String {
     let mut known = Vec::new();
     match (link.rate_bits, link.medium) {
         (Some(bits), _) => known.push(gigabits(bits)),
-        (None, Medium::Loopback) => known.push("loopback".into()),
-        (None, Medium::Virtual) => known.push("virtual".into()),
+        (None, LinkMedium::Loopback) => known.push("loopback".into()),
+        (None, LinkMedium::Virtual) => known.push("virtual".into()),
         (None, _) => known.push("rate unknown".into()),
     }
     known.extend(link.mtu.map(|mtu| format!("MTU {mtu}")));
@@ -148,7 +148,7 @@ pub(super) fn end(link: &Link) -> String {
 }
 
 /// The other end in JSON.
-pub(super) fn peer_json(session: &Session) -> Value {
+pub(super) fn peer_json(session: &ProbeSession) -> Value {
     let welcome = &session.welcome;
     json!({
         "name": session.peer(), "address": session.remote().ip().to_canonical().to_string(),
@@ -158,7 +158,7 @@ pub(super) fn peer_json(session: &Session) -> Value {
 }
 
 /// The judgement in JSON.
-pub(super) fn judgement_json(judgement: &Judgement) -> Value {
+pub(super) fn judgement_json(judgement: &ProbeVerdict) -> Value {
     let findings: Vec<Value> = judgement
         .causes
         .iter()
@@ -171,15 +171,15 @@ pub(super) fn judgement_json(judgement: &Judgement) -> Value {
 }
 
 /// Prints the judgement, last and in colour, and gives the exit code.
-pub(super) fn conclude(judgement: &Judgement, json: bool) -> ExitCode {
+pub(super) fn conclude(judgement: &ProbeVerdict, json: bool) -> ExitCode {
     if !json {
         let style = match judgement.level {
-            Level::Healthy => AnsiColor::Green.on_default().bold(),
-            Level::Poor => AnsiColor::Yellow.on_default().bold(),
-            Level::Unknown => Style::new().bold(),
-            Level::Broken => AnsiColor::Red.on_default().bold(),
+            VerdictLevel::Healthy => AnsiColor::Green.on_default().bold(),
+            VerdictLevel::Poor => AnsiColor::Yellow.on_default().bold(),
+            VerdictLevel::Unknown => Style::new().bold(),
+            VerdictLevel::Broken => AnsiColor::Red.on_default().bold(),
         };
         anstream::println!("{style}{}{style:#}", judgement.sentence);
     }
-    ExitCode::from(u8::from(judgement.level == Level::Broken))
+    ExitCode::from(u8::from(judgement.level == VerdictLevel::Broken))
 }

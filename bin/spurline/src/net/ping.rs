@@ -5,8 +5,8 @@ use clap::Args;
 use serde_json::json;
 use spurline_config::Fault;
 use spurline_probe::judge;
-use spurline_probe::link::Files;
-use spurline_probe::measure::{self, Pings};
+use spurline_probe::link::KernelFiles;
+use spurline_probe::measure::{self, PingConfig};
 use spurline_types::{Size, parse_duration};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -35,16 +35,16 @@ pub struct PingArgs {
 pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
     let raised = interrupt()?;
     let mut session = args.peer.connect()?;
-    let mut here = Files::default().link_of(session.local());
+    let mut here = KernelFiles::default().link_of(session.local());
     let there = session.welcome.link.clone();
     let json = args.peer.json;
     if !json {
         let welcome = &session.welcome;
         anstream::println!("from {}", end(&here));
         anstream::println!("to   {}, {} with spurline {}", end(&there), welcome.host, welcome.program);
-        anstream::println!("connected in {}", judge::micros(session.connect_time.as_secs_f64() * 1e6));
+        anstream::println!("connected in {}", judge::format_micros(session.connect_time.as_secs_f64() * 1e6));
     }
-    let pings = Pings {
+    let pings = PingConfig {
         count: args.count,
         size: args.size.bytes(),
         interval: args.interval,
@@ -52,16 +52,16 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
         congestion: args.peer.tcp_congestion,
         transport: args.peer.transport.into(),
     };
-    let pinged = measure::ping(&mut session, &pings, &raised, &mut |pong| {
+    let pinged = measure::run_pings(&mut session, &pings, &raised, &mut |pong| {
         if !json {
-            let time = judge::micros(pong.time.as_secs_f64() * 1e6);
+            let time = judge::format_micros(pong.time.as_secs_f64() * 1e6);
             anstream::println!("{} bytes {DIM}#{}{DIM:#} {time}", pong.size, pong.number);
         }
     })?;
     if here.address == there.address {
         here.carried_by = Some("lo".into());
     }
-    let judgement = judge::pings(&pinged, (here.mtu, there.mtu));
+    let judgement = judge::judge_pings(&pinged, (here.mtu, there.mtu));
     let mut sorted: Vec<f64> = pinged.times.iter().map(|t| t.as_secs_f64() * 1e6).collect();
     sorted.sort_by(f64::total_cmp);
     let at = |share: f64| sorted.get(((sorted.len().max(1) - 1) as f64 * share).round() as usize).copied();
@@ -77,9 +77,9 @@ pub fn run(args: PingArgs) -> Result<ExitCode, Fault> {
         anstream::println!("{all:#}");
     } else if let (Some(min), Some(middle), Some(max)) = (at(0.0), at(0.5), at(1.0)) {
         let large = large_us.map_or_else(String::new, |us| {
-            format!("; {} KiB there and back {}", pinged.large_size >> 10, judge::micros(us))
+            format!("; {} KiB there and back {}", pinged.large_size >> 10, judge::format_micros(us))
         });
-        let [min, middle, max] = [min, middle, max].map(judge::micros);
+        let [min, middle, max] = [min, middle, max].map(judge::format_micros);
         anstream::println!("shortest {min}, median {middle}, longest {max}{large}");
     }
     Ok(conclude(&judgement, json))

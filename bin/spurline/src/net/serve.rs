@@ -5,12 +5,12 @@ use super::peer::{DIM, HEAD, gigabits};
 use clap::Args;
 use serde_json::{Value, json};
 use spurline_config::Fault;
-use spurline_fabric::Tree;
+use spurline_fabric::HostTree;
 use spurline_net_tcp::{flag_addresses, local_addresses};
 use spurline_probe::DEFAULT_PORT;
-use spurline_probe::link::{Files, Link};
-use spurline_probe::message::{Op, Plan};
-use spurline_probe::server::{Event, ServeConfig, Server};
+use spurline_probe::link::{InterfaceLink, KernelFiles};
+use spurline_probe::message::{ProbeOp, ProbePlan};
+use spurline_probe::server::{ProbeServer, ServeConfig, ServerEvent};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, parse_duration};
 use std::net::{IpAddr, SocketAddr};
@@ -43,7 +43,7 @@ pub struct ServeArgs {
 
 /// What the command waits for.
 enum News {
-    Event(Event),
+    Event(ServerEvent),
     Stop,
 }
 
@@ -76,9 +76,9 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
         max_connections: MAX_CONNECTIONS,
         facts: Some(Box::new(facts)),
         // As above.
-        tell: Box::new(move |event| drop(tx.send(News::Event(event)))),
+        on_event: Box::new(move |event| drop(tx.send(News::Event(event)))),
     };
-    let mut server = Server::start(config).map_err(|e| refused(&e, args.port))?;
+    let mut server = ProbeServer::start(config).map_err(|e| refused(&e, args.port))?;
     announce(&args, &server)?;
     for news in rx {
         let News::Event(event) = news else { break };
@@ -87,19 +87,19 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, Fault> {
         } else if let Some(line) = event_line(&event) {
             anstream::println!("{line}");
         }
-        if args.once && matches!(event, Event::Ended { .. }) {
+        if args.once && matches!(event, ServerEvent::Ended { .. }) {
             // The client gets its report on the connection that is still open.
             std::thread::sleep(Duration::from_millis(200));
             break;
         }
     }
-    server.stop();
+    server.stop_server();
     Ok(ExitCode::SUCCESS)
 }
 
 /// What `net collect` gathers, for `net doctor --peer`.
 fn facts() -> Result<Vec<u8>, Error> {
-    let packed = super::collect::pack(&Tree::live().recording());
+    let packed = super::collect::pack(&HostTree::live().with_recording());
     packed.map(|(bytes, _)| bytes).map_err(|e| Error::io("gathering this host's facts", &e))
 }
 
@@ -116,11 +116,11 @@ fn refused(e: &Error, port: u16) -> Fault {
 }
 
 /// An address people can call, with its interface.
-type Reachable = (SocketAddr, Link);
+type Reachable = (SocketAddr, InterfaceLink);
 
 /// The addresses that can be called from elsewhere first, the fastest ports before the others.
-fn reachable(server: &Server) -> Result<Vec<Reachable>, Fault> {
-    let files = Files::default();
+fn reachable(server: &ProbeServer) -> Result<Vec<Reachable>, Fault> {
+    let files = KernelFiles::default();
     let mut found = Vec::new();
     for bound in server.addresses() {
         let ip = bound.ip().to_canonical();
@@ -131,7 +131,7 @@ fn reachable(server: &Server) -> Result<Vec<Reachable>, Fault> {
         for local in local_addresses()? {
             let fits = local.ip.is_ipv4() || ip.is_ipv6();
             if fits && !local.link_local && !local.ip.is_loopback() {
-                let link = Link { address: local.ip.to_string(), ..files.link(&local.interface) };
+                let link = InterfaceLink { address: local.ip.to_string(), ..files.link_named(&local.interface) };
                 found.push((SocketAddr::new(local.ip, bound.port()), link));
             }
         }
@@ -145,7 +145,7 @@ fn reachable(server: &Server) -> Result<Vec<Reachable>, Fault> {
     Ok(found)
 }
 
-fn announce(args: &ServeArgs, server: &Server) -> Result<(), Fault> {
+fn announce(args: &ServeArgs, server: &ProbeServer) -> Result<(), Fault> {
     let found = reachable(server)?;
     if args.json {
         let all: Vec<Value> = found
@@ -172,17 +172,17 @@ fn announce(args: &ServeArgs, server: &Server) -> Result<(), Fault> {
 }
 
 /// What a plan does, in few words.
-fn words(plan: &Plan) -> String {
-    let count = |op: Op| plan.streams.iter().filter(|one| **one == op).count();
+fn words(plan: &ProbePlan) -> String {
+    let count = |op: ProbeOp| plan.streams.iter().filter(|one| **one == op).count();
     let mut parts = Vec::new();
     for (op, word) in [
-        (Op::Read, "reads"),
-        (Op::Fetch, "RDMA reads"),
-        (Op::Receive, "receives"),
-        (Op::Write, "writes"),
-        (Op::Send, "sends"),
-        (Op::Echo, "echoes"),
-        (Op::PingPong, "ping-pongs"),
+        (ProbeOp::Read, "reads"),
+        (ProbeOp::Fetch, "RDMA reads"),
+        (ProbeOp::Receive, "receives"),
+        (ProbeOp::Write, "writes"),
+        (ProbeOp::Send, "sends"),
+        (ProbeOp::Echo, "echoes"),
+        (ProbeOp::PingPong, "ping-pongs"),
     ] {
         if count(op) > 0 {
             let streams = if count(op) == 1 { "1 stream" } else { &format!("{} streams", count(op)) };
@@ -192,10 +192,10 @@ fn words(plan: &Plan) -> String {
     format!("{} over {}", parts.join(" and "), plan.transport.name())
 }
 
-fn event_line(event: &Event) -> Option<String> {
+fn event_line(event: &ServerEvent) -> Option<String> {
     Some(match event {
-        Event::Begun { .. } => return None,
-        Event::Ended { from, plan, elapsed, report } => {
+        ServerEvent::Begun { .. } => return None,
+        ServerEvent::Ended { from, plan, elapsed, report } => {
             let seconds = elapsed.as_secs_f64();
             let bytes = report.received_bytes + report.sent_bytes;
             let mut line = format!("{from}: {}: {} in {seconds:.1} s", words(plan), human_bytes(bytes));
@@ -208,40 +208,40 @@ fn event_line(event: &Event) -> Option<String> {
             }
             line
         }
-        Event::Facts { from, bytes } => format!("{from}: facts, {}", human_bytes(*bytes as u64)),
-        Event::Refused { from, why } => format!("{from}: {why}"),
+        ServerEvent::Facts { from, bytes } => format!("{from}: facts, {}", human_bytes(*bytes as u64)),
+        ServerEvent::Refused { from, why } => format!("{from}: {why}"),
     })
 }
 
-fn event_json(event: &Event) -> Value {
+fn event_json(event: &ServerEvent) -> Value {
     match event {
-        Event::Begun { from, plan } => json!({ "event": "begun", "from": from.to_string(), "plan": plan }),
-        Event::Ended { from, plan, elapsed, report } => json!({
+        ServerEvent::Begun { from, plan } => json!({ "event": "begun", "from": from.to_string(), "plan": plan }),
+        ServerEvent::Ended { from, plan, elapsed, report } => json!({
             "event": "ended", "from": from.to_string(), "plan": plan, "seconds": elapsed.as_secs_f64(), "report": report,
         }),
-        Event::Facts { from, bytes } => json!({ "event": "facts", "from": from.to_string(), "bytes": bytes }),
-        Event::Refused { from, why } => json!({ "event": "refused", "from": from.to_string(), "why": why }),
+        ServerEvent::Facts { from, bytes } => json!({ "event": "facts", "from": from.to_string(), "bytes": bytes }),
+        ServerEvent::Refused { from, why } => json!({ "event": "refused", "from": from.to_string(), "why": why }),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spurline_probe::message::Report;
+    use spurline_probe::message::ServerReport;
 
     #[test]
     fn events_are_one_line_each() {
         let from = [10, 0, 0, 2].into();
-        let plan = Plan { streams: vec![Op::Read, Op::Read, Op::Write], ..Plan::default() };
-        let report = Report { received_bytes: 1 << 30, cpu_seconds: 0.25, ..Report::default() };
-        let event = Event::Ended { from, plan, elapsed: Duration::from_secs(2), report: Box::new(report) };
+        let plan = ProbePlan { streams: vec![ProbeOp::Read, ProbeOp::Read, ProbeOp::Write], ..ProbePlan::default() };
+        let report = ServerReport { received_bytes: 1 << 30, cpu_seconds: 0.25, ..ServerReport::default() };
+        let event = ServerEvent::Ended { from, plan, elapsed: Duration::from_secs(2), report: Box::new(report) };
         assert_eq!(
             event_line(&event).unwrap(),
             "10.0.0.2: reads of 1.00 MiB on 2 streams and writes of 1.00 MiB on 1 stream over tcp: 1.00 GiB in 2.0 s, \
              0.25 CPU-s/GiB here"
         );
         assert_eq!(event_json(&event)["report"]["received_bytes"], 1 << 30);
-        let event = Event::Refused { from, why: "it said \"GET\"".into() };
+        let event = ServerEvent::Refused { from, why: "it said \"GET\"".into() };
         assert_eq!(event_line(&event).unwrap(), "10.0.0.2: it said \"GET\"");
     }
 }

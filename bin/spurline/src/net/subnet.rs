@@ -1,18 +1,18 @@
 //! Asks the subnet manager of each InfiniBand port of this host whether it is still there. What follows from the answer
 //! is the doctor's.
 
-use spurline_fabric::{Host, LinkLayer, PortState, SmAnswer, Tree};
-use spurline_umad::{Answer, Umad};
+use spurline_fabric::{HostFacts, HostTree, LinkLayer, PortState, SmAnswer};
+use spurline_umad::{SmResponse, Umad};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The answers, by device and port; empty for facts of another host.
-pub fn ask(tree: &Tree) -> BTreeMap<(String, u32), SmAnswer> {
+pub fn ask(tree: &HostTree) -> BTreeMap<(String, u32), SmAnswer> {
     // Nothing is loaded and nobody asked on a host without an InfiniBand port.
     if !tree.is_live() || !tree.exists("sys/class/infiniband") {
         return BTreeMap::new();
     }
-    let host = Host::read(tree);
+    let host = HostFacts::read_from(tree);
     let all = host.devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p)));
     let ports: Vec<_> = all
         .filter(|(_, p)| p.link_layer == LinkLayer::InfiniBand && p.state == PortState::Active)
@@ -32,15 +32,15 @@ pub fn ask(tree: &Tree) -> BTreeMap<(String, u32), SmAnswer> {
         let subnet = port.gids.first().map(|g| g.address.segments()[..4].to_vec()).unwrap_or_default();
         let fabric = (sm_lid, subnet);
         let answer = match &umad {
-            Err(why) => SmAnswer::NotAsked(why.clone()),
+            Err(why) => SmAnswer::QueryFailed(why.clone()),
             Ok(_) if silent.contains(&fabric) => SmAnswer::Silent("as asked through another port".to_owned()),
-            Ok(umad) => match umad.ask(&device.name, port.number, sm_lid) {
-                Ok(Answer::Alive { .. }) => SmAnswer::Alive,
-                Ok(Answer::Silent(why)) => {
+            Ok(umad) => match umad.query_sm(&device.name, port.number, sm_lid) {
+                Ok(SmResponse::Alive { .. }) => SmAnswer::Alive,
+                Ok(SmResponse::Silent(why)) => {
                     silent.push(fabric);
                     SmAnswer::Silent(why)
                 }
-                Err(e) => SmAnswer::NotAsked(e.to_string()),
+                Err(e) => SmAnswer::QueryFailed(e.to_string()),
             },
         };
         answers.insert((device.name.clone(), port.number), answer);

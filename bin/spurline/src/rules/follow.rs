@@ -5,8 +5,8 @@ use super::kept::Kept;
 use serde_json::Value;
 use spurline_cache::RuleSet;
 use spurline_config::Fault;
-use spurline_membership::{Book, Registry};
-use spurline_node::Node;
+use spurline_membership::{Registry, RuleStore};
+use spurline_node::CacheNode;
 use spurline_types::{Error, ErrorKind};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -27,8 +27,8 @@ pub struct Following {
 ///
 /// # Errors
 /// When there can be no thread.
-pub fn start(node: &Arc<Node>, registry: &Arc<dyn Registry>, mut kept: Kept) -> Result<Option<Following>, Fault> {
-    let Some(book) = registry.book(spurline_cache::merge_rules) else { return Ok(None) };
+pub fn start(node: &Arc<CacheNode>, registry: &Arc<dyn Registry>, mut kept: Kept) -> Result<Option<Following>, Fault> {
+    let Some(book) = registry.rule_store(spurline_cache::merge_rules) else { return Ok(None) };
     let mut said = say(exchange(node, book.as_ref(), &kept.rules()), false);
     kept.keep(&node.rules());
     let (open, ended) = mpsc::channel();
@@ -54,7 +54,7 @@ fn jittered(drawn: u64) -> Duration {
     LOOK / 2 + LOOK.mul_f64((drawn >> 11) as f64 / (1u64 << 53) as f64)
 }
 
-fn exchange(node: &Node, book: &dyn Book, own: &RuleSet) -> Result<(), Error> {
+fn exchange(node: &CacheNode, book: &dyn RuleStore, own: &RuleSet) -> Result<(), Error> {
     let told = agreed(book, own);
     // Not before the registry was asked: what is of a rule that is not known is of none for good.
     node.take_rules(told.as_ref().unwrap_or(own));
@@ -62,9 +62,9 @@ fn exchange(node: &Node, book: &dyn Book, own: &RuleSet) -> Result<(), Error> {
 }
 
 /// What the registry keeps together with `own`.
-fn agreed(book: &dyn Book, own: &RuleSet) -> Result<RuleSet, Error> {
+fn agreed(book: &dyn RuleStore, own: &RuleSet) -> Result<RuleSet, Error> {
     let known = if own.revision == 0 { Value::Null } else { own.to_json() };
-    let kept = book.exchange(&known)?;
+    let kept = book.exchange_rules(&known)?;
     if kept == known { Ok(own.clone()) } else { RuleSet::from_json(&kept) }
 }
 
@@ -89,8 +89,8 @@ mod tests {
 
     struct Said(Result<Value, Error>);
 
-    impl Book for Said {
-        fn exchange(&self, given: &Value) -> Result<Value, Error> {
+    impl RuleStore for Said {
+        fn exchange_rules(&self, given: &Value) -> Result<Value, Error> {
             let kept = self.0.clone()?;
             spurline_cache::merge_rules(&kept, given)
         }

@@ -61,7 +61,7 @@ impl Kept {
 
     /// The rules that are kept, of all directories together.
     pub fn rules(&self) -> RuleSet {
-        self.places.iter().fold(RuleSet::default(), |all, place| all.merged(&place.has))
+        self.places.iter().fold(RuleSet::default(), |all, place| all.merged_with(&place.has))
     }
 
     /// Keeps these, where others are kept.

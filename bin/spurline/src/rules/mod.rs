@@ -215,7 +215,7 @@ pub fn pin_before_load(
 
 /// The set with the change made; the very same where it has been made.
 fn changed(set: RuleSet, urls: &[String], change: &Change<'_>) -> Result<RuleSet, Fault> {
-    let new = set.changed(urls, change.make).map_err(|error| Fault::failed(error.message(), ""))?;
+    let new = set.with_changes(urls, change.make).map_err(|error| Fault::failed(error.message(), ""))?;
     Ok(if new.rules == set.rules { set } else { new })
 }
 
@@ -231,7 +231,7 @@ fn make(
     let before = nodes.ask(None);
     // A registry that lost what it kept is given it back by this.
     let known = answers(&before).filter_map(|now| RuleSet::from_json(now).ok());
-    let mut base = known.fold(kept, |all, set| all.merged(&set));
+    let mut base = known.fold(kept, |all, set| all.merged_with(&set));
     if change.pins {
         fits(nodes, &before, urls, bar, stop)?;
     }
@@ -275,14 +275,14 @@ fn url_of(path: &str) -> Result<String, Fault> {
 
 /// The URL of a path in a source.
 fn joined(source: &str, path: &[u8]) -> Result<String, Fault> {
-    String::from_utf8(url::join(source, path)).map_err(|_| {
+    String::from_utf8(url::join_url(source, path)).map_err(|_| {
         Fault::usage(format!("{}: a name that is no UTF-8", path.escape_ascii()), "name the folder above it")
     })
 }
 
 /// Whether a URL is that of a folder, or below it.
 fn is_within(url: &str, folder: &str) -> bool {
-    url::below(url, folder).is_some()
+    url::path_below(url, folder).is_some()
 }
 
 /// That the folders, and what is pinned besides, fit into what nodes may pin.
@@ -448,8 +448,10 @@ mod tests {
 
     #[test]
     fn a_quota_that_keeps_nothing_is_refused() {
-        let node =
-            |weight| Told { member: Arc::new(Member::at("a:1", weight)), answer: Ok(json!({"block_size": 4 << 20})) };
+        let node = |weight| Told {
+            member: Arc::new(Member::from_address("a:1", weight)),
+            answer: Ok(json!({"block_size": 4 << 20})),
+        };
         let told = [node(100), node(50), node(0)];
         let set = |quota| {
             let rule = Rule { url: "s3://b".into(), quota_bytes: Some(quota), ..Rule::default() };

@@ -6,15 +6,15 @@ use crate::{group, parts};
 use indicatif::ProgressBar;
 use serde_json::Value;
 use spurline_cache::RuleSet;
-use spurline_client::placement::{Copies, Standpoint};
-use spurline_client::{Extent, Patience, Remote, RemoteConfig, Roster};
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, ObjectExtent, RequestPatience};
 use spurline_config::{Fault, Registry, TrustConfig};
-use spurline_mem::{Pool, Tier};
-use spurline_membership::{Book, Follower, Holds};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_membership::{HoldTimes, RegistryFollower, RuleStore};
 use spurline_net_tcp::SocketOptions;
-use spurline_proto::Request;
+use spurline_proto::NodeRequest;
 use spurline_types::units::human_bytes;
-use spurline_types::{Attr, Error, ErrorKind, FileKind, Member, ObjectRef, Result, Stats, Version, url};
+use spurline_types::{Error, ErrorKind, FileKind, Member, ObjectAttr, ObjectRef, Result, Stats, Version, url};
 use spurline_volume::Volume as _;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub struct Told {
 pub struct Nodes {
     name: String,
     registry: String,
-    book: Box<dyn Book>,
+    book: Box<dyn RuleStore>,
     reach: Reach,
     members: Vec<Arc<Member>>,
 }
@@ -56,8 +56,8 @@ impl Nodes {
         let host = group::hostname();
         let stats = Arc::new(Stats::default());
         let trust = parts::open_trust(trust, &host)?;
-        let opened = spurline_membership::open(registry, name, &trust)?;
-        let Some(book) = opened.book(spurline_cache::merge_rules) else {
+        let opened = spurline_membership::open_registry(registry, name, &trust)?;
+        let Some(book) = opened.rule_store(spurline_cache::merge_rules) else {
             return Err(Fault::usage(
                 format!("{registry} lists nodes and keeps nothing, so the group can have no rules"),
                 "run 'spurline coordinator', or an etcd, and give its coordinator://HOST:PORT or etcd://HOST:PORT to \
@@ -69,10 +69,10 @@ impl Nodes {
             Fault::missing(format!("group {name}: {error}"), if refused { "" } else { remedy })
         };
         let kept = book
-            .exchange(&Value::Null)
+            .exchange_rules(&Value::Null)
             .map_err(|error| unreached(&error, "start the registry, or correct --registry"))?;
-        let follower = Follower::start(&opened, Holds::default(), Arc::clone(&stats))?;
-        let members = match follower.first_answer(Instant::now() + ANSWER) {
+        let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
+        let members = match follower.first_members_once(Instant::now() + ANSWER) {
             Ok(members) => members,
             // They learn of the rules when they start.
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
@@ -106,7 +106,7 @@ impl Nodes {
     /// # Errors
     /// When it does not answer.
     pub fn keep(&self, set: &RuleSet) -> std::result::Result<RuleSet, Fault> {
-        let kept = self.book.exchange(&set.to_json()).map_err(|error| {
+        let kept = self.book.exchange_rules(&set.to_json()).map_err(|error| {
             Fault::missing(format!("group {}: {error}", self.name), "run it again when the registry answers")
         })?;
         self.read(&kept)
@@ -173,7 +173,7 @@ impl Nodes {
         for (source, below) in places(url, &sources_in(told, "volumes")) {
             let remote = self.remote(&source, told)?;
             let mut some = Vec::with_capacity(AT_ONCE);
-            let mut tell = |some: &mut Vec<Extent>| -> Result<()> {
+            let mut tell = |some: &mut Vec<ObjectExtent>| -> Result<()> {
                 for done in remote.classify(some) {
                     if let Some(error) = done.error {
                         return Err(error);
@@ -187,8 +187,8 @@ impl Nodes {
             };
             let walked = walk(&remote, &below, stop, &mut |path, attr| {
                 // What is held of a file that is open for writing is from before.
-                let object = ObjectRef::new(&source, path, Version::new(attr.version.settled()), attr.size);
-                some.push(Extent { bytes: 0..object.size, object });
+                let object = ObjectRef::new(&source, path, Version::new(attr.version.settled_text()), attr.size);
+                some.push(ObjectExtent { bytes: 0..object.size, object });
                 if some.len() == AT_ONCE { tell(&mut some) } else { Ok(()) }
             });
             match walked {
@@ -201,23 +201,23 @@ impl Nodes {
     }
 
     /// The nodes that answered as a volume of `source`.
-    fn remote(&self, source: &str, told: &[Told]) -> Result<Arc<Remote>> {
+    fn remote(&self, source: &str, told: &[Told]) -> Result<Arc<GroupVolume>> {
         let up = told.iter().filter(|one| one.answer.is_ok());
         let members: Vec<Arc<Member>> = up.map(|one| one.member.clone()).collect();
         let reach = Reach { source: source.to_owned(), ..self.reach.clone() };
-        let roster = Roster::new(&members, move |member| reach.peer(member));
-        let config = RemoteConfig {
-            patience: Patience::new(ANSWER),
+        let roster = GroupMembers::new(&members, move |member| reach.peer(member));
+        let config = GroupVolumeConfig {
+            patience: RequestPatience::new(ANSWER),
             fetchers: 2,
             metadata_age: Duration::from_secs(1),
-            copies: Copies::default(),
-            standpoint: Standpoint::default(),
+            copies: CopyCounts::default(),
+            standpoint: ReaderLocation::default(),
             silence: ANSWER,
             hedge_after: Duration::ZERO,
         };
         // No data comes here: this is what a volume has to have.
-        let memory = |block: u64| Ok(Tier::new(Pool::new(2 * block, block as usize)?));
-        Remote::connect(source, roster, config, Arc::clone(&self.reach.stats), memory)
+        let memory = |block: u64| Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?));
+        GroupVolume::connect(source, roster, config, Arc::clone(&self.reach.stats), memory)
     }
 }
 
@@ -227,7 +227,7 @@ fn exchange(reach: &Reach, member: &Member, text: &str) -> Result<Value> {
     let pool = reach.pool(member);
     let mut lease = pool.checkout(deadline)?;
     let mut body = Vec::new();
-    lease.call(&Request::Rules { text }, &mut body, &mut [], &mut |_| {}, deadline)?;
+    lease.call(&NodeRequest::Rules { text }, &mut body, &mut [], &mut |_| {}, deadline)?;
     serde_json::from_slice(&body).map_err(|error| {
         Error::new(ErrorKind::Protocol, format!("what node {} says makes no sense: {error}", member.name))
     })
@@ -247,19 +247,19 @@ pub fn sources_in(told: &[Told], key: &str) -> BTreeSet<String> {
 
 /// Where a URL is in the sources: each that it is in, with the path there; each that is below it, whole.
 pub fn places(url: &str, sources: &BTreeSet<String>) -> Vec<(String, Vec<u8>)> {
-    let place = |source: &String| match url::below(url, source) {
+    let place = |source: &String| match url::path_below(url, source) {
         Some(path) => Some((source.clone(), path.into_owned())),
-        None => url::below(source, url).map(|_| (source.clone(), Vec::new())),
+        None => url::path_below(source, url).map(|_| (source.clone(), Vec::new())),
     };
     sources.iter().filter_map(place).collect()
 }
 
 /// Calls `each` with every file at or below a path.
 fn walk(
-    remote: &Remote,
+    remote: &GroupVolume,
     path: &[u8],
     stop: &AtomicBool,
-    each: &mut dyn FnMut(&[u8], &Attr) -> Result<()>,
+    each: &mut dyn FnMut(&[u8], &ObjectAttr) -> Result<()>,
 ) -> Result<()> {
     let attr = remote.lookup(path)?;
     if attr.kind != FileKind::Directory {

@@ -1,11 +1,11 @@
-//! What the tests of running services share: the binary without the caller's variables, mounts, deadlines.
+//! Shared by the tests of running services: the binary without the caller's variables, mounts, deadlines.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes on the busiest machine; a test that fails says so after this.
+/// Longer than anything here takes on the busiest machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The binary with no variable of the caller's that could steer it.
@@ -20,7 +20,7 @@ pub fn spurline() -> Command {
     command
 }
 
-/// Whether file systems can be mounted here; says SKIP when not, or fails where FUSE is required.
+/// Whether file systems can be mounted here; prints SKIP if not, or fails where FUSE is required.
 pub fn fuse() -> bool {
     let reason = if !Path::new("/dev/fuse").exists() {
         "there is no /dev/fuse"
@@ -35,7 +35,7 @@ pub fn fuse() -> bool {
     false
 }
 
-/// A directory whose path is as mount tables show it.
+/// A directory with the path that mount tables show.
 pub fn tempdir() -> tempfile::TempDir {
     tempfile::tempdir_in(std::env::temp_dir().canonicalize().unwrap()).unwrap()
 }

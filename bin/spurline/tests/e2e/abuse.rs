@@ -1,5 +1,5 @@
-//! Strangers who mean harm, against real processes: a node, a coordinator and a metrics page are shouted at, kept
-//! waiting and played recordings to, while a mount reads on and compares.
+//! Hostile clients against real processes: a node, a coordinator and a metrics page get nonsense, silence and
+//! replays, while a mount reads on and compares.
 
 use crate::common::*;
 use std::io::{Read as _, Write as _};
@@ -12,7 +12,7 @@ const TOKEN: &str = "q5Ykm0WJ7b2uR1xTzv9sLd3f";
 /// More than a flood may add to a process: its buffers are in the budget, and what strangers get is small.
 const ROOM: u64 = 96 << 20;
 
-/// What is no greeting: too short, too long, of other protocols, of this one and out of place.
+/// Invalid handshakes: too short, too long, of other protocols, and frames of this one out of order.
 fn nonsense() -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = [
         &b""[..],
@@ -35,7 +35,7 @@ fn nonsense() -> Vec<Vec<u8>> {
     all
 }
 
-/// Says `words` and waits to be let go of; whatever is answered is little.
+/// Sends `words` and waits for the end of the connection; the answer must be short.
 fn shout(at: SocketAddr, words: &[u8]) {
     let mut stranger = TcpStream::connect(at).unwrap();
     stranger.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -46,11 +46,11 @@ fn shout(at: SocketAddr, words: &[u8]) {
     let mut heard = Vec::new();
     if let Err(error) = stranger.take(1 << 20).read_to_end(&mut heard) {
         let kept = matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut);
-        assert!(!kept, "nobody let go of a stranger who said {} bytes", words.len());
+        assert!(!kept, "a connection that sent {} bytes of nonsense stayed open", words.len());
     }
 }
 
-/// Passes connections on to `to`, and keeps what the first of them said.
+/// Forwards connections to `to`, and records the first one.
 fn recorder(to: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (at, kept) = (listener.local_addr().unwrap(), Arc::new(Mutex::new(Vec::new())));
@@ -103,7 +103,7 @@ fn strangers_who_mean_harm_cost_members_nothing() {
     let line = node.process.wait_for("metrics page address=");
     let page = line.split("address=").nth(1).unwrap().split([' ', ';']).next().unwrap().parse().unwrap();
     let door: SocketAddr = node.address.parse().unwrap();
-    // What a member says when it comes in, word for word; the mount is gone again.
+    // Records a member's handshake byte for byte; the mount ends again.
     let (relay, recorded) = recorder(door);
     let mount = world.consumer(&source, &relay.to_string(), &trust);
     assert!(mount.read("file") == text);
@@ -122,7 +122,7 @@ fn strangers_who_mean_harm_cost_members_nothing() {
             }
         });
         let _guard = StopOnDrop(&stop);
-        // Some say nothing at all the whole time, some begin and do not go on.
+        // Some connections stay silent, others stop after a first part.
         let mut waiting = Vec::new();
         for at in [door, desk, page] {
             for number in 0..60usize {
@@ -146,7 +146,7 @@ fn strangers_who_mean_harm_cost_members_nothing() {
         }
         let seen = rounds.load(Ordering::Relaxed);
         eventually("reads after that", || rounds.load(Ordering::Relaxed) > seen + 1);
-        // The page answers again when it has let go of those who are silent.
+        // The page answers again once the silent connections are closed.
         eventually("the page", || {
             let mut asked = TcpStream::connect(page).unwrap();
             asked.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -15,7 +15,7 @@ const FILES: usize = 6;
 const LEN: usize = 20 * MIB + 4096;
 const PIECE: usize = 128 << 10;
 
-/// What the readers did since it was asked last.
+/// Counts of the readers since the last query.
 pub struct Reads {
     pub stop: AtomicBool,
     /// How many each of them has done.
@@ -45,7 +45,7 @@ impl Reads {
     }
 }
 
-/// What is in the files `f0`, `f1` and so on.
+/// Contents of the files `f0`, `f1` and so on.
 pub fn texts() -> Vec<Vec<u8>> {
     (0..FILES).map(|n| bytes(n as u64 + 1, LEN)).collect()
 }
@@ -59,7 +59,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Reads pieces of the files past the page cache until it is told to stop, and compares each.
+/// Reads pieces of the files past the page cache until stopped, and compares each.
 pub fn read_on(mount: &Path, texts: &[Vec<u8>], reader: usize, reads: &Reads) {
     let files: Vec<File> = (0..FILES)
         .map(|n| {
@@ -244,7 +244,7 @@ fn a_node_that_joins_takes_its_blocks_from_the_others_and_not_from_the_bucket() 
     mount.unmount();
 }
 
-/// Has the kernel forget what it holds of the files.
+/// Drops the kernel's page cache of the files.
 fn drop_page_cache(mount: &Path, files: usize) {
     for n in 0..files {
         let file = File::open(mount.join(format!("f{n}"))).unwrap();

@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: the binary started as people start it, waited for, and cleaned up after, also when
-//! a test panics. It knows the words the binary logs, and nothing of its inside.
+//! Shared by the end-to-end tests: starts the binary, waits for it, and cleans up, also after a panic. Knows the
+//! binary's log lines only.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use spurline_testkit::{ACCESS_KEY, SECRET_KEY};
 pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const MIB: usize = 1 << 20;
 
-/// Whether mounts can be made here; says why not.
+/// Whether mounts can be made here; prints the reason if not.
 pub fn can_mount() -> bool {
     if !is_root() {
         skip("fuse", "mounting directly needs root");
@@ -88,7 +88,7 @@ impl World {
     pub fn dir(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         match fs::create_dir_all(&path) {
-            // There, and not to be looked at: a mount without its process.
+            // A mount without its process can't be examined.
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => panic!("{}: {error}", path.display()),
             _ => path,
         }
@@ -109,7 +109,7 @@ impl World {
     pub fn run(&self, words: &[&str]) -> Output {
         finish(&mut self.command(words))
     }
-    /// The words of a mount with a small cache of its own.
+    /// Arguments of a mount with a small cache of its own.
     pub fn mount_words(&self, source: &str) -> Vec<OsString> {
         let cache = self.dir("cache");
         let mut words: Vec<OsString> = vec!["mount".into(), source.into(), self.dir("mnt").into()];
@@ -167,8 +167,8 @@ impl World {
     }
 }
 
-/// Small, and free of the machine's state: how full its disk is, and which ports are taken. As variables, so that a test
-/// can say otherwise by a flag.
+/// Small, and independent of the machine's disk and ports. Set as variables, so that a test can override them by a
+/// flag.
 const SMALL: [(&str, &str); 5] = [
     ("SPURLINE_CACHE_SIZE", "1G"),
     ("SPURLINE_FREE_SPACE_RATIO", "0"),
@@ -212,7 +212,7 @@ impl Hosts {
         }
         Some(hosts)
     }
-    /// The command as a process of that host, its mounts still those of everybody.
+    /// The command as a process of that host; mounts are shared with the other hosts.
     pub fn on(host: &str, command: &Command) -> Command {
         let mut wrapped = Command::new("nsenter");
         wrapped.arg(format!("--net=/run/netns/{host}")).arg(command.get_program()).args(command.get_args());
@@ -229,10 +229,10 @@ impl Drop for Hosts {
     }
 }
 
-/// `ip` with these words.
+/// Runs `ip` with these arguments.
 ///
 /// # Errors
-/// What it says.
+/// Its standard error.
 pub fn ip(words: &str) -> Result<(), String> {
     let out = Command::new("ip").args(words.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
     let said = String::from_utf8_lossy(&out.stderr);
@@ -276,7 +276,7 @@ fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     None
 }
 
-/// Refused with `code`, in words that contain all of `says`.
+/// Asserts exit code `code` and a message that contains all of `says`.
 pub fn refused(out: &Output, code: i32, says: &[&str]) -> String {
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(code), "{text}");
@@ -298,7 +298,7 @@ impl Process {
     pub fn start(command: &mut Command, log: &Path) -> Process {
         Process::spawn(command.stdout(Stdio::null()).stderr(File::create(log).unwrap()), log)
     }
-    /// The same for one that tells on its standard output what it does: that is its log too.
+    /// As above, for a program that reports on its standard output: that is its log too.
     pub fn start_telling(command: &mut Command, log: &Path) -> Process {
         let file = File::create(log).unwrap();
         Process::spawn(command.stdout(file.try_clone().unwrap()).stderr(file), log)
@@ -324,7 +324,7 @@ impl Process {
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
-    /// What it has logged.
+    /// The log so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -374,7 +374,7 @@ impl Drop for Process {
 }
 
 fn is_running(pid: u32) -> bool {
-    // The third word after the name tells a zombie from a living one.
+    // The third word after the name distinguishes a zombie from a live process.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
 }
@@ -498,7 +498,7 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// What stands at a path.
+/// The entry at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Thing {
     File(Vec<u8>),
@@ -506,7 +506,7 @@ pub enum Thing {
     Folder,
 }
 
-/// Everything below `root`, by path; directory entries must agree with what `stat` says.
+/// Everything below `root`, by path; directory entries must agree with `stat`.
 pub fn tree(root: &Path) -> BTreeMap<Vec<u8>, Thing> {
     let mut found = BTreeMap::new();
     let mut folders = vec![PathBuf::new()];
@@ -547,7 +547,7 @@ pub fn assert_same(got: &BTreeMap<Vec<u8>, Thing>, want: &BTreeMap<Vec<u8>, Thin
     }
 }
 
-/// Asks again until it is so; how long it took is nobody's business as long as it ends.
+/// Repeats until true; the time it takes does not matter as long as it ends.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {

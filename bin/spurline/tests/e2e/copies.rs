@@ -1,4 +1,5 @@
-//! Cold files that many readers begin at once while several nodes hold each block: how often the S3 server is asked.
+//! Cold files that many readers begin at once while several nodes hold each block: how many requests the S3 server
+//! gets.
 
 use crate::common::*;
 use spurline_testkit::{ChaosProxy, S3Server};
@@ -17,7 +18,7 @@ const SMALL_FILES: usize = 40;
 /// Copies send readers on for half a minute.
 const SENDS_ON: Duration = Duration::from_secs(25);
 
-/// Reads a file past the page cache, so that each reader asks the nodes.
+/// Reads a file past the page cache, so that each reader sends requests to the nodes.
 fn read_whole(path: &Path, len: usize) -> Vec<u8> {
     let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
     let mut memory = vec![0u8; MIB + 4096];
@@ -33,7 +34,7 @@ fn read_whole(path: &Path, len: usize) -> Vec<u8> {
 
 /// Reads of objects that the S3 server got.
 fn gets(proxy: &ChaosProxy) -> usize {
-    proxy.count("GET", "/data/")
+    proxy.count_requests("GET", "/data/")
 }
 
 #[test]
@@ -73,7 +74,7 @@ fn a_cold_block_is_asked_of_the_bucket_once_however_many_hold_it() {
         let mounts: Vec<_> = (0..MOUNTS)
             .map(|n| {
                 let at = world.dir(&format!("mnt-{n}"));
-                // On a busy machine nothing is late, and nobody is dead: then a second node would fetch, too.
+                // On a busy machine no node may count as late or dead: a second node would fetch too.
                 let words = ["mount", "s3://data", at.to_str().unwrap(), "--registry", &registry, "--replicas", copies];
                 let mut command = world.command(&words);
                 command.args(["--hedge-after", "0", "--peer-silence", "60s"]);
@@ -91,7 +92,7 @@ fn a_cold_block_is_asked_of_the_bucket_once_however_many_hold_it() {
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
-        proxy.forget();
+        proxy.forget_requests();
         let began = Instant::now();
         let begin = Barrier::new(READERS);
         std::thread::scope(|scope| {

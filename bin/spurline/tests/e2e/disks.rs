@@ -75,9 +75,9 @@ fn a_killed_mount_leaves_a_cache_that_the_next_one_uses() {
     let mut mount = rig.mount(&[]);
     assert!(mount.read("file") == rig.text);
     mount.process_mut().kill();
-    // What was under way ends in one way or another; then the mount is dead, and says so.
+    // Calls under way end with any result; then the mount is dead and reports it.
     eventually("a dead mount", || fs::metadata(&mount.at).err().and_then(|e| e.raw_os_error()) == Some(libc::ENOTCONN));
-    // A mount over the dead one says what to do, and that works.
+    // A new mount over the dead one prints the remedy, and the remedy works.
     let mut command = rig.world.command(&[]);
     command.args(rig.world.mount_words("s3://data")).args(["--endpoint-url", &rig.server.endpoint()]);
     refused(&finish(with_credentials(&mut command)), 1, &["dead", "spurline umount"]);
@@ -232,7 +232,7 @@ fn a_full_cache_disk_stops_nobody() {
     }
     let _gone = Gone(&cache);
     let mount = rig.mount(&["--cache-size", "1G"]);
-    // Somebody else takes what the cache counted on.
+    // Another program uses the space that the cache counted on.
     let others = fs::write(cache.join("others"), vec![1; 6 * MIB]);
     others.unwrap();
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! `spurline node drain`: what a leaving node hands on, and what it says when it can't.
+//! `spurline node drain`: the blocks a leaving node passes on, and its message when it can't.
 
 use crate::common::*;
 use crate::group::coordinator;
@@ -33,7 +33,7 @@ fn after_a_drain_nobody_asks_the_under_store_for_what_the_node_held() {
     let mut two = node("two");
     let mount = |at: &str| {
         let at = world.dir(at);
-        // No read is asked of a second node: each block is fetched once, by its owner.
+        // No read goes to a second node: each block is fetched once, by its owner.
         let words = ["mount", "s3://data", at.to_str().unwrap(), "--registry", &registry, "--hedge-after", "0"];
         let process = Process::start(&mut world.command(&words), &world.log_path("mount"));
         process.wait_for(" is mounted on ");
@@ -61,7 +61,7 @@ fn after_a_drain_nobody_asks_the_under_store_for_what_the_node_held() {
     eventually("both nodes", || members().len() == 2);
     read_all(&at);
     refused(&drain("three", &[]), 1, &["no node three", "one, two"]);
-    // Of the node itself, and of nobody else.
+    // From the node itself, and from no other.
     let before = fetched();
     let out = drain("two", &["--json"]);
     let first = said(&out);

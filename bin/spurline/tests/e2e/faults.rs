@@ -1,9 +1,9 @@
-//! Faults and bad input: each ends in a bounded time, with the right bytes or a message that says what to do.
+//! Faults and bad input: each ends in a bounded time, with the right bytes or a message with a remedy.
 
 use crate::common::*;
 use rustix::fs::Mode;
 use rustix::process::Signal;
-use spurline_testkit::{ChaosProxy, Fault, S3Server};
+use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
@@ -94,7 +94,7 @@ fn wrong_sources_are_refused_in_words() {
     refused(&no_mount(&world, "s3://data", true, &at), 3, &[&closed[7..]]);
     let at = ["--endpoint-url", "http://nowhere.invalid:9000", "--under-timeout", "5s"];
     refused(&no_mount(&world, "s3://data", true, &at), 3, &["s3://data", "nowhere.invalid:9000"]);
-    // Nobody accepts here, so a connection is made and nothing is ever said.
+    // A listener without accept: connections open, and stay silent.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let quiet = format!("http://{}", silent.local_addr().unwrap());
     let at = ["--endpoint-url", &quiet, "--under-timeout", "2s"];
@@ -135,11 +135,11 @@ fn an_under_store_that_stalls_is_an_error_in_time() {
     }
     let chaos = Chaos::new(3 * MIB);
     let mount = chaos.mount(&["--under-timeout", "2s"]);
-    chaos.proxy.inject(Fault::Stall, 1000);
+    chaos.proxy.inject(ProxyFault::Stall, 1000);
     let error = fs::read(mount.path("file")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
     assert!(mount.count("object", "in_flight") < 100);
-    chaos.proxy.calm();
+    chaos.proxy.clear_faults();
     eventually("reads once the store answers", || fs::read(mount.path("file")).is_ok_and(|b| b == chaos.text));
     mount.unmount();
 }
@@ -152,11 +152,11 @@ fn an_under_store_that_stalls_between_stat_and_read_is_an_error_in_time() {
     let chaos = Chaos::new(3 * MIB);
     let mount = chaos.mount(&["--under-timeout", "2s", "--under-stall-timeout", "500ms"]);
     let file = File::open(mount.path("file")).unwrap();
-    chaos.proxy.inject_on(Some("GET"), "/file", Fault::StallAfter(1000), 1000);
+    chaos.proxy.inject_on(Some("GET"), "/file", ProxyFault::StallAfter(1000), 1000);
     let mut buf = vec![0; MIB];
     let error = file.read_at(&mut buf, MIB as u64).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
-    chaos.proxy.calm();
+    chaos.proxy.clear_faults();
     eventually("reads once the store answers", || file.read_exact_at(&mut buf, MIB as u64).is_ok());
     assert!(buf[..] == chaos.text[MIB..2 * MIB]);
     drop(file);
@@ -171,7 +171,7 @@ fn slow_down_for_a_while_is_waited_for_and_counted() {
     let chaos = Chaos::new(2 * MIB);
     let mount = chaos.mount(&[]);
     let file = File::open(mount.path("file")).unwrap();
-    chaos.proxy.inject_on(Some("GET"), "/file", Fault::SlowDown, 3);
+    chaos.proxy.inject_on(Some("GET"), "/file", ProxyFault::SlowDown, 3);
     let mut buf = vec![0; chaos.text.len()];
     file.read_exact_at(&mut buf, 0).unwrap();
     assert!(buf == chaos.text);
@@ -191,7 +191,7 @@ fn a_transfer_cut_in_half_goes_on_where_it_ended() {
     let chaos = Chaos::new(8 * MIB);
     let mount = chaos.mount(&[]);
     let file = File::open(mount.path("file")).unwrap();
-    chaos.proxy.inject_on(Some("GET"), "/file", Fault::CutHalf, 5);
+    chaos.proxy.inject_on(Some("GET"), "/file", ProxyFault::CutHalf, 5);
     let mut buf = vec![0; chaos.text.len()];
     file.read_exact_at(&mut buf, 0).unwrap();
     assert!(buf == chaos.text);
@@ -386,7 +386,7 @@ fn a_user_without_rights_mounts_through_fusermount3() {
     if !reachable.status.success() {
         return skip("fusermount", "another user can't reach the temporary directory");
     }
-    // /dev/fuse may be root's alone: the mount gets one of its own, in a mount namespace where nobody else sees it.
+    // /dev/fuse may be root's alone: the mount gets one of its own, in a private mount namespace.
     let device = world.path("fuse");
     let made = finish(Command::new("mknod").args(["-m", "666"]).arg(&device).args(["c", "10", "229"]));
     if !made.status.success() || File::options().read(true).write(true).open(&device).is_err() {
@@ -410,7 +410,7 @@ fn a_user_without_rights_mounts_through_fusermount3() {
         same_environment(&mut command, &world.command(&[]));
         finish(&mut command)
     };
-    // Root is kept out of such a mount, so its user looks.
+    // Root can't enter such a mount, so its user reads it.
     let out = inside(Path::new("cat"), &[mount.path("file").as_os_str()]);
     assert!(out.stdout == bytes(40, 2 * MIB), "{}", String::from_utf8_lossy(&out.stderr));
     let out = inside(&binary, &["umount".as_ref(), mount.at.as_os_str()]);

@@ -1,4 +1,4 @@
-//! Nodes that enter a group and mounts that follow it, and what happens to readers when its registry dies.
+//! Nodes that enter a group, mounts that follow it, and the effect on readers when the registry dies.
 
 use crate::common::*;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A coordinator on loopback, at a port of choice (0: any), without a file: what it knows dies with it.
+/// A coordinator on loopback, at a given port (0: any), without a file: its list dies with it.
 pub fn coordinator(world: &World, port: u16) -> (Process, String) {
     let port = port.to_string();
     let mut command = world.command(&["coordinator", "--group-port", &port, "--state-file", "none"]);
@@ -61,7 +61,7 @@ fn a_mount_follows_its_group_and_reads_on_when_the_registry_forgets() {
     // A second node enters while the mount is there.
     let two = node(&world, source, &registry, "two");
     until("the second node", || names("up") == ["one", "two"]);
-    // Somebody reads all the while.
+    // A reader runs all the while.
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut again = None;
     std::thread::scope(|scope| {
@@ -83,8 +83,8 @@ fn a_mount_follows_its_group_and_reads_on_when_the_registry_forgets() {
         until("a read after that", || rounds.load(Ordering::Relaxed) > seen + 1);
         drop(guard);
     });
-    assert!(mount.process().log().contains("going on with"), "{}", mount.process().log());
-    // What the nodes say of themselves.
+    assert!(mount.process().log().contains("continuing with"), "{}", mount.process().log());
+    // The status of the nodes themselves.
     until("the node's own word", || {
         let group = status(&world, Path::new(&one.address))["group"].clone();
         (&group["name"], &group["state"]) == (&"default".into(), &"up".into())
@@ -144,11 +144,11 @@ fn a_registry_that_is_not_there_and_a_name_that_is_taken_are_told_apart() {
     let (_coordinator, address) = coordinator(&world, 0);
     let registry = format!("coordinator://{address}");
     if is_root() {
-        refused(&start(&mount, &registry), 3, &["group g", "knows no node"]);
+        refused(&start(&mount, &registry), 3, &["group g", "lists no node"]);
     }
     let held = world.node(&[source], 0, &["--registry", &registry, "--cache-group", "g", "--name", "n"]);
     refused(&start(&node, &registry), 2, &["'n'", &held.address, "--name"]);
-    // Words that can't be right.
+    // Invalid arguments.
     refused(&world.run(&["mount", source, "/mnt", "--cache-group", "g"]), 2, &["--registry"]);
     refused(&start(&["node", "--source", source, "--name", "a b"], &registry), 2, &["--name 'a b'"]);
 }

@@ -77,7 +77,7 @@ impl Lan {
         command.args(["netns", "exec", &self.switch()]).args(words).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     }
-    /// Loses some of what a host sends and makes what it gets late: by netem, or where the kernel has none, by nft and a
+    /// Drops part of a host's packets and delays the others: by netem, or where the kernel has none, by nft and a
     /// narrow link with a long queue.
     fn spoil(&self, n: usize) {
         let port = format!("p{n}");
@@ -134,7 +134,7 @@ impl Drop for Lan {
     }
 }
 
-/// What there is on the hosts.
+/// The services on the hosts.
 struct Cluster<'a> {
     world: &'a World,
     lan: &'a Lan,
@@ -186,7 +186,7 @@ fn written_by_fio(world: &World) -> Option<Vec<u8>> {
     std::fs::read(path).ok()
 }
 
-/// Has fio read that file past the page cache and check every block, again and again until it is told to stop.
+/// Runs fio on that file past the page cache with verification of every block, until stopped.
 fn verify_on(world: &World, mount: &Path, reads: &Reads, passes: &AtomicU64) {
     while !reads.stop.load(Ordering::Acquire) {
         let mut fio = Command::new("fio");

@@ -1,4 +1,4 @@
-//! `load` and `free` with the real binary: files are in the cache before they are read, and out of it when told.
+//! `load` and `free` with the real binary: files enter the cache before they are read, and leave it on request.
 
 use crate::common::*;
 use rustix::process::Signal;
@@ -53,7 +53,7 @@ fn what_was_loaded_is_read_without_the_source_and_what_was_freed_is_not_there() 
     }
     assert_eq!(mount.read("train/deep/large"), bytes(99, 5 * MIB + 3));
     assert_eq!(mount.count("object", "get_bytes"), before);
-    // The same again finds all of it there, and says so.
+    // The same job again finds all of it there, and reports that.
     let again = json(&world.run(&["load", train, "--skip-if-exists", "--json"]));
     assert_eq!((again["files_skipped"].as_u64(), again["bytes_moved"].as_u64()), (Some(40), Some(0)), "{again}");
     let out = world.run(&["free", train]);
@@ -79,13 +79,13 @@ fn jobs_are_begun_looked_at_and_stopped() {
     let job = json(&world.run(&["load", at, "--progress", "--json"]));
     assert!(matches!(job["state"].as_str(), Some("WAITING" | "RUNNING")), "{job}");
     let out = world.run(&["load", at, "--submit"]);
-    refused(&out, 2, &["does this already, with --rate 4K and -p 1", "stop it first"]);
+    refused(&out, 2, &["is running already, with --rate 4K and -p 1", "stop it first"]);
     let out = world.run(&["load", at, "--stop"]);
     assert_eq!(out.status.code(), Some(0), "{out:?}");
     assert!(String::from_utf8_lossy(&out.stdout).contains("STOPPED"), "{out:?}");
     let out = world.run(&["load", at, "--progress"]);
     assert_eq!(out.status.code(), Some(1), "{out:?}");
-    // What else is asked of the same paths is another job.
+    // A different request for the same paths is another job.
     let out = world.run(&["load", at, "--include", "other", "--json"]);
     assert_eq!((out.status.code(), &json(&out)["files_done"]), (Some(0), &1.into()), "{out:?}");
     let out = world.run(&["load", at, "--verify", "--progress"]);
@@ -100,7 +100,7 @@ fn jobs_are_begun_looked_at_and_stopped() {
     assert!(String::from_utf8_lossy(&out.stdout).contains("failed  nowhere"), "{out:?}");
     refused(&world.run(&["load"]), 2, &["nothing to load"]);
     refused(&world.run(&["load", "/proc"]), 1, &["not in a mount"]);
-    refused(&world.run(&["load", at, "--include", "["]), 2, &["is no pattern"]);
+    refused(&world.run(&["load", at, "--include", "["]), 2, &["is not a valid pattern"]);
     let list = world.file("list", format!("{at}/other\n{at}/train\n").as_bytes());
     let out = world.run(&["load", "--files-from", list.to_str().unwrap(), "--json"]);
     let job = json(&out);
@@ -139,7 +139,7 @@ fn a_group_is_loaded_from_a_bucket_by_its_nodes() {
     let fetched = nodes.each_ref().map(|node| node.count("object", "get_bytes"));
     assert_eq!(fetched.iter().sum::<u64>(), 30 * 40_000 + 3 * MIB as u64);
     assert!(fetched.iter().all(|bytes| *bytes > 0), "{fetched:?}");
-    assert_eq!(mount.count("tcp", "recv_bytes"), 0, "warming sends no data to who asked for it");
+    assert_eq!(mount.count("tcp", "recv_bytes"), 0, "warming sends no data to its client");
     for n in 0..30 {
         assert_eq!(mount.read(format!("set/{n}")), bytes(n, 40_000));
     }
@@ -185,7 +185,7 @@ fn who_waits_for_a_job_outlives_its_coordinator_and_only_who_began_it_ends_it() 
     assert!(other.log().contains("goes on; --stop ends it"), "{}", other.log());
     process.kill();
     load.wait_for("the coordinator of group g does not answer: ");
-    // Of another coordinator that is there nobody knows whether the job is the silent one's.
+    // While one coordinator is silent, another can't rule out that the job is the silent one's.
     let (mut second, there) = crate::group::coordinator(&world, 0);
     let both = format!("{registry},{there}");
     refused(&finish(&mut group(&["load", &url, "--progress"], &both)), 3, &[&address]);
@@ -248,7 +248,8 @@ fn files_below(dir: &Path, end: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What a coordinator finished is not listed again by the next one, which has its record and not its list of files.
+/// A coordinator that takes a job over does not list again what the first one finished: it has the record, not the
+/// list of files.
 #[test]
 fn a_job_that_is_taken_over_goes_on_listing_where_it_was_recorded() {
     const FOLDERS: u64 = 30;
@@ -279,7 +280,7 @@ fn a_job_that_is_taken_over_goes_on_listing_where_it_was_recorded() {
         world.run(&[&["load", "s3://data/set"][..], words, &group].concat())
     };
     assert_eq!(load(&["--submit", "-p", "2"]).status.code(), Some(0));
-    let lists = || proxy.count("GET", "list-type=2");
+    let lists = || proxy.count_requests("GET", "list-type=2");
     let settled = || -> Option<u64> {
         let record: Value =
             serde_json::from_slice(&fs::read(files_below(&state, ".json").iter().find(|path| **path != file)?).ok()?)
@@ -291,7 +292,7 @@ fn a_job_that_is_taken_over_goes_on_listing_where_it_was_recorded() {
     process.kill();
     files_below(&state, ".files").iter().for_each(|list| fs::remove_file(list).unwrap());
     let settled = settled().unwrap();
-    proxy.forget();
+    proxy.forget_requests();
     open.store(true, Ordering::Release);
     let (mut process, _) = coordinator(&world, address.rsplit(':').next().unwrap());
     let mut job = Value::Null;
@@ -301,7 +302,7 @@ fn a_job_that_is_taken_over_goes_on_listing_where_it_was_recorded() {
     });
     assert_eq!((job["files_done"].as_u64(), job["files_total"].as_u64()), (Some(300), Some(300)), "{job}");
     assert_eq!((job["bytes_done"].as_u64(), job["bytes_total"].as_u64()), (Some(300_000), Some(300_000)), "{job}");
-    // Whatever has to be asked for twice on a slow machine: of what was done nothing is.
+    // Slow machines may repeat a request, but none concerns finished work.
     let of_done = |path: &str| (0..settled / 10).any(|n| path.contains(&format!("f{n:02}")));
     let again: Vec<_> = proxy.requests().into_iter().filter(|(_, path)| of_done(path)).collect();
     assert!(again.is_empty(), "{settled} files were done, and yet: {again:?}");

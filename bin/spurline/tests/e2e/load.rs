@@ -1,4 +1,4 @@
-//! The memory budget under many readers, and how soon a change in the under-store is seen.
+//! The memory budget under many readers, and how soon a change in the origin is seen.
 
 use crate::common::*;
 use spurline_testkit::S3Server;
@@ -6,8 +6,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
-/// What a mount may have resident beside `--buffer-size`: code, stacks of its threads, indexes, the libraries' own
-/// memory for connections to the under-store, and this being a build without optimisation.
+/// Resident memory of a mount beside `--buffer-size`: code, thread stacks, indexes, the libraries' memory for
+/// connections to the origin, in a build without optimisation.
 const ALLOWANCE: u64 = 150 << 20;
 
 #[test]
@@ -70,7 +70,7 @@ fn changes_are_seen(mount: &Mount, put: &dyn Fn(&str, Option<&[u8]>)) {
     let mut names: Vec<_> = fs::read_dir(&mount.at).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["coming", "file"]);
-    // The same length again: only the version tells them apart.
+    // The same length again: only the version distinguishes them.
     put("file", Some(b"THE SECOND"));
     std::thread::sleep(PAST_THE_CACHES);
     assert_eq!(mount.read("file"), b"THE SECOND");

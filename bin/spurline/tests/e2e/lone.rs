@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
 
-/// Names that trip up whoever quotes, splits or decodes.
+/// Names that break careless quoting, splitting or decoding.
 pub const ODD_NAMES: [&str; 10] = [
     "#%? é",
     "new\nline",
@@ -258,7 +258,7 @@ fn a_file_over_four_gib_is_read_near_its_end_and_mapped() {
         libc::munmap(start, size);
     }
     drop(file);
-    // What was never read was never fetched.
+    // Parts that were never read were never fetched.
     assert!(mount.count("object", "get_bytes") < 256 << 20);
     mount.unmount();
 }

@@ -1,5 +1,5 @@
-//! Who may speak with a coordinator, with real processes: members by token and by TLS, and everybody else, who is told
-//! what is missing.
+//! Access to a coordinator, with real processes: members by token and by TLS; all others are refused with the missing
+//! proof.
 
 use crate::common::*;
 use std::process::Command;
@@ -50,7 +50,7 @@ fn a_coordinator_lets_members_in_and_tells_others_what_is_missing() {
             assert_eq!(out.status.code(), Some(0), "{out:?}");
         }
         // Strangers of both kinds, in all they could want.
-        let none = if tls { "speaks TLS only" } else { "asks for a proof of the group token" };
+        let none = if tls { "speaks TLS only" } else { "requires a proof of the group token" };
         let no_words: &[&str] = &[];
         for (words, says) in [(&theirs[..], "another group token"), (no_words, none)] {
             let says = [says, "--group-token-file", address.as_str()];

@@ -1,4 +1,5 @@
-//! Hosts with several networks: which of their addresses they go out from, which they announce, and who answers there.
+//! Hosts with several networks: the addresses they connect from, the addresses they announce, and the host that
+//! answers there.
 
 use crate::common::*;
 use serde_json::Value;
@@ -47,7 +48,7 @@ fn a_node_on_the_second_network_is_reached_from_the_address_in_it() {
     }
 }
 
-/// Two machines that both have the address of a bridge for containers, and nodes that were told of it first.
+/// Two machines with the same address on a bridge for containers, and nodes that announce it first.
 #[test]
 fn a_node_is_not_taken_for_another_at_an_address_that_both_machines_have() {
     let Some(hosts) = on_two_networks() else { return };
@@ -64,7 +65,7 @@ fn a_node_is_not_taken_for_another_at_an_address_that_both_machines_have() {
     let line = coordinator.wait_for("coordinating on ");
     let registry = format!("coordinator://{}", line.split("coordinating on ").nth(1).unwrap().trim());
     let source = |name: &str| world.dir(&format!("source-{name}")).to_str().unwrap().to_owned();
-    // Each machine has a directory of its own for sockets, and what is asked on it is asked by this.
+    // Each machine has its own directory for sockets; commands for it use that directory.
     let on = |host: &str, name: &str, words: &[&str]| {
         let mut command = world.command(words);
         command.env("SPURLINE_RUNTIME_DIR", world.path(format!("run-{name}")));

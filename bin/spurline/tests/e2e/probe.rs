@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 
-/// A server that has said where it listens.
+/// A server that has printed its address.
 struct Served {
     process: Process,
     port: u16,
@@ -96,14 +96,13 @@ fn two_hosts_measure_what_is_between_them() {
     let out = json(&world, client, &["ping", &six, "-c", "2", "-i", "1ms"]);
     assert_eq!((&out["answers"], &out["judgement"]["level"]), (&2.into(), &"healthy".into()), "{out}");
     assert!(out["large_us"].is_number() && out["peer_link"]["interface"] == "spl0", "{out}");
-    // A link-local address needs nobody to have configured anything. (These are not checked for doubles, which takes a
-    // second.)
+    // A link-local address needs no configuration. (Without duplicate address detection, which takes a second.)
     for (host, address) in [(&hosts.0, "fe80::13:1"), (&hosts.1, "fe80::13:2")] {
         ip(&format!("-n {host} addr add {address}/64 dev spl0 nodad")).unwrap();
     }
     let out = json(&world, client, &["bw", &format!("[fe80::13:1%spl0]:{}", served.port), "-n", "8M"]);
     assert_eq!((&out["error"], &out["link"]["interface"]), (&Value::Null, &"spl0".into()), "{out}");
-    // Words for people.
+    // Output for people.
     let out = finish(&mut net(&world, client, &["bw", &four, "-n", "64M", "--discard"]));
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     assert!(out.status.success(), "{text}");
@@ -144,7 +143,7 @@ fn large_packets_that_get_lost_are_told() {
     let (a, b) = (&hosts.0, &hosts.1);
     let middle = Middle(format!("{a}m"));
     let m = &middle.0;
-    // A switch whose ports take smaller packets than the hosts send. Segments are made by the hosts, not on the way.
+    // A switch with a smaller MTU than the hosts. The hosts cut segments, not the switch.
     for step in [
         format!("netns add {m}"),
         format!("-n {m} link add br0 type bridge"),
@@ -213,7 +212,7 @@ fn an_ordinary_user_can_do_all_of_it() {
         return;
     }
     let world = World::new();
-    // What is built may lie where others can't look.
+    // Other users may lack access to the build directory.
     let copy = world.path("spurline");
     std::fs::copy(env!("CARGO_BIN_EXE_spurline"), &copy).unwrap();
     rustix::fs::chmod(world.path("."), rustix::fs::Mode::from_raw_mode(0o755)).unwrap();
@@ -256,7 +255,7 @@ fn an_interruption_prints_what_was_measured() {
 fn a_server_that_stops_dies_or_hangs_midway() {
     for (signal, says) in [
         (Signal::TERM, "ended it: the server was stopped"),
-        (Signal::KILL, "is gone: "),
+        (Signal::KILL, "was lost: "),
         (Signal::STOP, "stopped answering: nothing moved for 2.0 s"),
     ] {
         let world = World::new();
@@ -286,13 +285,13 @@ fn a_client_that_hangs_is_given_up() {
         Process::start_telling(&mut net(&world, None, &["bw", &peer, "-t", "1h", "--json"]), &world.log_path("bw"));
     served.begun();
     bw.signal(Signal::STOP);
-    served.process.wait_for("the client said nothing for 2 s");
+    served.process.wait_for("the client sent nothing for 2 s");
     served.process.wait_for("the client left");
     served.still_serves(&world, None);
     bw.signal(Signal::CONT);
     assert_eq!(bw.wait().code(), Some(1), "{}", bw.log());
     let out: Value = serde_json::from_str(&bw.log()).unwrap();
-    assert!(out["error"].as_str().unwrap().contains("the client said nothing"), "{out}");
+    assert!(out["error"].as_str().unwrap().contains("the client sent nothing"), "{out}");
 }
 
 #[test]
@@ -318,9 +317,9 @@ fn the_facts_of_the_other_end_are_those_of_net_collect() {
     let world = World::new();
     let served = Served::start(&world, &net(&world, None, &["serve", "--json", "--port", "0", "--bind", "127.0.0.1"]));
     let peer = format!("127.0.0.1:{}", served.port);
-    let call = spurline_probe::client::Call { peer, from: vec![], timeout: crate::common::PATIENCE };
-    let mut session = spurline_probe::client::Session::connect(&call).unwrap();
-    let packed = world.file("facts.tar.zst", &session.facts(crate::common::PATIENCE).unwrap());
+    let call = spurline_probe::client::ConnectConfig { peer, from: vec![], timeout: crate::common::PATIENCE };
+    let mut session = spurline_probe::client::ProbeSession::connect(&call).unwrap();
+    let packed = world.file("facts.tar.zst", &session.fetch_facts(crate::common::PATIENCE).unwrap());
     let out = finish(&mut net(&world, None, &["list", "--json", "--from", packed.to_str().unwrap()]));
     assert!(out.status.success(), "{out:?}");
     assert!(String::from_utf8_lossy(&out.stdout).contains("\"lo\""), "{out:?}");

@@ -1,4 +1,4 @@
-//! Groups by registries of others, with real nodes and mounts: a real etcd, and a name of DNS whose records change; and
+//! Groups by external registries, with real nodes and mounts: a real etcd, and a DNS name whose records change; and
 //! the jobs that coordinators share in etcd.
 
 use crate::common::*;
@@ -20,7 +20,7 @@ fn members(world: &World, mount: &Mount, word: &str) -> Vec<String> {
 
 #[test]
 fn nodes_enter_by_etcd_and_readers_go_on_without_a_node_and_without_etcd() {
-    if !can_mount() || !EtcdServer::there() {
+    if !can_mount() || !EtcdServer::is_installed() {
         return;
     }
     let world = World::new();
@@ -41,7 +41,7 @@ fn nodes_enter_by_etcd_and_readers_go_on_without_a_node_and_without_etcd() {
     let mount = world.mount_with(command.args(["--cache-group", "train"]));
     eventually("both nodes", || members(&world, &mount, "up") == ["one", "two"]);
     assert!(mount.read("a") == text);
-    // A node dies without a word: readers lose nothing, and etcd's lease says it after a while.
+    // A node is killed: readers lose nothing, and its etcd lease ends after a while.
     one.process.kill();
     assert!(mount.read("a") == text);
     eventually("the end of its lease", || members(&world, &mount, "away") == ["one"]);
@@ -106,7 +106,7 @@ fn at_last(what: &str, mut so: impl FnMut() -> bool) {
 
 #[test]
 fn coordinators_share_jobs_and_one_goes_on_with_what_a_killed_one_began() {
-    if !EtcdServer::there() {
+    if !EtcdServer::is_installed() {
         return;
     }
     let world = World::new();

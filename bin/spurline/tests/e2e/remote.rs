@@ -27,14 +27,14 @@ fn a_directory_from_a_node_is_there_byte_for_byte() {
     let mount = world.consumer(url, &node.address, &["--block-size", "4M"]);
     assert_same(&tree(&mount.at), &tree(&source));
     assert_same(&tree(&mount.at), &tree(&source));
-    // TCP carried them, and both ends say so.
+    // TCP carried them; both ends' counters confirm it.
     let (here, there) = (mount.stats(), node.stats());
     let all: u64 = tree(&source).values().map(|t| if let Thing::File(b) = t { b.len() as u64 } else { 0 }).sum();
     assert!(count(&here, "tcp", "recv_bytes") >= all, "{here}");
     assert!(count(&there, "tcp", "send_bytes") >= all, "{there}");
     assert_eq!(count(&here, "rdma", "recv_bytes"), 0);
-    assert_eq!(count(&here, "object", "get_ops"), 0, "a consumer asks no under-store");
-    // The node's block size holds, whatever the mount was told: its 9.4 MB are 19 blocks of 512 KiB.
+    assert_eq!(count(&here, "object", "get_ops"), 0, "a consumer sends no request to the origin");
+    // The node's block size holds, whatever the mount's setting: its 9.4 MB are 19 blocks of 512 KiB.
     let out = world.run(&["info", mount.path("big").to_str().unwrap(), "--json"]);
     let info: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON of info");
     assert_eq!(info["block_size"], 512 << 10, "{info}");
@@ -142,7 +142,7 @@ fn a_node_killed_and_started_again_is_an_error_and_then_none() {
     assert!(mount.process().log().contains("does not answer"), "{}", mount.process().log());
     drop(node);
     let node = world.node(&[&url], port, &[]);
-    // Also while nobody reads.
+    // Also without readers.
     eventually("health", || health().starts_with("HTTP/1.1 200"));
     eventually("reads through the node that is back", || fs::read(mount.path("other")).is_ok_and(|b| b == b"other"));
     assert!(mount.read("file") == text);
@@ -171,7 +171,7 @@ fn a_node_that_stands_still_is_an_error_in_time_and_goes_on() {
     node.process.signal(Signal::STOP);
     let error = fs::read(mount.path("file")).unwrap_err().raw_os_error().unwrap();
     assert!([libc::EHOSTDOWN, libc::ETIMEDOUT].contains(&error), "errno {error}");
-    // Its counters are still there to be asked for, though every read would wait.
+    // Its counters can still be read, though every read would wait.
     assert!(mount.count("remotecache", "errors") + mount.count("remotecache", "retries") > 0);
     node.process.signal(Signal::CONT);
     eventually("reads through the node that goes on", || {
@@ -202,7 +202,7 @@ fn what_a_node_does_not_serve_or_no_node_is_said_at_the_start() {
     assert!(!is_mounted(&world.path("mnt")));
 }
 
-/// An address of this machine where nobody listens.
+/// An address of this machine without a listener.
 pub fn closed_port() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
@@ -243,7 +243,7 @@ fn two_hosts_joined_by_a_network_chosen_by_interface_name() {
     assert!(mount.read("file") == text);
     assert!(mount.count("tcp", "recv_bytes") >= text.len() as u64);
     mount.unmount();
-    // An interface that is not there is said to be missing, with those there are.
+    // An unknown interface is reported, with the existing ones.
     let command = world.consumer_command(&url, "10.213.0.1:7900", &["--group-network", "spl1"]);
     let out = finish(&mut Hosts::on(&hosts.1, &command));
     let code = out.status.code().unwrap();

@@ -1,5 +1,5 @@
-//! Rules for folders of a group: what is pinned stays, what has a time goes, what has a quota keeps to it; nodes and
-//! coordinators that start again know them still.
+//! Folder rules of a group: pinned files stay, a TTL frees files, a quota limits them; restarted nodes and
+//! coordinators keep the rules.
 
 use crate::common::*;
 use rustix::process::Signal;
@@ -86,7 +86,7 @@ impl Group {
         self.run(&[&["load", &url, "--source", "s3://data", "-p", "4"], more].concat())
     }
 
-    /// Reads more than the disk has room for, a part after the other: what is fetched at one time has to have room.
+    /// Reads more than the disk can hold, one part after the other: each part has to fit.
     fn scan(&self) {
         ["f1*", "f2*", "f3*"].iter().for_each(|some| drop(self.load("train", &["--include", some])));
     }
@@ -128,7 +128,7 @@ fn pinned_folders_stay_over_scans_restarts_and_a_smaller_disk() {
         &["s3://data/huge has 30.0 MiB", "can pin 25.6 MiB", "80 %", "nothing was changed", "--cache-size"],
     );
     assert_eq!(group.held("huge"), None);
-    // What is here already comes under the rule, and so does what comes. A second time changes nothing.
+    // The rule covers cached and later blocks. A second time changes nothing.
     group.load("val", &["--include", "f[0-3]"]);
     let said = group.run(&["pin", "s3://data/val"]);
     assert!(said.contains("s3://data/val: pinned") && said.contains("4.00 MiB of it held"), "{said}");
@@ -186,7 +186,7 @@ fn limited_folders_go_and_nodes_that_join_know_the_rules() {
     group.load("scratch", &["--include", "f[0-3]"]);
     group.load("scratch", &["--include", "f[4-7]"]);
     assert_eq!((group.held("scratch"), node.count("blockcache", "limited_blocks")), (Some(4 << 20), 4));
-    // More room: all of it. A shorter time: all goes, what is here before it as well.
+    // A larger quota keeps all. A shorter TTL frees all, including blocks cached before.
     group.run(&["limit", "s3://data/scratch", "--quota", "none", "--ttl", "1h"]);
     group.load("scratch", &[]);
     assert_eq!(group.held("scratch"), Some(8 << 20));
@@ -196,9 +196,9 @@ fn limited_folders_go_and_nodes_that_join_know_the_rules() {
     let before = group.fetched("scratch");
     group.load("scratch", &[]);
     assert!(group.fetched("scratch") >= before + 8, "it is fetched again");
-    // One that joins goes by the rules.
+    // A new node gets the rules.
     let other = group.node("two", "64M");
-    assert!(other.process.log().contains("rules for folders: 1, revision"), "{}", other.process.log());
+    assert!(other.process.log().contains("folder rules: 1, revision"), "{}", other.process.log());
     eventually("both are in the list", || {
         group.rules()["most_pinned_bytes"].as_u64() == Some(2 * ((64 << 20) / 100 * 80))
     });
@@ -227,7 +227,7 @@ fn a_load_of_more_than_a_quota_passes_through_it_and_says_what_is_held() {
         );
         eventually("the quota holds", || group.held("big").is_some_and(|held| held > 0 && held <= 6 << 20));
     }
-    // Read back, it says what went again.
+    // A second read shows again what was freed.
     let out = group.try_to(&["load", "s3://data/big", "--source", "s3://data", "--verify", "--json"]);
     let said: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
     assert!(out.status.code() == Some(1) && said["state"] == "FAILED", "{said}");
@@ -266,7 +266,7 @@ fn a_rule_holds_for_a_directory_whatever_its_name() {
     let (url, held) = (rules["rules"][0]["url"].as_str().unwrap(), &rules["rules"][0]["held_bytes"]);
     assert!(url.starts_with("file:///") && url.is_ascii() && *held == 4 << 20, "{rules}");
     assert_eq!((rules["rules"].as_array().unwrap().len(), node.count("blockcache", "pinned_bytes")), (1, 4 << 20));
-    // The URL is as good as the path, and what is held is found by it.
+    // The URL works like the path, and finds the same cached blocks.
     let said = group.run(&["limit", url, "--ttl", "1d"]);
     assert!(said.contains("4.00 MiB of it held now"), "{said}");
     group.run(&["unpin", url]);
@@ -298,7 +298,7 @@ fn what_can_not_be_a_rule_is_refused_in_plain_words() {
     let token = token.to_str().unwrap();
     refused(&group.try_to(&["rules", "--group-token-file", token]), 3, &["group default", "token"]);
     // Interrupted while it counts, nothing is changed.
-    group.proxy.forget();
+    group.proxy.forget_requests();
     group.proxy.set_latency(std::time::Duration::from_secs(2));
     let mut command = group.world.command(&["pin", "s3://data/val", "--registry", &group.registry]);
     let mut pin = Process::start(&mut command, &group.world.log_path("pin"));
@@ -306,7 +306,7 @@ fn what_can_not_be_a_rule_is_refused_in_plain_words() {
     pin.signal(Signal::INT);
     assert_eq!(pin.wait().code(), Some(1), "{}", pin.log());
     assert!(pin.log().contains("interrupted") && pin.log().contains("nothing was changed"), "{}", pin.log());
-    group.proxy.calm();
+    group.proxy.clear_faults();
     group.proxy.set_latency(std::time::Duration::ZERO);
     assert_eq!(group.held("val"), None);
     // A node that does not answer learns of it later; a registry that is gone is an error.
@@ -315,7 +315,9 @@ fn what_can_not_be_a_rule_is_refused_in_plain_words() {
     node.process.signal(Signal::CONT);
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success() && said.contains("node one does not answer"), "{out:?}");
-    eventually("it is told", || group.held("val").is_some() && node.process.log().contains("rules for folders: 1"));
+    eventually("the rule on the node", || {
+        group.held("val").is_some() && node.process.log().contains("folder rules: 1")
+    });
     group.coordinator.kill();
     refused(&group.try_to(&["rules"]), 3, &["group default", "start the registry"]);
     end(node);

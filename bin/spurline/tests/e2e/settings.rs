@@ -1,4 +1,5 @@
-//! A node whose settings place blocks elsewhere than before, or than the others of its group: refused unless meant.
+//! A node whose settings place blocks differently than before, or than the rest of its group: refused unless
+//! intended.
 
 use crate::common::*;
 use crate::group::coordinator;
@@ -17,7 +18,7 @@ fn settings_that_place_blocks_elsewhere_have_to_be_meant() {
     };
     let one = world.node_with(&mut start("cache-one", &["--name", "one", "--zone", "r1"]));
     let two = |more: &[&str]| start("cache-two", more);
-    // Told to stop, so that its name is free for another address.
+    // Stopped gracefully, so that its name is free for another address.
     let served = |more: &[&str]| {
         let mut node = world.node_with(&mut two(more));
         node.process.signal(rustix::process::Signal::TERM);
@@ -32,13 +33,13 @@ fn settings_that_place_blocks_elsewhere_have_to_be_meant() {
     // Others than the group's.
     let blocks = finish(&mut start("cache-three", &["--name", "three", "--block-size", "2M"]));
     refused(&blocks, 2, &["node one of the group", "--block-size is 2M here and 1M there", "--block-size 1M", "--yes"]);
-    // A start that the group refused binds no directory to what it was called: the right one is free to start there.
+    // A start that the group refused leaves no name in its directory: the right one can still start there.
     let taken = finish(&mut start("cache-four", &["--name", "one", "--zone", "r1"]));
     refused(&taken, 2, &["group default has a node 'one' already"]);
     assert!(!world.path("cache-four/settings.json").exists());
     let four = world.node_with(&mut start("cache-four", &["--name", "four", "--zone", "r4"]));
     assert!(world.path("cache-four/settings.json").exists());
-    // As they were, nothing is asked; where it is meant, it is said in the log and from then on is what was before.
+    // Unchanged settings need no confirmation; a confirmed change is logged and becomes the new state.
     served(&["--name", "two", "--zone", "r1"]);
     let said = served(&["--name", "deux", "--zone", "r2", "--yes"]);
     assert!(said.contains("accepted by --yes: --name was 'two' and is 'deux'"), "{said}");

@@ -1,4 +1,4 @@
-//! Who may join, with real nodes and mounts: the right token, a wrong one, none, and one that is changed while all runs.
+//! Access with real nodes and mounts: the right token, a wrong one, none, and one that changes while everything runs.
 
 use crate::common::*;
 use std::fs;
@@ -36,7 +36,7 @@ fn the_token_decides_who_reads_and_can_be_changed_while_all_runs() {
     let mount = with(&ours);
     assert!(mount.read("file") == text);
     mount.unmount();
-    // A stranger does not even get a mount, and is told why.
+    // A mount without the proof is refused with the reason.
     let wrong = token(&world, "wrong-token", &[NEW]);
     for (words, says) in
         [(vec!["--group-token-file", wrong.as_str()], "another group token"), (vec![], "--group-token-file")]
@@ -93,7 +93,7 @@ fn a_mount_with_a_token_reads_from_no_node_without_one() {
     let node = world.node(&[&url], 0, &[]);
     let file = token(&world, "token", &[OLD]);
     let out = finish(&mut world.consumer_command(&url, &node.address, &["--group-token-file", &file]));
-    refused(&out, 3, &["asks nobody for a group token"]);
+    refused(&out, 3, &["requires no group token"]);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_token_file_that_is_no_good_is_refused_at_start() {
     refused(&with(&world.file("empty", b"\n")), 2, &["holds no token"]);
     let open = world.file("open", OLD.as_bytes());
     rustix::fs::chmod(&open, rustix::fs::Mode::from_raw_mode(0o666)).unwrap();
-    refused(&with(&open), 2, &["everybody on this host may change it", "chmod 600"]);
+    refused(&with(&open), 2, &["every user of this host may change it", "chmod 600"]);
 }
 
 /// Frames as they pass an interface of a host, kept by a packet socket.
@@ -177,7 +177,7 @@ fn who_watches_the_network_sees_the_bytes_only_without_tls_and_the_token_never()
         assert!(node.count("trust", "proved") > 0);
         mount.unmount();
         drop(node);
-        // The kernel hands out what it has in order: the last packets of the connections are there when all are.
+        // The kernel delivers packets in order: the last ones of the connections prove that all are there.
         let has = |part: &[u8]| fs::read(&packets).unwrap().windows(part.len()).any(|window| window == part);
         let start = std::time::Instant::now();
         while fs::metadata(&packets).unwrap().len() < len as u64 {
@@ -221,7 +221,7 @@ fn certificates_let_in_who_has_one_of_the_authority() {
     let mount = world.consumer(&url, &node.address, &refs(&words("mount")));
     assert!(mount.read("file") == text);
     mount.unmount();
-    // Nobody without a certificate, and nobody who finds another name in the node's.
+    // A node without a certificate is refused, and so is one whose certificate has another name.
     let out = finish(&mut world.consumer_command(&url, &node.address, &[]));
     refused(&out, 3, &["speaks TLS only", "--tls-cert"]);
     let by_name = node.address.replace("127.0.0.1", "localhost");

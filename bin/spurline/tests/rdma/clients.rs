@@ -1,13 +1,13 @@
 //! Many clients of one node at once, over RDMA and over TCP.
 
 use crate::rig::{LEN, Rig, SILENCE, count, token};
-use spurline_mem::Pool;
-use spurline_net_rdma::{Patience, Rail, RdmaConnector};
-use spurline_proto::{Hello, Read, Request};
-use spurline_transport::{Channel as _, call_for, greet};
+use spurline_mem::BufferPool;
+use spurline_net_rdma::{RdmaConnector, RdmaRail, RdmaTimeouts};
+use spurline_proto::{HelloRequest, NodeRequest, ReadRequest};
+use spurline_transport::{Channel as _, call_decoded, perform_handshake};
 use spurline_trust::Trust;
-use spurline_types::{Attr, Error, ErrorKind};
-use spurline_verbs::{Access, Verbs};
+use spurline_types::{Error, ErrorKind, ObjectAttr};
+use spurline_verbs::{MemoryAccess, VerbsLibrary};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(150)
 }
 
-/// Where the node's log says that it serves over RDMA.
+/// Where the node's log reports RDMA.
 fn rdma_address(log: &str) -> SocketAddr {
     let line = log.lines().find(|line| line.contains("over rdma")).expect("the node serves over RDMA");
     let at = line.split("serving on ").nth(1).and_then(|rest| rest.split([',', ' ']).next()).unwrap();
@@ -39,22 +39,22 @@ fn guest_64_clients_and_mounts_of_both_kinds() {
     over_rdma.wait("the path", |m| m.count("rdma", "paths_up") == 1);
     let source = rig.dir.join("src");
     let source = format!("file://{}", source.display());
-    let (source, data, verbs) = (&*source, &rig.data, Verbs::load().unwrap());
+    let (source, data, verbs) = (&*source, &rig.data, VerbsLibrary::load().unwrap());
     let trust = Trust::new("client", Some(&token(&rig.dir))).unwrap();
     let wanted: u64 = std::thread::scope(|scope| {
         let mounts = [scope.spawn(|| over_rdma.pass()), scope.spawn(|| over_tcp.pass())];
         let trust = &trust;
         let client = |client: usize| {
             // Each with a device, a registered pool and a connection of its own, as different processes have them.
-            let pool = Pool::new(1 << 20, 256 << 10).unwrap();
-            let rail = Rail::open(&verbs, "client", to.ip(), &pool, Access::PeerWrites).unwrap();
-            let connector = RdmaConnector::new(rail, to, Patience { silence: SILENCE }, Arc::default());
-            let connector = connector.trusting(Arc::clone(trust));
-            // On a busy machine one of so many is later with its greeting than the node waits for it, and tries again.
+            let pool = BufferPool::new(1 << 20, 256 << 10).unwrap();
+            let rail = RdmaRail::open(&verbs, "client", to.ip(), &pool, MemoryAccess::PeerWrites).unwrap();
+            let connector = RdmaConnector::new(rail, to, RdmaTimeouts { silence: SILENCE }, Arc::default());
+            let connector = connector.with_trust(Arc::clone(trust));
+            // On a busy machine one of so many misses the handshake deadline, and retries.
             let until = soon();
             let greeted = || {
-                let mut channel = connector.open(soon())?;
-                let volume = greet(&mut channel, &Hello::new("client", source), soon())?.volume;
+                let mut channel = connector.open_channel(soon())?;
+                let volume = perform_handshake(&mut channel, &HelloRequest::new("client", source), soon())?.volume;
                 Ok::<_, Error>((channel, volume))
             };
             let (mut channel, volume) = loop {
@@ -64,8 +64,8 @@ fn guest_64_clients_and_mounts_of_both_kinds() {
                 }
             };
             let mut body = Vec::new();
-            let lookup = Request::Lookup { volume, path: b"file", max_age_ms: 60_000 };
-            let attr: Attr = call_for(&mut channel, &lookup, &mut body, soon()).unwrap();
+            let lookup = NodeRequest::Lookup { volume, path: b"file", max_age_ms: 60_000 };
+            let attr: ObjectAttr = call_decoded(&mut channel, &lookup, &mut body, soon()).unwrap();
             let version = attr.version.as_str();
             let mut dst = pool.alloc(MOST, soon()).unwrap();
             let mut total = 0;
@@ -75,9 +75,9 @@ fn guest_64_clients_and_mounts_of_both_kinds() {
                 // No byte over the border of a block.
                 let len = len.min((1 << 20) - offset % (1 << 20));
                 let (size, offset64) = (attr.size, offset as u64);
-                let read = Read { volume, path: b"file", version, size, offset: offset64, len: len as u32 };
+                let read = ReadRequest { volume, path: b"file", version, size, offset: offset64, len: len as u32 };
                 let answer =
-                    channel.call(&Request::Read(read), &mut body, &mut dst[..len], &mut |_| {}, soon()).unwrap();
+                    channel.call(&NodeRequest::Read(read), &mut body, &mut dst[..len], &mut |_| {}, soon()).unwrap();
                 assert_eq!(answer.payload_len, len);
                 assert!(dst[..len] == data[offset..offset + len], "client {client}: wrong bytes at {offset}");
                 total += len as u64;

@@ -29,7 +29,7 @@ fn guest_rails_carry_the_bytes_and_readers_outlive_links_and_devices() {
     let addresses: Vec<&str> = rails.iter().filter_map(|rail| rail["address"].as_str()).collect();
     assert_eq!(addresses, ["10.77.0.1:7777", "10.77.1.1:7777"]);
 
-    // While nobody asks nobody polls: of these seconds each end would use most if it did.
+    // Idle ends do not poll: polling would use most of these seconds.
     let (begun, before) = (Instant::now(), [mount.cpu(), node.cpu()]);
     std::thread::sleep(Duration::from_secs(4));
     let (idle, used) = (begun.elapsed().as_secs_f64(), [mount.cpu() - before[0], node.cpu() - before[1]]);
@@ -143,7 +143,7 @@ fn guest_rdma_that_is_forced_never_uses_tcp() {
     assert_eq!(mount.received().1, 0, "bytes over TCP");
 }
 
-/// A rail whose link comes and goes, faster than it settles: readers go on, and no wait is without end.
+/// A rail whose link flaps faster than it settles: readers go on, and every wait ends.
 #[test]
 #[ignore = "runs in the virtual machine"]
 fn guest_a_rail_that_flaps_hangs_nothing() {
@@ -170,7 +170,7 @@ fn guest_a_rail_that_flaps_hangs_nothing() {
     fio.end();
     mount.pass();
     assert_eq!(mount.received().1, 0, "TCP while a rail was left");
-    // The link is the cause each time, so nobody hammers it: one failover for each time the path carried data.
+    // The link is the cause each time: one failover for each time the path carried data.
     assert!((1..=6).contains(&mount.count("rdma", "failovers")));
     drop(mount);
     sh("rdma link delete rxe7; ip link delete rail7");

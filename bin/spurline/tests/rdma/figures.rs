@@ -1,5 +1,5 @@
-//! Figures, not tests: what reads through a mount cost over TCP, one rail and two, and what a fault and its end cost
-//! those who read. By hand, in the virtual machine: BENCHMARKS.md says how.
+//! Figures, not tests: the cost of reads through a mount over TCP, one rail and two, and the cost of a fault and of
+//! its end. Run by hand in the virtual machine, as in BENCHMARKS.md.
 
 use crate::loss::{DIR, lose, pass_all, shared};
 use crate::rig::{LEN, Mount, Rig, ask, run};
@@ -172,7 +172,7 @@ fn figures_of_failover_and_failback() {
     let mount = rig.mount("mount", &ports, &words);
     mount.wait("the paths", |m| m.count("rdma", "paths_up") == 4);
     mount.pass();
-    // The one that carries the bytes: nobody waits for the other.
+    // The rail that carries the bytes; no wait for the other.
     let carried = |port: u16| -> u64 {
         let (stats, peer) = (ask(&mount.log, "stats"), format!("127.0.0.1:{port}"));
         let paths = stats["paths"].as_array().unwrap().iter().filter(|p| p["peer"] == *peer);

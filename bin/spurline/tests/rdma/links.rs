@@ -1,4 +1,4 @@
-//! Rails that stand on other interfaces: a VLAN of a card, and a bond whose active member goes.
+//! Rails on top of other interfaces: a VLAN of a card, and a bond that loses its active member.
 
 use crate::rig::{Rig, ask, sh};
 

@@ -26,8 +26,8 @@ fn side_b_serves() {
     }
 }
 
-/// No packet of RoCE passes this machine's end of the cable, either way. What leaves is lost by netem, which tells the
-/// sender nothing: after a drop that is told Soft-RoCE would send the same packet again for ever.
+/// No RoCE packet passes this machine's end of the cable, in either direction. Outgoing packets are lost by netem,
+/// which reports nothing to the sender: after a reported drop Soft-RoCE would send the same packet for ever.
 pub fn lose(rail: &str) {
     let roce = "protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff";
     sh(&format!(

@@ -1,6 +1,6 @@
-//! Nodes and mounts over RDMA rails, with the real binary on real verbs in the virtual machine: which transport carried
-//! the bytes, what a reader sees when links, devices and nodes go and come back, and what a start says that can't be.
-//! Every test compares every byte, and reads from the counters what carried them.
+//! Nodes and mounts over RDMA rails, with the real binary on real verbs in the virtual machine: the transport in use,
+//! the view of a reader when links, devices and nodes fail and return, and the messages of failed starts. Every test
+//! compares every byte, and reads from the counters which transport carried them.
 
 mod clients;
 mod faults;

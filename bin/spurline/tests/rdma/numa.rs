@@ -13,7 +13,7 @@ const READ: usize = 128 << 10;
 fn numa_a_read_takes_the_rail_of_its_buffers_node_while_that_is_idle() {
     let rig = Rig::new();
     rig.fill();
-    // The program is long, and what was read of it would leave one of the nodes without free memory.
+    // The program is large, and its page cache would leave one of the nodes without free memory.
     std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
     sh("grep -h -E 'MemFree|FilePages|Shmem:' /sys/devices/system/node/node*/meminfo");
     let rails = ["--rdma-network", "rail0:rail1"];
@@ -26,7 +26,7 @@ fn numa_a_read_takes_the_rail_of_its_buffers_node_while_that_is_idle() {
         for word in ["rail rail0 is rxe0", ", NUMA node 0)", "rail rail1 is rxe1", ", NUMA node 1)"] {
             assert!(text.contains(word), "'{word}' is not in the log:\n{text}");
         }
-        // What the kernel itself says of the pages.
+        // The kernel's own placement of the pages.
         let said = text.split("pages looked at ").nth(1).expect("the log says where the pages are");
         let said = said.lines().next().unwrap();
         println!("  of {said}");
@@ -36,7 +36,7 @@ fn numa_a_read_takes_the_rail_of_its_buffers_node_while_that_is_idle() {
     let nodes: Vec<u64> = status["rails"].as_array().unwrap().iter().filter_map(|r| r["numa_node"].as_u64()).collect();
     assert_eq!(nodes, [0, 1]);
 
-    // One reader, so that every rail is idle when it asks. Its buffers are of both nodes.
+    // One reader, so that every rail is idle at each request. Its buffers are on both nodes.
     let near_and_far = || (mount.count("rdma", "near_bytes"), mount.count("rdma", "far_bytes"));
     let before = near_and_far();
     let carried = |name: &str| {

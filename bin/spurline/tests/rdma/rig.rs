@@ -61,7 +61,7 @@ pub fn sh(script: &str) {
     run("bash", &["-c", script]);
 }
 
-/// Waits until `until`, or fails with what the logs say.
+/// Waits until `until`, or fails with the logs.
 pub fn wait(what: &str, logs: &[&Path], mut until: impl FnMut() -> bool) {
     let begun = Instant::now();
     let deadline = begun + Duration::from_secs(300);
@@ -75,7 +75,7 @@ pub fn wait(what: &str, logs: &[&Path], mut until: impl FnMut() -> bool) {
     println!("  {what}: after {:.1} s", begun.elapsed().as_secs_f64());
 }
 
-/// Starts a service and waits for the line in its log that says it is ready.
+/// Starts a service and waits for the log line that reports it ready.
 pub fn start(mut command: Command, log: &Path, ready: &str) -> Running {
     let file = std::fs::File::create(log).unwrap();
     command.stderr(file.try_clone().unwrap()).stdout(file).stdin(Stdio::null());
@@ -84,8 +84,8 @@ pub fn start(mut command: Command, log: &Path, ready: &str) -> Running {
     process
 }
 
-/// An emulated machine on a busy one may say nothing for seconds, and what is waited for here are faults that show by
-/// themselves; packets that are lost have a test of their own.
+/// An emulated machine on a busy one may be silent for seconds. These faults show by themselves; lost packets have a
+/// test of their own.
 pub const SILENCE: Duration = Duration::from_secs(60);
 
 /// The secret of all here: rails reach beyond this machine.
@@ -97,7 +97,7 @@ fn patient(more: &[&str]) -> &'static [&'static str] {
     if more.contains(&"--rdma-silence") { &[] } else { &["--rdma-silence", "60s"] }
 }
 
-/// The words of every mount after its source and its place.
+/// Arguments of every mount after its source and mount point.
 pub fn mount_words(dir: &Path, registry: &str, more: &[&str]) -> Vec<String> {
     let words = ["--registry", registry, "--buffer-size", "24M", "--block-size", "1M", "--metrics", "none"];
     let timing = ["--rdma-retry", "3s", "--rdma-settle", "2s", "--peer-timeout", "100s"];
@@ -106,7 +106,7 @@ pub fn mount_words(dir: &Path, registry: &str, more: &[&str]) -> Vec<String> {
     words.iter().chain(&timing).chain(&token).chain(patient(more)).chain(more).map(|word| (*word).to_owned()).collect()
 }
 
-/// The words of every node.
+/// Arguments of every node.
 pub fn node_words(dir: &Path, port: u16, more: &[&str]) -> Vec<String> {
     let cache = dir.join(format!("cache-{port}"));
     std::fs::create_dir_all(&cache).unwrap();
@@ -181,7 +181,7 @@ impl Rig {
     }
 }
 
-/// Asks the admin socket itself: starting the program for each question takes seconds in an emulated machine.
+/// Queries the admin socket directly: starting the program takes seconds in an emulated machine.
 pub fn ask(log: &Path, op: &str) -> Value {
     let text = std::fs::read_to_string(log).unwrap();
     let path = text.split("socket=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("a socket");
@@ -228,7 +228,7 @@ impl Mount<'_> {
         (bytes("rdma"), bytes("tcp"))
     }
 
-    /// What carries data now, as `status` says it.
+    /// The transport in use, from `status`.
     pub fn carries(&self) -> String {
         ask(&self.log, "status")["peers"][0]["transport"].as_str().unwrap_or_default().to_owned()
     }

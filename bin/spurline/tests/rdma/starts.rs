@@ -1,10 +1,9 @@
-//! Starts that can't be: each says what is wrong with which interface and what to do, with exit code 3, and nothing of
-//! it is in the way of TCP.
+//! Failed starts: each names the interface, the problem and the remedy, with exit code 3; TCP is not affected.
 
 use crate::rig::{BIN, Rig, mount_words, node_words, run, sh};
 use std::process::Command;
 
-/// A mount and a node with `words` behind `wrapper`: both end with code 3 and say all of `said`.
+/// A mount and a node with `words` behind `wrapper`: both end with code 3 and a message with all of `said`.
 fn refused(rig: &Rig, wrapper: &[&str], words: &[&str], said: &[&str]) {
     let mut mount: Vec<String> = vec!["mount".into(), rig.dir.join("src").to_str().unwrap().into()];
     mount.push(rig.dir.join("nowhere").to_str().unwrap().into());
@@ -29,7 +28,7 @@ fn guest_starts_that_can_not_be_say_why() {
     let rig = Rig::new();
     rig.fill();
     std::fs::create_dir(rig.dir.join("nowhere")).unwrap();
-    // One node for all of them: a mount asks it for its block size first.
+    // One node for all of them: a mount first gets the block size from it.
     let _node = rig.node(7040, &[]);
     refused(&rig, &[], &["--rdma-network", "rail0:nosuch0"], &["nosuch0", "no interface of that name", "rail0"]);
     sh("ip link add plain0 type dummy && ip link set plain0 up && ip addr add 10.99.0.1/24 dev plain0");
@@ -55,7 +54,7 @@ fn guest_starts_that_can_not_be_say_why() {
     libraries_missing(&rig);
 }
 
-/// Without the libraries the binary runs and TCP works; RDMA that is asked for names the library and its package.
+/// Without the libraries the binary runs and TCP works; a request for RDMA names the library and its package.
 fn libraries_missing(rig: &Rig) {
     // Only the guest's own view of the files changes.
     sh("mkdir /vmtmp/away && mv /usr/lib/*/libibverbs.so* /usr/lib/*/librdmacm.so* /vmtmp/away/ && ls /vmtmp/away");

@@ -3,8 +3,8 @@
 //! runs. `fs_ops [THREADS]`
 
 use spurline_fs::{Config, Fs, Lookup, ROOT};
-use spurline_types::{Attr, FileKind, ListPage, ObjectRef, Result, Stats, Version};
-use spurline_volume::{Capacity, Data, Volume};
+use spurline_types::{FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::ops::Range;
@@ -17,8 +17,8 @@ const RUNS: usize = 11;
 
 /// Every name is a file of 1 GiB; nothing is copied.
 struct AtOnce {
-    file: Attr,
-    directory: Attr,
+    file: ObjectAttr,
+    directory: ObjectAttr,
     prefetched: AtomicU64,
 }
 
@@ -29,7 +29,7 @@ impl Volume for AtOnce {
     fn block_size(&self) -> u64 {
         BLOCK
     }
-    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+    fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
         Ok(if path.is_empty() { self.directory.clone() } else { self.file.clone() })
     }
     fn list(&self, _path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
@@ -42,23 +42,23 @@ impl Volume for AtOnce {
     fn readlink(&self, _path: &[u8]) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
-    fn read(&self, _object: &ObjectRef, _offset: u64, dst: &mut [u8]) -> Result<Data> {
-        Ok(Data::Copied(dst.len()))
+    fn read(&self, _object: &ObjectRef, _offset: u64, dst: &mut [u8]) -> Result<ReadData> {
+        Ok(ReadData::Copied(dst.len()))
     }
     fn prefetch(&self, _object: &ObjectRef, blocks: Range<u32>, _piece: usize) {
         self.prefetched.fetch_add(blocks.len() as u64, Ordering::Relaxed);
     }
-    fn capacity(&self) -> Result<Capacity> {
-        Ok(Capacity { total_bytes: 0, free_bytes: 0, files: 0, files_free: 0 })
+    fn capacity(&self) -> Result<VolumeSpace> {
+        Ok(VolumeSpace { total_bytes: 0, free_bytes: 0, files: 0, files_free: 0 })
     }
     fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
         Ok(serde_json::Value::Null)
     }
 }
 
-fn attr(kind: FileKind, version: &str) -> Attr {
+fn attr(kind: FileKind, version: &str) -> ObjectAttr {
     let version = Version::new(version);
-    Attr { kind, size: 1 << 30, mtime: SystemTime::now(), mode: 0o555, version, etag: None }
+    ObjectAttr { kind, size: 1 << 30, mtime: SystemTime::now(), mode: 0o555, version, etag: None }
 }
 
 /// CPU time of this thread, in nanoseconds.

@@ -1,10 +1,10 @@
-//! What a caller is told of an inode, and what the mount's options make of the under-store's attributes.
-//! It asks nobody anything.
+//! What `stat`, `lookup` and `statfs` return, and how the mount's options change the origin's attributes. It calls
+//! neither the volume nor the kernel.
 
 use spurline_types::FileKind;
 use std::time::{Duration, SystemTime};
 
-/// What `stat` answers; access and change time are the modification time.
+/// The result of `stat`; access and change time equal the modification time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileAttr {
     /// Inode number.
@@ -25,41 +25,41 @@ pub struct FileAttr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// The read size programs are advised to use.
+    /// The read size recommended to programs, in bytes.
     pub blksize: u32,
 }
 
-/// An inode with how long the kernel may believe it.
+/// An inode's attributes, and how long the kernel may cache its name and attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The attributes; their `ino` was counted as looked up once.
+    /// The attributes. The lookup count of their `ino` was raised by one.
     pub attr: FileAttr,
-    /// How long the name stands for this inode.
+    /// How long the name is valid for this inode.
     pub entry_ttl: Duration,
-    /// How long the attributes hold.
+    /// How long the attributes are valid.
     pub attr_ttl: Duration,
 }
 
-/// What a lookup found.
+/// The result of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lookup {
-    /// An inode, counted as looked up once.
+    /// An inode; its lookup count was raised by one.
     Found(Entry),
-    /// No such name, and how long that may be believed.
+    /// No such name.
     Absent {
-        /// How long.
+        /// How long the kernel may cache the absence.
         ttl: Duration,
     },
 }
 
-/// What `statfs` answers.
+/// The result of `statfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatFs {
     /// Unit of `blocks` and `free`, in bytes.
     pub block_size: u32,
     /// Size of the volume.
     pub blocks: u64,
-    /// What is free of it.
+    /// Free space.
     pub free: u64,
     /// Number of files it can hold.
     pub files: u64,
@@ -69,44 +69,44 @@ pub struct StatFs {
     pub name_max: u32,
 }
 
-/// What the mount's options decide.
+/// The file system's options.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `--attr-cache`: how long attributes hold, and how long after a file's version was last seen an open
-    /// does not ask for it again.
+    /// `--attr-cache`: how long attributes are valid, and how long an open uses the version last seen without a new
+    /// lookup.
     pub attr_ttl: Duration,
-    /// `--entry-cache`: how long a file's name holds; never longer than `attr_ttl`, because a changed file
-    /// is noticed by looking its name up.
+    /// `--entry-cache`: how long a file's name is valid. Never longer than `attr_ttl`, because a lookup of the name
+    /// is what detects a changed file.
     pub entry_ttl: Duration,
-    /// `--dir-entry-cache`: how long a directory's name holds.
+    /// `--dir-entry-cache`: how long a directory's name is valid.
     pub dir_entry_ttl: Duration,
-    /// How long the absence of a name holds. One second by default, as for names that are there: programs
-    /// that search paths ask for absent names again and again.
+    /// How long the absence of a name is valid. One second by default, as for existing names: programs that search
+    /// paths look up the same absent names many times.
     pub negative_ttl: Duration,
-    /// How long the answer of `statfs` holds.
+    /// How long the result of `statfs` is valid.
     pub statfs_ttl: Duration,
-    /// Owner of everything.
+    /// Owner of all files.
     pub uid: u32,
-    /// Group of everything.
+    /// Group of all files.
     pub gid: u32,
-    /// Permission bits of files instead of the under-store's.
+    /// Permission bits of files, in place of the origin's.
     pub file_mode: Option<u16>,
-    /// Permission bits of directories instead of the under-store's.
+    /// Permission bits of directories, in place of the origin's.
     pub dir_mode: Option<u16>,
-    /// Bits taken from all permission bits.
+    /// Bits removed from all permission bits.
     pub umask: u16,
-    /// The `st_blksize` of every file. Programs size their buffers by it: with 1 MiB a C or Python program
-    /// that reads small records at random would read 1 MiB for each, and `cat` and `cp` use 128 KiB anyway.
+    /// The `st_blksize` of every file. Programs size their buffers by it. With 1 MiB, a C or Python program that
+    /// reads small records at random would read 1 MiB for each; `cat` and `cp` use 128 KiB in any case.
     pub blksize: u32,
-    /// `--max-readahead`: the most one reader is read ahead, in bytes; 0 switches read-ahead off.
+    /// `--max-readahead`: the read-ahead limit of one reader, in bytes; 0 disables read-ahead.
     pub max_readahead: u64,
-    /// What all readers together may be read ahead, in bytes: a share of the memory budget.
+    /// The read-ahead limit of all readers together, in bytes: a share of the memory budget.
     pub readahead_budget: u64,
-    /// The smallest file handed to the kernel for passthrough, in bytes. Registering one costs about 15 us at
-    /// each first open, and saves half the time of a file of 64 KiB that the kernel has no pages of (103
-    /// against 189 us for lookup, open, read and close over io_uring; the same at 4 KiB; a fifth at 1 MiB).
+    /// The smallest file used for passthrough, in bytes. A registration costs about 15 us at each first open. It
+    /// saves half the time of a 64 KiB file without cached pages (103 against 189 us for lookup, open, read and close
+    /// over io_uring; the same at 4 KiB; a fifth at 1 MiB).
     pub passthrough_min: u64,
-    /// Names asked of the volume at a time, and so the names an open directory holds in memory.
+    /// Names listed from the volume per call, and so the names that an open directory holds in memory.
     pub list_page: usize,
 }
 
@@ -134,18 +134,18 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The permission bits shown for a node whose under-store says `mode`.
+    /// The permission bits shown for a node whose origin reports `mode`.
     pub(crate) fn mode(&self, kind: FileKind, mode: u16) -> u16 {
         let mode = match kind {
             FileKind::File => self.file_mode.unwrap_or(mode),
             FileKind::Directory => self.dir_mode.unwrap_or(mode),
             FileKind::Symlink => return 0o777,
         };
-        // The owner shown is not the file's: its set-user-ID and set-group-ID bits would lend another's rights.
+        // Without set-user-ID and set-group-ID bits: the owner shown is not the file's owner.
         mode & 0o1777 & !self.umask
     }
 
-    /// How long a name of this kind holds.
+    /// How long a name of this kind is valid.
     pub(crate) fn name_ttl(&self, kind: FileKind) -> Duration {
         match kind {
             FileKind::Directory => self.dir_entry_ttl,

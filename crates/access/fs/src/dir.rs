@@ -1,6 +1,6 @@
-//! An open directory: the page of names that is being handed out, and where earlier pages start, so that any
-//! position told before can be gone back to. Positions count names from the start of the listing. It knows
-//! no inode and keeps no more names than one page.
+//! An open directory: the current page of names, and the cursors of earlier pages, so that a reader can return to any
+//! earlier position. Positions count names from the start of the listing. It knows no inodes and keeps one page of
+//! names.
 
 use crate::NAME_MAX;
 use crate::errno::Result;
@@ -9,35 +9,35 @@ use spurline_types::{DirEntry, Error, ErrorKind, Stats};
 use spurline_volume::Volume;
 use std::time::Duration;
 
-/// The page of names an open directory is at.
+/// An open directory's current page of names.
 #[derive(Default)]
 pub struct DirState {
-    /// The names of the page that can be shown.
+    /// The names of the page that may be shown.
     names: Vec<DirEntry>,
     /// The position of the page's first name.
     first: u64,
-    /// Where the page after this one starts; `None` after the last.
+    /// Cursor of the next page; `None` after the last.
     next: Option<Vec<u8>>,
-    /// When the page was listed, on the file system's clock.
+    /// When the page was listed, by the file system's clock.
     listed_at: Duration,
     loaded: bool,
-    /// The first position of every page that was seen, with its cursor, in order. This handle's alone: of two listings
-    /// of a directory that changed in between, each goes back in its own.
+    /// The first position of every page listed by this handle, with its cursor, in order. Not shared between handles:
+    /// two listings of a directory that changed in between have different positions.
     pages: Vec<(u64, Option<Vec<u8>>)>,
 }
 
-/// What a directory is listed with.
+/// What a listing needs beside the directory's state.
 pub struct Lister<'a> {
     pub volume: &'a dyn Volume,
     pub stats: &'a Stats,
     pub path: &'a [u8],
     pub page: usize,
     pub now: &'a dyn Fn() -> Duration,
-    /// What other handles found.
+    /// Page positions found by other handles.
     pub starts: &'a Starts,
 }
 
-/// Why `name` can't be the name of a file, if it can't.
+/// Why `name` cannot be a file name, if so.
 fn unfit(name: &[u8]) -> Option<&'static str> {
     match name {
         b"" => Some("it is empty"),
@@ -49,7 +49,7 @@ fn unfit(name: &[u8]) -> Option<&'static str> {
 }
 
 impl DirState {
-    /// Forgets what was listed: the next name asked for is looked for anew.
+    /// Discards the page: the next read lists again.
     pub fn rewind(&mut self) {
         *self = DirState::default();
     }
@@ -68,7 +68,7 @@ impl DirState {
         Ok(self.names.get(index).map(|entry| (entry, self.listed_at)))
     }
 
-    /// Whether the name at `position` can be had without listing anything.
+    /// Whether the name at `position` is in the current page.
     pub fn holds(&self, position: u64) -> bool {
         self.loaded && (self.first..self.first + self.names.len() as u64).contains(&position)
     }
@@ -80,11 +80,12 @@ impl DirState {
             let (first, cursor) = self.pages[page].clone();
             return self.load(first, cursor, lister);
         }
-        // Begun in the middle, or further on than this: where another handle was told of the position.
+        // A handle that starts in the middle, or goes beyond its own pages: another handle may have listed this
+        // position.
         let Some((first, cursor)) = lister.starts.before(lister.path, position, (lister.now)()) else {
             return self.load(0, None, lister);
         };
-        // Should the volume know the cursor no more, the next try goes all the way.
+        // If the volume no longer accepts the cursor, the next attempt starts at the beginning.
         self.load(first, Some(cursor), lister).inspect_err(|_| lister.starts.forget(lister.path))
     }
 
@@ -92,9 +93,11 @@ impl DirState {
         let now = (lister.now)();
         let mut listed = lister.volume.list(lister.path, cursor.as_deref(), lister.page)?;
         if listed.next.is_some() && listed.next == cursor {
-            return Err(
-                Error::new(ErrorKind::Protocol, "a listing goes on where it started and would never end").into()
-            );
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "the next cursor of a listing is its own; the listing would never end",
+            )
+            .into());
         }
         listed.entries.retain(|entry| {
             let why = unfit(&entry.name);
@@ -109,7 +112,7 @@ impl DirState {
         self.next = listed.next;
         self.listed_at = now;
         self.loaded = true;
-        // A page of which no name can be shown starts where the next one does: the later cursor leads to the same names.
+        // A page without any name to show starts where the next page starts; both cursors lead to the same names.
         match self.pages.binary_search_by_key(&first, |(first, _)| *first) {
             Ok(page) => self.pages[page].1 = cursor,
             Err(page) => self.pages.insert(page, (first, cursor)),

@@ -1,30 +1,29 @@
-//! Which errno each failure becomes: the one place that decides. It knows nothing of why a call failed
-//! beyond the kind it is given.
+//! Maps each failure to its errno; no other module does. It sees the kind of a failure and not its cause.
 
 use spurline_types::{Error, ErrorKind};
 
 /// `std::result::Result` with [`FsError`].
 pub type Result<T, E = FsError> = std::result::Result<T, E>;
 
-/// Why a call of the file system fails: a rule of POSIX, or the volume's own error.
+/// Why a call of the file system fails: a POSIX rule, or an error of the volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FsError {
-    /// The volume could not answer.
+    /// The volume failed.
     #[error(transparent)]
     Volume(#[from] Error),
-    /// The inode was forgotten, or its path holds another version by now.
-    #[error("inode {0} is stale: it was forgotten, or its path holds another version by now; look it up again")]
+    /// The inode was forgotten, or its path now holds another version.
+    #[error("inode {0} is stale: it was forgotten, or its path now holds another version; look it up again")]
     Stale(u64),
-    /// A handle that is not open, or is of the other kind.
+    /// A handle that is not open, or is of the other type.
     #[error("handle {0} is not open")]
     BadHandle(u64),
-    /// A directory is needed.
+    /// Not a directory, where one is required.
     #[error("not a directory")]
     NotADirectory,
-    /// A directory where a file is needed.
+    /// A directory, where a file is required.
     #[error("is a directory")]
     IsADirectory,
-    /// A change of a read-only file system.
+    /// A change to a read-only file system.
     #[error("the file system is read-only")]
     ReadOnly,
     /// The mode bits do not allow it.
@@ -33,13 +32,13 @@ pub enum FsError {
     /// No such extended attribute.
     #[error("no such extended attribute")]
     NoData,
-    /// A kind of extended attribute that is not kept here.
-    #[error("extended attributes of this namespace are not kept here")]
+    /// An extended attribute namespace that this file system does not have.
+    #[error("this file system has no extended attributes of that namespace")]
     NoNamespace,
     /// A name longer than [`crate::NAME_MAX`].
     #[error("a name is longer than {} bytes", crate::NAME_MAX)]
     NameTooLong,
-    /// A request that can't be right.
+    /// A malformed request.
     #[error("{0}")]
     Invalid(&'static str),
 }
@@ -63,7 +62,7 @@ impl FsError {
     }
 }
 
-/// The errno of each kind; a new kind does not compile until it is decided here.
+/// The errno of each kind. The match is exhaustive, so that a new kind requires a decision here.
 fn errno_of(kind: ErrorKind) -> i32 {
     match kind {
         ErrorKind::NotFound => libc::ENOENT,
@@ -72,8 +71,8 @@ fn errno_of(kind: ErrorKind) -> i32 {
         ErrorKind::PermissionDenied => libc::EACCES,
         ErrorKind::Stale => libc::ESTALE,
         ErrorKind::Timeout => libc::ETIMEDOUT,
-        // "Host is down" tells a user more than "Input/output error", and unlike ENOTCONN it is not what a
-        // dead FUSE process looks like.
+        // "Host is down" is more specific than "Input/output error", and differs from ENOTCONN, the errno of a dead
+        // FUSE process.
         ErrorKind::Unavailable => libc::EHOSTDOWN,
         ErrorKind::Throttled => libc::EBUSY,
         ErrorKind::NoSpace => libc::ENOSPC,
@@ -83,7 +82,7 @@ fn errno_of(kind: ErrorKind) -> i32 {
         ErrorKind::Unsupported => libc::EOPNOTSUPP,
         ErrorKind::ReadOnly => libc::EROFS,
         ErrorKind::Protocol => libc::EPROTO,
-        // The kernel takes errnos up to 511 in a FUSE answer and fails the whole answer beyond.
+        // The kernel accepts errnos up to 511 in a FUSE reply and rejects the whole reply beyond.
         ErrorKind::Io(errno @ 1..=511) => errno,
         ErrorKind::Io(_) | ErrorKind::Unknown(_) => libc::EIO,
     }

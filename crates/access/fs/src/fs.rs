@@ -1,5 +1,5 @@
-//! The calls of the file system, each with its rule. What they answer with is decided elsewhere: numbers in
-//! `inode`, names in `dir`, errnos in `errno`.
+//! The calls of the file system and their rules. Inode numbers are decided in `inode`, names in `dir`, errnos in
+//! `errno`.
 
 use crate::attr::{Config, Entry, FileAttr, Lookup, StatFs};
 use crate::errno::{FsError, Result};
@@ -10,28 +10,28 @@ use crate::readahead::ReadAhead;
 use crate::starts::Starts;
 use crate::{NAME_MAX, dir};
 use parking_lot::Mutex;
-use spurline_types::{Attr, Error, ErrorKind, FileKind, Stats};
-use spurline_volume::{Capacity, Data, Volume};
+use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, Stats};
+use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time since some moment before the file system was made; only grows.
+/// Monotonic time since some moment before the file system was made.
 pub type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
 
-/// An open file, as the kernel is told of it.
+/// An open file, as returned to the kernel.
 pub struct Opened {
     /// The handle's number.
     pub fh: u64,
-    /// The cached file the kernel may read instead of asking; the handle keeps it too.
+    /// The cached file that the kernel reads directly. The handle keeps a reference too.
     pub backing: Option<Arc<LiveBacking>>,
 }
 
-/// A mounted volume. Every call may be made from any thread; those that ask the volume block as long as it
-/// does, and hold no lock meanwhile other than one of the very directory or file they are about.
+/// A mounted volume. Every call may be made from any thread. Calls into the volume block as long as the volume does;
+/// they hold no lock other than that of the directory or file in question.
 pub struct Fs {
-    // Dropped in this order: what is open lets go of its backing files before the volume may go.
+    // Field order is drop order: open handles release their backing files before the volume is dropped.
     pub(crate) handles: Handles,
     pub(crate) inodes: Inodes,
     pub(crate) volume: Arc<dyn Volume>,
@@ -40,18 +40,18 @@ pub struct Fs {
     pub(crate) starts: Starts,
     clock: Clock,
     block_size: u64,
-    capacity: Mutex<Option<(Duration, Capacity)>>,
+    capacity: Mutex<Option<(Duration, VolumeSpace)>>,
     readers: Readers,
 }
 
 impl Fs {
-    /// Shows `volume` with the options of `config`.
+    /// A file system over `volume` with the options of `config`.
     pub fn new(volume: Arc<dyn Volume>, config: Config, stats: Arc<Stats>) -> Self {
         let start = Instant::now();
         Self::with_clock(volume, config, stats, Box::new(move || start.elapsed()))
     }
 
-    /// The same on a clock of the caller's.
+    /// As [`FileSystem::new`], with a given clock.
     pub fn with_clock(volume: Arc<dyn Volume>, config: Config, stats: Arc<Stats>, clock: Clock) -> Self {
         let inodes = Inodes::new(volume.source());
         let block_size = volume.block_size().max(1);
@@ -61,17 +61,17 @@ impl Fs {
         Fs { volume, config, stats, starts, inodes, handles, clock, block_size, capacity, readers }
     }
 
-    /// The mount's options.
+    /// The file system's options.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The volume shown.
+    /// The underlying volume.
     pub fn volume(&self) -> &Arc<dyn Volume> {
         &self.volume
     }
 
-    /// How many inodes the kernel knows, the root included.
+    /// The number of inodes referenced by the kernel, the root included.
     pub fn known_inodes(&self) -> usize {
         self.inodes.len()
     }
@@ -84,8 +84,8 @@ impl Fs {
         self.inodes.get(ino).ok_or(FsError::Stale(ino))
     }
 
-    /// The inode `path` with `attr` seen at `at`, counted as looked up once.
-    pub(crate) fn intern(&self, path: &[u8], attr: &Attr, at: Duration) -> Arc<Inode> {
+    /// The inode of `path` with `attr`, seen at `at`. Raises its lookup count by one.
+    pub(crate) fn intern(&self, path: &[u8], attr: &ObjectAttr, at: Duration) -> Arc<Inode> {
         let (inode, new) = self.inodes.intern(path, attr, at);
         if new {
             self.stats.fuse.inodes.add(1);
@@ -93,11 +93,11 @@ impl Fs {
         inode
     }
 
-    /// Finds `name` in the directory `parent`; `.` and `..` are names like others. What is found is counted
-    /// as looked up once more, until [`Fs::forget`].
+    /// Finds `name` in the directory `parent`, `.` and `..` included. Raises the lookup count of the inode found;
+    /// [`FileSystem::forget`] lowers it.
     ///
     /// # Errors
-    /// `Stale` for a forgotten parent, `NotADirectory`, `NameTooLong`, or the volume's own.
+    /// `Stale` for a forgotten parent, `NotADirectory`, `NameTooLong`, or an error of the volume.
     pub fn lookup(&self, parent: u64, name: &[u8]) -> Result<Lookup> {
         let dir = self.inode(parent)?;
         match name {
@@ -119,7 +119,7 @@ impl Fs {
     fn found(&self, path: &[u8]) -> Result<Lookup> {
         let at = self.now();
         let answer = self.volume.lookup(path);
-        // What the volume said may be as old as the question.
+        // The volume's result may be as old as the request.
         let age = self.now().saturating_sub(at);
         let attr = match answer {
             Ok(attr) => attr,
@@ -135,18 +135,18 @@ impl Fs {
         Ok(Lookup::Found(inode.entry(&self.config, age)))
     }
 
-    /// Takes back `n` lookups of `ino`; at none left the number is unknown for ever. Open handles go on.
+    /// Lowers the lookup count of `ino` by `n`. At zero the number becomes invalid for good; open handles stay valid.
     pub fn forget(&self, ino: u64, n: u64) {
         if self.inodes.forget(ino, n) {
             self.stats.fuse.inodes.sub(1);
         }
     }
 
-    /// Attributes of an inode, and how long they hold. A file's are its version's; a directory's are asked
-    /// for anew when they are older than the attribute cache time.
+    /// Attributes of an inode, and how long they are valid. A file's attributes belong to its version. A directory's
+    /// are looked up again when they are older than the attribute cache time.
     ///
     /// # Errors
-    /// `Stale` for an inode that was forgotten (unless `fh` has it open) or is no directory any more.
+    /// `Stale` for an inode that was forgotten (unless `fh` has it open) or is no longer a directory.
     pub fn getattr(&self, ino: u64, fh: Option<u64>) -> Result<(FileAttr, Duration)> {
         let inode = match self.inodes.get(ino) {
             Some(inode) => inode,
@@ -163,10 +163,10 @@ impl Fs {
         Ok((inode.attr(&self.config), ttl))
     }
 
-    /// Makes sure that the path held this inode not longer ago than the attribute cache time.
+    /// Verifies that the path held this inode within the attribute cache time.
     fn revalidate(&self, inode: &Inode) -> Result<()> {
         let at = self.now();
-        // The root starts without attributes of its own, so time 0 is not taken for having seen it.
+        // The root starts without attributes of its own, so time 0 means "never seen".
         let seen = inode.seen_at();
         if seen > Duration::ZERO && at < seen + self.config.attr_ttl {
             return Ok(());
@@ -184,12 +184,12 @@ impl Fs {
         }
     }
 
-    /// Opens a file with the flags of `open(2)`. With `register` a file that is whole in the cache may be
-    /// handed to the kernel. The pages the kernel holds of an inode are right for as long as it exists.
+    /// Opens a file with the flags of `open(2)`. With `register`, the kernel may read a file directly that is cached
+    /// in full. Cached pages of an inode stay valid for the inode's whole life.
     ///
     /// # Errors
-    /// `ReadOnly` for any way of writing, `IsADirectory`, `NotADirectory` for `O_DIRECTORY`; `Stale` when
-    /// the path has held another version since, or nothing: the kernel then looks the path up again.
+    /// `ReadOnly` for every form of write access, `IsADirectory`, `NotADirectory` for `O_DIRECTORY`. `Stale` when the
+    /// path now holds another version or nothing: the kernel then looks the path up again.
     pub fn open(&self, ino: u64, flags: i32, register: Option<&dyn RegisterBacking>) -> Result<Opened> {
         let inode = self.inode(ino)?;
         match inode.kind {
@@ -225,19 +225,19 @@ impl Fs {
         Ok(fh)
     }
 
-    /// Reads up to `dst.len()` bytes from `offset`: less only at the end of the file. On a hit it allocates
-    /// nothing and holds no lock while bytes are copied.
+    /// Reads up to `dst.len()` bytes from `offset`; less only at the end of the file. A cache hit allocates nothing
+    /// and holds no lock during the copy.
     ///
     /// # Errors
-    /// `BadHandle`; `IsADirectory`; `Stale` when the version is gone and its bytes are not in the cache; the
-    /// volume's own.
-    pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> Result<Data> {
+    /// `BadHandle`; `IsADirectory`; `Stale` when the version is gone from the origin and is not in the cache; an
+    /// error of the volume.
+    pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> Result<ReadData> {
         let handle = self.handles.get(fh).filter(|handle| handle.inode.ino == ino).ok_or(FsError::BadHandle(fh))?;
         let Open::File(file) = &handle.open else { return Err(FsError::IsADirectory) };
         let object = &handle.inode.object;
         let len = usize::try_from(object.size.saturating_sub(offset)).unwrap_or(usize::MAX).min(dst.len());
         if len == 0 {
-            return Ok(Data::Copied(0));
+            return Ok(ReadData::Copied(0));
         }
         if let Some(readahead) = &file.readahead {
             let blocks = readahead.lock().observe(offset, len, || self.share(file));
@@ -247,25 +247,26 @@ impl Fs {
         }
         let data = match self.volume.read(object, offset, &mut dst[..len]) {
             Ok(data) => data,
-            // An object that is gone altogether is a version that is gone.
+            // A deleted object is a version that no longer exists.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => {
                 return Err(FsError::Stale(ino));
             }
             Err(error) => return Err(error.into()),
         };
         let got = match &data {
-            Data::Copied(n) => *n,
-            Data::Shared(slice) => slice.len(),
+            ReadData::Copied(n) => *n,
+            ReadData::Shared(slice) => slice.len(),
         };
-        // The kernel takes a short answer for the end of the file and fills the rest with zeros.
+        // The kernel treats a short reply as the end of the file and fills the rest with zeros.
         if got != len {
-            let what = format!("a read of {len} bytes at {offset} brought {got} of an object of {}", object.size);
+            let what =
+                format!("a read of {len} bytes at {offset} returned {got}; the object has {} bytes", object.size);
             return Err(Error::new(ErrorKind::Corrupt, what).into());
         }
         Ok(data)
     }
 
-    /// The most blocks a reader may be read ahead now: its own limit, or its share of what all may.
+    /// The read-ahead limit of one reader in blocks: its own limit, or its share of the limit of all.
     fn share(&self, file: &OpenFile) -> u32 {
         let readers = self.readers.count(&file.counted, self.now().as_secs());
         let bytes = self.config.max_readahead.min(self.config.readahead_budget / readers.max(1));
@@ -298,21 +299,21 @@ impl Fs {
     /// Target of a symbolic link.
     ///
     /// # Errors
-    /// `Invalid` for anything else; `Stale`; the volume's own.
+    /// `Invalid` for any other kind of file; `Stale`; an error of the volume.
     pub fn readlink(&self, ino: u64) -> Result<Vec<u8>> {
         let inode = self.inode(ino)?;
         if inode.kind != FileKind::Symlink {
             return Err(FsError::Invalid("not a symbolic link"));
         }
         match self.volume.readlink(&inode.object.path) {
-            // Another kind of file by now, or none.
+            // The path now holds another kind of file, or nothing.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => Err(FsError::Stale(ino)),
             answer => Ok(answer?),
         }
     }
 
-    /// Whether the mode bits let `uid` and `gid` do what `mask` says (`R_OK`, `W_OK`, `X_OK`); root may read
-    /// all, search all directories, and execute what somebody may.
+    /// Whether the mode bits grant `mask` (`R_OK`, `W_OK`, `X_OK`) to `uid` and `gid`. Root may read all files,
+    /// search all directories, and execute a file with any execute bit.
     ///
     /// # Errors
     /// `ReadOnly` for `W_OK`; `AccessDenied`; `Stale`.
@@ -336,10 +337,10 @@ impl Fs {
         if i32::from(bits) & wanted == wanted { Ok(()) } else { Err(FsError::AccessDenied) }
     }
 
-    /// How large the volume is; asked at most once in [`Config::statfs_ttl`].
+    /// The volume's size. The volume is queried at most once per [`FsConfig::statfs_ttl`].
     ///
     /// # Errors
-    /// The volume's own, unless it answered before.
+    /// An error of the volume, unless an earlier query succeeded.
     pub fn statfs(&self) -> Result<StatFs> {
         let now = self.now();
         let held = *self.capacity.lock();
@@ -350,7 +351,7 @@ impl Fs {
                     *self.capacity.lock() = Some((now, capacity));
                     capacity
                 }
-                // `df` is asked when something is wrong: the size last known serves it better than an error.
+                // People run `df` when something is wrong: the last known size helps more than an error.
                 (Err(_), Some((_, capacity))) => capacity,
                 (Err(error), None) => return Err(error.into()),
             },
@@ -366,12 +367,12 @@ impl Fs {
         })
     }
 
-    /// An entry for an inode, `age` after the volume said so.
+    /// The lookup result of an inode, `age` after the volume reported it.
     pub(crate) fn entry(&self, inode: &Inode, age: Duration) -> Entry {
         inode.entry(&self.config, age)
     }
 
-    /// The number of the directory that `path` is in.
+    /// The inode number of the parent directory of `path`.
     pub(crate) fn parent_number(&self, path: &[u8]) -> u64 {
         self.inodes.directory_number(parent_of(path)).unwrap_or(ROOT)
     }
@@ -379,7 +380,7 @@ impl Fs {
 
 fn close(handle: &Handle) {
     if let Open::File(file) = &handle.open {
-        // The statement's lock is let go before the backing file is: taking it back from the kernel is slow.
+        // The lock is released before the backing file: withdrawing it from the kernel is slow.
         let unused = handle.inode.opens.lock().release(file.backing.is_some());
         drop(unused);
     }
@@ -395,7 +396,7 @@ fn parent_of(path: &[u8]) -> &[u8] {
     path.iter().rposition(|byte| *byte == b'/').map_or(b"", |slash| &path[..slash])
 }
 
-/// Calls `f` with the path of `name` in `dir`, put together in a buffer that each thread keeps.
+/// Calls `f` with the path of `name` in `dir`, built in a thread-local buffer.
 pub(crate) fn with_child<T>(dir: &[u8], name: &[u8], f: impl FnOnce(&[u8]) -> T) -> T {
     thread_local!(static PATH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
     let mut path = PATH.take();
@@ -410,8 +411,7 @@ pub(crate) fn with_child<T>(dir: &[u8], name: &[u8], f: impl FnOnce(&[u8]) -> T)
     answer
 }
 
-/// How many handles were read ahead lately. Seconds are counted apart, so that a handle that is open but
-/// idle takes no share from the others.
+/// How many handles were read ahead recently. Counted per second, so that an idle open handle takes no share.
 #[derive(Default)]
 struct Readers {
     second: AtomicU64,
@@ -420,8 +420,8 @@ struct Readers {
 }
 
 impl Readers {
-    /// Counts the handle whose mark is `counted`, and says how many there are. Two threads that meet at the
-    /// turn of a second may miscount by one for that second, which does no harm.
+    /// Counts the handle with mark `counted`, and returns the number of active readers. Two threads at a change of
+    /// second may miscount by one for that second, which is harmless.
     fn count(&self, counted: &AtomicU64, second: u64) -> u64 {
         let last = self.second.load(Ordering::Relaxed);
         if last != second && self.second.compare_exchange(last, second, Ordering::Relaxed, Ordering::Relaxed).is_ok() {

@@ -1,4 +1,4 @@
-//! Open files and directories and their numbers. It knows no rule of what may be opened.
+//! The table of open files and directories. It knows no rule about what may be opened.
 
 use crate::dir::DirState;
 use crate::inode::Inode;
@@ -8,15 +8,15 @@ use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// An open file or directory. It keeps its inode for as long as it is open, forgotten or not.
+/// An open file or directory. It keeps its inode alive until it is closed.
 pub struct Handle {
-    /// What is open.
+    /// The inode.
     pub inode: Arc<Inode>,
-    /// What only a file or only a directory has.
+    /// State specific to a file or a directory.
     pub open: Open,
 }
 
-/// What only an open file or only an open directory has.
+/// State specific to an open file or an open directory.
 pub enum Open {
     /// A file.
     File(OpenFile),
@@ -26,18 +26,17 @@ pub enum Open {
 
 /// An open file.
 pub struct OpenFile {
-    /// What is read ahead of its readers; none where the file is a single block, or passed through.
+    /// Read-ahead state; `None` for a file of one block, or with passthrough.
     pub readahead: Option<Mutex<Box<ReadAhead>>>,
-    /// The second in which it was last counted among the readers that are read ahead.
+    /// The second in which this handle was last counted as an active reader.
     pub counted: AtomicU64,
-    /// The cached file the kernel reads instead.
+    /// The cached file that the kernel reads directly.
     pub backing: Option<Arc<LiveBacking>>,
 }
 
 const SHARD_BITS: u32 = 4;
 const SHARDS: usize = 1 << SHARD_BITS;
-/// Slots of a shard are numbered by this many bits; what is above counts how often a slot was used, so that
-/// a number that was released finds nothing.
+/// Bits of the slot index. The bits above count the uses of the slot, so that a released number finds nothing.
 const SLOT_BITS: u32 = 28;
 
 /// All open handles.
@@ -68,7 +67,7 @@ impl Handles {
         Handles { shards: Default::default(), turn: AtomicUsize::new(0) }
     }
 
-    /// Gives `handle` a number. `None` when 2^32 handles are open.
+    /// Stores `handle` and returns its number. `None` when 2^32 handles are open.
     pub fn insert(&self, handle: Arc<Handle>) -> Option<u64> {
         let shard = self.turn.fetch_add(1, Ordering::Relaxed) & (SHARDS - 1);
         let mut slots = self.shards[shard].write();
@@ -85,14 +84,14 @@ impl Handles {
         Some(u64::from(slot.uses) << (SHARD_BITS + SLOT_BITS) | u64::from(index) << SHARD_BITS | shard as u64)
     }
 
-    /// The handle of a number.
+    /// The handle with number `fh`.
     pub fn get(&self, fh: u64) -> Option<Arc<Handle>> {
         let (shard, index, uses) = split(fh);
         let slots = self.shards[shard].read();
         slots.slots.get(index).filter(|slot| slot.uses == uses)?.handle.clone()
     }
 
-    /// Takes a number back.
+    /// Removes a handle.
     pub fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
         let (shard, index, uses) = split(fh);
         let mut slots = self.shards[shard].write();

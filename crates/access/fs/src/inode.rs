@@ -1,10 +1,10 @@
-//! Inodes: which number stands for which path at which version, and for how long it is known. It asks the
-//! volume nothing and knows no handle.
+//! The inode table: which number belongs to which path at which version, and for how long. It calls no volume and
+//! knows no handles.
 
 use crate::attr::{Config, Entry, FileAttr};
 use crate::passthrough::Opens;
 use parking_lot::{Mutex, RwLock};
-use spurline_types::{Attr, FileKind, ObjectId, ObjectRef, Version};
+use spurline_types::{FileKind, ObjectAttr, ObjectId, ObjectRef, Version};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use std::time::{Duration, SystemTime};
 /// The root's inode number.
 pub const ROOT: u64 = 1;
 
-/// The low bits of an inode number name its shard, so that number and path are found under one lock.
+/// The low bits of an inode number select its shard, so that number and path are found under one lock.
 const SHARD_BITS: u32 = 6;
 const SHARDS: usize = 1 << SHARD_BITS;
 
-/// What an inode is found by: the hash of source, path and version, and for a symbolic link that with a bit
-/// changed, so that it never stands for a file. In halves, because a `u128` would pad every entry of the map.
+/// The lookup key of an inode: the hash of source, path and version, with one bit flipped for a symbolic link so that
+/// it never matches a file. Two halves, because a `u128` would pad every entry of the map.
 type Key = (u64, u64);
 
 fn key_of(kind: FileKind, id: ObjectId) -> Key {
@@ -32,15 +32,15 @@ fn key_of(kind: FileKind, id: ObjectId) -> Key {
 
 /// One file at one version, one directory, or one symbolic link at one version.
 pub struct Inode {
-    /// Its number, never given to another one.
+    /// The inode number; never reused.
     pub ino: u64,
-    /// What it is.
+    /// File, directory or symbolic link.
     pub kind: FileKind,
-    /// Where its bytes are; of a directory only the path means anything.
+    /// The object with its bytes; only the path is meaningful for a directory.
     pub object: ObjectRef,
-    /// The etag where it is something other than the version.
+    /// The etag, if it differs from the version.
     etag: Etag,
-    /// How often the kernel was told of it and has not forgotten.
+    /// Number of references held by the kernel.
     lookups: AtomicU64,
     seen: Mutex<Seen>,
     pub(crate) opens: Mutex<Opens>,
@@ -52,17 +52,17 @@ enum Etag {
     Other(Box<str>),
 }
 
-/// What may change of an inode while its bytes do not.
+/// The attributes that may change while the bytes do not.
 #[derive(Clone, Copy)]
 struct Seen {
     mtime: SystemTime,
     mode: u16,
-    /// When the volume last said that the path holds this inode, on the file system's clock.
+    /// When the volume last reported this inode at its path, by the file system's clock.
     at: Duration,
 }
 
 impl Inode {
-    fn new(ino: u64, object: ObjectRef, attr: &Attr, at: Duration) -> Self {
+    fn new(ino: u64, object: ObjectRef, attr: &ObjectAttr, at: Duration) -> Self {
         let etag = match attr.etag.as_deref() {
             None => Etag::None,
             Some(etag) if etag == attr.version.as_str() => Etag::SameAsVersion,
@@ -72,7 +72,7 @@ impl Inode {
         Inode { ino, kind: attr.kind, object, etag, lookups: AtomicU64::new(0), seen, opens: Mutex::default() }
     }
 
-    /// The etag, where the under-store has one.
+    /// The etag, if the origin has one.
     pub fn etag(&self) -> Option<&str> {
         match &self.etag {
             Etag::None => None,
@@ -82,38 +82,38 @@ impl Inode {
     }
 
     /// Whether `attr`, seen at this inode's path, is this inode.
-    pub fn is(&self, attr: &Attr) -> bool {
+    pub fn is(&self, attr: &ObjectAttr) -> bool {
         self.kind == attr.kind
             && (self.kind == FileKind::Directory
                 || (self.object.size == attr.size && self.object.version == attr.version))
     }
 
-    /// Whether `attr`, seen at this inode's path, says nothing against opening this inode: of a file that somebody is
-    /// writing each answer is marked as a version of its own.
-    pub fn may_be(&self, attr: &Attr) -> bool {
-        let same = || attr.version.settled() == self.object.version.settled();
+    /// Whether this inode may be opened when its path shows `attr`. While a file is being written, the origin marks
+    /// each observation as a version of its own.
+    pub fn may_be(&self, attr: &ObjectAttr) -> bool {
+        let same = || attr.version.settled_text() == self.object.version.settled_text();
         self.is(attr) || (self.kind == attr.kind && attr.version.is_unsettled() && same())
     }
 
-    /// Takes over what the volume said at `at`; an older word than the last changes nothing.
-    pub fn refresh(&self, attr: &Attr, at: Duration) {
+    /// Stores what the volume reported at `at`; ignores a report older than the last.
+    pub fn refresh(&self, attr: &ObjectAttr, at: Duration) {
         let mut seen = self.seen.lock();
         if at >= seen.at {
             *seen = Seen { mtime: attr.mtime, mode: attr.mode, at };
         }
     }
 
-    /// When the volume last said that the path holds this inode.
+    /// When the volume last reported this inode at its path.
     pub fn seen_at(&self) -> Duration {
         self.seen.lock().at
     }
 
-    /// How often the kernel was told of it and has not forgotten.
+    /// Number of references held by the kernel.
     pub fn lookups(&self) -> u64 {
         self.lookups.load(Ordering::Relaxed)
     }
 
-    /// What `stat` answers.
+    /// The result of `stat`.
     pub fn attr(&self, config: &Config) -> FileAttr {
         let seen = *self.seen.lock();
         FileAttr {
@@ -123,7 +123,7 @@ impl Inode {
             blocks: self.object.size.div_ceil(512),
             mtime: seen.mtime,
             mode: config.mode(self.kind, seen.mode),
-            // Of a folder 1 means that its subfolders are not counted; 2 would say that there are none.
+            // For a directory, 1 means that its subdirectories are not counted; 2 would mean that it has none.
             nlink: 1,
             uid: config.uid,
             gid: config.gid,
@@ -131,7 +131,7 @@ impl Inode {
         }
     }
 
-    /// The answer to a lookup that found this inode `age` ago.
+    /// The result of a lookup that found this inode `age` ago.
     pub fn entry(&self, config: &Config, age: Duration) -> Entry {
         Entry {
             attr: self.attr(config),
@@ -141,7 +141,7 @@ impl Inode {
     }
 }
 
-/// All inodes the kernel knows.
+/// All inodes referenced by the kernel.
 pub struct Inodes {
     source: String,
     no_version: Version,
@@ -162,10 +162,10 @@ struct Tables {
 }
 
 impl Inodes {
-    /// The root of `source` and nothing else.
+    /// A table with the root of `source` only.
     pub fn new(source: &str) -> Self {
         let no_version = Version::new("");
-        let attr = Attr {
+        let attr = ObjectAttr {
             kind: FileKind::Directory,
             size: 0,
             mtime: SystemTime::UNIX_EPOCH,
@@ -179,7 +179,7 @@ impl Inodes {
         Inodes { source: source.to_owned(), no_version, root, shards: (0..SHARDS).map(shard).collect() }
     }
 
-    /// The inode of that number, if the kernel still knows it.
+    /// The inode with number `ino`, if the kernel still references it.
     pub fn get(&self, ino: u64) -> Option<Arc<Inode>> {
         if ino == ROOT {
             return Some(Arc::clone(&self.root));
@@ -187,12 +187,12 @@ impl Inodes {
         self.shard_of(ino).tables.read().by_ino.get(&ino).cloned()
     }
 
-    /// The number of the inode of `path` with these attributes, if the kernel knows one.
-    pub fn number(&self, path: &[u8], attr: &Attr) -> Option<u64> {
+    /// The number of the inode of `path` with these attributes, if the kernel references one.
+    pub fn number(&self, path: &[u8], attr: &ObjectAttr) -> Option<u64> {
         self.known(path, attr).map(|inode| inode.ino)
     }
 
-    /// The number of the directory at `path`, if the kernel knows one.
+    /// The number of the directory at `path`, if the kernel references one.
     pub fn directory_number(&self, path: &[u8]) -> Option<u64> {
         if path.is_empty() {
             return Some(ROOT);
@@ -202,7 +202,7 @@ impl Inodes {
         tables.by_key.get(&key).filter(|inode| &*inode.object.path == path).map(|inode| inode.ino)
     }
 
-    fn known(&self, path: &[u8], attr: &Attr) -> Option<Arc<Inode>> {
+    fn known(&self, path: &[u8], attr: &ObjectAttr) -> Option<Arc<Inode>> {
         if path.is_empty() && attr.kind == FileKind::Directory {
             return Some(Arc::clone(&self.root));
         }
@@ -210,9 +210,9 @@ impl Inodes {
         self.shard_of(key.0).tables.read().find(key, path, attr).cloned()
     }
 
-    /// The inode of `path` with these attributes, seen at `at`: the one known already, or a new one; counted
-    /// as looked up once more. The second value says whether it is new.
-    pub fn intern(&self, path: &[u8], attr: &Attr, at: Duration) -> (Arc<Inode>, bool) {
+    /// The inode of `path` with these attributes, seen at `at`: existing or new. Raises its lookup count by one. The
+    /// second value is true for a new inode.
+    pub fn intern(&self, path: &[u8], attr: &ObjectAttr, at: Duration) -> (Arc<Inode>, bool) {
         if path.is_empty() && attr.kind == FileKind::Directory {
             self.root.refresh(attr, at);
             return (Arc::clone(&self.root), false);
@@ -223,7 +223,7 @@ impl Inodes {
         {
             let tables = shard.tables.read();
             if let Some(inode) = tables.find(key, path, attr) {
-                // Counted under the lock: `forget` removes under the write lock and looks at the count again.
+                // Counted under the lock: `forget` removes under the write lock and checks the count again.
                 inode.lookups.fetch_add(1, Ordering::Relaxed);
                 let inode = Arc::clone(inode);
                 drop(tables);
@@ -231,7 +231,7 @@ impl Inodes {
                 return (inode, false);
             }
         }
-        // Made outside the lock; when another thread was faster a number goes unused, which costs nothing.
+        // Made outside the lock. If another thread was faster, one number stays unused.
         let ino = shard.next.fetch_add(1, Ordering::Relaxed) << SHARD_BITS | (key.0 & (SHARDS as u64 - 1));
         let version = if attr.kind == FileKind::Directory { self.no_version.clone() } else { attr.version.clone() };
         let size = if attr.kind == FileKind::Directory { 0 } else { attr.size };
@@ -251,7 +251,7 @@ impl Inodes {
         (inode, true)
     }
 
-    /// Takes back `n` lookups; says whether the inode is unknown from now on.
+    /// Lowers the lookup count by `n`; true when the inode was removed.
     pub fn forget(&self, ino: u64, n: u64) -> bool {
         if ino == ROOT {
             return false;
@@ -260,7 +260,7 @@ impl Inodes {
         {
             let tables = shard.tables.read();
             let Some(inode) = tables.by_ino.get(&ino) else { return false };
-            // A kernel that forgets more than it looked up would otherwise make the inode immortal.
+            // Saturating: a kernel that forgets more than it looked up must not make the inode immortal.
             let left = |lookups: u64| Some(lookups.saturating_sub(n));
             let before = inode.lookups.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
             if before.is_ok_and(|before| before > n) {
@@ -272,12 +272,12 @@ impl Inodes {
             return false;
         }
         let gone = tables.remove(ino);
-        // Freed after the lock is let go: the last reference may close a backing file.
+        // Freed after the lock is released: the last reference may close a backing file.
         drop(tables);
         gone.is_some()
     }
 
-    /// How many inodes are known, the root included.
+    /// The number of inodes, the root included.
     pub fn len(&self) -> usize {
         1 + self.shards.iter().map(|shard| shard.tables.read().by_ino.len()).sum::<usize>()
     }
@@ -286,16 +286,16 @@ impl Inodes {
         &self.shards[bits as usize & (SHARDS - 1)]
     }
 
-    /// The name of the object at `path` with these attributes.
-    fn id(&self, path: &[u8], attr: &Attr) -> ObjectId {
+    /// The object id of `path` with these attributes.
+    fn id(&self, path: &[u8], attr: &ObjectAttr) -> ObjectId {
         let version = if attr.kind == FileKind::Directory { &self.no_version } else { &attr.version };
         ObjectId::new(&self.source, path, version)
     }
 }
 
 impl Tables {
-    /// The inode of a key, if it is what the attributes say: equal hashes are not taken for equal names.
-    fn find(&self, key: Key, path: &[u8], attr: &Attr) -> Option<&Arc<Inode>> {
+    /// The inode of a key, if path and attributes match too: equal hashes are not proof of equal names.
+    fn find(&self, key: Key, path: &[u8], attr: &ObjectAttr) -> Option<&Arc<Inode>> {
         self.by_key.get(&key).filter(|inode| &*inode.object.path == path && inode.is(attr))
     }
 
@@ -305,7 +305,7 @@ impl Tables {
         if self.by_key.get(&key).is_some_and(|current| current.ino == ino) {
             self.by_key.remove(&key);
         }
-        // A walk over millions of names must not leave its tables behind when all are forgotten.
+        // Tables shrink after a walk over millions of names.
         if self.by_ino.capacity() > 1024 && self.by_ino.len() < self.by_ino.capacity() / 8 {
             let room = self.by_ino.len() * 2;
             self.by_ino.shrink_to(room);
@@ -315,7 +315,7 @@ impl Tables {
     }
 }
 
-/// Hashes numbers that are hashes or counters already, at the cost of one multiplication.
+/// Hashes numbers that are already hashes or counters, with one multiplication.
 type Mix = BuildHasherDefault<MixHasher>;
 
 #[derive(Default)]
@@ -331,8 +331,8 @@ impl Hasher for MixHasher {
         }
     }
     fn write_u64(&mut self, n: u64) {
-        // The odd constant nearest 2^64 / golden ratio spreads a counter over the high bits, which the map's
-        // tags are taken from; the shift brings them down to where its buckets are.
+        // The odd constant nearest 2^64 / golden ratio spreads a counter over the high bits, from which the map takes
+        // its tags. The shift brings them down to its bucket bits.
         let product = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = product ^ (product >> 32);
     }

@@ -1,9 +1,9 @@
-//! The file system a mount shows: inodes, handles, the rules of POSIX, and read-ahead, over any volume.
-//! It knows neither FUSE nor a socket nor what stands behind the volume, so all of it is tested unmounted.
+//! The mounted file system: inodes, handles, POSIX rules and read-ahead over any volume. It knows neither FUSE nor
+//! sockets nor the volume's implementation, so that all of it is tested without a mount.
 //!
-//! A file's inode is bound to one version of its path, so its bytes never change and whatever the kernel
-//! holds of them stays right. A lookup that finds another version answers another inode; readers of the old
-//! one get its bytes, or [`FsError::Stale`], and never a mix.
+//! A file's inode is bound to one version of its path. Its bytes never change, so the kernel's cached pages stay
+//! valid. A lookup that finds another version returns another inode. Readers of the old inode get its bytes or
+//! [`FsError::Stale`], never a mixture.
 #![forbid(unsafe_code)]
 
 mod attr;

@@ -1,4 +1,4 @@
-//! Reading directories: which number and attributes go with each name, and where the next read goes on.
+//! Directory reads: the number and attributes of each name, and the position of the next read.
 
 use crate::attr::Entry;
 use crate::dir::{DirState, Lister};
@@ -7,41 +7,42 @@ use crate::fs::{Fs, with_child};
 use crate::handle::Open;
 use spurline_types::FileKind;
 
-/// What stands for an inode's number where a name was listed but never looked up; no inode has it.
+/// The inode number shown for a name that was listed but never looked up; no inode has it.
 const UNKNOWN_INO: u64 = 0xffff_ffff;
 /// Positions before the first name: `.` and `..`.
 const DOTS: u64 = 2;
 
 /// One name of a directory.
 pub struct DirItem<'a> {
-    /// Where reading goes on after this name.
+    /// The position of the next name.
     pub next: u64,
     /// The name.
     pub name: &'a [u8],
-    /// Inode number, 4294967295 where the name was never looked up.
+    /// Inode number; 4294967295 if the name was never looked up.
     pub ino: u64,
     /// File, directory or symbolic link.
     pub kind: FileKind,
-    /// For [`Fs::readdirplus`], and other names than `.` and `..`: the inode, counted as looked up once.
+    /// For [`FileSystem::readdirplus`] and names other than `.` and `..`: the inode, with its lookup count raised by
+    /// one.
     pub entry: Option<Entry>,
 }
 
 impl Fs {
-    /// Hands the names of an open directory from position `from` on to `take`, until it says false (that
-    /// name is not taken, and comes first the next time) or the names at hand are all told: there is no more only when
-    /// none was. Position 0 starts over and sees the directory as it is then; any position told before leads to the
-    /// name it led to, as long as the directory does not change.
+    /// Passes the names of an open directory from position `from` to `take`, until `take` returns false or the
+    /// current page ends. A name refused by `take` comes first in the next call. The directory ends where a call
+    /// passes no name. Position 0 rewinds and lists the directory anew. Any earlier position leads to the same name
+    /// again, if the directory did not change.
     ///
     /// # Errors
-    /// `BadHandle`, `NotADirectory`, or the volume's own when not one name could be handed out.
+    /// `BadHandle`, `NotADirectory`, or an error of the volume if no name was passed.
     pub fn readdir(&self, ino: u64, fh: u64, from: u64, take: &mut dyn FnMut(&DirItem<'_>) -> bool) -> Result<()> {
         self.list(ino, fh, from, false, take)
     }
 
-    /// The same, and every name that is taken, other than `.` and `..`, is looked up by the way.
+    /// As [`FileSystem::readdir`], and looks up every accepted name other than `.` and `..`.
     ///
     /// # Errors
-    /// As for [`Fs::readdir`].
+    /// As for [`FileSystem::readdir`].
     pub fn readdirplus(&self, ino: u64, fh: u64, from: u64, take: &mut dyn FnMut(&DirItem<'_>) -> bool) -> Result<()> {
         self.list(ino, fh, from, true, take)
     }
@@ -67,13 +68,13 @@ impl Fs {
         let lister = Lister { volume, stats: &self.stats, path, page, now: &now, starts: &self.starts };
         let handed_out = position > from;
         match self.list_names(&mut state, &lister, position, plus, take) {
-            // What was handed out is not taken back; the next read meets the error again.
+            // Names already passed stay valid; the next call returns the error.
             Err(_) if handed_out => Ok(()),
             answer => answer,
         }
     }
 
-    /// An error comes before any name was handed out.
+    /// Returns an error only if no name was passed.
     fn list_names(
         &self,
         state: &mut DirState,
@@ -83,7 +84,8 @@ impl Fs {
         take: &mut dyn FnMut(&DirItem<'_>) -> bool,
     ) -> Result<()> {
         let start = position;
-        // Names at hand don't wait for another page, which may take long: only an answer without any is the end.
+        // The current page is returned without waiting for the next, which may take long: only an empty result means
+        // the end.
         while position == start || state.holds(position - DOTS) {
             let Some((listed, at)) = state.at(position - DOTS, lister)? else { break };
             position += 1;
@@ -91,8 +93,7 @@ impl Fs {
             let taken = with_child(lister.path, name, |path| {
                 if plus {
                     let inode = self.intern(path, &listed.attr, at);
-                    // A page read ahead of its use ages, and one that took long to come was old by then; what the
-                    // kernel is told of its names holds that much shorter.
+                    // The page may have been listed some time ago; the kernel's cache times are shortened by its age.
                     let entry = Some(self.entry(&inode, self.now().saturating_sub(at)));
                     let taken = take(&DirItem { next: position, name, ino: inode.ino, kind, entry });
                     if !taken {

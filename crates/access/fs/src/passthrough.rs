@@ -1,6 +1,6 @@
-//! Which opens of an inode read through its cached file inside the kernel. The kernel allows no mixing: while
-//! an inode is open in cached mode it can't be opened for passthrough, nor the other way round, and all its
-//! passthrough opens must name the same backing file. How a file is made known to the kernel is not known here.
+//! Which opens of an inode the kernel serves from a cached file (passthrough). The kernel allows no mixture: an inode
+//! open in cached mode cannot be opened for passthrough, nor the reverse, and all passthrough opens of an inode use
+//! the same backing file. It does not know how a file is registered with the kernel.
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use spurline_types::ObjectRef;
@@ -9,25 +9,25 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-/// Makes backing files known to the kernel.
+/// Registers backing files with the kernel.
 pub trait RegisterBacking {
-    /// Makes `file` known; dropping the answer takes that back.
+    /// Registers `file`; dropping the result withdraws it.
     ///
     /// # Errors
-    /// What the kernel says; the file is then read in cached mode.
+    /// The kernel's error; the file is then read in cached mode.
     fn register(&self, file: &File) -> io::Result<Box<dyn BackingId>>;
 }
 
-/// A backing file the kernel knows; taken back when dropped.
+/// A registered backing file; withdrawn when dropped.
 pub trait BackingId: Send + Sync {
     /// The kernel's number for it.
     fn id(&self) -> i32;
 }
 
-/// A registered backing file. The number is taken back before the file may be evicted.
+/// A registered backing file. Its registration is withdrawn before the file may be evicted.
 pub struct LiveBacking {
     id: Box<dyn BackingId>,
-    // Not the file itself: the kernel has it open, and descriptors are few beside files that programs hold open.
+    // Not the file itself: the kernel has it open, and descriptors are scarce when programs hold many files open.
     _kept: Box<dyn Send + Sync>,
 }
 
@@ -47,9 +47,9 @@ pub struct Opens {
 }
 
 impl Opens {
-    /// Counts one more open and says in which mode: passthrough with its backing file, or cached.
-    /// Asks the volume for a backing file only when no open of the inode has decided already. `direct`: the program opens it
-    /// with O_DIRECT, which the kernel asks of the backing file as well.
+    /// Counts one more open and returns its mode: passthrough with a backing file, or cached. Requests a backing file
+    /// from the volume only when no earlier open of the inode decided the mode. `direct`: the program uses O_DIRECT,
+    /// which the backing file must support as well.
     pub fn open(
         &mut self,
         volume: &dyn Volume,
@@ -77,7 +77,7 @@ impl Opens {
         live
     }
 
-    /// Counts one open less; the answer is to be dropped after the lock is let go.
+    /// Counts one open less. The caller drops the result after it has released the lock.
     pub fn release(&mut self, passthrough: bool) -> Option<Arc<LiveBacking>> {
         if !passthrough {
             self.cached = self.cached.saturating_sub(1);
@@ -88,7 +88,7 @@ impl Opens {
     }
 }
 
-/// Whether the file's file system takes O_DIRECT.
+/// Whether the file's file system supports O_DIRECT.
 fn takes_direct(file: &File) -> bool {
     let Ok(flags) = fcntl_getfl(file) else { return false };
     fcntl_setfl(file, flags | OFlags::DIRECT).and_then(|()| fcntl_setfl(file, flags)).is_ok()
@@ -101,9 +101,9 @@ fn back(
     direct: bool,
 ) -> Option<Arc<LiveBacking>> {
     let backing = volume.backing(object)?;
-    // A file of another length would show the kernel's readers another end of file.
+    // A file of another length would show the kernel another end of file.
     if backing.file().metadata().ok()?.len() != object.size {
-        tracing::warn!(object = %object.id, "a cached file has not the length of its object; it is not handed to the kernel");
+        tracing::warn!(object = %object.id, "the length of a cached file differs from its object's; the kernel does not read it directly");
         return None;
     }
     // The open would fail with EIO.
@@ -113,7 +113,7 @@ fn back(
     match register.register(backing.file()) {
         Ok(id) => Some(Arc::new(LiveBacking { id, _kept: backing.close() })),
         Err(error) => {
-            tracing::debug!(%error, "the kernel did not take a backing file; the file is read in cached mode");
+            tracing::debug!(%error, "the kernel refused a backing file; the file is read in cached mode");
             None
         }
     }

@@ -1,57 +1,56 @@
-//! Which blocks a reader will want next: a state machine over the offsets and lengths of the reads of one
-//! handle. It holds no clock, thread or lock, does no I/O, and allocates nothing after it is made.
+//! Decides which blocks to read ahead: a state machine over the offsets and lengths of one handle's reads. It has no
+//! clock, thread, lock or I/O, and allocates nothing after construction.
 //!
-//! A *run* is a stretch of the file that was read without a hole. A read that continues a run lengthens it;
-//! two runs that meet become one, so requests that arrive out of order (the kernel's own read-ahead, several
-//! threads on one handle) still make one run; and many runs may grow side by side (a data loader's shards).
-//! Only a run that has been continued is read ahead, never beyond twice what was read of it plus a block, so
-//! that what is fetched in vain stays in proportion. A handle whose reads mostly start new runs has to show
-//! longer ones before they count, so random reads that meet by chance cause nothing.
+//! A *run* is a stretch of the file that was read without a gap. A read at the end of a run extends it. Two runs that
+//! meet are joined, so requests out of order (the kernel's own read-ahead, several threads on one handle) still form
+//! one run. Many runs may grow side by side (a data loader's shards). Only an extended run is read ahead, by at most
+//! twice its own length plus a block, so that wasted reads stay in proportion. A handle whose reads mostly start new
+//! runs needs longer runs before read-ahead starts, so random reads that meet by chance cause none.
 
 use std::ops::Range;
 
-/// How many runs a handle is followed at: twice the sixteen interleaved readers of one file that data
-/// loaders are known to use, so that stray reads do not push a live run out.
+/// The number of runs tracked per handle: twice the sixteen interleaved readers of one file that data loaders use, so
+/// that stray reads do not displace a live run.
 const RUNS: usize = u32::BITS as usize;
-/// A run not continued within this many reads of the handle no longer takes a share of the window.
+/// A run not extended within this many reads of the handle no longer takes a share of the window.
 const LIVE: u32 = 8 * RUNS as u32;
-/// Doubt grows by this when a read starts a run, and falls by one when a read continues one.
+/// Doubt grows by this when a read starts a run, and falls by one when a read extends one.
 const STRAY: u32 = 2;
 const MAX_DOUBT: u32 = 2 * STRAY * RUNS as u32;
-/// So much doubt asks for one more continuation before a run is read ahead.
+/// This much doubt requires one more extension before a run is read ahead.
 const DOUBT_PER_READ: u32 = 8;
-/// A read inside a run is taken for a late one of many in flight when it starts within this many times its
-/// own length of the run's end; one further back is a reader that starts over.
+/// A read inside a run counts as a late one of several in flight if it starts within this many times its own length
+/// before the run's end. A read further back is a reader that starts over.
 const REORDER: u64 = 16;
-/// A first read of at least this many bytes at the start of a file is taken for the start of a reader of
-/// the whole: shorter ones are mostly a look at a header.
+/// A first read of at least this many bytes at the start of a file counts as a sequential reader: shorter ones mostly
+/// read a header.
 const WHOLE_FILE_READ: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Default)]
 struct Run {
     start: u64,
     end: u64,
-    /// Bytes read in it, as far as it was read forwards.
+    /// Bytes read in forward direction.
     read: u64,
-    /// The first block not asked for yet.
+    /// The first block not yet requested.
     frontier: u32,
-    /// How many blocks beyond the reader are asked for; 0 until the run counts.
+    /// How many blocks beyond the reader are requested; 0 until read-ahead starts.
     window: u32,
-    /// How many reads continued it.
+    /// How many reads extended it.
     continued: u32,
     /// The number of the last read that touched it.
     touched: u32,
 }
 
-/// Where a read belongs.
+/// The run that a read belongs to.
 enum Place {
-    /// In this run.
+    /// This run.
     In(usize),
-    /// In none; the run that may be given up for it.
+    /// None; `oldest` may be replaced by a new run.
     Nowhere { oldest: usize },
 }
 
-/// The numbers of the bits that are set.
+/// The indices of the set bits.
 fn bits(mut set: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = (set != 0).then(|| set.trailing_zeros() as usize);
@@ -66,9 +65,9 @@ pub struct ReadAhead {
     block: u64,
     blocks: u32,
     runs: [Run; RUNS],
-    /// A bit for each run that is in use: most handles have one, and nothing is looked for in the others.
+    /// A bit per run in use. Most handles have one run, and unused runs are not searched.
     used: u32,
-    /// The run touched last: most reads continue it.
+    /// The run touched last: most reads extend it.
     last: usize,
     reads: u32,
     doubt: u32,
@@ -90,9 +89,9 @@ impl ReadAhead {
         }
     }
 
-    /// Takes note of a read of `len` bytes at `offset`; says which blocks to ask for now, if any.
-    /// `limit` is asked only when there is something to ask for: the most blocks this handle may be read
-    /// ahead now, all its runs together. Costs 5 to 90 ns.
+    /// Records a read of `len` bytes at `offset` and returns the blocks to request now, if any. `limit` returns the
+    /// read-ahead limit of this handle in blocks, all its runs together; it is called only when there is something to
+    /// request. Costs 5 to 90 ns.
     pub fn observe(&mut self, offset: u64, len: usize, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
         let end = offset.saturating_add(len as u64).min(self.size);
         if end <= offset {
@@ -107,7 +106,7 @@ impl ReadAhead {
         let late = slack.saturating_mul(REORDER);
         let run = &mut self.runs[at];
         if offset >= run.start && end <= run.end && run.end - offset > late {
-            // Somebody starts over while the run may go on: it keeps its end, and the new one has the rest.
+            // A reader starts over while the run may continue: the old run keeps its end, the new run gets the rest.
             run.start = run.end - slack;
             run.touched = self.reads;
             let oldest = self.oldest();
@@ -117,8 +116,7 @@ impl ReadAhead {
         run.touched = self.reads;
         run.start = run.start.min(offset);
         if end <= run.end {
-            // Read before, or in front of what was read: a reader going backwards. Nothing lies ahead of it
-            // that is not near already.
+            // Read before, or before the run's start: a backward reader. There is nothing to read ahead.
             return None;
         }
         run.read += end - run.end.max(offset);
@@ -130,8 +128,8 @@ impl ReadAhead {
         self.ahead(at, limit)
     }
 
-    /// A run that grows within what was asked for ahead of another one is the same reader, waiting for a
-    /// request that was overtaken: it takes over, so that the two do not share the window as if they were two.
+    /// A run that grows within the read-ahead of another run is the same reader with one late request. It takes the
+    /// other's window over, so that the two do not share the limit as if they were two readers.
     fn lead(&mut self, at: usize) {
         let others = self.used & !(1 << at);
         if others == 0 {
@@ -150,10 +148,10 @@ impl ReadAhead {
         run.continued = run.continued.max(led.continued);
     }
 
-    /// The run that a read belongs to: one it lies in or touches, or that ends at most `slack` before it.
+    /// The run that a read belongs to: it lies in the run, touches it, or starts at most `slack` after its end.
     fn place(&self, offset: u64, end: u64, slack: u64) -> Place {
-        // One difference that wraps instead of two comparisons: of the runs of a random reader half begin before its read,
-        // which no branch predictor knows, and looking through all of them took 155 ns instead of 85.
+        // One wrapping difference instead of two comparisons. With a random reader half of the runs start before the
+        // read, which no branch predictor predicts: the search over all runs took 155 ns instead of 85.
         let continues = |run: &Run| offset.wrapping_sub(run.start) <= run.end.saturating_add(slack) - run.start;
         if self.used != 0 && continues(&self.runs[self.last]) {
             return Place::In(self.last);
@@ -171,7 +169,7 @@ impl ReadAhead {
         before.map_or_else(|| Place::Nowhere { oldest: self.oldest() }, Place::In)
     }
 
-    /// A run not in use, or the one that was touched longest ago.
+    /// An unused run, or the least recently touched.
     fn oldest(&self) -> usize {
         match (!self.used).trailing_zeros() as usize {
             RUNS => (0..RUNS).max_by_key(|at| self.reads.wrapping_sub(self.runs[*at].touched)).unwrap_or(0),
@@ -179,7 +177,7 @@ impl ReadAhead {
         }
     }
 
-    /// Makes one run of `at` and those its end has reached.
+    /// Joins `at` with the runs that its end has reached.
     fn join(&mut self, at: usize) {
         for other in bits(self.used & !(1 << at)) {
             let (run, next) = (&self.runs[at], &self.runs[other]);
@@ -196,7 +194,7 @@ impl ReadAhead {
                 touched: run.touched,
             };
             self.used &= !(1 << other);
-            // The read that started the other run was no stray after all.
+            // The read that started the other run was not a stray one.
             self.doubt = self.doubt.saturating_sub(STRAY);
         }
     }
@@ -219,7 +217,7 @@ impl ReadAhead {
         Some(frontier..frontier + 1)
     }
 
-    /// Which blocks after the end of run `at` to ask for now.
+    /// The blocks after the end of run `at` to request now.
     fn ahead(&mut self, at: usize, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
         let run = self.runs[at];
         if run.continued <= self.doubt / DOUBT_PER_READ {
@@ -228,7 +226,7 @@ impl ReadAhead {
         let here = self.block_of(run.end - 1);
         let from = run.frontier.max(here + 1);
         let near = from - (here + 1);
-        // Asked for in steps of half a window, so that a long run asks once for several blocks.
+        // Requested in steps of half a window, so that a long run makes one request for several blocks.
         if from >= self.blocks || near > run.window / 2 {
             return None;
         }
@@ -236,7 +234,7 @@ impl ReadAhead {
         let live = bits(self.used).filter(|at| is_live(&self.runs[*at])).count();
         let live = live as u32 + u32::from(run.window == 0);
         let limit = limit();
-        // Every live run gets at least one block: it needs the block after its own in any case, and soon.
+        // Every live run gets at least one block: it needs the block after its own soon in any case.
         let share = if limit == 0 { 0 } else { (limit / live).max(1) };
         let earned = u32::try_from(run.read.saturating_mul(2) / self.block + 1).unwrap_or(u32::MAX);
         let window = run.window.saturating_mul(2).clamp(1, u32::MAX).min(earned).min(share);

@@ -1,32 +1,31 @@
-//! Where pages of directories start, for handles that begin in the middle: an NFS server opens a directory anew for every
-//! part of a listing. It lists nothing, and knows names only as the volume's cursors.
+//! Page positions of directories, for handles that start in the middle: an NFS server opens a directory anew for
+//! every part of a listing. It lists nothing itself and knows names only as the volume's cursors.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Directories whose starts are kept: those that are being listed at one time.
+/// Directories with stored positions: those listed at the same time.
 const DIRECTORIES: usize = 16;
-/// Starts kept of one directory. Above, half of them are dropped so that the others lie evenly over the whole of it: from
-/// any position the nearest is some pages away, and those listed since are all there. A cursor has about 100 bytes and
-/// 1400 at most.
+/// Positions stored per directory. Above this, half of them are dropped evenly: from any position the nearest is some
+/// pages away, and pages listed since are all present. A cursor has about 100 bytes, 1400 at most.
 const STARTS: usize = 1024;
-/// Starts that nobody used for longer are forgotten: a client of NFS that goes on later waits for a walk.
+/// Unused positions expire after this time: an NFS client that continues later waits for a listing from the start.
 const AGE: Duration = Duration::from_secs(300);
 
-/// The directories listed last, the last one first.
+/// The directories listed most recently, newest first.
 #[derive(Default)]
 pub struct Starts(Mutex<VecDeque<Directory>>);
 
 struct Directory {
     path: Box<[u8]>,
     used: Duration,
-    /// Cursors by the position that they lead to.
+    /// Cursors by position.
     cursors: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Starts {
-    /// A page of `path` that begins at `first` was listed, and the next starts at `position`: it is listed with `cursor`.
+    /// Records that the page of `path` from `first` ends at `position`, and that `cursor` continues there.
     pub fn learn(&self, path: &[u8], first: u64, position: u64, cursor: &[u8], now: Duration) {
         let mut all = self.0.lock();
         let mut directory = take(&mut all, path, now).unwrap_or_else(|| Directory {
@@ -34,7 +33,7 @@ impl Starts {
             used: now,
             cursors: BTreeMap::new(),
         });
-        // Of an earlier listing, whose pages had other lengths: from there it would count other names.
+        // Positions from an earlier listing with other page lengths would count other names.
         directory.cursors.retain(|at, _| *at <= first || *at >= position);
         directory.cursors.insert(position, cursor.to_vec());
         if directory.cursors.len() > STARTS {
@@ -44,7 +43,7 @@ impl Starts {
         all.truncate(DIRECTORIES);
     }
 
-    /// The start nearest before `position`, or there.
+    /// The nearest stored position at or before `position`, with its cursor.
     pub fn before(&self, path: &[u8], position: u64, now: Duration) -> Option<(u64, Vec<u8>)> {
         let mut all = self.0.lock();
         let directory = take(&mut all, path, now)?;
@@ -53,7 +52,7 @@ impl Starts {
         start
     }
 
-    /// A start of `path` led nowhere.
+    /// Removes `path`: one of its cursors was refused.
     pub fn forget(&self, path: &[u8]) {
         self.0.lock().retain(|directory| &*directory.path != path);
     }
@@ -74,7 +73,7 @@ impl Directory {
     }
 }
 
-/// Takes the directory out, as used now.
+/// Removes the directory from the list and marks it as used now.
 fn take(all: &mut VecDeque<Directory>, path: &[u8], now: Duration) -> Option<Directory> {
     all.retain(|directory| now < directory.used + AGE);
     let mut directory = all.iter().position(|directory| &*directory.path == path).and_then(|i| all.remove(i))?;

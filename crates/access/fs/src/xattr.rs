@@ -1,4 +1,4 @@
-//! Extended attributes: what is told of an object beside its POSIX attributes. None can be set.
+//! Extended attributes with an object's etag, version and URL. They are read-only.
 
 use crate::errno::{FsError, Result};
 use crate::fs::Fs;
@@ -10,12 +10,12 @@ const VERSION: &[u8] = b"user.spurline.version";
 const SOURCE: &[u8] = b"user.spurline.source";
 
 impl Fs {
-    /// The attribute `name`: `user.spurline.etag` and `user.spurline.version`
-    /// of files, `user.spurline.source` (the URL) of files and directories.
+    /// The attribute `name`: `user.spurline.etag` and `user.spurline.version` of files, `user.spurline.source` (the
+    /// URL) of files and directories.
     ///
     /// # Errors
-    /// `NoData` when there is none, `NoNamespace` for `system.*` and `security.*` (programs then stop
-    /// asking), `Stale`.
+    /// `NoData` for any other name; `NoNamespace` for `system.*` and `security.*`, after which programs stop
+    /// querying; `Stale`.
     pub fn getxattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>> {
         let inode = self.inode(ino)?;
         if name.starts_with(b"system.") || name.starts_with(b"security.") {
@@ -30,7 +30,7 @@ impl Fs {
         value.ok_or(FsError::NoData)
     }
 
-    /// The names of an inode's attributes, each ended by a NUL.
+    /// The names of an inode's attributes, each terminated by a NUL.
     ///
     /// # Errors
     /// `Stale`.
@@ -50,6 +50,6 @@ impl Fs {
     }
 
     fn url(&self, inode: &Inode) -> Vec<u8> {
-        url::join(self.volume.source(), &inode.object.path)
+        url::join_url(self.volume.source(), &inode.object.path)
     }
 }

@@ -3,8 +3,8 @@
 mod support;
 
 use spurline_fs::{Config, Fs, Lookup, ROOT};
-use spurline_types::{Attr, ErrorKind, FileKind, ListPage, ObjectRef, Result, Stats, Version};
-use spurline_volume::{Capacity, Data, Volume};
+use spurline_types::{ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn every_name_once_whatever_the_pages() {
             .collect();
         assert_eq!(names.iter().map(|n| n.0.clone()).collect::<Vec<_>>(), expected, "page {page}, {max} at a time");
         assert_eq!((names[0].2, names[1].2, names[2].2), (d, ROOT, 0xffff_ffff));
-        // Every position told leads back to what came after it, in any order.
+        // Every returned position leads back to the names after it, in any order.
         for (i, (_, next, _)) in names.iter().enumerate().rev() {
             let after = some(&rig, d, fh, *next, 1, false);
             assert_eq!(after.first().map(|n| &n.0), expected.get(i + 1));
@@ -191,7 +191,7 @@ fn names_of_a_page_that_took_long_hold_shorter_and_wait_for_no_other() {
 /// A directory of very many files that exist only while they are listed, and a count of the most alive.
 struct Many {
     files: u64,
-    asked: AtomicU64,
+    requests: AtomicU64,
 }
 
 impl Volume for Many {
@@ -201,11 +201,11 @@ impl Volume for Many {
     fn block_size(&self) -> u64 {
         1 << 20
     }
-    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+    fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
         Ok(attr(if path.is_empty() { FileKind::Directory } else { FileKind::File }))
     }
     fn list(&self, _path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
         let first = cursor.map_or(0, |c| u64::from_be_bytes(c.try_into().unwrap()));
         let end = (first + max as u64).min(self.files);
         let entry =
@@ -216,26 +216,26 @@ impl Volume for Many {
     fn readlink(&self, _path: &[u8]) -> Result<Vec<u8>> {
         unreachable!("there are no links")
     }
-    fn read(&self, _object: &ObjectRef, _offset: u64, _dst: &mut [u8]) -> Result<Data> {
-        Ok(Data::Copied(0))
+    fn read(&self, _object: &ObjectRef, _offset: u64, _dst: &mut [u8]) -> Result<ReadData> {
+        Ok(ReadData::Copied(0))
     }
     fn prefetch(&self, _object: &ObjectRef, _blocks: Range<u32>, _piece: usize) {}
-    fn capacity(&self) -> Result<Capacity> {
-        Ok(Capacity { total_bytes: 0, free_bytes: 0, files: 0, files_free: 0 })
+    fn capacity(&self) -> Result<VolumeSpace> {
+        Ok(VolumeSpace { total_bytes: 0, free_bytes: 0, files: 0, files_free: 0 })
     }
     fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
         Ok(serde_json::Value::Null)
     }
 }
 
-fn attr(kind: FileKind) -> Attr {
+fn attr(kind: FileKind) -> ObjectAttr {
     let version = Version::new("v");
-    Attr { kind, size: 0, mtime: SystemTime::UNIX_EPOCH, mode: 0o444, version, etag: None }
+    ObjectAttr { kind, size: 0, mtime: SystemTime::UNIX_EPOCH, mode: 0o444, version, etag: None }
 }
 
 #[test]
 fn a_hundred_thousand_names_are_listed_a_page_at_a_time() {
-    let many = Arc::new(Many { files: 100_000, asked: AtomicU64::new(0) });
+    let many = Arc::new(Many { files: 100_000, requests: AtomicU64::new(0) });
     let stats = Arc::new(Stats::default());
     let fs = Fs::new(Arc::clone(&many) as Arc<dyn Volume>, Config::default(), Arc::clone(&stats));
     let fh = fs.opendir(ROOT).unwrap();
@@ -259,7 +259,7 @@ fn a_hundred_thousand_names_are_listed_a_page_at_a_time() {
         }
     }
     assert_eq!((seen, known.len()), (100_002, 100_000));
-    assert_eq!(many.asked.load(Ordering::Relaxed), 100, "each page once");
+    assert_eq!(many.requests.load(Ordering::Relaxed), 100, "each page once");
     assert_eq!(stats.fuse.inodes.get(), 100_001);
     // Back to the middle: one page.
     fs.readdir(ROOT, fh, 50_002, &mut |item| {
@@ -267,7 +267,7 @@ fn a_hundred_thousand_names_are_listed_a_page_at_a_time() {
         false
     })
     .unwrap();
-    assert_eq!(many.asked.load(Ordering::Relaxed), 101);
+    assert_eq!(many.requests.load(Ordering::Relaxed), 101);
     for ino in known {
         fs.forget(ino, 1);
     }
@@ -278,7 +278,7 @@ fn a_hundred_thousand_names_are_listed_a_page_at_a_time() {
 
 #[test]
 fn who_opens_the_directory_for_every_part_of_a_listing_walks_no_page_again() {
-    let many = Arc::new(Many { files: 100_000, asked: AtomicU64::new(0) });
+    let many = Arc::new(Many { files: 100_000, requests: AtomicU64::new(0) });
     let fs = Fs::new(Arc::clone(&many) as Arc<dyn Volume>, Config::default(), Arc::new(Stats::default()));
     let (mut at, mut seen, mut opened) = (0, 0u64, 0);
     loop {
@@ -301,7 +301,7 @@ fn who_opens_the_directory_for_every_part_of_a_listing_walks_no_page_again() {
         }
     }
     assert_eq!(seen, 100_002);
-    assert_eq!(many.asked.load(Ordering::Relaxed), opened, "one page each");
+    assert_eq!(many.requests.load(Ordering::Relaxed), opened, "one page each");
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn a_listing_that_never_ends_is_an_error() {
         fn block_size(&self) -> u64 {
             1
         }
-        fn lookup(&self, path: &[u8]) -> Result<Attr> {
+        fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
             self.0.lookup(path)
         }
         fn list(&self, _path: &[u8], _cursor: Option<&[u8]>, _max: usize) -> Result<ListPage> {
@@ -349,11 +349,11 @@ fn a_listing_that_never_ends_is_an_error() {
         fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
             self.0.readlink(path)
         }
-        fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data> {
+        fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<ReadData> {
             self.0.read(object, offset, dst)
         }
         fn prefetch(&self, _object: &ObjectRef, _blocks: Range<u32>, _piece: usize) {}
-        fn capacity(&self) -> Result<Capacity> {
+        fn capacity(&self) -> Result<VolumeSpace> {
             self.0.capacity()
         }
         fn info(&self, path: &[u8]) -> Result<serde_json::Value> {

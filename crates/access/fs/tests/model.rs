@@ -62,7 +62,7 @@ struct Model {
 }
 
 impl Model {
-    fn told(&mut self, ino: u64, path: &[u8], node: &Node) {
+    fn record(&mut self, ino: u64, path: &[u8], node: &Node) {
         let before = self.ever.entry(ino).or_insert_with(|| (path.to_vec(), node.clone()));
         assert_eq!((&before.0[..], &before.1), (path, node), "inode {ino} never stands for anything else");
         let same = self.known.iter().find(|(_, k)| k.path == path && k.node == *node).map(|(ino, _)| *ino);
@@ -101,7 +101,7 @@ fn run(ops: Vec<Op>) {
                     (Lookup::Found(entry), Some(node)) => {
                         let kind = if node == Node::Dir { FileKind::Directory } else { FileKind::File };
                         assert_eq!(entry.attr.kind, kind);
-                        model.told(entry.attr.ino, path, &node);
+                        model.record(entry.attr.ino, path, &node);
                     }
                     (Lookup::Absent { .. }, None) => {}
                     (answer, node) => panic!("{answer:?} for {node:?}"),
@@ -191,21 +191,21 @@ fn run(ops: Vec<Op>) {
                 let Some(ino) = open.map(|(ino, _)| *ino).filter(|_| node_at(dir) == Some(Node::Dir)) else { continue };
                 let fh = rig.fs.opendir(ino).unwrap();
                 let mut left = stop;
-                let mut told = Vec::new();
+                let mut listed = Vec::new();
                 let mut take = |item: &spurline_fs::DirItem<'_>| {
                     if item.entry.is_some() {
                         if left == 0 {
                             return false;
                         }
                         left -= 1;
-                        told.push(([dir, b"/", item.name].concat(), item.ino));
+                        listed.push(([dir, b"/", item.name].concat(), item.ino));
                     }
                     true
                 };
                 rig.fs.readdirplus(ino, fh, 0, &mut take).unwrap();
                 rig.fs.release(fh).unwrap();
-                for (path, ino) in told {
-                    model.told(ino, &path, &node_at(&path).expect("it was listed"));
+                for (path, ino) in listed {
+                    model.record(ino, &path, &node_at(&path).expect("it was listed"));
                 }
             }
             Op::Pass(ms) => rig.pass(ms),
@@ -280,19 +280,19 @@ fn many_threads_at_once() {
                         }
                         if round % 50 == 0 {
                             let fh = rig.fs.opendir(dir).unwrap();
-                            let (mut told, mut from, mut more) = (Vec::new(), 0, true);
+                            let (mut listed, mut from, mut more) = (Vec::new(), 0, true);
                             while std::mem::take(&mut more) {
                                 rig.fs
                                     .readdirplus(dir, fh, from, &mut |item| {
-                                        told.extend(item.entry.map(|entry| entry.attr.ino));
+                                        listed.extend(item.entry.map(|entry| entry.attr.ino));
                                         (from, more) = (item.next, true);
                                         true
                                     })
                                     .unwrap();
                             }
                             rig.fs.release(fh).unwrap();
-                            assert_eq!(told.len(), 16);
-                            told.into_iter().for_each(|ino| rig.fs.forget(ino, 1));
+                            assert_eq!(listed.len(), 16);
+                            listed.into_iter().for_each(|ino| rig.fs.forget(ino, 1));
                         }
                         assert!(rig.fs.getattr(ino, None).is_ok(), "what is looked up is known");
                         rig.fs.forget(ino, 1);

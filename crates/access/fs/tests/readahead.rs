@@ -1,4 +1,4 @@
-//! Readers of every kind against the read-ahead alone: what it asks for in vain, and what it misses.
+//! Readers of every kind against the read-ahead alone: wasted requests and misses.
 
 use proptest::prelude::*;
 use spurline_fs::readahead::ReadAhead;
@@ -14,20 +14,20 @@ struct Sim {
     size: u64,
     limit: u32,
     read: HashSet<u32>,
-    asked: HashSet<u32>,
-    /// Blocks that were asked for before the first read of them.
+    requested: HashSet<u32>,
+    /// Blocks requested before the first read of them.
     in_time: usize,
     calls: usize,
     reads: u64,
-    /// The most blocks asked for and not read yet, at any time.
+    /// The most blocks requested and not yet read, at any time.
     outstanding: usize,
 }
 
 impl Sim {
     fn new(size: u64) -> Sim {
-        let (read, asked) = (HashSet::new(), HashSet::new());
+        let (read, requested) = (HashSet::new(), HashSet::new());
         let ahead = ReadAhead::new(size, BLOCK);
-        Sim { ahead, size, limit: LIMIT, read, asked, in_time: 0, calls: 0, reads: 0, outstanding: 0 }
+        Sim { ahead, size, limit: LIMIT, read, requested, in_time: 0, calls: 0, reads: 0, outstanding: 0 }
     }
 
     fn read(&mut self, offset: u64, len: u64) {
@@ -37,32 +37,32 @@ impl Sim {
             assert!(!blocks.is_empty() && u64::from(blocks.end) <= self.size.div_ceil(BLOCK), "{blocks:?}");
             assert!(blocks.len() <= limit.max(1) as usize, "{blocks:?} is more than the limit");
             self.calls += 1;
-            self.asked.extend(blocks);
+            self.requested.extend(blocks);
         }
         if len == 0 {
             return;
         }
         for block in offset / BLOCK..=(offset + len - 1) / BLOCK {
             let block = block as u32;
-            if self.read.insert(block) && self.asked.contains(&block) {
+            if self.read.insert(block) && self.requested.contains(&block) {
                 self.in_time += 1;
             }
         }
         self.reads += 1;
         if self.reads.is_multiple_of(8) {
-            self.outstanding = self.outstanding.max(self.asked.difference(&self.read).count());
+            self.outstanding = self.outstanding.max(self.requested.difference(&self.read).count());
         }
     }
 
-    /// Share of the blocks asked for that were read.
+    /// Share of the requested blocks that were read.
     fn useful(&self) -> f64 {
-        match self.asked.len() {
+        match self.requested.len() {
             0 => 1.0,
-            asked => self.asked.intersection(&self.read).count() as f64 / asked as f64,
+            requested => self.requested.intersection(&self.read).count() as f64 / requested as f64,
         }
     }
 
-    /// Share of the blocks read that had been asked for before.
+    /// Share of the read blocks that were requested before.
     fn coverage(&self) -> f64 {
         self.in_time as f64 / self.read.len() as f64
     }
@@ -106,7 +106,7 @@ fn a_window_opens_with_what_was_read_and_no_faster() {
     sim.limit = 64;
     for i in 0..128 {
         sim.read(i * MIB, MIB);
-        let ahead = sim.asked.difference(&sim.read).count() as u64;
+        let ahead = sim.requested.difference(&sim.read).count() as u64;
         assert!(ahead <= 2 * (i + 1) * MIB / BLOCK + 1, "{ahead} blocks ahead after {} MiB", i + 1);
     }
     assert!(sim.outstanding >= 30, "and it does open: {}", sim.outstanding);
@@ -116,9 +116,9 @@ fn a_window_opens_with_what_was_read_and_no_faster() {
 fn a_reader_in_the_middle_is_followed_from_its_second_read() {
     let mut sim = Sim::new(256 * MIB);
     sim.read(99 * MIB, MIB);
-    assert_eq!(sim.asked.len(), 0);
+    assert_eq!(sim.requested.len(), 0);
     sim.read(100 * MIB, MIB);
-    assert!(sim.asked.contains(&26));
+    assert!(sim.requested.contains(&26));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn random_reads_ask_for_nothing() {
         for _ in 0..reads {
             sim.read(numbers.below((size - len) / align) * align, len);
         }
-        assert!(sim.asked.len() <= allowed, "{} blocks for reads of {len} in {size}", sim.asked.len());
+        assert!(sim.requested.len() <= allowed, "{} blocks for reads of {len} in {size}", sim.requested.len());
     }
 }
 
@@ -206,19 +206,19 @@ fn a_reader_going_backwards_asks_for_nothing() {
     for i in (0..256).rev() {
         sim.read(i * MIB, MIB);
     }
-    assert_eq!(sim.asked.len(), 0);
+    assert_eq!(sim.requested.len(), 0);
     // It turns round: now there is something ahead, though all of it was near once.
     for i in 0..64 {
         sim.read(i * MIB, MIB);
     }
-    assert!(sim.asked.len() >= 15, "{} asked for", sim.asked.len());
+    assert!(sim.requested.len() >= 15, "{} requested", sim.requested.len());
 }
 
 #[test]
 fn a_second_pass_is_followed_like_the_first() {
     let mut sim = Sim::new(128 * MIB);
     for _ in 0..3 {
-        sim.asked.clear();
+        sim.requested.clear();
         sim.read.clear();
         sim.in_time = 0;
         for i in 0..128 {
@@ -234,30 +234,30 @@ fn two_readers_of_all_on_one_handle_are_both_followed() {
     for i in 0..256 {
         sim.read(i * MIB, MIB);
     }
-    sim.asked.clear();
+    sim.requested.clear();
     for i in 0..250 {
         sim.read((256 + i) * MIB, MIB);
         sim.read(i * MIB, MIB);
     }
-    let first: Vec<u32> = (2..60).filter(|b| !sim.asked.contains(b)).collect();
-    let second: Vec<u32> = (66 + LIMIT..120).filter(|b| !sim.asked.contains(b)).collect();
-    assert!(first.is_empty() && second.is_empty(), "not asked for again: {first:?}, not at all: {second:?}");
+    let first: Vec<u32> = (2..60).filter(|b| !sim.requested.contains(b)).collect();
+    let second: Vec<u32> = (66 + LIMIT..120).filter(|b| !sim.requested.contains(b)).collect();
+    assert!(first.is_empty() && second.is_empty(), "not requested again: {first:?}, not at all: {second:?}");
 }
 
 #[test]
 fn looking_at_headers_asks_for_nothing_and_starting_to_read_all_for_a_block() {
     let mut sim = Sim::new(64 * MIB);
     sim.read(0, 4096);
-    assert_eq!(sim.asked.len(), 0);
+    assert_eq!(sim.requested.len(), 0);
     let mut sim = Sim::new(64 * MIB);
     sim.read(0, 128 << 10);
-    assert_eq!(sim.asked, HashSet::from([1]));
+    assert_eq!(sim.requested, HashSet::from([1]));
     // Header, then the index at the end, then back: a columnar reader.
     let mut sim = Sim::new(64 * MIB);
     for at in [0, 64 * MIB - 8, 64 * MIB - 9000, 12 * MIB + 3] {
         sim.read(at, 5000);
     }
-    assert_eq!(sim.asked.len(), 0);
+    assert_eq!(sim.requested.len(), 0);
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn the_end_of_the_largest_file() {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
-    /// Whatever is read, what is asked for lies in the file, is within the limit, and stays in proportion to
+    /// For all reads, the requested blocks lie in the file, is within the limit, and stays in proportion to
     /// what was read: at most twice that, a block per run, and the one of the first read.
     #[test]
     fn never_out_of_bounds_or_proportion(
@@ -317,9 +317,9 @@ proptest! {
                 sim.read(at, len);
             }
         }
-        let asked = sim.asked.len() as u64;
-        prop_assert!(asked <= 3 * bytes / BLOCK + 2 * starts + 1, "{asked} blocks for {bytes} bytes in {starts} runs");
-        if limit == 0 { prop_assert_eq!(asked, 0); }
+        let requested = sim.requested.len() as u64;
+        prop_assert!(requested <= 3 * bytes / BLOCK + 2 * starts + 1, "{requested} blocks for {bytes} bytes in {starts} runs");
+        if limit == 0 { prop_assert_eq!(requested, 0); }
     }
 
     /// A sequential reader among random ones on the same handle is still followed.
@@ -335,7 +335,7 @@ proptest! {
                 sim.read(numbers.below(256 * MIB), 4096);
             }
         }
-        let followed = stream.intersection(&sim.asked).count() as f64 / stream.len() as f64;
-        prop_assert!(followed > 0.5, "{followed} of the stream was asked for");
+        let followed = stream.intersection(&sim.requested).count() as f64 / stream.len() as f64;
+        prop_assert!(followed > 0.5, "{followed} of the stream was requested");
     }
 }

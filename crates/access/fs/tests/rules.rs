@@ -105,7 +105,7 @@ fn dot_and_dot_dot() {
     assert_eq!(found(&rig, d, b"..").attr.ino, ROOT);
     assert_eq!(found(&rig, ROOT, b"..").attr.ino, ROOT);
     assert_eq!(found(&rig, ROOT, b".").attr.ino, ROOT);
-    // An NFS server asks any inode for these.
+    // An NFS server sends these for any inode.
     assert_eq!(found(&rig, f, b".").attr.ino, f);
     assert_eq!(found(&rig, f, b"..").attr.ino, d);
 }
@@ -174,15 +174,15 @@ fn a_replaced_file_is_another_inode_and_old_readers_see_the_old_bytes() {
 fn an_open_asks_again_only_after_the_attribute_cache_time() {
     let rig = rig();
     let a = found(&rig, ROOT, b"a").attr.ino;
-    let asked = || rig.tree.lookups.load(Ordering::Relaxed);
-    let before = asked();
+    let lookups = || rig.tree.lookups.load(Ordering::Relaxed);
+    let before = lookups();
     rig.pass(1999);
     rig.fs.open(a, 0, None).unwrap();
-    assert_eq!(asked(), before);
+    assert_eq!(lookups(), before);
     rig.pass(2);
     rig.fs.open(a, 0, None).unwrap();
     rig.fs.open(a, 0, None).unwrap();
-    assert_eq!(asked(), before + 1);
+    assert_eq!(lookups(), before + 1);
     rig.tree.put(b"a", 2, 10);
     rig.pass(2001);
     assert_eq!(Rig::errno(rig.fs.open(a, 0, None)), libc::ESTALE);
@@ -402,10 +402,10 @@ fn a_sequential_reader_is_read_ahead() {
         rig.read(ino, fh, i * BLOCK / 2, BLOCK as usize / 2).unwrap();
     }
     let mut blocks: Vec<u32> = rig.tree.prefetched.lock().iter().flat_map(|(_, range)| range.clone()).collect();
-    let asked = blocks.len();
+    let requested = blocks.len();
     blocks.sort_unstable();
     blocks.dedup();
-    assert_eq!(asked, blocks.len(), "no block is asked for twice");
+    assert_eq!(requested, blocks.len(), "no block is requested twice");
     assert_eq!(blocks, (1..64).collect::<Vec<_>>());
 }
 
@@ -452,7 +452,7 @@ fn a_directorys_attributes_hold_from_when_the_volume_said_them() {
     assert_eq!(rig.fs.getattr(d, None).unwrap().1, Duration::from_millis(1000));
 }
 
-/// Each look at a file that somebody is writing finds another version of it, also the one that opening it costs.
+/// Each lookup of a file that is being written finds another version of it, also the lookup of an open.
 #[test]
 fn a_file_that_is_being_written_can_be_opened_and_is_another_one_each_time() {
     let rig = Rig::new(Config { attr_ttl: Duration::ZERO, ..Config::default() });
@@ -462,10 +462,10 @@ fn a_file_that_is_being_written_can_be_opened_and_is_another_one_each_time() {
     assert_ne!(one, other);
     for ino in [one, other] {
         let fh = rig.fs.open(ino, libc::O_RDONLY, None).unwrap().fh;
-        assert!(matches!(rig.fs.read(ino, fh, 0, &mut [0; 10]).unwrap(), spurline_volume::Data::Copied(10)));
+        assert!(matches!(rig.fs.read(ino, fh, 0, &mut [0; 10]).unwrap(), spurline_volume::ReadData::Copied(10)));
     }
     rig.tree.written.store(false, Ordering::Relaxed);
-    // What was read while it was written is not for who opens it now.
+    // Data read during the write is not served to a later open.
     assert!(matches!(rig.fs.open(other, libc::O_RDONLY, None), Err(spurline_fs::FsError::Stale(_))));
     let ino = found(&rig, ROOT, b"a").attr.ino;
     assert!(ino != one && ino != other);

@@ -1,10 +1,10 @@
-//! The kernel's FUSE protocol, version 7: numbers and memory layouts as `include/uapi/linux/fuse.h`
-//! documents them. It deliberately holds no behaviour but moving plain structs in and out of bytes.
+//! The kernel's FUSE protocol, version 7: numbers and memory layouts from `include/uapi/linux/fuse.h`. Its only
+//! behaviour is to copy plain structs from and to bytes.
 #![allow(missing_docs, reason = "field names are the protocol's own")]
 
 /// The protocol's major version.
 pub const MAJOR: u32 = 7;
-/// The newest minor version whose layouts are used here (io_uring came with 7.42).
+/// The newest minor version with layouts defined here (io_uring came with 7.42).
 pub const MINOR: u32 = 42;
 /// The inode number of the root directory.
 pub const ROOT_ID: u64 = 1;
@@ -54,7 +54,7 @@ pub mod opcode {
     pub const TMPFILE: u32 = 51;
 }
 
-/// Flags of INIT; bits from 32 travel in `flags2`.
+/// Flags of INIT; bits from 32 are in `flags2`.
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
@@ -71,7 +71,7 @@ pub mod init {
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// Flags of the answer to OPEN and OPENDIR.
+/// Flags of the reply to OPEN and OPENDIR.
 pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
@@ -84,30 +84,30 @@ pub mod fopen {
 /// GETATTR carries a file handle.
 pub const GETATTR_FH: u32 = 1;
 
-/// `_IOR(229, 0, u32)`: makes a fresh descriptor of /dev/fuse another channel of a session.
+/// `_IOR(229, 0, u32)`: makes a new descriptor of /dev/fuse another channel of a session.
 pub const DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
 /// `_IOW(229, 1, struct fuse_backing_map)`: registers a file for passthrough.
 pub const DEV_IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
-/// `_IOW(229, 2, u32)`: forgets a registered file.
+/// `_IOW(229, 2, u32)`: withdraws a registered file.
 pub const DEV_IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
 
-/// io_uring command: gives the kernel an entry and waits for its first request.
+/// io_uring command: registers an entry and waits for its first request.
 pub const URING_CMD_REGISTER: u32 = 1;
-/// io_uring command: answers an entry's request and waits for its next.
+/// io_uring command: replies to an entry's request and waits for the next.
 pub const URING_CMD_COMMIT_AND_FETCH: u32 = 2;
 
-/// A struct that is nothing but its bytes.
+/// A struct without padding or invalid bit patterns.
 ///
 /// # Safety
 /// `repr(C)`, no padding, every bit pattern valid.
 pub unsafe trait Plain: Copy + 'static {}
 
-/// Takes a `T` from the start of `bytes`; `None` when they are too few.
+/// Reads a `T` from the start of `bytes`; `None` when they are too few.
 pub fn take<T: Plain>(bytes: &[u8]) -> Option<T> {
     if bytes.len() < size_of::<T>() {
         return None;
     }
-    // SAFETY: the length was checked, T is plain, and the read asks for no alignment.
+    // SAFETY: the length was checked, T is plain, and the read needs no alignment.
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 

@@ -1,5 +1,5 @@
-//! Answers the kernel's requests from a [`Fs`]: only words are translated here. Every rule of the file system,
-//! which errno a failure becomes included, is decided in `spurline-fs`, where it is tested without a mount.
+//! Serves the kernel's requests from a [`FileSystem`]; it only converts types. All rules of the file system, errnos
+//! included, are in `spurline-fs`, where they are tested without a mount.
 
 use crate::ROOT_INO;
 use crate::backing::{Backing, BackingId, Backings};
@@ -8,7 +8,7 @@ use crate::handler::{Attr, Caller, Entry, Handler, InitInfo, Opened, Statfs};
 use crate::reply::{DirPlusSink, DirSink, ReadReply, Replied, XattrReply};
 use spurline_fs::{DirItem, FileAttr, Fs, FsError, Lookup, RegisterBacking};
 use spurline_types::FileKind;
-use spurline_volume::Data;
+use spurline_volume::ReadData;
 use std::fs::File;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// After so many files in a row that the kernel did not take it is not asked again: each try costs the
-/// volume the check of a whole file.
+/// Passthrough stops after this many consecutive refusals by the kernel: each attempt costs the volume the check of a
+/// whole file.
 const REFUSALS: u32 = 8;
 
 /// A file system as a session's handler.
@@ -34,11 +34,11 @@ struct Passthrough {
 }
 
 impl FsHandler {
-    /// Answers from `fs`.
+    /// A handler over `fs`.
     pub fn new(fs: Arc<Fs>) -> Self {
-        // Inode numbers start anew at every mount. Whoever kept a file handle (an NFS server that exports the mount) over a
-        // remount would get another file that has the number now; drawn for each mount, and of as many bits as the kernel
-        // keeps, the generation tells them apart: ESTALE.
+        // Inode numbers restart at every mount. A file handle kept over a remount (by an NFS server that exports the
+        // mount) would otherwise reach another file with the same number. The generation, random per mount and as
+        // wide as the kernel stores, tells them apart: ESTALE.
         let drawn = RandomState::new().build_hasher().finish() as u32;
         FsHandler { fs, generation: u64::from(drawn.max(1)), passthrough: OnceLock::new() }
     }
@@ -50,7 +50,7 @@ impl FsHandler {
 
     fn entry(&self, found: &spurline_fs::Entry) -> Entry {
         let attr = attr(&found.attr);
-        // The root's is 0 in the kernel, and its number is the same in every mount.
+        // The kernel uses generation 0 for the root, whose number is the same in every mount.
         let generation = if attr.ino == ROOT_INO { 0 } else { self.generation };
         Entry { ino: attr.ino, generation, attr, entry_ttl: found.entry_ttl, attr_ttl: found.attr_ttl }
     }
@@ -66,9 +66,9 @@ impl RegisterBacking for Passthrough {
             Err(error) => {
                 if self.refused.fetch_add(1, Ordering::Relaxed) + 1 == REFUSALS {
                     tracing::warn!(
-                        "the kernel took none of {REFUSALS} cached files for passthrough: {error}; it is not asked \
-                         again, and reads go through this process. Passthrough needs CAP_SYS_ADMIN and a cache \
-                         directory on a file system that is not itself stacked (overlayfs, FUSE)"
+                        "the kernel refused {REFUSALS} cached files for passthrough in a row: {error}; passthrough is off \
+                         from now on, and reads go through this process. Passthrough needs CAP_SYS_ADMIN and a \
+                         cache directory on a file system that is not itself stacked (overlayfs, FUSE)"
                     );
                 }
                 Err(error)
@@ -83,7 +83,7 @@ impl spurline_fs::BackingId for Backing {
     }
 }
 
-/// The number of a failure; what a person has to know of it goes to the log.
+/// The errno of a failure. Failures of the volume are logged.
 fn refuse(op: &'static str, ino: u64, error: &FsError) -> Errno {
     if let FsError::Volume(cause) = error
         && cause.kind() != spurline_types::ErrorKind::NotFound
@@ -161,15 +161,15 @@ impl Handler for FsHandler {
         let buffer = reply.buffer();
         debug_assert!(buffer.len() <= len as usize);
         match self.fs.read(ino, fh, offset, buffer) {
-            Ok(Data::Copied(n)) => reply.filled(n),
-            Ok(Data::Shared(slice)) => reply.data(&slice),
+            Ok(ReadData::Copied(n)) => reply.filled(n),
+            Ok(ReadData::Shared(slice)) => reply.data(&slice),
             Err(error) => reply.error(refuse("read", ino, &error)),
         }
     }
 
     fn release(&self, ino: u64, fh: u64) {
         if let Err(error) = self.fs.release(fh) {
-            tracing::warn!(ino, fh, "a release of what is not open: {error}");
+            tracing::warn!(ino, fh, "release of a handle that is not open: {error}");
         }
     }
 

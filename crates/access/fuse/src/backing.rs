@@ -1,12 +1,12 @@
-//! Files the kernel reads by itself (FUSE passthrough): registering them, and forgetting them on drop.
-//! It deliberately does not decide which file may be handed over.
+//! Files that the kernel reads directly (FUSE passthrough): registration, and withdrawal on drop. It does not decide
+//! which files are eligible.
 
 use crate::abi;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-/// A registered file's number, good while its [`Backing`] lives.
+/// A registered file's number, valid while its [`RegisteredFile`] lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BackingId(pub(crate) i32);
 
@@ -22,11 +22,11 @@ impl Backings {
         Backings { device: Arc::downgrade(device) }
     }
 
-    /// Registers `file`, which the kernel then reads in place of asking. The descriptor may be closed at once.
+    /// Registers `file`, which the kernel then reads directly. The caller may close the descriptor at once.
     ///
     /// # Errors
-    /// EPERM without CAP_SYS_ADMIN; ELOOP when the file lies on a stacked file system (overlayfs, FUSE
-    /// passthrough); EOPNOTSUPP when its file system can't; ENODEV after the session's end.
+    /// EPERM without CAP_SYS_ADMIN; ELOOP when the file is on a stacked file system (overlayfs, FUSE passthrough);
+    /// EOPNOTSUPP when its file system has no support; ENODEV after the session's end.
     pub fn register(&self, file: BorrowedFd<'_>) -> io::Result<Backing> {
         let device = self.device.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
         let map = abi::BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
@@ -39,7 +39,7 @@ impl Backings {
     }
 }
 
-/// A registered file. Dropping it forgets the number; handles opened with it go on reading the file.
+/// A registered file. Dropping it withdraws the number; open handles continue to read the file.
 #[derive(Debug)]
 pub struct Backing {
     id: BackingId,
@@ -47,7 +47,7 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// The number to give in [`crate::Opened::backing`].
+    /// The number for [`crate::HandleReply::backing`].
     pub fn id(&self) -> BackingId {
         self.id
     }

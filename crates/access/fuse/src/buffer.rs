@@ -1,14 +1,14 @@
-//! The memory of one slot: a page for headers and a payload. It knows nothing of whose budget it comes from.
+//! The memory of one slot: a page for headers, and a payload. It does not know the memory budget.
 
-use spurline_mem::{Annex, Pool};
+use spurline_mem::{AnnexPiece, BufferPool};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes before the payload: a page, so that the payload is aligned to one.
+/// Bytes before the payload: a page, so that the payload is page-aligned.
 pub const HEAD_LEN: usize = 4096;
 
-/// Bytes of a page of this kernel; 4096, or 64K on some machines with ARM or POWER processors.
+/// The kernel's page size in bytes: 4096, or up to 64K on some ARM and POWER machines.
 pub(crate) fn page_size() -> u32 {
     // SAFETY: sysconf has no conditions.
     u32::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
@@ -17,29 +17,29 @@ pub(crate) fn page_size() -> u32 {
 /// Memory for one slot.
 ///
 /// # Safety
-/// `as_ptr` answers the same address for the value's whole life, aligned to a page, with `len` initialised
-/// bytes behind it that nobody else reads or writes until the value is dropped: the kernel writes there.
+/// `as_ptr` returns the same page-aligned address for the value's whole life, with `len` initialised bytes behind it
+/// that no other code accesses until the value is dropped: the kernel writes there.
 pub unsafe trait SlotBuffer: Send {
-    /// Where the memory starts.
+    /// The start of the memory.
     fn as_ptr(&self) -> NonNull<u8>;
-    /// How long it is, in bytes.
+    /// Length in bytes.
     fn len(&self) -> usize;
-    /// Whether it has no bytes.
+    /// Whether the length is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Where slots get their memory: the caller's budget.
+/// Allocates the memory of slots, within the caller's budget.
 pub trait BufferSource: Send + Sync {
-    /// Memory of at least `len` bytes, a multiple of the page size. Returned by dropping it.
+    /// Memory of at least `len` bytes, a multiple of the page size. Dropping it frees it.
     ///
     /// # Errors
-    /// When there is none: the session then makes do with fewer slots.
+    /// When there is none: the session then runs with fewer slots.
     fn allocate(&self, len: usize) -> io::Result<Box<dyn SlotBuffer>>;
 }
 
-/// Anonymous pages of the process's own; a page costs memory once it is written.
+/// Private anonymous pages; a page costs memory once it is written.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct AnonymousPages;
 
@@ -81,17 +81,17 @@ impl BufferSource for AnonymousPages {
     }
 }
 
-/// The annex of a pool, so that an answer can land in a slot wherever buffers of the pool are reached: a NIC that
-/// knows the arena writes there. What the annex does not hold is had from [`AnonymousPages`].
-pub struct PoolAnnex(pub Arc<Pool>);
+/// Memory from a pool's annex, so that a NIC registered with the arena can write a reply straight into a slot. When
+/// the annex is full, memory comes from [`AnonymousPages`].
+pub struct PoolAnnex(pub Arc<BufferPool>);
 
 // SAFETY: a piece of the annex keeps its address, is aligned to a page and belongs to this value until it is dropped.
-unsafe impl SlotBuffer for Annex {
+unsafe impl SlotBuffer for AnnexPiece {
     fn as_ptr(&self) -> NonNull<u8> {
-        Annex::as_ptr(self)
+        AnnexPiece::as_ptr(self)
     }
     fn len(&self) -> usize {
-        Annex::len(self)
+        AnnexPiece::len(self)
     }
 }
 

@@ -1,5 +1,5 @@
-//! What a session is asked to be, and which of its two kinds is chosen and why. It touches the system only
-//! to find out what it offers.
+//! The configuration of a session, and the choice between /dev/fuse and io_uring. It reads from the system only what
+//! it supports.
 
 use crate::buffer::{AnonymousPages, BufferSource, HEAD_LEN};
 use crate::dispatch::AccessLog;
@@ -12,20 +12,20 @@ use std::sync::Arc;
 /// How requests travel between kernel and session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FuseIo {
-    /// Whichever is faster for [`SessionConfig::workload`] and offered by the kernel.
+    /// The faster one for [`SessionConfig::workload`], if the kernel has it.
     #[default]
     Auto,
     /// Descriptors of /dev/fuse.
     Dev,
-    /// FUSE over io_uring (Linux 6.14 and later); /dev/fuse, saying why, where it is not offered. Being asked
-    /// by name and root, the session sets `/sys/module/fuse/parameters/enable_uring`, which is host-wide.
+    /// FUSE over io_uring (Linux 6.14 and later); /dev/fuse with a reason where it is not available. If requested by
+    /// name as root, the session sets `/sys/module/fuse/parameters/enable_uring`, which is host-wide.
     Uring,
 }
 
-/// What the mount is mostly used for, as far as the caller knows.
+/// The mount's main workload, as far as the caller knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Workload {
-    /// Nothing known.
+    /// Unknown.
     #[default]
     Mixed,
     /// Many small or random reads, lookups and opens.
@@ -34,12 +34,12 @@ pub enum Workload {
     Sequential,
 }
 
-/// The kind of session that runs, and why that one.
+/// The transport that a session uses, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
     /// Never [`FuseIo::Auto`].
     pub io: FuseIo,
-    /// One sentence for a person.
+    /// One sentence for people.
     pub reason: String,
 }
 
@@ -53,39 +53,39 @@ impl fmt::Display for Chosen {
     }
 }
 
-/// What a session is asked to be. `Default` is a good start; the memory budget is the caller's to set.
+/// The configuration of a session. `Default` is a good start; the caller sets the memory budget.
 #[derive(Clone)]
 pub struct SessionConfig {
     /// Mount options.
     pub options: MountOptions,
-    /// Largest request in bytes, a multiple of 4096 from 8 KiB or a page to 1 MiB (the kernel's own limits).
+    /// Largest request in bytes: a multiple of 4096 between 8 KiB (or a page) and 1 MiB, the kernel's own limits.
     pub max_write: u32,
-    /// Which kind of session.
+    /// The transport.
     pub io: FuseIo,
-    /// What [`FuseIo::Auto`] goes by.
+    /// The input of [`FuseIo::Auto`].
     pub workload: Workload,
-    /// Bytes all slots together may have; a slot has `max_write` and a page. Decides how many threads
-    /// /dev/fuse gets at most and how many entries each CPU's io_uring queue gets.
+    /// Memory limit of all slots in bytes; a slot has `max_write` and a page. It limits the threads on /dev/fuse and
+    /// the entries of each CPU's io_uring queue.
     pub slot_memory: u64,
-    /// Most threads on /dev/fuse, instead of what `slot_memory` allows.
+    /// Thread limit on /dev/fuse, instead of the limit from `slot_memory`.
     pub max_threads: Option<usize>,
-    /// Entries of each CPU's io_uring queue, instead of what `slot_memory` allows.
+    /// Entries of each CPU's io_uring queue, instead of the number from `slot_memory`.
     pub depth: Option<usize>,
-    /// How many read-ahead and asynchronous requests the kernel may have under way.
+    /// The kernel's limit of read-ahead and asynchronous requests in flight.
     pub max_background: u16,
-    /// Longest read-ahead of the kernel in bytes. Above 128 KiB it takes root, who may raise it for this mount.
-    /// Two requests' worth is where buffered sequential reads stop getting faster (2 cores: 1.6 GB/s at 128 KiB,
-    /// 2.1-2.6 from 2 MiB on; over io_uring 1.4 and 2.2); more only makes page faults of mapped files dearer.
+    /// The kernel's read-ahead limit in bytes; above 128 KiB it requires root. Buffered sequential reads stop getting
+    /// faster at two requests' worth (2 cores: 1.6 GB/s at 128 KiB, 2.1-2.6 from 2 MiB on; over io_uring 1.4 and
+    /// 2.2). More only makes page faults of mapped files slower.
     pub max_readahead: u32,
-    /// Ask for passthrough; see [`crate::InitInfo::backings`].
+    /// Request passthrough; see [`crate::InitInfo::backings`].
     pub passthrough: bool,
-    /// Whether the handler answers readdirplus.
+    /// Whether the handler implements readdirplus.
     pub readdirplus: bool,
-    /// Where slots get their memory.
+    /// Allocates the memory of slots.
     pub buffers: Arc<dyn BufferSource>,
     /// Where requests are counted (section `fuse`).
     pub stats: Arc<Stats>,
-    /// Is told of every request, when set.
+    /// Records every request, if set.
     pub access_log: Option<Arc<dyn AccessLog>>,
 }
 
@@ -110,11 +110,11 @@ impl Default for SessionConfig {
     }
 }
 
-/// Enough for handlers that block on a network; 4, 8 and 16 entries were equally fast for those that do not.
+/// Enough for handlers that block on a network; 4, 8 and 16 entries were equally fast for handlers that do not.
 const MAX_DEPTH: u64 = 16;
-/// Fewer threads than this on /dev/fuse make no sense.
+/// Thread minimum on /dev/fuse.
 const MIN_THREADS: u64 = 2;
-/// More threads than this on /dev/fuse only cost.
+/// Thread limit on /dev/fuse; more threads bring no speed.
 const MAX_THREADS: u64 = 256;
 
 impl SessionConfig {
@@ -123,23 +123,23 @@ impl SessionConfig {
         HEAD_LEN + self.max_write as usize
     }
 
-    /// Most threads a /dev/fuse session will run.
+    /// Thread limit of a /dev/fuse session.
     pub fn dev_threads(&self) -> usize {
         let fit = self.slot_memory / self.slot_len() as u64;
         self.max_threads.unwrap_or(fit.clamp(MIN_THREADS, MAX_THREADS) as usize).max(MIN_THREADS as usize)
     }
 
-    /// Entries of each io_uring queue: the memory left beside one /dev/fuse slot, shared by the CPUs that are on.
+    /// Entries of each io_uring queue: the memory left beside one /dev/fuse slot, divided by the CPUs online.
     pub(crate) fn ring_depth(&self, cpus: &ring::Cpus) -> usize {
         let fit = (self.slot_memory / self.slot_len() as u64).saturating_sub(cpus.off() as u64 + 1);
         self.depth.unwrap_or((fit / cpus.on.len().max(1) as u64).clamp(1, MAX_DEPTH) as usize).max(1)
     }
 
-    /// Decides between the two kinds of session, as far as that is known before the kernel's INIT.
+    /// Chooses the transport, as far as that is possible before the kernel's INIT.
     ///
-    /// The rule, from measurements of an empty file system on 2 cores, idle and busy: io_uring answers 1.2 to 8
-    /// times as many small reads with one reader (its entry runs on the reader's own CPU, so no other CPU has to
-    /// be woken) and is equal at 1 MiB and for the kernel's read-ahead; /dev/fuse takes a quarter less CPU for reads through
+    /// The rule comes from measurements of an empty file system on 2 cores, idle and busy. With one reader io_uring
+    /// serves 1.2 to 8 times as many small reads: its entry runs on the reader's CPU, so no other CPU has to wake up.
+    /// At 1 MiB and for the kernel's read-ahead both are equal. /dev/fuse takes a quarter less CPU for reads through
     /// the page cache, since data in memory goes to the kernel without a copy.
     pub(crate) fn choose(&self, cpus: &ring::Cpus) -> Chosen {
         let dev = |reason: String| Chosen { io: FuseIo::Dev, reason };
@@ -147,24 +147,24 @@ impl SessionConfig {
         let least = (cpus.all + 1) as u64 * self.slot_len() as u64;
         let too_many = (least > self.slot_memory).then(|| {
             format!(
-                "it needs {least} bytes of buffers for {} possible CPUs, more than the {} there are for requests",
+                "it needs {least} bytes of buffers for {} possible CPUs, more than the {} allowed for requests",
                 cpus.all, self.slot_memory
             )
         });
         match self.io {
-            FuseIo::Dev => dev("asked for".into()),
-            // Who asks for it gets it, and is told what it takes beyond the budget.
+            FuseIo::Dev => dev("requested".into()),
+            // An explicit request is granted, with a note on the memory beyond the budget.
             FuseIo::Uring => match (ring::available(true), too_many) {
-                (Ok(note), None) => uring(format!("asked for{note}")),
-                (Ok(note), Some(much)) => uring(format!("asked for{note}, though {much}")),
-                (Err(why), _) => dev(format!("io_uring was asked for, but {why}")),
+                (Ok(note), None) => uring(format!("requested{note}")),
+                (Ok(note), Some(much)) => uring(format!("requested{note}, though {much}")),
+                (Err(why), _) => dev(format!("io_uring was requested, but {why}")),
             },
             FuseIo::Auto => {
                 if self.workload == Workload::Sequential {
                     return dev("it takes less CPU for sequential reads through the page cache".into());
                 }
                 if let Some(why) = too_many {
-                    return dev(format!("io_uring is not taken: {why}; --fuse-io uring takes it all the same"));
+                    return dev(format!("io_uring is not used: {why}; --fuse-io uring forces it"));
                 }
                 match ring::available(false) {
                     Ok(note) => uring(format!("faster for small and random reads{note}")),

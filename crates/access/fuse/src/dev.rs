@@ -1,5 +1,5 @@
-//! Requests over /dev/fuse: one blocking thread per slot, each with a descriptor of its own where the system
-//! allows, more threads while all are busy. It deliberately knows nothing of what requests mean.
+//! Requests over /dev/fuse: one blocking thread per slot, each with its own descriptor where allowed, and more
+//! threads while all are busy. It does not interpret requests.
 
 use crate::abi::{self, InHeader};
 use crate::buffer::{HEAD_LEN, SlotBuffer};
@@ -15,11 +15,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Where in a slot a request is read to: the header and arguments of a WRITE (and of a READ) then end
-/// exactly where the page-aligned payload starts.
+/// The offset of a request in its slot: header and arguments of a WRITE (and of a READ) then end where the
+/// page-aligned payload starts.
 const REQUEST_AT: usize = HEAD_LEN - 80;
 
-/// How reading the device can end.
+/// Why reading the device ended.
 pub(crate) enum End {
     /// The file system was unmounted.
     Unmounted,
@@ -57,10 +57,10 @@ fn receive(device: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, End> {
     }
 }
 
-/// Reads the kernel's INIT and answers it with what `negotiate` makes of it.
+/// Reads the kernel's INIT and replies with the result of `negotiate`.
 ///
 /// # Errors
-/// When the device ends first, or the kernel can't be talked to; the sentence says why.
+/// When the device ends first, or the protocol versions do not match; the sentence gives the reason.
 pub(crate) fn handshake(
     device: &OwnedFd,
     bytes: &mut [u8],
@@ -80,7 +80,7 @@ pub(crate) fn handshake(
         };
         let direct = Direct { device, unique: header.unique };
         if major > abi::MAJOR {
-            // The protocol's rule: answer with our major version, and the kernel asks again with it.
+            // By protocol: reply with our major version, and the kernel repeats INIT with it.
             let out = abi::InitOut { major: abi::MAJOR, minor: abi::MINOR, ..Default::default() };
             answer(direct, &out);
             continue;
@@ -96,7 +96,7 @@ pub(crate) fn handshake(
         }
         return match negotiate(minor, readahead, flags) {
             Ok(out) if answer(direct, &out) => Ok(()),
-            Ok(_) => Err("the kernel did not take the answer to INIT".into()),
+            Ok(_) => Err("the kernel refused the reply to INIT".into()),
             Err(why) => refuse(why),
         };
     }
@@ -107,7 +107,7 @@ fn answer(direct: Direct<'_>, out: &abi::InitOut) -> bool {
     send(direct, 0, &[IoSlice::new(bytes)], bytes.len())
 }
 
-/// A descriptor of its own for one more thread.
+/// One more descriptor of the session, for another thread.
 fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     let fresh: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/fuse")?.into();
     let session = device.as_raw_fd() as u32;
@@ -127,7 +127,7 @@ pub(crate) fn grow<H: Handler>(shared: &Arc<Shared<H>>) {
     }
     let started = shared.config.buffers.allocate(shared.config.slot_len()).and_then(|buffer| {
         let slot = Slot::new(buffer, shared)?;
-        // Without a descriptor of its own (no right to open /dev/fuse) a thread shares the session's.
+        // Without permission to open /dev/fuse, the thread shares the session's descriptor.
         let own = clone_device(&shared.device).ok();
         shared.spawn("fuse-dev", slot, move |shared, slot| {
             serve(shared, slot, own.as_ref().unwrap_or(&shared.device), true);
@@ -139,8 +139,8 @@ pub(crate) fn grow<H: Handler>(shared: &Arc<Shared<H>>) {
     }
 }
 
-/// Serves requests until the session ends or more threads than needed sit idle. `growing`: /dev/fuse carries
-/// all requests and not only forgets, so threads come and go with the load.
+/// Serves requests until the session ends or the thread is surplus. `growing`: all requests come over /dev/fuse, and
+/// not only forgets, so the number of threads follows the load.
 pub(crate) fn serve<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, device: &OwnedFd, growing: bool) {
     let bytes = slot_bytes(&mut *slot.buffer);
     loop {
@@ -155,7 +155,7 @@ pub(crate) fn serve<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, device
                 return;
             }
         };
-        // The last idle thread has just become busy: the next request would wait for a handler.
+        // This was the last idle thread: without another, the next request would wait for a handler.
         if was_idle == 1 && growing {
             grow(shared);
         }
@@ -194,7 +194,7 @@ fn serve_one<H: Handler>(shared: &Arc<Shared<H>>, device: BorrowedFd<'_>, bytes:
         Replied { error: 0, len: 1.., .. } => send(direct, 0, &[IoSlice::new(data)], data.len()),
         Replied { error, .. } => send(direct, error, &[], 0),
     };
-    // An answer the kernel finds wrong must not leave the caller waiting.
+    // A reply rejected by the kernel must not leave the caller waiting.
     if !taken {
         send(direct, libc::EIO, &[], 0);
     }

@@ -1,5 +1,5 @@
-//! One request to one answer: calls the handler, counts, logs. It deliberately does not know how requests
-//! arrive or how answers leave.
+//! Turns one request into one reply: calls the handler, counts, logs. It does not know how requests arrive or how
+//! replies leave.
 
 use crate::abi::{self, InHeader, fopen, take};
 use crate::errno::Errno;
@@ -11,24 +11,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest name the session passes on, in bytes; longer ones are answered with ENAMETOOLONG.
+/// Longest name passed to the handler, in bytes; a longer one fails with ENAMETOOLONG.
 const NAME_MAX: usize = 255;
 
-/// Is told of every request answered, when set.
+/// Records every request with a reply.
 pub trait AccessLog: Send + Sync {
-    /// One request: its name, the inode, offset and length where it has them, 0 or an errno, and its time.
+    /// One request: its name, inode, offset and length if any, 0 or an errno, and its duration.
     fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration);
 }
 
-/// A slot's memory as the dispatcher sees it.
+/// A slot's memory, divided for the dispatcher.
 pub(crate) struct SlotIo<'a> {
     /// Body and payload; they may overlap.
     pub(crate) bytes: &'a mut [u8],
-    /// Where the request's body starts in `bytes`.
+    /// Offset of the request's body in `bytes`.
     pub(crate) body: usize,
-    /// Where the answer's payload starts in `bytes`.
+    /// Offset of the reply's payload in `bytes`.
     pub(crate) payload: usize,
-    /// Where read data may be written to straight from the handler's memory.
+    /// Where read data may be written straight from the handler's memory.
     pub(crate) direct: Option<Direct<'a>>,
 }
 
@@ -51,10 +51,10 @@ pub(crate) struct Dispatcher<H> {
 }
 
 impl<H: Handler> Dispatcher<H> {
-    /// Answers `request`; `None` when it takes no answer.
+    /// The reply to `request`; `None` when it takes none.
     pub(crate) fn dispatch(&self, header: &InHeader, request: Request, io: SlotIo<'_>) -> Option<Replied> {
         let start = Instant::now();
-        // A handler that panics must not take its slot, and in the end the mount, with it.
+        // A panic in the handler must not end the slot's thread and, in the end, the mount.
         let replied = catch_unwind(AssertUnwindSafe(|| self.call(header, request, io))).unwrap_or_else(|_| {
             tracing::error!("the file system panicked in {} of inode {}", request.name(), header.nodeid);
             match request {
@@ -80,7 +80,7 @@ impl<H: Handler> Dispatcher<H> {
                 match ReadReply::new(io.payload(), len as usize, direct) {
                     Some(reply) => h.read(ino, fh, offset, len, reply),
                     None => {
-                        tracing::error!("the kernel asks for {len} bytes at a time, more than was agreed on");
+                        tracing::error!("the kernel requests {len} bytes at a time, above the limit set at INIT");
                         Replied::error(Errno::EIO)
                     }
                 }
@@ -109,7 +109,7 @@ impl<H: Handler> Dispatcher<H> {
                 return None;
             }
             Request::Readlink => {
-                // The kernel takes at most one page less its NUL.
+                // The kernel accepts at most one page less its NUL.
                 match h.readlink(ino, &mut io.payload()[..4095]) {
                     Ok(len) => Replied::ok(len.min(4095)),
                     Err(errno) => Replied::error(errno),
@@ -164,7 +164,7 @@ impl<H: Handler> Dispatcher<H> {
             },
             Request::Access { mask } => done(h.access(ino, mask, &caller())),
             Request::Getxattr { name, size } => {
-                // The value is written where the name may lie, so the name moves out of the way.
+                // The value overwrites the memory that may hold the name, so the name is copied.
                 let mut copy = [0u8; NAME_MAX];
                 let len = match io.name(name) {
                     Ok(name) => {
@@ -187,10 +187,10 @@ impl<H: Handler> Dispatcher<H> {
             Request::Destroy => Replied::ok(0),
             Request::Ioctl => Replied::error(Errno::ENOTTY),
             Request::Modify(op) => Replied::error(h.modify(op, ino, &caller())),
-            // INIT comes once, before the dispatcher; a second one is refused.
+            // INIT comes once, before the dispatcher; a second one fails.
             Request::Init { .. } => Replied::error(Errno::EIO),
             Request::Unknown(abi::opcode::NOTIFY_REPLY) => return None,
-            // FLUSH, FSYNC, locks, poll, bmap and what is yet to come: the kernel does without from then on.
+            // FLUSH, FSYNC, locks, poll, bmap and future requests: after ENOSYS the kernel stops sending them.
             Request::Unknown(_) => Replied::error(Errno::ENOSYS),
         })
     }
@@ -200,7 +200,7 @@ impl<H: Handler> Dispatcher<H> {
         let (error, len) = replied.map_or((0, 0), |r| (r.error, r.len as u64));
         stats.ops.add(1);
         stats.busy_us.add_us(took);
-        // Answers that programs ask for all day are no errors: no such name, attribute or terminal.
+        // Frequent normal results are not errors: no such name, attribute or terminal.
         if !matches!(error, 0 | libc::ENOENT | libc::ENOSYS | libc::ENODATA | libc::ENOTTY) {
             stats.errors.add(1);
         }
@@ -211,7 +211,7 @@ impl<H: Handler> Dispatcher<H> {
                 stats.read_bytes.add(len);
             }
             Request::Lookup { .. } => stats.lookup_ops.add(1),
-            // Handles are counted where they are kept.
+            // Open handles are counted by the handler.
             Request::Open { .. } if error == 0 => stats.open_ops.add(1),
             _ => {}
         }
@@ -235,7 +235,7 @@ fn open_out(opened: Opened, directory: bool) -> abi::OpenOut {
         }
     };
     set(opened.direct_io, fopen::DIRECT_IO);
-    // Nothing is written, so close(2) needs no FLUSH.
+    // The file system is read-only, so close(2) needs no FLUSH.
     set(!directory, fopen::NOFLUSH);
     let mut backing_id = 0;
     match opened.backing {

@@ -1,8 +1,8 @@
-//! The number a request is refused with. It knows nothing of why; the caller decides.
+//! The errno of a failed request. The handler decides which.
 
 use std::fmt;
 
-/// A positive errno; what the kernel hands to the calling process.
+/// A positive errno, returned to the calling process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
@@ -23,19 +23,19 @@ impl Errno {
     pub const EACCES: Errno = Errno(libc::EACCES);
     /// Not a directory.
     pub const ENOTDIR: Errno = Errno(libc::ENOTDIR);
-    /// A directory where a file was needed.
+    /// A directory where a file is required.
     pub const EISDIR: Errno = Errno(libc::EISDIR);
-    /// An argument that can't be right.
+    /// An invalid argument.
     pub const EINVAL: Errno = Errno(libc::EINVAL);
     /// No such ioctl.
     pub const ENOTTY: Errno = Errno(libc::ENOTTY);
     /// The file system is read-only.
     pub const EROFS: Errno = Errno(libc::EROFS);
-    /// The answer does not fit into the caller's buffer.
+    /// The result does not fit into the caller's buffer.
     pub const ERANGE: Errno = Errno(libc::ERANGE);
     /// The name is too long.
     pub const ENAMETOOLONG: Errno = Errno(libc::ENAMETOOLONG);
-    /// Not implemented; for many requests the kernel then never asks again.
+    /// Not implemented; for many requests the kernel then stops sending them.
     pub const ENOSYS: Errno = Errno(libc::ENOSYS);
     /// No such extended attribute.
     pub const ENODATA: Errno = Errno(libc::ENODATA);
@@ -48,13 +48,12 @@ impl Errno {
     /// The file is no longer the one that was opened.
     pub const ESTALE: Errno = Errno(libc::ESTALE);
 
-    /// The errno of an operating-system error, `EIO` when it has none.
+    /// The errno of an operating system error, or `EIO` if it has none.
     pub fn from_io(error: &std::io::Error) -> Errno {
         Errno(error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    /// What goes on the wire: always one of 1..=511, because the kernel refuses anything else and the
-    /// caller would wait for ever.
+    /// The code on the wire: always one of 1..=511. The kernel rejects any other, and the caller would wait for ever.
     pub(crate) fn wire(self) -> i32 {
         if (1..512).contains(&self.0) { self.0 } else { libc::EIO }
     }

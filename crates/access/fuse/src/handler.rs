@@ -1,5 +1,5 @@
-//! What a file system answers: one typed method for each read-side request. It deliberately knows neither
-//! descriptors nor rings nor byte layouts.
+//! The interface of a file system: one typed method per read-side request. It knows neither descriptors nor rings nor
+//! byte layouts.
 
 use crate::backing::{BackingId, Backings};
 use crate::errno::Errno;
@@ -7,16 +7,16 @@ use crate::reply::{DirPlusSink, DirSink, ReadReply, Replied, XattrReply};
 use crate::request::ModifyOp;
 use std::time::{Duration, SystemTime};
 
-/// What a request's header says of its caller.
+/// The caller of a request, from its header.
 #[derive(Debug, Clone, Copy)]
 pub struct Caller {
-    /// The request's number, unique while it is under way.
+    /// The request's number, unique while it is in flight.
     pub unique: u64,
     /// User of the calling process.
     pub uid: u32,
     /// Group of the calling process.
     pub gid: u32,
-    /// The calling process; 0 for work of the kernel's own such as read-ahead.
+    /// The calling process; 0 for the kernel's own work such as read-ahead.
     pub pid: u32,
 }
 
@@ -48,8 +48,8 @@ pub struct Attr {
 }
 
 impl Attr {
-    /// Attributes of inode `ino` with file type and permission bits `mode` and `size` bytes: owner root,
-    /// one name, all times the epoch.
+    /// Attributes of inode `ino` with file type and permission bits `mode` and `size` bytes: owner root, one name,
+    /// all times the epoch.
     pub fn new(ino: u64, mode: u32, size: u64) -> Self {
         let epoch = SystemTime::UNIX_EPOCH;
         Attr {
@@ -68,46 +68,46 @@ impl Attr {
     }
 }
 
-/// The answer to a lookup; each one given counts once towards a later [`Handler::forget`].
+/// The reply to a lookup; each one raises the lookup count that [`FuseHandler::forget`] lowers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The inode's number; 0 says the name does not exist and may be remembered as such for `entry_ttl`.
+    /// The inode's number; 0 means that the name does not exist, which is valid for `entry_ttl`.
     pub ino: u64,
-    /// With `ino` unique for the life of the file system.
+    /// Unique together with `ino` for the life of the file system.
     pub generation: u64,
     /// The inode's attributes.
     pub attr: Attr,
-    /// How long the kernel may believe the name.
+    /// How long the kernel may cache the name.
     pub entry_ttl: Duration,
-    /// How long the kernel may believe the attributes.
+    /// How long the kernel may cache the attributes.
     pub attr_ttl: Duration,
 }
 
 impl Entry {
-    /// "No such name", to be remembered for `ttl`.
+    /// "No such name", valid for `ttl`.
     pub fn negative(ttl: Duration) -> Self {
         Entry { ino: 0, generation: 0, attr: Attr::new(0, 0, 0), entry_ttl: ttl, attr_ttl: Duration::ZERO }
     }
 }
 
-/// The answer to open and opendir.
+/// The reply to open and opendir.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Opened {
-    /// The handle's number, given back with every request on it.
+    /// The handle's number, sent with every request on it.
     pub fh: u64,
-    /// Keep what the page cache holds of this inode (right when an inode's bytes never change).
+    /// Keep the inode's cached pages (correct when an inode's bytes never change).
     pub keep_cache: bool,
-    /// Bypass the page cache: each read(2) becomes requests of its own.
+    /// Bypass the page cache: each read(2) becomes its own requests.
     pub direct_io: bool,
     /// lseek fails on this handle.
     pub nonseekable: bool,
-    /// opendir only: the kernel may remember the listing, and forgets it at the next opendir without `keep_cache`.
+    /// opendir only: the kernel may cache the listing, and drops it at the next opendir without `keep_cache`.
     pub cache_dir: bool,
-    /// open only: the kernel reads this registered file itself and never asks for the handle's data again.
+    /// open only: the kernel reads this registered file directly and sends no read requests for the handle.
     ///
-    /// The kernel's rules, which are the handler's to keep: an inode open for passthrough may not at the
-    /// same time be open through the page cache, nor with another backing file; an open that breaks
-    /// the rule fails with EIO. The other flags (`direct_io` excepted) are left out beside it.
+    /// The handler must follow the kernel's rules: an inode open for passthrough may not at the same time be open
+    /// through the page cache, nor with another backing file. An open that breaks the rule fails with EIO. The other
+    /// flags (`direct_io` excepted) have no effect with it.
     pub backing: Option<BackingId>,
 }
 
@@ -136,22 +136,22 @@ impl Default for Statfs {
     }
 }
 
-/// What the kernel and the session agreed on.
+/// The result of INIT.
 #[derive(Debug, Clone)]
 pub struct InitInfo {
     /// The kernel's minor version of the protocol.
     pub minor: u32,
-    /// Longest read the kernel will ask for, in bytes.
+    /// Longest read request, in bytes.
     pub max_read: u32,
-    /// Where files are registered for passthrough; `None` when it was not asked for or the kernel has it not.
+    /// Registers files for passthrough; `None` when it was not requested or the kernel has no support.
     pub backings: Option<Backings>,
 }
 
-/// A file system. Methods are called from many threads at once and may block: each blocks one slot.
-/// A panic in a method answers its request with EIO.
+/// A file system. Methods are called from many threads at once and may block: each call blocks one slot. A panic in a
+/// method fails its request with EIO.
 ///
-/// Threads that are stuck in a method keep a session from ending, so every wait inside needs a deadline.
-#[allow(unused_variables, reason = "the default answers use no arguments")]
+/// A thread stuck in a method keeps the session from ending, so every wait inside needs a deadline.
+#[allow(unused_variables, reason = "the default methods use no arguments")]
 pub trait Handler: Send + Sync + 'static {
     /// Called once, before the first request.
     fn init(&self, info: &InitInfo) {}
@@ -159,19 +159,19 @@ pub trait Handler: Send + Sync + 'static {
     /// Called once, when the session has ended.
     fn destroy(&self) {}
 
-    /// Finds `name` in directory `parent`. Names of `.` and `..` arrive when the file system is exported by NFS.
+    /// Finds `name` in directory `parent`. The names `.` and `..` occur when NFS exports the file system.
     ///
     /// # Errors
-    /// ENOENT and what else the file system has.
+    /// ENOENT, and others of the file system.
     fn lookup(&self, parent: u64, name: &[u8]) -> Result<Entry, Errno>;
 
-    /// Takes back `nlookup` of the lookups that answered `ino`.
+    /// Lowers the lookup count of `ino` by `nlookup`.
     fn forget(&self, ino: u64, nlookup: u64) {}
 
-    /// Attributes, and how long the kernel may believe them. `fh`: the handle they are asked through.
+    /// Attributes, and how long the kernel may cache them. `fh`: the open handle of the request, if any.
     ///
     /// # Errors
-    /// As the file system has.
+    /// Those of the file system.
     fn getattr(&self, ino: u64, fh: Option<u64>) -> Result<(Attr, Duration), Errno>;
 
     /// Writes the link's target into `target` and returns its length.
@@ -182,22 +182,22 @@ pub trait Handler: Send + Sync + 'static {
         Err(Errno::EINVAL)
     }
 
-    /// Opens a file. ENOSYS says that opens need no answer at all; the kernel then never sends one again.
+    /// Opens a file. After ENOSYS the kernel opens files without a request.
     ///
     /// # Errors
-    /// As the file system has.
+    /// Those of the file system.
     fn open(&self, ino: u64, flags: u32) -> Result<Opened, Errno>;
 
     /// Reads up to `len` bytes at `offset`; fewer mean the end of the file.
     fn read(&self, ino: u64, fh: u64, offset: u64, len: u32, reply: ReadReply<'_>) -> Replied;
 
-    /// The last user of handle `fh` is gone.
+    /// The last reference to handle `fh` is gone.
     fn release(&self, ino: u64, fh: u64) {}
 
-    /// Opens a directory. ENOSYS says that the kernel may do without, and may remember listings.
+    /// Opens a directory. After ENOSYS the kernel opens directories without a request, and may cache listings.
     ///
     /// # Errors
-    /// As the file system has.
+    /// Those of the file system.
     fn opendir(&self, ino: u64, flags: u32) -> Result<Opened, Errno> {
         Ok(Opened::default())
     }
@@ -205,33 +205,33 @@ pub trait Handler: Send + Sync + 'static {
     /// Adds entries from `cookie` on (0 is the start) until the sink is full or the directory ends.
     ///
     /// # Errors
-    /// As the file system has.
+    /// Those of the file system.
     fn readdir(&self, ino: u64, fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
 
-    /// The same with attributes; each entry added but `.` and `..` counts as a lookup.
-    /// Asked only when [`crate::SessionConfig::readdirplus`] is set.
+    /// As `readdir`, with attributes; each entry but `.` and `..` counts as a lookup. Sent only when
+    /// [`crate::SessionConfig::readdirplus`] is set.
     ///
     /// # Errors
-    /// As the file system has.
+    /// Those of the file system.
     fn readdirplus(&self, ino: u64, fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
         Err(Errno::ENOSYS)
     }
 
-    /// The last user of directory handle `fh` is gone.
+    /// The last reference to directory handle `fh` is gone.
     fn releasedir(&self, ino: u64, fh: u64) {}
 
     /// Sizes of the file system.
     ///
     /// # Errors
-    /// As the file system has.
+    /// Those of the file system.
     fn statfs(&self, ino: u64) -> Result<Statfs, Errno> {
         Ok(Statfs::default())
     }
 
-    /// access(2). The default, ENOSYS, allows everything and is asked once.
+    /// access(2). After ENOSYS, the default, the kernel grants everything without a request.
     ///
     /// # Errors
-    /// EACCES when refused.
+    /// EACCES when denied.
     fn access(&self, ino: u64, mask: u32, caller: &Caller) -> Result<(), Errno> {
         Err(Errno::ENOSYS)
     }
@@ -246,7 +246,7 @@ pub trait Handler: Send + Sync + 'static {
         reply.error(Errno::ENOSYS)
     }
 
-    /// SEEK_DATA and SEEK_HOLE. The default, ENOSYS, makes the kernel treat a file as one piece of data.
+    /// SEEK_DATA and SEEK_HOLE. After ENOSYS, the default, the kernel treats a file as one extent of data.
     ///
     /// # Errors
     /// ENXIO past the end.
@@ -254,10 +254,10 @@ pub trait Handler: Send + Sync + 'static {
         Err(Errno::ENOSYS)
     }
 
-    /// The process that waits for request `unique` was interrupted. Answering early is allowed, not needed.
+    /// The process that waits for request `unique` was interrupted. An early reply is optional.
     fn interrupt(&self, unique: u64) {}
 
-    /// A request that would change something; what it is refused with.
+    /// The errno of a request that would change something.
     fn modify(&self, op: ModifyOp, ino: u64, caller: &Caller) -> Errno {
         Errno::EROFS
     }

@@ -1,4 +1,4 @@
-//! What the session agrees on with the kernel at INIT. No I/O.
+//! Negotiates the session's features with the kernel at INIT. No I/O.
 
 use crate::abi::{self, init};
 use crate::config::SessionConfig;
@@ -12,12 +12,12 @@ pub(crate) struct Agreed {
     pub(crate) uring: bool,
 }
 
-/// Linux 4.20, whose requests may have more than 32 pages.
+/// Linux 4.20: requests may have more than 32 pages.
 const OLDEST_MINOR: u32 = 28;
 
-/// Answers the kernel's INIT. What is deliberately not asked for: splicing (measured at a third of the speed),
-/// write-back and kill-priv flags (they come with writes), AUTO_INVAL_DATA (an inode's bytes never change here,
-/// and it costs a GETATTR per read). `page`: bytes of the kernel's pages, which are the ones it counts.
+/// The reply to the kernel's INIT. Not requested, on purpose: splicing (measured at a third of the speed), write-back
+/// and kill-priv flags (they belong to writes), AUTO_INVAL_DATA (an inode's bytes never change here, and it costs a
+/// GETATTR per read). `page`: the kernel's page size, the unit of its limits.
 pub(crate) fn negotiate(
     config: &SessionConfig,
     page: u32,
@@ -41,8 +41,8 @@ pub(crate) fn negotiate(
         | init::INIT_EXT
         | init::DIRECT_IO_ALLOW_MMAP;
     if config.readdirplus {
-        // Always: a listing has the attributes anyway. By the kernel's own rule (READDIRPLUS_AUTO) a walk that looks at
-        // every file asks for a third of them one by one, and takes five times as long.
+        // Always, since a listing has the attributes anyway. With the kernel's own rule (READDIRPLUS_AUTO) a walk
+        // that stats every file looks up a third of them one by one, and takes five times as long.
         want |= init::DO_READDIRPLUS;
     }
     if config.passthrough {
@@ -64,12 +64,12 @@ pub(crate) fn negotiate(
         max_write: config.max_write,
         time_gran: 1,
         max_pages,
-        // Backing files themselves must not be on a stacked file system.
+        // Backing files must not be on a stacked file system.
         max_stack_depth: u32::from(got & init::PASSTHROUGH != 0),
         ..Default::default()
     };
     let pages = if got & init::MAX_PAGES != 0 { u32::from(max_pages) } else { 32 };
-    // By the mount option of that name, too.
+    // Also limited by the mount option `max_read`.
     let max_read = (pages * page).min(config.max_write);
     let agreed =
         Agreed { minor, max_read, passthrough: got & init::PASSTHROUGH != 0, uring: got & init::OVER_IO_URING != 0 };

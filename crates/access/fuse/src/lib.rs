@@ -1,9 +1,9 @@
-//! A FUSE session: the kernel's protocol over /dev/fuse or io_uring, mounting and unmounting. It deliberately
-//! knows nothing of caches, under-stores or inodes: a [`Handler`] answers, one typed method for each request;
-//! [`FsHandler`] is the one that answers from a file system of `spurline-fs`.
+//! A FUSE session: the kernel's protocol over /dev/fuse or io_uring, mount and unmount. It knows nothing of caches,
+//! origins or inodes: a [`FuseHandler`] implements one typed method per request. [`FsHandler`] implements it over
+//! `spurline-fs`.
 //!
-//! Everything is synchronous. A *slot* is a thread with a buffer; it takes a request, calls the handler, sends
-//! the answer, and allocates nothing on the way. A handler that blocks holds up its slot and nothing else.
+//! All code is synchronous. A *slot* is a thread with a buffer: it takes a request, calls the handler and sends the
+//! reply, without allocations. A handler that blocks holds up only its own slot.
 
 mod abi;
 mod adapter;

@@ -1,4 +1,4 @@
-//! Mounting and unmounting: by mount(2) as root, by fusermount3 otherwise. It knows nothing of requests.
+//! Mount and unmount: mount(2) as root, fusermount3 otherwise. It knows nothing of requests.
 
 use crate::mountinfo::{MountEntry, absolute, mounted_at};
 use crate::options::MountOptions;
@@ -14,11 +14,11 @@ use std::time::Duration;
 
 const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
-/// How long fusermount3 may take, and a look at a mount that may hang.
+/// Deadlines of fusermount3, and of a probe of a mount that may hang.
 const HELPER_DEADLINE: Duration = Duration::from_secs(20);
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Why a mount could not be made, served or removed: what is wrong, the evidence, the remedy.
+/// Why a mount could not be made, served or removed: the fault, the evidence, the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
@@ -27,10 +27,10 @@ pub enum MountError {
     Missing {
         /// The mountpoint.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The mountpoint is something else.
+    /// The mountpoint is not a directory.
     #[error("mountpoint {} is not a directory; name an empty directory", path.display())]
     NotADirectory {
         /// The mountpoint.
@@ -44,45 +44,45 @@ pub enum MountError {
         /// One of its entries.
         entry: String,
     },
-    /// Something is mounted there.
+    /// Another mount is there.
     #[error("mountpoint {} is busy: {fstype} from '{mounted}' is mounted there; unmount it (spurline umount for Spurline's mounts, umount for others), name another directory, or mount over it with -o nonempty", path.display())]
     Busy {
         /// The mountpoint.
         path: PathBuf,
-        /// Type of what is mounted there.
+        /// File system type of that mount.
         fstype: String,
-        /// Source of what is mounted there.
+        /// Source of that mount.
         mounted: String,
     },
-    /// A mount whose process died is there.
+    /// A dead mount is there: its process ended.
     #[error("mountpoint {} holds a dead {fstype} mount of '{mounted}' whose process is gone (Transport endpoint is not connected); remove it: spurline umount {} (or fusermount3 -u, or umount -l)", path.display(), path.display())]
     Stale {
         /// The mountpoint.
         path: PathBuf,
-        /// Type of what is mounted there.
+        /// File system type of that mount.
         fstype: String,
-        /// Source of what is mounted there.
+        /// Source of that mount.
         mounted: String,
     },
-    /// The kernel has no FUSE, or the container none of its device.
+    /// The kernel has no FUSE, or the container lacks the device.
     #[error(
         "/dev/fuse can't be opened: {source}; load the module (modprobe fuse), in a container pass the device (--device /dev/fuse --cap-add SYS_ADMIN)"
     )]
     NoDevice {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Neither root nor a helper.
+    /// Not root, and no fusermount3.
     #[error(
         "mounting as user {uid} needs fusermount3, and it was not found ({source}); install the package fuse3, or mount as root"
     )]
     NoFusermount {
         /// The user.
         uid: u32,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Only root may let others in, unless the host's configuration says otherwise.
+    /// Only root may grant access to others, unless /etc/fuse.conf permits it.
     #[error(
         "-o allow_other is refused to user {uid}: /etc/fuse.conf has no line 'user_allow_other'; add it as root, or mount without allow_other"
     )]
@@ -90,20 +90,20 @@ pub enum MountError {
         /// The user.
         uid: u32,
     },
-    /// The system refused.
+    /// The system refused the mount.
     #[error("mounting on {} was refused: {detail}; mounting needs root with CAP_SYS_ADMIN (in a container --cap-add SYS_ADMIN and an AppArmor profile that allows mount), or fusermount3 and a mountpoint the user owns", path.display())]
     Denied {
         /// The mountpoint.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         detail: String,
     },
-    /// Nothing of FUSE is mounted there.
+    /// No FUSE mount is there.
     #[error("{} is not a FUSE mount{found}; see /proc/self/mounts for what is mounted", path.display())]
     NotMounted {
         /// The path.
         path: PathBuf,
-        /// What was found instead.
+        /// The file system found instead.
         found: String,
     },
     /// Files are open there.
@@ -111,41 +111,41 @@ pub enum MountError {
     InUse {
         /// The mountpoint.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         detail: String,
     },
-    /// Something lies over it, and the system unmounts only what is seen at a path.
+    /// Another mount covers it, and the system unmounts only the topmost mount of a path.
     #[error("{} can't be unmounted: {over} lies over it; unmount that one first (umount {}), then this one (spurline umount {})", path.display(), at.display(), path.display())]
     Covered {
         /// The mountpoint.
         path: PathBuf,
-        /// Type and source of what lies over it.
+        /// Type and source of the covering mount.
         over: String,
-        /// Where that one is mounted.
+        /// Mountpoint of the covering mount.
         at: PathBuf,
     },
-    /// The session could not be started or broke off.
+    /// The session could not start, or failed.
     #[error("the FUSE session on {} failed: {detail}", path.display())]
     Session {
         /// The mountpoint.
         path: PathBuf,
-        /// What happened.
+        /// The failure.
         detail: String,
     },
-    /// Any other answer of the system.
+    /// Any other system error.
     #[error("{what} {} failed: {source}", path.display())]
     System {
-        /// What was being done.
+        /// The failed operation.
         what: &'static str,
         /// The mountpoint.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl MountError {
-    /// The command line's exit code: 3 when a thing or a right that is needed is missing, else 1.
+    /// The command line's exit code: 3 for a missing prerequisite or permission, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             MountError::Missing { .. }
@@ -158,7 +158,7 @@ impl MountError {
     }
 }
 
-/// A mount that was made: its channel to the kernel and where it is.
+/// A mount that was made: its device descriptor and its path.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     pub(crate) device: OwnedFd,
@@ -170,7 +170,7 @@ fn euid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Makes the mount, whose reads have at most `max_read` bytes. The kernel's first request is then waiting on the
+/// Makes the mount, with reads of at most `max_read` bytes. The kernel's first request is then waiting on the
 /// descriptor.
 ///
 /// # Errors
@@ -184,7 +184,7 @@ pub(crate) fn mount(mountpoint: &Path, options: &MountOptions, max_read: u32) ->
     Ok(Mounted { device, path })
 }
 
-/// Looks at a mountpoint before anything is started.
+/// Checks a mountpoint before a session starts.
 ///
 /// # Errors
 /// See [`MountError`].
@@ -203,9 +203,9 @@ pub fn check(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf, Mount
             Some(Look::Dead) => return Err(MountError::Stale { path, fstype, mounted }),
             _ if !options.nonempty => return Err(MountError::Busy { path, fstype, mounted }),
             Some(Look::Silent) => {
-                let why = format!("the mount that is there ({mounted}) does not answer");
+                let why = format!("the mount that is there ({mounted}) does not respond");
                 let source = io::Error::new(io::ErrorKind::TimedOut, why);
-                return Err(MountError::System { what: "looking at mountpoint", path, source });
+                return Err(MountError::System { what: "checking mountpoint", path, source });
             }
             Some(Look::Alive) | None => {}
         }
@@ -227,38 +227,38 @@ fn look_error(path: PathBuf, source: io::Error) -> MountError {
         io::ErrorKind::NotFound => MountError::Missing { path, source },
         io::ErrorKind::NotADirectory => MountError::NotADirectory { path },
         io::ErrorKind::PermissionDenied => MountError::Denied { path, detail: source.to_string() },
-        _ => MountError::System { what: "looking at mountpoint", path, source },
+        _ => MountError::System { what: "checking mountpoint", path, source },
     }
 }
 
-/// What a FUSE mount answers.
+/// The state of a FUSE mount.
 pub(crate) enum Look {
     Alive,
-    /// Its process is gone, or its connection was broken off.
+    /// Its process ended, or its connection was aborted.
     Dead,
-    /// Nothing, for [`LOOK_DEADLINE`].
+    /// No reply within [`LOOK_DEADLINE`].
     Silent,
 }
 
-/// Asks a FUSE mount in a thread of its own, since one that hangs never answers.
+/// Probes a FUSE mount in a separate thread, which may hang for ever.
 pub(crate) fn look(path: &Path) -> Look {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let path = path.to_path_buf();
-    let asked = std::thread::Builder::new().name("fuse-look".into()).spawn(move || {
-        // ECONNABORTED: it was broken off while this very request was under way.
+    let started = std::thread::Builder::new().name("fuse-look".into()).spawn(move || {
+        // ECONNABORTED: the connection was aborted during this request.
         let gone = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED)];
-        // Not stat, which the kernel answers from what it holds: this goes to the process each time.
+        // Not stat, which the kernel may serve from its cache: this request always reaches the process.
         let dead = fs_answers(&path).is_err_and(|e| gone.contains(&e.raw_os_error()));
-        let _ = tell.send(dead);
+        let _ = sender.send(dead);
     });
-    match asked.map(|_| told.recv_timeout(LOOK_DEADLINE)) {
+    match started.map(|_| receiver.recv_timeout(LOOK_DEADLINE)) {
         Ok(Ok(true)) => Look::Dead,
         Ok(Ok(false)) | Err(_) => Look::Alive,
         Ok(Err(_)) => Look::Silent,
     }
 }
 
-/// Asks the file system at `path` for its size.
+/// Queries the size of the file system at `path`.
 fn fs_answers(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut answer = std::mem::MaybeUninit::<libc::statvfs>::uninit();
@@ -314,17 +314,17 @@ fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result
     let (ours, theirs) = socket_pair().map_err(|e| system("making a socket to mount on", e))?;
     let mut command = Command::new(FUSERMOUNT);
     command.arg("-o").arg(options.fusermount_list(max_read)).arg("--").arg(path);
-    // Its end is its standard input: nothing has to run in the child before it is another program, so this process is not
-    // forked, whose memory NICs may be writing.
+    // The helper's socket end is its standard input. No code runs in the child before exec, so this process is not
+    // forked while NICs may write its memory.
     command.env("_FUSE_COMMFD", "0");
     command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| MountError::NoFusermount { uid, source })?;
-    // With our copy of its end closed, its exit ends the wait for the descriptor.
+    // With our copy closed, the helper's exit ends the wait for the descriptor.
     drop(command);
     let device = receive_fd(&ours);
     let mut said = String::new();
     if device.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
-        // The helper hangs: it is ours to end, and it has mounted nothing that answers.
+        // The helper hangs. It has made no mount, so it is safe to kill.
         let _ = child.kill();
     } else if let Some(mut stderr) = child.stderr.take() {
         let _ = stderr.read_to_string(&mut said);
@@ -343,7 +343,7 @@ fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result
     }
 }
 
-/// Whether the host lets users mount for others.
+/// Whether the host allows users to mount for others.
 fn user_allow_other() -> bool {
     let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
     conf.lines().any(|line| line.trim() == "user_allow_other")
@@ -355,7 +355,7 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     if unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: both were just made and belong to nobody else.
+    // SAFETY: both were just made and belong to no other owner.
     let pair = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
     let limit = libc::timeval { tv_sec: HELPER_DEADLINE.as_secs() as libc::time_t, tv_usec: 0 };
     let len = size_of::<libc::timeval>() as libc::socklen_t;
@@ -366,7 +366,7 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pair)
 }
 
-/// Receives the descriptor fusermount3 sends; `None` when it closes its end without.
+/// Receives the descriptor from fusermount3; `None` when the helper closes its end without sending one.
 fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     let mut byte = 0u8;
     let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -408,10 +408,10 @@ fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Removes a FUSE mount, a dead one included. `lazy`: detach it at once, though files are open.
+/// Removes a FUSE mount, also a dead one. `lazy`: detach it at once, even with open files.
 ///
 /// # Errors
-/// [`MountError::NotMounted`], [`MountError::InUse`], and what the system answers.
+/// [`MountError::NotMounted`], [`MountError::InUse`], or the system's error.
 pub fn umount(path: &Path, lazy: bool) -> Result<(), MountError> {
     let path = absolute(path).map_err(|e| look_error(path.to_path_buf(), e))?;
     let there = mounted_at(&path).map_err(|e| look_error(path.clone(), e))?;
@@ -454,8 +454,8 @@ pub(crate) fn detach(path: &Path, flags: libc::c_int) -> Result<(), MountError> 
     })
 }
 
-/// Breaks connection `minor` through the FUSE control file system, which is mounted for the purpose, out of
-/// everybody's sight, where the host has it not in its place.
+/// Aborts connection `minor` through the FUSE control file system. Where the host has not mounted it, a private
+/// instance without a mountpoint is used.
 pub(crate) fn abort_connection(minor: u32) -> io::Result<()> {
     let name = format!("{minor}/abort");
     let in_place = OpenOptions::new().write(true).open(format!("/sys/fs/fuse/connections/{name}"));
@@ -472,7 +472,7 @@ pub(crate) fn abort_connection(minor: u32) -> io::Result<()> {
     file.write_all(b"1")
 }
 
-/// Mounts file system type `fstype` without giving it a place; it goes away with the descriptor.
+/// Mounts file system type `fstype` without a mountpoint; it is gone when the descriptor is closed.
 fn unseen_mount(fstype: &CStr) -> io::Result<OwnedFd> {
     const CLOEXEC: libc::c_uint = 1;
     const CMD_CREATE: libc::c_uint = 6;
@@ -487,10 +487,10 @@ fn unseen_mount(fstype: &CStr) -> io::Result<OwnedFd> {
     }
 }
 
-/// The descriptor a system call just made, or its error.
+/// The descriptor that a system call returned, or its error.
 fn owned(fd: i64) -> io::Result<OwnedFd> {
     match RawFd::try_from(fd) {
-        // SAFETY: the callers pass the answer of a call that makes a descriptor, which nobody else knows yet.
+        // SAFETY: the callers pass the answer of a call that makes a descriptor, which no other code has yet.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }

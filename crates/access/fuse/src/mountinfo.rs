@@ -1,4 +1,4 @@
-//! Reads the kernel's mount table. It never touches a mount itself, so a hung one can't hang it.
+//! Reads the kernel's mount table. It accesses no mount itself, so a hung mount cannot block it.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -8,17 +8,17 @@ use std::{env, fs, io};
 /// One line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
-    /// The mount's number, which it keeps wherever it is moved to, and another mount gets after its end.
+    /// The mount's id, unchanged by a move; reused after its end.
     pub id: u32,
-    /// The number of the mount it lies on.
+    /// The id of the parent mount.
     pub parent: u32,
-    /// Device number, major and minor; the minor names a FUSE connection in sysfs.
+    /// Device number, major and minor; the minor is the name of a FUSE connection in sysfs.
     pub device: (u32, u32),
-    /// Where it is mounted.
+    /// The mountpoint.
     pub mountpoint: PathBuf,
     /// File system type, `fuse.spurline` for ours.
     pub fstype: String,
-    /// What was mounted, `fsname` for ours.
+    /// The source, `fsname` for ours.
     pub source: String,
 }
 
@@ -29,7 +29,7 @@ impl MountEntry {
     }
 }
 
-/// The mounts of this process's namespace at one moment.
+/// A snapshot of the mounts in this process's namespace.
 #[derive(Debug)]
 pub struct MountTable(Vec<MountEntry>);
 
@@ -37,25 +37,25 @@ impl MountTable {
     /// Reads the table.
     ///
     /// # Errors
-    /// When /proc is not there.
+    /// When /proc is not mounted.
     pub fn read() -> io::Result<MountTable> {
         Ok(MountTable(parse(&fs::read("/proc/self/mountinfo")?)))
     }
 
-    /// All entries, those that others lie over included.
+    /// All entries, covered ones included.
     pub fn entries(&self) -> &[MountEntry] {
         &self.0
     }
 
-    /// The mount that who looks at `path` is in: the topmost one there, else the one the path lies in. `None` where
-    /// that one is not listed, as in a chroot. `path` is without symbolic links, as [`absolute`] gives it.
+    /// The mount that serves `path`: the topmost one there, else the one that contains the path. `None` if that one
+    /// is not listed, as in a chroot. `path` has no symbolic links, as returned by [`resolve_mountpoint`].
     pub fn seen_at(&self, path: &Path) -> Option<&MountEntry> {
         let mut now: Option<&MountEntry> = None;
         let mut at = PathBuf::new();
         for part in path.components() {
             at.push(part);
-            // What was mounted over the root is seen by nobody whose root was there before; who has it for a root
-            // does not list what is below.
+            // A mount over the root is invisible to a process whose root is below it; a process with the upper root
+            // does not list the lower ones.
             let most = if part == Component::RootDir { 1 } else { self.0.len() };
             for _ in 0..most {
                 let Some(next) = self.0.iter().find(|m| m.mountpoint == at && self.lies_on(m, now)) else { break };
@@ -65,7 +65,7 @@ impl MountTable {
         now
     }
 
-    /// Whether `mount` lies on `base`, or on no mount that is listed.
+    /// Whether `mount` lies on `base`, or on no listed mount.
     fn lies_on(&self, mount: &MountEntry, base: Option<&MountEntry>) -> bool {
         match base {
             Some(base) => mount.parent == base.id && mount.id != base.id,
@@ -74,10 +74,10 @@ impl MountTable {
     }
 }
 
-/// The mount seen at `path`: the topmost one, should there be several. `path` as [`absolute`] gives it.
+/// The topmost mount at `path`. `path` is as returned by [`resolve_mountpoint`].
 ///
 /// # Errors
-/// When the mount table can't be read.
+/// When the mount table cannot be read.
 pub fn mounted_at(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(MountTable::read()?.seen_at(path).filter(|m| m.mountpoint == path).cloned())
 }
@@ -94,7 +94,7 @@ pub fn absolute(path: &Path) -> io::Result<PathBuf> {
     let found = fs::canonicalize(parent)?.join(last);
     match mounted_at(&found)? {
         Some(_) => Ok(found),
-        // Only now is it safe to look at the last part: nothing is mounted on it.
+        // Only now is it safe to access the last component: nothing is mounted on it.
         None => match fs::read_link(&found) {
             Ok(target) => absolute(&found.parent().unwrap_or(Path::new("/")).join(target)),
             Err(_) => Ok(found),
@@ -124,7 +124,7 @@ fn parse(table: &[u8]) -> Vec<MountEntry> {
     table.split(|b| *b == b'\n').filter_map(line).collect()
 }
 
-/// Undoes the kernel's `\040` for space, tab, newline and backslash.
+/// Decodes the kernel's `\040` for space, tab, newline and backslash.
 fn unescape(word: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(word.len());
     let mut at = 0;

@@ -1,5 +1,5 @@
-//! The emptiest file system: one directory with one file, `data`, whose bytes come from one static buffer.
-//! It is the ceiling other file systems are measured against on the same session code.
+//! A minimal file system: one directory with one file, `data`, served from one static buffer. It measures the upper
+//! limit for file systems on the same session code.
 
 use crate::errno::Errno;
 use crate::handler::{Attr, Entry, Handler, Opened, Statfs};
@@ -10,24 +10,24 @@ const ROOT: u64 = crate::abi::ROOT_ID;
 const DATA: u64 = 2;
 /// Nothing ever changes.
 const TTL: Duration = Duration::from_secs(86_400);
-/// The longest read; the bytes repeat after so many.
+/// The longest read; the bytes repeat with this period.
 const PATTERN: usize = 1 << 20;
 
 /// See the module.
 pub struct NullFs {
     size: u64,
-    /// Longer than what is held by the longest read, so that a read that starts anywhere in it is one piece.
+    /// Longer than its nominal length by the longest read, so that a read from any offset is one piece.
     held: Box<[u8]>,
     fill: bool,
 }
 
 impl NullFs {
-    /// A file system whose file has `size` bytes, answered from one mebibyte, which stays in the processor's cache.
+    /// A file system whose file has `size` bytes, served from one mebibyte, which stays in the processor's cache.
     pub fn new(size: u64) -> Self {
         NullFs::holding(size, PATTERN as u64)
     }
 
-    /// The same answered from `held` bytes of memory (a mebibyte at least): as a file system that holds what is read.
+    /// The same served from `held` bytes of memory (a mebibyte at least), like a file system with its data in memory.
     pub fn holding(size: u64, held: u64) -> Self {
         let held = (held as usize).next_multiple_of(PATTERN).max(PATTERN);
         let byte = |i: usize| ((i % PATTERN) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];
@@ -35,8 +35,8 @@ impl NullFs {
         NullFs { size, held: first.repeat(held / PATTERN + 1).into(), fill: false }
     }
 
-    /// The same answering from the slot's own buffer without touching it: what a file system costs whose bytes
-    /// are put there by a device.
+    /// The same served from the slot's own buffer without writing to it: the cost of a file system whose bytes a
+    /// device writes.
     pub fn from_slot_buffers(size: u64) -> Self {
         NullFs { fill: true, ..NullFs::new(size) }
     }

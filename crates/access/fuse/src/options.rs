@@ -1,29 +1,29 @@
-//! Mount options as people write them after `-o`. It only reads words; what they do is mounting's business.
+//! Parses mount options as given after `-o`. Their effect is decided by the mount code.
 
 use std::fmt::Write as _;
 
 /// Parsed `-o` options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What the mount table shows as the source.
+    /// The source shown in the mount table.
     pub fsname: String,
     /// The mount table shows `fuse.SUBTYPE`.
     pub subtype: String,
-    /// Writes are refused by the kernel itself.
+    /// The kernel itself rejects writes.
     pub read_only: bool,
     /// Other users may use the mount.
     pub allow_other: bool,
-    /// Whether the kernel checks permissions by mode, owner and group; `None`: where others may use the mount.
+    /// Whether the kernel checks permissions by mode, owner and group; `None`: with `allow_other` only.
     pub default_permissions: Option<bool>,
-    /// Mount over a directory that has entries, or over another mount.
+    /// Mount over a non-empty directory or over another mount.
     pub nonempty: bool,
     /// Honour set-user-ID bits.
     pub suid: bool,
     /// Honour device files.
     pub dev: bool,
-    /// Allow programs to be run from it.
+    /// Allow execution of programs.
     pub exec: bool,
-    /// Reading updates no access times.
+    /// Reads update no access times.
     pub noatime: bool,
 }
 
@@ -44,9 +44,9 @@ impl Default for MountOptions {
     }
 }
 
-/// A word after `-o` that is not known here.
+/// An unknown word after `-o`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{word}' is no mount option here; known are {KNOWN}")]
+#[error("'{word}' is not a mount option; the options are {KNOWN}")]
 pub struct UnknownOption {
     /// The word.
     pub word: String,
@@ -57,11 +57,11 @@ const KNOWN: &str = "ro, allow_other, (no_)default_permissions, nonempty, fsname
 
 impl MountOptions {
     /// Applies one comma-separated list (`ro,allow_other,fsname=data`); a comma in a value is written `\,`.
-    /// Words that only concern fstab (`defaults`, `auto`, `user`, `_netdev`, `nofail`, `x-…`) are accepted
-    /// and do nothing.
+    /// Words for fstab only (`defaults`, `auto`, `user`, `_netdev`, `nofail`, `x-…`) are accepted without
+    /// effect.
     ///
     /// # Errors
-    /// On a word that is not known.
+    /// On an unknown word.
     pub fn apply(&mut self, list: &str) -> Result<(), UnknownOption> {
         for word in split(list) {
             let (key, value) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v)));
@@ -90,7 +90,7 @@ impl MountOptions {
         Ok(())
     }
 
-    /// Others could read what a mode keeps from them, if nobody went by it.
+    /// With `allow_other` and no check, other users could read files whose mode forbids it.
     fn checks_modes(&self) -> bool {
         self.default_permissions.unwrap_or(self.allow_other)
     }
@@ -111,7 +111,7 @@ impl MountOptions {
         flags
     }
 
-    /// What the kernel's fuse understands itself.
+    /// The options that the kernel's fuse parses itself.
     pub(crate) fn kernel_words(&self, max_read: u32) -> String {
         let mut words = format!(",max_read={max_read}");
         if self.allow_other {
@@ -123,7 +123,7 @@ impl MountOptions {
         words
     }
 
-    /// The list for fusermount3, which sets nosuid and nodev by itself and lets only root do otherwise.
+    /// The list for fusermount3, which sets nosuid and nodev by itself and allows only root to change that.
     pub(crate) fn fusermount_list(&self, max_read: u32) -> String {
         let escaped = self.fsname.replace('\\', "\\\\").replace(',', "\\,");
         let subtype = self.subtype.replace(',', "\\,");

@@ -1,5 +1,5 @@
-//! Answers whose bytes matter: read data, listings, extended attributes. They write into the slot's payload,
-//! or straight from the handler's memory to /dev/fuse. They know nothing of what the bytes mean.
+//! Replies with data: reads, listings, extended attributes. They write into the slot's payload, or straight from the
+//! handler's memory to /dev/fuse. They do not interpret the bytes.
 
 use crate::abi::{self, OutHeader, bytes_of};
 use crate::errno::Errno;
@@ -8,16 +8,16 @@ use spurline_types::unix_time;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The most pieces [`ReadReply::vectored`] sends without a copy: a 1 MiB read of 4 KiB pieces fits, and
-/// with the header it stays below the kernel's limit of 1024.
+/// The most pieces that [`ReadReply::reply_vectored`] sends without a copy. A 1 MiB read of 4 KiB pieces fits, and with the
+/// header it stays below the kernel's limit of 1024.
 const MAX_PIECES: usize = 512;
 
-/// Proof that a request was answered.
+/// Proof that a request has a reply.
 #[derive(Debug)]
-#[must_use = "a request is answered by giving this back"]
+#[must_use = "return this as the reply to the request"]
 pub struct Replied {
     pub(crate) error: i32,
-    /// Bytes of the answer, in the payload unless `sent`.
+    /// Length of the reply, in the payload unless `sent`.
     pub(crate) len: usize,
     pub(crate) sent: bool,
 }
@@ -31,17 +31,17 @@ impl Replied {
     }
 }
 
-/// /dev/fuse and the request whose answer may be written to it at once.
+/// /dev/fuse and the request whose reply may be written to it at once.
 #[derive(Clone, Copy)]
 pub(crate) struct Direct<'a> {
     pub(crate) device: BorrowedFd<'a>,
     pub(crate) unique: u64,
 }
 
-/// The answer to a read: fill the slot's own buffer, or hand over memory that holds the bytes already.
+/// The reply to a read: fill the slot's own buffer, or pass memory that already has the bytes.
 ///
-/// Cost: [`ReadReply::buffer`] and [`ReadReply::filled`] copy nothing in this process on either kind of
-/// session; [`ReadReply::data`] and [`ReadReply::vectored`] copy nothing on /dev/fuse and once over io_uring.
+/// Cost: [`ReadReply::buffer`] and [`ReadReply::reply_filled`] copy nothing in this process with either transport.
+/// [`ReadReply::reply_data`] and [`ReadReply::reply_vectored`] copy nothing on /dev/fuse, and once over io_uring.
 pub struct ReadReply<'a> {
     payload: &'a mut [u8],
     len: usize,
@@ -49,27 +49,28 @@ pub struct ReadReply<'a> {
 }
 
 impl<'a> ReadReply<'a> {
-    /// `None` when the slot has no room for `len` bytes: an answer that is shorter would be taken for the end of the file.
+    /// `None` when the slot has no room for `len` bytes: the kernel would take a shorter reply for the end of the
+    /// file.
     pub(crate) fn new(payload: &'a mut [u8], len: usize, direct: Option<Direct<'a>>) -> Option<Self> {
         (len <= payload.len()).then_some(ReadReply { payload, len, direct })
     }
 
-    /// The slot's payload, exactly as long as the bytes asked for and aligned to a page.
+    /// The slot's payload, exactly as long as the request and page-aligned.
     pub fn buffer(&mut self) -> &mut [u8] {
         &mut self.payload[..self.len]
     }
 
-    /// Answers with the first `n` bytes of [`ReadReply::buffer`].
+    /// Replies with the first `n` bytes of [`ReadReply::buffer`].
     pub fn filled(self, n: usize) -> Replied {
         Replied::ok(n.min(self.len))
     }
 
-    /// Answers with `data` (its first bytes, should it be longer than asked for).
+    /// Replies with `data`, cut to the length of the request.
     pub fn data(self, data: &[u8]) -> Replied {
         self.vectored(&[IoSlice::new(data)])
     }
 
-    /// Answers with the bytes of `pieces`, one after the other.
+    /// Replies with the bytes of `pieces` in order.
     pub fn vectored(self, pieces: &[IoSlice<'_>]) -> Replied {
         if let Some(direct) = self.direct {
             let total: usize = pieces.iter().map(|p| p.len()).sum();
@@ -86,14 +87,14 @@ impl<'a> ReadReply<'a> {
         Replied::ok(filled)
     }
 
-    /// Refuses the read.
+    /// Fails the read.
     pub fn error(self, errno: Errno) -> Replied {
         Replied::error(errno)
     }
 }
 
-/// Writes an answer to /dev/fuse in one call. False: the device did not take it and it is still to be given;
-/// a request that is gone (ENOENT) or a session that has ended counts as taken.
+/// Writes a reply to /dev/fuse in one call. False: the device rejected it, and the request still needs a reply. A
+/// withdrawn request (ENOENT) or an ended session counts as success.
 pub(crate) fn send(direct: Direct<'_>, error: i32, pieces: &[IoSlice<'_>], total: usize) -> bool {
     let header = OutHeader { len: (size_of::<OutHeader>() + total) as u32, error: -error, unique: direct.unique };
     let head = IoSlice::new(bytes_of(&header));
@@ -111,7 +112,7 @@ pub(crate) fn send(direct: Direct<'_>, error: i32, pieces: &[IoSlice<'_>], total
         Ok(()) => true,
         Err(libc::ENOENT | libc::ENODEV | libc::ECONNABORTED) => true,
         Err(errno) => {
-            tracing::warn!("the kernel refused an answer of {total} bytes: {}", Errno(errno));
+            tracing::warn!("the kernel refused a reply of {total} bytes: {}", Errno(errno));
             false
         }
     }
@@ -131,7 +132,7 @@ fn writev(device: BorrowedFd<'_>, pieces: &[IoSlice<'_>]) -> Result<(), i32> {
     }
 }
 
-/// The answer to getxattr and listxattr.
+/// The reply to getxattr and listxattr.
 pub struct XattrReply<'a> {
     payload: &'a mut [u8],
     size: usize,
@@ -142,8 +143,8 @@ impl<'a> XattrReply<'a> {
         XattrReply { payload, size }
     }
 
-    /// Answers with `value`, or with its length alone when only that was asked for; ERANGE when it does
-    /// not fit into the caller's buffer.
+    /// Replies with `value`, or with its length if the caller queries that; ERANGE when it does not fit into the
+    /// caller's buffer.
     pub fn value(self, value: &[u8]) -> Replied {
         if self.size == 0 {
             let out = abi::GetxattrOut { size: u32::try_from(value.len()).unwrap_or(u32::MAX), padding: 0 };
@@ -156,13 +157,13 @@ impl<'a> XattrReply<'a> {
         Replied::ok(value.len())
     }
 
-    /// Refuses.
+    /// Fails the request.
     pub fn error(self, errno: Errno) -> Replied {
         Replied::error(errno)
     }
 }
 
-/// Puts a fixed struct into the payload as the whole answer.
+/// Writes a fixed struct into the payload as the whole reply.
 pub(crate) fn put<T: abi::Plain>(payload: &mut [u8], value: &T) -> Replied {
     let bytes = bytes_of(value);
     payload[..bytes.len()].copy_from_slice(bytes);
@@ -181,8 +182,8 @@ impl<'a> DirSink<'a> {
         DirSink { payload: &mut payload[..len], used: 0 }
     }
 
-    /// Adds an entry; `next` is the cookie a later readdir continues after it with, `mode` gives its file
-    /// type. False: it did not fit, and neither will another; stop.
+    /// Adds an entry. `next` is the cookie that continues after it; `mode` gives its file type. False: it did not
+    /// fit, and no other will; stop.
     pub fn add(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
         add(self.payload, &mut self.used, &[], ino, next, mode, name)
     }
@@ -200,8 +201,8 @@ impl<'a> DirPlusSink<'a> {
         DirPlusSink(DirSink::new(payload, len))
     }
 
-    /// Adds an entry, as [`DirSink::add`]; true counts as a lookup of `entry.ino`. For `.` and `..`, and where
-    /// the attributes are not at hand, use [`DirPlusSink::add_plain`].
+    /// Adds an entry, as [`DirSink::add_entry`]; true counts as a lookup of `entry.ino`. For `.` and `..`, and without
+    /// attributes, use [`DirPlusSink::add_plain`].
     pub fn add(&mut self, entry: &Entry, next: u64, name: &[u8]) -> bool {
         let out = entry_out(entry);
         let (ino, mode) = (entry.attr.ino, entry.attr.mode);
@@ -250,7 +251,7 @@ pub(crate) fn entry_out(entry: &Entry) -> abi::EntryOut {
 pub(crate) fn attr_out(attr: &crate::handler::Attr) -> abi::Attr {
     let [(atime, atimensec), (mtime, mtimensec), (ctime, ctimensec)] =
         [attr.atime, attr.mtime, attr.ctime].map(unix_time);
-    // The kernel takes the seconds for a signed number.
+    // The kernel treats the seconds as a signed number.
     let [atime, mtime, ctime] = [atime, mtime, ctime].map(|seconds| seconds as u64);
     abi::Attr {
         ino: attr.ino,
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn read_replies_never_exceed_what_was_asked() {
+    fn read_replies_never_exceed_the_request() {
         let mut payload = [0u8; 8];
         assert_eq!(ReadReply::new(&mut payload, 4, None).unwrap().data(b"123456").len, 4);
         assert_eq!(ReadReply::new(&mut payload, 8, None).unwrap().filled(1000).len, 8);

@@ -1,5 +1,5 @@
-//! Decodes one request of the kernel. Every length is checked; nothing is copied: names stay where the
-//! kernel put them and are named by a [`Span`]. It deliberately knows nothing of how requests arrive.
+//! Decodes one request of the kernel. Every length is checked. Names are not copied: a [`BodySpan`] refers to them.
+//! It does not know how requests arrive.
 
 use crate::abi::{self, InHeader, opcode, take};
 use std::ops::Range;
@@ -12,13 +12,13 @@ pub struct Span {
 }
 
 impl Span {
-    /// The bytes of `body` this span names; empty when it lies outside.
+    /// The bytes of `body` in this span; empty when it lies outside.
     pub fn of(self, body: &[u8]) -> &[u8] {
         body.get(Range { start: self.start, end: self.end }).unwrap_or_default()
     }
 }
 
-/// The read-side requests, one by one; all that would change something is [`Request::Modify`].
+/// The read-side requests; [`FuseRequest::Modify`] stands for all that would change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "field names are the protocol's own")]
 pub enum Request {
@@ -104,17 +104,17 @@ impl Request {
     }
 }
 
-/// Why a message is no request.
+/// Why a message is not a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DecodeError {
-    /// Too short for a header, or the header's length is not the message's: nothing can be answered.
+    /// Too short for a header, or the header's length differs from the message's: no reply is possible.
     NoHeader,
-    /// The header is right but the arguments are not: the request is answered with EINVAL.
+    /// The header is valid but the arguments are not: the request fails with EINVAL.
     BadArguments(InHeader),
 }
 
-/// How many bytes of arguments stand before the body, for the requests decoded here. Over io_uring the
-/// kernel puts these into the entry's header and the body into the payload.
+/// Length of the arguments before the body, for the requests decoded here. Over io_uring the kernel puts them into the
+/// entry's header and the body into the payload.
 fn args_len(op: u32) -> usize {
     match op {
         opcode::FORGET => size_of::<abi::ForgetIn>(),
@@ -149,7 +149,7 @@ pub fn decode(message: &[u8]) -> Result<(InHeader, Request, usize), DecodeError>
     Ok((header, request, body_start))
 }
 
-/// Decodes arguments and body that arrived apart, as io_uring gives them. `None`: they are malformed.
+/// Decodes arguments and body from separate buffers, as in io_uring. `None`: they are malformed.
 pub fn decode_split(header: &InHeader, args: &[u8], body: &[u8]) -> Option<Request> {
     Some(match header.opcode {
         opcode::LOOKUP => Request::Lookup { name: name(body)? },
@@ -212,7 +212,7 @@ pub fn decode_split(header: &InHeader, args: &[u8], body: &[u8]) -> Option<Reque
     })
 }
 
-/// A name ends with a NUL, and that is its only one; an empty name is none.
+/// A name ends with its only NUL and is not empty.
 fn name(body: &[u8]) -> Option<Span> {
     match body.iter().position(|b| *b == 0) {
         None | Some(0) => None,

@@ -1,6 +1,6 @@
-//! Requests over io_uring: each entry of each CPU's queue has a thread and a ring of its own, so a request
-//! costs one system call and a handler that blocks holds up nothing but its entry. It deliberately knows
-//! nothing of what requests mean. Commands and layouts: the kernel's `fs/fuse/dev_uring.c`.
+//! Requests over io_uring. Each entry of each CPU's queue has its own thread and ring, so a request costs one system
+//! call and a blocked handler holds up only its entry. It does not interpret requests. Commands and layouts: the
+//! kernel's `fs/fuse/dev_uring.c`.
 
 use crate::abi::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, take};
 use crate::buffer::HEAD_LEN;
@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
-/// How long all entries may take to get their memory and rings.
+/// Deadline for all entries to have memory and rings.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The CPUs a queue is needed for.
+/// The CPUs that need a queue.
 #[derive(Debug, Clone)]
 pub(crate) struct Cpus {
-    /// CPUs that are on.
+    /// CPUs online.
     pub(crate) on: Vec<usize>,
-    /// Number of CPUs there can be; each needs a queue with an entry, or nothing works.
+    /// Number of possible CPUs; the kernel requires a queue with an entry for each.
     pub(crate) all: usize,
 }
 
@@ -47,7 +47,7 @@ impl Cpus {
     }
 }
 
-/// `0-3,8` as the kernel writes it; what does not parse is left out.
+/// Parses `0-3,8`, the kernel's format; invalid parts are skipped.
 fn parse_cpu_list(text: &str) -> Vec<usize> {
     let range = |part: &str| -> Option<std::ops::RangeInclusive<usize>> {
         let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
@@ -56,8 +56,8 @@ fn parse_cpu_list(text: &str) -> Vec<usize> {
     text.split(',').filter_map(range).flatten().take(1 << 16).collect()
 }
 
-/// Whether FUSE over io_uring can be had, with a note for the reason; else why not, and the remedy.
-/// `enable`: set the kernel's parameter where it is off and that is allowed.
+/// Whether FUSE over io_uring is available, with a note for the reason; else why not, and the remedy. `enable`: set
+/// the kernel's parameter if it is off and permissions allow it.
 pub(crate) fn available(enable: bool) -> Result<String, String> {
     let parameter = fs::read_to_string(PARAMETER).map_err(|_| {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -82,15 +82,15 @@ pub(crate) fn available(enable: bool) -> Result<String, String> {
 type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
 fn new_ring() -> io::Result<Ring> {
-    // One command is ever under way. Completions are worked off in this thread, when it waits.
+    // One command is in flight at any time. Completions are processed in this thread, when it waits.
     IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(2)
 }
 
-/// IOSQE_FIXED_FILE: `fd` is an index into the ring's own files. The device is the only one, and taking it
-/// from there spares every request a reference count that all threads share.
+/// IOSQE_FIXED_FILE: `fd` is an index into the ring's registered files. The device is the only one; this avoids a
+/// reference count per request that all threads share.
 const FIXED_FILE: u8 = 1;
 
-/// A submission entry of 128 bytes with a FUSE command in it, as the kernel lays it out.
+/// A submission entry of 128 bytes with a FUSE command, in the kernel's layout.
 #[repr(C)]
 struct Sqe {
     opcode: u8,
@@ -136,8 +136,8 @@ fn sqe(cmd_op: u32, iovecs: &[libc::iovec], cmd: UringCmdReq) -> squeue::Entry12
     unsafe { std::mem::transmute::<Sqe, squeue::Entry128>(sqe) }
 }
 
-/// Where all entries wait for each other: they get their memory and rings first, so that the kernel is told
-/// of io_uring only when nothing can fail any more for want of memory.
+/// Synchronises the start of all entries. All get memory and rings first, so that the kernel switches to io_uring
+/// only when no allocation can fail any more.
 pub(crate) struct Gate {
     state: Mutex<GateState>,
     changed: Condvar,
@@ -170,26 +170,26 @@ impl Gate {
         Ok(())
     }
 
-    /// Lets the entries register with the kernel, and waits until all have.
+    /// Makes the entries register with the kernel, and waits until all have.
     pub(crate) fn open(&self, entries: usize) -> Result<(), String> {
         self.update(|s| s.go = Some(true));
         self.wait(|s| s.registered == entries)
     }
 
-    /// Sends the entries home.
+    /// Ends the entries.
     pub(crate) fn cancel(&self) {
         self.update(|s| s.go = Some(false));
     }
 }
 
-/// Starts the threads of all entries up to the gate; answers it and their number.
+/// Starts the threads of all entries up to the gate; returns the gate and their number.
 pub(crate) fn prepare<H: Handler>(shared: &Arc<Shared<H>>, cpus: &Cpus) -> Result<(Arc<Gate>, usize), String> {
     let gate = Arc::new(Gate { state: Mutex::default(), changed: Condvar::new() });
     let depth = shared.config.ring_depth(cpus);
     let mut entries = 0;
     let started = (|| {
         for cpu in 0..cpus.all {
-            // A CPU that is off needs an entry for the kernel to call the queues complete, and no more.
+            // The kernel requires one entry for a CPU that is offline, and no more.
             for _ in 0..if cpus.on.contains(&cpu) { depth } else { 1 } {
                 let buffer = shared.config.buffers.allocate(shared.config.slot_len())?;
                 let slot = Slot::new(buffer, shared)?;
@@ -233,26 +233,26 @@ fn entry<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpu: usize, gate:
     shared.connection_ended(end);
 }
 
-/// Requests in a row that call for the other CPUs before a thread changes its seat: changing costs about as much as a
+/// Consecutive requests that suggest the other placement before a thread changes: a change costs about as much as a
 /// small read.
 const ROW: u32 = 4;
-/// From this length on a read for the page cache may have been asked for ahead of its reader.
+/// From this length on, a page cache read may be read-ahead.
 const AHEAD_FROM: u32 = 64 << 10;
 
-/// Whether a read for the page cache was asked for ahead of its reader, as far as can be told. For the first bytes of a
-/// file its reader waits, and a small file has no others.
+/// Whether a page cache read is probably read-ahead. The first bytes of a file are not: their reader waits, and a
+/// small file has no others.
 fn is_ahead(offset: u64, size: u32, flags: u32) -> bool {
     offset > 0 && size >= AHEAD_FROM && flags & libc::O_DIRECT as u32 == 0
 }
 
-/// Where an entry's thread may run. It keeps to the CPU whose queue it serves, because the request's data is in that
-/// CPU's cache and the reader sleeps; but the kernel's read-ahead queues its requests on the CPU of a reader that goes on
-/// working, and there the thread leaves that CPU to the reader. It is an optimisation, so a refusal (a CPU that is off, a
-/// cpuset) changes nothing.
+/// Where an entry's thread may run. By default it stays on the CPU whose queue it serves: the request's data is in
+/// that CPU's cache, and the reader sleeps. But the kernel queues its read-ahead on the CPU of a reader that
+/// continues to work; the thread then leaves that CPU to the reader. This is an optimisation, so a refusal (a CPU
+/// offline, a cpuset) is harmless.
 struct Seat {
     cpu: usize,
     own: libc::cpu_set_t,
-    /// Where the process may run; none when the kernel would not say.
+    /// The process's own affinity; `None` if the kernel did not return it.
     anywhere: Option<libc::cpu_set_t>,
     fixed: bool,
     row: u32,
@@ -276,7 +276,7 @@ impl Seat {
         seat
     }
 
-    /// Notes whether a request was read-ahead into the page cache.
+    /// Records whether a request was read-ahead into the page cache.
     fn served(&mut self, ahead: bool) {
         self.row = if ahead == self.fixed { self.row + 1 } else { 0 };
         let Some(anywhere) = self.anywhere.filter(|_| self.row >= ROW) else { return };
@@ -335,7 +335,7 @@ fn serve<H: Handler>(shared: &Shared<H>, slot: &mut Slot, seat: &mut Seat, ring:
                 errno => End::Failed(io::Error::from_raw_os_error(errno)),
             };
         }
-        // The slice is made anew for each request: while it waits, the memory is the kernel's.
+        // A new slice for each request: while the entry waits, the kernel owns the memory.
         let bytes = slot_bytes(&mut *slot.buffer);
         let (commit_id, ahead) = serve_one(shared, bytes);
         seat.served(ahead);
@@ -346,8 +346,8 @@ fn serve<H: Handler>(shared: &Shared<H>, slot: &mut Slot, seat: &mut Seat, ring:
     }
 }
 
-/// Answers the request in the slot's memory; the answer is left there for the commit that is numbered here. Whether it
-/// was read-ahead into the page cache.
+/// Serves the request in the slot's memory and leaves the reply there for the commit with the returned number. The
+/// second value is true for read-ahead into the page cache.
 fn serve_one<H: Handler>(shared: &Shared<H>, bytes: &mut [u8]) -> (u64, bool) {
     let (head, payload) = bytes.split_at_mut(HEAD_LEN);
     let header: InHeader = take(head).unwrap_or_default();
@@ -367,7 +367,7 @@ fn serve_one<H: Handler>(shared: &Shared<H>, bytes: &mut [u8]) -> (u64, bool) {
             Some(Replied::error(Errno::EINVAL))
         }
     };
-    // Requests that take no answer come over /dev/fuse; should one come here, its entry is given back all the same.
+    // Requests without a reply come over /dev/fuse. If one comes here, its entry is returned all the same.
     let Replied { error, len, .. } = replied.unwrap_or(Replied::ok(0));
     let out = OutHeader { len: (size_of::<OutHeader>() + len) as u32, error: -error, unique: header.unique };
     head[..size_of::<OutHeader>()].copy_from_slice(bytes_of(&out));
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_leaves_its_cpu_to_a_reader_for_whom_the_kernel_reads_ahead_and_comes_back() {
+    fn a_thread_leaves_its_cpu_to_a_reader_with_read_ahead_and_returns() {
         std::thread::spawn(|| {
             let before = allowed();
             if before < 2 {

@@ -1,5 +1,5 @@
-//! The life of one mount: made, agreed on with the kernel, served by threads, unmounted. It knows which kind
-//! of session runs and nothing of what requests mean.
+//! The life of one mount: mounted, negotiated with the kernel, served by threads, unmounted. It knows the session's
+//! transport and does not interpret requests.
 
 use crate::backing::Backings;
 use crate::buffer::{HEAD_LEN, SlotBuffer, page_size};
@@ -21,12 +21,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-/// How often a busy mount is tried again before it is detached.
+/// Retry interval of the unmount of a busy mount.
 const RETRY_EVERY: Duration = Duration::from_millis(50);
-/// How long threads get to notice that the connection was aborted.
+/// How long threads have to notice an aborted connection.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
-/// The kernel hands out no request to who has room for less (FUSE_MIN_READ_BUFFER).
+/// The kernel sends no request to a buffer smaller than this (FUSE_MIN_READ_BUFFER).
 const MIN_MAX_WRITE: u32 = 8 << 10;
 
 /// The memory of one slot.
@@ -43,7 +43,7 @@ impl Slot {
     }
 }
 
-/// What the threads of a session share.
+/// State shared by the threads of a session.
 pub(crate) struct Shared<H> {
     pub(crate) dispatcher: Dispatcher<H>,
     pub(crate) config: SessionConfig,
@@ -51,16 +51,16 @@ pub(crate) struct Shared<H> {
     /// Threads on /dev/fuse, and those of them that wait for a request.
     pub(crate) dev_threads: AtomicUsize,
     pub(crate) dev_idle: AtomicUsize,
-    /// Idle threads kept, however many were needed once.
+    /// Idle threads kept after a peak.
     pub(crate) dev_keep: usize,
     core: Arc<Core>,
 }
 
-/// What outlives the threads and does not depend on the handler's type.
+/// State that outlives the threads and does not depend on the handler's type.
 struct Core {
-    /// Where it was mounted; who renames a directory above takes it elsewhere.
+    /// The path at mount time; a rename of a parent directory moves the mount.
     path: PathBuf,
-    /// The mount's own number, and the minor number of its device: the connection's name in sysfs.
+    /// The mount's id, and the minor number of its device: the connection's name in sysfs.
     number: Option<u32>,
     minor: Option<u32>,
     state: Mutex<State>,
@@ -69,13 +69,13 @@ struct Core {
 
 struct State {
     phase: Phase,
-    /// Threads that run.
+    /// Running threads.
     live: usize,
     chosen: Option<Chosen>,
     failure: Option<String>,
     /// Whether a thread found the connection gone.
     gone: bool,
-    /// Whether it was broken off, by whomever, and not unmounted.
+    /// Whether the connection was aborted, rather than unmounted.
     broken: bool,
 }
 
@@ -138,15 +138,15 @@ impl Core {
         })
     }
 
-    /// A place other than the mount's own, now gone, where the session's files are seen still.
+    /// Another mountpoint of this file system (a bind mount), after its own mount is gone.
     fn bound_at(&self) -> Option<PathBuf> {
         self.minor?;
         let table = MountTable::read().ok()?;
         table.entries().iter().find(|m| self.shows(m) && self.number != Some(m.id)).map(|m| m.mountpoint.clone())
     }
 
-    /// Takes away the mount that is there still and answers nobody, its connection being broken; true when there was one.
-    /// Who breaks it with an unmount to come, `umount --force` above all, gets a moment for that.
+    /// Removes a dead mount whose connection is gone; true when there was one. An aborting program may be about to
+    /// unmount it (`umount --force` above all), so it gets a moment for that.
     fn remove_dead(&self) -> Result<bool, MountError> {
         let until = Instant::now() + ABORT_GRACE;
         loop {
@@ -154,7 +154,7 @@ impl Core {
                 Place::Gone => return Ok(false),
                 _ if Instant::now() < until => thread::sleep(RETRY_EVERY),
                 Place::Covered(error) => return Err(error),
-                // Not somebody's new mount in its place.
+                // Only a dead mount, and not a new one in its place.
                 Place::Seen(at) if matches!(mount::look(&at), mount::Look::Dead) => {
                     return detach(&at, libc::MNT_DETACH).map(|()| true);
                 }
@@ -163,11 +163,11 @@ impl Core {
         }
     }
 
-    /// Breaks the connection: all requests under way and to come fail with ENOTCONN.
+    /// Aborts the connection: all current and future requests fail with ENOTCONN.
     fn abort(&self) -> io::Result<()> {
         match (self.minor.map(abort_connection), self.place()) {
             (Some(Ok(())), _) => Ok(()),
-            // A forced unmount does the same, as long as the mount is seen.
+            // A forced unmount has the same effect, if the mount is visible.
             (_, Ok(Place::Seen(at))) => detach(&at, libc::MNT_FORCE | libc::MNT_DETACH).map_err(io::Error::other),
             (Some(Err(e)), _) => Err(e),
             (None, _) => Err(io::Error::from_raw_os_error(libc::ENOENT)),
@@ -175,18 +175,18 @@ impl Core {
     }
 }
 
-/// Where the mount of a session is.
+/// The location of a session's mount.
 enum Place {
-    /// In no mount table of this process's any more.
+    /// No longer in this process's mount table.
     Gone,
-    /// At this path, which leads to it.
+    /// At this path, not covered.
     Seen(PathBuf),
-    /// At a path that leads to something else: [`MountError::Covered`].
+    /// Covered by another mount: [`MountError::Covered`].
     Covered(MountError),
 }
 
 impl<H: Handler> Shared<H> {
-    /// Runs `serve` in a thread of its own with `slot` as its memory.
+    /// Runs `serve` in a new thread with `slot` as its memory.
     pub(crate) fn spawn(
         self: &Arc<Self>,
         name: &str,
@@ -196,7 +196,7 @@ impl<H: Handler> Shared<H> {
         let shared = self.clone();
         self.core.update(|s| s.live += 1);
         let started = thread::Builder::new().name(name.into()).spawn(move || {
-            // What panics here was no request's handler; its request is never answered, so the connection ends.
+            // A panic outside a request's handler: the request stays without a reply, so the connection ends.
             if catch_unwind(AssertUnwindSafe(|| serve(&shared, &mut slot))).is_err() {
                 shared.connection_ended(End::Failed(io::Error::other("a thread that serves requests panicked")));
             }
@@ -229,20 +229,20 @@ impl<H: Handler> Shared<H> {
             }
             End::Failed(e) => {
                 self.core.fail(format!("reading requests failed: {e}"));
-                // The other threads would wait for requests that this one can no longer take.
+                // Without this, the other threads would wait for requests that this thread can no longer read.
                 let _ = self.core.abort();
             }
         }
     }
 }
 
-/// How an unmount went.
+/// The outcome of an unmount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmounted {
     /// Nothing was open; the session has ended or is about to.
     Clean,
-    /// Files were open, or it is bound to another place as well: the mount is out of the tree, and the session goes on
-    /// until those are gone.
+    /// Files were open, or a bind mount exists: the mount is out of the tree, and the session continues until those
+    /// are gone.
     Detached,
 }
 
@@ -253,11 +253,11 @@ pub struct Unmounter {
 }
 
 impl Unmounter {
-    /// Unmounts, wherever the mount is by now: tries for `patience` while files are open, then detaches the mount and
-    /// says so.
+    /// Unmounts, wherever the mount is now. Retries for `patience` while files are open, then detaches the mount and
+    /// returns [`UnmountOutcome::Detached`].
     ///
     /// # Errors
-    /// [`MountError::Covered`] when something lies over it; what the system answers; already being unmounted is none.
+    /// [`MountError::Covered`] when another mount covers it; the system's error. A mount already gone is no error.
     pub fn unmount(&self, patience: Duration) -> Result<Unmounted, MountError> {
         let until = Instant::now() + patience;
         loop {
@@ -271,7 +271,7 @@ impl Unmounter {
             };
             match detach(&at, 0) {
                 Ok(()) => return Ok(self.bound()),
-                // Whoever else unmounted it meanwhile is seen in the table.
+                // If another process unmounted it meanwhile, the next round sees that in the table.
                 Err(MountError::InUse { .. } | MountError::NotMounted { .. }) if Instant::now() < until => {
                     thread::sleep(RETRY_EVERY);
                 }
@@ -285,33 +285,33 @@ impl Unmounter {
         }
     }
 
-    /// The mount is gone; a bind mount of it keeps the session.
+    /// The outcome after a successful unmount; a bind mount keeps the session alive.
     fn bound(&self) -> Unmounted {
         let Some(at) = self.core.bound_at() else { return Unmounted::Clean };
         tracing::warn!(
-            "{0} shows the same files still: they are served until it is unmounted (umount {0})",
+            "{0} still shows the same files: they are served until it is unmounted (umount {0})",
             at.display()
         );
         Unmounted::Detached
     }
 
-    /// Whether requests are answered, as far as this process knows; else why not.
+    /// Whether requests are served, as far as this process knows; else why not.
     ///
     /// # Errors
-    /// A sentence: the mount is still being made, or its connection is gone.
+    /// A sentence: the mount is not ready yet, or its connection is gone.
     pub fn serves(&self) -> Result<(), &'static str> {
         let state = self.core.state.lock();
         match state.phase {
-            Phase::Starting => Err("the mount is being made"),
+            Phase::Starting => Err("the mount is starting"),
             Phase::Ready if !state.gone => Ok(()),
             Phase::Ready | Phase::Ended => Err("the mount's connection to the kernel is gone"),
         }
     }
 
-    /// Breaks the connection, the last resort when a request hangs: everything under way fails with ENOTCONN.
+    /// Aborts the connection, the last resort when a request hangs: all requests in flight fail with ENOTCONN.
     ///
     /// # Errors
-    /// When neither sysfs nor a forced unmount is allowed.
+    /// When neither sysfs nor a forced unmount is permitted.
     pub fn abort(&self) -> io::Result<()> {
         self.core.abort()
     }
@@ -323,23 +323,24 @@ pub struct Session {
 }
 
 impl Session {
-    /// Mounts `handler` on `mountpoint` and starts serving. The mount answers once [`Session::wait_ready`] says so.
+    /// Mounts `handler` on `mountpoint` and starts to serve. The mount responds once [`FuseSession::wait_ready`]
+    /// returns.
     ///
     /// # Errors
     /// See [`MountError`].
     pub fn mount<H: Handler>(handler: Arc<H>, mountpoint: &Path, config: SessionConfig) -> Result<Session, MountError> {
-        // What can fail for reasons of this process does so before anything is mounted.
+        // Everything that can fail within this process comes before the mount.
         let failed = |detail: String| MountError::Session { path: mountpoint.into(), detail };
         let (largest, page) = (config.max_write, page_size());
         if !(MIN_MAX_WRITE.max(page)..=1 << 20).contains(&largest) || !largest.is_multiple_of(4096) {
             let least = MIN_MAX_WRITE.max(page) >> 10;
             return Err(failed(format!(
-                "requests of {largest} bytes can't be here; give {least}K to 1M, a multiple of 4K, with --max-write"
+                "requests of {largest} bytes are not possible; give {least}K to 1M, a multiple of 4K, with --max-write"
             )));
         }
         let buffer = config.buffers.allocate(config.slot_len());
         let buffer = buffer.map_err(|e| failed(format!("no memory for the first request: {e}")))?;
-        // Before mounting: the kernel writes INIT at mount(2), with what it offers at that moment.
+        // Before the mount: the kernel writes INIT at mount(2), with the features of that moment.
         let cpus = Cpus::read();
         let chosen = config.choose(&cpus);
         let Mounted { device, path } = mount::mount(mountpoint, &config.options, config.max_write)?;
@@ -358,7 +359,7 @@ impl Session {
             }),
             changed: Condvar::new(),
         });
-        // From here on dropping the session takes the mount away again.
+        // From here on, dropping the session removes the mount.
         let session = Session { core: core.clone() };
         let shared = Arc::new(Shared {
             dispatcher: Dispatcher { handler, stats: config.stats.clone(), access_log: config.access_log.clone() },
@@ -376,7 +377,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Waits until the kernel's INIT was answered and requests are served.
+    /// Waits until INIT is done and requests are served.
     ///
     /// # Errors
     /// [`MountError::Session`] when the session failed or `within` passed.
@@ -393,28 +394,28 @@ impl Session {
         Err(MountError::Session { path: self.core.path.clone(), detail })
     }
 
-    /// Which kind of session runs and why; `None` before it is ready.
+    /// The session's transport and why; `None` before it is ready.
     pub fn describe(&self) -> Option<Chosen> {
         self.core.state.lock().chosen.clone()
     }
 
-    /// Where it is mounted: absolute, without symbolic links.
+    /// The mountpoint: absolute, without symbolic links.
     pub fn mountpoint(&self) -> &Path {
         &self.core.path
     }
 
-    /// Unmounts from another thread, such as one that waits for signals.
+    /// A handle to unmount from another thread, such as a signal handler's.
     pub fn unmounter(&self) -> Unmounter {
         Unmounter { core: self.core.clone() }
     }
 
-    /// Waits until the session has ended: unmounted by whomever, all threads gone, the handler's `destroy` called. A mount
-    /// whose connection was broken off is taken away.
+    /// Waits until the session has ended: unmounted, all threads gone, the handler's `destroy` called. Removes the
+    /// mount if its connection was aborted.
     ///
     /// # Errors
-    /// [`MountError::Session`] when it ended by a failure, or was broken off and not unmounted.
+    /// [`MountError::Session`] when it ended by a failure, or was aborted and not unmounted.
     pub fn join(self) -> Result<(), MountError> {
-        // Bounded by whoever unmounts; a mount is meant to live for months.
+        // No deadline: a mount may live for months.
         let mut state = self.core.state.lock();
         while state.phase != Phase::Ended {
             self.core.changed.wait(&mut state);
@@ -425,7 +426,7 @@ impl Session {
             true => self.core.remove_dead(),
             false => Ok(false),
         };
-        let broken_off = || "its connection to the kernel was broken off from outside".to_owned();
+        let broken_off = || "its connection to the kernel was aborted from outside".to_owned();
         let detail = match (failure, left) {
             (None, Ok(false)) => return Ok(()),
             (failure, Ok(_)) => failure.unwrap_or_else(broken_off),
@@ -436,25 +437,25 @@ impl Session {
         Err(MountError::Session { path: self.core.path.clone(), detail })
     }
 
-    /// Waits like [`Session::join`] for at most `within`; true when the session has ended.
+    /// Waits like [`FuseSession::join`] for at most `within`; true when the session has ended.
     pub fn wait_ended(&self, within: Duration) -> bool {
         self.core.wait(within, |s| s.phase == Phase::Ended)
     }
 
-    /// Unmounts within `grace`: cleanly, else detached, and when requests still hang at its end by breaking
-    /// the connection. True when all threads have ended; a handler that never returns keeps its own for ever.
+    /// Unmounts within `grace`: cleanly, else detached; if requests still hang at the end of `grace`, aborts the
+    /// connection. True when all threads have ended; a handler that never returns keeps its thread for ever.
     ///
     /// # Errors
-    /// What unmounting answers.
+    /// Those of an unmount.
     pub fn shutdown(&self, grace: Duration) -> Result<bool, MountError> {
         let until = Instant::now() + grace;
         self.unmounter().unmount(grace / 2)?;
         if self.wait_ended(until.saturating_duration_since(Instant::now())) {
             return Ok(true);
         }
-        tracing::warn!("{} is still in use after {grace:?}; breaking its connection", self.core.path.display());
+        tracing::warn!("{} is still in use after {grace:?}; aborting its connection", self.core.path.display());
         if let Err(e) = self.core.abort() {
-            tracing::warn!("the connection of {} could not be broken: {e}", self.core.path.display());
+            tracing::warn!("the connection of {} could not be aborted: {e}", self.core.path.display());
         }
         Ok(self.wait_ended(ABORT_GRACE))
     }
@@ -474,7 +475,7 @@ impl Drop for Session {
     }
 }
 
-/// The first thread's life: INIT, the other slots, then one slot of its own.
+/// The first thread: INIT, the start of the other slots, then one slot of its own.
 fn start<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpus: &Cpus, mut chosen: Chosen) {
     let mut gate = None;
     if chosen.io == FuseIo::Uring {
@@ -487,7 +488,7 @@ fn start<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpus: &Cpus, mut 
     let shaken = dev::handshake(&shared.device, dev::slot_bytes(&mut *slot.buffer), |minor, _, flags| {
         let (out, with) = negotiate(&shared.config, page_size(), gate.is_some(), minor, flags)?;
         agreed = Some(with);
-        // The handler hears of it before the kernel does, so that it is ready for the first request.
+        // The handler learns the result first, so that it is ready for the first request.
         shared.dispatcher.handler.init(&init_info(shared, with));
         Ok(out)
     });
@@ -501,7 +502,7 @@ fn start<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpus: &Cpus, mut 
     if let Some((gate, entries)) = gate {
         if agreed.uring {
             if let Err(why) = gate.open(entries) {
-                shared.core.fail(format!("FUSE over io_uring broke off: {why}; mount with /dev/fuse"));
+                shared.core.fail(format!("FUSE over io_uring failed to start: {why}; mount with --fuse-io dev"));
                 let _ = shared.core.abort();
                 return;
             }
@@ -529,8 +530,8 @@ fn init_info<H: Handler>(shared: &Shared<H>, agreed: Agreed) -> InitInfo {
     InitInfo { minor: agreed.minor, max_read: agreed.max_read, backings }
 }
 
-/// The kernel limits a mount's read-ahead to 128 KiB whatever INIT says, and lets root raise it in sysfs.
-/// Answers a note when it could not be raised.
+/// The kernel limits a mount's read-ahead to 128 KiB whatever INIT requests; root can raise it in sysfs. Returns a
+/// note if that failed.
 fn raise_readahead<H>(shared: &Shared<H>) -> Option<String> {
     let want = shared.config.max_readahead >> 10;
     if want <= 128 {

@@ -187,7 +187,7 @@ fn a_connection_broken_off_from_outside_is_a_failure_and_leaves_no_dead_mount() 
     }
     session.unmounter().abort().unwrap();
     let error = session.join().unwrap_err().to_string();
-    assert!(error.contains("broken off"), "{error}");
+    assert!(error.contains("aborted"), "{error}");
     let gone = umount(mount.dir.path(), false).unwrap_err();
     assert!(matches!(gone, MountError::NotMounted { .. }), "{gone}");
 }
@@ -458,7 +458,7 @@ fn killed(io: &str) {
     let nullfs = nullfs.expect(&why);
     assert!(dir.path().join("data").exists(), "{}", nullfs.said);
     drop(nullfs);
-    // io_uring is taken down a moment after its process: requests are broken off until then.
+    // io_uring is taken down a moment after its process: requests are aborted until then.
     let errno = || fs::metadata(dir.path()).err().and_then(|e| e.raw_os_error());
     eventually("the connection's end", || errno() == Some(libc::ENOTCONN));
     let stale = refused(dir.path(), SessionConfig::default());

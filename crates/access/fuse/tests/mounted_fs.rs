@@ -123,7 +123,7 @@ fn exercise(io: FuseIo) {
     assert_eq!(fs::read(mount.path("link")).unwrap(), expected(1, 0..7));
     assert_eq!(fs::read_link(mount.path("link")).unwrap(), Path::new("d/0007"));
 
-    // All names, in one go and in small steps, with what `ls -l` asks of each.
+    // All names, in one go and in small steps, with the attributes that `ls -l` needs.
     let names: BTreeSet<Vec<u8>> =
         fs::read_dir(mount.path("d")).unwrap().map(|entry| entry.unwrap().file_name().as_bytes().to_vec()).collect();
     assert_eq!(names.len(), 501);
@@ -167,8 +167,8 @@ fn exercise(io: FuseIo) {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(mount.stats.fuse.open_handles.get(), 0);
-    // The kernel forgets what it is told to drop, to the last inode. Anybody on the machine may tell it, so how
-    // many it knew before is not asked.
+    // drop_caches makes the kernel forget every inode. Any process on the machine may trigger that, so the number
+    // before is not checked.
     if fs::write("/proc/sys/vm/drop_caches", "2").is_ok() {
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         while mount.fs.known_inodes() > 1 && std::time::Instant::now() < deadline {
@@ -257,7 +257,7 @@ fn handle_of(path: &Path) -> io::Result<Kept> {
 fn open_handle(mount: &File, kept: &mut Kept) -> io::Result<File> {
     // SAFETY: the handle is one the kernel gave out, with as much behind it as it says.
     match unsafe { libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut *kept).cast(), libc::O_RDONLY) } {
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: just made, without another owner.
         fd @ 0.. => Ok(unsafe { File::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }

@@ -2,23 +2,23 @@
 
 use std::ops::Range;
 
-/// The smallest piece handed out: 16 KiB.
+/// The smallest allocation: 16 KiB.
 pub(crate) const PAGE_SHIFT: u32 = 14;
 
 const NONE: u32 = u32::MAX;
 /// State of a page that heads no free run.
 const NOT_FREE: u8 = u8::MAX;
 
-/// Hands out runs of 2^order pages, aligned to their own size relative to the arena. The arena may have parts, each of
-/// every so many stripes of it; no run is of two.
-pub(crate) struct Buddy {
+/// Allocates runs of 2^order pages, aligned to their own size relative to the arena. The arena may be divided into
+/// parts of interleaved stripes; no run crosses two parts.
+pub(crate) struct BuddyAllocator {
     /// First free run of each order, part by part.
     heads: Vec<u32>,
     orders: usize,
     parts: usize,
     /// Pages of a stripe, as a power of two.
     stripe: u32,
-    /// The part whose turn it was last.
+    /// The part of the last allocation without preference.
     turn: usize,
     /// Links of the free lists, by first page of a run.
     next: Vec<u32>,
@@ -28,10 +28,10 @@ pub(crate) struct Buddy {
     free_pages: usize,
 }
 
-impl Buddy {
-    /// All of `pages` free, in runs of at most 2^`max_order`.
+impl BuddyAllocator {
+    /// Starts with all of `pages` free, in runs of at most 2^`max_order`.
     pub(crate) fn new(pages: usize, max_order: u32) -> Self {
-        let mut buddy = Buddy {
+        let mut buddy = BuddyAllocator {
             heads: vec![NONE; max_order as usize + 1],
             orders: max_order as usize + 1,
             parts: 1,
@@ -57,7 +57,7 @@ impl Buddy {
     }
 
     /// Pages of the largest run.
-    pub(crate) fn largest(&self) -> usize {
+    pub(crate) fn largest_run(&self) -> usize {
         1 << (self.orders - 1)
     }
 
@@ -65,9 +65,10 @@ impl Buddy {
         self.free_pages
     }
 
-    /// Makes `parts` parts of the arena, of stripes of 2^`stripe` pages in turn; no run may be larger than a stripe.
-    pub(crate) fn part(&mut self, stripe: u32, parts: usize) {
-        assert!(self.orders <= stripe as usize + 1, "a run would be of two parts");
+    /// Divides the arena into `parts` parts of interleaved stripes of 2^`stripe` pages; no run may be larger than a
+    /// stripe.
+    pub(crate) fn divide_by_stripe(&mut self, stripe: u32, parts: usize) {
+        assert!(self.orders <= stripe as usize + 1, "a run must not cross two parts");
         (self.stripe, self.parts) = (stripe, parts.max(1));
         self.heads = vec![NONE; self.orders * self.parts];
         for page in 0..self.order.len() {
@@ -81,17 +82,17 @@ impl Buddy {
         (page >> self.stripe) as usize % self.parts
     }
 
-    /// Takes a run of 2^`order` pages, of the part `near` if it has one, or else of the parts in turn: the first page's
-    /// number, or `None` when no run is large enough.
-    pub(crate) fn take(&mut self, order: u32, near: Option<usize>) -> Option<u32> {
+    /// Allocates a run of 2^`order` pages, from the part `near` if it has one, else from the parts in turn. Returns
+    /// the first page's number, or `None` when no run is large enough.
+    pub(crate) fn take_run(&mut self, order: u32, near: Option<usize>) -> Option<u32> {
         let first = near.unwrap_or_else(|| {
             self.turn = (self.turn + 1) % self.parts;
             self.turn
         });
-        (first..first + self.parts).find_map(|part| self.take_of(part % self.parts, order))
+        (first..first + self.parts).find_map(|part| self.take_from_part(part % self.parts, order))
     }
 
-    fn take_of(&mut self, part: usize, order: u32) -> Option<u32> {
+    fn take_from_part(&mut self, part: usize, order: u32) -> Option<u32> {
         let heads = &self.heads[part * self.orders..(part + 1) * self.orders];
         let mut found = order;
         while *heads.get(found as usize)? == NONE {
@@ -107,8 +108,8 @@ impl Buddy {
         Some(page)
     }
 
-    /// Gives back a run that [`Buddy::take`] handed out with the same order.
-    pub(crate) fn give(&mut self, mut page: u32, mut order: u32) {
+    /// Frees a run that [`BuddyAllocator::take_run`] returned with the same order.
+    pub(crate) fn give_back(&mut self, mut page: u32, mut order: u32) {
         self.free_pages += 1 << order;
         while (order as usize) + 1 < self.orders {
             let buddy = page ^ (1 << order);
@@ -138,8 +139,8 @@ impl Buddy {
         })
     }
 
-    /// Takes one of the runs that [`Buddy::free_in`] showed, under the same lock.
-    pub(crate) fn take_this(&mut self, page: u32, order: u32) {
+    /// Allocates one of the runs that [`BuddyAllocator::free_in`] listed, under the same lock.
+    pub(crate) fn take_free_run(&mut self, page: u32, order: u32) {
         self.unlink(page);
         self.free_pages -= 1 << order;
     }
@@ -180,44 +181,44 @@ mod tests {
 
     #[test]
     fn odd_sizes_are_wholly_usable() {
-        let mut buddy = Buddy::new(13, 3);
+        let mut buddy = BuddyAllocator::new(13, 3);
         assert_eq!(buddy.free_pages(), 13);
         let mut taken = Vec::new();
-        while let Some(page) = buddy.take(0, None) {
+        while let Some(page) = buddy.take_run(0, None) {
             taken.push(page);
         }
         assert_eq!(taken.len(), 13);
         for page in taken {
-            buddy.give(page, 0);
+            buddy.give_back(page, 0);
         }
-        assert!(buddy.take(3, None).is_some(), "freed pages merge again");
-        assert!(buddy.take(4, None).is_none());
+        assert!(buddy.take_run(3, None).is_some(), "freed pages merge again");
+        assert!(buddy.take_run(4, None).is_none());
     }
 
     #[test]
     fn a_part_is_preferred_while_it_has_any() {
-        let mut buddy = Buddy::new(16, 1);
-        buddy.part(2, 2);
+        let mut buddy = BuddyAllocator::new(16, 1);
+        buddy.divide_by_stripe(2, 2);
         let part = |page: Option<u32>| page.map(|page| page >> 2 & 1);
         // Without a wish the parts take turns.
-        assert_ne!(part(buddy.take(0, None)), part(buddy.take(0, None)));
+        assert_ne!(part(buddy.take_run(0, None)), part(buddy.take_run(0, None)));
         for _ in 0..7 {
-            assert_eq!(part(buddy.take(0, Some(1))), Some(1));
+            assert_eq!(part(buddy.take_run(0, Some(1))), Some(1));
         }
-        assert_eq!(part(buddy.take(0, Some(1))), Some(0), "the other part's, as there is no more of this one");
-        assert_eq!((buddy.take(2, Some(0)), buddy.free_pages()), (None, 6));
+        assert_eq!(part(buddy.take_run(0, Some(1))), Some(0), "the other part's, as there is no more of this one");
+        assert_eq!((buddy.take_run(2, Some(0)), buddy.free_pages()), (None, 6));
     }
 
     proptest! {
         #[test]
         fn runs_never_overlap_and_all_come_back(pages in 1usize..300, ops in prop::collection::vec((0u32..6, any::<u8>()), 1..200), parts in 1usize..4, split_at in 0usize..200) {
-            let mut buddy = Buddy::new(pages, 4);
+            let mut buddy = BuddyAllocator::new(pages, 4);
             let mut used = vec![false; pages];
             let mut held: Vec<(u32, u32)> = Vec::new();
             for (n, (order, pick)) in ops.into_iter().enumerate() {
                 if n == split_at {
                     // Whatever is handed out by then.
-                    buddy.part(5, parts);
+                    buddy.divide_by_stripe(5, parts);
                 }
                 let near = (pick % 3 == 0).then_some(usize::from(pick) / 3 % buddy.parts);
                 if order == 5 {
@@ -225,13 +226,13 @@ mod tests {
                     let first = u32::from(pick) * 16;
                     let free: Vec<(u32, u32)> = buddy.free_in(first..first + 16).collect();
                     for &(page, order) in &free {
-                        buddy.take_this(page, order);
+                        buddy.take_free_run(page, order);
                         used[page as usize..(page + (1 << order)) as usize].fill(true);
                     }
                     prop_assert!(used.iter().skip(first as usize).take(16).all(|used| *used));
                     held.extend(free);
                 } else if pick % 2 == 0 {
-                    if let Some(page) = buddy.take(order, near) {
+                    if let Some(page) = buddy.take_run(order, near) {
                         prop_assert_eq!(page & ((1 << order) - 1), 0, "a run is aligned to its size");
                         for p in page..page + (1 << order) {
                             prop_assert!(!std::mem::replace(&mut used[p as usize], true));
@@ -241,15 +242,15 @@ mod tests {
                 } else if !held.is_empty() {
                     let (page, order) = held.swap_remove(pick as usize % held.len());
                     used[page as usize..(page + (1 << order)) as usize].fill(false);
-                    buddy.give(page, order);
+                    buddy.give_back(page, order);
                 }
                 prop_assert_eq!(buddy.free_pages(), used.iter().filter(|u| !**u).count());
             }
-            for (page, order) in held { buddy.give(page, order); }
-            let mut whole = Buddy::new(pages, 4);
+            for (page, order) in held { buddy.give_back(page, order); }
+            let mut whole = BuddyAllocator::new(pages, 4);
             for order in (0..5).rev() {
                 loop {
-                    let (a, b) = (buddy.take(order, None), whole.take(order, None));
+                    let (a, b) = (buddy.take_run(order, None), whole.take_run(order, None));
                     prop_assert_eq!(a.is_some(), b.is_some());
                     if a.is_none() { break; }
                 }

@@ -1,7 +1,7 @@
-//! The arena and the buffers cut from it. The arena is mapped once and never moves or grows.
+//! The arena, and the buffers cut from it. The arena is mapped once and never moves or grows.
 
-use crate::buddy::{Buddy, PAGE_SHIFT};
-use crate::stripes::{self, Placed, Stripes};
+use crate::buddy::{BuddyAllocator, PAGE_SHIFT};
+use crate::stripes::{self, NumaPlacement, NumaStripes};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{Error, ErrorKind, Result, Size};
 use std::ops::{Deref, DerefMut, Range};
@@ -9,61 +9,61 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-/// Something that holds buffers it can do without.
-pub trait Reclaim: Send + Sync {
-    /// A buffer of `len` bytes made of what it lets go of and of what is free beside that, if it can.
-    fn reclaim(&self, len: usize) -> Option<Buf>;
+/// A holder of buffers that it can release.
+pub trait BufferReclaim: Send + Sync {
+    /// A buffer of `len` bytes made of released and adjacent free memory, if possible.
+    fn reclaim_buffer(&self, len: usize) -> Option<PoolBuf>;
 }
 
-/// An arena of fixed size: the budget of `--buffer-size`, or the part of it that buffers are cut from, with an annex for
-/// memory that others handle in pieces of their own lengths.
-pub struct Pool {
+/// An arena of fixed size: the budget of `--buffer-size`, or the part of it from which buffers are cut, with an annex
+/// for memory that others manage in pieces of their own lengths.
+pub struct BufferPool {
     base: NonNull<u8>,
     len: usize,
     annex_len: usize,
-    annex: Mutex<Annexed>,
-    free: Mutex<Free>,
+    annex: Mutex<AnnexState>,
+    free: Mutex<FreePages>,
     freed: Condvar,
-    /// Which NUMA node each part of the arena is on, where there are several; read without a lock.
-    stripes: OnceLock<Stripes>,
-    reclaim: OnceLock<Weak<dyn Reclaim>>,
+    /// The NUMA node of each part of the arena, where there are several; read without a lock.
+    stripes: OnceLock<NumaStripes>,
+    reclaim: OnceLock<Weak<dyn BufferReclaim>>,
 }
 
-struct Free {
-    buddy: Buddy,
-    /// Threads waiting in `alloc`; while there is one, `give` wakes it.
+struct FreePages {
+    buddy: BuddyAllocator,
+    /// Threads waiting in `alloc`, which `give_back` wakes.
     waiting: usize,
 }
 
-/// What of the annex is handed out: all before `next` but what was given back.
+/// The allocated part of the annex: all before `next` but the returned pieces.
 #[derive(Default)]
-struct Annexed {
+struct AnnexState {
     next: usize,
     returned: Vec<(usize, usize)>,
 }
 
-// SAFETY: the arena is plain memory; which part belongs to whom is decided under the `free` lock, and a
-// part is reached only through the one `Buf` that owns it.
-unsafe impl Send for Pool {}
+// SAFETY: the arena is plain memory; the `free` lock decides the ownership of its parts, and a part is reached only
+// through the one `PoolBuf` that owns it.
+unsafe impl Send for BufferPool {}
 // SAFETY: as above.
-unsafe impl Sync for Pool {}
+unsafe impl Sync for BufferPool {}
 
-impl Pool {
-    /// Maps an arena of `budget` bytes (rounded down to 16 KiB) whose largest buffer is `largest` bytes
-    /// (rounded up to a power of two). Pages are touched, and so resident, only when first used.
+impl BufferPool {
+    /// Maps an arena of `budget` bytes (rounded down to 16 KiB) whose largest buffer is `largest` bytes (rounded up
+    /// to a power of two). Pages become resident when first used.
     ///
     /// # Errors
-    /// `NoMemory` when the mapping is refused; `Invalid` when the budget holds not one largest buffer.
-    pub fn new(budget: u64, largest: usize) -> Result<Arc<Pool>> {
+    /// `NoMemory` when the mapping is refused; `Invalid` when the budget is smaller than the largest buffer.
+    pub fn new(budget: u64, largest: usize) -> Result<Arc<BufferPool>> {
         Self::with_annex(budget, largest, 0)
     }
 
-    /// The same with `annex` bytes more behind it (rounded down to 16 KiB), for [`Pool::annex`]: part of the arena that
-    /// is registered, and no part of what buffers are cut from.
+    /// As [`BufferPool::new`], with `annex` more bytes behind the arena (rounded down to 16 KiB) for
+    /// [`BufferPool::annex`]. They are registered with the arena, but no buffers are cut from them.
     ///
     /// # Errors
-    /// As [`Pool::new`].
-    pub fn with_annex(budget: u64, largest: usize, annex: u64) -> Result<Arc<Pool>> {
+    /// As [`BufferPool::new`].
+    pub fn with_annex(budget: u64, largest: usize, annex: u64) -> Result<Arc<BufferPool>> {
         let page = 1usize << PAGE_SHIFT;
         let annex_len = usize::try_from(annex).unwrap_or(0) & !(page - 1);
         let largest = largest.max(page).next_power_of_two();
@@ -75,8 +75,8 @@ impl Pool {
             ));
         }
         let mapped = len.saturating_add(annex_len);
-        // Huge pages begin at multiples of their own length, and so have the stripes.
-        let whole = mapped.saturating_add(stripes::HUGE);
+        // Huge pages are aligned to their own length, and so are the stripes.
+        let whole = mapped.saturating_add(stripes::HUGE_PAGE);
         // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no other memory.
         let base = unsafe {
             libc::mmap(
@@ -95,36 +95,37 @@ impl Pool {
                 format!("mapping {} for buffers failed: {error}; give a smaller --buffer-size", Size(mapped as u64)),
             ));
         }
-        let over = base.align_offset(stripes::HUGE);
-        // SAFETY: what lies before the aligned start and behind the arena is the mapping's own, and nobody has seen it.
+        let over = base.align_offset(stripes::HUGE_PAGE);
+        // SAFETY: the memory before the aligned start and behind the arena is the mapping's own, and no reference to
+        // it exists.
         let base = unsafe {
             let start = base.byte_add(over);
             if over > 0 {
                 libc::munmap(base, over);
             }
-            libc::munmap(start.byte_add(mapped), stripes::HUGE - over);
+            libc::munmap(start.byte_add(mapped), stripes::HUGE_PAGE - over);
             start
         };
-        // Huge pages halve the cost of registering and walking the arena; without them all works the same.
-        // SAFETY: the range is the mapping just made.
+        // Huge pages halve the cost of registering and walking the arena; they are optional. SAFETY: the range is the
+        // mapping just made.
         unsafe { libc::madvise(base, mapped, libc::MADV_HUGEPAGE) };
         let max_order = largest.trailing_zeros() - PAGE_SHIFT;
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| Error::new(ErrorKind::NoMemory, "the kernel mapped the buffers at address 0"))?;
-        Ok(Arc::new(Pool {
+        Ok(Arc::new(BufferPool {
             base,
             len,
             annex_len,
             annex: Mutex::default(),
-            free: Mutex::new(Free { buddy: Buddy::new(len >> PAGE_SHIFT, max_order), waiting: 0 }),
+            free: Mutex::new(FreePages { buddy: BuddyAllocator::new(len >> PAGE_SHIFT, max_order), waiting: 0 }),
             freed: Condvar::new(),
             stripes: OnceLock::new(),
             reclaim: OnceLock::new(),
         }))
     }
 
-    /// Names the one holder of buffers that are given up when the pool runs dry. Later calls change nothing.
-    pub fn set_reclaim(&self, holder: Weak<dyn Reclaim>) {
+    /// Sets the holder that releases buffers when the pool runs dry. Later calls change nothing.
+    pub fn set_reclaimer(&self, holder: Weak<dyn BufferReclaim>) {
         let _ = self.reclaim.set(holder);
     }
 
@@ -133,52 +134,54 @@ impl Pool {
         (self.base.as_ptr(), self.len + self.annex_len)
     }
 
-    /// Has pages that are touched from here on come from these NUMA nodes (bit n for node n) while they have any: all
-    /// from one, or large aligned stripes of the arena from several in turn, so that each buffer is of one of them, which
-    /// [`Pool::node_of`] tells from then on. For the nodes of the NICs that reach the arena; the first call with several
-    /// decides.
+    /// Allocates pages that are touched from here on on these NUMA nodes (bit n for node n) while they have free
+    /// memory: all on one, or large aligned stripes of the arena on several in turn, so that each buffer is on one of
+    /// them. [`BufferPool::node_of`] returns the node from then on. For the nodes of the NICs that access the arena;
+    /// the first call with several nodes decides.
     ///
     /// # Errors
-    /// What the kernel answers: no such node, or no NUMA at all.
-    pub fn place_on(&self, nodes: u64) -> std::io::Result<()> {
+    /// The kernel's error: no such node, or no NUMA at all.
+    pub fn place_on_nodes(&self, nodes: u64) -> std::io::Result<()> {
         let (start, len) = self.arena();
         if nodes.count_ones() <= 1 {
             // SAFETY: the range is the arena's own.
-            return unsafe { stripes::prefer(start, len, nodes) };
+            return unsafe { stripes::prefer_nodes(start, len, nodes) };
         }
         let mut free = self.free.lock();
         if self.stripes.get().is_some() {
             return Ok(());
         }
-        let stripes = Stripes::over(len, free.buddy.largest() << PAGE_SHIFT, nodes);
+        let stripes = NumaStripes::for_arena(len, free.buddy.largest_run() << PAGE_SHIFT, nodes);
         for (at, len, node) in stripes.pieces(len) {
             // SAFETY: the piece lies inside the arena.
-            unsafe { stripes::prefer(start.add(at), len, 1 << node)? };
+            unsafe { stripes::prefer_nodes(start.add(at), len, 1 << node)? };
         }
-        free.buddy.part(stripes.shift() - PAGE_SHIFT, stripes.nodes().len());
+        free.buddy.divide_by_stripe(stripes.shift() - PAGE_SHIFT, stripes.nodes().len());
         let _ = self.stripes.set(stripes);
         Ok(())
     }
 
-    /// The NUMA node of the arena's byte at address `at`; `None` elsewhere, and where the arena is not on several nodes.
+    /// The NUMA node of the arena's byte at address `at`; `None` elsewhere, and when the arena is not on several
+    /// nodes.
     pub fn node_of(&self, at: usize) -> Option<u32> {
         let stripes = self.stripes.get()?;
         let at = at.wrapping_sub(self.base.as_ptr() as usize);
         (at < self.len + self.annex_len).then(|| stripes.node_of(at))
     }
 
-    /// Where the kernel put the pages of an arena on several nodes, of one page in two MiB; `None` of any other arena.
+    /// The actual placement of the pages of an arena on several nodes, sampled every two MiB; `None` for any other
+    /// arena.
     ///
     /// # Errors
-    /// What the kernel answers when asked.
-    pub fn placed(&self) -> Option<std::io::Result<Placed>> {
+    /// The kernel's error.
+    pub fn numa_placement(&self) -> Option<std::io::Result<NumaPlacement>> {
         let (start, len) = self.arena();
-        self.stripes.get().map(|stripes| stripes.placed(start, len))
+        self.stripes.get().map(|stripes| stripes.measure_placement(start, len))
     }
 
     /// A piece of the annex, `len` bytes rounded up to 4 KiB and aligned to that; `None` when no such piece is left.
-    /// Meant for pieces of one length: what was given back is used again for the same length alone.
-    pub fn annex(self: &Arc<Self>, len: usize) -> Option<Annex> {
+    /// Meant for pieces of one length: a returned piece is reused for the same length only.
+    pub fn annex(self: &Arc<Self>, len: usize) -> Option<AnnexPiece> {
         let len = len.max(1).checked_next_multiple_of(4096)?;
         let mut annex = self.annex.lock();
         let at = match annex.returned.iter().position(|(_, returned)| *returned == len) {
@@ -191,10 +194,10 @@ impl Pool {
         };
         // SAFETY: `at + len` lies inside the annex, which is mapped behind the arena's first `len` bytes.
         let start = unsafe { self.base.add(self.len + at) };
-        Some(Annex { pool: Arc::clone(self), start, at, len })
+        Some(AnnexPiece { pool: Arc::clone(self), start, at, len })
     }
 
-    /// Bytes handed out now, rounded up as the arena rounds them.
+    /// Bytes allocated now, including the rounding.
     pub fn used_bytes(&self) -> u64 {
         (self.len - (self.free.lock().buddy.free_pages() << PAGE_SHIFT)) as u64
     }
@@ -204,43 +207,43 @@ impl Pool {
         self.len as u64
     }
 
-    /// What a buffer of `len` bytes takes from any budget: more than its length, which is rounded up.
+    /// The bytes that a buffer of `len` bytes takes from a budget: its length rounded up.
     pub fn footprint(len: usize) -> u64 {
         1 << (order_of(len) + PAGE_SHIFT)
     }
 
-    /// A buffer of `len` bytes if one is free now, giving up blocks that can be had again if need be.
-    /// Its start is aligned to its length rounded up to a power of two (at least 16 KiB); its bytes are
-    /// whatever was there before.
-    pub fn try_alloc(self: &Arc<Self>, len: usize) -> Option<Buf> {
+    /// A buffer of `len` bytes without waiting; evicts blocks if necessary. Its start is aligned to its length
+    /// rounded up to a power of two (at least 16 KiB). Its contents are undefined.
+    pub fn try_alloc(self: &Arc<Self>, len: usize) -> Option<PoolBuf> {
         self.try_alloc_near(len, None)
     }
 
-    /// [`Pool::try_alloc`] that takes a free buffer of this NUMA node rather than of another one.
-    pub fn try_alloc_near(self: &Arc<Self>, len: usize, node: Option<u32>) -> Option<Buf> {
+    /// [`BufferPool::try_alloc`] that prefers a free buffer of this NUMA node.
+    pub fn try_alloc_near(self: &Arc<Self>, len: usize, node: Option<u32>) -> Option<PoolBuf> {
         let order = order_of(len);
-        let near = self.part_of(node);
-        let page = self.free.lock().buddy.take(order, near);
+        let near = self.stripe_part(node);
+        let page = self.free.lock().buddy.take_run(order, near);
         match page {
-            Some(page) => Some(self.buf(page, order, len)),
-            // Made there, not free for all meanwhile: short ones would take what is freed for a long one.
-            None => self.reclaim.get()?.upgrade()?.reclaim(len),
+            Some(page) => Some(self.make_buf(page, order, len)),
+            // Evicted and allocated in one step: otherwise short allocations would take the memory freed for a long
+            // one.
+            None => self.reclaim.get()?.upgrade()?.reclaim_buffer(len),
         }
     }
 
     /// A buffer of `len` bytes, waiting for one until `deadline`.
     ///
     /// # Errors
-    /// `NoMemory` when none came free in time; `Invalid` when no buffer is ever that large.
-    pub fn alloc(self: &Arc<Self>, len: usize, deadline: Instant) -> Result<Buf> {
+    /// `NoMemory` when none was free in time; `Invalid` when it is larger than the budget.
+    pub fn alloc(self: &Arc<Self>, len: usize, deadline: Instant) -> Result<PoolBuf> {
         self.alloc_near(len, None, deadline)
     }
 
-    /// [`Pool::alloc`] that takes a free buffer of this NUMA node rather than of another one, and waits for none of it.
+    /// [`BufferPool::alloc`] that prefers a free buffer of this NUMA node, without waiting for one.
     ///
     /// # Errors
-    /// As [`Pool::alloc`].
-    pub fn alloc_near(self: &Arc<Self>, len: usize, node: Option<u32>, deadline: Instant) -> Result<Buf> {
+    /// As [`BufferPool::alloc`].
+    pub fn alloc_near(self: &Arc<Self>, len: usize, node: Option<u32>, deadline: Instant) -> Result<PoolBuf> {
         if len > self.len {
             return Err(Error::new(
                 ErrorKind::Invalid,
@@ -253,12 +256,11 @@ impl Pool {
                 return Ok(buf);
             }
             let mut free = self.free.lock();
-            if let Some(page) = free.buddy.take(order, None) {
-                return Ok(self.buf(page, order, len));
+            if let Some(page) = free.buddy.take_run(order, None) {
+                return Ok(self.make_buf(page, order, len));
             }
             free.waiting += 1;
-            // Pins are let go without a word to the pool (a reader drops its slice), so look again at least
-            // every few milliseconds.
+            // A reader that drops its slice does not notify the pool, so check again every few milliseconds.
             let slice = Instant::now() + std::time::Duration::from_millis(5);
             self.freed.wait_until(&mut free, slice.min(deadline));
             free.waiting -= 1;
@@ -277,44 +279,44 @@ impl Pool {
     }
 
     /// Pages of the largest buffer.
-    pub(crate) fn largest(&self) -> u32 {
-        self.free.lock().buddy.largest() as u32
+    pub(crate) fn largest_pages(&self) -> u32 {
+        self.free.lock().buddy.largest_run() as u32
     }
 
-    /// What is free within `pages`, that begin and end between buffers: the first page of each piece, and how many.
+    /// The free pieces within `pages`, which begin and end between buffers: the first page of each, and its pages.
     pub(crate) fn free_in(&self, pages: Range<u32>) -> Vec<(u32, u32)> {
         self.free.lock().buddy.free_in(pages).map(|(page, order)| (page, 1 << order)).collect()
     }
 
-    /// Buffers of all that is free within `pages`; what is free beyond them as well is left.
-    pub(crate) fn take_free_in(self: &Arc<Self>, pages: Range<u32>) -> Vec<Buf> {
+    /// Buffers of all that is free within `pages`; pieces that extend beyond are left.
+    pub(crate) fn take_free_in(self: &Arc<Self>, pages: Range<u32>) -> Vec<PoolBuf> {
         let mut free = self.free.lock();
         let runs: Vec<_> =
             free.buddy.free_in(pages.clone()).filter(|(page, order)| page + (1 << order) <= pages.end).collect();
-        runs.iter().for_each(|(page, order)| free.buddy.take_this(*page, *order));
+        runs.iter().for_each(|(page, order)| free.buddy.take_free_run(*page, *order));
         drop(free);
-        runs.into_iter().map(|(page, order)| self.buf(page, order, 1 << (order + PAGE_SHIFT))).collect()
+        runs.into_iter().map(|(page, order)| self.make_buf(page, order, 1 << (order + PAGE_SHIFT))).collect()
     }
 
-    fn part_of(&self, node: Option<u32>) -> Option<usize> {
+    fn stripe_part(&self, node: Option<u32>) -> Option<usize> {
         let (stripes, node) = (self.stripes.get()?, node?);
         stripes.nodes().iter().position(|of| *of == node)
     }
 
-    /// The most buffers there can be at once.
+    /// The maximum number of buffers at once.
     pub(crate) fn pages(&self) -> usize {
         self.len >> PAGE_SHIFT
     }
 
-    fn buf(self: &Arc<Self>, page: u32, order: u32, len: usize) -> Buf {
+    fn make_buf(self: &Arc<Self>, page: u32, order: u32, len: usize) -> PoolBuf {
         // SAFETY: the allocator hands out page numbers inside the arena only.
         let ptr = unsafe { self.base.add((page as usize) << PAGE_SHIFT) };
-        Buf { pool: Arc::clone(self), ptr, page, order, len }
+        PoolBuf { pool: Arc::clone(self), ptr, page, order, len }
     }
 
-    fn give(&self, page: u32, order: u32) {
+    fn give_back(&self, page: u32, order: u32) {
         let mut free = self.free.lock();
-        free.buddy.give(page, order);
+        free.buddy.give_back(page, order);
         let wake = free.waiting > 0;
         drop(free);
         if wake {
@@ -327,37 +329,38 @@ fn order_of(len: usize) -> u32 {
     len.next_power_of_two().trailing_zeros().saturating_sub(PAGE_SHIFT)
 }
 
-impl Drop for Pool {
+impl Drop for BufferPool {
     fn drop(&mut self) {
-        // SAFETY: every `Buf` and `Annex` holds an `Arc<Pool>`, so none is left that points into the mapping.
+        // SAFETY: every `PoolBuf` and `AnnexPiece` holds an `Arc<BufferPool>`, so none is left that points into the
+        // mapping.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len + self.annex_len) };
     }
 }
 
-/// The order of a buffer whose run is another's by now.
-const PASSED_ON: u32 = u32::MAX;
+/// The order of a buffer whose pages were transferred to another.
+const TRANSFERRED: u32 = u32::MAX;
 
-/// A buffer out of the arena, given back when dropped.
-pub struct Buf {
-    pool: Arc<Pool>,
+/// A buffer of the arena, returned when dropped.
+pub struct PoolBuf {
+    pool: Arc<BufferPool>,
     ptr: NonNull<u8>,
     page: u32,
     order: u32,
     len: usize,
 }
 
-// SAFETY: a `Buf` owns its part of the arena alone.
-unsafe impl Send for Buf {}
-// SAFETY: shared access gives only `&[u8]`, and `as_ptr` callers take on the rules themselves.
-unsafe impl Sync for Buf {}
+// SAFETY: a `PoolBuf` exclusively owns its part of the arena.
+unsafe impl Send for PoolBuf {}
+// SAFETY: shared access gives only `&[u8]`, and users of `as_ptr` take on the rules themselves.
+unsafe impl Sync for PoolBuf {}
 
-impl Buf {
+impl PoolBuf {
     /// The first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// What the buffer takes from the budget.
+    /// The bytes that the buffer takes from the budget.
     pub fn footprint(&self) -> usize {
         1 << (self.order + PAGE_SHIFT)
     }
@@ -367,41 +370,41 @@ impl Buf {
         self.page..self.page + (1 << self.order)
     }
 
-    /// The first `len` bytes of it; the rest is given back as far as it is not part of what these take.
-    pub(crate) fn cut(mut self, len: usize) -> Buf {
+    /// Shortens it to `len` bytes; returns the rest to the pool as far as it is not rounding.
+    pub(crate) fn cut_to(mut self, len: usize) -> PoolBuf {
         while self.order > order_of(len) {
             self.order -= 1;
-            self.pool.give(self.page + (1 << self.order), self.order);
+            self.pool.give_back(self.page + (1 << self.order), self.order);
         }
         self.len = len;
         self
     }
 
-    /// One buffer of `len` bytes that takes just `pages`, if `parts` are all of these.
-    /// A single longer one that begins with them is cut.
-    pub(crate) fn joined(mut parts: Vec<Buf>, pages: Range<u32>, len: usize) -> Option<Buf> {
+    /// Joins `parts` to one buffer of `len` bytes that takes exactly `pages`, if they cover these. A single longer
+    /// part that begins with them is cut.
+    pub(crate) fn join_parts(mut parts: Vec<PoolBuf>, pages: Range<u32>, len: usize) -> Option<PoolBuf> {
         if let [only] = &parts[..]
             && only.page == pages.start
             && only.pages().end > pages.end
         {
-            return parts.pop().map(|longer| longer.cut(len));
+            return parts.pop().map(|longer| longer.cut_to(len));
         }
         let order = order_of(len);
-        let inside = |part: &Buf| pages.contains(&part.page) && part.pages().end <= pages.end;
+        let inside = |part: &PoolBuf| pages.contains(&part.page) && part.pages().end <= pages.end;
         let all: usize = parts.iter().filter(|part| inside(part)).map(|part| part.pages().len()).sum();
         if all != pages.len() || pages.len() != 1 << order || parts.iter().any(|part| !inside(part)) {
             return None;
         }
         let pool = Arc::clone(&parts.first()?.pool);
         for mut part in parts {
-            part.order = PASSED_ON;
+            part.order = TRANSFERRED;
             drop(part);
         }
-        Some(pool.buf(pages.start, order, len))
+        Some(pool.make_buf(pages.start, order, len))
     }
 }
 
-impl Deref for Buf {
+impl Deref for PoolBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: the mapping is initialised (zero or earlier bytes), `len` lies inside the run owned here,
@@ -410,34 +413,34 @@ impl Deref for Buf {
     }
 }
 
-impl DerefMut for Buf {
+impl DerefMut for PoolBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` excludes every other user.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 }
 
-impl Drop for Buf {
+impl Drop for PoolBuf {
     fn drop(&mut self) {
-        if self.order != PASSED_ON {
-            self.pool.give(self.page, self.order);
+        if self.order != TRANSFERRED {
+            self.pool.give_back(self.page, self.order);
         }
     }
 }
 
-/// A piece of the annex, given back when dropped. Its bytes are initialised, and reached by its address alone: whoever
-/// holds it decides who reads and writes them.
-pub struct Annex {
-    pool: Arc<Pool>,
+/// A piece of the annex, returned when dropped. Its bytes are initialised and reached by address only: the owner
+/// synchronises access.
+pub struct AnnexPiece {
+    pool: Arc<BufferPool>,
     start: NonNull<u8>,
     at: usize,
     len: usize,
 }
 
-// SAFETY: an `Annex` owns its part of the arena alone.
-unsafe impl Send for Annex {}
+// SAFETY: an `AnnexPiece` exclusively owns its part of the arena.
+unsafe impl Send for AnnexPiece {}
 
-impl Annex {
+impl AnnexPiece {
     /// The first byte; the same for the value's whole life.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
@@ -454,7 +457,7 @@ impl Annex {
     }
 }
 
-impl Drop for Annex {
+impl Drop for AnnexPiece {
     fn drop(&mut self) {
         self.pool.annex.lock().returned.push((self.at, self.len));
     }
@@ -467,7 +470,7 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned_counted_and_come_back() {
-        let pool = Pool::new(1 << 20, 256 << 10).unwrap();
+        let pool = BufferPool::new(1 << 20, 256 << 10).unwrap();
         let mut a = pool.try_alloc(100_000).unwrap();
         assert_eq!(a.as_ptr() as usize % 4096, 0);
         a.fill(7);
@@ -478,7 +481,7 @@ mod tests {
 
     #[test]
     fn waits_and_gives_up_at_the_deadline() {
-        let pool = Pool::new(64 << 10, 64 << 10).unwrap();
+        let pool = BufferPool::new(64 << 10, 64 << 10).unwrap();
         let held = pool.try_alloc(64 << 10).unwrap();
         let error = pool.alloc(16 << 10, Instant::now() + Duration::from_millis(20)).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::NoMemory);
@@ -493,54 +496,54 @@ mod tests {
 
     #[test]
     fn the_annex_is_part_of_the_arena_and_of_no_buffer() {
-        let pool = Pool::with_annex(1 << 20, 1 << 20, 64 << 10).unwrap();
+        let pool = BufferPool::with_annex(1 << 20, 1 << 20, 64 << 10).unwrap();
         let (start, len) = pool.arena();
         assert_eq!((len, pool.limit_bytes()), ((1 << 20) + (64 << 10), 1 << 20));
         let all = pool.try_alloc(1 << 20).unwrap();
-        let pieces: Vec<Annex> = std::iter::from_fn(|| pool.annex(20_000)).collect();
+        let pieces: Vec<AnnexPiece> = std::iter::from_fn(|| pool.annex(20_000)).collect();
         assert_eq!((pieces.len(), pieces[0].len()), (3, 20_480));
         for (i, piece) in pieces.iter().enumerate() {
             let at = piece.as_ptr().as_ptr() as usize;
             assert_eq!((at - start as usize, at % 4096), ((1 << 20) + i * 20_480, 0));
             assert!(at >= all.as_ptr() as usize + all.len());
-            // SAFETY: the piece's own bytes, which nobody else reaches.
+            // SAFETY: the piece's own bytes, which have no other user.
             unsafe { std::ptr::write_bytes(piece.as_ptr().as_ptr(), i as u8, piece.len()) };
         }
         drop(pieces);
         // What came back is had again, and what is left over beside it.
-        let again: Vec<Annex> = std::iter::from_fn(|| pool.annex(20_000)).collect();
+        let again: Vec<AnnexPiece> = std::iter::from_fn(|| pool.annex(20_000)).collect();
         assert_eq!((again.len(), pool.annex(4096).map(|rest| rest.len())), (3, Some(4096)));
         drop(all);
-        assert!(Pool::new(1 << 20, 1 << 20).unwrap().annex(1).is_none());
+        assert!(BufferPool::new(1 << 20, 1 << 20).unwrap().annex(1).is_none());
     }
 
     #[test]
     fn pages_come_from_a_numa_node_that_is_there() {
-        let pool = Pool::new(1 << 20, 1 << 20).unwrap();
-        match pool.place_on(1) {
+        let pool = BufferPool::new(1 << 20, 1 << 20).unwrap();
+        match pool.place_on_nodes(1) {
             Ok(()) => pool.try_alloc(1 << 20).unwrap().fill(1),
             // A kernel without NUMA, or a container that may not choose.
             Err(e) => assert!(matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)), "{e}"),
         }
-        assert!(pool.place_on(1 << 63).is_err());
+        assert!(pool.place_on_nodes(1 << 63).is_err());
     }
 
     #[test]
     fn an_arena_on_several_nodes_knows_each_buffers() {
-        let pool = Pool::with_annex(16 << 20, 1 << 20, 6 << 20).unwrap();
+        let pool = BufferPool::with_annex(16 << 20, 1 << 20, 6 << 20).unwrap();
         let (start, len) = pool.arena();
-        assert_eq!((start as usize % stripes::HUGE, pool.node_of(start as usize)), (0, None));
+        assert_eq!((start as usize % stripes::HUGE_PAGE, pool.node_of(start as usize)), (0, None));
         // Before the arena has parts, and given back after.
         let early = pool.try_alloc(1 << 20).unwrap();
         // As on a machine that has the nodes 0 and 3.
-        let stripes = Stripes::over(len, 1 << 20, 0b1001);
+        let stripes = NumaStripes::for_arena(len, 1 << 20, 0b1001);
         assert_eq!((stripes.shift(), stripes.nodes()), (21, &[0, 3][..]));
-        pool.free.lock().buddy.part(stripes.shift() - PAGE_SHIFT, 2);
+        pool.free.lock().buddy.divide_by_stripe(stripes.shift() - PAGE_SHIFT, 2);
         assert!(pool.stripes.set(stripes).is_ok());
         drop(early);
-        let node = |buf: &Buf| pool.node_of(buf.as_ptr() as usize + buf.len() / 2);
+        let node = |buf: &PoolBuf| pool.node_of(buf.as_ptr() as usize + buf.len() / 2);
         for wish in [0, 3] {
-            let bufs: Vec<Buf> = (0..8).map(|_| pool.try_alloc_near(1 << 20, Some(wish)).unwrap()).collect();
+            let bufs: Vec<PoolBuf> = (0..8).map(|_| pool.try_alloc_near(1 << 20, Some(wish)).unwrap()).collect();
             for buf in &bufs {
                 assert_eq!((node(buf), pool.node_of(buf.as_ptr() as usize)), (Some(wish), Some(wish)));
             }
@@ -550,7 +553,7 @@ mod tests {
         }
         // Without a wish, or with one for a node that has no part, in turn.
         for wish in [None, Some(7)] {
-            let bufs: Vec<Buf> = (0..16).map(|_| pool.try_alloc_near(1 << 20, wish).unwrap()).collect();
+            let bufs: Vec<PoolBuf> = (0..16).map(|_| pool.try_alloc_near(1 << 20, wish).unwrap()).collect();
             assert_eq!(bufs.iter().filter(|buf| node(buf) == Some(0)).count(), 8);
             assert_ne!(node(&bufs[0]), node(&bufs[1]));
         }
@@ -562,6 +565,6 @@ mod tests {
 
     #[test]
     fn too_small_a_budget_is_refused() {
-        assert_eq!(Pool::new(1 << 20, 4 << 20).err().unwrap().kind(), ErrorKind::Invalid);
+        assert_eq!(BufferPool::new(1 << 20, 4 << 20).err().unwrap().kind(), ErrorKind::Invalid);
     }
 }

@@ -1,15 +1,15 @@
-//! In which order blocks in memory are given up: S3-FIFO. New blocks wait in `small`; those used again move to `main`; those
-//! thrown out of `small` leave their name in `ghost` and go to `main` at once when they come back. It holds names only, and
-//! does not know which of the blocks are still there.
+//! The order in which blocks in memory are evicted: S3-FIFO. New blocks enter `small`; those used again move to
+//! `main`. A block evicted from `small` leaves its id in `ghost`, and enters `main` directly when it comes back. It
+//! holds names only, and does not know which of the blocks still exist.
 
 use spurline_types::{BlockId, ObjectId};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 #[derive(Default)]
-pub(crate) struct IdHasher(u64);
+pub(crate) struct BlockHasher(u64);
 
-impl Hasher for IdHasher {
+impl Hasher for BlockHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -24,7 +24,7 @@ impl Hasher for IdHasher {
         self.write_u64(u64::from(n));
     }
     fn write_u64(&mut self, n: u64) {
-        // Object ids are hashes already; the block number only has to be spread.
+        // Object ids are hashes already; only the block number must be spread.
         self.0 = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
     fn write_u128(&mut self, n: u128) {
@@ -32,22 +32,22 @@ impl Hasher for IdHasher {
     }
 }
 
-pub(crate) type IdHash = BuildHasherDefault<IdHasher>;
+pub(crate) type BuildBlockHasher = BuildHasherDefault<BlockHasher>;
 
-/// A block as it stands in a queue.
+/// A block's entry in a queue.
 #[derive(Clone, Copy)]
-pub(crate) struct Name {
-    // Not as a `BlockId`, beside which there would be no room for the rest.
+pub(crate) struct QueuedBlock {
+    // Not a `BlockId`, whose padding would leave no room for the rest.
     object: ObjectId,
     index: u32,
-    /// Tells the block from one of the same id that was given up before.
+    /// Distinguishes the block from an evicted one of the same id.
     pub(crate) stamp: u32,
     pages: u32,
 }
 
-impl Name {
+impl QueuedBlock {
     pub(crate) fn new(id: BlockId, stamp: u32, pages: u32) -> Self {
-        Name { object: id.object, index: id.index, stamp, pages }
+        QueuedBlock { object: id.object, index: id.index, stamp, pages }
     }
 
     pub(crate) fn id(&self) -> BlockId {
@@ -55,20 +55,20 @@ impl Name {
     }
 }
 
-/// One of the queues, and how many pages the blocks in it take.
+/// One of the queues, and the pages that its blocks take.
 #[derive(Default)]
-pub(crate) struct Queue {
-    names: VecDeque<Name>,
+pub(crate) struct BlockQueue {
+    names: VecDeque<QueuedBlock>,
     pages: u64,
 }
 
-impl Queue {
-    pub(crate) fn push(&mut self, name: Name) {
+impl BlockQueue {
+    pub(crate) fn push(&mut self, name: QueuedBlock) {
         self.pages += u64::from(name.pages);
         self.names.push_back(name);
     }
 
-    pub(crate) fn pop(&mut self) -> Option<Name> {
+    pub(crate) fn pop(&mut self) -> Option<QueuedBlock> {
         let name = self.names.pop_front()?;
         self.pages -= u64::from(name.pages);
         Some(name)
@@ -78,23 +78,23 @@ impl Queue {
         self.names.len()
     }
 
-    fn retain(&mut self, mut here: impl FnMut(&Name) -> bool) {
+    fn retain(&mut self, mut here: impl FnMut(&QueuedBlock) -> bool) {
         self.names.retain(&mut here);
         self.pages = self.names.iter().map(|name| u64::from(name.pages)).sum();
     }
 }
 
 #[derive(Default)]
-pub(crate) struct Queues {
-    pub(crate) small: Queue,
-    pub(crate) main: Queue,
+pub(crate) struct EvictionQueues {
+    pub(crate) small: BlockQueue,
+    pub(crate) main: BlockQueue,
     ghost: VecDeque<BlockId>,
-    ghosts: HashMap<BlockId, (), IdHash>,
+    ghosts: HashMap<BlockId, (), BuildBlockHasher>,
 }
 
-impl Queues {
-    /// A block that came.
-    pub(crate) fn push(&mut self, name: Name) {
+impl EvictionQueues {
+    /// Adds a new block.
+    pub(crate) fn push_new(&mut self, name: QueuedBlock) {
         let queue = if self.ghosts.remove(&name.id()).is_some() { &mut self.main } else { &mut self.small };
         queue.push(name);
     }
@@ -103,14 +103,14 @@ impl Queues {
         self.small.len() + self.main.len()
     }
 
-    /// Whether it is the turn of `small`: while its blocks take more than a tenth of the memory. Counted by names, a few
-    /// large files of a scan would be nothing beside many small ones.
+    /// Whether to evict from `small`: while its blocks take more than a tenth of the memory. Counted by names, a few
+    /// large files of a scan would vanish beside many small ones.
     pub(crate) fn small_is_due(&self) -> bool {
         self.small.pages * 10 > self.small.pages + self.main.pages
     }
 
-    /// Has a block that was given up go to `main` when it comes back before long.
-    pub(crate) fn remember(&mut self, id: BlockId) {
+    /// Makes an evicted block enter `main` if it comes back soon.
+    pub(crate) fn remember_ghost(&mut self, id: BlockId) {
         if self.ghosts.insert(id, ()).is_none() {
             self.ghost.push_back(id);
         }
@@ -122,8 +122,8 @@ impl Queues {
         }
     }
 
-    /// Forgets the names of blocks that are gone.
-    pub(crate) fn sweep(&mut self, here: impl Fn(&Name) -> bool) {
+    /// Removes the names of blocks that no longer exist.
+    pub(crate) fn retain_present(&mut self, here: impl Fn(&QueuedBlock) -> bool) {
         self.main.retain(&here);
         self.small.retain(&here);
     }

@@ -1,51 +1,51 @@
-//! How blocks are given up for a buffer: one whose turn it is, or, where blocks are shorter than the buffer, all that lie in
-//! one stretch of its length. No more goes for a buffer than what it takes, unless one block is longer. In which order blocks
-//! have their turn is not known here.
+//! Evicts blocks from memory for a buffer: the block next in order, or, where blocks are shorter than the buffer, all
+//! blocks in one aligned stretch of its length. No more is evicted than the buffer needs, unless one block is longer.
+//! The queues own the order.
 
-use crate::pool::{Buf, Pool, Reclaim};
-use crate::queues::{Name, Queues};
-use crate::tier::{MemBlock, Tier};
+use crate::pool::{BufferPool, BufferReclaim, PoolBuf};
+use crate::queues::{EvictionQueues, QueuedBlock};
+use crate::tier::{MemBlock, MemTier};
 use spurline_types::BlockId;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// So many blocks that are too short have their turn, and their neighbours looked at, before any stretch is taken.
-const LOOKED_AT: usize = 16;
+/// Number of blocks, too short for the buffer, whose neighbours are examined before any stretch is taken.
+const SHORT_BLOCKS_TRIED: usize = 16;
 
-/// What becomes of a block whose turn it is.
-enum Turn {
-    /// It is gone already.
+/// The outcome of trying to evict the next block.
+enum EvictionAttempt {
+    /// It was removed already.
     Gone,
-    /// It was used since its last turn.
+    /// It was used since it last headed its queue.
     Used,
     InUse,
-    /// It is shorter than what is needed; its first page.
+    /// It is shorter than the buffer; its first page.
     Short(u32),
-    Out(Buf),
+    Evicted(PoolBuf),
 }
 
-/// A stretch of the arena of the largest buffer's length.
+/// A stretch of the arena as long as the largest buffer.
 #[derive(Default)]
-struct Stretch {
-    /// By pages: whether it is free or a block's that nobody uses.
-    can_go: Vec<bool>,
+struct ArenaStretch {
+    /// For each page: whether it is free or belongs to an unused block.
+    evictable: Vec<bool>,
     blocks: Vec<BlockId>,
 }
 
-impl Reclaim for Tier {
-    fn reclaim(&self, len: usize) -> Option<Buf> {
-        let need = (Pool::footprint(len) / Pool::footprint(1)) as u32;
+impl BufferReclaim for MemTier {
+    fn reclaim_buffer(&self, len: usize) -> Option<PoolBuf> {
+        let need = (BufferPool::footprint(len) / BufferPool::footprint(1)) as u32;
         if need > self.stretch {
             return None;
         }
         let mut queues = self.queues.lock();
-        let mut stretch = Stretch::default();
-        // Each name is looked at a bounded number of times, so a pool whose blocks are all pinned ends the search.
+        let mut stretch = ArenaStretch::default();
+        // Each name is tried a bounded number of times, so a pool of pinned blocks ends the search.
         let mut tries = 2 * queues.len() + 1;
-        // In use: a queue of which all are has to be passed by, or one that is full of fills would hide the other.
+        // Blocks in use: a queue full of them must be passed over, or one full of fills would hide the other.
         let (mut small_passed, mut main_passed, mut short) = (0, 0, 0);
-        while tries > 0 && short < LOOKED_AT {
+        while tries > 0 && short < SHORT_BLOCKS_TRIED {
             tries -= 1;
             let (try_small, try_main) = (small_passed < queues.small.len(), main_passed < queues.main.len());
             let of_small = try_small && (queues.small_is_due() || !try_main);
@@ -55,31 +55,31 @@ impl Reclaim for Tier {
                 (false, false) => None,
             };
             let Some(name) = name else { break };
-            match self.turn(&name, len) {
-                Turn::Gone => continue,
-                Turn::Used => {
-                    // It can go the next time round, which passes those in use once more.
+            match self.try_evict(&name, len) {
+                EvictionAttempt::Gone => continue,
+                EvictionAttempt::Used => {
+                    // It can be evicted in the next round, which tries those in use once more.
                     main_passed = 0;
                     queues.main.push(name);
                     continue;
                 }
-                Turn::Out(buf) => {
+                EvictionAttempt::Evicted(buf) => {
                     if of_small {
-                        queues.remember(name.id());
+                        queues.remember_ghost(name.id());
                     }
-                    return Some(buf.cut(len));
+                    return Some(buf.cut_to(len));
                 }
-                Turn::Short(page) => {
+                EvictionAttempt::Short(page) => {
                     short += 1;
                     let first = page / need * need;
-                    self.survey(page / self.stretch, &mut stretch);
-                    if stretch.can_all_go(first % self.stretch, need)
-                        && let Some(buf) = self.clear(first..first + need, len, &stretch, &mut queues)
+                    self.survey_stretch(page / self.stretch, &mut stretch);
+                    if stretch.all_evictable(first % self.stretch, need)
+                        && let Some(buf) = self.clear_pages(first..first + need, len, &stretch, &mut queues)
                     {
                         return Some(buf);
                     }
                 }
-                Turn::InUse => {}
+                EvictionAttempt::InUse => {}
             }
             if of_small {
                 small_passed += 1;
@@ -92,39 +92,43 @@ impl Reclaim for Tier {
         if short == 0 {
             return None;
         }
-        // Something is in use beside each of those. Where all of a stretch can go it may be any.
+        // Each of those has a neighbour in use. Any stretch that is evictable as a whole will do.
         let stretches = self.stretches.len() as u32;
         let from = self.stamps.load(Ordering::Relaxed);
         (0..stretches).map(|n| (from.wrapping_add(n)) % stretches).find_map(|number| {
-            self.survey(number, &mut stretch);
-            let first = (0..self.stretch).step_by(need as usize).find(|first| stretch.can_all_go(*first, need))?;
+            self.survey_stretch(number, &mut stretch);
+            let first = (0..self.stretch).step_by(need as usize).find(|first| stretch.all_evictable(*first, need))?;
             let first = number * self.stretch + first;
-            self.clear(first..first + need, len, &stretch, &mut queues)
+            self.clear_pages(first..first + need, len, &stretch, &mut queues)
         })
     }
 }
 
-impl Tier {
-    /// Takes the block whose turn it is out if nobody uses it, and it is long enough.
-    fn turn(&self, name: &Name, len: usize) -> Turn {
+impl MemTier {
+    /// Removes the next block if it is unused and long enough.
+    fn try_evict(&self, name: &QueuedBlock, len: usize) -> EvictionAttempt {
         let id = name.id();
-        let mut shard = self.shard(&id).lock();
-        let Some(block) = shard.get(&id).filter(|block| block.stamp == name.stamp) else { return Turn::Gone };
+        let mut shard = self.shard_of(&id).lock();
+        let Some(block) = shard.get(&id).filter(|block| block.stamp == name.stamp) else {
+            return EvictionAttempt::Gone;
+        };
         if block.uses.swap(0, Ordering::Relaxed) > 0 {
-            return Turn::Used;
+            return EvictionAttempt::Used;
         }
         if is_in_use(block) {
-            return Turn::InUse;
+            return EvictionAttempt::InUse;
         }
-        if (block.buf.footprint() as u64) < Pool::footprint(len) {
-            return Turn::Short(block.buf.pages().start);
+        if (block.buf.footprint() as u64) < BufferPool::footprint(len) {
+            return EvictionAttempt::Short(block.buf.pages().start);
         }
-        self.take_out(&mut shard, &id).and_then(Arc::into_inner).map_or(Turn::Gone, |block| Turn::Out(block.buf))
+        self.remove_locked(&mut shard, &id)
+            .and_then(Arc::into_inner)
+            .map_or(EvictionAttempt::Gone, |block| EvictionAttempt::Evicted(block.buf))
     }
 
-    /// Looks at what the stretch of this number consists of.
-    fn survey(&self, number: u32, stretch: &mut Stretch) {
-        let Stretch { can_go, blocks } = stretch;
+    /// Collects the free pages and the blocks of a stretch.
+    fn survey_stretch(&self, number: u32, stretch: &mut ArenaStretch) {
+        let ArenaStretch { evictable: can_go, blocks } = stretch;
         let first = number * self.stretch;
         can_go.clear();
         can_go.resize(self.stretch as usize, false);
@@ -134,8 +138,8 @@ impl Tier {
         blocks.clear();
         blocks.extend_from_slice(&self.stretches[number as usize].lock());
         for id in blocks.iter() {
-            // One of this name may be in another place by now.
-            if let Some(block) = self.shard(id).lock().get(id)
+            // A block of this id may be in another place by now.
+            if let Some(block) = self.shard_of(id).lock().get(id)
                 && !is_in_use(block)
                 && (first..first + self.stretch).contains(&block.buf.pages().start)
             {
@@ -145,34 +149,41 @@ impl Tier {
         }
     }
 
-    /// Gives up all blocks in `pages`, and makes one buffer of them and what is free there; `None` when one of them came
+    /// Evicts all blocks in `pages` and joins them with the free pages there to one buffer; `None` when a block came
     /// into use meanwhile.
-    fn clear(&self, pages: Range<u32>, len: usize, stretch: &Stretch, queues: &mut Queues) -> Option<Buf> {
-        // What is free first, and nothing is given back on the way: others would have it before the last block is out.
+    fn clear_pages(
+        &self,
+        pages: Range<u32>,
+        len: usize,
+        stretch: &ArenaStretch,
+        queues: &mut EvictionQueues,
+    ) -> Option<PoolBuf> {
+        // The free pages first, and nothing is returned to the pool on the way: other threads would take it before
+        // the last block is out.
         let mut parts = self.pool().take_free_in(pages.clone());
         for id in &stretch.blocks {
-            let mut shard = self.shard(id).lock();
+            let mut shard = self.shard_of(id).lock();
             let Some(block) = shard.get(id).filter(|block| pages.contains(&block.buf.pages().start)) else { continue };
             if is_in_use(block) {
                 return None;
             }
-            let block = self.take_out(&mut shard, id);
+            let block = self.remove_locked(&mut shard, id);
             drop(shard);
             parts.extend(block.and_then(Arc::into_inner).map(|block| block.buf));
-            // It went out of its turn, however often it was used.
-            queues.remember(*id);
+            // It was evicted out of order, however often it was used.
+            queues.remember_ghost(*id);
         }
-        Buf::joined(parts, pages, len)
+        PoolBuf::join_parts(parts, pages, len)
     }
 }
 
-impl Stretch {
-    fn can_all_go(&self, from: u32, pages: u32) -> bool {
-        self.can_go[from as usize..][..pages as usize].iter().all(|can| *can)
+impl ArenaStretch {
+    fn all_evictable(&self, from: u32, pages: u32) -> bool {
+        self.evictable[from as usize..][..pages as usize].iter().all(|can| *can)
     }
 }
 
-/// One reference is the map's own; a second is a reader's, a filler's or a waiter's.
+/// One reference is the table's own; others belong to readers, fillers or waiters.
 fn is_in_use(block: &Arc<MemBlock>) -> bool {
     Arc::strong_count(block) > 1
 }
@@ -180,8 +191,8 @@ fn is_in_use(block: &Arc<MemBlock>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tier::{Found, Slice};
-    use spurline_types::{ObjectId, Sink};
+    use crate::tier::{BlockSlice, TierLookup};
+    use spurline_types::{ByteSink, ObjectId};
     use std::time::{Duration, Instant};
 
     const PAGE: usize = 16 << 10;
@@ -195,17 +206,19 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    fn fill(tier: &Arc<Tier>, n: u32, len: usize) {
-        let Found::Vacant(mut fill) = tier.find_or_fill(id(n), len, soon()).unwrap() else { panic!("{n} is here") };
+    fn fill(tier: &Arc<MemTier>, n: u32, len: usize) {
+        let TierLookup::Vacant(mut fill) = tier.find_or_fill(id(n), len, soon()).unwrap() else {
+            panic!("{n} is here")
+        };
         fill.spare().fill(n as u8);
         fill.commit(len);
     }
 
-    fn pin(tier: &Arc<Tier>, n: u32) -> Slice {
-        tier.find(&id(n)).unwrap().wait(0..PAGE, soon()).unwrap()
+    fn pin(tier: &Arc<MemTier>, n: u32) -> BlockSlice {
+        tier.find(&id(n)).unwrap().wait_range(0..PAGE, soon()).unwrap()
     }
 
-    fn held(tier: &Arc<Tier>, blocks: Range<u32>) -> usize {
+    fn held(tier: &Arc<MemTier>, blocks: Range<u32>) -> usize {
         blocks.filter(|n| tier.peek(&id(*n)).is_some()).count()
     }
 
@@ -220,8 +233,8 @@ mod tests {
     }
 
     /// A memory of `mib` MiB full of blocks of one page, those that follow on one another lying anywhere; the blocks.
-    fn full_of_short_blocks(mib: usize, seed: u64) -> (Arc<Tier>, Vec<u32>) {
-        let tier = Tier::new(Pool::new((mib << 20) as u64, LARGE).unwrap());
+    fn full_of_short_blocks(mib: usize, seed: u64) -> (Arc<MemTier>, Vec<u32>) {
+        let tier = MemTier::new(BufferPool::new((mib << 20) as u64, LARGE).unwrap());
         let (mut seed, all) = (seed, (mib << 20) / PAGE);
         let first = shuffled(&mut seed, (0..all as u32).collect());
         first.iter().for_each(|n| fill(&tier, *n, PAGE));
@@ -236,17 +249,17 @@ mod tests {
         (tier, shuffled(&mut seed, first))
     }
 
-    fn left(tier: &Arc<Tier>, blocks: &[u32]) -> usize {
+    fn left(tier: &Arc<MemTier>, blocks: &[u32]) -> usize {
         blocks.iter().filter(|n| tier.peek(&id(**n)).is_some()).count()
     }
 
     #[test]
     fn a_large_buffer_costs_no_more_short_blocks_than_it_takes() {
         let (tier, blocks) = full_of_short_blocks(16, 7);
-        let bufs: Vec<Buf> = (0..4).map(|_| tier.pool().try_alloc(LARGE).expect("blocks can go for it")).collect();
+        let bufs: Vec<PoolBuf> = (0..4).map(|_| tier.pool().try_alloc(LARGE).expect("blocks can go for it")).collect();
         assert_eq!(left(&tier, &blocks), blocks.len() - 4 * LARGE / PAGE);
         // And what is shorter than the largest, beside readers.
-        let pins: Vec<Slice> =
+        let pins: Vec<BlockSlice> =
             blocks.iter().filter(|n| tier.peek(&id(**n)).is_some()).take(40).map(|n| pin(&tier, *n)).collect();
         let before = left(&tier, &blocks);
         let part = tier.pool().try_alloc(LARGE / 4).expect("blocks can go for it");
@@ -261,9 +274,9 @@ mod tests {
         for seed in 1..20 {
             let (tier, blocks) = full_of_short_blocks(8, seed);
             let start = tier.pool().arena().0 as usize;
-            let stretch_of = |slice: &Slice| (slice.as_ptr() as usize - start) / LARGE;
+            let stretch_of = |slice: &BlockSlice| (slice.as_ptr() as usize - start) / LARGE;
             // One reader in each stretch but one: far more than are looked at in turn are beside one.
-            let mut pinned: [Option<Slice>; 8] = Default::default();
+            let mut pinned: [Option<BlockSlice>; 8] = Default::default();
             for n in &blocks {
                 let slice = pin(&tier, *n);
                 let at = stretch_of(&slice);
@@ -284,10 +297,10 @@ mod tests {
     /// Where short ones have neighbours in use, a long one is cut, and no other goes.
     #[test]
     fn a_buffer_of_middling_length_costs_one_long_block() {
-        let tier = Tier::new(Pool::new(8 * LARGE as u64, LARGE).unwrap());
+        let tier = MemTier::new(BufferPool::new(8 * LARGE as u64, LARGE).unwrap());
         let short = (4 * LARGE / PAGE) as u32;
         let start = tier.pool().arena().0 as usize;
-        let mut pins: std::collections::HashMap<usize, Slice> = Default::default();
+        let mut pins: std::collections::HashMap<usize, BlockSlice> = Default::default();
         for n in 0..short {
             fill(&tier, n, PAGE);
             let slice = pin(&tier, n);
@@ -300,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_scan_of_large_files_leaves_short_ones_that_are_hot() {
-        let tier = Tier::new(Pool::new(16 << 20, LARGE).unwrap());
+        let tier = MemTier::new(BufferPool::new(16 << 20, LARGE).unwrap());
         for n in 0..768 {
             fill(&tier, n, PAGE);
             tier.peek(&id(n)).unwrap().uses.store(1, Ordering::Relaxed);
@@ -314,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_block_that_came_back_does_not_go_for_its_old_name() {
-        let tier = Tier::new(Pool::new(2 * PAGE as u64, PAGE).unwrap());
+        let tier = MemTier::new(BufferPool::new(2 * PAGE as u64, PAGE).unwrap());
         fill(&tier, 0, PAGE);
         assert!(tier.remove(&id(0)));
         for n in [1, 0, 2] {
@@ -325,7 +338,7 @@ mod tests {
 
     #[test]
     fn short_and_large_ones_at_one_time_keep_out_of_each_others_memory() {
-        let tier = Tier::new(Pool::new(8 << 20, LARGE).unwrap());
+        let tier = MemTier::new(BufferPool::new(8 << 20, LARGE).unwrap());
         std::thread::scope(|scope| {
             for thread in 0..4u32 {
                 let tier = &tier;
@@ -341,7 +354,7 @@ mod tests {
                         }
                         for m in n.saturating_sub(20)..=n {
                             let Some(block) = tier.find(&id(m)) else { continue };
-                            let bytes = block.wait(0..block.len(), soon()).unwrap();
+                            let bytes = block.wait_range(0..block.len(), soon()).unwrap();
                             assert!(bytes.iter().step_by(512).all(|b| *b == m as u8), "block {m}");
                         }
                     }

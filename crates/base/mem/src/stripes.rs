@@ -1,38 +1,39 @@
-//! Which NUMA node each part of the arena comes from: stripes of it in turn, and what the kernel made of that.
-//! It knows no device; nodes are numbers that it is told.
+//! The NUMA node of each part of the arena: stripes of the nodes in turn, and their actual placement by the kernel.
+//! It knows no device; nodes are numbers.
 
 use std::io::{Error, Result};
 
 /// The length of a huge page: no stripe is shorter, and each begins at a multiple of it.
-pub(crate) const HUGE: usize = 2 << 20;
-/// Stripes of each node that are enough; every one of them is a mapping of its own to the kernel.
-const ENOUGH: usize = 64;
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
+/// Sufficient stripes per node; each is a mapping of its own in the kernel.
+const STRIPES_PER_NODE: usize = 64;
 
 /// Stripes of one length, of each node in turn.
-pub(crate) struct Stripes {
+pub(crate) struct NumaStripes {
     shift: u32,
     nodes: Vec<u32>,
 }
 
-/// Of some pages, how many are where they should be.
+/// A sample of pages, by whether they are on the intended node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Placed {
+pub struct NumaPlacement {
     /// Bytes of a stripe.
     pub stripe: usize,
     /// On the node of their stripe.
     pub right: usize,
-    /// On another one, which had room.
+    /// On another node, which had free memory.
     pub elsewhere: usize,
     /// Not touched yet.
     pub untouched: usize,
 }
 
-impl Stripes {
-    /// For `len` bytes whose largest buffer has `largest` (a power of two), over the nodes that are bits of `nodes`.
-    pub fn over(len: usize, largest: usize, nodes: u64) -> Stripes {
+impl NumaStripes {
+    /// Stripes for `len` bytes whose largest buffer has `largest` (a power of two), over the nodes in the bit mask
+    /// `nodes`.
+    pub fn for_arena(len: usize, largest: usize, nodes: u64) -> NumaStripes {
         let nodes: Vec<u32> = (0..u64::BITS).filter(|n| nodes >> n & 1 == 1).collect();
-        let few = (len / (nodes.len().max(1) * ENOUGH)).next_power_of_two();
-        Stripes { shift: few.max(largest).max(HUGE).trailing_zeros(), nodes }
+        let few = (len / (nodes.len().max(1) * STRIPES_PER_NODE)).next_power_of_two();
+        NumaStripes { shift: few.max(largest).max(HUGE_PAGE).trailing_zeros(), nodes }
     }
 
     /// The length of a stripe as a power of two.
@@ -56,19 +57,19 @@ impl Stripes {
         (0..len).step_by(stripe).map(move |at| (at, stripe.min(len - at), self.node_of(at)))
     }
 
-    /// Asks the kernel where one page of each two MiB is.
-    pub fn placed(&self, start: *const u8, len: usize) -> Result<Placed> {
-        let ats: Vec<usize> = (0..len).step_by(HUGE).collect();
+    /// Queries the kernel for the node of one page in two MiB.
+    pub fn measure_placement(&self, start: *const u8, len: usize) -> Result<NumaPlacement> {
+        let ats: Vec<usize> = (0..len).step_by(HUGE_PAGE).collect();
         let pages: Vec<*const u8> = ats.iter().map(|at| start.wrapping_add(*at)).collect();
         let mut status = vec![0i32; pages.len()];
         let (pages, to) = (pages.as_ptr(), status.as_mut_ptr());
-        // SAFETY: both arrays have as many entries as is said; without nodes to move to, no page is moved.
+        // SAFETY: both arrays have the stated number of entries; without target nodes, no page is moved.
         let answer =
             unsafe { libc::syscall(libc::SYS_move_pages, 0, ats.len(), pages, std::ptr::null::<i32>(), to, 0) };
         if answer < 0 {
             return Err(Error::last_os_error());
         }
-        let mut placed = Placed { stripe: 1 << self.shift, ..Placed::default() };
+        let mut placed = NumaPlacement { stripe: 1 << self.shift, ..NumaPlacement::default() };
         for (at, node) in ats.into_iter().zip(status) {
             match u32::try_from(node) {
                 Ok(node) if node == self.node_of(at) => placed.right += 1,
@@ -80,14 +81,14 @@ impl Stripes {
     }
 }
 
-/// Has pages that are not there yet come from the nodes that are bits of `nodes`, one of them, while it has any.
+/// Makes the kernel prefer the nodes in the bit mask `nodes` for pages of the range that are not resident yet.
 ///
 /// # Safety
 /// The range is a mapping of the caller's own, or part of one.
-pub(crate) unsafe fn prefer(start: *const u8, len: usize, nodes: u64) -> Result<()> {
-    // The kernel counts one bit more than it reads.
+pub(crate) unsafe fn prefer_nodes(start: *const u8, len: usize, nodes: u64) -> Result<()> {
+    // The kernel reads one bit less than it is given.
     let bits = u64::BITS as usize + 1;
-    // SAFETY: the range is the caller's; the mask is read during the call. Only where pages come from changes.
+    // SAFETY: the range is the caller's; the mask is read during the call. Only the placement of pages changes.
     let answer = unsafe { libc::syscall(libc::SYS_mbind, start, len, libc::MPOL_PREFERRED, &raw const nodes, bits, 0) };
     if answer == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
@@ -98,11 +99,11 @@ mod tests {
 
     #[test]
     fn stripes_are_large_few_and_in_turn() {
-        let shift = |len: usize, largest: usize, nodes| Stripes::over(len, largest, nodes).shift();
+        let shift = |len: usize, largest: usize, nodes| NumaStripes::for_arena(len, largest, nodes).shift();
         assert_eq!(shift(24 << 20, 1 << 20, 0b11), 21, "a huge page at the least");
         assert_eq!(shift(300 << 20, 4 << 20, 0b11), 22, "the largest buffer at the least");
         assert_eq!(shift(64 << 30, 4 << 20, 0b11), 29, "and no more of them than need be");
-        let stripes = Stripes::over(21 << 20, 4 << 20, 0b1_0010);
+        let stripes = NumaStripes::for_arena(21 << 20, 4 << 20, 0b1_0010);
         let pieces: Vec<_> = stripes.pieces(21 << 20).map(|(at, len, node)| (at >> 20, len >> 20, node)).collect();
         assert_eq!(pieces, [(0, 4, 1), (4, 4, 4), (8, 4, 1), (12, 4, 4), (16, 4, 1), (20, 1, 4)]);
         assert_eq!((stripes.node_of((4 << 20) - 1), stripes.node_of(4 << 20)), (1, 4));

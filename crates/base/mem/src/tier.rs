@@ -1,52 +1,52 @@
-//! Blocks held in memory, each filled once however many want it, readable up to where it is filled,
-//! and given up in an order that a scan can't spoil (S3-FIFO). Who fills them is not known here.
+//! Blocks held in memory: each filled once for all readers, readable up to its fill mark, and evicted in an order
+//! that a scan can't spoil (S3-FIFO). It does not know how blocks are filled.
 
-use crate::pool::{Buf, Pool};
-use crate::queues::{IdHash, Name, Queues};
+use crate::pool::{BufferPool, PoolBuf};
+use crate::queues::{BuildBlockHasher, EvictionQueues, QueuedBlock};
 use parking_lot::{Condvar, Mutex};
-use spurline_types::{BlockId, Error, ErrorKind, Result, Sink};
+use spurline_types::{BlockId, ByteSink, Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Accesses within so many milliseconds of each other count as one: a sequential reader touches a block several
-/// times in a row, and that must not make the block look popular.
-const CORRELATED: u32 = 500;
-/// After so long since the last use that counted the next one counts however soon after another it comes: so many in a row
-/// are of more than one reader, or of one that comes back. As long as the disks' policy takes uses for one.
-const SUSTAINED: u32 = 4000;
+/// Uses within this many milliseconds of each other count as one: a sequential reader touches a block several times
+/// in a row, and that must not make the block look popular.
+const CORRELATED_MS: u32 = 500;
+/// This long after the last counted use the next one counts, however short the pauses between uses: such a long run
+/// means several readers, or one that returns. Equal to the disk policy's correlation time.
+const SUSTAINED_MS: u32 = 4000;
 const SHARDS: usize = 16;
 
 /// One block in memory, being filled or complete.
 pub struct MemBlock {
-    pub(crate) buf: Buf,
-    /// Tells it from others of its name in the queues.
+    pub(crate) buf: PoolBuf,
+    /// Distinguishes it in the queues from other blocks of its id.
     pub(crate) stamp: u32,
     filled: AtomicUsize,
-    status: Mutex<Status>,
+    status: Mutex<FillStatus>,
     changed: Condvar,
-    /// Uses that count, up to 3.
+    /// Counted uses, at most 3.
     pub(crate) uses: AtomicU8,
     last_use: AtomicU32,
-    /// When a use counted last, or the block came.
+    /// Time of the last counted use, or of the block's arrival.
     last_counted: AtomicU32,
 }
 
 #[derive(Clone)]
-enum Status {
+enum FillStatus {
     Filling,
     Ready,
     Failed(Error),
 }
 
 impl MemBlock {
-    /// Waits until `range` is there and pins it.
+    /// Waits until `range` is filled and pins it.
     ///
     /// # Errors
     /// The fill's own error, `Timeout` when `deadline` passes first, `Invalid` past the block's end.
-    pub fn wait(self: &Arc<Self>, range: Range<usize>, deadline: Instant) -> Result<Slice> {
+    pub fn wait_range(self: &Arc<Self>, range: Range<usize>, deadline: Instant) -> Result<BlockSlice> {
         if range.end > self.buf.len() || range.start > range.end {
             return Err(Error::new(
                 ErrorKind::Invalid,
@@ -59,7 +59,7 @@ impl MemBlock {
                 if self.filled.load(Ordering::Acquire) >= range.end {
                     break;
                 }
-                if let Status::Failed(error) = &*status {
+                if let FillStatus::Failed(error) = &*status {
                     return Err(error.clone());
                 }
                 if self.changed.wait_until(&mut status, deadline).timed_out() {
@@ -70,7 +70,7 @@ impl MemBlock {
                 }
             }
         }
-        Ok(Slice { block: Arc::clone(self), range })
+        Ok(BlockSlice { block: Arc::clone(self), range })
     }
 
     /// The block's length in bytes.
@@ -79,25 +79,25 @@ impl MemBlock {
         self.buf.len()
     }
 
-    /// Whether all bytes are there.
+    /// Whether all bytes are filled.
     pub fn is_ready(&self) -> bool {
         self.filled.load(Ordering::Acquire) == self.buf.len()
     }
 
-    /// Whether so many bytes from its beginning are there, so that nobody waits for them.
-    pub fn has(&self, end: usize) -> bool {
+    /// Whether this many bytes from its start are filled, so that a reader of them does not wait.
+    pub fn is_filled_to(&self, end: usize) -> bool {
         self.filled.load(Ordering::Acquire) >= end
     }
 
-    /// Notes a use at `now` milliseconds; true when it counts as one of its own.
+    /// Notes a use at `now` milliseconds; returns whether it was counted.
     fn touch(&self, now: u32) -> bool {
-        // Of two readers the later one may come here first: signed, or the other would seem to come after ages.
+        // The later of two readers may get here first: signed, or the other's time would seem ages later.
         let since = |then: u32| now.wrapping_sub(then) as i32;
         let (last, counted) = (self.last_use.swap(now, Ordering::Relaxed), self.last_counted.load(Ordering::Relaxed));
-        if since(last) < CORRELATED as i32 && since(counted) < SUSTAINED as i32 {
+        if since(last) < CORRELATED_MS as i32 && since(counted) < SUSTAINED_MS as i32 {
             return false;
         }
-        // Of those that come at once one counts.
+        // Of concurrent uses one counts.
         if self.last_counted.compare_exchange(counted, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -109,41 +109,41 @@ impl MemBlock {
     }
 }
 
-/// Filled bytes of a block; they stay as they are for as long as this lives.
+/// Filled bytes of a block; they do not change while this lives.
 #[derive(Clone)]
-pub struct Slice {
+pub struct BlockSlice {
     block: Arc<MemBlock>,
     range: Range<usize>,
 }
 
-impl Slice {
-    /// A buffer that is whole and belongs to no tier, to be passed on like any other.
-    pub fn owned(buf: Buf) -> Slice {
+impl BlockSlice {
+    /// A complete buffer that belongs to no tier, as a slice.
+    pub fn from_buf(buf: PoolBuf) -> BlockSlice {
         let len = buf.len();
         let block = MemBlock {
             buf,
             stamp: 0,
             filled: AtomicUsize::new(len),
-            status: Mutex::new(Status::Ready),
+            status: Mutex::new(FillStatus::Ready),
             changed: Condvar::new(),
             uses: AtomicU8::new(0),
             last_use: AtomicU32::new(0),
             last_counted: AtomicU32::new(0),
         };
-        Slice { block: Arc::new(block), range: 0..len }
+        BlockSlice { block: Arc::new(block), range: 0..len }
     }
 
     /// A part of this slice.
     ///
     /// # Panics
     /// When `part` reaches past the end.
-    pub fn part(&self, part: Range<usize>) -> Slice {
-        assert!(part.start <= part.end && part.end <= self.range.len(), "a part of a slice lies inside it");
-        Slice { block: Arc::clone(&self.block), range: self.range.start + part.start..self.range.start + part.end }
+    pub fn subslice(&self, part: Range<usize>) -> BlockSlice {
+        assert!(part.start <= part.end && part.end <= self.range.len(), "a subslice lies inside its slice");
+        BlockSlice { block: Arc::clone(&self.block), range: self.range.start + part.start..self.range.start + part.end }
     }
 }
 
-impl Deref for Slice {
+impl Deref for BlockSlice {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: a slice is made only of bytes below the block's fill mark; those are never written again
@@ -152,15 +152,15 @@ impl Deref for Slice {
     }
 }
 
-/// The right and the duty to fill one block. Dropping it unfinished fails the block for all who wait.
-pub struct Fill {
+/// The exclusive right and duty to fill one block. Dropping it unfinished fails the block for all waiters.
+pub struct BlockFill {
     block: Arc<MemBlock>,
     id: BlockId,
-    tier: Arc<Tier>,
+    tier: Arc<MemTier>,
     done: bool,
 }
 
-impl Fill {
+impl BlockFill {
     /// Which block this is.
     pub fn id(&self) -> BlockId {
         self.id
@@ -171,40 +171,40 @@ impl Fill {
         Arc::clone(&self.block)
     }
 
-    /// Address of [`Sink::spare`], and its capacity with the bytes that pad the buffer to its size in the arena,
-    /// which a device that writes whole sectors may fill too.
+    /// Address of [`ByteSink::spare`], and its capacity including the buffer's padding, which a device that writes
+    /// whole sectors may fill too.
     pub fn spare_parts(&mut self) -> (*mut u8, usize) {
         let filled = self.block.filled.load(Ordering::Relaxed);
         // SAFETY: the mark lies inside the buffer.
         (unsafe { self.block.buf.as_ptr().add(filled) }, self.block.buf.footprint() - filled)
     }
 
-    /// Ends an unfinished fill with an error that every waiting reader gets; the block is forgotten, so the
-    /// next reader tries anew.
+    /// Ends an unfinished fill with an error that every waiting reader gets; the block is removed, so the next reader
+    /// tries anew.
     pub fn fail(mut self, error: Error) {
-        self.end(error);
+        self.end_with(error);
     }
 
     /// The whole block, pinned, once it is filled.
-    pub fn finished(&self) -> Option<Slice> {
-        self.block.is_ready().then(|| Slice { range: 0..self.block.len(), block: Arc::clone(&self.block) })
+    pub fn finished(&self) -> Option<BlockSlice> {
+        self.block.is_ready().then(|| BlockSlice { range: 0..self.block.len(), block: Arc::clone(&self.block) })
     }
 
-    fn end(&mut self, error: Error) {
+    fn end_with(&mut self, error: Error) {
         if !std::mem::replace(&mut self.done, true) {
-            self.tier.forget(&self.id, &self.block);
-            *self.block.status.lock() = Status::Failed(error);
+            self.tier.forget_block(&self.id, &self.block);
+            *self.block.status.lock() = FillStatus::Failed(error);
             self.block.changed.notify_all();
         }
     }
 }
 
-impl Sink for Fill {
+impl ByteSink for BlockFill {
     /// From the fill mark to the block's end.
     fn spare(&mut self) -> &mut [u8] {
         let filled = self.block.filled.load(Ordering::Relaxed);
-        // SAFETY: readers see only bytes below the mark; this is the one writer above it, for as long as the
-        // borrow of `self` lasts.
+        // SAFETY: readers see only bytes below the mark; this is the only writer above it, for as long as the borrow
+        // of `self` lasts.
         unsafe { std::slice::from_raw_parts_mut(self.block.buf.as_ptr().add(filled), self.block.buf.len() - filled) }
     }
 
@@ -215,7 +215,7 @@ impl Sink for Fill {
         let mut status = self.block.status.lock();
         self.block.filled.store(mark, Ordering::Release);
         if mark == self.block.buf.len() {
-            *status = Status::Ready;
+            *status = FillStatus::Ready;
             self.done = true;
         }
         drop(status);
@@ -223,43 +223,43 @@ impl Sink for Fill {
     }
 }
 
-impl Drop for Fill {
+impl Drop for BlockFill {
     fn drop(&mut self) {
-        self.end(Error::new(ErrorKind::Unavailable, "the fill of a block was given up"));
+        self.end_with(Error::new(ErrorKind::Unavailable, "the fill of a block was abandoned"));
     }
 }
 
-/// What [`Tier::find_or_fill`] found.
-pub enum Found {
-    /// The block is here or on its way: wait for the bytes on it.
+/// The result of [`MemTier::find_or_fill`].
+pub enum TierLookup {
+    /// The block is present or being filled: wait for its bytes.
     Here(Arc<MemBlock>),
-    /// Nobody has it: the caller fills it.
-    Vacant(Fill),
+    /// The block is absent: the caller fills it.
+    Vacant(BlockFill),
 }
 
-pub(crate) type Map = HashMap<BlockId, Arc<MemBlock>, IdHash>;
+pub(crate) type BlockTable = HashMap<BlockId, Arc<MemBlock>, BuildBlockHasher>;
 
 /// The blocks in memory, over one pool.
-pub struct Tier {
-    pool: Arc<Pool>,
-    shards: [Mutex<Map>; SHARDS],
-    /// The blocks in each stretch of the arena of the largest buffer's length; locked under a shard.
+pub struct MemTier {
+    pool: Arc<BufferPool>,
+    shards: [Mutex<BlockTable>; SHARDS],
+    /// The blocks in each stretch of the arena as long as the largest buffer; locked under a shard.
     pub(crate) stretches: Box<[Mutex<Vec<BlockId>>]>,
     /// Pages of such a stretch.
     pub(crate) stretch: u32,
     /// Locked before shards.
-    pub(crate) queues: Mutex<Queues>,
-    /// Blocks that came, all told.
+    pub(crate) queues: Mutex<EvictionQueues>,
+    /// Number of blocks that ever came.
     pub(crate) stamps: AtomicU32,
     held: AtomicUsize,
     start: Instant,
 }
 
-impl Tier {
-    /// An empty tier over `pool`, and the pool's holder of buffers that can be given up.
-    pub fn new(pool: Arc<Pool>) -> Arc<Tier> {
-        let stretch = pool.largest();
-        let tier = Arc::new(Tier {
+impl MemTier {
+    /// An empty tier over `pool`; it becomes the pool's holder of releasable buffers.
+    pub fn new(pool: Arc<BufferPool>) -> Arc<MemTier> {
+        let stretch = pool.largest_pages();
+        let tier = Arc::new(MemTier {
             stretches: (0..pool.pages().div_ceil(stretch as usize)).map(|_| Mutex::default()).collect(),
             stretch,
             stamps: AtomicU32::new(0),
@@ -269,35 +269,35 @@ impl Tier {
             held: AtomicUsize::new(0),
             start: Instant::now(),
         });
-        let weak: std::sync::Weak<Tier> = Arc::downgrade(&tier);
-        tier.pool.set_reclaim(weak);
+        let weak: std::sync::Weak<MemTier> = Arc::downgrade(&tier);
+        tier.pool.set_reclaimer(weak);
         tier
     }
 
     /// The pool the blocks live in.
-    pub fn pool(&self) -> &Arc<Pool> {
+    pub fn pool(&self) -> &Arc<BufferPool> {
         &self.pool
     }
 
-    /// Bytes of budget that blocks take.
+    /// Bytes of the budget that blocks take.
     pub fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed) as u64
     }
 
-    /// The block if it is here or being filled, without this being a use of it.
+    /// The block if it is present or being filled, without counting a use.
     pub fn peek(&self, id: &BlockId) -> Option<Arc<MemBlock>> {
-        self.shard(id).lock().get(id).cloned()
+        self.shard_of(id).lock().get(id).cloned()
     }
 
-    /// The block if it is here or being filled. Allocates nothing.
+    /// The block if it is present or being filled. Allocates nothing.
     pub fn find(&self, id: &BlockId) -> Option<Arc<MemBlock>> {
         self.find_used(id).map(|(block, _)| block)
     }
 
-    /// As [`Tier::find`], and whether this counts as a use of its own: not one of a row of reads of one pass.
+    /// As [`MemTier::find`]; also returns whether the use was counted, and not taken for part of a run of reads.
     pub fn find_used(&self, id: &BlockId) -> Option<(Arc<MemBlock>, bool)> {
-        let block = self.shard(id).lock().get(id).cloned()?;
-        let counts = block.touch(self.now());
+        let block = self.shard_of(id).lock().get(id).cloned()?;
+        let counts = block.touch(self.now_ms());
         Some((block, counts))
     }
 
@@ -305,107 +305,108 @@ impl Tier {
     ///
     /// # Errors
     /// `NoMemory` when the budget stays full.
-    pub fn find_or_fill(self: &Arc<Self>, id: BlockId, len: usize, deadline: Instant) -> Result<Found> {
+    pub fn find_or_fill(self: &Arc<Self>, id: BlockId, len: usize, deadline: Instant) -> Result<TierLookup> {
         if let Some(block) = self.find(&id) {
-            return Ok(Found::Here(block));
+            return Ok(TierLookup::Here(block));
         }
         let buf = self.pool.alloc(len.max(1), deadline)?;
-        Ok(self.insert(id, buf, len))
+        Ok(self.insert_block(id, buf, len))
     }
 
-    /// The duty to fill the block if it is not here and memory is free or can be freed now.
-    pub fn try_fill(self: &Arc<Self>, id: BlockId, len: usize) -> Option<Fill> {
-        if self.shard(&id).lock().contains_key(&id) {
+    /// The duty to fill the block, if it is absent and memory is free or can be freed now.
+    pub fn try_fill(self: &Arc<Self>, id: BlockId, len: usize) -> Option<BlockFill> {
+        if self.shard_of(&id).lock().contains_key(&id) {
             return None;
         }
         let buf = self.pool.try_alloc(len.max(1))?;
-        match self.insert(id, buf, len) {
-            Found::Vacant(fill) => Some(fill),
-            Found::Here(_) => None,
+        match self.insert_block(id, buf, len) {
+            TierLookup::Vacant(fill) => Some(fill),
+            TierLookup::Here(_) => None,
         }
     }
 
-    fn insert(self: &Arc<Self>, id: BlockId, buf: Buf, len: usize) -> Found {
+    fn insert_block(self: &Arc<Self>, id: BlockId, buf: PoolBuf, len: usize) -> TierLookup {
         debug_assert!(buf.len() >= len);
-        let (footprint, now) = (buf.footprint(), self.now());
+        let (footprint, now) = (buf.footprint(), self.now_ms());
         let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
-        let name = Name::new(id, stamp, buf.pages().len() as u32);
+        let name = QueuedBlock::new(id, stamp, buf.pages().len() as u32);
         let block = Arc::new(MemBlock {
             buf,
             stamp,
             filled: AtomicUsize::new(0),
-            status: Mutex::new(Status::Filling),
+            status: Mutex::new(FillStatus::Filling),
             changed: Condvar::new(),
             uses: AtomicU8::new(0),
             last_use: AtomicU32::new(now),
             last_counted: AtomicU32::new(now),
         });
         {
-            let mut shard = self.shard(&id).lock();
+            let mut shard = self.shard_of(&id).lock();
             if let Some(there) = shard.get(&id) {
-                return Found::Here(Arc::clone(there));
+                return TierLookup::Here(Arc::clone(there));
             }
-            self.stretch_of(&block).lock().push(id);
+            self.stretch_blocks(&block).lock().push(id);
             shard.insert(id, Arc::clone(&block));
         }
         self.held.fetch_add(footprint, Ordering::Relaxed);
         let mut queues = self.queues.lock();
-        queues.push(name);
-        // Blocks that go out of their turn leave their name behind; sweep before such names outnumber the blocks.
+        queues.push_new(name);
+        // Blocks evicted out of order leave their names behind; sweep before such names outnumber the blocks.
         if queues.len() > self.pool.pages() + 1024 {
-            let is_here =
-                |name: &Name| self.shard(&name.id()).lock().get(&name.id()).is_some_and(|b| b.stamp == name.stamp);
-            queues.sweep(is_here);
+            let is_here = |name: &QueuedBlock| {
+                self.shard_of(&name.id()).lock().get(&name.id()).is_some_and(|b| b.stamp == name.stamp)
+            };
+            queues.retain_present(is_here);
         }
         drop(queues);
-        Found::Vacant(Fill { block, id, tier: Arc::clone(self), done: false })
+        TierLookup::Vacant(BlockFill { block, id, tier: Arc::clone(self), done: false })
     }
 
-    /// Takes in a whole block of `len` bytes, the first of `buf`; `None`, and nothing happens, when it is here or being
-    /// filled already.
-    pub fn take_in(self: &Arc<Self>, id: BlockId, buf: Buf, len: usize) -> Option<Slice> {
-        let Found::Vacant(mut fill) = self.insert(id, buf, len) else { return None };
+    /// Inserts a complete block of `len` bytes, the first of `buf`; `None`, without effect, when it is present or
+    /// being filled.
+    pub fn insert_filled(self: &Arc<Self>, id: BlockId, buf: PoolBuf, len: usize) -> Option<BlockSlice> {
+        let TierLookup::Vacant(mut fill) = self.insert_block(id, buf, len) else { return None };
         fill.commit(len);
         fill.finished()
     }
 
-    /// Drops a block if it is complete and here, and says whether it was; readers that hold slices keep them.
+    /// Drops a block if it is complete and present; returns whether it was. Readers' slices stay valid.
     pub fn remove(&self, id: &BlockId) -> bool {
-        let found = self.shard(id).lock().get(id).cloned().filter(|block| block.is_ready());
+        let found = self.shard_of(id).lock().get(id).cloned().filter(|block| block.is_ready());
         if let Some(block) = &found {
-            self.forget(id, block);
+            self.forget_block(id, block);
         }
         found.is_some()
     }
 
-    fn forget(&self, id: &BlockId, block: &Arc<MemBlock>) {
-        let mut shard = self.shard(id).lock();
+    fn forget_block(&self, id: &BlockId, block: &Arc<MemBlock>) {
+        let mut shard = self.shard_of(id).lock();
         if shard.get(id).is_some_and(|there| Arc::ptr_eq(there, block)) {
-            self.take_out(&mut shard, id);
+            self.remove_locked(&mut shard, id);
         }
     }
 
-    pub(crate) fn shard(&self, id: &BlockId) -> &Mutex<Map> {
+    pub(crate) fn shard_of(&self, id: &BlockId) -> &Mutex<BlockTable> {
         let hash = (id.object.0 as u64) ^ ((id.object.0 >> 64) as u64) ^ u64::from(id.index).wrapping_mul(0x9e37_79b9);
         &self.shards[(hash % SHARDS as u64) as usize]
     }
 
-    fn now(&self) -> u32 {
+    fn now_ms(&self) -> u32 {
         self.start.elapsed().as_millis() as u32
     }
 
-    /// Takes a block out of its shard, which is locked, and off the count.
-    pub(crate) fn take_out(&self, shard: &mut Map, id: &BlockId) -> Option<Arc<MemBlock>> {
+    /// Removes a block from its locked shard, and from the count.
+    pub(crate) fn remove_locked(&self, shard: &mut BlockTable, id: &BlockId) -> Option<Arc<MemBlock>> {
         let block = shard.remove(id)?;
         self.held.fetch_sub(block.buf.footprint(), Ordering::Relaxed);
-        let mut beside = self.stretch_of(&block).lock();
+        let mut beside = self.stretch_blocks(&block).lock();
         if let Some(at) = beside.iter().position(|there| there == id) {
             beside.swap_remove(at);
         }
         Some(block)
     }
 
-    fn stretch_of(&self, block: &MemBlock) -> &Mutex<Vec<BlockId>> {
+    fn stretch_blocks(&self, block: &MemBlock) -> &Mutex<Vec<BlockId>> {
         &self.stretches[(block.buf.pages().start / self.stretch) as usize]
     }
 }
@@ -413,7 +414,7 @@ impl Tier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Reclaim as _;
+    use crate::pool::BufferReclaim as _;
     use spurline_types::ObjectId;
     use std::time::Duration;
 
@@ -425,13 +426,13 @@ mod tests {
         Instant::now() + Duration::from_secs(5)
     }
 
-    fn fill(tier: &Arc<Tier>, n: u32, len: usize) {
+    fn fill(tier: &Arc<MemTier>, n: u32, len: usize) {
         match tier.find_or_fill(id(n), len, soon()).unwrap() {
-            Found::Vacant(mut f) => {
+            TierLookup::Vacant(mut f) => {
                 f.spare().fill(n as u8);
                 f.commit(len);
             }
-            Found::Here(_) => panic!("block {n} was here already"),
+            TierLookup::Here(_) => panic!("block {n} was here already"),
         }
     }
 
@@ -443,8 +444,8 @@ mod tests {
             fill(&tier, n, 64 << 10);
             tier.peek(&id(n)).unwrap().uses.store(1, Ordering::Relaxed);
         }
-        let held = |tier: &Arc<Tier>| (0..20).filter(|n| tier.peek(&id(*n)).is_some()).count();
-        let mut fills: Vec<Fill> = (100..104).map(|n| tier.try_fill(id(n), 64 << 10).unwrap()).collect();
+        let held = |tier: &Arc<MemTier>| (0..20).filter(|n| tier.peek(&id(*n)).is_some()).count();
+        let mut fills: Vec<BlockFill> = (100..104).map(|n| tier.try_fill(id(n), 64 << 10).unwrap()).collect();
         for n in 104..114 {
             fills.push(tier.try_fill(id(n), 64 << 10).expect("others can go for this one"));
         }
@@ -454,12 +455,12 @@ mod tests {
             fill(&second, n, 64 << 10);
             second.peek(&id(n)).unwrap().uses.store(1, Ordering::Relaxed);
         }
-        assert!(second.reclaim(64 << 10).is_some() && second.held_bytes() == 64 << 10);
+        assert!(second.reclaim_buffer(64 << 10).is_some() && second.held_bytes() == 64 << 10);
         fill(&second, 2, 64 << 10);
         let (kept, other) = if second.peek(&id(0)).is_some() { (0, 2) } else { (1, 2) };
         second.peek(&id(other)).unwrap().uses.store(1, Ordering::Relaxed);
         let in_use = second.peek(&id(kept));
-        assert!(second.reclaim(64 << 10).is_some(), "the other one is idle");
+        assert!(second.reclaim_buffer(64 << 10).is_some(), "the other one is idle");
         drop(in_use);
         // The same the other way round: all that was used again is in use, what is new is not.
         let used: Vec<_> = (0..20).filter_map(|n| tier.peek(&id(n))).collect();
@@ -472,18 +473,18 @@ mod tests {
         assert!(tier.try_fill(id(300), 64 << 10).is_some());
     }
 
-    fn tier(blocks: usize) -> Arc<Tier> {
-        Tier::new(Pool::new((blocks * (64 << 10)) as u64, 64 << 10).unwrap())
+    fn tier(blocks: usize) -> Arc<MemTier> {
+        MemTier::new(BufferPool::new((blocks * (64 << 10)) as u64, 64 << 10).unwrap())
     }
 
     #[test]
     fn one_fill_for_many_readers_and_bytes_before_the_end() {
         let tier = tier(4);
-        let Found::Vacant(mut f) = tier.find_or_fill(id(1), 40_000, soon()).unwrap() else { panic!() };
+        let TierLookup::Vacant(mut f) = tier.find_or_fill(id(1), 40_000, soon()).unwrap() else { panic!() };
         let readers: Vec<_> = (0..8)
             .map(|_| {
-                let Found::Here(block) = tier.find_or_fill(id(1), 40_000, soon()).unwrap() else { panic!() };
-                std::thread::spawn(move || block.wait(10..20, soon()).map(|s| s.to_vec()))
+                let TierLookup::Here(block) = tier.find_or_fill(id(1), 40_000, soon()).unwrap() else { panic!() };
+                std::thread::spawn(move || block.wait_range(10..20, soon()).map(|s| s.to_vec()))
             })
             .collect();
         f.spare()[..1000].fill(5);
@@ -501,20 +502,20 @@ mod tests {
     #[test]
     fn a_failed_fill_reaches_the_waiting_and_is_forgotten() {
         let tier = tier(4);
-        let Found::Vacant(f) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
-        let Found::Here(block) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
+        let TierLookup::Vacant(f) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
+        let TierLookup::Here(block) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
         f.fail(Error::new(ErrorKind::Throttled, "slow down"));
-        assert_eq!(block.wait(0..1, soon()).err().unwrap().kind(), ErrorKind::Throttled);
-        assert!(matches!(tier.find_or_fill(id(1), 100, soon()).unwrap(), Found::Vacant(_)));
+        assert_eq!(block.wait_range(0..1, soon()).err().unwrap().kind(), ErrorKind::Throttled);
+        assert!(matches!(tier.find_or_fill(id(1), 100, soon()).unwrap(), TierLookup::Vacant(_)));
         assert_eq!(tier.held_bytes(), 0, "the vacant fill was dropped at the end of the line above");
     }
 
     #[test]
     fn a_waiter_gives_up_at_its_deadline() {
         let tier = tier(4);
-        let Found::Vacant(_f) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
-        let Found::Here(block) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
-        let error = block.wait(0..1, Instant::now() + Duration::from_millis(10)).err().unwrap();
+        let TierLookup::Vacant(_f) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
+        let TierLookup::Here(block) = tier.find_or_fill(id(1), 100, soon()).unwrap() else { panic!() };
+        let error = block.wait_range(0..1, Instant::now() + Duration::from_millis(10)).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Timeout);
     }
 
@@ -522,7 +523,7 @@ mod tests {
     fn pinned_blocks_stay_and_others_make_room() {
         let tier = tier(4);
         fill(&tier, 0, 64 << 10);
-        let pin = tier.find(&id(0)).unwrap().wait(0..100, soon()).unwrap();
+        let pin = tier.find(&id(0)).unwrap().wait_range(0..100, soon()).unwrap();
         for n in 1..40 {
             fill(&tier, n, 64 << 10);
         }
@@ -537,7 +538,7 @@ mod tests {
         for n in 0..16 {
             fill(&tier, n, 64 << 10);
         }
-        std::thread::sleep(Duration::from_millis(u64::from(CORRELATED) + 50));
+        std::thread::sleep(Duration::from_millis(u64::from(CORRELATED_MS) + 50));
         for n in 0..16 {
             tier.find(&id(n)).unwrap();
         }
@@ -570,9 +571,9 @@ mod tests {
         // Of 4 MiB in pieces of 128 KiB.
         let passed = came(2, 7);
         assert_eq!((touches(&passed, 7, 100, 32), uses(&passed)), (0, 0));
-        assert!(passed.touch(7 + 3200 + CORRELATED), "it is come back to");
+        assert!(passed.touch(7 + 3200 + CORRELATED_MS), "it is come back to");
         // A reader that looked at the clock before another one and comes here after it.
-        assert!(!passed.touch(7 + 3200 + CORRELATED - 1) && uses(&passed) == 1);
+        assert!(!passed.touch(7 + 3200 + CORRELATED_MS - 1) && uses(&passed) == 1);
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! What a lookup or a listing of the under-store answers.
+//! The results of a lookup or a listing of the origin.
 
 use crate::Version;
 use std::time::SystemTime;
 
-/// What kind of thing a name is.
+/// The kind of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileKind {
@@ -17,18 +17,18 @@ pub enum FileKind {
 
 /// The attributes of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attr {
+pub struct ObjectAttr {
     /// File, directory or symbolic link.
     pub kind: FileKind,
     /// Length in bytes; 0 for a directory.
     pub size: u64,
-    /// Time of last change; the epoch where the under-store has none (a common prefix).
+    /// Time of last change; the epoch where the origin has none (a common prefix).
     pub mtime: SystemTime,
-    /// Permission bits (07777); under-stores without any answer 0o444 or 0o555.
+    /// Permission bits (07777); origins without any return 0o444 or 0o555.
     pub mode: u16,
     /// The version of the bytes; empty for directories.
     pub version: Version,
-    /// The object store's etag as it gave it, where there is one.
+    /// The object store's etag, unmodified, where there is one.
     pub etag: Option<String>,
 }
 
@@ -38,20 +38,20 @@ pub struct DirEntry {
     /// The last part of the path: any byte but `/` and NUL.
     pub name: Vec<u8>,
     /// Its attributes.
-    pub attr: Attr,
+    pub attr: ObjectAttr,
 }
 
-/// A part of a directory, in an order that stays the same from page to page.
+/// A part of a directory, in an order that is stable from page to page.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListPage {
-    /// The names of this page, none of them twice.
+    /// The names of this page, without duplicates.
     pub entries: Vec<DirEntry>,
     /// Where the next page starts; `None` on the last.
     pub next: Option<Vec<u8>>,
 }
 
-/// A time as seconds since the epoch, rounded down, and nanoseconds on top: the one form in which each time is one pair,
-/// also before 1970.
+/// A time as seconds since the epoch, rounded down, and nanoseconds on top: a unique representation, also before
+/// 1970.
 pub fn unix_time(time: SystemTime) -> (i64, u32) {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => (i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos()),

@@ -1,4 +1,4 @@
-//! Which congestion control TCP connections between mounts and nodes use. It sets no socket.
+//! The congestion control of TCP connections between mounts and nodes. It sets no socket.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,15 +7,15 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Congestion {
-    /// The host's own, unless that paces (BBR): pacing meters answers out by a rate estimated while the reader asked
-    /// for little, which leaves a fast network idle for milliseconds at a time.
+    /// The host's own, unless that paces (BBR): pacing limits answers to a rate estimated while the reader requested
+    /// little, which leaves a fast network idle for milliseconds at a time.
     #[default]
     Auto,
     /// The host's own, whatever it is.
     System,
-    /// One by its name in the kernel.
+    /// By its name in the kernel.
     Cubic,
-    /// The same; always there and allowed to everybody.
+    /// The same; always available and permitted.
     Reno,
     /// The same; for networks that mark congestion (ECN).
     Dctcp,
@@ -25,7 +25,7 @@ impl Congestion {
     const ALL: [Congestion; 5] =
         [Congestion::Auto, Congestion::System, Congestion::Cubic, Congestion::Reno, Congestion::Dctcp];
 
-    /// The word for it, which for an algorithm is the kernel's name.
+    /// Its name; for an algorithm, the kernel's.
     pub fn name(self) -> &'static str {
         match self {
             Congestion::Auto => "auto",
@@ -48,7 +48,7 @@ impl FromStr for Congestion {
     fn from_str(s: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|c| c.name() == s).ok_or_else(|| {
             let all = Self::ALL.map(Congestion::name).join(", ");
-            format!("'{s}' is no congestion control known here; write one of {all}")
+            format!("'{s}' is not a supported congestion control; write one of {all}")
         })
     }
 }

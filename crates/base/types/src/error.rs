@@ -5,8 +5,8 @@ use std::fmt;
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, as far as a caller acts on it. Numbers travel on the wire and never change meaning.
-/// Exhaustive on purpose: whoever decides by kind (the errno table above all) has to decide for a new one.
+/// The kind of an error, as far as a caller acts on it. Numbers travel on the wire and never change meaning.
+/// Exhaustive on purpose: code that decides by kind (the errno table above all) must decide for a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// No such name.
@@ -15,25 +15,25 @@ pub enum ErrorKind {
     NotADirectory,
     /// A directory where a file was needed.
     IsADirectory,
-    /// The under-store refused the credentials, or the operating system the access.
+    /// The origin refused the credentials, or the operating system the access.
     PermissionDenied,
-    /// The object no longer has the version asked for.
+    /// The object no longer has the requested version.
     Stale,
     /// A deadline passed.
     Timeout,
-    /// The under-store or a peer could not be reached, or broke off.
+    /// The origin or a peer could not be reached, or closed the connection.
     Unavailable,
-    /// The under-store asked to slow down, or a peer has no place for one more connection.
+    /// The origin throttled the request, or a peer is at its connection limit.
     Throttled,
     /// A disk or a quota is full.
     NoSpace,
-    /// The memory budget is used up.
+    /// The memory budget is exhausted.
     NoMemory,
-    /// Bytes that do not have their checksum.
+    /// Bytes whose checksum does not match.
     Corrupt,
-    /// A request that can't be right.
+    /// An invalid request.
     Invalid,
-    /// A request this build or this under-store can't serve.
+    /// A request that this build or this origin can't serve.
     Unsupported,
     /// The volume is read-only.
     ReadOnly,
@@ -47,7 +47,7 @@ pub enum ErrorKind {
 
 /// What a caller may do about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Retry {
+pub enum RetryAdvice {
     /// The same request will fail again.
     Never,
     /// The same request on the same path may succeed after a pause.
@@ -94,17 +94,19 @@ impl ErrorKind {
         Self::NAMED.iter().find(|(_, c)| *c == code).map_or(ErrorKind::Unknown(code), |(kind, _)| *kind)
     }
 
-    /// Whether trying again can help, and where.
-    pub fn retry(self) -> Retry {
+    /// Whether a retry can help, and where.
+    pub fn retry_advice(self) -> RetryAdvice {
         match self {
-            ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Protocol | ErrorKind::Corrupt => Retry::OtherPath,
-            ErrorKind::Throttled | ErrorKind::NoMemory => Retry::SamePath,
-            _ => Retry::Never,
+            ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Protocol | ErrorKind::Corrupt => {
+                RetryAdvice::OtherPath
+            }
+            ErrorKind::Throttled | ErrorKind::NoMemory => RetryAdvice::SamePath,
+            _ => RetryAdvice::Never,
         }
     }
 }
 
-/// An error with its kind and a sentence that says what is wrong, the evidence, and what to do.
+/// An error with its kind and a sentence with the fault, the evidence and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
@@ -128,9 +130,9 @@ impl Error {
     pub fn context(self, context: impl fmt::Display) -> Self {
         Error { kind: self.kind, message: format!("{context}: {}", self.message).into() }
     }
-    /// This error of trying to reach a peer, or that of a `later` way to it: what a peer said is worth more than that nobody
-    /// answers elsewhere.
-    pub fn or_what_was_said(self, later: Error) -> Error {
+    /// Chooses between this error of reaching a peer and that of a `later` route: a peer's own answer is more
+    /// informative than no answer.
+    pub fn prefer_informative(self, later: Error) -> Error {
         let worth = |error: &Error| match error.kind {
             ErrorKind::Unavailable | ErrorKind::Timeout => 0,
             ErrorKind::Throttled => 1,
@@ -138,7 +140,7 @@ impl Error {
         };
         if worth(&self) == 0 || worth(&later) > worth(&self) { later } else { self }
     }
-    /// An operating-system error with what was being done.
+    /// An operating-system error, and the operation that failed.
     pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Os;
         let kind = match (error.kind(), error.raw_os_error()) {

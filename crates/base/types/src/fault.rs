@@ -1,15 +1,15 @@
-//! A refusal that ends the program: what is wrong with its evidence, what to do, and the exit code.
+//! An error that ends the program: the fault with its evidence, the remedy, and the exit code.
 
 use std::fmt;
 
-/// Why the program ends, as its exit code says it.
+/// Why the program ends; its value is the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Code {
-    /// It ran and failed.
+pub enum ExitKind {
+    /// Failure.
     Failed = 1,
-    /// The words were wrong.
+    /// Usage error.
     Usage = 2,
-    /// A required thing (device, server, permission) is missing.
+    /// Missing prerequisite (device, server, permission).
     Missing = 3,
 }
 
@@ -17,7 +17,7 @@ pub enum Code {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// The exit code.
-    pub code: Code,
+    pub code: ExitKind,
     /// What is wrong, with the evidence.
     pub what: String,
     /// What to do about it; may be empty when `what` says it.
@@ -25,17 +25,17 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// It ran and failed (exit 1).
+    /// Failure (exit 1).
     pub fn failed(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Fault { code: Code::Failed, what: what.into(), remedy: remedy.into() }
+        Fault { code: ExitKind::Failed, what: what.into(), remedy: remedy.into() }
     }
-    /// The words were wrong (exit 2).
+    /// Usage error (exit 2).
     pub fn usage(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Fault { code: Code::Usage, what: what.into(), remedy: remedy.into() }
+        Fault { code: ExitKind::Usage, what: what.into(), remedy: remedy.into() }
     }
-    /// A required thing is missing (exit 3).
+    /// Missing prerequisite (exit 3).
     pub fn missing(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Fault { code: Code::Missing, what: what.into(), remedy: remedy.into() }
+        Fault { code: ExitKind::Missing, what: what.into(), remedy: remedy.into() }
     }
 }
 
@@ -52,16 +52,16 @@ impl fmt::Display for Fault {
 impl std::error::Error for Fault {}
 
 impl From<crate::Error> for Fault {
-    /// A library's error: its sentence stands, and its kind decides between failed, wrong and missing.
+    /// Keeps a library error's sentence; its kind decides the exit code.
     fn from(error: crate::Error) -> Self {
         use crate::ErrorKind as Kind;
         let code = match error.kind() {
-            Kind::Invalid => Code::Usage,
-            // Who does not answer in time is as good as not there.
+            Kind::Invalid => ExitKind::Usage,
+            // No answer in time counts as missing.
             Kind::NotFound | Kind::PermissionDenied | Kind::Unavailable | Kind::Timeout | Kind::Unsupported => {
-                Code::Missing
+                ExitKind::Missing
             }
-            _ => Code::Failed,
+            _ => ExitKind::Failed,
         };
         Fault { code, what: error.message().to_owned(), remedy: String::new() }
     }
@@ -76,8 +76,8 @@ mod tests {
     fn a_server_that_does_not_answer_is_a_thing_that_is_missing() {
         let code = |kind| Fault::from(Error::new(kind, "why")).code;
         for kind in [ErrorKind::Unavailable, ErrorKind::Timeout, ErrorKind::NotFound, ErrorKind::PermissionDenied] {
-            assert_eq!(code(kind), Code::Missing, "{kind:?}");
+            assert_eq!(code(kind), ExitKind::Missing, "{kind:?}");
         }
-        assert_eq!((code(ErrorKind::Invalid), code(ErrorKind::Protocol)), (Code::Usage, Code::Failed));
+        assert_eq!((code(ErrorKind::Invalid), code(ErrorKind::Protocol)), (ExitKind::Usage, ExitKind::Failed));
     }
 }

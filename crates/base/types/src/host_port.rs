@@ -1,4 +1,4 @@
-//! A host and a port as they are written on a command line and in a URL. It resolves no names.
+//! A host and a port as written on a command line and in a URL. It resolves no names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,12 +18,12 @@ impl FromStr for HostPort {
         let wrong = |why: &str| format!("'{s}' is not HOST:PORT: {why}; write node1:7000, 10.0.0.1:7000 or [::1]:7000");
         let (host, port) = s.rsplit_once(':').ok_or_else(|| wrong("there is no colon"))?;
         let port = match port.parse::<u16>() {
-            Ok(0) | Err(_) => return Err(wrong(&format!("'{port}' is no port from 1 to 65535"))),
+            Ok(0) | Err(_) => return Err(wrong(&format!("'{port}' is not a port from 1 to 65535"))),
             Ok(port) => port,
         };
         let host = match host.strip_prefix('[') {
             Some(inner) => inner.strip_suffix(']').ok_or_else(|| wrong("the bracket is not closed"))?,
-            None if host.contains(':') => return Err(wrong("an IPv6 address stands in brackets")),
+            None if host.contains(':') => return Err(wrong("an IPv6 address must stand in brackets")),
             None => host,
         };
         if host.is_empty() || host.chars().any(char::is_whitespace) {

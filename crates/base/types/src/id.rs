@@ -1,44 +1,44 @@
-//! What a cached byte is named by: an object at one version, and a block of it.
+//! The identity of a cached byte: an object at one version, and a block of it.
 
 use crate::{Error, ErrorKind, Result};
 use std::fmt;
 use std::sync::Arc;
 
-/// Says one state of an object's bytes: an etag from an object store, or `ino-mtime-ctime-size` of a file.
-/// Two reads under one version are reads of the same bytes.
+/// Identifies one state of an object's bytes: an etag from an object store, or `ino-mtime-ctime-size` of a file. Two
+/// reads under one version are reads of the same bytes.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(Arc<str>);
 
 impl Version {
-    /// Wraps the under-store's own text.
+    /// Wraps the origin's own text.
     pub fn new(text: &str) -> Self {
         Version(text.into())
     }
-    /// The under-store's own text.
+    /// The origin's own text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// This version of a file whose bytes may still change under it, since somebody is writing them. Each asker gives a
-    /// `mark` of its own, so that nobody finds what another one has read of it.
-    pub fn unsettled(&self, mark: u64) -> Self {
-        Version(format!("{}{MARK}{mark:016x}", self.settled()).into())
+    /// This version of a file whose bytes may still change under it, since it is being written. Each handle passes a
+    /// `mark` of its own, so that it never gets bytes that another handle has read.
+    pub fn with_unsettled_mark(&self, mark: u64) -> Self {
+        Version(format!("{}{MARK_SEPARATOR}{mark:016x}", self.settled_text()).into())
     }
     /// Whether the bytes may still change under it.
     pub fn is_unsettled(&self) -> bool {
-        self.settled().len() < self.0.len()
+        self.settled_text().len() < self.0.len()
     }
-    /// The text without a mark: what the under-store itself says of the object.
-    pub fn settled(&self) -> &str {
-        match self.0.rsplit_once(MARK) {
+    /// The text without a mark: the origin's own version.
+    pub fn settled_text(&self) -> &str {
+        match self.0.rsplit_once(MARK_SEPARATOR) {
             Some((text, mark)) if mark.len() == 16 && mark.bytes().all(|b| b.is_ascii_hexdigit()) => text,
             _ => &self.0,
         }
     }
 }
 
-/// Stands between a version's text and its mark; etags do not end so.
-const MARK: &str = "~w";
+/// Separates a version's text from its mark; etags do not end so.
+const MARK_SEPARATOR: &str = "~w";
 
 impl fmt::Debug for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,11 +60,11 @@ impl ObjectId {
     /// Hashes the three parts, each preceded by its length so that no two triples run together.
     /// Costs about 50 ns and allocates nothing.
     pub fn new(source: &str, path: &[u8], version: &Version) -> Self {
-        Self::hash(source, path, version.as_str())
+        Self::from_text(source, path, version.as_str())
     }
 
-    /// The same from a version's text.
-    pub fn hash(source: &str, path: &[u8], version: &str) -> Self {
+    /// As [`ObjectId::new`], from a version's text.
+    pub fn from_text(source: &str, path: &[u8], version: &str) -> Self {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         for part in [source.as_bytes(), path, version.as_bytes()] {
             hash.update(&(part.len() as u64).to_le_bytes());
@@ -95,8 +95,7 @@ pub struct BlockId {
     pub index: u32,
 }
 
-/// An object at one version with all that is needed to fetch it: what a file handle holds.
-/// Cheap to clone.
+/// An object at one version with everything needed to fetch it: the content of a file handle. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectRef {
     /// Hash of source, path and version.
@@ -115,19 +114,19 @@ impl ObjectRef {
         ObjectRef { id: ObjectId::new(source, path, &version), path: path.into(), version, size }
     }
 
-    /// How many blocks of `block_size` the object has.
-    pub fn blocks(&self, block_size: u64) -> u64 {
+    /// Number of blocks of `block_size` in the object.
+    pub fn block_count(&self, block_size: u64) -> u64 {
         self.size.div_ceil(block_size)
     }
 
-    /// Refuses an object of more blocks of `block_size` than there are numbers for: its blocks would run together.
+    /// Refuses an object with more blocks of `block_size` than there are block numbers.
     ///
     /// # Errors
     /// `Io` with EFBIG.
-    pub fn numbered(&self, block_size: u64) -> Result<()> {
+    pub fn check_block_count(&self, block_size: u64) -> Result<()> {
         // From `asm-generic/errno-base.h`.
         const EFBIG: i32 = 27;
-        if self.blocks(block_size) <= u64::from(u32::MAX) {
+        if self.block_count(block_size) <= u64::from(u32::MAX) {
             return Ok(());
         }
         let (path, size) = (String::from_utf8_lossy(&self.path), self.size);
@@ -159,10 +158,13 @@ mod tests {
     #[test]
     fn a_mark_makes_another_version_of_the_same_text() {
         let plain = Version::new("1a-2.3-4");
-        let (one, other) = (plain.unsettled(1), plain.unsettled(u64::MAX));
+        let (one, other) = (plain.with_unsettled_mark(1), plain.with_unsettled_mark(u64::MAX));
         assert!(one != other && one != plain && one.is_unsettled() && !plain.is_unsettled());
-        assert_eq!((one.settled(), other.settled(), plain.settled()), ("1a-2.3-4", "1a-2.3-4", "1a-2.3-4"));
-        assert_eq!(one.unsettled(u64::MAX), other);
+        assert_eq!(
+            (one.settled_text(), other.settled_text(), plain.settled_text()),
+            ("1a-2.3-4", "1a-2.3-4", "1a-2.3-4")
+        );
+        assert_eq!(one.with_unsettled_mark(u64::MAX), other);
         for etag in ["\"a~w0000000000000001\"", "a~w1", "~w", "a~w000000000000000g", ""] {
             assert!(!Version::new(etag).is_unsettled(), "{etag}");
         }
@@ -171,11 +173,11 @@ mod tests {
     #[test]
     fn block_lengths() {
         let o = ObjectRef::new("s", b"p", Version::new("v"), 10);
-        assert_eq!((o.blocks(4), o.block_len(0, 4), o.block_len(2, 4), o.block_len(3, 4)), (3, 4, 2, 0));
-        assert!(o.numbered(4).is_ok());
+        assert_eq!((o.block_count(4), o.block_len(0, 4), o.block_len(2, 4), o.block_len(3, 4)), (3, 4, 2, 0));
+        assert!(o.check_block_count(4).is_ok());
         let most = u64::from(u32::MAX) * 4096;
         let sized = |size| ObjectRef::new("s", b"p", Version::new("v"), size);
-        assert!(sized(most).numbered(4096).is_ok());
-        assert_eq!(sized(most + 1).numbered(4096).unwrap_err().kind(), ErrorKind::Io(27));
+        assert!(sized(most).check_block_count(4096).is_ok());
+        assert_eq!(sized(most + 1).check_block_count(4096).unwrap_err().kind(), ErrorKind::Io(27));
     }
 }

@@ -1,5 +1,5 @@
-//! The words every layer shares: sizes and durations, object versions, attributes, errors, counters.
-//! It deliberately knows no I/O, no clock, no thread and no wire format.
+//! The vocabulary that every layer shares: sizes and durations, object versions, attributes, errors, counters. It
+//! deliberately knows no I/O, no clock, no thread and no wire format.
 #![forbid(unsafe_code)]
 
 pub mod attr;
@@ -15,14 +15,14 @@ pub mod stats;
 pub mod units;
 pub mod url;
 
-pub use attr::{Attr, DirEntry, FileKind, ListPage, unix_time};
+pub use attr::{DirEntry, FileKind, ListPage, ObjectAttr, unix_time};
 pub use congestion::Congestion;
-pub use error::{Error, ErrorKind, Result, Retry};
+pub use error::{Error, ErrorKind, Result, RetryAdvice};
 pub use fault::Fault;
 pub use host_port::HostPort;
 pub use id::{BlockId, ObjectId, ObjectRef, Version};
 pub use member::Member;
 pub use path_stats::{PathStats, PathTable};
-pub use sink::{Sink, SliceSink};
+pub use sink::{ByteSink, SliceSink};
 pub use stats::Stats;
 pub use units::{Size, parse_duration};

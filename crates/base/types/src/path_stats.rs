@@ -7,13 +7,13 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The counters of a path that nobody uses any more are shown for so long: a group whose nodes come under new names again and
-/// again leaves no end of them.
-const KEPT: Duration = Duration::from_secs(600);
+/// How long the counters of an unused path are kept: nodes that return under new names would otherwise accumulate
+/// without end.
+const KEEP_UNUSED: Duration = Duration::from_secs(600);
 
 macro_rules! path_stats {
     ($( $name:ident : $kind:ident $unit:literal $help:literal ),+ $(,)?) => {
-        /// What one path to one peer carried.
+        /// The traffic of one path to one peer.
         #[derive(Debug, Default)]
         pub struct PathStats {
             peer: String,
@@ -34,21 +34,21 @@ macro_rules! path_stats {
 
 path_stats! {
     up: Gauge "paths" "Whether the path carries data now: 1 or 0.",
-    silent_s: Gauge "seconds" "How long ago anything came over the path while it carries data, as last looked at; 0 otherwise.",
+    silent_s: Gauge "seconds" "Time since anything arrived over the path while it carries data, at the last check; 0 otherwise.",
     recv_bytes: Counter "bytes" "Payload bytes received over the path.",
     ops: Counter "operations" "Requests sent over the path.",
     errors: Counter "operations" "Requests on the path that failed.",
-    retries: Counter "operations" "Requests that were sent again elsewhere because the path failed.",
+    retries: Counter "operations" "Requests sent again over another path because this one failed.",
     lat_us: Counter "microseconds" "Time from request to answer on the path, summed.",
     failovers: Counter "operations" "Times the path failed while it carried data.",
     failbacks: Counter "operations" "Times the path carried data again after a failure.",
     speed_checks: Counter "operations" "Times long reads over the path were compared with those before it failed, with a result.",
     slower: Gauge "paths" "Whether long reads over the path are slower than before it failed: 1 or 0.",
-    usual_bytes_per_s: Gauge "bytes per second" "What long reads move over the path, as a rule; 0 when there were too few.",
-    checked_bytes_per_s: Gauge "bytes per second" "What they moved when they were last compared.",
+    usual_bytes_per_s: Gauge "bytes per second" "Usual throughput of long reads over the path; 0 when there were too few.",
+    checked_bytes_per_s: Gauge "bytes per second" "Their throughput in the last comparison.",
 }
 
-/// What the pools of connections over one path say of it: there is one for each source that is asked for.
+/// The states of the connection pools over one path: one pool per source in use.
 #[derive(Debug, Default)]
 struct Pools {
     up: u64,
@@ -56,82 +56,87 @@ struct Pools {
 }
 
 impl Pools {
-    fn of(&mut self, word: bool) -> &mut u64 {
+    fn count_mut(&mut self, word: bool) -> &mut u64 {
         if word { &mut self.up } else { &mut self.down }
     }
-    /// One that carries data is enough.
-    fn together(&self) -> Option<bool> {
+    /// One pool that carries data is enough.
+    fn combined(&self) -> Option<bool> {
         if self.up > 0 { Some(true) } else { (self.down > 0).then_some(false) }
     }
 }
 
 impl PathStats {
-    /// One of the pools that use the path says other of it than it `said`: that it carries data, that it does not, or, when
-    /// it goes, nothing. `changed` is told what all of them together said and say, where that is no longer the same, one
-    /// change after the other.
-    pub fn says(&self, said: Option<bool>, now: Option<bool>, changed: impl FnOnce(Option<bool>, Option<bool>)) {
-        let mut pools = lock(&self.pools);
-        let before = pools.together();
+    /// Changes one pool's state of the path from `said` to `now`: true when it carries data, false when not, `None`
+    /// before it exists and after it is gone. `changed` is called with the combined state before and after, when that
+    /// differs; calls are serialised.
+    pub fn report_state(
+        &self,
+        said: Option<bool>,
+        now: Option<bool>,
+        changed: impl FnOnce(Option<bool>, Option<bool>),
+    ) {
+        let mut pools = lock_unpoisoned(&self.pools);
+        let before = pools.combined();
         if let Some(word) = said {
-            *pools.of(word) -= 1;
+            *pools.count_mut(word) -= 1;
         }
         if let Some(word) = now {
-            *pools.of(word) += 1;
+            *pools.count_mut(word) += 1;
         }
-        let together = pools.together();
+        let together = pools.combined();
         self.up.set(u64::from(together == Some(true)));
         if before != together {
             changed(before, together);
         }
     }
-    /// Remembers why the path last failed.
+    /// Records why the path last failed.
     pub fn set_last_failure(&self, why: &str) {
-        *lock(&self.last_failure) = Some(why.to_owned());
+        *lock_unpoisoned(&self.last_failure) = Some(why.to_owned());
     }
     /// Why the path last failed.
     pub fn last_failure(&self) -> Option<String> {
-        lock(&self.last_failure).clone()
+        lock_unpoisoned(&self.last_failure).clone()
     }
 }
 
 /// Peer, path and transport.
-type Key = (String, String, String);
+type PathKey = (String, String, String);
 
 #[derive(Debug)]
-struct Row {
+struct PathRow {
     stats: Arc<PathStats>,
-    /// When it was first seen that nobody uses the path.
-    left: Option<Instant>,
+    /// When the path was first found unused.
+    unused_since: Option<Instant>,
 }
 
-/// Every path this process uses or used lately.
+/// Every path that this process uses or used lately.
 #[derive(Debug, Default)]
-pub struct PathTable(Mutex<BTreeMap<Key, Row>>);
+pub struct PathTable(Mutex<BTreeMap<PathKey, PathRow>>);
 
 impl PathTable {
-    /// The counters of a path, the same ones each time it is asked for: a path made anew counts on, unless nobody used it for
+    /// The counters of a path, the same for each call: a path made anew continues to count, unless it was unused for
     /// a while.
-    pub fn of(&self, peer: &str, path: &str, transport: &str) -> Arc<PathStats> {
-        self.of_at(peer, path, transport, Instant::now())
+    pub fn path_stats(&self, peer: &str, path: &str, transport: &str) -> Arc<PathStats> {
+        self.path_stats_at(peer, path, transport, Instant::now())
     }
 
-    fn of_at(&self, peer: &str, path: &str, transport: &str, now: Instant) -> Arc<PathStats> {
-        let mut table = lock(&self.0);
+    fn path_stats_at(&self, peer: &str, path: &str, transport: &str, now: Instant) -> Arc<PathStats> {
+        let mut table = lock_unpoisoned(&self.0);
         let key = (peer.to_owned(), path.to_owned(), transport.to_owned());
         if let Some(row) = table.get_mut(&key) {
-            row.left = None;
+            row.unused_since = None;
             return Arc::clone(&row.stats);
         }
-        forget(&mut table, now);
+        drop_unused(&mut table, now);
         let (peer, path, transport) = key.clone();
         let stats = Arc::new(PathStats { peer, path, transport, ..PathStats::default() });
-        table.insert(key, Row { stats: Arc::clone(&stats), left: None });
+        table.insert(key, PathRow { stats: Arc::clone(&stats), unused_since: None });
         stats
     }
 
-    fn all(&self, now: Instant) -> Vec<Arc<PathStats>> {
-        let mut table = lock(&self.0);
-        forget(&mut table, now);
+    fn live_paths(&self, now: Instant) -> Vec<Arc<PathStats>> {
+        let mut table = lock_unpoisoned(&self.0);
+        drop_unused(&mut table, now);
         table.values().map(|row| Arc::clone(&row.stats)).collect()
     }
 
@@ -148,12 +153,12 @@ impl PathTable {
             object.insert("last_failure".into(), path.last_failure().into());
             serde_json::Value::Object(object)
         };
-        self.all(Instant::now()).iter().map(object).collect()
+        self.live_paths(Instant::now()).iter().map(object).collect()
     }
 
     /// The Prometheus text exposition format, the path as labels.
     pub fn to_prometheus(&self, out: &mut String) {
-        let paths = self.all(Instant::now());
+        let paths = self.live_paths(Instant::now());
         let Some(first) = paths.first() else { return };
         first.for_each(|wanted, kind, unit, help, _| {
             let (suffix, kind) = match kind {
@@ -175,19 +180,19 @@ impl PathTable {
         let _ = writeln!(out, "# HELP {name} Why the path last failed, as a label.\n# TYPE {name} gauge");
         for path in &paths {
             if let Some(reason) = path.last_failure() {
-                let _ = writeln!(out, "{name}{{{},reason=\"{}\"}} 1", path.labels(), escaped(&reason));
+                let _ = writeln!(out, "{name}{{{},reason=\"{}\"}} 1", path.labels(), escape_label(&reason));
             }
         }
     }
 }
 
-/// Drops what nobody used for long. Who only looks at the table holds a row for a moment: that begins no new time.
-fn forget(table: &mut BTreeMap<Key, Row>, now: Instant) {
+/// Drops entries unused for long. A reader of the table holds a row for a moment, which does not restart its time.
+fn drop_unused(table: &mut BTreeMap<PathKey, PathRow>, now: Instant) {
     table.retain(|_, row| {
         if Arc::strong_count(&row.stats) > 1 {
             return true;
         }
-        now.saturating_duration_since(*row.left.get_or_insert(now)) < KEPT
+        now.saturating_duration_since(*row.unused_since.get_or_insert(now)) < KEEP_UNUSED
     });
 }
 
@@ -195,20 +200,20 @@ impl PathStats {
     fn labels(&self) -> String {
         format!(
             "peer=\"{}\",path=\"{}\",transport=\"{}\"",
-            escaped(&self.peer),
-            escaped(&self.path),
-            escaped(&self.transport)
+            escape_label(&self.peer),
+            escape_label(&self.path),
+            escape_label(&self.transport)
         )
     }
 }
 
-/// A label's value as the exposition format wants it.
-fn escaped(text: &str) -> String {
+/// A label's value in the escaping of the exposition format.
+fn escape_label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Numbers are right whatever a thread was doing when it panicked.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Counters are valid even if a thread panicked while holding the lock.
+fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -222,10 +227,10 @@ mod tests {
         let mut out = String::new();
         table.to_prometheus(&mut out);
         assert_eq!((out.as_str(), table.to_json()), ("", serde_json::json!([])));
-        table.of("n:7000", "ib0-ib1", "rdma").recv_bytes.add(5);
-        table.of("n:7000", "ib0-ib1", "rdma").recv_bytes.add(2);
-        table.of("n:7000", "tcp", "tcp").ops.add(1);
-        table.of("n:7000", "ib0-ib1", "rdma").set_last_failure("said \"no\"\n");
+        table.path_stats("n:7000", "ib0-ib1", "rdma").recv_bytes.add(5);
+        table.path_stats("n:7000", "ib0-ib1", "rdma").recv_bytes.add(2);
+        table.path_stats("n:7000", "tcp", "tcp").ops.add(1);
+        table.path_stats("n:7000", "ib0-ib1", "rdma").set_last_failure("said \"no\"\n");
         let json = table.to_json();
         assert_eq!(
             (json[0]["recv_bytes"].as_u64(), json[1]["ops"].as_u64(), json[2].is_null()),
@@ -245,7 +250,7 @@ mod tests {
         let path = PathStats::default();
         let mut log = Vec::new();
         let mut says = |said, now| {
-            path.says(said, now, |before, together| log.push((before, together)));
+            path.report_state(said, now, |before, together| log.push((before, together)));
             path.up.get()
         };
         assert_eq!(says(None, Some(true)), 1);
@@ -262,26 +267,26 @@ mod tests {
     #[test]
     fn paths_that_nobody_uses_are_forgotten_after_a_while() {
         let (table, start) = (PathTable::default(), Instant::now());
-        let after = |parts: u32| start + KEPT * parts / 4;
-        let names = |at| table.all(at).iter().map(|path| path.peer.clone()).collect::<Vec<_>>();
-        let held = table.of_at("held", "tcp", "tcp", start);
-        let back = table.of_at("back", "tcp", "tcp", start);
+        let after = |parts: u32| start + KEEP_UNUSED * parts / 4;
+        let names = |at| table.live_paths(at).iter().map(|path| path.peer.clone()).collect::<Vec<_>>();
+        let held = table.path_stats_at("held", "tcp", "tcp", start);
+        let back = table.path_stats_at("back", "tcp", "tcp", start);
         back.ops.add(3);
-        let pods: Vec<_> = (0..9).map(|n| table.of_at(&format!("pod-{n}"), "tcp", "tcp", start)).collect();
+        let pods: Vec<_> = (0..9).map(|n| table.path_stats_at(&format!("pod-{n}"), "tcp", "tcp", start)).collect();
         drop((pods, back));
-        let looked = table.all(after(1));
+        let looked = table.live_paths(after(1));
         assert_eq!((looked.len(), names(after(2)).len()), (11, 11));
         drop(looked);
-        assert_eq!(table.of_at("back", "tcp", "tcp", after(3)).ops.get(), 3);
+        assert_eq!(table.path_stats_at("back", "tcp", "tcp", after(3)).ops.get(), 3);
         assert_eq!(names(after(4)).len(), 11);
         assert_eq!(names(after(6)), ["back", "held"]);
-        assert_eq!(table.of_at("back", "tcp", "tcp", after(7)).ops.get(), 3);
+        assert_eq!(table.path_stats_at("back", "tcp", "tcp", after(7)).ops.get(), 3);
         assert_eq!(names(after(8)), ["back", "held"]);
         assert_eq!(names(after(12)), ["held"]);
         drop(held);
-        // New ones see to it, too, where nobody looks.
-        table.of_at("new", "tcp", "tcp", after(13));
-        table.of_at("newer", "tcp", "tcp", after(17));
+        // New paths remove old ones, too, without any reader of the table.
+        table.path_stats_at("new", "tcp", "tcp", after(13));
+        table.path_stats_at("newer", "tcp", "tcp", after(17));
         assert_eq!(names(after(17)), ["new", "newer"]);
     }
 }

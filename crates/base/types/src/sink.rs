@@ -1,11 +1,11 @@
-//! Where the bytes of a transfer land, in order, so that others may use the first before the last is there.
+//! The destination of a transfer's bytes, in order, so that the first may be used before the last has arrived.
 
-/// A destination that is filled from its start. A part once committed is never written again, so a sink may
-/// show it to readers at once.
-pub trait Sink {
-    /// What is still to be filled; empty when nothing is.
+/// A destination that is filled from its start. A committed part is never written again, so a sink may show it to
+/// readers at once.
+pub trait ByteSink {
+    /// The unfilled rest; empty when all is filled.
     fn spare(&mut self) -> &mut [u8];
-    /// Says that the first `n` bytes of [`Sink::spare`] are good.
+    /// Marks the first `n` bytes of [`ByteSink::spare`] as filled.
     fn commit(&mut self, n: usize);
 }
 
@@ -20,13 +20,13 @@ impl<'a> SliceSink<'a> {
     pub fn new(buf: &'a mut [u8]) -> Self {
         SliceSink { buf, filled: 0 }
     }
-    /// How many bytes are good.
+    /// Number of filled bytes.
     pub fn filled(&self) -> usize {
         self.filled
     }
 }
 
-impl Sink for SliceSink<'_> {
+impl ByteSink for SliceSink<'_> {
     fn spare(&mut self) -> &mut [u8] {
         &mut self.buf[self.filled..]
     }

@@ -1,5 +1,5 @@
-//! Every counter and gauge Spurline has, declared once with its unit and meaning.
-//! `stats`, its JSON and the Prometheus page are all made from this table.
+//! Every counter and gauge of Spurline, declared once with its unit and meaning. `stats`, its JSON and the Prometheus
+//! page are all generated from this table.
 //!
 //! Updating one is a relaxed atomic add: no lock, no allocation.
 
@@ -17,7 +17,7 @@ impl Metric {
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
-    /// Takes from a gauge.
+    /// Subtracts from a gauge.
     pub fn sub(&self, n: u64) {
         self.0.fetch_sub(n, Ordering::Relaxed);
     }
@@ -44,10 +44,10 @@ pub enum MetricKind {
     Gauge,
 }
 
-/// What a metric is called and means.
+/// The name and meaning of a metric.
 #[derive(Debug, Clone, Copy)]
 pub struct MetricInfo {
-    /// The section of `stats` it stands in.
+    /// Its section in `stats`.
     pub section: &'static str,
     /// Its name in that section, its key in the JSON.
     pub name: &'static str,
@@ -73,13 +73,13 @@ macro_rules! sections {
             pub paths: PathTable,
         }
 
-        /// Every metric there is, in the order it is shown.
+        /// Every metric, in display order.
         pub const METRICS: &[MetricInfo] = &[ $( $( MetricInfo {
             section: stringify!($section), name: stringify!($name), kind: MetricKind::$kind, unit: $unit, help: $help,
         } ),+ ),+ ];
 
         impl Stats {
-            /// Calls `f` with every metric and its value now, in the order of [`METRICS`].
+            /// Calls `f` with every metric and its current value, in the order of [`METRICS`].
             pub fn for_each(&self, mut f: impl FnMut(&'static MetricInfo, u64)) {
                 let mut table = METRICS.iter();
                 $( $( if let Some(info) = table.next() { f(info, self.$section.$name.get()); } )+ )+
@@ -89,15 +89,15 @@ macro_rules! sections {
 }
 
 sections! {
-    /// What this process uses.
+    /// Resources used by this process.
     usage: Usage {
         cpu_us: Counter "microseconds" "CPU time of this process, user and system.",
         rss_bytes: Gauge "bytes" "Resident memory of this process.",
-        buffer_bytes: Gauge "bytes" "Memory in use out of the budget of --buffer-size.",
+        buffer_bytes: Gauge "bytes" "Memory in use of the budget of --buffer-size.",
         buffer_limit_bytes: Gauge "bytes" "The budget of --buffer-size.",
         uptime_seconds: Gauge "seconds" "Time since this process started.",
     }
-    /// Requests of the kernel.
+    /// Requests from the kernel.
     fuse: Fuse {
         ops: Counter "operations" "FUSE requests answered.",
         errors: Counter "operations" "FUSE requests answered with an error other than ENOENT, ENOSYS and ENODATA.",
@@ -111,13 +111,13 @@ sections! {
         open_handles: Gauge "handles" "File and directory handles open now.",
         inodes: Gauge "inodes" "Inodes the kernel knows now.",
     }
-    /// Metadata of the under-store.
+    /// Metadata of the origin.
     metadata: Metadata {
-        ops: Counter "operations" "Lookups and listings asked of the under-store or of a node.",
-        errors: Counter "operations" "Those that failed, names that do not exist not counted.",
+        ops: Counter "operations" "Lookups and listings sent to the origin or to a node.",
+        errors: Counter "operations" "Those that failed, except for names that do not exist.",
         lat_us: Counter "microseconds" "Time spent on them, summed.",
-        cache_hits: Counter "operations" "Lookups answered from metadata held here.",
-        skipped_names: Counter "names" "Times a name of the under-store was left out of a listing because no file can have it, or it is a mount whose server is gone.",
+        cache_hits: Counter "operations" "Lookups answered from cached metadata.",
+        skipped_names: Counter "names" "Names left out of listings: no file can have such a name, or it is a mount of an unreachable server.",
     }
     /// The block store on disks and in memory.
     blockcache: BlockCache {
@@ -138,37 +138,37 @@ sections! {
         capacity_bytes: Gauge "bytes" "Bytes the cache disks may hold.",
         mem_bytes: Gauge "bytes" "Bytes of blocks held in memory.",
         disks_normal: Gauge "disks" "Cache disks in state normal.",
-        disks_unstable: Gauge "disks" "Cache disks in state unstable: reads go round them.",
+        disks_unstable: Gauge "disks" "Cache disks in state unstable: not used until they answer again.",
         disks_down: Gauge "disks" "Cache disks in state down.",
         prefetch_bytes: Counter "bytes" "Bytes fetched ahead of the reader.",
-        warmed_bytes: Counter "bytes" "Bytes fetched because a job asked for them to be here.",
+        warmed_bytes: Counter "bytes" "Bytes fetched by jobs.",
         spread_blocks: Gauge "blocks" "Copies of other nodes' hot blocks in memory of this node; dropped when they cool.",
-        freed_bytes: Counter "bytes" "Bytes dropped because a job asked for it.",
+        freed_bytes: Counter "bytes" "Bytes dropped by jobs.",
         pinned_bytes: Gauge "bytes" "Bytes on cache disks that are pinned: never evicted for room.",
-        pins_refused: Counter "blocks" "Blocks of a pinned folder kept as others are: pinned ones have their share of the disks.",
-        limited_blocks: Counter "blocks" "Blocks dropped because their folder's time was up or its quota full.",
+        pins_refused: Counter "blocks" "Blocks of a pinned folder stored unpinned, because the pinned share of the disks was full.",
+        limited_blocks: Counter "blocks" "Blocks dropped because their folder's time had passed or its quota was full.",
     }
-    /// Data exchanged with peers, whatever carried it.
+    /// Data exchanged with peers, over any transport.
     remotecache: RemoteCache {
         recv_bytes: Counter "bytes" "Payload bytes received from peers.",
         send_bytes: Counter "bytes" "Payload bytes sent to peers.",
-        pulled_bytes: Counter "bytes" "Bytes a node got from another node of its group instead of the under-store.",
+        pulled_bytes: Counter "bytes" "Bytes that a node got from another node of its group instead of the origin.",
         ops: Counter "operations" "Requests sent to peers.",
         served_ops: Counter "operations" "Requests of peers answered.",
         errors: Counter "operations" "Requests to peers that failed.",
         retries: Counter "operations" "Requests to peers sent again.",
-        hot_answers: Counter "operations" "Answers that said that many readers ask for their block at once: given by a node, got by a mount.",
-        sent_on: Counter "operations" "Reads of blocks that a copy did not hold, sent on to the node that fetches them for all: by a node, and of a mount.",
-        hedges: Counter "operations" "Reads asked of a second node because the first was late.",
+        hot_answers: Counter "operations" "Answers marked hot, because many readers request their block at once: sent by a node, received by a mount.",
+        sent_on: Counter "operations" "Reads redirected from a replica without the block to the node that fetches it for all: by a node, and of a mount.",
+        hedges: Counter "operations" "Reads sent to a second node because the first was late.",
         hedges_won: Counter "operations" "Those that the second node answered first.",
         lat_us: Counter "microseconds" "Time from request to answer, summed.",
         connects: Counter "operations" "Connections made to peers.",
-        given_up: Counter "peers" "Times a peer that owed answers gave no sign of life and was given up.",
+        given_up: Counter "peers" "Times a peer with pending requests sent no heartbeat and was abandoned.",
         peers_up: Gauge "peers" "Peers connected now.",
         peers_down: Gauge "peers" "Peers that can't be reached now.",
-        peers_slow: Gauge "peers" "Peers that answer late again and again: others are asked before them.",
+        peers_slow: Gauge "peers" "Peers that repeatedly answer late: others are preferred.",
     }
-    /// What RDMA carried.
+    /// RDMA transfers.
     rdma: Rdma {
         write_bytes: Counter "bytes" "Payload bytes written into peers' memory.",
         recv_bytes: Counter "bytes" "Payload bytes peers wrote into this process's memory.",
@@ -183,33 +183,33 @@ sections! {
         far_bytes: Counter "bytes" "Payload bytes in memory of another NUMA node than that of the rail that carried them.",
         bounced_bytes: Counter "bytes" "Payload bytes received into a buffer and copied, as their destination is not registered.",
         connections: Gauge "connections" "RDMA connections of mounts to this node now.",
-        connections_limit: Gauge "connections" "The most there may be.",
+        connections_limit: Gauge "connections" "Their maximum number.",
     }
-    /// What TCP carried.
+    /// TCP transfers.
     tcp: Tcp {
         recv_bytes: Counter "bytes" "Payload bytes received over TCP.",
         send_bytes: Counter "bytes" "Payload bytes sent over TCP.",
         connections: Gauge "connections" "TCP connections of mounts and others to this node now.",
-        connections_limit: Gauge "connections" "The most there may be: half of the open files this process may have, 65536 at most.",
+        connections_limit: Gauge "connections" "Their maximum number: half of the open files this process may have, at most 65536.",
     }
-    /// The under-store.
+    /// The origin.
     object: Object {
-        get_ops: Counter "operations" "Reads of the under-store.",
-        get_bytes: Counter "bytes" "Bytes read from the under-store.",
-        get_us: Counter "microseconds" "Time spent on reads of the under-store, summed.",
-        put_bytes: Counter "bytes" "Bytes written to the under-store.",
-        list_ops: Counter "operations" "Listings and heads asked of the under-store.",
-        errors: Counter "operations" "Requests of the under-store that failed for good.",
-        retries: Counter "operations" "Requests of the under-store sent again.",
-        throttled: Counter "operations" "Answers of the under-store that asked to slow down.",
-        in_flight: Gauge "operations" "Requests of the under-store under way.",
+        get_ops: Counter "operations" "Reads of the origin.",
+        get_bytes: Counter "bytes" "Bytes read from the origin.",
+        get_us: Counter "microseconds" "Time spent on reads of the origin, summed.",
+        put_bytes: Counter "bytes" "Bytes written to the origin.",
+        list_ops: Counter "operations" "Listings and heads of the origin.",
+        errors: Counter "operations" "Requests to the origin that failed finally.",
+        retries: Counter "operations" "Requests to the origin sent again.",
+        throttled: Counter "operations" "Answers of the origin that throttled requests.",
+        in_flight: Gauge "operations" "Requests to the origin in flight.",
     }
-    /// Who was let in, and who was not.
+    /// Connections accepted and refused.
     trust: Trust {
         proved: Counter "connections" "Connections that proved the group token, to this process or by it.",
-        refused_proof: Counter "connections" "Connections refused for want of a proof of the group token, or for a wrong one.",
+        refused_proof: Counter "connections" "Connections refused for a missing or wrong proof of the group token.",
         refused_tls: Counter "connections" "Connections with which TLS could not be agreed on.",
-        refused_frames: Counter "connections" "Connections closed for bytes that break the protocol.",
+        refused_frames: Counter "connections" "Connections closed for protocol violations.",
         refused_silent: Counter "connections" "Connections closed because no whole request came in time.",
         refused_limit: Counter "connections" "Connections closed because there were too many.",
         idle_closed: Counter "connections" "Connections that had been idle for longest, closed to make room for others.",
@@ -217,25 +217,25 @@ sections! {
     /// The cache group this process belongs to, follows or coordinates.
     group: Group {
         members: Gauge "nodes" "Nodes of the group; of a coordinator, of all its groups.",
-        members_away: Gauge "nodes" "Those of them that left the registry and whose place is kept.",
+        members_away: Gauge "nodes" "Those of them that left the registry and keep their share.",
         weight: Gauge "shares" "This node's share of the group's blocks.",
         changes: Counter "operations" "Times the members changed.",
         registry_lost_seconds: Gauge "seconds" "Time since the registry stopped answering; 0 while it answers.",
         registry_losses: Counter "operations" "Times the registry stopped answering.",
-        unlisted_seconds: Gauge "seconds" "Time since the registry could not be told of this node; 0 while it has it.",
-        refused: Counter "operations" "Registrations refused: of a name that another process holds, or beyond the limits.",
-        watchers: Gauge "processes" "Processes that follow the members by this coordinator.",
+        unlisted_seconds: Gauge "seconds" "Time since this node could not be registered; 0 while it is registered.",
+        refused: Counter "operations" "Registrations refused: the name belongs to another process, or a limit is reached.",
+        watchers: Gauge "processes" "Processes that follow the members through this coordinator.",
     }
-    /// Work on many files: what load and free had this process do.
+    /// Work on many files: load and free.
     jobs: Jobs {
         running: Gauge "jobs" "Jobs that this process works on.",
-        succeeded: Gauge "jobs" "Jobs of this process that did all their files, as long as they are remembered.",
+        succeeded: Gauge "jobs" "Jobs of this process that completed all their files, as long as they are remembered.",
         failed: Gauge "jobs" "Jobs of this process that failed, or were stopped, as long as they are remembered.",
-        files_total: Gauge "files" "Files of the running jobs, as far as they are found.",
+        files_total: Gauge "files" "Files of the running jobs, as far as known.",
         files_done: Gauge "files" "Files of the running jobs that are done.",
         files_failed: Gauge "files" "Files of the running jobs that could not be done.",
-        bytes_total: Gauge "bytes" "Bytes of the running jobs' files, as far as they are found.",
-        bytes_done: Gauge "bytes" "Bytes of the running jobs' files that were worked on.",
+        bytes_total: Gauge "bytes" "Bytes of the running jobs' files, as far as known.",
+        bytes_done: Gauge "bytes" "Bytes of the running jobs' files that were processed.",
     }
 }
 

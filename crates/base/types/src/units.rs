@@ -19,7 +19,7 @@ impl Size {
     }
 }
 
-/// Why a size or a duration did not parse: what was given, what is wrong, and what would be right.
+/// Why a size or a duration did not parse: the given text, the fault, and valid examples.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UnitError(String);
@@ -34,7 +34,7 @@ impl FromStr for Size {
         let split = t.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(t.len());
         let (number, suffix) = t.split_at(split);
         if number.is_empty() {
-            return Err(wrong("it starts with no digit"));
+            return Err(wrong("it does not start with a digit"));
         }
         let shift = match suffix.trim().to_ascii_lowercase().as_str() {
             "" | "b" => 0,
@@ -100,8 +100,8 @@ pub fn human_bytes(bytes: u64) -> String {
     }
 }
 
-/// Deadlines further away than this could not be counted from now.
-const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
+/// Deadlines further away than this could not be computed from now.
+const LONGEST_DURATION: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 /// Parses `250ms`, `5s`, `5m`, `2h`, `1d` or a bare number of seconds.
 ///
@@ -114,7 +114,7 @@ pub fn parse_duration(s: &str) -> Result<Duration, UnitError> {
     loop {
         let split = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
         let (number, tail) = rest.split_at(split);
-        let value: f64 = number.parse().map_err(|_| wrong("it starts with no number"))?;
+        let value: f64 = number.parse().map_err(|_| wrong("it does not start with a number"))?;
         let (unit, next) = tail.split_at(tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len()));
         let scale = match unit.trim().to_ascii_lowercase().as_str() {
             "us" => 1e-6,
@@ -128,10 +128,10 @@ pub fn parse_duration(s: &str) -> Result<Duration, UnitError> {
         seconds += value * scale;
         rest = next;
         if rest.is_empty() {
-            if seconds > LONGEST.as_secs_f64() {
+            if seconds > LONGEST_DURATION.as_secs_f64() {
                 return Err(wrong("it is longer than 100 years"));
             }
-            return Duration::try_from_secs_f64(seconds).map_err(|_| wrong("it is no time"));
+            return Duration::try_from_secs_f64(seconds).map_err(|_| wrong("it is out of range"));
         }
     }
 }

@@ -1,21 +1,21 @@
-//! Where threads may run that are started late, by whoever has the first work for them. It does not know what they do.
+//! Remembers the CPUs of a pool's creator for threads started later. Does not know their work.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The CPUs of the thread that made a pool. A thread begins with those of the thread that starts it, and one that serves a
-/// FUSE ring keeps to a single CPU: without this a pool's threads would all share that one with the reader.
+/// The CPUs of the thread that created a pool. A thread inherits the CPUs of its creator, and a FUSE ring thread is
+/// pinned to one CPU: without this, all threads of a pool would share that CPU with the reader.
 #[derive(Debug, Clone, Copy)]
-pub struct Cpus(Option<CpuSet>);
+pub struct ThreadCpus(Option<CpuSet>);
 
-impl Cpus {
-    /// Those that the calling thread may run on. None are known where the kernel does not say, or has more than 1024.
-    pub fn here() -> Cpus {
-        Cpus(sched_getaffinity(None).ok())
+impl ThreadCpus {
+    /// The CPUs of the calling thread; unknown if the kernel does not report them or has more than 1024.
+    pub fn of_current_thread() -> ThreadCpus {
+        ThreadCpus(sched_getaffinity(None).ok())
     }
 
-    /// Lets the calling thread run on them where it has a single one. What somebody chose for the process since then (`taskset
-    /// -ap`) stays. It is an optimisation, so a refusal (a cpuset that has changed) changes nothing.
-    pub fn take(&self) {
+    /// Applies them to the calling thread if it is pinned to one CPU. A later choice by the administrator (`taskset
+    /// -ap`) stays. Errors (a changed cpuset) are ignored: this is an optimisation.
+    pub fn apply_to_current_thread(&self) {
         if let Some(cpus) = &self.0
             && sched_getaffinity(None).is_ok_and(|now| now.count() == 1 && cpus.count() > 1)
         {

@@ -1,72 +1,72 @@
-//! What a mount reads from: names, attributes, and bytes at one version. A cache in this process and a
-//! cache node far away both are volumes; neither the file system nor FUSE can tell which.
+//! The interface a mount reads from: names, attributes, and bytes at one version. A local cache and a remote cache
+//! group both implement it; the file system and FUSE cannot distinguish them.
 //!
-//! Every call blocks, and every implementation ends it within a time of its own configuration.
+//! Every call blocks and ends within a timeout of the implementation.
 #![forbid(unsafe_code)]
 
 mod cpus;
 mod workers;
 
-pub use cpus::Cpus;
-pub use workers::Workers;
+pub use cpus::ThreadCpus;
+pub use workers::PriorityWorkers;
 
-use spurline_mem::Slice;
-use spurline_types::{Attr, ListPage, ObjectRef, Result, Sink};
+use spurline_mem::BlockSlice;
+use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectRef, Result};
 use std::fs::File;
 use std::ops::Range;
 
-/// Where the bytes of a read are.
-pub enum Data {
-    /// In the caller's buffer, this many of them.
+/// Location of the bytes of a read.
+pub enum ReadData {
+    /// In the caller's buffer; the number of bytes.
     Copied(usize),
-    /// In memory of the cache, pinned for as long as the slice lives.
-    Shared(Slice),
+    /// In pinned cache memory, for the lifetime of the slice.
+    Shared(BlockSlice),
 }
 
-/// What `statfs` answers.
+/// Answer of `statfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capacity {
-    /// Size in bytes; a very large number where the under-store has no end.
+pub struct VolumeSpace {
+    /// Size in bytes; a very large number for an unbounded origin.
     pub total_bytes: u64,
-    /// Bytes that may still be written.
+    /// Free bytes.
     pub free_bytes: u64,
     /// Number of files the volume can hold.
     pub files: u64,
-    /// How many more it can take.
+    /// Number of further files it can hold.
     pub files_free: u64,
 }
 
-/// A file of this host that holds a whole object, kept from eviction for as long as this lives.
-pub trait Backing: Send + Sync {
+/// A local file that holds a whole object, protected from eviction while this value lives.
+pub trait BackingFile: Send + Sync {
     /// The file, open for reading, as long as the object.
     fn file(&self) -> &File;
-    /// Closes the file; for as long as the answer lives it is still kept from eviction.
+    /// Closes the file; the returned value still protects it from eviction.
     fn close(self: Box<Self>) -> Box<dyn Send + Sync>;
 }
 
-/// Other places that may hold a block which this process would have to fetch from the under-store.
-pub trait Elsewhere: Send + Sync {
-    /// Fills `sink`, which is empty and as long as the block, from one of them; nothing is committed when none has it or
-    /// none answers soon. `source` is the URL that the object's path is below.
-    fn fetch(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> Fetched;
+/// Fetches blocks from other nodes before the origin.
+pub trait PeerFetch: Send + Sync {
+    /// Fills the empty `sink`, as long as the block, from a node that holds it. Commits nothing if no node has it or
+    /// answers soon. `source` is the URL above the object's path.
+    fn fetch_block(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn ByteSink) -> PeerFetched;
 
-    /// Whether it is one of the other places, and not this process, that fetches this block for all.
-    fn fetches(&self, source: &str, object: &ObjectRef, index: u32) -> bool;
+    /// Whether another node, not this process, fetches this block for all.
+    fn has_other_owner(&self, source: &str, object: &ObjectRef, index: u32) -> bool;
 
-    /// As [`Elsewhere::fetch`] of that place alone. When it has not got the block it begins to fetch it, and is not waited
-    /// for.
-    fn seek(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn Sink) -> Fetched;
+    /// As [`PeerFetch::fetch_block`], from the owner only. An owner without the block starts to fetch it, and this
+    /// call does not wait for it.
+    fn fetch_from_owner(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn ByteSink) -> PeerFetched;
 }
 
-/// Where a block was.
+/// Result of a peer fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fetched {
-    /// In none of the other places.
-    Nowhere,
-    /// In one of them.
-    There,
-    /// The same, and it is asked for so much that it is to be held here only for as long as that lasts.
-    Hot,
+pub enum PeerFetched {
+    /// No node had the block.
+    Missing,
+    /// A node had it.
+    Found,
+    /// A node had it, and it is hot: keep a copy only while that lasts.
+    FoundHot,
 }
 
 /// A tree of files to read. Paths are relative, without a leading slash; the root is the empty path.
@@ -80,46 +80,46 @@ pub trait Volume: Send + Sync {
     /// Attributes of `path`, not older than the attribute cache time.
     ///
     /// # Errors
-    /// `NotFound`, `NotADirectory`, or what kept the under-store from answering.
-    fn lookup(&self, path: &[u8]) -> Result<Attr>;
+    /// `NotFound`, `NotADirectory`, or the origin's failure.
+    fn lookup(&self, path: &[u8]) -> Result<ObjectAttr>;
 
-    /// Up to `max` names of the directory `path`, after `cursor` (the `next` of the page before).
+    /// Up to `max` names of the directory `path`, after `cursor` (`next` of the previous page).
     ///
     /// # Errors
-    /// `NotFound`, `NotADirectory`, or what kept the under-store from answering.
+    /// `NotFound`, `NotADirectory`, or the origin's failure.
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage>;
 
     /// Target of the symbolic link `path`.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` for anything that is no symbolic link.
+    /// `NotFound`; `Invalid` for anything but a symbolic link.
     fn readlink(&self, path: &[u8]) -> Result<Vec<u8>>;
 
-    /// Bytes from `offset`, as many as `dst` is long unless the object ends before. They are at exactly the
-    /// version `object` names. Either they are copied to the start of `dst`, or a pinned slice of the cache
-    /// is returned and `dst` is not touched. Nothing is allocated when the bytes are near.
+    /// Reads from `offset`, up to the length of `dst` or the end of the object, at exactly the version in `object`.
+    /// The bytes are copied to the start of `dst`, or a pinned slice of the cache is returned and `dst` is not
+    /// touched. Cached bytes cost no allocation.
     ///
     /// # Errors
-    /// `Stale` when that version is gone and its bytes are not in the cache; `Timeout`, `Unavailable`, ….
-    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data>;
+    /// `Stale` when that version is gone and not cached; `Timeout`, `Unavailable`, ….
+    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<ReadData>;
 
-    /// Asks for `blocks` to be brought near, for a reader that reads `piece` bytes at a time; returns at once, and may
-    /// do nothing when memory is short.
+    /// Starts fetching `blocks` for a reader that reads `piece` bytes at a time. Returns at once; may do nothing when
+    /// memory is short.
     fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, piece: usize);
 
-    /// A file of this host with the whole object, its checksums checked, if there is one.
-    fn backing(&self, object: &ObjectRef) -> Option<Box<dyn Backing>> {
+    /// A local file with the whole object and verified checksums, if there is one.
+    fn backing(&self, object: &ObjectRef) -> Option<Box<dyn BackingFile>> {
         let _ = object;
         None
     }
 
-    /// How large the volume is.
+    /// Size and free space of the volume.
     ///
     /// # Errors
-    /// What kept the under-store from answering.
-    fn capacity(&self) -> Result<Capacity>;
+    /// The origin's failure.
+    fn capacity(&self) -> Result<VolumeSpace>;
 
-    /// What is known of `path`, for people: version, length, which blocks are cached and where.
+    /// Information about `path` for people: version, length, cached blocks and their places.
     ///
     /// # Errors
     /// As for [`Volume::lookup`].

@@ -1,102 +1,102 @@
-//! A bounded pool of threads for work a reader waits for (urgent) and work done ahead of readers (ahead).
-//! It does not know what the work is.
+//! A bounded pool of threads for urgent work (a reader waits) and work ahead of readers. Does not know the work.
 
-use crate::Cpus;
+use crate::ThreadCpus;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a thread with nothing to do stays.
+/// Idle time before a thread ends.
 const IDLE: Duration = Duration::from_secs(10);
 
-type Job = Box<dyn FnOnce() + Send>;
+type WorkerJob = Box<dyn FnOnce() + Send>;
 
-/// Threads that run jobs: urgent ones first, ahead ones only while a quarter of the threads stays free for
-/// urgent ones. Threads start when there is work and end when there is none for a while.
-pub struct Workers {
-    inner: Arc<Inner>,
+/// Threads that run jobs: urgent ones first; ahead jobs leave a quarter of the threads free for urgent ones. Threads
+/// start on demand and end when idle.
+pub struct PriorityWorkers {
+    inner: Arc<WorkersInner>,
 }
 
-struct Inner {
+struct WorkersInner {
     name: &'static str,
     most: usize,
     most_queued_ahead: usize,
-    cpus: Cpus,
-    state: Mutex<State>,
+    cpus: ThreadCpus,
+    state: Mutex<WorkersState>,
     work: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    urgent: VecDeque<Job>,
-    ahead: VecDeque<Job>,
+struct WorkersState {
+    urgent: VecDeque<WorkerJob>,
+    ahead: VecDeque<WorkerJob>,
     threads: usize,
     idle: usize,
     running_ahead: usize,
     closed: bool,
 }
 
-impl Workers {
-    /// At most `most` threads called `name`, on the CPUs of the calling thread, and at most twice as many ahead jobs
-    /// waiting.
-    pub fn new(name: &'static str, most: usize) -> Workers {
+impl PriorityWorkers {
+    /// At most `most` threads called `name`, on the CPUs of the calling thread, and at most twice as many waiting
+    /// ahead jobs.
+    pub fn new(name: &'static str, most: usize) -> PriorityWorkers {
         let most = most.max(2);
-        Workers {
-            inner: Arc::new(Inner {
+        PriorityWorkers {
+            inner: Arc::new(WorkersInner {
                 name,
                 most,
                 most_queued_ahead: most * 2,
-                cpus: Cpus::here(),
+                cpus: ThreadCpus::of_current_thread(),
                 state: Mutex::default(),
                 work: Condvar::new(),
             }),
         }
     }
 
-    /// Runs `job` as soon as a thread is free. Every urgent job has a reader waiting, so their number is
-    /// bounded by the number of requests in flight.
-    pub fn urgent(&self, job: impl FnOnce() + Send + 'static) {
+    /// Runs `job` as soon as a thread is free. Each urgent job has a waiting reader, so the requests in flight bound
+    /// their number.
+    pub fn run_urgent(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.inner.state.lock();
         state.urgent.push_back(Box::new(job));
-        self.inner.wake(&mut state);
+        self.inner.wake_thread(&mut state);
     }
 
-    /// Runs `job` when nothing urgent waits; drops it and answers false when too much waits already.
-    pub fn ahead(&self, job: impl FnOnce() + Send + 'static) -> bool {
+    /// Queues `job` behind urgent ones; drops it and returns false when the queue is full.
+    pub fn run_ahead(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.inner.state.lock();
         if state.ahead.len() >= self.inner.most_queued_ahead || state.closed {
             return false;
         }
         state.ahead.push_back(Box::new(job));
-        self.inner.wake(&mut state);
+        self.inner.wake_thread(&mut state);
         true
     }
 
-    /// The same, and run by the caller itself when too much waits already: that slows down whoever has so much done.
-    pub fn ahead_or_here(&self, job: impl FnOnce() + Send + 'static) {
+    /// As [`PriorityWorkers::run_ahead`], but runs the job in the calling thread when the queue is full, which slows
+    /// that caller down.
+    pub fn run_ahead_or_here(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.inner.state.lock();
         if state.ahead.len() >= self.inner.most_queued_ahead || state.closed {
             drop(state);
             return job();
         }
         state.ahead.push_back(Box::new(job));
-        self.inner.wake(&mut state);
+        self.inner.wake_thread(&mut state);
     }
 }
 
-impl Inner {
-    fn wake(self: &Arc<Self>, state: &mut State) {
+impl WorkersInner {
+    fn wake_thread(self: &Arc<Self>, state: &mut WorkersState) {
         let waiting = state.urgent.len() + state.ahead.len();
         if state.idle >= waiting || state.threads >= self.most {
             self.work.notify_one();
             return;
         }
         let inner = Arc::clone(self);
-        let spawned = std::thread::Builder::new().name(self.name.into()).spawn(move || inner.run());
+        let spawned = std::thread::Builder::new().name(self.name.into()).spawn(move || inner.run_jobs());
         match spawned {
             Ok(_) => state.threads += 1,
-            // Out of threads: those that run take the job when they are done, unless there are none at all.
+            // No new thread: a running one takes the job later, unless there is none.
             Err(_) if state.threads > 0 => {}
             Err(_) => {
                 state.urgent.clear();
@@ -105,8 +105,8 @@ impl Inner {
         }
     }
 
-    fn run(&self) {
-        self.cpus.take();
+    fn run_jobs(&self) {
+        self.cpus.apply_to_current_thread();
         let mut state = self.state.lock();
         loop {
             let ahead_allowed = state.running_ahead * 4 < self.most * 3;
@@ -135,13 +135,13 @@ impl Inner {
     }
 }
 
-/// A job that panics takes neither its thread nor the counts of the pool with it; what it owned is dropped,
-/// which fails its block for those who wait.
-fn run_caught(job: Job) {
+/// A panicking job ends neither its thread nor the pool's counts. Dropping its values fails its block for waiting
+/// readers.
+fn run_caught(job: WorkerJob) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
 }
 
-impl Drop for Workers {
+impl Drop for PriorityWorkers {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
         state.closed = true;
@@ -158,12 +158,12 @@ mod tests {
 
     #[test]
     fn runs_everything_on_few_threads() {
-        let workers = Workers::new("test", 4);
+        let workers = PriorityWorkers::new("test", 4);
         let (done, results) = mpsc::channel();
         let most = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
         for n in 0..200 {
             let (done, most) = (done.clone(), Arc::clone(&most));
-            workers.urgent(move || {
+            workers.run_urgent(move || {
                 let now = most.0.fetch_add(1, Ordering::SeqCst) + 1;
                 most.1.fetch_max(now, Ordering::SeqCst);
                 std::thread::yield_now();
@@ -184,13 +184,13 @@ mod tests {
         if before.count() < 2 {
             return println!("SKIP: this process may run on one CPU only");
         }
-        let workers = Workers::new("test", 4);
+        let workers = PriorityWorkers::new("test", 4);
         let (tell, told) = mpsc::channel();
         let starter = std::thread::spawn(move || {
             let mut one = CpuSet::new();
             one.set((0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu)).unwrap());
             sched_setaffinity(None, &one).unwrap();
-            workers.urgent(move || tell.send(sched_getaffinity(None).unwrap()).unwrap());
+            workers.run_urgent(move || tell.send(sched_getaffinity(None).unwrap()).unwrap());
             workers
         });
         assert!(told.recv_timeout(Duration::from_secs(10)).unwrap() == before);
@@ -199,21 +199,21 @@ mod tests {
 
     #[test]
     fn blocked_ahead_jobs_leave_threads_for_urgent_ones_and_panics_do_no_harm() {
-        let workers = Workers::new("test", 4);
+        let workers = PriorityWorkers::new("test", 4);
         let (release, gate) = mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
         let accepted = (0..100)
             .filter(|_| {
                 let gate = Arc::clone(&gate);
-                workers.ahead(move || {
+                workers.run_ahead(move || {
                     let _ = gate.lock().recv_timeout(Duration::from_secs(10));
                 })
             })
             .count();
         assert!(accepted < 100, "the queue of ahead jobs is bounded");
-        workers.urgent(|| panic!("a job may fail"));
+        workers.run_urgent(|| panic!("a job may fail"));
         let (done, result) = mpsc::channel();
-        workers.urgent(move || done.send(7).unwrap());
+        workers.run_urgent(move || done.send(7).unwrap());
         assert_eq!(result.recv_timeout(Duration::from_secs(5)).unwrap(), 7);
         for _ in 0..accepted {
             let _ = release.send(());

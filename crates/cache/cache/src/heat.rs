@@ -1,28 +1,28 @@
-//! Which blocks are read so much from disk that they belong in memory. A small table of fixed size that
-//! forgets by being overwritten; it knows no clock and takes no lock.
+//! Finds blocks that are read so much from disk that they belong in memory. A small table of fixed size that forgets
+//! by being overwritten; it knows no clock and takes no lock.
 
 use spurline_types::BlockId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const SLOTS: usize = 1 << 14;
+const HEAT_SLOTS: usize = 1 << 14;
 
 /// Bytes read from disk per block, for as many blocks as are read at the same time.
-pub(crate) struct Heat {
+pub(crate) struct BlockHeat {
     /// The upper half names the block, the lower counts its bytes in KiB.
     slots: Box<[AtomicU64]>,
 }
 
-impl Heat {
+impl BlockHeat {
     pub(crate) fn new() -> Self {
-        Heat { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+        BlockHeat { slots: (0..HEAT_SLOTS).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Adds a read of `bytes` of `id` and says whether the block has now been read by more than `limit`
-    /// bytes; the count starts anew when it has.
-    pub(crate) fn add(&self, id: &BlockId, bytes: usize, limit: usize) -> bool {
+    /// Adds a read of `bytes` of `id`; returns whether the block has now been read by more than `limit` bytes. The
+    /// count begins anew when it has.
+    pub(crate) fn record_read(&self, id: &BlockId, bytes: usize, limit: usize) -> bool {
         let hash = ((id.object.0 as u64) ^ (id.object.0 >> 64) as u64 ^ u64::from(id.index))
             .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let slot = &self.slots[(hash >> 50) as usize % SLOTS];
+        let slot = &self.slots[(hash >> 50) as usize % HEAT_SLOTS];
         let name = hash << 32;
         // Two threads may lose an update to each other: a block then warms up one read later.
         let old = slot.load(Ordering::Relaxed);
@@ -40,12 +40,12 @@ mod tests {
 
     #[test]
     fn warms_up_and_forgets() {
-        let heat = Heat::new();
+        let heat = BlockHeat::new();
         let id = BlockId { object: ObjectId(77), index: 3 };
-        assert!(!heat.add(&id, 64 << 10, 256 << 10));
-        assert!(!heat.add(&id, 64 << 10, 256 << 10));
-        assert!(!heat.add(&id, 64 << 10, 256 << 10));
-        assert!(heat.add(&id, 64 << 10, 256 << 10));
-        assert!(!heat.add(&id, 64 << 10, 256 << 10), "counted anew");
+        assert!(!heat.record_read(&id, 64 << 10, 256 << 10));
+        assert!(!heat.record_read(&id, 64 << 10, 256 << 10));
+        assert!(!heat.record_read(&id, 64 << 10, 256 << 10));
+        assert!(heat.record_read(&id, 64 << 10, 256 << 10));
+        assert!(!heat.record_read(&id, 64 << 10, 256 << 10), "counted anew");
     }
 }

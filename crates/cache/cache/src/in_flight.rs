@@ -1,63 +1,63 @@
-//! How much memory is being filled: ahead of readers at most a third, for readers that wait at most half, so that what is
-//! on disk can be read, and what is in memory stays there, while the under-store is slow. What counts is what the buffers
-//! take, which may be twice what is fetched into them, or far more of short files. It fills nothing itself.
+//! Limits the memory being filled: ahead of readers at most a third, for waiting readers at most half. The rest keeps
+//! cached data readable while the origin is slow. It counts the footprint of buffers, which may be twice the fetched
+//! bytes, or far more with short files. It fills nothing itself.
 
-use crate::Shared;
+use crate::CacheContext;
 use parking_lot::{Condvar, Mutex};
-use spurline_mem::Pool;
+use spurline_mem::BufferPool;
 use spurline_types::{Error, ErrorKind, Result, units::human_bytes};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Bytes of the buffers that are being filled, of a process.
+/// Footprint of this process's buffers that are being filled.
 #[derive(Default)]
-pub(crate) struct InFlight {
+pub(crate) struct FillBudget {
     ahead: AtomicU64,
     wanted: Mutex<u64>,
-    less: Condvar,
+    released: Condvar,
 }
 
-/// Takes its bytes off the count when the job that carries it has run or was dropped.
-pub(crate) struct AheadBytes {
-    shared: Arc<Shared>,
+/// A permit to fill ahead of readers; returned when the job that carries it has run or was dropped.
+pub(crate) struct PrefetchPermit {
+    shared: Arc<CacheContext>,
     bytes: u64,
 }
 
-impl AheadBytes {
-    /// Counts a buffer of `len` bytes, if one more may be filled ahead.
-    pub(crate) fn take(shared: &Arc<Shared>, len: usize) -> Option<AheadBytes> {
-        let (bytes, ahead) = (Pool::footprint(len), &shared.in_flight.ahead);
+impl PrefetchPermit {
+    /// Takes a permit for a buffer of `len` bytes, if one more may be filled ahead.
+    pub(crate) fn try_acquire(shared: &Arc<CacheContext>, len: usize) -> Option<PrefetchPermit> {
+        let (bytes, ahead) = (BufferPool::footprint(len), &shared.in_flight.ahead);
         if len == 0 || ahead.load(Ordering::Relaxed) + bytes > shared.tier.pool().limit_bytes() / 3 {
             return None;
         }
         ahead.fetch_add(bytes, Ordering::Relaxed);
-        Some(AheadBytes { shared: Arc::clone(shared), bytes })
+        Some(PrefetchPermit { shared: Arc::clone(shared), bytes })
     }
 }
 
-impl Drop for AheadBytes {
+impl Drop for PrefetchPermit {
     fn drop(&mut self) {
         self.shared.in_flight.ahead.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-/// The same of a block that a reader waits for.
-pub(crate) struct WantedBytes {
-    shared: Arc<Shared>,
+/// A permit to fill a block that a reader waits for.
+pub(crate) struct FetchPermit {
+    shared: Arc<CacheContext>,
     bytes: u64,
 }
 
-impl WantedBytes {
-    /// Counts a buffer of `len` bytes as soon as one more may be under way; one block always may.
+impl FetchPermit {
+    /// Waits for a permit for a buffer of `len` bytes; one block is always permitted.
     ///
     /// # Errors
-    /// `Timeout` when that is not before `deadline`.
-    pub(crate) fn take(shared: &Arc<Shared>, len: usize, deadline: Instant) -> Result<WantedBytes> {
-        let (bytes, most) = (Pool::footprint(len), shared.tier.pool().limit_bytes() / 2);
+    /// `Timeout` when there is none before `deadline`.
+    pub(crate) fn acquire(shared: &Arc<CacheContext>, len: usize, deadline: Instant) -> Result<FetchPermit> {
+        let (bytes, most) = (BufferPool::footprint(len), shared.tier.pool().limit_bytes() / 2);
         let mut wanted = shared.in_flight.wanted.lock();
         while *wanted > 0 && *wanted + bytes > most {
-            if shared.in_flight.less.wait_until(&mut wanted, deadline).timed_out() {
+            if shared.in_flight.released.wait_until(&mut wanted, deadline).timed_out() {
                 let why = format!(
                     "{} of buffers are being filled, as much as --buffer-size allows, and none came free in time: the \
                      source is slow or stalled",
@@ -67,14 +67,14 @@ impl WantedBytes {
             }
         }
         *wanted += bytes;
-        Ok(WantedBytes { shared: Arc::clone(shared), bytes })
+        Ok(FetchPermit { shared: Arc::clone(shared), bytes })
     }
 }
 
-impl Drop for WantedBytes {
+impl Drop for FetchPermit {
     fn drop(&mut self) {
         *self.shared.in_flight.wanted.lock() -= self.bytes;
-        // Blocks differ in length: whoever fits goes on.
-        self.shared.in_flight.less.notify_all();
+        // Blocks differ in length: all waiters check whether theirs fits.
+        self.shared.in_flight.released.notify_all();
     }
 }

@@ -1,116 +1,116 @@
-//! An under-store seen through cache disks and memory. A lone mount reads from it directly, a cache node
-//! serves peers from it. It knows where blocks are and in which order to look; not how disks keep them, how
-//! the under-store is spoken to, or who reads.
+//! An origin seen through cache disks and memory. A lone mount reads from it directly, a cache node serves peers from
+//! it. It knows where blocks are and in which order to search; it does not know how disks store them, how the origin
+//! is accessed, or where reads come from.
 //!
-//! A read looks in memory, then on disk, then fetches the block once for all who want it. A disk that fails
-//! or is slow is a miss; only the under-store can make a read fail.
+//! A read searches memory, then disk, then fetches the block once for all readers. A failing or slow disk is a miss;
+//! only the origin can make a read fail.
 #![forbid(unsafe_code)]
 
 mod heat;
+mod hot_replicas;
 mod in_flight;
 mod merge;
+mod redirect;
 mod rules;
-mod sent_on;
-mod spread;
 mod warm;
-mod whole;
+mod whole_file;
 
-use heat::Heat;
-use in_flight::{AheadBytes, InFlight, WantedBytes};
+use heat::BlockHeat;
+use in_flight::{FetchPermit, FillBudget, PrefetchPermit};
 use parking_lot::Mutex;
-use spurline_mem::{Buf, Fill, Found, Pool, Slice, Tier};
-use spurline_origin::UnderStore;
-use spurline_store::{FileRange, GRANULE, Kept, Outcome, Store};
-use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Sink, Stats};
-use spurline_volume::{Backing, Capacity, Data, Elsewhere, Fetched, Volume, Workers};
+use spurline_mem::{BlockFill, BlockSlice, BufferPool, MemTier, PoolBuf, TierLookup};
+use spurline_origin::OriginStore;
+use spurline_store::{FileRange, GRANULE, PutOutcome, ReadOutcome, Store};
+use spurline_types::{BlockId, ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectId, ObjectRef, Result, Stats};
+use spurline_volume::{BackingFile, PeerFetch, PeerFetched, PriorityWorkers, ReadData, Volume, VolumeSpace};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use merge::merge_rules;
-pub use rules::{Gone, RULES_MAX, Rule, RuleSet};
-pub use warm::Batch;
+pub use rules::{EndedRule, RULES_MAX, Rule, RuleSet};
+pub use warm::WarmBatch;
 
-/// What the caches of all sources of one process have in common.
-pub struct Shared {
+/// State shared by the caches of all sources of one process.
+pub struct CacheContext {
     /// Blocks in memory.
-    pub tier: Arc<Tier>,
+    pub tier: Arc<MemTier>,
     /// Blocks on disks, if there are any.
     pub store: Option<Arc<Store>>,
     /// Unit of caching in bytes.
     pub block_size: u64,
-    /// How long a request of the under-store may take, retries included.
-    pub under_timeout: Duration,
+    /// Deadline of a request to the origin, retries included.
+    pub origin_timeout: Duration,
     /// Whether blocks may be sent from their files.
     pub splice: bool,
     /// Counters of this process.
     pub stats: Arc<Stats>,
-    workers: Workers,
-    heat: Heat,
-    in_flight: InFlight,
+    workers: PriorityWorkers,
+    heat: BlockHeat,
+    in_flight: FillBudget,
     /// Long objects whose cached file is being checked in the background.
     checking: Mutex<HashSet<ObjectId>>,
-    /// Who may have a block before the under-store is asked.
-    elsewhere: OnceLock<Arc<dyn Elsewhere>>,
+    /// Peers that may have a block, tried before the origin.
+    peer_fetch: OnceLock<Arc<dyn PeerFetch>>,
     /// Copies of other nodes' hot blocks.
-    spread: spread::Copies,
-    rules: rules::Rules,
-    sent_on: sent_on::SentOn,
+    hot_replicas: hot_replicas::HotReplicas,
+    rules: rules::RuleTable,
+    redirects: redirect::RedirectTable,
 }
 
-impl Shared {
-    /// Puts the parts together; at most `max_downloads` blocks are filled at the same time.
+impl CacheContext {
+    /// Creates the context; at most `max_downloads` blocks are filled at the same time.
     pub fn new(
-        tier: Arc<Tier>,
+        tier: Arc<MemTier>,
         store: Option<Arc<Store>>,
         block_size: u64,
         max_downloads: usize,
         under_timeout: Duration,
         splice: bool,
         stats: Arc<Stats>,
-    ) -> Arc<Shared> {
+    ) -> Arc<CacheContext> {
         if let Some(store) = &store {
             let tier = Arc::downgrade(&tier);
-            store.on_expired(Box::new(move |block| {
+            store.set_expiry_handler(Box::new(move |block| {
                 tier.upgrade().map(|tier| tier.remove(block));
             }));
         }
-        Arc::new(Shared {
+        Arc::new(CacheContext {
             tier,
             store,
             block_size,
-            under_timeout,
+            origin_timeout: under_timeout,
             splice,
             stats,
-            workers: Workers::new("fill", max_downloads),
-            heat: Heat::new(),
-            in_flight: InFlight::default(),
+            workers: PriorityWorkers::new("fill", max_downloads),
+            heat: BlockHeat::new(),
+            in_flight: FillBudget::default(),
             checking: Mutex::default(),
-            elsewhere: OnceLock::new(),
-            spread: spread::Copies::default(),
-            rules: rules::Rules::default(),
-            sent_on: sent_on::SentOn::new(),
+            peer_fetch: OnceLock::new(),
+            hot_replicas: hot_replicas::HotReplicas::default(),
+            rules: rules::RuleTable::default(),
+            redirects: redirect::RedirectTable::new(),
         })
     }
 
-    /// Has other places asked for a block before the under-store is; once.
-    pub fn ask_elsewhere(&self, elsewhere: Arc<dyn Elsewhere>) {
-        // A second time nothing happens: fills may be under way.
-        let _ = self.elsewhere.set(elsewhere);
+    /// Sets the peers that are tried for a block before the origin; the first call holds.
+    pub fn set_peer_fetch(&self, elsewhere: Arc<dyn PeerFetch>) {
+        // A second call is ignored: fills may be running.
+        let _ = self.peer_fetch.set(elsewhere);
     }
 
-    /// The disks, unless there are none.
-    fn disks(&self) -> Option<&Store> {
-        self.store.as_deref().filter(|store| store.enabled())
+    /// The store, unless it has no disks.
+    fn enabled_store(&self) -> Option<&Store> {
+        self.store.as_deref().filter(|store| store.is_enabled())
     }
 }
 
-/// Where the bytes of a read are, when nothing is fetched for it.
-pub enum Pinned {
-    /// Here.
-    Here(Slice),
-    /// On disk, and so few, or memory so short, that they are better read straight to where they belong.
+/// The result of pinning cached bytes of a read.
+pub enum PinOutcome {
+    /// Pinned in memory.
+    Slice(BlockSlice),
+    /// On disk, and so few, or memory so short, that the caller should read them straight to their destination.
     Small,
     /// Neither in memory nor on disk.
     Missing,
@@ -118,44 +118,44 @@ pub enum Pinned {
 
 /// One source through the cache.
 pub struct Cache {
-    shared: Arc<Shared>,
-    under: Arc<dyn UnderStore>,
+    shared: Arc<CacheContext>,
+    origin: Arc<dyn OriginStore>,
 }
 
 impl Cache {
-    /// `under` through the disks and the memory of `shared`.
-    pub fn new(shared: Arc<Shared>, under: Arc<dyn UnderStore>) -> Arc<Cache> {
-        Arc::new(Cache { shared, under })
+    /// Caches `under` on the disks and in the memory of `shared`.
+    pub fn new(shared: Arc<CacheContext>, under: Arc<dyn OriginStore>) -> Arc<Cache> {
+        Arc::new(Cache { shared, origin: under })
     }
 
     /// The memory this cache's buffers come from.
-    pub fn pool(&self) -> &Arc<Pool> {
+    pub fn pool(&self) -> &Arc<BufferPool> {
         self.shared.tier.pool()
     }
 
-    /// How long a request of the under-store may take.
-    pub fn timeout(&self) -> Duration {
-        self.shared.under_timeout
+    /// Deadline of a request to the origin.
+    pub fn origin_timeout(&self) -> Duration {
+        self.shared.origin_timeout
     }
 
-    /// As [`Volume::lookup`], with metadata asked of the under-store no longer than `max_age` ago.
+    /// As [`Volume::lookup`], with metadata at most `max_age` old.
     ///
     /// # Errors
     /// As [`Volume::lookup`].
-    pub fn lookup_within(&self, path: &[u8], max_age: Duration) -> Result<Attr> {
-        self.under.lookup_within(path, max_age, Instant::now() + self.shared.under_timeout)
+    pub fn lookup_within(&self, path: &[u8], max_age: Duration) -> Result<ObjectAttr> {
+        self.origin.lookup_within(path, max_age, Instant::now() + self.shared.origin_timeout)
     }
 
-    /// As [`Volume::list`], with metadata asked of the under-store no longer than `max_age` ago.
+    /// As [`Volume::list`], with metadata at most `max_age` old.
     ///
     /// # Errors
     /// As [`Volume::list`].
     pub fn list_within(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, max_age: Duration) -> Result<ListPage> {
-        self.under.list_within(path, cursor, max, max_age, Instant::now() + self.shared.under_timeout)
+        self.origin.list_within(path, cursor, max, max_age, Instant::now() + self.shared.origin_timeout)
     }
 
-    /// The block at `offset` and the part of it that `len` bytes from there cover; the part ends with the block.
-    fn locate(&self, object: &ObjectRef, offset: u64, len: usize) -> (BlockId, Range<usize>) {
+    /// The block at `offset`, and the part of it that `len` bytes from there cover; the part ends with the block.
+    fn block_range(&self, object: &ObjectRef, offset: u64, len: usize) -> (BlockId, Range<usize>) {
         let size = self.shared.block_size;
         let start = (offset % size) as usize;
         let index = (offset / size) as u32;
@@ -163,137 +163,143 @@ impl Cache {
         (BlockId { object: object.id, index }, start..end.max(start))
     }
 
-    /// Sees to it that what is known of the blocks on disk, the rules they are under above all, outlives a loss of power.
-    pub fn sync(&self) {
-        if let Some(store) = self.shared.disks() {
-            store.sync();
+    /// Syncs the index of the blocks on disk, above all their rules, so that it outlives a loss of power.
+    pub fn sync_index(&self) {
+        if let Some(store) = self.shared.enabled_store() {
+            store.sync_logs();
         }
     }
 
-    fn deadline(&self) -> Instant {
-        // The fill's own deadline is shorter, so that its sentence, which knows more, is the one people read.
-        Instant::now() + self.shared.under_timeout + Duration::from_secs(1)
+    fn read_deadline(&self) -> Instant {
+        // Longer than the fill's own deadline, so that the fill's more precise error is reported.
+        Instant::now() + self.shared.origin_timeout + Duration::from_secs(1)
     }
 
-    /// Up to `len` bytes from `offset`, all of one block, pinned in memory: from memory, from disk, or fetched.
-    /// `None` when they are on disk and so few that they are better read straight to where they belong. What is read from
-    /// disk for this call alone comes into memory of the NUMA node `near`, where there is some.
+    /// Pins up to `len` bytes from `offset`, all of one block: from memory, from disk, or fetched. `None` when they
+    /// are on disk and so few that the caller should read them straight to their destination. Bytes read from disk
+    /// for this call alone go to memory of the NUMA node `near`, if there is some.
     ///
     /// # Errors
     /// As for [`Volume::read`].
-    pub fn pin(&self, object: &ObjectRef, offset: u64, len: usize, near: Option<u32>) -> Result<Option<Slice>> {
-        match self.pin_held(object, offset, len, near, &mut || {})? {
-            Pinned::Here(slice) => Ok(Some(slice)),
-            Pinned::Small => Ok(None),
-            Pinned::Missing => self.pin_fetched(object, offset, len).map(Some),
+    pub fn pin_range(
+        &self,
+        object: &ObjectRef,
+        offset: u64,
+        len: usize,
+        near: Option<u32>,
+    ) -> Result<Option<BlockSlice>> {
+        match self.pin_cached(object, offset, len, near, &mut || {})? {
+            PinOutcome::Slice(slice) => Ok(Some(slice)),
+            PinOutcome::Small => Ok(None),
+            PinOutcome::Missing => self.pin_fetched(object, offset, len).map(Some),
         }
     }
 
-    /// The same of what [`Cache::pin_held`] found missing.
+    /// Fetches and pins bytes that [`Cache::pin_cached`] found missing.
     ///
     /// # Errors
     /// As for [`Volume::read`].
-    pub fn pin_fetched(&self, object: &ObjectRef, offset: u64, len: usize) -> Result<Slice> {
-        let (id, range) = self.locate(object, offset, len);
-        self.fetch(object, id, range)
+    pub fn pin_fetched(&self, object: &ObjectRef, offset: u64, len: usize) -> Result<BlockSlice> {
+        let (id, range) = self.block_range(object, offset, len);
+        self.fetch_block(object, id, range)
     }
 
-    /// As [`Cache::pin`], but nothing is fetched that is not being fetched already. It says when it is about to wait for that.
+    /// As [`Cache::pin_range`], but starts no fetch; it waits for a running one, and calls `waits` before.
     ///
     /// # Errors
     /// As for [`Volume::read`].
-    pub fn pin_held(
+    pub fn pin_cached(
         &self,
         object: &ObjectRef,
         offset: u64,
         len: usize,
         near: Option<u32>,
         waits: &mut dyn FnMut(),
-    ) -> Result<Pinned> {
-        object.numbered(self.shared.block_size)?;
-        let (id, range) = self.locate(object, offset, len);
+    ) -> Result<PinOutcome> {
+        object.check_block_count(self.shared.block_size)?;
+        let (id, range) = self.block_range(object, offset, len);
         if let Some((block, counts)) = self.shared.tier.find_used(&id) {
             if counts && let Some(store) = &self.shared.store {
-                // Or the disks would take what is always read from memory for cold.
-                store.touch(object, id.index);
+                // Otherwise the disks would treat blocks that are always read from memory as cold.
+                store.touch_block(object, id.index);
             }
             let stats = &self.shared.stats.blockcache;
             if block.is_ready() {
                 stats.hit_bytes.add(range.len() as u64);
                 stats.mem_hit_bytes.add(range.len() as u64);
             } else if self.on_disk(object, id.index) {
-                // On its way from there.
+                // Being read from disk.
                 stats.hit_bytes.add(range.len() as u64);
             } else {
                 stats.miss_bytes.add(range.len() as u64);
             }
-            if !block.has(range.end) {
+            if !block.is_filled_to(range.end) {
                 waits();
             }
-            match block.wait(range.clone(), self.deadline()) {
-                // The fill that was under way belonged to someone else; its failure is tried again once by ours.
+            match block.wait_range(range.clone(), self.read_deadline()) {
+                // The running fill belonged to another reader; after its failure, one of our own is tried.
                 Err(error) if error.kind() != ErrorKind::Stale && error.kind() != ErrorKind::Timeout => {}
-                done => return done.map(Pinned::Here),
+                done => return done.map(PinOutcome::Slice),
             }
         }
         if self.on_disk(object, id.index) {
             if range.len() < GRANULE {
-                return Ok(Pinned::Small);
+                return Ok(PinOutcome::Small);
             }
-            // Without a buffer for them they are read to where they belong, too.
-            let Some(buf) = self.pool().try_alloc_near(range.len(), near) else { return Ok(Pinned::Small) };
+            // Without a buffer, too, the caller reads them to their destination.
+            let Some(buf) = self.pool().try_alloc_near(range.len(), near) else { return Ok(PinOutcome::Small) };
             if let Some(slice) = self.pin_from_disk(object, id, range, buf) {
-                return Ok(Pinned::Here(slice));
+                return Ok(PinOutcome::Slice(slice));
             }
         }
-        Ok(Pinned::Missing)
+        Ok(PinOutcome::Missing)
     }
 
-    /// The bytes as a file and an offset, for a transport that can send from a file: under `--iorpc-mode splice`, when
-    /// they are in one block that is on disk and was checked, and not in memory anyway.
+    /// The bytes as file and offset, for a transport that can send from a file: under `--iorpc-mode splice`, when
+    /// they are in one block that is on disk and verified, and not in memory.
     pub fn file_range(&self, object: &ObjectRef, offset: u64, len: usize) -> Option<FileRange> {
         let store = self.shared.store.as_ref().filter(|_| self.shared.splice)?;
-        object.numbered(self.shared.block_size).ok()?;
-        let (id, range) = self.locate(object, offset, len);
+        object.check_block_count(self.shared.block_size).ok()?;
+        let (id, range) = self.block_range(object, offset, len);
         if range.len() != len || len < GRANULE || self.shared.tier.find(&id).is_some_and(|block| block.is_ready()) {
             return None;
         }
         let found = store.file_range(object, id.index, &range);
         if found.is_some() {
             self.shared.stats.blockcache.hit_bytes.add(len as u64);
-        } else if store.contains(object, id.index) {
-            // Reading it whole into memory checks it; from the next time on it can be sent from its file.
-            self.bring(object, id.index);
+        } else if store.contains_block(object, id.index) {
+            // Reading it whole into memory verifies it; later requests can be sent from its file.
+            self.prefetch_block(object, id.index);
         }
         found
     }
 
     /// Reads `range` from disk into a buffer of its own; `None` when it can't be read.
-    fn pin_from_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>, buf: Buf) -> Option<Slice> {
+    fn pin_from_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>, buf: PoolBuf) -> Option<BlockSlice> {
         let store = self.shared.store.as_ref()?;
         let len = range.len();
         let mut buf = Some(buf);
-        // The store has counted and logged what went wrong; the under-store still has the bytes. A buffer the disk
-        // may still write to has been taken out of `buf` and is kept from reuse by the store.
-        if store.read(object, id.index, range, &mut buf) != Ok(Outcome::Hit) {
+        // The store has counted and logged the failure; the origin still has the bytes. A buffer that the disk may
+        // still write to has been taken out of `buf`, and the store keeps it from reuse.
+        if store.read(object, id.index, range, &mut buf) != Ok(ReadOutcome::Hit) {
             return None;
         }
         self.count_disk_hit(object, id, len);
-        buf.map(Slice::owned)
+        buf.map(BlockSlice::from_buf)
     }
 
     fn on_disk(&self, object: &ObjectRef, index: u32) -> bool {
-        self.shared.store.as_ref().is_some_and(|store| store.contains(object, index))
+        self.shared.store.as_ref().is_some_and(|store| store.contains_block(object, index))
     }
 
-    fn fetch(&self, object: &ObjectRef, id: BlockId, range: Range<usize>) -> Result<Slice> {
-        let deadline = self.deadline();
+    fn fetch_block(&self, object: &ObjectRef, id: BlockId, range: Range<usize>) -> Result<BlockSlice> {
+        let deadline = self.read_deadline();
         let shared = &self.shared;
         let len = object.block_len(id.index, shared.block_size);
         shared.stats.blockcache.miss_bytes.add(range.len() as u64);
         let mut again = true;
         loop {
-            // A disk that does not answer ends the fill it was asked for, and is asked no more.
+            // A disk that does not answer fails its fill, and is not used again.
             let mut not_ours = self.on_disk(object, id.index);
             let block = match shared.tier.find(&id) {
                 Some(block) => {
@@ -301,16 +307,16 @@ impl Cache {
                     block
                 }
                 None => {
-                    let room = WantedBytes::take(shared, len, deadline)?;
+                    let room = FetchPermit::acquire(shared, len, deadline)?;
                     match shared.tier.find_or_fill(id, len, deadline)? {
-                        Found::Here(block) => {
+                        TierLookup::Here(block) => {
                             not_ours = true;
                             block
                         }
-                        Found::Vacant(fill) => {
+                        TierLookup::Vacant(fill) => {
                             let block = fill.block();
-                            let job = self.job(object, fill);
-                            shared.workers.urgent(move || {
+                            let job = self.fill_job(object, fill);
+                            shared.workers.run_urgent(move || {
                                 job();
                                 drop(room);
                             });
@@ -319,8 +325,8 @@ impl Cache {
                     }
                 }
             };
-            match block.wait(range.clone(), deadline) {
-                // What failed was no fetch of ours from the under-store: that is to be tried once.
+            match block.wait_range(range.clone(), deadline) {
+                // The failure was not of a fetch of our own from the origin: that is tried once.
                 Err(error) if again && not_ours && !matches!(error.kind(), ErrorKind::Stale | ErrorKind::Timeout) => {
                     again = false;
                 }
@@ -329,8 +335,8 @@ impl Cache {
         }
     }
 
-    fn job(&self, object: &ObjectRef, fill: Fill) -> impl FnOnce() + Send + 'static {
-        let (shared, under, object) = (Arc::clone(&self.shared), Arc::clone(&self.under), object.clone());
+    fn fill_job(&self, object: &ObjectRef, fill: BlockFill) -> impl FnOnce() + Send + 'static {
+        let (shared, under, object) = (Arc::clone(&self.shared), Arc::clone(&self.origin), object.clone());
         move || {
             run_fill(&shared, under.as_ref(), &object, fill, false);
         }
@@ -339,37 +345,38 @@ impl Cache {
     /// Reads `range` of one block from disk into `dst`; false when it is not there or can't be read.
     fn read_disk(&self, object: &ObjectRef, id: BlockId, range: Range<usize>, dst: &mut [u8]) -> bool {
         let len = range.len();
-        let hit = self.shared.store.as_ref().is_some_and(|store| store.get(object, id.index, range, dst) == Ok(true));
+        let hit =
+            self.shared.store.as_ref().is_some_and(|store| store.read_copied(object, id.index, range, dst) == Ok(true));
         if hit {
             self.count_disk_hit(object, id, len);
         }
         hit
     }
 
-    /// A block read from disk again and again is brought into memory.
+    /// Brings a block into memory that is read from disk again and again.
     fn count_disk_hit(&self, object: &ObjectRef, id: BlockId, len: usize) {
         self.shared.stats.blockcache.hit_bytes.add(len as u64);
         let block_len = object.block_len(id.index, self.shared.block_size);
         let pool = self.pool();
-        // More than its length, so that a reader going through a file once does not push others out of memory. While
-        // half of the memory is free there is nobody to push out.
+        // More than its length, so that one pass over a file evicts nothing from memory. While half of the memory is
+        // free nothing is evicted.
         let free = pool.used_bytes() < pool.limit_bytes() / 2;
         let limit = if free { block_len / 4 } else { block_len + GRANULE };
-        if self.shared.heat.add(&id, len.max(GRANULE), limit) {
-            self.bring(object, id.index);
+        if self.shared.heat.record_read(&id, len.max(GRANULE), limit) {
+            self.prefetch_block(object, id.index);
         }
     }
 
     /// Brings one block into memory ahead of its readers, if there is memory to spare.
-    fn bring(&self, object: &ObjectRef, index: u32) -> bool {
+    fn prefetch_block(&self, object: &ObjectRef, index: u32) -> bool {
         let shared = &self.shared;
         let len = object.block_len(index, shared.block_size);
         let id = BlockId { object: object.id, index };
-        let Some(count) = AheadBytes::take(shared, len) else { return false };
+        let Some(count) = PrefetchPermit::try_acquire(shared, len) else { return false };
         let Some(fill) = shared.tier.try_fill(id, len) else { return false };
-        let job = self.job(object, fill);
+        let job = self.fill_job(object, fill);
         let (workers, shared) = (&shared.workers, Arc::clone(shared));
-        workers.ahead(move || {
+        workers.run_ahead(move || {
             job();
             shared.stats.blockcache.prefetch_bytes.add(len as u64);
             drop(count);
@@ -377,7 +384,7 @@ impl Cache {
     }
 }
 
-/// The most runs of blocks that `info` lists.
+/// Maximum runs of blocks in `info`.
 const RUNS_MAX: usize = 1000;
 
 fn push_run(held: &mut Vec<serde_json::Value>, run: Option<(u32, u32, &str)>) {
@@ -389,152 +396,166 @@ fn push_run(held: &mut Vec<serde_json::Value>, run: Option<(u32, u32, &str)>) {
     }
 }
 
-/// Fills one block from disk or, failing that, from the under-store, and keeps what was fetched on disk; what became of
-/// it there. Where there are no disks, memory is enough. A copy of a block that is hot elsewhere stays in memory alone,
-/// unless it is to be here for good.
-fn run_fill(shared: &Shared, under: &dyn UnderStore, object: &ObjectRef, mut fill: Fill, for_good: bool) -> Kept {
-    let failed = |fill: Fill, error: Error| {
+/// Fills one block from disk or else from the origin, and stores fetched bytes on disk; returns the result of
+/// storing. Without disks, memory is enough. A replica of a block that is hot elsewhere stays in memory alone, unless
+/// it must be stored `for_good`.
+fn run_fill(
+    shared: &CacheContext,
+    under: &dyn OriginStore,
+    object: &ObjectRef,
+    mut fill: BlockFill,
+    for_good: bool,
+) -> PutOutcome {
+    let failed = |fill: BlockFill, error: Error| {
         fill.fail(error);
-        Kept::NoRoom
+        PutOutcome::NoRoom
     };
     let id = fill.id();
     let len = object.block_len(id.index, shared.block_size);
     if let Some(store) = &shared.store
-        && store.contains(object, id.index)
+        && store.contains_block(object, id.index)
     {
         match store.read(object, id.index, 0..len, &mut fill) {
-            Ok(Outcome::Hit) => {
+            Ok(ReadOutcome::Hit) => {
                 fill.commit(len);
-                return Kept::Here;
+                return PutOutcome::Stored;
             }
-            Ok(Outcome::Lost) => {
-                let why = "a cache disk does not answer; the block is fetched anew";
+            Ok(ReadOutcome::Lost) => {
+                let why = "a cache disk does not answer; the block is fetched again";
                 return failed(fill, Error::new(ErrorKind::Unavailable, why));
             }
-            Ok(Outcome::Miss) | Err(_) => {}
+            Ok(ReadOutcome::Miss) | Err(_) => {}
         }
     }
     let offset = u64::from(id.index) * shared.block_size;
-    let others = shared.elsewhere.get();
-    let fetched = others.map_or(Fetched::Nowhere, |o| o.fetch(under.source(), object, id.index, &mut fill));
-    if fetched == Fetched::Nowhere
-        && let Err(error) = under.read(object, offset, &mut fill, Instant::now() + shared.under_timeout)
+    let others = shared.peer_fetch.get();
+    let fetched =
+        others.map_or(PeerFetched::Missing, |o| o.fetch_block(under.source_url(), object, id.index, &mut fill));
+    if fetched == PeerFetched::Missing
+        && let Err(error) = under.read(object, offset, &mut fill, Instant::now() + shared.origin_timeout)
     {
         return failed(fill, error);
     }
-    settle(shared, under.source(), object, fill, fetched == Fetched::Hot && !for_good)
+    finish_fill(shared, under.source_url(), object, fill, fetched == PeerFetched::FoundHot && !for_good)
 }
 
-/// Ends a fill whose bytes have come, and keeps them on disk; those of a passing copy in memory alone. What became
-/// of it.
-fn settle(shared: &Shared, source: &str, object: &ObjectRef, fill: Fill, passing: bool) -> Kept {
+/// Ends a fill whose bytes have arrived and stores them on disk; a `passing` replica stays in memory alone. Returns
+/// the result of storing.
+fn finish_fill(shared: &CacheContext, source: &str, object: &ObjectRef, fill: BlockFill, passing: bool) -> PutOutcome {
     let id = fill.id();
     let Some(bytes) = fill.finished() else {
-        let why =
-            format!("{} ended early: it is shorter than its attributes said", String::from_utf8_lossy(&object.path));
+        let why = format!("{} ended early: it is shorter than its attributes", String::from_utf8_lossy(&object.path));
         fill.fail(Error::new(ErrorKind::Stale, why));
-        return Kept::NoRoom;
+        return PutOutcome::NoRoom;
     };
-    // Readers have their bytes already; writing here slows down only the next fill, which is what a full
-    // disk queue should do.
-    keep_or_pass(shared, source, object, id.index, &bytes, passing)
+    // Readers have their bytes already; writing here slows down only the next fill, as a full disk queue should.
+    store_or_replicate(shared, source, object, id.index, &bytes, passing)
 }
 
-/// As [`keep`], and a `passing` copy in memory alone where there is room for one more.
-fn keep_or_pass(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8], passing: bool) -> Kept {
+/// As [`store_block`], but a `passing` replica stays in memory alone while there is room for one more.
+fn store_or_replicate(
+    shared: &CacheContext,
+    source: &str,
+    object: &ObjectRef,
+    index: u32,
+    bytes: &[u8],
+    passing: bool,
+) -> PutOutcome {
     let id = BlockId { object: object.id, index };
-    match passing && shared.spread.holds_one_more(id, &shared.stats) {
-        true => Kept::Here,
-        false => keep(shared, source, object, index, bytes),
+    match passing && shared.hot_replicas.try_hold(id, &shared.stats) {
+        true => PutOutcome::Stored,
+        false => store_block(shared, source, object, index, bytes),
     }
 }
 
-/// Keeps a block on disk if there is one.
-fn keep(shared: &Shared, source: &str, object: &ObjectRef, index: u32, bytes: &[u8]) -> Kept {
-    let Some(store) = shared.disks() else { return Kept::Here };
-    // Nobody who asks later will ask for it by this version.
+/// Stores a block on disk, if there is one.
+fn store_block(shared: &CacheContext, source: &str, object: &ObjectRef, index: u32, bytes: &[u8]) -> PutOutcome {
+    let Some(store) = shared.enabled_store() else { return PutOutcome::Stored };
+    // No later request will use this version.
     if object.version.is_unsettled() {
-        return Kept::Passed;
+        return PutOutcome::Skipped;
     }
-    let number = shared.rules.number(source, &object.path);
-    let kept = store.put_as(object, index, bytes, number).unwrap_or_else(|error| {
-        tracing::debug!(%error, "a block was not kept on disk");
-        Kept::NoRoom
+    let number = shared.rules.rule_number(source, &object.path);
+    let kept = store.put_classed(object, index, bytes, number).unwrap_or_else(|error| {
+        tracing::debug!(%error, "a block was not stored on disk");
+        PutOutcome::NoRoom
     });
-    // Who gave other rules while it was written looked for it before it was here.
-    let now = shared.rules.number(source, &object.path);
-    if kept == Kept::Here && now != number {
-        store.classify(object, index, now);
+    // Rules changed during the write could not find the block yet.
+    let now = shared.rules.rule_number(source, &object.path);
+    if kept == PutOutcome::Stored && now != number {
+        store.classify_block(object, index, now);
     }
     kept
 }
 
 impl Volume for Cache {
     fn source(&self) -> &str {
-        self.under.source()
+        self.origin.source_url()
     }
 
     fn block_size(&self) -> u64 {
         self.shared.block_size
     }
 
-    fn lookup(&self, path: &[u8]) -> Result<Attr> {
-        self.under.lookup(path, Instant::now() + self.shared.under_timeout)
+    fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
+        self.origin.lookup(path, Instant::now() + self.shared.origin_timeout)
     }
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
-        self.under.list(path, cursor, max, Instant::now() + self.shared.under_timeout)
+        self.origin.list(path, cursor, max, Instant::now() + self.shared.origin_timeout)
     }
 
     fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
-        self.under.readlink(path, Instant::now() + self.shared.under_timeout)
+        self.origin.readlink(path, Instant::now() + self.shared.origin_timeout)
     }
 
-    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data> {
+    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<ReadData> {
         let want = object.size.saturating_sub(offset).min(dst.len() as u64) as usize;
         let mut done = 0;
         while done < want {
             let at = offset + done as u64;
-            if let Some(slice) = self.pin(object, at, want - done, None)? {
+            if let Some(slice) = self.pin_range(object, at, want - done, None)? {
                 if done == 0 && slice.len() == want {
-                    return Ok(Data::Shared(slice));
+                    return Ok(ReadData::Shared(slice));
                 }
                 dst[done..done + slice.len()].copy_from_slice(&slice);
                 done += slice.len();
                 continue;
             }
-            let (id, range) = self.locate(object, at, want - done);
+            let (id, range) = self.block_range(object, at, want - done);
             let len = range.len();
             if self.read_disk(object, id, range.clone(), &mut dst[done..done + len]) {
                 done += len;
             } else {
-                let slice = self.fetch(object, id, range)?;
+                let slice = self.fetch_block(object, id, range)?;
                 dst[done..done + len].copy_from_slice(&slice);
                 done += len;
             }
         }
-        Ok(Data::Copied(done))
+        Ok(ReadData::Copied(done))
     }
 
     fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, _piece: usize) {
         for index in blocks {
-            if self.shared.tier.find(&BlockId { object: object.id, index }).is_none() && !self.bring(object, index) {
+            if self.shared.tier.find(&BlockId { object: object.id, index }).is_none()
+                && !self.prefetch_block(object, index)
+            {
                 return;
             }
         }
     }
 
-    fn backing(&self, object: &ObjectRef) -> Option<Box<dyn Backing>> {
-        self.whole(object)
+    fn backing(&self, object: &ObjectRef) -> Option<Box<dyn BackingFile>> {
+        self.whole_backing(object)
     }
 
-    fn capacity(&self) -> Result<Capacity> {
-        // A bucket has no end; large numbers keep `df` and installers content.
-        const ENDLESS: Capacity =
-            Capacity { total_bytes: 1 << 60, free_bytes: 1 << 60, files: 1 << 40, files_free: 1 << 40 };
-        let stat = self.under.statfs(Instant::now() + self.shared.under_timeout)?;
-        Ok(stat.map_or(ENDLESS, |s| Capacity {
-            // Without what is kept for root, which is free and not to be had: `df` would count it as used.
+    fn capacity(&self) -> Result<VolumeSpace> {
+        // A bucket has no capacity; large numbers satisfy `df` and installers.
+        const ENDLESS: VolumeSpace =
+            VolumeSpace { total_bytes: 1 << 60, free_bytes: 1 << 60, files: 1 << 40, files_free: 1 << 40 };
+        let stat = self.origin.statfs(Instant::now() + self.shared.origin_timeout)?;
+        Ok(stat.map_or(ENDLESS, |s| VolumeSpace {
+            // Without the blocks reserved for root: `df` would count them as used.
             total_bytes: s
                 .blocks
                 .saturating_sub(s.blocks_free.saturating_sub(s.blocks_available))
@@ -549,11 +570,11 @@ impl Volume for Cache {
         let attr = self.lookup(path)?;
         let object = ObjectRef::new(self.source(), path, attr.version.clone(), attr.size);
         let size = self.shared.block_size;
-        object.numbered(size)?;
-        let total = object.blocks(size) as u32;
+        object.check_block_count(size)?;
+        let total = object.block_count(size) as u32;
         let on_disk = self.shared.store.as_ref().map(|store| store.blocks_of(&object));
         let (mut memory, mut disk, mut cached) = (0, 0, 0);
-        // Runs of blocks that are in the same place: a file of any length is a few lines, unless it is in tatters.
+        // Runs of blocks in the same place: a few lines for a file of any length, unless it is fragmented.
         let mut held: Vec<serde_json::Value> = Vec::new();
         let mut run: Option<(u32, u32, &str)> = None;
         for index in 0..total {
@@ -590,7 +611,7 @@ impl Volume for Cache {
             "block_size": size,
             "blocks": { "total": total, "cached": cached, "memory": memory, "disk": disk },
             "held": held,
-            "rule": self.shared.rules().of(self.source(), path).map(Rule::to_json),
+            "rule": self.shared.rules().rule_for(self.source(), path).map(Rule::to_json),
         }))
     }
 }

@@ -1,61 +1,61 @@
-//! Two sets of rules brought together: those that operators gave two coordinators, or a coordinator and nodes that knew
-//! more. In whichever order all of them meet, the same comes of it, and nothing that was taken by one of them is lost. It
-//! knows sets of rules, not where they are kept.
+//! Merges two sets of rules: those of two coordinators, or of a coordinator and nodes that know more. The result does
+//! not depend on the order of merging, and no accepted change is lost. It knows sets of rules, not where they are
+//! stored.
 
-use crate::rules::{Gone, RULES_MAX, Rule, RuleSet, key};
+use crate::rules::{EndedRule, RULES_MAX, Rule, RuleSet, url_key};
 use serde_json::Value;
 use spurline_types::Result;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a set says of a folder.
+/// A set's record of a folder.
 #[derive(Clone, Copy)]
-enum Said<'a> {
+enum FolderRecord<'a> {
     Rule(&'a Rule),
-    Gone(&'a Gone),
-    /// It has no rule any more, and what it is called is forgotten.
+    Gone(&'a EndedRule),
+    /// It has no rule any more, and its URL is forgotten.
     Ended,
 }
 
-impl Said<'_> {
-    fn number(&self) -> Option<u16> {
+impl FolderRecord<'_> {
+    fn rule_number(&self) -> Option<u16> {
         match self {
-            Said::Rule(rule) => Some(rule.number),
-            Said::Gone(gone) => Some(gone.number),
-            Said::Ended => None,
+            FolderRecord::Rule(rule) => Some(rule.number),
+            FolderRecord::Gone(gone) => Some(gone.number),
+            FolderRecord::Ended => None,
         }
     }
 }
 
-/// What a set says last of each folder, and at which revision.
-fn places(set: &RuleSet) -> BTreeMap<u64, (u64, Said<'_>)> {
-    let ended = set.ended.iter().map(|(key, at)| (*key, (*at, Said::Ended)));
-    let gone = set.gone.iter().map(|gone| (key(&gone.url), (gone.revision, Said::Gone(gone))));
-    let rules = set.rules.iter().map(|rule| (key(&rule.url), (rule.revision, Said::Rule(rule))));
+/// The last record of each folder in a set, with its revision.
+fn folder_records(set: &RuleSet) -> BTreeMap<u64, (u64, FolderRecord<'_>)> {
+    let ended = set.ended.iter().map(|(key, at)| (*key, (*at, FolderRecord::Ended)));
+    let gone = set.gone.iter().map(|gone| (url_key(&gone.url), (gone.revision, FolderRecord::Gone(gone))));
+    let rules = set.rules.iter().map(|rule| (url_key(&rule.url), (rule.revision, FolderRecord::Rule(rule))));
     ended.chain(gone).chain(rules).collect()
 }
 
-/// The numbers that a set knows folders by.
-fn numbers(set: &RuleSet) -> impl Iterator<Item = (u16, &str)> {
+/// The numbers of a set's folders.
+fn known_numbers(set: &RuleSet) -> impl Iterator<Item = (u16, &str)> {
     let rules = set.rules.iter().map(|rule| (rule.number, rule.url.as_str()));
     rules.chain(set.gone.iter().map(|gone| (gone.number, gone.url.as_str())))
 }
 
 impl RuleSet {
-    /// What holds when this set and `other` were both taken: for each folder what was said last of it, by the revision at
-    /// which it was. Of two things said at one revision that keeps more of the folder; where one said what the other did
-    /// not touch, both. Its revision is later than that of either unless it is one of them.
-    pub fn merged(&self, other: &RuleSet) -> RuleSet {
+    /// The merge of this set and `other`: for each folder the record with the latest revision. Of two records at one
+    /// revision, the one that keeps more of the folder holds; two rules are combined field by field. The result's
+    /// revision is later than both unless the result equals one of them.
+    pub fn merged_with(&self, other: &RuleSet) -> RuleSet {
         let revision = self.revision.max(other.revision);
-        // Where nothing else decides, the later set does; the order in which the two are named never does.
+        // Ties go to the set with the later revision, never to the order of the arguments.
         let (first, second) = if self.revision >= other.revision { (self, other) } else { (other, self) };
         let even = first.revision == second.revision;
-        let (of_first, of_second) = (places(first), places(second));
+        let (of_first, of_second) = (folder_records(first), folder_records(second));
         let floor = first.floor.max(second.floor);
         let retired = first.retired.union(&second.retired).copied().collect();
         let mut set = RuleSet { revision, floor, retired, ..RuleSet::default() };
         let (mut meant, mut unsure) = (BTreeMap::new(), Vec::new());
-        for (number, url) in numbers(first).chain(numbers(second)) {
+        for (number, url) in known_numbers(first).chain(known_numbers(second)) {
             if meant.insert(number, url).is_some_and(|other| other != url) {
                 set.retired.insert(number);
             }
@@ -63,68 +63,70 @@ impl RuleSet {
         let keys: BTreeSet<u64> = of_first.keys().chain(of_second.keys()).copied().collect();
         for key in keys {
             let ((at, said), missing_in) = match (of_first.get(&key), of_second.get(&key)) {
-                (Some((_, Said::Rule(one))), Some((_, Said::Rule(two)))) => {
-                    let rule = of_both(one, two, &mut set.retired);
+                (Some((_, FolderRecord::Rule(one))), Some((_, FolderRecord::Rule(two)))) => {
+                    let rule = merge_rule_pair(one, two, &mut set.retired);
                     set.rules.push(rule);
                     continue;
                 }
                 (Some(one), Some(two)) => {
-                    let last = of_either(one, two);
-                    let other_numbers = [one, two].map(|(_, said)| said.number()).into_iter().flatten();
-                    set.retired.extend(other_numbers.filter(|n| last.1.number().is_some_and(|number| number != *n)));
+                    let last = latest_record(one, two);
+                    let other_numbers = [one, two].map(|(_, said)| said.rule_number()).into_iter().flatten();
+                    set.retired
+                        .extend(other_numbers.filter(|n| last.1.rule_number().is_some_and(|number| number != *n)));
                     (last, None)
                 }
                 (Some(one), None) => (*one, Some(second)),
                 (None, Some(two)) => (*two, Some(first)),
                 (None, None) => continue,
             };
-            // Whose end the other set has forgotten, with others that ended so long ago; or it never heard of it.
+            // The other set has forgotten this folder's end among old ones, or never knew the folder.
             let forgotten = missing_in.is_some_and(|other| at <= other.floor);
             match said {
-                Said::Rule(rule) if forgotten => unsure.push(rule.url.as_str()),
-                Said::Rule(rule) => set.rules.push(rule.clone()),
+                FolderRecord::Rule(rule) if forgotten => unsure.push(rule.url.as_str()),
+                FolderRecord::Rule(rule) => set.rules.push(rule.clone()),
                 _ if forgotten => {}
-                Said::Gone(gone) => set.gone.push(gone.clone()),
-                Said::Ended => _ = set.ended.insert(key, at),
+                FolderRecord::Gone(gone) => set.gone.push(gone.clone()),
+                FolderRecord::Ended => _ = set.ended.insert(key, at),
             }
         }
         if !unsure.is_empty() {
             tracing::error!(
-                "rules for folders: since those for {} were given to one coordinator, so many ended on another one that could \
-                 not be reached that it is not known whether they ended, too; they do not hold: give again those that are \
-                 to, with 'spurline pin' or 'spurline limit'",
+                "rules for folders: it is unknown whether those for {} have ended: they were given to one \
+                 coordinator, while many rules ended on another that could not be reached; they are dropped; give \
+                 those that should hold again with 'spurline pin' or 'spurline limit'",
                 unsure.join(", ")
             );
         }
         set.rules.sort_by(|a, b| a.url.cmp(&b.url));
-        set.number_apart();
-        set.shorten();
+        set.renumber_conflicts();
+        set.trim_ended();
         let mut left = Vec::new();
-        while set.rules.len() > RULES_MAX || !set.fits() {
-            // Two sets that together are too large: what was said last has no room.
+        while set.rules.len() > RULES_MAX || !set.fits_request() {
+            // The two sets together are too large: the latest rules do not fit.
             let last = set.rules.iter().enumerate().max_by_key(|(_, rule)| (rule.revision, &rule.url));
             let Some((last, _)) = last else { break };
             left.push(set.rules.remove(last).url);
         }
         if !left.is_empty() {
             tracing::error!(
-                "rules for folders: those of two coordinators are too many together; none holds any more for {}",
+                "rules for folders: those of two coordinators together exceed the limit; the latest are dropped, \
+                 for {}",
                 left.join(", ")
             );
         }
-        if set.says_as(first) && (!even || set.says_as(second)) {
+        if set.equals_except_revision(first) && (!even || set.equals_except_revision(second)) {
             return first.clone();
         }
         set.revision += 1;
         set
     }
 
-    fn says_as(&self, other: &RuleSet) -> bool {
+    fn equals_except_revision(&self, other: &RuleSet) -> bool {
         RuleSet { revision: other.revision, ..self.clone() } == *other
     }
 
-    /// Gives those rules other numbers whose own meant another folder, too.
-    fn number_apart(&mut self) {
+    /// Renumbers those rules whose number also meant another folder.
+    fn renumber_conflicts(&mut self) {
         let mut moved = Vec::new();
         for at in 0..self.rules.len() {
             if self.retired.contains(&self.rules[at].number) {
@@ -134,24 +136,24 @@ impl RuleSet {
         }
         if !moved.is_empty() {
             tracing::warn!(
-                "rules for folders: two coordinators that did not know of each other gave different folders one number, by \
-                 which cache disks keep blocks; what is held of {} is under no rule until you run 'spurline pin' or \
-                 'spurline limit' for it once more",
+                "rules for folders: two separated coordinators gave one number to different folders; cached blocks \
+                 of {} are under no rule until 'spurline pin' or 'spurline limit' is run for it again",
                 moved.join(", ")
             );
         }
     }
 }
 
-/// What was said last; at one revision what keeps more of the folder, or is remembered shorter.
-fn of_either<'a>(one: &(u64, Said<'a>), two: &(u64, Said<'a>)) -> (u64, Said<'a>) {
-    let order =
-        |(at, said): &(u64, Said<'_>)| (*at, matches!(said, Said::Rule(_)), matches!(said, Said::Ended), said.number());
+/// The later record; at one revision the one that keeps more of the folder, or is remembered shorter.
+fn latest_record<'a>(one: &(u64, FolderRecord<'a>), two: &(u64, FolderRecord<'a>)) -> (u64, FolderRecord<'a>) {
+    let order = |(at, said): &(u64, FolderRecord<'_>)| {
+        (*at, matches!(said, FolderRecord::Rule(_)), matches!(said, FolderRecord::Ended), said.rule_number())
+    };
     if order(one) >= order(two) { *one } else { *two }
 }
 
-/// Of two rules for a folder the later; of those of one revision, both. The number that it has no longer is nobody's.
-fn of_both(one: &Rule, two: &Rule, retired: &mut BTreeSet<u16>) -> Rule {
+/// The later of two rules for a folder; at one revision their combination. A number that is dropped is retired.
+fn merge_rule_pair(one: &Rule, two: &Rule, retired: &mut BTreeSet<u16>) -> Rule {
     let mut numbers = [one.number, two.number];
     numbers.sort_by_key(|number| (retired.contains(number), *number));
     let [number, other] = numbers;
@@ -163,7 +165,7 @@ fn of_both(one: &Rule, two: &Rule, retired: &mut BTreeSet<u16>) -> Rule {
         Ordering::Less => two.clone(),
         Ordering::Equal => Rule {
             pin: one.pin || two.pin,
-            // None is less than some.
+            // `None` is less than `Some`.
             ttl_seconds: one.ttl_seconds.max(two.ttl_seconds),
             quota_bytes: one.quota_bytes.max(two.quota_bytes),
             ..one.clone()
@@ -172,13 +174,13 @@ fn of_both(one: &Rule, two: &Rule, retired: &mut BTreeSet<u16>) -> Rule {
     Rule { number, ..rule }
 }
 
-/// As [`RuleSet::merged`], of the sets as they are kept; `Null` is one that nobody ever made.
+/// As [`RuleSet::merged_with`], for serialised sets; `Null` is an empty one.
 ///
 /// # Errors
 /// `Invalid` when one of them is no set of rules.
 pub fn merge_rules(one: &Value, two: &Value) -> Result<Value> {
     let read = |set: &Value| if set.is_null() { Ok(RuleSet::default()) } else { RuleSet::from_json(set) };
-    let merged = read(one)?.merged(&read(two)?);
+    let merged = read(one)?.merged_with(&read(two)?);
     Ok(if merged == RuleSet::default() { Value::Null } else { merged.to_json() })
 }
 
@@ -192,11 +194,11 @@ mod tests {
     }
 
     fn pin(set: &RuleSet, url: &str) -> RuleSet {
-        set.changed(&urls(&[url]), &|rule| rule.pin = true).unwrap()
+        set.with_changes(&urls(&[url]), &|rule| rule.pin = true).unwrap()
     }
 
     fn unpin(set: &RuleSet, url: &str) -> RuleSet {
-        set.changed(&urls(&[url]), &|rule| rule.pin = false).unwrap()
+        set.with_changes(&urls(&[url]), &|rule| rule.pin = false).unwrap()
     }
 
     fn pinned(set: &RuleSet) -> Vec<&str> {
@@ -209,46 +211,49 @@ mod tests {
         let (one, two) = (pin(&base, "s3://b/one"), unpin(&pin(&base, "s3://b/two"), "s3://b/old"));
         let one = pin(&one, "s3://b/late");
         assert_eq!(one.revision, two.revision);
-        let both = one.merged(&two);
-        assert_eq!((both.clone(), both.revision), (two.merged(&one), one.revision + 1));
+        let both = one.merged_with(&two);
+        assert_eq!((both.clone(), both.revision), (two.merged_with(&one), one.revision + 1));
         assert_eq!(pinned(&both), ["s3://b/late", "s3://b/one", "s3://b/two", "s3://b/x"]);
-        // Who has it takes nothing back from who has not.
-        assert_eq!((both.merged(&one), two.merged(&both), both.merged(&base)), (both.clone(), both.clone(), both));
+        // Merging into a set that has everything changes nothing.
+        assert_eq!(
+            (both.merged_with(&one), two.merged_with(&both), both.merged_with(&base)),
+            (both.clone(), both.clone(), both)
+        );
     }
 
     #[test]
     fn of_one_folder_what_was_said_last_holds_and_at_one_revision_what_keeps_more() {
         let base = pin(&RuleSet::default(), "s3://b/x");
         let gone = unpin(&base, "s3://b/x");
-        assert!(base.merged(&gone).rules.is_empty() && gone.merged(&base) == gone);
-        let limited = base.changed(&urls(&["s3://b/x"]), &|rule| rule.ttl_seconds = Some(60)).unwrap();
+        assert!(base.merged_with(&gone).rules.is_empty() && gone.merged_with(&base) == gone);
+        let limited = base.with_changes(&urls(&["s3://b/x"]), &|rule| rule.ttl_seconds = Some(60)).unwrap();
         assert_eq!(limited.revision, gone.revision);
         assert_eq!(
-            (pinned(&gone.merged(&limited)), gone.merged(&limited).rules[0].ttl_seconds),
+            (pinned(&gone.merged_with(&limited)), gone.merged_with(&limited).rules[0].ttl_seconds),
             (vec!["s3://b/x"], Some(60))
         );
-        let quota = base.changed(&urls(&["s3://b/x"]), &|rule| rule.quota_bytes = Some(7)).unwrap();
-        let rule = &quota.merged(&limited).rules[0];
+        let quota = base.with_changes(&urls(&["s3://b/x"]), &|rule| rule.quota_bytes = Some(7)).unwrap();
+        let rule = &quota.merged_with(&limited).rules[0];
         assert_eq!((rule.pin, rule.ttl_seconds, rule.quota_bytes), (true, Some(60), Some(7)));
-        assert_eq!(pinned(&pin(&gone, "s3://b/x").merged(&gone)), ["s3://b/x"]);
+        assert_eq!(pinned(&pin(&gone, "s3://b/x").merged_with(&gone)), ["s3://b/x"]);
     }
 
     #[test]
     fn rules_that_end_many_at_a_time_do_not_come_back_and_cost_no_other() {
-        // Of any length: as many ends as there may be rules are always remembered.
+        // Of any length: at least as many ends as there may be rules are remembered.
         for name in ["s3://m/", &format!("s3://m/{}/", "long".repeat(20))] {
             let many: Vec<String> = (0..RULES_MAX).map(|n| format!("{name}{n}")).collect();
-            let full = RuleSet::default().changed(&many, &|rule| rule.pin = true).unwrap();
-            let none = full.changed(&many, &|rule| rule.pin = false).unwrap();
+            let full = RuleSet::default().with_changes(&many, &|rule| rule.pin = true).unwrap();
+            let none = full.with_changes(&many, &|rule| rule.pin = false).unwrap();
             assert!(none.rules.is_empty() && none.gone.len() < many.len() && none.floor == 0);
-            assert_eq!((full.merged(&none), none.merged(&full)), (none.clone(), none.clone()));
+            assert_eq!((full.merged_with(&none), none.merged_with(&full)), (none.clone(), none.clone()));
             let again = pin(&none, &many[0]);
-            assert_eq!(pinned(&again.merged(&full)), [&many[0]]);
-            // Given meanwhile to a coordinator that can't be reached, where few things happen.
+            assert_eq!(pinned(&again.merged_with(&full)), [&many[0]]);
+            // Given meanwhile to an unreachable coordinator with few changes.
             let other = pin(&RuleSet::default(), "s3://b/other");
-            let both = none.merged(&other);
-            assert_eq!((pinned(&both), &both), (vec!["s3://b/other"], &other.merged(&none)));
-            assert_eq!((both.merged(&full), both.merged(&other)), (both.clone(), both));
+            let both = none.merged_with(&other);
+            assert_eq!((pinned(&both), &both), (vec!["s3://b/other"], &other.merged_with(&none)));
+            assert_eq!((both.merged_with(&full), both.merged_with(&other)), (both.clone(), both));
         }
     }
 
@@ -258,17 +263,17 @@ mod tests {
         let mut set = RuleSet::default();
         for round in 0..5 {
             let many: Vec<String> = (0..RULES_MAX).map(|n| format!("s3://m/{round}/{n}")).collect();
-            set = set.changed(&many, &|rule| rule.pin = true).unwrap();
-            set = set.changed(&many, &|rule| rule.pin = false).unwrap();
+            set = set.with_changes(&many, &|rule| rule.pin = true).unwrap();
+            set = set.with_changes(&many, &|rule| rule.pin = false).unwrap();
             let known = round < 4;
-            assert_eq!((set.floor == 0, pinned(&set.merged(&other)).len()), (known, usize::from(known)));
+            assert_eq!((set.floor == 0, pinned(&set.merged_with(&other)).len()), (known, usize::from(known)));
         }
-        // It is said in the log, once: who has taken it knows of none that is left out.
-        let both = set.merged(&other);
-        assert!(both == set && other.merged(&set) == set);
+        // Logged once: a set that includes the merge has no rule left out.
+        let both = set.merged_with(&other);
+        assert!(both == set && other.merged_with(&set) == set);
         assert!(set.to_json().to_string().len() <= 60 << 10);
         assert_eq!(RuleSet::from_json(&set.to_json()).unwrap(), set);
-        assert_eq!(pinned(&pin(&set, "s3://b/other").merged(&other)), ["s3://b/other"]);
+        assert_eq!(pinned(&pin(&set, "s3://b/other").merged_with(&other)), ["s3://b/other"]);
     }
 
     /// Folders whose rules would all have one number.
@@ -276,7 +281,7 @@ mod tests {
         let mut by_number: BTreeMap<u16, Vec<String>> = BTreeMap::new();
         for n in 0.. {
             let url = format!("s3://same/{n}");
-            let same = by_number.entry(key(&url) as u16).or_default();
+            let same = by_number.entry(url_key(&url) as u16).or_default();
             same.push(url);
             if same.len() == 4 {
                 return same.clone();
@@ -291,16 +296,16 @@ mod tests {
         let (one, two) = (pin(&RuleSet::default(), &same[0]), pin(&RuleSet::default(), &same[1]));
         let number = one.rules[0].number;
         assert_eq!(number, two.rules[0].number);
-        let both = one.merged(&two);
-        assert_eq!(&both, &two.merged(&one));
+        let both = one.merged_with(&two);
+        assert_eq!(&both, &two.merged_with(&one));
         assert!(both.retired == BTreeSet::from([number]) && both.rules.len() == 2);
         assert!(both.rules.iter().all(|rule| rule.number != number));
-        assert_eq!((both.merged(&two), both.merged(&one)), (both.clone(), both.clone()));
-        // Nor later, for whoever comes.
+        assert_eq!((both.merged_with(&two), both.merged_with(&one)), (both.clone(), both.clone()));
+        // Nor after a later merge.
         let third = pin(&both, &same[2]);
         assert!(third.rules.iter().all(|rule| rule.number != number));
         // One of them has ended meanwhile.
-        let ended = unpin(&two, &same[1]).merged(&one);
+        let ended = unpin(&two, &same[1]).merged_with(&one);
         assert!(ended.rules.len() == 1 && ended.rules[0].number != number && ended.retired.contains(&number));
     }
 
@@ -308,11 +313,11 @@ mod tests {
     fn what_is_too_much_together_is_cut_for_all_alike() {
         let of = |host: &str| {
             let many: Vec<String> = (0..200).map(|n| format!("s3://{host}/{n}")).collect();
-            RuleSet::default().changed(&many, &|rule| rule.pin = true).unwrap()
+            RuleSet::default().with_changes(&many, &|rule| rule.pin = true).unwrap()
         };
         let (one, two) = (of("a"), of("b"));
-        let both = one.merged(&two);
-        assert!(both.rules.len() == RULES_MAX && both == two.merged(&one) && both.merged(&one) == both);
+        let both = one.merged_with(&two);
+        assert!(both.rules.len() == RULES_MAX && both == two.merged_with(&one) && both.merged_with(&one) == both);
     }
 
     #[test]
@@ -324,8 +329,8 @@ mod tests {
     }
 
     proptest! {
-        /// Three places of one group, each changed on its own, meeting in any order: in the end all have the same, it does not
-        /// change any more, and what was said last of a folder, where only one place spoke of it, holds.
+        /// Three replicas of one group, each changed on its own, merging in any order: in the end all are equal,
+        /// nothing changes any more, and the last record of a folder that only one replica changed holds.
         #[test]
         fn all_come_to_one_set(
             steps in proptest::collection::vec((0usize..3, 0usize..3, 0u8..4, 0u8..6), 0..40),
@@ -336,25 +341,25 @@ mod tests {
             for (at, with, what, name) in steps {
                 match what {
                     0 | 1 => {
-                        // Each speaks of its own folders.
+                        // Each changes its own folders.
                         let url = format!("s3://{at}/{name}");
                         sets[at] = if what == 0 { pin(&sets[at], &url) } else { unpin(&sets[at], &url) };
                         said.insert(url, (at, what == 0));
                     }
                     2 => {
                         let url = format!("s3://shared/{name}");
-                        sets[at] = sets[at].changed(&[url], &|rule| rule.quota_bytes = Some(u64::from(name))).unwrap();
+                        sets[at] = sets[at].with_changes(&[url], &|rule| rule.quota_bytes = Some(u64::from(name))).unwrap();
                     }
                     _ => {
-                        let merged = sets[at].merged(&sets[with]);
-                        prop_assert_eq!(&merged, &sets[with].merged(&sets[at]));
-                        prop_assert!(merged.merged(&sets[at]) == merged && merged.merged(&sets[with]) == merged);
+                        let merged = sets[at].merged_with(&sets[with]);
+                        prop_assert_eq!(&merged, &sets[with].merged_with(&sets[at]));
+                        prop_assert!(merged.merged_with(&sets[at]) == merged && merged.merged_with(&sets[with]) == merged);
                         sets[at] = merged;
                     }
                 }
             }
             for (at, with) in order.into_iter().chain([(0, 1), (1, 2), (2, 0), (0, 1), (1, 2), (2, 0), (0, 1)]) {
-                let merged = sets[at].merged(&sets[with]);
+                let merged = sets[at].merged_with(&sets[with]);
                 sets[at] = merged.clone();
                 sets[with] = merged;
             }
@@ -368,7 +373,7 @@ mod tests {
             prop_assert_eq!(numbers.len(), sets[0].rules.len());
         }
 
-        /// Many rules end at one place while others are given elsewhere.
+        /// Many rules end at one replica while others are given elsewhere.
         #[test]
         fn no_rule_is_lost_to_the_ends_of_others(
             steps in proptest::collection::vec((0usize..3, 0usize..3, 0u8..5, 0usize..3), 1..12),
@@ -379,20 +384,20 @@ mod tests {
                 match what {
                     0 | 1 => {
                         let many: Vec<String> = (0..100).map(|n| format!("s3://{at}/many/{name}/{n}")).collect();
-                        sets[at] = sets[at].changed(&many, &|rule| rule.pin = true).unwrap();
-                        sets[at] = sets[at].changed(&many, &|rule| rule.pin = false).unwrap();
+                        sets[at] = sets[at].with_changes(&many, &|rule| rule.pin = true).unwrap();
+                        sets[at] = sets[at].with_changes(&many, &|rule| rule.pin = false).unwrap();
                     }
                     2 | 3 => {
                         let url = format!("s3://{at}/{name}");
                         sets[at] = if what == 2 { pin(&sets[at], &url) } else { unpin(&sets[at], &url) };
                         said.insert(url, what == 2);
                     }
-                    _ => sets[at] = sets[at].merged(&sets[with]),
+                    _ => sets[at] = sets[at].merged_with(&sets[with]),
                 }
             }
             for (at, with) in [(0, 1), (1, 2), (2, 0), (0, 1), (1, 2), (2, 0), (0, 1)] {
-                let merged = sets[at].merged(&sets[with]);
-                prop_assert_eq!(&merged, &sets[with].merged(&sets[at]));
+                let merged = sets[at].merged_with(&sets[with]);
+                prop_assert_eq!(&merged, &sets[with].merged_with(&sets[at]));
                 sets[at] = merged.clone();
                 sets[with] = merged;
             }
@@ -401,7 +406,7 @@ mod tests {
             prop_assert_eq!(pinned(&sets[0]), there);
         }
 
-        /// Whatever numbers places gave folders before they met, none of those in use meant another folder anywhere.
+        /// Whatever numbers replicas gave folders before they met, no number in use meant another folder anywhere.
         #[test]
         fn a_number_means_one_folder(
             steps in proptest::collection::vec((0usize..3, 0usize..3, 0u8..3, 0usize..4), 0..30),
@@ -413,12 +418,12 @@ mod tests {
                 sets[at] = match what {
                     0 => pin(&sets[at], &SAME[name]),
                     1 => unpin(&sets[at], &SAME[name]),
-                    _ => sets[at].merged(&sets[with]),
+                    _ => sets[at].merged_with(&sets[with]),
                 };
                 meant.extend(sets[at].rules.iter().map(|rule| (rule.number, rule.url.clone())));
             }
             for (at, with) in [(0, 1), (1, 2), (2, 0), (0, 1), (1, 2), (2, 0), (0, 1), (1, 2), (2, 0), (0, 1)] {
-                let merged = sets[at].merged(&sets[with]);
+                let merged = sets[at].merged_with(&sets[with]);
                 sets[at] = merged.clone();
                 sets[with] = merged;
             }

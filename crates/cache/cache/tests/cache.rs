@@ -1,12 +1,12 @@
-//! The cache over a scripted under-store: what is fetched how often, what failures reach readers, and what is
+//! The cache over a scripted origin: how often blocks are fetched, which failures reach readers, and what is
 //! found again after a restart.
 
-use spurline_cache::{Batch, Cache, Rule, RuleSet, Shared};
-use spurline_mem::{Pool, Tier};
-use spurline_origin::{Capabilities, StatFs, UnderStore};
-use spurline_store::{Capacity, Fault, FaultyDisk, Store, StoreConfig};
-use spurline_types::{Attr, BlockId, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats, Version};
-use spurline_volume::{Data, Volume as _};
+use spurline_cache::{Cache, CacheContext, Rule, RuleSet, WarmBatch};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_origin::{OriginCapabilities, OriginCapacity, OriginStore};
+use spurline_store::{CacheCapacity, DiskFault, FaultyDisk, Store, StoreConfig};
+use spurline_types::{BlockId, ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_volume::{ReadData, Volume as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -28,23 +28,23 @@ fn byte(version: &str, at: u64) -> u8 {
 }
 
 fn unsupported<T>() -> Result<T> {
-    Err(Error::new(ErrorKind::Unsupported, "not asked of this one"))
+    Err(Error::new(ErrorKind::Unsupported, "not supported by this origin"))
 }
 
-impl UnderStore for Scripted {
-    fn source(&self) -> &str {
+impl OriginStore for Scripted {
+    fn source_url(&self) -> &str {
         "mem://scripted"
     }
     fn describe(&self) -> String {
         "scripted".into()
     }
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { symlinks: false, byte_names: true, modes: false, etags: true, together: false }
+    fn capabilities(&self) -> OriginCapabilities {
+        OriginCapabilities { symlinks: false, byte_names: true, modes: false, etags: true, concurrent_reads: false }
     }
     fn check(&self, _: Instant) -> Result<()> {
         Ok(())
     }
-    fn lookup(&self, _: &[u8], _: Instant) -> Result<Attr> {
+    fn lookup(&self, _: &[u8], _: Instant) -> Result<ObjectAttr> {
         unsupported()
     }
     fn list(&self, _: &[u8], _: Option<&[u8]>, _: usize, _: Instant) -> Result<ListPage> {
@@ -53,7 +53,7 @@ impl UnderStore for Scripted {
     fn readlink(&self, _: &[u8], _: Instant) -> Result<Vec<u8>> {
         unsupported()
     }
-    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, _: Instant) -> Result<()> {
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, _: Instant) -> Result<()> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(self.pause_ms.load(Ordering::SeqCst)));
         while self.stands_still.load(Ordering::SeqCst) {
@@ -79,14 +79,14 @@ impl UnderStore for Scripted {
         }
         Ok(())
     }
-    fn statfs(&self, _: Instant) -> Result<Option<StatFs>> {
+    fn statfs(&self, _: Instant) -> Result<Option<OriginCapacity>> {
         Ok(None)
     }
 }
 
 struct Rig {
     under: Arc<Scripted>,
-    shared: Arc<Shared>,
+    shared: Arc<CacheContext>,
     cache: Arc<Cache>,
     stats: Arc<Stats>,
 }
@@ -97,18 +97,19 @@ fn rig(dir: Option<&Path>, blocks_in_memory: u64) -> Rig {
 
 fn rig_with(dir: Option<&Path>, blocks_in_memory: u64, change: impl FnOnce(&mut StoreConfig)) -> Rig {
     let stats = Arc::new(Stats::default());
-    let pool = Pool::new(blocks_in_memory * BLOCK, BLOCK as usize).unwrap();
+    let pool = BufferPool::new(blocks_in_memory * BLOCK, BLOCK as usize).unwrap();
     let store = dir.map(|dir| {
         let mut config = StoreConfig {
             block_size: BLOCK as u32,
             pool: Some(Arc::clone(&pool)),
             free_space_ratio: 0.0,
-            ..StoreConfig::new(vec![dir.to_owned()], Capacity::Bytes(1 << 30))
+            ..StoreConfig::new(vec![dir.to_owned()], CacheCapacity::Bytes(1 << 30))
         };
         change(&mut config);
         Store::open(config, Arc::clone(&stats)).unwrap()
     });
-    let shared = Shared::new(Tier::new(pool), store, BLOCK, 16, Duration::from_secs(5), false, Arc::clone(&stats));
+    let shared =
+        CacheContext::new(MemTier::new(pool), store, BLOCK, 16, Duration::from_secs(5), false, Arc::clone(&stats));
     let under = Arc::new(Scripted::default());
     Rig { cache: Cache::new(Arc::clone(&shared), Arc::clone(&under) as _), shared, under, stats }
 }
@@ -122,8 +123,8 @@ fn check(cache: &Cache, object: &ObjectRef, offset: u64, len: usize) -> Result<(
     let want = len.min(object.size.saturating_sub(offset) as usize);
     let data = cache.read(object, offset, &mut buf)?;
     let bytes: &[u8] = match &data {
-        Data::Copied(n) => &buf[..*n],
-        Data::Shared(slice) => slice,
+        ReadData::Copied(n) => &buf[..*n],
+        ReadData::Shared(slice) => slice,
     };
     assert_eq!(bytes.len(), want, "{len} bytes at {offset}");
     for (i, b) in bytes.iter().enumerate() {
@@ -259,12 +260,12 @@ fn what_is_read_of_a_file_that_is_being_written_comes_to_no_disk() {
     let rig = rig(Some(dir.path()), 16);
     let mut file = object("v1", 2 * BLOCK);
     check(&rig.cache, &file, 0, 10).unwrap();
-    file.version = file.version.unsettled(7);
+    file.version = file.version.with_unsettled_mark(7);
     let marked = ObjectRef::new("mem://scripted", &file.path, file.version, file.size);
     assert!(rig.cache.bring_block(&marked, 0, false).unwrap());
     check(&rig.cache, &marked, 0, file.size as usize).unwrap();
     assert_eq!(rig.under.reads.load(Ordering::SeqCst), 3, "nothing of the other version was taken, memory is");
-    assert!(!rig.shared.store.as_ref().unwrap().contains(&marked, 0));
+    assert!(!rig.shared.store.as_ref().unwrap().contains_block(&marked, 0));
     assert!(rig.cache.backing(&marked).is_none());
 }
 
@@ -297,8 +298,8 @@ fn failures_reach_the_reader_and_leave_nothing_behind() {
 #[test]
 fn a_stalled_under_store_is_an_error_in_time() {
     let stats = Arc::new(Stats::default());
-    let pool = Pool::new(16 * BLOCK, BLOCK as usize).unwrap();
-    let shared = Shared::new(Tier::new(pool), None, BLOCK, 4, Duration::from_millis(100), false, stats);
+    let pool = BufferPool::new(16 * BLOCK, BLOCK as usize).unwrap();
+    let shared = CacheContext::new(MemTier::new(pool), None, BLOCK, 4, Duration::from_millis(100), false, stats);
     let under = Arc::new(Scripted::default());
     under.pause_ms.store(4_000, Ordering::SeqCst);
     let cache = Cache::new(shared, Arc::clone(&under) as _);
@@ -314,7 +315,7 @@ fn what_is_on_disk_is_read_while_all_memory_is_in_use() {
     check(&rig.cache, &file, 0, BLOCK as usize).unwrap();
     let id = BlockId { object: file.id, index: 0 };
     let until = Instant::now() + Duration::from_secs(60);
-    while !rig.shared.store.as_ref().unwrap().contains(&file, 0) {
+    while !rig.shared.store.as_ref().unwrap().contains_block(&file, 0) {
         assert!(Instant::now() < until, "the block comes to disk");
         std::thread::yield_now();
     }
@@ -336,7 +337,7 @@ fn a_source_that_stands_still_leaves_buffers_whatever_the_lengths() {
         let pool = rig.cache.pool();
         rig.under.stands_still.store(true, Ordering::SeqCst);
         let file = |n: u32| ObjectRef::new("mem://scripted", format!("f{n}").as_bytes(), Version::new("v"), len);
-        let buffers = (pool.limit_bytes() / Pool::footprint(len as usize)) as u32;
+        let buffers = (pool.limit_bytes() / BufferPool::footprint(len as usize)) as u32;
         let (wanted, rig) = (buffers.min(600), &rig);
         std::thread::scope(|scope| {
             for n in 0..wanted {
@@ -406,7 +407,7 @@ fn a_rule_given_while_a_block_is_written_holds_for_it() {
     });
     let disk = Arc::clone(disk.get().unwrap());
     let file = object("v1", BLOCK);
-    disk.set(Fault::Hangs);
+    disk.set_fault(DiskFault::Hangs);
     check(&rig.cache, &file, 0, BLOCK as usize).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     while disk.held() == 0 {
@@ -415,14 +416,14 @@ fn a_rule_given_while_a_block_is_written_holds_for_it() {
     }
     let rule = Rule { url: "mem://scripted/dir".into(), pin: true, number: 1, revision: 1, ..Rule::default() };
     let set = RuleSet { revision: 1, rules: vec![rule.clone()], ..RuleSet::default() };
-    assert!(rig.shared.take_rules(&set));
-    assert_eq!(rig.cache.classify(&file, 0..1), 0, "it is not here yet");
-    disk.set(Fault::None);
-    while rig.shared.held_by_rule(&rule) == 0 {
+    assert!(rig.shared.adopt_rules(&set));
+    assert_eq!(rig.cache.classify_blocks(&file, 0..1), 0, "it is not here yet");
+    disk.set_fault(DiskFault::None);
+    while rig.shared.bytes_under_rule(&rule) == 0 {
         assert!(Instant::now() < deadline + Duration::from_secs(60), "the block comes under its rule");
         std::thread::sleep(Duration::from_millis(5));
     }
-    rig.cache.sync();
+    rig.cache.sync_index();
 }
 
 #[test]
@@ -441,17 +442,17 @@ fn a_job_brings_more_than_a_quota_keeps_and_what_went_again_is_said_when_it_is_r
     };
     let take = |rule: Rule| {
         let set = RuleSet { revision: rule.revision, rules: vec![rule], ..RuleSet::default() };
-        assert!(rig.shared.take_rules(&set));
+        assert!(rig.shared.adopt_rules(&set));
     };
     take(rule(1, 2 * BLOCK));
-    let held = || rig.shared.held_by_rule(&rule(1, 0));
+    let held = || rig.shared.bytes_under_rule(&rule(1, 0));
     let file = object("v1", 6 * BLOCK);
-    disk.set(Fault::Hangs);
+    disk.set_fault(DiskFault::Hangs);
     let done = std::thread::scope(|scope| {
         let job = scope.spawn(|| {
-            let batch = Arc::new(Batch::default());
-            rig.cache.warm(&file, 0..6, false, &batch, 0);
-            batch.wait(1, Instant::now() + Duration::from_secs(120)).remove(0)
+            let batch = Arc::new(WarmBatch::default());
+            rig.cache.warm_blocks(&file, 0..6, false, &batch, 0);
+            batch.wait_parts(1, Instant::now() + Duration::from_secs(120)).remove(0)
         });
         // Two are being written, and for the others nothing can go that is here.
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -459,7 +460,7 @@ fn a_job_brings_more_than_a_quota_keeps_and_what_went_again_is_said_when_it_is_r
             assert!(Instant::now() < deadline, "all but two pass");
             std::thread::sleep(Duration::from_millis(5));
         }
-        disk.set(Fault::None);
+        disk.set_fault(DiskFault::None);
         job.join().unwrap()
     });
     assert_eq!((done.error, done.fetched_bytes, held()), (None, 6 * BLOCK, 2 * BLOCK));

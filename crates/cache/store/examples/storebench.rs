@@ -3,8 +3,8 @@
 //!
 //! `cargo run --release -p spurline-store --example storebench -- [DIR] [MIB]`
 
-use spurline_mem::Pool;
-use spurline_store::{Capacity, IoMode, Outcome, Store, StoreConfig, synthesise};
+use spurline_mem::BufferPool;
+use spurline_store::{CacheCapacity, IoMode, ReadOutcome, Store, StoreConfig, synthesise};
 use spurline_types::{ObjectRef, Stats, Version};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,10 +47,10 @@ fn main() {
     let dir = root.join("cache");
     let _ = std::fs::remove_dir_all(&dir);
     checksum();
-    let pool = Pool::new(64 << 20, BLOCK as usize).expect("64 MiB of buffers");
+    let pool = BufferPool::new(64 << 20, BLOCK as usize).expect("64 MiB of buffers");
     let obj = ObjectRef::new("bench:", b"big", Version::new("1"), mib << 20);
     for registered in [true, false] {
-        let mut config = StoreConfig::new(vec![dir.clone()], Capacity::All);
+        let mut config = StoreConfig::new(vec![dir.clone()], CacheCapacity::All);
         config.free_space_ratio = 0.01;
         config.pool = registered.then(|| Arc::clone(&pool));
         let store = Store::open(config, Arc::new(Stats::default())).unwrap_or_else(|e| panic!("{e}"));
@@ -84,7 +84,7 @@ fn main() {
         synthesise(&dir, BLOCK, objects, blocks, len).unwrap_or_else(|e| panic!("{e}"));
         let log = std::fs::metadata(dir.join("index")).map_or(0, |m| m.len());
         let (before, began, used) = (rss(), Instant::now(), cpu());
-        let config = StoreConfig::new(vec![dir.clone()], Capacity::Bytes(1 << 50));
+        let config = StoreConfig::new(vec![dir.clone()], CacheCapacity::Bytes(1 << 50));
         let store = Store::open(config, Arc::new(Stats::default())).unwrap_or_else(|e| panic!("{e}"));
         let took = began.elapsed();
         let n = store.disks()[0].blocks.max(1);
@@ -111,20 +111,20 @@ fn checksum() {
     }
 }
 
-fn write(store: &Store, pool: &Arc<Pool>, obj: &ObjectRef) {
+fn write(store: &Store, pool: &Arc<BufferPool>, obj: &ObjectRef) {
     let mut buf = pool.try_alloc(BLOCK as usize).expect("a block of buffer");
     for (i, byte) in buf.iter_mut().enumerate() {
         *byte = ((i * 31) >> 3) as u8;
     }
     let (began, used) = (Instant::now(), cpu());
-    let blocks = obj.blocks(u64::from(BLOCK)) as u32;
+    let blocks = obj.block_count(u64::from(BLOCK)) as u32;
     for index in 0..blocks {
         assert!(store.put(obj, index, &buf).unwrap_or_else(|e| panic!("{e}")), "block {index} was not kept");
     }
     report("put, 4 MiB, 1 thread", obj.size, u64::from(blocks), began.elapsed(), cpu() - used);
 }
 
-fn reads(store: &Arc<Store>, pool: &Arc<Pool>, obj: &ObjectRef, size: usize, threads: u64, kind: &str) {
+fn reads(store: &Arc<Store>, pool: &Arc<BufferPool>, obj: &ObjectRef, size: usize, threads: u64, kind: &str) {
     let (began, used) = (Instant::now(), cpu());
     let total = obj.size / size as u64;
     let per_block = u64::from(BLOCK) / size as u64;
@@ -135,7 +135,7 @@ fn reads(store: &Arc<Store>, pool: &Arc<Pool>, obj: &ObjectRef, size: usize, thr
                 for n in (total * t / threads)..(total * (t + 1) / threads) {
                     let at = (n % per_block) as usize * size;
                     let outcome = store.read(obj, (n / per_block) as u32, at..at + size, &mut buf);
-                    assert_eq!(outcome.unwrap_or_else(|e| panic!("{e}")), Outcome::Hit);
+                    assert_eq!(outcome.unwrap_or_else(|e| panic!("{e}")), ReadOutcome::Hit);
                 }
             });
         }
@@ -156,7 +156,7 @@ fn small(store: &Arc<Store>, obj: &ObjectRef, threads: u64) {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     let at = (state >> 20) % (obj.size / 4096) * 4096;
                     let (index, at) = ((at / u64::from(BLOCK)) as u32, (at % u64::from(BLOCK)) as usize);
-                    assert!(store.get(obj, index, at..at + 4096, &mut dst).unwrap_or_else(|e| panic!("{e}")));
+                    assert!(store.read_copied(obj, index, at..at + 4096, &mut dst).unwrap_or_else(|e| panic!("{e}")));
                 }
             });
         }
@@ -198,8 +198,8 @@ fn fio(dir: &Path, obj: &ObjectRef, size: usize, threads: u64) {
     );
 }
 
-fn many_files(dir: &Path, pool: &Arc<Pool>) {
-    let mut config = StoreConfig::new(vec![dir.into()], Capacity::All);
+fn many_files(dir: &Path, pool: &Arc<BufferPool>) {
+    let mut config = StoreConfig::new(vec![dir.into()], CacheCapacity::All);
     (config.free_space_ratio, config.pool, config.io) = (0.01, Some(Arc::clone(pool)), IoMode::Dio);
     let objects: Vec<_> =
         (0..5000).map(|n| ObjectRef::new("bench:", format!("f{n}").as_bytes(), Version::new("1"), 100 << 10)).collect();
@@ -222,7 +222,7 @@ fn many_files(dir: &Path, pool: &Arc<Pool>) {
                     let mut buf = pool.try_alloc(100 << 10);
                     for obj in part {
                         let outcome = store.read(obj, 0, 0..100 << 10, &mut buf);
-                        assert_eq!(outcome.unwrap_or_else(|e| panic!("{e}")), Outcome::Hit);
+                        assert_eq!(outcome.unwrap_or_else(|e| panic!("{e}")), ReadOutcome::Hit);
                     }
                 });
             }

@@ -1,16 +1,16 @@
-//! What of the capacity each disk has, by the room that its file system was last known to have. It asks no file system and
-//! evicts nothing.
+//! Distributes the capacity among the disks, by the last known space of their file systems. It queries no file system
+//! and evicts nothing.
 
-use crate::config::{Capacity, Finding, StoreConfig};
-use crate::disk::Disk;
-use crate::io::Space;
+use crate::config::{CacheCapacity, StoreConfig, StoreFinding};
+use crate::disk::CacheDisk;
+use crate::io::DiskSpace;
 use spurline_types::units::human_bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What each disk can hold: its free space and what the cache has there already, less what must stay free, shared
-/// between the directories that lie on one file system. One that has not answered yet has room for nothing.
-fn usable(spaces: &[(u64, Space, u64)], ratio: f64) -> Vec<u64> {
+/// What each disk can hold: its free space and the cache's own blocks, less the space to keep free, divided between
+/// the directories on one file system. A file system that has not answered yet has no room.
+fn usable_bytes(spaces: &[(u64, DiskSpace, u64)], ratio: f64) -> Vec<u64> {
     spaces
         .iter()
         .map(|(device, space, _)| {
@@ -22,27 +22,28 @@ fn usable(spaces: &[(u64, Space, u64)], ratio: f64) -> Vec<u64> {
         .collect()
 }
 
-fn rooms(config: &StoreConfig, disks: &[Arc<Disk>]) -> Vec<u64> {
+fn disk_rooms(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> Vec<u64> {
     let spaces: Vec<_> = disks
         .iter()
         .map(|disk| {
-            let device = disk.held.device().unwrap_or(u64::MAX - u64::from(disk.number));
-            let space = Space { total: disk.total.load(Ordering::Relaxed), free: disk.free.load(Ordering::Relaxed) };
+            let device = disk.root_lock.device_number().unwrap_or(u64::MAX - u64::from(disk.number));
+            let space =
+                DiskSpace { total: disk.total.load(Ordering::Relaxed), free: disk.free.load(Ordering::Relaxed) };
             (device, space, disk.used.load(Ordering::Relaxed))
         })
         .collect();
-    usable(&spaces, config.free_space_ratio)
+    usable_bytes(&spaces, config.free_space_ratio)
 }
 
-fn asked(config: &StoreConfig, sum: u64) -> u64 {
+fn requested_bytes(config: &StoreConfig, sum: u64) -> u64 {
     match config.capacity {
-        Capacity::Bytes(bytes) => bytes,
+        CacheCapacity::Bytes(bytes) => bytes,
         _ => sum,
     }
 }
 
-/// Shares of what was asked for, in proportion to the room; never more than that in all.
-fn shares(rooms: &[u64], asked: u64) -> Vec<u64> {
+/// Shares of the requested capacity, in proportion to the room; their sum never exceeds it.
+fn capacity_shares(rooms: &[u64], asked: u64) -> Vec<u64> {
     let sum: u64 = rooms.iter().sum();
     rooms
         .iter()
@@ -50,17 +51,17 @@ fn shares(rooms: &[u64], asked: u64) -> Vec<u64> {
         .collect()
 }
 
-/// Shares the capacity out at the start; what an operator should know about it.
-pub fn share(config: &StoreConfig, disks: &[Arc<Disk>]) -> Vec<Finding> {
+/// Distributes the capacity at start; returns what an operator should know about it.
+pub fn distribute(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> Vec<StoreFinding> {
     let mut findings = Vec::new();
-    let rooms = rooms(config, disks);
+    let rooms = disk_rooms(config, disks);
     let sum: u64 = rooms.iter().sum();
-    let asked = asked(config, sum);
+    let asked = requested_bytes(config, sum);
     if asked > sum && !disks.is_empty() {
-        findings.push(Finding {
+        findings.push(StoreFinding {
             subject: "--cache-size".into(),
             evidence: format!(
-                "{} asked for, the cache disks have room for {} with {:.0} % kept free: {} will be used",
+                "{} requested, the cache disks have room for {} with {:.0} % kept free: {} will be used",
                 human_bytes(asked),
                 human_bytes(sum),
                 config.free_space_ratio * 100.0,
@@ -69,10 +70,10 @@ pub fn share(config: &StoreConfig, disks: &[Arc<Disk>]) -> Vec<Finding> {
             remedy: "give a smaller --cache-size or --free-space-ratio, or more --cache-dir".into(),
         });
     }
-    for (disk, limit) in disks.iter().zip(shares(&rooms, asked)) {
+    for (disk, limit) in disks.iter().zip(capacity_shares(&rooms, asked)) {
         disk.limit.store(limit, Ordering::Relaxed);
         if limit < u64::from(config.block_size) {
-            findings.push(Finding {
+            findings.push(StoreFinding {
                 subject: disk.root.display().to_string(),
                 evidence: format!("room for {}, less than one block: nothing is cached there", human_bytes(limit)),
                 remedy: "free some space, or give a smaller --free-space-ratio or a larger --cache-size".into(),
@@ -82,22 +83,22 @@ pub fn share(config: &StoreConfig, disks: &[Arc<Disk>]) -> Vec<Finding> {
     findings
 }
 
-/// Whether shares are to be dealt anew: one is more than its disk has room for, one begins or ceases to hold a block, or a
-/// hundredth more can be used in all. Else they stay, and files with them on the disks that drew them.
-fn outdated(shares: &[u64], rooms: &[u64], next: &[u64], block: u64) -> bool {
+/// Whether shares must be recomputed: a share exceeds its disk's room, a disk begins or ceases to hold a block, or
+/// the usable total grows by more than a hundredth. Otherwise shares stay, and with them the placement of files.
+fn shares_outdated(shares: &[u64], rooms: &[u64], next: &[u64], block: u64) -> bool {
     let sum = |shares: &[u64]| shares.iter().sum::<u64>();
     shares.iter().zip(rooms).any(|(share, room)| share > room)
         || shares.iter().zip(next).any(|(share, next)| (*share < block) != (*next < block))
         || sum(next).saturating_sub(sum(shares)) > sum(next) / 100
 }
 
-/// Shares the capacity out again where the shares are outdated; whether they were. Called by one at a time.
-pub fn share_again(config: &StoreConfig, disks: &[Arc<Disk>]) -> bool {
-    let rooms = rooms(config, disks);
-    let next = shares(&rooms, asked(config, rooms.iter().sum()));
+/// Redistributes the capacity where the shares are outdated; returns whether they were. Callers must serialise.
+pub fn redistribute(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> bool {
+    let rooms = disk_rooms(config, disks);
+    let next = capacity_shares(&rooms, requested_bytes(config, rooms.iter().sum()));
     let now: Vec<u64> = disks.iter().map(|disk| disk.limit.load(Ordering::Relaxed)).collect();
     let block = u64::from(config.block_size);
-    if !outdated(&now, &rooms, &next, block) {
+    if !shares_outdated(&now, &rooms, &next, block) {
         return false;
     }
     for (disk, (now, next)) in disks.iter().zip(now.into_iter().zip(next)) {
@@ -120,18 +121,19 @@ mod tests {
 
     #[test]
     fn directories_of_one_file_system_share_it() {
-        let space = Space { total: 1000, free: 500 };
-        assert_eq!(usable(&[(1, space, 100), (1, space, 0), (2, space, 0)], 0.1), [250, 250, 400]);
-        assert_eq!(usable(&[(1, Space { total: 1000, free: 50 }, 10)], 0.1), [0]);
-        assert_eq!(usable(&[(1, Space::default(), 10)], 0.1), [0]);
+        let space = DiskSpace { total: 1000, free: 500 };
+        assert_eq!(usable_bytes(&[(1, space, 100), (1, space, 0), (2, space, 0)], 0.1), [250, 250, 400]);
+        assert_eq!(usable_bytes(&[(1, DiskSpace { total: 1000, free: 50 }, 10)], 0.1), [0]);
+        assert_eq!(usable_bytes(&[(1, DiskSpace::default(), 10)], 0.1), [0]);
     }
 
     #[test]
     fn shares_are_in_proportion_and_dealt_anew_when_the_room_changes() {
-        assert_eq!(shares(&[300, 100], 200), [150, 50]);
-        assert_eq!(shares(&[300, 100], 1000), [300, 100]);
-        assert_eq!(shares(&[0, 0], 1000), [0, 0]);
-        let outdated = |now: &[u64], rooms: &[u64], asked| outdated(now, rooms, &shares(rooms, asked), 10);
+        assert_eq!(capacity_shares(&[300, 100], 200), [150, 50]);
+        assert_eq!(capacity_shares(&[300, 100], 1000), [300, 100]);
+        assert_eq!(capacity_shares(&[0, 0], 1000), [0, 0]);
+        let outdated =
+            |now: &[u64], rooms: &[u64], asked| shares_outdated(now, rooms, &capacity_shares(rooms, asked), 10);
         assert!(!outdated(&[150, 50], &[300, 100], 200));
         // Others fill a disk, and there is room for all still.
         assert!(!outdated(&[150, 50], &[200, 100], 200));

@@ -1,13 +1,13 @@
-//! One cache disk: its directory, files, log, room and health. It moves bytes and records; which blocks go where is
-//! decided above.
+//! Owns one cache disk: its directory, files, log, room and health. It moves bytes and records, and does not decide
+//! which block goes where.
 
 use crate::files::{FileCache, FileKey};
-use crate::health::{DiskState, Health};
-use crate::io::{DiskIo, OpenFile, Space, is_own};
-use crate::journal::Journal;
-use crate::layout::{self, Root};
+use crate::health::{DiskHealth, DiskState};
+use crate::io::{DataFile, DiskIo, DiskSpace, is_process_error};
+use crate::journal::IndexJournal;
+use crate::layout::{self, CacheRoot};
 use crate::policy::S3Fifo;
-use crate::turns::Turns;
+use crate::write_permits::WritePermits;
 use parking_lot::{Condvar, Mutex};
 use spurline_types::units::human_bytes;
 use spurline_types::{BlockId, Stats};
@@ -18,90 +18,92 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What may come again and again is said again after this long at the earliest.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// Minimum interval between two log lines about the same recurring condition.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What the disk's background thread is asked to do.
+/// A task of the disk's background thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Work {
-    /// Take a block that is marked as leaving off the disk.
+pub enum DiskWork {
+    /// Remove a block that is marked as leaving.
     Discard(BlockId),
-    /// Log that a block of the object's one file (else of an extent's) is another disk's now, and give back its space.
+    /// Log that another disk now holds the block, and free its space here. True: the block lies in the object's one
+    /// file, else in an extent's file.
     Forget(BlockId, bool),
-    /// Give back the space of such a block, which this disk does not hold.
+    /// Free the space of such a block, which this disk does not hold.
     Reclaim(BlockId, bool),
     /// Remove a file if it holds no block.
-    Tidy(FileKey),
+    RemoveEmpty(FileKey),
 }
 
 /// One cache disk.
-pub struct Disk {
+pub struct CacheDisk {
     /// Its number in the index.
     pub number: u8,
     /// Its directory.
     pub root: PathBuf,
-    /// Its place in the directory: the lock, and the disk's own id.
-    pub held: Root,
-    /// Its operations.
+    /// The locked directory and the disk's own id.
+    pub root_lock: CacheRoot,
+    /// The disk's raw operations.
     pub io: Arc<dyn DiskIo>,
     /// Its open files.
     pub files: FileCache,
-    /// Which block goes next.
+    /// The order of eviction.
     pub policy: S3Fifo<BlockId>,
     /// Its index log.
-    pub journal: Mutex<Journal>,
+    pub journal: Mutex<IndexJournal>,
     /// Its state.
-    pub health: Health,
-    /// Bytes of blocks on it, reservations of writers included.
+    pub health: DiskHealth,
+    /// Bytes of blocks on it, including reservations of writers.
     pub used: AtomicU64,
-    /// Blocks on it.
+    /// Number of blocks on it.
     pub blocks: AtomicU64,
-    /// Bytes it may hold.
+    /// The bytes it may hold.
     pub limit: AtomicU64,
-    /// Bytes free on its file system, as last asked and corrected since.
+    /// Free bytes of its file system: the last answer, corrected by own writes and removals since.
     pub free: AtomicU64,
     /// Size of its file system.
     pub total: AtomicU64,
-    /// What waits for the background thread.
-    pub work: Mutex<VecDeque<Work>>,
+    /// Tasks of the background thread.
+    pub work: Mutex<VecDeque<DiskWork>>,
     /// Wakes the background thread.
     pub wake: Condvar,
-    /// Whose turn it is to write.
-    pub turns: Turns,
-    /// The block, and its generation, whose late read put the disk out of use the last time.
-    pub put_out_by: Mutex<Option<(BlockId, u16)>>,
-    /// When it was said last that this process is short of something.
-    pub said_short: Mutex<Option<Instant>>,
-    /// Bytes of blocks at which the file system refused more, though it said that it had room; `u64::MAX` when it did not.
-    pub refused: AtomicU64,
-    /// It refused another write though a block went for it: what goes brings nothing, as where inodes are missing and files
-    /// are long.
-    pub in_vain: AtomicBool,
-    /// When that was said last.
-    pub said_refused: Mutex<Option<Instant>>,
-    /// Timeouts of operations.
+    /// Limits the bytes that are being written at a time.
+    pub write_permits: WritePermits,
+    /// The block, with its generation, whose late read last made the disk unusable.
+    pub disabled_by: Mutex<Option<(BlockId, u16)>>,
+    /// When a shortage of this process was last logged.
+    pub shortage_logged_at: Mutex<Option<Instant>>,
+    /// Bytes of blocks at which the file system refused more although it reported free space; `u64::MAX` when it did
+    /// not refuse.
+    pub refused_above: AtomicU64,
+    /// The file system refused another write although a block had been evicted for it. Further evictions are futile,
+    /// as when inodes are missing and files are long.
+    pub eviction_futile: AtomicBool,
+    /// When a refusal was last logged.
+    pub refusal_logged_at: Mutex<Option<Instant>>,
+    /// Timeouts of reads and of writes.
     pub timeouts: (Duration, Duration),
     /// Counters.
     pub stats: Arc<Stats>,
 }
 
-/// What a block of `len` bytes takes on disk.
-pub fn footprint(len: u32) -> u64 {
+/// Bytes that a block of `len` bytes takes on disk.
+pub fn disk_footprint(len: u32) -> u64 {
     u64::from(len).next_multiple_of(4096)
 }
 
-impl Disk {
-    /// Asks the background thread for something. The queue is bounded by the number of blocks.
-    pub fn ask(&self, work: Work) {
+impl CacheDisk {
+    /// Queues a task for the background thread. The queue is bounded by the number of blocks.
+    pub fn enqueue(&self, work: DiskWork) {
         self.work.lock().push_back(work);
         self.wake.notify_one();
     }
 
-    /// An open data file.
+    /// Returns an open data file.
     ///
     /// # Errors
-    /// What the system says; `NotFound` when it is gone.
-    pub fn file(&self, key: &FileKey) -> io::Result<Arc<OpenFile>> {
+    /// The system's error; `NotFound` when the file does not exist.
+    pub fn open_file(&self, key: &FileKey) -> io::Result<Arc<DataFile>> {
         if let Some(file) = self.files.get(key) {
             return Ok(file);
         }
@@ -109,27 +111,27 @@ impl Disk {
         Ok(self.files.put(*key, file, false))
     }
 
-    /// A data file to write to. `first`: it holds no block yet.
+    /// Returns a data file to write to. `first`: it holds no block yet.
     ///
     /// # Errors
-    /// What the system says.
-    pub fn file_for_write(&self, key: &FileKey, first: bool) -> io::Result<Arc<OpenFile>> {
+    /// The system's error.
+    pub fn file_for_write(&self, key: &FileKey, first: bool) -> io::Result<Arc<DataFile>> {
         if !first && let Some(file) = self.files.get(key) {
             return Ok(file);
         }
         let path = layout::data_path(&self.root, key);
-        let file = in_folder(&path, || self.io.open(&path, true, self.timeouts.1))?;
+        let file = with_folder(&path, || self.io.open(&path, true, self.timeouts.1))?;
         Ok(self.files.put(*key, file, first))
     }
 
-    /// Makes a data file that begins with the first `len` bytes of `padded`. It is not kept open.
+    /// Creates a data file that begins with the first `len` bytes of `padded`, and closes it.
     ///
     /// # Errors
-    /// What the system says.
-    pub fn create(&self, key: &FileKey, padded: &[u8], len: usize) -> io::Result<()> {
+    /// The system's error.
+    pub fn create_file(&self, key: &FileKey, padded: &[u8], len: usize) -> io::Result<()> {
         let path = layout::data_path(&self.root, key);
-        in_folder(&path, || self.io.create(&path, padded, len, self.timeouts.1))?;
-        // A reader may have found an older file of that name.
+        with_folder(&path, || self.io.create(&path, padded, len, self.timeouts.1))?;
+        // A reader may hold an older file of that name.
         self.files.remove(key);
         Ok(())
     }
@@ -137,8 +139,8 @@ impl Disk {
     /// Removes a data file that holds no block any more.
     ///
     /// # Errors
-    /// What the system says; a file that is gone already is no error.
-    pub fn unlink(&self, key: &FileKey) -> io::Result<()> {
+    /// The system's error; a missing file is no error.
+    pub fn remove_file(&self, key: &FileKey) -> io::Result<()> {
         self.files.remove(key);
         match self.io.unlink(&layout::data_path(&self.root, key), self.timeouts.1) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -149,17 +151,17 @@ impl Disk {
     /// Appends records to the log.
     ///
     /// # Errors
-    /// What the system says; `TimedOut` when another append holds the log for longer than a write may take.
-    pub fn append(&self, bytes: Vec<u8>, records: u64) -> io::Result<()> {
-        self.append_with(bytes, |_| records)
+    /// The system's error; `TimedOut` when another append holds the log for longer than a write may take.
+    pub fn append_log(&self, bytes: Vec<u8>, records: u64) -> io::Result<()> {
+        self.append_log_with(bytes, |_| records)
     }
 
-    /// Appends to the log what `records` writes once it is this append's turn, as many records as it answers; nothing when
-    /// that is 0.
+    /// Appends to the log the records that `records` writes under the log's lock; nothing when it returns 0, else the
+    /// number of records.
     ///
     /// # Errors
-    /// As [`Disk::append`].
-    pub fn append_with(&self, mut out: Vec<u8>, records: impl FnOnce(&mut Vec<u8>) -> u64) -> io::Result<()> {
+    /// As [`CacheDisk::append_log`].
+    pub fn append_log_with(&self, mut out: Vec<u8>, records: impl FnOnce(&mut Vec<u8>) -> u64) -> io::Result<()> {
         let Some(mut journal) = self.journal.try_lock_for(self.timeouts.1) else {
             return Err(io::ErrorKind::TimedOut.into());
         };
@@ -169,118 +171,122 @@ impl Disk {
         }
     }
 
-    /// Notes a failed operation: counts it, unless it tells nothing of the disk, and changes the disk's state if it has to;
-    /// whether it did.
-    pub fn failed(&self, what: &str, error: &io::Error) -> bool {
-        if is_own(error) {
-            self.short(what, error);
+    /// Counts a failed operation, unless the failure is this process's own, and updates the disk's state. Returns
+    /// whether the state changed.
+    pub fn note_failure(&self, what: &str, error: &io::Error) -> bool {
+        if is_process_error(error) {
+            self.warn_shortage(what, error);
             return false;
         }
         self.stats.blockcache.io_errors.add(1);
         let late = error.kind() == io::ErrorKind::TimedOut;
-        let changed = self.health.failed(Instant::now(), late, &|| format!("{what}: {error}"));
+        let changed = self.health.operation_failed(Instant::now(), late, &|| format!("{what}: {error}"));
         match changed {
-            Some(state) => self.entered(state),
+            Some(state) => self.log_state_change(state),
             None => tracing::debug!("cache disk {}: {what}: {error}", self.root.display()),
         }
         changed.is_some()
     }
 
-    /// Takes it out of use at once.
-    pub fn put_out(&self, why: &str) {
-        if let Some(state) = self.health.failed(Instant::now(), true, &|| why.into()) {
-            self.entered(state);
+    /// Makes the disk unusable at once.
+    pub fn mark_unusable(&self, why: &str) {
+        if let Some(state) = self.health.operation_failed(Instant::now(), true, &|| why.into()) {
+            self.log_state_change(state);
         }
     }
 
     /// The bytes that it may hold now.
-    pub fn room(&self) -> u64 {
-        self.limit.load(Ordering::Relaxed).min(self.refused.load(Ordering::Relaxed))
+    pub fn room_bytes(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed).min(self.refused_above.load(Ordering::Relaxed))
     }
 
-    /// Notes that the file system refused `more` bytes than are here: these are all it may hold until it is tried again.
-    pub fn refuses(&self, what: &str, more: u64, error: &io::Error) {
+    /// Notes that the file system refused `more` bytes beyond those used. They are the limit until the disk is tried
+    /// again.
+    pub fn note_refusal(&self, what: &str, more: u64, error: &io::Error) {
         let used = self.used.load(Ordering::Relaxed).saturating_sub(more);
-        self.refused.fetch_min(used, Ordering::Relaxed);
+        self.refused_above.fetch_min(used, Ordering::Relaxed);
         self.wake.notify_one();
-        if now_and_then(&self.said_refused) {
+        if is_log_due(&self.refusal_logged_at) {
             tracing::warn!(
-                "cache disk {}: {what}: {error}; its file system refuses more than the {} here (perhaps a quota, or there are \
-                 no inodes left: 'quota', 'df -i'); older blocks go for new ones; give a smaller --cache-size",
+                "cache disk {}: {what}: {error}; its file system refuses more than the {} stored (perhaps a quota, \
+                 or no inodes left: check 'quota' and 'df -i'); older blocks are evicted for new ones; give a \
+                 smaller --cache-size",
                 self.root.display(),
                 human_bytes(used)
             );
         }
     }
 
-    /// Says now and then that this process is short of something.
-    fn short(&self, what: &str, error: &io::Error) {
-        if now_and_then(&self.said_short) {
+    /// Logs a shortage of this process, at intervals.
+    fn warn_shortage(&self, what: &str, error: &io::Error) {
+        if is_log_due(&self.shortage_logged_at) {
             tracing::warn!(
-                "cache disk {}: {what}: {error}; that is no fault of the disk, and what is not had from it meanwhile is \
-                 fetched again; raise 'ulimit -n' if it is the descriptors",
+                "cache disk {}: {what}: {error}; this process or its host lacks a resource, the disk is not at \
+                 fault; blocks that can't be read are fetched again; raise 'ulimit -n' if descriptors are missing",
                 self.root.display()
             );
         }
     }
 
-    /// Says aloud that the state changed.
-    pub fn entered(&self, state: DiskState) {
-        let (_, _, reason) = self.health.get();
+    /// Logs a change of state.
+    pub fn log_state_change(&self, state: DiskState) {
+        let (_, _, reason) = self.health.current_state();
         let path = self.root.display();
         match state {
             DiskState::Normal => tracing::info!("cache disk {path} is normal again"),
             DiskState::Unstable => {
-                tracing::warn!("cache disk {path} is unstable: {reason}; reads go round it until it answers again");
+                tracing::warn!("cache disk {path} is unstable: {reason}; it is not used until it answers again");
             }
             DiskState::Down => {
-                tracing::warn!("cache disk {path} is down: {reason}; check the disk (dmesg, smartctl); it is tried on");
+                tracing::warn!(
+                    "cache disk {path} is down: {reason}; check the disk (dmesg, smartctl); probes continue"
+                );
             }
         }
         self.wake.notify_one();
     }
 
-    /// Asks the file system for its room.
+    /// Queries the free space of the file system.
     pub fn refresh_space(&self) {
-        match self.io.space(&self.root) {
-            Ok(Space { total, free }) => {
+        match self.io.disk_space(&self.root) {
+            Ok(DiskSpace { total, free }) => {
                 self.total.store(total, Ordering::Relaxed);
                 self.free.store(free, Ordering::Relaxed);
             }
             Err(error) => {
-                self.failed("asking for free space", &error);
+                self.note_failure("querying free space", &error);
             }
         }
     }
 
-    /// Bytes by which the file system is fuller than the free-space ratio allows with `more` bytes to come.
-    pub fn overfull(&self, ratio: f64, more: u64) -> u64 {
+    /// Bytes that must be freed to keep the free-space ratio when `more` bytes are written.
+    pub fn overfull_bytes(&self, ratio: f64, more: u64) -> u64 {
         let keep = (self.total.load(Ordering::Relaxed) as f64 * ratio) as u64;
         (keep + more).saturating_sub(self.free.load(Ordering::Relaxed))
     }
 
-    /// Bytes came free, or (negative) were taken, between two questions to the file system.
+    /// Corrects the free space by bytes that were freed, or (negative) taken, between two queries of the file system.
     pub fn adjust_free(&self, by: i64) {
         let _ =
             self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.saturating_add_signed(by)));
     }
 }
 
-/// Whether what was `said` is to be said again.
-fn now_and_then(said: &Mutex<Option<Instant>>) -> bool {
+/// Whether the interval since the last log line has passed; if so, it begins anew.
+fn is_log_due(said: &Mutex<Option<Instant>>) -> bool {
     let mut said = said.lock();
-    let again = said.is_none_or(|at| at.elapsed() > SAY_AGAIN);
+    let again = said.is_none_or(|at| at.elapsed() > LOG_INTERVAL);
     if again {
         *said = Some(Instant::now());
     }
     again
 }
 
-/// Does something to a data file, once more when its folder had to be made first.
-fn in_folder<T>(path: &Path, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Runs an operation on a data file, and once more after its folder was created.
+fn with_folder<T>(path: &Path, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     match work() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // Only this one folder: where the disk was unmounted, nothing is to be made on what lies under it.
+            // Only this one folder: if the disk was unmounted, nothing may be created on the mount point below it.
             match path.parent().map_or(Ok(()), std::fs::create_dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
                 _ => work(),

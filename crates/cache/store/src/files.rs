@@ -1,8 +1,8 @@
-//! Open data files of one disk, kept open up to a bound so that a read opens nothing. Knows names and descriptors,
-//! not what is in the files.
+//! The open data files of one disk, up to a bound, so that a read need not open one. It knows names and descriptors,
+//! not contents.
 
-use crate::index::IdHash;
-use crate::io::OpenFile;
+use crate::index::BuildObjectHasher;
+use crate::io::DataFile;
 use parking_lot::Mutex;
 use spurline_types::ObjectId;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// A data file: the object, and 0 for its one file or 1 + the extent's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileKey {
-    /// Whose bytes.
+    /// The object it belongs to.
     pub object: ObjectId,
     /// 0, or 1 + the extent's number.
     pub tag: u32,
@@ -19,24 +19,24 @@ pub struct FileKey {
 
 const SHARDS: usize = 16;
 
-struct Slot {
+struct FileSlot {
     key: FileKey,
-    file: Arc<OpenFile>,
+    file: Arc<DataFile>,
     used: bool,
 }
 
 /// CLOCK over open files.
 #[derive(Default)]
-struct Part {
-    at: HashMap<FileKey, usize, IdHash>,
-    slots: Vec<Slot>,
+struct FileShard {
+    slot_of: HashMap<FileKey, usize, BuildObjectHasher>,
+    slots: Vec<FileSlot>,
     hand: usize,
 }
 
 /// The open files of one disk.
 pub struct FileCache {
-    parts: [Mutex<Part>; SHARDS],
-    /// Most files a part keeps.
+    parts: [Mutex<FileShard>; SHARDS],
+    /// Maximum files per shard.
     bound: usize,
 }
 
@@ -46,33 +46,33 @@ impl FileCache {
         FileCache { parts: std::array::from_fn(|_| Mutex::default()), bound: (bound / SHARDS).max(1) }
     }
 
-    fn part(&self, key: &FileKey) -> &Mutex<Part> {
+    fn shard_of(&self, key: &FileKey) -> &Mutex<FileShard> {
         &self.parts[(key.object.0 >> 96) as usize % SHARDS]
     }
 
-    /// The open file, if it is kept.
-    pub fn get(&self, key: &FileKey) -> Option<Arc<OpenFile>> {
-        let mut part = self.part(key).lock();
-        let at = *part.at.get(key)?;
+    /// The open file, if it is cached.
+    pub fn get(&self, key: &FileKey) -> Option<Arc<DataFile>> {
+        let mut part = self.shard_of(key).lock();
+        let at = *part.slot_of.get(key)?;
         let slot = &mut part.slots[at];
         slot.used = true;
         Some(Arc::clone(&slot.file))
     }
 
-    /// Keeps a file; with `replace` also in the place of another of that name, else the one already kept wins.
-    pub fn put(&self, key: FileKey, file: OpenFile, replace: bool) -> Arc<OpenFile> {
+    /// Caches a file. With `replace` it replaces another of that name, else the one already cached wins.
+    pub fn put(&self, key: FileKey, file: DataFile, replace: bool) -> Arc<DataFile> {
         let file = Arc::new(file);
-        let mut part = self.part(&key).lock();
+        let mut part = self.shard_of(&key).lock();
         let part = &mut *part;
-        if let Some(&at) = part.at.get(&key) {
+        if let Some(&at) = part.slot_of.get(&key) {
             if replace {
                 part.slots[at].file = Arc::clone(&file);
             }
             return Arc::clone(&part.slots[at].file);
         }
-        let slot = Slot { key, file: Arc::clone(&file), used: true };
+        let slot = FileSlot { key, file: Arc::clone(&file), used: true };
         if part.slots.len() < self.bound {
-            part.at.insert(key, part.slots.len());
+            part.slot_of.insert(key, part.slots.len());
             part.slots.push(slot);
             return file;
         }
@@ -80,28 +80,29 @@ impl FileCache {
             part.hand = (part.hand + 1) % part.slots.len();
         }
         let old = std::mem::replace(&mut part.slots[part.hand], slot);
-        part.at.remove(&old.key);
-        part.at.insert(key, part.hand);
+        part.slot_of.remove(&old.key);
+        part.slot_of.insert(key, part.hand);
         part.hand = (part.hand + 1) % part.slots.len();
         file
     }
 
-    /// Lets go of a file.
+    /// Removes a file from the cache.
     pub fn remove(&self, key: &FileKey) {
-        let mut part = self.part(key).lock();
+        let mut part = self.shard_of(key).lock();
         let part = &mut *part;
-        if let Some(at) = part.at.remove(key) {
+        if let Some(at) = part.slot_of.remove(key) {
             part.slots.swap_remove(at);
             if let Some(moved) = part.slots.get(at) {
-                part.at.insert(moved.key, at);
+                part.slot_of.insert(moved.key, at);
             }
             part.hand = if part.slots.is_empty() { 0 } else { part.hand % part.slots.len() };
         }
     }
 }
 
-/// How many files one of `disks` may keep open: a quarter of the process's limit between them, at most 16,384 each.
-pub fn bound(disks: usize) -> usize {
+/// Files that each of `disks` may keep open: a quarter of the process's limit divided by the disks, at most 16,384
+/// each.
+pub fn open_file_limit(disks: usize) -> usize {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     // SAFETY: `limit` outlives the call.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
@@ -116,7 +117,7 @@ mod tests {
     fn bounded_and_consistent() {
         let cache = FileCache::new(SHARDS * 4);
         let key = |n: u32| FileKey { object: ObjectId(5), tag: n };
-        let open = || OpenFile { file: std::fs::File::open("/dev/null").unwrap(), direct: false };
+        let open = || DataFile { file: std::fs::File::open("/dev/null").unwrap(), direct: false };
         for n in 0..50 {
             cache.put(key(n), open(), false);
         }

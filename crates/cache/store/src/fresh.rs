@@ -1,4 +1,4 @@
-//! Cache directories that a start made: one that fails takes them away again. It knows nothing of what is in them.
+//! Cache directories that a start created: a failed start removes them. It knows nothing of their contents.
 
 use crate::layout::LOCK;
 use rustix::fs::{FlockOperation, flock};
@@ -6,45 +6,45 @@ use std::fs::{File, OpenOptions};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// Directories this process made before it opened a store in them; taken away when dropped, unless kept. Drop the store
-/// first. One that another process has used is left alone.
+/// Directories that this process created before it opened a store in them. Removed on drop unless kept. Drop the
+/// store first. A directory that another process has used is left alone.
 #[derive(Debug, Default)]
-#[must_use = "directories are taken away when this is dropped"]
-pub struct Fresh(Vec<PathBuf>);
+#[must_use = "directories are removed when this is dropped"]
+pub struct FreshDirs(Vec<PathBuf>);
 
-impl Fresh {
-    /// Makes those of `dirs` that are not there. Why one can't be made is left for opening the store to say.
-    pub fn make<'a>(dirs: impl IntoIterator<Item = &'a PathBuf>) -> Self {
+impl FreshDirs {
+    /// Creates the missing ones of `dirs`. A failure is reported later, by opening the store.
+    pub fn create_missing<'a>(dirs: impl IntoIterator<Item = &'a PathBuf>) -> Self {
         let made = |dir: &&PathBuf| {
             if let Some(parent) = dir.parent() {
                 let _ = std::fs::create_dir_all(parent);
             }
-            // Of two processes that start together it is made by one.
+            // Of two processes that start together, one creates it.
             std::fs::create_dir(dir).is_ok()
         };
-        Fresh(dirs.into_iter().filter(made).cloned().collect())
+        FreshDirs(dirs.into_iter().filter(made).cloned().collect())
     }
 
-    /// The start succeeded: they stay.
+    /// The start succeeded: the directories stay.
     pub fn keep(mut self) {
         self.0.clear();
     }
 }
 
-impl Drop for Fresh {
+impl Drop for FreshDirs {
     fn drop(&mut self) {
         for dir in &self.0 {
-            // The lock is held until the directory is gone, so nobody begins to use it meanwhile.
-            if let Some(_lock) = lock_of_nobody_else(dir) {
-                // What can't be taken away is no worse than before.
+            // The lock is held until the directory is gone, so no process begins to use it meanwhile.
+            if let Some(_lock) = lock_if_unused(dir) {
+                // A failed removal leaves things as they were.
                 let _ = std::fs::remove_dir_all(dir);
             }
         }
     }
 }
 
-/// The lock of a directory that nobody uses and that nobody but this process has used last.
-fn lock_of_nobody_else(dir: &Path) -> Option<File> {
+/// Takes the lock of a directory that is unused and whose last user was this process.
+fn lock_if_unused(dir: &Path) -> Option<File> {
     let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join(LOCK));
     let mut lock = open.ok()?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
@@ -64,22 +64,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (old, new, kept) = (dir.path().join("old"), dir.path().join("a/new"), dir.path().join("kept"));
         std::fs::create_dir(&old).unwrap();
-        let fresh = Fresh::make([&old, &new]);
-        Fresh::make([&kept]).keep();
-        let held = layout::open(&new, 1 << 20).unwrap();
+        let fresh = FreshDirs::create_missing([&old, &new]);
+        FreshDirs::create_missing([&kept]).keep();
+        let held = layout::open_root(&new, 1 << 20).unwrap();
         drop(held);
         drop(fresh);
         assert!(old.exists() && kept.exists() && !new.exists());
-        // Somebody holds it.
-        let fresh = Fresh::make([&new]);
-        let held = layout::open(&new, 1 << 20).unwrap();
+        // Locked by another store.
+        let fresh = FreshDirs::create_missing([&new]);
+        let held = layout::open_root(&new, 1 << 20).unwrap();
         drop(fresh);
         assert!(new.join("format").exists());
         drop(held);
-        // Somebody held it since, and left blocks.
+        // Used by another process since, which left blocks.
         std::fs::remove_dir_all(&new).unwrap();
-        let fresh = Fresh::make([&new]);
-        drop(layout::open(&new, 1 << 20).unwrap());
+        let fresh = FreshDirs::create_missing([&new]);
+        drop(layout::open_root(&new, 1 << 20).unwrap());
         std::fs::write(new.join("lock"), "1\n").unwrap();
         drop(fresh);
         assert!(new.join("format").exists());

@@ -1,4 +1,4 @@
-//! The state of one disk: normal, unstable, down, and back. It is told what happened and when; it runs no
+//! The state machine of one disk: normal, unstable, down, and back. Events and time are passed in; it runs no
 //! operation and holds no clock.
 
 use parking_lot::Mutex;
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant, SystemTime};
 pub enum DiskState {
     /// Reads and writes go to it.
     Normal,
-    /// It failed or was too slow: reads and writes go round it while it is tried in the background.
+    /// It failed or was too slow: reads and writes use other disks while it is probed in the background.
     Unstable,
-    /// It has been unstable for long.
+    /// It has been unstable for longer than `down_after`.
     Down,
 }
 
@@ -27,14 +27,14 @@ impl DiskState {
     }
 }
 
-/// This many errors within [`WINDOW`] make a disk unstable; a missed deadline does so alone, since every
+/// This many errors within [`ERROR_WINDOW`] make a disk unstable. A single missed deadline does so alone, since every
 /// further reader would wait as long.
-const ERRORS: u32 = 3;
-const WINDOW: Duration = Duration::from_secs(10);
-/// This many probes in a row must go well before a disk is used again.
-const PROBES: u32 = 3;
+const ERROR_LIMIT: u32 = 3;
+const ERROR_WINDOW: Duration = Duration::from_secs(10);
+/// This many successful probes in a row make a disk usable again.
+const GOOD_PROBES: u32 = 3;
 
-struct Inner {
+struct HealthState {
     state: DiskState,
     since: SystemTime,
     since_instant: Instant,
@@ -44,20 +44,20 @@ struct Inner {
     good_probes: u32,
 }
 
-/// What is known of a disk's health.
-pub struct Health {
+/// The health of one disk.
+pub struct DiskHealth {
     usable: AtomicBool,
     down_after: Duration,
-    inner: Mutex<Inner>,
+    inner: Mutex<HealthState>,
 }
 
-impl Health {
+impl DiskHealth {
     /// A disk in state normal.
     pub fn new(now: Instant, down_after: Duration) -> Self {
-        Health {
+        DiskHealth {
             usable: AtomicBool::new(true),
             down_after,
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(HealthState {
                 state: DiskState::Normal,
                 since: SystemTime::now(),
                 since_instant: now,
@@ -74,48 +74,48 @@ impl Health {
         self.usable.load(Ordering::Relaxed)
     }
 
-    /// State, since when, and why.
-    pub fn get(&self) -> (DiskState, SystemTime, String) {
+    /// The state, since when, and the reason.
+    pub fn current_state(&self) -> (DiskState, SystemTime, String) {
         let inner = self.inner.lock();
         (inner.state, inner.since, inner.reason.clone())
     }
 
-    fn enter(inner: &mut Inner, state: DiskState, now: Instant) {
+    fn enter_state(inner: &mut HealthState, state: DiskState, now: Instant) {
         (inner.state, inner.since, inner.since_instant) = (state, SystemTime::now(), now);
         (inner.errors, inner.good_probes) = (0, 0);
     }
 
-    /// An operation failed (or `late`: missed its deadline). The new state if it changed.
-    pub fn failed(&self, now: Instant, late: bool, what: &dyn Fn() -> String) -> Option<DiskState> {
+    /// An operation failed (`late`: missed its deadline). Returns the new state if it changed.
+    pub fn operation_failed(&self, now: Instant, late: bool, what: &dyn Fn() -> String) -> Option<DiskState> {
         let mut inner = self.inner.lock();
         if inner.state != DiskState::Normal {
             return None;
         }
-        if inner.errors == 0 || now.duration_since(inner.first_error) > WINDOW {
+        if inner.errors == 0 || now.duration_since(inner.first_error) > ERROR_WINDOW {
             (inner.errors, inner.first_error) = (0, now);
         }
         inner.errors += 1;
-        if !late && inner.errors < ERRORS {
+        if !late && inner.errors < ERROR_LIMIT {
             return None;
         }
         inner.reason = what();
-        Self::enter(&mut inner, DiskState::Unstable, now);
+        Self::enter_state(&mut inner, DiskState::Unstable, now);
         self.usable.store(false, Ordering::Relaxed);
         Some(DiskState::Unstable)
     }
 
-    /// A probe of a disk that is not normal ended. The new state if it changed.
-    pub fn probed(&self, now: Instant, result: Result<(), String>) -> Option<DiskState> {
+    /// A probe of a disk that is not normal ended. Returns the new state if it changed.
+    pub fn probe_finished(&self, now: Instant, result: Result<(), String>) -> Option<DiskState> {
         let mut inner = self.inner.lock();
         match (inner.state, result) {
             (DiskState::Normal, _) => None,
             (_, Ok(())) => {
                 inner.good_probes += 1;
-                if inner.good_probes < PROBES {
+                if inner.good_probes < GOOD_PROBES {
                     return None;
                 }
                 inner.reason.clear();
-                Self::enter(&mut inner, DiskState::Normal, now);
+                Self::enter_state(&mut inner, DiskState::Normal, now);
                 self.usable.store(true, Ordering::Relaxed);
                 Some(DiskState::Normal)
             }
@@ -128,11 +128,11 @@ impl Health {
         }
     }
 
-    /// Time has passed: an unstable disk may be down by now. The new state if it changed.
+    /// Turns an unstable disk down after `down_after`. Returns the new state if it changed.
     pub fn tick(&self, now: Instant) -> Option<DiskState> {
         let mut inner = self.inner.lock();
         if inner.state == DiskState::Unstable && now.duration_since(inner.since_instant) >= self.down_after {
-            Self::enter(&mut inner, DiskState::Down, now);
+            Self::enter_state(&mut inner, DiskState::Down, now);
             return Some(DiskState::Down);
         }
         None
@@ -147,25 +147,29 @@ mod tests {
     fn goes_down_and_comes_back() {
         let t = Instant::now();
         let s = |n| t + Duration::from_secs(n);
-        let health = Health::new(t, Duration::from_secs(30));
-        assert_eq!(health.failed(s(0), false, &|| "EIO".into()), None);
-        assert_eq!(health.failed(s(1), false, &|| "EIO".into()), None);
+        let health = DiskHealth::new(t, Duration::from_secs(30));
+        assert_eq!(health.operation_failed(s(0), false, &|| "EIO".into()), None);
+        assert_eq!(health.operation_failed(s(1), false, &|| "EIO".into()), None);
         // Too far apart to count together.
-        assert_eq!(health.failed(s(20), false, &|| "EIO".into()), None);
-        assert_eq!(health.failed(s(21), false, &|| "EIO".into()), None);
+        assert_eq!(health.operation_failed(s(20), false, &|| "EIO".into()), None);
+        assert_eq!(health.operation_failed(s(21), false, &|| "EIO".into()), None);
         assert!(health.usable());
-        assert_eq!(health.failed(s(22), false, &|| "EIO".into()), Some(DiskState::Unstable));
+        assert_eq!(health.operation_failed(s(22), false, &|| "EIO".into()), Some(DiskState::Unstable));
         assert!(!health.usable());
-        assert_eq!((health.get().0, health.get().2.as_str()), (DiskState::Unstable, "EIO"));
-        assert_eq!(health.probed(s(23), Err("still".into())), None);
+        assert_eq!((health.current_state().0, health.current_state().2.as_str()), (DiskState::Unstable, "EIO"));
+        assert_eq!(health.probe_finished(s(23), Err("still".into())), None);
         assert_eq!(health.tick(s(53)), Some(DiskState::Down));
-        assert_eq!(health.probed(s(54), Ok(())), None);
-        assert_eq!(health.probed(s(55), Err("again".into())), None);
+        assert_eq!(health.probe_finished(s(54), Ok(())), None);
+        assert_eq!(health.probe_finished(s(55), Err("again".into())), None);
         for n in 56..58 {
-            assert_eq!(health.probed(s(n), Ok(())), None);
+            assert_eq!(health.probe_finished(s(n), Ok(())), None);
         }
-        assert_eq!(health.probed(s(58), Ok(())), Some(DiskState::Normal));
+        assert_eq!(health.probe_finished(s(58), Ok(())), Some(DiskState::Normal));
         assert!(health.usable());
-        assert_eq!(health.failed(s(60), true, &|| "late".into()), Some(DiskState::Unstable), "one missed deadline");
+        assert_eq!(
+            health.operation_failed(s(60), true, &|| "late".into()),
+            Some(DiskState::Unstable),
+            "one missed deadline"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Which blocks there are and where: the in-memory index. Knows no files, no disks' state and no policy; an
-//! entry names a disk and a slot by number.
+//! The in-memory index: which blocks exist, and where. It knows no files, no disk states and no policy; an entry
+//! names a disk and a slot by number.
 //!
 //! An object with one block (most files of most datasets) takes one entry of a hash map and nothing else.
 
@@ -10,28 +10,28 @@ use std::collections::hash_map::{Entry as Slot, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 
-/// Parts of the index, each under a lock of its own.
+/// Shards of the index, each under its own lock.
 pub const PARTS: usize = 64;
 
 /// The block lies in the object's one file (else in its extent's).
 pub const WHOLE: u8 = crate::log::WHOLE;
-/// The block's place in the eviction policy is the main queue (as last written to the log).
+/// The block is in the main queue of the eviction policy (as last written to the log).
 pub const MAIN: u8 = crate::log::MAIN;
-/// Every granule of the block was read and found right since the store opened.
+/// Every granule of the block was read and verified since the store opened.
 pub const VERIFIED: u8 = 4;
-/// The block is on its way out: readers miss it, writers leave it alone.
+/// The block is being removed: readers miss it, writers skip it.
 pub const LEAVING: u8 = 8;
 
-/// Where a block is and what its bytes must be.
+/// Where a block is, and the checksums of its bytes.
 #[derive(Debug)]
-pub struct Entry {
+pub struct BlockEntry {
     /// CRC32C of every granule.
     pub crcs: Box<[u32]>,
     /// The slot of the disk's eviction policy.
     pub slot: u32,
     /// Length in bytes.
     pub len: u32,
-    /// Tells this entry from an earlier one of the same block.
+    /// Distinguishes this entry from an earlier one of the same block.
     pub generation: u16,
     /// The disk's number.
     pub disk: u8,
@@ -39,29 +39,29 @@ pub struct Entry {
     pub flags: u8,
 }
 
-enum Blocks {
-    One(u32, Entry),
-    Many(HashMap<u32, Entry, IdHash>),
+enum ObjectBlocks {
+    One(u32, BlockEntry),
+    Many(HashMap<u32, BlockEntry, BuildObjectHasher>),
 }
 
-/// What is going on with an object just now; objects at rest have none.
+/// Activity on an object; idle objects have none.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Activity {
+pub struct ObjectActivity {
     /// Blocks being written.
     pub writers: u32,
     /// Handles that hold a file of the object.
     pub pins: u32,
-    /// Those of them that have the whole file read past us: nobody may write to it.
+    /// Those of them that let the kernel read the whole file directly: the file must not be written to.
     pub whole: u32,
     /// Files being removed.
     pub unlinking: u32,
 }
 
-/// Object names are hashes already.
+/// A cheap hasher: object ids are hashes already.
 #[derive(Default)]
-pub struct IdHasher(u64);
+pub struct ObjectHasher(u64);
 
-impl Hasher for IdHasher {
+impl Hasher for ObjectHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -84,51 +84,51 @@ impl Hasher for IdHasher {
 }
 
 /// A hasher for keys that hold an [`ObjectId`].
-pub type IdHash = BuildHasherDefault<IdHasher>;
+pub type BuildObjectHasher = BuildHasherDefault<ObjectHasher>;
 
-/// A part of the index under one lock.
+/// A shard of the index under one lock.
 #[derive(Default)]
-pub struct Shard {
-    objects: HashMap<ObjectId, Blocks, IdHash>,
-    active: HashMap<ObjectId, Activity, IdHash>,
-    writing: HashSet<BlockId, IdHash>,
+pub struct IndexShard {
+    objects: HashMap<ObjectId, ObjectBlocks, BuildObjectHasher>,
+    active: HashMap<ObjectId, ObjectActivity, BuildObjectHasher>,
+    writing: HashSet<BlockId, BuildObjectHasher>,
 }
 
-impl Entry {
-    /// Whether the block is on its way off this disk.
-    pub fn leaves(&self, disk: u8) -> bool {
+impl BlockEntry {
+    /// Whether the block is being removed from this disk.
+    pub fn leaves_disk(&self, disk: u8) -> bool {
         self.flags & LEAVING != 0 && self.disk == disk
     }
 }
 
 /// All blocks of all disks.
-pub struct Index {
-    shards: Box<[RwLock<Shard>]>,
+pub struct BlockIndex {
+    shards: Box<[RwLock<IndexShard>]>,
 }
 
-impl Default for Index {
+impl Default for BlockIndex {
     fn default() -> Self {
-        Index { shards: (0..PARTS).map(|_| RwLock::default()).collect() }
+        BlockIndex { shards: (0..PARTS).map(|_| RwLock::default()).collect() }
     }
 }
 
-impl Index {
-    /// The part that holds an object. The policy's lock may be held while taking it, never the reverse.
-    pub fn shard(&self, object: &ObjectId) -> &RwLock<Shard> {
+impl BlockIndex {
+    /// The shard that holds an object. It may be locked under the policy's lock, never the reverse.
+    pub fn shard_of(&self, object: &ObjectId) -> &RwLock<IndexShard> {
         &self.shards[(object.0 >> 122) as usize % PARTS]
     }
 
-    /// Calls `f` with every block, part by part; blocks that come or go meanwhile may be missed.
-    pub fn for_each(&self, mut f: impl FnMut(BlockId, &Entry)) {
-        (0..PARTS).for_each(|part| self.for_each_of(part, &mut f));
+    /// Calls `f` with every block, shard by shard; blocks that come or go meanwhile may be missed.
+    pub fn for_each(&self, mut f: impl FnMut(BlockId, &BlockEntry)) {
+        (0..PARTS).for_each(|part| self.for_each_in_part(part, &mut f));
     }
 
-    /// Calls `f` with every block of one of the [`PARTS`], which is held meanwhile.
-    pub fn for_each_of(&self, part: usize, mut f: impl FnMut(BlockId, &Entry)) {
+    /// Calls `f` with every block of one of the [`PARTS`], whose lock is held meanwhile.
+    pub fn for_each_in_part(&self, part: usize, mut f: impl FnMut(BlockId, &BlockEntry)) {
         for (object, blocks) in &self.shards[part].read().objects {
             match blocks {
-                Blocks::One(index, entry) => f(BlockId { object: *object, index: *index }, entry),
-                Blocks::Many(map) => {
+                ObjectBlocks::One(index, entry) => f(BlockId { object: *object, index: *index }, entry),
+                ObjectBlocks::Many(map) => {
                     map.iter().for_each(|(i, e)| f(BlockId { object: *object, index: *i }, e));
                 }
             }
@@ -136,36 +136,36 @@ impl Index {
     }
 }
 
-impl Shard {
-    /// The entry of a block, also of one that is leaving.
-    pub fn get(&self, block: &BlockId) -> Option<&Entry> {
+impl IndexShard {
+    /// The entry of a block, including one that is being removed.
+    pub fn get(&self, block: &BlockId) -> Option<&BlockEntry> {
         match self.objects.get(&block.object)? {
-            Blocks::One(index, entry) => (*index == block.index).then_some(entry),
-            Blocks::Many(map) => map.get(&block.index),
+            ObjectBlocks::One(index, entry) => (*index == block.index).then_some(entry),
+            ObjectBlocks::Many(map) => map.get(&block.index),
         }
     }
 
-    /// As [`Shard::get`], to change.
-    pub fn get_mut(&mut self, block: &BlockId) -> Option<&mut Entry> {
+    /// As [`IndexShard::get`], to change.
+    pub fn get_mut(&mut self, block: &BlockId) -> Option<&mut BlockEntry> {
         match self.objects.get_mut(&block.object)? {
-            Blocks::One(index, entry) => (*index == block.index).then_some(entry),
-            Blocks::Many(map) => map.get_mut(&block.index),
+            ObjectBlocks::One(index, entry) => (*index == block.index).then_some(entry),
+            ObjectBlocks::Many(map) => map.get_mut(&block.index),
         }
     }
 
-    /// Adds a block, or replaces its entry and gives back the old one.
-    pub fn insert(&mut self, block: BlockId, entry: Entry) -> Option<Entry> {
+    /// Adds a block, or replaces its entry and returns the old one.
+    pub fn insert(&mut self, block: BlockId, entry: BlockEntry) -> Option<BlockEntry> {
         match self.objects.entry(block.object) {
             Slot::Vacant(vacant) => {
-                vacant.insert(Blocks::One(block.index, entry));
+                vacant.insert(ObjectBlocks::One(block.index, entry));
                 None
             }
             Slot::Occupied(mut occupied) => match occupied.get_mut() {
-                Blocks::One(index, old) if *index == block.index => Some(std::mem::replace(old, entry)),
-                Blocks::Many(map) => map.insert(block.index, entry),
-                Blocks::One(..) => {
-                    let first = occupied.insert(Blocks::Many(HashMap::default()));
-                    if let (Blocks::One(i, e), Blocks::Many(map)) = (first, occupied.get_mut()) {
+                ObjectBlocks::One(index, old) if *index == block.index => Some(std::mem::replace(old, entry)),
+                ObjectBlocks::Many(map) => map.insert(block.index, entry),
+                ObjectBlocks::One(..) => {
+                    let first = occupied.insert(ObjectBlocks::Many(HashMap::default()));
+                    if let (ObjectBlocks::One(i, e), ObjectBlocks::Many(map)) = (first, occupied.get_mut()) {
                         map.extend([(i, e), (block.index, entry)]);
                     }
                     None
@@ -174,16 +174,16 @@ impl Shard {
         }
     }
 
-    /// Takes a block out.
-    pub fn remove(&mut self, block: &BlockId) -> Option<Entry> {
+    /// Removes a block.
+    pub fn remove(&mut self, block: &BlockId) -> Option<BlockEntry> {
         let Slot::Occupied(mut occupied) = self.objects.entry(block.object) else { return None };
         match occupied.get_mut() {
-            Blocks::One(index, _) if *index != block.index => None,
-            Blocks::One(..) => match occupied.remove() {
-                Blocks::One(_, entry) => Some(entry),
-                Blocks::Many(_) => None,
+            ObjectBlocks::One(index, _) if *index != block.index => None,
+            ObjectBlocks::One(..) => match occupied.remove() {
+                ObjectBlocks::One(_, entry) => Some(entry),
+                ObjectBlocks::Many(_) => None,
             },
-            Blocks::Many(map) => {
+            ObjectBlocks::Many(map) => {
                 let entry = map.remove(&block.index);
                 if map.is_empty() {
                     occupied.remove();
@@ -193,32 +193,37 @@ impl Shard {
         }
     }
 
-    /// Calls `f` with every block of an object until it answers false; whether it never did.
-    pub fn all(&self, object: &ObjectId, mut f: impl FnMut(u32, &Entry) -> bool) -> bool {
+    /// Calls `f` with every block of an object until it returns false; returns whether it never did.
+    pub fn all_blocks(&self, object: &ObjectId, mut f: impl FnMut(u32, &BlockEntry) -> bool) -> bool {
         match self.objects.get(object) {
             None => true,
-            Some(Blocks::One(index, entry)) => f(*index, entry),
-            Some(Blocks::Many(map)) => map.iter().all(|(i, e)| f(*i, e)),
+            Some(ObjectBlocks::One(index, entry)) => f(*index, entry),
+            Some(ObjectBlocks::Many(map)) => map.iter().all(|(i, e)| f(*i, e)),
         }
     }
 
-    /// As [`Shard::all`] with those in a range, of whom it looks at no more than the range is long.
-    pub fn within(&self, object: &ObjectId, range: Range<u32>, mut f: impl FnMut(u32, &Entry) -> bool) -> bool {
+    /// As [`IndexShard::all_blocks`] for the indexes in a range. Visits at most as many entries as the range is long.
+    pub fn blocks_within(
+        &self,
+        object: &ObjectId,
+        range: Range<u32>,
+        mut f: impl FnMut(u32, &BlockEntry) -> bool,
+    ) -> bool {
         match self.objects.get(object) {
-            Some(Blocks::Many(map)) if range.len() < map.len() => {
+            Some(ObjectBlocks::Many(map)) if range.len() < map.len() => {
                 range.filter_map(|i| Some((i, map.get(&i)?))).all(|(i, e)| f(i, e))
             }
-            _ => self.all(object, |i, e| !range.contains(&i) || f(i, e)),
+            _ => self.all_blocks(object, |i, e| !range.contains(&i) || f(i, e)),
         }
     }
 
-    /// What goes on with an object.
-    pub fn activity(&self, object: &ObjectId) -> Activity {
+    /// The activity on an object.
+    pub fn activity(&self, object: &ObjectId) -> ObjectActivity {
         self.active.get(object).copied().unwrap_or_default()
     }
 
-    /// Changes what goes on with an object.
-    pub fn act(&mut self, object: &ObjectId, f: impl FnOnce(&mut Activity)) {
+    /// Updates the activity on an object.
+    pub fn update_activity(&mut self, object: &ObjectId, f: impl FnOnce(&mut ObjectActivity)) {
         let activity = self.active.entry(*object).or_default();
         f(activity);
         if activity.writers == 0 && activity.pins == 0 && activity.unlinking == 0 {
@@ -226,29 +231,29 @@ impl Shard {
         }
     }
 
-    /// Notes that a block is being written; false when it is already.
+    /// Marks a block as being written; false when it is already.
     pub fn begin_write(&mut self, block: &BlockId) -> bool {
         let new = self.writing.insert(*block);
         if new {
-            self.act(&block.object, |a| a.writers += 1);
+            self.update_activity(&block.object, |a| a.writers += 1);
         }
         new
     }
 
     /// Whether a block is being written.
-    pub fn is_written(&self, block: &BlockId) -> bool {
+    pub fn is_being_written(&self, block: &BlockId) -> bool {
         self.writing.contains(block)
     }
 
-    /// Ends what [`Shard::begin_write`] began.
+    /// Ends a write that [`IndexShard::begin_write`] began.
     pub fn end_write(&mut self, block: &BlockId) {
         if self.writing.remove(block) {
-            self.act(&block.object, |a| a.writers = a.writers.saturating_sub(1));
+            self.update_activity(&block.object, |a| a.writers = a.writers.saturating_sub(1));
         }
     }
 }
 
-/// Which blocks of an object are there.
+/// The set of present blocks of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockMap {
     words: Vec<u64>,
@@ -256,25 +261,25 @@ pub struct BlockMap {
 }
 
 impl BlockMap {
-    /// No block of `blocks`.
+    /// An empty set for `blocks` blocks.
     pub fn new(blocks: u32) -> Self {
         BlockMap { words: vec![0; (blocks as usize).div_ceil(64)], blocks }
     }
-    /// Notes that block `index` is there.
+    /// Marks block `index` as present.
     pub fn set(&mut self, index: u32) {
         if let Some(word) = self.words.get_mut(index as usize / 64).filter(|_| index < self.blocks) {
             *word |= 1 << (index % 64);
         }
     }
-    /// Whether block `index` is there.
+    /// Whether block `index` is present.
     pub fn contains(&self, index: u32) -> bool {
         self.words.get(index as usize / 64).is_some_and(|w| w >> (index % 64) & 1 == 1)
     }
-    /// How many are there.
+    /// Number of present blocks.
     pub fn count(&self) -> u32 {
         self.words.iter().map(|w| w.count_ones()).sum()
     }
-    /// How many the object has.
+    /// Number of blocks of the object.
     pub fn blocks(&self) -> u32 {
         self.blocks
     }
@@ -284,20 +289,20 @@ impl BlockMap {
 mod tests {
     use super::*;
 
-    fn entry(slot: u32) -> Entry {
-        Entry { crcs: Box::new([slot]), slot, len: 1, generation: 0, disk: 0, flags: 0 }
+    fn entry(slot: u32) -> BlockEntry {
+        BlockEntry { crcs: Box::new([slot]), slot, len: 1, generation: 0, disk: 0, flags: 0 }
     }
 
     #[test]
     fn entries_are_as_small_as_claimed() {
-        assert_eq!(std::mem::size_of::<Entry>(), 32);
-        assert!(std::mem::size_of::<(ObjectId, Blocks)>() <= 64);
+        assert_eq!(std::mem::size_of::<BlockEntry>(), 32);
+        assert!(std::mem::size_of::<(ObjectId, ObjectBlocks)>() <= 64);
     }
 
     proptest::proptest! {
         #[test]
         fn behaves_as_a_map(ops in proptest::collection::vec((0u8..3, 0u128..3, 0u32..4), 1..200)) {
-            let mut shard = Shard::default();
+            let mut shard = IndexShard::default();
             let mut model: HashMap<BlockId, u32> = HashMap::new();
             for (n, (op, object, index)) in ops.into_iter().enumerate() {
                 let block = BlockId { object: ObjectId(object), index };
@@ -309,14 +314,14 @@ mod tests {
                     _ => proptest::prop_assert_eq!(shard.get(&block).map(|e| e.slot), model.get(&block).copied()),
                 }
                 let mut seen = 0;
-                shard.all(&block.object, |i, e| {
+                shard.all_blocks(&block.object, |i, e| {
                     seen += 1;
                     model.get(&BlockId { object: block.object, index: i }) == Some(&e.slot)
                 });
                 proptest::prop_assert_eq!(seen, model.keys().filter(|b| b.object == block.object).count());
                 for range in [0..index, index..index + 1, index..u32::MAX] {
                     let mut seen = 0;
-                    shard.within(&block.object, range.clone(), |i, e| {
+                    shard.blocks_within(&block.object, range.clone(), |i, e| {
                         seen += 1;
                         range.contains(&i) && model.get(&BlockId { object: block.object, index: i }) == Some(&e.slot)
                     });

@@ -1,14 +1,14 @@
-//! The background thread of one disk: evicts before writers have to, finishes what readers began, tries a failed disk,
-//! rewrites the log, removes files no index entry names. Nobody waits for it, so it may block on the disk.
+//! The background thread of one disk: evicts ahead of writers, finishes removals, probes a failed disk, rewrites the
+//! log, removes files that no index entry names. No request waits for it, so it may block on the disk.
 
-use crate::disk::{Disk, Work, footprint};
-use crate::evict::may_go_well;
+use crate::disk::{CacheDisk, DiskWork, disk_footprint};
+use crate::evict::is_transient;
 use crate::files::FileKey;
 use crate::index::{LEAVING, MAIN, PARTS, WHOLE};
-use crate::io::Target;
-use crate::journal::Journal;
+use crate::io::ReadTarget;
+use crate::journal::IndexJournal;
 use crate::scratch;
-use crate::store::Core;
+use crate::store::StoreCore;
 use crate::{layout, log};
 use std::collections::HashSet;
 use std::io;
@@ -17,24 +17,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often the thread looks around when nothing wakes it.
+/// How often the thread runs when nothing wakes it.
 const TICK: Duration = Duration::from_secs(1);
-/// Records of garbage a log may have whatever its size.
-const GARBAGE: u64 = 4096;
-/// After a rewrite of the log that failed, none is tried for this long: it writes as much as the log is to have.
-const REWRITE_AGAIN: Duration = Duration::from_secs(60);
-/// The capacity is shared out again this often: others come and go on the file systems.
-const SHARE_AGAIN: Duration = Duration::from_secs(60);
-/// Where the file system refused more than it had, it is asked for more after so many times the interval of probes.
-const TRY_REFUSED: u32 = 60;
-/// Blocks that are taken off together when their time is up.
-const EXPIRE_AT_ONCE: usize = 1024;
-/// Space a file may take beyond its blocks before the sweep looks for holes to punch: file system metadata.
-const SLACK: u64 = 256 << 10;
+/// Garbage records that a log may have whatever its size.
+const GARBAGE_RECORDS: u64 = 4096;
+/// Pause after a failed rewrite of the log, which writes as much as the new log holds.
+const REWRITE_RETRY: Duration = Duration::from_secs(60);
+/// Interval of redistributing the capacity: other users of the file systems come and go.
+const REDISTRIBUTE_INTERVAL: Duration = Duration::from_secs(60);
+/// After a refusal, the file system is tried again after this many probe intervals.
+const REFUSAL_PROBES: u32 = 60;
+/// Blocks expired per batch.
+const EXPIRE_BATCH: usize = 1024;
+/// Space that a file may take beyond its blocks before the sweep punches holes: file system metadata.
+const METADATA_SLACK: u64 = 256 << 10;
 
 /// Runs until the store closes.
-pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
-    let mut sweep = Sweep::default();
+pub fn run_janitor(core: &Arc<StoreCore>, disk: &Arc<CacheDisk>) {
+    let mut sweep = DiskSweep::default();
     let mut later = HashSet::new();
     let mut last_probe = Instant::now();
     let mut rewrite_from = Instant::now();
@@ -42,101 +42,101 @@ pub fn run(core: &Arc<Core>, disk: &Arc<Disk>) {
     let mut refused_until = None;
     let tick = TICK.min(core.config.probe_interval);
     while !core.closing.load(Ordering::Acquire) {
-        disk.io.late();
+        disk.io.late_count();
         if disk.health.usable() {
-            // Before anything is written there: it may be another process's by now.
-            if let Some(why) = disk.held.lost(&disk.root) {
-                disk.put_out(why);
+            // Before any write there: the directory may belong to another process by now.
+            if let Some(why) = disk.root_lock.lost_reason(&disk.root) {
+                disk.mark_unusable(why);
                 continue;
             }
             disk.work.lock().extend(later.drain());
-            while let Some(work) = next(disk) {
-                act(core, disk, work, &mut later);
+            while let Some(work) = next_work(disk) {
+                perform_work(core, disk, work, &mut later);
             }
             disk.refresh_space();
             let none = disk.limit.load(Ordering::Relaxed) < u64::from(core.config.block_size);
             if none || Instant::now() >= share_from {
-                core.share_again();
-                share_from = Instant::now() + SHARE_AGAIN;
+                core.redistribute();
+                share_from = Instant::now() + REDISTRIBUTE_INTERVAL;
             }
-            try_refused(core, disk, &mut refused_until);
+            retry_refused(core, disk, &mut refused_until);
             make_room(core, disk);
-            expire(core);
+            expire_blocks(core);
             if Instant::now() >= rewrite_from && !rewrite_log(core, disk) {
-                rewrite_from = Instant::now() + REWRITE_AGAIN;
+                rewrite_from = Instant::now() + REWRITE_RETRY;
             }
-            let swept = sweep.done();
+            let swept = sweep.is_done();
             sweep.step(core, disk, &mut later);
-            if sweep.done() && !swept {
-                // What no entry named has left its room.
+            if sweep.is_done() && !swept {
+                // The sweep freed the space of unnamed files.
                 share_from = Instant::now();
             }
         } else if last_probe.elapsed() >= core.config.probe_interval {
             last_probe = Instant::now();
-            let result = probe(core, disk).map_err(|e| format!("the probe failed: {e}"));
-            if let Some(state) = disk.health.probed(Instant::now(), result) {
-                disk.entered(state);
+            let result = probe_disk(core, disk).map_err(|e| format!("the probe failed: {e}"));
+            if let Some(state) = disk.health.probe_finished(Instant::now(), result) {
+                disk.log_state_change(state);
             }
         }
         core.count_states();
         let mut work = disk.work.lock();
         let idle = work.is_empty() || !disk.health.usable();
-        if idle && !core.closing.load(Ordering::Acquire) && (sweep.done() || !disk.health.usable()) {
+        if idle && !core.closing.load(Ordering::Acquire) && (sweep.is_done() || !disk.health.usable()) {
             disk.wake.wait_for(&mut work, tick);
         }
     }
 }
 
-/// What is to be done next, if the disk is in use: else it waits until it is again.
-fn next(disk: &Disk) -> Option<Work> {
+/// The next task, if the disk is usable; else it waits until the disk is.
+fn next_work(disk: &CacheDisk) -> Option<DiskWork> {
     disk.work.lock().pop_front_if(|_| disk.health.usable())
 }
 
-/// Does what is asked for; what can't be done now comes to `later`.
-fn act(core: &Core, disk: &Disk, work: Work, later: &mut HashSet<Work>) {
+/// Performs a task; one that can't be done now goes to `later`.
+fn perform_work(core: &StoreCore, disk: &CacheDisk, work: DiskWork, later: &mut HashSet<DiskWork>) {
     let done = match work {
-        Work::Discard(block) => {
-            core.discard(disk, &block);
+        DiskWork::Discard(block) => {
+            core.discard_block(disk, &block);
             true
         }
-        Work::Forget(block, whole) => {
+        DiskWork::Forget(block, whole) => {
             let mut record = Vec::with_capacity(32);
             log::push_remove(&mut record, &block);
-            // It may have come back to this very disk meanwhile. A writer enters a block in the index before the log, so
-            // one that is not there at this append's turn has its record behind this one.
-            let here = || core.index.shard(&block.object).read().get(&block).is_some_and(|e| e.disk == disk.number);
-            let logged = disk.append_with(record, |_| u64::from(!here()));
+            // The block may have returned to this disk meanwhile. A writer enters a block in the index before the
+            // log, so the record of a block that is absent under the log's lock follows this one.
+            let here = || core.index.shard_of(&block.object).read().get(&block).is_some_and(|e| e.disk == disk.number);
+            let logged = disk.append_log_with(record, |_| u64::from(!here()));
             let broken = logged.is_err_and(|error| core.write_failed(disk, "writing to the index log", &error));
-            if !broken && !core.reclaim(disk, &block, whole) {
-                later.insert(Work::Reclaim(block, whole));
+            if !broken && !core.reclaim_space(disk, &block, whole) {
+                later.insert(DiskWork::Reclaim(block, whole));
             }
             !broken
         }
-        Work::Reclaim(block, whole) => core.reclaim(disk, &block, whole),
-        Work::Tidy(key) => core.try_tidy(disk, &key),
+        DiskWork::Reclaim(block, whole) => core.reclaim_space(disk, &block, whole),
+        DiskWork::RemoveEmpty(key) => core.try_remove_empty(disk, &key),
     };
     if !done {
         later.insert(work);
     }
 }
 
-/// Forgets after a while that the file system refused more: others may have left their part of a quota.
-fn try_refused(core: &Core, disk: &Disk, until: &mut Option<Instant>) {
+/// Forgets a refusal after a while: others may have freed their part of a quota.
+fn retry_refused(core: &StoreCore, disk: &CacheDisk, until: &mut Option<Instant>) {
     let now = Instant::now();
-    if disk.refused.load(Ordering::Relaxed) == u64::MAX {
+    if disk.refused_above.load(Ordering::Relaxed) == u64::MAX {
         *until = None;
-    } else if now >= *until.get_or_insert(now + core.config.probe_interval * TRY_REFUSED) {
-        disk.refused.store(u64::MAX, Ordering::Relaxed);
-        disk.in_vain.store(false, Ordering::Relaxed);
+    } else if now >= *until.get_or_insert(now + core.config.probe_interval * REFUSAL_PROBES) {
+        disk.refused_above.store(u64::MAX, Ordering::Relaxed);
+        disk.eviction_futile.store(false, Ordering::Relaxed);
     }
 }
 
-fn make_room(core: &Core, disk: &Arc<Disk>) {
+fn make_room(core: &StoreCore, disk: &Arc<CacheDisk>) {
     while !core.closing.load(Ordering::Acquire)
         && disk.health.usable()
-        // Of a file system that has not answered yet nothing is known.
+        // The space of a file system that has not answered yet is unknown.
         && disk.total.load(Ordering::Relaxed) > 0
-        && (core.above_watermark(disk) > 0 || disk.overfull(core.config.free_space_ratio, 0) > 0)
+        && (core.above_watermark(disk) > 0 || disk.overfull_bytes(core.config.free_space_ratio, 0) > 0)
         && disk.blocks.load(Ordering::Relaxed) > 0
     {
         if !core.evict_one(disk) {
@@ -145,10 +145,10 @@ fn make_room(core: &Core, disk: &Arc<Disk>) {
     }
 }
 
-/// Has blocks go whose class says so, whichever disk they are on.
-fn expire(core: &Core) {
+/// Expires blocks on all disks by the rules of their classes.
+fn expire_blocks(core: &StoreCore) {
     while !core.closing.load(Ordering::Acquire) {
-        let gone = core.expire_due(EXPIRE_AT_ONCE);
+        let gone = core.expire_due(EXPIRE_BATCH);
         if gone.is_empty() {
             return;
         }
@@ -159,54 +159,54 @@ fn expire(core: &Core) {
 }
 
 /// Writes a file, reads it back and compares.
-fn probe(core: &Core, disk: &Disk) -> io::Result<()> {
-    let late = disk.io.late();
+fn probe_disk(core: &StoreCore, disk: &CacheDisk) -> io::Result<()> {
+    let late = disk.io.late_count();
     if late > 0 {
         return Err(io::Error::other(format!("{late} operations have not ended yet")));
     }
-    if disk.turns.stalled() >= core.config.write_timeout {
-        return Err(io::Error::other("what is being written to it has not ended yet"));
+    if disk.write_permits.stalled_for() >= core.config.write_timeout {
+        return Err(io::Error::other("writes to it have not ended yet"));
     }
-    if let Some(why) = disk.held.lost(&disk.root) {
+    if let Some(why) = disk.root_lock.lost_reason(&disk.root) {
         return Err(io::Error::other(why));
     }
     let file = disk.io.open(&disk.root.join("probe"), true, core.config.write_timeout)?;
-    scratch::with(|scratch| {
+    scratch::with_scratch(|scratch| {
         let stamp = std::process::id() as u8 ^ Instant::now().elapsed().subsec_nanos() as u8 | 1;
-        scratch.bytes()[..4096].fill(stamp);
-        disk.io.write(&file, 0, &scratch.bytes()[..4096], core.config.write_timeout)?;
-        scratch.bytes()[..4096].fill(0);
+        scratch.bounce_bytes()[..4096].fill(stamp);
+        disk.io.write(&file, 0, &scratch.bounce_bytes()[..4096], core.config.write_timeout)?;
+        scratch.bounce_bytes()[..4096].fill(0);
         let (bounce, _) = scratch.bounce();
-        let ptr = crate::io::IoBuf::parts(bounce).0;
-        let mut keep = || crate::io::IoBuf::keep(bounce);
-        let mut target = Target { ptr, len: 4096, keep: &mut keep };
+        let ptr = crate::io::IoBuf::raw_parts(bounce).0;
+        let mut keep = || crate::io::IoBuf::keep_alive(bounce);
+        let mut target = ReadTarget { ptr, len: 4096, keep: &mut keep };
         let n = disk.io.read(&file, 0, &mut target, core.config.read_timeout, &mut |_| {})?;
-        if n < 4096 || scratch.bytes()[..4096].iter().any(|b| *b != stamp) {
-            return Err(io::Error::other("it read back other bytes than were written"));
+        if n < 4096 || scratch.bounce_bytes()[..4096].iter().any(|b| *b != stamp) {
+            return Err(io::Error::other("the bytes read back differ from those written"));
         }
         Ok(())
     })
 }
 
-/// Rewrites the log when more of it is garbage than not; false when that failed.
-fn rewrite_log(core: &Core, disk: &Disk) -> bool {
-    // Those of a class have two records.
-    let live = disk.blocks.load(Ordering::Relaxed) + core.classes.count();
+/// Rewrites the log when more than half of it is garbage; false when that failed.
+fn rewrite_log(core: &StoreCore, disk: &CacheDisk) -> bool {
+    // A classified block has two records.
+    let live = disk.blocks.load(Ordering::Relaxed) + core.classes.block_count();
     {
         let mut journal = disk.journal.lock();
-        if journal.records < live * 2 + GARBAGE {
+        if journal.records < live * 2 + GARBAGE_RECORDS {
             return true;
         }
         journal.begin_rewrite();
     }
     let rewrite = || -> io::Result<()> {
-        let file = Journal::new_file(&disk.root)?;
+        let file = IndexJournal::new_file(&disk.root)?;
         let mut len = 0u64;
         let mut records = 0;
-        let mut pending = log::header(core.config.block_size).to_vec();
-        // The disk is waited for when no part of the index is held: readers need it.
+        let mut pending = log::encode_header(core.config.block_size).to_vec();
+        // The disk is written to with no shard locked: readers need them.
         for part in 0..PARTS {
-            core.index.for_each_of(part, |block, entry| {
+            core.index.for_each_in_part(part, |block, entry| {
                 if entry.disk == disk.number && entry.flags & LEAVING == 0 {
                     log::push_put(&mut pending, &block, entry.len, entry.flags & (WHOLE | MAIN), &entry.crcs);
                     records += 1 + core.push_class(&mut pending, &block);
@@ -216,10 +216,10 @@ fn rewrite_log(core: &Core, disk: &Disk) -> bool {
             len += pending.len() as u64;
             pending.clear();
         }
-        // Most of it is on disk before writers have to wait for the rest.
+        // Most of it is synced before writers have to wait for the rest.
         file.sync_data()?;
-        // Its name may be another process's by now.
-        if let Some(why) = disk.held.lost(&disk.root) {
+        // The directory may belong to another process by now.
+        if let Some(why) = disk.root_lock.lost_reason(&disk.root) {
             return Err(io::Error::other(why));
         }
         disk.journal.lock().finish_rewrite(file, len, records)
@@ -232,36 +232,36 @@ fn rewrite_log(core: &Core, disk: &Disk) -> bool {
     result.is_ok()
 }
 
-/// A pass over the data folders after the start, one folder at a step.
+/// A pass over the data folders after start, one folder per step.
 #[derive(Default)]
-struct Sweep {
+struct DiskSweep {
     folder: u32,
-    /// The folder is looked at for the second time: the disk went out of use the first time.
-    again: bool,
-    /// Files that were written to or held open then.
-    passed: Vec<FileKey>,
+    /// The folder is being swept again: the disk became unusable the first time.
+    second_try: bool,
+    /// Files that were being written or held open.
+    postponed: Vec<FileKey>,
 }
 
-impl Sweep {
-    fn done(&self) -> bool {
+impl DiskSweep {
+    fn is_done(&self) -> bool {
         self.folder >= 256
     }
 
-    /// Looks at one folder, or at the files that were passed by when all folders were looked at: removes files no entry
-    /// names, and punches blocks no entry names.
-    fn step(&mut self, core: &Core, disk: &Disk, later: &mut HashSet<Work>) {
-        if self.done() {
-            self.passed.retain(|key| !disk.health.usable() || !tidy(core, disk, key));
+    /// Sweeps one folder, or after all folders the postponed files: removes files and punches blocks that no entry
+    /// names.
+    fn step(&mut self, core: &StoreCore, disk: &CacheDisk, later: &mut HashSet<DiskWork>) {
+        if self.is_done() {
+            self.postponed.retain(|key| !disk.health.usable() || !sweep_file(core, disk, key));
             return;
         }
-        // What puts the disk out of use may lie in this very folder: it is tried once more, and not for ever.
-        let all = self.look_at_folder(core, disk, later);
-        self.again = !all && !self.again;
-        self.folder += u32::from(!self.again);
+        // The cause of the disk's failure may lie in this folder: it is retried once, not for ever.
+        let all = self.sweep_folder(core, disk, later);
+        self.second_try = !all && !self.second_try;
+        self.folder += u32::from(!self.second_try);
     }
 
-    /// Whether it came to the folder's end.
-    fn look_at_folder(&mut self, core: &Core, disk: &Disk, later: &mut HashSet<Work>) -> bool {
+    /// Returns whether it reached the folder's end.
+    fn sweep_folder(&mut self, core: &StoreCore, disk: &CacheDisk, later: &mut HashSet<DiskWork>) -> bool {
         let folder = disk.root.join(format!("data/{:02x}", self.folder));
         let Ok(list) = std::fs::read_dir(&folder) else { return true };
         for file in list.flatten() {
@@ -269,12 +269,12 @@ impl Sweep {
                 return false;
             }
             if let Some(key) = file.file_name().to_str().and_then(layout::parse_name) {
-                // Work that readers wait for goes first.
-                while let Some(work) = next(disk) {
-                    act(core, disk, work, later);
+                // Tasks that readers depend on go first.
+                while let Some(work) = next_work(disk) {
+                    perform_work(core, disk, work, later);
                 }
-                if !tidy(core, disk, &key) {
-                    self.passed.push(key);
+                if !sweep_file(core, disk, &key) {
+                    self.postponed.push(key);
                 }
             }
         }
@@ -282,54 +282,57 @@ impl Sweep {
     }
 }
 
-/// Gives back what no entry names of a file; false when that has to be tried again: it is written to or held open, or it failed
-/// without a fault of the disk.
-fn tidy(core: &Core, disk: &Disk, key: &FileKey) -> bool {
+/// Frees space of a file that no entry names. False when that must be retried: the file is being written or held
+/// open, or an operation failed without a fault of the disk.
+fn sweep_file(core: &StoreCore, disk: &CacheDisk, key: &FileKey) -> bool {
     let mut expected = 0;
     let mut here = Vec::new();
-    let mut shard = core.index.shard(&key.object).write();
+    let mut shard = core.index.shard_of(&key.object).write();
     let activity = shard.activity(&key.object);
     if activity.writers > 0 || activity.unlinking > 0 || activity.pins > 0 {
         return false;
     }
-    shard.within(&key.object, core.indexes(key), |i, entry| {
+    shard.blocks_within(&key.object, core.index_range(key), |i, entry| {
         if entry.disk == disk.number && core.file_key(key.object, i, entry.flags & WHOLE != 0) == *key {
-            expected += footprint(entry.len);
+            expected += disk_footprint(entry.len);
             here.push(i);
         }
         true
     });
     if here.is_empty() {
         drop(shard);
-        core.tidy_file(disk, key);
+        core.remove_file_if_empty(disk, key);
         return true;
     }
-    // While this is noted nobody writes to the file.
-    shard.act(&key.object, |a| a.unlinking += 1);
+    // This mark prevents writes to the file.
+    shard.update_activity(&key.object, |a| a.unlinking += 1);
     drop(shard);
     let mut done = true;
     if let Ok(metadata) = std::fs::metadata(layout::data_path(&disk.root, key))
-        && metadata.blocks() * 512 > expected + SLACK
+        && metadata.blocks() * 512 > expected + METADATA_SLACK
     {
         let size = u64::from(core.config.block_size);
         let last = metadata.len().div_ceil(size).min(u64::from(u32::MAX)) as u32;
         here.sort_unstable();
         for index in (0..last).filter(|i| here.binary_search(i).is_err()) {
-            if let Err(error) = core.punch(disk, key, index, core.config.block_size) {
+            if let Err(error) = core.punch_block(disk, key, index, core.config.block_size) {
                 core.write_failed(disk, "giving space back", &error);
-                done = !may_go_well(&error);
+                done = !is_transient(&error);
                 break;
             }
         }
     }
-    core.index.shard(&key.object).write().act(&key.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
+    core.index
+        .shard_of(&key.object)
+        .write()
+        .update_activity(&key.object, |a| a.unlinking = a.unlinking.saturating_sub(1));
     done
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Capacity, Store, StoreConfig};
+    use crate::{CacheCapacity, Store, StoreConfig};
     use spurline_types::{ObjectRef, Version};
 
     #[test]
@@ -339,7 +342,7 @@ mod tests {
         let config = StoreConfig {
             block_size: block,
             free_space_ratio: 0.0,
-            ..StoreConfig::new(vec![dir.path().into()], Capacity::Bytes(64 << 20))
+            ..StoreConfig::new(vec![dir.path().into()], CacheCapacity::Bytes(64 << 20))
         };
         let store = Store::open(config, Arc::default()).unwrap();
         let obj = ObjectRef::new("test:", b"a", Version::new("1"), u64::from(block));
@@ -350,21 +353,21 @@ mod tests {
         let file = std::fs::OpenOptions::new().write(true).open(layout::data_path(&disk.root, &key)).unwrap();
         file.write_all_at(&vec![7; 4 * block as usize], u64::from(block)).unwrap();
         file.sync_all().unwrap();
-        let (mut sweep, mut later) = (Sweep::default(), HashSet::new());
-        while !sweep.done() {
+        let (mut sweep, mut later) = (DiskSweep::default(), HashSet::new());
+        while !sweep.is_done() {
             sweep.step(&store, disk, &mut later);
         }
-        assert_eq!(sweep.passed, [key]);
+        assert_eq!(sweep.postponed, [key]);
         sweep.step(&store, disk, &mut later);
-        assert_eq!(sweep.passed, [key]);
+        assert_eq!(sweep.postponed, [key]);
         drop(held);
         // The disk's own thread may be at it.
         let deadline = Instant::now() + Duration::from_secs(30);
-        while !sweep.passed.is_empty() {
+        while !sweep.postponed.is_empty() {
             assert!(Instant::now() < deadline, "it is passed by for ever");
             sweep.step(&store, disk, &mut later);
         }
-        while file.metadata().unwrap().blocks() * 512 > u64::from(block) + SLACK {
+        while file.metadata().unwrap().blocks() * 512 > u64::from(block) + METADATA_SLACK {
             assert!(Instant::now() < deadline, "its space does not come back");
             std::thread::sleep(Duration::from_millis(5));
         }

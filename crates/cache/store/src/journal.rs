@@ -1,9 +1,9 @@
-//! The index log of one disk as a file: appending to it, reading it back at start, rewriting it when most of it
-//! is garbage. It writes what it is given and knows no index.
+//! The index log of one disk as a file: append, read back at start, rewrite when most of it is garbage. It writes
+//! opaque records and knows no index.
 //!
 //! Appends go to a known offset that moves only when the whole piece was written, so a torn append is overwritten by
-//! the next. A rewrite goes to a second file that takes the first one's place by rename; what is appended while
-//! it is written goes to both.
+//! the next. A rewrite goes to a second file that replaces the first by rename; records appended meanwhile go to
+//! both.
 
 use crate::io::DiskIo;
 use crate::log;
@@ -12,30 +12,30 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-const NAME: &str = "index";
-const NEW: &str = "index.new";
+const LOG_NAME: &str = "index";
+const NEW_LOG_NAME: &str = "index.new";
 
 /// An open index log.
-pub struct Journal {
+pub struct IndexJournal {
     root: PathBuf,
-    file: File,
+    clone_file: File,
     len: u64,
     /// Records in the file.
     pub records: u64,
-    /// What was appended since a rewrite began.
-    side: Option<(Vec<u8>, u64)>,
+    /// Records appended since a rewrite began, and their number.
+    appended_since: Option<(Vec<u8>, u64)>,
 }
 
-/// What is read of a log at once at the start.
-const PIECE: usize = 1 << 20;
+/// Bytes of the log read at a time at start.
+const READ_PIECE: usize = 1 << 20;
 
-/// Calls `f` with every whole record of a log, which `read` reads from an offset, and gives the offset behind the last of
-/// them, and what ended them when that was an error.
-fn read_back(
+/// Calls `f` with every whole record of a log, which `read` reads from an offset. Returns the offset behind the last
+/// record, and the error that ended them, if any.
+fn replay_file(
     mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
-    mut f: impl FnMut(log::Record<'_>),
+    mut f: impl FnMut(log::LogRecord<'_>),
 ) -> (u64, Option<io::Error>) {
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; READ_PIECE];
     let (mut at, mut filled) = (log::HEADER as u64, 0);
     loop {
         let n = match read(&mut buffer[filled..], at + filled as u64) {
@@ -44,34 +44,40 @@ fn read_back(
             Err(error) => return (at, Some(error)),
         };
         filled += n;
-        let used = log::replay(&buffer[..filled], &mut f);
+        let used = log::replay_records(&buffer[..filled], &mut f);
         buffer.copy_within(used..filled, 0);
         (at, filled) = (at + used as u64, filled - used);
-        // In so many bytes there would be a whole one.
+        // This many bytes contain a whole record, if there is one.
         if n == 0 || filled >= log::RECORD_MAX {
             return (at, None);
         }
     }
 }
 
-impl Journal {
-    /// Opens the log in `root`, making one if there is none, and calls `f` with every whole record. A torn tail is
-    /// cut off; a file that is no log for this block size starts anew, and the blocks it named are orphans.
+impl IndexJournal {
+    /// Opens the log in `root`, creating it if missing, and calls `f` with every whole record. A torn tail is cut
+    /// off. A file that is no log for this block size starts anew, and the blocks it named are orphans.
     ///
     /// # Errors
-    /// What the system says.
-    pub fn open(root: &Path, block_size: u32, mut f: impl FnMut(log::Record<'_>)) -> io::Result<Journal> {
-        let _ = std::fs::remove_file(root.join(NEW));
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(root.join(NAME))?;
+    /// The system's error.
+    pub fn open(root: &Path, block_size: u32, mut f: impl FnMut(log::LogRecord<'_>)) -> io::Result<IndexJournal> {
+        let _ = std::fs::remove_file(root.join(NEW_LOG_NAME));
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(root.join(LOG_NAME))?;
         let size = file.metadata()?.len();
-        let mut journal = Journal { root: root.into(), file, len: log::HEADER as u64, records: 0, side: None };
+        let mut journal = IndexJournal {
+            root: root.into(),
+            clone_file: file,
+            len: log::HEADER as u64,
+            records: 0,
+            appended_since: None,
+        };
         if size > log::HEADER as u64 {
             let mut header = [0; log::HEADER];
-            // Not by way of a mapping: a sector that can't be read would end the process.
-            match journal.file.read_exact_at(&mut header, 0) {
+            // Not through a mapping: an unreadable sector would kill the process.
+            match journal.clone_file.read_exact_at(&mut header, 0) {
                 Ok(()) if log::has_header(&header, block_size) => {
-                    let (end, error) = read_back(
-                        |buffer, at| journal.file.read_at(buffer, at),
+                    let (end, error) = replay_file(
+                        |buffer, at| journal.clone_file.read_at(buffer, at),
                         |record| {
                             journal.records += 1;
                             f(record);
@@ -80,8 +86,8 @@ impl Journal {
                     journal.len = end;
                     if let Some(error) = error {
                         tracing::warn!(
-                            "cache disk {}: the index log can't be read from byte {end} on: {error}; blocks that only \
-                             the rest of it names are fetched again; check the disk (dmesg, smartctl)",
+                            "cache disk {}: the index log can't be read from byte {end} on: {error}; blocks named \
+                             only in the rest are fetched again; check the disk (dmesg, smartctl)",
                             root.display()
                         );
                     }
@@ -104,10 +110,10 @@ impl Journal {
                 root.display(),
                 size - journal.len
             );
-            journal.file.set_len(journal.len)?;
+            journal.clone_file.set_len(journal.len)?;
         }
         if journal.len == log::HEADER as u64 {
-            journal.file.write_all_at(&log::header(block_size), 0)?;
+            journal.clone_file.write_all_at(&log::encode_header(block_size), 0)?;
         }
         Ok(journal)
     }
@@ -115,59 +121,59 @@ impl Journal {
     /// Appends whole records.
     ///
     /// # Errors
-    /// What the system says; then nothing counts as appended.
+    /// The system's error; then nothing counts as appended.
     pub fn append(&mut self, io: &dyn DiskIo, bytes: &[u8], records: u64) -> io::Result<()> {
-        io.append(&self.file, self.len, bytes)?;
+        io.append(&self.clone_file, self.len, bytes)?;
         self.len += bytes.len() as u64;
         self.records += records;
-        if let Some((side, n)) = &mut self.side {
+        if let Some((side, n)) = &mut self.appended_since {
             side.extend_from_slice(bytes);
             *n += records;
         }
         Ok(())
     }
 
-    /// Starts a rewrite: from here on appends are remembered for the new file too.
+    /// Starts a rewrite: from here on appends are also collected for the new file.
     pub fn begin_rewrite(&mut self) {
-        self.side = Some((Vec::new(), 0));
+        self.appended_since = Some((Vec::new(), 0));
     }
 
-    /// Gives a rewrite up, and the space that it took.
+    /// Abandons a rewrite, and frees its space.
     pub fn abandon_rewrite(&mut self) {
-        self.side = None;
-        // One that stays is overwritten by the next, or removed at the next start.
-        let _ = std::fs::remove_file(self.root.join(NEW));
+        self.appended_since = None;
+        // A file that remains is overwritten by the next rewrite, or removed at the next start.
+        let _ = std::fs::remove_file(self.root.join(NEW_LOG_NAME));
     }
 
-    /// The log's file as it is now, for syncing.
+    /// A second descriptor of the log's file, for syncing.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn file(&self) -> io::Result<File> {
-        self.file.try_clone()
+        self.clone_file.try_clone()
     }
 
-    /// Puts `new`, which has `records` records in `len` bytes that are synced, in the place of the log, followed by what was
+    /// Replaces the log by `new`, which holds `records` synced records in `len` bytes, followed by the records
     /// appended since the rewrite began.
     ///
     /// # Errors
-    /// What the system says; then the old log goes on.
+    /// The system's error; then the old log stays in use.
     pub fn finish_rewrite(&mut self, new: File, len: u64, records: u64) -> io::Result<()> {
-        let Some((side, more)) = self.side.take() else { return Ok(()) };
+        let Some((side, more)) = self.appended_since.take() else { return Ok(()) };
         new.write_all_at(&side, len)?;
         // The rename must not reach the disk before the bytes do. The caller has synced all but these.
         new.sync_data()?;
-        std::fs::rename(self.root.join(NEW), self.root.join(NAME))?;
-        (self.file, self.len, self.records) = (new, len + side.len() as u64, records + more);
+        std::fs::rename(self.root.join(NEW_LOG_NAME), self.root.join(LOG_NAME))?;
+        (self.clone_file, self.len, self.records) = (new, len + side.len() as u64, records + more);
         Ok(())
     }
 
-    /// An empty file for a rewrite.
+    /// Creates an empty file for a rewrite.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn new_file(root: &Path) -> io::Result<File> {
-        OpenOptions::new().read(true).write(true).create(true).truncate(true).open(root.join(NEW))
+        OpenOptions::new().read(true).write(true).create(true).truncate(true).open(root.join(NEW_LOG_NAME))
     }
 }
 
@@ -177,16 +183,16 @@ mod tests {
     use spurline_types::{BlockId, ObjectId};
 
     fn log_of(records: u32) -> Vec<u8> {
-        let mut out = log::header(4096).to_vec();
+        let mut out = log::encode_header(4096).to_vec();
         (0..records).for_each(|index| log::push_put(&mut out, &BlockId { object: ObjectId(1), index }, 4096, 0, &[7]));
         out
     }
 
     #[test]
     fn a_log_is_read_back_in_pieces_up_to_what_can_be_read() {
-        let records = 3 * PIECE as u32 / 40;
+        let records = 3 * READ_PIECE as u32 / 40;
         let bytes = log_of(records);
-        assert!(bytes.len() > 2 * PIECE);
+        assert!(bytes.len() > 2 * READ_PIECE);
         let one = (bytes.len() - log::HEADER) / records as usize;
         // Whatever is given at once, and wherever a sector can't be read.
         for (most, bad) in [(usize::MAX, bytes.len()), (4096, bytes.len()), (65_537, 1_100_000), (usize::MAX, 512)] {
@@ -200,8 +206,8 @@ mod tests {
                 }
             };
             let mut seen = 0;
-            let (end, error) = read_back(read, |record| {
-                let log::Record::Put { block, .. } = record else { panic!("{record:?}") };
+            let (end, error) = replay_file(read, |record| {
+                let log::LogRecord::Put { block, .. } = record else { panic!("{record:?}") };
                 assert_eq!(block.index, seen);
                 seen += 1;
             });
@@ -221,7 +227,7 @@ mod tests {
             buffer[..n].copy_from_slice(&rest[..n]);
             Ok(n)
         };
-        let (end, error) = read_back(read, |_| {});
+        let (end, error) = replay_file(read, |_| {});
         assert!(error.is_none() && end <= 2_000_000 && end > 2_000_000 - log::RECORD_MAX as u64);
     }
 }

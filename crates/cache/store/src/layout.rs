@@ -1,5 +1,5 @@
-//! A cache directory as it lies on disk: who may use it, what it says about itself, where a block's file is.
-//! Knows nothing of what is cached.
+//! The layout of a cache directory: its lock, its format file, the path of a block's file. It does not know what is
+//! cached.
 //!
 //! ```text
 //! DIR/lock         held by the process that uses the directory, with its pid
@@ -19,7 +19,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const LAYOUT: u32 = 1;
-/// Bytes that a disk is probed with.
+/// Bytes of a probe of the disk.
 pub const PROBE: u64 = 4096;
 /// The file that the user of a directory holds locked.
 pub const LOCK: &str = "lock";
@@ -46,44 +46,44 @@ pub fn parse_name(name: &str) -> Option<FileKey> {
         .map(|id| FileKey { object: ObjectId(id), tag })
 }
 
-/// A directory that is this process's alone.
+/// A directory locked by this process.
 #[derive(Debug)]
-pub struct Root {
+pub struct CacheRoot {
     /// The disk's own id: its rank for an object stays when it is mounted elsewhere.
     pub id: u64,
-    /// Device and inode of the directory, to notice when another lies in its place.
-    place: Option<(u64, u64)>,
-    /// Held for as long as the directory is used.
+    /// Device and inode of the directory, to notice that another directory took its place.
+    dir_identity: Option<(u64, u64)>,
+    /// Held while the directory is in use.
     lock: File,
 }
 
-fn fail(path: &Path, what: &str, error: &std::io::Error, remedy: &str) -> Error {
+fn dir_error(path: &Path, what: &str, error: &std::io::Error, remedy: &str) -> Error {
     let error = Error::io(format!("cache directory {}: {what}", path.display()), error);
     Error::new(error.kind(), format!("{}; {remedy}", error.message()))
 }
 
-fn place(path: &Path) -> Option<(u64, u64)> {
+fn dir_identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()))
 }
 
-impl Root {
-    /// The file system that it lies on.
-    pub fn device(&self) -> Option<u64> {
-        self.place.map(|(device, _)| device)
+impl CacheRoot {
+    /// The device number of its file system.
+    pub fn device_number(&self) -> Option<u64> {
+        self.dir_identity.map(|(device, _)| device)
     }
 
-    /// Why `path` is not the directory any more that was opened, with what to do, if it is not: its disk was unmounted, or
-    /// somebody emptied it, and another process may lock it.
-    pub fn lost(&self, path: &Path) -> Option<&'static str> {
-        // An error that says nothing of the kind is found by whoever reads or writes.
+    /// Why `path` is no longer the opened directory, with a remedy; `None` if it still is. Its disk may be unmounted,
+    /// or its files removed, so that another process may lock it.
+    pub fn lost_reason(&self, path: &Path) -> Option<&'static str> {
+        // Other errors are left to the reads and writes that meet them.
         let is_gone =
             |e: &std::io::Error| matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory);
         let is_other = |path: &Path, wanted: (u64, u64)| match std::fs::metadata(path) {
             Ok(found) => (found.dev(), found.ino()) != wanted,
             Err(e) => is_gone(&e),
         };
-        if self.place.is_some_and(|place| is_other(path, place)) {
-            return Some("another directory lies in its place; mount the disk again");
+        if self.dir_identity.is_some_and(|place| is_other(path, place)) {
+            return Some("another directory has taken its place; mount the disk again");
         }
         let lock = self.lock.metadata().ok().map(|held| (held.dev(), held.ino()));
         let removed = std::fs::metadata(path.join("data")).is_err_and(|e| is_gone(&e))
@@ -92,11 +92,11 @@ impl Root {
     }
 }
 
-/// Makes the directory if it is missing, locks it, and checks or writes what it says about itself.
+/// Creates the directory if missing, locks it, and checks or writes its format file.
 ///
 /// # Errors
-/// When it is no directory, can't be written, is used by another process, or holds another layout or block size.
-pub fn open(path: &Path, block_size: u32) -> Result<Root> {
+/// When it is no directory, can't be written, is in use by another process, or holds another layout or block size.
+pub fn open_root(path: &Path, block_size: u32) -> Result<CacheRoot> {
     if std::fs::symlink_metadata(path).is_ok_and(|m| !m.is_dir() && !m.is_symlink())
         || std::fs::metadata(path).is_ok_and(|m| !m.is_dir())
     {
@@ -106,14 +106,14 @@ pub fn open(path: &Path, block_size: u32) -> Result<Root> {
         ));
     }
     let remedy = "make it writable for this user, or give another --cache-dir";
-    std::fs::create_dir_all(path).map_err(|e| fail(path, "it can't be made", &e, remedy))?;
+    std::fs::create_dir_all(path).map_err(|e| dir_error(path, "it can't be made", &e, remedy))?;
     let mut lock = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .open(path.join(LOCK))
-        .map_err(|e| fail(path, "it can't be written", &e, remedy))?;
+        .map_err(|e| dir_error(path, "it can't be written", &e, remedy))?;
     // SAFETY: a call on a descriptor that is open.
     if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
         let mut pid = String::new();
@@ -127,23 +127,24 @@ pub fn open(path: &Path, block_size: u32) -> Result<Root> {
             ),
         ));
     }
-    // A start that failed may have taken the directory away between the last two steps (`fresh`).
-    let locked = lock.metadata().map_err(|e| fail(path, "its lock can't be looked at", &e, remedy))?;
+    // A failed start may have removed the directory between the last two steps (`fresh`).
+    let locked = lock.metadata().map_err(|e| dir_error(path, "its lock file can't be examined", &e, remedy))?;
     if std::fs::metadata(path.join(LOCK)).map_or(true, |named| named.ino() != locked.ino()) {
-        let what = format!("cache directory {} was taken away just now; start again", path.display());
+        let what = format!("cache directory {} was removed during the start; start again", path.display());
         return Err(Error::new(ErrorKind::Unavailable, what));
     }
     let written = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| writeln!(lock, "{}", std::process::id()));
-    // A full disk may refuse the pid; the lock itself holds without it.
+    // A full disk may refuse the pid; the lock holds without it.
     if let Err(error) = written {
         tracing::debug!("{}: the pid was not written to the lock file: {error}", path.display());
     }
     let id = check_format(path, block_size)?;
-    std::fs::create_dir_all(path.join("data")).map_err(|e| fail(path, "its folders can't be made", &e, remedy))?;
-    Ok(Root { id, place: place(path), lock })
+    std::fs::create_dir_all(path.join("data")).map_err(|e| dir_error(path, "its folders can't be made", &e, remedy))?;
+    Ok(CacheRoot { id, dir_identity: dir_identity(path), lock })
 }
 
-/// Gives the probe its room while there is some: a disk that is merely full by the time it is tried must not look broken.
+/// Allocates the probe's space while there is some: a disk that is merely full must not look broken when it is
+/// probed.
 pub fn reserve_probe(path: &Path) {
     let reserve = || -> std::io::Result<()> {
         let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path.join("probe"))?;
@@ -191,7 +192,9 @@ fn check_format(path: &Path, block_size: u32) -> Result<u64> {
         }
         Ok(_) => write_format(path, block_size),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => write_format(path, block_size),
-        Err(error) => Err(fail(path, "its format file can't be read", &error, "check its permissions and the disk")),
+        Err(error) => {
+            Err(dir_error(path, "its format file can't be read", &error, "check its permissions and the disk"))
+        }
     }
 }
 
@@ -205,7 +208,7 @@ fn write_format(path: &Path, block_size: u32) -> Result<u64> {
     let text = format!("layout={LAYOUT}\nblock_size={block_size}\ndisk_id={id}\n");
     let new = path.join("format.new");
     std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, path.join("format"))).map_err(|e| {
-        fail(path, "its format file can't be written", &e, "free some space or give another --cache-dir")
+        dir_error(path, "its format file can't be written", &e, "free some space or give another --cache-dir")
     })?;
     Ok(id)
 }
@@ -240,7 +243,7 @@ pub fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>> {
                 })
                 // Hidden names match only a pattern that begins with a dot itself, as in a shell.
                 .filter(|(_, name)| part.as_encoded_bytes()[0] == b'.' || name.as_encoded_bytes()[0] != b'.')
-                .filter(|(_, name)| matches(part.as_encoded_bytes(), name.as_encoded_bytes()))
+                .filter(|(_, name)| matches_pattern(part.as_encoded_bytes(), name.as_encoded_bytes()))
                 .map(|(path, _)| path)
                 .collect();
         }
@@ -257,12 +260,12 @@ pub fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(out)
 }
 
-fn matches(pattern: &[u8], name: &[u8]) -> bool {
+fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
     match (pattern.split_first(), name.split_first()) {
         (None, None) => true,
-        (Some((b'*', rest)), _) => (0..=name.len()).any(|n| matches(rest, &name[n..])),
-        (Some((b'?', rest)), Some((_, name))) => matches(rest, name),
-        (Some((p, rest)), Some((n, name))) => p == n && matches(rest, name),
+        (Some((b'*', rest)), _) => (0..=name.len()).any(|n| matches_pattern(rest, &name[n..])),
+        (Some((b'?', rest)), Some((_, name))) => matches_pattern(rest, name),
+        (Some((p, rest)), Some((n, name))) => p == n && matches_pattern(rest, name),
         _ => false,
     }
 }
@@ -285,12 +288,12 @@ mod tests {
     #[test]
     fn another_block_size_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let id = open(dir.path(), 1 << 20).unwrap().id;
-        assert_eq!(open(dir.path(), 1 << 20).unwrap().id, id);
-        let error = open(dir.path(), 4 << 20).unwrap_err();
+        let id = open_root(dir.path(), 1 << 20).unwrap().id;
+        assert_eq!(open_root(dir.path(), 1 << 20).unwrap().id, id);
+        let error = open_root(dir.path(), 4 << 20).unwrap_err();
         assert!(error.message().contains("holds blocks of 1M, not of 4M; give --block-size 1M"), "{error}");
         std::fs::write(dir.path().join("format"), "layout=9\n").unwrap();
-        assert!(open(dir.path(), 1 << 20).unwrap_err().message().contains("another layout"));
+        assert!(open_root(dir.path(), 1 << 20).unwrap_err().message().contains("another layout"));
     }
 
     #[test]
@@ -298,15 +301,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let error = open(&file, 1 << 20).unwrap_err();
+        let error = open_root(&file, 1 << 20).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotADirectory);
         assert!(error.message().contains("--cache-dir"), "{error}");
-        assert!(open(&file.join("below"), 1 << 20).unwrap_err().message().contains("--cache-dir"));
-        let held = open(&dir.path().join("c"), 1 << 20).unwrap();
-        let error = open(&dir.path().join("c"), 1 << 20).unwrap_err();
+        assert!(open_root(&file.join("below"), 1 << 20).unwrap_err().message().contains("--cache-dir"));
+        let held = open_root(&dir.path().join("c"), 1 << 20).unwrap();
+        let error = open_root(&dir.path().join("c"), 1 << 20).unwrap_err();
         assert!(error.message().contains(&format!("pid {}", std::process::id())), "{error}");
         drop(held);
-        assert!(open(&dir.path().join("c"), 1 << 20).is_ok());
+        assert!(open_root(&dir.path().join("c"), 1 << 20).is_ok());
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! The block store on cache disks: blocks of objects kept in files, checksummed, found again after a crash, evicted
-//! when space runs out, and gone round when a disk fails. It knows no under-store, no network and no memory tier.
+//! The block store on cache disks. It keeps blocks of objects in files with checksums, finds them again after a
+//! crash, evicts them when space runs out, and stops using a disk that fails. It knows no origin, no network and no
+//! memory tier.
 //!
-//! [`Store`] is blocking and thread-safe. A read takes one lock for reading, one system call and one pass over the
-//! bytes for their checksum; nothing is allocated.
+//! [`Store`] is blocking and thread-safe. A read takes one shared lock, one system call and one pass over the bytes
+//! for their checksum; nothing is allocated.
 
 mod capacity;
 mod classes;
@@ -25,18 +26,18 @@ mod restore;
 mod scratch;
 mod store;
 mod synth;
-mod turns;
 mod write;
+mod write_permits;
 
-pub use classes::{Class, PINNED_PERCENT, PLAIN};
-pub use config::{Capacity, Decorate, Finding, IoMode, StoreConfig};
+pub use classes::{BlockClass, PINNED_PERCENT, UNCLASSIFIED};
+pub use config::{CacheCapacity, DiskDecorator, IoMode, StoreConfig, StoreFinding};
 pub use crc::GRANULE;
-pub use fresh::Fresh;
+pub use fresh::FreshDirs;
 pub use health::DiskState;
 pub use index::BlockMap;
-pub use io::{ALIGN, DiskIo, Fault, FaultyDisk, IoBuf, OpenFile, RealDisk, Rings, Space, Target};
+pub use io::{ALIGN, DataFile, DiskFault, DiskIo, DiskSpace, FaultyDisk, IoBuf, ReadTarget, RealDisk, RingSet};
 pub use layout::expand_dirs;
-pub use read::{FileRange, Outcome, PinnedFile};
+pub use read::{FileRange, PinnedFile, ReadOutcome};
 pub use store::{DiskStatus, Store};
 pub use synth::synthesise;
-pub use write::Kept;
+pub use write::PutOutcome;

@@ -1,9 +1,9 @@
-//! The records of a disk's index log: how they look, how they are read back, where a torn tail is cut.
-//! Bytes in, records out; it opens no file and keeps no index.
+//! The records of a disk's index log: encoding, decoding, and where a torn tail is cut. Bytes in, records out; it
+//! opens no file and keeps no index.
 //!
-//! A log is a header of 16 bytes (`SPURLIX1`, block size, CRC32C of the two) and records after it. A record
-//! is `length: u32, crc: u32, payload`; the CRC32C covers length and payload. All numbers are little-endian.
-//! A record counts once it is whole: replay ends at the first that is not, and the log goes on from there.
+//! A log is a header of 16 bytes (`SPURLIX1`, block size, CRC32C of the two), followed by records. A record is
+//! `length: u32, crc: u32, payload`; the CRC32C covers length and payload. All numbers are little-endian. A record
+//! counts once it is whole: replay ends at the first torn one, and appending continues there.
 
 use crate::crc;
 use spurline_types::{BlockId, ObjectId};
@@ -12,9 +12,9 @@ use spurline_types::{BlockId, ObjectId};
 pub const HEADER: usize = 16;
 const MAGIC: &[u8; 8] = b"SPURLIX1";
 const FRAME: usize = 8;
-/// No record is longer.
+/// Maximum length of a record.
 pub const RECORD_MAX: usize = FRAME + MAX_PAYLOAD;
-/// No payload is longer: 28 bytes and the checksums of the largest block (256 MiB).
+/// Maximum length of a payload: 28 bytes and the checksums of the largest block (256 MiB).
 const MAX_PAYLOAD: usize = 28 + 4 * 4096;
 
 const PUT: u8 = 1;
@@ -22,14 +22,14 @@ const REMOVE: u8 = 2;
 const PROMOTE: u8 = 3;
 const CLASS: u8 = 4;
 
-/// Bit of [`Record::Put`]'s flags: the block lies in the object's one file, not in an extent's.
+/// Bit of [`LogRecord::Put`]'s flags: the block lies in the object's one file, not in an extent's.
 pub const WHOLE: u8 = 1;
-/// Bit of [`Record::Put`]'s flags: the block was in the main queue when the log was rewritten.
+/// Bit of [`LogRecord::Put`]'s flags: the block was in the main queue when the log was rewritten.
 pub const MAIN: u8 = 2;
 
 /// One change of the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Record<'a> {
+pub enum LogRecord<'a> {
     /// The block is on this disk.
     Put {
         /// Which block.
@@ -39,13 +39,13 @@ pub enum Record<'a> {
         /// [`WHOLE`] and [`MAIN`].
         flags: u8,
         /// Its checksums, four bytes each.
-        crcs: Crcs<'a>,
+        crcs: LoggedCrcs<'a>,
     },
-    /// The block is not on this disk any more.
+    /// The block is no longer on this disk.
     Remove(BlockId),
     /// The block moved to the main queue of the eviction policy.
     Promote(BlockId),
-    /// The block, which is on this disk, is of a class.
+    /// The block, which is on this disk, belongs to a class.
     Class {
         /// Which block.
         block: BlockId,
@@ -56,11 +56,11 @@ pub enum Record<'a> {
     },
 }
 
-/// Checksums as they stand in the log.
+/// Checksums as encoded in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Crcs<'a>(&'a [u8]);
+pub struct LoggedCrcs<'a>(&'a [u8]);
 
-impl Crcs<'_> {
+impl LoggedCrcs<'_> {
     /// The checksums as numbers.
     pub fn to_boxed(self) -> Box<[u32]> {
         self.0.as_chunks::<4>().0.iter().map(|c| u32::from_le_bytes(*c)).collect()
@@ -68,7 +68,7 @@ impl Crcs<'_> {
 }
 
 /// The header of a log for blocks of `block_size` bytes.
-pub fn header(block_size: u32) -> [u8; HEADER] {
+pub fn encode_header(block_size: u32) -> [u8; HEADER] {
     let mut out = [0; HEADER];
     out[..8].copy_from_slice(MAGIC);
     out[8..12].copy_from_slice(&block_size.to_le_bytes());
@@ -77,7 +77,7 @@ pub fn header(block_size: u32) -> [u8; HEADER] {
     out
 }
 
-fn frame(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
+fn push_frame(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; FRAME]);
     payload(out);
@@ -92,9 +92,9 @@ fn push_block(out: &mut Vec<u8>, block: &BlockId) {
     out.extend_from_slice(&block.object.0.to_le_bytes());
 }
 
-/// Appends a [`Record::Put`].
+/// Appends a [`LogRecord::Put`].
 pub fn push_put(out: &mut Vec<u8>, block: &BlockId, len: u32, flags: u8, crcs: &[u32]) {
-    frame(out, |out| {
+    push_frame(out, |out| {
         out.extend_from_slice(&[PUT, flags, 0, 0]);
         push_block(out, block);
         out.extend_from_slice(&len.to_le_bytes());
@@ -102,25 +102,25 @@ pub fn push_put(out: &mut Vec<u8>, block: &BlockId, len: u32, flags: u8, crcs: &
     });
 }
 
-/// Appends a [`Record::Remove`].
+/// Appends a [`LogRecord::Remove`].
 pub fn push_remove(out: &mut Vec<u8>, block: &BlockId) {
-    frame(out, |out| {
+    push_frame(out, |out| {
         out.extend_from_slice(&[REMOVE, 0, 0, 0]);
         push_block(out, block);
     });
 }
 
-/// Appends a [`Record::Promote`].
+/// Appends a [`LogRecord::Promote`].
 pub fn push_promote(out: &mut Vec<u8>, block: &BlockId) {
-    frame(out, |out| {
+    push_frame(out, |out| {
         out.extend_from_slice(&[PROMOTE, 0, 0, 0]);
         push_block(out, block);
     });
 }
 
-/// Appends a [`Record::Class`].
+/// Appends a [`LogRecord::Class`].
 pub fn push_class(out: &mut Vec<u8>, block: &BlockId, class: u16, came: u32) {
-    frame(out, |out| {
+    push_frame(out, |out| {
         let [low, high] = class.to_le_bytes();
         out.extend_from_slice(&[CLASS, 0, low, high]);
         push_block(out, block);
@@ -132,8 +132,8 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Reads one whole record at the start of `bytes`; `None` where there is none, or a torn or foreign one.
-fn decode(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
+/// Decodes one whole record at the start of `bytes`; `None` when there is none, or a torn or foreign one.
+fn decode_record(bytes: &[u8]) -> Option<(LogRecord<'_>, usize)> {
     let len = u32_at(bytes, 0)? as usize;
     let sum = u32_at(bytes, 4)?;
     if len > MAX_PAYLOAD {
@@ -152,16 +152,16 @@ fn decode(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
         PUT => {
             let len = u32_at(payload, 24)?;
             let crcs = payload.get(28..)?;
-            if len == 0 || crcs.len() != crc::granules(len as usize) * 4 {
+            if len == 0 || crcs.len() != crc::granule_count(len as usize) * 4 {
                 return None;
             }
-            Record::Put { block, len, flags, crcs: Crcs(crcs) }
+            LogRecord::Put { block, len, flags, crcs: LoggedCrcs(crcs) }
         }
-        REMOVE => Record::Remove(block),
-        PROMOTE => Record::Promote(block),
+        REMOVE => LogRecord::Remove(block),
+        PROMOTE => LogRecord::Promote(block),
         CLASS => {
             let class = u16::from_le_bytes([*payload.get(2)?, *payload.get(3)?]);
-            Record::Class { block, class, came: u32_at(payload, 24)? }
+            LogRecord::Class { block, class, came: u32_at(payload, 24)? }
         }
         _ => return None,
     };
@@ -170,14 +170,14 @@ fn decode(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
 
 /// Whether `bytes` starts with the header of a log for this block size.
 pub fn has_header(bytes: &[u8], block_size: u32) -> bool {
-    bytes.get(..HEADER) == Some(&header(block_size)[..])
+    bytes.get(..HEADER) == Some(&encode_header(block_size)[..])
 }
 
-/// Calls `f` with every whole record of `bytes` (which start after the header) and gives the number of bytes
-/// they take: where the log goes on.
-pub fn replay<'a>(bytes: &'a [u8], mut f: impl FnMut(Record<'a>)) -> usize {
+/// Calls `f` with every whole record of `bytes` (which start after the header) and returns the number of bytes they
+/// take: where appending continues.
+pub fn replay_records<'a>(bytes: &'a [u8], mut f: impl FnMut(LogRecord<'a>)) -> usize {
     let mut at = 0;
-    while let Some((record, len)) = decode(&bytes[at..]) {
+    while let Some((record, len)) = decode_record(&bytes[at..]) {
         f(record);
         at += len;
     }
@@ -207,15 +207,15 @@ mod tests {
     fn reads_back_what_was_written() {
         let bytes = sample(4);
         let mut seen = Vec::new();
-        assert_eq!(replay(&bytes, |r| seen.push(r)), bytes.len());
+        assert_eq!(replay_records(&bytes, |r| seen.push(r)), bytes.len());
         let block = BlockId { object: ObjectId(5), index: 0 };
-        let Record::Put { block: b, len: 70_000, flags: WHOLE, crcs } = &seen[0] else { panic!("{:?}", seen[0]) };
+        let LogRecord::Put { block: b, len: 70_000, flags: WHOLE, crcs } = &seen[0] else { panic!("{:?}", seen[0]) };
         assert_eq!((*b, &*crcs.to_boxed()), (block, &[0, u32::MAX][..]));
-        assert!(matches!(seen[1], Record::Remove(BlockId { index: 1, .. })));
-        assert!(matches!(seen[2], Record::Promote(BlockId { index: 2, .. })));
-        assert!(matches!(seen[3], Record::Class { block: BlockId { index: 3, .. }, class: 0x102, came: 3 }));
-        assert!(has_header(&header(4 << 20), 4 << 20));
-        assert!(!has_header(&header(4 << 20), 1 << 20));
+        assert!(matches!(seen[1], LogRecord::Remove(BlockId { index: 1, .. })));
+        assert!(matches!(seen[2], LogRecord::Promote(BlockId { index: 2, .. })));
+        assert!(matches!(seen[3], LogRecord::Class { block: BlockId { index: 3, .. }, class: 0x102, came: 3 }));
+        assert!(has_header(&encode_header(4 << 20), 4 << 20));
+        assert!(!has_header(&encode_header(4 << 20), 1 << 20));
         assert!(!has_header(b"SPUR", 1 << 20));
     }
 
@@ -223,13 +223,13 @@ mod tests {
     fn a_cut_anywhere_keeps_every_whole_record() {
         let bytes = sample(8);
         let mut ends = vec![0];
-        while let Some((_, len)) = decode(&bytes[*ends.last().unwrap()..]) {
+        while let Some((_, len)) = decode_record(&bytes[*ends.last().unwrap()..]) {
             ends.push(ends.last().unwrap() + len);
         }
         for cut in 0..=bytes.len() {
             let whole = ends.iter().filter(|e| **e <= cut).count() - 1;
             let mut n = 0;
-            assert_eq!(replay(&bytes[..cut], |_| n += 1), ends[whole]);
+            assert_eq!(replay_records(&bytes[..cut], |_| n += 1), ends[whole]);
             assert_eq!(n, whole);
         }
     }
@@ -238,7 +238,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(512))]
         #[test]
         fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
-            let end = replay(&bytes, |r| if let Record::Put { crcs, .. } = r { drop(crcs.to_boxed()) });
+            let end = replay_records(&bytes, |r| if let LogRecord::Put { crcs, .. } = r { drop(crcs.to_boxed()) });
             prop_assert!(end <= bytes.len());
         }
 
@@ -250,9 +250,9 @@ mod tests {
             let at = at % bad.len();
             bad[at] ^= 1 << bit;
             let mut expected = Vec::new();
-            replay(&good, |r| expected.push(r));
+            replay_records(&good, |r| expected.push(r));
             let mut seen = Vec::new();
-            let end = replay(&bad, |r| seen.push(r));
+            let end = replay_records(&bad, |r| seen.push(r));
             prop_assert!(end <= at);
             prop_assert_eq!(&seen[..], &expected[..seen.len()]);
         }

@@ -1,78 +1,79 @@
-//! Which block to evict next: S3-FIFO (Yang et al., SOSP 2023), three FIFO queues instead of one LRU list.
-//! New blocks pass through a small queue and leave it unless they are asked for again, so one pass over
-//! a large dataset pushes out only what came with it. Knows nothing of blocks, disks or clocks: slots are
-//! numbers, weights are given, time is passed in.
+//! Chooses the next block to evict: S3-FIFO (Yang et al., SOSP 2023), three FIFO queues instead of one LRU list. New
+//! blocks pass through a small queue and are evicted from it unless they are used again, so one pass over a large
+//! dataset evicts only its own blocks. It knows nothing of blocks, disks or clocks: slots are numbers, weights are
+//! given, time is passed in.
 //!
-//! Three departures from the paper. Uses closer together than [`CORRELATED`] ticks count once, since a block of
-//! 4 MiB is read in several requests by one pass. What comes while there is room goes to the main queue at once:
-//! when the same dataset is passed over again and again and is larger than the cache (training epochs), that first
-//! part stays and is hit in every pass, where FIFO, LRU and the paper's rule hit nothing at all. And slots can be
-//! restored straight into the main queue when an index is replayed.
+//! It departs from the paper in three ways. Uses closer together than [`CORRELATED`] ticks count once, since one pass
+//! reads a block of 4 MiB in several requests. A block that arrives while there is room goes to the main queue at
+//! once: when passes over a dataset larger than the cache are repeated (training epochs), that first part stays and
+//! is hit in every pass, where FIFO, LRU and the paper's rule hit nothing at all. And slots can be restored straight
+//! into the main queue when an index is replayed.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Uses of one slot within this many ticks (seconds, as the store calls it) are one use.
+/// Uses of one slot within this many ticks (seconds, in the store) are one use.
 pub const CORRELATED: u32 = 4;
-/// Share of the weight that the small queue aims for, in percent: the paper's value.
+/// The small queue's target share of the weight, in percent: the paper's value.
 const SMALL_PERCENT: u64 = 10;
-/// So many ticks after all was found pinned it is looked at again: a cache full of pins is asked for each block that comes.
-const BARREN: u32 = 2;
-/// Uses counted at most.
+/// Ticks before a main queue full of pins is searched again: such a cache requests a victim for each arriving block.
+const BARREN_TICKS: u32 = 2;
+/// Maximum count of uses.
 const MAX_USES: u32 = 3;
 const NIL: u32 = u32::MAX;
 const SEGMENT: usize = 1 << 12;
-/// Slots there can be at most: 64 million blocks on one disk (256 TiB of 4 MiB blocks), for 256 KiB of pointers.
+/// Maximum number of slots is this times [`SEGMENT`]: 64 million blocks on one disk (256 TiB of 4 MiB blocks), for
+/// 256 KiB of pointers.
 const SEGMENTS: usize = 1 << 14;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Queue {
+enum QueueKind {
     Free,
     Small,
     Main,
 }
 
-/// One slot; the key is what the caller finds its own entry by.
+/// One slot; the caller finds its own entry by the key.
 #[derive(Clone, Copy)]
-struct Node<K> {
+struct SlotNode<K> {
     key: K,
     next: u32,
     prev: u32,
     weight: u32,
-    queue: Queue,
+    queue: QueueKind,
 }
 
 #[derive(Clone, Copy)]
-struct List {
+struct SlotList {
     head: u32,
     tail: u32,
     weight: u64,
     len: usize,
 }
 
-const EMPTY: List = List { head: NIL, tail: NIL, weight: 0, len: 0 };
+const EMPTY: SlotList = SlotList { head: NIL, tail: NIL, weight: 0, len: 0 };
 
-struct Queues<K> {
-    nodes: Vec<Node<K>>,
+struct SlotQueues<K> {
+    nodes: Vec<SlotNode<K>>,
     free: Vec<u32>,
-    small: List,
-    main: List,
-    /// Fingerprints of what left the small queue, each with the number of its departure.
+    small: SlotList,
+    main: SlotList,
+    /// Fingerprints of slots evicted from the small queue, each with the number of its departure.
     ghost: HashMap<u32, u64>,
     ghost_order: std::collections::VecDeque<u32>,
     departures: u64,
-    /// Weight when a victim was last asked for: below nine tenths of it there is room. 0 before the first.
+    /// Weight when a victim was last requested: below nine tenths of it there is room. 0 before the first.
     full_weight: u64,
-    /// When all of the main queue was found pinned. Until [`BARREN`] has passed it is not looked at again, and nothing comes
-    /// to it but pins.
+    /// When all of the main queue was found pinned. Until [`BARREN_TICKS`] have passed it is not searched again, and
+    /// only pins enter it.
     barren: Option<u32>,
 }
 
 /// The order of eviction of up to 64 million slots. `touch` takes no lock.
 pub struct S3Fifo<K> {
-    queues: Mutex<Queues<K>>,
+    queues: Mutex<SlotQueues<K>>,
     /// Per slot: time of the last counted use (upper 30 bits) and uses (lower 2 bits).
     uses: Box<[OnceLock<Box<[AtomicU32; SEGMENT]>>]>,
 }
@@ -80,7 +81,7 @@ pub struct S3Fifo<K> {
 impl<K: Copy> Default for S3Fifo<K> {
     fn default() -> Self {
         S3Fifo {
-            queues: Mutex::new(Queues {
+            queues: Mutex::new(SlotQueues {
                 nodes: Vec::new(),
                 free: Vec::new(),
                 small: EMPTY,
@@ -96,14 +97,14 @@ impl<K: Copy> Default for S3Fifo<K> {
     }
 }
 
-impl<K> Queues<K> {
-    fn list(&mut self, queue: Queue) -> &mut List {
-        if queue == Queue::Small { &mut self.small } else { &mut self.main }
+impl<K> SlotQueues<K> {
+    fn list_mut(&mut self, queue: QueueKind) -> &mut SlotList {
+        if queue == QueueKind::Small { &mut self.small } else { &mut self.main }
     }
 
-    fn push(&mut self, queue: Queue, slot: u32) {
+    fn push(&mut self, queue: QueueKind, slot: u32) {
         let weight = u64::from(self.nodes[slot as usize].weight);
-        let list = self.list(queue);
+        let list = self.list_mut(queue);
         let tail = list.tail;
         list.tail = slot;
         list.weight += weight;
@@ -118,14 +119,14 @@ impl<K> Queues<K> {
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Node { next, prev, weight, queue, .. } = self.nodes[slot as usize];
+        let SlotNode { next, prev, weight, queue, .. } = self.nodes[slot as usize];
         if prev != NIL {
             self.nodes[prev as usize].next = next;
         }
         if next != NIL {
             self.nodes[next as usize].prev = prev;
         }
-        let list = self.list(queue);
+        let list = self.list_mut(queue);
         if prev == NIL {
             list.head = next;
         }
@@ -136,11 +137,11 @@ impl<K> Queues<K> {
         list.len -= 1;
     }
 
-    fn remember(&mut self, fingerprint: u32) {
+    fn remember_ghost(&mut self, fingerprint: u32) {
         self.departures += 1;
         self.ghost.insert(fingerprint, self.departures);
         self.ghost_order.push_back(fingerprint);
-        // As many ghosts as there are slots in use, as in the paper; never fewer than a handful.
+        // As many ghosts as slots in use, as in the paper; at least 64.
         let keep = (self.small.len + self.main.len).max(64);
         while self.ghost_order.len() > keep {
             let Some(oldest) = self.ghost_order.pop_front() else { break };
@@ -153,42 +154,41 @@ impl<K> Queues<K> {
 }
 
 impl<K: Copy> S3Fifo<K> {
-    fn cell(&self, slot: u32) -> &AtomicU32 {
+    fn use_cell(&self, slot: u32) -> &AtomicU32 {
         let segment =
             self.uses[slot as usize / SEGMENT].get_or_init(|| Box::new([const { AtomicU32::new(0) }; SEGMENT]));
         &segment[slot as usize % SEGMENT]
     }
 
-    /// Takes in a new slot and gives its number, and whether it went straight to the main queue, as a key does that
-    /// left the small queue not long ago; `None` when there are as many as there can be. `fingerprint` is any hash of the
-    /// key.
+    /// Adds a new slot. Returns its number, and whether it went straight to the main queue, as a key does that left
+    /// the small queue not long ago. `None` when all slots are in use. `fingerprint` is any hash of the key.
     pub fn insert(&self, key: K, fingerprint: u32, weight: u32, now: u32) -> Option<(u32, bool)> {
-        self.add(key, Some(fingerprint), weight, now, false)
+        self.add_slot(key, Some(fingerprint), weight, now, false)
     }
 
-    /// Takes in a slot from a replayed index, into the main queue when it was there.
+    /// Adds a slot from a replayed index, to the main queue when it was there.
     pub fn restore(&self, key: K, weight: u32, main: bool) -> Option<u32> {
-        self.add(key, None, weight, 0, main).map(|(slot, _)| slot)
+        self.add_slot(key, None, weight, 0, main).map(|(slot, _)| slot)
     }
 
     /// Moves a slot to the main queue, as a replayed index says.
     pub fn promote(&self, slot: u32) {
         let mut q = self.queues.lock();
-        if q.nodes.get(slot as usize).is_some_and(|n| n.queue == Queue::Small) {
+        if q.nodes.get(slot as usize).is_some_and(|n| n.queue == QueueKind::Small) {
             q.unlink(slot);
-            q.push(Queue::Main, slot);
+            q.push(QueueKind::Main, slot);
         }
     }
 
-    /// What was pinned may be so no longer: all is looked at again.
-    pub fn stir(&self) {
+    /// Pins may have changed: the main queue is searched again.
+    pub fn clear_barren(&self) {
         self.queues.lock().barren = None;
     }
 
-    fn add(&self, key: K, fingerprint: Option<u32>, weight: u32, now: u32, main: bool) -> Option<(u32, bool)> {
+    fn add_slot(&self, key: K, fingerprint: Option<u32>, weight: u32, now: u32, main: bool) -> Option<(u32, bool)> {
         let mut q = self.queues.lock();
         let known = fingerprint.is_some_and(|f| q.ghost.remove(&f).is_some());
-        let node = Node { key, next: NIL, prev: NIL, weight, queue: Queue::Free };
+        let node = SlotNode { key, next: NIL, prev: NIL, weight, queue: QueueKind::Free };
         let slot = match q.free.pop() {
             Some(slot) => {
                 q.nodes[slot as usize] = node;
@@ -202,20 +202,20 @@ impl<K: Copy> S3Fifo<K> {
                 (q.nodes.len() - 1) as u32
             }
         };
-        self.cell(slot).store(now << 2, Ordering::Relaxed);
+        self.use_cell(slot).store(now << 2, Ordering::Relaxed);
         let total = q.small.weight + q.main.weight + u64::from(weight);
         let room = fingerprint.is_some() && (q.full_weight == 0 || total * 10 <= q.full_weight * 9);
         let main = (known || main || room) && q.barren.is_none();
-        q.push(if main { Queue::Main } else { Queue::Small }, slot);
+        q.push(if main { QueueKind::Main } else { QueueKind::Small }, slot);
         Some((slot, main))
     }
 
     /// Notes a use of `slot` at time `now` (any monotonic tick of about a second).
     pub fn touch(&self, slot: u32, now: u32) {
-        let cell = self.cell(slot);
+        let cell = self.use_cell(slot);
         let seen = cell.load(Ordering::Relaxed);
         let (last, uses) = (seen >> 2, seen & MAX_USES);
-        // A lost race between two readers loses one count; that is harmless.
+        // A race between two readers loses one count; that is harmless.
         if (now & (u32::MAX >> 2)).wrapping_sub(last) >= CORRELATED {
             cell.store(now << 2 | (uses + 1).min(MAX_USES), Ordering::Relaxed);
         }
@@ -234,22 +234,22 @@ impl<K: Copy> S3Fifo<K> {
         self.len() == 0
     }
 
-    /// Forgets a slot that was removed for another reason than space.
+    /// Removes a slot.
     pub fn remove(&self, slot: u32) {
         let mut q = self.queues.lock();
-        if q.nodes.get(slot as usize).is_none_or(|n| n.queue == Queue::Free) {
+        if q.nodes.get(slot as usize).is_none_or(|n| n.queue == QueueKind::Free) {
             return;
         }
         q.unlink(slot);
-        q.nodes[slot as usize].queue = Queue::Free;
+        q.nodes[slot as usize].queue = QueueKind::Free;
         q.free.push(slot);
     }
 
-    /// Chooses the slot to evict, without removing it: the caller calls [`S3Fifo::remove`] once it is gone.
-    /// `pinned` says what may not go; such slots and the one returned move to the back of the main queue, so
-    /// that two callers never choose the same. `promoted` hears of every slot that moved from the small to
-    /// the main queue. `None` when all is pinned, which is known without a look for [`BARREN`] ticks from `now`, unless
-    /// [`S3Fifo::stir`] says otherwise. Amortised O(1): every step lowers a use count or ends.
+    /// Chooses the slot to evict without removing it: the caller calls [`S3Fifo::remove`] once it is gone. `pinned`
+    /// decides which slots can't be evicted; such slots and the returned one move to the back of the main queue, so
+    /// that two callers never choose the same. `promoted` is called with every slot that moves from the small to the
+    /// main queue. `None` when all are pinned; that result is cached for [`BARREN_TICKS`] from `now`, unless
+    /// [`S3Fifo::clear_barren`] is called. Amortised O(1): every step lowers a use count or ends.
     pub fn victim(
         &self,
         now: u32,
@@ -258,16 +258,16 @@ impl<K: Copy> S3Fifo<K> {
         mut promoted: impl FnMut(&K),
     ) -> Option<(K, u32)> {
         let mut q = self.queues.lock();
-        // Pins of the main queue seen one after the other: as many as it has are all there is.
+        // Consecutive pins of the main queue: as many as its length means that all are pinned.
         let mut pins = 0;
-        q.barren = q.barren.filter(|since| now.wrapping_sub(*since) < BARREN);
+        q.barren = q.barren.filter(|since| now.wrapping_sub(*since) < BARREN_TICKS);
         q.full_weight = q.small.weight + q.main.weight;
         while q.small.len + q.main.len > 0 {
             let total = q.small.weight + q.main.weight;
             if pins > 0 && pins >= q.main.len {
                 q.barren.get_or_insert(now);
             }
-            // Also where the main queue has nothing that may go.
+            // Also when the main queue has nothing to evict.
             let due = q.small.weight * 100 >= total * SMALL_PERCENT || q.barren.is_some();
             let from_small = q.small.len > 0 && (q.main.len == 0 || due);
             if !from_small && q.barren.is_some() {
@@ -275,17 +275,17 @@ impl<K: Copy> S3Fifo<K> {
             }
             let slot = if from_small { q.small.head } else { q.main.head };
             let key = q.nodes[slot as usize].key;
-            let cell = self.cell(slot);
+            let cell = self.use_cell(slot);
             let seen = cell.load(Ordering::Relaxed);
             let uses = seen & MAX_USES;
             q.unlink(slot);
             if uses > 0 && from_small && q.barren.is_some() {
                 // Among the pins it would not be found again.
-                q.push(Queue::Small, slot);
+                q.push(QueueKind::Small, slot);
                 cell.store(seen & !MAX_USES, Ordering::Relaxed);
                 continue;
             }
-            q.push(Queue::Main, slot);
+            q.push(QueueKind::Main, slot);
             if uses > 0 {
                 cell.store(if from_small { seen & !MAX_USES } else { seen - 1 }, Ordering::Relaxed);
                 if from_small {
@@ -299,7 +299,7 @@ impl<K: Copy> S3Fifo<K> {
                 continue;
             }
             if from_small {
-                q.remember(fingerprint(&key));
+                q.remember_ghost(fingerprint(&key));
             }
             return Some((key, slot));
         }
@@ -495,7 +495,7 @@ mod tests {
         };
         let (none, looks) = asked(10);
         assert!(none.is_none() && looks >= PINS);
-        assert_eq!([asked(10), asked(10 + BARREN - 1)], [(None, 0), (None, 0)]);
+        assert_eq!([asked(10), asked(10 + BARREN_TICKS - 1)], [(None, 0), (None, 0)]);
         // What comes meanwhile may go, also when it was used or is known from before, and is found at once.
         let slot = policy.insert(PINS, 7, 1, 10).unwrap().0;
         assert_eq!(asked(10), (Some(PINS), 1));
@@ -505,10 +505,10 @@ mod tests {
         assert_eq!((asked(11), main), ((Some(PINS + 1), 1), false));
         policy.remove(slot);
         assert_eq!(asked(11), (None, 0));
-        let (none, looks) = asked(10 + BARREN);
+        let (none, looks) = asked(10 + BARREN_TICKS);
         assert!(none.is_none() && looks >= PINS, "after a while it is looked at again");
-        policy.stir();
-        let (none, looks) = asked(10 + BARREN);
+        policy.clear_barren();
+        let (none, looks) = asked(10 + BARREN_TICKS);
         assert!(none.is_none() && looks >= PINS, "and when something is not pinned any more");
     }
 

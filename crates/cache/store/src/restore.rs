@@ -1,96 +1,97 @@
-//! The index out of the disks' logs at the start, which are read side by side. A block may stand in two of them: one
-//! disk took it while the other was not in use. It knows records and the index; it opens no file.
+//! Rebuilds the index from the disks' logs at start, which are read concurrently. A block may be in two logs: one
+//! disk took it while the other was not usable. It knows records and the index; it opens no file.
 
-use crate::classes::Classes;
-use crate::disk::footprint;
-use crate::index::{Entry, IdHash, Index, MAIN, WHOLE};
-use crate::log::Record;
+use crate::classes::ClassTable;
+use crate::disk::disk_footprint;
+use crate::index::{BlockEntry, BlockIndex, BuildObjectHasher, MAIN, WHOLE};
+use crate::log::LogRecord;
 use crate::policy::S3Fifo;
 use spurline_types::BlockId;
 use std::collections::HashMap;
 
-/// Blocks of one disk that another disk's log brought first, each with its class and when it came. The other log may still
-/// take them back.
-pub type Second = HashMap<BlockId, (Entry, Option<(u16, u32)>), IdHash>;
+/// Blocks of one disk that another disk's log named first, each with its class and time of arrival. The other log may
+/// still remove them.
+pub type DuplicateBlocks = HashMap<BlockId, (BlockEntry, Option<(u16, u32)>), BuildObjectHasher>;
 
-/// What the log of one disk says, record by record.
-pub struct Restore<'a> {
+/// Applies the log of one disk to the index, record by record.
+pub struct LogRestore<'a> {
     number: u8,
     block_size: u32,
-    index: &'a Index,
-    classes: &'a Classes,
+    index: &'a BlockIndex,
+    classes: &'a ClassTable,
     /// The disk's eviction policy.
     pub policy: S3Fifo<BlockId>,
     /// Bytes of the disk's blocks in the index.
     pub used: u64,
-    /// How many these are.
+    /// Number of these blocks.
     pub blocks: u64,
-    /// Those that are in the index with another disk.
-    pub second: Second,
+    /// Those that are in the index for another disk.
+    pub second: DuplicateBlocks,
 }
 
-impl<'a> Restore<'a> {
-    /// A disk of which nothing was read yet.
-    pub fn new(number: u8, block_size: u32, index: &'a Index, classes: &'a Classes) -> Self {
-        let (policy, second) = (S3Fifo::default(), Second::default());
-        Restore { number, block_size, index, classes, policy, used: 0, blocks: 0, second }
+impl<'a> LogRestore<'a> {
+    /// The initial state of a disk's restore.
+    pub fn new(number: u8, block_size: u32, index: &'a BlockIndex, classes: &'a ClassTable) -> Self {
+        let (policy, second) = (S3Fifo::default(), DuplicateBlocks::default());
+        LogRestore { number, block_size, index, classes, policy, used: 0, blocks: 0, second }
     }
 
-    /// Takes the next record.
-    pub fn take(&mut self, record: Record<'_>) {
+    /// Applies the next record.
+    pub fn apply_record(&mut self, record: LogRecord<'_>) {
         match record {
-            Record::Put { len, .. } if len > self.block_size => {}
-            Record::Put { block, len, flags, crcs } => {
+            LogRecord::Put { len, .. } if len > self.block_size => {}
+            LogRecord::Put { block, len, flags, crcs } => {
                 let (crcs, flags) = (crcs.to_boxed(), flags & (WHOLE | MAIN));
-                let mut entry = Entry { crcs, slot: 0, len, generation: 0, disk: self.number, flags };
-                let mut shard = self.index.shard(&block.object).write();
+                let mut entry = BlockEntry { crcs, slot: 0, len, generation: 0, disk: self.number, flags };
+                let mut shard = self.index.shard_of(&block.object).write();
                 match shard.get_mut(&block) {
                     // Written twice: the later record holds.
                     Some(old) if old.disk == self.number => {
-                        self.used = self.used - footprint(old.len) + footprint(len);
+                        self.used = self.used - disk_footprint(old.len) + disk_footprint(len);
                         entry.slot = old.slot;
                         *old = entry;
-                        self.classes.gone(&block);
+                        self.classes.forget_block(&block);
                     }
-                    // Which of the two holds is known when both logs have been read to their ends.
+                    // Which of the two holds is known only when both logs have been read to their ends.
                     Some(_) => {
                         self.second.insert(block, (entry, None));
                     }
                     None => {
                         self.second.remove(&block);
                         // More blocks than a disk can have: its file is an orphan.
-                        let Some(slot) = self.policy.restore(block, footprint(len) as u32, flags & MAIN != 0) else {
+                        let Some(slot) = self.policy.restore(block, disk_footprint(len) as u32, flags & MAIN != 0)
+                        else {
                             return;
                         };
                         entry.slot = slot;
                         shard.insert(block, entry);
-                        self.used += footprint(len);
+                        self.used += disk_footprint(len);
                         self.blocks += 1;
                     }
                 }
             }
-            Record::Remove(block) => {
+            LogRecord::Remove(block) => {
                 self.second.remove(&block);
-                let mut shard = self.index.shard(&block.object).write();
+                let mut shard = self.index.shard_of(&block.object).write();
                 if shard.get(&block).is_some_and(|e| e.disk == self.number)
                     && let Some(entry) = shard.remove(&block)
                 {
-                    self.classes.gone(&block);
+                    self.classes.forget_block(&block);
                     self.policy.remove(entry.slot);
-                    self.used -= footprint(entry.len);
+                    self.used -= disk_footprint(entry.len);
                     self.blocks -= 1;
                 }
             }
-            Record::Class { block, class, came } => {
-                let shard = self.index.shard(&block.object).read();
+            LogRecord::Class { block, class, came } => {
+                let shard = self.index.shard_of(&block.object).read();
                 if let Some(entry) = shard.get(&block).filter(|e| e.disk == self.number) {
-                    self.classes.restore(block, class, came, footprint(entry.len), self.number);
+                    self.classes.restore_block(block, class, came, disk_footprint(entry.len), self.number);
                 } else if let Some((_, of)) = self.second.get_mut(&block) {
                     *of = Some((class, came));
                 }
             }
-            Record::Promote(block) => {
-                let mut shard = self.index.shard(&block.object).write();
+            LogRecord::Promote(block) => {
+                let mut shard = self.index.shard_of(&block.object).write();
                 if let Some(entry) = shard.get_mut(&block).filter(|e| e.disk == self.number) {
                     entry.flags |= MAIN;
                     self.policy.promote(entry.slot);
@@ -102,23 +103,23 @@ impl<'a> Restore<'a> {
     }
 }
 
-/// Once all logs are read: a block that one log took back is on the disk that has it second, where `place` finds it a
-/// slot, and of the class that it has there. One that two disks hold still, because a crash came before the first forgot it, stays with the one read first,
-/// and the other is to `forget` it, as is a disk with no place for it.
-pub fn settle(
-    (index, classes): (&Index, &Classes),
-    second: Second,
-    place: impl Fn(&BlockId, &Entry) -> Option<u32>,
+/// Resolves duplicates once all logs are read. A block that one log removed is on the disk of the other log, in the
+/// slot that `place` returns, with its class there. A block on two disks (a crash came before the first disk forgot
+/// it) stays with the log that was read first; the other disk must `forget` it. So must a disk without a slot for it.
+pub fn settle_duplicates(
+    (index, classes): (&BlockIndex, &ClassTable),
+    second: DuplicateBlocks,
+    place: impl Fn(&BlockId, &BlockEntry) -> Option<u32>,
     forget: impl Fn(BlockId, u8),
 ) {
     for (block, (mut entry, class)) in second {
-        let mut shard = index.shard(&block.object).write();
+        let mut shard = index.shard_of(&block.object).write();
         if shard.get(&block).is_some() {
             forget(block, entry.flags & WHOLE);
         } else if let Some(slot) = place(&block, &entry) {
             entry.slot = slot;
             if let Some((class, came)) = class {
-                classes.restore(block, class, came, footprint(entry.len), entry.disk);
+                classes.restore_block(block, class, came, disk_footprint(entry.len), entry.disk);
             }
             shard.insert(block, entry);
         } else {
@@ -186,15 +187,15 @@ mod tests {
             b in steps(),
             turns in proptest::collection::vec(proptest::bool::ANY, 24),
         ) {
-            let index = Index::default();
-            let classes = Classes::new(std::sync::Arc::default());
-            let mut disks = [0, 1].map(|number| Restore::new(number, 4096, &index, &classes));
+            let index = BlockIndex::default();
+            let classes = ClassTable::new(std::sync::Arc::default());
+            let mut disks = [0, 1].map(|number| LogRestore::new(number, 4096, &index, &classes));
             let (logs, there): (Vec<_>, Vec<_>) = [written(&a), written(&b)].into_iter().unzip();
             let mut logs: Vec<_> = logs.iter().map(|log| log.iter()).collect();
             for turn in turns.into_iter().chain([false; 12]).chain([true; 12]) {
                 let turn = usize::from(turn);
                 if let Some(bytes) = logs[turn].next() {
-                    log::replay(bytes, |record| disks[turn].take(record));
+                    log::replay_records(bytes, |record| disks[turn].apply_record(record));
                 }
             }
             let counted = disks.each_ref().map(|disk| disk.blocks);
@@ -202,16 +203,16 @@ mod tests {
             let forgotten = RefCell::new([0; 2]);
             for (n, disk) in disks.into_iter().enumerate() {
                 let held = Cell::new(0);
-                let place = |block: &BlockId, entry: &Entry| {
+                let place = |block: &BlockId, entry: &BlockEntry| {
                     held.set(held.get() + 1);
-                    disk.policy.restore(*block, footprint(entry.len) as u32, false)
+                    disk.policy.restore(*block, disk_footprint(entry.len) as u32, false)
                 };
-                settle((&index, &classes), disk.second, place, |_, _| forgotten.borrow_mut()[n] += 1);
+                settle_duplicates((&index, &classes), disk.second, place, |_, _| forgotten.borrow_mut()[n] += 1);
                 placed[n] = held.get();
             }
             let mut found = [BTreeMap::new(), BTreeMap::new()];
             index.for_each(|block, e| {
-                let class = classes.of(&block).map(|(class, _)| class);
+                let class = classes.class_of(&block).map(|(class, _)| class);
                 found[usize::from(e.disk)].insert(block.object.0 as u8, (e.len, class));
             });
             for name in 0..4u8 {

@@ -1,10 +1,10 @@
-//! Classes of blocks: what is pinned outlives any scan, a quota holds whoever writes, what has a time goes, and all of it
+//! Classes of blocks: pinned blocks outlive any scan, a quota holds for all writers, blocks expire, and all of it
 //! outlives a restart. Restarts by `kill -9` are among the tests of crashes.
 
 mod common;
 
 use common::*;
-use spurline_store::{Class, Kept, PINNED_PERCENT, PLAIN, Store};
+use spurline_store::{BlockClass, PINNED_PERCENT, PutOutcome, Store, UNCLASSIFIED};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,12 +12,12 @@ use std::time::Duration;
 const BLOCK_BYTES: u64 = BLOCK as u64;
 
 fn put_as(store: &Store, name: u64, class: u16) -> bool {
-    kept_as(store, name, class) == Kept::Here
+    kept_as(store, name, class) == PutOutcome::Stored
 }
 
-fn kept_as(store: &Store, name: u64, class: u16) -> Kept {
+fn kept_as(store: &Store, name: u64, class: u16) -> PutOutcome {
     let obj = object(name, BLOCK_BYTES);
-    store.put_as(&obj, 0, &bytes(&obj, 0), class).unwrap()
+    store.put_classed(&obj, 0, &bytes(&obj, 0), class).unwrap()
 }
 
 fn here(store: &Store, name: u64) -> bool {
@@ -28,8 +28,8 @@ fn count(store: &Store, names: std::ops::Range<u64>) -> u64 {
     names.filter(|name| here(store, *name)).count() as u64
 }
 
-fn pinned() -> Class {
-    Class { pinned: true, ..Class::default() }
+fn pinned() -> BlockClass {
+    BlockClass { pinned: true, ..BlockClass::default() }
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn pinned_blocks_outlive_scans_and_leave_room_for_others() {
     assert_eq!((store.most_pinned(), stats.blockcache.pinned_bytes.get()), (most * BLOCK_BYTES, most * BLOCK_BYTES));
     assert_eq!(stats.blockcache.pins_refused.get(), 95 - most);
     for name in 1000..1500 {
-        assert!(put_as(&store, name, PLAIN), "block {name} finds room beside the pinned ones");
+        assert!(put_as(&store, name, UNCLASSIFIED), "block {name} finds room beside the pinned ones");
     }
     assert_eq!(count(&store, 0..most), most);
     // Over a restart, and after it as well.
@@ -53,7 +53,7 @@ fn pinned_blocks_outlive_scans_and_leave_room_for_others() {
     store.set_classes(BTreeMap::from([(1, pinned())]));
     assert_eq!(stats.blockcache.pinned_bytes.get(), most * BLOCK_BYTES);
     (2000..2500).for_each(|name| {
-        put_as(&store, name, PLAIN);
+        put_as(&store, name, UNCLASSIFIED);
     });
     assert_eq!(count(&store, 0..most), most);
     assert!(store.used_bytes() <= capacity);
@@ -77,10 +77,10 @@ fn pinned_blocks_outlive_scans_and_leave_room_for_others() {
 #[test]
 fn a_quota_holds_whoever_writes() {
     let dir = fast_dir();
-    // Room enough for what is told to go and has not gone yet.
+    // Room enough for blocks that are leaving.
     let (store, stats) = open(config(dir.path(), 1000 * BLOCK_BYTES));
     let quota = 10 * BLOCK_BYTES;
-    store.set_classes(BTreeMap::from([(1, Class { quota_bytes: Some(quota), ..Class::default() })]));
+    store.set_classes(BTreeMap::from([(1, BlockClass { quota_bytes: Some(quota), ..BlockClass::default() })]));
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..4u64)
@@ -101,28 +101,29 @@ fn a_quota_holds_whoever_writes() {
             }
         });
         (5000..5100).for_each(|name| {
-            put_as(&store, name, PLAIN);
+            put_as(&store, name, UNCLASSIFIED);
         });
         writers.into_iter().for_each(|writer| writer.join().unwrap());
         ended.store(true, Ordering::Release);
     });
     assert!(stats.blockcache.limited_blocks.get() > 0 && store.class_used(1) > 0);
-    assert_eq!(count(&store, 5000..5100), 100, "nobody else's room was taken");
+    assert_eq!(count(&store, 5000..5100), 100, "no other block was evicted");
     // What the books say is what is there.
     assert_eq!(store.class_used(1), (count(&store, 0..60) + count(&store, 1000..1060)) * BLOCK_BYTES);
     // A smaller quota: the oldest go by themselves. None at all: nothing is kept.
-    store.set_classes(BTreeMap::from([(1, Class { quota_bytes: Some(2 * BLOCK_BYTES), ..Class::default() })]));
+    store
+        .set_classes(BTreeMap::from([(1, BlockClass { quota_bytes: Some(2 * BLOCK_BYTES), ..BlockClass::default() })]));
     eventually("the smaller quota holds", || store.class_used(1) <= 2 * BLOCK_BYTES);
-    store.set_classes(BTreeMap::from([(1, Class { quota_bytes: Some(0), ..Class::default() })]));
+    store.set_classes(BTreeMap::from([(1, BlockClass { quota_bytes: Some(0), ..BlockClass::default() })]));
     eventually("nothing is left", || store.class_used(1) == 0);
-    assert!(!put_as(&store, 9000, 1) && put_as(&store, 9000, PLAIN));
+    assert!(!put_as(&store, 9000, 1) && put_as(&store, 9000, UNCLASSIFIED));
 }
 
 #[test]
 fn what_has_a_time_goes_and_others_stay() {
     let dir = fast_dir();
     let (store, stats) = open(config(dir.path(), 200 * BLOCK_BYTES));
-    let ttl = |seconds| Class { ttl: Some(Duration::from_secs(seconds)), ..Class::default() };
+    let ttl = |seconds| BlockClass { ttl: Some(Duration::from_secs(seconds)), ..BlockClass::default() };
     store.set_classes(BTreeMap::from([(1, ttl(3600)), (2, ttl(3600))]));
     for name in 0..30 {
         assert!(put_as(&store, name, (name % 3) as u16));
@@ -139,18 +140,18 @@ fn what_has_a_time_goes_and_others_stay() {
 #[test]
 fn a_block_that_is_here_changes_its_class_and_the_log_remembers() {
     let dir = fast_dir();
-    let rules = || BTreeMap::from([(1, pinned()), (2, Class::default())]);
+    let rules = || BTreeMap::from([(1, pinned()), (2, BlockClass::default())]);
     let (store, stats) = open(config(dir.path(), 200 * BLOCK_BYTES));
     store.set_classes(rules());
-    (0..4).for_each(|name| assert!(put_as(&store, name, PLAIN)));
+    (0..4).for_each(|name| assert!(put_as(&store, name, UNCLASSIFIED)));
     let obj = |name| object(name, BLOCK_BYTES);
-    store.classify(&obj(0), 0, 1);
-    store.classify(&obj(1), 0, 1);
-    store.classify(&obj(1), 0, PLAIN);
-    store.classify(&obj(77), 0, 1);
+    store.classify_block(&obj(0), 0, 1);
+    store.classify_block(&obj(1), 0, 1);
+    store.classify_block(&obj(1), 0, UNCLASSIFIED);
+    store.classify_block(&obj(77), 0, 1);
     assert_eq!((store.class_used(1), stats.blockcache.pinned_bytes.get()), (BLOCK_BYTES, BLOCK_BYTES));
     // So many changes that the log is rewritten.
-    (0..6000).for_each(|n| store.classify(&obj(2), 0, 1 + n % 2));
+    (0..6000).for_each(|n| store.classify_block(&obj(2), 0, 1 + n % 2));
     drop(store);
     let (store, stats) = open(config(dir.path(), 200 * BLOCK_BYTES));
     store.set_classes(rules());
@@ -159,7 +160,7 @@ fn a_block_that_is_here_changes_its_class_and_the_log_remembers() {
     assert_eq!(count(&store, 0..4), 4);
     // What is taken out is of no class when it comes again.
     store.remove_object(&obj(0));
-    assert!(put_as(&store, 0, PLAIN));
+    assert!(put_as(&store, 0, UNCLASSIFIED));
     drop(store);
     let (store, _) = open(config(dir.path(), 200 * BLOCK_BYTES));
     store.set_classes(rules());

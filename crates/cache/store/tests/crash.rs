@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use spurline_store::{Class, Kept, Store};
+use spurline_store::{BlockClass, PutOutcome, Store};
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -31,8 +31,8 @@ fn class_of(name: u64) -> u16 {
     (name % 3) as u16
 }
 
-fn classes() -> BTreeMap<u16, Class> {
-    BTreeMap::from([(1, Class { pinned: true, ..Class::default() }), (2, Class::default())])
+fn classes() -> BTreeMap<u16, BlockClass> {
+    BTreeMap::from([(1, BlockClass { pinned: true, ..BlockClass::default() }), (2, BlockClass::default())])
 }
 
 /// Every block that is here is of its class, and nothing else is.
@@ -43,7 +43,7 @@ fn classes_are_known(store: &Store, names: impl Iterator<Item = u64>) {
         let mut expected = [0; 3];
         for name in &names {
             let obj = object(*name, size_of(*name));
-            let here = (0..obj.blocks(u64::from(BLOCK)) as u32).filter(|index| store.contains(&obj, *index));
+            let here = (0..obj.block_count(u64::from(BLOCK)) as u32).filter(|index| store.contains_block(&obj, *index));
             let bytes = here.map(|index| obj.block_len(index, u64::from(BLOCK)).next_multiple_of(4096) as u64);
             expected[usize::from(class_of(*name))] += bytes.sum::<u64>();
         }
@@ -79,8 +79,10 @@ fn child() {
                         store.remove_object(&obj);
                         continue;
                     }
-                    let index = (random(&mut state) % obj.blocks(u64::from(BLOCK))) as u32;
-                    if store.put_as(&obj, index, &bytes(&obj, index), class_of(name)).unwrap() == Kept::Here {
+                    let index = (random(&mut state) % obj.block_count(u64::from(BLOCK))) as u32;
+                    if store.put_classed(&obj, index, &bytes(&obj, index), class_of(name)).unwrap()
+                        == PutOutcome::Stored
+                    {
                         // One line, one write: the parent reads what was acknowledged before the kill.
                         let line = format!("\n+{name}:{index}\n");
                         let mut out = std::io::stdout().lock();
@@ -142,7 +144,7 @@ fn nothing_acknowledged_is_lost_to_kill_9() {
                 "round {round}: block {index} of object {name} is lost; {} errors, {} wrong, known: {}; {:?}",
                 counters.io_errors.get(),
                 counters.checksum_errors.get(),
-                store.contains(&obj, *index),
+                store.contains_block(&obj, *index),
                 store.disks()
             );
         }
@@ -168,7 +170,7 @@ fn nothing_torn_is_served_after_kill_9_under_eviction() {
         for name in 0..OBJECTS {
             let obj = object(name, size_of(name));
             // `read` fails the test when a hit has wrong bytes.
-            hits += (0..obj.blocks(u64::from(BLOCK))).filter(|i| read(&store, &obj, *i as u32).is_some()).count();
+            hits += (0..obj.block_count(u64::from(BLOCK))).filter(|i| read(&store, &obj, *i as u32).is_some()).count();
         }
         assert!(store.used_bytes() <= capacity);
         removed_late += stats.blockcache.checksum_errors.get();

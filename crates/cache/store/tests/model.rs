@@ -35,7 +35,7 @@ fn run(ops: &[Op], capacity: u64, exact: bool) {
         match *op {
             Op::Put(name, index) => {
                 let obj = object(name, 60_000 + name * 150_000);
-                if u64::from(index) < obj.blocks(u64::from(BLOCK)) {
+                if u64::from(index) < obj.block_count(u64::from(BLOCK)) {
                     let mut kept = put(s, &obj, index);
                     if exact && !kept {
                         // What left the index a moment ago may not have left the disk.
@@ -53,7 +53,7 @@ fn run(ops: &[Op], capacity: u64, exact: bool) {
                 }
                 let end = (at + n).min(len);
                 let mut dst = vec![0xaa; end - at];
-                let hit = s.get(&obj, index, at..end, &mut dst).unwrap();
+                let hit = s.read_copied(&obj, index, at..end, &mut dst).unwrap();
                 if exact {
                     assert_eq!(hit, model.contains(&(name, index)));
                 }
@@ -64,7 +64,7 @@ fn run(ops: &[Op], capacity: u64, exact: bool) {
             }
             Op::Whole(name) => {
                 let obj = object(name, 60_000 + name * 150_000);
-                let blocks = obj.blocks(u64::from(BLOCK)) as u32;
+                let blocks = obj.block_count(u64::from(BLOCK)) as u32;
                 let complete = (0..blocks).all(|i| model.contains(&(name, i)));
                 let file = s.whole_file(&obj);
                 if exact {

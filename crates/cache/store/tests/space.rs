@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use spurline_store::{DiskState, Fault};
+use spurline_store::{DiskFault, DiskState};
 use std::sync::Arc;
 
 #[test]
@@ -11,7 +11,7 @@ fn a_limit_that_the_file_system_does_not_tell_of_lets_older_blocks_go() {
     let dir = fast_dir();
     let (config, disks) = faulty(config(dir.path(), 64 << 20));
     let (store, stats) = open(config);
-    disks.lock()[0].1.set(Fault::Quota(20));
+    disks.lock()[0].1.set_fault(DiskFault::Quota(20));
     for n in 0..100 {
         assert!(put(&store, &object(n, 5000), 0), "object {n} is kept, in the place of an older one");
     }
@@ -21,7 +21,7 @@ fn a_limit_that_the_file_system_does_not_tell_of_lets_older_blocks_go() {
     // A block of a longer file, which is written another way.
     let obj = object(200, 3 * u64::from(BLOCK));
     (0..3).for_each(|i| assert!(put(&store, &obj, i)));
-    disks.lock()[0].1.set(Fault::None);
+    disks.lock()[0].1.set_fault(DiskFault::None);
     eventually("it is filled again", || {
         (0..40).all(|n| put(&store, &object(n, 5000), 0)) && store.disks()[0].blocks >= 40
     });
@@ -35,14 +35,14 @@ fn a_limit_that_no_block_that_goes_helps_with_empties_nothing() {
     let (store, stats) = open(config);
     let long = object(1, 40 * u64::from(BLOCK));
     (0..40).for_each(|i| assert!(put(&store, &long, i)));
-    disks.lock()[0].1.set(Fault::Quota(1));
+    disks.lock()[0].1.set_fault(DiskFault::Quota(1));
     for n in 2..60 {
         assert!(!put(&store, &object(n, 5000), 0));
     }
-    let held = (0..40).filter(|i| store.contains(&long, *i)).count();
+    let held = (0..40).filter(|i| store.contains_block(&long, *i)).count();
     // One for the first of them, and what makes the room that was refused.
     assert!(held >= 36, "{held} of 40 blocks are left, {} went", stats.blockcache.evictions.get());
-    disks.lock()[0].1.set(Fault::None);
+    disks.lock()[0].1.set_fault(DiskFault::None);
     eventually("it takes more again", || put(&store, &object(100, 5000), 0));
 }
 
@@ -60,7 +60,7 @@ fn a_directory_that_was_emptied_is_used_no_more_until_a_start() {
     eventually("it goes down", || state(&store) == DiskState::Down);
     let reason = store.disks()[0].reason.clone();
     assert!(reason.contains("its files were removed under this process; start it again"), "{reason}");
-    // Whoever opens it now has it alone.
+    // Another store that opens it now has it alone.
     let (other, _) = open(config(dir.path(), 64 << 20));
     assert!(put(&other, &object(2, 5000), 0) && !put(&store, &object(3, 5000), 0));
     assert_eq!(data_files(dir.path()).len(), 1);
@@ -74,9 +74,9 @@ fn a_file_that_could_not_be_removed_is_removed_later() {
     let (config, disks) = faulty(config(dir.path(), 64 << 20));
     let (store, _) = open(config);
     assert!(put(&store, &object(1, 5000), 0));
-    disks.lock()[0].1.set(Fault::Keeps(1));
+    disks.lock()[0].1.set_fault(DiskFault::Keeps(1));
     store.remove_object(&object(1, 5000));
-    assert!(!store.contains(&object(1, 5000), 0));
+    assert!(!store.contains_block(&object(1, 5000), 0));
     eventually("its file goes", || data_files(dir.path()).is_empty());
     assert_eq!((state(&store), store.used_bytes()), (DiskState::Normal, 0));
 }
@@ -94,7 +94,7 @@ fn a_disk_that_goes_out_of_use_while_it_is_swept_is_swept_on() {
     let list = Arc::clone(&disks);
     config.decorate = Some(Arc::new(move |path, io| {
         let disk = inner(path, io);
-        list.lock()[0].1.set(Fault::Keeps(3));
+        list.lock()[0].1.set_fault(DiskFault::Keeps(3));
         disk
     }));
     let (store, stats) = open(config);

@@ -3,8 +3,8 @@
 mod common;
 
 use common::*;
-use spurline_mem::Pool;
-use spurline_store::{Capacity, GRANULE, IoMode, Outcome, Store};
+use spurline_mem::BufferPool;
+use spurline_store::{CacheCapacity, GRANULE, IoMode, ReadOutcome, Store};
 use spurline_types::{ErrorKind, Stats};
 use std::io::Read;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn what_goes_in_comes_out_in_every_mode() {
         assert_eq!(read(&store, &obj, 0), None);
         for index in 0..4 {
             assert!(put(&store, &obj, index));
-            assert!(store.contains(&obj, index));
+            assert!(store.contains_block(&obj, index));
         }
         for index in 0..4 {
             read(&store, &obj, index).unwrap();
@@ -31,7 +31,7 @@ fn what_goes_in_comes_out_in_every_mode() {
             [(0, 1), (1, 2), (4095, 4097), (GRANULE - 1, GRANULE + 1), (100, all.len()), (70_000, 200_001)]
         {
             let mut dst = vec![0; end - start];
-            assert!(store.get(&obj, 1, start..end, &mut dst).unwrap());
+            assert!(store.read_copied(&obj, 1, start..end, &mut dst).unwrap());
             assert_eq!(dst, all[start..end]);
         }
         let map = store.blocks_of(&obj);
@@ -41,7 +41,7 @@ fn what_goes_in_comes_out_in_every_mode() {
         // Ranges that can't be.
         for range in [5..5, 0..all.len() + 1] {
             let mut dst = vec![0; range.len()];
-            assert_eq!(store.get(&obj, 1, range, &mut dst).unwrap_err().kind(), ErrorKind::Invalid);
+            assert_eq!(store.read_copied(&obj, 1, range, &mut dst).unwrap_err().kind(), ErrorKind::Invalid);
         }
         assert_eq!(store.put(&obj, 0, &[1, 2, 3]).unwrap_err().kind(), ErrorKind::Invalid);
         store.remove_object(&obj);
@@ -53,7 +53,7 @@ fn what_goes_in_comes_out_in_every_mode() {
 #[test]
 fn reads_go_straight_into_pool_buffers() {
     let dir = scratch_dir();
-    let pool = Pool::new(4 << 20, 1 << 20).unwrap();
+    let pool = BufferPool::new(4 << 20, 1 << 20).unwrap();
     let mut config = config(dir.path(), 64 << 20);
     config.pool = Some(Arc::clone(&pool));
     let (store, _) = open(config);
@@ -65,10 +65,10 @@ fn reads_go_straight_into_pool_buffers() {
     {
         let mut buf = pool.try_alloc(range.len());
         let outcome = store.read(&obj, index, range.clone(), &mut buf).unwrap();
-        assert_eq!(outcome, Outcome::Hit);
+        assert_eq!(outcome, ReadOutcome::Hit);
         assert_eq!(buf.unwrap()[..range.len()], expected[index as usize][range]);
     }
-    let mut none = None::<spurline_mem::Buf>;
+    let mut none = None::<spurline_mem::PoolBuf>;
     assert!(store.read(&obj, 0, 0..10, &mut none).is_err(), "a buffer that is not there");
     drop(store);
     assert_eq!(pool.used_bytes(), 0);
@@ -87,7 +87,7 @@ fn a_restart_keeps_the_cache() {
     }
     let (store, stats) = open(config(dir.path(), 64 << 20));
     (0..10).for_each(|i| read(&store, &obj, i).unwrap());
-    assert!(!store.contains(&object(4, 10), 0));
+    assert!(!store.contains_block(&object(4, 10), 0));
     assert_eq!(stats.blockcache.blocks.get(), 10);
     assert_eq!(store.used_bytes(), 10 * u64::from(BLOCK));
 }
@@ -100,7 +100,7 @@ fn an_object_of_another_length_is_a_miss() {
     assert!(put(&store, &obj, 0));
     let mut other = obj.clone();
     other.size = 999;
-    assert!(!store.get(&other, 0, 0..10, &mut [0; 10]).unwrap());
+    assert!(!store.read_copied(&other, 0, 0..10, &mut [0; 10]).unwrap());
 }
 
 #[test]
@@ -172,14 +172,14 @@ fn ranges_for_sendfile_are_checked_and_pinned() {
 
 #[test]
 fn no_disk_is_a_store_of_misses() {
-    for (capacity, io) in [(Capacity::None, IoMode::Dio), (Capacity::All, IoMode::Disable)] {
+    for (capacity, io) in [(CacheCapacity::None, IoMode::Dio), (CacheCapacity::All, IoMode::Disable)] {
         let dir = scratch_dir();
         let path = dir.path().join("never-made");
         let mut config = config(&path, 0);
         (config.capacity, config.io) = (capacity, io);
         let (store, _) = open(config);
         let obj = object(9, 100);
-        assert!(!store.enabled());
+        assert!(!store.is_enabled());
         assert!(!put(&store, &obj, 0));
         assert_eq!(read(&store, &obj, 0), None);
         assert!(!path.exists());
@@ -238,9 +238,9 @@ fn a_hot_set_outlives_a_scan() {
     let hot: Vec<_> = (0..15).map(|n| object(n, u64::from(BLOCK))).collect();
     hot.iter().for_each(|o| assert!(put(&store, o, 0)));
     // A scan passes by before the hot set is used again, and again after: what was used stays.
-    hot.iter().for_each(|o| store.touch(o, 0));
+    hot.iter().for_each(|o| store.touch_block(o, 0));
     std::thread::sleep(std::time::Duration::from_secs(5));
-    hot.iter().for_each(|o| store.touch(o, 0));
+    hot.iter().for_each(|o| store.touch_block(o, 0));
     for n in 0..200 {
         put(&store, &object(10_000 + n, u64::from(BLOCK)), 0);
     }
@@ -306,7 +306,7 @@ fn a_block_that_moved_to_another_disk_is_found_whichever_log_is_read_first() {
         let mut both = config(dirs[0].path(), 64 << 20);
         both.dirs = order.iter().map(|n| dirs[*n].path().into()).collect();
         let (store, stats) = open(both);
-        let missing = objects.iter().filter(|o| !store.contains(o, 0)).count();
+        let missing = objects.iter().filter(|o| !store.contains_block(o, 0)).count();
         assert_eq!((missing, stats.blockcache.blocks.get()), (0, 2000));
         read(&store, &objects[7], 0).unwrap();
     }

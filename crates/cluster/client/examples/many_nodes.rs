@@ -1,12 +1,14 @@
-//! What a large group costs who follows it: a coordinator (or a registry of choice) with many nodes that renew their
-//! leases, and in a process of its own one follower with the list and the placement of a mount, whose memory and
-//! processor time are printed.
+//! Measures what following a large group costs: a coordinator (or the given registry) with many nodes that renew
+//! their leases, and, in a separate process, one follower with the member list and placement of a mount. Prints the
+//! follower's memory and CPU time.
 //!
 //! `cargo run --release -p spurline-client --example many_nodes -- [NODES] [REGISTRY-URL]`
 
-use spurline_client::placement::{Standpoint, Wanted};
-use spurline_client::{Peer, Roster};
-use spurline_membership::{Coordinator, CoordinatorConfig, Follower, Holds, LEASE, Lease, Registry};
+use spurline_client::placement::{ReaderLocation, WantedRun};
+use spurline_client::{GroupMembers, GroupPeer};
+use spurline_membership::{
+    CoordinatorServer, CoordinatorServerConfig, HoldTimes, LEASE_TIME, NodeLease, Registry, RegistryFollower,
+};
 use spurline_trust::Trust;
 use spurline_types::{Member, ObjectId, Stats};
 use std::process::{Command, ExitCode};
@@ -14,13 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the follower is looked at, at rest and while nodes change.
+/// Measuring time of the follower, idle and during changes.
 const LOOK: Duration = Duration::from_secs(20);
-/// Nodes that change what they say of themselves in a second, in the second half.
+/// Nodes that change their weight per second, in the second half.
 const CHANGES: usize = 10;
 
 fn open(url: &str) -> Arc<dyn Registry> {
-    spurline_membership::open(&url.parse().expect("a registry"), "many", &Trust::anyone())
+    spurline_membership::open_registry(&url.parse().expect("a registry"), "many", &Trust::without_checks())
         .expect("a registry that can be opened")
 }
 
@@ -34,7 +36,7 @@ fn node(index: usize) -> Member {
     }
 }
 
-/// Resident memory in bytes and processor time of this process, as the kernel counts them.
+/// Resident memory in bytes and CPU time of this process, from the kernel.
 fn usage() -> (u64, Duration) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
@@ -50,14 +52,14 @@ fn follower(url: &str, nodes: usize) -> ExitCode {
     let (before, _) = usage();
     let begun = Instant::now();
     let stats = Arc::new(Stats::default());
-    let follower = Follower::start(&open(url), Holds::default(), Arc::clone(&stats)).expect("a thread");
-    // No request is made, so nobody is asked.
-    let roster = Roster::new(&[], |_: &Member| -> Arc<Peer> { unreachable!("a node is asked") });
+    let follower = RegistryFollower::start(&open(url), HoldTimes::default(), Arc::clone(&stats)).expect("a thread");
+    // No request is made, so no peer is created.
+    let roster = GroupMembers::new(&[], |_: &Member| -> Arc<GroupPeer> { unreachable!("no request is made") });
     let told = Arc::clone(&roster);
-    follower.tell(Arc::new(move |members: &[Arc<Member>]| told.set_members(members)));
-    while roster.view().members().len() < nodes {
+    follower.set_listener(Arc::new(move |members: &[Arc<Member>]| told.set_members(members)));
+    while roster.snapshot().members().len() < nodes {
         std::thread::sleep(Duration::from_millis(100));
-        assert!(begun.elapsed() < Duration::from_secs(300), "only {} nodes", roster.view().members().len());
+        assert!(begun.elapsed() < Duration::from_secs(300), "only {} nodes", roster.snapshot().members().len());
     }
     let (memory, cpu) = usage();
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -78,7 +80,7 @@ fn follower(url: &str, nodes: usize) -> ExitCode {
         println!("{what}: {share:.2} % of a processor, {:.1} MiB resident, {changes} views", mib(memory));
     }
     let mut found = Vec::new();
-    roster.view().rank(Wanted::block(ObjectId(7), 0, 1), &Standpoint::default(), 8, &mut found);
+    roster.snapshot().rank_holders(WantedRun::of_block(ObjectId(7), 0, 1), &ReaderLocation::default(), 8, &mut found);
     assert_eq!(found.len(), 8, "the list is the placement's");
     ExitCode::SUCCESS
 }
@@ -92,9 +94,9 @@ fn main() -> ExitCode {
     }
     let nodes: usize = words.first().map_or(10_000, |word| word.parse().expect("a number of nodes"));
     let coordinator = words.get(1).is_none().then(|| {
-        // In one process, and on a machine with other work: a node that is late is no matter here.
-        let config = CoordinatorConfig { lease: 4 * LEASE, ..CoordinatorConfig::default() };
-        Coordinator::start(config, Arc::new(Stats::default())).expect("a coordinator")
+        // Long, because all nodes share one busy process: late renewals do not matter here.
+        let config = CoordinatorServerConfig { lease: 4 * LEASE_TIME, ..CoordinatorServerConfig::default() };
+        CoordinatorServer::start(config, Arc::new(Stats::default())).expect("a coordinator")
     });
     let url = match (&coordinator, words.get(1)) {
         (Some(coordinator), _) => format!("coordinator://{}", coordinator.addresses()[0]),
@@ -102,8 +104,8 @@ fn main() -> ExitCode {
         (None, None) => return ExitCode::FAILURE,
     };
     let registry = open(&url);
-    let mut leases: Vec<(Member, Box<dyn Lease>)> =
-        (0..nodes).map(|index| (node(index), registry.lease().expect("nodes are told to it"))).collect();
+    let mut leases: Vec<(Member, Box<dyn NodeLease>)> =
+        (0..nodes).map(|index| (node(index), registry.node_lease().expect("a lease"))).collect();
     let begun = Instant::now();
     let soon = || Instant::now() + Duration::from_secs(30);
     for (member, lease) in &mut leases {
@@ -116,7 +118,7 @@ fn main() -> ExitCode {
             let (mut at, begun) = (0, Instant::now());
             while !done.load(Ordering::Relaxed) {
                 let round = Instant::now();
-                // All leases in ten seconds; from the second half on some of the nodes say something else.
+                // Renews all leases in ten seconds; in the second half some nodes change their weight.
                 for _ in 0..nodes.div_ceil(100) {
                     let (member, lease) = &mut leases[at % nodes];
                     let _ = lease.renew(member, soon());

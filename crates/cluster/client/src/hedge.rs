@@ -1,144 +1,144 @@
-//! Reads that are late are asked of a second node, and the first good answer is taken. What is late is measured: longer
-//! than almost all long reads of the other nodes, and longer than a floor. It knows which reads are under way and
-//! whom they wait for; how a node is asked is known below.
+//! Hedged reads: a late read is repeated on a second node, and the first good answer is taken. Late is relative:
+//! slower than almost all long reads of the other nodes, and slower than a floor. Owns the reads in flight and the
+//! node each waits for; does not know how a node is called.
 //!
-//! A read that is in time costs two uncontended locks and no allocation. The second answer comes into memory of its
-//! own; the first call is broken off, which ends its channel before it returns, so nothing can land in the reader's
-//! memory afterwards.
+//! A read in time costs two uncontended locks and no allocation. The second answer lands in its own buffer. The first
+//! call is cancelled, which closes its channel before it returns: nothing can land in the reader's memory afterwards.
 
-use crate::pace::Times;
-use crate::peer::{Peer, middle};
-use crate::reads::read_of;
-use crate::remote::Inner;
+use crate::latency::ReadTimes;
+use crate::peer::{GroupPeer, landing_address};
+use crate::reads::build_read;
+use crate::remote::GroupClient;
 use parking_lot::Mutex;
-use spurline_mem::Buf;
-use spurline_proto::Request;
-use spurline_transport::{Answer, Breaker, CallError, Lease, Wake};
+use spurline_mem::PoolBuf;
+use spurline_proto::NodeRequest;
+use spurline_transport::{CallAnswer, CallError, ChannelBreaker, ChannelLease, PathWake};
 use spurline_types::{Error, ObjectRef, Result};
-use spurline_volume::Workers;
+use spurline_volume::PriorityWorkers;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Reads watched at one time; of more, some are not.
+/// Maximum reads watched at once; further ones are not watched.
 const SLOTS: usize = 256;
-/// How many places a reader looks at for one that is free.
+/// Slots that a reader tries before its read goes unwatched.
 const LOOKS: usize = 4;
-/// Second requests under way at one time.
+/// Maximum second requests in flight.
 const AT_ONCE: usize = 4;
-/// One request in so many may be a second one.
+/// At most one request in this many may be a second one.
 const ONE_IN: u64 = 20;
-/// The most that is saved up of that.
+/// Maximum unused budget of second requests.
 const SAVED: u64 = 32;
-/// This share of the long reads of the other nodes is no longer than what is late.
+/// Late means slower than this share of the other nodes' long reads.
 const PERCENTILE: f64 = 0.95;
-/// So many reads of other nodes have to be seen before anything is late.
+/// Minimum number of other nodes' reads before any read counts as late.
 const LEAST: u64 = 16;
-/// How often it is worked out anew what is late.
+/// Interval of updating the thresholds.
 const SETTLE: Duration = Duration::from_millis(250);
-/// How often what was measured loses half its weight.
+/// Half-life of the measured times.
 const FADE: Duration = Duration::from_secs(10);
-/// Without a read for this long nobody watches.
+/// The watcher sleeps after this long without a read.
 const QUIET: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// The place this thread's last read had: what is remembered there is most often right for the next, too.
+    /// The slot of this thread's last read; its cached values often fit the next one.
     static PLACE: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// One read under way.
+/// One read in flight.
 #[derive(Default)]
-struct Flight {
-    /// Which read of this place.
+struct ReadFlight {
+    /// Number of the read in this slot.
     number: u64,
     object: Option<ObjectRef>,
     offset: u64,
     len: usize,
-    /// Who is asked.
-    peer: Option<Arc<Peer>>,
-    breaker: Option<Arc<dyn Breaker>>,
-    /// A second node was asked.
-    doubled: bool,
-    /// That it is late was held against its node.
+    /// The node called.
+    peer: Option<Arc<GroupPeer>>,
+    breaker: Option<Arc<dyn ChannelBreaker>>,
+    /// A second request was sent.
+    second_sent: bool,
+    /// Its lateness was counted against the node.
     blamed: bool,
-    /// What the second node answered.
-    answer: Option<Buf>,
+    /// The second node's answer.
+    answer: Option<PoolBuf>,
 }
 
 #[derive(Default)]
-struct Slot {
+struct FlightSlot {
     taken: AtomicBool,
-    /// When the read began, in microseconds and not 0; 0 when there is none.
+    /// Start of the read in microseconds, never 0; 0 when the slot is free.
     since: AtomicU64,
-    /// The second answer is there, and the first call broken off.
+    /// The second answer arrived and the first call was cancelled.
     answered: AtomicBool,
-    flight: Mutex<Flight>,
+    flight: Mutex<ReadFlight>,
 }
 
-impl Slot {
-    /// Hands a second node's answer to the read of this number; whether that still waits.
-    fn answer(&self, number: u64, buf: Buf) -> bool {
+impl FlightSlot {
+    /// Delivers a second node's answer to read `number`; false if that read has ended.
+    fn deliver_answer(&self, number: u64, buf: PoolBuf) -> bool {
         let mut flight = self.flight.lock();
         if flight.number != number {
             return false;
         }
         flight.answer = Some(buf);
         self.answered.store(true, Ordering::Release);
-        // Under the lock: the read can't end before, so it is its call that is broken off and nobody else's.
+        // Under the lock, so that the cancelled call is this read's and not a later one's.
         if let Some(breaker) = &flight.breaker {
-            breaker.break_off();
+            breaker.break_channel();
         }
         true
     }
 }
 
-/// The reads under way of one mount.
-pub(crate) struct Hedge {
-    slots: Box<[Slot]>,
-    /// What takes no longer is never late.
+/// The reads in flight of one mount.
+pub(crate) struct HedgedReads {
+    slots: Box<[FlightSlot]>,
+    /// Minimum time of a late read.
     floor: Duration,
     born: Instant,
-    /// Nodes that are late are many: that is no node's fault, and more requests would make it worse.
+    /// Most reads of several nodes are late: no node is at fault, and more requests would make it worse.
     all_late: AtomicBool,
-    /// Nodes that others are asked before.
+    /// Number of deprioritised nodes.
     shunned: AtomicUsize,
     asleep: AtomicBool,
     stopping: AtomicBool,
-    wake: Wake,
+    wake: PathWake,
 }
 
-/// A read that is watched until it ends.
-pub(crate) struct Watched<'a> {
-    hedge: &'a Hedge,
-    slot: &'a Slot,
-    peer: &'a Arc<Peer>,
+/// A read watched until it ends.
+pub(crate) struct WatchedRead<'a> {
+    hedge: &'a HedgedReads,
+    slot: &'a FlightSlot,
+    peer: &'a Arc<GroupPeer>,
     started: Instant,
 }
 
-impl Hedge {
-    /// Nothing is late before `floor`; zero for never.
-    pub fn new(floor: Duration) -> Hedge {
+impl HedgedReads {
+    /// No read is late before `floor`; zero disables hedging.
+    pub fn new(floor: Duration) -> HedgedReads {
         let count = if floor.is_zero() { 0 } else { SLOTS };
-        Hedge {
-            slots: (0..count).map(|_| Slot::default()).collect(),
+        HedgedReads {
+            slots: (0..count).map(|_| FlightSlot::default()).collect(),
             floor,
             born: Instant::now(),
             all_late: AtomicBool::new(false),
             shunned: AtomicUsize::new(0),
             asleep: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            wake: Wake::default(),
+            wake: PathWake::default(),
         }
     }
 
-    /// Whether some nodes are to be asked after others.
-    pub fn shuns(&self) -> bool {
+    /// Whether any node is deprioritised.
+    pub fn deprioritises_any(&self) -> bool {
         self.shunned.load(Ordering::Relaxed) > 0
     }
 
-    fn place(&self) -> Option<&Slot> {
-        let take = |slot: &Slot| slot.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    fn claim_slot(&self) -> Option<&FlightSlot> {
+        let take =
+            |slot: &FlightSlot| slot.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if self.slots.is_empty() {
             return None;
         }
@@ -157,21 +157,20 @@ impl Hedge {
         None
     }
 
-    /// Watches a read that `peer` is asked for now; `breaker` ends the call.
-    pub fn watch<'a>(
+    /// Watches a read sent to `peer` now; `breaker` cancels the call.
+    pub fn watch_read<'a>(
         &'a self,
         object: &ObjectRef,
         offset: u64,
         len: usize,
-        peer: &'a Arc<Peer>,
-        breaker: Option<&Arc<dyn Breaker>>,
-    ) -> Option<Watched<'a>> {
+        peer: &'a Arc<GroupPeer>,
+        breaker: Option<&Arc<dyn ChannelBreaker>>,
+    ) -> Option<WatchedRead<'a>> {
         let breaker = breaker?;
-        let slot = self.place()?;
+        let slot = self.claim_slot()?;
         let started = Instant::now();
         let mut flight = slot.flight.lock();
-        // The read before it in this place may have ended by a panic, without a word: what is on its way for that one, or came
-        // since, is not for this one.
+        // The slot's last read may have ended by a panic. Its late answer is not for this read.
         flight.number += 1;
         flight.answer = None;
         slot.answered.store(false, Ordering::Relaxed);
@@ -184,30 +183,30 @@ impl Hedge {
         if flight.breaker.as_ref().is_none_or(|known| !Arc::ptr_eq(known, breaker)) {
             flight.breaker = Some(Arc::clone(breaker));
         }
-        (flight.offset, flight.len, flight.doubled, flight.blamed) = (offset, len, false, false);
+        (flight.offset, flight.len, flight.second_sent, flight.blamed) = (offset, len, false, false);
         drop(flight);
         let since = started.saturating_duration_since(self.born).as_micros() as u64;
         slot.since.store(since.max(1), Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
-            self.wake.ring();
+            self.wake.wake_monitor();
         }
-        Some(Watched { hedge: self, slot, peer, started })
+        Some(WatchedRead { hedge: self, slot, peer, started })
     }
 }
 
-impl Watched<'_> {
-    /// Set when the call is broken off because another node has answered.
-    pub fn unless(&self) -> &AtomicBool {
+impl WatchedRead<'_> {
+    /// Set when the call is cancelled because another node answered.
+    pub fn cancelled_flag(&self) -> &AtomicBool {
         &self.slot.answered
     }
 
-    /// The read ended: `result` is what came of the call over `lease`, or the second node's answer if that was first.
-    pub fn end(
+    /// Ends the read: returns `result` of the call over `lease`, or the second node's answer if that came first.
+    pub fn end_read(
         self,
-        result: Result<Answer, CallError>,
-        lease: &mut Lease<'_>,
+        result: Result<CallAnswer, CallError>,
+        lease: &mut ChannelLease<'_>,
         dst: &mut [u8],
-    ) -> Result<Answer, CallError> {
+    ) -> Result<CallAnswer, CallError> {
         let (hedge, now) = (self.hedge, Instant::now());
         let mut flight = self.slot.flight.lock();
         self.slot.since.store(0, Ordering::Release);
@@ -215,108 +214,108 @@ impl Watched<'_> {
         let (second, blamed) = (flight.answer.take(), flight.blamed);
         drop(flight);
         if second.is_some() {
-            // Broken off, perhaps after its answer had come.
-            lease.discard();
+            // The call was cancelled, possibly after its answer arrived.
+            lease.discard_channel();
         }
         let took = now.saturating_duration_since(self.started);
         match (&result, second) {
-            // Who sends on to another has not shown how fast it reads.
+            // A redirect does not show how fast the node reads.
             (Ok(answer), _) if answer.payload_len < dst.len() => result,
             (Ok(_), _) => {
-                hedge.measured(self.peer, took, now, blamed);
+                hedge.note_time(self.peer, took, now, blamed);
                 result
             }
             (Err(_), Some(second)) if second.len() == dst.len() => {
-                self.peer.pace().took(took, hedge.floor);
+                self.peer.pace().note_read(took, hedge.floor);
                 if !blamed {
-                    hedge.blame(self.peer, now);
+                    hedge.blame_node(self.peer, now);
                 }
                 dst.copy_from_slice(&second);
-                Ok(Answer { payload_len: dst.len() })
+                Ok(CallAnswer { payload_len: dst.len() })
             }
             _ => result,
         }
     }
 }
 
-impl Drop for Watched<'_> {
+impl Drop for WatchedRead<'_> {
     fn drop(&mut self) {
         self.slot.since.store(0, Ordering::Release);
         self.slot.taken.store(false, Ordering::Release);
     }
 }
 
-impl Hedge {
-    /// A read that was not watched was answered by `peer`.
-    pub fn took(&self, peer: &Peer, started: Instant) {
+impl HedgedReads {
+    /// Records an unwatched read answered by `peer`.
+    pub fn note_unwatched(&self, peer: &GroupPeer, started: Instant) {
         if !self.slots.is_empty() {
             let now = Instant::now();
-            self.measured(peer, now.saturating_duration_since(started), now, false);
+            self.note_time(peer, now.saturating_duration_since(started), now, false);
         }
     }
 
-    fn measured(&self, peer: &Peer, took: Duration, now: Instant, blamed: bool) {
+    fn note_time(&self, peer: &GroupPeer, took: Duration, now: Instant, blamed: bool) {
         let pace = peer.pace();
-        pace.took(took, self.floor);
-        if took > pace.late().saturating_mul(2) {
+        pace.note_read(took, self.floor);
+        if took > pace.late_after().saturating_mul(2) {
             if !blamed {
-                self.blame(peer, now);
+                self.blame_node(peer, now);
             }
-        } else if pace.in_time(now) {
+        } else if pace.note_in_time(now) {
             tracing::info!(peer = peer.name(), "a node answers in time again");
         }
     }
 
-    fn blame(&self, peer: &Peer, now: Instant) {
+    fn blame_node(&self, peer: &GroupPeer, now: Instant) {
         if self.all_late.load(Ordering::Relaxed) {
             return;
         }
-        if peer.pace().was_late(now) {
-            // Counted exactly a moment later.
+        if peer.pace().note_late(now) {
+            // The exact count follows in the next update.
             self.shunned.fetch_max(1, Ordering::Relaxed);
-            tracing::warn!(peer = peer.name(), "a node answers late again and again: others are asked before it");
+            tracing::warn!(peer = peer.name(), "a node answers late repeatedly: other nodes are preferred");
         }
     }
 }
 
-/// The thread that watches, and those that ask second nodes; all end when it is dropped.
-pub(crate) struct Hedger {
-    inner: Arc<Inner>,
+/// The watching thread and the threads of second requests; dropping it stops them.
+pub(crate) struct HedgeThread {
+    inner: Arc<GroupClient>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Hedger {
-    /// Watches the reads of `inner`; `None` when nothing is ever late there.
+impl HedgeThread {
+    /// Watches the reads of `inner`; `None` when hedging is disabled.
     ///
     /// # Errors
-    /// When no thread can be had.
-    pub fn start(inner: &Arc<Inner>) -> Result<Option<Hedger>> {
+    /// When the thread cannot be started.
+    pub fn start(inner: &Arc<GroupClient>) -> Result<Option<HedgeThread>> {
         if inner.hedge.slots.is_empty() {
             return Ok(None);
         }
         let watched = Arc::clone(inner);
-        let run = move || Watcher::new(&watched).run();
+        let run = move || LateReadWatcher::new(&watched).run();
         let thread = std::thread::Builder::new().name("late-reads".into()).spawn(run);
         let thread = thread.map_err(|e| Error::io("can't start the thread that watches reads", &e))?;
-        Ok(Some(Hedger { inner: Arc::clone(inner), thread: Some(thread) }))
+        Ok(Some(HedgeThread { inner: Arc::clone(inner), thread: Some(thread) }))
     }
 }
 
-impl Drop for Hedger {
+impl Drop for HedgeThread {
     fn drop(&mut self) {
         self.inner.hedge.stopping.store(true, Ordering::Release);
-        self.inner.hedge.wake.ring();
+        self.inner.hedge.wake.wake_monitor();
         if let Some(thread) = self.thread.take() {
-            // It waits for nothing but the wake-up.
+            // The thread only waits for this wake-up.
             let _ = thread.join();
         }
     }
 }
 
-struct Watcher<'a> {
-    inner: &'a Arc<Inner>,
-    workers: Workers,
-    /// Second requests that may be made now, and how many requests there were when that was worked out.
+struct LateReadWatcher<'a> {
+    inner: &'a Arc<GroupClient>,
+    workers: PriorityWorkers,
+    /// Second requests allowed now, and the request count at the last update.
     allowed: u64,
     counted: u64,
     settled: Instant,
@@ -324,12 +323,12 @@ struct Watcher<'a> {
     under_way: Arc<AtomicUsize>,
 }
 
-impl<'a> Watcher<'a> {
-    fn new(inner: &'a Arc<Inner>) -> Self {
+impl<'a> LateReadWatcher<'a> {
+    fn new(inner: &'a Arc<GroupClient>) -> Self {
         let now = Instant::now();
-        Watcher {
+        LateReadWatcher {
             inner,
-            workers: Workers::new("second-read", AT_ONCE),
+            workers: PriorityWorkers::new("second-read", AT_ONCE),
             allowed: 0,
             counted: 0,
             settled: now,
@@ -344,20 +343,20 @@ impl<'a> Watcher<'a> {
         let mut active = Instant::now();
         while !hedge.stopping.load(Ordering::Acquire) {
             let now = Instant::now();
-            if self.look(now) {
+            if self.scan_flights(now) {
                 active = now;
             }
             if now.saturating_duration_since(self.settled) >= SETTLE {
-                self.settle(now);
+                self.update_thresholds(now);
             }
             if now.saturating_duration_since(active) < QUIET {
-                hedge.wake.wait(now + tick);
+                hedge.wake.wait_until(now + tick);
                 continue;
             }
             hedge.asleep.store(true, Ordering::SeqCst);
-            // A read that began before it could see that.
-            if !self.look(now) {
-                hedge.wake.wait(now + FADE);
+            // A read that began before the sleeping flag was visible.
+            if !self.scan_flights(now) {
+                hedge.wake.wait_until(now + FADE);
             }
             if !hedge.asleep.swap(false, Ordering::SeqCst) {
                 active = Instant::now();
@@ -365,13 +364,13 @@ impl<'a> Watcher<'a> {
         }
     }
 
-    /// Looks at every read under way; whether there is any.
-    fn look(&mut self, now: Instant) -> bool {
+    /// Checks all reads in flight; returns whether there are any.
+    fn scan_flights(&mut self, now: Instant) -> bool {
         let inner = self.inner;
         let hedge = &inner.hedge;
         let now_us = now.saturating_duration_since(hedge.born).as_micros() as u64;
         let floor_us = hedge.floor.as_micros() as u64;
-        let age = |slot: &Slot| match slot.since.load(Ordering::SeqCst) {
+        let age = |slot: &FlightSlot| match slot.since.load(Ordering::SeqCst) {
             0 => None,
             since => Some(now_us.saturating_sub(since)),
         };
@@ -386,7 +385,7 @@ impl<'a> Watcher<'a> {
             hedge.all_late.store(false, Ordering::Relaxed);
             return flights > 0;
         }
-        // Late ones of several nodes, and most of all there are: then the reason is not one node.
+        // If most reads are late on several nodes, the cause is not one node.
         let (mut late, mut nodes) = (0, Vec::new());
         let mut candidates = Vec::new();
         for (at, slot) in hedge.slots.iter().enumerate() {
@@ -394,9 +393,9 @@ impl<'a> Watcher<'a> {
             let flight = slot.flight.lock();
             let Some(peer) = flight.peer.as_ref().filter(|_| slot.since.load(Ordering::Acquire) != 0) else { continue };
             let age = Duration::from_micros(age);
-            if age > peer.pace().late() {
+            if age > peer.pace().late_after() {
                 late += 1;
-                if !nodes.iter().any(|known: &Arc<Peer>| Arc::ptr_eq(known, peer)) {
+                if !nodes.iter().any(|known: &Arc<GroupPeer>| Arc::ptr_eq(known, peer)) {
                     nodes.push(Arc::clone(peer));
                 }
                 candidates.push((at, flight.number, age));
@@ -405,13 +404,13 @@ impl<'a> Watcher<'a> {
         let all_late = nodes.len() > 1 && late * 2 > flights;
         hedge.all_late.store(all_late, Ordering::Relaxed);
         if !all_late {
-            candidates.into_iter().for_each(|(at, number, age)| self.late(at, number, age, now));
+            candidates.into_iter().for_each(|(at, number, age)| self.handle_late(at, number, age, now));
         }
         true
     }
 
-    /// Sees to one late read.
-    fn late(&mut self, at: usize, number: u64, age: Duration, now: Instant) {
+    /// Handles one late read.
+    fn handle_late(&mut self, at: usize, number: u64, age: Duration, now: Instant) {
         let inner = self.inner;
         let slot = &inner.hedge.slots[at];
         let mut flight = slot.flight.lock();
@@ -419,31 +418,31 @@ impl<'a> Watcher<'a> {
             return;
         }
         let (Some(object), Some(peer)) = (flight.object.clone(), flight.peer.clone()) else { return };
-        if age > peer.pace().late().saturating_mul(2) && !flight.blamed {
+        if age > peer.pace().late_after().saturating_mul(2) && !flight.blamed {
             flight.blamed = true;
-            inner.hedge.blame(&peer, now);
+            inner.hedge.blame_node(&peer, now);
         }
-        if flight.doubled || self.under_way.load(Ordering::Acquire) >= AT_ONCE || !self.may_double() {
+        if flight.second_sent || self.under_way.load(Ordering::Acquire) >= AT_ONCE || !self.may_send_second() {
             return;
         }
         let (offset, len) = (flight.offset, flight.len);
         let Some(second) = inner.second_peer(&object, offset, &peer) else { return };
-        // Memory comes out of the budget, and only what is free.
+        // Only from free memory of the budget.
         let Some(buf) = inner.tier.pool().try_alloc(len) else { return };
-        flight.doubled = true;
+        flight.second_sent = true;
         drop(flight);
         self.allowed -= 1;
         inner.stats.remotecache.hedges.add(1);
-        tracing::debug!(late = peer.name(), asked = second.name(), ?age, "a late read is asked of a second node");
-        let (inner, under_way) = (Arc::clone(inner), UnderWay::begin(&self.under_way));
-        self.workers.urgent(move || {
+        tracing::debug!(late = peer.name(), asked = second.name(), ?age, "a late read is sent to a second node");
+        let (inner, under_way) = (Arc::clone(inner), SecondInFlight::begin(&self.under_way));
+        self.workers.run_urgent(move || {
             let _under_way = under_way;
-            ask_second(&inner, (at, number), &object, offset, buf, &second);
+            call_second_node(&inner, (at, number), &object, offset, buf, &second);
         });
     }
 
-    /// Whether one more second request is within the share that may be such.
-    fn may_double(&mut self) -> bool {
+    /// Whether the budget allows one more second request.
+    fn may_send_second(&mut self) -> bool {
         if self.allowed == 0 {
             let ops = self.inner.stats.remotecache.ops.get();
             self.allowed = ((ops - self.counted) / ONE_IN).min(SAVED);
@@ -454,22 +453,22 @@ impl<'a> Watcher<'a> {
         self.allowed > 0
     }
 
-    /// Works out anew what is late of each node, lets go of nodes that are gone, and counts.
-    fn settle(&mut self, now: Instant) {
+    /// Updates each node's threshold, releases nodes that left, and counts deprioritised ones.
+    fn update_thresholds(&mut self, now: Instant) {
         self.settled = now;
         let hedge = &self.inner.hedge;
-        let view = self.inner.roster.view();
+        let view = self.inner.roster.snapshot();
         let fades = now.saturating_duration_since(self.faded) >= FADE;
         if fades {
             self.faded = now;
         }
-        let mut all = Times::default();
-        view.all_made().for_each(|peer| all.add(&peer.pace().times()));
+        let mut all = ReadTimes::default();
+        view.existing_peers().for_each(|peer| all.add(&peer.pace().read_times()));
         let mut shunned = 0;
-        for peer in view.all_made() {
+        for peer in view.existing_peers() {
             let pace = peer.pace();
-            let others = all.without(&pace.times());
-            pace.set_late((others.reads >= LEAST).then(|| others.percentile(hedge.floor, PERCENTILE)));
+            let others = all.subtract(&pace.read_times());
+            pace.set_late_after((others.reads >= LEAST).then(|| others.percentile(hedge.floor, PERCENTILE)));
             shunned += usize::from(pace.is_shunned());
             if fades {
                 pace.fade();
@@ -478,7 +477,7 @@ impl<'a> Watcher<'a> {
         hedge.shunned.store(shunned, Ordering::Relaxed);
         self.inner.stats.remotecache.peers_slow.set(shunned as u64);
         if fades {
-            // A node that left the group is not kept by a place that nobody uses.
+            // A free slot must not keep a node that left the group.
             for slot in hedge.slots.iter().filter(|slot| !slot.taken.load(Ordering::Acquire)) {
                 let mut flight = slot.flight.lock();
                 if slot.since.load(Ordering::Acquire) == 0 {
@@ -489,40 +488,40 @@ impl<'a> Watcher<'a> {
     }
 }
 
-/// Counts a second request until it ends, or was never begun.
-struct UnderWay(Arc<AtomicUsize>);
+/// Counts a second request until it ends or is dropped.
+struct SecondInFlight(Arc<AtomicUsize>);
 
-impl UnderWay {
-    fn begin(count: &Arc<AtomicUsize>) -> UnderWay {
+impl SecondInFlight {
+    fn begin(count: &Arc<AtomicUsize>) -> SecondInFlight {
         count.fetch_add(1, Ordering::AcqRel);
-        UnderWay(Arc::clone(count))
+        SecondInFlight(Arc::clone(count))
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for SecondInFlight {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// Asks the second node, and hands its answer to the read if that still waits.
-fn ask_second(
-    inner: &Inner,
+/// Calls the second node and delivers its answer if the read still waits.
+fn call_second_node(
+    inner: &GroupClient,
     (at, number): (usize, u64),
     object: &ObjectRef,
     offset: u64,
-    mut buf: Buf,
-    second: &Arc<Peer>,
+    mut buf: PoolBuf,
+    second: &Arc<GroupPeer>,
 ) {
     let (deadline, mut body) = (Instant::now() + inner.patience().answer, Vec::new());
-    let got = second.ask_once(middle(&buf), deadline, &mut |lease, deadline| {
-        let request = Request::Read(read_of(object, lease.welcome().volume, offset, buf.len()));
+    let got = second.call_once(landing_address(&buf), deadline, &mut |lease, deadline| {
+        let request = NodeRequest::Read(build_read(object, lease.welcome().volume, offset, buf.len()));
         lease.call(&request, &mut body, &mut buf, &mut |_| {}, deadline)
     });
     if !got.is_ok_and(|answer| answer.payload_len == buf.len()) {
         return;
     }
-    if inner.hedge.slots[at].answer(number, buf) {
+    if inner.hedge.slots[at].deliver_answer(number, buf) {
         inner.stats.remotecache.hedges_won.add(1);
     }
 }
@@ -530,41 +529,45 @@ fn ask_second(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spurline_mem::Pool;
-    use spurline_net_sim::{After, FaultPlan, Rates, SimNode};
+    use spurline_mem::BufferPool;
+    use spurline_net_sim::{AfterAnswer, FaultPlan, FaultRates, SimNode};
     use spurline_transport::{ChannelPool, PoolConfig};
     use spurline_types::{Member, Version};
 
     struct Unbroken;
 
-    impl Breaker for Unbroken {
-        fn break_off(&self) {
+    impl ChannelBreaker for Unbroken {
+        fn break_channel(&self) {
             panic!("a call that is over is broken off");
         }
     }
 
     #[test]
     fn what_comes_for_a_read_that_panicked_is_not_handed_to_the_next_one_in_its_place() {
-        let hedge = Hedge::new(Duration::from_millis(1));
-        let node = SimNode::playing("n", |_| (Vec::new(), After::Close), Arc::new(FaultPlan::new(1, Rates::default())));
+        let hedge = HedgedReads::new(Duration::from_millis(1));
+        let node = SimNode::with_script(
+            "n",
+            |_| (Vec::new(), AfterAnswer::Close),
+            Arc::new(FaultPlan::new(1, FaultRates::default())),
+        );
         let pool = ChannelPool::new(node.connector(), "m", "s", PoolConfig::default(), Arc::default());
-        let peer = Peer::new(pool, &Member::at("n", 100));
-        let buffers = Pool::new(64 << 10, 4096).unwrap();
-        let breaker: Arc<dyn Breaker> = Arc::new(Unbroken);
+        let peer = GroupPeer::new(pool, &Member::from_address("n", 100));
+        let buffers = BufferPool::new(64 << 10, 4096).unwrap();
+        let breaker: Arc<dyn ChannelBreaker> = Arc::new(Unbroken);
         let object = |name: &str| ObjectRef::new("s", name.as_bytes(), Version::new("1"), 4096);
-        let watch = |name| hedge.watch(&object(name), 0, 4096, &peer, Some(&breaker)).unwrap();
+        let watch = |name| hedge.watch_read(&object(name), 0, 4096, &peer, Some(&breaker)).unwrap();
         let first = watch("a");
         let (slot, number) = (first.slot, first.slot.flight.lock().number);
         drop(first);
         let second = watch("b");
         assert!(std::ptr::eq(slot, second.slot), "the same place");
-        assert!(!slot.answer(number, buffers.try_alloc(4096).unwrap()), "that read is over");
-        assert!(slot.flight.lock().answer.is_none() && !second.unless().load(Ordering::Acquire));
-        // Or it came before the next one began.
+        assert!(!slot.deliver_answer(number, buffers.try_alloc(4096).unwrap()), "that read is over");
+        assert!(slot.flight.lock().answer.is_none() && !second.cancelled_flag().load(Ordering::Acquire));
+        // The answer may also arrive before the next read begins.
         slot.flight.lock().answer = Some(buffers.try_alloc(4096).unwrap());
         slot.answered.store(true, Ordering::Release);
         drop(second);
         let third = watch("c");
-        assert!(slot.flight.lock().answer.is_none() && !third.unless().load(Ordering::Acquire));
+        assert!(slot.flight.lock().answer.is_none() && !third.cancelled_flag().load(Ordering::Acquire));
     }
 }

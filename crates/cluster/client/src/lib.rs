@@ -1,28 +1,28 @@
-//! A cache group as a volume: which node to ask for what, and what happens when one does not answer.
-//! It knows channels, not what they are made of, and it holds no credentials and no metadata.
+//! A cache group as a volume: chooses the node for each request and handles nodes that do not answer. It uses
+//! channels without knowing the transport, and holds no credentials and no metadata.
 #![forbid(unsafe_code)]
 
-mod ahead;
+mod heartbeat;
 mod hedge;
-mod keeper;
-mod pace;
+mod hot_runs;
+mod latency;
+mod members;
+mod path_monitor;
 mod paths;
 mod peer;
+mod peer_fetch;
+mod pipeline;
 pub mod placement;
-mod pulse;
 mod reads;
 mod remote;
-mod roster;
-mod siblings;
 mod split;
-mod spread;
 mod warm;
 
-pub use keeper::Keeper;
-pub use pace::Pace;
-pub use paths::{Dialer, Paths, PathsConfig};
-pub use peer::{Patience, Peer};
-pub use remote::{Remote, RemoteConfig};
-pub use roster::{MakePeer, Roster, View};
-pub use siblings::Siblings;
-pub use warm::Extent;
+pub use latency::LatencyTracker;
+pub use members::{GroupMembers, MakePeer, MembersSnapshot};
+pub use path_monitor::PathMonitor;
+pub use paths::{NodePaths, PathsConfig, RailDialer};
+pub use peer::{GroupPeer, RequestPatience};
+pub use peer_fetch::GroupPeerFetch;
+pub use remote::{GroupVolume, GroupVolumeConfig};
+pub use warm::ObjectExtent;

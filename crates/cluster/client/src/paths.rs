@@ -1,27 +1,27 @@
-//! The paths to one node beside its TCP connections: learned from what the node says of its rails, given up when
-//! they fail, none used that is not connected. It knows no verbs: channels come from a [`Dialer`].
+//! Owns the paths to one node beside TCP: built from the rails the node announces, dropped when they fail, used only
+//! when connected. Knows no verbs: channels come from a [`RailDialer`].
 
 use parking_lot::{Mutex, RwLock};
-use spurline_proto::{Hello, Rail, Request, Welcome};
+use spurline_proto::{HelloRequest, NodeRequest, RailInfo, WelcomeAnswer};
 use spurline_transport::{
-    Channel, Connector, PathPool, PathSpec, PathTiming, PathView, Quiet, RailLoads, TransportKind, Wake, greet, pair,
+    Channel, Connector, PathPool, PathSpec, PathTiming, PathView, PathWake, QuietPath, RailLoads, TransportKind,
+    pair_rails, perform_handshake,
 };
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Makes channels over this machine's rails.
-pub trait Dialer: Send + Sync {
-    /// The rails of this machine, in the order of --rdma-network.
-    fn rails(&self) -> &[Rail];
-    /// What connects from local rail `local` to a node's rail.
-    fn connector(&self, local: usize, remote: &Rail) -> Arc<dyn Connector>;
-    /// Whether the link of local rail `local` carries packets now; asked often, answers at once.
+/// Opens channels over this machine's rails.
+pub trait RailDialer: Send + Sync {
+    /// The local rails, in the order of --rdma-network.
+    fn rails(&self) -> &[RailInfo];
+    /// The connector from local rail `local` to a node's rail.
+    fn connector(&self, local: usize, remote: &RailInfo) -> Arc<dyn Connector>;
+    /// Whether the link of local rail `local` is up. Called often; must not block.
     fn link_up(&self, local: usize) -> bool;
-    /// The local rails (a bit each) on the NUMA node of the memory at this address; 0 where there is nothing to choose.
-    /// Asked for each read.
-    fn near(&self, _at: usize) -> u64 {
+    /// Bit mask of the local rails on the NUMA node of this address; 0 without NUMA affinity. Called for each read.
+    fn rails_near(&self, _at: usize) -> u64 {
         0
     }
 }
@@ -29,40 +29,40 @@ pub trait Dialer: Send + Sync {
 /// How paths are used.
 #[derive(Debug, Clone)]
 pub struct PathsConfig {
-    /// Nothing but these paths may carry anything (`--transport rdma`).
+    /// Only these paths may carry data (`--transport rdma`).
     pub forced: bool,
-    /// When a failed path is tried again; sooner where they are `forced`.
+    /// Delays before a failed path is retried; shorter when `forced`.
     pub timing: PathTiming,
-    /// A path that owes answers is given up when nothing came over it for this long, a ping's answer included.
+    /// A path with outstanding requests is dropped after this long without any message, heartbeats included.
     pub silence: Duration,
-    /// The most channels on a path (`--nconnect`).
+    /// Maximum channels per path (`--nconnect`).
     pub channels: usize,
-    /// The longest a connection attempt with its greeting may take.
+    /// Timeout of a connection attempt with its handshake.
     pub connect_timeout: Duration,
-    /// This side's name in greetings.
+    /// Our name in handshakes.
     pub name: String,
-    /// The source asked for.
+    /// The source opened in handshakes.
     pub source: String,
-    /// Seed of the choice among equal paths.
+    /// Seed for the choice among equal paths.
     pub seed: u64,
-    /// What this machine's rails carry, to all nodes.
+    /// Load of the local rails, over all nodes.
     pub loads: Arc<RailLoads>,
 }
 
-/// The paths that a node's rails and this machine's make.
-pub(crate) struct Current {
+/// The paths between a node's rails and ours.
+pub(crate) struct PathSet {
     pub pool: PathPool,
     connectors: Vec<Arc<dyn Connector>>,
-    /// The process that answered the greeting these paths were made from.
+    /// The process instance that answered the handshake behind these paths.
     instance: AtomicU64,
 }
 
 #[derive(Default)]
-struct Known {
-    rails: Vec<Rail>,
-    /// Whether the node was asked at least once, whatever came of it.
+struct KnownRails {
+    rails: Vec<RailInfo>,
+    /// Whether a handshake was tried at least once.
     asked: bool,
-    /// Whether it answered.
+    /// Whether a handshake succeeded.
     heard: bool,
     asking: bool,
     /// Why there is no path.
@@ -70,70 +70,76 @@ struct Known {
 }
 
 /// The paths to one node.
-pub struct Paths {
+pub struct NodePaths {
     node: String,
-    dialer: Arc<dyn Dialer>,
+    dialer: Arc<dyn RailDialer>,
     config: PathsConfig,
     stats: Arc<Stats>,
-    wake: Arc<Wake>,
-    current: RwLock<Option<Arc<Current>>>,
-    known: Mutex<Known>,
+    wake: Arc<PathWake>,
+    current_set: RwLock<Option<Arc<PathSet>>>,
+    known: Mutex<KnownRails>,
 }
 
-impl Paths {
-    /// No path yet; whoever keeps the paths of a process connects them.
-    pub fn new(node: &str, dialer: Arc<dyn Dialer>, config: PathsConfig, stats: Arc<Stats>, wake: Arc<Wake>) -> Self {
-        let timing = if config.forced { config.timing.forced() } else { config.timing };
+impl NodePaths {
+    /// Without any path yet; the path monitor connects them.
+    pub fn new(
+        node: &str,
+        dialer: Arc<dyn RailDialer>,
+        config: PathsConfig,
+        stats: Arc<Stats>,
+        wake: Arc<PathWake>,
+    ) -> Self {
+        let timing = if config.forced { config.timing.without_alternative() } else { config.timing };
         let config = PathsConfig { timing, ..config };
-        Paths {
+        NodePaths {
             node: node.to_owned(),
             dialer,
             config,
             stats,
             wake,
-            current: RwLock::new(None),
+            current_set: RwLock::new(None),
             known: Mutex::default(),
         }
     }
 
-    /// Whether nothing but these paths may carry anything.
-    pub fn forced(&self) -> bool {
+    /// Whether only these paths may carry data.
+    pub fn is_forced(&self) -> bool {
         self.config.forced
     }
 
-    /// How they are used.
+    /// The configuration.
     pub(crate) fn config(&self) -> &PathsConfig {
         &self.config
     }
 
-    pub(crate) fn dialer(&self) -> &dyn Dialer {
+    pub(crate) fn dialer(&self) -> &dyn RailDialer {
         &*self.dialer
     }
 
-    pub(crate) fn current(&self) -> Option<Arc<Current>> {
-        self.current.read().clone()
+    pub(crate) fn current(&self) -> Option<Arc<PathSet>> {
+        self.current_set.read().clone()
     }
 
-    /// Paths that carry data now.
-    pub fn up(&self) -> usize {
-        self.current.read().as_ref().map_or(0, |current| current.pool.up())
+    /// Number of connected paths.
+    pub fn up_count(&self) -> usize {
+        self.current_set.read().as_ref().map_or(0, |current| current.pool.up())
     }
 
-    /// Every path, and why there is none or fewer than could be.
-    pub fn view(&self) -> (Vec<PathView>, Option<String>) {
+    /// All paths, and the reason if some or all are missing.
+    pub fn path_views(&self) -> (Vec<PathView>, Option<String>) {
         let paths = self.current().map(|current| current.pool.view()).unwrap_or_default();
         (paths, self.known.lock().why_none.clone())
     }
 
-    /// Why no path carries data, for the error of a request that may go no other way.
-    pub(crate) fn why_none(&self) -> Error {
-        let (paths, why) = self.view();
+    /// The error of a request that may only use these paths when none is connected.
+    pub(crate) fn unavailable_error(&self) -> Error {
+        let (paths, why) = self.path_views();
         let reasons: Vec<String> = paths
             .iter()
             .map(|p| format!("{} {} ({})", p.spec.name, p.phase.name(), p.reason.as_deref().unwrap_or("not tried yet")))
             .collect();
         let why = why.unwrap_or_else(|| match reasons.is_empty() {
-            true => "the node has not said yet where RDMA reaches it".to_owned(),
+            true => "the rails of the node are not known yet".to_owned(),
             false => reasons.join(", "),
         });
         let text = format!(
@@ -144,14 +150,14 @@ impl Paths {
     }
 
     /// Whether the node's rails are known and every path was tried.
-    pub(crate) fn decided(&self) -> bool {
+    pub(crate) fn is_decided(&self) -> bool {
         let known = self.known.lock();
-        known.asked && self.current().is_none_or(|current| !current.pool.undecided())
+        known.asked && self.current().is_none_or(|current| !current.pool.is_undecided())
     }
 
-    /// Whether the node is to be asked for its rails: it was never heard, or some path does not carry data, which its
-    /// restart would explain. Counts as being asked from here on.
-    pub(crate) fn ask(&self) -> bool {
+    /// Whether the node's rails must be fetched: they were never fetched, or a path is down, which a restart of the
+    /// node would explain. Marks the fetch as started.
+    pub(crate) fn needs_rails(&self) -> bool {
         let mut known = self.known.lock();
         let all_up = self.current().is_some_and(|current| current.pool.up() == current.pool.len());
         let ask = !all_up && !known.asking;
@@ -159,8 +165,8 @@ impl Paths {
         ask
     }
 
-    /// What the node answered to a greeting, or why it did not.
-    pub(crate) fn learn(&self, welcome: Result<&Welcome>) {
+    /// Updates the paths from a handshake answer, or records its error.
+    pub(crate) fn learn_rails(&self, welcome: Result<&WelcomeAnswer>) {
         let mut known = self.known.lock();
         known.asking = false;
         let welcome = match welcome {
@@ -177,14 +183,14 @@ impl Paths {
             if let Some(current) = self.current()
                 && current.instance.swap(welcome.instance, Ordering::AcqRel) != welcome.instance
             {
-                tracing::info!(node = %self.node, "the node is another process than before: its paths are tried anew");
-                // Connections to the process before are found out first, on paths that nobody uses, too.
-                current.pool.look(Duration::ZERO);
-                current.pool.renew();
+                tracing::info!(node = %self.node, "the node was restarted: its paths are connected again");
+                // Check idle paths too: their connections belong to the process before the restart.
+                current.pool.check_idle(Duration::ZERO);
+                current.pool.peer_restarted();
             }
             return;
         }
-        let next = pair(self.dialer.rails(), &welcome.rails).map(|pairs| {
+        let next = pair_rails(self.dialer.rails(), &welcome.rails).map(|pairs| {
             let local = self.dialer.rails();
             let specs = pairs.iter().map(|p| PathSpec {
                 name: format!("{}-{}", local[p.local].name, welcome.rails[p.remote].name),
@@ -196,8 +202,8 @@ impl Paths {
             let PathsConfig { channels, timing, seed, .. } = self.config;
             let (stats, wake) = (Arc::clone(&self.stats), Arc::clone(&self.wake));
             let pool = PathPool::new(&self.node, specs.collect(), channels, timing, seed, stats, wake);
-            let pool = pool.sharing(Arc::clone(&self.config.loads));
-            Arc::new(Current { pool, connectors, instance: AtomicU64::new(welcome.instance) })
+            let pool = pool.with_rail_loads(Arc::clone(&self.config.loads));
+            Arc::new(PathSet { pool, connectors, instance: AtomicU64::new(welcome.instance) })
         });
         known.rails.clone_from(&welcome.rails);
         (known.asked, known.heard) = (true, true);
@@ -206,41 +212,41 @@ impl Paths {
             Err(why) => (None, Some(why)),
         };
         if let Some(why) = &why {
-            let instead = if self.config.forced { "--transport rdma rules out TCP, so nothing does" } else { "TCP" };
+            let instead = if self.config.forced { "and --transport rdma rules out TCP" } else { "TCP" };
             tracing::warn!(node = %self.node, "no RDMA path carries data, {instead}: {why}");
         }
         known.why_none = why;
-        let before = std::mem::replace(&mut *self.current.write(), next);
+        let before = std::mem::replace(&mut *self.current_set.write(), next);
         drop(known);
         if let Some(before) = before {
-            before.pool.close("the node has other rails than before");
+            before.pool.close("the rails of the node changed");
         }
-        self.wake.ring();
+        self.wake.wake_monitor();
     }
 
-    /// A channel that is asked for data of `source`.
-    fn greeted(
+    /// Opens a channel for data of `source`.
+    fn connect_channel(
         &self,
         connector: &dyn Connector,
         source: &str,
         deadline: Instant,
-    ) -> Result<(Box<dyn Channel>, Arc<Welcome>)> {
+    ) -> Result<(Box<dyn Channel>, Arc<WelcomeAnswer>)> {
         let mut channel = connector.connect(deadline)?;
-        let welcome = greet(&mut *channel, &Hello::new(&self.config.name, source), deadline)?;
+        let welcome = perform_handshake(&mut *channel, &HelloRequest::new(&self.config.name, source), deadline)?;
         Ok((channel, Arc::new(welcome)))
     }
 
-    /// A channel for signs of life: one of no source is answered though every worker of the node waits for something slow.
-    fn for_signs_of_life(&self, connector: &dyn Connector, deadline: Instant) -> Result<Box<dyn Channel>> {
-        self.greeted(connector, "", deadline).map(|(channel, _)| channel)
+    /// Opens a heartbeat channel. It names no source, so the node answers it even while all its workers are blocked.
+    fn connect_heartbeat(&self, connector: &dyn Connector, deadline: Instant) -> Result<Box<dyn Channel>> {
+        self.connect_channel(connector, "", deadline).map(|(channel, _)| channel)
     }
 
-    /// Connects a path that is due: two channels, one of them for signs of life.
-    pub(crate) fn connect(&self, current: &Current, path: usize) {
+    /// Connects a path that is due: one data channel and one heartbeat channel.
+    pub(crate) fn connect_path(&self, current: &PathSet, path: usize) {
         let connector = &*current.connectors[path];
         let greeted = || {
-            connector.prepare()?;
-            self.greeted(connector, &self.config.source, Instant::now() + self.config.connect_timeout)
+            connector.prepare_device()?;
+            self.connect_channel(connector, &self.config.source, Instant::now() + self.config.connect_timeout)
         };
         let made = greeted().and_then(|(channel, welcome)| {
             let expected = current.instance.load(Ordering::Acquire);
@@ -252,41 +258,41 @@ impl Paths {
                 );
                 return Err(Error::new(ErrorKind::Protocol, why));
             }
-            let probe = self.for_signs_of_life(connector, Instant::now() + self.config.connect_timeout)?;
+            let probe = self.connect_heartbeat(connector, Instant::now() + self.config.connect_timeout)?;
             Ok((channel, welcome, probe))
         });
         match made {
-            Ok((channel, welcome, probe)) => current.pool.connected(path, channel, welcome, Some(probe)),
+            Ok((channel, welcome, probe)) => current.pool.path_connected(path, channel, welcome, Some(probe)),
             Err(error) => current.pool.connect_failed(path, &error),
         }
     }
 
-    /// Makes one more channel for a path that carries data.
-    pub(crate) fn grow(&self, current: &Current, path: usize, generation: u64) {
+    /// Adds one channel to a connected path.
+    pub(crate) fn add_channel(&self, current: &PathSet, path: usize, generation: u64) {
         let deadline = Instant::now() + self.config.connect_timeout;
-        let made = self.greeted(&*current.connectors[path], &self.config.source, deadline);
+        let made = self.connect_channel(&*current.connectors[path], &self.config.source, deadline);
         if let Err(error) = &made {
-            tracing::warn!(node = %self.node, %error, "a path gets no further channel");
+            tracing::warn!(node = %self.node, %error, "cannot add a channel to a path");
         }
-        current.pool.add(path, generation, made);
+        current.pool.add_channel(path, generation, made);
     }
 
-    /// Asks a quiet path for a sign of life.
-    pub(crate) fn probe(&self, current: &Current, mut quiet: Quiet) {
+    /// Sends a heartbeat over a quiet path.
+    pub(crate) fn probe_path(&self, current: &PathSet, mut quiet: QuietPath) {
         let deadline = Instant::now() + self.config.silence / 2;
         let probe = match quiet.probe.take() {
             Some(probe) => Ok(probe),
-            None => self.for_signs_of_life(&*current.connectors[quiet.path], deadline),
+            None => self.connect_heartbeat(&*current.connectors[quiet.path], deadline),
         };
         let answer = probe.and_then(|mut probe| {
-            probe.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline)?;
+            probe.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, deadline)?;
             Ok(probe)
         });
         match answer {
-            Ok(probe) => current.pool.answered(&quiet, probe),
+            Ok(probe) => current.pool.probe_answered(&quiet, probe),
             Err(error) => {
-                let why = format!("nothing came over it for {:?} while answers were due: {error}", self.config.silence);
-                current.pool.silent(&quiet, &why);
+                let why = format!("no message for {:?} with requests outstanding: {error}", self.config.silence);
+                current.pool.probe_failed(&quiet, &why);
             }
         }
     }

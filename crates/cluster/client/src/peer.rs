@@ -1,127 +1,127 @@
-//! One node of the group as this process sees it, and how long to go on trying when it does not answer.
-//! It does not know what is asked.
+//! Owns the state of one node as seen by this process, and the retry loop over ranked nodes. Does not know the
+//! content of requests.
 
-use crate::pace::Pace;
-use crate::paths::Paths;
-use crate::placement::{FIRST, RULE};
-use crate::roster::{Roster, View};
+use crate::latency::LatencyTracker;
+use crate::members::{GroupMembers, MembersSnapshot};
+use crate::paths::NodePaths;
+use crate::placement::{FIRST_HOLDERS, PLACEMENT_RULE};
 use parking_lot::Mutex;
-use spurline_proto::Welcome;
-use spurline_transport::{CallError, ChannelPool, Lease, PoolState};
-use spurline_types::{Error, ErrorKind, Member, Result, Retry, Size};
+use spurline_proto::WelcomeAnswer;
+use spurline_transport::{CallError, ChannelLease, ChannelPool, PoolState};
+use spurline_types::{Error, ErrorKind, Member, Result, RetryAdvice, Size};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long a request may take, and how long a node may be away before its absence is an error.
+/// Timeout of a request, and of a node's absence before it becomes an error.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// From the request to the end of its answer (`--peer-timeout`).
+pub struct RequestPatience {
+    /// From sending the request to the end of its answer (`--peer-timeout`).
     pub answer: Duration,
-    /// A node that can't be reached is tried again this long, so that its restart is not seen by readers;
-    /// after that, requests fail at once until it is back.
+    /// How long to retry an unreachable node, to hide its restart from readers. Later requests fail at once until it
+    /// is back.
     pub absence: Duration,
 }
 
-impl Patience {
-    /// Ten seconds of absence, or less when answers are waited for less long.
+impl RequestPatience {
+    /// Ten seconds of absence, or the answer timeout if that is shorter.
     pub fn new(answer: Duration) -> Self {
-        Patience { answer, absence: answer.min(Duration::from_secs(10)) }
+        RequestPatience { answer, absence: answer.min(Duration::from_secs(10)) }
     }
 
-    /// The same, and until when an answer is waited for that is asked for now.
-    pub(crate) fn asked_now(self) -> (Patience, Instant) {
+    /// Itself, with the deadline of a request that starts now.
+    pub(crate) fn starting_now(self) -> (RequestPatience, Instant) {
         (self, Instant::now() + self.answer)
     }
 }
 
-/// Who looks at a deadline so long after it stood still itself: stopped, frozen, moved to another host.
-const OVERSLEPT: Duration = Duration::from_secs(1);
+/// A deadline noticed this late means that our own process was suspended (stopped, frozen or migrated).
+const SUSPENDED_AFTER: Duration = Duration::from_secs(1);
 
-/// Whether this process, and no node, is why an answer was not taken by `deadline`.
-pub(crate) fn overslept(deadline: Instant) -> bool {
-    Instant::now() >= deadline + OVERSLEPT
+/// Whether the answer missed `deadline` because this process was suspended.
+pub(crate) fn was_suspended(deadline: Instant) -> bool {
+    Instant::now() >= deadline + SUSPENDED_AFTER
 }
 
-/// How an attempt failed.
-enum Failure {
-    /// The node answered the request with an error.
+/// Reason of a failed attempt.
+enum PeerFailure {
+    /// The node answered with an error.
     Answered(Error),
-    /// The node could not be reached, or broke off.
+    /// The node was unreachable, or the connection broke.
     Broken(Error),
-    /// The node is there and will not serve this mount: it has another source, for example. Waiting changes nothing,
-    /// but another node may.
+    /// The node refuses to serve this mount, for example because of another source. Waiting does not help; another
+    /// node may.
     Refused(Error),
 }
 
-/// The address where an answer without a payload lands.
-pub(crate) const NOWHERE: usize = 0;
+/// Landing address of an answer without payload.
+pub(crate) const NO_LANDING: usize = 0;
 
-/// Where an answer in `dst` lands: its middle tells more than an end of it that may be over a border.
-pub(crate) fn middle(dst: &[u8]) -> usize {
+/// Address that stands for `dst`: its middle, because an end may lie on another NUMA node's page.
+pub(crate) fn landing_address(dst: &[u8]) -> usize {
     dst.as_ptr() as usize + dst.len() / 2
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A node for which less time than this was left, or than an eighth of all, is not one that does not answer.
-const LEAST: Duration = Duration::from_millis(100);
+/// A timeout shorter than this, or than an eighth of the whole, does not count as an unresponsive node.
+const LEAST_TIME: Duration = Duration::from_millis(100);
 
-/// One node.
-pub struct Peer {
+/// One node of the group.
+pub struct GroupPeer {
     pool: ChannelPool,
-    /// The ways beside TCP, which come first. They need memory whose size depends on what the node says first.
-    paths: OnceLock<Arc<Paths>>,
+    /// Paths beside TCP, preferred when set. Their buffer size depends on the node's first answer.
+    paths: OnceLock<Arc<NodePaths>>,
     /// The node's name in the group.
     name: String,
-    /// Since when every attempt to reach it failed.
+    /// Start of the current sequence of failed attempts.
     away_since: Mutex<Option<Instant>>,
-    pace: Pace,
-    /// The process of the node whose settings were compared with this mount's; 0 for none.
+    latency: LatencyTracker,
+    /// The process instance last compared with our settings; 0 for none.
     compared: AtomicU64,
 }
 
-impl Peer {
-    /// The node `member` behind `pool`.
-    pub fn new(pool: ChannelPool, member: &Member) -> Arc<Peer> {
+impl GroupPeer {
+    /// The node `member`, reached through `pool`.
+    pub fn new(pool: ChannelPool, member: &Member) -> Arc<GroupPeer> {
         let name = member.name.clone();
-        Arc::new(Peer {
+        Arc::new(GroupPeer {
             pool,
             paths: OnceLock::new(),
             name,
             away_since: Mutex::new(None),
-            pace: Pace::default(),
+            latency: LatencyTracker::default(),
             compared: AtomicU64::new(0),
         })
     }
 
-    /// The registry tells which process the node is now.
-    pub(crate) fn is_now(&self, member: &Member) {
-        self.pool.expect(member.instance);
+    /// Takes the node's process instance from the registry.
+    pub(crate) fn update_member(&self, member: &Member) {
+        self.pool.expect_process(member.instance);
     }
 
-    /// Gives it paths beside TCP, once.
-    pub fn set_paths(&self, paths: Paths) {
-        // A second time nothing happens: requests may be under way on the first ones.
+    /// Adds paths beside TCP. Only the first call has an effect.
+    pub fn set_paths(&self, paths: NodePaths) {
+        // Requests may already use the first set.
         let _ = self.paths.set(Arc::new(paths));
     }
 
     /// Its paths beside TCP.
-    pub fn paths(&self) -> Option<&Arc<Paths>> {
+    pub fn paths(&self) -> Option<&Arc<NodePaths>> {
         self.paths.get()
     }
 
-    /// Asks the node, over TCP, where its rails are.
-    pub(crate) fn ask_rails(&self) {
+    /// Fetches the node's rails over TCP.
+    pub(crate) fn fetch_rails(&self) {
         let Some(paths) = self.paths() else { return };
         match self.pool.checkout(Instant::now() + paths.config().connect_timeout) {
-            Ok(lease) => paths.learn(Ok(lease.welcome())),
-            Err(error) => paths.learn(Err(error)),
+            Ok(lease) => paths.learn_rails(Ok(lease.welcome())),
+            Err(error) => paths.learn_rails(Err(error)),
         }
     }
 
-    /// Its connections over TCP.
-    pub(crate) fn tcp(&self) -> &ChannelPool {
+    /// Its TCP connections.
+    pub(crate) fn tcp_pool(&self) -> &ChannelPool {
         &self.pool
     }
 
@@ -130,61 +130,61 @@ impl Peer {
         &self.name
     }
 
-    /// Whether it can be reached, and over how many connections.
-    pub fn state(&self) -> (PoolState, usize) {
-        (self.pool.state(), self.pool.open())
+    /// Its connection state, and the number of TCP connections.
+    pub fn pool_state(&self) -> (PoolState, usize) {
+        (self.pool.state(), self.pool.open_count())
     }
 
-    /// Whether it carries data now, over whatever path.
+    /// Whether any path to it is connected.
     pub fn is_up(&self) -> bool {
-        let over_paths = || self.paths().is_some_and(|paths| paths.up() > 0);
+        let over_paths = || self.paths().is_some_and(|paths| paths.up_count() > 0);
         match self.pool.state() {
             PoolState::Up => true,
-            // A channel broke, and others are in use.
-            PoolState::Unknown => self.pool.open() > 0 || over_paths(),
+            // One channel broke; others may be in use.
+            PoolState::Unknown => self.pool.open_count() > 0 || over_paths(),
             PoolState::Down { .. } => over_paths(),
         }
     }
 
-    /// How soon it answers.
-    pub fn pace(&self) -> &Pace {
-        &self.pace
+    /// Its latency tracker.
+    pub fn pace(&self) -> &LatencyTracker {
+        &self.latency
     }
 
-    /// Says when the node's settings have blocks looked for elsewhere than where this process looks for them: once for
-    /// each process of the node, as it has them for its whole life.
-    pub(crate) fn compare(&self, welcome: &Welcome, block_size: u64) {
+    /// Warns when the node places blocks by other settings than this process. Once per process instance, because the
+    /// settings are fixed for its lifetime.
+    pub(crate) fn compare_settings(&self, welcome: &WelcomeAnswer, block_size: u64) {
         let process = welcome.instance.max(1);
         if self.compared.load(Ordering::Relaxed) == process || self.compared.swap(process, Ordering::Relaxed) == process
         {
             return;
         }
-        let rule = welcome.capabilities.placing_rule();
+        let rule = welcome.capabilities.placement_rule();
         if welcome.block_size != block_size {
             tracing::warn!(
                 peer = %self.name,
-                "its blocks have {}, those of this group {}: what it holds is looked for in other places; restart it with \
-                 --block-size {1}, or all nodes with the same and then this mount",
+                "its block size is {}, that of this group {}: its blocks are looked up on other nodes; restart it with \
+                 --block-size {1}, or restart all nodes with the same size and then this mount",
                 Size(welcome.block_size),
                 Size(block_size)
             );
-        } else if let Some(rule) = rule.filter(|rule| *rule != RULE) {
+        } else if let Some(rule) = rule.filter(|rule| *rule != PLACEMENT_RULE) {
             tracing::warn!(
                 peer = %self.name,
-                "it is of a release that places blocks by rule {rule}, and this mount by rule {RULE}: run the same release on both"
+                "its release places blocks by rule {rule}, this mount by rule {PLACEMENT_RULE}: run the same release on both"
             );
         }
     }
 
-    /// Asks this node and no other, and not again, for what is to land at `lands`.
-    pub(crate) fn ask_once<T>(
+    /// Calls this node once, without retries; the payload lands at `lands`.
+    pub(crate) fn call_once<T>(
         &self,
         lands: usize,
         deadline: Instant,
-        ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
+        ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
-        self.attempt(lands, deadline, true, false, ask).map_err(|failure| match failure {
-            Failure::Answered(error) | Failure::Broken(error) | Failure::Refused(error) => error,
+        self.attempt_call(lands, deadline, true, false, ask).map_err(|failure| match failure {
+            PeerFailure::Answered(error) | PeerFailure::Broken(error) | PeerFailure::Refused(error) => error,
         })
     }
 
@@ -192,29 +192,29 @@ impl Peer {
         self.away_since.lock().map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Asks over a path beside TCP, over another one when that breaks, until none is left. `None` when none carries
-    /// data and TCP may be asked.
+    /// Calls over paths beside TCP, one after the other while they break. `None` when none is connected and TCP is
+    /// allowed.
     fn attempt_paths<T>(
         &self,
-        paths: &Paths,
+        paths: &NodePaths,
         lands: usize,
         deadline: Instant,
-        ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
-    ) -> Option<Result<T, Failure>> {
-        let near = if lands == NOWHERE { 0 } else { paths.dialer().near(lands) };
+        ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
+    ) -> Option<Result<T, PeerFailure>> {
+        let near = if lands == NO_LANDING { 0 } else { paths.dialer().rails_near(lands) };
         while let Some(current) = paths.current() {
             let mut lease = match current.pool.checkout(deadline, near) {
                 Ok(Some(lease)) => lease,
                 Ok(None) => break,
-                Err(error) => return Some(Err(Failure::Broken(error))),
+                Err(error) => return Some(Err(PeerFailure::Broken(error))),
             };
-            let path = lease.path();
+            let path = lease.path_index();
             match ask(&mut lease, deadline) {
                 Ok(value) => return Some(Ok(value)),
-                Err(CallError::Answered(error)) => return Some(Err(Failure::Answered(error))),
-                // A request that was too slow for its own deadline is too late for any path.
+                Err(CallError::Answered(error)) => return Some(Err(PeerFailure::Answered(error))),
+                // Past its own deadline: no other path can help.
                 Err(CallError::Broken(error)) if Instant::now() >= deadline => {
-                    return Some(Err(Failure::Broken(error)));
+                    return Some(Err(PeerFailure::Broken(error)));
                 }
                 Err(CallError::Broken(error)) => {
                     tracing::debug!(peer = %self.name, %error, "a request moves to another path");
@@ -224,19 +224,19 @@ impl Peer {
                 }
             }
         }
-        paths.forced().then(|| Err(Failure::Broken(paths.why_none())))
+        paths.is_forced().then(|| Err(PeerFailure::Broken(paths.unavailable_error())))
     }
 
-    /// Asks this node; one that has to be `in_time` is away when it does not answer. A node closes connections that are idle
-    /// where it has no place for others: where it did so at this very moment, it is asked `again`, over another one.
-    fn attempt<T>(
+    /// One attempt on this node. With `in_time` set, a missing answer marks the node as away. A node closes idle
+    /// connections when it needs their slots; a request on such a connection is repeated once (`again`) on another.
+    fn attempt_call<T>(
         &self,
         lands: usize,
         deadline: Instant,
         in_time: bool,
         mut again: bool,
-        ask: &mut dyn FnMut(&mut Lease<'_>, Instant) -> Result<T, CallError>,
-    ) -> Result<T, Failure> {
+        ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
+    ) -> Result<T, PeerFailure> {
         let beside = self.paths().and_then(|paths| self.attempt_paths(paths, lands, deadline, ask));
         let result = match beside {
             Some(result) => result,
@@ -246,23 +246,23 @@ impl Peer {
                     Err(error) => {
                         break Err(match error.kind() {
                             ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::Invalid => {
-                                Failure::Refused(error)
+                                PeerFailure::Refused(error)
                             }
-                            // Of no use to this mount now, whether or not others are served.
+                            // Of no use to this mount now, though it may serve others.
                             ErrorKind::Throttled => {
-                                Failure::Broken(Error::new(ErrorKind::Unavailable, error.message()))
+                                PeerFailure::Broken(Error::new(ErrorKind::Unavailable, error.message()))
                             }
-                            _ => Failure::Broken(error),
+                            _ => PeerFailure::Broken(error),
                         });
                     }
                 };
                 match ask(&mut lease, deadline) {
                     Ok(value) => break Ok(value),
-                    Err(CallError::Answered(error)) => break Err(Failure::Answered(error)),
+                    Err(CallError::Answered(error)) => break Err(PeerFailure::Answered(error)),
                     Err(CallError::Broken(error)) => {
                         let ended = error.kind() == ErrorKind::Unavailable && lease.was_idle();
                         if !ended || !std::mem::take(&mut again) || Instant::now() >= deadline {
-                            break Err(Failure::Broken(error));
+                            break Err(PeerFailure::Broken(error));
                         }
                     }
                 }
@@ -270,8 +270,8 @@ impl Peer {
         };
         let mut away = self.away_since.lock();
         match &result {
-            Err(Failure::Broken(error)) if error.kind() == ErrorKind::Timeout && !in_time => {}
-            Err(Failure::Broken(error)) => {
+            Err(PeerFailure::Broken(error)) if error.kind() == ErrorKind::Timeout && !in_time => {}
+            Err(PeerFailure::Broken(error)) => {
                 if away.is_none() {
                     tracing::warn!(peer = %self.name, %error, "a node does not answer");
                     *away = Some(Instant::now());
@@ -287,71 +287,70 @@ impl Peer {
     }
 }
 
-/// Whether a node's error is the answer that any node would give. What may be its own trouble, with its credentials, its
-/// descriptors or its mount of the under-store, is when a second node has it, too; `unwell` is the first.
+/// Whether any node would answer with this error. Errors of credentials, descriptors or origin mounts may be local to
+/// one node: they are final when a second node returns them. `unwell` holds the first.
 fn is_final(kind: ErrorKind, node: u32, unwell: &mut Option<u32>) -> bool {
     match kind {
         ErrorKind::PermissionDenied | ErrorKind::Io(_) | ErrorKind::Unknown(_) => *unwell.get_or_insert(node) != node,
-        kind => kind.retry() == Retry::Never,
+        kind => kind.retry_advice() == RetryAdvice::Never,
     }
 }
 
-/// A node that is being asked.
+/// One attempt on one node.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
-    pub peer: &'a Arc<Peer>,
-    /// How many come before it in the order.
-    pub place: usize,
+pub(crate) struct PeerAttempt<'a> {
+    pub peer: &'a Arc<GroupPeer>,
+    /// Its index in the ranking.
+    pub rank: usize,
 }
 
-/// Asks the nodes that `rank` names, as many as it is told at most, in its order, until one answers: another one at once, and all again after a
-/// pause, those that are there by then, until the deadline. The answer is to land at `lands`, an address. An error that a node answered is the answer,
-/// unless another node may know better. `ranked` is scratch.
-pub(crate) fn ask<T>(
-    roster: &Roster,
+/// Calls the nodes ranked by `rank` until one answers: the next one at once, and after a round all reachable nodes
+/// again with a pause, until the deadline. The payload lands at `lands`. A node's error is final unless another node
+/// may succeed. `ranked` is scratch memory.
+pub(crate) fn call_ranked<T>(
+    roster: &GroupMembers,
     lands: usize,
-    rank: impl Fn(&View, usize, &mut Vec<u32>),
+    rank: impl Fn(&MembersSnapshot, usize, &mut Vec<u32>),
     ranked: &mut Vec<u32>,
-    (patience, mut deadline): (Patience, Instant),
+    (patience, mut deadline): (RequestPatience, Instant),
     retries: &spurline_types::stats::Metric,
-    mut request: impl FnMut(Asked<'_>, &mut Lease<'_>, Instant) -> Result<T, CallError>,
+    mut request: impl FnMut(PeerAttempt<'_>, &mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
 ) -> Result<T> {
-    // Once: a machine that is always late is an error in the end.
+    // Once only: a host that is always late must get an error in the end.
     let mut may_oversleep = true;
-    let least = LEAST.min(patience.answer / 8);
+    let least = LEAST_TIME.min(patience.answer / 8);
     let mut pause = FIRST_PAUSE;
-    // When none of the first few answers, more are asked in the next round.
-    let mut most = FIRST;
+    // If all of the first few fail, the next round tries more.
+    let mut most = FIRST_HOLDERS;
     let mut answered: Option<Error> = None;
     let mut unwell = None;
-    // A node that is known to be down is passed, not asked: whoever comes next is asked for the first time.
+    // Nodes known to be down are skipped without counting as an attempt.
     let mut sent = false;
     loop {
         let mut broken: Option<Error> = None;
         let mut all_away = true;
-        // Whether one that broke off may be back soon.
+        // Whether an unreachable node may be back soon.
         let mut soon_back = false;
-        let view = roster.view();
+        let view = roster.snapshot();
         rank(&view, most, ranked);
         let more = ranked.len() >= most && ranked.len() < view.members().len();
-        most = most.saturating_mul(FIRST);
+        most = most.saturating_mul(FIRST_HOLDERS);
         for (place, index) in ranked.iter().enumerate() {
-            // Who used up its time, with one node or before any was asked, still asks the next, which may have the answer at
-            // hand.
+            // After its deadline the request still tries one more node, which may have the answer ready.
             let in_time = Instant::now() + least < deadline;
             let peer = view.peer(*index);
-            let mut send = |lease: &mut Lease<'_>, deadline| {
+            let mut send = |lease: &mut ChannelLease<'_>, deadline| {
                 retries.add(u64::from(std::mem::replace(&mut sent, true)));
-                request(Asked { peer, place }, lease, deadline)
+                request(PeerAttempt { peer, rank: place }, lease, deadline)
             };
-            match peer.attempt(lands, deadline, in_time, true, &mut send) {
+            match peer.attempt_call(lands, deadline, in_time, true, &mut send) {
                 Ok(value) => return Ok(value),
-                Err(Failure::Answered(error)) if is_final(error.kind(), *index, &mut unwell) => return Err(error),
-                Err(Failure::Answered(error) | Failure::Refused(error)) => {
+                Err(PeerFailure::Answered(error)) if is_final(error.kind(), *index, &mut unwell) => return Err(error),
+                Err(PeerFailure::Answered(error) | PeerFailure::Refused(error)) => {
                     all_away = false;
                     answered = Some(error);
                 }
-                Err(Failure::Broken(error)) => {
+                Err(PeerFailure::Broken(error)) => {
                     let away = peer.away_for() >= patience.absence;
                     all_away &= away;
                     soon_back |= !away;
@@ -365,11 +364,11 @@ pub(crate) fn ask<T>(
             continue;
         }
         let again = match &answered {
-            // Every reachable peer has said no; "slow down" is worth asking again, and one that is only being restarted.
-            Some(error) => error.kind().retry() == Retry::SamePath || soon_back,
+            // Every reachable node failed. Retry after throttling or during a restart.
+            Some(error) => error.kind().retry_advice() == RetryAdvice::SamePath || soon_back,
             None => !all_away,
         };
-        if broken.is_some() && overslept(deadline) && std::mem::take(&mut may_oversleep) {
+        if broken.is_some() && was_suspended(deadline) && std::mem::take(&mut may_oversleep) {
             deadline = Instant::now() + patience.answer;
             continue;
         }

@@ -1,5 +1,5 @@
-//! Which nodes hold which blocks: weighted rendezvous hashing of (object, run of blocks), copies spread over zones.
-//! Pure arithmetic; it knows no network, no clock and no randomness.
+//! Computes which nodes hold which blocks: weighted rendezvous hashing of (object, run of blocks), copies spread over
+//! zones. Pure arithmetic without network, clock or randomness.
 
 use spurline_types::{Member, ObjectId};
 use std::borrow::Borrow;
@@ -8,79 +8,79 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Blocks that stay together on one node. A run is long enough that read-ahead asks one node for several
-/// blocks, and short enough that a large file spreads over all nodes.
+/// Consecutive blocks on one node. Long enough that read-ahead requests several blocks from one node; short enough
+/// that a large file spreads over all nodes.
 pub const RUN_BLOCKS: u32 = 16;
-/// Changes whenever the same group would hold the same blocks elsewhere.
+/// Increase when the same group would place blocks differently.
 const ALGORITHM: u8 = 2;
-/// The most nodes that one look for holders finds; more are asked for when all of these failed.
-pub const FIRST: usize = 8;
-/// From this many nodes on, holders of a run are remembered by the thread that looked for them.
+/// Maximum nodes found by one lookup of holders; more are tried when all of these fail.
+pub const FIRST_HOLDERS: usize = 8;
+/// From this group size on, each thread caches the holders of recent runs.
 const REMEMBER_FROM: usize = 24;
-/// Runs that a thread remembers the holders of.
+/// Entries of that cache.
 const REMEMBERED: usize = 64;
 
-/// The number of the rule by which this release finds holders: nodes and mounts of one group must have it in common, or
-/// they look for blocks in other places.
-pub const RULE: u16 = (ALGORITHM as u16) << 8 | RUN_BLOCKS as u16;
+/// Number of this release's placement rule. Nodes and mounts of a group must use the same rule, or they look for
+/// blocks in different places.
+pub const PLACEMENT_RULE: u16 = (ALGORITHM as u16) << 8 | RUN_BLOCKS as u16;
 
-/// What is looked for: a run of blocks, and how many nodes hold it.
+/// A run of blocks to find, and its number of holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedRun {
     key: u64,
     copies: u32,
 }
 
-impl Wanted {
-    /// The run that block `index` of `object` is of; `copies` nodes hold it.
-    pub fn block(object: ObjectId, index: u32, copies: u32) -> Wanted {
+impl WantedRun {
+    /// The run of block `index` of `object`, held by `copies` nodes.
+    pub fn of_block(object: ObjectId, index: u32, copies: u32) -> WantedRun {
         let run = u64::from(index / RUN_BLOCKS);
         let folded = object.0 as u64 ^ ((object.0 >> 64) as u64).rotate_left(32);
-        Wanted { key: mix(folded ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15)), copies: copies.max(1) }
+        WantedRun { key: mix_bits(folded ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15)), copies: copies.max(1) }
     }
 }
 
-impl Wanted {
-    /// The same run wherever it is looked for.
+impl WantedRun {
+    /// The hash of the run, equal on all hosts.
     pub(crate) fn key(self) -> u64 {
         self.key
     }
 
-    /// How many nodes hold it.
-    pub(crate) fn holders(self) -> usize {
+    /// Number of nodes that hold it.
+    pub(crate) fn holder_count(self) -> usize {
         self.copies as usize
     }
 
-    /// The same run, held by so many nodes.
-    pub(crate) fn held_by(self, copies: u32) -> Wanted {
-        Wanted { copies: copies.max(1), ..self }
+    /// The same run with another number of holders.
+    pub(crate) fn with_copies(self, copies: u32) -> WantedRun {
+        WantedRun { copies: copies.max(1), ..self }
     }
 }
 
-/// How many nodes hold each file.
+/// Number of holders for each file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Copies {
+pub struct CopyCounts {
     all: u32,
-    /// Path prefixes with a number of their own, longest first.
+    /// Exceptions by path prefix, longest first.
     below: Vec<(Vec<u8>, u32)>,
 }
 
-impl Default for Copies {
+impl Default for CopyCounts {
     fn default() -> Self {
-        Copies::new(1, [])
+        CopyCounts::new(1, [])
     }
 }
 
-impl Copies {
-    /// `all` of everything, and other numbers of what is at and below some paths.
-    pub fn new(all: u32, below: impl IntoIterator<Item = (Vec<u8>, u32)>) -> Copies {
+impl CopyCounts {
+    /// `all` by default, with exceptions at and below some paths.
+    pub fn new(all: u32, below: impl IntoIterator<Item = (Vec<u8>, u32)>) -> CopyCounts {
         let mut below: Vec<(Vec<u8>, u32)> = below.into_iter().map(|(path, n)| (path, n.max(1))).collect();
         below.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
-        Copies { all: all.max(1), below }
+        CopyCounts { all: all.max(1), below }
     }
 
-    /// Of the file at `path`.
-    pub fn of(&self, path: &[u8]) -> u32 {
+    /// The number for the file at `path`.
+    pub fn copies_of(&self, path: &[u8]) -> u32 {
         let at_or_below = |prefix: &[u8]| {
             prefix.is_empty() || path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
         };
@@ -88,81 +88,81 @@ impl Copies {
     }
 }
 
-/// Where a reader stands.
+/// Location of a reader.
 #[derive(Debug, Clone, Default)]
-pub struct Standpoint {
-    /// Its zone; empty when it was not told.
+pub struct ReaderLocation {
+    /// Its zone; empty when unknown.
     pub zone: String,
-    /// Decides among copies that are equally near.
+    /// Chooses among equally near copies.
     pub seed: u64,
 }
 
-/// Nodes of one weight in one zone: among them the larger hash is the better node, without any logarithm.
-struct Class {
+/// Nodes of one weight in one zone: a larger hash wins, so no logarithm is needed.
+struct WeightClass {
     weight: u32,
     zone: u32,
-    /// Of the names.
+    /// Hashes of the names.
     hashes: Vec<u64>,
     indices: Vec<u32>,
 }
 
-/// The nodes of a group as the choice among them needs them.
-pub struct Placement {
-    classes: Vec<Class>,
+/// The nodes of a group, prepared for the choice among them.
+pub struct NodePlacement {
+    classes: Vec<WeightClass>,
     zones: Vec<String>,
     count: usize,
-    /// Unique in this process: what was remembered of another group is not of this one.
+    /// Unique in this process, so that cached holders of another group do not match.
     number: u64,
 }
 
-/// One node found, and how good it is.
+/// A node with its score.
 #[derive(Clone, Copy)]
-struct Found {
+struct ScoredNode {
     score: f64,
     index: u32,
     zone: u32,
 }
 
-struct Remembered {
+struct RememberedHolders {
     number: u64,
-    wanted: Wanted,
-    nodes: [u32; FIRST],
+    wanted: WantedRun,
+    nodes: [u32; FIRST_HOLDERS],
     len: usize,
 }
 
 thread_local! {
-    static FOUND: RefCell<Vec<Found>> = const { RefCell::new(Vec::new()) };
-    static BEFORE: RefCell<Vec<Option<Remembered>>> = const { RefCell::new(Vec::new()) };
+    static FOUND: RefCell<Vec<ScoredNode>> = const { RefCell::new(Vec::new()) };
+    static BEFORE: RefCell<Vec<Option<RememberedHolders>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Mixes 64 bits so that each depends on all (the finaliser of MurmurHash3).
-fn mix(mut x: u64) -> u64 {
+/// Mixes 64 bits so that each output bit depends on all input bits (finaliser of MurmurHash3).
+fn mix_bits(mut x: u64) -> u64 {
     x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     x ^ (x >> 33)
 }
 
-/// With h uniform in (0, 1), -w / ln(h) gives each node the first place as often as its weight says, and a node's
-/// coming or going moves no block between two others.
-fn score(hash: u64, weight: u32) -> f64 {
+/// With h uniform in (0, 1), -w / ln(h) ranks each node first in proportion to its weight. A node that joins or
+/// leaves moves no block between two others.
+fn score_hash(hash: u64, weight: u32) -> f64 {
     // 53 bits, moved off both ends of the interval.
     let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     -f64::from(weight) / uniform.ln()
 }
 
-impl Placement {
-    /// Over `members`, whose indices are what is found.
-    pub fn new<M: Borrow<Member>>(members: &[M]) -> Placement {
+impl NodePlacement {
+    /// Over `members`; results are indices into it.
+    pub fn new<M: Borrow<Member>>(members: &[M]) -> NodePlacement {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let mut zones: Vec<String> = Vec::new();
-        let mut classes: BTreeMap<(u32, u32), Class> = BTreeMap::new();
+        let mut classes: BTreeMap<(u32, u32), WeightClass> = BTreeMap::new();
         for (index, member) in members.iter().map(Borrow::borrow).enumerate() {
             let zone = zones.iter().position(|zone| *zone == member.zone).unwrap_or_else(|| {
                 zones.push(member.zone.clone());
                 zones.len() - 1
             }) as u32;
             let weight = member.weight;
-            let class = classes.entry((zone, weight)).or_insert_with(|| Class {
+            let class = classes.entry((zone, weight)).or_insert_with(|| WeightClass {
                 weight,
                 zone,
                 hashes: Vec::new(),
@@ -172,20 +172,19 @@ impl Placement {
             class.indices.push(index as u32);
         }
         let (classes, count) = (classes.into_values().collect(), members.len());
-        Placement { classes, zones, count, number: NUMBER.fetch_add(1, Ordering::Relaxed) }
+        NodePlacement { classes, zones, count, number: NUMBER.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// The nodes to ask for `wanted`, best first, at most `most`, written to `out` (cleared first, its capacity reused).
-    /// First those that hold it, the one that all agree on as its owner before its copies; then those that would if
-    /// these were gone. Nodes of weight 0 come last, as a last resort.
-    pub fn holders(&self, wanted: Wanted, most: usize, out: &mut Vec<u32>) {
+    /// Writes the nodes for `wanted` to `out`, best first, at most `most` (cleared first, capacity reused). Order:
+    /// owner, other holders, their successors; nodes of weight 0 come last.
+    pub fn find_holders(&self, wanted: WantedRun, most: usize, out: &mut Vec<u32>) {
         out.clear();
         if self.count <= 1 {
             out.extend(0..self.count as u32);
             return;
         }
-        if self.count < REMEMBER_FROM || most > FIRST {
-            return self.find(wanted, most, out);
+        if self.count < REMEMBER_FROM || most > FIRST_HOLDERS {
+            return self.compute_holders(wanted, most, out);
         }
         BEFORE.with_borrow_mut(|before| {
             before.resize_with(REMEMBERED, || None);
@@ -193,17 +192,23 @@ impl Placement {
             if let Some(known) = slot.as_ref().filter(|r| r.number == self.number && r.wanted == wanted) {
                 return out.extend(known.nodes[..known.len].iter().take(most));
             }
-            self.find(wanted, FIRST, out);
-            let mut nodes = [0; FIRST];
+            self.compute_holders(wanted, FIRST_HOLDERS, out);
+            let mut nodes = [0; FIRST_HOLDERS];
             nodes[..out.len()].copy_from_slice(out);
-            *slot = Some(Remembered { number: self.number, wanted, nodes, len: out.len() });
+            *slot = Some(RememberedHolders { number: self.number, wanted, nodes, len: out.len() });
             out.truncate(most);
         });
     }
 
-    /// Brings those that hold it and are in the reader's zone to the front; among equals the reader's seed decides, so
-    /// that many readers share the copies.
-    pub fn near_first<M: Borrow<Member>>(&self, wanted: Wanted, members: &[M], from: &Standpoint, out: &mut [u32]) {
+    /// Moves holders in the reader's zone to the front. Among equals the reader's seed decides, so that readers share
+    /// the copies.
+    pub fn near_first<M: Borrow<Member>>(
+        &self,
+        wanted: WantedRun,
+        members: &[M],
+        from: &ReaderLocation,
+        out: &mut [u32],
+    ) {
         let copies = (wanted.copies as usize).min(out.len());
         let held = &mut out[..copies];
         if held.len() < 2 {
@@ -211,50 +216,50 @@ impl Placement {
         }
         let near = |index: &u32| !from.zone.is_empty() && members[*index as usize].borrow().zone == from.zone;
         let of_weight = |index: &u32| members[*index as usize].borrow().weight > 0;
-        // Stable, and short: at most a handful of copies.
+        // Stable and short: a few copies.
         held.sort_by_key(|index| (!of_weight(index), !near(index)));
         let equal =
             held.iter().take_while(|i| (near(i), of_weight(i)) == (near(&held[0]), of_weight(&held[0]))).count();
-        held[..equal].rotate_left((mix(from.seed ^ wanted.key) % equal as u64) as usize);
+        held[..equal].rotate_left((mix_bits(from.seed ^ wanted.key) % equal as u64) as usize);
     }
 
-    /// The best of the nodes of weight 0.
-    pub fn drained(&self, wanted: Wanted) -> Option<u32> {
+    /// The best node of weight 0.
+    pub fn drained_holder(&self, wanted: WantedRun) -> Option<u32> {
         FOUND.with_borrow_mut(|found| {
             found.clear();
             for class in self.classes.iter().filter(|class| class.weight == 0) {
-                class.best(wanted.key, 1, found);
+                class.append_best(wanted.key, 1, found);
             }
             found.iter().max_by(|a, b| a.score.total_cmp(&b.score)).map(|found| found.index)
         })
     }
 
-    fn find(&self, wanted: Wanted, most: usize, out: &mut Vec<u32>) {
+    fn compute_holders(&self, wanted: WantedRun, most: usize, out: &mut Vec<u32>) {
         let most = most.clamp(1, self.count);
         FOUND.with_borrow_mut(|found| {
             found.clear();
             for class in self.classes.iter().filter(|class| class.weight > 0) {
-                class.best(wanted.key, most, found);
+                class.append_best(wanted.key, most, found);
             }
             found.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
             let positive = found.len();
             if positive < most {
                 for class in self.classes.iter().filter(|class| class.weight == 0) {
-                    class.best(wanted.key, most - positive, found);
+                    class.append_best(wanted.key, most - positive, found);
                 }
                 found[positive..].sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
             }
             if wanted.copies > 1 && self.zones.len() > 1 {
-                spread(&mut found[..positive], wanted.copies as usize);
+                spread_zones(&mut found[..positive], wanted.copies as usize);
             }
             out.extend(found.iter().take(most).map(|found| found.index));
         });
     }
 }
 
-/// Moves up what makes the first `copies` be of different zones, as far as there are zones: a zone that is lost takes
-/// one copy with it, and a reader more often has one near.
-fn spread(found: &mut [Found], copies: usize) {
+/// Reorders so that the first `copies` nodes lie in different zones as far as possible: losing a zone then loses one
+/// copy, and more readers have a near one.
+fn spread_zones(found: &mut [ScoredNode], copies: usize) {
     for place in 1..copies.min(found.len()) {
         let (chosen, rest) = found.split_at(place);
         let other = rest.iter().position(|f| chosen.iter().all(|c| c.zone != f.zone));
@@ -264,18 +269,18 @@ fn spread(found: &mut [Found], copies: usize) {
     }
 }
 
-impl Class {
-    /// Appends the best `most` of the class.
-    fn best(&self, key: u64, most: usize, found: &mut Vec<Found>) {
+impl WeightClass {
+    /// Appends the best `most` nodes of the class.
+    fn append_best(&self, key: u64, most: usize, found: &mut Vec<ScoredNode>) {
         let start = found.len();
-        let score_of = |hash| if self.weight == 0 { hash as f64 } else { score(hash, self.weight) };
-        // The worst of those kept: below it a node needs no second look.
+        let score_of = |hash| if self.weight == 0 { hash as f64 } else { score_hash(hash, self.weight) };
+        // The worst hash kept so far; lower ones are skipped.
         let mut bar = 0;
-        let mut kept: [(u64, u32); FIRST] = [(0, 0); FIRST];
-        if most > FIRST || self.hashes.len() <= most {
+        let mut kept: [(u64, u32); FIRST_HOLDERS] = [(0, 0); FIRST_HOLDERS];
+        if most > FIRST_HOLDERS || self.hashes.len() <= most {
             let all = self.hashes.iter().zip(&self.indices);
-            found.extend(all.map(|(name, index)| Found {
-                score: score_of(mix(name ^ key)),
+            found.extend(all.map(|(name, index)| ScoredNode {
+                score: score_of(mix_bits(name ^ key)),
                 index: *index,
                 zone: self.zone,
             }));
@@ -287,7 +292,7 @@ impl Class {
         }
         let mut len = 0;
         for (name, index) in self.hashes.iter().zip(&self.indices) {
-            let hash = mix(name ^ key);
+            let hash = mix_bits(name ^ key);
             if len == most && hash <= bar {
                 continue;
             }
@@ -297,7 +302,7 @@ impl Class {
             kept[at] = (hash, *index);
             bar = kept[len - 1].0;
         }
-        found.extend(kept[..len].iter().map(|(hash, index)| Found {
+        found.extend(kept[..len].iter().map(|(hash, index)| ScoredNode {
             score: score_of(*hash),
             index: *index,
             zone: self.zone,
@@ -312,23 +317,23 @@ mod tests {
     use std::time::Instant;
 
     fn members(n: usize) -> Vec<Member> {
-        (0..n).map(|i| Member::at(&format!("10.0.{}.{}:7000", i >> 8, i & 255), 100)).collect()
+        (0..n).map(|i| Member::from_address(&format!("10.0.{}.{}:7000", i >> 8, i & 255), 100)).collect()
     }
 
-    fn holders(placement: &Placement, object: u64, index: u32, copies: u32, most: usize) -> Vec<u32> {
-        // Objects are named by hashes.
+    fn holders(placement: &NodePlacement, object: u64, index: u32, copies: u32, most: usize) -> Vec<u32> {
+        // Object ids are hashes.
         let object = ObjectId(u128::from(xxh3_64(&object.to_le_bytes())) << 64 | u128::from(object));
         let mut out = Vec::new();
-        placement.holders(Wanted::block(object, index, copies), most, &mut out);
+        placement.find_holders(WantedRun::of_block(object, index, copies), most, &mut out);
         out
     }
 
-    fn first(placement: &Placement, object: u64) -> u32 {
+    fn first(placement: &NodePlacement, object: u64) -> u32 {
         holders(placement, object, 0, 1, 1)[0]
     }
 
-    /// The share that moved of those placed by `old` and then by `new`, and whether all of it went to `to`.
-    fn moved(old: &Placement, new: &Placement, objects: u64, to: impl Fn(u32) -> bool) -> (f64, bool) {
+    /// The share of runs that `new` places elsewhere than `old`, and whether all of it moved to `to`.
+    fn moved(old: &NodePlacement, new: &NodePlacement, objects: u64, to: impl Fn(u32) -> bool) -> (f64, bool) {
         let moved: Vec<u32> =
             (0..objects).filter_map(|o| Some(first(new, o)).filter(|n| first(old, o) != *n)).collect();
         (moved.len() as f64 / objects as f64, moved.iter().all(|n| to(*n)))
@@ -338,7 +343,7 @@ mod tests {
     fn balanced_by_weight_and_runs_stay_together() {
         let mut three = members(3);
         three[2].weight = 200;
-        let placement = Placement::new(&three);
+        let placement = NodePlacement::new(&three);
         let mut count = [0; 3];
         (0..20_000).for_each(|object| count[first(&placement, object) as usize] += 1);
         for (got, share) in count.map(|n| f64::from(n) / 20_000.0).into_iter().zip([0.25, 0.25, 0.5]) {
@@ -353,7 +358,7 @@ mod tests {
     fn joining_nodes_take_only_their_share_and_leaving_ones_leave_only_their_own() {
         for (n, more, objects) in [(3, 1, 30_000), (100, 1, 50_000), (10_000, 500, 1500)] {
             let all = members(n + more);
-            let (old, new) = (Placement::new(&all[..n]), Placement::new(&all));
+            let (old, new) = (NodePlacement::new(&all[..n]), NodePlacement::new(&all));
             let (share, all_to_it) = moved(&old, &new, objects, |to| to >= n as u32);
             let ideal = more as f64 / (n + more) as f64;
             println!("{n} nodes and {more} more: {share:.5} of the blocks move, the ideal is {ideal:.5}");
@@ -368,7 +373,7 @@ mod tests {
     #[test]
     fn the_load_is_balanced_at_every_size() {
         for (n, objects) in [(3, 30_000u64), (100, 50_000), (10_000, 8000)] {
-            let placement = Placement::new(&members(n));
+            let placement = NodePlacement::new(&members(n));
             let mut count: HashMap<u32, u64> = HashMap::new();
             (0..objects).for_each(|object| *count.entry(first(&placement, object)).or_default() += 1);
             let mean = objects as f64 / n as f64;
@@ -385,14 +390,14 @@ mod tests {
             member.weight = [0, 50, 100, 101][i % 4];
             member.zone = ["", "a", "b"][i % 3].into();
         }
-        let placement = Placement::new(&many);
+        let placement = NodePlacement::new(&many);
         for object in 0..200 {
             let whole = holders(&placement, object, 0, 1, 500);
             assert_eq!(whole.iter().collect::<HashSet<_>>().len(), 500, "every node once");
             assert!(whole[375..].iter().all(|i| many[*i as usize].weight == 0), "weight 0 is the last resort");
-            for most in [1, 3, FIRST, 20] {
+            for most in [1, 3, FIRST_HOLDERS, 20] {
                 assert_eq!(holders(&placement, object, 0, 1, most), whole[..most]);
-                // And from memory.
+                // Again, from the cache.
                 assert_eq!(holders(&placement, object, 0, 1, most), whole[..most]);
             }
         }
@@ -402,12 +407,12 @@ mod tests {
     fn weight_zero_drains() {
         let mut two = members(2);
         two[0].weight = 0;
-        let placement = Placement::new(&two);
+        let placement = NodePlacement::new(&two);
         assert!((0..100).all(|o| holders(&placement, o, 0, 2, 2) == [1, 0]));
         let full = members(10);
         let mut drained = full.clone();
         drained[4].weight = 0;
-        let (share, _) = moved(&Placement::new(&full), &Placement::new(&drained), 20_000, |to| to != 4);
+        let (share, _) = moved(&NodePlacement::new(&full), &NodePlacement::new(&drained), 20_000, |to| to != 4);
         assert!((share - 0.1).abs() < 0.01, "{share} moved off one of ten");
     }
 
@@ -417,37 +422,37 @@ mod tests {
         for (i, member) in nodes.iter_mut().enumerate() {
             member.zone = ["a", "b", "c"][i % 3].into();
         }
-        let placement = Placement::new(&nodes);
+        let placement = NodePlacement::new(&nodes);
         let mut owners = [0u32; 3];
         for object in 0..3000 {
-            let held = holders(&placement, object, 0, 3, FIRST);
+            let held = holders(&placement, object, 0, 3, FIRST_HOLDERS);
             let zones: HashSet<u32> = held[..3].iter().map(|i| i % 3).collect();
             assert_eq!(zones.len(), 3);
             assert_eq!(held[0], first(&placement, object), "the owner is the same for any number of copies");
             owners[held[0] as usize % 3] += 1;
-            let wanted = Wanted::block(ObjectId(u128::from(object)), 0, 3);
+            let wanted = WantedRun::of_block(ObjectId(u128::from(object)), 0, 3);
             let mut near = held.clone();
-            let from = Standpoint { zone: "b".into(), seed: 7 };
+            let from = ReaderLocation { zone: "b".into(), seed: 7 };
             placement.near_first(wanted, &nodes, &from, &mut near);
             assert_eq!(near[0] % 3, 1, "the copy in the reader's zone comes first");
             assert_eq!(near[3..], held[3..]);
         }
         assert!(owners.iter().all(|n| (900..1100).contains(n)), "{owners:?}");
         // Five copies in three zones: no zone has three of them.
-        let held = holders(&placement, 1, 0, 5, FIRST);
+        let held = holders(&placement, 1, 0, 5, FIRST_HOLDERS);
         assert!((0..3).all(|zone| held[..5].iter().filter(|i| *i % 3 == zone).count() >= 1));
     }
 
     #[test]
     fn readers_without_zones_share_the_copies() {
         let nodes = members(5);
-        let placement = Placement::new(&nodes);
-        let held = holders(&placement, 9, 0, 2, FIRST);
+        let placement = NodePlacement::new(&nodes);
+        let held = holders(&placement, 9, 0, 2, FIRST_HOLDERS);
         let mut count = [0; 2];
         for seed in 0..1000 {
             let mut mine = held.clone();
-            let from = Standpoint { zone: String::new(), seed };
-            placement.near_first(Wanted::block(ObjectId(9), 0, 2), &nodes, &from, &mut mine);
+            let from = ReaderLocation { zone: String::new(), seed };
+            placement.near_first(WantedRun::of_block(ObjectId(9), 0, 2), &nodes, &from, &mut mine);
             count[held.iter().position(|i| *i == mine[0]).unwrap()] += 1;
         }
         assert!(count.iter().all(|n| *n > 400), "{count:?}");
@@ -455,22 +460,26 @@ mod tests {
 
     #[test]
     fn a_path_has_the_copies_of_its_longest_prefix() {
-        let copies = Copies::new(0, [(b"a".to_vec(), 2), (b"a/b".to_vec(), 3), (b"c".to_vec(), 0)]);
-        let of = |path: &str| copies.of(path.as_bytes());
+        let copies = CopyCounts::new(0, [(b"a".to_vec(), 2), (b"a/b".to_vec(), 3), (b"c".to_vec(), 0)]);
+        let of = |path: &str| copies.copies_of(path.as_bytes());
         assert_eq!((of("a"), of("a/x"), of("a/b/c"), of("ab"), of("c/d"), of("")), (2, 2, 3, 1, 1, 1));
-        assert_eq!(Copies::new(1, [(Vec::new(), 4)]).of(b"any"), 4);
+        assert_eq!(CopyCounts::new(1, [(Vec::new(), 4)]).copies_of(b"any"), 4);
     }
 
-    /// Prints what a choice costs; asserts nothing about time.
+    /// Prints the cost of a choice; asserts nothing about time.
     #[test]
     fn what_a_choice_costs() {
         for n in [3, 100, 10_000] {
-            let placement = Placement::new(&members(n));
+            let placement = NodePlacement::new(&members(n));
             let (mut out, rounds) = (Vec::new(), 2000u32);
             let mut each = |of: &dyn Fn(u32) -> u32| {
                 let start = Instant::now();
                 for i in 0..rounds {
-                    placement.holders(Wanted::block(ObjectId(u128::from(of(i)) << 64), 0, 1), FIRST, &mut out);
+                    placement.find_holders(
+                        WantedRun::of_block(ObjectId(u128::from(of(i)) << 64), 0, 1),
+                        FIRST_HOLDERS,
+                        &mut out,
+                    );
                 }
                 start.elapsed() / rounds
             };

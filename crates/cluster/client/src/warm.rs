@@ -1,148 +1,146 @@
-//! Parts of objects brought into the caches of the nodes that hold them, or taken out of all caches, for jobs that fill
-//! and free a group. It does not know which files a job is about.
+//! Loads parts of objects into the nodes that hold them, or drops them from all caches, for load and free jobs. Does
+//! not know a job's files.
 
-use crate::peer::{NOWHERE, Patience, Peer, ask};
-use crate::placement::{FIRST, RUN_BLOCKS, Wanted};
-use crate::remote::{Inner, Remote};
-use crate::roster::View;
-use spurline_proto::{Part, PartDone, PartList, PartsDone, Request, VolumeId};
-use spurline_transport::{CallError, Lease, PoolState};
+use crate::members::MembersSnapshot;
+use crate::peer::{GroupPeer, NO_LANDING, RequestPatience, call_ranked};
+use crate::placement::{FIRST_HOLDERS, RUN_BLOCKS, WantedRun};
+use crate::remote::{GroupClient, GroupVolume};
+use spurline_proto::{NodeRequest, ObjectRange, RangeDone, RangeList, RangesDone, VolumeId};
+use spurline_transport::{CallError, ChannelLease, PoolState};
 use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The most blocks that one request asks a node to fetch: it answers when all are there.
+/// Maximum blocks per request: the node answers when all are cached.
 const BLOCKS_AT_ONCE: u64 = 32;
-/// A part that a node did not take is asked of the next ones in rank, so many times; of those that can't be reached it is
-/// not counted.
+/// Number of further nodes in rank tried for a part that a node refused. Unreachable nodes do not count.
 const OTHERS: usize = 3;
 
-/// Nodes asked side by side: not a thread for each of ten thousand.
+/// Maximum nodes called in parallel, to bound the threads in a group of ten thousand.
 const SIDE_BY_SIDE: usize = 16;
 
-/// A range of bytes of an object.
+/// A byte range of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Extent {
+pub struct ObjectExtent {
     /// The object at one version.
     pub object: ObjectRef,
-    /// The range; what is past the object's end is not meant.
+    /// The range; bytes past the object's end are ignored.
     pub bytes: Range<u64>,
 }
 
-/// A piece of an extent: what one node is asked for.
+/// A part of an extent: one request to one node.
 #[derive(Clone)]
-struct Piece {
-    /// Of the list that was given.
+struct WarmPiece {
+    /// Index of its extent.
     extent: usize,
     bytes: Range<u64>,
-    /// Which run of which all copies are it is a copy of.
+    /// Index of its run; all copies of one run share it.
     run: usize,
-    /// The place in the run's ranking of the node that is to have it, and of the one to ask now.
+    /// Ranks of the node that should hold it, and of the node to call now.
     copy: usize,
     rank: usize,
     tries: usize,
-    /// Why those asked so far did not take it.
+    /// Error of the nodes tried so far.
     failed: Option<Error>,
 }
 
-/// What is known of the copies of a run.
-struct Run {
+/// State of the copies of a run.
+struct WarmRun {
     extent: usize,
-    /// As many as were wanted.
+    /// Wanted number of copies.
     copies: u32,
-    /// The place in the ranking of the next node that none of the copies was asked of.
+    /// Rank of the next node not tried for any copy.
     next: usize,
-    /// Whether a node took one.
+    /// Whether a node accepted one.
     taken: bool,
-    /// Why one was not taken: what a node said comes before that none could be reached.
+    /// Why one was refused; a node's answer takes precedence over unreachable nodes.
     failed: Option<Error>,
 }
 
-impl Remote {
-    /// Has the nodes that hold these extents, `copies` nodes each or as many as is configured for the path, fetch what
-    /// they do not have; with `verify` they also
-    /// read back and check what they have. Sums over all pieces of each extent, and the first error. A copy that no node can
-    /// be reached for is none as long as there is another one: a group has as many as it can.
+impl GroupVolume {
+    /// Makes the holders of these extents fetch their missing blocks, on `copies` nodes each or the configured
+    /// number. With `verify` they also read back and check their blocks. Returns the sums over all pieces of each
+    /// extent, and the first error. A copy without a reachable node is left out if another copy exists.
     ///
-    /// Blocks until all is done; asks each node that is concerned one request after another, the nodes side by side.
-    pub fn warm(&self, extents: &[Extent], copies: Option<u32>, verify: bool) -> Vec<PartDone> {
+    /// Blocks until done. Nodes are called in parallel, the requests of one node in sequence.
+    pub fn warm(&self, extents: &[ObjectExtent], copies: Option<u32>, verify: bool) -> Vec<RangeDone> {
         let inner = self.inner();
-        let mut sums = vec![PartDone::default(); extents.len()];
-        let (mut pieces, mut runs): (Vec<Piece>, Vec<Run>) = Default::default();
+        let mut sums = vec![RangeDone::default(); extents.len()];
+        let (mut pieces, mut runs): (Vec<WarmPiece>, Vec<WarmRun>) = Default::default();
         for (number, extent) in extents.iter().enumerate() {
             let copies = copies.unwrap_or_else(|| inner.copies_of(&extent.object.path));
-            for bytes in inner.runs(&extent.object, &extent.bytes) {
-                let next = (copies as usize).clamp(1, FIRST);
+            for bytes in inner.split_runs(&extent.object, &extent.bytes) {
+                let next = (copies as usize).clamp(1, FIRST_HOLDERS);
                 let run = runs.len();
-                pieces.extend((0..next).map(|copy| Piece {
+                pieces.extend((0..next).map(|copy| WarmPiece {
                     run,
                     copy,
                     rank: copy,
-                    ..Piece::of(number, bytes.clone())
+                    ..WarmPiece::whole_extent(number, bytes.clone())
                 }));
-                runs.push(Run { extent: number, copies, next, taken: false, failed: None });
+                runs.push(WarmRun { extent: number, copies, next, taken: false, failed: None });
             }
         }
-        // The other copies come from the first, once that is there, and not from the under-store again.
+        // Further copies come from the first one, not from the origin again.
         let (first, others): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|piece| piece.copy == 0);
         for pieces in [first, others] {
-            inner.warm_pieces(extents, pieces, What::Warm { verify }, &mut runs, &mut sums);
+            inner.warm_pieces(extents, pieces, PartAction::Warm { verify }, &mut runs, &mut sums);
         }
         for run in runs {
             match run.failed {
                 Some(error) if run.taken && error.kind() == ErrorKind::Unavailable => {}
-                Some(error) => note(&mut sums[run.extent], &error),
+                Some(error) => note_error(&mut sums[run.extent], &error),
                 None if run.taken => {}
-                None => note(&mut sums[run.extent], &no_node()),
+                None => note_error(&mut sums[run.extent], &no_node_error()),
             }
         }
         sums
     }
 
-    /// How many nodes have a share of the blocks and are not known to be down.
+    /// Number of nodes with weight above 0 that are not known to be down.
     pub fn holders_up(&self) -> usize {
-        let view = self.inner().roster().view();
+        let view = self.inner().roster().snapshot();
         let down = |index: usize| {
-            let down = |peer: &Arc<Peer>| matches!(peer.state().0, PoolState::Down { .. }) && !peer.is_up();
-            view.made(index as u32).is_some_and(down)
+            let down = |peer: &Arc<GroupPeer>| matches!(peer.pool_state().0, PoolState::Down { .. }) && !peer.is_up();
+            view.existing_peer(index as u32).is_some_and(down)
         };
         view.members().iter().enumerate().filter(|(index, member)| member.weight > 0 && !down(*index)).count()
     }
 
-    /// Has every node drop what it holds of these extents. Sums over all nodes, and the first error: a node that does
-    /// not answer may still hold them.
-    pub fn drop_cached(&self, extents: &[Extent]) -> Vec<PartDone> {
-        self.everywhere(extents, What::Drop)
+    /// Makes every node drop its blocks of these extents. Sums over all nodes, and the first error: an unreachable
+    /// node may still hold them.
+    pub fn drop_cached(&self, extents: &[ObjectExtent]) -> Vec<RangeDone> {
+        self.call_all_nodes(extents, PartAction::Drop)
     }
 
-    /// Has every node bring what it holds of these extents under the rules for their folders. Sums as those of
-    /// [`Remote::drop_cached`].
-    pub fn classify(&self, extents: &[Extent]) -> Vec<PartDone> {
-        self.everywhere(extents, What::Classify)
+    /// Makes every node apply the folder rules to its blocks of these extents. Results as for
+    /// [`GroupVolume::drop_cached`].
+    pub fn classify(&self, extents: &[ObjectExtent]) -> Vec<RangeDone> {
+        self.call_all_nodes(extents, PartAction::Classify)
     }
 
-    /// Nodes that hold each block of the file at `path`, as far as there are so many.
+    /// Number of holders for the file at `path`, limited by the group's size.
     pub fn copies_of(&self, path: &[u8]) -> u32 {
         self.inner().copies_of(path)
     }
 
-    /// What the first `most` nodes say of the rules for folders and of their room, as JSON; asked side by side, each for
-    /// no longer than `time`.
+    /// The folder rules and free space of the first `most` nodes, as JSON. Nodes are called in parallel, each with
+    /// the timeout `time`.
     ///
     /// # Errors
-    /// The first node's that does not answer.
-    pub fn rules_told(&self, most: usize, time: Duration) -> Result<Vec<serde_json::Value>> {
-        let (inner, patience) = (self.inner(), Patience { answer: time, absence: Duration::ZERO });
-        let view = inner.roster().view();
+    /// The error of the first node that does not answer.
+    pub fn node_rules(&self, most: usize, time: Duration) -> Result<Vec<serde_json::Value>> {
+        let (inner, patience) = (self.inner(), RequestPatience { answer: time, absence: Duration::ZERO });
+        let view = inner.roster().snapshot();
         let one = |name: &str| {
-            let text: Vec<u8> = inner.ask_named(name, patience, |lease, body, deadline| {
-                lease.call(&Request::Rules { text: "" }, body, &mut [], &mut |_| {}, deadline)?;
+            let text: Vec<u8> = inner.call_named(name, patience, |lease, body, deadline| {
+                lease.call(&NodeRequest::Rules { text: "" }, body, &mut [], &mut |_| {}, deadline)?;
                 Ok(std::mem::take(body))
             })?;
             serde_json::from_slice(&text).map_err(|error| {
-                Error::new(ErrorKind::Protocol, format!("what node {name} says makes no sense: {error}"))
+                Error::new(ErrorKind::Protocol, format!("the rules of node {name} are not valid JSON: {error}"))
             })
         };
         let mut told = Vec::new();
@@ -150,7 +148,8 @@ impl Remote {
             std::thread::scope(|scope| {
                 let asked: Vec<_> = some.iter().take(most).map(|member| scope.spawn(|| one(&member.name))).collect();
                 asked.into_iter().try_for_each(|thread| {
-                    let gone = |_| Err(Error::new(ErrorKind::Io(5), "a thread panicked"));
+                    let gone =
+                        |_| Err(Error::new(ErrorKind::Io(5), "a thread that called a node panicked; see the log"));
                     told.push(thread.join().unwrap_or_else(gone)?);
                     Ok::<_, Error>(())
                 })
@@ -159,11 +158,11 @@ impl Remote {
         Ok(told)
     }
 
-    fn everywhere(&self, extents: &[Extent], what: What) -> Vec<PartDone> {
+    fn call_all_nodes(&self, extents: &[ObjectExtent], what: PartAction) -> Vec<RangeDone> {
         let inner = self.inner();
-        let mut sums = vec![PartDone::default(); extents.len()];
-        let mut by_node: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
-        for member in inner.roster().view().members() {
+        let mut sums = vec![RangeDone::default(); extents.len()];
+        let mut by_node: BTreeMap<String, Vec<WarmPiece>> = BTreeMap::new();
+        for member in inner.roster().snapshot().members() {
             let mut pieces = Vec::new();
             for (number, extent) in extents.iter().enumerate() {
                 let end = extent.bytes.end.min(extent.object.size);
@@ -171,69 +170,69 @@ impl Remote {
                 let mut at = extent.bytes.start;
                 while at < end {
                     let next = (at / step + 1).saturating_mul(step).min(end);
-                    pieces.push(Piece::of(number, at..next));
+                    pieces.push(WarmPiece::whole_extent(number, at..next));
                     at = next;
                 }
             }
             by_node.insert(member.name.clone(), pieces);
         }
-        for (piece, outcome) in inner.ask_each(extents, by_node, what) {
+        for (piece, outcome) in inner.call_nodes(extents, by_node, what) {
             match outcome {
-                Ok(done) => add(&mut sums[piece.extent], &done),
-                Err(error) => note(&mut sums[piece.extent], &error),
+                Ok(done) => add_done(&mut sums[piece.extent], &done),
+                Err(error) => note_error(&mut sums[piece.extent], &error),
             }
         }
         sums
     }
 }
 
-impl Piece {
-    /// The only one of its bytes.
-    fn of(extent: usize, bytes: Range<u64>) -> Self {
-        Piece { extent, bytes, run: 0, copy: 0, rank: 0, tries: 0, failed: None }
+impl WarmPiece {
+    /// The only piece of its bytes.
+    fn whole_extent(extent: usize, bytes: Range<u64>) -> Self {
+        WarmPiece { extent, bytes, run: 0, copy: 0, rank: 0, tries: 0, failed: None }
     }
 }
 
-fn no_node() -> Error {
-    Error::new(ErrorKind::Unavailable, "the cache group has no node to hold it")
+fn no_node_error() -> Error {
+    Error::new(ErrorKind::Unavailable, "the cache group has no node that can hold it")
 }
 
-fn add(sum: &mut PartDone, done: &PartDone) {
+fn add_done(sum: &mut RangeDone, done: &RangeDone) {
     sum.moved_bytes = sum.moved_bytes.saturating_add(done.moved_bytes);
     sum.held_bytes = sum.held_bytes.saturating_add(done.held_bytes);
     if let Some(error) = &done.error {
-        note(sum, error);
+        note_error(sum, error);
     }
 }
 
-fn note(sum: &mut PartDone, error: &Error) {
+fn note_error(sum: &mut RangeDone, error: &Error) {
     sum.error.get_or_insert_with(|| error.clone());
 }
 
-/// What a node is asked to do with the parts it is sent.
+/// Action of a node on the parts of a request.
 #[derive(Clone, Copy)]
-enum What {
+enum PartAction {
     Warm { verify: bool },
     Drop,
     Classify,
 }
 
-impl What {
-    fn request(self, volume: VolumeId, list: &PartList) -> Request<'_> {
-        let parts = list.parts();
+impl PartAction {
+    fn build_request(self, volume: VolumeId, list: &RangeList) -> NodeRequest<'_> {
+        let parts = list.as_ranges();
         match self {
-            What::Warm { verify } => Request::Warm { volume, verify, parts },
-            What::Drop => Request::Drop { volume, parts },
-            What::Classify => Request::Classify { volume, parts },
+            PartAction::Warm { verify } => NodeRequest::Warm { volume, verify, parts },
+            PartAction::Drop => NodeRequest::Drop { volume, parts },
+            PartAction::Classify => NodeRequest::Classify { volume, parts },
         }
     }
 }
 
-/// What became of each piece.
-type Outcomes = Vec<(Piece, Result<PartDone>)>;
+/// Result of each piece.
+type PieceOutcomes = Vec<(WarmPiece, Result<RangeDone>)>;
 
-/// The error that tells more: not that a node is away, where another said what is wrong.
-fn worst(known: Option<Error>, other: Option<Error>) -> Option<Error> {
+/// The more specific error: a node's answer before an unreachable node.
+fn worse_error(known: Option<Error>, other: Option<Error>) -> Option<Error> {
     let away = |error: &Error| error.kind() == ErrorKind::Unavailable;
     if known.as_ref().is_none_or(away) && other.as_ref().is_some_and(|error| known.is_none() || !away(error)) {
         other
@@ -242,17 +241,17 @@ fn worst(known: Option<Error>, other: Option<Error>) -> Option<Error> {
     }
 }
 
-/// What a thread found out of its pieces: of one that panicked nobody knows what it had done.
-fn outcomes(pieces: &[Piece], asked: std::thread::Result<Outcomes>) -> Outcomes {
+/// The results of a thread. After a panic its pieces have an unknown state, reported as an error.
+fn piece_outcomes(pieces: &[WarmPiece], asked: std::thread::Result<PieceOutcomes>) -> PieceOutcomes {
     asked.unwrap_or_else(|_| {
-        let panicked = Error::new(ErrorKind::Io(5), "a thread that asked a node panicked; the log has where");
+        let panicked = Error::new(ErrorKind::Io(5), "a thread that called a node panicked; see the log");
         pieces.iter().map(|piece| (piece.clone(), Err(panicked.clone()))).collect()
     })
 }
 
-impl Inner {
-    /// An extent cut where another node may hold what follows, and into pieces of a size to be asked for at once.
-    fn runs(&self, object: &ObjectRef, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+impl GroupClient {
+    /// Cuts an extent at run borders, and into pieces for one request.
+    fn split_runs(&self, object: &ObjectRef, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
         let run = self.block_size() * u64::from(RUN_BLOCKS);
         let (mut at, end) = (bytes.start, bytes.end.min(object.size));
         std::iter::from_fn(move || {
@@ -262,65 +261,70 @@ impl Inner {
         })
     }
 
-    /// The name of the node to ask for a piece: the one whose copy it is, or another one further down. Where there is none
-    /// that was not asked, the one whose copy it is may be back.
-    fn holder(&self, object: &ObjectRef, piece: &Piece, copies: u32) -> Option<String> {
-        let view = self.roster().view();
+    /// Name of the node to call for a piece: its holder, or a later one in rank. When all were tried, the holder
+    /// again, which may be back.
+    fn holder_name(&self, object: &ObjectRef, piece: &WarmPiece, copies: u32) -> Option<String> {
+        let view = self.roster().snapshot();
         let mut ranked = Vec::new();
         let index = (piece.bytes.start / self.block_size()) as u32;
-        view.holders(Wanted::block(object.id, index, copies), FIRST, &mut ranked);
+        view.find_holders(WantedRun::of_block(object.id, index, copies), FIRST_HOLDERS, &mut ranked);
         let again = if piece.tries < OTHERS { ranked.get(piece.copy) } else { None };
         let at = ranked.get(piece.rank).or(again)?;
         Some(view.members()[*at as usize].name.clone())
     }
 
-    /// Has the holders of these pieces do `what`, or the next ones in rank where one does not, each of them for one copy
-    /// of a run; adds to the sums of their extents what came of it, and to the runs whether a node took them.
+    /// Makes the holders of these pieces do `what`, or their successors, each for one copy of a run. Adds the results
+    /// to the sums of the extents and to the runs.
     fn warm_pieces(
         &self,
-        extents: &[Extent],
-        mut left: Vec<Piece>,
-        what: What,
-        runs: &mut [Run],
-        sums: &mut [PartDone],
+        extents: &[ObjectExtent],
+        mut left: Vec<WarmPiece>,
+        what: PartAction,
+        runs: &mut [WarmRun],
+        sums: &mut [RangeDone],
     ) {
         while !left.is_empty() {
-            let mut by_node: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+            let mut by_node: BTreeMap<String, Vec<WarmPiece>> = BTreeMap::new();
             for piece in left.drain(..) {
-                // A group with fewer nodes than copies has as many as it can.
-                match self.holder(&extents[piece.extent].object, &piece, runs[piece.run].copies) {
+                // A group smaller than the number of copies holds as many as it can.
+                match self.holder_name(&extents[piece.extent].object, &piece, runs[piece.run].copies) {
                     Some(name) => by_node.entry(name).or_default().push(piece),
-                    None => runs[piece.run].failed = worst(runs[piece.run].failed.take(), piece.failed),
+                    None => runs[piece.run].failed = worse_error(runs[piece.run].failed.take(), piece.failed),
                 }
             }
-            for (mut piece, outcome) in self.ask_each(extents, by_node, what) {
+            for (mut piece, outcome) in self.call_nodes(extents, by_node, what) {
                 let run = &mut runs[piece.run];
                 let error = match outcome {
                     Ok(done) => {
                         run.taken = true;
-                        add(&mut sums[piece.extent], &done);
+                        add_done(&mut sums[piece.extent], &done);
                         continue;
                     }
                     Err(error) => error,
                 };
                 let away = error.kind() == ErrorKind::Unavailable;
-                piece.failed = worst(piece.failed, Some(error));
+                piece.failed = worse_error(piece.failed, Some(error));
                 piece.tries += 1;
                 if away || piece.tries < OTHERS {
                     piece.rank = run.next;
                     run.next += 1;
                     left.push(piece);
                 } else {
-                    run.failed = worst(run.failed.take(), piece.failed);
+                    run.failed = worse_error(run.failed.take(), piece.failed);
                 }
             }
         }
     }
 
-    /// Asks the nodes side by side, each for its pieces in as few requests as they fit into.
-    fn ask_each(&self, extents: &[Extent], by_node: BTreeMap<String, Vec<Piece>>, what: What) -> Outcomes {
+    /// Calls the nodes in parallel, each with its pieces in as few requests as possible.
+    fn call_nodes(
+        &self,
+        extents: &[ObjectExtent],
+        by_node: BTreeMap<String, Vec<WarmPiece>>,
+        what: PartAction,
+    ) -> PieceOutcomes {
         if by_node.len() == 1 {
-            return by_node.iter().flat_map(|(name, pieces)| self.ask_one(extents, name, pieces, what)).collect();
+            return by_node.iter().flat_map(|(name, pieces)| self.call_node(extents, name, pieces, what)).collect();
         }
         let mut out = Vec::new();
         let mut by_node = by_node.into_iter();
@@ -330,23 +334,23 @@ impl Inner {
                 return out;
             }
             std::thread::scope(|scope| {
-                let ask = |(name, pieces)| (pieces, scope.spawn(move || self.ask_one(extents, name, pieces, what)));
+                let ask = |(name, pieces)| (pieces, scope.spawn(move || self.call_node(extents, name, pieces, what)));
                 let asked: Vec<_> = some.iter().map(|(name, pieces)| ask((name, pieces.as_slice()))).collect();
-                asked.into_iter().for_each(|(pieces, thread)| out.extend(outcomes(pieces, thread.join())));
+                asked.into_iter().for_each(|(pieces, thread)| out.extend(piece_outcomes(pieces, thread.join())));
             });
         }
     }
 
-    fn ask_one(&self, extents: &[Extent], name: &str, pieces: &[Piece], what: What) -> Outcomes {
+    fn call_node(&self, extents: &[ObjectExtent], name: &str, pieces: &[WarmPiece], what: PartAction) -> PieceOutcomes {
         let mut out = Vec::with_capacity(pieces.len());
         let mut pieces = pieces.iter().cloned().peekable();
-        let mut together: Vec<Piece> = Vec::new();
+        let mut together: Vec<WarmPiece> = Vec::new();
         while pieces.peek().is_some() {
-            let (mut list, mut blocks) = (PartList::default(), 0);
+            let (mut list, mut blocks) = (RangeList::default(), 0);
             together.clear();
             while let Some(piece) = pieces.peek() {
                 let object = &extents[piece.extent].object;
-                let part = Part {
+                let part = ObjectRange {
                     path: &object.path,
                     version: object.version.as_str(),
                     size: object.size,
@@ -360,22 +364,22 @@ impl Inner {
                 together.extend(pieces.next());
             }
             if together.is_empty() {
-                // A path so long that not even it alone fits.
+                // Even alone, the path is too long for a request.
                 let why = "its name is too long for a request";
                 out.extend(pieces.next().map(|piece| (piece, Err(Error::new(ErrorKind::Invalid, why)))));
                 continue;
             }
-            // Of a node that is away its share is asked of others, or it is said to be away: no reader waits for it.
-            let patience = Patience { absence: Duration::ZERO, ..self.patience() };
-            let answer = self.ask_named(name, patience, |lease, body, deadline| {
-                lease.call_for::<PartsDone>(&what.request(lease.welcome().volume, &list), body, deadline)
+            // Do not wait for a node that is away: no reader waits, and others take its share.
+            let patience = RequestPatience { absence: Duration::ZERO, ..self.patience() };
+            let answer = self.call_named(name, patience, |lease, body, deadline| {
+                lease.call_for::<RangesDone>(&what.build_request(lease.welcome().volume, &list), body, deadline)
             });
             match answer {
-                Ok(PartsDone(done)) if done.len() == together.len() => {
-                    // Why it did not do it is often its own matter: its room, its disks.
-                    let named = |done: PartDone| {
+                Ok(RangesDone(done)) if done.len() == together.len() => {
+                    // The cause is often local to the node (space, disks), so name it.
+                    let named = |done: RangeDone| {
                         let error = done.error.map(|error| error.context(format_args!("node {name}")));
-                        Ok(PartDone { error, ..done })
+                        Ok(RangeDone { error, ..done })
                     };
                     out.extend(together.drain(..).zip(done.into_iter().map(named)));
                 }
@@ -389,20 +393,20 @@ impl Inner {
         out
     }
 
-    /// Asks one node and no other.
-    pub(crate) fn ask_named<T>(
+    /// Calls exactly this node.
+    pub(crate) fn call_named<T>(
         &self,
         name: &str,
-        patience: Patience,
-        mut call: impl FnMut(&mut Lease<'_>, &mut Vec<u8>, Instant) -> Result<T, CallError>,
+        patience: RequestPatience,
+        mut call: impl FnMut(&mut ChannelLease<'_>, &mut Vec<u8>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
-        let only = |view: &View, _, ranked: &mut Vec<u32>| {
+        let only = |view: &MembersSnapshot, _, ranked: &mut Vec<u32>| {
             ranked.clear();
             ranked.extend(view.members().iter().position(|member| member.name == name).map(|at| at as u32));
         };
         let mut body = Vec::new();
-        let waits = patience.asked_now();
-        ask(self.roster(), NOWHERE, only, &mut Vec::new(), waits, self.retries(), |_, lease, deadline| {
+        let waits = patience.starting_now();
+        call_ranked(self.roster(), NO_LANDING, only, &mut Vec::new(), waits, self.retries(), |_, lease, deadline| {
             call(lease, &mut body, deadline)
         })
     }
@@ -414,9 +418,9 @@ mod tests {
 
     #[test]
     fn pieces_of_a_thread_that_panicked_are_not_done() {
-        let pieces = [Piece::of(0, 0..10), Piece::of(1, 0..20)];
-        let asked = std::thread::spawn(|| -> Outcomes { panic!("as a test wants it") }).join();
-        let found = outcomes(&pieces, asked);
+        let pieces = [WarmPiece::whole_extent(0, 0..10), WarmPiece::whole_extent(1, 0..20)];
+        let asked = std::thread::spawn(|| -> PieceOutcomes { panic!("as a test wants it") }).join();
+        let found = piece_outcomes(&pieces, asked);
         assert!(found.len() == 2 && found.iter().all(|(_, outcome)| outcome.is_err()));
     }
 }

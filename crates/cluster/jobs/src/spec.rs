@@ -1,68 +1,68 @@
-//! What a job is to do. It does not know how far it is.
+//! The specification of a job. Does not know its progress.
 
-use crate::walk::Filter;
+use crate::walk::FileFilter;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::hash::Hasher as _;
 
-/// What happens to the files.
+/// Action on the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Action {
-    /// They are brought into the cache.
+pub enum JobAction {
+    /// Load into the cache.
     Load,
-    /// They are dropped from the cache.
+    /// Drop from the cache.
     Free,
 }
 
-impl std::fmt::Display for Action {
+impl std::fmt::Display for JobAction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Action::Load => "load",
-            Action::Free => "free",
+            JobAction::Load => "load",
+            JobAction::Free => "free",
         })
     }
 }
 
-/// A job as it was submitted.
+/// A submitted job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spec {
-    /// What happens to the files.
-    pub action: Action,
+pub struct JobSpec {
+    /// Action on the files.
+    pub action: JobAction,
     /// The source's URL, without credentials.
     pub source: String,
-    /// Files and folders below the source; the empty path is all of it.
+    /// Files and folders below the source; the empty path means all of it.
     pub paths: Vec<String>,
-    /// The paths come from a list of files: folders among them are not walked.
+    /// The paths come from a file list: folders among them are not walked.
     #[serde(default)]
     pub listed: bool,
-    /// Only files that one of these patterns names, when there are any.
+    /// If not empty, only files that match one of these patterns.
     #[serde(default)]
     pub include: Vec<String>,
-    /// No file and no folder that one of these patterns names.
+    /// No file or folder that matches one of these patterns.
     #[serde(default)]
     pub exclude: Vec<String>,
     /// Names and attributes only, no bytes.
     #[serde(default)]
     pub metadata_only: bool,
-    /// Afterwards every block is read back where it is held, and checked.
+    /// Read back and check every block where it is held, after the load.
     #[serde(default)]
     pub verify: bool,
-    /// Files held whole already are counted as skipped.
+    /// Count fully cached files as skipped.
     #[serde(default)]
     pub skip_if_exists: bool,
-    /// Nodes that hold each block; the group's own number when not given.
+    /// Holders of each block; absent for the group's number.
     #[serde(default)]
     pub replicas: Option<u32>,
-    /// Bytes per second at the most; 0 for no limit.
+    /// Maximum bytes per second; 0 for no limit.
     #[serde(default)]
     pub rate: u64,
-    /// Requests under way at one time.
+    /// Requests in flight.
     pub parallel: u32,
 }
 
-/// A digest of these words, whatever their order.
-fn digest<'a>(first: &str, words: impl Iterator<Item = &'a String>) -> u64 {
+/// A digest of these words, independent of their order.
+fn digest_words<'a>(first: &str, words: impl Iterator<Item = &'a String>) -> u64 {
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     let mut words: Vec<&str> = words.map(String::as_str).collect();
     words.sort_unstable();
@@ -73,51 +73,50 @@ fn digest<'a>(first: &str, words: impl Iterator<Item = &'a String>) -> u64 {
     hash.finish()
 }
 
-/// What there is to count of a job beside its files.
+/// What a job counts beside its files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-pub struct Counts {
-    /// Its files are read back, too.
+pub struct CountOptions {
+    /// Its files are read back.
     #[serde(default)]
     pub verify: bool,
-    /// Its files bring no bytes.
+    /// Its files transfer no bytes.
     #[serde(default)]
     pub metadata_only: bool,
 }
 
-impl Spec {
-    /// The name of the job: the same action on the same paths with the same options is the same job, however often it is
-    /// submitted. How fast it is to be done makes no other job of it.
+impl JobSpec {
+    /// The name of the job: equal for the same action, paths and options. Speed options do not change it.
     pub fn id(&self) -> String {
-        let Spec { include, exclude, metadata_only, verify, skip_if_exists, replicas, .. } = self;
+        let JobSpec { include, exclude, metadata_only, verify, skip_if_exists, replicas, .. } = self;
         let flags = format!("{metadata_only} {verify} {skip_if_exists} {}", replicas.unwrap_or(0));
-        // A pattern is not the same on the other side.
-        let options = digest(&flags, include.iter()) ^ digest("", exclude.iter()).rotate_left(1);
+        // Rotated, because the same pattern means the opposite here.
+        let options = digest_words(&flags, include.iter()) ^ digest_words("", exclude.iter()).rotate_left(1);
         format!("{}-{:08x}", self.subject(), options >> 32)
     }
 
-    /// What the names of all jobs begin with that do the same to the same paths, before a '-'.
+    /// The common prefix, before a '-', of the names of all jobs with the same action on the same paths.
     pub fn subject(&self) -> String {
         let listed = if self.listed { "listed " } else { "" };
-        format!("{}-{:012x}", self.action, digest(&format!("{listed}{}", self.source), self.paths.iter()) >> 16)
+        format!("{}-{:012x}", self.action, digest_words(&format!("{listed}{}", self.source), self.paths.iter()) >> 16)
     }
 
-    /// Whether all files are done as they are by default.
+    /// Whether all files are processed with default options.
     pub fn is_plain(&self) -> bool {
-        let Spec { include, exclude, metadata_only, verify, skip_if_exists, replicas, .. } = self;
+        let JobSpec { include, exclude, metadata_only, verify, skip_if_exists, replicas, .. } = self;
         include.is_empty()
             && exclude.is_empty()
             && !(*metadata_only || *verify || *skip_if_exists)
             && replicas.is_none()
     }
 
-    /// What there is to count.
-    pub fn counts(&self) -> Counts {
-        let loads = self.action == Action::Load && !self.metadata_only;
-        Counts { verify: self.verify && loads, metadata_only: self.metadata_only }
+    /// What the job counts.
+    pub fn count_options(&self) -> CountOptions {
+        let loads = self.action == JobAction::Load && !self.metadata_only;
+        CountOptions { verify: self.verify && loads, metadata_only: self.metadata_only }
     }
 
-    /// Whether a path is named twice, or is below another.
-    pub fn overlaps(&self) -> bool {
+    /// Whether a path is listed twice or lies below another.
+    pub fn has_overlaps(&self) -> bool {
         let all: HashSet<&str> = self.paths.iter().map(|path| path.trim_matches('/')).collect();
         let is_below = |path: &&str| {
             let mut above = path.match_indices('/').map(|(end, _)| &path[..end]);
@@ -126,12 +125,12 @@ impl Spec {
         all.len() < self.paths.len() || all.iter().any(is_below)
     }
 
-    /// What it walks past and what it takes.
+    /// Its include and exclude patterns.
     ///
     /// # Errors
-    /// Which pattern makes no sense, and why.
-    pub fn filter(&self) -> Result<Filter, String> {
-        Filter::new(&self.include, &self.exclude)
+    /// Which pattern is invalid, and why.
+    pub fn file_filter(&self) -> Result<FileFilter, String> {
+        FileFilter::new(&self.include, &self.exclude)
     }
 }
 
@@ -139,7 +138,7 @@ impl Spec {
 mod tests {
     use super::*;
 
-    fn spec() -> Spec {
+    fn spec() -> JobSpec {
         let words = r#"{"action":"load","source":"s3://b","paths":["a","b"],"parallel":50}"#;
         serde_json::from_str(words).unwrap()
     }
@@ -148,7 +147,7 @@ mod tests {
     fn paths_overlap_that_name_a_file_twice() {
         let overlaps = |paths: &[&str]| {
             let paths = paths.iter().map(|path| (*path).to_owned()).collect();
-            Spec { paths, ..spec() }.overlaps()
+            JobSpec { paths, ..spec() }.has_overlaps()
         };
         for twice in [&["x", "x/y"][..], &["x/y/z", "x-", "x"], &["x", "x"], &["x/", "x"], &["", "x"]] {
             assert!(overlaps(twice), "{twice:?}");
@@ -163,28 +162,28 @@ mod tests {
         let one = spec();
         assert!(one.is_plain() && one.id().starts_with(&format!("{}-", one.subject())));
         let same = [
-            Spec { paths: vec!["b".into(), "a".into()], ..spec() },
-            Spec { rate: 1, ..spec() },
-            Spec { parallel: 1, ..spec() },
+            JobSpec { paths: vec!["b".into(), "a".into()], ..spec() },
+            JobSpec { rate: 1, ..spec() },
+            JobSpec { parallel: 1, ..spec() },
         ];
         assert!(same.iter().all(|same| same.id() == one.id()));
         let words = || vec!["*.bin".to_owned()];
         let others = [
-            Spec { include: words(), ..spec() },
-            Spec { exclude: words(), ..spec() },
-            Spec { metadata_only: true, ..spec() },
-            Spec { verify: true, ..spec() },
-            Spec { skip_if_exists: true, ..spec() },
-            Spec { replicas: Some(2), ..spec() },
+            JobSpec { include: words(), ..spec() },
+            JobSpec { exclude: words(), ..spec() },
+            JobSpec { metadata_only: true, ..spec() },
+            JobSpec { verify: true, ..spec() },
+            JobSpec { skip_if_exists: true, ..spec() },
+            JobSpec { replicas: Some(2), ..spec() },
         ];
-        let ids: std::collections::BTreeSet<_> = others.iter().chain([&one]).map(Spec::id).collect();
+        let ids: std::collections::BTreeSet<_> = others.iter().chain([&one]).map(JobSpec::id).collect();
         assert_eq!(ids.len(), others.len() + 1, "{ids:?}");
         assert!(others.iter().all(|other| other.subject() == one.subject() && !other.is_plain()));
         let elsewhere = [
-            Spec { action: Action::Free, ..spec() },
-            Spec { source: "s3://c".into(), ..spec() },
-            Spec { paths: vec!["a".into()], ..spec() },
-            Spec { listed: true, ..spec() },
+            JobSpec { action: JobAction::Free, ..spec() },
+            JobSpec { source: "s3://c".into(), ..spec() },
+            JobSpec { paths: vec!["a".into()], ..spec() },
+            JobSpec { listed: true, ..spec() },
         ];
         assert!(elsewhere.iter().all(|other| other.subject() != one.subject()));
     }

@@ -1,41 +1,41 @@
-//! How fast a job is: averages that forget what is seconds old.
+//! Recent speed of a job: exponentially weighted averages over seconds.
 
-use crate::progress::Progress;
-use crate::run::{Pass, Run};
+use crate::progress::JobProgress;
+use crate::run::{FilePass, JobRun};
 use std::time::Instant;
 
-/// Works out how fast the job is now.
-pub(crate) struct Speed {
+/// Computes the recent speed.
+pub(crate) struct SpeedMeter {
     began: Instant,
     before: f64,
-    pass: Pass,
+    pass: FilePass,
     last: (Instant, u64, u64),
 }
 
-impl Speed {
-    pub fn new(run: &Run, pass: Pass) -> Self {
+impl SpeedMeter {
+    pub fn new(run: &JobRun, pass: FilePass) -> Self {
         let progress = run.progress();
-        let (files, bytes) = Self::counts(&progress, pass);
-        Speed { began: Instant::now(), before: progress.seconds, pass, last: (Instant::now(), files, bytes) }
+        let (files, bytes) = Self::done_counts(&progress, pass);
+        SpeedMeter { began: Instant::now(), before: progress.seconds, pass, last: (Instant::now(), files, bytes) }
     }
 
-    fn counts(progress: &Progress, pass: Pass) -> (u64, u64) {
+    fn done_counts(progress: &JobProgress, pass: FilePass) -> (u64, u64) {
         match pass {
-            Pass::Work => (progress.files_done, progress.bytes_done),
-            Pass::Verify => (progress.files_verified, progress.bytes_verified),
+            FilePass::Work => (progress.files_done, progress.bytes_done),
+            FilePass::Verify => (progress.files_verified, progress.bytes_verified),
         }
     }
 
-    pub fn tick(&mut self, run: &Run) {
-        run.change(|progress| {
+    pub fn tick(&mut self, run: &JobRun) {
+        run.update_progress(|progress| {
             progress.seconds = self.before + self.began.elapsed().as_secs_f64();
             let (at, files, bytes) = self.last;
             let passed = at.elapsed().as_secs_f64();
             if passed < 0.2 {
                 return;
             }
-            let (files_now, bytes_now) = Self::counts(progress, self.pass);
-            // Half of a speed is forgotten in about two seconds.
+            let (files_now, bytes_now) = Self::done_counts(progress, self.pass);
+            // Half-life of two seconds.
             let keep = 0.5f64.powf(passed / 2.0);
             let mix = |old: f64, new: u64, before: u64| {
                 let now = new.saturating_sub(before) as f64 / passed;

@@ -1,8 +1,8 @@
-//! `dns:`: a name that resolves to all nodes (A and AAAA, a Kubernetes headless service), or SRV records that bring
-//! ports and names of their own. Asked again by the records' time to live; it is told nothing.
+//! `dns:`: a name that resolves to all nodes (A and AAAA, a Kubernetes headless service), or SRV records with ports
+//! and names of their own. Looked up again by the records' time to live; takes no registrations.
 
 use crate::url::DnsName;
-use crate::{ANSWER, Lease, Registry, Watch, runtime};
+use crate::{ANSWER_TIMEOUT, MemberWatch, NodeLease, Registry, small_runtime};
 use hickory_resolver::config::{NameServerConfig, ResolverConfig};
 use hickory_resolver::lookup::Lookup;
 use hickory_resolver::net::NetError;
@@ -15,35 +15,35 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// Between two questions, whatever the time to live says.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Between two look-ups, whatever the time to live is.
+const POLL_RANGE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// A name as a registry.
-pub(crate) struct Dns {
+/// A DNS name as a registry.
+pub(crate) struct DnsRegistry {
     url: String,
     name: DnsName,
     resolver: Arc<TokioResolver>,
     runtime: Arc<Runtime>,
 }
 
-impl Dns {
+impl DnsRegistry {
     pub(crate) fn new(name: &DnsName) -> Result<Self> {
-        let runtime = runtime("dns")?;
+        let runtime = small_runtime("dns")?;
         let inside = runtime.enter();
         let builder = match name.server {
-            Some(server) => Ok(Resolver::builder_with_config(only(server), TokioRuntimeProvider::default())),
+            Some(server) => Ok(Resolver::builder_with_config(single_server(server), TokioRuntimeProvider::default())),
             None => TokioResolver::builder_tokio(),
         };
         let built = builder.and_then(|mut builder| {
             let options = builder.options_mut();
-            options.timeout = ANSWER / 2;
-            // What a record's time to live says is kept here, where it is known when to ask again.
+            options.timeout = ANSWER_TIMEOUT / 2;
+            // The watch keeps the time to live itself: it must know when to look up again.
             options.cache_size = 0;
             builder.build()
         });
         drop(inside);
         let resolver = built.map_err(|e| Error::new(ErrorKind::Unavailable, format!("dns:{}: {e}", name.name)))?;
-        Ok(Dns {
+        Ok(DnsRegistry {
             url: format!("dns:{name}"),
             name: name.clone(),
             resolver: Arc::new(resolver),
@@ -52,8 +52,8 @@ impl Dns {
     }
 }
 
-/// A configuration with one server, at a port of choice.
-fn only(server: SocketAddr) -> ResolverConfig {
+/// A configuration with one server at a given port.
+fn single_server(server: SocketAddr) -> ResolverConfig {
     let mut name_server = NameServerConfig::udp_and_tcp(server.ip());
     name_server.trust_negative_responses = true;
     for connection in &mut name_server.connections {
@@ -62,12 +62,12 @@ fn only(server: SocketAddr) -> ResolverConfig {
     ResolverConfig::from_parts(None, Vec::new(), vec![name_server])
 }
 
-impl Registry for Dns {
-    fn describe(&self) -> &str {
+impl Registry for DnsRegistry {
+    fn description(&self) -> &str {
         &self.url
     }
-    fn watch(&self) -> Box<dyn Watch> {
-        Box::new(Asking {
+    fn watch_members(&self) -> Box<dyn MemberWatch> {
+        Box::new(DnsWatch {
             name: self.name.clone(),
             resolver: Arc::clone(&self.resolver),
             runtime: Arc::clone(&self.runtime),
@@ -75,24 +75,24 @@ impl Registry for Dns {
             known: None,
         })
     }
-    fn lease(&self) -> Option<Box<dyn Lease>> {
+    fn node_lease(&self) -> Option<Box<dyn NodeLease>> {
         None
     }
 }
 
-struct Asking {
+struct DnsWatch {
     name: DnsName,
     resolver: Arc<TokioResolver>,
     runtime: Arc<Runtime>,
-    /// When to ask again.
+    /// When to look up again.
     again: Option<Instant>,
     known: Option<Vec<Arc<Member>>>,
 }
 
-impl Asking {
-    async fn ask(&self) -> Result<(Vec<Arc<Member>>, Duration)> {
+impl DnsWatch {
+    async fn look_up(&self) -> Result<(Vec<Arc<Member>>, Duration)> {
         let mut members = Vec::new();
-        let mut lasts = PAUSES.1;
+        let mut lasts = POLL_RANGE.1;
         let kinds: &[RecordType] = match self.name.port {
             Some(_) => &[RecordType::A, RecordType::AAAA],
             None => &[RecordType::SRV],
@@ -101,19 +101,19 @@ impl Asking {
             match self.resolver.lookup(self.name.name.as_str(), *kind).await {
                 Ok(answer) => {
                     lasts = lasts.min(answer.valid_until().saturating_duration_since(Instant::now()));
-                    self.take(&answer, &mut members);
+                    self.collect_members(&answer, &mut members);
                 }
-                Err(error) if none_there(&error) => lasts = PAUSES.0,
+                Err(error) if is_absent(&error) => lasts = POLL_RANGE.0,
                 Err(error) => return Err(Error::new(ErrorKind::Unavailable, error.to_string())),
             }
         }
         members.sort_by(|a, b| a.name.cmp(&b.name));
         members.dedup();
         let members = members.into_iter().map(Arc::new).collect();
-        Ok((members, lasts.clamp(PAUSES.0, PAUSES.1)))
+        Ok((members, lasts.clamp(POLL_RANGE.0, POLL_RANGE.1)))
     }
 
-    fn take(&self, answer: &Lookup, members: &mut Vec<Member>) {
+    fn collect_members(&self, answer: &Lookup, members: &mut Vec<Member>) {
         for record in answer.answers() {
             let address = match (&record.data, self.name.port) {
                 (RData::A(a), Some(port)) => SocketAddr::new(a.0.into(), port).to_string(),
@@ -123,18 +123,18 @@ impl Asking {
                 }
                 _ => continue,
             };
-            members.push(Member::at(&address, 100));
+            members.push(Member::from_address(&address, 100));
         }
     }
 }
 
-/// Whether the server answers that there is nothing under the name, or not of this kind.
-fn none_there(error: &NetError) -> bool {
+/// Whether the server answered that the name, or this kind of record, does not exist.
+fn is_absent(error: &NetError) -> bool {
     error.is_no_records_found() || error.is_nx_domain()
 }
 
-impl Watch for Asking {
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
+impl MemberWatch for DnsWatch {
+    fn next_members(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         if let Some(again) = self.again {
             std::thread::sleep(again.min(until).saturating_duration_since(Instant::now()));
             if Instant::now() < again {
@@ -142,9 +142,9 @@ impl Watch for Asking {
             }
         }
         let runtime = Arc::clone(&self.runtime);
-        let answer = runtime.block_on(async { tokio::time::timeout(ANSWER, self.ask()).await });
+        let answer = runtime.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, self.look_up()).await });
         let (members, lasts) = answer.unwrap_or_else(|_| {
-            let text = format!("no answer within {} s", ANSWER.as_secs());
+            let text = format!("no answer within {} s", ANSWER_TIMEOUT.as_secs());
             Err(Error::new(ErrorKind::Unavailable, text))
         })?;
         self.again = Some(Instant::now() + lasts);

@@ -1,9 +1,8 @@
-//! `etcd://`: a node is a key that lives by a lease, and watchers follow the keys of their group. Calls and their
-//! order; which server is asked and with which rights is the session's matter.
+//! `etcd://`: a node is a key with a lease, and watchers follow the keys of their group. Owns the calls and their
+//! order; [`EtcdSession`] chooses the server and holds the credentials.
 
-use crate::book::{Book, Merge};
-use crate::etcd_book::OfEtcd;
-use crate::etcd_session::{Session, Stream};
+use crate::etcd_rule_store::EtcdRuleStore;
+use crate::etcd_session::{EtcdSession, KeyWatch};
 use crate::etcdpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::etcdpb::event::EventType;
 use crate::etcdpb::request_op::Request as Op;
@@ -12,8 +11,12 @@ use crate::etcdpb::{
     Compare, KeyValue, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
     TxnResponse,
 };
+use crate::rule_store::{MergeRules, RuleStore};
 use crate::url::EtcdUrl;
-use crate::{ANSWER, LEASE, Lease, Registry, Watch, record, runtime, takes_over, two_of_one_name};
+use crate::{
+    ANSWER_TIMEOUT, LEASE_TIME, MemberWatch, NodeLease, Registry, may_take_over, name_conflict, node_record,
+    small_runtime,
+};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Member, Result};
 use std::collections::BTreeMap;
@@ -21,26 +24,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// Changes that come together are given together.
-const GATHER: Duration = Duration::from_millis(100);
-/// Every so many renewals it is looked whether the key is still there as it was written.
-const LOOK_EVERY: u32 = 12;
+/// Changes within this time are delivered together.
+const GATHER_WINDOW: Duration = Duration::from_millis(100);
+/// Every this many renewals the key is read and compared.
+const VERIFY_EVERY: u32 = 12;
 
 /// etcd as a registry.
-pub(crate) struct Etcd {
+pub(crate) struct EtcdRegistry {
     url: String,
     group: String,
-    session: Arc<Session>,
+    session: Arc<EtcdSession>,
     runtime: Arc<Runtime>,
 }
 
-impl Etcd {
+impl EtcdRegistry {
     pub(crate) fn new(url: &EtcdUrl, group: &str) -> Result<Self> {
-        let runtime = runtime("etcd")?;
+        let runtime = small_runtime("etcd")?;
         let inside = runtime.enter();
-        let session = Session::new(url)?;
+        let session = EtcdSession::new(url)?;
         drop(inside);
-        Ok(Etcd {
+        Ok(EtcdRegistry {
             url: format!("etcd://{url}"),
             group: group.to_owned(),
             session: Arc::new(session),
@@ -49,28 +52,28 @@ impl Etcd {
     }
 }
 
-/// Where the nodes of a group are.
-fn prefix(group: &str) -> Vec<u8> {
+/// The key prefix of a group's nodes.
+fn nodes_prefix(group: &str) -> Vec<u8> {
     format!("/spurline/{group}/nodes/").into_bytes()
 }
 
-impl Registry for Etcd {
-    fn describe(&self) -> &str {
+impl Registry for EtcdRegistry {
+    fn description(&self) -> &str {
         &self.url
     }
 
-    fn watch(&self) -> Box<dyn Watch> {
-        Box::new(Following {
-            prefix: prefix(&self.group),
+    fn watch_members(&self) -> Box<dyn MemberWatch> {
+        Box::new(EtcdWatch {
+            prefix: nodes_prefix(&self.group),
             session: Arc::clone(&self.session),
             runtime: Arc::clone(&self.runtime),
             stream: None,
-            known: Known::default(),
+            known: KnownNodes::default(),
         })
     }
 
-    fn lease(&self) -> Option<Box<dyn Lease>> {
-        Some(Box::new(Held {
+    fn node_lease(&self) -> Option<Box<dyn NodeLease>> {
+        Some(Box::new(EtcdLease {
             group: self.group.clone(),
             session: Arc::clone(&self.session),
             runtime: Arc::clone(&self.runtime),
@@ -80,34 +83,34 @@ impl Registry for Etcd {
         }))
     }
 
-    fn book(&self, merge: Merge) -> Option<Box<dyn Book>> {
+    fn rule_store(&self, merge: MergeRules) -> Option<Box<dyn RuleStore>> {
         let (session, runtime) = (Arc::clone(&self.session), Arc::clone(&self.runtime));
-        Some(Box::new(OfEtcd { group: self.group.clone(), merge, session, runtime, seen: Mutex::default() }))
+        Some(Box::new(EtcdRuleStore { group: self.group.clone(), merge, session, runtime, seen: Mutex::default() }))
     }
 }
 
-struct Following {
+struct EtcdWatch {
     prefix: Vec<u8>,
-    session: Arc<Session>,
+    session: Arc<EtcdSession>,
     runtime: Arc<Runtime>,
-    stream: Option<Stream>,
-    known: Known,
+    stream: Option<KeyWatch>,
+    known: KnownNodes,
 }
 
-/// The nodes of a group, and whether they are others than those given last: also after the watch broke off in between.
+/// The nodes of a group, and whether they differ from those delivered last, also across an interrupted watch.
 #[derive(Default)]
-struct Known {
+struct KnownNodes {
     nodes: BTreeMap<Vec<u8>, Arc<Member>>,
     changed: bool,
 }
 
-impl Known {
-    fn replace(&mut self, nodes: BTreeMap<Vec<u8>, Arc<Member>>) {
+impl KnownNodes {
+    fn replace_all(&mut self, nodes: BTreeMap<Vec<u8>, Arc<Member>>) {
         self.changed |= nodes != self.nodes || nodes.is_empty();
         self.nodes = nodes;
     }
 
-    fn set(&mut self, key: Vec<u8>, node: Option<Arc<Member>>) {
+    fn set_node(&mut self, key: Vec<u8>, node: Option<Arc<Member>>) {
         match node {
             Some(node) => self.nodes.insert(key, node),
             None => self.nodes.remove(&key),
@@ -115,14 +118,14 @@ impl Known {
         self.changed = true;
     }
 
-    fn give(&mut self) -> Option<Vec<Arc<Member>>> {
+    fn take_changed(&mut self) -> Option<Vec<Arc<Member>>> {
         std::mem::take(&mut self.changed).then(|| self.nodes.values().cloned().collect())
     }
 }
 
-impl Following {
-    /// Reads all nodes, and follows from there.
-    async fn open(&mut self) -> Result<()> {
+impl EtcdWatch {
+    /// Reads all nodes, and watches from that revision on.
+    async fn open_watch(&mut self) -> Result<()> {
         let mut end = self.prefix.clone();
         if let Some(last) = end.last_mut() {
             *last += 1;
@@ -130,35 +133,35 @@ impl Following {
         let request = RangeRequest { key: self.prefix.clone(), range_end: end.clone(), ..RangeRequest::default() };
         let all = self.session.range(request).await?;
         let revision = all.header.map_or(0, |header| header.revision);
-        self.stream = Some(self.session.watch(self.prefix.clone(), end, revision + 1).await?);
+        self.stream = Some(self.session.watch_range(self.prefix.clone(), end, revision + 1).await?);
         let mut known = BTreeMap::new();
         for kv in all.kvs {
-            if let Some(member) = self.read(&kv) {
+            if let Some(member) = self.parse_node(&kv) {
                 known.insert(kv.key, member);
             }
         }
-        self.known.replace(known);
+        self.known.replace_all(known);
         Ok(())
     }
 
-    fn read(&self, kv: &KeyValue) -> Option<Arc<Member>> {
-        match record::member_of(&kv.value) {
+    fn parse_node(&self, kv: &KeyValue) -> Option<Arc<Member>> {
+        match node_record::parse_member(&kv.value) {
             Ok(member) => Some(Arc::new(member)),
             Err(why) => {
-                tracing::warn!("etcd has {} and it is no node ({why}); left out", String::from_utf8_lossy(&kv.key));
+                tracing::warn!("etcd's key {} is no valid node ({why}); ignored", String::from_utf8_lossy(&kv.key));
                 None
             }
         }
     }
 
-    async fn changes(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
+    async fn next_changes(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         if self.stream.is_none() {
-            self.open().await?;
+            self.open_watch().await?;
         }
         let mut limit = if self.known.changed { Instant::now() } else { until };
         while let Some(stream) = &mut self.stream {
             let wait = limit.saturating_duration_since(Instant::now());
-            match tokio::time::timeout(wait, stream.next()).await {
+            match tokio::time::timeout(wait, stream.next_events()).await {
                 Err(_) => break,
                 Ok(Err(error)) => {
                     self.stream = None;
@@ -168,40 +171,40 @@ impl Following {
                     for event in events {
                         let kind = event.r#type();
                         let Some(kv) = event.kv else { continue };
-                        let member = (kind == EventType::Put).then(|| self.read(&kv)).flatten();
+                        let member = (kind == EventType::Put).then(|| self.parse_node(&kv)).flatten();
                         if !self.known.changed {
-                            limit = limit.min(Instant::now() + GATHER);
+                            limit = limit.min(Instant::now() + GATHER_WINDOW);
                         }
-                        self.known.set(kv.key, member);
+                        self.known.set_node(kv.key, member);
                     }
                 }
             }
         }
-        Ok(self.known.give())
+        Ok(self.known.take_changed())
     }
 }
 
-impl Watch for Following {
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
+impl MemberWatch for EtcdWatch {
+    fn next_members(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         let runtime = Arc::clone(&self.runtime);
-        runtime.block_on(self.changes(until))
+        runtime.block_on(self.next_changes(until))
     }
 }
 
-struct Held {
+struct EtcdLease {
     group: String,
-    session: Arc<Session>,
+    session: Arc<EtcdSession>,
     runtime: Arc<Runtime>,
     lease: Option<i64>,
-    /// What the key was last seen to say.
+    /// The member in the key when it was last read or written.
     written: Option<Member>,
     renewals: u32,
 }
 
-impl Held {
-    async fn keep(&mut self, member: &Member) -> Result<Duration> {
+impl EtcdLease {
+    async fn keep_registered(&mut self, member: &Member) -> Result<Duration> {
         self.renewals += 1;
-        if self.renewals.is_multiple_of(LOOK_EVERY) {
+        if self.renewals.is_multiple_of(VERIFY_EVERY) {
             self.written = None;
         }
         if let Some(lease) = self.lease
@@ -213,21 +216,21 @@ impl Held {
             Some(lease) => lease,
             None => {
                 self.written = None;
-                let request = LeaseGrantRequest { ttl: LEASE.as_secs() as i64, id: 0 };
-                let granted = self.session.grant(request).await?;
+                let request = LeaseGrantRequest { ttl: LEASE_TIME.as_secs() as i64, id: 0 };
+                let granted = self.session.grant_lease(request).await?;
                 *self.lease.insert(granted.id)
             }
         };
         if self.written.as_ref() != Some(member) {
-            self.write(member, lease).await?;
+            self.write_key(member, lease).await?;
             self.written = Some(member.clone());
         }
-        Ok(LEASE)
+        Ok(LEASE_TIME)
     }
 
-    /// Writes the key if it is nobody's, or this node's own from before.
-    async fn write(&self, member: &Member, lease: i64) -> Result<()> {
-        let key = [prefix(&self.group), member.name.as_bytes().to_vec()].concat();
+    /// Writes the key if it does not exist, or belongs to this node.
+    async fn write_key(&self, member: &Member, lease: i64) -> Result<()> {
+        let key = [nodes_prefix(&self.group), member.name.as_bytes().to_vec()].concat();
         let put = |target: CompareTarget, union: TargetUnion| {
             let compare = Compare {
                 result: CompareResult::Equal as i32,
@@ -237,7 +240,7 @@ impl Held {
             };
             let put = PutRequest {
                 key: key.clone(),
-                value: record::of_member(member).into_bytes(),
+                value: node_record::format_member(member).into_bytes(),
                 lease,
                 ..PutRequest::default()
             };
@@ -248,53 +251,55 @@ impl Held {
                 failure: vec![RequestOp { request: Some(Op::RequestRange(get)) }],
             }
         };
-        // Nobody's.
+        // Create the key if it does not exist.
         let done = self.session.txn(put(CompareTarget::Version, TargetUnion::Version(0))).await?;
         if done.succeeded {
             return Ok(());
         }
-        let Some(held) = first(done) else { return Err(changed_meanwhile()) };
-        // A key that is no node is in nobody's way.
-        if let Ok(holder) = record::member_of(&held.value) {
+        let Some(held) = first_range(done) else { return Err(changed_concurrently()) };
+        // A value that is no node may be overwritten.
+        if let Ok(holder) = node_record::parse_member(&held.value) {
             if holder == *member && held.lease == lease {
                 return Ok(());
             }
-            if !takes_over(&holder, member) {
-                return Err(Error::new(ErrorKind::Invalid, two_of_one_name(&self.group, &holder, member)));
+            if !may_take_over(&holder, member) {
+                return Err(Error::new(ErrorKind::Invalid, name_conflict(&self.group, &holder, member)));
             }
         }
         let union = TargetUnion::ModRevision(held.mod_revision);
         let done = self.session.txn(put(CompareTarget::Mod, union)).await?;
-        if done.succeeded { Ok(()) } else { Err(changed_meanwhile()) }
+        if done.succeeded { Ok(()) } else { Err(changed_concurrently()) }
     }
 }
 
-fn first(done: TxnResponse) -> Option<KeyValue> {
+fn first_range(done: TxnResponse) -> Option<KeyValue> {
     match done.responses.into_iter().next()?.response? {
         Done::ResponseRange(range) => range.kvs.into_iter().next(),
         _ => None,
     }
 }
 
-fn changed_meanwhile() -> Error {
-    Error::new(ErrorKind::Unavailable, "the key of this node changed while it was written; it is tried again")
+fn changed_concurrently() -> Error {
+    Error::new(ErrorKind::Unavailable, "the key of this node changed during the write; retrying")
 }
 
-impl Lease for Held {
+impl NodeLease for EtcdLease {
     fn renew(&mut self, member: &Member, until: Instant) -> Result<Duration> {
         let runtime = Arc::clone(&self.runtime);
-        let limit = until.saturating_duration_since(Instant::now()).min(3 * ANSWER);
-        runtime.block_on(async { tokio::time::timeout(limit, self.keep(member)).await }).unwrap_or_else(|_| {
-            let text = format!("etcd gave no answer within {:.0} s", limit.as_secs_f64());
-            Err(Error::new(ErrorKind::Unavailable, text))
-        })
+        let limit = until.saturating_duration_since(Instant::now()).min(3 * ANSWER_TIMEOUT);
+        runtime.block_on(async { tokio::time::timeout(limit, self.keep_registered(member)).await }).unwrap_or_else(
+            |_| {
+                let text = format!("etcd gave no answer within {:.0} s", limit.as_secs_f64());
+                Err(Error::new(ErrorKind::Unavailable, text))
+            },
+        )
     }
 
     fn release(&mut self, until: Instant) {
         let Some(id) = self.lease.take() else { return };
         let limit = until.saturating_duration_since(Instant::now());
-        let revoke = self.session.revoke(LeaseRevokeRequest { id });
-        // etcd that does not hear it sees the lease run out.
+        let revoke = self.session.revoke_lease(LeaseRevokeRequest { id });
+        // If etcd does not get the request, the lease runs out.
         let _ = self.runtime.block_on(async { tokio::time::timeout(limit, revoke).await });
     }
 }
@@ -305,20 +310,21 @@ mod tests {
 
     #[test]
     fn a_change_that_came_before_the_watch_broke_off_is_given_after_it() {
-        let node = |name: &str| Some(Arc::new(Member { name: name.to_owned(), ..Member::at("127.0.0.1:1", 100) }));
+        let node =
+            |name: &str| Some(Arc::new(Member { name: name.to_owned(), ..Member::from_address("127.0.0.1:1", 100) }));
         let names = |given: Option<Vec<Arc<Member>>>| {
             given.map(|nodes| nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>())
         };
-        let mut known = Known::default();
-        known.replace(BTreeMap::new());
-        assert_eq!(names(known.give()), Some(vec![]));
-        known.set(b"a".to_vec(), node("a"));
-        // Here the watch breaks off, and what is read anew is what was heard.
-        known.replace(known.nodes.clone());
-        assert_eq!(names(known.give()), Some(vec!["a".to_owned()]));
-        known.replace(known.nodes.clone());
-        assert_eq!(names(known.give()), None);
-        known.set(b"a".to_vec(), None);
-        assert_eq!(names(known.give()), Some(vec![]));
+        let mut known = KnownNodes::default();
+        known.replace_all(BTreeMap::new());
+        assert_eq!(names(known.take_changed()), Some(vec![]));
+        known.set_node(b"a".to_vec(), node("a"));
+        // The watch ends here; the next read returns the same nodes.
+        known.replace_all(known.nodes.clone());
+        assert_eq!(names(known.take_changed()), Some(vec!["a".to_owned()]));
+        known.replace_all(known.nodes.clone());
+        assert_eq!(names(known.take_changed()), None);
+        known.set_node(b"a".to_vec(), None);
+        assert_eq!(names(known.take_changed()), Some(vec![]));
     }
 }

@@ -1,35 +1,35 @@
-//! Membership of a cache group: registries that say which nodes there are, how a node keeps its name in one, and the
-//! view of the members that outlives a registry. It knows neither what nodes hold nor how they are reached for data.
+//! Membership of a cache group: registries that list nodes, a node's registration, and a member list that outlives
+//! its registry. Knows neither the nodes' contents nor how they are reached for data.
 #![forbid(unsafe_code)]
 
-mod announce;
-mod book;
-mod coordinator;
+mod announcer;
+mod coordinator_client;
+mod coordinator_server;
 mod dns;
-mod door;
 mod etcd;
-mod etcd_book;
 mod etcd_jobs;
+mod etcd_rule_store;
 mod etcd_session;
-mod fixed;
-mod follow;
-mod jobs;
-mod kept;
-mod local;
-mod record;
-mod roll;
-mod server;
+mod follower;
+mod handshake_gate;
+mod job_service;
+mod lease_table;
+mod local_registry;
+mod members;
+mod node_record;
+mod rule_store;
+mod state_file;
+mod static_list;
 pub mod url;
-mod view;
 
-pub use announce::Announcer;
-pub use book::{Book, Merge, later};
-pub use etcd_jobs::{Begun, JobNow, JobStore, StoredJob};
-pub use follow::{Audience, Follower, Seen, State};
-pub use jobs::{Jobs, ask_jobs};
-pub use roll::{Limits, Roll};
-pub use server::{Coordinator, CoordinatorConfig};
-pub use view::{Holds, View};
+pub use announcer::NodeAnnouncer;
+pub use coordinator_server::{CoordinatorServer, CoordinatorServerConfig};
+pub use etcd_jobs::{ActiveJob, BeginResult, JobStore, StoredJob};
+pub use follower::{GroupStatus, MemberListener, RegistryFollower, RegistryState};
+pub use job_service::{JobHandler, request_jobs};
+pub use lease_table::{LeaseTable, TableLimits};
+pub use members::{HoldTimes, MemberView};
+pub use rule_store::{MergeRules, RuleStore, later_revision};
 
 use spurline_trust::Trust;
 use spurline_types::{Member, Result};
@@ -37,86 +37,88 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use url::RegistryUrl as Url;
 
-/// The messages of the control plane, made from `proto/spurline/group.proto`.
+/// Messages of the control plane, generated from `proto/spurline/group.proto`.
 mod pb {
     #![allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
     tonic::include_proto!("spurline.group.v1");
 }
 
-/// The part of etcd's messages that is used, made from `proto/etcd/rpc.proto`.
+/// The part of etcd's API in use, generated from `proto/etcd/rpc.proto`.
 mod etcdpb {
     #![allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
     tonic::include_proto!("etcdserverpb");
 }
 
-/// Something that knows which nodes a group has. Opening one does nothing yet; every call has a deadline.
+/// A source of a group's node list. Opening one has no effect yet; every call has a deadline.
 pub trait Registry: Send + Sync + 'static {
-    /// The registry as a person wrote it, without secrets.
-    fn describe(&self) -> &str;
+    /// The registry's URL, without secrets.
+    fn description(&self) -> &str;
 
-    /// Begins to look at the members.
-    fn watch(&self) -> Box<dyn Watch>;
+    /// Starts watching the members.
+    fn watch_members(&self) -> Box<dyn MemberWatch>;
 
-    /// A place to keep a node's name in; `None` where nodes are listed by somebody else.
-    fn lease(&self) -> Option<Box<dyn Lease>>;
+    /// A registration for a node; `None` where the registry takes none.
+    fn node_lease(&self) -> Option<Box<dyn NodeLease>>;
 
-    /// A place to keep what the group goes by, two texts of which are brought together by `merge`; `None` where nothing can
-    /// be kept.
-    fn book(&self, _merge: Merge) -> Option<Box<dyn Book>> {
+    /// The store of the group's folder rules; `merge` combines two versions. `None` where the registry stores
+    /// nothing.
+    fn rule_store(&self, _merge: MergeRules) -> Option<Box<dyn RuleStore>> {
         None
     }
 }
 
-/// A look at the members of a group that goes on.
-pub trait Watch: Send {
-    /// Waits until `until` for the members to be others than those given last, and gives all of them, those that are as
-    /// before as the very same; connecting may take some seconds more. `None` when the registry answers and nothing changed. After an error the next call tries again.
+/// A running watch of a group's members.
+pub trait MemberWatch: Send {
+    /// Waits until `until` for a change and returns all members; an unchanged member is the same `Arc`. Connecting
+    /// may take some seconds more. `None` when the registry answers and nothing changed. After an error the next call
+    /// tries again.
     ///
     /// # Errors
-    /// When the registry can't be reached or stopped to answer, saying what was tried.
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>>;
+    /// When the registry can't be reached or stopped answering, with what was tried.
+    fn next_members(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>>;
 }
 
-/// A node's name in a registry.
-pub trait Lease: Send {
-    /// Says that `member` is there; answers for how long that holds.
+/// A node's registration.
+pub trait NodeLease: Send {
+    /// Registers `member` or renews its registration; returns how long that holds.
     ///
     /// # Errors
-    /// `Invalid` when another process holds the name, naming both addresses; else when the registry can't be reached.
+    /// `Invalid` when another process holds the name, with both addresses; otherwise when the registry can't be
+    /// reached.
     fn renew(&mut self, member: &Member, until: Instant) -> Result<Duration>;
 
-    /// Gives the name back. That it can't be is no error: the lease runs out.
+    /// Removes the registration. A failure is no error: the lease runs out.
     fn release(&mut self, until: Instant);
 }
 
-/// How long a node's registration lasts without another word from it; it speaks three times as often.
-pub const LEASE: Duration = Duration::from_secs(15);
+/// How long a registration lasts without a renewal; nodes renew three times as often.
+pub const LEASE_TIME: Duration = Duration::from_secs(15);
 
-/// How long a registry may take to be connected to, and to answer one question.
-const ANSWER: Duration = Duration::from_secs(5);
+/// Upper limit for connecting to a registry, and for one answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Opens the registry behind a URL for one group; coordinators are shown what `trust` has, and have to show the same.
-/// An etcd has users and certificates of its own.
+/// Opens the registry behind a URL for one group. With coordinators, each side proves what `trust` holds; etcd has
+/// users and certificates of its own.
 ///
 /// # Errors
-/// When the URL can't be right, or a file it names can't be read.
-pub fn open(url: &Url, group: &str, trust: &Arc<Trust>) -> Result<Arc<dyn Registry>> {
+/// When the URL is invalid, or a file that it names can't be read.
+pub fn open_registry(url: &Url, group: &str, trust: &Arc<Trust>) -> Result<Arc<dyn Registry>> {
     Ok(match url {
-        Url::Static(nodes) => Arc::new(fixed::Fixed::new(nodes)),
-        Url::Dns(name) => Arc::new(dns::Dns::new(name)?),
-        Url::Etcd(url) => Arc::new(etcd::Etcd::new(url, group)?),
-        Url::Coordinator(at) => Arc::new(coordinator::Client::new(at, group, trust)?),
+        Url::Static(nodes) => Arc::new(static_list::StaticRegistry::new(nodes)),
+        Url::Dns(name) => Arc::new(dns::DnsRegistry::new(name)?),
+        Url::Etcd(url) => Arc::new(etcd::EtcdRegistry::new(url, group)?),
+        Url::Coordinator(at) => Arc::new(coordinator_client::CoordinatorClient::new(at, group, trust)?),
     })
 }
 
-/// Whether one process may take the name of another: it holds the same first address, where only one can listen, or
-/// it is the same process.
-fn takes_over(old: &Member, new: &Member) -> bool {
+/// Whether one process may take over another's name: it has the same first address, where only one can listen, or it
+/// is the same process.
+fn may_take_over(old: &Member, new: &Member) -> bool {
     old.instance == new.instance || (!new.addresses.is_empty() && old.addresses.first() == new.addresses.first())
 }
 
-/// The sentence for a name that two processes want.
-fn two_of_one_name(group: &str, held: &Member, refused: &Member) -> String {
+/// The message for a name that two processes use.
+fn name_conflict(group: &str, held: &Member, refused: &Member) -> String {
     format!(
         "group {group} has a node '{}' already, at {}; the one at {} is another process and was refused: give one of \
          them another --name",
@@ -126,13 +128,13 @@ fn two_of_one_name(group: &str, held: &Member, refused: &Member) -> String {
     )
 }
 
-/// A runtime of its own for registries that are asked by gRPC or DNS; the callers wait on it from their own threads.
-fn runtime(name: &str) -> Result<tokio::runtime::Runtime> {
-    runtime_of(name, 1)
+/// A runtime with one thread for registries over gRPC or DNS; callers block on it from their own threads.
+fn small_runtime(name: &str) -> Result<tokio::runtime::Runtime> {
+    runtime_with(name, 1)
 }
 
-/// A runtime with so many threads.
-fn runtime_of(name: &str, threads: usize) -> Result<tokio::runtime::Runtime> {
+/// A runtime with this many threads.
+fn runtime_with(name: &str, threads: usize) -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .thread_name(name)

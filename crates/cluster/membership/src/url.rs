@@ -1,4 +1,4 @@
-//! Where the nodes of a group are found, as one URL that is the same everywhere.
+//! Registry URLs: where the nodes of a group are found. The same text works in every command.
 
 use spurline_types::HostPort;
 use std::fmt;
@@ -9,37 +9,37 @@ use std::str::FromStr;
 /// Where the cache nodes of a group are found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RegistryUrl {
-    /// The nodes are listed on the command line.
+    /// A list of nodes.
     Static(Vec<HostPort>),
     /// A name that resolves to all nodes.
     Dns(DnsName),
-    /// Embedded coordinators; a node tells all of them, and any one is asked.
+    /// Embedded coordinators: a node registers at all of them, a watcher uses any one.
     Coordinator(Vec<HostPort>),
     /// etcd.
     Etcd(EtcdUrl),
 }
 
-/// A name of DNS.
+/// A DNS name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsName {
-    /// The name; one of SRV records begins with an underscore.
+    /// The name; a name of SRV records begins with an underscore.
     pub name: String,
-    /// The port of every node; `None` where SRV records bring it.
+    /// The port of every node; `None` where SRV records contain it.
     pub port: Option<u16>,
-    /// The server to ask; `None` for those of this machine.
+    /// The DNS server; `None` for those of this machine.
     pub server: Option<SocketAddr>,
 }
 
-/// etcd, its servers and who asks. It holds no password: that is in a file or in the environment.
+/// etcd servers and credentials. Contains no password: that is in a file or in the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdUrl {
     /// The servers, at least one.
     pub nodes: Vec<HostPort>,
-    /// The certificate of the authority that signed the servers' own; with it TLS is used.
+    /// Certificate of the authority that signed the servers' certificates; enables TLS.
     pub ca: Option<PathBuf>,
-    /// This side's certificate.
+    /// Client certificate.
     pub cert: Option<PathBuf>,
-    /// The key that belongs to it.
+    /// Its key.
     pub key: Option<PathBuf>,
     /// The user.
     pub user: Option<String>,
@@ -48,20 +48,20 @@ pub struct EtcdUrl {
 }
 
 impl RegistryUrl {
-    /// Whether nodes are told to it by themselves.
-    pub fn is_told(&self) -> bool {
+    /// Whether nodes register themselves there.
+    pub fn takes_registrations(&self) -> bool {
         matches!(self, RegistryUrl::Coordinator(_) | RegistryUrl::Etcd(_))
     }
 }
 
 const FORMS: &str = "static:HOST:PORT[,…], dns:NAME:PORT, coordinator://HOST:PORT[,…] or etcd://HOST:PORT[,…]";
 
-fn list(text: &str) -> Result<Vec<HostPort>, String> {
+fn parse_hosts(text: &str) -> Result<Vec<HostPort>, String> {
     text.split(',').map(str::parse).collect()
 }
 
-/// `KEY=VALUE&…`, each key one of those known.
-fn options<'a>(text: &'a str, known: &[&str]) -> Result<Vec<(&'a str, &'a str)>, String> {
+/// `KEY=VALUE&…`, each key one of `known`.
+fn parse_options<'a>(text: &'a str, known: &[&str]) -> Result<Vec<(&'a str, &'a str)>, String> {
     let pairs = text.split('&').filter(|pair| !pair.is_empty());
     pairs
         .map(|pair| match pair.split_once('=') {
@@ -71,15 +71,15 @@ fn options<'a>(text: &'a str, known: &[&str]) -> Result<Vec<(&'a str, &'a str)>,
         .collect()
 }
 
-fn dns(text: &str) -> Result<DnsName, String> {
+fn parse_dns(text: &str) -> Result<DnsName, String> {
     let (place, more) = text.split_once('?').unwrap_or((text, ""));
     let mut server = None;
-    for (_, value) in options(more, &["server"])? {
+    for (_, value) in parse_options(more, &["server"])? {
         server = Some(value.parse().map_err(|_| format!("server={value} is no IP:PORT"))?);
     }
     if place.starts_with('_') {
         if place.contains(':') {
-            return Err(format!("'{place}': SRV records bring their ports; leave the port out"));
+            return Err(format!("'{place}': SRV records contain the ports; leave the port out"));
         }
         return Ok(DnsName { name: place.to_owned(), port: None, server });
     }
@@ -90,18 +90,18 @@ fn dns(text: &str) -> Result<DnsName, String> {
     Ok(DnsName { name: host, port: Some(port), server })
 }
 
-fn etcd(text: &str) -> Result<EtcdUrl, String> {
+fn parse_etcd(text: &str) -> Result<EtcdUrl, String> {
     let (place, more) = text.split_once('?').unwrap_or((text, ""));
     if place.contains('@') {
         return Err(format!(
-            "a password on the command line is seen by everybody on this machine; write \
+            "every user of this machine can see a password on the command line; write \
              etcd://{}?user=NAME&password-file=FILE, or set SPURLINE_ETCD_PASSWORD",
             place.rsplit('@').next().unwrap_or_default()
         ));
     }
-    let nodes = list(place.trim_end_matches('/'))?;
+    let nodes = parse_hosts(place.trim_end_matches('/'))?;
     let mut url = EtcdUrl { nodes, ca: None, cert: None, key: None, user: None, password_file: None };
-    for (key, value) in options(more, &["ca", "cert", "key", "user", "password-file"])? {
+    for (key, value) in parse_options(more, &["ca", "cert", "key", "user", "password-file"])? {
         match key {
             "ca" => url.ca = Some(value.into()),
             "cert" => url.cert = Some(value.into()),
@@ -114,7 +114,7 @@ fn etcd(text: &str) -> Result<EtcdUrl, String> {
         return Err("a certificate and its key belong together: cert=FILE&key=FILE".to_owned());
     }
     if url.cert.is_some() && url.ca.is_none() {
-        return Err("cert= without ca= would be sent to nobody: TLS begins with ca=FILE".to_owned());
+        return Err("cert= has no effect without ca=: TLS needs ca=FILE".to_owned());
     }
     Ok(url)
 }
@@ -127,25 +127,25 @@ impl FromStr for RegistryUrl {
         };
         let rest = rest.trim_start_matches("//");
         match kind {
-            "static" => list(rest).map(RegistryUrl::Static),
-            "dns" => dns(rest).map(RegistryUrl::Dns),
-            "coordinator" => list(rest.trim_end_matches('/')).map(RegistryUrl::Coordinator),
-            "etcd" => etcd(rest).map(RegistryUrl::Etcd),
+            "static" => parse_hosts(rest).map(RegistryUrl::Static),
+            "dns" => parse_dns(rest).map(RegistryUrl::Dns),
+            "coordinator" => parse_hosts(rest.trim_end_matches('/')).map(RegistryUrl::Coordinator),
+            "etcd" => parse_etcd(rest).map(RegistryUrl::Etcd),
             _ => Err(format!("'{s}' is no registry; write {FORMS}")),
         }
     }
 }
 
-fn joined(nodes: &[HostPort]) -> String {
+fn join_hosts(nodes: &[HostPort]) -> String {
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 impl fmt::Display for RegistryUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RegistryUrl::Static(nodes) => write!(f, "static:{}", joined(nodes)),
+            RegistryUrl::Static(nodes) => write!(f, "static:{}", join_hosts(nodes)),
             RegistryUrl::Dns(name) => write!(f, "dns:{name}"),
-            RegistryUrl::Coordinator(nodes) => write!(f, "coordinator://{}", joined(nodes)),
+            RegistryUrl::Coordinator(nodes) => write!(f, "coordinator://{}", join_hosts(nodes)),
             RegistryUrl::Etcd(url) => write!(f, "etcd://{url}"),
         }
     }
@@ -163,7 +163,7 @@ impl fmt::Display for DnsName {
 
 impl fmt::Display for EtcdUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&joined(&self.nodes))?;
+        f.write_str(&join_hosts(&self.nodes))?;
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let options = [
             ("ca", path(&self.ca)),

@@ -1,9 +1,12 @@
-//! A real coordinator on loopback: nodes enter and leave, it is killed, it comes back empty and with its file.
+//! A real coordinator on loopback: nodes enter and leave, it is killed, it restarts empty and with its file.
 
 mod common;
 
 use common::{node, of_group, open, wait_for};
-use spurline_membership::{Announcer, Coordinator, CoordinatorConfig, Follower, Holds, State, later};
+use spurline_membership::{
+    CoordinatorServer, CoordinatorServerConfig, HoldTimes, NodeAnnouncer, RegistryFollower, RegistryState,
+    later_revision,
+};
 use spurline_types::{ErrorKind, Stats};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,24 +16,24 @@ use std::time::{Duration, Instant};
 const LEASE: Duration = Duration::from_secs(3);
 
 /// Starts one; where it was before when `at` is given, as soon as the port is free again.
-fn start(at: Option<SocketAddr>, file: Option<&Path>) -> Coordinator {
+fn start(at: Option<SocketAddr>, file: Option<&Path>) -> CoordinatorServer {
     let listen = vec![at.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)))];
-    let config = CoordinatorConfig { listen, file: file.map(Path::to_owned), lease: LEASE, ..Default::default() };
+    let config = CoordinatorServerConfig { listen, file: file.map(Path::to_owned), lease: LEASE, ..Default::default() };
     let mut started = None;
     wait_for("the port", || {
-        started = Coordinator::start(config.clone(), Arc::new(Stats::default())).ok();
+        started = CoordinatorServer::start(config.clone(), Arc::new(Stats::default())).ok();
         started.is_some()
     });
     started.unwrap()
 }
 
-fn url(coordinator: &Coordinator) -> String {
+fn url(coordinator: &CoordinatorServer) -> String {
     format!("coordinator://{}", coordinator.addresses()[0])
 }
 
-fn names(follower: &Follower, there: bool) -> Vec<String> {
-    let seen = follower.seen().members;
-    seen.into_iter().filter(|placed| placed.there == there).map(|placed| placed.member.name.clone()).collect()
+fn names(follower: &RegistryFollower, there: bool) -> Vec<String> {
+    let seen = follower.group_status().members;
+    seen.into_iter().filter(|placed| placed.present == there).map(|placed| placed.member.name.clone()).collect()
 }
 
 #[test]
@@ -38,17 +41,17 @@ fn nodes_enter_and_leave_and_a_name_is_one_process() {
     let coordinator = start(None, None);
     let registry = open(&url(&coordinator));
     let stats = Arc::new(Stats::default());
-    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats)).unwrap();
+    let follower = RegistryFollower::start(&registry, HoldTimes::default(), Arc::clone(&stats)).unwrap();
     let soon = Instant::now() + Duration::from_millis(100);
-    assert!(follower.first(soon).unwrap_err().message().contains(&url(&coordinator)[14..]));
-    let a = Announcer::start(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
-    let _b = Announcer::start(&registry, node("b", 2), Arc::clone(&stats)).unwrap().unwrap();
-    assert!(!follower.first(Instant::now() + Duration::from_secs(60)).unwrap().is_empty());
+    assert!(follower.first_members(soon).unwrap_err().message().contains(&url(&coordinator)[14..]));
+    let a = NodeAnnouncer::start(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
+    let _b = NodeAnnouncer::start(&registry, node("b", 2), Arc::clone(&stats)).unwrap().unwrap();
+    assert!(!follower.first_members(Instant::now() + Duration::from_secs(60)).unwrap().is_empty());
     wait_for("both", || names(&follower, true) == ["a", "b"]);
     // Another process with the name of a living one; on a very slow machine the living one may miss a lease.
     let mut thief = node("a", 3);
     thief.instance = 77;
-    let mut lease = registry.lease().unwrap();
+    let mut lease = registry.node_lease().unwrap();
     let mut refused = None;
     wait_for("the refusal", || {
         refused = lease.renew(&thief, Instant::now() + Duration::from_secs(60)).err();
@@ -57,18 +60,18 @@ fn nodes_enter_and_leave_and_a_name_is_one_process() {
     let refused = refused.unwrap();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.message().contains("127.0.0.1:1") && refused.message().contains("127.0.0.1:3"), "{refused}");
-    // What a node says of itself is seen; one that leaves keeps its place.
-    a.set_by(Instant::now() + Duration::from_secs(60), |member| member.weight = 0).unwrap();
-    assert_eq!(coordinator.groups()["g"][0].weight, 0, "it is told before that returns");
-    wait_for("the weight", || follower.seen().members[0].member.weight == 0);
+    // A node's change is seen; a node that leaves keeps its place.
+    a.update_member_by(Instant::now() + Duration::from_secs(60), |member| member.weight = 0).unwrap();
+    assert_eq!(coordinator.list_groups()["g"][0].weight, 0, "the change is registered before the call returns");
+    wait_for("the weight", || follower.group_status().members[0].member.weight == 0);
     drop(a);
     wait_for("the leaving", || names(&follower, false) == ["a"]);
     wait_for("the other", || names(&follower, true) == ["b"]);
-    wait_for("the list", || coordinator.groups()["g"].len() == 1);
+    wait_for("the list", || coordinator.list_groups()["g"].len() == 1);
     // Another group is another world.
     let other = of_group(&url(&coordinator), "other");
-    let empty = Follower::start(&other, Holds::default(), stats).unwrap();
-    assert!(empty.first(Instant::now() + Duration::from_millis(300)).is_err());
+    let empty = RegistryFollower::start(&other, HoldTimes::default(), stats).unwrap();
+    assert!(empty.first_members(Instant::now() + Duration::from_millis(300)).is_err());
 }
 
 #[test]
@@ -77,20 +80,21 @@ fn a_coordinator_that_is_gone_or_forgets_empties_no_view() {
     let at = coordinator.addresses()[0];
     let registry = open(&url(&coordinator));
     let stats = Arc::new(Stats::default());
-    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats)).unwrap();
-    let enter = |name: &str, port| Announcer::start(&registry, node(name, port), Arc::clone(&stats)).unwrap().unwrap();
+    let follower = RegistryFollower::start(&registry, HoldTimes::default(), Arc::clone(&stats)).unwrap();
+    let enter =
+        |name: &str, port| NodeAnnouncer::start(&registry, node(name, port), Arc::clone(&stats)).unwrap().unwrap();
     let (a, b) = (enter("a", 1), enter("b", 2));
     wait_for("both", || names(&follower, true) == ["a", "b"]);
     drop(coordinator);
-    wait_for("the loss", || matches!(follower.seen().state, State::Lost { .. }));
-    wait_for("the nodes to notice", || a.trouble().is_some() && b.trouble().is_some());
-    assert_eq!(follower.seen().members.len(), 2, "the members last known stay");
+    wait_for("the loss", || matches!(follower.group_status().state, RegistryState::Lost { .. }));
+    wait_for("the nodes to notice", || a.registration_failure().is_some() && b.registration_failure().is_some());
+    assert_eq!(follower.group_status().members.len(), 2, "the members last known stay");
     // Empty, and only one of the nodes is left: the other keeps its place all the same.
     drop(b);
     let again = start(Some(at), None);
-    wait_for("the registry", || matches!(follower.seen().state, State::Up));
+    wait_for("the registry", || matches!(follower.group_status().state, RegistryState::Up));
     wait_for("the other node", || names(&follower, true) == ["a"] && names(&follower, false) == ["b"]);
-    wait_for("peace of mind", || a.trouble().is_none());
+    wait_for("peace of mind", || a.registration_failure().is_none());
     assert!(stats.group.registry_losses.get() > 0);
     drop((a, again));
 }
@@ -101,17 +105,17 @@ fn a_node_that_was_in_the_group_serves_on_though_it_can_not_say_so() {
     let (at, registry) = (coordinator.addresses()[0], open(&url(&coordinator)));
     drop(coordinator);
     let stats = Arc::new(Stats::default());
-    let a = Announcer::start_again(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
-    assert!(a.trouble().is_some());
+    let a = NodeAnnouncer::rejoin(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
+    assert!(a.registration_failure().is_some());
     wait_for("the gauge", || stats.group.unlisted_seconds.get() > 0);
-    assert_eq!(stats.group.registry_lost_seconds.get(), 0, "that one is of who follows the group");
-    // What it can't be told of in time is not so.
-    let said = a.set_by(Instant::now() + Duration::from_millis(50), |member| member.weight = 0).unwrap_err();
-    assert!(said.message().contains("was not told"), "{said}");
+    assert_eq!(stats.group.registry_lost_seconds.get(), 0, "that counter belongs to followers");
+    // A change that can't be sent in time is taken back.
+    let said = a.update_member_by(Instant::now() + Duration::from_millis(50), |member| member.weight = 0).unwrap_err();
+    assert!(said.message().contains("did not take the change"), "{said}");
     let again = start(Some(at), None);
-    wait_for("the node", || again.groups().get("g").is_some_and(|nodes| nodes.len() == 1));
-    wait_for("peace of mind", || a.trouble().is_none() && stats.group.unlisted_seconds.get() == 0);
-    assert_eq!(again.groups()["g"][0].weight, 100);
+    wait_for("the node", || again.list_groups().get("g").is_some_and(|nodes| nodes.len() == 1));
+    wait_for("peace of mind", || a.registration_failure().is_none() && stats.group.unlisted_seconds.get() == 0);
+    assert_eq!(again.list_groups()["g"][0].weight, 100);
 }
 
 #[test]
@@ -121,8 +125,8 @@ fn a_file_is_one_coordinator_s_and_what_is_in_the_way_is_named_with_a_remedy() {
     let first = start(None, Some(&file));
     let fails = |listen: SocketAddr, file: Option<&Path>| {
         let (listen, file) = (vec![listen], file.map(Path::to_owned));
-        let config = CoordinatorConfig { listen, file, ..Default::default() };
-        Coordinator::start(config, Arc::new(Stats::default())).err().unwrap().to_string()
+        let config = CoordinatorServerConfig { listen, file, ..Default::default() };
+        CoordinatorServer::start(config, Arc::new(Stats::default())).err().unwrap().to_string()
     };
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let said = fails(any, Some(&file));
@@ -141,7 +145,7 @@ fn a_restart_knows_the_nodes_of_before() {
     let file = dir.path().join("new/state.json");
     let coordinator = start(None, Some(&file));
     let registry = open(&url(&coordinator));
-    let mut lease = registry.lease().unwrap();
+    let mut lease = registry.node_lease().unwrap();
     lease.renew(&node("a", 1), Instant::now() + Duration::from_secs(60)).unwrap();
     let at = coordinator.addresses()[0];
     drop(coordinator);
@@ -149,14 +153,14 @@ fn a_restart_knows_the_nodes_of_before() {
     let kept = std::fs::read_to_string(&file).unwrap().contains("127.0.0.1:1");
     let again = start(Some(at), Some(&file));
     if kept {
-        assert!(again.groups()["g"].iter().all(|member| *member == node("a", 1)));
+        assert!(again.list_groups()["g"].iter().all(|member| *member == node("a", 1)));
     }
-    // It has not come back: its lease ends at last.
-    wait_for("the end of the lease", || again.groups().get("g").is_none_or(Vec::is_empty));
+    // The node has not come back: its lease ends at last.
+    wait_for("the end of the lease", || again.list_groups().get("g").is_none_or(Vec::is_empty));
     drop(again);
-    // Nonsense in the file is said and done without.
+    // A damaged file is reported and set aside.
     std::fs::write(&file, b"{").unwrap();
-    assert!(start(Some(at), Some(&file)).groups().is_empty());
+    assert!(start(Some(at), Some(&file)).list_groups().is_empty());
 }
 
 #[test]
@@ -165,13 +169,13 @@ fn of_two_coordinators_each_knows_all_nodes_and_one_may_go() {
     let both = format!("{},{}", url(&one), two.addresses()[0]);
     let registry = open(&both);
     let stats = Arc::new(Stats::default());
-    let follower = Follower::start(&registry, Holds::default(), Arc::clone(&stats)).unwrap();
-    let _a = Announcer::start(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
+    let follower = RegistryFollower::start(&registry, HoldTimes::default(), Arc::clone(&stats)).unwrap();
+    let _a = NodeAnnouncer::start(&registry, node("a", 1), Arc::clone(&stats)).unwrap().unwrap();
     wait_for("the node", || names(&follower, true) == ["a"]);
-    wait_for("the other coordinator", || two.groups().get("g").is_some_and(|nodes| nodes.len() == 1));
+    wait_for("the other coordinator", || two.list_groups().get("g").is_some_and(|nodes| nodes.len() == 1));
     drop(one);
     // Known by the one that is left.
-    let _b = Announcer::start(&registry, node("b", 2), Arc::clone(&stats)).unwrap().unwrap();
+    let _b = NodeAnnouncer::start(&registry, node("b", 2), Arc::clone(&stats)).unwrap().unwrap();
     wait_for("the second node", || names(&follower, true) == ["a", "b"]);
 }
 
@@ -179,11 +183,11 @@ fn of_two_coordinators_each_knows_all_nodes_and_one_may_go() {
 fn an_unreachable_one_is_named() {
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let registry = open(&format!("coordinator://{gone}"));
-    let mut lease = registry.lease().unwrap();
+    let mut lease = registry.node_lease().unwrap();
     let error = lease.renew(&node("a", 1), Instant::now() + Duration::from_secs(60)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains(&gone.to_string()), "{error}");
-    assert!(registry.watch().next(Instant::now()).unwrap_err().message().contains(&gone.to_string()));
+    assert!(registry.watch_members().next_members(Instant::now()).unwrap_err().message().contains(&gone.to_string()));
 }
 
 #[test]
@@ -194,11 +198,11 @@ fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
     let nothing = serde_json::Value::Null;
     let one = start(None, Some(&file));
     let at = one.addresses()[0];
-    let book = open(&url(&one)).book(later).unwrap();
+    let book = open(&url(&one)).rule_store(later_revision).unwrap();
     let asked = |given: &serde_json::Value| {
         let mut kept = None;
         wait_for("an answer", || {
-            kept = book.exchange(given).ok();
+            kept = book.exchange_rules(given).ok();
             kept.is_some()
         });
         kept.unwrap()
@@ -216,32 +220,36 @@ fn what_the_group_goes_by_outlives_coordinators_and_is_given_back() {
     assert_eq!(asked(&text(1, "a")), text(1, "a"));
     // Of two coordinators the one that lags is given what the other has, and one that answers is enough.
     let two = start(None, None);
-    let both = open(&format!("{},{}", url(&one), two.addresses()[0])).book(later).unwrap();
-    assert_eq!(both.exchange(&nothing).unwrap(), text(1, "a"));
-    assert_eq!(open(&url(&two)).book(later).unwrap().exchange(&nothing).unwrap(), text(1, "a"));
+    let both = open(&format!("{},{}", url(&one), two.addresses()[0])).rule_store(later_revision).unwrap();
+    assert_eq!(both.exchange_rules(&nothing).unwrap(), text(1, "a"));
+    assert_eq!(open(&url(&two)).rule_store(later_revision).unwrap().exchange_rules(&nothing).unwrap(), text(1, "a"));
     drop(one);
-    assert_eq!(both.exchange(&text(2, "c")).unwrap(), text(2, "c"));
+    assert_eq!(both.exchange_rules(&text(2, "c")).unwrap(), text(2, "c"));
     drop(two);
     let mut error = None;
     wait_for("the end", || {
-        error = both.exchange(&nothing).err();
+        error = both.exchange_rules(&nothing).err();
         error.is_some()
     });
     let error = error.unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains(&at.to_string()), "{error}");
     // Others list nodes and keep nothing.
-    assert!(open("static:127.0.0.1:1").book(later).is_none() && open("dns:nodes.example:1").book(later).is_none());
+    assert!(
+        open("static:127.0.0.1:1").rule_store(later_revision).is_none()
+            && open("dns:nodes.example:1").rule_store(later_revision).is_none()
+    );
 }
 
 #[test]
 fn a_file_of_before_that_can_not_be_read_stops_the_start_and_stays() {
     for name in ["nodes", "nodes.rules"] {
         let dir = tempfile::tempdir().unwrap();
-        // What nobody can read as a file, root neither.
+        // A directory can't be read as a file, not even by root.
         std::fs::create_dir(dir.path().join(name)).unwrap();
-        let config = CoordinatorConfig { file: Some(dir.path().join("nodes")), lease: LEASE, ..Default::default() };
-        let error = Coordinator::start(config, Arc::new(Stats::default())).err().unwrap();
+        let config =
+            CoordinatorServerConfig { file: Some(dir.path().join("nodes")), lease: LEASE, ..Default::default() };
+        let error = CoordinatorServer::start(config, Arc::new(Stats::default())).err().unwrap();
         let said = error.message();
         assert!(said.contains(&format!("{name} can't be read")) && said.contains("--state-file"), "{error}");
         assert!(dir.path().join(name).is_dir());
@@ -253,11 +261,11 @@ fn what_two_coordinators_were_told_at_one_revision_comes_to_be_the_same() {
     let (one, two) = (start(None, None), start(None, None));
     let text = |rule: &str| serde_json::json!({"revision": 1, "rules": [rule]});
     let nothing = serde_json::Value::Null;
-    let book = |url: &str| open(url).book(later).unwrap();
+    let book = |url: &str| open(url).rule_store(later_revision).unwrap();
     let exchange = |url: &str, given: &serde_json::Value| {
         let mut kept = None;
         wait_for("an answer", || {
-            kept = book(url).exchange(given).ok();
+            kept = book(url).exchange_rules(given).ok();
             kept.is_some()
         });
         kept.unwrap()

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{node, of_group, open, wait_for};
-use spurline_membership::later;
-use spurline_membership::{Announcer, Follower, Holds, Registry, State};
+use spurline_membership::later_revision;
+use spurline_membership::{HoldTimes, NodeAnnouncer, Registry, RegistryFollower, RegistryState};
 use spurline_testkit::EtcdServer;
 use spurline_types::{ErrorKind, Stats};
 use std::path::Path;
@@ -16,22 +16,22 @@ fn start(dir: &Path, port: u16, scheme: &str, more: &[&str]) -> EtcdServer {
     EtcdServer::start(dir, port, scheme, more).unwrap()
 }
 
-fn enter(registry: &Arc<dyn Registry>, name: &str, port: u16) -> Announcer {
-    Announcer::start(registry, node(name, port), Arc::new(Stats::default())).unwrap().unwrap()
+fn enter(registry: &Arc<dyn Registry>, name: &str, port: u16) -> NodeAnnouncer {
+    NodeAnnouncer::start(registry, node(name, port), Arc::new(Stats::default())).unwrap().unwrap()
 }
 
-fn follow(registry: &Arc<dyn Registry>) -> Follower {
-    Follower::start(registry, Holds::default(), Arc::new(Stats::default())).unwrap()
+fn follow(registry: &Arc<dyn Registry>) -> RegistryFollower {
+    RegistryFollower::start(registry, HoldTimes::default(), Arc::new(Stats::default())).unwrap()
 }
 
-fn names(follower: &Follower, there: bool) -> Vec<String> {
-    let seen = follower.seen().members;
-    seen.into_iter().filter(|placed| placed.there == there).map(|placed| placed.member.name.clone()).collect()
+fn names(follower: &RegistryFollower, there: bool) -> Vec<String> {
+    let seen = follower.group_status().members;
+    seen.into_iter().filter(|placed| placed.present == there).map(|placed| placed.member.name.clone()).collect()
 }
 
 #[test]
 fn nodes_enter_and_leave_and_a_server_that_dies_changes_nothing() {
-    if !EtcdServer::there() {
+    if !EtcdServer::is_installed() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -42,7 +42,7 @@ fn nodes_enter_and_leave_and_a_server_that_dies_changes_nothing() {
     wait_for("both", || names(&follower, true) == ["a", "b"]);
     let mut thief = node("a", 3);
     thief.instance = 77;
-    let mut lease = registry.lease().unwrap();
+    let mut lease = registry.node_lease().unwrap();
     let mut refused = None;
     // On a very slow machine the holder may have missed its lease, and has it again soon.
     wait_for("the refusal", || {
@@ -51,44 +51,44 @@ fn nodes_enter_and_leave_and_a_server_that_dies_changes_nothing() {
     });
     let refused = refused.unwrap();
     assert!(refused.message().contains("127.0.0.1:1") && refused.message().contains("127.0.0.1:3"), "{refused}");
-    a.set(|member| member.zone = "z".into());
-    wait_for("the zone", || follower.seen().members[0].member.zone == "z");
+    a.update_member(|member| member.zone = "z".into());
+    wait_for("the zone", || follower.group_status().members[0].member.zone == "z");
     drop(b);
     wait_for("the leaving", || names(&follower, false) == ["b"]);
     // It dies, and comes back with what it wrote.
     let port = server.port();
     drop(server);
-    wait_for("the loss", || matches!(follower.seen().state, State::Lost { .. }));
-    assert_eq!(follower.seen().members.len(), 2, "the members last known stay");
+    wait_for("the loss", || matches!(follower.group_status().state, RegistryState::Lost { .. }));
+    assert_eq!(follower.group_status().members.len(), 2, "the members last known stay");
     let server = start(dir.path(), port, "http", &[]);
-    wait_for("the registry", || matches!(follower.seen().state, State::Up));
+    wait_for("the registry", || matches!(follower.group_status().state, RegistryState::Up));
     wait_for("the node", || names(&follower, true) == ["a"]);
     // It dies, and comes back empty.
     drop(server);
     let empty = tempfile::tempdir().unwrap();
     let _server = start(empty.path(), port, "http", &[]);
-    wait_for("the node again", || a.trouble().is_none() && names(&follower, true) == ["a"]);
-    assert_eq!(follower.seen().members.len(), 2, "who is away keeps its place");
+    wait_for("the node again", || a.registration_failure().is_none() && names(&follower, true) == ["a"]);
+    assert_eq!(follower.group_status().members.len(), 2, "an absent node keeps its place");
 }
 
 #[test]
 fn what_the_group_goes_by_is_a_key_that_the_later_revision_takes() {
-    if !EtcdServer::there() {
+    if !EtcdServer::is_installed() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), 0, "http", &[]);
     let text = |revision: u64, rule: u64| serde_json::json!({"revision": revision, "rules": [rule]});
-    let book = open(&server.url()).book(later).unwrap();
-    assert_eq!(book.exchange(&serde_json::Value::Null).unwrap(), serde_json::Value::Null);
-    assert_eq!(book.exchange(&text(2, 0)).unwrap(), text(2, 0));
-    assert_eq!(book.exchange(&text(1, 0)).unwrap(), text(2, 0));
-    // Of several who change it at one time, one does; and in the end all have the same.
+    let book = open(&server.url()).rule_store(later_revision).unwrap();
+    assert_eq!(book.exchange_rules(&serde_json::Value::Null).unwrap(), serde_json::Value::Null);
+    assert_eq!(book.exchange_rules(&text(2, 0)).unwrap(), text(2, 0));
+    assert_eq!(book.exchange_rules(&text(1, 0)).unwrap(), text(2, 0));
+    // Of several concurrent changes all end in the same state.
     let made: Vec<u64> = std::thread::scope(|scope| {
         let writer = |n: u64| {
-            let book = open(&server.url()).book(later).unwrap();
+            let book = open(&server.url()).rule_store(later_revision).unwrap();
             let writes = move || {
-                book.exchange(&text(3, n)).unwrap();
+                book.exchange_rules(&text(3, n)).unwrap();
                 n
             };
             scope.spawn(writes)
@@ -98,29 +98,41 @@ fn what_the_group_goes_by_is_a_key_that_the_later_revision_takes() {
     });
     assert_eq!(made, [1, 2, 3, 4]);
     // Once it is known, only whether it changed is asked.
-    assert_eq!(book.exchange(&text(3, 4)).unwrap(), text(3, 4));
-    assert_eq!(open(&server.url()).book(later).unwrap().exchange(&text(4, 0)).unwrap(), text(4, 0));
-    assert_eq!(book.exchange(&text(3, 4)).unwrap(), text(4, 0));
+    assert_eq!(book.exchange_rules(&text(3, 4)).unwrap(), text(3, 4));
+    assert_eq!(
+        open(&server.url()).rule_store(later_revision).unwrap().exchange_rules(&text(4, 0)).unwrap(),
+        text(4, 0)
+    );
+    assert_eq!(book.exchange_rules(&text(3, 4)).unwrap(), text(4, 0));
     // At rest nothing is asked: a watch tells of changes.
-    (0..3).for_each(|_| assert_eq!(book.exchange(&text(4, 0)).unwrap(), text(4, 0)));
-    assert_eq!(open(&server.url()).book(later).unwrap().exchange(&text(5, 0)).unwrap(), text(5, 0));
-    wait_for("the change", || book.exchange(&text(4, 0)).unwrap() == text(5, 0));
-    (0..3).for_each(|_| assert_eq!(book.exchange(&text(5, 0)).unwrap(), text(5, 0)));
-    assert_eq!(book.exchange(&serde_json::Value::Null).unwrap(), text(5, 0));
-    assert_eq!(of_group(&server.url(), "other").book(later).unwrap().exchange(&text(1, 9)).unwrap(), text(1, 9));
+    (0..3).for_each(|_| assert_eq!(book.exchange_rules(&text(4, 0)).unwrap(), text(4, 0)));
+    assert_eq!(
+        open(&server.url()).rule_store(later_revision).unwrap().exchange_rules(&text(5, 0)).unwrap(),
+        text(5, 0)
+    );
+    wait_for("the change", || book.exchange_rules(&text(4, 0)).unwrap() == text(5, 0));
+    (0..3).for_each(|_| assert_eq!(book.exchange_rules(&text(5, 0)).unwrap(), text(5, 0)));
+    assert_eq!(book.exchange_rules(&serde_json::Value::Null).unwrap(), text(5, 0));
+    assert_eq!(
+        of_group(&server.url(), "other").rule_store(later_revision).unwrap().exchange_rules(&text(1, 9)).unwrap(),
+        text(1, 9)
+    );
     // It is there when etcd is again.
     let port = server.port();
     drop(server);
-    let error = book.exchange(&serde_json::Value::Null).unwrap_err();
+    let error = book.exchange_rules(&serde_json::Value::Null).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let server = start(dir.path(), port, "http", &[]);
-    wait_for("what is kept", || book.exchange(&serde_json::Value::Null).is_ok_and(|kept| kept == text(5, 0)));
+    wait_for("what is kept", || book.exchange_rules(&serde_json::Value::Null).is_ok_and(|kept| kept == text(5, 0)));
     // And so is the watch.
-    assert_eq!(open(&server.url()).book(later).unwrap().exchange(&text(6, 0)).unwrap(), text(6, 0));
-    wait_for("the change", || book.exchange(&text(5, 0)).is_ok_and(|kept| kept == text(6, 0)));
+    assert_eq!(
+        open(&server.url()).rule_store(later_revision).unwrap().exchange_rules(&text(6, 0)).unwrap(),
+        text(6, 0)
+    );
+    wait_for("the change", || book.exchange_rules(&text(5, 0)).is_ok_and(|kept| kept == text(6, 0)));
 }
 
-/// Runs a tool; its words on standard error when it fails.
+/// Runs a tool; panics with its standard error when it fails.
 fn run(program: &str, words: &[&str], dir: &Path) {
     let out = Command::new(program).args(words).current_dir(dir).env("ETCDCTL_API", "3").output();
     let out = out.unwrap_or_else(|error| panic!("{program}: {error}"));
@@ -129,7 +141,7 @@ fn run(program: &str, words: &[&str], dir: &Path) {
 
 #[test]
 fn tls_with_certificates_of_both_sides_and_a_user_with_few_rights() {
-    if !EtcdServer::there() {
+    if !EtcdServer::is_installed() {
         return;
     }
     for tool in ["openssl", "etcdctl"] {
@@ -171,20 +183,20 @@ fn tls_with_certificates_of_both_sides_and_a_user_with_few_rights() {
     std::fs::write(at.join("wrong"), "guess\n").unwrap();
     let with = |more: &str| format!("{}?ca={ca}&cert={own}&key={own_key}{more}", server.url());
     let registry = open(&with(&format!("&user=node&password-file={}", path("password"))));
-    assert!(!registry.describe().contains("secret"));
+    assert!(!registry.description().contains("secret"));
     let _a = enter(&registry, "a", 1);
     let follower = follow(&registry);
     wait_for("the node", || names(&follower, true) == ["a"]);
     let fails = |url: &str| {
         let soon = Instant::now() + Duration::from_secs(60);
-        let error = open(url).lease().unwrap().renew(&node("b", 2), soon).unwrap_err();
+        let error = open(url).node_lease().unwrap().renew(&node("b", 2), soon).unwrap_err();
         error.message().to_owned()
     };
     assert!(fails(&with(&format!("&user=node&password-file={}", path("wrong")))).contains("user node"));
     // A group that this user has no rights to.
-    let other = of_group(registry.describe(), "other");
+    let other = of_group(registry.description(), "other");
     let soon = Instant::now() + Duration::from_secs(60);
-    let error = other.lease().unwrap().renew(&node("a", 1), soon).unwrap_err();
+    let error = other.node_lease().unwrap().renew(&node("a", 1), soon).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     // Without a certificate of its own, and without TLS.
     let refused = fails(&format!("{}?ca={ca}", server.url()));
@@ -195,15 +207,15 @@ fn tls_with_certificates_of_both_sides_and_a_user_with_few_rights() {
 
 #[test]
 fn a_server_with_users_that_comes_back_empty_has_its_members_again() {
-    if !EtcdServer::there() || Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_err() {
+    if !EtcdServer::is_installed() || Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_err() {
         return spurline_testkit::skip("etcd", "there is no etcd with its etcdctl here");
     }
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let with_users = |dir: &Path, port: u16, entries: u64| {
         let server = start(dir, port, "http", &[]);
-        let book = open(&server.url()).book(later).unwrap();
+        let book = open(&server.url()).rule_store(later_revision).unwrap();
         for n in 1..=entries {
-            book.exchange(&serde_json::json!({"revision": n})).unwrap();
+            book.exchange_rules(&serde_json::json!({"revision": n})).unwrap();
         }
         let endpoint = format!("http://127.0.0.1:{}", server.port());
         for words in ["user add root:top", "user grant-role root root", "auth enable"] {
@@ -212,7 +224,7 @@ fn a_server_with_users_that_comes_back_empty_has_its_members_again() {
         }
         server
     };
-    // A login tells of the entries that its server had: one with fewer waits for the rest of them when it is shown that.
+    // A token refers to its server's revision: a server behind it waits until it has caught up.
     let server = with_users(dirs[0].path(), 0, 300);
     std::fs::write(dirs[0].path().join("password"), "top").unwrap();
     let (port, password) = (server.port(), dirs[0].path().join("password"));
@@ -221,16 +233,16 @@ fn a_server_with_users_that_comes_back_empty_has_its_members_again() {
     let follower = follow(&registry);
     wait_for("the node", || names(&follower, true) == ["a"]);
     drop(server);
-    wait_for("the loss", || matches!(follower.seen().state, State::Lost { .. }));
+    wait_for("the loss", || matches!(follower.group_status().state, RegistryState::Lost { .. }));
     let _server = with_users(dirs[1].path(), port, 0);
-    let afresh = follow(&open(registry.describe()));
+    let afresh = follow(&open(registry.description()));
     wait_for("the node again", || names(&afresh, true) == ["a"]);
-    wait_for("what was known before", || matches!(follower.seen().state, State::Up));
+    wait_for("what was known before", || matches!(follower.group_status().state, RegistryState::Up));
 }
 
 #[test]
 fn of_several_servers_one_that_answers_is_enough() {
-    if !EtcdServer::there() {
+    if !EtcdServer::is_installed() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -243,10 +255,10 @@ fn of_several_servers_one_that_answers_is_enough() {
 
 #[test]
 fn a_server_that_hangs_keeps_no_node_from_the_others() {
-    if !EtcdServer::there() {
+    if !EtcdServer::is_installed() {
         return;
     }
-    // They know nothing of each other: what is in the second was said to it.
+    // Two independent servers: data in the second was written there.
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [first, second] = dirs.each_ref().map(|dir| start(dir.path(), 0, "http", &[]));
     let url = format!("etcd://127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
@@ -255,7 +267,7 @@ fn a_server_that_hangs_keeps_no_node_from_the_others() {
     wait_for("the node", || names(&in_first, true) == ["a"]);
     first.hang();
     wait_for("the node elsewhere", || names(&in_second, true) == ["a"]);
-    // One that begins with it gets in, too.
+    // A client that begins with it gets in, too.
     let _b = enter(&open(&url), "b", 2);
     wait_for("both", || names(&in_second, true) == ["a", "b"]);
 }

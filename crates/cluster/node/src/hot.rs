@@ -1,5 +1,5 @@
-//! Which blocks many readers ask for at once. A table of fixed size whose counts begin anew with every window of time; it
-//! takes no lock and does not know what is done about it.
+//! Detects blocks that many readers request at once. A lock-free table of fixed size; counts restart with each time
+//! window. Does not know the reaction to a hot block.
 
 use spurline_types::BlockId;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 const SLOTS: usize = 1 << 12;
 
-/// When a block is hot.
+/// Definition of a hot block.
 #[derive(Debug, Clone, Copy)]
 pub struct HotRule {
-    /// What is counted is what happens within this time.
+    /// Length of a counting window.
     pub window: Duration,
-    /// It was asked for more than so many times its length.
+    /// Minimum requested bytes, as a multiple of the block's length.
     pub times: u64,
-    /// It is more than one in so many of all bytes asked for.
+    /// Minimum share of all requested bytes: one in this many.
     pub share: u64,
-    /// So many readers asked for it.
+    /// Minimum number of readers.
     pub readers: u32,
-    /// A copy of another node's hot block is dropped when it was not asked for in so many windows.
+    /// A copy of another node's hot block is dropped after this many windows without a request.
     pub cools: u64,
 }
 
@@ -29,78 +29,78 @@ impl Default for HotRule {
 }
 
 #[derive(Default)]
-struct Slot {
-    /// The block; 0 is none.
+struct HotSlot {
+    /// Hash of the block; 0 for none.
     name: AtomicU64,
-    /// The window that the counts are of.
+    /// Window of the counts.
     window: AtomicU64,
     bytes: AtomicU64,
-    /// One bit for each reader, more or less.
+    /// One bit per reader, by hash.
     readers: AtomicU64,
-    /// The last window it was hot in.
+    /// Last window in which it was hot.
     hot: AtomicU64,
 }
 
-/// What is asked for now.
-pub(crate) struct Hot {
+/// Table of recently requested blocks.
+pub(crate) struct HotBlocks {
     rule: HotRule,
     born: Instant,
-    slots: Box<[Slot]>,
+    slots: Box<[HotSlot]>,
     window: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// What one read changed.
-pub(crate) struct Seen {
+/// Effect of one read.
+pub(crate) struct ReadHeat {
     /// The block is hot.
     pub hot: bool,
-    /// A window has begun with it.
+    /// It is the first read of a window.
     pub begins: bool,
 }
 
-fn name(id: &BlockId) -> u64 {
+fn slot_name(id: &BlockId) -> u64 {
     let folded = id.object.0 as u64 ^ (id.object.0 >> 64) as u64 ^ u64::from(id.index).rotate_left(40);
     folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
 /// The bit of a reader.
-fn bit(reader: &str) -> u64 {
+fn reader_bit(reader: &str) -> u64 {
     let mixed = reader
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     1 << (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
 }
 
-impl Hot {
-    pub fn new(rule: HotRule) -> Hot {
-        Hot {
+impl HotBlocks {
+    pub fn new(rule: HotRule) -> HotBlocks {
+        HotBlocks {
             rule,
             born: Instant::now(),
-            slots: (0..SLOTS).map(|_| Slot::default()).collect(),
+            slots: (0..SLOTS).map(|_| HotSlot::default()).collect(),
             window: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         }
     }
 
-    /// The number of the window now, from 1 on.
-    pub fn now(&self) -> u64 {
+    /// The number of the current window, from 1.
+    pub fn current_window(&self) -> u64 {
         (self.born.elapsed().as_micros() / self.rule.window.as_micros().max(1)) as u64 + 1
     }
 
-    fn slot(&self, name: u64) -> &Slot {
+    fn slot_of(&self, name: u64) -> &HotSlot {
         &self.slots[(name >> 52) as usize % SLOTS]
     }
 
-    /// `reader` asks for `bytes` of a block of `len`, in window `now`.
-    pub fn asked(&self, id: &BlockId, len: u64, bytes: u64, reader: &str, now: u64) -> Seen {
+    /// Records that `reader` requested `bytes` of a block of `len` bytes in window `now`.
+    pub fn note_read(&self, id: &BlockId, len: u64, bytes: u64, reader: &str, now: u64) -> ReadHeat {
         let begins = self.window.load(Ordering::Relaxed) != now && self.window.swap(now, Ordering::Relaxed) != now;
         if begins {
             self.bytes.store(0, Ordering::Relaxed);
         }
         let total = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let name = name(id);
-        let slot = self.slot(name);
-        // Two threads that find a slot out of date may lose a read to each other: a hot block is found one later.
+        let name = slot_name(id);
+        let slot = self.slot_of(name);
+        // Two threads that reset a slot together may lose one read: the block is detected one read later.
         if slot.window.load(Ordering::Relaxed) != now {
             if slot.name.swap(name, Ordering::Relaxed) != name {
                 slot.hot.store(0, Ordering::Relaxed);
@@ -109,11 +109,11 @@ impl Hot {
             slot.readers.store(0, Ordering::Relaxed);
             slot.window.store(now, Ordering::Relaxed);
         } else if slot.name.load(Ordering::Relaxed) != name {
-            // Of two in one place the first is counted in this window.
-            return Seen { hot: false, begins };
+            // Of two blocks in one slot, the first one is counted in this window.
+            return ReadHeat { hot: false, begins };
         }
         let asked = slot.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let bit = bit(reader);
+        let bit = reader_bit(reader);
         let readers = match slot.readers.load(Ordering::Relaxed) {
             known if known & bit != 0 => known,
             _ => slot.readers.fetch_or(bit, Ordering::Relaxed) | bit,
@@ -123,21 +123,21 @@ impl Hot {
         if hot {
             slot.hot.store(now, Ordering::Relaxed);
         }
-        Seen { hot, begins }
+        ReadHeat { hot, begins }
     }
 
     /// Whether a block was hot in window `now` or in the one before.
     pub fn is_hot(&self, id: &BlockId, now: u64) -> bool {
-        let name = name(id);
-        let slot = self.slot(name);
+        let name = slot_name(id);
+        let slot = self.slot_of(name);
         let last = slot.hot.load(Ordering::Relaxed);
         slot.name.load(Ordering::Relaxed) == name && last > 0 && last + 1 >= now
     }
 
-    /// Whether a block was not asked for in the last windows, as far as is known.
+    /// Whether a block had no request in the last windows, as far as the table knows.
     pub fn is_cool(&self, id: &BlockId, now: u64) -> bool {
-        let name = name(id);
-        let slot = self.slot(name);
+        let name = slot_name(id);
+        let slot = self.slot_of(name);
         slot.name.load(Ordering::Relaxed) != name || slot.window.load(Ordering::Relaxed) + self.rule.cools < now
     }
 }
@@ -155,8 +155,8 @@ mod tests {
 
     #[test]
     fn what_many_readers_ask_for_again_and_again_is_hot() {
-        let hot = Hot::new(RULE);
-        let ask = |index, reader: &str, now| hot.asked(&block(index), 100, 100, reader, now).hot;
+        let hot = HotBlocks::new(RULE);
+        let ask = |index, reader: &str, now| hot.note_read(&block(index), 100, 100, reader, now).hot;
         assert!((0..20).all(|_| !ask(1, "a", 1)), "one reader alone is not many");
         assert!((0..20).all(|n| !ask(2, ["a", "b"][n % 2], 1)));
         let found: Vec<bool> = (0..6).map(|n| ask(3, ["a", "b", "c"][n % 3], 2)).collect();
@@ -168,11 +168,11 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_as_often_as_all_else_is_not() {
-        let hot = Hot::new(RULE);
-        // Every one of many blocks goes to many readers.
+        let hot = HotBlocks::new(RULE);
+        // Each of many blocks goes to many readers.
         for round in 0..50 {
             for index in 0..40 {
-                let seen = hot.asked(&block(index), 100, 100, ["a", "b", "c", "d"][round % 4], 1);
+                let seen = hot.note_read(&block(index), 100, 100, ["a", "b", "c", "d"][round % 4], 1);
                 assert!(!seen.hot || round < 10, "block {index} in round {round}");
                 assert_eq!(seen.begins, round == 0 && index == 0);
             }

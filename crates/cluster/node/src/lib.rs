@@ -1,23 +1,23 @@
-//! What a cache node answers its peers: names, attributes and bytes of the sources it may fetch. It knows no
-//! socket; the transports bring requests and take answers.
+//! Serves the requests of a cache node: names, attributes and bytes of its permitted sources. Knows no socket;
+//! transports deliver requests and answers.
 #![forbid(unsafe_code)]
 
-mod held;
+mod held_objects;
 mod hot;
 mod recent;
 
-use hot::Hot;
+use hot::HotBlocks;
 use parking_lot::RwLock;
-use recent::Recent;
-use spurline_cache::{Batch, Cache, Pinned, RuleSet, Shared};
-use spurline_origin::UnderStore;
+use recent::RecentObjects;
+use spurline_cache::{Cache, CacheContext, PinOutcome, RuleSet, WarmBatch};
+use spurline_origin::OriginStore;
 use spurline_proto::{
-    Body, Capabilities, HOT, Hello, MAX_PAYLOAD, Part, PartDone, Parts, PartsDone, Rail, Read, Request, SENT_ON,
-    StatFs, VolumeId, Welcome,
+    AnswerBody, CapacityAnswer, HOT_BODY, HelloRequest, MAX_PAYLOAD, NodeCapabilities, NodeRequest, ObjectRange,
+    ObjectRanges, REDIRECT_BODY, RailInfo, RangeDone, RangesDone, ReadRequest, VolumeId, WelcomeAnswer,
 };
 use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
-use spurline_volume::{Data, Volume as _};
+use spurline_volume::{ReadData, Volume as _};
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
@@ -26,122 +26,122 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// The most names one answer lists; a reader asks again for more.
+/// Maximum names per listing answer.
 const LIST_MAX: usize = 1000;
-/// The most blocks of one part to warm or drop: an asker splits what is longer.
+/// Maximum blocks of one part to warm or drop; clients split longer ranges.
 const BLOCKS_MAX: u64 = 1 << 16;
-/// The most places below the node's sources that mounts may open; each costs a few KiB for good. Threads, connections and
-/// the memory for names are those of its source.
+/// Maximum volumes opened below the node's sources. Each costs a few KiB permanently; threads, connections and name
+/// memory are shared with its source.
 const VOLUMES_MAX: usize = 4096;
 
 thread_local! {
-    /// The object of the last read on this thread: the next is most often of the same.
+    /// The object of this thread's last read; the next read is often of the same.
     static LAST: RefCell<Option<ObjectRef>> = const { RefCell::new(None) };
     static BODY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-pub use held::HELD;
+pub use held_objects::HELD;
 pub use hot::HotRule;
 
-/// Tells of the node itself what only its surroundings know: disks, weight, counters.
-pub type Describe = dyn Fn() -> serde_json::Value + Send + Sync;
+/// Describes disks, weight and counters of the node as JSON.
+pub type DescribeNode = dyn Fn() -> serde_json::Value + Send + Sync;
 
 /// Changes the node's share of its group's blocks.
-pub type Weigh = dyn Fn(u32) -> Result<()> + Send + Sync;
+pub type SetWeight = dyn Fn(u32) -> Result<()> + Send + Sync;
 
-/// Opens the under-store of a source; the node itself does not know how.
-pub type Open = dyn Fn(&str) -> Result<Arc<dyn UnderStore>> + Send + Sync;
+/// Opens the origin of a source.
+pub type OpenOrigin = dyn Fn(&str) -> Result<Arc<dyn OriginStore>> + Send + Sync;
 
 /// The service of a cache node.
-pub struct Node {
+pub struct CacheNode {
     name: String,
-    shared: Arc<Shared>,
+    shared: Arc<CacheContext>,
     allowed: Vec<String>,
-    open: Box<Open>,
+    open: Box<OpenOrigin>,
     volumes: RwLock<Vec<Arc<Cache>>>,
-    /// Drawn at start, so that readers see that they talk to another process than before.
+    /// Random number of this process, so that readers detect a restart.
     instance: u64,
-    rails: RwLock<Vec<Rail>>,
-    describe: OnceLock<Box<Describe>>,
-    hot: Hot,
-    recent: Recent,
-    weigh: OnceLock<Box<Weigh>>,
-    /// The number of the rule by which holders are found, as readers are told it.
+    rails: RwLock<Vec<RailInfo>>,
+    describe: OnceLock<Box<DescribeNode>>,
+    hot: HotBlocks,
+    recent: RecentObjects,
+    weigh: OnceLock<Box<SetWeight>>,
+    /// The placement rule sent in handshakes.
     rule: AtomicU16,
 }
 
-impl Node {
-    /// A node called `name` that may fetch the `sources` (normalised URLs) and all below them.
-    pub fn new(name: &str, shared: Arc<Shared>, sources: Vec<String>, open: Box<Open>) -> Arc<Node> {
+impl CacheNode {
+    /// A node called `name` that may serve `sources` (normalised URLs) and all below them.
+    pub fn new(name: &str, shared: Arc<CacheContext>, sources: Vec<String>, open: Box<OpenOrigin>) -> Arc<CacheNode> {
         Self::with_rule(name, shared, sources, open, HotRule::default())
     }
 
-    /// The same with a rule of its own for what is hot.
+    /// As [`CacheNode::new`], with another definition of hot blocks.
     pub fn with_rule(
         name: &str,
-        shared: Arc<Shared>,
+        shared: Arc<CacheContext>,
         sources: Vec<String>,
-        open: Box<Open>,
+        open: Box<OpenOrigin>,
         rule: HotRule,
-    ) -> Arc<Node> {
-        Arc::new(Node {
+    ) -> Arc<CacheNode> {
+        Arc::new(CacheNode {
             name: name.to_owned(),
             shared,
             allowed: sources,
             open,
             volumes: RwLock::default(),
-            // Keyed by the operating system's randomness; 0 means "not known".
+            // From the operating system's random source; 0 means "unknown".
             instance: RandomState::new().build_hasher().finish().max(1),
             rails: RwLock::default(),
             describe: OnceLock::new(),
-            hot: Hot::new(rule),
-            recent: Recent::default(),
+            hot: HotBlocks::new(rule),
+            recent: RecentObjects::default(),
             weigh: OnceLock::new(),
             rule: AtomicU16::new(0),
         })
     }
 
-    /// The number of this process, as readers are told it.
+    /// The random number of this process.
     pub fn instance(&self) -> u64 {
         self.instance
     }
 
-    /// Whoever greets without a source and asks about nothing is answered this, once it is given.
-    pub fn describe_by(&self, describe: Box<Describe>) {
-        // A second time nothing happens: somebody may be asking.
+    /// Sets the answer to info requests about the node itself. Only the first call has an effect.
+    pub fn set_describe(&self, describe: Box<DescribeNode>) {
+        // A request may be reading the first one.
         let _ = self.describe.set(describe);
     }
 
-    /// Tells whoever greets from now on by which rule this release finds the holders of blocks.
-    pub fn place_by(&self, rule: u16) {
+    /// Sets the placement rule sent in later handshakes.
+    pub fn set_placement_rule(&self, rule: u16) {
         self.rule.store(rule, Ordering::Relaxed);
     }
 
-    /// Whoever changes this node's share is served by this, once it is given.
-    pub fn weigh_by(&self, weigh: Box<Weigh>) {
-        // A second time nothing happens: somebody may be asking.
+    /// Sets the handler of weight changes. Only the first call has an effect.
+    pub fn set_weigh(&self, weigh: Box<SetWeight>) {
+        // A request may be using the first one.
         let _ = self.weigh.set(weigh);
     }
 
-    /// Goes by these rules for folders from now on, together with those it knows.
+    /// Merges folder rules into those already known.
     pub fn take_rules(&self, set: &RuleSet) {
-        if self.shared.take_rules(set) {
+        if self.shared.adopt_rules(set) {
             let now = self.shared.rules();
-            tracing::info!("rules for folders: {}, revision {}", now.rules.len(), now.revision);
+            tracing::info!("folder rules: {}, revision {}", now.rules.len(), now.revision);
         }
     }
 
-    /// The rules for folders.
+    /// The folder rules.
     pub fn rules(&self) -> Arc<RuleSet> {
         self.shared.rules()
     }
 
-    /// The rules as JSON, each with the bytes held by it, and how much this node has pinned and may pin.
-    pub fn rules_told(&self) -> serde_json::Value {
+    /// The rules as JSON, with the bytes held by each, and the node's pinned and pinnable bytes.
+    pub fn rules_json(&self) -> serde_json::Value {
         let set = self.shared.rules();
         let mut told = set.to_json();
         for (rule, known) in told["rules"].as_array_mut().into_iter().flatten().zip(&set.rules) {
-            rule["held_bytes"] = self.shared.held_by_rule(known).into();
+            rule["held_bytes"] = self.shared.bytes_under_rule(known).into();
         }
         told["sources"] = self.allowed.clone().into();
         told["volumes"] = self.volumes().iter().map(|volume| volume.source().to_owned()).collect::<Vec<_>>().into();
@@ -158,33 +158,33 @@ impl Node {
                 serde_json::from_str(text).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
             self.take_rules(&RuleSet::from_json(&given)?);
         }
-        responder.data(self.rules_told().to_string().as_bytes(), &[])
+        responder.send_data(self.rules_json().to_string().as_bytes(), &[])
     }
 
-    /// Tells readers that greet from now on where RDMA reaches this node.
-    pub fn announce(&self, rails: Vec<Rail>) {
+    /// Sets the RDMA rails sent in later handshakes.
+    pub fn announce_rails(&self, rails: Vec<RailInfo>) {
         *self.rails.write() = rails;
     }
 
-    /// The volumes that were asked for so far.
+    /// The volumes opened so far.
     pub fn volumes(&self) -> Vec<Arc<Cache>> {
         self.volumes.read().clone()
     }
 
     fn volume_for(&self, source: &str) -> Result<VolumeId> {
-        // In one form: what is escaped, or named by a detour, is not below what its letters begin with.
-        let source = &*spurline_origin::normal(source);
+        // Normalised first: an escaped or dotted path may lie outside the prefix it shows.
+        let source = &*spurline_origin::normal_url(source);
         let place = |volumes: &[Arc<Cache>], url: &str| volumes.iter().position(|v| v.source() == url);
         if let Some(index) = place(&self.volumes.read(), source) {
             return Ok(VolumeId(index as u32));
         }
         let below = |allowed: &String| {
             source
-                .strip_prefix(spurline_origin::normal(allowed).trim_end_matches('/'))
+                .strip_prefix(spurline_origin::normal_url(allowed).trim_end_matches('/'))
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         if !self.allowed.iter().any(below) {
-            // Not "not found": a mount whose node came back with other sources must not say that its files are gone.
+            // Not "not found": after a node restarts with other sources, its mounts must not report missing files.
             return Err(Error::new(
                 ErrorKind::PermissionDenied,
                 format!(
@@ -196,7 +196,7 @@ impl Node {
         }
         let under = (self.open)(source)?;
         let mut volumes = self.volumes.write();
-        if let Some(index) = place(&volumes, under.source()) {
+        if let Some(index) = place(&volumes, under.source_url()) {
             return Ok(VolumeId(index as u32));
         }
         if volumes.len() >= VOLUMES_MAX {
@@ -209,28 +209,36 @@ impl Node {
         Ok(VolumeId(volumes.len() as u32 - 1))
     }
 
-    fn volume(&self, id: VolumeId) -> Result<Arc<Cache>> {
+    fn volume_by_id(&self, id: VolumeId) -> Result<Arc<Cache>> {
         self.volumes.read().get(id.0 as usize).cloned().ok_or_else(|| {
-            Error::new(ErrorKind::Protocol, format!("node {} has no volume {}: greet it again", self.name, id.0))
+            Error::new(ErrorKind::Protocol, format!("node {} has no volume {}: connect again", self.name, id.0))
         })
     }
 
-    /// Answers a read of a mount, or of another node: to that only when nothing has to be fetched for it.
-    fn read(&self, read: &Read<'_>, asker: Asker<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let cache = self.volume(read.volume)?;
+    /// Serves a read of a mount, or of another node (from the cache only).
+    fn serve_read(
+        &self,
+        read: &ReadRequest<'_>,
+        asker: ReadRequester<'_>,
+        responder: &mut dyn Responder,
+    ) -> Result<()> {
+        let cache = self.volume_by_id(read.volume)?;
         let end = read.size.min(read.offset.saturating_add(u64::from(read.len)));
         let len = end.saturating_sub(read.offset) as usize;
         if len == 0 {
-            return responder.data(&[], &[]);
+            return responder.send_data(&[], &[]);
         }
         if len > MAX_PAYLOAD {
-            return Err(Error::new(ErrorKind::Invalid, format!("a read of {len} bytes, more than {MAX_PAYLOAD}")));
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("a read of {len} bytes exceeds the maximum of {MAX_PAYLOAD}"),
+            ));
         }
         let (reader, may_go_on) = match asker {
-            Asker::Mount { name, may_go_on } => (Some(name), may_go_on),
-            Asker::Node { .. } => (None, false),
+            ReadRequester::Mount { name, may_go_on } => (Some(name), may_go_on),
+            ReadRequester::Node { .. } => (None, false),
         };
-        let id = ObjectId::hash(cache.source(), read.path, read.version);
+        let id = ObjectId::from_text(cache.source(), read.path, read.version);
         let object = LAST
             .take()
             .filter(|last| last.id == id && last.size == read.size && *last.path == *read.path)
@@ -238,15 +246,15 @@ impl Node {
                 let (path, version) = (read.path.into(), Version::new(read.version));
                 let object = ObjectRef { id, path, version, size: read.size };
                 if reader.is_some() {
-                    self.recent.asked(read.volume.0 as usize, &object);
+                    self.recent.note_object(read.volume.0 as usize, &object);
                 }
                 object
             });
-        if let Asker::Node { begins } = asker
-            && !cache.has(&object, read.offset, len)
+        if let ReadRequester::Node { begins } = asker
+            && !cache.has_range(&object, read.offset, len)
         {
             if begins {
-                cache.begin(&object, read.offset);
+                cache.begin_fetch(&object, read.offset);
             }
             return Err(Error::new(ErrorKind::NotFound, format!("node {} does not hold it", self.name)));
         }
@@ -257,112 +265,118 @@ impl Node {
         }
         let result = answer_read(&cache, &object, read.offset, len, (hot, may_go_on), responder);
         if reader.is_some() {
-            // What another node reads is no reader's, and is not remembered as one's.
+            // Reads of other nodes do not count as use by a reader.
             LAST.set(Some(object));
         }
         counted.send_bytes.add(result? as u64);
         Ok(())
     }
 
-    /// Whether many readers ask for the block at once; a read by a mount counts as one more.
+    /// Whether the block is hot. A read by a mount is counted first.
     fn is_hot(&self, object: &ObjectRef, offset: u64, len: usize, reader: Option<&str>) -> bool {
-        let (size, now) = (self.shared.block_size, self.hot.now());
+        let (size, now) = (self.shared.block_size, self.hot.current_window());
         let id = BlockId { object: object.id, index: (offset / size) as u32 };
         let Some(reader) = reader else { return self.hot.is_hot(&id, now) };
-        let seen = self.hot.asked(&id, object.block_len(id.index, size) as u64, len as u64, reader, now);
+        let seen = self.hot.note_read(&id, object.block_len(id.index, size) as u64, len as u64, reader, now);
         if seen.begins {
             self.shared.drop_cooled(|id| self.hot.is_cool(id, now));
         }
         seen.hot
     }
 
-    /// The object a part is of, and the blocks that it covers, wholly or in part.
-    fn blocks_of(&self, cache: &Cache, part: &Part<'_>) -> Result<(ObjectRef, Range<u32>)> {
+    /// The object of a part, and the blocks it touches.
+    fn blocks_of(&self, cache: &Cache, part: &ObjectRange<'_>) -> Result<(ObjectRef, Range<u32>)> {
         let size = self.shared.block_size;
         let object = ObjectRef::new(cache.source(), part.path, Version::new(part.version), part.size);
-        object.numbered(size)?;
+        object.check_block_count(size)?;
         let end = part.offset.saturating_add(part.len).min(part.size);
         let blocks = part.offset / size..end.div_ceil(size).max(part.offset / size);
         if blocks.end - blocks.start > BLOCKS_MAX {
-            let why = format!("{} blocks in one part, more than {BLOCKS_MAX}", blocks.end - blocks.start);
+            let why = format!("{} blocks in one part exceed the maximum of {BLOCKS_MAX}", blocks.end - blocks.start);
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let number = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         Ok((object, number(blocks.start)..number(blocks.end)))
     }
 
-    fn warm(&self, volume: VolumeId, verify: bool, parts: Parts<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let cache = self.volume(volume)?;
-        let deadline = Instant::now() + cache.timeout();
-        let batch = Arc::new(Batch::default());
+    fn warm_parts(
+        &self,
+        volume: VolumeId,
+        verify: bool,
+        parts: ObjectRanges<'_>,
+        responder: &mut dyn Responder,
+    ) -> Result<()> {
+        let cache = self.volume_by_id(volume)?;
+        let deadline = Instant::now() + cache.origin_timeout();
+        let batch = Arc::new(WarmBatch::default());
         let mut count = 0;
         for part in parts.iter() {
             let (object, blocks) = self.blocks_of(&cache, &part)?;
-            self.recent.asked(volume.0 as usize, &object);
-            cache.warm(&object, blocks, verify, &batch, count);
+            self.recent.note_object(volume.0 as usize, &object);
+            cache.warm_blocks(&object, blocks, verify, &batch, count);
             count += 1;
         }
-        responder.waits();
-        let done = batch.wait(count, deadline).into_iter().map(|part| PartDone {
+        responder.before_wait();
+        let done = batch.wait_parts(count, deadline).into_iter().map(|part| RangeDone {
             moved_bytes: part.fetched_bytes,
             held_bytes: part.held_bytes,
             error: part.error,
         });
-        Self::answer(&PartsDone(done.collect()), responder)
+        Self::send_body(&RangesDone(done.collect()), responder)
     }
 
-    fn drop_parts(&self, volume: VolumeId, parts: Parts<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let cache = self.volume(volume)?;
+    fn drop_parts(&self, volume: VolumeId, parts: ObjectRanges<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let cache = self.volume_by_id(volume)?;
         let done = parts.iter().map(|part| {
             let (object, blocks) = self.blocks_of(&cache, &part)?;
-            Ok(PartDone { moved_bytes: cache.drop_blocks(&object, blocks), ..PartDone::default() })
+            Ok(RangeDone { moved_bytes: cache.drop_blocks(&object, blocks), ..RangeDone::default() })
         });
-        Self::answer(&PartsDone(done.collect::<Result<_>>()?), responder)
+        Self::send_body(&RangesDone(done.collect::<Result<_>>()?), responder)
     }
 
-    fn classify(&self, volume: VolumeId, parts: Parts<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let cache = self.volume(volume)?;
+    fn classify_parts(&self, volume: VolumeId, parts: ObjectRanges<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let cache = self.volume_by_id(volume)?;
         let done = parts.iter().map(|part| {
             let (object, blocks) = self.blocks_of(&cache, &part)?;
-            Ok(PartDone { held_bytes: cache.classify(&object, blocks), ..PartDone::default() })
+            Ok(RangeDone { held_bytes: cache.classify_blocks(&object, blocks), ..RangeDone::default() })
         });
-        let done = PartsDone(done.collect::<Result<_>>()?);
-        // Once for all of them, and before anybody is told that it is done.
-        cache.sync();
-        Self::answer(&done, responder)
+        let done = RangesDone(done.collect::<Result<_>>()?);
+        // One sync for all, before the answer reports success.
+        cache.sync_index();
+        Self::send_body(&done, responder)
     }
 
-    fn answer<T: Body>(value: &T, responder: &mut dyn Responder) -> Result<()> {
+    fn send_body<T: AnswerBody>(value: &T, responder: &mut dyn Responder) -> Result<()> {
         let mut body = BODY.take();
         body.clear();
         value.encode(&mut body);
-        let result = responder.data(&body, &[]);
+        let result = responder.send_data(&body, &[]);
         body.shrink_to(64 << 10);
         BODY.set(body);
         result
     }
 }
 
-fn age(ms: u32) -> Duration {
+fn max_age(ms: u32) -> Duration {
     Duration::from_millis(u64::from(ms))
 }
 
-/// Who asks for bytes.
+/// Sender of a read request.
 #[derive(Clone, Copy)]
-enum Asker<'a> {
-    /// A mount; it may be told to ask another node for what is not here.
+enum ReadRequester<'a> {
+    /// A mount; `may_go_on` permits a redirect to another node.
     Mount { name: &'a str, may_go_on: bool },
-    /// Another node; what is not here may be what this node is to fetch for all.
+    /// Another node; `begins` starts a fetch of a missing block.
     Node { begins: bool },
 }
 
-impl<'a> Asker<'a> {
-    fn mount(conn: &'a ConnState, may_go_on: bool) -> Self {
-        Asker::Mount { name: conn.peer_name().unwrap_or_default(), may_go_on }
+impl<'a> ReadRequester<'a> {
+    fn from_mount(conn: &'a ConnState, may_go_on: bool) -> Self {
+        ReadRequester::Mount { name: conn.peer_name().unwrap_or_default(), may_go_on }
     }
 }
 
-/// How many bytes were sent: all, or none where the reader `may_go_on` to another node and is to.
+/// Sends the bytes; returns their number, or 0 after a redirect (only when `may_go_on`).
 fn answer_read(
     cache: &Arc<Cache>,
     object: &ObjectRef,
@@ -371,99 +385,105 @@ fn answer_read(
     (hot, may_go_on): (bool, bool),
     responder: &mut dyn Responder,
 ) -> Result<usize> {
-    let hint = if hot { HOT } else { &[] };
+    let hint = if hot { HOT_BODY } else { &[] };
     if let Some(range) = cache.file_range(object, offset, len) {
-        return responder.file(hint, range.file().as_fd(), range.offset, len).map(|()| len);
+        return responder.send_file(hint, range.file().as_fd(), range.offset, len).map(|()| len);
     }
     let near = responder.numa_node();
-    let pinned = match cache.pin_held(object, offset, len, near, &mut || responder.waits())? {
-        Pinned::Here(slice) => Some(slice),
-        Pinned::Small => None,
-        Pinned::Missing if may_go_on && !cache.has(object, offset, len) && cache.sends_on(object, offset) => {
-            return responder.data(SENT_ON, &[]).map(|()| 0);
+    let pinned = match cache.pin_cached(object, offset, len, near, &mut || responder.before_wait())? {
+        PinOutcome::Slice(slice) => Some(slice),
+        PinOutcome::Small => None,
+        PinOutcome::Missing
+            if may_go_on && !cache.has_range(object, offset, len) && cache.redirects_reader(object, offset) =>
+        {
+            return responder.send_data(REDIRECT_BODY, &[]).map(|()| 0);
         }
-        Pinned::Missing => {
-            responder.waits();
+        PinOutcome::Missing => {
+            responder.before_wait();
             Some(cache.pin_fetched(object, offset, len)?)
         }
     };
     if let Some(slice) = pinned.filter(|slice| slice.len() == len) {
-        return responder.data(hint, &[&slice]).map(|()| len);
+        return responder.send_data(hint, &[&slice]).map(|()| len);
     }
-    // On disk, or more than one block: read into a buffer of the budget.
-    responder.waits();
+    // On disk, or in several blocks: read into a buffer of the budget.
+    responder.before_wait();
     let pool = cache.pool();
-    let mut scratch = pool.alloc_near(len, near, Instant::now() + cache.timeout())?;
+    let mut scratch = pool.alloc_near(len, near, Instant::now() + cache.origin_timeout())?;
     match cache.read(object, offset, &mut scratch)? {
-        Data::Copied(n) => responder.data(hint, &[&scratch[..n]])?,
-        Data::Shared(slice) => responder.data(hint, &[&slice])?,
+        ReadData::Copied(n) => responder.send_data(hint, &[&scratch[..n]])?,
+        ReadData::Shared(slice) => responder.send_data(hint, &[&slice])?,
     }
     Ok(len)
 }
 
-impl Service for Node {
-    fn hello(&self, conn: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
+impl Service for CacheNode {
+    fn handle_hello(&self, conn: &ConnState, hello: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
         let volume = if hello.source.is_empty() { VolumeId(u32::MAX) } else { self.volume_for(hello.source)? };
-        tracing::debug!(peer = hello.peer, source = hello.source, endpoints = %conn.endpoints(), "a reader greets");
-        Ok(Welcome {
+        tracing::debug!(peer = hello.peer, source = hello.source, endpoints = %conn.endpoints(), "a reader connected");
+        Ok(WelcomeAnswer {
             version: 0,
             volume,
             block_size: self.shared.block_size,
             node: self.name.clone(),
-            capabilities: Capabilities::default().sending_on().placing_by(self.rule.load(Ordering::Relaxed)),
+            capabilities: NodeCapabilities::default()
+                .with_redirects()
+                .with_placement_rule(self.rule.load(Ordering::Relaxed)),
             instance: self.instance,
             rails: self.rails.read().clone(),
         })
     }
 
-    fn serve(&self, conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+    fn serve_request(&self, conn: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         self.shared.stats.remotecache.served_ops.add(1);
         match request {
-            Request::Read(read) => self.read(&read, Asker::mount(conn, false), responder),
-            Request::ReadHere(read) => self.read(&read, Asker::mount(conn, true), responder),
-            Request::Pull(read) => self.read(&read, Asker::Node { begins: false }, responder),
-            Request::Seek(read) => self.read(&read, Asker::Node { begins: true }, responder),
-            Request::Lookup { volume, path, max_age_ms } => {
-                Self::answer(&self.volume(volume)?.lookup_within(path, age(max_age_ms))?, responder)
+            NodeRequest::Read(read) => self.serve_read(&read, ReadRequester::from_mount(conn, false), responder),
+            NodeRequest::ReadHere(read) => self.serve_read(&read, ReadRequester::from_mount(conn, true), responder),
+            NodeRequest::Pull(read) => self.serve_read(&read, ReadRequester::Node { begins: false }, responder),
+            NodeRequest::Seek(read) => self.serve_read(&read, ReadRequester::Node { begins: true }, responder),
+            NodeRequest::Lookup { volume, path, max_age_ms } => {
+                Self::send_body(&self.volume_by_id(volume)?.lookup_within(path, max_age(max_age_ms))?, responder)
             }
-            Request::List { volume, path, cursor, max, max_age_ms } => {
+            NodeRequest::List { volume, path, cursor, max, max_age_ms } => {
                 let max = (max as usize).clamp(1, LIST_MAX);
-                let page: ListPage = self.volume(volume)?.list_within(path, cursor, max, age(max_age_ms))?;
-                Self::answer(&page, responder)
+                let page: ListPage = self.volume_by_id(volume)?.list_within(path, cursor, max, max_age(max_age_ms))?;
+                Self::send_body(&page, responder)
             }
-            Request::ReadLink { volume, path } => responder.data(&self.volume(volume)?.readlink(path)?, &[]),
-            Request::StatFs { volume } => {
-                let capacity = self.volume(volume)?.capacity()?;
-                let stat = StatFs {
+            NodeRequest::ReadLink { volume, path } => {
+                responder.send_data(&self.volume_by_id(volume)?.readlink(path)?, &[])
+            }
+            NodeRequest::StatFs { volume } => {
+                let capacity = self.volume_by_id(volume)?.capacity()?;
+                let stat = CapacityAnswer {
                     total_bytes: capacity.total_bytes,
                     free_bytes: capacity.free_bytes,
                     total_files: capacity.files,
                     free_files: capacity.files_free,
                 };
-                Self::answer(&stat, responder)
+                Self::send_body(&stat, responder)
             }
-            Request::Classify { volume, parts } => self.classify(volume, parts, responder),
-            Request::Rules { text } => self.exchange_rules(text, responder),
-            Request::Weigh { weight } => {
-                let why = "the node is starting, or in no group that is told of its weight";
+            NodeRequest::Classify { volume, parts } => self.classify_parts(volume, parts, responder),
+            NodeRequest::Rules { text } => self.exchange_rules(text, responder),
+            NodeRequest::Weigh { weight } => {
+                let why = "the weight cannot change: the node is starting, or belongs to no group";
                 let weigh = self.weigh.get().ok_or_else(|| Error::new(ErrorKind::Unsupported, why))?;
                 weigh(weight)?;
-                responder.data(&[], &[])
+                responder.send_data(&[], &[])
             }
-            // Of no volume: about the node itself.
-            Request::Info { volume: VolumeId(u32::MAX), path } => {
-                if let Some(after) = held::page_after(path) {
-                    return responder.data(self.held(after).to_string().as_bytes(), &[]);
+            // Without a volume: about the node itself.
+            NodeRequest::Info { volume: VolumeId(u32::MAX), path } => {
+                if let Some(after) = held_objects::page_after(path) {
+                    return responder.send_data(self.held_page(after).to_string().as_bytes(), &[]);
                 }
                 let status = self.describe.get().map_or(serde_json::Value::Null, |describe| describe());
-                responder.data(status.to_string().as_bytes(), &[])
+                responder.send_data(status.to_string().as_bytes(), &[])
             }
-            Request::Info { volume, path } => {
-                let info = self.volume(volume)?.info(path)?;
-                responder.data(info.to_string().as_bytes(), &[])
+            NodeRequest::Info { volume, path } => {
+                let info = self.volume_by_id(volume)?.info(path)?;
+                responder.send_data(info.to_string().as_bytes(), &[])
             }
-            Request::Warm { volume, verify, parts } => self.warm(volume, verify, parts, responder),
-            Request::Drop { volume, parts } => self.drop_parts(volume, parts, responder),
+            NodeRequest::Warm { volume, verify, parts } => self.warm_parts(volume, verify, parts, responder),
+            NodeRequest::Drop { volume, parts } => self.drop_parts(volume, parts, responder),
             other => Err(Error::new(ErrorKind::Unsupported, format!("{other} is not served here"))),
         }
     }

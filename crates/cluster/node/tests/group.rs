@@ -1,16 +1,16 @@
-//! A node and its consumer over TCP: bytes, errors, and a node that goes away and comes back.
+//! A node and a client over TCP: bytes, errors, and a node that restarts.
 
-use spurline_cache::Shared;
-use spurline_client::placement::{Copies, Standpoint};
-use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster};
-use spurline_mem::{Pool, Tier};
+use spurline_cache::CacheContext;
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, RequestPatience};
+use spurline_mem::{BufferPool, MemTier};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_node::Node;
-use spurline_origin::UnderConfig;
-use spurline_store::{Capacity, IoMode, Store, StoreConfig};
+use spurline_node::CacheNode;
+use spurline_origin::OriginOptions;
+use spurline_store::{CacheCapacity, IoMode, Store, StoreConfig};
 use spurline_transport::{ChannelPool, PoolConfig};
 use spurline_types::{ErrorKind, Member, ObjectRef, Result, Stats};
-use spurline_volume::{Data, Volume};
+use spurline_volume::{ReadData, Volume};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,54 +22,55 @@ fn start_node(dir: &Path, at: SocketAddr) -> (TcpServer, Arc<Stats>) {
     start_node_with(dir, at, 32, None)
 }
 
-/// A node with so many blocks of memory, and a disk read by splice if there is one.
+/// A node with this many blocks of memory, and optionally a disk read by splice.
 fn start_node_with(dir: &Path, at: SocketAddr, memory: u64, disk: Option<&Path>) -> (TcpServer, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
-    let pool = Pool::new(memory * BLOCK, BLOCK as usize).unwrap();
+    let pool = BufferPool::new(memory * BLOCK, BLOCK as usize).unwrap();
     let store = disk.map(|disk| {
         let config = StoreConfig {
             block_size: BLOCK as u32,
             io: IoMode::Splice,
             free_space_ratio: 0.0,
-            ..StoreConfig::new(vec![disk.to_owned()], Capacity::Bytes(1 << 30))
+            ..StoreConfig::new(vec![disk.to_owned()], CacheCapacity::Bytes(1 << 30))
         };
         Store::open(config, Arc::clone(&stats)).unwrap()
     });
     let splice = store.is_some();
-    let shared = Shared::new(Tier::new(pool), store, BLOCK, 16, Duration::from_secs(5), splice, Arc::clone(&stats));
+    let shared =
+        CacheContext::new(MemTier::new(pool), store, BLOCK, 16, Duration::from_secs(5), splice, Arc::clone(&stats));
     let under_stats = Arc::clone(&stats);
     let sources = vec![format!("file://{}", dir.display())];
-    let under = UnderConfig { within: sources.clone(), ..UnderConfig::default() };
+    let under = OriginOptions { within: sources.clone(), ..OriginOptions::default() };
     let open = move |source: &str| spurline_origin::open(source, &under, Arc::clone(&under_stats));
-    let node = Node::new("n1", shared, sources, Box::new(open));
+    let node = CacheNode::new("n1", shared, sources, Box::new(open));
     let server = TcpServer::bind(&[at], node, ServerConfig::default(), Arc::clone(&stats)).unwrap();
     (server, stats)
 }
 
-fn consumer(source: &str, at: SocketAddr, patience: Duration) -> Result<(Arc<Remote>, Arc<Stats>)> {
+fn consumer(source: &str, at: SocketAddr, patience: Duration) -> Result<(Arc<GroupVolume>, Arc<Stats>)> {
     consumer_of(source, &[at], patience)
 }
 
-fn consumer_of(source: &str, nodes: &[SocketAddr], patience: Duration) -> Result<(Arc<Remote>, Arc<Stats>)> {
+fn consumer_of(source: &str, nodes: &[SocketAddr], patience: Duration) -> Result<(Arc<GroupVolume>, Arc<Stats>)> {
     let stats = Arc::new(Stats::default());
     let (of, counted) = (source.to_owned(), Arc::clone(&stats));
-    let members: Vec<_> = nodes.iter().map(|at| Arc::new(Member::at(&at.to_string(), 100))).collect();
-    let roster = Roster::new(&members, move |member| {
+    let members: Vec<_> = nodes.iter().map(|at| Arc::new(Member::from_address(&at.to_string(), 100))).collect();
+    let roster = GroupMembers::new(&members, move |member| {
         let connector = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
         let pool = ChannelPool::new(Arc::new(connector), "test", &of, PoolConfig::default(), Arc::clone(&counted));
-        Peer::new(pool, member)
+        GroupPeer::new(pool, member)
     });
-    let config = RemoteConfig {
-        patience: Patience::new(patience),
+    let config = GroupVolumeConfig {
+        patience: RequestPatience::new(patience),
         fetchers: 4,
         metadata_age: Duration::ZERO,
-        copies: Copies::default(),
-        standpoint: Standpoint::default(),
+        copies: CopyCounts::default(),
+        standpoint: ReaderLocation::default(),
         silence: Duration::from_secs(2),
         hedge_after: Duration::ZERO,
     };
-    let remote = Remote::connect(source, roster, config, Arc::clone(&stats), |block| {
-        Ok(Tier::new(Pool::new(16 * block, block as usize)?))
+    let remote = GroupVolume::connect(source, roster, config, Arc::clone(&stats), |block| {
+        Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
     })?;
     Ok((remote, stats))
 }
@@ -77,11 +78,11 @@ fn consumer_of(source: &str, nodes: &[SocketAddr], patience: Duration) -> Result
 fn read(volume: &dyn Volume, object: &ObjectRef, offset: u64, len: usize) -> Result<Vec<u8>> {
     let mut buf = vec![0; len];
     Ok(match volume.read(object, offset, &mut buf)? {
-        Data::Copied(n) => {
+        ReadData::Copied(n) => {
             buf.truncate(n);
             buf
         }
-        Data::Shared(slice) => slice.to_vec(),
+        ReadData::Shared(slice) => slice.to_vec(),
     })
 }
 
@@ -93,7 +94,7 @@ fn object(volume: &dyn Volume, path: &[u8]) -> ObjectRef {
 fn dataset() -> (tempfile::TempDir, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..5 * BLOCK as usize + 77).map(|i| (i * 7 + (i >> 13)) as u8).collect();
-    // A file changed less than a timestamp's tick ago is waited for; an old one is not.
+    // A file modified within the last timestamp tick delays the lookup; an old one does not.
     std::fs::write(dir.path().join("data"), &bytes).unwrap();
     std::fs::create_dir(dir.path().join("sub")).unwrap();
     std::fs::write(dir.path().join("sub/small"), b"hello").unwrap();
@@ -144,7 +145,7 @@ fn a_source_the_node_does_not_serve_is_refused_in_words() {
     let error = consumer("file:///etc", server.local_addrs()[0], Duration::from_secs(5)).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     assert!(error.message().contains("does not serve file:///etc") && error.message().contains("--source"), "{error}");
-    // Neither by a detour, however it is written, nor by a link in the source.
+    // Neither by an escaped or dotted path nor by a link in the source.
     std::os::unix::fs::symlink("/etc", dir.path().join("link")).unwrap();
     for detour in ["../../etc", "%2e%2e/%2E./etc", "sub%2f../..", "link", "link/ssl"] {
         let source = format!("file://{}/{detour}", dir.path().display());
@@ -158,12 +159,12 @@ fn a_source_the_node_does_not_serve_is_refused_in_words() {
     assert_eq!(read(&*remote, &object(&*remote, b"small"), 1, 3).unwrap(), b"ell");
 }
 
-/// However patient readers are.
+/// Independent of the readers' timeouts.
 #[test]
 fn what_nodes_hold_is_told_without_those_that_do_not_answer() {
     let (dir, _) = dataset();
     let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
-    // They take connections and say nothing.
+    // They accept connections and never answer.
     let mute: Vec<_> = (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let mut nodes = vec![server.local_addrs()[0]];
     nodes.extend(mute.iter().map(|mute| mute.local_addr().unwrap()));
@@ -236,7 +237,7 @@ fn a_restart_in_the_middle_of_a_read_is_not_seen() {
 fn blocks_are_sent_from_their_files_once_they_were_checked() {
     let (dir, bytes) = dataset();
     let disk = tempfile::tempdir().unwrap();
-    // Two blocks of memory for a file of six: what is read again is on disk.
+    // Two blocks of memory for a file of six blocks: a second read comes from disk.
     let (server, node) = start_node_with(dir.path(), "127.0.0.1:0".parse().unwrap(), 2, Some(disk.path()));
     let source = format!("file://{}", dir.path().display());
     let (remote, _) = consumer(&source, server.local_addrs()[0], Duration::from_secs(10)).unwrap();
@@ -250,7 +251,7 @@ fn blocks_are_sent_from_their_files_once_they_were_checked() {
             let offset = block * BLOCK;
             let got = read(&*remote, &data, offset, BLOCK as usize).unwrap();
             assert!(got == bytes[offset as usize..(offset + BLOCK) as usize], "block {block}");
-            // A hit on disk that took no read of the disk into memory.
+            // A disk hit without a read into memory.
             let from_disk = node.blockcache.disk_hit_bytes.get() > hits;
             sent_from_files += u64::from(from_disk && node.blockcache.read_ops.get() == reads);
         }
@@ -259,7 +260,7 @@ fn blocks_are_sent_from_their_files_once_they_were_checked() {
 }
 
 /// Reads `object` from `from` to its end in whole pieces, as a sequential reader whose file system looks ahead.
-fn read_on(remote: &Remote, object: &ObjectRef, from: u64, piece: usize, bytes: &[u8], mut each: impl FnMut(u64)) {
+fn read_on(remote: &GroupVolume, object: &ObjectRef, from: u64, piece: usize, bytes: &[u8], mut each: impl FnMut(u64)) {
     let blocks = object.size.div_ceil(BLOCK) as u32;
     for at in (from..object.size).step_by(piece) {
         if at % BLOCK == 0 {
@@ -284,9 +285,9 @@ fn a_sequential_reader_of_large_pieces_has_the_next_ones_on_their_way() {
     assert!(ahead > data.size / 2, "{ahead} bytes were asked for ahead of {}", data.size);
     assert_eq!(stats.blockcache.mem_hit_bytes.get(), 0, "they took no memory");
     assert_eq!(stats.remotecache.retries.get(), 0);
-    // Asked for once each: what was asked for ahead was taken.
+    // Each byte was transferred once: the pipelined answers were used.
     assert!(stats.tcp.recv_bytes.get() <= data.size, "{} bytes came", stats.tcp.recv_bytes.get());
-    // Several readers of one file, each at a place of its own.
+    // Several readers of one file at different offsets.
     std::thread::scope(|scope| {
         for reader in 0..4 {
             let (remote, data, bytes) = (&remote, &data, &bytes);
@@ -326,11 +327,11 @@ fn answers_that_nobody_takes_are_given_up() {
     let piece = 256 << 10;
     remote.prefetch(&data, 1..6, piece);
     assert!(read(&*remote, &data, 0, piece).unwrap() == bytes[..piece]);
-    let open = server.connections();
+    let open = server.connection_count();
     assert!(open > 1, "nothing was asked for ahead");
-    // The reader is gone: the connections with its answers go too.
+    // The reader is gone: the connections with its answers close too.
     let until = Instant::now() + Duration::from_secs(30);
-    while server.connections() >= open {
+    while server.connection_count() >= open {
         assert!(Instant::now() < until, "answers are kept for nobody");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -342,7 +343,7 @@ fn readers_that_stop_all_at_once_leave_connections_for_the_next() {
     let (dir, bytes) = dataset();
     let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
     let source = format!("file://{}", dir.path().display());
-    // The patience of a read is less than what an answer that nobody takes is kept for.
+    // The read timeout is shorter than the lifetime of an untaken answer.
     let (remote, stats) = consumer(&source, server.local_addrs()[0], Duration::from_millis(1500)).unwrap();
     let data = object(&*remote, b"data");
     let piece = 256 << 10;

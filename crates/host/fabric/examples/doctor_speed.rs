@@ -4,7 +4,7 @@
 #[path = "../tests/hosts/mod.rs"]
 mod hosts;
 
-use spurline_fabric::{Ask, Tree, examine};
+use spurline_fabric::{DoctorOptions, HostTree, examine};
 use std::time::Instant;
 
 fn main() {
@@ -13,7 +13,7 @@ fn main() {
     let mut times: Vec<f64> = (0..9)
         .map(|_| {
             let start = Instant::now();
-            let found = examine(&Tree::folder(dir.path()), &Ask::default());
+            let found = examine(&HostTree::from_folder(dir.path()), &DoctorOptions::default());
             assert!(found.iter().all(|f| f.id != "CHECK-LEFT-OUT"), "{found:?}");
             start.elapsed().as_secs_f64()
         })

@@ -1,5 +1,5 @@
 //! Lays a made-up host out below a folder, to try `spurline net … --from` on: `cargo run -p spurline-fabric --example
-//! host -- gb200 /tmp/gb200`. Without words it prints the names.
+//! host -- gb200 /tmp/gb200`. Without arguments it prints the names.
 
 #[path = "../tests/hosts/mod.rs"]
 mod hosts;

@@ -1,16 +1,17 @@
-//! Addresses and routes: from netlink where it was asked, and else from the kernel's old text files, which tell less.
+//! Addresses and routes: from netlink where it is available, else from the kernel's older text files, which hold
+//! less.
 
-use crate::netlink::{Address, Netlink, Route};
-use crate::tree::Tree;
+use crate::netlink::{InterfaceAddress, IpRoute, NetlinkFacts};
+use crate::tree::HostTree;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Whether two addresses lie in one network of that size.
 pub fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
-    network(a, prefix).is_some_and(|n| Some(n) == network(b, prefix))
+    network_address(a, prefix).is_some_and(|n| Some(n) == network_address(b, prefix))
 }
 
-/// The network an address lies in.
-pub fn network(ip: IpAddr, prefix: u8) -> Option<IpAddr> {
+/// The network of an address.
+pub fn network_address(ip: IpAddr, prefix: u8) -> Option<IpAddr> {
     match ip {
         IpAddr::V4(v4) if prefix <= 32 => {
             let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
@@ -32,35 +33,35 @@ pub fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// Addresses and routes of a host, netlink's word first.
-pub fn read(tree: &Tree, netlink: &Netlink) -> (Vec<Address>, Vec<Route>) {
-    // Read in any case, so that they are in what is collected.
-    let routes = proc_routes(&tree.text("proc/net/route").unwrap_or_default());
-    let local = proc_local(&tree.text("proc/net/fib_trie").unwrap_or_default());
-    let v6 = proc_inet6(&tree.text("proc/net/if_inet6").unwrap_or_default());
+/// Addresses and routes of a host; netlink's data takes precedence.
+pub fn read_addresses(tree: &HostTree, netlink: &NetlinkFacts) -> (Vec<InterfaceAddress>, Vec<IpRoute>) {
+    // Read in any case, so that the files are in the archive.
+    let routes = parse_proc_routes(&tree.read_text("proc/net/route").unwrap_or_default());
+    let local = parse_proc_local(&tree.read_text("proc/net/fib_trie").unwrap_or_default());
+    let v6 = parse_proc_inet6(&tree.read_text("proc/net/if_inet6").unwrap_or_default());
     if !netlink.addresses.is_empty() {
         return (netlink.addresses.clone(), netlink.routes.clone());
     }
     let mut addresses = v6;
     for ip in local {
-        // The interface is that of the narrowest network around the address. When two interfaces are in one network
-        // these files can't tell them apart; then the address is said to be on the first.
+        // The interface is that of the narrowest network around the address. When two interfaces share a network
+        // these files cannot distinguish them; the first is used.
         let on = routes.iter().filter(|r| r.via.is_none() && same_network(r.to, ip, r.prefix));
         if let Some(route) = on.max_by_key(|r| (r.prefix, std::cmp::Reverse(r.metric))) {
-            addresses.push(Address { interface: route.interface.clone(), ip, prefix: route.prefix });
+            addresses.push(InterfaceAddress { interface: route.interface.clone(), ip, prefix: route.prefix });
         }
     }
     (addresses, routes)
 }
 
-/// The interface that packets to `ip` leave by, and the router between.
-pub fn route_to(routes: &[Route], ip: IpAddr) -> Option<&Route> {
-    let fits = |r: &&Route| r.to.is_ipv4() == ip.is_ipv4() && same_network(r.to, ip, r.prefix);
+/// The route of packets to `ip`: its interface, and the router between.
+pub fn route_to(routes: &[IpRoute], ip: IpAddr) -> Option<&IpRoute> {
+    let fits = |r: &&IpRoute| r.to.is_ipv4() == ip.is_ipv4() && same_network(r.to, ip, r.prefix);
     routes.iter().filter(fits).max_by_key(|r| (r.prefix, std::cmp::Reverse(r.metric)))
 }
 
-/// `/proc/net/route`: addresses as hexadecimal words in the machine's own byte order, which is little here.
-fn proc_routes(text: &str) -> Vec<Route> {
+/// `/proc/net/route`: addresses are hexadecimal words in the machine's byte order, which is little-endian here.
+fn parse_proc_routes(text: &str) -> Vec<IpRoute> {
     let v4 = |hex: &str| u32::from_str_radix(hex, 16).ok().map(|v| Ipv4Addr::from(v.swap_bytes()));
     let line = |line: &str| {
         let f: Vec<&str> = line.split_whitespace().collect();
@@ -70,13 +71,13 @@ fn proc_routes(text: &str) -> Vec<Route> {
         let via = (!gateway.is_unspecified()).then_some(IpAddr::V4(gateway));
         let prefix = u32::from(mask).count_ones() as u8;
         let metric = f.get(6)?.parse().ok()?;
-        up.then(|| Route { to: to.into(), prefix, interface: (*f[0]).to_owned(), via, metric })
+        up.then(|| IpRoute { to: to.into(), prefix, interface: (*f[0]).to_owned(), via, metric })
     };
     text.lines().skip(1).filter_map(line).take(4096).collect()
 }
 
 /// The host's own IPv4 addresses in `/proc/net/fib_trie`: a line with the address, then `/32 host LOCAL`.
-fn proc_local(text: &str) -> Vec<IpAddr> {
+fn parse_proc_local(text: &str) -> Vec<IpAddr> {
     let mut found: Vec<IpAddr> = Vec::new();
     let mut last: Option<Ipv4Addr> = None;
     for line in text.lines() {
@@ -93,12 +94,12 @@ fn proc_local(text: &str) -> Vec<IpAddr> {
 }
 
 /// `/proc/net/if_inet6`: address, interface number, prefix, scope, flags, name.
-fn proc_inet6(text: &str) -> Vec<Address> {
+fn parse_proc_inet6(text: &str) -> Vec<InterfaceAddress> {
     let line = |line: &str| {
         let f: Vec<&str> = line.split_whitespace().collect();
         let ip = Ipv6Addr::from(u128::from_str_radix(f.first().filter(|a| a.len() == 32)?, 16).ok()?);
         let prefix = u8::from_str_radix(f.get(2)?, 16).ok().filter(|p| *p <= 128)?;
-        Some(Address { interface: (*f.get(5)?).to_owned(), ip: ip.into(), prefix })
+        Some(InterfaceAddress { interface: (*f.get(5)?).to_owned(), ip: ip.into(), prefix })
     };
     text.lines().filter_map(line).take(4096).collect()
 }
@@ -117,12 +118,12 @@ garbage\n";
 
     #[test]
     fn old_files_tell_addresses_too() {
-        let routes = proc_routes(ROUTE);
+        let routes = parse_proc_routes(ROUTE);
         assert_eq!(routes.len(), 3);
         let to = |ip: &str| route_to(&routes, ip.parse().unwrap()).map(|r| r.interface.as_str());
         assert_eq!((to("10.0.0.1"), to("8.8.8.8"), to("::1")), (Some("ib0"), Some("eth0"), None));
-        assert_eq!(proc_local(TRIE).len(), 2);
-        let v6 = proc_inet6("fe800000000000000000000000000001 02 40 20 80 ib0\nnonsense\n");
+        assert_eq!(parse_proc_local(TRIE).len(), 2);
+        let v6 = parse_proc_inet6("fe800000000000000000000000000001 02 40 20 80 ib0\nnonsense\n");
         assert_eq!((v6[0].prefix, v6[0].interface.as_str()), (64, "ib0"));
     }
 

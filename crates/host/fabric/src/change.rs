@@ -1,5 +1,4 @@
-//! What can be changed about a running host, one thing each, with the command that does it by hand and the value to
-//! go back to. It changes nothing itself.
+//! Changes of a running host: each with the shell command that makes it and the previous value. It applies none.
 
 use crate::interface::IpoibMode;
 use serde::{Deserialize, Serialize};
@@ -7,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// One change of a running host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "kebab-case")]
-pub enum Change {
+pub enum HostChange {
     /// Load a kernel module.
     Module {
         /// Its name.
@@ -17,21 +16,21 @@ pub enum Change {
     Mtu {
         /// The interface.
         interface: String,
-        /// Bytes until now.
+        /// Bytes before the change.
         from: Option<u32>,
-        /// Bytes from now on.
+        /// Bytes after the change.
         to: u32,
     },
     /// Set an interface's IPoIB mode.
     Mode {
         /// The interface.
         interface: String,
-        /// The mode until now.
+        /// The mode before the change.
         from: Option<IpoibMode>,
-        /// The mode from now on.
+        /// The mode after the change.
         to: IpoibMode,
     },
-    /// Switch an interface on.
+    /// Set an interface up.
     Up {
         /// The interface.
         interface: String,
@@ -40,62 +39,64 @@ pub enum Change {
     Sysctl {
         /// Its key, `net.ipv4.conf.all.arp_ignore`.
         key: String,
-        /// The value until now.
+        /// The value before the change.
         from: Option<String>,
-        /// The value from now on.
+        /// The value after the change.
         to: String,
     },
 }
 
-impl Change {
-    /// What to type to make it.
-    pub fn command(&self) -> String {
+impl HostChange {
+    /// The shell command that makes the change.
+    pub fn shell_command(&self) -> String {
         match self {
-            Change::Module { name } => format!("modprobe {name}"),
-            Change::Mtu { interface, to, .. } => format!("ip link set {interface} mtu {to}"),
-            Change::Mode { interface, to, .. } => format!("echo {} > /sys/class/net/{interface}/mode", to.word()),
-            Change::Up { interface } => format!("ip link set {interface} up"),
-            Change::Sysctl { key, to, .. } => format!("sysctl -w {key}={to}"),
+            HostChange::Module { name } => format!("modprobe {name}"),
+            HostChange::Mtu { interface, to, .. } => format!("ip link set {interface} mtu {to}"),
+            HostChange::Mode { interface, to, .. } => format!("echo {} > /sys/class/net/{interface}/mode", to.as_str()),
+            HostChange::Up { interface } => format!("ip link set {interface} up"),
+            HostChange::Sysctl { key, to, .. } => format!("sysctl -w {key}={to}"),
         }
     }
 
-    /// The interface whose traffic it touches.
+    /// The interface whose traffic the change affects.
     pub fn interface(&self) -> Option<&str> {
         match self {
-            Change::Mtu { interface, .. } | Change::Mode { interface, .. } | Change::Up { interface } => {
+            HostChange::Mtu { interface, .. } | HostChange::Mode { interface, .. } | HostChange::Up { interface } => {
                 Some(interface)
             }
-            Change::Module { .. } | Change::Sysctl { .. } => None,
+            HostChange::Module { .. } | HostChange::Sysctl { .. } => None,
         }
     }
 
-    /// Whether the value is the same before and after: what was set by hand, and is only to be kept.
+    /// Whether old and new value are equal: the value was set by hand and is only to be made persistent.
     pub fn is_done(&self) -> bool {
         match self {
-            Change::Mtu { from, to, .. } => *from == Some(*to),
-            Change::Mode { from, to, .. } => *from == Some(*to),
-            Change::Sysctl { from, to, .. } => from.as_ref() == Some(to),
-            Change::Module { .. } | Change::Up { .. } => false,
+            HostChange::Mtu { from, to, .. } => *from == Some(*to),
+            HostChange::Mode { from, to, .. } => *from == Some(*to),
+            HostChange::Sysctl { from, to, .. } => from.as_ref() == Some(to),
+            HostChange::Module { .. } | HostChange::Up { .. } => false,
         }
     }
 
-    /// The change that takes it back; none where nobody knows the value before, or where it does no harm to stay.
-    pub fn back(&self) -> Option<Change> {
+    /// The change that undoes this one; `None` where the previous value is unknown, or where leaving it does no harm.
+    pub fn back(&self) -> Option<HostChange> {
         match self.clone() {
-            Change::Mtu { interface, from: Some(from), to } => {
-                Some(Change::Mtu { interface, from: Some(to), to: from })
+            HostChange::Mtu { interface, from: Some(from), to } => {
+                Some(HostChange::Mtu { interface, from: Some(to), to: from })
             }
-            Change::Mode { interface, from: Some(from), to } => {
-                Some(Change::Mode { interface, from: Some(to), to: from })
+            HostChange::Mode { interface, from: Some(from), to } => {
+                Some(HostChange::Mode { interface, from: Some(to), to: from })
             }
-            Change::Sysctl { key, from: Some(from), to } => Some(Change::Sysctl { key, from: Some(to), to: from }),
+            HostChange::Sysctl { key, from: Some(from), to } => {
+                Some(HostChange::Sysctl { key, from: Some(to), to: from })
+            }
             _ => None,
         }
     }
 }
 
-/// `/proc/sys/net/ipv4/conf/eth0.5/rp_filter` for `net.ipv4.conf.eth0/5.rp_filter`: as sysctl(8), a slash in a key is
-/// a dot in the path.
+/// The file of a kernel parameter: `/proc/sys/net/ipv4/conf/eth0.5/rp_filter` for `net.ipv4.conf.eth0/5.rp_filter`.
+/// As in sysctl(8), a slash in a key is a dot in the path.
 pub fn sysctl_path(key: &str) -> String {
     let path: String = key
         .chars()

@@ -1,7 +1,7 @@
-//! RDMA devices and their ports, as `/sys/class/infiniband` shows them. It knows no addresses and judges nothing.
+//! RDMA devices and their ports, from `/sys/class/infiniband`. It knows no addresses and judges nothing.
 
-use crate::model::{self, Model};
-use crate::tree::{Tree, parse_number};
+use crate::model::{self, DeviceModel};
+use crate::tree::{HostTree, parse_number};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,32 +11,32 @@ const CLASS: &str = "sys/class/infiniband";
 
 /// An RDMA device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Device {
+pub struct RdmaDevice {
     /// Its name, `mlx5_0`.
     #[serde(rename = "device")]
     pub name: String,
-    /// The kernel's word for its kind: `CA` for InfiniBand and RoCE, `RNIC` for iWARP, or what it shows else.
+    /// The kernel's node type: `CA` for InfiniBand and RoCE, `RNIC` for iWARP, or another text.
     pub node_type: Option<String>,
-    /// Node GUID as shown, `0c42:a103:00b5:7a2c`.
+    /// Node GUID as the kernel writes it, `0c42:a103:00b5:7a2c`.
     pub node_guid: Option<String>,
-    /// Firmware version; none where the driver shows an empty one.
+    /// Firmware version; `None` where the driver reports an empty one.
     pub firmware: Option<String>,
-    /// `ib`, `roce` or `iw`, where netlink told.
+    /// `ib`, `roce` or `iw`, where netlink reports it.
     pub protocol: Option<String>,
     /// Adapter type of the driver, `MT4129`.
     pub hca_type: Option<String>,
     /// Board id (PSID), `MT_0000000838`.
     pub board_id: Option<String>,
-    /// The network interface a software device stands on.
+    /// The network interface below a software device.
     pub parent: Option<String>,
-    /// Where it sits; none for a software device.
-    pub pci: Option<Pci>,
-    /// Network interfaces of the same function, whichever port they are on.
+    /// Its PCI function; `None` for a software device.
+    pub pci: Option<PciFunction>,
+    /// Network interfaces of the same PCI function, on any port.
     #[serde(skip)]
     pub function_netdevs: Vec<String>,
     /// Its ports, by number.
-    pub ports: Vec<Port>,
-    /// Type of service that rdma_cm gives to RoCE connections, where the kernel shows it.
+    pub ports: Vec<DevicePort>,
+    /// Type of service that rdma_cm sets on RoCE connections, where the kernel shows it.
     pub roce_tos: Option<i64>,
     /// Traffic class forced by the driver, where it shows it.
     pub traffic_class: Option<String>,
@@ -44,28 +44,28 @@ pub struct Device {
 
 /// A PCI function.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Pci {
+pub struct PciFunction {
     /// `0000:17:00.0`.
     pub address: Option<String>,
     /// Vendor id.
     pub vendor: Option<u16>,
     /// Device id.
     pub device: Option<u16>,
-    /// The model these ids stand for.
-    pub model: Option<&'static str>,
+    /// The model name for these ids.
+    pub known_model: Option<&'static str>,
     /// The driver bound to it.
     pub driver: Option<String>,
-    /// NUMA node; none where the machine has only one or does not tell.
+    /// NUMA node; `None` where the machine has only one or does not report it.
     pub numa_node: Option<u32>,
-    /// Transfers per second of the link now, in tenths of GT/s.
+    /// Current transfer rate of the link, in tenths of GT/s.
     pub speed: Option<u32>,
-    /// The most the card can.
+    /// The card's highest transfer rate, in the same unit.
     pub max_speed: Option<u32>,
-    /// Lanes now.
+    /// Current number of lanes.
     pub width: Option<u32>,
-    /// The most the card has.
+    /// The card's number of lanes.
     pub max_width: Option<u32>,
-    /// Virtual functions made, of so many possible.
+    /// Virtual functions: configured, and the maximum.
     pub virtual_functions: Option<(u32, u32)>,
     /// The physical function's address, when this is a virtual one.
     pub physical: Option<String>,
@@ -73,7 +73,7 @@ pub struct Pci {
 
 /// A port of a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Port {
+pub struct DevicePort {
     /// Its number, from 1.
     #[serde(rename = "port")]
     pub number: u32,
@@ -84,22 +84,22 @@ pub struct Port {
     /// Physical state.
     pub phys_state: PhysState,
     /// Rate and width.
-    pub rate: Option<Rate>,
-    /// Own address on an InfiniBand fabric.
+    pub rate: Option<PortRate>,
+    /// LID: the port's address on an InfiniBand fabric.
     pub lid: Option<u32>,
-    /// Address of the subnet manager; 0 means that none has been here.
+    /// LID of the subnet manager; 0 means that none has configured the port.
     pub sm_lid: Option<u32>,
     /// The kernel's capability mask.
     pub cap_mask: Option<i64>,
-    /// Addresses, empty slots left out.
-    pub gids: Vec<Gid>,
-    /// Network interfaces on this port, its own one first.
+    /// GID table without empty entries.
+    pub gids: Vec<PortGid>,
+    /// Network interfaces on this port, its own first.
     pub netdevs: Vec<String>,
-    /// Counters that are not zero, of `counters` and `hw_counters` together.
+    /// Non-zero counters of `counters` and `hw_counters`.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// What a port's frames travel in.
+/// The link layer of a port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub enum LinkLayer {
     /// InfiniBand.
@@ -111,17 +111,17 @@ pub enum LinkLayer {
     Unknown,
 }
 
-/// Logical state of a port, by its number in the specification.
+/// Logical state of a port, by its number in the InfiniBand specification.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PortState {
-    /// Not shown, or a number nobody knows.
+    /// Not shown, or an unknown number.
     #[default]
     Unknown,
     /// 1.
     Down,
-    /// 2: the cable carries a link, and no subnet manager has set it up.
+    /// 2: the link is up, and no subnet manager has configured it.
     Init,
-    /// 3: a subnet manager is at it.
+    /// 3: a subnet manager is configuring it.
     Armed,
     /// 4.
     Active,
@@ -129,15 +129,15 @@ pub enum PortState {
     ActiveDefer,
 }
 
-/// Physical state of a port, by its number in the specification.
+/// Physical state of a port, by its number in the InfiniBand specification.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PhysState {
-    /// Not shown, or a number nobody knows.
+    /// Not shown, or an unknown number.
     #[default]
     Unknown,
     /// 1.
     Sleep,
-    /// 2: looking for somebody at the other end.
+    /// 2: searching for a link partner.
     Polling,
     /// 3.
     Disabled,
@@ -153,7 +153,7 @@ pub enum PhysState {
 
 /// `400 Gb/sec (4X NDR)`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Rate {
+pub struct PortRate {
     /// Gigabits per second.
     pub gbps: f64,
     /// Lanes; 0 when not shown.
@@ -162,20 +162,20 @@ pub struct Rate {
     pub speed: String,
 }
 
-/// One address of a port.
+/// An entry of a port's GID table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Gid {
-    /// Its place in the table.
+pub struct PortGid {
+    /// Its index in the table.
     pub index: u32,
     /// The address.
     pub address: Ipv6Addr,
-    /// What it is good for.
+    /// Its type.
     pub kind: GidType,
     /// The network interface behind it.
     pub netdev: Option<String>,
 }
 
-/// What a GID is good for.
+/// The type of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum GidType {
     /// InfiniBand.
@@ -192,15 +192,15 @@ pub enum GidType {
     Unknown,
 }
 
-impl Gid {
-    /// The IP address of a RoCE v2 entry: the mapped IPv4 one, or the IPv6 one.
-    pub fn ip(&self) -> IpAddr {
+impl PortGid {
+    /// The IP address of a RoCE v2 entry: the mapped IPv4 address, or the IPv6 address.
+    pub fn ip_address(&self) -> IpAddr {
         self.address.to_ipv4_mapped().map_or(IpAddr::V6(self.address), IpAddr::V4)
     }
 
-    /// Whether packets to this address pass a router: RoCE v2 with an address that is not link-local.
+    /// Whether a router forwards packets to this address: RoCE v2, and not link-local.
     pub fn is_routable(&self) -> bool {
-        let link_local = match self.ip() {
+        let link_local = match self.ip_address() {
             IpAddr::V4(v4) => v4.is_link_local(),
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
         };
@@ -219,7 +219,7 @@ impl fmt::Display for GidType {
     }
 }
 
-impl fmt::Display for Gid {
+impl fmt::Display for PortGid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GID {} {}", self.index, self.address)
     }
@@ -227,13 +227,13 @@ impl fmt::Display for Gid {
 
 impl Serialize for PortState {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(self.word())
+        to.serialize_str(self.as_str())
     }
 }
 
 impl PortState {
-    fn of(text: &str) -> Self {
-        match leading(text) {
+    fn from_sysfs(text: &str) -> Self {
+        match leading_number(text) {
             Some(1) => PortState::Down,
             Some(2) => PortState::Init,
             Some(3) => PortState::Armed,
@@ -243,8 +243,8 @@ impl PortState {
         }
     }
 
-    /// The word people know.
-    pub fn word(self) -> &'static str {
+    /// The usual name of the state.
+    pub fn as_str(self) -> &'static str {
         match self {
             PortState::Unknown => "?",
             PortState::Down => "DOWN",
@@ -258,13 +258,13 @@ impl PortState {
 
 impl Serialize for PhysState {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(self.word())
+        to.serialize_str(self.as_str())
     }
 }
 
 impl PhysState {
-    fn of(text: &str) -> Self {
-        match leading(text) {
+    fn from_sysfs(text: &str) -> Self {
+        match leading_number(text) {
             Some(1) => PhysState::Sleep,
             Some(2) => PhysState::Polling,
             Some(3) => PhysState::Disabled,
@@ -276,8 +276,8 @@ impl PhysState {
         }
     }
 
-    /// The word people know.
-    pub fn word(self) -> &'static str {
+    /// The usual name of the state.
+    pub fn as_str(self) -> &'static str {
         match self {
             PhysState::Unknown => "?",
             PhysState::Sleep => "Sleep",
@@ -291,21 +291,21 @@ impl PhysState {
     }
 }
 
-impl Rate {
+impl PortRate {
     /// `2.5 Gb/sec (1X SDR)`, `400 Gb/sec (4X NDR)`, `100 Gb/sec`.
-    fn of(text: &str) -> Option<Self> {
+    fn from_sysfs(text: &str) -> Option<Self> {
         let gbps: f64 = text.split_whitespace().next()?.parse().ok()?;
         let inside = text.split_once('(').map_or("", |(_, rest)| rest.trim_end_matches(')'));
         let mut words = inside.split_whitespace();
         let lanes = words.next().and_then(|w| w.trim_end_matches('X').parse().ok()).unwrap_or(0);
         let known = gbps.is_finite() && gbps > 0.0 && gbps < 1e6;
-        // Before Linux 4.x single data rate has no word.
+        // Before Linux 4.x, single data rate is not named.
         let speed = words.next().unwrap_or(if lanes > 0 { "SDR" } else { "" }).to_owned();
-        known.then_some(Rate { gbps, lanes, speed })
+        known.then_some(PortRate { gbps, lanes, speed })
     }
 
-    /// As the kernel writes it.
-    pub fn words(&self) -> String {
+    /// The rate in the kernel's notation.
+    pub fn describe(&self) -> String {
         match self.lanes {
             0 => format!("{} Gb/s", self.gbps),
             lanes => format!("{} Gb/s ({lanes}X {})", self.gbps, self.speed),
@@ -314,34 +314,34 @@ impl Rate {
 }
 
 /// The number before the colon in `4: ACTIVE`.
-fn leading(text: &str) -> Option<u32> {
+fn leading_number(text: &str) -> Option<u32> {
     text.split(':').next()?.trim().parse().ok()
 }
 
-/// All RDMA devices, by name; with their counters, which are most of their files, or without.
-pub fn read_all(tree: &Tree, counters: bool) -> Vec<Device> {
-    tree.names(CLASS).iter().map(|name| read(tree, name, counters)).collect()
+/// All RDMA devices, by name. Counters are optional: they are most of the files.
+pub fn read_devices(tree: &HostTree, counters: bool) -> Vec<RdmaDevice> {
+    tree.list_names(CLASS).iter().map(|name| read_device(tree, name, counters)).collect()
 }
 
-/// The state of a port, and nothing else of it.
-pub fn port_state(tree: &Tree, device: &str, port: u32) -> PortState {
-    let text = tree.text(&format!("{CLASS}/{device}/ports/{port}/state"));
-    text.as_deref().map_or(PortState::Unknown, PortState::of)
+/// The state of one port; no other file is read.
+pub fn port_state(tree: &HostTree, device: &str, port: u32) -> PortState {
+    let text = tree.read_text(&format!("{CLASS}/{device}/ports/{port}/state"));
+    text.as_deref().map_or(PortState::Unknown, PortState::from_sysfs)
 }
 
-fn read(tree: &Tree, name: &str, counters: bool) -> Device {
+fn read_device(tree: &HostTree, name: &str, counters: bool) -> RdmaDevice {
     let at = format!("{CLASS}/{name}");
-    let text = |file: &str| tree.text(&format!("{at}/{file}"));
+    let text = |file: &str| tree.read_text(&format!("{at}/{file}"));
     let node_type = text("node_type").map(|t| t.rsplit(':').next().unwrap_or(&t).trim().to_owned());
     let is_ca = node_type.as_deref() == Some("CA");
-    let mut ports: Vec<Port> = tree
-        .names(&format!("{at}/ports"))
+    let mut ports: Vec<DevicePort> = tree
+        .list_names(&format!("{at}/ports"))
         .iter()
         .filter_map(|n| Some(read_port(tree, &format!("{at}/ports/{n}"), n.parse().ok()?, is_ca, counters)))
         .collect();
     ports.sort_by_key(|p| p.number);
     let tos = format!("sys/kernel/config/rdma_cm/{name}/ports/1/default_roce_tos");
-    Device {
+    RdmaDevice {
         name: name.to_owned(),
         node_type,
         node_guid: text("node_guid"),
@@ -350,22 +350,22 @@ fn read(tree: &Tree, name: &str, counters: bool) -> Device {
         hca_type: text("hca_type"),
         board_id: text("board_id"),
         parent: text("parent"),
-        pci: Pci::read(tree, &format!("{at}/device")),
-        function_netdevs: tree.names(&format!("{at}/device/net")),
+        pci: PciFunction::read_from(tree, &format!("{at}/device")),
+        function_netdevs: tree.list_names(&format!("{at}/device/net")),
         ports,
-        roce_tos: tree.number(&tos),
+        roce_tos: tree.read_number(&tos),
         traffic_class: text("tc/1/traffic_class"),
     }
 }
 
-fn read_port(tree: &Tree, at: &str, number: u32, is_ca: bool, with_counters: bool) -> Port {
-    let files = tree.texts(at);
+fn read_port(tree: &HostTree, at: &str, number: u32, is_ca: bool, with_counters: bool) -> DevicePort {
+    let files = tree.read_texts(at);
     let file = |name: &str| files.get(name).map(String::as_str);
     let n = |name: &str| file(name).and_then(parse_number);
     let lid = |name: &str| n(name).and_then(|v| u32::try_from(v).ok());
     let mut counters = BTreeMap::new();
     for dir in ["counters", "hw_counters"].iter().filter(|_| with_counters) {
-        for (name, text) in tree.texts(&format!("{at}/{dir}")) {
+        for (name, text) in tree.read_texts(&format!("{at}/{dir}")) {
             if let Ok(value @ 1..) = text.parse::<u64>()
                 && name != "lifespan"
             {
@@ -382,18 +382,18 @@ fn read_port(tree: &Tree, at: &str, number: u32, is_ca: bool, with_counters: boo
             netdevs.push(netdev.clone());
         }
     }
-    Port {
+    DevicePort {
         number,
         link_layer: match file("link_layer") {
             Some("InfiniBand") => LinkLayer::InfiniBand,
             Some("Ethernet") => LinkLayer::Ethernet,
-            // Kernels that did not show it knew InfiniBand only; libibverbs takes it so, too.
+            // Kernels without this file supported InfiniBand only; libibverbs assumes the same.
             None if is_ca && file("sm_lid").is_some() => LinkLayer::InfiniBand,
             _ => LinkLayer::Unknown,
         },
-        state: file("state").map_or(PortState::Unknown, PortState::of),
-        phys_state: file("phys_state").map_or(PhysState::Unknown, PhysState::of),
-        rate: file("rate").and_then(Rate::of),
+        state: file("state").map_or(PortState::Unknown, PortState::from_sysfs),
+        phys_state: file("phys_state").map_or(PhysState::Unknown, PhysState::from_sysfs),
+        rate: file("rate").and_then(PortRate::from_sysfs),
         lid: lid("lid"),
         sm_lid: lid("sm_lid"),
         cap_mask: n("cap_mask"),
@@ -403,22 +403,22 @@ fn read_port(tree: &Tree, at: &str, number: u32, is_ca: bool, with_counters: boo
     }
 }
 
-/// Up to so many addresses their attributes are read one by one: tables have up to 1024 places, mostly empty, and an
-/// empty one of the attributes answers EINVAL after as much work.
-const FEW: usize = 32;
+/// Up to this many entries, attributes are read one by one. Tables have up to 1024 entries, mostly empty, and reading
+/// an attribute of an empty one costs as much and returns EINVAL.
+const MAX_SHORT_TABLE: usize = 32;
 
-fn read_gids(tree: &Tree, at: &str) -> Vec<Gid> {
-    let addresses = tree.texts(&format!("{at}/gids")).into_iter().filter_map(|(index, text)| {
+fn read_gids(tree: &HostTree, at: &str) -> Vec<PortGid> {
+    let addresses = tree.read_texts(&format!("{at}/gids")).into_iter().filter_map(|(index, text)| {
         let address: Ipv6Addr = text.parse().ok()?;
         Some((index.parse().ok()?, address)).filter(|_| !address.is_unspecified())
     });
     let addresses: BTreeMap<u32, Ipv6Addr> = addresses.collect();
     let attributes = |kind: &str| {
         let dir = format!("{at}/gid_attrs/{kind}");
-        if addresses.len() > FEW {
-            return tree.texts(&dir);
+        if addresses.len() > MAX_SHORT_TABLE {
+            return tree.read_texts(&dir);
         }
-        let one = |index: &u32| Some((index.to_string(), tree.text(&format!("{dir}/{index}"))?));
+        let one = |index: &u32| Some((index.to_string(), tree.read_text(&format!("{dir}/{index}"))?));
         addresses.keys().filter_map(one).collect()
     };
     let (types, netdevs) = (attributes("types"), attributes("ndevs"));
@@ -430,15 +430,15 @@ fn read_gids(tree: &Tree, at: &str) -> Vec<Gid> {
             Some("RoCE v2") => GidType::RoceV2,
             _ => GidType::Unknown,
         };
-        Gid { index: *index, address: *address, kind, netdev: netdevs.get(&key).cloned() }
+        PortGid { index: *index, address: *address, kind, netdev: netdevs.get(&key).cloned() }
     };
     addresses.iter().map(gid).collect()
 }
 
-impl Pci {
-    /// The function behind a `device` link; none when there is nothing of PCI in it.
-    pub(crate) fn read(tree: &Tree, at: &str) -> Option<Self> {
-        let files = ["vendor", "device", "uevent"].map(|f| tree.text(&format!("{at}/{f}")));
+impl PciFunction {
+    /// The PCI function behind a `device` link; `None` when there is none.
+    pub(crate) fn read_from(tree: &HostTree, at: &str) -> Option<Self> {
+        let files = ["vendor", "device", "uevent"].map(|f| tree.read_text(&format!("{at}/{f}")));
         let [vendor, device, uevent] = files;
         let id = |text: Option<String>| u16::try_from(parse_number(&text?)?).ok();
         let (vendor, device) = (id(vendor), id(device));
@@ -451,19 +451,19 @@ impl Pci {
         if address.is_none() && vendor.is_none() {
             return None;
         }
-        let number = |file: &str| tree.number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
-        let gts = |file: &str| tree.text(&format!("{at}/{file}")).and_then(|t| transfer_rate(&t));
-        // 0 and 255 stand for a link that does not tell; a virtual function has none of its own.
+        let number = |file: &str| tree.read_number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
+        let gts = |file: &str| tree.read_text(&format!("{at}/{file}")).and_then(|t| transfer_rate(&t));
+        // 0 and 255 mean an unknown width; a virtual function has no link of its own.
         let lanes = |file: &str| number(file).filter(|w| (1..=32).contains(w));
         let virtual_functions =
             number("sriov_totalvfs").filter(|t| *t > 0).map(|t| (number("sriov_numvfs").unwrap_or(0), t));
-        Some(Pci {
+        Some(PciFunction {
             address,
             vendor,
             device,
-            model: vendor.zip(device).and_then(|(v, d)| model::of(v, d)).map(|m| m.name),
+            known_model: vendor.zip(device).and_then(|(v, d)| model::model_of(v, d)).map(|m| m.name),
             driver: tree.link_name(&format!("{at}/driver")).or_else(|| said("DRIVER")),
-            // A virtual device has none of its own: it is where its function is.
+            // A virtual device has no node of its own: its PCI function has.
             numa_node: number("numa_node").or_else(|| number("../numa_node")),
             speed: gts("current_link_speed"),
             max_speed: gts("max_link_speed"),
@@ -474,24 +474,24 @@ impl Pci {
         })
     }
 
-    /// What is known of the model.
-    pub fn model(&self) -> Option<Model> {
-        self.vendor.zip(self.device).and_then(|(v, d)| model::of(v, d))
+    /// The known model with these ids.
+    pub fn model(&self) -> Option<DeviceModel> {
+        self.vendor.zip(self.device).and_then(|(v, d)| model::model_of(v, d))
     }
 
     /// `15b3:1021`.
-    pub fn ids(&self) -> Option<String> {
+    pub fn id_text(&self) -> Option<String> {
         self.vendor.zip(self.device).map(|(v, d)| format!("{v:04x}:{d:04x}"))
     }
 }
 
-/// Tenths of GT/s in `16.0 GT/s PCIe`, `8 GT/s`; none for `Unknown`.
+/// Tenths of GT/s in `16.0 GT/s PCIe`, `8 GT/s`; `None` for `Unknown`.
 fn transfer_rate(text: &str) -> Option<u32> {
     let rate: f64 = text.split_whitespace().next()?.parse().ok()?;
     (rate > 0.0 && rate < 1000.0).then_some((rate * 10.0).round() as u32)
 }
 
-/// `0000:17:00.0`, also with a longer domain as behind a volume management device.
+/// `0000:17:00.0`; the domain is longer behind a volume management device.
 pub(crate) fn is_pci_address(name: &str) -> bool {
     let hex = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_hexdigit());
     let mut parts = name.split(':');
@@ -507,15 +507,18 @@ mod tests {
 
     #[test]
     fn words_of_the_kernel() {
-        let rate = |t| Rate::of(t).map(|r| (r.gbps, r.lanes, r.speed));
+        let rate = |t| PortRate::from_sysfs(t).map(|r| (r.gbps, r.lanes, r.speed));
         assert_eq!(rate("400 Gb/sec (4X NDR)"), Some((400.0, 4, "NDR".into())));
         assert_eq!(rate("2.5 Gb/sec (1X)"), Some((2.5, 1, "SDR".into())));
         assert_eq!(rate("100 Gb/sec"), Some((100.0, 0, String::new())));
         for odd in ["", "NaN Gb/sec", "-1 Gb/sec", "inf (4X", "1e99"] {
             assert_eq!(rate(odd), None, "{odd}");
         }
-        assert_eq!((PortState::of("4: ACTIVE"), PortState::of("9: ?")), (PortState::Active, PortState::Unknown));
-        assert_eq!(PhysState::of("2: Polling"), PhysState::Polling);
+        assert_eq!(
+            (PortState::from_sysfs("4: ACTIVE"), PortState::from_sysfs("9: ?")),
+            (PortState::Active, PortState::Unknown)
+        );
+        assert_eq!(PhysState::from_sysfs("2: Polling"), PhysState::Polling);
         assert_eq!(transfer_rate("32.0 GT/s PCIe"), Some(320));
         assert_eq!(transfer_rate("Unknown"), None);
         assert!(is_pci_address("0000:17:00.0") && is_pci_address("10000:e1:00.1") && !is_pci_address("efa_0"));

@@ -1,121 +1,122 @@
-//! An examination: the facts of a host, what was asked of it, and all checks over them in one order. It reads no file
-//! and judges nothing itself.
+//! An examination: it reads the facts of a host and runs all checks on them, in one order. It reads no file and
+//! judges nothing itself.
 
 use crate::check;
-use crate::device::{Device, LinkLayer, Port};
-use crate::finding::{Finding, Severity, id};
-use crate::host::Host;
-use crate::interface::Interface;
-use crate::machine::Machine;
-use crate::tree::Tree;
+use crate::device::{DevicePort, LinkLayer, RdmaDevice};
+use crate::finding::{HostFinding, Severity, id};
+use crate::host::HostFacts;
+use crate::interface::NetInterface;
+use crate::machine::MachineFacts;
+use crate::tree::HostTree;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// What an examination is told.
+/// Options of an examination.
 #[derive(Debug, Clone, Default)]
-pub struct Ask {
-    /// Interfaces that have to carry RDMA: what is in their way is an error.
+pub struct DoctorOptions {
+    /// Interfaces that must carry RDMA: obstacles on them are errors.
     pub for_rdma: Vec<String>,
-    /// The link layer every port should have.
+    /// The expected link layer of every port.
     pub expect: Option<LinkLayer>,
-    /// The other end, to compare with.
-    pub peer: Option<Host>,
-    /// Which interfaces carried bytes to that end when it was tried.
-    pub trials: Vec<Trial>,
-    /// Whether the subnet manager of a port's fabric answered, by device and port; none where nobody asked.
+    /// The peer, for comparison.
+    pub peer: Option<HostFacts>,
+    /// Results of sending bytes to the peer.
+    pub trials: Vec<RouteTrial>,
+    /// Reply of the subnet manager, by device and port; empty when none was queried.
     pub subnet_manager: BTreeMap<(String, u32), SmAnswer>,
-    /// Why interfaces of `for_rdma` can't be rails, by whoever would use them.
-    pub obstacles: Vec<Obstacle>,
+    /// Why interfaces of `for_rdma` cannot be rails, from the code that would use them.
+    pub obstacles: Vec<RailObstacle>,
 }
 
-/// Why an interface can't be a rail.
+/// Why an interface cannot be a rail.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Obstacle {
+pub struct RailObstacle {
     /// The interface.
     pub interface: String,
-    /// Its port, `mlx5_0/1`, where that is what is wrong.
+    /// Its port, `mlx5_0/1`, when the port is at fault.
     pub port: Option<String>,
-    /// The finding it is.
+    /// Id of the finding.
     pub id: &'static str,
-    /// What is wrong.
+    /// The problem.
     pub what: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
-/// Bytes sent to an address of the peer, to see which interfaces carry them.
+/// Bytes sent to an address of the peer, to find out which interfaces carry them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trial {
-    /// The interface of this host they were sent from, by its address.
+pub struct RouteTrial {
+    /// The interface of this host whose address was the source.
     pub interface: String,
     /// The peer's address.
     pub to: IpAddr,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
-    /// The interfaces that carried them where these are others than those with the addresses, here and there; or why it
-    /// could not be tried.
+    /// The interfaces that carried the bytes, at this host and at the peer, where they differ from those with the
+    /// addresses; or why the trial failed.
     pub carried: Result<[Option<String>; 2], String>,
 }
 
-/// What became of a question to a subnet manager.
+/// Result of a query to a subnet manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SmAnswer {
-    /// It answered.
+    /// It replied.
     Alive,
-    /// It did not, although the question could be sent; the words of the library.
+    /// No reply, although the query was sent; the library's message.
     Silent(String),
-    /// The question could not be sent, and why.
-    NotAsked(String),
+    /// The query could not be sent, and why.
+    QueryFailed(String),
 }
 
-/// All that the checks look at.
+/// The input of all checks.
 #[derive(Debug)]
-pub struct Case<'a> {
-    /// Fabric.
-    pub host: &'a Host,
+pub struct CheckInput<'a> {
+    /// RDMA devices and interfaces.
+    pub host: &'a HostFacts,
     /// The rest of the host.
-    pub machine: &'a Machine,
-    /// What was asked.
-    pub ask: &'a Ask,
+    pub machine: &'a MachineFacts,
+    /// Options of the examination.
+    pub options: &'a DoctorOptions,
 }
 
 /// Examines a host.
-pub fn examine(tree: &Tree, ask: &Ask) -> Vec<Finding> {
-    let host = Host::read(tree);
+pub fn examine(tree: &HostTree, ask: &DoctorOptions) -> Vec<HostFinding> {
+    let host = HostFacts::read_from(tree);
     let addresses: Vec<String> = host.devices.iter().filter_map(|d| d.pci.as_ref()?.address.clone()).collect();
     let interfaces: Vec<String> =
         host.interfaces.iter().filter(|i| !i.addresses.is_empty()).map(|i| i.name.clone()).collect();
-    let machine = Machine::read(tree, &addresses, &interfaces);
-    let case = Case { host: &host, machine: &machine, ask };
+    let machine = MachineFacts::read_from(tree, &addresses, &interfaces);
+    let case = CheckInput { host: &host, machine: &machine, options: ask };
     let mut found = Vec::new();
-    check::stack::run(&case, &mut found);
-    check::ports::run(&case, &mut found);
-    check::roce::run(&case, &mut found);
-    check::ip::run(&case, &mut found);
-    check::subnets::run(&case, &mut found);
-    check::limits::run(&case, &mut found);
-    check::placement::run(&case, &mut found);
-    check::peer::run(&case, &mut found);
-    obstacles(&case, &mut found);
-    left_out(tree, &case, &mut found);
-    // The worst first; within that, in the order of the checks.
+    check::stack::check_stack(&case, &mut found);
+    check::ports::check_ports(&case, &mut found);
+    check::roce::check_roce(&case, &mut found);
+    check::ip::check_ip(&case, &mut found);
+    check::subnets::check_subnets(&case, &mut found);
+    check::limits::check_limits(&case, &mut found);
+    check::placement::check_placement(&case, &mut found);
+    check::peer::check_peer(&case, &mut found);
+    report_obstacles(&case, &mut found);
+    report_unread_files(tree, &case, &mut found);
+    // Most severe first; within a severity, in the order of the checks.
     found.sort_by_key(|f| f.severity);
     found
 }
 
-/// What a node or a mount would refuse, where no check has said it in its own words.
-fn obstacles(case: &Case<'_>, found: &mut Vec<Finding>) {
-    for o in &case.ask.obstacles {
-        let names =
-            |f: &Finding| f.subject.contains(&o.interface) || o.port.as_ref().is_some_and(|p| f.subject.contains(p));
-        let about = |f: &Finding| f.severity == Severity::Error && names(f);
+/// Adds the obstacles that a node or a mount would report and no check has found.
+fn report_obstacles(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
+    for o in &case.options.obstacles {
+        let names = |f: &HostFinding| {
+            f.subject.contains(&o.interface) || o.port.as_ref().is_some_and(|p| f.subject.contains(p))
+        };
+        let about = |f: &HostFinding| f.severity == Severity::Error && names(f);
         if !found.iter().any(about) {
-            found.push(Finding::new(o.id, Severity::Error, &o.interface, &o.what, &o.remedy));
+            found.push(HostFinding::new(o.id, Severity::Error, &o.interface, &o.what, &o.remedy));
         }
     }
 }
 
-fn left_out(tree: &Tree, case: &Case<'_>, found: &mut Vec<Finding>) {
+fn report_unread_files(tree: &HostTree, case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     let mut all = case.host.left_out.clone();
     all.extend(tree.left_out());
     all.sort();
@@ -128,14 +129,20 @@ fn left_out(tree: &Tree, case: &Case<'_>, found: &mut Vec<Finding>) {
         let more = if paths.len() > 3 { format!(" and {} more", paths.len() - 3) } else { String::new() };
         let evidence = format!("{}{more}: {why}", paths.iter().take(3).cloned().collect::<Vec<_>>().join(", "));
         let remedy = if why.contains("permission") {
-            "run it as root to look at these too"
+            "run it as root to include these"
         } else {
             "see dmesg: hardware that does not answer"
         };
-        found.push(Finding::new(id::CHECK_LEFT_OUT, Severity::Info, "files that could not be read", evidence, remedy));
+        found.push(HostFinding::new(
+            id::CHECK_LEFT_OUT,
+            Severity::Info,
+            "files that could not be read",
+            evidence,
+            remedy,
+        ));
     }
     let mut silent = |what: &str, why: String, remedy: &str| {
-        found.push(Finding::new(id::CHECK_LEFT_OUT, Severity::Info, what, why, remedy));
+        found.push(HostFinding::new(id::CHECK_LEFT_OUT, Severity::Info, what, why, remedy));
     };
     if let Some(first) = case.machine.config_cut.first() {
         silent(
@@ -147,81 +154,84 @@ fn left_out(tree: &Tree, case: &Case<'_>, found: &mut Vec<Finding>) {
     if case.machine.modules.is_none() && !case.host.devices.is_empty() {
         silent(
             "kernel modules",
-            "neither /proc/modules nor /sys/module is there".into(),
+            "neither /proc/modules nor /sys/module exists".into(),
             "collect on the host with `net collect`",
         );
     }
-    for trial in &case.ask.trials {
+    for trial in &case.options.trials {
         if let Err(why) = &trial.carried {
             silent(
                 &trial.interface,
-                format!("which interface carries packets to {} could not be tried: {why}", trial.to),
-                "on that host: spurline net serve, without --bind; until then the routing table is believed",
+                format!("which interface carries packets to {} is unknown, as the trial failed: {why}", trial.to),
+                "on that host: spurline net serve, without --bind; until then the routing table is assumed to be right",
             );
         }
     }
     let mut said: Vec<&String> = Vec::new();
-    for ((device, port), answer) in &case.ask.subnet_manager {
-        if let SmAnswer::NotAsked(why) = answer
+    for ((device, port), answer) in &case.options.subnet_manager {
+        if let SmAnswer::QueryFailed(why) = answer
             && !said.contains(&why)
         {
             said.push(why);
             silent(
                 "subnet manager",
                 format!("{device}/{port}: {why}"),
-                "without it, an SM LID is believed although its owner may be gone",
+                "without it, an SM LID counts as valid although its subnet manager may have stopped",
             );
         }
     }
 }
 
-impl<'a> Case<'a> {
+impl<'a> CheckInput<'a> {
     /// Every port with its device.
-    pub fn ports(&self) -> impl Iterator<Item = (&'a Device, &'a Port)> {
+    pub fn all_ports(&self) -> impl Iterator<Item = (&'a RdmaDevice, &'a DevicePort)> {
         self.host.devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p)))
     }
 
-    /// Whether somebody wants RDMA here: it is there, or was asked for.
+    /// Whether RDMA is wanted here: it is present, or was requested.
     pub fn wants_rdma(&self) -> bool {
-        !self.host.devices.is_empty() || !self.ask.for_rdma.is_empty()
+        !self.host.devices.is_empty() || !self.options.for_rdma.is_empty()
     }
 
-    /// Whether a name was given by --for-rdma, itself or an interface that stands on it.
-    pub fn is_wanted(&self, name: &str) -> bool {
-        self.ask.for_rdma.iter().any(|wanted| {
+    /// Whether --for-rdma names an interface or one on top of it.
+    pub fn is_required(&self, name: &str) -> bool {
+        self.options.for_rdma.iter().any(|wanted| {
             wanted == name
-                || self.host.interface(wanted).is_some_and(|i| self.host.physical(i).iter().any(|p| p.name == name))
+                || self
+                    .host
+                    .interface(wanted)
+                    .is_some_and(|i| self.host.physical_interfaces(i).iter().any(|p| p.name == name))
         })
     }
 
-    /// Whether a port is one that has to work: named by --for-rdma, or with an address on one of its interfaces.
-    pub fn is_used(&self, port: &Port) -> bool {
+    /// Whether a port has to work: --for-rdma names it, or one of its interfaces has an address.
+    pub fn is_used(&self, port: &DevicePort) -> bool {
         port.netdevs.iter().any(|n| {
-            self.is_wanted(n) || self.host.interface(n).is_some_and(|i| !i.addresses.is_empty() || i.master.is_some())
+            self.is_required(n) || self.host.interface(n).is_some_and(|i| !i.addresses.is_empty() || i.master.is_some())
         })
     }
 
-    /// An error where --for-rdma names one of the interfaces, else what is given.
-    pub fn severity<'n>(&self, names: impl IntoIterator<Item = &'n String>, otherwise: Severity) -> Severity {
-        if names.into_iter().any(|n| self.is_wanted(n)) { Severity::Error } else { otherwise }
+    /// An error where --for-rdma names one of the interfaces, else `otherwise`.
+    pub fn severity_for<'n>(&self, names: impl IntoIterator<Item = &'n String>, otherwise: Severity) -> Severity {
+        if names.into_iter().any(|n| self.is_required(n)) { Severity::Error } else { otherwise }
     }
 
-    /// Interfaces whose traffic can be RDMA, or that carry IP over InfiniBand, or that --for-rdma names.
-    pub fn rdma_interfaces(&self) -> impl Iterator<Item = &'a Interface> {
+    /// Interfaces that can carry RDMA or IP over InfiniBand, or that --for-rdma names.
+    pub fn rdma_interfaces(&self) -> impl Iterator<Item = &'a NetInterface> {
         let host = self.host;
-        let wanted = &self.ask.for_rdma;
+        let wanted = &self.options.for_rdma;
         host.interfaces.iter().filter(move |i| {
             !i.is_loopback() && (i.is_ipoib() || wanted.contains(&i.name) || !host.ports_of(i).is_empty())
         })
     }
 }
 
-/// A port as a person names it: `mlx5_0/1`.
-pub fn port_name(device: &Device, port: &Port) -> String {
+/// The usual name of a port: `mlx5_0/1`.
+pub fn port_name(device: &RdmaDevice, port: &DevicePort) -> String {
     format!("{}/{}", device.name, port.number)
 }
 
 /// The sysfs directory of a port.
-pub fn port_path(device: &Device, port: &Port) -> String {
+pub fn port_path(device: &RdmaDevice, port: &DevicePort) -> String {
     format!("/sys/class/infiniband/{}/ports/{}", device.name, port.number)
 }

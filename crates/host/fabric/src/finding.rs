@@ -1,42 +1,42 @@
-//! What a finding is: its stable id, how bad it is, what it rests on, what to do, and its page. It finds nothing.
+//! Findings: stable id, severity, evidence, remedy and page. It runs no check.
 
-use crate::change::Change;
+use crate::change::HostChange;
 use serde::Serialize;
 
-/// How bad a finding is.
+/// How severe a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// It does not work, or will not.
+    /// It does not work, or will stop working.
     Error,
-    /// It works, and worse than it could.
+    /// It works, but worse than it could.
     Warning,
-    /// Worth knowing; nothing has to be done.
+    /// For information; no action needed.
     Info,
 }
 
-/// One thing an examination found.
+/// One result of an examination.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct HostFinding {
     /// Stable id, `IPOIB-MODE`.
     pub id: &'static str,
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What it is about: a port, an interface, a file.
+    /// Its subject: a port, an interface, a file.
     pub subject: String,
-    /// The file and its value, or what was asked and what came back.
+    /// The file and its value, or the query and its reply.
     pub evidence: String,
-    /// What to do, as exact commands where there are such.
+    /// The remedy, as exact commands where possible.
     pub remedy: String,
-    /// The page about it, below the project's root.
+    /// Its page, relative to the project's root.
     pub doc: String,
-    /// What `net fix` can change about it.
+    /// The changes that `net fix` can make.
     #[serde(skip)]
-    pub changes: Vec<Change>,
+    pub changes: Vec<HostChange>,
 }
 
-impl Finding {
-    /// A finding that has no change.
+impl HostFinding {
+    /// A finding without changes.
     pub fn new(
         id: &'static str,
         severity: Severity,
@@ -45,7 +45,7 @@ impl Finding {
         remedy: impl Into<String>,
     ) -> Self {
         let doc = format!("docs/findings/{id}.md");
-        Finding {
+        HostFinding {
             id,
             severity,
             subject: subject.into(),
@@ -56,10 +56,10 @@ impl Finding {
         }
     }
 
-    /// The same, with what can be changed about it; the change's command is the remedy's first words.
-    pub fn with(mut self, changes: impl IntoIterator<Item = Change>) -> Self {
+    /// Adds the changes that resolve it; their commands come first in the remedy.
+    pub fn with_changes(mut self, changes: impl IntoIterator<Item = HostChange>) -> Self {
         self.changes.extend(changes);
-        let commands: Vec<String> = self.changes.iter().map(Change::command).collect();
+        let commands: Vec<String> = self.changes.iter().map(HostChange::shell_command).collect();
         let rest = std::mem::take(&mut self.remedy);
         self.remedy =
             [commands.join(" && "), rest].into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join("; ");
@@ -67,7 +67,7 @@ impl Finding {
     }
 }
 
-/// Defines the ids, each with the page that documents it: a page that is missing does not compile.
+/// Defines the ids, each with its page: a missing page is a compile error.
 macro_rules! ids {
     ($($name:ident = $id:literal,)*) => {
         /// The ids of all findings.
@@ -136,7 +136,7 @@ ids! {
     UVERBS_ACCESS = "UVERBS-ACCESS",
 }
 
-/// The page about an id, in Markdown; letters may be small.
-pub fn page(id: &str) -> Option<&'static str> {
+/// The page of an id, in Markdown; case does not matter.
+pub fn page_of(id: &str) -> Option<&'static str> {
     PAGES.iter().find(|(known, _)| known.eq_ignore_ascii_case(id)).map(|(_, text)| *text)
 }

@@ -1,88 +1,88 @@
-//! One host's facts, brought together: which interface stands on which port, with which addresses. It judges nothing.
+//! One host's facts, combined: which interface uses which port, with which addresses. It judges nothing.
 
 use crate::address;
-use crate::device::{self, Device, LinkLayer};
-use crate::interface::{self, Interface, IpoibMode};
-use crate::netlink::{Netlink, Pfc, Route};
-use crate::tree::{Entry, LeftOut, Tree};
+use crate::device::{self, LinkLayer, RdmaDevice};
+use crate::interface::{self, IpoibMode, NetInterface};
+use crate::netlink::{IpRoute, NetlinkFacts, PfcState};
+use crate::tree::{HostTree, TreeEntry, UnreadFile};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What only netlink tells, beside collected files.
+/// Data from netlink, beside the collected files.
 const NETLINK: &str = "netlink.json";
-/// What the collector could not look at, beside collected files.
+/// The list of unreadable files, beside the collected files.
 const LEFT_OUT: &str = "left-out.json";
 
-/// What a host's kernel shows of its fabric.
+/// A host's fabric, as its kernel shows it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Host {
-    /// Its own name.
+pub struct HostFacts {
+    /// Its host name.
     pub hostname: Option<String>,
-    /// Release of its kernel.
+    /// Its kernel release.
     pub kernel: Option<String>,
     /// RDMA devices.
-    pub devices: Vec<Device>,
+    pub devices: Vec<RdmaDevice>,
     /// Network interfaces.
-    pub interfaces: Vec<Interface>,
-    /// Whether RDMA devices belong to one network namespace each; none where nobody told.
+    pub interfaces: Vec<NetInterface>,
+    /// Whether each RDMA device belongs to one network namespace; `None` when unknown.
     pub rdma_exclusive: Option<bool>,
-    /// Priority flow control, where a driver tells of it.
+    /// Priority flow control, where a driver reports it.
     #[serde(skip)]
-    pub pfc: Vec<Pfc>,
+    pub pfc: Vec<PfcState>,
     /// The main routing table.
     #[serde(skip)]
-    pub routes: Vec<Route>,
-    /// What could not be looked at.
+    pub routes: Vec<IpRoute>,
+    /// Files that could not be read.
     #[serde(skip)]
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<UnreadFile>,
 }
 
-impl Host {
-    /// Reads all facts; never fails: what is not there is not in the answer.
-    pub fn read(tree: &Tree) -> Self {
-        let netlink = netlink(tree);
-        let mut devices = device::read_all(tree, true);
-        let mut interfaces = interface::read_all(tree);
-        let (addresses, routes) = address::read(tree, &netlink);
+impl HostFacts {
+    /// Reads all facts. It never fails: missing files leave fields empty.
+    pub fn read_from(tree: &HostTree) -> Self {
+        let netlink = netlink_facts(tree);
+        let mut devices = device::read_devices(tree, true);
+        let mut interfaces = interface::read_interfaces(tree);
+        let (addresses, routes) = address::read_addresses(tree, &netlink);
         for interface in &mut interfaces {
             let own = addresses.iter().filter(|a| a.interface == interface.name);
             interface.addresses = own.map(|a| (a.ip, a.prefix)).collect();
             add_link(interface, &netlink);
         }
         for device in &mut devices {
-            attach(device, &interfaces, &netlink);
+            attach_interfaces(device, &interfaces, &netlink);
             for port in &device.ports {
                 for interface in interfaces.iter_mut().filter(|i| i.rdma.is_none() && port.netdevs.contains(&i.name)) {
                     interface.rdma = Some((device.name.clone(), port.number));
                 }
             }
         }
-        Host {
-            hostname: tree.text("proc/sys/kernel/hostname").or_else(|| tree.text("etc/hostname")),
-            kernel: tree.text("proc/sys/kernel/osrelease"),
+        HostFacts {
+            hostname: tree.read_text("proc/sys/kernel/hostname").or_else(|| tree.read_text("etc/hostname")),
+            kernel: tree.read_text("proc/sys/kernel/osrelease"),
             devices,
             interfaces,
             rdma_exclusive: netlink.rdma_exclusive,
             pfc: netlink.pfc,
             routes,
-            left_out: left_out(tree),
+            left_out: unread_files(tree),
         }
     }
 
     /// The interface of that name.
-    pub fn interface(&self, name: &str) -> Option<&Interface> {
+    pub fn interface(&self, name: &str) -> Option<&NetInterface> {
         self.interfaces.iter().find(|i| i.name == name)
     }
 
-    /// The interfaces that an interface's packets leave by: itself, or a bond's members, or what a VLAN stands on.
-    pub fn physical<'a>(&'a self, interface: &'a Interface) -> Vec<&'a Interface> {
-        let mut found: Vec<&Interface> = Vec::new();
+    /// The interfaces that carry an interface's packets: itself, a bond's members, or a VLAN's parent.
+    pub fn physical_interfaces<'a>(&'a self, interface: &'a NetInterface) -> Vec<&'a NetInterface> {
+        let mut found: Vec<&NetInterface> = Vec::new();
         let mut next = vec![interface];
         while let Some(here) = next.pop() {
             let members = self.interfaces.iter().filter(|i| i.master.as_deref() == Some(&here.name));
             let lower = here.lower.iter().chain(&here.parent).filter_map(|n| self.interface(n));
-            let below: Vec<&Interface> = members.chain(lower).filter(|i| i.name != here.name).collect();
-            // A file may say anything, also that two interfaces stand on each other.
+            let below: Vec<&NetInterface> = members.chain(lower).filter(|i| i.name != here.name).collect();
+            // A file may contain anything, including two interfaces on top of each other.
             if below.is_empty() || found.len() + next.len() > self.interfaces.len() {
                 if !found.iter().any(|f| f.name == here.name) {
                     found.push(here);
@@ -94,54 +94,54 @@ impl Host {
         found
     }
 
-    /// The RDMA device and port that an interface's traffic can use, through bonds and VLANs too.
-    pub fn ports_of<'a>(&'a self, interface: &'a Interface) -> Vec<(&'a Device, &'a device::Port)> {
+    /// The RDMA devices and ports that an interface's traffic can use, through bonds and VLANs too.
+    pub fn ports_of<'a>(&'a self, interface: &'a NetInterface) -> Vec<(&'a RdmaDevice, &'a device::DevicePort)> {
         let mut names = vec![interface.name.as_str()];
-        names.extend(self.physical(interface).iter().map(|i| i.name.as_str()));
+        names.extend(self.physical_interfaces(interface).iter().map(|i| i.name.as_str()));
         let all = self.devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p)));
         all.filter(|(_, p)| p.netdevs.iter().any(|n| names.contains(&n.as_str()))).collect()
     }
 }
 
-/// Everything `read` reads, to be written into an archive: files, netlink's answers, what was left out.
-pub fn collect(tree: &Tree, read: impl FnOnce(&Tree)) -> BTreeMap<String, Entry> {
-    let netlink = netlink(tree);
+/// Everything that `read` reads, for an archive: files, netlink's data, and the list of unreadable files.
+pub fn collect_facts(tree: &HostTree, read: impl FnOnce(&HostTree)) -> BTreeMap<String, TreeEntry> {
+    let netlink = netlink_facts(tree);
     read(tree);
-    let mut entries = tree.recorded();
+    let mut entries = tree.recorded_entries();
     let mut add = |name: &str, text: serde_json::Result<Vec<u8>>| {
         if let Ok(bytes) = text {
-            entries.insert(name.to_owned(), Entry::File(bytes));
+            entries.insert(name.to_owned(), TreeEntry::File(bytes));
         }
     };
     add(NETLINK, serde_json::to_vec(&netlink));
-    add(LEFT_OUT, serde_json::to_vec(&left_out(tree)));
+    add(LEFT_OUT, serde_json::to_vec(&unread_files(tree)));
     entries
 }
 
-fn netlink(tree: &Tree) -> Netlink {
+fn netlink_facts(tree: &HostTree) -> NetlinkFacts {
     if tree.is_live() {
-        return Netlink::ask();
+        return NetlinkFacts::query_kernel();
     }
-    tree.bytes(NETLINK).and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default()
+    tree.read_bytes(NETLINK).and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default()
 }
 
-fn left_out(tree: &Tree) -> Vec<LeftOut> {
-    let mut all: Vec<LeftOut> =
-        tree.bytes(LEFT_OUT).and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
+fn unread_files(tree: &HostTree) -> Vec<UnreadFile> {
+    let mut all: Vec<UnreadFile> =
+        tree.read_bytes(LEFT_OUT).and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
     all.extend(tree.left_out());
     all.sort();
     all.dedup();
     all
 }
 
-fn add_link(interface: &mut Interface, netlink: &Netlink) {
+fn add_link(interface: &mut NetInterface, netlink: &NetlinkFacts) {
     if let Some(link) = netlink.links.iter().find(|l| l.name == interface.name) {
         interface.kind = link.kind.clone().or(interface.kind.take());
         interface.vlan = link.vlan.or(interface.vlan);
         interface.max_mtu = link.max_mtu;
         interface.lower_is_elsewhere = link.lower_is_elsewhere;
         let lower = link.lower.filter(|_| !link.lower_is_elsewhere);
-        // A veth stands on its other end, which is no lower interface.
+        // A veth's lower interface is its other end, which does not count.
         let below = netlink.links.iter().find(|l| Some(l.index) == lower && link.kind.as_deref() != Some("veth"));
         if let Some(below) = below
             && !interface.lower.contains(&below.name)
@@ -150,25 +150,26 @@ fn add_link(interface: &mut Interface, netlink: &Netlink) {
         }
     }
     interface.max_mtu = match interface.ipoib_mode {
-        // 4096 bytes of an InfiniBand packet less the 4 of IPoIB's own header; 2048 less 4 where the port or the
-        // multicast group does not do more.
+        // 4096 bytes of an InfiniBand packet less the 4 of the IPoIB header; 2048 less 4 where the port or the
+        // multicast group allows no more.
         Some(IpoibMode::Datagram) => Some(4092),
         Some(IpoibMode::Connected) => Some(65520),
         None => interface.max_mtu,
     };
 }
 
-/// Adds the interfaces that share the port's PCI function, or that a software device stands on, to those its GIDs name.
-fn attach(device: &mut Device, interfaces: &[Interface], netlink: &Netlink) {
+/// Adds interfaces to those that the port's GIDs name: those on the port's PCI function, or below a software device.
+fn attach_interfaces(device: &mut RdmaDevice, interfaces: &[NetInterface], netlink: &NetlinkFacts) {
     let address = device.pci.as_ref().and_then(|p| p.address.as_deref());
     for port in &mut device.ports {
-        let fits = |i: &&Interface| {
+        let fits = |i: &&NetInterface| {
             let same = i.pci.as_ref().and_then(|p| p.address.as_deref());
             let layer = match port.link_layer {
                 LinkLayer::InfiniBand => i.is_ipoib(),
                 _ => !i.is_ipoib(),
             };
-            // Some drivers have a function per port and count 0, some one function and count ports.
+            // Some drivers have one function per port and count from 0; others have one function and number the
+            // ports.
             let number = i.dev_port.is_none_or(|n| n + 1 == port.number || n == 0);
             let alone = i.dev_port.is_some_and(|n| n + 1 == port.number);
             address.is_some() && same == address && layer && if port.number == 1 { number } else { alone }
@@ -178,8 +179,7 @@ fn attach(device: &mut Device, interfaces: &[Interface], netlink: &Netlink) {
         if let Some(protocol) = told.and_then(|r| r.protocol.clone()) {
             device.protocol = Some(protocol);
         }
-        // An Ethernet port that names its interfaces in its addresses is not asked twice: beside it, the function may
-        // carry representors.
+        // An Ethernet port whose GIDs name its interfaces needs no more: its function may also carry representors.
         if port.netdevs.is_empty() && found.is_empty() || port.link_layer == LinkLayer::InfiniBand {
             found.extend(interfaces.iter().filter(fits).map(|i| i.name.clone()));
         }

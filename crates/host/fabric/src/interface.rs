@@ -1,7 +1,7 @@
-//! Network interfaces, as `/sys/class/net` shows them. It judges nothing.
+//! Network interfaces, from `/sys/class/net`. It judges nothing.
 
-use crate::device::Pci;
-use crate::tree::{Tree, parse_number};
+use crate::device::PciFunction;
+use crate::tree::{HostTree, parse_number};
 use serde::{Deserialize, Serialize, Serializer};
 use std::net::IpAddr;
 
@@ -9,30 +9,30 @@ const CLASS: &str = "sys/class/net";
 
 /// A network interface.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Interface {
+pub struct NetInterface {
     /// Its name.
     #[serde(rename = "interface")]
     pub name: String,
     /// Hardware type: 1 Ethernet, 32 IPoIB, 772 loopback.
     pub hardware: Option<u32>,
-    /// What made it: `vlan`, `bond`, `bridge`, `tun`, or a device's own when none of these.
+    /// Its kind: `vlan`, `bond`, `bridge`, `tun`, or that of its device.
     pub kind: Option<String>,
-    /// The kernel's word: `up`, `down`, `lowerlayerdown`, `unknown`.
+    /// The kernel's operational state: `up`, `down`, `lowerlayerdown`, `unknown`.
     pub operstate: Option<String>,
-    /// Whether it is switched on.
+    /// Whether it is administratively up.
     pub is_up: bool,
-    /// Whether the other end is there; none while it is switched off.
+    /// Whether it has a carrier; `None` while it is down.
     pub carrier: Option<bool>,
-    /// Bytes of an IP packet.
+    /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// The most its MTU could be, where known: netlink tells, or the IPoIB mode does.
+    /// Its highest MTU where known: from netlink, or from the IPoIB mode.
     pub max_mtu: Option<u32>,
-    /// Its addresses, with the bits of their networks.
+    /// Its addresses, with prefix lengths.
     #[serde(serialize_with = "as_text")]
     pub addresses: Vec<(IpAddr, u8)>,
     /// VLAN number.
     pub vlan: Option<u16>,
-    /// Whether it stands on an interface of another network namespace.
+    /// Whether its lower interface is in another network namespace.
     pub lower_is_elsewhere: bool,
     /// The RDMA device and port behind it.
     pub rdma: Option<(String, u32)>,
@@ -42,35 +42,35 @@ pub struct Interface {
     pub ipoib_mode: Option<IpoibMode>,
     /// Hardware address.
     pub address: Option<String>,
-    /// Where it sits.
-    pub pci: Option<Pci>,
+    /// Its PCI function.
+    pub pci: Option<PciFunction>,
     /// Port of its device, from 0.
     pub dev_port: Option<u32>,
     /// The bond or bridge it belongs to.
     pub master: Option<String>,
-    /// Interfaces it stands on: a VLAN's or child's parent, a bond's members.
+    /// Interfaces below it: a VLAN's or child's parent, a bond's members.
     pub lower: Vec<String>,
     /// The parent of an IPoIB child interface.
     pub parent: Option<String>,
     /// Bonding mode, `802.3ad`.
     pub bond_mode: Option<String>,
-    /// The member that carries a bond's traffic, where one does.
+    /// The active member of a bond, where there is one.
     pub bond_active: Option<String>,
 }
 
-/// How IPoIB moves packets.
+/// The transport of IPoIB packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpoibMode {
-    /// Unreliable datagrams: at most 4092 bytes, mostly 2044.
+    /// Unreliable datagrams: at most 4092 bytes, usually 2044.
     Datagram,
     /// Reliable connections: at most 65520 bytes.
     Connected,
 }
 
 impl IpoibMode {
-    /// The kernel's word.
-    pub fn word(self) -> &'static str {
+    /// The kernel's name of the mode.
+    pub fn as_str(self) -> &'static str {
         match self {
             IpoibMode::Datagram => "datagram",
             IpoibMode::Connected => "connected",
@@ -78,7 +78,7 @@ impl IpoibMode {
     }
 }
 
-impl Interface {
+impl NetInterface {
     /// Whether it carries IP over InfiniBand.
     pub fn is_ipoib(&self) -> bool {
         self.hardware == Some(32)
@@ -91,17 +91,17 @@ impl Interface {
 }
 
 /// All network interfaces, by name.
-pub fn read_all(tree: &Tree) -> Vec<Interface> {
-    let mut names = tree.names(CLASS);
-    // `bonding_masters` lies beside the interfaces.
+pub fn read_interfaces(tree: &HostTree) -> Vec<NetInterface> {
+    let mut names = tree.list_names(CLASS);
+    // `bonding_masters` is a file in the same directory.
     names.retain(|n| tree.exists(&format!("{CLASS}/{n}/type")) || tree.exists(&format!("{CLASS}/{n}/mtu")));
-    names.iter().map(|name| read(tree, name)).collect()
+    names.iter().map(|name| read_interface(tree, name)).collect()
 }
 
-fn read(tree: &Tree, name: &str) -> Interface {
+fn read_interface(tree: &HostTree, name: &str) -> NetInterface {
     let at = format!("{CLASS}/{name}");
-    let text = |file: &str| tree.text(&format!("{at}/{file}"));
-    let number = |file: &str| tree.number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
+    let text = |file: &str| tree.read_text(&format!("{at}/{file}"));
+    let number = |file: &str| tree.read_number(&format!("{at}/{file}")).and_then(|v| u32::try_from(v).ok());
     let uevent = text("uevent").unwrap_or_default();
     let mut kind = uevent.lines().find_map(|l| l.strip_prefix("DEVTYPE=")).map(|k| k.trim().to_owned());
     let has = |file: &str| tree.exists(&format!("{at}/{file}"));
@@ -112,12 +112,12 @@ fn read(tree: &Tree, name: &str) -> Interface {
             .map(|(_, kind)| (*kind).to_owned());
     }
     let hardware = number("type");
-    let lower = tree.names(&at).iter().filter_map(|n| n.strip_prefix("lower_")).map(str::to_owned).collect();
-    Interface {
+    let lower = tree.list_names(&at).iter().filter_map(|n| n.strip_prefix("lower_")).map(str::to_owned).collect();
+    NetInterface {
         name: name.to_owned(),
         max_mtu: None,
         addresses: Vec::new(),
-        vlan: tree.text(&format!("proc/net/vlan/{name}")).and_then(|t| vlan_number(&t)),
+        vlan: tree.read_text(&format!("proc/net/vlan/{name}")).and_then(|t| vlan_number(&t)),
         lower_is_elsewhere: false,
         rdma: None,
         hardware,
@@ -132,8 +132,8 @@ fn read(tree: &Tree, name: &str) -> Interface {
             _ => None,
         },
         address: text("address"),
-        pci: Pci::read(tree, &format!("{at}/device")),
-        // Old kernels count the ports of a function in the other.
+        pci: PciFunction::read_from(tree, &format!("{at}/device")),
+        // Old kernels put a function's port number in the other file.
         dev_port: number("dev_port").max(number("dev_id")),
         master: tree.link_name(&format!("{at}/master")),
         lower,
@@ -144,9 +144,9 @@ fn read(tree: &Tree, name: &str) -> Interface {
     }
 }
 
-/// The kernel's word for whether an interface works, and nothing else of it.
-pub fn operstate(tree: &Tree, name: &str) -> Option<String> {
-    tree.text(&format!("{CLASS}/{name}/operstate"))
+/// The operational state of one interface; no other file is read.
+pub fn operstate(tree: &HostTree, name: &str) -> Option<String> {
+    tree.read_text(&format!("{CLASS}/{name}/operstate"))
 }
 
 /// `ib0.100  VID: 100  REORDER_HDR: 1 …`, the first line of the VLAN's file.

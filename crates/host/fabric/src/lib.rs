@@ -1,6 +1,6 @@
-//! The fabric as a host's kernel shows it: RDMA devices, ports, network interfaces; what is wrong with them, and what
-//! would put it right. Everything is read below a root, be it `/`, a folder laid out like it, or files collected
-//! elsewhere. It sends no packet and knows no transport.
+//! A host's fabric as its kernel shows it: RDMA devices, ports, network interfaces, problems and their remedies.
+//! Everything is read below a root: `/`, a folder laid out like it, or files collected elsewhere. It sends no packet
+//! and knows no transport.
 #![forbid(unsafe_code)]
 
 pub mod address;
@@ -19,16 +19,18 @@ mod netlink;
 mod persist;
 mod tree;
 
-pub use change::Change;
-pub use check::peer::pairs;
-pub use device::read_all as devices;
-pub use device::{Device, Gid, GidType, LinkLayer, Pci, PhysState, Port, PortState, Rate, port_state};
-pub use doctor::{Ask, Obstacle, SmAnswer, Trial, examine};
-pub use finding::{Finding, Severity};
-pub use host::{Host, collect};
-pub use interface::read_all as interfaces;
-pub use interface::{Interface, IpoibMode, operstate};
-pub use machine::Machine;
-pub use model::Model;
-pub use netlink::{Address, Netlink, Pfc, RdmaPort, Route};
-pub use tree::{Entry, LeftOut, Tree};
+pub use change::HostChange;
+pub use check::peer::interface_pairs;
+pub use device::read_devices as devices;
+pub use device::{
+    DevicePort, GidType, LinkLayer, PciFunction, PhysState, PortGid, PortRate, PortState, RdmaDevice, port_state,
+};
+pub use doctor::{DoctorOptions, RailObstacle, RouteTrial, SmAnswer, examine};
+pub use finding::{HostFinding, Severity};
+pub use host::{HostFacts, collect_facts};
+pub use interface::read_interfaces as interfaces;
+pub use interface::{IpoibMode, NetInterface, operstate};
+pub use machine::MachineFacts;
+pub use model::DeviceModel;
+pub use netlink::{InterfaceAddress, IpRoute, NetlinkFacts, PfcState, RdmaPort};
+pub use tree::{HostTree, TreeEntry, UnreadFile};

@@ -1,12 +1,12 @@
-//! Facts of a host beside its fabric that decide whether RDMA works and how fast: modules, libraries, limits, NUMA,
+//! Facts of a host beyond its fabric that decide whether RDMA works, and how fast: modules, libraries, limits, NUMA,
 //! PCI functions, container. It judges nothing.
 
-use crate::device::Pci;
-use crate::persist::{self, Saved};
-use crate::tree::Tree;
+use crate::device::PciFunction;
+use crate::persist::{self, SavedSettings};
+use crate::tree::HostTree;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where distributions put libraries.
+/// Library directories of the distributions.
 const LIBRARY_DIRS: &[&str] = &[
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -21,84 +21,84 @@ const LIBRARY_DIRS: &[&str] = &[
 ];
 /// Units whose processes register memory, or start those that do.
 const UNITS: &[&str] = &["containerd", "docker", "crio", "kubelet", "slurmd", "spurline", "spurline-node"];
-/// Kernel parameters of the command line that are looked at; the rest is nobody's business.
+/// Kernel command-line parameters that are read; all others are left out for privacy.
 const PARAMETERS: &[&str] =
     &["iommu", "intel_iommu", "amd_iommu", "pci", "hugepages", "hugepagesz", "default_hugepagesz"];
 
-/// What was found.
+/// The facts.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Machine {
-    /// Loaded and built-in modules; none where the kernel does not tell.
+pub struct MachineFacts {
+    /// Loaded and built-in modules; `None` where the kernel does not list them.
     pub modules: Option<BTreeSet<String>>,
-    /// Libraries by name, with the directory they are in.
+    /// Libraries by name, with their directory.
     pub libraries: BTreeMap<&'static str, String>,
-    /// Providers of libibverbs by file name; none when there is no such directory.
+    /// Providers of libibverbs by file name; `None` when there is no such directory.
     pub providers: Option<Vec<String>>,
-    /// Whether any directory of libraries is there at all.
+    /// Whether any library directory exists.
     pub has_libraries: bool,
-    /// Version of an OFED's modules.
+    /// Version of the OFED's modules.
     pub ofed: Option<String>,
-    /// Soft and hard limit of this process, in bytes; `u64::MAX` without one.
+    /// Soft and hard limit of locked memory of this process, in bytes; `u64::MAX` for unlimited.
     pub memlock: Option<(u64, u64)>,
-    /// The same for open files.
+    /// Soft and hard limit of open files of this process.
     pub open_files: Option<(u64, u64)>,
-    /// Units whose memory lock limit is not infinite: name, file, what stands there.
+    /// Units whose limit of locked memory is finite: name, file, setting.
     pub limited_units: Vec<(String, String, String)>,
-    /// What stands in Docker's configuration about it.
+    /// Docker's configured limit of locked memory.
     pub docker_memlock: Option<String>,
     /// Effective capabilities.
     pub capabilities: Option<u64>,
-    /// Why this is taken for a container.
+    /// Evidence that this is a container.
     pub container: Option<String>,
-    /// Names in `/dev/infiniband`; none when there is no `/dev` to look at.
+    /// Names in `/dev/infiniband`; `None` when there is no `/dev`.
     pub char_devices: Option<Vec<String>>,
-    /// Of these, what this user may not open.
+    /// Those of them that this user may not open.
     pub denied: Vec<String>,
-    /// Huge pages reserved, and bytes of each.
+    /// Number of reserved huge pages, and their size in bytes.
     pub huge_pages: Option<(u64, u64)>,
-    /// Governors by number of processors, and the driver.
+    /// Frequency governors, with the number of processors.
     pub governors: BTreeMap<String, usize>,
     /// The frequency driver.
     pub governor_driver: Option<String>,
     /// Distances of NUMA nodes, by node.
     pub distances: BTreeMap<u32, Vec<u32>>,
-    /// NVMe disks and their node.
+    /// NVMe disks and their NUMA node.
     pub disks: Vec<(String, Option<u32>)>,
-    /// GPUs and their node.
+    /// GPUs and their NUMA node.
     pub gpus: Vec<(String, Option<u32>)>,
-    /// PCI functions that are RDMA hardware by their ids, or InfiniBand by their class.
-    pub functions: Vec<Pci>,
+    /// PCI functions with the ids of RDMA hardware or the class of InfiniBand.
+    pub functions: Vec<PciFunction>,
     /// Domain type of the IOMMU by PCI address, `DMA`, `identity`.
     pub iommu: BTreeMap<String, String>,
-    /// Whether relaxed ordering is on, by PCI address, where it may be read.
+    /// Whether relaxed ordering is on, by PCI address, where it is readable.
     pub relaxed_ordering: BTreeMap<String, bool>,
-    /// PCI addresses of which configuration space ended before the place.
+    /// PCI addresses whose configuration space was cut off before the capability.
     pub config_cut: Vec<String>,
-    /// Parameters of the kernel's command line.
+    /// Parameters of the kernel command line.
     pub parameters: Vec<String>,
-    /// Kernel parameters about ARP and reverse paths, by key below `net.ipv4.conf`.
+    /// Kernel parameters for ARP and reverse path filtering, by key below `net.ipv4.conf`.
     pub sysctls: BTreeMap<String, i64>,
-    /// Interface settings that outlive a restart.
-    pub saved: Saved,
+    /// Persistent interface settings.
+    pub saved: SavedSettings,
 }
 
-impl Machine {
-    /// Reads all facts; `addresses` are PCI functions of RDMA devices, `interfaces` names of those with addresses.
-    pub fn read(tree: &Tree, addresses: &[String], interfaces: &[String]) -> Self {
-        let mut machine = Machine {
-            modules: modules(tree),
-            ofed: tree.text("sys/module/mlx_compat/version"),
-            memlock: limit(tree, "Max locked memory"),
-            open_files: limit(tree, "Max open files"),
+impl MachineFacts {
+    /// Reads all facts; `addresses` are PCI functions of RDMA devices, `interfaces` those with IP addresses.
+    pub fn read_from(tree: &HostTree, addresses: &[String], interfaces: &[String]) -> Self {
+        let mut machine = MachineFacts {
+            modules: kernel_modules(tree),
+            ofed: tree.read_text("sys/module/mlx_compat/version"),
+            memlock: process_limit(tree, "Max locked memory"),
+            open_files: process_limit(tree, "Max open files"),
             limited_units: limited_units(tree),
-            docker_memlock: tree.text_kept("etc/docker/daemon.json", docker_limits).filter(|t| !t.is_empty()),
-            capabilities: capabilities(tree),
-            container: container(tree),
+            docker_memlock: tree.read_text_filtered("etc/docker/daemon.json", docker_limits).filter(|t| !t.is_empty()),
+            capabilities: effective_capabilities(tree),
+            container: container_evidence(tree),
             huge_pages: huge_pages(tree),
-            disks: disks(tree),
-            parameters: parameters(tree),
-            saved: persist::read(tree),
-            ..Machine::default()
+            disks: nvme_disks(tree),
+            parameters: kernel_parameters(tree),
+            saved: persist::read_saved(tree),
+            ..MachineFacts::default()
         };
         machine.read_libraries(tree);
         machine.read_char_devices(tree);
@@ -106,7 +106,7 @@ impl Machine {
         machine.read_functions(tree, addresses);
         for name in interfaces.iter().map(String::as_str).chain(["all"]) {
             for key in ["arp_ignore", "arp_announce", "rp_filter"] {
-                if let Some(value) = tree.number(&format!("proc/sys/net/ipv4/conf/{name}/{key}")) {
+                if let Some(value) = tree.read_number(&format!("proc/sys/net/ipv4/conf/{name}/{key}")) {
                     machine.sysctls.insert(format!("{name}/{key}"), value);
                 }
             }
@@ -114,18 +114,18 @@ impl Machine {
         machine
     }
 
-    /// Whether a module is loaded or built in; none where the kernel does not tell.
+    /// Whether a module is loaded or built in; `None` where the kernel does not list them.
     pub fn has_module(&self, name: &str) -> Option<bool> {
         self.modules.as_ref().map(|m| m.contains(name))
     }
 
-    /// The value in force for an interface: the larger of its own and that for all.
-    pub fn sysctl(&self, interface: &str, key: &str) -> Option<i64> {
+    /// The effective value for an interface: the larger of its own and that of `all`.
+    pub fn sysctl_value(&self, interface: &str, key: &str) -> Option<i64> {
         let of = |name: &str| self.sysctls.get(&format!("{name}/{key}")).copied();
         of(interface).max(of("all"))
     }
 
-    fn read_libraries(&mut self, tree: &Tree) {
+    fn read_libraries(&mut self, tree: &HostTree) {
         for dir in LIBRARY_DIRS {
             self.has_libraries |= tree.exists(dir);
             for name in ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"] {
@@ -133,18 +133,18 @@ impl Machine {
                     self.libraries.insert(name, format!("/{dir}"));
                 }
             }
-            let providers = tree.names(&format!("{dir}/libibverbs"));
+            let providers = tree.list_names(&format!("{dir}/libibverbs"));
             if !providers.is_empty() {
                 self.providers.get_or_insert_default().extend(providers);
             }
         }
     }
 
-    fn read_char_devices(&mut self, tree: &Tree) {
+    fn read_char_devices(&mut self, tree: &HostTree) {
         if !tree.exists("dev") {
             return;
         }
-        let names = tree.names("dev/infiniband");
+        let names = tree.list_names("dev/infiniband");
         if tree.is_live() {
             let both = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
             let denied = |n: &&String| rustix::fs::access(format!("/dev/infiniband/{n}"), both).is_err();
@@ -154,43 +154,43 @@ impl Machine {
         self.char_devices = Some(names);
     }
 
-    fn read_processors(&mut self, tree: &Tree) {
+    fn read_processors(&mut self, tree: &HostTree) {
         let cpu = "sys/devices/system/cpu";
-        for policy in tree.names(&format!("{cpu}/cpufreq")).iter().filter(|n| n.starts_with("policy")) {
-            if let Some(governor) = tree.text(&format!("{cpu}/cpufreq/{policy}/scaling_governor")) {
+        for policy in tree.list_names(&format!("{cpu}/cpufreq")).iter().filter(|n| n.starts_with("policy")) {
+            if let Some(governor) = tree.read_text(&format!("{cpu}/cpufreq/{policy}/scaling_governor")) {
                 *self.governors.entry(governor).or_default() += 1;
             }
         }
         if self.governors.is_empty()
-            && let Some(governor) = tree.text(&format!("{cpu}/cpu0/cpufreq/scaling_governor"))
+            && let Some(governor) = tree.read_text(&format!("{cpu}/cpu0/cpufreq/scaling_governor"))
         {
             self.governors.insert(governor, 1);
         }
-        self.governor_driver = tree.text(&format!("{cpu}/cpu0/cpufreq/scaling_driver"));
-        for node in tree.names("sys/devices/system/node") {
+        self.governor_driver = tree.read_text(&format!("{cpu}/cpu0/cpufreq/scaling_driver"));
+        for node in tree.list_names("sys/devices/system/node") {
             let number = node.strip_prefix("node").and_then(|n| n.parse().ok());
-            let distances = number.and_then(|_| tree.text(&format!("sys/devices/system/node/{node}/distance")));
+            let distances = number.and_then(|_| tree.read_text(&format!("sys/devices/system/node/{node}/distance")));
             if let (Some(number), Some(distances)) = (number, distances) {
                 self.distances.insert(number, distances.split_whitespace().filter_map(|d| d.parse().ok()).collect());
             }
         }
     }
 
-    fn read_functions(&mut self, tree: &Tree, addresses: &[String]) {
+    fn read_functions(&mut self, tree: &HostTree, addresses: &[String]) {
         let all = "sys/bus/pci/devices";
-        for address in tree.names(all) {
+        for address in tree.list_names(all) {
             let at = format!("{all}/{address}");
-            let Some(class) = tree.number(&format!("{at}/class")).map(|c| c >> 8) else { continue };
-            let vendor = || tree.number(&format!("{at}/vendor"));
+            let Some(class) = tree.read_number(&format!("{at}/class")).map(|c| c >> 8) else { continue };
+            let vendor = || tree.read_number(&format!("{at}/vendor"));
             match class {
-                // Display controllers: AMD's and NVIDIA's that compute.
+                // Display controllers: those of AMD and NVIDIA that compute.
                 0x0300 | 0x0302 | 0x1200 if matches!(vendor(), Some(0x10de | 0x1002)) => {
-                    let node = tree.number(&format!("{at}/numa_node")).and_then(|n| u32::try_from(n).ok());
+                    let node = tree.read_number(&format!("{at}/numa_node")).and_then(|n| u32::try_from(n).ok());
                     self.gpus.push((address.clone(), node));
                 }
-                // Network and InfiniBand controllers; an InfiniHost calls itself 0x0c06.
+                // Network and InfiniBand controllers; an InfiniHost has class 0x0c06.
                 0x0200 | 0x0207 | 0x0280 | 0x0c06 => {
-                    let Some(mut pci) = Pci::read(tree, &at) else { continue };
+                    let Some(mut pci) = PciFunction::read_from(tree, &at) else { continue };
                     pci.address = Some(address.clone());
                     if pci.model().is_some() || matches!(class, 0x0207 | 0x0c06) {
                         self.functions.push(pci);
@@ -201,10 +201,10 @@ impl Machine {
         }
         for address in addresses {
             let at = format!("{all}/{address}");
-            if let Some(kind) = tree.text(&format!("{at}/iommu_group/type")) {
+            if let Some(kind) = tree.read_text(&format!("{at}/iommu_group/type")) {
                 self.iommu.insert(address.clone(), kind);
             }
-            let Some(config) = tree.bytes(&format!("{at}/config")) else { continue };
+            let Some(config) = tree.read_bytes(&format!("{at}/config")) else { continue };
             if let Some(on) = relaxed_ordering(&config) {
                 self.relaxed_ordering.insert(address.clone(), on);
             } else if config.len() <= 64 {
@@ -214,17 +214,17 @@ impl Machine {
     }
 }
 
-fn modules(tree: &Tree) -> Option<BTreeSet<String>> {
-    let loaded = tree.text("proc/modules");
-    // Built-in ones that have parameters are here too.
-    let names = tree.names("sys/module");
+fn kernel_modules(tree: &HostTree) -> Option<BTreeSet<String>> {
+    let loaded = tree.read_text("proc/modules");
+    // This also lists built-in modules that have parameters.
+    let names = tree.list_names("sys/module");
     if loaded.is_none() && names.is_empty() {
         return None;
     }
     let mut all: BTreeSet<String> = names.into_iter().collect();
     all.extend(loaded.unwrap_or_default().lines().filter_map(|l| l.split(' ').next()).map(str::to_owned));
-    if let Some(release) = tree.text("proc/sys/kernel/osrelease")
-        && let Some(built_in) = tree.text(&format!("lib/modules/{release}/modules.builtin"))
+    if let Some(release) = tree.read_text("proc/sys/kernel/osrelease")
+        && let Some(built_in) = tree.read_text(&format!("lib/modules/{release}/modules.builtin"))
     {
         let name = |path: &str| Some(path.rsplit('/').next()?.strip_suffix(".ko")?.replace('-', "_"));
         all.extend(built_in.lines().filter_map(name));
@@ -233,8 +233,8 @@ fn modules(tree: &Tree) -> Option<BTreeSet<String>> {
 }
 
 /// `Max locked memory         65536                65536                bytes`.
-fn limit(tree: &Tree, name: &str) -> Option<(u64, u64)> {
-    let text = tree.text("proc/self/limits")?;
+fn process_limit(tree: &HostTree, name: &str) -> Option<(u64, u64)> {
+    let text = tree.read_text("proc/self/limits")?;
     let mut words = text.lines().find_map(|l| l.strip_prefix(name))?.split_whitespace();
     let mut next = || match words.next()? {
         "unlimited" => Some(u64::MAX),
@@ -243,13 +243,13 @@ fn limit(tree: &Tree, name: &str) -> Option<(u64, u64)> {
     Some((next()?, next()?))
 }
 
-/// Units without an infinite limit of their own, where the manager's default is not infinite either.
-fn limited_units(tree: &Tree) -> Vec<(String, String, String)> {
+/// Units without an infinite limit, where the manager's default is not infinite either.
+fn limited_units(tree: &HostTree) -> Vec<(String, String, String)> {
     let said = |path: &str, key: &str| {
         let kept = |text: &str| {
             text.lines().filter(|l| l.contains("LimitMEMLOCK") || l.starts_with('[')).collect::<Vec<_>>().join("\n")
         };
-        let text = tree.text_kept(path, kept)?;
+        let text = tree.read_text_filtered(path, kept)?;
         text.lines()
             .rev()
             .find_map(|l| l.trim().strip_prefix(key)?.trim().strip_prefix('=').map(|v| v.trim().to_owned()))
@@ -257,7 +257,7 @@ fn limited_units(tree: &Tree) -> Vec<(String, String, String)> {
     let infinite = |v: &str| v.starts_with("infinity");
     let mut default = None;
     for dir in ["usr/lib/systemd/system.conf.d", "etc/systemd/system.conf.d"] {
-        for name in tree.names(dir) {
+        for name in tree.list_names(dir) {
             default = said(&format!("{dir}/{name}"), "DefaultLimitMEMLOCK").or(default);
         }
     }
@@ -271,7 +271,7 @@ fn limited_units(tree: &Tree) -> Vec<(String, String, String)> {
         let Some(file) = dirs.iter().map(|d| format!("{d}/{unit}.service")).find(|f| tree.exists(f)) else { continue };
         let mut value = said(&file, "LimitMEMLOCK");
         for dir in dirs.iter().rev() {
-            for name in tree.names(&format!("{dir}/{unit}.service.d")) {
+            for name in tree.list_names(&format!("{dir}/{unit}.service.d")) {
                 value = said(&format!("{dir}/{unit}.service.d/{name}"), "LimitMEMLOCK").or(value);
             }
         }
@@ -288,33 +288,33 @@ fn limited_units(tree: &Tree) -> Vec<(String, String, String)> {
     limited
 }
 
-/// The part of Docker's configuration that is about limits.
+/// The limits in Docker's configuration.
 fn docker_limits(text: &str) -> String {
     let json: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
-    // What was kept by a collector is the part alone.
+    // An archive holds this part alone.
     let limits = json.get("default-ulimits").unwrap_or(&json);
     limits.get("memlock").map(|m| serde_json::json!({ "memlock": m }).to_string()).unwrap_or_default()
 }
 
-fn capabilities(tree: &Tree) -> Option<u64> {
+fn effective_capabilities(tree: &HostTree) -> Option<u64> {
     let kept = |text: &str| text.lines().filter(|l| l.starts_with("CapEff:")).collect::<String>();
-    let text = tree.text_kept("proc/self/status", kept)?;
+    let text = tree.read_text_filtered("proc/self/status", kept)?;
     u64::from_str_radix(text.strip_prefix("CapEff:")?.trim(), 16).ok()
 }
 
-fn container(tree: &Tree) -> Option<String> {
+fn container_evidence(tree: &HostTree) -> Option<String> {
     let signs = [".dockerenv", "run/.containerenv", "run/secrets/kubernetes.io", "var/run/secrets/kubernetes.io"];
     if let Some(sign) = signs.iter().find(|s| tree.exists(s)) {
-        return Some(format!("/{sign} is there"));
+        return Some(format!("/{sign} exists"));
     }
-    let groups = tree.text("proc/self/cgroup")?;
+    let groups = tree.read_text("proc/self/cgroup")?;
     let words = ["kubepods", "/docker/", "/docker-", "cri-containerd", "libpod"];
     let line = groups.lines().find(|l| words.iter().any(|w| l.contains(w)))?;
-    Some(format!("/proc/self/cgroup says {line}"))
+    Some(format!("/proc/self/cgroup has {line}"))
 }
 
-fn huge_pages(tree: &Tree) -> Option<(u64, u64)> {
-    let text = tree.text("proc/meminfo")?;
+fn huge_pages(tree: &HostTree) -> Option<(u64, u64)> {
+    let text = tree.read_text("proc/meminfo")?;
     let value = |key: &str| {
         let line = text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))?;
         line.split_whitespace().next()?.parse::<u64>().ok()
@@ -322,26 +322,27 @@ fn huge_pages(tree: &Tree) -> Option<(u64, u64)> {
     Some((value("HugePages_Total")?, value("Hugepagesize")?.saturating_mul(1024)))
 }
 
-fn disks(tree: &Tree) -> Vec<(String, Option<u32>)> {
-    let names = tree.names("sys/class/nvme");
+fn nvme_disks(tree: &HostTree) -> Vec<(String, Option<u32>)> {
+    let names = tree.list_names("sys/class/nvme");
     let node = |name: &str| {
-        let files = ["numa_node", "device/numa_node"].map(|f| tree.number(&format!("sys/class/nvme/{name}/{f}")));
+        let files = ["numa_node", "device/numa_node"].map(|f| tree.read_number(&format!("sys/class/nvme/{name}/{f}")));
         files.into_iter().flatten().find_map(|n| u32::try_from(n).ok())
     };
     names.into_iter().map(|name| (name.clone(), node(&name))).collect()
 }
 
-fn parameters(tree: &Tree) -> Vec<String> {
+fn kernel_parameters(tree: &HostTree) -> Vec<String> {
     let known = |word: &&str| PARAMETERS.contains(&word.split('=').next().unwrap_or_default());
     let kept = |text: &str| text.split_whitespace().filter(known).collect::<Vec<_>>().join(" ");
-    let text = tree.text_kept("proc/cmdline", kept).unwrap_or_default();
+    let text = tree.read_text_filtered("proc/cmdline", kept).unwrap_or_default();
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Bit 4 of Device Control in the PCI Express capability; an ordinary user sees 64 bytes, which end before it.
+/// Bit 4 of Device Control in the PCI Express capability. An unprivileged user sees only 64 bytes, which end before
+/// it.
 fn relaxed_ordering(config: &[u8]) -> Option<bool> {
     let mut at = usize::from(*config.get(0x34)?);
-    // As many capabilities as fit, in case they point at each other.
+    // At most as many capabilities as fit, in case they form a loop.
     for _ in 0..48 {
         if at < 0x40 {
             return None;

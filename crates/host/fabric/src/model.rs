@@ -1,102 +1,102 @@
-//! What a vendor and device id stands for: model, the driver it wants, the most its ports do. It reads nothing.
+//! RDMA hardware by vendor and device id: model, driver, highest port rate. It reads nothing.
 
-/// What is known of a model of RDMA hardware.
+/// A model of RDMA hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Model {
-    /// The name people use.
+pub struct DeviceModel {
+    /// Its usual name.
     pub name: &'static str,
-    /// The kernel module that makes an RDMA device of it.
+    /// The kernel module that provides its RDMA device.
     pub rdma_module: &'static str,
-    /// The most one port does in Gb/s over InfiniBand or RoCE, of the fastest card with this id; 0 unknown.
+    /// Highest rate of one port in Gb/s over InfiniBand or RoCE, of the fastest card with this id; 0 if unknown.
     pub most_gbps: u32,
-    /// Whether its IPoIB interfaces can be switched to connected mode.
+    /// Whether its IPoIB interfaces support connected mode.
     pub connected_ipoib: bool,
     /// Whether it is a virtual function.
     pub is_virtual: bool,
 }
 
-const fn model(name: &'static str, rdma_module: &'static str, most_gbps: u32) -> Model {
-    Model { name, rdma_module, most_gbps, connected_ipoib: false, is_virtual: false }
+const fn current_model(name: &'static str, rdma_module: &'static str, most_gbps: u32) -> DeviceModel {
+    DeviceModel { name, rdma_module, most_gbps, connected_ipoib: false, is_virtual: false }
 }
 
-const fn old(name: &'static str, rdma_module: &'static str, most_gbps: u32) -> Model {
-    Model { name, rdma_module, most_gbps, connected_ipoib: true, is_virtual: false }
+const fn old_model(name: &'static str, rdma_module: &'static str, most_gbps: u32) -> DeviceModel {
+    DeviceModel { name, rdma_module, most_gbps, connected_ipoib: true, is_virtual: false }
 }
 
-const fn vf(name: &'static str, rdma_module: &'static str, most_gbps: u32) -> Model {
-    Model { name, rdma_module, most_gbps, connected_ipoib: false, is_virtual: true }
+const fn vf_model(name: &'static str, rdma_module: &'static str, most_gbps: u32) -> DeviceModel {
+    DeviceModel { name, rdma_module, most_gbps, connected_ipoib: false, is_virtual: true }
 }
 
-/// Vendor id, device id, model. ConnectX-4 and later run enhanced IPoIB, which is datagram only.
-const MODELS: &[(u16, u16, Model)] = &[
-    (0x15b3, 0x5a44, old("InfiniHost MT23108", "ib_mthca", 10)),
-    (0x15b3, 0x6278, old("InfiniHost III Ex MT25208 (Tavor mode)", "ib_mthca", 20)),
-    (0x15b3, 0x6282, old("InfiniHost III Ex MT25208", "ib_mthca", 20)),
-    (0x15b3, 0x5e8c, old("InfiniHost III Lx MT25204", "ib_mthca", 20)),
-    (0x15b3, 0x6274, old("InfiniHost III Lx MT25204", "ib_mthca", 20)),
-    (0x15b3, 0x6340, old("ConnectX MT25408", "mlx4_ib", 10)),
-    (0x15b3, 0x634a, old("ConnectX MT25418 DDR", "mlx4_ib", 20)),
-    (0x15b3, 0x6354, old("ConnectX MT25428 QDR", "mlx4_ib", 40)),
-    (0x15b3, 0x6732, old("ConnectX MT26418 DDR", "mlx4_ib", 20)),
-    (0x15b3, 0x673c, old("ConnectX-2 MT26428 QDR", "mlx4_ib", 40)),
-    (0x15b3, 0x6750, old("ConnectX-2 MT26448 EN", "mlx4_ib", 10)),
-    (0x15b3, 0x1003, old("ConnectX-3 MT27500", "mlx4_ib", 56)),
-    (0x15b3, 0x1004, old("ConnectX-3 virtual function", "mlx4_ib", 56)),
-    (0x15b3, 0x1007, old("ConnectX-3 Pro MT27520", "mlx4_ib", 56)),
-    (0x15b3, 0x1011, old("Connect-IB MT27600", "mlx5_ib", 56)),
-    (0x15b3, 0x1012, old("Connect-IB virtual function", "mlx5_ib", 56)),
-    (0x15b3, 0x1013, model("ConnectX-4 MT27700", "mlx5_ib", 100)),
-    (0x15b3, 0x1014, vf("ConnectX-4 virtual function", "mlx5_ib", 100)),
-    (0x15b3, 0x1015, model("ConnectX-4 Lx MT27710", "mlx5_ib", 50)),
-    (0x15b3, 0x1016, vf("ConnectX-4 Lx virtual function", "mlx5_ib", 50)),
-    (0x15b3, 0x1017, model("ConnectX-5 MT27800", "mlx5_ib", 100)),
-    (0x15b3, 0x1018, vf("ConnectX-5 virtual function", "mlx5_ib", 100)),
-    (0x15b3, 0x1019, model("ConnectX-5 Ex MT28800", "mlx5_ib", 100)),
-    (0x15b3, 0x101a, vf("ConnectX-5 Ex virtual function", "mlx5_ib", 100)),
-    (0x15b3, 0x101b, model("ConnectX-6 MT28908", "mlx5_ib", 200)),
-    (0x15b3, 0x101c, vf("ConnectX-6 virtual function", "mlx5_ib", 200)),
-    (0x15b3, 0x101d, model("ConnectX-6 Dx MT2892", "mlx5_ib", 200)),
-    (0x15b3, 0x101e, vf("ConnectX family virtual function", "mlx5_ib", 0)),
-    (0x15b3, 0x101f, model("ConnectX-6 Lx MT2894", "mlx5_ib", 50)),
-    (0x15b3, 0x1021, model("ConnectX-7 MT2910", "mlx5_ib", 400)),
-    (0x15b3, 0x1023, model("ConnectX-8", "mlx5_ib", 800)),
-    (0x15b3, 0xa2d2, model("BlueField ConnectX-5", "mlx5_ib", 100)),
-    (0x15b3, 0xa2d6, model("BlueField-2 ConnectX-6 Dx", "mlx5_ib", 200)),
-    (0x15b3, 0xa2dc, model("BlueField-3 ConnectX-7", "mlx5_ib", 400)),
-    (0x1077, 0x7322, old("QLogic QLE7340/7342", "ib_qib", 40)),
-    (0x8086, 0x24f0, model("Omni-Path HFI 100", "hfi1", 100)),
-    (0x8086, 0x24f1, model("Omni-Path HFI 100 (integrated)", "hfi1", 100)),
-    (0x8086, 0x1572, model("Ethernet X710", "irdma", 10)),
-    (0x8086, 0x37d2, model("Ethernet X722", "irdma", 10)),
-    (0x8086, 0x1591, model("Ethernet E810-C backplane", "irdma", 100)),
-    (0x8086, 0x1592, model("Ethernet E810-C QSFP", "irdma", 100)),
-    (0x8086, 0x1593, model("Ethernet E810-C SFP", "irdma", 25)),
-    (0x8086, 0x159b, model("Ethernet E810-XXV SFP", "irdma", 25)),
-    (0x8086, 0x1889, vf("Ethernet adaptive virtual function", "irdma", 0)),
-    (0x8086, 0x12d2, model("Ethernet E830-CC", "irdma", 200)),
-    (0x14e4, 0x16d7, model("BCM57414 NetXtreme-E", "bnxt_re", 25)),
-    (0x14e4, 0x16d8, model("BCM57416 NetXtreme-E", "bnxt_re", 10)),
-    (0x14e4, 0x1750, model("BCM57508 NetXtreme-E", "bnxt_re", 200)),
-    (0x14e4, 0x1751, model("BCM57504 NetXtreme-E", "bnxt_re", 100)),
-    (0x14e4, 0x1752, model("BCM57502 NetXtreme-E", "bnxt_re", 50)),
-    (0x14e4, 0x1760, model("BCM57608 NetXtreme-E", "bnxt_re", 400)),
-    (0x1077, 0x1656, model("FastLinQ QL41000", "qedr", 25)),
-    (0x1077, 0x8070, model("FastLinQ QL41000", "qedr", 50)),
-    (0x1425, 0x6410, model("Chelsio T6225-CR", "iw_cxgb4", 25)),
-    (0x1425, 0x640d, model("Chelsio T62100-CR", "iw_cxgb4", 100)),
-    (0x1d0f, 0xefa0, model("Elastic Fabric Adapter", "efa", 100)),
-    (0x1d0f, 0xefa1, model("Elastic Fabric Adapter (2nd generation)", "efa", 100)),
-    (0x1d0f, 0xefa2, model("Elastic Fabric Adapter (3rd generation)", "efa", 200)),
-    (0x1d0f, 0xefa3, model("Elastic Fabric Adapter (4th generation)", "efa", 200)),
-    (0x1ded, 0x107f, vf("Elastic RDMA adapter (eRDMA)", "erdma", 0)),
-    (0x1414, 0x00ba, vf("Microsoft Azure Network Adapter", "mana_ib", 200)),
-    (0x19e5, 0xa222, model("HNS GE/25GE/50GE RDMA network controller", "hns_roce_hw_v2", 50)),
-    (0x19e5, 0xa226, model("HNS 100GE RDMA network controller", "hns_roce_hw_v2", 100)),
-    (0x19e5, 0xa228, model("HNS 200GE RDMA network controller", "hns_roce_hw_v2", 200)),
+/// Vendor id, device id, model. ConnectX-4 and later use enhanced IPoIB, which is datagram only.
+const MODELS: &[(u16, u16, DeviceModel)] = &[
+    (0x15b3, 0x5a44, old_model("InfiniHost MT23108", "ib_mthca", 10)),
+    (0x15b3, 0x6278, old_model("InfiniHost III Ex MT25208 (Tavor mode)", "ib_mthca", 20)),
+    (0x15b3, 0x6282, old_model("InfiniHost III Ex MT25208", "ib_mthca", 20)),
+    (0x15b3, 0x5e8c, old_model("InfiniHost III Lx MT25204", "ib_mthca", 20)),
+    (0x15b3, 0x6274, old_model("InfiniHost III Lx MT25204", "ib_mthca", 20)),
+    (0x15b3, 0x6340, old_model("ConnectX MT25408", "mlx4_ib", 10)),
+    (0x15b3, 0x634a, old_model("ConnectX MT25418 DDR", "mlx4_ib", 20)),
+    (0x15b3, 0x6354, old_model("ConnectX MT25428 QDR", "mlx4_ib", 40)),
+    (0x15b3, 0x6732, old_model("ConnectX MT26418 DDR", "mlx4_ib", 20)),
+    (0x15b3, 0x673c, old_model("ConnectX-2 MT26428 QDR", "mlx4_ib", 40)),
+    (0x15b3, 0x6750, old_model("ConnectX-2 MT26448 EN", "mlx4_ib", 10)),
+    (0x15b3, 0x1003, old_model("ConnectX-3 MT27500", "mlx4_ib", 56)),
+    (0x15b3, 0x1004, old_model("ConnectX-3 virtual function", "mlx4_ib", 56)),
+    (0x15b3, 0x1007, old_model("ConnectX-3 Pro MT27520", "mlx4_ib", 56)),
+    (0x15b3, 0x1011, old_model("Connect-IB MT27600", "mlx5_ib", 56)),
+    (0x15b3, 0x1012, old_model("Connect-IB virtual function", "mlx5_ib", 56)),
+    (0x15b3, 0x1013, current_model("ConnectX-4 MT27700", "mlx5_ib", 100)),
+    (0x15b3, 0x1014, vf_model("ConnectX-4 virtual function", "mlx5_ib", 100)),
+    (0x15b3, 0x1015, current_model("ConnectX-4 Lx MT27710", "mlx5_ib", 50)),
+    (0x15b3, 0x1016, vf_model("ConnectX-4 Lx virtual function", "mlx5_ib", 50)),
+    (0x15b3, 0x1017, current_model("ConnectX-5 MT27800", "mlx5_ib", 100)),
+    (0x15b3, 0x1018, vf_model("ConnectX-5 virtual function", "mlx5_ib", 100)),
+    (0x15b3, 0x1019, current_model("ConnectX-5 Ex MT28800", "mlx5_ib", 100)),
+    (0x15b3, 0x101a, vf_model("ConnectX-5 Ex virtual function", "mlx5_ib", 100)),
+    (0x15b3, 0x101b, current_model("ConnectX-6 MT28908", "mlx5_ib", 200)),
+    (0x15b3, 0x101c, vf_model("ConnectX-6 virtual function", "mlx5_ib", 200)),
+    (0x15b3, 0x101d, current_model("ConnectX-6 Dx MT2892", "mlx5_ib", 200)),
+    (0x15b3, 0x101e, vf_model("ConnectX family virtual function", "mlx5_ib", 0)),
+    (0x15b3, 0x101f, current_model("ConnectX-6 Lx MT2894", "mlx5_ib", 50)),
+    (0x15b3, 0x1021, current_model("ConnectX-7 MT2910", "mlx5_ib", 400)),
+    (0x15b3, 0x1023, current_model("ConnectX-8", "mlx5_ib", 800)),
+    (0x15b3, 0xa2d2, current_model("BlueField ConnectX-5", "mlx5_ib", 100)),
+    (0x15b3, 0xa2d6, current_model("BlueField-2 ConnectX-6 Dx", "mlx5_ib", 200)),
+    (0x15b3, 0xa2dc, current_model("BlueField-3 ConnectX-7", "mlx5_ib", 400)),
+    (0x1077, 0x7322, old_model("QLogic QLE7340/7342", "ib_qib", 40)),
+    (0x8086, 0x24f0, current_model("Omni-Path HFI 100", "hfi1", 100)),
+    (0x8086, 0x24f1, current_model("Omni-Path HFI 100 (integrated)", "hfi1", 100)),
+    (0x8086, 0x1572, current_model("Ethernet X710", "irdma", 10)),
+    (0x8086, 0x37d2, current_model("Ethernet X722", "irdma", 10)),
+    (0x8086, 0x1591, current_model("Ethernet E810-C backplane", "irdma", 100)),
+    (0x8086, 0x1592, current_model("Ethernet E810-C QSFP", "irdma", 100)),
+    (0x8086, 0x1593, current_model("Ethernet E810-C SFP", "irdma", 25)),
+    (0x8086, 0x159b, current_model("Ethernet E810-XXV SFP", "irdma", 25)),
+    (0x8086, 0x1889, vf_model("Ethernet adaptive virtual function", "irdma", 0)),
+    (0x8086, 0x12d2, current_model("Ethernet E830-CC", "irdma", 200)),
+    (0x14e4, 0x16d7, current_model("BCM57414 NetXtreme-E", "bnxt_re", 25)),
+    (0x14e4, 0x16d8, current_model("BCM57416 NetXtreme-E", "bnxt_re", 10)),
+    (0x14e4, 0x1750, current_model("BCM57508 NetXtreme-E", "bnxt_re", 200)),
+    (0x14e4, 0x1751, current_model("BCM57504 NetXtreme-E", "bnxt_re", 100)),
+    (0x14e4, 0x1752, current_model("BCM57502 NetXtreme-E", "bnxt_re", 50)),
+    (0x14e4, 0x1760, current_model("BCM57608 NetXtreme-E", "bnxt_re", 400)),
+    (0x1077, 0x1656, current_model("FastLinQ QL41000", "qedr", 25)),
+    (0x1077, 0x8070, current_model("FastLinQ QL41000", "qedr", 50)),
+    (0x1425, 0x6410, current_model("Chelsio T6225-CR", "iw_cxgb4", 25)),
+    (0x1425, 0x640d, current_model("Chelsio T62100-CR", "iw_cxgb4", 100)),
+    (0x1d0f, 0xefa0, current_model("Elastic Fabric Adapter", "efa", 100)),
+    (0x1d0f, 0xefa1, current_model("Elastic Fabric Adapter (2nd generation)", "efa", 100)),
+    (0x1d0f, 0xefa2, current_model("Elastic Fabric Adapter (3rd generation)", "efa", 200)),
+    (0x1d0f, 0xefa3, current_model("Elastic Fabric Adapter (4th generation)", "efa", 200)),
+    (0x1ded, 0x107f, vf_model("Elastic RDMA adapter (eRDMA)", "erdma", 0)),
+    (0x1414, 0x00ba, vf_model("Microsoft Azure Network Adapter", "mana_ib", 200)),
+    (0x19e5, 0xa222, current_model("HNS GE/25GE/50GE RDMA network controller", "hns_roce_hw_v2", 50)),
+    (0x19e5, 0xa226, current_model("HNS 100GE RDMA network controller", "hns_roce_hw_v2", 100)),
+    (0x19e5, 0xa228, current_model("HNS 200GE RDMA network controller", "hns_roce_hw_v2", 200)),
 ];
 
-/// The model behind a PCI vendor and device id.
-pub fn of(vendor: u16, device: u16) -> Option<Model> {
+/// The model with a PCI vendor and device id.
+pub fn model_of(vendor: u16, device: u16) -> Option<DeviceModel> {
     MODELS.iter().find(|(v, d, _)| (*v, *d) == (vendor, device)).map(|(_, _, m)| *m)
 }
 
@@ -109,8 +109,8 @@ mod tests {
         for (i, (vendor, device, _)) in MODELS.iter().enumerate() {
             assert!(!MODELS[..i].iter().any(|(v, d, _)| (v, d) == (vendor, device)), "{vendor:04x}:{device:04x}");
         }
-        assert_eq!(of(0x15b3, 0x1021).map(|m| (m.name, m.connected_ipoib)), Some(("ConnectX-7 MT2910", false)));
-        assert!(of(0x15b3, 0x6282).is_some_and(|m| m.connected_ipoib));
-        assert_eq!(of(0, 0), None);
+        assert_eq!(model_of(0x15b3, 0x1021).map(|m| (m.name, m.connected_ipoib)), Some(("ConnectX-7 MT2910", false)));
+        assert!(model_of(0x15b3, 0x6282).is_some_and(|m| m.connected_ipoib));
+        assert_eq!(model_of(0, 0), None);
     }
 }

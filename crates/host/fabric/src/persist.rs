@@ -1,53 +1,53 @@
-//! Settings of interfaces that outlive a restart: ifupdown, systemd-networkd, NetworkManager, and the ifcfg files of
-//! older systems. It reads of each file only the lines that say something here; keys and passwords are never kept.
+//! Persistent settings of interfaces: ifupdown, systemd-networkd, NetworkManager, and the ifcfg files of older
+//! systems. Of each file only relevant lines are read; keys and passwords are never stored.
 
 use crate::address::same_network;
 use crate::interface::IpoibMode;
-use crate::tree::{Tree, parse_number};
+use crate::tree::{HostTree, parse_number};
 use std::net::IpAddr;
 
-/// What was found.
+/// All persistent settings.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Saved {
-    /// Whether any of the systems is there.
+pub struct SavedSettings {
+    /// Whether any of these systems is present.
     pub any: bool,
-    /// What each file says of an interface.
-    pub settings: Vec<Setting>,
+    /// The settings of each file.
+    pub settings: Vec<SavedSetting>,
 }
 
-/// What one file says of an interface.
+/// One file's settings of an interface.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Setting {
+pub struct SavedSetting {
     /// The file.
     pub file: String,
-    /// The interface; networkd takes patterns.
+    /// The interface; networkd allows patterns.
     pub interface: String,
-    /// Bytes.
+    /// MTU in bytes.
     pub mtu: Option<u32>,
     /// IPoIB mode.
     pub mode: Option<IpoibMode>,
-    /// Fixed addresses, with the bits of their network where given.
+    /// Static addresses.
     pub addresses: Vec<IpAddr>,
-    /// Whether addresses come from a server.
+    /// Whether addresses come from DHCP.
     pub dynamic: bool,
 }
 
-impl Saved {
-    /// What is said of an interface.
-    pub fn of<'a>(&'a self, interface: &'a str) -> impl Iterator<Item = &'a Setting> {
-        self.settings.iter().filter(move |s| s.interface.split_whitespace().any(|p| matches(p, interface)))
+impl SavedSettings {
+    /// The settings of an interface.
+    pub fn of_interface<'a>(&'a self, interface: &'a str) -> impl Iterator<Item = &'a SavedSetting> {
+        self.settings.iter().filter(move |s| s.interface.split_whitespace().any(|p| matches_pattern(p, interface)))
     }
 }
 
-impl Setting {
-    /// Whether an address of the interface comes from here.
-    pub fn gives(&self, ip: IpAddr) -> bool {
+impl SavedSetting {
+    /// Whether an address of the interface comes from this file.
+    pub fn assigns_address(&self, ip: IpAddr) -> bool {
         self.dynamic || self.addresses.iter().any(|a| same_network(*a, ip, if ip.is_ipv4() { 32 } else { 128 }))
     }
 }
 
-/// A pattern with `*` and `?`, as networkd matches names.
-pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+/// Matches a pattern with `*` and `?`, as networkd does.
+pub(crate) fn matches_pattern(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n, mut star) = (0, 0, None);
     while n < name.len() {
@@ -66,9 +66,9 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|c| *c == '*')
 }
 
-/// Reads what is saved.
-pub fn read(tree: &Tree) -> Saved {
-    let mut saved = Saved::default();
+/// Reads all persistent settings.
+pub fn read_saved(tree: &HostTree) -> SavedSettings {
+    let mut saved = SavedSettings::default();
     let roots = [
         "etc/network",
         "etc/systemd/network",
@@ -79,42 +79,45 @@ pub fn read(tree: &Tree) -> Saved {
     ];
     saved.any = roots.iter().any(|r| tree.exists(r));
     let mut interfaces = vec!["etc/network/interfaces".to_owned()];
-    interfaces.extend(tree.names("etc/network/interfaces.d").iter().map(|n| format!("etc/network/interfaces.d/{n}")));
+    interfaces
+        .extend(tree.list_names("etc/network/interfaces.d").iter().map(|n| format!("etc/network/interfaces.d/{n}")));
     for file in interfaces {
-        if let Some(text) = tree.text_kept(&file, ifupdown_lines) {
-            saved.settings.extend(ifupdown(&file, &text));
+        if let Some(text) = tree.read_text_filtered(&file, keep_ifupdown_lines) {
+            saved.settings.extend(parse_ifupdown(&file, &text));
         }
     }
     for dir in ["etc/systemd/network", "run/systemd/network", "usr/lib/systemd/network"] {
-        for name in tree.names(dir).iter().filter(|n| n.ends_with(".network")) {
+        for name in tree.list_names(dir).iter().filter(|n| n.ends_with(".network")) {
             let file = format!("{dir}/{name}");
-            let mut text = tree.text_kept(&file, ini_lines).unwrap_or_default();
-            for drop_in in tree.names(&format!("{file}.d")) {
+            let mut text = tree.read_text_filtered(&file, keep_ini_lines).unwrap_or_default();
+            for drop_in in tree.list_names(&format!("{file}.d")) {
                 text.push('\n');
-                text.push_str(&tree.text_kept(&format!("{file}.d/{drop_in}"), ini_lines).unwrap_or_default());
+                text.push_str(
+                    &tree.read_text_filtered(&format!("{file}.d/{drop_in}"), keep_ini_lines).unwrap_or_default(),
+                );
             }
-            saved.settings.extend(networkd(&file, &text));
+            saved.settings.extend(parse_networkd(&file, &text));
         }
     }
     for dir in ["etc/NetworkManager/system-connections", "run/NetworkManager/system-connections"] {
-        for name in tree.names(dir) {
+        for name in tree.list_names(dir) {
             let file = format!("{dir}/{name}");
-            if let Some(text) = tree.text_kept(&file, ini_lines) {
-                saved.settings.extend(network_manager(&file, &text));
+            if let Some(text) = tree.read_text_filtered(&file, keep_ini_lines) {
+                saved.settings.extend(parse_network_manager(&file, &text));
             }
         }
     }
     let dir = "etc/sysconfig/network-scripts";
-    for name in tree.names(dir).iter().filter(|n| n.starts_with("ifcfg-") && *n != "ifcfg-lo") {
+    for name in tree.list_names(dir).iter().filter(|n| n.starts_with("ifcfg-") && *n != "ifcfg-lo") {
         let file = format!("{dir}/{name}");
-        if let Some(text) = tree.text_kept(&file, ini_lines) {
-            saved.settings.extend(ifcfg(&file, &text));
+        if let Some(text) = tree.read_text_filtered(&file, keep_ini_lines) {
+            saved.settings.extend(parse_ifcfg(&file, &text));
         }
     }
     saved
 }
 
-/// Keys whose values are kept, in any of the formats.
+/// Keys whose values are stored, in any of the formats.
 const KEYS: &[&str] = &[
     "name",
     "mtubytes",
@@ -136,7 +139,7 @@ const KEYS: &[&str] = &[
     "gateway",
 ];
 
-fn ini_lines(text: &str) -> String {
+fn keep_ini_lines(text: &str) -> String {
     let known = |line: &&str| {
         let line = line.trim();
         let key = line.split('=').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -145,7 +148,7 @@ fn ini_lines(text: &str) -> String {
     text.lines().filter(known).collect::<Vec<_>>().join("\n")
 }
 
-fn ifupdown_lines(text: &str) -> String {
+fn keep_ifupdown_lines(text: &str) -> String {
     let known = |line: &&str| {
         let mut words = line.split_whitespace();
         match words.next().unwrap_or_default() {
@@ -157,12 +160,12 @@ fn ifupdown_lines(text: &str) -> String {
     text.lines().filter(known).collect::<Vec<_>>().join("\n")
 }
 
-fn ip(text: &str) -> Option<IpAddr> {
+fn parse_ip(text: &str) -> Option<IpAddr> {
     text.split(['/', ',']).next()?.trim().trim_matches('"').parse().ok()
 }
 
-fn number(text: &str) -> Option<u32> {
-    // networkd takes `9000`, and `9K`.
+fn parse_u32(text: &str) -> Option<u32> {
+    // networkd accepts `9000`, and `9K`.
     let text = text.trim().trim_matches('"');
     let (digits, factor) = match text.strip_suffix('K') {
         Some(digits) => (digits, 1024),
@@ -171,7 +174,7 @@ fn number(text: &str) -> Option<u32> {
     parse_number(digits).and_then(|n| u32::try_from(n.checked_mul(factor)?).ok())
 }
 
-fn mode(text: &str) -> Option<IpoibMode> {
+fn parse_mode(text: &str) -> Option<IpoibMode> {
     match text.trim().trim_matches('"').to_ascii_lowercase().as_str() {
         "connected" | "yes" => Some(IpoibMode::Connected),
         "datagram" | "no" => Some(IpoibMode::Datagram),
@@ -179,8 +182,8 @@ fn mode(text: &str) -> Option<IpoibMode> {
     }
 }
 
-fn ifupdown(file: &str, text: &str) -> Vec<Setting> {
-    let mut all: Vec<Setting> = Vec::new();
+fn parse_ifupdown(file: &str, text: &str) -> Vec<SavedSetting> {
+    let mut all: Vec<SavedSetting> = Vec::new();
     for line in text.lines() {
         let mut words = line.split_whitespace();
         let Some(key) = words.next() else { continue };
@@ -188,25 +191,26 @@ fn ifupdown(file: &str, text: &str) -> Vec<Setting> {
         if key == "iface" {
             let Some(name) = rest.first() else { continue };
             let dynamic = matches!(rest.last(), Some(&"dhcp" | &"auto"));
-            all.push(Setting {
+            all.push(SavedSetting {
                 file: format!("/{file}"),
                 interface: (*name).to_owned(),
                 dynamic,
-                ..Setting::default()
+                ..SavedSetting::default()
             });
             continue;
         }
         let Some(setting) = all.last_mut() else { continue };
         let value = rest.join(" ");
         match key {
-            "address" => setting.addresses.extend(ip(&value)),
-            "mtu" => setting.mtu = number(&value),
+            "address" => setting.addresses.extend(parse_ip(&value)),
+            "mtu" => setting.mtu = parse_u32(&value),
             "pre-up" | "up" | "post-up" => {
                 if value.contains("/mode") {
                     let words = ["connected", "datagram"];
-                    setting.mode = words.iter().find(|w| value.contains(**w)).and_then(|w| mode(w)).or(setting.mode);
+                    setting.mode =
+                        words.iter().find(|w| value.contains(**w)).and_then(|w| parse_mode(w)).or(setting.mode);
                 } else if let Some((_, mtu)) = value.split_once(" mtu ") {
-                    setting.mtu = number(mtu).or(setting.mtu);
+                    setting.mtu = parse_u32(mtu).or(setting.mtu);
                 }
             }
             _ => {}
@@ -215,8 +219,8 @@ fn ifupdown(file: &str, text: &str) -> Vec<Setting> {
     all
 }
 
-/// Section and key in small letters, and value, of each line.
-fn ini(text: &str) -> Vec<(String, String, String)> {
+/// Section and key in lower case, and value, of each line.
+fn parse_ini(text: &str) -> Vec<(String, String, String)> {
     let mut section = String::new();
     let mut out = Vec::new();
     for line in text.lines().map(str::trim) {
@@ -229,14 +233,14 @@ fn ini(text: &str) -> Vec<(String, String, String)> {
     out
 }
 
-fn networkd(file: &str, text: &str) -> Option<Setting> {
-    let mut setting = Setting { file: format!("/{file}"), ..Setting::default() };
-    for (section, key, value) in ini(text) {
+fn parse_networkd(file: &str, text: &str) -> Option<SavedSetting> {
+    let mut setting = SavedSetting { file: format!("/{file}"), ..SavedSetting::default() };
+    for (section, key, value) in parse_ini(text) {
         match (section.as_str(), key.as_str()) {
             ("match", "name") => setting.interface = value,
-            ("link", "mtubytes") => setting.mtu = number(&value),
-            ("ipoib", "mode") => setting.mode = mode(&value),
-            ("network" | "address", "address") => setting.addresses.extend(ip(&value)),
+            ("link", "mtubytes") => setting.mtu = parse_u32(&value),
+            ("ipoib", "mode") => setting.mode = parse_mode(&value),
+            ("network" | "address", "address") => setting.addresses.extend(parse_ip(&value)),
             ("network", "dhcp") => setting.dynamic |= !matches!(value.as_str(), "no" | "false" | "0"),
             _ => {}
         }
@@ -244,31 +248,31 @@ fn networkd(file: &str, text: &str) -> Option<Setting> {
     (!setting.interface.is_empty()).then_some(setting)
 }
 
-fn network_manager(file: &str, text: &str) -> Option<Setting> {
-    let mut setting = Setting { file: format!("/{file}"), ..Setting::default() };
-    for (section, key, value) in ini(text) {
+fn parse_network_manager(file: &str, text: &str) -> Option<SavedSetting> {
+    let mut setting = SavedSetting { file: format!("/{file}"), ..SavedSetting::default() };
+    for (section, key, value) in parse_ini(text) {
         match (section.as_str(), key.as_str()) {
             ("connection", "interface-name") => setting.interface = value,
-            ("ethernet" | "infiniband" | "802-3-ethernet", "mtu") => setting.mtu = number(&value).filter(|m| *m > 0),
-            ("infiniband", "transport-mode") => setting.mode = mode(&value),
+            ("ethernet" | "infiniband" | "802-3-ethernet", "mtu") => setting.mtu = parse_u32(&value).filter(|m| *m > 0),
+            ("infiniband", "transport-mode") => setting.mode = parse_mode(&value),
             ("ipv4" | "ipv6", "method") => setting.dynamic |= value == "auto" && section == "ipv4",
-            ("ipv4" | "ipv6", "address1" | "address2") => setting.addresses.extend(ip(&value)),
+            ("ipv4" | "ipv6", "address1" | "address2") => setting.addresses.extend(parse_ip(&value)),
             _ => {}
         }
     }
     (!setting.interface.is_empty()).then_some(setting)
 }
 
-fn ifcfg(file: &str, text: &str) -> Option<Setting> {
-    let mut setting = Setting { file: format!("/{file}"), ..Setting::default() };
+fn parse_ifcfg(file: &str, text: &str) -> Option<SavedSetting> {
+    let mut setting = SavedSetting { file: format!("/{file}"), ..SavedSetting::default() };
     setting.interface = file.rsplit("ifcfg-").next()?.to_owned();
-    for (_, key, value) in ini(text) {
+    for (_, key, value) in parse_ini(text) {
         let value = value.trim_matches('"').to_owned();
         match key.as_str() {
             "device" => setting.interface = value,
-            "mtu" => setting.mtu = number(&value),
-            "connected_mode" => setting.mode = mode(&value),
-            "ipaddr" => setting.addresses.extend(ip(&value)),
+            "mtu" => setting.mtu = parse_u32(&value),
+            "connected_mode" => setting.mode = parse_mode(&value),
+            "ipaddr" => setting.addresses.extend(parse_ip(&value)),
             "bootproto" => setting.dynamic |= value == "dhcp",
             _ => {}
         }
@@ -279,10 +283,12 @@ fn ifcfg(file: &str, text: &str) -> Option<Setting> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::Entry;
+    use crate::tree::TreeEntry;
 
-    fn saved(files: &[(&str, &str)]) -> Saved {
-        read(&Tree::memory(files.iter().map(|(p, t)| ((*p).to_owned(), Entry::File(t.as_bytes().to_vec()))).collect()))
+    fn saved(files: &[(&str, &str)]) -> SavedSettings {
+        read_saved(&HostTree::from_memory(
+            files.iter().map(|(p, t)| ((*p).to_owned(), TreeEntry::File(t.as_bytes().to_vec()))).collect(),
+        ))
     }
 
     #[test]
@@ -307,20 +313,20 @@ mod tests {
         ]);
         assert!(all.any);
         for name in ["ib0", "ib1", "ib22", "ib3", "ib4"] {
-            let one: Vec<_> = all.of(name).collect();
+            let one: Vec<_> = all.of_interface(name).collect();
             assert_eq!(one.len(), 1, "{name}");
-            let seen = (one[0].mtu, one[0].mode, one[0].gives("10.0.0.1".parse().unwrap()));
+            let seen = (one[0].mtu, one[0].mode, one[0].assigns_address("10.0.0.1".parse().unwrap()));
             assert_eq!(seen, (Some(65520), Some(IpoibMode::Connected), true), "{name}");
         }
-        assert_eq!(all.of("ib9").count(), 0);
+        assert_eq!(all.of_interface("ib9").count(), 0);
     }
 
     #[test]
     fn secrets_are_not_kept() {
         let text = "[wifi-security]\npsk=hunter2\n[connection]\nid=x\n[802-1x]\npassword = hunter2\n";
-        assert!(!ini_lines(text).contains("hunter2"));
+        assert!(!keep_ini_lines(text).contains("hunter2"));
         assert!(
-            !ifupdown_lines("iface wlan0 inet dhcp\n wpa-psk hunter2\n up mount -o password=hunter2 /x\n")
+            !keep_ifupdown_lines("iface wlan0 inet dhcp\n wpa-psk hunter2\n up mount -o password=hunter2 /x\n")
                 .contains("hunter2")
         );
     }

@@ -1,10 +1,10 @@
-//! Where facts come from: files below a root. It owns paths, symbolic links and limits, so that no reader above can
-//! hang, leave the root or meet more than it asked for. It does not know what any file means.
+//! The source of facts: files below a root. It owns paths, symbolic links and limits, so that no reader above can
+//! hang, leave the root or read without bound. It does not know what a file means.
 
-mod probe;
+mod file_reader;
 
 use crate::archive;
-use probe::{MOST_BYTES, MOST_NAMES, MOST_PAGE, Probe, Question, Reply};
+use file_reader::{FileQuery, FileReader, FileReply, MAX_FILE_BYTES, MAX_NAMES, MAX_PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -12,59 +12,59 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The longest path, as the kernel has it.
-const MOST_PATH: usize = 4096;
-/// The most files and names of one tree that are looked at. A host with a thousand virtual functions has a quarter of
-/// that; directories that lead into each other have no end.
-const MOST_LOOKS: usize = 2_000_000;
-/// As many symbolic links as the kernel follows in one path.
-const MOST_LINKS: usize = 40;
+/// The kernel's limit of a path.
+const MAX_PATH: usize = 4096;
+/// Limit of files and names that are read. A host with a thousand virtual functions needs a quarter of it;
+/// directories that form a loop would have no end.
+const MAX_LOOKUPS: usize = 2_000_000;
+/// The kernel's limit of symbolic links in one path.
+const MAX_LINKS: usize = 40;
 
 /// A file or a symbolic link of a collected tree; directories follow from the paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
-    /// What reading it gave.
+pub enum TreeEntry {
+    /// Its content.
     File(Vec<u8>),
-    /// Where it points.
+    /// Its target.
     Link(String),
 }
 
-/// A file that could not be looked at, and why.
+/// A file that could not be read, and why.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct LeftOut {
+pub struct UnreadFile {
     /// The path below the root.
     pub path: String,
-    /// The kernel's words, or that no answer came.
+    /// The kernel's message, or a timeout.
     pub why: String,
 }
 
 /// The files below a root.
 #[derive(Debug)]
-pub struct Tree {
-    source: Source,
-    /// Paths whose parts are no symbolic links, by the path asked for.
-    real: Mutex<HashMap<String, Option<String>>>,
-    left_out: Mutex<BTreeMap<String, String>>,
-    /// How much more is looked at.
+pub struct HostTree {
+    source: TreeSource,
+    /// Resolved paths by requested path: no part of a resolved path is a symbolic link.
+    resolve_cached: Mutex<HashMap<String, Option<String>>>,
+    unread_files: Mutex<BTreeMap<String, String>>,
+    /// How many more lookups are allowed.
     looks: AtomicUsize,
-    record: Option<Mutex<BTreeMap<String, Entry>>>,
+    record: Option<Mutex<BTreeMap<String, TreeEntry>>>,
 }
 
 #[derive(Debug)]
-enum Source {
-    Disk { live: bool, probe: Mutex<Probe> },
-    Memory(BTreeMap<String, Entry>),
+enum TreeSource {
+    Disk { live: bool, probe: Mutex<FileReader> },
+    Memory(BTreeMap<String, TreeEntry>),
 }
 
-impl Tree {
+impl HostTree {
     /// This host's own files.
     pub fn live() -> Self {
-        Tree::new(Source::Disk { live: true, probe: Mutex::new(Probe::new(PathBuf::from("/"))) })
+        HostTree::new(TreeSource::Disk { live: true, probe: Mutex::new(FileReader::new(PathBuf::from("/"))) })
     }
 
     /// A folder laid out like `/`; symbolic links in it never lead out of it.
-    pub fn folder(root: &Path) -> Self {
-        Tree::new(Source::Disk { live: false, probe: Mutex::new(Probe::new(root.to_owned())) })
+    pub fn from_folder(root: &Path) -> Self {
+        HostTree::new(TreeSource::Disk { live: false, probe: Mutex::new(FileReader::new(root.to_owned())) })
     }
 
     /// A folder laid out like `/`, or a file that `net collect` wrote.
@@ -73,210 +73,214 @@ impl Tree {
     /// When it is neither.
     pub fn open(path: &Path) -> io::Result<Self> {
         if std::fs::metadata(path)?.is_dir() {
-            return Ok(Tree::folder(path));
+            return Ok(HostTree::from_folder(path));
         }
-        Ok(Tree::memory(archive::read(io::BufReader::new(std::fs::File::open(path)?))?))
+        Ok(HostTree::from_memory(archive::read_archive(io::BufReader::new(std::fs::File::open(path)?))?))
     }
 
-    /// Files held in memory, by their path without the leading slash.
-    pub fn memory(entries: BTreeMap<String, Entry>) -> Self {
-        Tree::new(Source::Memory(entries))
+    /// Files in memory, by path without the leading slash.
+    pub fn from_memory(entries: BTreeMap<String, TreeEntry>) -> Self {
+        HostTree::new(TreeSource::Memory(entries))
     }
 
-    fn new(source: Source) -> Self {
-        Tree {
+    fn new(source: TreeSource) -> Self {
+        HostTree {
             source,
-            real: Mutex::default(),
-            left_out: Mutex::default(),
-            looks: AtomicUsize::new(MOST_LOOKS),
+            resolve_cached: Mutex::default(),
+            unread_files: Mutex::default(),
+            looks: AtomicUsize::new(MAX_LOOKUPS),
             record: None,
         }
     }
 
-    /// The same, keeping a copy of everything that is read from now on.
-    pub fn recording(mut self) -> Self {
+    /// Records a copy of everything that is read from now on.
+    pub fn with_recording(mut self) -> Self {
         self.record = Some(Mutex::default());
         self
     }
 
-    /// What was read since [`Tree::recording`], at the paths where it really is.
-    pub fn recorded(&self) -> BTreeMap<String, Entry> {
+    /// Everything read since [`HostTree::with_recording`], by resolved path.
+    pub fn recorded_entries(&self) -> BTreeMap<String, TreeEntry> {
         let mut all = self.record.as_ref().map(|r| lock(r).clone()).unwrap_or_default();
-        // A name kept as an empty file was a directory after all when something below it was read.
-        let dirs: Vec<String> = all.keys().filter(|p| below(&all, p).next().is_some()).cloned().collect();
+        // A name recorded as an empty file was a directory if something below it was read.
+        let dirs: Vec<String> = all.keys().filter(|p| paths_below(&all, p).next().is_some()).cloned().collect();
         dirs.iter().for_each(|dir| drop(all.remove(dir)));
         all
     }
 
-    /// Whether these are the running kernel's own files.
+    /// Whether these are the running kernel's files.
     pub fn is_live(&self) -> bool {
-        matches!(self.source, Source::Disk { live: true, .. })
+        matches!(self.source, TreeSource::Disk { live: true, .. })
     }
 
-    /// What could not be looked at, by path: no permission, or no answer in time.
-    pub fn left_out(&self) -> Vec<LeftOut> {
-        lock(&self.left_out).iter().map(|(path, why)| LeftOut { path: path.clone(), why: why.clone() }).collect()
+    /// Files that could not be read, by path: permission denied, or a timeout.
+    pub fn left_out(&self) -> Vec<UnreadFile> {
+        lock(&self.unread_files).iter().map(|(path, why)| UnreadFile { path: path.clone(), why: why.clone() }).collect()
     }
 
-    /// The bytes of a file, at most 1 MiB of them.
-    pub fn bytes(&self, path: &str) -> Option<Vec<u8>> {
-        let (real, bytes) = self.unrecorded(path)?;
-        self.keep(real, || Entry::File(bytes.clone()));
+    /// The content of a file, at most 1 MiB.
+    pub fn read_bytes(&self, path: &str) -> Option<Vec<u8>> {
+        let (real, bytes) = self.read_unrecorded(path)?;
+        self.record_entry(real, || TreeEntry::File(bytes.clone()));
         Some(bytes)
     }
 
-    /// Counts files and names that are looked at; none when it was enough.
-    fn look(&self, count: usize) -> Option<()> {
+    /// Counts lookups; `None` when the limit is reached.
+    fn charge_lookups(&self, count: usize) -> Option<()> {
         let all = self.looks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(count));
         if all.is_err() {
             self.looks.store(0, Ordering::Relaxed);
-            let why = format!("left out after {MOST_LOOKS} others: do directories lead into each other?");
-            lock(&self.left_out).insert("the rest of the files".to_owned(), why);
+            let why = format!("left out after {MAX_LOOKUPS} others: possibly a loop of directories");
+            lock(&self.unread_files).insert("the rest of the files".to_owned(), why);
         }
         all.ok().map(drop)
     }
 
-    fn unrecorded(&self, path: &str) -> Option<(String, Vec<u8>)> {
-        self.look(1)?;
+    fn read_unrecorded(&self, path: &str) -> Option<(String, Vec<u8>)> {
+        self.charge_lookups(1)?;
         let real = self.real(path)?;
         let bytes = match &self.source {
-            Source::Memory(entries) => match entries.get(&real)? {
-                Entry::File(bytes) => bytes[..bytes.len().min(MOST_BYTES as usize)].to_vec(),
-                Entry::Link(_) => return None,
+            TreeSource::Memory(entries) => match entries.get(&real)? {
+                TreeEntry::File(bytes) => bytes[..bytes.len().min(MAX_FILE_BYTES as usize)].to_vec(),
+                TreeEntry::Link(_) => return None,
             },
-            Source::Disk { .. } => match self.ask(Question::Read(real.clone()), path)? {
-                Reply::Read(bytes) => bytes,
+            TreeSource::Disk { .. } => match self.query_files(FileQuery::Read(real.clone()), path)? {
+                FileReply::Read(bytes) => bytes,
                 _ => return None,
             },
         };
         Some((real, bytes))
     }
 
-    /// The text of a file without white space around it; bytes that are no UTF-8 and control characters are shown
-    /// as replacement characters. An empty file is as good as none.
-    pub fn text(&self, path: &str) -> Option<String> {
-        printable(&self.bytes(path)?)
+    /// The trimmed text of a file. Invalid UTF-8 and control characters become replacement characters. `None` for an
+    /// empty file.
+    pub fn read_text(&self, path: &str) -> Option<String> {
+        printable_text(&self.read_bytes(path)?)
     }
 
-    /// The text of a file of which only what `keep` makes of it is recorded: files with other things in them, keys
-    /// and passwords perhaps.
-    pub fn text_kept(&self, path: &str, keep: impl Fn(&str) -> String) -> Option<String> {
-        let bytes = self.unrecorded(path)?;
-        let kept = keep(&printable(&bytes.1)?);
-        self.keep(bytes.0, || Entry::File(kept.clone().into_bytes()));
+    /// The text of a file of which only the result of `keep` is recorded, for files that may also hold keys and
+    /// passwords.
+    pub fn read_text_filtered(&self, path: &str, keep: impl Fn(&str) -> String) -> Option<String> {
+        let bytes = self.read_unrecorded(path)?;
+        let kept = keep(&printable_text(&bytes.1)?);
+        self.record_entry(bytes.0, || TreeEntry::File(kept.clone().into_bytes()));
         Some(kept)
     }
 
-    /// A number, decimal or with `0x`; words after it are not looked at.
-    pub fn number(&self, path: &str) -> Option<i64> {
-        parse_number(&self.text(path)?)
+    /// A number, decimal or with `0x`; words after it are ignored.
+    pub fn read_number(&self, path: &str) -> Option<i64> {
+        parse_number(&self.read_text(path)?)
     }
 
     /// The names in a directory, sorted.
-    pub fn names(&self, dir: &str) -> Vec<String> {
-        let Some(real) = self.look(1).and_then(|()| self.real(dir)) else { return Vec::new() };
+    pub fn list_names(&self, dir: &str) -> Vec<String> {
+        let Some(real) = self.charge_lookups(1).and_then(|()| self.real(dir)) else { return Vec::new() };
         let mut names = match &self.source {
-            Source::Memory(entries) => names_below(entries, &real),
-            Source::Disk { .. } => match self.ask(Question::Names(real.clone()), dir) {
-                Some(Reply::Names(names)) => names,
+            TreeSource::Memory(entries) => names_below(entries, &real),
+            TreeSource::Disk { .. } => match self.query_files(FileQuery::Names(real.clone()), dir) {
+                Some(FileReply::Names(names)) => names,
                 _ => return Vec::new(),
             },
         };
-        if self.look(names.len()).is_none() {
+        if self.charge_lookups(names.len()).is_none() {
             return Vec::new();
         }
-        names.sort_by_cached_key(|a| natural(a));
+        names.sort_by_cached_key(|a| natural_key(a));
         if self.record.is_some() {
-            // A name says something although nobody reads it: `/sys/module`, say.
+            // A name carries information even if the file is never read, as in `/sys/module`.
             for name in &names {
-                self.keep_name(&join(&real, name));
+                self.record_name(&join_path(&real, name));
             }
         }
         names
     }
 
     /// The texts of all files of a directory, by name; cheaper than one by one.
-    pub fn texts(&self, dir: &str) -> BTreeMap<String, String> {
-        let Some(real) = self.look(1).and_then(|()| self.real(dir)) else { return BTreeMap::new() };
+    pub fn read_texts(&self, dir: &str) -> BTreeMap<String, String> {
+        let Some(real) = self.charge_lookups(1).and_then(|()| self.real(dir)) else { return BTreeMap::new() };
         let files = match &self.source {
-            Source::Memory(entries) => names_below(entries, &real)
+            TreeSource::Memory(entries) => names_below(entries, &real)
                 .into_iter()
-                .filter_map(|name| match entries.get(&join(&real, &name)) {
-                    Some(Entry::File(bytes)) => Some((name, bytes[..bytes.len().min(MOST_PAGE as usize)].to_vec())),
+                .filter_map(|name| match entries.get(&join_path(&real, &name)) {
+                    Some(TreeEntry::File(bytes)) => {
+                        Some((name, bytes[..bytes.len().min(MAX_PAGE_BYTES as usize)].to_vec()))
+                    }
                     _ => None,
                 })
                 .collect(),
-            Source::Disk { .. } => match self.ask(Question::Files(real.clone()), dir) {
-                Some(Reply::Files(files)) => files,
+            TreeSource::Disk { .. } => match self.query_files(FileQuery::Files(real.clone()), dir) {
+                Some(FileReply::Files(files)) => files,
                 _ => return BTreeMap::new(),
             },
         };
-        if self.look(files.len()).is_none() {
+        if self.charge_lookups(files.len()).is_none() {
             return BTreeMap::new();
         }
         let mut texts = BTreeMap::new();
         for (name, bytes) in files {
-            if let Some(text) = printable(&bytes) {
+            if let Some(text) = printable_text(&bytes) {
                 texts.insert(name.clone(), text);
             }
-            self.keep(join(&real, &name), || Entry::File(bytes));
+            self.record_entry(join_path(&real, &name), || TreeEntry::File(bytes));
         }
         texts
     }
 
-    /// Where a symbolic link points.
-    pub fn link(&self, path: &str) -> Option<String> {
-        self.look(1)?;
+    /// The target of a symbolic link.
+    pub fn read_link(&self, path: &str) -> Option<String> {
+        self.charge_lookups(1)?;
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let real = join(&self.real(dir)?, name);
+        let real = join_path(&self.real(dir)?, name);
         let target = self.raw_link(&real)?;
-        self.keep(real, || Entry::Link(target.clone()));
+        self.record_entry(real, || TreeEntry::Link(target.clone()));
         Some(target)
     }
 
-    /// The last part of what a symbolic link points to: `driver` and `device` are such.
+    /// The last component of a symbolic link's target, as used for `driver` and `device`.
     pub fn link_name(&self, path: &str) -> Option<String> {
-        let target = self.link(path)?;
+        let target = self.read_link(path)?;
         target.trim_end_matches('/').rsplit('/').next().filter(|n| !n.is_empty()).map(str::to_owned)
     }
 
-    /// The path behind all symbolic links, without the leading slash; none when it is not there.
+    /// The path with all symbolic links resolved, without the leading slash; `None` when it does not exist.
     pub fn real_path(&self, path: &str) -> Option<String> {
-        let real = self.resolve(path, &mut 0)?;
+        let real = self.resolve_links(path, &mut 0)?;
         self.exists(path).then_some(real)
     }
 
-    /// Whether something is there.
+    /// Whether a path exists.
     pub fn exists(&self, path: &str) -> bool {
-        let Some(real) = self.look(1).and_then(|()| self.real(path)) else { return false };
+        let Some(real) = self.charge_lookups(1).and_then(|()| self.real(path)) else { return false };
         let there = match &self.source {
-            Source::Memory(entries) => {
-                entries.contains_key(&real) || below(entries, &real).next().is_some() || real.is_empty()
+            TreeSource::Memory(entries) => {
+                entries.contains_key(&real) || paths_below(entries, &real).next().is_some() || real.is_empty()
             }
-            Source::Disk { .. } => matches!(self.ask(Question::Exists(real.clone()), path), Some(Reply::Exists)),
+            TreeSource::Disk { .. } => {
+                matches!(self.query_files(FileQuery::Exists(real.clone()), path), Some(FileReply::Exists))
+            }
         };
         if there {
-            self.keep_name(&real);
+            self.record_name(&real);
         }
         there
     }
 
-    fn ask(&self, question: Question, path: &str) -> Option<Reply> {
-        let Source::Disk { probe, .. } = &self.source else { return None };
-        let reply = lock(probe).ask(question);
+    fn query_files(&self, question: FileQuery, path: &str) -> Option<FileReply> {
+        let TreeSource::Disk { probe, .. } = &self.source else { return None };
+        let reply = lock(probe).run_query(question);
         let why = match reply {
             Ok(reply) => return Some(reply),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
             Err(e) if e.kind() == io::ErrorKind::TimedOut => e.to_string(),
-            // Not there, EINVAL of an empty GID slot, EOPNOTSUPP of a speed nobody knows: nothing to be read.
+            // ENOENT, EINVAL of an empty GID entry, EOPNOTSUPP of an unknown speed: there is nothing to read.
             Err(_) => return None,
         };
         let path = path.trim_start_matches('/');
-        lock(&self.left_out).insert(format!("/{path}"), why);
+        lock(&self.unread_files).insert(format!("/{path}"), why);
         None
     }
 
-    fn keep(&self, real: String, entry: impl FnOnce() -> Entry) {
+    fn record_entry(&self, real: String, entry: impl FnOnce() -> TreeEntry) {
         if let Some(record) = &self.record
             && !real.is_empty()
         {
@@ -284,46 +288,46 @@ impl Tree {
         }
     }
 
-    /// Records that something is there; an empty file stands for a directory, a device or what nobody read.
-    fn keep_name(&self, real: &str) {
+    /// Records that a path exists. An empty file stands for a directory, a device or a file that was not read.
+    fn record_name(&self, real: &str) {
         let Some(record) = &self.record else { return };
         if real.is_empty() || lock(record).contains_key(real) {
             return;
         }
-        let entry = self.raw_link(real).map_or(Entry::File(Vec::new()), Entry::Link);
+        let entry = self.raw_link(real).map_or(TreeEntry::File(Vec::new()), TreeEntry::Link);
         lock(record).insert(real.to_owned(), entry);
     }
 
     fn raw_link(&self, real: &str) -> Option<String> {
         match &self.source {
-            Source::Memory(entries) => match entries.get(real)? {
-                Entry::Link(target) => Some(target.clone()),
-                Entry::File(_) => None,
+            TreeSource::Memory(entries) => match entries.get(real)? {
+                TreeEntry::Link(target) => Some(target.clone()),
+                TreeEntry::File(_) => None,
             },
-            // Not logged: most paths are no links, and that is EINVAL.
-            Source::Disk { probe, .. } => match lock(probe).ask(Question::Link(real.to_owned())) {
-                Ok(Reply::Link(target)) => Some(target),
+            // Not reported: most paths are no links, and readlink then returns EINVAL.
+            TreeSource::Disk { probe, .. } => match lock(probe).run_query(FileQuery::Link(real.to_owned())) {
+                Ok(FileReply::Link(target)) => Some(target),
                 _ => None,
             },
         }
     }
 
-    /// The path with every symbolic link of it followed inside the root; `..` at the root stays there.
+    /// The path with every symbolic link resolved inside the root; `..` at the root stays there.
     fn real(&self, path: &str) -> Option<String> {
         if self.is_live() && self.record.is_none() {
-            // The kernel does it, and quicker.
+            // The kernel resolves links faster.
             return Some(path.trim_matches('/').to_owned());
         }
-        if let Some(known) = lock(&self.real).get(path) {
+        if let Some(known) = lock(&self.resolve_cached).get(path) {
             return known.clone();
         }
         let mut links = 0;
-        let found = self.resolve(path, &mut links);
-        lock(&self.real).insert(path.to_owned(), found.clone());
+        let found = self.resolve_links(path, &mut links);
+        lock(&self.resolve_cached).insert(path.to_owned(), found.clone());
         found
     }
 
-    fn resolve(&self, path: &str, links: &mut usize) -> Option<String> {
+    fn resolve_links(&self, path: &str, links: &mut usize) -> Option<String> {
         let mut real = String::new();
         let mut rest: Vec<String> = path.split('/').rev().map(str::to_owned).collect();
         while let Some(part) = rest.pop() {
@@ -335,27 +339,27 @@ impl Tree {
                 }
                 _ => {}
             }
-            let here = join(&real, &part);
-            if here.len() > MOST_PATH {
+            let here = join_path(&real, &part);
+            if here.len() > MAX_PATH {
                 return None;
             }
-            let known = lock(&self.real).get(&here).cloned();
+            let known = lock(&self.resolve_cached).get(&here).cloned();
             let target = match known {
-                // Resolved before, and the same: no link.
+                // Resolved before, to itself: no link.
                 Some(Some(same)) if same == here => None,
                 _ => self.raw_link(&here),
             };
             match target {
                 None => {
-                    lock(&self.real).insert(here.clone(), Some(here.clone()));
+                    lock(&self.resolve_cached).insert(here.clone(), Some(here.clone()));
                     real = here;
                 }
                 Some(target) => {
                     *links += 1;
-                    if *links > MOST_LINKS || target.len() + real.len() > MOST_PATH {
+                    if *links > MAX_LINKS || target.len() + real.len() > MAX_PATH {
                         return None;
                     }
-                    self.keep(here, || Entry::Link(target.clone()));
+                    self.record_entry(here, || TreeEntry::Link(target.clone()));
                     if target.starts_with('/') {
                         real.clear();
                     }
@@ -367,7 +371,7 @@ impl Tree {
     }
 }
 
-/// A number as the kernel writes them.
+/// A number in the kernel's notation.
 pub(crate) fn parse_number(text: &str) -> Option<i64> {
     let word = text.split_whitespace().next()?;
     match word.strip_prefix("0x") {
@@ -376,38 +380,38 @@ pub(crate) fn parse_number(text: &str) -> Option<i64> {
     }
 }
 
-fn printable(bytes: &[u8]) -> Option<String> {
+fn printable_text(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
     if text.is_empty() {
         return None;
     }
-    // A terminal must not be steered by what a file holds.
+    // A file's content must not control the terminal.
     let shown = |c: char| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c };
     Some(text.chars().map(shown).collect())
 }
 
-fn join(dir: &str, name: &str) -> String {
+fn join_path(dir: &str, name: &str) -> String {
     let (dir, name) = (dir.trim_matches('/'), name.trim_matches('/'));
     if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") }
 }
 
-fn below<'a>(entries: &'a BTreeMap<String, Entry>, dir: &str) -> impl Iterator<Item = &'a str> {
+fn paths_below<'a>(entries: &'a BTreeMap<String, TreeEntry>, dir: &str) -> impl Iterator<Item = &'a str> {
     let start = if dir.is_empty() { String::new() } else { format!("{dir}/") };
     let skip = start.len();
     let mut range = entries.range(start.clone()..);
     std::iter::from_fn(move || range.next().filter(|(path, _)| path.starts_with(&start)).map(|(path, _)| &path[skip..]))
 }
 
-fn names_below(entries: &BTreeMap<String, Entry>, dir: &str) -> Vec<String> {
+fn names_below(entries: &BTreeMap<String, TreeEntry>, dir: &str) -> Vec<String> {
     let start = if dir.is_empty() { String::new() } else { format!("{dir}/") };
     let mut names: Vec<String> = Vec::new();
     let mut from = start.clone();
-    while names.len() < MOST_NAMES
+    while names.len() < MAX_NAMES
         && let Some((path, _)) = entries.range(from..).next().filter(|(path, _)| path.starts_with(&start))
     {
         let rest = &path[start.len()..];
-        // What lies below a name is passed over: '0' comes after '/'.
+        // Skips everything below a name: '0' follows '/'.
         let (name, after) = match rest.split_once('/') {
             Some((name, _)) => (name, '0'),
             None => (rest, '\0'),
@@ -415,14 +419,14 @@ fn names_below(entries: &BTreeMap<String, Entry>, dir: &str) -> Vec<String> {
         names.push(name.to_owned());
         from = format!("{start}{name}{after}");
     }
-    // A file and something below it, which no real tree has.
+    // Duplicates arise from a file with entries below it, which no real tree has.
     names.sort_unstable();
     names.dedup();
     names
 }
 
-/// Names in the order of the numbers in them: `mlx5_2` before `mlx5_10`.
-pub(crate) fn natural(name: &str) -> Vec<(String, u64)> {
+/// Sort key that orders the numbers in names: `mlx5_2` before `mlx5_10`.
+pub(crate) fn natural_key(name: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let (mut word, mut digits) = (String::new(), String::new());
     for c in name.chars() {
@@ -440,7 +444,7 @@ pub(crate) fn natural(name: &str) -> Vec<(String, u64)> {
     parts
 }
 
-/// A panic while a lock is held leaves nothing half done here.
+/// A panic while a lock is held leaves no partial state here.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -449,10 +453,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn entries(list: &[(&str, &str)]) -> BTreeMap<String, Entry> {
+    fn entries(list: &[(&str, &str)]) -> BTreeMap<String, TreeEntry> {
         let entry = |text: &str| match text.strip_prefix("-> ") {
-            Some(target) => Entry::Link(target.to_owned()),
-            None => Entry::File(text.as_bytes().to_vec()),
+            Some(target) => TreeEntry::Link(target.to_owned()),
+            None => TreeEntry::File(text.as_bytes().to_vec()),
         };
         list.iter().map(|(path, text)| ((*path).to_owned(), entry(text))).collect()
     }
@@ -471,39 +475,39 @@ mod tests {
         ("n/x9", "b"),
     ];
 
-    fn check(tree: &Tree) {
-        assert_eq!(tree.text("/sys/class/net/ib0/mtu").as_deref(), Some("2044"));
-        assert_eq!(tree.number("sys/class/net/ib0/device/vendor"), Some(0x15b3));
+    fn check(tree: &HostTree) {
+        assert_eq!(tree.read_text("/sys/class/net/ib0/mtu").as_deref(), Some("2044"));
+        assert_eq!(tree.read_number("sys/class/net/ib0/device/vendor"), Some(0x15b3));
         assert_eq!(tree.link_name("sys/class/net/ib0/device/driver").as_deref(), Some("mlx5_core"));
-        assert_eq!(tree.number("etc/abs"), Some(2044));
-        assert_eq!(tree.number("etc/out"), Some(2044), "links stay below the root");
-        assert_eq!(tree.text("etc/loop"), None);
-        assert_eq!(tree.text("etc/empty"), None);
-        assert_eq!(tree.text("etc/empty/below"), None);
-        assert_eq!(tree.names("n"), ["x9", "x10"]);
-        assert_eq!(tree.names("sys/class/net"), ["ib0"]);
-        assert_eq!(tree.texts("n").len(), 2);
+        assert_eq!(tree.read_number("etc/abs"), Some(2044));
+        assert_eq!(tree.read_number("etc/out"), Some(2044), "links stay below the root");
+        assert_eq!(tree.read_text("etc/loop"), None);
+        assert_eq!(tree.read_text("etc/empty"), None);
+        assert_eq!(tree.read_text("etc/empty/below"), None);
+        assert_eq!(tree.list_names("n"), ["x9", "x10"]);
+        assert_eq!(tree.list_names("sys/class/net"), ["ib0"]);
+        assert_eq!(tree.read_texts("n").len(), 2);
         assert!(tree.exists("sys/class/net/ib0/device") && !tree.exists("sys/class/net/ib1"));
         assert_eq!(tree.real_path("sys/class/net/ib0/device").as_deref(), Some("sys/devices/pci0"));
-        assert!(tree.names("nothing").is_empty() && tree.texts("nothing").is_empty());
+        assert!(tree.list_names("nothing").is_empty() && tree.read_texts("nothing").is_empty());
     }
 
     #[test]
     fn memory_and_folder_read_the_same_and_a_record_gives_it_back() {
-        check(&Tree::memory(entries(LIST)));
+        check(&HostTree::from_memory(entries(LIST)));
         let dir = tempfile::tempdir().unwrap();
         for (path, entry) in entries(LIST) {
             let path = dir.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             match entry {
-                Entry::File(bytes) => std::fs::write(path, bytes).unwrap(),
-                Entry::Link(target) => std::os::unix::fs::symlink(target, path).unwrap(),
+                TreeEntry::File(bytes) => std::fs::write(path, bytes).unwrap(),
+                TreeEntry::Link(target) => std::os::unix::fs::symlink(target, path).unwrap(),
             }
         }
-        check(&Tree::folder(dir.path()));
-        let recording = Tree::folder(dir.path()).recording();
+        check(&HostTree::from_folder(dir.path()));
+        let recording = HostTree::from_folder(dir.path()).with_recording();
         check(&recording);
-        check(&Tree::memory(recording.recorded()));
+        check(&HostTree::from_memory(recording.recorded_entries()));
     }
 
     #[test]
@@ -513,27 +517,27 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         std::fs::write(dir.path().join("huge"), vec![b'x'; 2 << 20]).unwrap();
         std::fs::write(dir.path().join("odd"), b"a\xff\x1b[31mb").unwrap();
-        let tree = Tree::folder(dir.path());
-        assert_eq!(tree.text("fifo"), None);
-        assert_eq!(tree.text("huge").map(|t| t.len() as u64), Some(MOST_BYTES));
-        assert_eq!(tree.text("odd").as_deref(), Some("a\u{fffd}\u{fffd}[31mb"));
+        let tree = HostTree::from_folder(dir.path());
+        assert_eq!(tree.read_text("fifo"), None);
+        assert_eq!(tree.read_text("huge").map(|t| t.len() as u64), Some(MAX_FILE_BYTES));
+        assert_eq!(tree.read_text("odd").as_deref(), Some("a\u{fffd}\u{fffd}[31mb"));
         std::os::unix::fs::symlink("/proc/self/cmdline", dir.path().join("elsewhere")).unwrap();
-        assert!(tree.texts("").len() == 2, "a link is not followed out of the folder");
+        assert!(tree.read_texts("").len() == 2, "a link is not followed out of the folder");
     }
 
     #[test]
     fn directories_without_an_end_get_one() {
         let loops = entries(&[("a/here", "-> ."), ("a/x", "1"), ("b/far", &format!("-> {}", "x/".repeat(1 << 20)))]);
-        let mut tree = Tree::memory(loops);
+        let mut tree = HostTree::from_memory(loops);
         tree.looks = AtomicUsize::new(100);
-        assert_eq!(tree.text("b/far"), None);
+        assert_eq!(tree.read_text("b/far"), None);
         let mut dir = "a".to_owned();
-        while tree.names(&dir).contains(&"here".to_owned()) {
+        while tree.list_names(&dir).contains(&"here".to_owned()) {
             dir.push_str("/here");
         }
         let left = tree.left_out();
         assert!(left.len() == 1 && left[0].why.contains("lead into each other"), "{left:?}");
-        assert!(tree.text("a/x").is_none() && tree.texts("a").is_empty() && !tree.exists("a"));
+        assert!(tree.read_text("a/x").is_none() && tree.read_texts("a").is_empty() && !tree.exists("a"));
     }
 
     #[test]

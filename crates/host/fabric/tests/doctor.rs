@@ -5,29 +5,30 @@ mod hosts;
 use hosts::{Card, Made, Net};
 use proptest::prelude::*;
 use spurline_fabric::{
-    Ask, Change, Entry, Finding, Host, IpoibMode, LinkLayer, Severity, SmAnswer, Tree, examine, finding,
+    DoctorOptions, HostChange, HostFacts, HostFinding, HostTree, IpoibMode, LinkLayer, Severity, SmAnswer, TreeEntry,
+    examine, finding,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-fn entries(made: &Made) -> BTreeMap<String, Entry> {
-    let files = made.files.iter().map(|(p, b)| (p.clone(), Entry::File(b.clone())));
-    files.chain(made.links.iter().map(|(p, t)| (p.clone(), Entry::Link(t.clone())))).collect()
+fn entries(made: &Made) -> BTreeMap<String, TreeEntry> {
+    let files = made.files.iter().map(|(p, b)| (p.clone(), TreeEntry::File(b.clone())));
+    files.chain(made.links.iter().map(|(p, t)| (p.clone(), TreeEntry::Link(t.clone())))).collect()
 }
 
-fn found(made: &Made) -> Vec<Finding> {
-    asked(made, &Ask::default())
+fn found(made: &Made) -> Vec<HostFinding> {
+    asked(made, &DoctorOptions::default())
 }
 
-fn asked(made: &Made, ask: &Ask) -> Vec<Finding> {
-    examine(&Tree::memory(entries(made)), ask)
+fn asked(made: &Made, ask: &DoctorOptions) -> Vec<HostFinding> {
+    examine(&HostTree::from_memory(entries(made)), ask)
 }
 
-fn ids(found: &[Finding], severity: Severity) -> BTreeSet<&str> {
+fn ids(found: &[HostFinding], severity: Severity) -> BTreeSet<&str> {
     found.iter().filter(|f| f.severity == severity).map(|f| f.id).collect()
 }
 
 /// The finding with that id about that subject.
-fn one<'a>(found: &'a [Finding], id: &str, subject: &str) -> &'a Finding {
+fn one<'a>(found: &'a [HostFinding], id: &str, subject: &str) -> &'a HostFinding {
     let all: Vec<String> = found.iter().map(|f| format!("{} {}", f.id, f.subject)).collect();
     found
         .iter()
@@ -35,11 +36,11 @@ fn one<'a>(found: &'a [Finding], id: &str, subject: &str) -> &'a Finding {
         .unwrap_or_else(|| panic!("{id} {subject}: {all:?}"))
 }
 
-fn for_rdma(names: &[&str]) -> Ask {
-    Ask { for_rdma: names.iter().map(|n| (*n).to_owned()).collect(), ..Ask::default() }
+fn for_rdma(names: &[&str]) -> DoctorOptions {
+    DoctorOptions { for_rdma: names.iter().map(|n| (*n).to_owned()).collect(), ..DoctorOptions::default() }
 }
 
-/// The one file whose path ends so.
+/// The one file whose path has this suffix.
 fn file(made: &Made, end: &str) -> String {
     made.files.keys().find(|p| p.ends_with(end)).unwrap().clone()
 }
@@ -85,14 +86,14 @@ fn a_port_that_polls_and_a_fabric_without_a_manager() {
 
 #[test]
 fn a_subnet_manager_that_is_gone() {
-    let answers = |answer: SmAnswer| Ask {
+    let answers = |answer: SmAnswer| DoctorOptions {
         subnet_manager: BTreeMap::from([(("mlx5_ib0".to_owned(), 1), answer)]),
-        ..Ask::default()
+        ..DoctorOptions::default()
     };
     let made = hosts::cloud_ipoib();
     let gone = asked(&made, &answers(SmAnswer::Silent("timed out".into())));
     assert!(one(&gone, "SM-SILENT", "mlx5_ib0/1").evidence.contains("sm_lid is 0x1"));
-    let not_asked = asked(&made, &answers(SmAnswer::NotAsked("no libibumad.so.3".into())));
+    let not_asked = asked(&made, &answers(SmAnswer::QueryFailed("no libibumad.so.3".into())));
     assert!(one(&not_asked, "CHECK-LEFT-OUT", "subnet manager").evidence.contains("libibumad"));
     assert!(!asked(&made, &answers(SmAnswer::Alive)).iter().any(|f| f.id == "SM-SILENT"));
 }
@@ -101,7 +102,7 @@ fn a_subnet_manager_that_is_gone() {
 fn ipoib_modes_promise_only_what_the_card_can() {
     let old = found(&hosts::mt25208());
     let mode = one(&old, "IPOIB-MODE", "ib0");
-    let to = Change::Mode { interface: "ib0".into(), from: Some(IpoibMode::Datagram), to: IpoibMode::Connected };
+    let to = HostChange::Mode { interface: "ib0".into(), from: Some(IpoibMode::Datagram), to: IpoibMode::Connected };
     assert_eq!(mode.changes[0], to);
     assert!(mode.remedy.starts_with("echo connected > /sys/class/net/ib0/mode && ip link set ib0 mtu 65520"));
     let cloud = found(&hosts::cloud_ipoib());
@@ -142,7 +143,8 @@ fn link_rate_width_layer_and_counters() {
     one(&found, "RETRANSMISSIONS", "mlx5_0/1");
     one(&found, "CONGESTION", "mlx5_bond_0/1");
     one(&found, "FIRMWARE-MIXED", "mlx5_5");
-    let meant = asked(&hosts::roce_jumbo(), &Ask { expect: Some(LinkLayer::InfiniBand), ..Ask::default() });
+    let meant =
+        asked(&hosts::roce_jumbo(), &DoctorOptions { expect: Some(LinkLayer::InfiniBand), ..DoctorOptions::default() });
     assert_eq!(one(&meant, "LINK-LAYER", "mlx5_0/1").severity, Severity::Error);
     assert!(
         one(&meant, "LINK-LAYER", "mlx5_0/1").remedy.contains("LINK_TYPE_P1=2")
@@ -297,10 +299,10 @@ fn limits_and_placement() {
     made.files.insert(format!("{real}/config"), config);
     assert!(one(&self::found(&made), "CHECK-LEFT-OUT", "relaxed ordering").remedy.contains("root"));
     // What a unit or a command line holds besides is not collected.
-    let tree = Tree::memory(entries(&made)).recording();
-    let kept = spurline_fabric::collect(&tree, |tree| drop(examine(tree, &Ask::default())));
+    let tree = HostTree::from_memory(entries(&made)).with_recording();
+    let kept = spurline_fabric::collect_facts(&tree, |tree| drop(examine(tree, &DoctorOptions::default())));
     let unit = &kept["etc/systemd/system/slurmd.service"];
-    assert!(matches!(unit, Entry::File(text) if !String::from_utf8_lossy(text).contains("secret")), "{unit:?}");
+    assert!(matches!(unit, TreeEntry::File(text) if !String::from_utf8_lossy(text).contains("secret")), "{unit:?}");
 }
 
 #[test]
@@ -309,7 +311,10 @@ fn two_ends_compared() {
     peer.put("proc/sys/kernel/hostname", "roce-02").addresses(&[("ens1f0np0", "192.168.10.12", 24)]);
     let mtu = file(&peer, "ens1f0np0/mtu");
     peer.put(&mtu, "1500");
-    let with = |made: &Made| Ask { peer: Some(Host::read(&Tree::memory(entries(made)))), ..Ask::default() };
+    let with = |made: &Made| DoctorOptions {
+        peer: Some(HostFacts::read_from(&HostTree::from_memory(entries(made)))),
+        ..DoctorOptions::default()
+    };
     let here = hosts::roce_jumbo();
     let differ = asked(&here, &with(&peer));
     let mtu = one(&differ, "PEER-MTU", "ens1f0np0");
@@ -342,7 +347,7 @@ fn pages_and_json() {
         assert!(page.starts_with(&format!("# {id}: ")), "{id}");
         assert!(page.contains("## Seen in") && page.contains("## What to do") && page.len() > 200, "{id}");
     }
-    assert!(finding::page("ipoib-mode").is_some() && finding::page("x").is_none());
+    assert!(finding::page_of("ipoib-mode").is_some() && finding::page_of("x").is_none());
     let json = serde_json::to_value(&found(&hosts::no_sm())[0]).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
     assert_eq!(keys, ["doc", "evidence", "id", "remedy", "severity", "subject"]);
@@ -351,7 +356,7 @@ fn pages_and_json() {
 
 #[test]
 fn every_id_is_raised_somewhere() {
-    // Sources, so that an id nobody raises any more is found with its page.
+    // Searches the sources for ids that are no longer used but still have a page.
     let src = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut text = std::fs::read_to_string(src.join("doctor.rs")).unwrap();
     for file in std::fs::read_dir(src.join("check")).unwrap() {
@@ -375,20 +380,20 @@ proptest! {
             let Some(path) = broken.keys().nth(at as usize % broken.len().max(1)).cloned() else { continue };
             let entry = match how {
                 0 => { broken.remove(&path); continue }
-                1 => Entry::File(Vec::new()),
-                2 => Entry::File(junk),
-                3 => Entry::Link(path.clone()),
-                4 => Entry::Link(String::from_utf8_lossy(&junk).into_owned()),
-                5 => Entry::File(b"99999999999999999999999999 Gb/sec (99999999999X ZDR)".to_vec()),
-                _ => Entry::File(b"-1".to_vec()),
+                1 => TreeEntry::File(Vec::new()),
+                2 => TreeEntry::File(junk),
+                3 => TreeEntry::Link(path.clone()),
+                4 => TreeEntry::Link(String::from_utf8_lossy(&junk).into_owned()),
+                5 => TreeEntry::File(b"99999999999999999999999999 Gb/sec (99999999999X ZDR)".to_vec()),
+                _ => TreeEntry::File(b"-1".to_vec()),
             };
             broken.insert(path, entry);
         }
-        let peer = Host::read(&Tree::memory(broken.clone()));
+        let peer = HostFacts::read_from(&HostTree::from_memory(broken.clone()));
         let names = peer.interfaces.iter().map(|i| i.name.clone()).take(2).collect();
-        let ask = Ask { for_rdma: names, peer: Some(peer), ..Ask::default() };
-        for f in examine(&Tree::memory(broken), &ask) {
-            prop_assert!(finding::page(f.id).is_some() && !f.evidence.is_empty());
+        let ask = DoctorOptions { for_rdma: names, peer: Some(peer), ..DoctorOptions::default() };
+        for f in examine(&HostTree::from_memory(broken), &ask) {
+            prop_assert!(finding::page_of(f.id).is_some() && !f.evidence.is_empty());
         }
     }
 }

@@ -4,20 +4,20 @@ mod hosts;
 
 use hosts::Made;
 use proptest::prelude::*;
-use spurline_fabric::{Entry, GidType, Host, LinkLayer, PhysState, PortState, Tree};
+use spurline_fabric::{GidType, HostFacts, HostTree, LinkLayer, PhysState, PortState, TreeEntry};
 use std::collections::BTreeMap;
 
-fn entries(made: &Made) -> BTreeMap<String, Entry> {
-    let files = made.files.iter().map(|(p, b)| (p.clone(), Entry::File(b.clone())));
-    files.chain(made.links.iter().map(|(p, t)| (p.clone(), Entry::Link(t.clone())))).collect()
+fn entries(made: &Made) -> BTreeMap<String, TreeEntry> {
+    let files = made.files.iter().map(|(p, b)| (p.clone(), TreeEntry::File(b.clone())));
+    files.chain(made.links.iter().map(|(p, t)| (p.clone(), TreeEntry::Link(t.clone())))).collect()
 }
 
-fn read(made: &Made) -> Host {
-    Host::read(&Tree::memory(entries(made)))
+fn read(made: &Made) -> HostFacts {
+    HostFacts::read_from(&HostTree::from_memory(entries(made)))
 }
 
 /// Device, port, link layer, first interface.
-fn ports(host: &Host) -> Vec<(String, u32, LinkLayer, Option<String>)> {
+fn ports(host: &HostFacts) -> Vec<(String, u32, LinkLayer, Option<String>)> {
     let all = host.devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p)));
     all.map(|(d, p)| (d.name.clone(), p.number, p.link_layer, p.netdevs.first().cloned())).collect()
 }
@@ -31,15 +31,15 @@ fn a_node_with_four_rails_and_two_bonds() {
     let bonds: Vec<_> = found.iter().filter(|p| p.2 == LinkLayer::Ethernet).filter_map(|p| p.3.as_deref()).collect();
     assert_eq!(bonds, ["bond0", "bond1"]);
     let pci = host.devices[0].pci.as_ref().unwrap();
-    assert_eq!((pci.model, pci.numa_node, pci.width), (Some("ConnectX-7 MT2910"), Some(0), Some(16)));
+    assert_eq!((pci.known_model, pci.numa_node, pci.width), (Some("ConnectX-7 MT2910"), Some(0), Some(16)));
     let bond = host.interface("bond0").unwrap();
     assert_eq!(bond.bond_mode.as_deref(), Some("802.3ad"));
-    let members: Vec<_> = host.physical(bond).iter().map(|i| i.name.as_str()).collect();
+    let members: Vec<_> = host.physical_interfaces(bond).iter().map(|i| i.name.as_str()).collect();
     assert_eq!(members.len(), 2, "{members:?}");
     assert_eq!(host.ports_of(bond)[0].0.name, "mlx5_bond_0");
     let gids = &host.devices.iter().find(|d| d.name == "mlx5_bond_0").unwrap().ports[0].gids;
     assert_eq!(gids.iter().map(|g| g.kind).collect::<Vec<_>>()[2..], [GidType::RoceV1, GidType::RoceV2]);
-    assert_eq!(gids[3].ip().to_string(), "10.20.0.1");
+    assert_eq!(gids[3].ip_address().to_string(), "10.20.0.1");
     assert!(gids[3].is_routable() && !gids[1].is_routable());
 }
 
@@ -70,31 +70,31 @@ fn a_folder_an_archive_and_memory_read_the_same() {
         let host = read(&made);
         let dir = tempfile::tempdir().unwrap();
         made.write_to(dir.path());
-        assert_eq!(Host::read(&Tree::folder(dir.path())), host, "{name}");
-        let tree = Tree::folder(dir.path()).recording();
-        let collected = spurline_fabric::collect(&tree, |tree| drop(Host::read(tree)));
+        assert_eq!(HostFacts::read_from(&HostTree::from_folder(dir.path())), host, "{name}");
+        let tree = HostTree::from_folder(dir.path()).with_recording();
+        let collected = spurline_fabric::collect_facts(&tree, |tree| drop(HostFacts::read_from(tree)));
         let mut packed = Vec::new();
-        spurline_fabric::archive::write(&collected, &mut packed).unwrap();
-        let unpacked = spurline_fabric::archive::read(packed.as_slice()).unwrap();
-        assert_eq!(Host::read(&Tree::memory(unpacked)), host, "{name}");
+        spurline_fabric::archive::write_archive(&collected, &mut packed).unwrap();
+        let unpacked = spurline_fabric::archive::read_archive(packed.as_slice()).unwrap();
+        assert_eq!(HostFacts::read_from(&HostTree::from_memory(unpacked)), host, "{name}");
     }
 }
 
 /// One thing that can be wrong with a file.
-fn spoil(entries: &mut BTreeMap<String, Entry>, at: usize, how: u8, junk: &[u8]) {
+fn spoil(entries: &mut BTreeMap<String, TreeEntry>, at: usize, how: u8, junk: &[u8]) {
     let Some(path) = entries.keys().nth(at % entries.len().max(1)).cloned() else { return };
     let entry = match how {
         0 => {
             entries.remove(&path);
             return;
         }
-        1 => Entry::File(Vec::new()),
-        2 => Entry::File(junk.to_vec()),
-        3 => Entry::Link(path.clone()),
-        4 => Entry::Link(String::from_utf8_lossy(junk).into_owned()),
-        5 => Entry::File(b"99999999999999999999999999".to_vec()),
-        6 => Entry::File(vec![b'7'; 3 << 20]),
-        _ => Entry::File(b"-1".to_vec()),
+        1 => TreeEntry::File(Vec::new()),
+        2 => TreeEntry::File(junk.to_vec()),
+        3 => TreeEntry::Link(path.clone()),
+        4 => TreeEntry::Link(String::from_utf8_lossy(junk).into_owned()),
+        5 => TreeEntry::File(b"99999999999999999999999999".to_vec()),
+        6 => TreeEntry::File(vec![b'7'; 3 << 20]),
+        _ => TreeEntry::File(b"-1".to_vec()),
     };
     entries.insert(path, entry);
 }
@@ -111,7 +111,7 @@ proptest! {
         for (at, how, junk) in spoils {
             spoil(&mut entries, at as usize, how, &junk);
         }
-        let host = Host::read(&Tree::memory(entries));
+        let host = HostFacts::read_from(&HostTree::from_memory(entries));
         serde_json::to_string(&host).unwrap();
         for interface in &host.interfaces {
             let _ = host.ports_of(interface);

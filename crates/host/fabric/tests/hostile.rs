@@ -1,14 +1,14 @@
-//! Folders made to do harm, on a real disk: whatever they hold, an examination ends and says what it saw.
+//! Hostile folders on a real disk: an examination ends, whatever they contain, and reports its findings.
 
 mod hosts;
 
 use proptest::prelude::*;
-use spurline_fabric::{Ask, Host, Tree, archive, collect, examine, finding};
+use spurline_fabric::{DoctorOptions, HostFacts, HostTree, archive, collect_facts, examine, finding};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// What somebody put where a file of the kernel belongs.
+/// Hostile replacements for files of the kernel.
 #[derive(Debug, Clone)]
 enum Harm {
     Gone,
@@ -97,19 +97,19 @@ proptest! {
         for (at, above, harm) in &strikes {
             strike(&root, files[at.index(files.len())], *above, harm);
         }
-        let tree = Tree::folder(&root).recording();
-        let peer = Host::read(&Tree::folder(&root));
+        let tree = HostTree::from_folder(&root).with_recording();
+        let peer = HostFacts::read_from(&HostTree::from_folder(&root));
         serde_json::to_string(&peer).unwrap();
         let names = peer.interfaces.iter().map(|i| i.name.clone()).take(2).collect();
-        let ask = Ask { for_rdma: names, peer: Some(peer), ..Ask::default() };
+        let ask = DoctorOptions { for_rdma: names, peer: Some(peer), ..DoctorOptions::default() };
         let mut found = Vec::new();
-        let entries = collect(&tree, |tree| found = examine(tree, &ask));
+        let entries = collect_facts(&tree, |tree| found = examine(tree, &ask));
         // What was collected of it can be examined elsewhere.
         let mut packed = Vec::new();
-        archive::write(&entries, &mut packed).unwrap();
-        found.extend(examine(&Tree::memory(archive::read(packed.as_slice()).unwrap()), &ask));
+        archive::write_archive(&entries, &mut packed).unwrap();
+        found.extend(examine(&HostTree::from_memory(archive::read_archive(packed.as_slice()).unwrap()), &ask));
         for f in found {
-            prop_assert!(finding::page(f.id).is_some() && !f.evidence.is_empty() && !f.remedy.is_empty(), "{f:?}");
+            prop_assert!(finding::page_of(f.id).is_some() && !f.evidence.is_empty() && !f.remedy.is_empty(), "{f:?}");
         }
     }
 }

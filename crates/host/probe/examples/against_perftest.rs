@@ -6,15 +6,15 @@
 //! scripts/vm --seconds 600 target/release/examples/against_perftest rxe0 10.77.0.1
 //! ```
 //!
-//! A third word is the number of rounds (5), a fourth a part of the tools' names. Prints the median of each and the ratio; only ratios of one run mean
-//! anything on a machine that does other things too.
+//! The third argument is the number of rounds (5), the fourth a part of the tools' names. Prints the median of each and
+//! the ratio; on a busy machine only ratios of one run have a meaning.
 
-use spurline_probe::client::{Call, Session};
-use spurline_probe::drive::Limits;
+use spurline_probe::client::{ConnectConfig, ProbeSession};
+use spurline_probe::drive::RunLimits;
 use spurline_probe::judge;
 use spurline_probe::measure;
-use spurline_probe::message::{Op, Plan, Transport};
-use spurline_probe::server::{ServeConfig, Server};
+use spurline_probe::message::{ProbeOp, ProbePlan, ProbeTransport};
+use spurline_probe::server::{ProbeServer, ServeConfig};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
@@ -23,14 +23,14 @@ use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A tool of perftest and the operation that is to do the same.
+/// A tool of perftest and the equivalent operation.
 struct Case {
     tool: &'static str,
-    op: Op,
+    op: ProbeOp,
     size: u64,
     depth: u32,
     count: u64,
-    /// What fraction of the tool's bandwidth, or multiple of its latency, is wanted.
+    /// Required fraction of the tool's bandwidth, or multiple of its latency.
     wanted: f64,
 }
 
@@ -39,14 +39,14 @@ impl Case {
         self.tool.ends_with("_lat")
     }
 
-    /// Mean bandwidth in MiB/s, or typical latency in microseconds: of writes and sends one way.
+    /// Mean bandwidth in MiB/s, or typical one-way latency in microseconds.
     fn perftest(&self, device: &str, ip: IpAddr) -> Option<f64> {
         let (size, count) = (self.size.to_string(), self.count.to_string());
         let words = ["-d", device, "-F", "-s", &size, "-n", &count];
         let mut server =
             Command::new(self.tool).args(words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
         let mut out = None;
-        // It listens soon, and says nothing when it does.
+        // It listens soon, and prints nothing when it does.
         for _ in 0..50 {
             std::thread::sleep(Duration::from_millis(200));
             let one = Command::new(self.tool).args(words).arg(ip.to_string()).output().ok()?;
@@ -66,25 +66,25 @@ impl Case {
         row.get(if self.is_latency() { 4 } else { 3 })?.parse().ok()
     }
 
-    fn ours(&self, session: &mut Session) -> f64 {
-        let plan = Plan {
-            transport: Transport::Rdma,
+    fn ours(&self, session: &mut ProbeSession) -> f64 {
+        let plan = ProbePlan {
+            transport: ProbeTransport::Rdma,
             size: self.size,
             depth: self.depth,
             streams: vec![self.op],
-            ..Plan::default()
+            ..ProbePlan::default()
         };
-        let limits = Limits { time: LONG, ops: Some(self.count), patience: LONG, pause: Duration::ZERO };
-        let done = measure::run(session, &plan, &limits, &AtomicBool::new(false), &mut |_| {})
+        let limits = RunLimits { time: LONG, ops: Some(self.count), patience: LONG, pause: Duration::ZERO };
+        let done = measure::run_measurement(session, &plan, &limits, &AtomicBool::new(false), &mut |_| {})
             .unwrap_or_else(|e| panic!("{}: {}", self.tool, e.what));
         if let Some(error) = done.error {
             panic!("{}: {error}", self.tool);
         }
-        let rates = judge::rates(&done);
+        let rates = judge::byte_rates(&done);
         match (self.is_latency(), self.op) {
             (false, _) => (rates.read + rates.write) / f64::from(1 << 20),
-            // perftest halves a round trip, and leaves a read whole.
-            (true, Op::Fetch) => done.measured.times[0].1.quantile_us(0.5),
+            // perftest halves a round trip, but not a read.
+            (true, ProbeOp::Fetch) => done.measured.times[0].1.quantile_us(0.5),
             (true, _) => done.measured.times[0].1.quantile_us(0.5) / 2.0,
         }
     }
@@ -102,7 +102,7 @@ fn main() {
         std::process::exit(2);
     };
     let rounds = words.get(2).and_then(|n| n.parse().ok()).unwrap_or(5);
-    // The other end in a process of its own, as perftest's.
+    // The server runs in a process of its own, as perftest's does.
     if device == "--serve" {
         return serve();
     }
@@ -115,14 +115,14 @@ fn main() {
     let mut port = String::new();
     BufReader::new(other.stdout.take().expect("its output")).read_line(&mut port).expect("a port");
     let peer = SocketAddr::new(ip, port.trim().parse().expect("a port")).to_string();
-    let mut session = Session::connect(&Call { peer, from: vec![ip], timeout: LONG }).expect("a session");
+    let mut session = ProbeSession::connect(&ConnectConfig { peer, from: vec![ip], timeout: LONG }).expect("a session");
     measure_all(&mut session, device, ip, rounds, words.get(3).map(String::as_str));
     drop(session);
     let _ = other.kill();
     let _ = other.wait();
 }
 
-/// Tells its port, and serves until its input ends.
+/// Prints its port, and serves until its input ends.
 fn serve() {
     let config = ServeConfig {
         addresses: Vec::new(),
@@ -130,24 +130,24 @@ fn serve() {
         patience: LONG,
         max_connections: 100,
         facts: None,
-        tell: Box::new(drop),
+        on_event: Box::new(drop),
     };
-    let server = Server::start(config).expect("a server");
+    let server = ProbeServer::start(config).expect("a server");
     println!("{}", server.addresses()[0].port());
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-fn measure_all(session: &mut Session, device: &str, ip: IpAddr, rounds: usize, only: Option<&str>) {
+fn measure_all(session: &mut ProbeSession, device: &str, ip: IpAddr, rounds: usize, only: Option<&str>) {
     let (large, small) = (1 << 20, 64);
     let case = |tool, op, size, depth, count, wanted| Case { tool, op, size, depth, count, wanted };
     let cases = [
-        case("ib_write_bw", Op::Write, large, 16, 150, 0.95),
-        case("ib_read_bw", Op::Fetch, large, 16, 150, 0.95),
-        case("ib_send_bw", Op::Send, large, 16, 150, 0.95),
-        case("ib_write_bw", Op::Read, large, 16, 150, 0.9),
-        case("ib_write_lat", Op::PingPong, small, 1, 3000, 1.1),
-        case("ib_read_lat", Op::Fetch, small, 1, 3000, 1.1),
-        case("ib_send_lat", Op::Echo, small, 1, 3000, 1.1),
+        case("ib_write_bw", ProbeOp::Write, large, 16, 150, 0.95),
+        case("ib_read_bw", ProbeOp::Fetch, large, 16, 150, 0.95),
+        case("ib_send_bw", ProbeOp::Send, large, 16, 150, 0.95),
+        case("ib_write_bw", ProbeOp::Read, large, 16, 150, 0.9),
+        case("ib_write_lat", ProbeOp::PingPong, small, 1, 3000, 1.1),
+        case("ib_read_lat", ProbeOp::Fetch, small, 1, 3000, 1.1),
+        case("ib_send_lat", ProbeOp::Echo, small, 1, 3000, 1.1),
     ];
     println!("{:<13} {:>10} {:>10} {:>10} {:>7} {:>7}", "perftest", "operation", "perftest", "net", "ratio", "wanted");
     for case in cases.into_iter().filter(|case| only.is_none_or(|only| case.tool.contains(only))) {

@@ -1,39 +1,42 @@
-//! The near end: calls a server, opens measurements and fetches their reports. Every failure says what is wrong and
-//! what to do. It judges nothing.
+//! The client: connects to a probe server, opens measurements and fetches their reports. Every failure carries a
+//! remedy. It judges no result.
 
 use crate::frame::{self, Frame, MAX_BODY, MAX_FACTS, REFUSED, VERSION};
-use crate::lane::Lane;
-use crate::message::{self, Attach, Hello, Open, Opened, Plan, RailTold, Report, Transport, Welcome, kind};
-use crate::rdma::RdmaLane;
-use crate::tcp::TcpLane;
+use crate::message::{
+    self, AttachRequest, ClientHello, InterfaceRecord, OpenReply, OpenRequest, ProbePlan, ProbeTransport, ServerReport,
+    ServerWelcome, kind,
+};
+use crate::rdma::RdmaProbeStream;
+use crate::stream::ProbeStream;
+use crate::tcp::TcpProbeStream;
 use crate::{DEFAULT_PORT, host_name};
-use spurline_net_tcp::{SocketOptions, connect_socket, resolve};
+use spurline_net_tcp::{SocketOptions, connect_socket, resolve_peer};
 use spurline_types::Fault;
 use spurline_types::{Error, ErrorKind, Result};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// What should listen at the other end.
+/// The server's command.
 const SERVER: &str = "`spurline net serve`";
-/// How to have it listen.
+/// The remedy when no server listens.
 const START: &str = "start it on the other host: spurline net serve";
 
-/// Whom to call, and how.
+/// The server to connect to, and how.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub struct ConnectConfig {
     /// `host:port`, brackets around IPv6.
     pub peer: String,
-    /// Addresses of this host to call from; empty: the kernel chooses.
+    /// Local addresses to connect from; empty: the kernel chooses.
     pub from: Vec<IpAddr>,
-    /// Every step of the conversation has to be done by then.
+    /// Upper limit of every step.
     pub timeout: Duration,
 }
 
 /// `HOST` or `HOST:PORT` as `host:port`: a name, an IPv4 address, an IPv6 address with or without brackets and scope.
 ///
 /// # Errors
-/// A usage fault when it is none of these.
-pub fn peer(words: &str) -> std::result::Result<String, Fault> {
+/// A usage fault for any other text.
+pub fn parse_peer(words: &str) -> std::result::Result<String, Fault> {
     let wrong = || {
         let what = format!("'{words}' is no host");
         Fault::usage(
@@ -49,7 +52,7 @@ pub fn peer(words: &str) -> std::result::Result<String, Fault> {
         return if clean(host) && host.contains(':') { Ok(format!("[{host}]:{number}")) } else { Err(wrong()) };
     }
     let (host, number) = match words.rsplit_once(':') {
-        // More than one colon: an IPv6 address alone.
+        // More than one colon: an IPv6 address without a port.
         Some((host, _)) if host.contains(':') => (format!("[{words}]"), DEFAULT_PORT),
         Some((host, number)) => (host.to_owned(), port(number)?),
         None => (words.to_owned(), DEFAULT_PORT),
@@ -57,29 +60,28 @@ pub fn peer(words: &str) -> std::result::Result<String, Fault> {
     if clean(host.trim_matches(['[', ']'])) { Ok(format!("{host}:{number}")) } else { Err(wrong()) }
 }
 
-/// A conversation with a server.
+/// A control connection to a server.
 #[derive(Debug)]
-pub struct Session {
+pub struct ProbeSession {
     control: TcpStream,
     peer: String,
     local: SocketAddr,
     remote: SocketAddr,
     timeout: Duration,
-    /// Who answered.
-    pub welcome: Welcome,
+    /// The server's hello.
+    pub welcome: ServerWelcome,
     /// How long connecting took.
     pub connect_time: Duration,
 }
 
-impl Session {
-    /// Calls and greets; the first address that answers counts.
+impl ProbeSession {
+    /// Connects and exchanges hellos; uses the first address that answers.
     ///
     /// # Errors
-    /// A fault that tells apart: no such name, nobody there, nobody listens, somebody else listens, another version,
-    /// a server that refuses.
-    pub fn connect(call: &Call) -> std::result::Result<Session, Fault> {
+    /// Separate faults for: unknown name, host down, no listener, another program, another version, and a refusal.
+    pub fn connect(call: &ConnectConfig) -> std::result::Result<ProbeSession, Fault> {
         let deadline = Instant::now() + call.timeout;
-        let addresses = resolve(&call.peer, deadline).map_err(Fault::from)?;
+        let addresses = resolve_peer(&call.peer, deadline).map_err(Fault::from)?;
         let mut last = None;
         for remote in addresses {
             let from = call.from.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4()).copied();
@@ -91,25 +93,25 @@ impl Session {
             }
             let start = Instant::now();
             match connect_socket(remote, from, &SocketOptions::default(), deadline, SERVER) {
-                // A port that answers is the one meant: no other address is tried behind its back.
-                Ok(socket) => return greet(call, TcpStream::from(socket), start.elapsed()),
-                Err(e) => last = Some(unreachable(&e)),
+                // The first open port decides: no further address is tried silently.
+                Ok(socket) => return exchange_hello(call, TcpStream::from(socket), start.elapsed()),
+                Err(e) => last = Some(unreachable_fault(&e)),
             }
         }
         Err(last.unwrap_or_else(|| Fault::missing(format!("{} has no address", call.peer), "")))
     }
 
-    /// This end's address.
+    /// The local address.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// The other end's address.
+    /// The server's address.
     pub fn remote(&self) -> SocketAddr {
         self.remote
     }
 
-    /// The other end as it was named.
+    /// The server as the user named it.
     pub fn peer(&self) -> &str {
         &self.peer
     }
@@ -117,28 +119,33 @@ impl Session {
     /// Opens a measurement and all its streams.
     ///
     /// # Errors
-    /// When the server refuses, or a stream can't be connected.
-    pub fn open(&mut self, plan: &Plan) -> std::result::Result<Vec<Box<dyn Lane>>, Fault> {
-        plan.check().map_err(Fault::from)?;
+    /// When the server refuses, or a stream can't connect.
+    pub fn open_streams(&mut self, plan: &ProbePlan) -> std::result::Result<Vec<Box<dyn ProbeStream>>, Fault> {
+        plan.check_bounds().map_err(Fault::from)?;
         if !self.welcome.transports.contains(&plan.transport) {
             let why = &self.welcome.without_rdma;
             let what = format!("{} does not measure over {}: {why}", self.peer, plan.transport.name());
-            let remedy = "call an address of an RDMA device there (spurline net list), or measure with --transport tcp";
+            let remedy = "use an address of an RDMA device there (spurline net list), or measure with --transport tcp";
             return Err(Fault::missing(what, remedy));
         }
-        let open = Open { plan: plan.clone(), offer: Vec::new() };
-        let frame = self.ask(kind::OPEN, &message::encode(&open), kind::OPENED, MAX_BODY)?;
-        let opened: Opened = message::decode(&frame.body).map_err(|e| self.broken(&e))?;
+        let open = OpenRequest { plan: plan.clone(), offer: Vec::new() };
+        let frame = self.request_frame(kind::OPEN, &message::encode_message(&open), kind::OPENED, MAX_BODY)?;
+        let opened: OpenReply = message::decode_message(&frame.body).map_err(|e| self.session_fault(&e))?;
         match plan.transport {
-            Transport::Tcp => (0..plan.streams.len()).map(|i| self.attach(plan, &opened, i)).collect(),
-            Transport::Rdma => (0..plan.streams.len()).map(|i| self.connect_rdma(plan, &opened, i)).collect(),
+            ProbeTransport::Tcp => (0..plan.streams.len()).map(|i| self.attach_tcp(plan, &opened, i)).collect(),
+            ProbeTransport::Rdma => (0..plan.streams.len()).map(|i| self.connect_rdma(plan, &opened, i)).collect(),
         }
     }
 
-    fn attach(&self, plan: &Plan, opened: &Opened, stream: usize) -> std::result::Result<Box<dyn Lane>, Fault> {
+    fn attach_tcp(
+        &self,
+        plan: &ProbePlan,
+        opened: &OpenReply,
+        stream: usize,
+    ) -> std::result::Result<Box<dyn ProbeStream>, Fault> {
         let deadline = Instant::now() + self.timeout;
-        // From the address of the control connection, so that all take the same way; a link-local one is bound to its
-        // interface by the remote's scope.
+        // Use the address of the control connection, so that all connections take the same route. A link-local
+        // address is bound to its interface by the remote's scope.
         let path = plan.paths.get(plan.path_of(stream));
         let (local, mut to) = (path.map_or(self.local.ip(), |p| p.from), self.remote);
         if let Some(path) = path {
@@ -146,27 +153,32 @@ impl Session {
         }
         let scoped = matches!(local, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let from = (!scoped).then_some(local);
-        let lane = || -> Result<Box<dyn Lane>> {
+        let lane = || -> Result<Box<dyn ProbeStream>> {
             let socket = TcpStream::from(connect_socket(to, from, &SocketOptions::default(), deadline, SERVER)?);
-            let attach = Attach { token: opened.token, stream };
-            frame::send(&socket, kind::ATTACH, &message::encode(&attach), deadline)?;
-            let answer = frame::receive(&socket, MAX_BODY, deadline)?;
-            expect(answer, kind::ATTACHED)?;
-            Ok(Box::new(TcpLane::new(socket, plan.streams[stream], plan)?))
+            let attach = AttachRequest { token: opened.token, stream };
+            frame::send_frame(&socket, kind::ATTACH, &message::encode_message(&attach), deadline)?;
+            let answer = frame::receive_frame(&socket, MAX_BODY, deadline)?;
+            expect_frame(answer, kind::ATTACHED)?;
+            Ok(Box::new(TcpProbeStream::new(socket, plan.streams[stream], plan)?))
         };
         lane().map_err(|e| {
-            // The server may have said why on the other connection.
-            let why = self.last_words().unwrap_or_else(|| e.message().to_owned());
+            // The server may have sent the reason on the control connection.
+            let why = self.refusal_reason().unwrap_or_else(|| e.message().to_owned());
             let what = format!("{}: stream {} of {}: {why}", self.peer, stream + 1, plan.streams.len());
-            Fault::failed(what, "see what the server says, or try fewer --streams")
+            Fault::failed(what, "see the output of the server, or try fewer --streams")
         })
     }
 
-    fn connect_rdma(&self, plan: &Plan, opened: &Opened, stream: usize) -> std::result::Result<Box<dyn Lane>, Fault> {
-        // A port of each path, in their order.
+    fn connect_rdma(
+        &self,
+        plan: &ProbePlan,
+        opened: &OpenReply,
+        stream: usize,
+    ) -> std::result::Result<Box<dyn ProbeStream>, Fault> {
+        // One port per path, in their order.
         let at = plan.path_of(stream);
         let port = opened.answer.chunks_exact(2).nth(at).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
-        let Some(port) = port else { return Err(Fault::failed(format!("{} told no port for rdma", self.peer), "")) };
+        let Some(port) = port else { return Err(Fault::failed(format!("{} sent no port for rdma", self.peer), "")) };
         let mut to = self.remote;
         to.set_port(port);
         let path = plan.paths.get(at);
@@ -174,79 +186,80 @@ impl Session {
             to.set_ip(path.to);
         }
         let (from, name) = (path.map_or(self.local.ip(), |p| p.from), (opened.token, stream));
-        match RdmaLane::connect(from, to, name, plan, Instant::now() + self.timeout) {
+        match RdmaProbeStream::connect(from, to, name, plan, Instant::now() + self.timeout) {
             Ok(lane) => Ok(Box::new(lane)),
             Err(e) => {
-                let why = self.last_words().unwrap_or_else(|| e.message().to_owned());
+                let why = self.refusal_reason().unwrap_or_else(|| e.message().to_owned());
                 let what = format!("{}: stream {} of {}: {why}", self.peer, stream + 1, plan.streams.len());
                 Err(Fault::missing(what, "see both ends' devices with: spurline net list; or --transport tcp"))
             }
         }
     }
 
-    /// Tells the server that this end lives; to be called every second or so during a measurement.
+    /// Sends a heartbeat; call it about every second during a measurement.
     ///
     /// # Errors
     /// When the server is gone.
-    pub fn alive(&self) -> Result<()> {
-        frame::send(&self.control, kind::ALIVE, &[], Instant::now() + Duration::from_secs(1))
+    pub fn send_heartbeat(&self) -> Result<()> {
+        frame::send_frame(&self.control, kind::ALIVE, &[], Instant::now() + Duration::from_secs(1))
     }
 
-    /// Ends a measurement whose streams are closed, and fetches what it cost there.
+    /// Ends a measurement whose streams are closed, and fetches the server's report.
     ///
     /// # Errors
     /// When the server does not answer in time.
-    pub fn finish(&mut self) -> std::result::Result<Report, Fault> {
-        let frame = self.ask(kind::FINISH, &[], kind::REPORT, MAX_BODY)?;
-        message::decode(&frame.body).map_err(|e| self.broken(&e))
+    pub fn finish_measurement(&mut self) -> std::result::Result<ServerReport, Fault> {
+        let frame = self.request_frame(kind::FINISH, &[], kind::REPORT, MAX_BODY)?;
+        message::decode_message(&frame.body).map_err(|e| self.session_fault(&e))
     }
 
-    /// What the server said before it broke off, if it said something.
-    pub fn last_words(&self) -> Option<String> {
+    /// The server's refusal before it closed the connection, if any.
+    pub fn refusal_reason(&self) -> Option<String> {
         let until = Instant::now() + Duration::from_millis(300);
-        let frame = frame::receive(&self.control, MAX_BODY, until).ok()??;
-        (frame.head.kind == REFUSED).then(|| text(&frame.body))
+        let frame = frame::receive_frame(&self.control, MAX_BODY, until).ok()??;
+        (frame.head.kind == REFUSED).then(|| printable_text(&frame.body))
     }
 
-    /// The other end's interfaces that `transport` can use.
+    /// The server's interfaces that `transport` can use.
     ///
     /// # Errors
-    /// When it does not answer in time.
-    pub fn interfaces(&mut self, transport: Transport) -> std::result::Result<Vec<RailTold>, Fault> {
-        let frame = self.ask(kind::INTERFACES, &message::encode(&transport), kind::INTERFACES_ARE, MAX_BODY)?;
-        message::decode(&frame.body).map_err(|e| self.broken(&e))
+    /// When the server does not answer in time.
+    pub fn fetch_interfaces(&mut self, transport: ProbeTransport) -> std::result::Result<Vec<InterfaceRecord>, Fault> {
+        let frame =
+            self.request_frame(kind::INTERFACES, &message::encode_message(&transport), kind::INTERFACES_ARE, MAX_BODY)?;
+        message::decode_message(&frame.body).map_err(|e| self.session_fault(&e))
     }
 
     /// The other host's facts, as the bytes of `spurline net collect`.
     ///
     /// # Errors
-    /// When it has none to give, or does not answer within `limit`.
-    pub fn facts(&mut self, limit: Duration) -> std::result::Result<Vec<u8>, Fault> {
+    /// When it has none, or does not answer within `limit`.
+    pub fn fetch_facts(&mut self, limit: Duration) -> std::result::Result<Vec<u8>, Fault> {
         if !self.welcome.facts {
-            let what = format!("{} (spurline {}) gives no facts", self.peer, self.welcome.program);
+            let what = format!("{} (spurline {}) provides no facts", self.peer, self.welcome.program);
             return Err(Fault::missing(what, "collect them there: spurline net collect -o FILE.tar.zst"));
         }
         let timeout = std::mem::replace(&mut self.timeout, limit);
-        let frame = self.ask(kind::FACTS, &[], kind::FACTS_ARE, MAX_FACTS);
+        let frame = self.request_frame(kind::FACTS, &[], kind::FACTS_ARE, MAX_FACTS);
         self.timeout = timeout;
         frame.map(|frame| frame.body)
     }
 
-    fn ask(&self, kind: u16, body: &[u8], answer: u16, max: u32) -> std::result::Result<Frame, Fault> {
+    fn request_frame(&self, kind: u16, body: &[u8], answer: u16, max: u32) -> std::result::Result<Frame, Fault> {
         let deadline = Instant::now() + self.timeout;
-        frame::send(&self.control, kind, body, deadline)
-            .and_then(|()| frame::receive(&self.control, max, deadline))
-            .and_then(|frame| expect(frame, answer))
-            .map_err(|e| self.broken(&e))
+        frame::send_frame(&self.control, kind, body, deadline)
+            .and_then(|()| frame::receive_frame(&self.control, max, deadline))
+            .and_then(|frame| expect_frame(frame, answer))
+            .map_err(|e| self.session_fault(&e))
     }
 
-    fn broken(&self, e: &Error) -> Fault {
+    fn session_fault(&self, e: &Error) -> Fault {
         Fault::failed(format!("{}: {e}", self.peer), "")
     }
 }
 
-/// The error of a server that could not be reached, with what to do.
-fn unreachable(e: &Error) -> Fault {
+/// The fault for an unreachable server, with a remedy.
+fn unreachable_fault(e: &Error) -> Fault {
     let remedy = match e.kind() {
         ErrorKind::Unavailable if e.message().contains("refused") => START.to_owned(),
         ErrorKind::Unavailable | ErrorKind::Timeout => {
@@ -257,49 +270,56 @@ fn unreachable(e: &Error) -> Fault {
     Fault::missing(e.message(), remedy)
 }
 
-fn greet(call: &Call, control: TcpStream, connect_time: Duration) -> std::result::Result<Session, Fault> {
+fn exchange_hello(
+    call: &ConnectConfig,
+    control: TcpStream,
+    connect_time: Duration,
+) -> std::result::Result<ProbeSession, Fault> {
     let peer = call.peer.clone();
     let failed = |e: std::io::Error| Fault::failed(format!("{peer}: {e}"), "");
     let (local, remote) = (control.local_addr().map_err(failed)?, control.peer_addr().map_err(failed)?);
     let deadline = Instant::now() + call.timeout;
-    let hello = Hello { program: env!("CARGO_PKG_VERSION").into(), host: host_name() };
-    let answer = frame::send(&control, kind::HELLO, &message::encode(&hello), deadline)
-        .and_then(|()| frame::receive(&control, MAX_BODY, deadline));
+    let hello = ClientHello { program: env!("CARGO_PKG_VERSION").into(), host: host_name() };
+    let answer = frame::send_frame(&control, kind::HELLO, &message::encode_message(&hello), deadline)
+        .and_then(|()| frame::receive_frame(&control, MAX_BODY, deadline));
     let elsewhere = format!("the port may be another program's: use the one that {SERVER} prints, HOST:PORT");
     let frame = match answer {
         Ok(Some(frame)) => frame,
         Ok(None) => {
-            return Err(Fault::missing(format!("{peer} closed the connection instead of greeting"), elsewhere));
+            return Err(Fault::missing(format!("{peer} closed the connection before the handshake"), elsewhere));
         }
         Err(e) if e.kind() == ErrorKind::Timeout => {
             let what =
-                format!("{peer} took the connection, but did not greet within {:.0} s", call.timeout.as_secs_f64());
+                format!("{peer} accepts connections, but sent no handshake within {:.0} s", call.timeout.as_secs_f64());
             return Err(Fault::missing(what, format!("{elsewhere}; or that host hangs")));
         }
         Err(e) if e.kind() == ErrorKind::Protocol => {
             return Err(Fault::missing(format!("{peer} is no {SERVER}: {e}"), elsewhere));
         }
-        Err(e) => return Err(Fault::missing(format!("{peer} broke off instead of greeting: {e}"), elsewhere)),
+        Err(e) => return Err(Fault::missing(format!("{peer} failed during the handshake: {e}"), elsewhere)),
     };
     if frame.head.version != VERSION {
-        let said = if frame.head.kind == REFUSED { format!(" (\"{}\")", text(&frame.body)) } else { String::new() };
+        let said =
+            if frame.head.kind == REFUSED { format!(" (\"{}\")", printable_text(&frame.body)) } else { String::new() };
         let what = format!(
-            "{peer} speaks version {} of this protocol{said}, this is spurline {} with version {VERSION}",
+            "{peer} uses version {} of this protocol{said}, this is spurline {} with version {VERSION}",
             frame.head.version,
             env!("CARGO_PKG_VERSION")
         );
         return Err(Fault::failed(what, "install the same version of spurline on both hosts"));
     }
-    let welcome = expect(Some(frame), kind::WELCOME).and_then(|frame| message::decode(&frame.body));
+    let welcome = expect_frame(Some(frame), kind::WELCOME).and_then(|frame| message::decode_message(&frame.body));
     let welcome = welcome.map_err(|e| Fault::failed(format!("{peer}: {e}"), ""))?;
-    Ok(Session { control, peer, local, remote, timeout: call.timeout, welcome, connect_time })
+    Ok(ProbeSession { control, peer, local, remote, timeout: call.timeout, welcome, connect_time })
 }
 
-/// The frame that was asked for, or the server's refusal.
-fn expect(frame: Option<Frame>, kind: u16) -> Result<Frame> {
+/// The expected frame, or the server's refusal.
+fn expect_frame(frame: Option<Frame>, kind: u16) -> Result<Frame> {
     match frame {
         Some(frame) if frame.head.kind == kind => Ok(frame),
-        Some(frame) if frame.head.kind == REFUSED => Err(Error::new(ErrorKind::Unavailable, text(&frame.body))),
+        Some(frame) if frame.head.kind == REFUSED => {
+            Err(Error::new(ErrorKind::Unavailable, printable_text(&frame.body)))
+        }
         Some(frame) => {
             let why = format!("it answered with a message of kind {}, not {kind}", frame.head.kind);
             Err(Error::new(ErrorKind::Protocol, why))
@@ -308,8 +328,8 @@ fn expect(frame: Option<Frame>, kind: u16) -> Result<Frame> {
     }
 }
 
-/// A stranger's text, without what a terminal would obey.
-fn text(bytes: &[u8]) -> String {
+/// Text from the network, without control characters.
+fn printable_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(500).collect()
 }
 
@@ -329,18 +349,18 @@ mod tests {
             ("[::1]:7", "[::1]:7"),
             ("fe80::1%ib0", "[fe80::1%ib0]:18600"),
         ] {
-            assert_eq!(peer(words).unwrap(), is);
+            assert_eq!(parse_peer(words).unwrap(), is);
         }
         for words in ["", ":7", "a b", "a:b", "a:70000", "[::1", "[::1]7", "[node]:7", "http://node2", "[]", "a:"] {
-            assert!(peer(words).is_err(), "{words}");
+            assert!(parse_peer(words).is_err(), "{words}");
         }
     }
 
     proptest::proptest! {
         #[test]
         fn never_panics(words in ".{0,30}", bytes: Vec<u8>) {
-            let _ = peer(&words);
-            proptest::prop_assert!(text(&bytes).chars().all(|c| !c.is_control()));
+            let _ = parse_peer(&words);
+            proptest::prop_assert!(printable_text(&bytes).chars().all(|c| !c.is_control()));
         }
     }
 }

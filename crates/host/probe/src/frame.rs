@@ -1,40 +1,40 @@
-//! Frames of the control connection: a fixed head and a body whose length is checked before it is read. It knows no
-//! message.
+//! Frames of the control connection: a fixed head, and a body whose length is checked before it is read. The messages
+//! are opaque here.
 //!
-//! The head is the same in every version of the protocol, and so is [`REFUSED`]: two versions that can't talk can
-//! still say so.
+//! The head and [`REFUSED`] are the same in every version of the protocol, so that incompatible versions can report
+//! it.
 
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// The version of the messages this build speaks.
+/// Version of the messages.
 pub const VERSION: u16 = 1;
-/// The kind of a refusal, whose body is a text for a person.
+/// Kind of a refusal; its body is a text for a person.
 pub const REFUSED: u16 = 0;
-/// The most bytes of a message's body.
+/// Most bytes of a message's body.
 pub const MAX_BODY: u32 = 256 << 10;
-/// The most bytes of a host's facts.
+/// Most bytes of a host's facts.
 pub const MAX_FACTS: u32 = 64 << 20;
 
 const MAGIC: [u8; 4] = *b"SPNP";
 /// Bytes of a head.
 pub const HEAD: usize = 12;
 
-/// What stands before a body: magic, version, kind and length, little-endian.
+/// The head of a frame: magic, version, kind and length, little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
-    /// Version of the protocol of the sender.
+pub struct FrameHead {
+    /// The sender's protocol version.
     pub version: u16,
-    /// What the body is.
+    /// Kind of the body.
     pub kind: u16,
     /// Bytes of the body.
     pub len: u32,
 }
 
-impl Head {
-    /// As it travels.
+impl FrameHead {
+    /// The wire format.
     pub fn encode(self) -> [u8; HEAD] {
         let mut bytes = [0; HEAD];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -44,12 +44,12 @@ impl Head {
         bytes
     }
 
-    /// The head in these bytes; `None` when they are none of this protocol.
-    pub fn decode(bytes: &[u8; HEAD]) -> Option<Head> {
+    /// Parses a head; `None` for another protocol.
+    pub fn decode(bytes: &[u8; HEAD]) -> Option<FrameHead> {
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
         let (version, rest) = rest.split_first_chunk::<2>()?;
         let (kind, len) = rest.split_first_chunk::<2>()?;
-        (*magic == MAGIC).then_some(Head {
+        (*magic == MAGIC).then_some(FrameHead {
             version: u16::from_le_bytes(*version),
             kind: u16::from_le_bytes(*kind),
             len: u32::from_le_bytes(*len.first_chunk::<4>()?),
@@ -57,28 +57,28 @@ impl Head {
     }
 }
 
-/// One frame as it came.
+/// A received frame.
 #[derive(Debug)]
 pub struct Frame {
     /// Its head.
-    pub head: Head,
-    /// Its body, of the length the head says.
+    pub head: FrameHead,
+    /// Its body, of the length in the head.
     pub body: Vec<u8>,
 }
 
 /// Sends a frame.
 ///
 /// # Errors
-/// `Invalid` for a body longer than [`MAX_FACTS`], `Timeout` when the peer takes nothing until `deadline`,
+/// `Invalid` for a body longer than [`MAX_FACTS`], `Timeout` when the peer accepts nothing until `deadline`,
 /// `Unavailable` when it is gone.
-pub fn send(socket: &TcpStream, kind: u16, body: &[u8], deadline: Instant) -> Result<()> {
+pub fn send_frame(socket: &TcpStream, kind: u16, body: &[u8], deadline: Instant) -> Result<()> {
     let len = u32::try_from(body.len()).ok().filter(|len| *len <= MAX_FACTS);
     let Some(len) = len else {
         return Err(Error::new(ErrorKind::Invalid, format!("a message of {} bytes is too long", body.len())));
     };
     let failed = |e: std::io::Error| Error::io("sending a message", &e);
-    socket.set_write_timeout(Some(left(deadline)?)).map_err(failed)?;
-    let mut bytes = Head { version: VERSION, kind, len }.encode().to_vec();
+    socket.set_write_timeout(Some(time_left(deadline)?)).map_err(failed)?;
+    let mut bytes = FrameHead { version: VERSION, kind, len }.encode().to_vec();
     bytes.extend_from_slice(body);
     let mut socket = socket;
     socket.write_all(&bytes).map_err(failed)
@@ -87,30 +87,30 @@ pub fn send(socket: &TcpStream, kind: u16, body: &[u8], deadline: Instant) -> Re
 /// Receives a frame. `None` when the peer closed the connection before its first byte.
 ///
 /// # Errors
-/// `Protocol` when the bytes are no frame (the first of them are in the message), or one that is too long; `Timeout`
-/// when it is not whole by `deadline`; `Unavailable` when the connection breaks.
-pub fn receive(socket: &TcpStream, max: u32, deadline: Instant) -> Result<Option<Frame>> {
+/// `Protocol` when the bytes are no frame (the message quotes the first of them) or a frame is too long; `Timeout`
+/// when it is incomplete at `deadline`; `Unavailable` when the connection breaks.
+pub fn receive_frame(socket: &TcpStream, max: u32, deadline: Instant) -> Result<Option<Frame>> {
     let mut bytes = [0u8; HEAD];
-    let got = fill(socket, &mut bytes, deadline)?;
+    let got = read_full(socket, &mut bytes, deadline)?;
     if got == 0 {
         return Ok(None);
     }
-    let Some(head) = Head::decode(&bytes).filter(|_| got == HEAD) else {
-        // Bytes that are no frame may be of anything: shown as text, without what a terminal would obey.
+    let Some(head) = FrameHead::decode(&bytes).filter(|_| got == HEAD) else {
+        // The bytes may be anything: escape what a terminal would interpret.
         let seen = bytes[..got].escape_ascii();
-        return Err(Error::new(ErrorKind::Protocol, format!("it said \"{seen}\", which is not this protocol")));
+        return Err(Error::new(ErrorKind::Protocol, format!("it sent \"{seen}\", which is not this protocol")));
     };
     if head.len > max {
         let why = format!("a message of kind {} with {} bytes, {max} are the most", head.kind, head.len);
         return Err(Error::new(ErrorKind::Protocol, why));
     }
-    // Memory follows what arrives, not what is announced.
+    // Memory grows with the bytes received, not with the announced length.
     let mut body = Vec::new();
     let whole = head.len as usize;
     while body.len() < whole {
         let start = body.len();
         body.resize(whole.min(start + (64 << 10)), 0);
-        if fill(socket, &mut body[start..], deadline)? < body.len() - start {
+        if read_full(socket, &mut body[start..], deadline)? < body.len() - start {
             return Err(Error::new(ErrorKind::Unavailable, "the connection ended inside a message"));
         }
     }
@@ -118,11 +118,11 @@ pub fn receive(socket: &TcpStream, max: u32, deadline: Instant) -> Result<Option
 }
 
 /// Receives until `into` is full or the connection ends.
-fn fill(mut socket: &TcpStream, into: &mut [u8], deadline: Instant) -> Result<usize> {
+fn read_full(mut socket: &TcpStream, into: &mut [u8], deadline: Instant) -> Result<usize> {
     let mut filled = 0;
     while filled < into.len() {
         let failed = |e: std::io::Error| Error::io("receiving a message", &e);
-        socket.set_read_timeout(Some(left(deadline)?)).map_err(failed)?;
+        socket.set_read_timeout(Some(time_left(deadline)?)).map_err(failed)?;
         match socket.read(&mut into[filled..]) {
             Ok(0) => break,
             Ok(n) => filled += n,
@@ -133,7 +133,7 @@ fn fill(mut socket: &TcpStream, into: &mut [u8], deadline: Instant) -> Result<us
     Ok(filled)
 }
 
-fn left(deadline: Instant) -> Result<Duration> {
+fn time_left(deadline: Instant) -> Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(Error::new(ErrorKind::Timeout, "the peer took too long")) } else { Ok(left) }
 }
@@ -156,19 +156,19 @@ mod tests {
     #[test]
     fn frames_travel() {
         let (one, two) = pair();
-        send(&one, 7, b"body", soon()).unwrap();
-        send(&one, 8, b"", soon()).unwrap();
-        let frame = receive(&two, MAX_BODY, soon()).unwrap().unwrap();
+        send_frame(&one, 7, b"body", soon()).unwrap();
+        send_frame(&one, 8, b"", soon()).unwrap();
+        let frame = receive_frame(&two, MAX_BODY, soon()).unwrap().unwrap();
         assert_eq!((frame.head.version, frame.head.kind, frame.body.as_slice()), (VERSION, 7, &b"body"[..]));
-        assert_eq!(receive(&two, MAX_BODY, soon()).unwrap().unwrap().head.kind, 8);
+        assert_eq!(receive_frame(&two, MAX_BODY, soon()).unwrap().unwrap().head.kind, 8);
         drop(one);
-        assert!(receive(&two, MAX_BODY, soon()).unwrap().is_none());
+        assert!(receive_frame(&two, MAX_BODY, soon()).unwrap().is_none());
     }
 
     #[test]
     fn what_is_no_frame_is_refused() {
-        let long = Head { version: 1, kind: 1, len: MAX_BODY + 1 }.encode();
-        let cut = Head { version: 1, kind: 1, len: 10 }.encode();
+        let long = FrameHead { version: 1, kind: 1, len: MAX_BODY + 1 }.encode();
+        let cut = FrameHead { version: 1, kind: 1, len: 10 }.encode();
         for (bytes, kind, says) in [
             (&b"SSH-2.0-OpenSSH_9.2\r\n"[..], ErrorKind::Protocol, "SSH-2.0-Open"),
             (b"\x1b[2J", ErrorKind::Protocol, "\\x1b[2J"),
@@ -178,11 +178,11 @@ mod tests {
             let (mut one, two) = pair();
             one.write_all(bytes).unwrap();
             drop(one);
-            let error = receive(&two, MAX_BODY, soon()).unwrap_err();
+            let error = receive_frame(&two, MAX_BODY, soon()).unwrap_err();
             assert!(error.kind() == kind && error.message().contains(says), "{error}");
         }
         let (one, two) = pair();
-        let error = receive(&two, MAX_BODY, Instant::now() + Duration::from_millis(20)).unwrap_err();
+        let error = receive_frame(&two, MAX_BODY, Instant::now() + Duration::from_millis(20)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         drop(one);
     }
@@ -190,9 +190,9 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn heads_decode_what_they_encode(version: u16, kind: u16, len: u32, bytes: [u8; HEAD]) {
-            let head = Head { version, kind, len };
-            proptest::prop_assert_eq!(Head::decode(&head.encode()), Some(head));
-            if let Some(head) = Head::decode(&bytes) {
+            let head = FrameHead { version, kind, len };
+            proptest::prop_assert_eq!(FrameHead::decode(&head.encode()), Some(head));
+            if let Some(head) = FrameHead::decode(&bytes) {
                 proptest::prop_assert_eq!(head.encode(), bytes);
             }
         }

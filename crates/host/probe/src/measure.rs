@@ -1,84 +1,84 @@
-//! Whole measurements: bandwidth, latency and reachability between this host and a server, with what each end saw.
-//! It prints nothing and judges nothing.
+//! Whole measurements: bandwidth, latency and reachability between this host and a server, with the report of each
+//! end. Prints nothing and judges nothing.
 
-use crate::client::Session;
-use crate::drive::{self, Limits, Measured, Progress};
-use crate::lane::{Lane, Stop};
-use crate::link::{self, Files, Link};
-use crate::message::{Op, Plan, Report, Transport};
+use crate::client::ProbeSession;
+use crate::drive::{self, RunLimits, RunProgress, RunResult};
+use crate::link::{self, InterfaceLink, KernelFiles};
+use crate::message::{ProbeOp, ProbePlan, ProbeTransport, ServerReport};
+use crate::stream::{ProbeStream, StopSignal};
 use spurline_types::Fault;
 use spurline_types::{Congestion, Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often the server is told that the client lives.
-const ALIVE: Duration = Duration::from_secs(1);
-/// Round trips of a message as large as this tell whether large packets get through.
-const LARGE: u64 = 64 << 10;
+/// Interval of heartbeats to the server.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// A round trip of this size shows whether large packets pass.
+const LARGE_MESSAGE: u64 = 64 << 10;
 
-/// A measurement and its surroundings.
+/// A measurement with its surroundings.
 #[derive(Debug)]
-pub struct Outcome {
-    /// What was to be measured.
-    pub plan: Plan,
-    /// What was.
-    pub measured: Measured,
-    /// The other end's report; `None` when it was gone.
-    pub report: Option<Report>,
-    /// The interface the bytes took here; of several paths that of the first.
-    pub link: Link,
-    /// What each path carried, where there are several.
+pub struct ProbeOutcome {
+    /// The plan.
+    pub plan: ProbePlan,
+    /// The result.
+    pub measured: RunResult,
+    /// The server's report; `None` when it was lost.
+    pub report: Option<ServerReport>,
+    /// The local interface; of several paths that of the first.
+    pub link: InterfaceLink,
+    /// Results of each path, where there are several.
     pub rails: Vec<RailOutcome>,
-    /// Whether both addresses are this host's.
+    /// Whether both addresses are on this host.
     pub same_host: bool,
-    /// What ended it early, in words that name who.
+    /// Why it ended early, with the end that caused it.
     pub error: Option<String>,
 }
 
-/// What one of several paths carried.
+/// Result of one of several paths.
 #[derive(Debug, Clone)]
 pub struct RailOutcome {
-    /// Its interface here.
-    pub link: Link,
-    /// Its interface there; `None` without a report.
-    pub peer: Option<Link>,
-    /// Bytes from the server to the client while it was measured.
+    /// Its local interface.
+    pub link: InterfaceLink,
+    /// Its remote interface; `None` without a report.
+    pub peer: Option<InterfaceLink>,
+    /// Bytes from the server to the client during the measurement.
     pub read_bytes: u64,
-    /// Bytes the other way.
+    /// Bytes from the client to the server.
     pub write_bytes: u64,
 }
 
-/// Measures `plan` until a limit, an error or `interrupt`; `observe` is told what moved meanwhile.
+/// Runs `plan` until a limit, an error or `interrupt`; `observe` gets the totals meanwhile.
 ///
 /// # Errors
-/// When it can't begin. What goes wrong later is in the outcome, beside what was measured until then.
-pub fn run(
-    session: &mut Session,
-    plan: &Plan,
-    limits: &Limits,
+/// When it can't begin. Later errors are in the outcome, beside the result so far.
+pub fn run_measurement(
+    session: &mut ProbeSession,
+    plan: &ProbePlan,
+    limits: &RunLimits,
     interrupt: &AtomicBool,
-    observe: &mut dyn FnMut(&Progress),
-) -> Result<Outcome, Fault> {
-    let files = Files::default();
-    let before = files.counters();
-    let lanes = session.open(plan)?;
+    observe: &mut dyn FnMut(&RunProgress),
+) -> Result<ProbeOutcome, Fault> {
+    let files = KernelFiles::default();
+    let before = files.read_counters();
+    let lanes = session.open_streams(plan)?;
     let lanes = plan.streams.iter().copied().zip(lanes).collect();
     let mut told = Instant::now();
-    let measured = drive::drive(lanes, plan.depth, limits, interrupt, &mut |progress| {
-        if told.elapsed() >= ALIVE {
+    let measured = drive::drive_streams(lanes, plan.depth, limits, interrupt, &mut |progress| {
+        if told.elapsed() >= HEARTBEAT {
             told = Instant::now();
-            // A server that is gone is noticed by the streams.
-            let _ = session.alive();
+            // The streams notice a lost server.
+            let _ = session.send_heartbeat();
         }
         observe(progress);
     });
-    let after = files.counters();
+    let after = files.read_counters();
     let seen = |address: SocketAddr, bytes: u64| {
         let mut link = files.link_of(address);
-        // Interfaces do not count what their NIC moves by itself.
-        if plan.transport == Transport::Tcp {
-            link::compare(&mut link, &before, &after, bytes);
+        // Interface counters do not include RDMA traffic.
+        if plan.transport == ProbeTransport::Tcp {
+            link::detect_carrier(&mut link, &before, &after, bytes);
         }
         link
     };
@@ -87,7 +87,7 @@ pub fn run(
         for (index, path) in plan.paths.iter().enumerate() {
             let mut bytes = [0; 2];
             for (stream, op) in plan.streams.iter().enumerate().filter(|(s, _)| plan.path_of(*s) == index) {
-                bytes[usize::from(op.reads())] += measured.stream_bytes.get(stream).copied().unwrap_or(0);
+                bytes[usize::from(op.reads_server())] += measured.stream_bytes.get(stream).copied().unwrap_or(0);
             }
             let [write_bytes, read_bytes] = bytes;
             let link = seen((path.from, 0).into(), read_bytes + write_bytes);
@@ -98,37 +98,37 @@ pub fn run(
     let link = rails.first().map_or_else(|| seen(first, measured.moved_bytes), |rail| rail.link.clone());
     let mut error = None;
     if let Some(e) = &measured.error {
-        error = Some(explain(session, e));
+        error = Some(explain_failure(session, e));
     }
-    // Without a report what was measured here still stands.
-    let report = if error.is_some() { None } else { session.finish().ok() };
+    // The local result is valid without a report.
+    let report = if error.is_some() { None } else { session.finish_measurement().ok() };
     if let Some(report) = &report {
         rails.iter_mut().zip(&report.links).for_each(|(rail, link)| rail.peer = Some(link.clone()));
     }
-    let same_host = is_same(session.local().ip(), session.remote().ip(), &link);
-    Ok(Outcome { plan: plan.clone(), measured, report, link, rails, same_host, error })
+    let same_host = is_same_host(session.local().ip(), session.remote().ip(), &link);
+    Ok(ProbeOutcome { plan: plan.clone(), measured, report, link, rails, same_host, error })
 }
 
-fn is_same(local: IpAddr, remote: IpAddr, link: &Link) -> bool {
+fn is_same_host(local: IpAddr, remote: IpAddr, link: &InterfaceLink) -> bool {
     local.to_canonical() == remote.to_canonical() || link.interface == "lo" || link.carried_by.as_deref() == Some("lo")
 }
 
-/// Why streams ended: the server's own words when it had any.
-fn explain(session: &Session, e: &Error) -> String {
+/// Why streams ended: the server's own reason, if it sent one.
+fn explain_failure(session: &ProbeSession, e: &Error) -> String {
     let peer = session.peer();
-    match session.last_words() {
+    match session.refusal_reason() {
         Some(words) => format!("{peer} ended it: {words}"),
         None if e.kind() == ErrorKind::Timeout => format!("{peer} stopped answering: {e}"),
-        None => format!("{peer} is gone: {e}"),
+        None => format!("the connection to {peer} was lost: {e}"),
     }
 }
 
-/// One answer to a ping, or why there is none.
+/// One answer to a ping.
 #[derive(Debug, Clone)]
-pub struct Pong {
-    /// From 1.
+pub struct PingReply {
+    /// Counted from 1.
     pub number: u64,
-    /// Bytes there and back.
+    /// Bytes in each direction.
     pub size: u64,
     /// The round trip.
     pub time: Duration,
@@ -136,29 +136,29 @@ pub struct Pong {
 
 /// How pings are sent.
 #[derive(Debug, Clone, Copy)]
-pub struct Pings {
-    /// How many; 0 until interrupted.
+pub struct PingConfig {
+    /// Number of pings; 0: until interrupted.
     pub count: u64,
     /// Bytes of each.
     pub size: u64,
-    /// From one to the next.
+    /// Time between two pings.
     pub interval: Duration,
-    /// How long to wait for each answer.
+    /// Time limit of each answer.
     pub timeout: Duration,
     /// The congestion control.
     pub congestion: Congestion,
-    /// What carries them.
-    pub transport: Transport,
+    /// The transport.
+    pub transport: ProbeTransport,
 }
 
-/// What pings found.
+/// Result of a series of pings.
 #[derive(Debug)]
-pub struct Pinged {
-    /// Times of the answers, in order.
+pub struct PingOutcome {
+    /// Round-trip times, in order.
     pub times: Vec<Duration>,
-    /// Time of one large message there and back.
+    /// Round-trip time of one large message.
     pub large: Option<Duration>,
-    /// The size of that message in bytes.
+    /// Size of that message in bytes.
     pub large_size: u64,
     /// Why it ended early.
     pub error: Option<String>,
@@ -166,30 +166,31 @@ pub struct Pinged {
     pub large_lost: bool,
 }
 
-/// The most times that are kept: as many seconds are days.
-const KEPT: usize = 1 << 20;
+/// Most round-trip times kept: days at one a second.
+const MAX_TIMES: usize = 1 << 20;
 
-/// Sends messages and waits for their answers, one at a time, then one large one.
+/// Sends messages and waits for their answers, one at a time, then one large message.
 ///
 /// # Errors
 /// When it can't begin.
-pub fn ping(
-    session: &mut Session,
-    pings: &Pings,
+pub fn run_pings(
+    session: &mut ProbeSession,
+    pings: &PingConfig,
     interrupt: &AtomicBool,
-    observe: &mut dyn FnMut(&Pong),
-) -> Result<Pinged, Fault> {
-    let mut pinged = Pinged { times: Vec::new(), large: None, large_size: LARGE, error: None, large_lost: false };
-    let plan = |size| Plan {
+    observe: &mut dyn FnMut(&PingReply),
+) -> Result<PingOutcome, Fault> {
+    let mut pinged =
+        PingOutcome { times: Vec::new(), large: None, large_size: LARGE_MESSAGE, error: None, large_lost: false };
+    let plan = |size| ProbePlan {
         size,
         depth: 1,
-        streams: vec![Op::Echo],
+        streams: vec![ProbeOp::Echo],
         congestion: pings.congestion,
         transport: pings.transport,
-        ..Plan::default()
+        ..ProbePlan::default()
     };
-    let stop = Stop::new(pings.timeout);
-    let mut lane = one(session.open(&plan(pings.size))?)?;
+    let stop = StopSignal::new(pings.timeout);
+    let mut lane = single_stream(session.open_streams(&plan(pings.size))?)?;
     let done = AtomicBool::new(false);
     let watched = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -199,18 +200,18 @@ pub fn ping(
                 if interrupt.load(Ordering::Relaxed) {
                     stop.cut();
                 }
-                if told.elapsed() >= ALIVE {
+                if told.elapsed() >= HEARTBEAT {
                     told = Instant::now();
-                    // The next answer tells whether the server is gone.
-                    let _ = session.alive();
+                    // A missing answer shows that the server is gone.
+                    let _ = session.send_heartbeat();
                 }
             }
         });
         let mut number = 0;
-        let result = drive::one_by_one(lane.as_mut(), pings.count, pings.interval, &stop, &mut |time| {
+        let result = drive::run_single(lane.as_mut(), pings.count, pings.interval, &stop, &mut |time| {
             number += 1;
-            observe(&Pong { number, size: pings.size, time });
-            if pinged.times.len() < KEPT {
+            observe(&PingReply { number, size: pings.size, time });
+            if pinged.times.len() < MAX_TIMES {
                 pinged.times.push(time);
             }
         });
@@ -222,25 +223,25 @@ pub fn ping(
         return Ok(pinged);
     }
     if let Err(e) = watched {
-        pinged.error = Some(explain(session, &e));
+        pinged.error = Some(explain_failure(session, &e));
         return Ok(pinged);
     }
-    session.finish()?;
-    let mut lane = one(session.open(&plan(LARGE))?)?;
-    match drive::one_by_one(lane.as_mut(), 1, Duration::ZERO, &stop, &mut |time| pinged.large = Some(time)) {
+    session.finish_measurement()?;
+    let mut lane = single_stream(session.open_streams(&plan(LARGE_MESSAGE))?)?;
+    match drive::run_single(lane.as_mut(), 1, Duration::ZERO, &stop, &mut |time| pinged.large = Some(time)) {
         Ok(()) => {
             drop(lane);
-            // Only so that the server does not wonder.
-            let _ = session.finish();
+            // A courtesy: the server then logs no early end.
+            let _ = session.finish_measurement();
         }
         Err(e) => {
             pinged.large_lost = e.kind() == ErrorKind::Timeout && !pinged.times.is_empty();
-            pinged.error = Some(explain(session, &e));
+            pinged.error = Some(explain_failure(session, &e));
         }
     }
     Ok(pinged)
 }
 
-fn one(mut lanes: Vec<Box<dyn Lane>>) -> Result<Box<dyn Lane>, Fault> {
+fn single_stream(mut lanes: Vec<Box<dyn ProbeStream>>) -> Result<Box<dyn ProbeStream>, Fault> {
     lanes.pop().ok_or_else(|| Fault::failed("a measurement without a stream", ""))
 }

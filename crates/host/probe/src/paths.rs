@@ -1,19 +1,18 @@
-//! Which addresses of this host reach which of the other end, for measurements over several interfaces at once. It
-//! connects nothing.
+//! Pairs of local and remote addresses for measurements over several interfaces at once. Opens no connection.
 
-use crate::message::{RailTold, Transport};
+use crate::message::{InterfaceRecord, ProbeTransport};
 use serde::{Deserialize, Serialize};
-use spurline_fabric::Tree;
-use spurline_proto::{Link, Rail};
-use spurline_rails::{Address, host_addresses, usable};
-use spurline_transport::pair;
+use spurline_fabric::HostTree;
+use spurline_proto::{RailInfo, RailLink};
+use spurline_rails::{HostAddress, host_addresses, usable_rails};
+use spurline_transport::pair_rails;
 use spurline_types::Result;
 use std::net::IpAddr;
 
-/// The most paths of one measurement.
+/// Most paths of one measurement.
 pub const MAX_PATHS: usize = 64;
 
-/// From an address of the client to one of the server.
+/// A path from a client's address to a server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathPlan {
     /// The client's.
@@ -22,31 +21,33 @@ pub struct PathPlan {
     pub to: IpAddr,
 }
 
-/// This host's interfaces that a transport can use, one address each, of the family of `like` where there is one.
+/// This host's interfaces that a transport can use, one address each, preferring the family of `like`.
 ///
 /// # Errors
 /// When the kernel does not list addresses.
-pub fn here(transport: Transport, like: IpAddr) -> Result<Vec<RailTold>> {
+pub fn local_interfaces(transport: ProbeTransport, like: IpAddr) -> Result<Vec<InterfaceRecord>> {
     let mut addresses = host_addresses()?;
     addresses.sort_by_key(|a| a.ip.is_ipv4() != like.to_canonical().is_ipv4());
     let rails = match transport {
-        Transport::Rdma => usable(&Tree::live(), &addresses).into_iter().map(|found| found.rail).collect(),
-        Transport::Tcp => plain(&addresses),
+        ProbeTransport::Rdma => {
+            usable_rails(&HostTree::live(), &addresses).into_iter().map(|found| found.rail).collect()
+        }
+        ProbeTransport::Tcp => tcp_rails(&addresses),
     };
-    Ok(rails.iter().map(RailTold::from).collect())
+    Ok(rails.iter().map(InterfaceRecord::from).collect())
 }
 
-/// Interfaces as far as TCP knows them: a name, an address, a network.
-fn plain(addresses: &[Address]) -> Vec<Rail> {
-    let mut rails: Vec<Rail> = Vec::new();
-    for address in addresses.iter().filter(|a| a.routable()) {
+/// Interfaces as TCP needs them: name, address, network.
+fn tcp_rails(addresses: &[HostAddress]) -> Vec<RailInfo> {
+    let mut rails: Vec<RailInfo> = Vec::new();
+    for address in addresses.iter().filter(|a| a.is_routable()) {
         if rails.iter().all(|rail| rail.name != address.interface) {
-            rails.push(Rail {
+            rails.push(RailInfo {
                 name: address.interface.clone(),
                 address: address.ip,
                 prefix_len: address.prefix_len,
                 port: 0,
-                link: Link::Other(0),
+                link: RailLink::Other(0),
                 fabric: 0,
                 speed_mbit: 0,
             });
@@ -55,13 +56,17 @@ fn plain(addresses: &[Address]) -> Vec<Rail> {
     rails
 }
 
-/// Paths over the interfaces `names` of this host, or over all of them, so that each is in one path at least.
+/// Paths over the local interfaces `names`, or over all, so that each is in at least one path.
 ///
 /// # Errors
-/// What is missing, in words: an interface that is none, one that reaches nothing, or all.
-pub fn choose(names: Option<&[String]>, ours: &[RailTold], theirs: &[RailTold]) -> Result<Vec<PathPlan>, String> {
-    let listed = |rails: &[RailTold]| rails.iter().map(|r| r.interface.as_str()).collect::<Vec<_>>().join(", ");
-    let mut chosen: Vec<&RailTold> = Vec::new();
+/// A message with what is missing: an unknown interface, or one without a route.
+pub fn choose_paths(
+    names: Option<&[String]>,
+    ours: &[InterfaceRecord],
+    theirs: &[InterfaceRecord],
+) -> Result<Vec<PathPlan>, String> {
+    let listed = |rails: &[InterfaceRecord]| rails.iter().map(|r| r.interface.as_str()).collect::<Vec<_>>().join(", ");
+    let mut chosen: Vec<&InterfaceRecord> = Vec::new();
     match names {
         None => chosen.extend(ours),
         Some(names) => {
@@ -81,13 +86,13 @@ pub fn choose(names: Option<&[String]>, ours: &[RailTold], theirs: &[RailTold]) 
     if chosen.is_empty() {
         return Err("no interface of this host can be used for it".into());
     }
-    let local: Vec<Rail> = chosen.iter().map(|rail| rail.rail()).collect();
-    let remote: Vec<Rail> = theirs.iter().map(RailTold::rail).collect();
+    let local: Vec<RailInfo> = chosen.iter().map(|rail| rail.to_rail()).collect();
+    let remote: Vec<RailInfo> = theirs.iter().map(InterfaceRecord::to_rail).collect();
     let mut pairs = match remote.is_empty() {
         true => return Err("the other end has no interface for it".into()),
-        false => pair(&local, &remote)?,
+        false => pair_rails(&local, &remote)?,
     };
-    // In one subnet all reach all. Each interface of either side is wanted once; twice only where the others are fewer.
+    // In one subnet every pair is connected. Use each interface once, and twice only where the other side has fewer.
     let (mut used_here, mut used_there) = (vec![0; local.len()], vec![0; remote.len()]);
     let mut paths = Vec::new();
     for pass in 0..2 {
@@ -108,7 +113,7 @@ pub fn choose(names: Option<&[String]>, ours: &[RailTold], theirs: &[RailTold]) 
     {
         return Err(format!("{alone} reaches none of the other end's interfaces ({})", listed(theirs)));
     }
-    // In the order in which they were named.
+    // In the order of `names`.
     paths.sort_by_key(|(local, _)| *local);
     Ok(paths.into_iter().map(|(_, path)| path).collect())
 }
@@ -117,9 +122,9 @@ pub fn choose(names: Option<&[String]>, ours: &[RailTold], theirs: &[RailTold]) 
 mod tests {
     use super::*;
 
-    fn told(interface: &str, address: &str) -> RailTold {
+    fn told(interface: &str, address: &str) -> InterfaceRecord {
         let address = address.parse().unwrap();
-        RailTold { interface: interface.into(), address, prefix_len: 24, link: 2, fabric: 0, speed_mbit: 1000 }
+        InterfaceRecord { interface: interface.into(), address, prefix_len: 24, link: 2, fabric: 0, speed_mbit: 1000 }
     }
 
     fn text(paths: &Result<Vec<PathPlan>, String>) -> String {
@@ -134,28 +139,28 @@ mod tests {
         let (a, b) = (told("r0", "10.0.0.1"), told("r1", "10.0.1.1"));
         let (x, y) = (told("s0", "10.0.0.2"), told("s1", "10.0.1.2"));
         let both = [a.clone(), b.clone()];
-        assert_eq!(text(&choose(None, &both, &[x.clone(), y.clone()])), "10.0.0.1>10.0.0.2 10.0.1.1>10.0.1.2");
+        assert_eq!(text(&choose_paths(None, &both, &[x.clone(), y.clone()])), "10.0.0.1>10.0.0.2 10.0.1.1>10.0.1.2");
         let one = ["r1".to_owned(), "r1".to_owned()];
-        assert_eq!(text(&choose(Some(&one), &both, &[x.clone(), y])), "10.0.1.1>10.0.1.2");
-        // One subnet: a path each, not four.
+        assert_eq!(text(&choose_paths(Some(&one), &both, &[x.clone(), y])), "10.0.1.1>10.0.1.2");
+        // One subnet: two paths, not four.
         let (b, y) = (told("r1", "10.0.0.5"), told("s1", "10.0.0.6"));
-        let paths = choose(None, &[a.clone(), b.clone()], &[x.clone(), y]);
+        let paths = choose_paths(None, &[a.clone(), b.clone()], &[x.clone(), y]);
         assert_eq!(text(&paths), "10.0.0.1>10.0.0.2 10.0.0.5>10.0.0.6");
-        // Two against one: both go there.
+        // Two against one: both lead there.
         assert_eq!(
-            text(&choose(None, &[a.clone(), b], std::slice::from_ref(&x))),
+            text(&choose_paths(None, &[a.clone(), b], std::slice::from_ref(&x))),
             "10.0.0.1>10.0.0.2 10.0.0.5>10.0.0.2"
         );
         let names = ["eth9".to_owned()];
-        assert!(text(&choose(Some(&names), &both, &[x])).contains("eth9 can't be used"));
-        assert!(text(&choose(None, &both, &[])).contains("the other end has no interface"));
-        assert!(text(&choose(None, &[], &[])).contains("no interface of this host"));
+        assert!(text(&choose_paths(Some(&names), &both, &[x])).contains("eth9 can't be used"));
+        assert!(text(&choose_paths(None, &both, &[])).contains("the other end has no interface"));
+        assert!(text(&choose_paths(None, &[], &[])).contains("no interface of this host"));
     }
 
     #[test]
     fn this_host_has_what_it_has() {
         let like = IpAddr::from([127, 0, 0, 1]);
-        assert!(here(Transport::Tcp, like).unwrap().iter().all(|rail| rail.interface != "lo"));
-        assert!(here(Transport::Rdma, like).is_ok());
+        assert!(local_interfaces(ProbeTransport::Tcp, like).unwrap().iter().all(|rail| rail.interface != "lo"));
+        assert!(local_interfaces(ProbeTransport::Rdma, like).is_ok());
     }
 }

@@ -1,17 +1,20 @@
-//! The far end: listens, answers callers, serves their streams and reports what they cost here. It measures nothing by
-//! itself and prints nothing; what happens it tells as events.
+//! The probe server: listens, serves streams and reports what they cost on this host. Measures nothing by itself and
+//! prints nothing; it reports events.
 
 use crate::drive::thread_cpu;
 use crate::frame::{self, MAX_BODY, REFUSED, VERSION};
-use crate::lane::Stop;
-use crate::link::{self, Counters, Files};
-use crate::message::{self, Attach, Hello, Open, Opened, Plan, Report, TcpView, Transport, Welcome, kind};
+use crate::link::{self, InterfaceCounters, KernelFiles};
+use crate::message::{
+    self, AttachRequest, ClientHello, OpenReply, OpenRequest, ProbePlan, ProbeTransport, ServerReport, ServerWelcome,
+    TcpView, kind,
+};
+use crate::stream::StopSignal;
 use crate::{host_name, paths, rdma, tcp, tcp_info};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spurline_net_tcp::SocketOptions;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_verbs::Breaker;
+use spurline_verbs::QueuePairBreaker;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,177 +24,177 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A caller has said its first word by then.
-const GREETING: Duration = Duration::from_secs(5);
-/// Streams get this long to end once the client says that it is done.
-const ENDING: Duration = Duration::from_secs(3);
-/// How often a listener looks whether it should end.
-const LOOK: Duration = Duration::from_millis(100);
+/// Time for a client's first frame.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for streams to end after the client's end of the measurement.
+const END_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often a listener checks for the stop.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Gathers this host's facts for a caller.
-pub type Facts = Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>;
+/// Collects this host's facts for a client.
+pub type FactsProvider = Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>;
 
-/// What a server is told.
+/// Configuration of a server.
 pub struct ServeConfig {
-    /// Where to listen; empty: everywhere, both families.
+    /// Addresses to listen on; empty: all, of both families.
     pub addresses: Vec<IpAddr>,
-    /// The port; 0 lets the kernel choose.
+    /// The port; 0: a free one.
     pub port: u16,
-    /// A client that says nothing for this long is given up, and a stream on which nothing moves.
+    /// Time limit of a silent client, and of a stream without progress.
     pub patience: Duration,
-    /// The most connections at a time.
+    /// Most connections at a time.
     pub max_connections: usize,
-    /// Answers [`kind::FACTS`].
-    pub facts: Option<Facts>,
-    /// Is told what happens, from many threads.
-    pub tell: Box<dyn Fn(Event) + Send + Sync>,
+    /// Answers [`kind::FACTS`], if set.
+    pub facts: Option<FactsProvider>,
+    /// Called for every event, from many threads.
+    pub on_event: Box<dyn Fn(ServerEvent) + Send + Sync>,
 }
 
-/// Something happened.
+/// An event.
 #[derive(Debug, Clone)]
-pub enum Event {
-    /// A measurement begins: all its streams are there.
+pub enum ServerEvent {
+    /// A measurement begins: all its streams are connected.
     Begun {
         /// The client.
         from: IpAddr,
-        /// What it measures.
-        plan: Plan,
+        /// Its plan.
+        plan: ProbePlan,
     },
-    /// A measurement ended, one way or the other.
+    /// A measurement ended.
     Ended {
         /// The client.
         from: IpAddr,
-        /// What it measured.
-        plan: Plan,
-        /// How long it took.
+        /// Its plan.
+        plan: ProbePlan,
+        /// Its duration.
         elapsed: Duration,
-        /// What it came to.
-        report: Box<Report>,
+        /// Its result.
+        report: Box<ServerReport>,
     },
-    /// Facts were handed out.
+    /// Facts were sent.
     Facts {
-        /// To whom.
+        /// The client.
         from: IpAddr,
         /// How many bytes.
         bytes: usize,
     },
-    /// A connection was of no use.
+    /// A connection was refused.
     Refused {
-        /// Whose.
+        /// Its address.
         from: IpAddr,
         /// Why.
         why: String,
     },
 }
 
-struct Shared {
+struct ServerShared {
     config: ServeConfig,
-    files: Files,
+    files: KernelFiles,
     stopping: AtomicBool,
     connections: AtomicUsize,
-    /// Measurements by their token.
-    tests: Mutex<HashMap<u64, Arc<Test>>>,
-    /// Every client that can be told that the server stops.
+    /// Measurements by token.
+    tests: Mutex<HashMap<u64, Arc<ActiveMeasurement>>>,
+    /// Control connections, to report a stop of the server.
     controls: Mutex<HashMap<u64, TcpStream>>,
     next: AtomicU64,
 }
 
 /// A measurement under way.
-struct Test {
+struct ActiveMeasurement {
     from: IpAddr,
-    plan: Plan,
-    stop: Stop,
+    plan: ProbePlan,
+    stop: StopSignal,
     begun: Instant,
-    before: Counters,
+    before: InterfaceCounters,
     shared_with: AtomicUsize,
-    streams: Mutex<Streams>,
+    streams: Mutex<MeasurementStreams>,
     changed: Condvar,
 }
 
-/// A stream as other threads can end it.
-enum Stream {
+/// A stream, as far as other threads need it to end it.
+enum AttachedStream {
     Tcp(TcpStream),
-    Rdma(Breaker),
+    Rdma(QueuePairBreaker),
 }
 
 #[derive(Default)]
-struct Streams {
-    attached: HashMap<usize, Stream>,
+struct MeasurementStreams {
+    attached: HashMap<usize, AttachedStream>,
     ended: usize,
-    report: Report,
+    report: ServerReport,
     views: Vec<TcpView>,
 }
 
-/// A server that runs until it is stopped or dropped.
-pub struct Server {
-    shared: Arc<Shared>,
+/// A running server; dropping it stops it.
+pub struct ProbeServer {
+    shared: Arc<ServerShared>,
     listeners: Vec<JoinHandle<()>>,
     addresses: Vec<SocketAddr>,
 }
 
-impl Server {
-    /// Listens.
+impl ProbeServer {
+    /// Starts listening.
     ///
     /// # Errors
-    /// When an address can't be listened on; says which.
-    pub fn start(config: ServeConfig) -> Result<Server> {
-        let sockets = listen(&config)?;
-        let shared = Arc::new(Shared {
+    /// When an address can't be used; the message names it.
+    pub fn start(config: ServeConfig) -> Result<ProbeServer> {
+        let sockets = bind_listeners(&config)?;
+        let shared = Arc::new(ServerShared {
             config,
-            files: Files::default(),
+            files: KernelFiles::default(),
             stopping: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             tests: Mutex::default(),
             controls: Mutex::default(),
             next: AtomicU64::new(0),
         });
-        let mut server = Server { shared, listeners: Vec::new(), addresses: Vec::new() };
+        let mut server = ProbeServer { shared, listeners: Vec::new(), addresses: Vec::new() };
         for socket in sockets {
             let failed = |e: std::io::Error| Error::io("can't listen", &e);
             server.addresses.push(socket.local_addr().map_err(failed)?);
             let shared = Arc::clone(&server.shared);
-            let accept = move || accept(&shared, &socket);
+            let accept = move || accept_connections(&shared, &socket);
             server.listeners.push(std::thread::Builder::new().name("listen".into()).spawn(accept).map_err(failed)?);
         }
         Ok(server)
     }
 
-    /// Where it listens.
+    /// Addresses in use.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Ends all measurements, telling their clients, and stops listening.
-    pub fn stop(&mut self) {
+    /// Ends all measurements, informs their clients, and stops listening.
+    pub fn stop_server(&mut self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
         for control in self.shared.controls.lock().values() {
-            // Whoever can't be told any more finds out.
-            let _ = refuse(control, "the server was stopped");
+            // An unreachable client notices by itself.
+            let _ = send_refusal(control, "the server was stopped");
         }
         for test in self.shared.tests.lock().values() {
-            test.cut();
+            test.abort_streams();
         }
         for listener in self.listeners.drain(..) {
-            // It has nothing to say.
+            // It returns no result.
             let _ = listener.join();
         }
-        let end = Instant::now() + ENDING;
+        let end = Instant::now() + END_TIMEOUT;
         while self.shared.connections.load(Ordering::Relaxed) > 0 && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-impl Drop for Server {
+impl Drop for ProbeServer {
     fn drop(&mut self) {
-        self.stop();
+        self.stop_server();
     }
 }
 
-fn listen(config: &ServeConfig) -> Result<Vec<TcpListener>> {
+fn bind_listeners(config: &ServeConfig) -> Result<Vec<TcpListener>> {
     let bind = |ip: IpAddr| {
         let socket = TcpListener::bind(SocketAddr::new(ip, config.port))?;
-        SocketOptions::default().prepare(socket.as_fd())?;
+        SocketOptions::default().apply_before_connect(socket.as_fd())?;
         Ok::<_, std::io::Error>((ip, socket))
     };
     if config.addresses.is_empty() {
@@ -200,22 +203,22 @@ fn listen(config: &ServeConfig) -> Result<Vec<TcpListener>> {
             std::io::ErrorKind::AddrInUse | std::io::ErrorKind::PermissionDenied => Err(e),
             _ => bind(Ipv4Addr::UNSPECIFIED.into()),
         });
-        return both.map(|(_, socket)| vec![socket]).map_err(|e| cannot(&format!("port {}", config.port), &e));
+        return both.map(|(_, socket)| vec![socket]).map_err(|e| listen_error(&format!("port {}", config.port), &e));
     }
     let one = |ip: &IpAddr| {
         let address = SocketAddr::new(*ip, config.port);
-        bind(*ip).map(|(_, socket)| socket).map_err(|e| cannot(&address.to_string(), &e))
+        bind(*ip).map(|(_, socket)| socket).map_err(|e| listen_error(&address.to_string(), &e))
     };
     config.addresses.iter().map(one).collect()
 }
 
-fn cannot(at: &str, e: &std::io::Error) -> Error {
+fn listen_error(at: &str, e: &std::io::Error) -> Error {
     Error::io(format_args!("can't listen on {at}"), e)
 }
 
-fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
-    // A blocking accept would not see the end.
-    let tick = Timespec::try_from(LOOK).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
+fn accept_connections(shared: &Arc<ServerShared>, listener: &TcpListener) {
+    // A blocking accept would not notice the stop.
+    let tick = Timespec::try_from(POLL_INTERVAL).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
     while !shared.stopping.load(Ordering::Relaxed) {
         match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&tick)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,
@@ -223,233 +226,246 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
             Err(_) => return,
         }
         let Ok((socket, peer)) = listener.accept() else {
-            // Out of descriptors, or a caller that left at once.
+            // Out of descriptors, or a client that left at once.
             std::thread::sleep(Duration::from_millis(10));
             continue;
         };
         let from = peer.ip().to_canonical();
         let number = shared.connections.fetch_add(1, Ordering::Relaxed);
-        let held = Held(Arc::clone(shared));
+        let held = ConnectionCount(Arc::clone(shared));
         if number >= shared.config.max_connections {
-            let why = format!("{number} connections are open, which is the most");
-            // Its answer matters little to who comes as one too many.
-            let _ = refuse(&socket, &why);
-            (shared.config.tell)(Event::Refused { from, why });
+            let why = format!("{number} connections are open, the most possible");
+            // The refusal itself is optional.
+            let _ = send_refusal(&socket, &why);
+            (shared.config.on_event)(ServerEvent::Refused { from, why });
             continue;
         }
         let work = move || {
             let shared = &held.0;
-            if let Err(e) = answer(shared, socket, from) {
-                (shared.config.tell)(Event::Refused { from, why: e.message().to_owned() });
+            if let Err(e) = serve_connection(shared, socket, from) {
+                (shared.config.on_event)(ServerEvent::Refused { from, why: e.message().to_owned() });
             }
         };
         if let Err(e) = std::thread::Builder::new().name("caller".into()).spawn(work) {
-            (shared.config.tell)(Event::Refused { from, why: format!("no thread for it: {e}") });
+            (shared.config.on_event)(ServerEvent::Refused { from, why: format!("no thread for it: {e}") });
         }
     }
 }
 
-/// Counts a connection for as long as it lives.
-struct Held(Arc<Shared>);
+/// Counts a connection while it lives.
+struct ConnectionCount(Arc<ServerShared>);
 
-impl Drop for Held {
+impl Drop for ConnectionCount {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-fn refuse(socket: &TcpStream, why: &str) -> Result<()> {
-    frame::send(socket, REFUSED, why.as_bytes(), Instant::now() + Duration::from_millis(500))
+fn send_refusal(socket: &TcpStream, why: &str) -> Result<()> {
+    frame::send_frame(socket, REFUSED, why.as_bytes(), Instant::now() + Duration::from_millis(500))
 }
 
-/// Tells the caller, and whoever watches this end.
-fn refused(socket: &TcpStream, why: String) -> Result<()> {
-    // The caller may be gone.
-    let _ = refuse(socket, &why);
+/// Reports a refusal to the client and as an event.
+fn refuse_connection(socket: &TcpStream, why: String) -> Result<()> {
+    // The client may be gone.
+    let _ = send_refusal(socket, &why);
     Err(Error::new(ErrorKind::Protocol, why))
 }
 
-fn answer(shared: &Arc<Shared>, socket: TcpStream, from: IpAddr) -> Result<()> {
-    SocketOptions::default().apply(socket.as_fd()).map_err(|e| Error::io("can't set options", &e))?;
-    let first = match frame::receive(&socket, MAX_BODY, Instant::now() + GREETING) {
+fn serve_connection(shared: &Arc<ServerShared>, socket: TcpStream, from: IpAddr) -> Result<()> {
+    SocketOptions::default().apply_options(socket.as_fd()).map_err(|e| Error::io("can't set options", &e))?;
+    let first = match frame::receive_frame(&socket, MAX_BODY, Instant::now() + HELLO_TIMEOUT) {
         Ok(Some(first)) => first,
-        // Somebody looked whether the port is open.
-        Ok(None) => return Err(Error::new(ErrorKind::Protocol, "it connected and left without a word")),
+        // Probably a port check.
+        Ok(None) => return Err(Error::new(ErrorKind::Protocol, "it closed the connection without a request")),
         Err(e) if e.kind() == ErrorKind::Timeout => {
-            let why = format!("it said nothing that could be read within {} s", GREETING.as_secs());
+            let why = format!("it sent no complete request within {} s", HELLO_TIMEOUT.as_secs());
             return Err(Error::new(ErrorKind::Protocol, why));
         }
         Err(e) => return Err(e),
     };
     if first.head.version != VERSION {
         let why = format!(
-            "{} is spurline {} and speaks version {VERSION} of this protocol, the caller version {}",
+            "{} is spurline {} and uses version {VERSION} of this protocol, the client version {}",
             host_name(),
             env!("CARGO_PKG_VERSION"),
             first.head.version
         );
-        return refused(&socket, why);
+        return refuse_connection(&socket, why);
     }
     match first.head.kind {
-        kind::HELLO => control(shared, &socket, from, &message::decode(&first.body)?),
-        kind::ATTACH => data(shared, socket, from, &message::decode(&first.body)?),
-        other => refused(&socket, format!("a conversation does not begin with a message of kind {other}")),
+        kind::HELLO => serve_control(shared, &socket, from, &message::decode_message(&first.body)?),
+        kind::ATTACH => serve_data(shared, socket, from, &message::decode_message(&first.body)?),
+        other => refuse_connection(&socket, format!("a connection can't begin with a message of kind {other}")),
     }
 }
 
-/// A client's control connection, from its greeting to its end.
-fn control(shared: &Arc<Shared>, socket: &TcpStream, from: IpAddr, _hello: &Hello) -> Result<()> {
+/// Serves a client's control connection, from its hello to its end.
+fn serve_control(shared: &Arc<ServerShared>, socket: &TcpStream, from: IpAddr, _hello: &ClientHello) -> Result<()> {
     let number = shared.next.fetch_add(1, Ordering::Relaxed);
     let failed = |e: std::io::Error| Error::io("a connection", &e);
     let here = socket.local_addr().map_err(failed)?;
     let link = shared.files.link_of(here);
-    let rdma = rdma::usable(here.ip().to_canonical());
-    let welcome = Welcome {
+    let rdma = rdma::check_device(here.ip().to_canonical());
+    let welcome = ServerWelcome {
         program: env!("CARGO_PKG_VERSION").into(),
         host: host_name(),
         link,
         running: shared.tests.lock().len(),
-        transports: if rdma.is_ok() { vec![Transport::Tcp, Transport::Rdma] } else { vec![Transport::Tcp] },
+        transports: if rdma.is_ok() {
+            vec![ProbeTransport::Tcp, ProbeTransport::Rdma]
+        } else {
+            vec![ProbeTransport::Tcp]
+        },
         without_rdma: rdma.err().map(|e| e.message().to_owned()).unwrap_or_default(),
         facts: shared.config.facts.is_some(),
     };
-    let reply = |kind: u16, body: &[u8]| frame::send(socket, kind, body, Instant::now() + shared.config.patience);
-    reply(kind::WELCOME, &message::encode(&welcome))?;
+    let reply = |kind: u16, body: &[u8]| frame::send_frame(socket, kind, body, Instant::now() + shared.config.patience);
+    reply(kind::WELCOME, &message::encode_message(&welcome))?;
     shared.controls.lock().insert(number, socket.try_clone().map_err(failed)?);
-    let mut running: Option<Running> = None;
+    let mut running: Option<RegisteredMeasurement> = None;
     let result = loop {
-        let frame = match frame::receive(socket, MAX_BODY, Instant::now() + shared.config.patience) {
+        let frame = match frame::receive_frame(socket, MAX_BODY, Instant::now() + shared.config.patience) {
             Ok(Some(frame)) => frame,
             Ok(None) => break Ok(()),
             Err(e) if e.kind() == ErrorKind::Timeout => {
-                let why = format!("the client said nothing for {} s", shared.config.patience.as_secs_f64());
-                break refused(socket, why);
+                let why = format!("the client sent nothing for {} s", shared.config.patience.as_secs_f64());
+                break refuse_connection(socket, why);
             }
             Err(e) => break Err(e),
         };
         let handled = match frame.head.kind {
             kind::ALIVE => Ok(()),
-            kind::OPEN if running.is_none() => open(shared, from, here, &frame.body).and_then(|(test, opened)| {
-                running = Some(test);
-                reply(kind::OPENED, &message::encode(&opened))
-            }),
+            kind::OPEN if running.is_none() => {
+                open_measurement(shared, from, here, &frame.body).and_then(|(test, opened)| {
+                    running = Some(test);
+                    reply(kind::OPENED, &message::encode_message(&opened))
+                })
+            }
             kind::FINISH => match running.take() {
-                Some(test) => reply(kind::REPORT, &message::encode(&test.finish())),
-                None => Err(Error::new(ErrorKind::Protocol, "nothing was being measured")),
+                Some(test) => reply(kind::REPORT, &message::encode_message(&test.finish_measurement())),
+                None => Err(Error::new(ErrorKind::Protocol, "no measurement is open")),
             },
-            // Long tables are read for it, so not for every greeting.
-            kind::INTERFACES => message::decode::<Transport>(&frame.body)
-                .and_then(|transport| paths::here(transport, here.ip()))
-                .and_then(|all| reply(kind::INTERFACES_ARE, &message::encode(&all))),
+            // Reads long tables, so only on request.
+            kind::INTERFACES => message::decode_message::<ProbeTransport>(&frame.body)
+                .and_then(|transport| paths::local_interfaces(transport, here.ip()))
+                .and_then(|all| reply(kind::INTERFACES_ARE, &message::encode_message(&all))),
             kind::FACTS => match &shared.config.facts {
                 Some(facts) => facts().and_then(|bytes| {
-                    (shared.config.tell)(Event::Facts { from, bytes: bytes.len() });
+                    (shared.config.on_event)(ServerEvent::Facts { from, bytes: bytes.len() });
                     reply(kind::FACTS_ARE, &bytes)
                 }),
-                None => Err(Error::new(ErrorKind::Unsupported, "this server has no facts to give")),
+                None => Err(Error::new(ErrorKind::Unsupported, "this server provides no facts")),
             },
-            other => Err(Error::new(ErrorKind::Protocol, format!("a message of kind {other} makes no sense here"))),
+            other => Err(Error::new(ErrorKind::Protocol, format!("a message of kind {other} is not expected here"))),
         };
         if let Err(e) = handled {
-            break refused(socket, e.message().to_owned());
+            break refuse_connection(socket, e.message().to_owned());
         }
     };
     shared.controls.lock().remove(&number);
     if let Some(test) = running.take() {
-        test.abandon();
+        test.abandon_measurement();
     }
-    // One that leaves while it is stopped is no news.
+    // A client that leaves during the stop is not reported.
     if shared.stopping.load(Ordering::Relaxed) { Ok(()) } else { result }
 }
 
-/// A measurement in the table, taken out of it at its end.
-struct Running {
-    shared: Arc<Shared>,
+/// A measurement in the table; removed at its end.
+struct RegisteredMeasurement {
+    shared: Arc<ServerShared>,
     token: u64,
     here: SocketAddr,
-    test: Arc<Test>,
+    test: Arc<ActiveMeasurement>,
 }
 
-fn open(shared: &Arc<Shared>, from: IpAddr, here: SocketAddr, body: &[u8]) -> Result<(Running, Opened)> {
-    let open: Open = message::decode(body)?;
+fn open_measurement(
+    shared: &Arc<ServerShared>,
+    from: IpAddr,
+    here: SocketAddr,
+    body: &[u8],
+) -> Result<(RegisteredMeasurement, OpenReply)> {
+    let open: OpenRequest = message::decode_message(body)?;
     let plan = open.plan;
-    plan.check()?;
+    plan.check_bounds()?;
     let listeners = match plan.transport {
-        Transport::Tcp => Vec::new(),
-        Transport::Rdma if plan.paths.is_empty() => vec![rdma::Listener::new(here.ip().to_canonical())?],
-        Transport::Rdma => plan.paths.iter().map(|p| rdma::Listener::new(p.to)).collect::<Result<_>>()?,
+        ProbeTransport::Tcp => Vec::new(),
+        ProbeTransport::Rdma if plan.paths.is_empty() => vec![rdma::RdmaListener::new(here.ip().to_canonical())?],
+        ProbeTransport::Rdma => plan.paths.iter().map(|p| rdma::RdmaListener::new(p.to)).collect::<Result<_>>()?,
     };
-    let test = Arc::new(Test {
+    let test = Arc::new(ActiveMeasurement {
         from,
-        stop: Stop::new(shared.config.patience),
+        stop: StopSignal::new(shared.config.patience),
         begun: Instant::now(),
-        before: shared.files.counters(),
+        before: shared.files.read_counters(),
         shared_with: AtomicUsize::new(0),
         streams: Mutex::default(),
         changed: Condvar::new(),
         plan,
     });
     let mut tests = shared.tests.lock();
-    let loads = |test: &Test| usize::from(test.plan.streams.iter().any(|op| !op.is_round_trip()));
+    let loads = |test: &ActiveMeasurement| usize::from(test.plan.streams.iter().any(|op| !op.is_round_trip()));
     let all: usize = tests.values().map(|t| loads(t)).sum::<usize>() + loads(&test);
     for one in tests.values().chain([&test]) {
         one.shared_with.fetch_max(all - loads(one), Ordering::Relaxed);
     }
-    // Nobody guesses it; the standard library's hash keys are random.
+    // Unpredictable: the standard library's hash keys are random.
     let token = std::collections::hash_map::RandomState::new().build_hasher().finish();
     tests.insert(token, Arc::clone(&test));
     drop(tests);
-    let running = Running { shared: Arc::clone(shared), token, here, test };
+    let running = RegisteredMeasurement { shared: Arc::clone(shared), token, here, test };
     let mut answer = Vec::new();
     for listener in listeners {
         answer.extend(listener.port().to_le_bytes());
         let (shared, test) = (Arc::clone(shared), Arc::clone(&running.test));
         let take = move || {
-            listener.run(token, &test.plan, &test.stop, |index, connected| over_rdma(&shared, &test, index, connected));
+            listener.accept_streams(token, &test.plan, &test.stop, |index, connected| {
+                serve_rdma(&shared, &test, index, connected)
+            });
         };
         let thread = std::thread::Builder::new().name("rdma".into()).spawn(take);
         thread.map_err(|e| Error::io("no thread for rdma", &e))?;
     }
-    Ok((running, Opened { token, answer }))
+    Ok((running, OpenReply { token, answer }))
 }
 
-impl Running {
-    /// Waits for the streams' ends and says what they came to.
-    fn finish(self) -> Report {
-        self.test.wait(ENDING);
-        self.leave("")
+impl RegisteredMeasurement {
+    /// Waits for the streams to end and reports the result.
+    fn finish_measurement(self) -> ServerReport {
+        self.test.wait_streams(END_TIMEOUT);
+        self.take_report("")
     }
 
-    /// Ends the streams of a client that is gone.
-    fn abandon(self) {
-        self.leave("the client left");
+    /// Ends the streams of a lost client.
+    fn abandon_measurement(self) {
+        self.take_report("the client left");
     }
 
-    fn leave(&self, why: &str) -> Report {
+    fn take_report(&self, why: &str) -> ServerReport {
         self.shared.tests.lock().remove(&self.token);
-        self.test.cut();
-        self.test.wait(ENDING);
+        self.test.abort_streams();
+        self.test.wait_streams(END_TIMEOUT);
         let streams = self.test.streams.lock();
         let mut report = streams.report.clone();
-        report.tcp = tcp_info::together(&streams.views);
+        report.tcp = tcp_info::merge_views(&streams.views);
         drop(streams);
         if report.error.is_empty() {
             why.clone_into(&mut report.error);
         }
         report.shared_with = self.test.shared_with.load(Ordering::Relaxed);
         let bytes = report.received_bytes + report.sent_bytes;
-        let after = self.shared.files.counters();
+        let after = self.shared.files.read_counters();
         let seen = |address: SocketAddr, bytes: u64| {
             let mut link = self.shared.files.link_of(address);
-            if self.test.plan.transport == Transport::Tcp {
-                link::compare(&mut link, &self.test.before, &after, bytes);
+            if self.test.plan.transport == ProbeTransport::Tcp {
+                link::detect_carrier(&mut link, &self.test.before, &after, bytes);
             }
             link
         };
         let paths = &self.test.plan.paths;
         let several = paths.len() > 1;
         report.links = match several {
-            // What each carried is counted at the client's end, which does the comparison too.
+            // The client counts the bytes of each path, and compares the counters.
             true => paths.iter().map(|p| self.shared.files.link_of((p.to, 0).into())).collect(),
             false => Vec::new(),
         };
@@ -459,26 +475,26 @@ impl Running {
             (None, None) => seen(self.here, bytes),
         };
         let (from, plan, elapsed) = (self.test.from, self.test.plan.clone(), self.test.begun.elapsed());
-        (self.shared.config.tell)(Event::Ended { from, plan, elapsed, report: Box::new(report.clone()) });
+        (self.shared.config.on_event)(ServerEvent::Ended { from, plan, elapsed, report: Box::new(report.clone()) });
         report
     }
 }
 
-impl Test {
-    /// Ends all streams, also those that wait in the kernel.
-    fn cut(&self) {
+impl ActiveMeasurement {
+    /// Ends all streams, also those blocked in the kernel.
+    fn abort_streams(&self) {
         self.stop.cut();
         for stream in self.streams.lock().attached.values() {
             match stream {
                 // It may have ended by itself.
-                Stream::Tcp(socket) => drop(socket.shutdown(Shutdown::Both)),
-                Stream::Rdma(breaker) => breaker.break_now("the measurement is over"),
+                AttachedStream::Tcp(socket) => drop(socket.shutdown(Shutdown::Both)),
+                AttachedStream::Rdma(breaker) => breaker.break_now("the measurement is over"),
             }
         }
     }
 
-    /// Notes a stream; says whether all of the plan are there now, or `None` when this one was before.
-    fn attach(&self, index: usize, stream: Stream) -> Option<bool> {
+    /// Adds a stream; returns whether the plan is complete, or `None` when the index is taken.
+    fn attach_stream(&self, index: usize, stream: AttachedStream) -> Option<bool> {
         let mut streams = self.streams.lock();
         if streams.attached.contains_key(&index) {
             return None;
@@ -487,8 +503,8 @@ impl Test {
         Some(streams.attached.len() == self.plan.streams.len())
     }
 
-    /// Notes what a stream came to.
-    fn ended(&self, cpu: f64, served: tcp::Served, view: Option<TcpView>, result: Result<()>) {
+    /// Records a stream's result.
+    fn record_end(&self, cpu: f64, served: tcp::ServedBytes, view: Option<TcpView>, result: Result<()>) {
         let mut streams = self.streams.lock();
         streams.ended += 1;
         streams.views.extend(view);
@@ -499,7 +515,7 @@ impl Test {
         report.sent_bytes += served.sent;
         if let Err(e) = result
             && report.error.is_empty()
-            && !self.stop.is_cut()
+            && !self.stop.is_aborted()
         {
             report.error = e.message().to_owned();
         }
@@ -507,8 +523,8 @@ impl Test {
         self.changed.notify_all();
     }
 
-    /// Waits until every stream that was attached has ended.
-    fn wait(&self, limit: Duration) {
+    /// Waits until all attached streams have ended.
+    fn wait_streams(&self, limit: Duration) {
         let end = Instant::now() + limit;
         let mut streams = self.streams.lock();
         while streams.ended < streams.attached.len() {
@@ -519,54 +535,59 @@ impl Test {
     }
 }
 
-/// A client's data connection.
-fn data(shared: &Arc<Shared>, socket: TcpStream, from: IpAddr, attach: &Attach) -> Result<()> {
+/// Serves a client's data connection.
+fn serve_data(shared: &Arc<ServerShared>, socket: TcpStream, from: IpAddr, attach: &AttachRequest) -> Result<()> {
     let test = shared.tests.lock().get(&attach.token).cloned();
-    // Over several paths a client has several addresses; nobody guesses the token.
+    // Over several paths a client has several addresses; the token alone identifies it.
     let Some(test) = test.filter(|test| test.from == from || !test.plan.paths.is_empty()) else {
-        return refused(&socket, "no measurement has that token".into());
+        return refuse_connection(&socket, "no measurement has that token".into());
     };
     let Some(op) = test.plan.streams.get(attach.stream).copied() else {
-        return refused(&socket, format!("the measurement has no stream {}", attach.stream));
+        return refuse_connection(&socket, format!("the measurement has no stream {}", attach.stream));
     };
     let mine = socket.try_clone().map_err(|e| Error::io("a connection", &e))?;
-    let Some(all) = test.attach(attach.stream, Stream::Tcp(mine)) else {
-        return refused(&socket, format!("stream {} is attached", attach.stream));
+    let Some(all) = test.attach_stream(attach.stream, AttachedStream::Tcp(mine)) else {
+        return refuse_connection(&socket, format!("stream {} is attached", attach.stream));
     };
-    let mut served = tcp::Served::default();
+    let mut served = tcp::ServedBytes::default();
     let cpu = thread_cpu();
     let kept = socket.try_clone();
-    let result = frame::send(&socket, kind::ATTACHED, &[], Instant::now() + GREETING).and_then(|()| {
+    let result = frame::send_frame(&socket, kind::ATTACHED, &[], Instant::now() + HELLO_TIMEOUT).and_then(|()| {
         if all {
-            (shared.config.tell)(Event::Begun { from, plan: test.plan.clone() });
+            (shared.config.on_event)(ServerEvent::Begun { from, plan: test.plan.clone() });
         }
-        tcp::serve(socket, op, &test.plan, &test.stop, &mut served)
+        tcp::serve_stream(socket, op, &test.plan, &test.stop, &mut served)
     });
     let cpu = thread_cpu() - cpu;
     let view = kept.ok().map(|kept| {
-        let view = tcp_info::of(&kept);
-        // Its clones must not keep the other end waiting.
+        let view = tcp_info::connection_view(&kept);
+        // The socket's clones must not keep the connection open.
         let _ = kept.shutdown(Shutdown::Both);
         view
     });
-    test.ended(cpu, served, view, result);
+    test.record_end(cpu, served, view, result);
     Ok(())
 }
 
-/// A stream that was connected over verbs, on a thread of its own.
-fn over_rdma(shared: &Arc<Shared>, test: &Arc<Test>, index: usize, connected: rdma::Connected) {
-    let Some(all) = test.attach(index, Stream::Rdma(connected.breaker())) else { return };
+/// Serves a stream over verbs, on a thread of its own.
+fn serve_rdma(
+    shared: &Arc<ServerShared>,
+    test: &Arc<ActiveMeasurement>,
+    index: usize,
+    connected: rdma::ConnectedStream,
+) {
+    let Some(all) = test.attach_stream(index, AttachedStream::Rdma(connected.breaker())) else { return };
     if all {
-        (shared.config.tell)(Event::Begun { from: test.from, plan: test.plan.clone() });
+        (shared.config.on_event)(ServerEvent::Begun { from: test.from, plan: test.plan.clone() });
     }
     let mine = Arc::clone(test);
     let work = move || {
-        let mut served = tcp::Served::default();
+        let mut served = tcp::ServedBytes::default();
         let cpu = thread_cpu();
-        let result = rdma::serve(connected, &mine.plan, &mine.stop, &mut served);
-        mine.ended(thread_cpu() - cpu, served, None, result);
+        let result = rdma::serve_stream(connected, &mine.plan, &mine.stop, &mut served);
+        mine.record_end(thread_cpu() - cpu, served, None, result);
     };
     if let Err(e) = std::thread::Builder::new().name("stream".into()).spawn(work) {
-        test.ended(0.0, tcp::Served::default(), None, Err(Error::io("no thread for a stream", &e)));
+        test.record_end(0.0, tcp::ServedBytes::default(), None, Err(Error::io("no thread for a stream", &e)));
     }
 }

@@ -1,13 +1,13 @@
-//! What the kernel knows of a TCP connection (`TCP_INFO`, tcp(7)). It is the one place of this crate that needs unsafe
-//! code: no library in use reads this option.
+//! The kernel's statistics of a TCP connection (`TCP_INFO`, tcp(7)). The only unsafe code of this crate: no library
+//! in use reads this option.
 #![allow(unsafe_code, reason = "getsockopt with a structure rustix does not have")]
 
 use crate::message::TcpView;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
 
-/// The connection's figures so far; all zero where the kernel does not tell.
-pub fn of(socket: &TcpStream) -> TcpView {
+/// The connection's statistics; all zero where the kernel has none.
+pub fn connection_view(socket: &TcpStream) -> TcpView {
     // SAFETY: `tcp_info` is a structure of integers, for which all zeros is a value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -37,8 +37,8 @@ pub fn of(socket: &TcpStream) -> TcpView {
     }
 }
 
-/// One view of all connections of an end.
-pub fn together(views: &[TcpView]) -> TcpView {
+/// The combined statistics of an end's connections.
+pub fn merge_views(views: &[TcpView]) -> TcpView {
     if views.is_empty() {
         return TcpView::default();
     }
@@ -68,10 +68,10 @@ mod tests {
         let mut two = listener.accept().unwrap().0;
         one.write_all(&[1; 1000]).unwrap();
         two.read_exact(&mut [0; 1000]).unwrap();
-        let view = of(&one);
+        let view = connection_view(&one);
         assert!(view.segments >= 1 && view.mss > 0 && !view.congestion.is_empty(), "{view:?}");
-        let both = together(&[view.clone(), view.clone()]);
+        let both = merge_views(&[view.clone(), view.clone()]);
         assert_eq!((both.segments, both.mss), (view.segments * 2, view.mss));
-        assert_eq!(together(&[]), TcpView::default());
+        assert_eq!(merge_views(&[]), TcpView::default());
     }
 }

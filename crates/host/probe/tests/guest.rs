@@ -1,12 +1,12 @@
 //! Measurements over verbs, on Soft-RoCE in the virtual machine.
 
-use spurline_probe::client::{Call, Session};
-use spurline_probe::drive::{Limits, Progress};
+use spurline_probe::client::{ConnectConfig, ProbeSession};
+use spurline_probe::drive::{RunLimits, RunProgress};
 use spurline_probe::judge;
-use spurline_probe::measure::{self, Outcome, Pings};
-use spurline_probe::message::{Op, Plan, Transport};
+use spurline_probe::measure::{self, PingConfig, ProbeOutcome};
+use spurline_probe::message::{ProbeOp, ProbePlan, ProbeTransport};
 use spurline_probe::paths;
-use spurline_probe::server::{ServeConfig, Server};
+use spurline_probe::server::{ProbeServer, ServeConfig};
 use spurline_testkit::{GuestNet, run_in_guest};
 use spurline_types::Congestion;
 use std::net::IpAddr;
@@ -21,34 +21,34 @@ fn in_the_virtual_machine() {
     run_in_guest(GuestNet::Two, &["guest_"], 600);
 }
 
-fn server() -> Server {
+fn server() -> ProbeServer {
     let config = ServeConfig {
         addresses: Vec::new(),
         port: 0,
         patience: PATIENCE,
         max_connections: 100,
         facts: None,
-        tell: Box::new(drop),
+        on_event: Box::new(drop),
     };
-    Server::start(config).unwrap()
+    ProbeServer::start(config).unwrap()
 }
 
-fn dial(server: &Server, ip: &str) -> Session {
+fn dial(server: &ProbeServer, ip: &str) -> ProbeSession {
     let ip: IpAddr = ip.parse().unwrap();
     let peer = std::net::SocketAddr::new(ip, server.addresses()[0].port()).to_string();
-    Session::connect(&Call { peer, from: vec![ip], timeout: PATIENCE }).unwrap()
+    ProbeSession::connect(&ConnectConfig { peer, from: vec![ip], timeout: PATIENCE }).unwrap()
 }
 
-fn plan(op: Op, size: u64, depth: u32, streams: usize) -> Plan {
-    Plan { transport: Transport::Rdma, size, depth, streams: vec![op; streams], ..Plan::default() }
+fn plan(op: ProbeOp, size: u64, depth: u32, streams: usize) -> ProbePlan {
+    ProbePlan { transport: ProbeTransport::Rdma, size, depth, streams: vec![op; streams], ..ProbePlan::default() }
 }
 
-fn run(session: &mut Session, plan: &Plan, limits: &Limits) -> Outcome {
-    measure::run(session, plan, limits, &AtomicBool::new(false), &mut |_| {}).unwrap()
+fn run(session: &mut ProbeSession, plan: &ProbePlan, limits: &RunLimits) -> ProbeOutcome {
+    measure::run_measurement(session, plan, limits, &AtomicBool::new(false), &mut |_| {}).unwrap()
 }
 
-fn limits(ops: Option<u64>) -> Limits {
-    Limits { time: PATIENCE, ops, patience: PATIENCE, pause: Duration::ZERO }
+fn limits(ops: Option<u64>) -> RunLimits {
+    RunLimits { time: PATIENCE, ops, patience: PATIENCE, pause: Duration::ZERO }
 }
 
 #[test]
@@ -57,10 +57,21 @@ fn guest_every_operation() {
     let server = server();
     for (ip, sizes) in [("10.77.0.1", &[1, 4096, 300_001][..]), ("fd77:0::1", &[1 << 20])] {
         let mut session = dial(&server, ip);
-        assert!(session.welcome.transports.contains(&Transport::Rdma), "{}", session.welcome.without_rdma);
-        let ops = [(Op::Read, 1), (Op::Read, 8), (Op::Write, 1), (Op::Write, 8), (Op::Send, 8), (Op::Echo, 1)];
-        for (op, depth) in ops.into_iter().chain([(Op::Fetch, 1), (Op::Fetch, 8), (Op::Receive, 8), (Op::PingPong, 1)])
-        {
+        assert!(session.welcome.transports.contains(&ProbeTransport::Rdma), "{}", session.welcome.without_rdma);
+        let ops = [
+            (ProbeOp::Read, 1),
+            (ProbeOp::Read, 8),
+            (ProbeOp::Write, 1),
+            (ProbeOp::Write, 8),
+            (ProbeOp::Send, 8),
+            (ProbeOp::Echo, 1),
+        ];
+        for (op, depth) in ops.into_iter().chain([
+            (ProbeOp::Fetch, 1),
+            (ProbeOp::Fetch, 8),
+            (ProbeOp::Receive, 8),
+            (ProbeOp::PingPong, 1),
+        ]) {
             for &size in sizes {
                 let plan = plan(op, size, depth, 2);
                 let done = run(&mut session, &plan, &limits(Some(20)));
@@ -68,8 +79,8 @@ fn guest_every_operation() {
                 let total = done.measured.total;
                 assert_eq!((total.ops, total.read_bytes + total.write_bytes), (20, 20 * size), "{op:?} {size}");
                 let report = done.report.unwrap();
-                // Nobody there sees what is one-sided.
-                let seen = if matches!(op, Op::Write | Op::Fetch) { 0 } else { 20 * size };
+                // One-sided operations are invisible to the server.
+                let seen = if matches!(op, ProbeOp::Write | ProbeOp::Fetch) { 0 } else { 20 * size };
                 assert_eq!(report.sent_bytes.max(report.received_bytes), seen, "{op:?} {size}: {report:?}");
                 assert_eq!((report.error.as_str(), done.measured.tcp.is_none()), ("", true));
             }
@@ -82,31 +93,31 @@ fn guest_every_operation() {
 fn guest_for_a_time_both_ways_and_pings() {
     let server = server();
     let mut session = dial(&server, "10.77.0.1");
-    let both = Plan { streams: vec![Op::Read, Op::Write], ..plan(Op::Read, 1 << 20, 8, 1) };
+    let both = ProbePlan { streams: vec![ProbeOp::Read, ProbeOp::Write], ..plan(ProbeOp::Read, 1 << 20, 8, 1) };
     let end = Instant::now() + PATIENCE;
     loop {
-        let done = run(&mut session, &both, &Limits { time: Duration::from_secs(1), ..limits(None) });
-        let rates = judge::rates(&done);
-        println!("{:?} {:?}", rates, judge::bandwidth(&done));
+        let done = run(&mut session, &both, &RunLimits { time: Duration::from_secs(1), ..limits(None) });
+        let rates = judge::byte_rates(&done);
+        println!("{:?} {:?}", rates, judge::judge_bandwidth(&done));
         assert!(done.error.is_none(), "{:?}", done.error);
-        // A second may pass without a whole operation where the guest gets no processor.
+        // A second may pass without a whole operation where the guest gets no CPU time.
         if rates.read > 0.0 && rates.write > 0.0 {
             break;
         }
         assert!(Instant::now() < end, "{rates:?}");
     }
-    let done = run(&mut session, &plan(Op::Echo, 8, 1, 1), &limits(Some(500)));
-    println!("{:?}", judge::latency(&done));
+    let done = run(&mut session, &plan(ProbeOp::Echo, 8, 1, 1), &limits(Some(500)));
+    println!("{:?}", judge::judge_latency(&done));
     assert_eq!(done.measured.times[0].1.count(), 500);
-    let pings = Pings {
+    let pings = PingConfig {
         count: 3,
         size: 64,
         interval: Duration::from_millis(1),
         timeout: PATIENCE,
         congestion: Congestion::Auto,
-        transport: Transport::Rdma,
+        transport: ProbeTransport::Rdma,
     };
-    let done = measure::ping(&mut session, &pings, &AtomicBool::new(false), &mut |_| {}).unwrap();
+    let done = measure::run_pings(&mut session, &pings, &AtomicBool::new(false), &mut |_| {}).unwrap();
     assert!(done.error.is_none() && done.times.len() == 3 && done.large.is_some(), "{done:?}");
 }
 
@@ -121,18 +132,21 @@ fn received_packets(device: &str) -> u64 {
 fn guest_two_rails_at_once() {
     let server = server();
     let mut session = dial(&server, "10.77.0.1");
-    let ours = paths::here(Transport::Rdma, session.local().ip()).unwrap();
-    let theirs = session.interfaces(Transport::Rdma).unwrap();
+    let ours = paths::local_interfaces(ProbeTransport::Rdma, session.local().ip()).unwrap();
+    let theirs = session.fetch_interfaces(ProbeTransport::Rdma).unwrap();
     assert_eq!(ours, theirs, "both ends are this host");
     let names: Vec<&str> = ours.iter().map(|rail| rail.interface.as_str()).collect();
     assert_eq!(names, ["rail0", "rail1"]);
-    let paths = paths::choose(None, &ours, &theirs).unwrap();
+    let paths = paths::choose_paths(None, &ours, &theirs).unwrap();
     let shown: Vec<String> = paths.iter().map(|p| format!("{} {}", p.from, p.to)).collect();
     assert_eq!(shown, ["10.77.0.1 10.77.0.1", "10.77.1.1 10.77.1.1"]);
     let received = || ["rxe0", "rxe1"].map(received_packets);
-    for (ops, size) in [(vec![Op::Read; 4], 65_536), (vec![Op::Fetch, Op::Fetch, Op::Write, Op::Write], 65_536)] {
-        let plan = Plan { streams: ops.clone(), paths: paths.clone(), ..plan(Op::Read, size, 4, 1) };
-        // Who gets how many of the operations is the scheduler's choice: it may leave one rail out once.
+    for (ops, size) in [
+        (vec![ProbeOp::Read; 4], 65_536),
+        (vec![ProbeOp::Fetch, ProbeOp::Fetch, ProbeOp::Write, ProbeOp::Write], 65_536),
+    ] {
+        let plan = ProbePlan { streams: ops.clone(), paths: paths.clone(), ..plan(ProbeOp::Read, size, 4, 1) };
+        // The scheduler divides the operations: it may leave one rail out once.
         let end = Instant::now() + PATIENCE;
         let done = loop {
             let before = received();
@@ -141,8 +155,7 @@ fn guest_two_rails_at_once() {
             assert_eq!(done.rails.len(), 2);
             let after = received();
             let bytes: Vec<u64> = done.rails.iter().map(|rail| rail.read_bytes + rail.write_bytes).collect();
-            // Each device's own counter says that it carried what the measurement says of its rail: a packet of RoCE
-            // carries 4096 bytes at most.
+            // Each device's own counter confirms the bytes of its rail: a RoCE packet carries at most 4096 bytes.
             for ((bytes, before), after) in bytes.iter().zip(before).zip(after) {
                 assert!((after - before) * 4096 >= *bytes, "{ops:?}: {bytes} bytes in packets {before} to {after}");
             }
@@ -160,8 +173,8 @@ fn guest_two_rails_at_once() {
     }
     // The second one alone, though the call came over the first.
     let names = ["rail1".to_owned()];
-    let paths = paths::choose(Some(&names), &ours, &theirs).unwrap();
-    let plan = Plan { paths, ..plan(Op::PingPong, 64, 1, 1) };
+    let paths = paths::choose_paths(Some(&names), &ours, &theirs).unwrap();
+    let plan = ProbePlan { paths, ..plan(ProbeOp::PingPong, 64, 1, 1) };
     let done = run(&mut session, &plan, &limits(Some(100)));
     assert!(done.error.is_none() && done.link.interface == "rail1", "{done:?}");
 }
@@ -171,30 +184,30 @@ fn guest_two_rails_at_once() {
 fn guest_what_is_not_there_and_what_ends_midway() {
     let mut server = server();
     // Loopback belongs to no device.
-    let error = dial(&server, "127.0.0.1").open(&plan(Op::Read, 1, 1, 1)).err().unwrap();
+    let error = dial(&server, "127.0.0.1").open_streams(&plan(ProbeOp::Read, 1, 1, 1)).err().unwrap();
     assert!(error.what.contains("belongs to no RDMA device"), "{error:?}");
     let mut session = dial(&server, "10.77.0.1");
-    let error = session.open(&plan(Op::Send, 64 << 20, 1024, 1)).err().unwrap();
+    let error = session.open_streams(&plan(ProbeOp::Send, 64 << 20, 1024, 1)).err().unwrap();
     assert!(error.what.contains("locked memory"), "{error:?}");
-    let mut sessions = [(Op::Read, dial(&server, "10.77.0.1")), (Op::Write, dial(&server, "10.77.0.1"))];
+    let mut sessions = [(ProbeOp::Read, dial(&server, "10.77.0.1")), (ProbeOp::Write, dial(&server, "10.77.0.1"))];
     let moving = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let running = sessions.each_mut().map(|(op, session)| {
             let (plan, moving) = (plan(*op, 65_536, 4, 1), &moving);
             let mut first = true;
             scope.spawn(move || {
-                let mut observe = |p: &Progress| {
+                let mut observe = |p: &RunProgress| {
                     if p.ops > 0 && std::mem::take(&mut first) {
                         moving.fetch_add(1, Ordering::Relaxed);
                     }
                 };
-                measure::run(session, &plan, &limits(None), &AtomicBool::new(false), &mut observe).unwrap()
+                measure::run_measurement(session, &plan, &limits(None), &AtomicBool::new(false), &mut observe).unwrap()
             })
         });
         while moving.load(Ordering::Relaxed) < 2 && !running.iter().any(|one| one.is_finished()) {
             std::thread::sleep(Duration::from_millis(10));
         }
-        server.stop();
+        server.stop_server();
         for one in running {
             let done = one.join().unwrap();
             let error = done.error.unwrap();

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 /// One address of one interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
+pub struct HostAddress {
     /// The interface's name.
     pub interface: String,
     /// The address.
@@ -14,9 +14,9 @@ pub struct Address {
     pub prefix_len: u8,
 }
 
-impl Address {
-    /// Whether other machines can send to it: no loopback, and none that needs its link named beside it.
-    pub fn routable(&self) -> bool {
+impl HostAddress {
+    /// Whether other machines can send to it: not loopback, and not link-local.
+    pub fn is_routable(&self) -> bool {
         match self.ip {
             IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
             IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),
@@ -28,14 +28,14 @@ impl Address {
 ///
 /// # Errors
 /// When the kernel does not list them.
-pub fn host_addresses() -> Result<Vec<Address>> {
+pub fn host_addresses() -> Result<Vec<HostAddress>> {
     let found = if_addrs::get_if_addrs().map_err(|e| Error::io("can't list this host's network interfaces", &e))?;
     let address = |i: if_addrs::Interface| {
         let prefix_len = match &i.addr {
             if_addrs::IfAddr::V4(v4) => v4.prefixlen,
             if_addrs::IfAddr::V6(v6) => v6.prefixlen,
         };
-        Address { ip: i.ip(), interface: i.name, prefix_len }
+        HostAddress { ip: i.ip(), interface: i.name, prefix_len }
     };
     Ok(found.into_iter().map(address).collect())
 }

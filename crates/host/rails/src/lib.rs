@@ -1,6 +1,5 @@
-//! Network interfaces as RDMA rails: which device, port and GID an interface is, why, and what is wrong with one
-//! that can't be used. What stands in the kernel's files the fabric crate reads; this one deliberately opens no file, no
-//! device, and knows no verbs.
+//! Network interfaces as RDMA rails: device, port and GID of each interface, with the reason, and why one cannot be
+//! used. The fabric crate reads the kernel's files; this crate opens no file and no device, and knows no verbs.
 #![forbid(unsafe_code)]
 
 mod host;
@@ -8,7 +7,7 @@ mod memlock;
 mod resolve;
 mod unusable;
 
-pub use host::{Address, host_addresses};
-pub use memlock::{Memlock, check_memlock};
-pub use resolve::{LocalRail, resolve, usable};
-pub use unusable::Unusable;
+pub use host::{HostAddress, host_addresses};
+pub use memlock::{MemlockLimit, check_memlock};
+pub use resolve::{LocalRail, resolve_rails, usable_rails};
+pub use unusable::UnusableRail;

@@ -1,34 +1,35 @@
-//! From interface names to rails: device, port and GID of each, with the reason in words. A pure function of what the
-//! fabric crate reads in a tree and of the addresses it is given.
+//! From interface names to rails: device, port and GID of each, with the reason. A pure function of the files in a
+//! tree and of the given addresses.
 
-use crate::{Address, Unusable};
+use crate::{HostAddress, UnusableRail};
 use spurline_fabric::{
-    Device, Gid, GidType, Interface, LinkLayer, Port, PortState, Tree, devices, interfaces, operstate, port_state,
+    DevicePort, GidType, HostTree, LinkLayer, NetInterface, PortGid, PortState, RdmaDevice, devices, interfaces,
+    operstate, port_state,
 };
-use spurline_proto::{Link, Rail};
+use spurline_proto::{RailInfo, RailLink};
 use std::net::Ipv6Addr;
 
 /// An interface of this machine as an RDMA rail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalRail {
-    /// What peers are told, its port still 0.
-    pub rail: Rail,
+    /// The rail as announced to peers, its port still 0.
+    pub rail: RailInfo,
     /// The RDMA device.
     pub device: String,
     /// Its port, counted from 1.
     pub port: u32,
-    /// The GID that stands for the interface's address.
-    pub gid: Gid,
-    /// The processor node the device is attached to.
+    /// The GID of the interface's address.
+    pub gid: PortGid,
+    /// The NUMA node of the device.
     pub numa_node: Option<u32>,
-    /// Why it is this device and this GID, one sentence for the log.
+    /// Why this device and this GID were chosen, one sentence for the log.
     pub why: String,
 }
 
 impl LocalRail {
-    /// The device node through which programs use the device, and why it can't be opened; `None` when it can. The libraries
-    /// only say that there is no such device.
-    pub fn node_missing(&self) -> Option<(String, std::io::Error)> {
+    /// The device node through which programs use the device, and why it cannot be opened; `None` when it can. The
+    /// libraries report only that there is no such device.
+    pub fn device_node_error(&self) -> Option<(String, std::io::Error)> {
         let is_of_it = |entry: &std::fs::DirEntry| {
             std::fs::read_to_string(entry.path().join("ibdev")).is_ok_and(|name| name.trim() == self.device)
         };
@@ -39,28 +40,28 @@ impl LocalRail {
     }
 
     /// Whether the link carries packets now: the port is active and the interface is up.
-    pub fn link_up(&self, tree: &Tree) -> bool {
+    pub fn is_link_up(&self, tree: &HostTree) -> bool {
         port_state(tree, &self.device, self.port) == PortState::Active
             && operstate(tree, &self.rail.name).is_some_and(|state| state != "down")
     }
 }
 
-/// What of a host is looked at.
-struct Seen {
-    devices: Vec<Device>,
-    interfaces: Vec<Interface>,
+/// The parts of a host that are examined.
+struct HostSnapshot {
+    devices: Vec<RdmaDevice>,
+    interfaces: Vec<NetInterface>,
 }
 
-impl Seen {
-    fn of(tree: &Tree) -> Self {
-        Seen { devices: devices(tree, false), interfaces: interfaces(tree) }
+impl HostSnapshot {
+    fn read_from(tree: &HostTree) -> Self {
+        HostSnapshot { devices: devices(tree, false), interfaces: interfaces(tree) }
     }
 
-    fn interface(&self, name: &str) -> Option<&Interface> {
+    fn interface(&self, name: &str) -> Option<&NetInterface> {
         self.interfaces.iter().find(|i| i.name == name)
     }
 
-    fn ports(&self) -> impl Iterator<Item = (&Device, &Port)> {
+    fn all_ports(&self) -> impl Iterator<Item = (&RdmaDevice, &DevicePort)> {
         self.devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)))
     }
 }
@@ -68,9 +69,13 @@ impl Seen {
 /// Resolves `names` (none twice), in their order.
 ///
 /// # Errors
-/// The first interface that can't be used, and why.
-pub fn resolve(names: &[String], tree: &Tree, addresses: &[Address]) -> Result<Vec<LocalRail>, Unusable> {
-    let seen = Seen::of(tree);
+/// The first interface that cannot be used, and why.
+pub fn resolve_rails(
+    names: &[String],
+    tree: &HostTree,
+    addresses: &[HostAddress],
+) -> Result<Vec<LocalRail>, UnusableRail> {
+    let seen = HostSnapshot::read_from(tree);
     let mut rails: Vec<LocalRail> = Vec::new();
     for name in names {
         if !rails.iter().any(|rail| rail.rail.name == *name) {
@@ -81,8 +86,8 @@ pub fn resolve(names: &[String], tree: &Tree, addresses: &[Address]) -> Result<V
 }
 
 /// Every interface with an address that can be a rail now.
-pub fn usable(tree: &Tree, addresses: &[Address]) -> Vec<LocalRail> {
-    let seen = Seen::of(tree);
+pub fn usable_rails(tree: &HostTree, addresses: &[HostAddress]) -> Vec<LocalRail> {
+    let seen = HostSnapshot::read_from(tree);
     let mut rails: Vec<LocalRail> = Vec::new();
     for address in addresses {
         let name = &address.interface;
@@ -93,60 +98,60 @@ pub fn usable(tree: &Tree, addresses: &[Address]) -> Vec<LocalRail> {
     rails
 }
 
-/// A port with those slots of its GID table that belong to the interface.
-struct Found<'a> {
-    device: &'a Device,
-    port: &'a Port,
-    gids: Vec<&'a Gid>,
+/// A port with the entries of its GID table that belong to the interface.
+struct PortMatch<'a> {
+    device: &'a RdmaDevice,
+    port: &'a DevicePort,
+    gids: Vec<&'a PortGid>,
 }
 
-fn resolve_one(interface: &str, seen: &Seen, addresses: &[Address]) -> Result<LocalRail, Unusable> {
+fn resolve_one(interface: &str, seen: &HostSnapshot, addresses: &[HostAddress]) -> Result<LocalRail, UnusableRail> {
     let Some(netdev) = seen.interface(interface) else {
-        return Err(Unusable::NotThere { interface: interface.to_owned(), others: with_devices(seen) });
+        return Err(UnusableRail::NotThere { interface: interface.to_owned(), others: interfaces_with_devices(seen) });
     };
-    let found = find(netdev, seen);
+    let found = find_ports(netdev, seen);
     let others = found.len();
-    let Some(Found { device, port, gids }) = preferred(found, netdev, seen) else {
-        return Err(Unusable::NoDevice {
+    let Some(PortMatch { device, port, gids }) = preferred_port(found, netdev, seen) else {
+        return Err(UnusableRail::NoDevice {
             interface: interface.to_owned(),
             devices: match seen.devices.is_empty() {
-                true => "this machine has none".to_owned(),
-                false => format!("there are {}", listed(seen)),
+                true => "this host has none".to_owned(),
+                false => format!("there are {}", format_interfaces(seen)),
             },
-            others: with_devices(seen),
+            others: interfaces_with_devices(seen),
         });
     };
     if port.state != PortState::Active {
-        return Err(Unusable::PortDown {
+        return Err(UnusableRail::PortDown {
             interface: interface.to_owned(),
             device: device.name.clone(),
             port: port.number,
-            state: port.state.word().to_owned(),
-            phys: port.phys_state.word().to_owned(),
-            infiniband: infiniband(port),
+            state: port.state.as_str().to_owned(),
+            phys: port.phys_state.as_str().to_owned(),
+            infiniband: is_infiniband(port),
         });
     }
-    let own: Vec<&Address> = addresses.iter().filter(|a| a.interface == interface).collect();
-    // IPv4 first: it is what most peers will have; the order is the kernel's otherwise.
-    let mut routable: Vec<&Address> = own.iter().copied().filter(|a| a.routable()).collect();
+    let own: Vec<&HostAddress> = addresses.iter().filter(|a| a.interface == interface).collect();
+    // IPv4 first, as most peers have it; otherwise the kernel's order.
+    let mut routable: Vec<&HostAddress> = own.iter().copied().filter(|a| a.is_routable()).collect();
     routable.sort_by_key(|a| a.ip.is_ipv6());
     if routable.is_empty() {
         let shown: Vec<String> = own.iter().map(|a| a.ip.to_string()).collect();
         let found = if shown.is_empty() { String::new() } else { format!(", only {}", shown.join(", ")) };
-        return Err(Unusable::NoAddress { interface: interface.to_owned(), found });
+        return Err(UnusableRail::NoAddress { interface: interface.to_owned(), found });
     }
     let (address, gid, link, reason) =
-        choose(device, port, &gids, &routable, netdev).ok_or_else(|| Unusable::NoGid {
+        choose_gid(device, port, &gids, &routable, netdev).ok_or_else(|| UnusableRail::NoGid {
             interface: interface.to_owned(),
             device: device.name.clone(),
             port: port.number,
             address: routable.iter().map(|a| a.ip.to_string()).collect::<Vec<_>>().join(" or "),
-            gids: shown(&gids),
+            gids: format_gids(&gids),
         })?;
-    let rate = port.rate.as_ref().map_or("rate not shown".to_owned(), |rate| rate.words());
+    let rate = port.rate.as_ref().map_or("unknown rate".to_owned(), |rate| rate.describe());
     let speed_mbit = port.rate.as_ref().map_or(0.0, |rate| rate.gbps * 1000.0) as u32;
-    let fabric = if link == Link::InfiniBand { (gid.address.to_bits() >> 64) as u64 } else { 0 };
-    // Soft-RoCE and Soft-iWARP are where the card is that they send with.
+    let fabric = if link == RailLink::InfiniBand { (gid.address.to_bits() >> 64) as u64 } else { 0 };
+    // Soft-RoCE and Soft-iWARP are on the NUMA node of the card they send with.
     let card = netdev.pci.as_ref().filter(|_| device.parent.is_some());
     let numa_node = device.pci.as_ref().or(card).and_then(|pci| pci.numa_node);
     let numa = numa_node.map_or(String::new(), |node| format!(", NUMA node {node}"));
@@ -158,9 +163,9 @@ fn resolve_one(interface: &str, seen: &Seen, addresses: &[Address]) -> Result<Lo
         "{interface} is {} port {} ({link}, {rate}{numa}){several}; {gid}: {reason}; of {}",
         device.name,
         port.number,
-        shown(&gids)
+        format_gids(&gids)
     );
-    let rail = Rail {
+    let rail = RailInfo {
         name: interface.to_owned(),
         address: address.ip,
         prefix_len: address.prefix_len,
@@ -172,107 +177,114 @@ fn resolve_one(interface: &str, seen: &Seen, addresses: &[Address]) -> Result<Lo
     Ok(LocalRail { rail, device: device.name.clone(), port: port.number, gid: gid.clone(), numa_node, why })
 }
 
-/// The ports that have `interface`: those whose GID table names it, which holds for bonds and VLANs too; failing
-/// that (InfiniBand, older iWARP drivers), those whose own interface it is, or whose VLAN or partition it is.
-fn find<'a>(interface: &Interface, seen: &'a Seen) -> Vec<Found<'a>> {
-    let by_table: Vec<Found<'_>> = seen
-        .ports()
+/// The ports of `interface`: those whose GID table names it, which covers bonds and VLANs. Failing that (InfiniBand,
+/// older iWARP drivers), those whose own interface it is, or whose VLAN or partition it is.
+fn find_ports<'a>(interface: &NetInterface, seen: &'a HostSnapshot) -> Vec<PortMatch<'a>> {
+    let by_table: Vec<PortMatch<'_>> = seen
+        .all_ports()
         .filter_map(|(device, port)| {
-            let gids: Vec<&Gid> = port.gids.iter().filter(|gid| gid.netdev.as_ref() == Some(&interface.name)).collect();
-            (!gids.is_empty()).then_some(Found { device, port, gids })
+            let gids: Vec<&PortGid> =
+                port.gids.iter().filter(|gid| gid.netdev.as_ref() == Some(&interface.name)).collect();
+            (!gids.is_empty()).then_some(PortMatch { device, port, gids })
         })
         .collect();
     if !by_table.is_empty() {
         return by_table;
     }
-    // Slots that stand for no other interface.
-    let of = |(device, port): (&'a Device, &'a Port)| {
+    // Entries that belong to no other interface.
+    let of = |(device, port): (&'a RdmaDevice, &'a DevicePort)| {
         let gids = port.gids.iter().filter(|gid| gid.netdev.is_none()).collect();
-        Found { device, port, gids }
+        PortMatch { device, port, gids }
     };
     let owner = interface.parent.as_ref().and_then(|parent| seen.interface(parent)).unwrap_or(interface);
-    let found: Vec<Found<'_>> = seen.ports().filter(|(device, port)| owns(device, port, owner)).map(of).collect();
+    let found: Vec<PortMatch<'_>> =
+        seen.all_ports().filter(|(device, port)| owns_interface(device, port, owner)).map(of).collect();
     if !found.is_empty() {
         return found;
     }
-    // A bond of IPoIB interfaces or a VLAN on iWARP: what is below it carries its packets. On RoCE the table would
-    // name it.
-    let below = |(device, port): &(&Device, &Port)| infiniband(port) || iwarp(device);
-    let of_member = |member: &Interface| -> Vec<Found<'a>> {
-        seen.ports().filter(below).filter(|(device, port)| owns(device, port, member)).map(of).collect()
+    // A bond of IPoIB interfaces or a VLAN on iWARP: the lower interface carries its packets. On RoCE the GID table
+    // would name it.
+    let below = |(device, port): &(&RdmaDevice, &DevicePort)| is_infiniband(port) || is_iwarp(device);
+    let of_member = |member: &NetInterface| -> Vec<PortMatch<'a>> {
+        seen.all_ports().filter(below).filter(|(device, port)| owns_interface(device, port, member)).map(of).collect()
     };
-    members(interface, seen).into_iter().flat_map(of_member).collect()
+    bond_members(interface, seen).into_iter().flat_map(of_member).collect()
 }
 
-fn infiniband(port: &Port) -> bool {
+fn is_infiniband(port: &DevicePort) -> bool {
     port.link_layer == LinkLayer::InfiniBand
 }
 
 /// Whether the device speaks iWARP: its node type is an RNIC.
-fn iwarp(device: &Device) -> bool {
+fn is_iwarp(device: &RdmaDevice) -> bool {
     device.node_type.as_deref() == Some("RNIC")
 }
 
-/// Whether the interface's driver is the port's own: Soft-RoCE and Soft-iWARP name it, others share a PCI function.
-fn owns(device: &Device, port: &Port, interface: &Interface) -> bool {
+/// Whether the interface belongs to the port's driver: Soft-RoCE and Soft-iWARP name it, others share a PCI function.
+fn owns_interface(device: &RdmaDevice, port: &DevicePort, interface: &NetInterface) -> bool {
     if let Some(parent) = &device.parent {
         return *parent == interface.name;
     }
-    // Cards with one PCI function for both ports number their interfaces from 0, the RDMA ports from 1.
+    // Cards with one PCI function for both ports number interfaces from 0 and RDMA ports from 1.
     device.function_netdevs.contains(&interface.name)
         && (device.ports.len() <= 1 || interface.dev_port.unwrap_or(0).checked_add(1) == Some(port.number))
 }
 
-/// The interfaces below a bond or a VLAN, the one that carries its traffic first.
-fn members<'a>(interface: &Interface, seen: &'a Seen) -> Vec<&'a Interface> {
-    let mut members: Vec<&Interface> = interface.lower.iter().filter_map(|name| seen.interface(name)).collect();
+/// The interfaces below a bond or a VLAN, the active one first.
+fn bond_members<'a>(interface: &NetInterface, seen: &'a HostSnapshot) -> Vec<&'a NetInterface> {
+    let mut members: Vec<&NetInterface> = interface.lower.iter().filter_map(|name| seen.interface(name)).collect();
     members.sort_by_key(|member| interface.bond_active.as_ref() != Some(&member.name));
     members
 }
 
-/// Of several ports that have the interface, the active one of the bond's active member.
-fn preferred<'a>(found: Vec<Found<'a>>, interface: &Interface, seen: &Seen) -> Option<Found<'a>> {
-    let members = members(interface, seen);
-    let rank = |f: &Found<'_>| {
-        let member = members.iter().position(|member| owns(f.device, f.port, member)).unwrap_or(members.len());
+/// Of several ports of the interface, the active one of the bond's active member.
+fn preferred_port<'a>(
+    found: Vec<PortMatch<'a>>,
+    interface: &NetInterface,
+    seen: &HostSnapshot,
+) -> Option<PortMatch<'a>> {
+    let members = bond_members(interface, seen);
+    let rank = |f: &PortMatch<'_>| {
+        let member =
+            members.iter().position(|member| owns_interface(f.device, f.port, member)).unwrap_or(members.len());
         (f.port.state != PortState::Active, member)
     };
     found.into_iter().min_by_key(rank)
 }
 
-/// The address, the GID that stands for it, what the link is, and why.
-fn choose<'a>(
-    device: &Device,
-    port: &Port,
-    gids: &[&'a Gid],
-    routable: &[&'a Address],
-    interface: &Interface,
-) -> Option<(&'a Address, &'a Gid, Link, String)> {
+/// The address, its GID, the link type, and the reason.
+fn choose_gid<'a>(
+    device: &RdmaDevice,
+    port: &DevicePort,
+    gids: &[&'a PortGid],
+    routable: &[&'a HostAddress],
+    interface: &NetInterface,
+) -> Option<(&'a HostAddress, &'a PortGid, RailLink, String)> {
     let (first, name) = (*routable.first()?, &interface.name);
-    if infiniband(port) {
+    if is_infiniband(port) {
         // The last 16 of the 20 bytes of an IPoIB interface's hardware address are its GID.
-        let own = interface.address.as_deref().and_then(|text| gid_of_pairs(text.get(12..)?));
+        let own = interface.address.as_deref().and_then(|text| gid_of_hex_pairs(text.get(12..)?));
         let of_interface = gids.iter().find(|gid| Some(gid.address) == own);
         let (gid, reason) = match of_interface {
             Some(gid) => (*gid, format!("the GID in {name}'s hardware address")),
             None => (*gids.first()?, "the port's first GID".to_owned()),
         };
-        return Some((first, gid, Link::InfiniBand, reason));
+        return Some((first, gid, RailLink::InfiniBand, reason));
     }
-    if iwarp(device) {
-        // iWARP connects by IP address; its GIDs are the hardware address and choose nothing.
-        return Some((first, *gids.first()?, Link::Iwarp, "iWARP connects by address".to_owned()));
+    if is_iwarp(device) {
+        // iWARP connects by IP address; its GID is the hardware address and is not significant.
+        return Some((first, *gids.first()?, RailLink::Iwarp, "iWARP connects by address".to_owned()));
     }
-    for link in [Link::RoceV2, Link::RoceV1] {
+    for link in [RailLink::RoceV2, RailLink::RoceV1] {
         for address in routable {
-            let fits = |gid: &&&Gid| {
+            let fits = |gid: &&&PortGid| {
                 let kind = match gid.kind {
-                    GidType::RoceV2 => Link::RoceV2,
-                    // Without an interface beside it, the kernel's one word for both reads as the other.
-                    GidType::RoceV1 | GidType::Ib => Link::RoceV1,
+                    GidType::RoceV2 => RailLink::RoceV2,
+                    // Without an interface, the kernel's type text of both is the same.
+                    GidType::RoceV1 | GidType::Ib => RailLink::RoceV1,
                     GidType::Unknown => return false,
                 };
-                kind == link && gid.ip() == address.ip.to_canonical()
+                kind == link && gid.ip_address() == address.ip.to_canonical()
             };
             if let Some(gid) = gids.iter().find(fits) {
                 let reason = format!("the {link} GID of {name}'s address {}/{}", address.ip, address.prefix_len);
@@ -283,15 +295,15 @@ fn choose<'a>(
     None
 }
 
-/// Sixteen bytes as pairs of digits with colons between.
-fn gid_of_pairs(text: &str) -> Option<Ipv6Addr> {
+/// Sixteen bytes as hexadecimal pairs separated by colons.
+fn gid_of_hex_pairs(text: &str) -> Option<Ipv6Addr> {
     let digits: String = text.chars().filter(|c| *c != ':').collect();
     let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
     Some(Ipv6Addr::from_bits(number))
 }
 
-/// GIDs with their kinds, for messages; long tables are cut.
-fn shown(gids: &[&Gid]) -> String {
+/// GIDs with their types, for messages; long tables are cut.
+fn format_gids(gids: &[&PortGid]) -> String {
     const MOST: usize = 8;
     if gids.is_empty() {
         return "no GID".to_owned();
@@ -310,12 +322,12 @@ fn shown(gids: &[&Gid]) -> String {
     words.join(", ")
 }
 
-fn listed(seen: &Seen) -> String {
-    let words: Vec<String> = seen.ports().map(|(d, port)| format!("{} port {}", d.name, port.number)).collect();
+fn format_interfaces(seen: &HostSnapshot) -> String {
+    let words: Vec<String> = seen.all_ports().map(|(d, port)| format!("{} port {}", d.name, port.number)).collect();
     words.join(", ")
 }
 
-/// The interfaces that could have been named.
-fn with_devices(seen: &Seen) -> Vec<String> {
-    seen.interfaces.iter().filter(|i| !find(i, seen).is_empty()).map(|i| i.name.clone()).collect()
+/// The interfaces that could be named instead.
+fn interfaces_with_devices(seen: &HostSnapshot) -> Vec<String> {
+    seen.interfaces.iter().filter(|i| !find_ports(i, seen).is_empty()).map(|i| i.name.clone()).collect()
 }

@@ -1,9 +1,9 @@
-//! Each way in which an interface can't be a rail, in words, with what to do about it.
+//! Every reason why an interface cannot be a rail, with the remedy.
 
-/// Why an interface named with --rdma-network can't be used.
+/// Why an interface named with --rdma-network cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unusable {
+pub enum UnusableRail {
     /// There is no such interface.
     #[error("--rdma-network {interface}: there is no interface of that name here")]
     NotThere {
@@ -12,17 +12,17 @@ pub enum Unusable {
         /// Interfaces that have an RDMA device.
         others: Vec<String>,
     },
-    /// No RDMA device has it.
+    /// No RDMA device belongs to it.
     #[error("--rdma-network {interface}: no RDMA device belongs to it ({devices})")]
     NoDevice {
         /// The interface.
         interface: String,
-        /// What devices there are, in words.
+        /// The devices that exist.
         devices: String,
         /// Interfaces that have an RDMA device.
         others: Vec<String>,
     },
-    /// Its port carries nothing.
+    /// Its port is not active.
     #[error(
         "--rdma-network {interface}: port {port} of {device} is not active: its state is '{state}', its link '{phys}'"
     )]
@@ -33,22 +33,22 @@ pub enum Unusable {
         device: String,
         /// Its port.
         port: u32,
-        /// What the port's `state` says.
+        /// The port's `state`.
         state: String,
-        /// What the port's `phys_state` says.
+        /// The port's `phys_state`.
         phys: String,
         /// Whether a subnet manager has to configure it.
         infiniband: bool,
     },
-    /// It has no address that others can reach.
+    /// It has no address that other machines can reach.
     #[error("--rdma-network {interface}: it has no address that other machines can reach{found}")]
     NoAddress {
         /// The interface.
         interface: String,
-        /// The addresses it has, in words.
+        /// Its addresses.
         found: String,
     },
-    /// No GID of the device stands for its address.
+    /// The device has no GID for its address.
     #[error("--rdma-network {interface}: port {port} of {device} has no GID for {address}; it has {gids}")]
     NoGid {
         /// The interface.
@@ -59,37 +59,37 @@ pub enum Unusable {
         port: u32,
         /// Its address.
         address: String,
-        /// What GIDs there are.
+        /// The GIDs that exist.
         gids: String,
     },
-    /// Memory that RDMA registers may not be locked.
+    /// The limit of locked memory is below the amount that RDMA registers.
     #[error("--rdma-network {interface}: {needed} of memory have to be locked for RDMA, the limit is {limit}")]
     Memlock {
         /// The interface.
         interface: String,
         /// The limit.
         limit: String,
-        /// How much is needed.
+        /// The amount needed.
         needed: String,
-        /// The same in the unit of `ulimit -l`.
+        /// The same in KiB, the unit of `ulimit -l`.
         kib: u64,
     },
 }
 
-impl Unusable {
+impl UnusableRail {
     /// The interface it is about.
     pub fn interface(&self) -> &str {
         match self {
-            Unusable::NotThere { interface, .. }
-            | Unusable::NoDevice { interface, .. }
-            | Unusable::PortDown { interface, .. }
-            | Unusable::NoAddress { interface, .. }
-            | Unusable::NoGid { interface, .. }
-            | Unusable::Memlock { interface, .. } => interface,
+            UnusableRail::NotThere { interface, .. }
+            | UnusableRail::NoDevice { interface, .. }
+            | UnusableRail::PortDown { interface, .. }
+            | UnusableRail::NoAddress { interface, .. }
+            | UnusableRail::NoGid { interface, .. }
+            | UnusableRail::Memlock { interface, .. } => interface,
         }
     }
 
-    /// What to do about it.
+    /// The remedy.
     pub fn remedy(&self) -> String {
         let instead = |others: &[String]| match others {
             [] => "no interface here has one: install the NIC's driver, or try without hardware: 'modprobe rdma_rxe; \
@@ -98,26 +98,26 @@ impl Unusable {
             some => format!("interfaces with an RDMA device are {}", some.join(", ")),
         };
         match self {
-            Unusable::NotThere { others, .. } | Unusable::NoDevice { others, .. } => instead(others),
-            Unusable::PortDown { interface, infiniband: true, .. } => {
+            UnusableRail::NotThere { others, .. } | UnusableRail::NoDevice { others, .. } => instead(others),
+            UnusableRail::PortDown { interface, infiniband: true, .. } => {
                 format!("check the cable and that a subnet manager runs (sminfo), then 'ip link set {interface} up'")
             }
-            Unusable::PortDown { interface, .. } => {
+            UnusableRail::PortDown { interface, .. } => {
                 format!("check the cable and the switch port, then 'ip link set {interface} up'")
             }
-            Unusable::NoAddress { interface, .. } => {
+            UnusableRail::NoAddress { interface, .. } => {
                 format!("give it one: 'ip address add ADDRESS/BITS dev {interface}'")
             }
-            Unusable::NoGid { interface, .. } => format!(
+            UnusableRail::NoGid { interface, .. } => format!(
                 "GIDs are made from the interface's addresses: 'ip link set {interface} down' and up again makes the \
                  driver fill its table anew; show_gids or 'rdma -d link' show it"
             ),
-            Unusable::Memlock { kib, .. } => Self::raise_memlock(kib.saturating_mul(1024)),
+            UnusableRail::Memlock { kib, .. } => Self::memlock_remedy(kib.saturating_mul(1024)),
         }
     }
 
-    /// How `needed` bytes of memory may be locked, wherever the process runs.
-    pub fn raise_memlock(needed: u64) -> String {
+    /// How to allow `needed` bytes of locked memory, in each environment.
+    pub fn memlock_remedy(needed: u64) -> String {
         let kib = needed.div_ceil(1024);
         format!(
             "raise the limit: in a shell 'ulimit -l {kib}' (for a user for good: '* - memlock {kib}' in \

@@ -1,14 +1,14 @@
 //! Trees like those of real machines, and what the interfaces in them are resolved to.
 
-use spurline_fabric::Tree;
-use spurline_proto::Link;
-use spurline_rails::{Address, LocalRail, Memlock, Unusable, check_memlock, resolve};
+use spurline_fabric::HostTree;
+use spurline_proto::RailLink;
+use spurline_rails::{HostAddress, LocalRail, MemlockLimit, UnusableRail, check_memlock, resolve_rails};
 use tempfile::TempDir;
 
 /// A machine's files and addresses.
 struct Machine {
     sys: TempDir,
-    addresses: Vec<Address>,
+    addresses: Vec<HostAddress>,
 }
 
 struct Device<'a> {
@@ -40,7 +40,7 @@ impl Machine {
         self.put(&format!("class/net/{name}/type"), "1");
         for (ip, prefix_len) in addresses {
             let ip = ip.parse().unwrap();
-            self.addresses.push(Address { interface: name.to_owned(), ip, prefix_len: *prefix_len });
+            self.addresses.push(HostAddress { interface: name.to_owned(), ip, prefix_len: *prefix_len });
         }
     }
 
@@ -69,13 +69,13 @@ impl Machine {
         }
     }
 
-    fn tree(&self) -> Tree {
-        Tree::folder(self.sys.path())
+    fn tree(&self) -> HostTree {
+        HostTree::from_folder(self.sys.path())
     }
 
-    fn resolve(&self, names: &[&str]) -> Result<Vec<LocalRail>, Unusable> {
+    fn resolve(&self, names: &[&str]) -> Result<Vec<LocalRail>, UnusableRail> {
         let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
-        resolve(&names, &self.tree(), &self.addresses)
+        resolve_rails(&names, &self.tree(), &self.addresses)
     }
 
     fn one(&self, name: &str) -> LocalRail {
@@ -109,7 +109,7 @@ fn connectx() -> Machine {
 fn roce_v2_of_the_interfaces_own_address_comes_first() {
     let rail = connectx().one("eth2");
     assert_eq!((rail.device.as_str(), rail.port, rail.gid.index, rail.numa_node), ("mlx5_0", 1, 3, Some(1)));
-    assert_eq!((rail.rail.link, rail.rail.speed_mbit, rail.rail.fabric), (Link::RoceV2, 100_000, 0));
+    assert_eq!((rail.rail.link, rail.rail.speed_mbit, rail.rail.fabric), (RailLink::RoceV2, 100_000, 0));
     assert_eq!((rail.rail.address.to_string().as_str(), rail.rail.prefix_len), ("10.7.0.5", 24));
     let why = "eth2 is mlx5_0 port 1 (RoCE v2, 100 Gb/s (4X EDR), NUMA node 1); GID 3 ::ffff:10.7.0.5: the RoCE v2 \
                GID of eth2's address 10.7.0.5/24; of GID 0 fe80::1 (RoCE v1), GID 1 fe80::1 (RoCE v2)";
@@ -126,7 +126,7 @@ fn without_an_ipv4_address_the_ipv6_one_counts_and_v1_only_when_there_is_no_v2()
     for index in [1, 3, 4] {
         m.put(&format!("class/infiniband/mlx5_0/ports/1/gid_attrs/types/{index}"), "IB/RoCE v1");
     }
-    assert_eq!(m.one("eth2").rail.link, Link::RoceV1);
+    assert_eq!(m.one("eth2").rail.link, RailLink::RoceV1);
 }
 
 #[test]
@@ -178,7 +178,10 @@ fn ipoib_interfaces_are_found_by_their_port() {
     let rails = m.resolve(&["ib1", "ib0", "ib1"]).unwrap();
     let seen: Vec<_> = rails.iter().map(|r| (r.rail.name.as_str(), r.port, r.rail.fabric)).collect();
     assert_eq!(seen, [("ib1", 2, 0xfe80_0000_0000_0002), ("ib0", 1, 0xfe80_0000_0000_0001)]);
-    assert_eq!((rails[0].rail.link, rails[0].rail.speed_mbit, rails[0].numa_node), (Link::InfiniBand, 400_000, None));
+    assert_eq!(
+        (rails[0].rail.link, rails[0].rail.speed_mbit, rails[0].numa_node),
+        (RailLink::InfiniBand, 400_000, None)
+    );
     assert!(rails[0].why.contains("the GID in ib1's hardware address"), "{}", rails[0].why);
     // A partition of ib1, and a bond of both.
     m.netdev("ib1.8001", &[("10.10.0.5", 24)]);
@@ -204,13 +207,13 @@ fn soft_roce_and_iwarp_name_their_interface() {
     m.put("class/infiniband/siw0/parent", "eth8");
     m.gid("siw0", 1, 0, "0202:0300:0000:0000:0000:0000:0000:0000", "IB/RoCE v1", "");
     let [rxe, siw] = m.resolve(&["eth9", "eth8"]).unwrap().try_into().unwrap();
-    assert_eq!((rxe.device.as_str(), rxe.rail.link, rxe.rail.speed_mbit), ("rxe0", Link::RoceV2, 2_500));
-    assert_eq!((siw.device.as_str(), siw.rail.link), ("siw0", Link::Iwarp));
-    assert!(rxe.link_up(&m.tree()));
+    assert_eq!((rxe.device.as_str(), rxe.rail.link, rxe.rail.speed_mbit), ("rxe0", RailLink::RoceV2, 2_500));
+    assert_eq!((siw.device.as_str(), siw.rail.link), ("siw0", RailLink::Iwarp));
+    assert!(rxe.is_link_up(&m.tree()));
     m.put("class/net/eth9/operstate", "down");
-    assert!(!rxe.link_up(&m.tree()) && siw.link_up(&m.tree()));
+    assert!(!rxe.is_link_up(&m.tree()) && siw.is_link_up(&m.tree()));
     m.put("class/infiniband/siw0/ports/1/state", "1: DOWN");
-    assert!(!siw.link_up(&m.tree()));
+    assert!(!siw.is_link_up(&m.tree()));
 }
 
 #[test]
@@ -226,7 +229,7 @@ fn each_way_of_being_unusable_is_said() {
             m.refused("eth5"),
             vec!["no address that other machines can reach, only fe80::5, 169.254.1.1", "ip address add"],
         ),
-        (Machine::new().refused("lo"), vec!["(this machine has none)", "modprobe rdma_rxe"]),
+        (Machine::new().refused("lo"), vec!["(this host has none)", "modprobe rdma_rxe"]),
     ];
     m.addresses.retain(|a| a.interface != "eth2" || a.ip.to_string() == "fd00:7::5");
     std::fs::remove_file(m.sys.path().join("sys/class/infiniband/mlx5_0/ports/1/gids/4")).unwrap();
@@ -252,7 +255,7 @@ fn each_way_of_being_unusable_is_said() {
 
 #[test]
 fn too_little_memory_to_lock_names_the_number_and_every_place_to_raise_it() {
-    let limit = |limit, lifted| check_memlock("ib0", 300 << 20, Memlock { limit, lifted });
+    let limit = |limit, lifted| check_memlock("ib0", 300 << 20, MemlockLimit { limit, lifted });
     assert!(limit(None, false).is_ok() && limit(Some(300 << 20), false).is_ok() && limit(Some(1 << 16), true).is_ok());
     let error = limit(Some(64 << 10), false).unwrap_err();
     assert_eq!(error.to_string(), "--rdma-network ib0: 300M of memory have to be locked for RDMA, the limit is 64K");
@@ -260,7 +263,7 @@ fn too_little_memory_to_lock_names_the_number_and_every_place_to_raise_it() {
         assert!(error.remedy().contains(word), "{}", error.remedy());
     }
     // Whatever this machine's limits are, they can be read.
-    let _ = Memlock::here();
+    let _ = MemlockLimit::of_process();
     assert!(!spurline_rails::host_addresses().unwrap().is_empty());
 }
 

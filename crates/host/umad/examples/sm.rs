@@ -1,4 +1,4 @@
-//! Asks the subnet manager of every port that the library knows, and prints what came back.
+//! Queries the subnet manager of every port that the library knows, and prints the responses.
 
 use spurline_umad::Umad;
 
@@ -9,12 +9,12 @@ fn main() {
     };
     for device in umad.devices() {
         for port in 1..=2 {
-            let Ok(info) = umad.port(&device, port) else { continue };
+            let Ok(info) = umad.port_info(&device, port) else { continue };
             println!(
                 "{device}/{port} state {} sm_lid {}: {:?}",
                 info.state,
                 info.sm_lid,
-                umad.ask(&device, port, info.sm_lid)
+                umad.query_sm(&device, port, info.sm_lid)
             );
         }
     }

@@ -1,23 +1,23 @@
-//! libibumad's functions, found at run time, behind safe calls. It owns every unsafe line of this crate, and knows no
-//! management datagram.
+//! Functions of libibumad, resolved at run time, behind safe calls. It owns every unsafe line of this crate, and
+//! knows no management datagram.
 
-use crate::{MAD, NotAsked};
+use crate::{MAD, SmQueryError};
 use libc::{c_char, c_int, c_long, c_uint, c_void};
 use std::ffi::{CStr, CString};
 
 const NAME: &str = "libibumad.so.3";
-/// Bytes of a device's name in the library's structures.
+/// Length of a device name in the library's structures.
 const CA_NAME: usize = 20;
-/// As many devices as the library lists.
-const MOST_CAS: usize = 32;
-/// More than any version's `struct umad_port`, which ends with pointers that are the library's own.
+/// The library's limit of devices.
+const MAX_CAS: usize = 32;
+/// More than `struct umad_port` in any version; it ends with pointers that belong to the library.
 const PORT_BYTES: usize = 512;
-/// More than the header before a datagram, in any version.
+/// More than the header of a datagram in any version.
 const HEADER_BYTES: usize = 256;
 
 /// The functions.
 #[derive(Debug)]
-pub(crate) struct Library {
+pub(crate) struct UmadLibrary {
     cas: unsafe extern "C" fn(*mut c_char, c_int) -> c_int,
     get_port: unsafe extern "C" fn(*const c_char, c_int, *mut c_void) -> c_int,
     release_port: unsafe extern "C" fn(*mut c_void) -> c_int,
@@ -31,8 +31,8 @@ pub(crate) struct Library {
     status: unsafe extern "C" fn(*mut c_void) -> c_int,
 }
 
-impl Library {
-    /// Opens it; the words of the loader when it is not here.
+impl UmadLibrary {
+    /// Opens the library; the loader's message when that fails.
     pub(crate) fn open() -> Result<Self, String> {
         let name = CString::new(NAME).unwrap_or_default();
         // SAFETY: a NUL-terminated name; constructors of a system library run.
@@ -55,7 +55,7 @@ impl Library {
         // SAFETY: the types are those of infiniband/umad.h, which have not changed since libibumad 3.
         let (library, init) = unsafe {
             let init: unsafe extern "C" fn() -> c_int = std::mem::transmute(init);
-            let library = Library {
+            let library = UmadLibrary {
                 cas: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_char, c_int) -> c_int>(symbol(
                     "umad_get_cas_names",
                 )?),
@@ -105,10 +105,10 @@ impl Library {
         Ok(library)
     }
 
-    pub(crate) fn devices(&self) -> Vec<String> {
-        let mut names = [0u8; CA_NAME * MOST_CAS];
-        // SAFETY: room for as many names as are asked for, of the library's fixed length each.
-        let count = unsafe { (self.cas)(names.as_mut_ptr().cast(), MOST_CAS as c_int) };
+    pub(crate) fn list_devices(&self) -> Vec<String> {
+        let mut names = [0u8; CA_NAME * MAX_CAS];
+        // SAFETY: the array has room for as many names as requested, each of the library's fixed length.
+        let count = unsafe { (self.cas)(names.as_mut_ptr().cast(), MAX_CAS as c_int) };
         let text = |name: &[u8]| {
             let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
             String::from_utf8_lossy(&name[..end]).into_owned()
@@ -116,8 +116,8 @@ impl Library {
         names.chunks(CA_NAME).take(usize::try_from(count).unwrap_or(0)).map(text).collect()
     }
 
-    pub(crate) fn port(&self, device: &CStr, port: c_int) -> Result<crate::PortInfo, i32> {
-        // Eight-byte words, for the alignment of what the library writes.
+    pub(crate) fn port_info(&self, device: &CStr, port: c_int) -> Result<crate::UmadPort, i32> {
+        // Eight-byte words, for the alignment of the library's structure.
         let mut bytes = [0u64; PORT_BYTES / 8];
         // SAFETY: more room than the structure needs, aligned for its widest member.
         let code = unsafe { (self.get_port)(device.as_ptr(), port, bytes.as_mut_ptr().cast()) };
@@ -130,42 +130,42 @@ impl Library {
             c_uint::from_ne_bytes([word[start], word[start + 1], word[start + 2], word[start + 3]])
         };
         // ca_name[20], portnum, base_lid, lmc, sm_lid, sm_sl, state.
-        let info = crate::PortInfo { lid: at(24), sm_lid: at(32), state: at(40) };
+        let info = crate::UmadPort { lid: at(24), sm_lid: at(32), state: at(40) };
         // SAFETY: filled by the library above, released once.
         unsafe { (self.release_port)(bytes.as_mut_ptr().cast()) };
         Ok(info)
     }
 
-    pub(crate) fn open_port(&self, device: &CStr, port: c_int) -> Result<Open<'_>, i32> {
+    pub(crate) fn open_port(&self, device: &CStr, port: c_int) -> Result<OpenPort<'_>, i32> {
         // SAFETY: a NUL-terminated name.
         let id = unsafe { (self.open_port)(device.as_ptr(), port) };
-        if id < 0 { Err(-id) } else { Ok(Open { library: self, id }) }
+        if id < 0 { Err(-id) } else { Ok(OpenPort { library: self, id }) }
     }
 }
 
 /// An open port; dropping it closes it and ends its agents.
-pub(crate) struct Open<'a> {
-    library: &'a Library,
+pub(crate) struct OpenPort<'a> {
+    library: &'a UmadLibrary,
     id: c_int,
 }
 
-impl Open<'_> {
-    /// An agent that asks and gets answers of a management class.
-    pub(crate) fn register(&self, class: c_int) -> Result<c_int, NotAsked> {
+impl OpenPort<'_> {
+    /// Registers an agent for requests and responses of a management class.
+    pub(crate) fn register_agent(&self, class: c_int) -> Result<c_int, SmQueryError> {
         // SAFETY: no method mask: the agent serves no requests.
         let agent = unsafe { (self.library.register)(self.id, class, 1, 0, std::ptr::null_mut()) };
-        if agent < 0 { Err(NotAsked::Call { call: "umad_register", code: agent }) } else { Ok(agent) }
+        if agent < 0 { Err(SmQueryError::Call { call: "umad_register", code: agent }) } else { Ok(agent) }
     }
 
-    /// Sends a datagram to `lid` and waits for its answer; in words why none came.
-    pub(crate) fn exchange(
+    /// Sends a datagram to `lid` and waits for the response; the inner error says why none came.
+    pub(crate) fn exchange_mad(
         &self,
         agent: c_int,
         lid: c_int,
         mad: &[u8; MAD],
         try_ms: c_int,
         tries: c_int,
-    ) -> Result<Result<[u8; MAD], String>, NotAsked> {
+    ) -> Result<Result<[u8; MAD], String>, SmQueryError> {
         // SAFETY: takes nothing.
         let header = unsafe { (self.library.size)() }.min(HEADER_BYTES);
         let mut buffer = [0u64; (HEADER_BYTES + MAD) / 8];
@@ -178,10 +178,10 @@ impl Open<'_> {
             (self.library.send)(self.id, agent, start.cast(), MAD as c_int, try_ms, tries - 1)
         };
         if code != 0 {
-            return Err(NotAsked::Call { call: "umad_send", code });
+            return Err(SmQueryError::Call { call: "umad_send", code });
         }
         let mut length = MAD as c_int;
-        // The kernel gives up after its tries and says so; a little more is for itself.
+        // The kernel returns the datagram after its last try; the margin is for the kernel's own delay.
         let limit = try_ms * tries + 200;
         // SAFETY: the buffer has room for a header and `length` bytes.
         let code = unsafe { (self.library.receive)(self.id, start.cast(), &raw mut length, limit) };
@@ -204,7 +204,7 @@ impl Open<'_> {
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenPort<'_> {
     fn drop(&mut self) {
         // SAFETY: opened by the library, closed once.
         unsafe { (self.library.close_port)(self.id) };

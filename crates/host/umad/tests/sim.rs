@@ -1,4 +1,4 @@
-//! The question on a simulated fabric: ibsim plays the hardware, opensm the subnet manager, libibumad is the real one.
+//! The query on a simulated fabric: ibsim simulates the hardware, opensm the subnet manager, libibumad is the real one.
 
 use std::io::Write;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn asked(preload: &Path, dir: &Path, socket: &str) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// Asks until the answer has `part` in it.
+/// Queries until the answer contains `part`.
 fn until(preload: &Path, dir: &Path, socket: &str, part: &str) -> String {
     let end = Instant::now() + LIMIT;
     loop {
@@ -105,7 +105,7 @@ fn a_subnet_manager_comes_and_goes() {
     let during = until(&preload, dir.path(), &socket, "Alive");
     assert!(during.contains("state 4") && during.contains("state: 3"), "the one that works: {during}");
 
-    // Gone: the port is active as before, with the address of nobody.
+    // The subnet manager has ended: the port stays active, with a LID of no host.
     drop(opensm);
     let after = until(&preload, dir.path(), &socket, "Silent");
     assert!(after.contains("state 4") && !after.contains("sm_lid 0"), "{after}");

@@ -1,94 +1,92 @@
-//! What a node answers: bodies of answers, and errors with their kind. Payloads are bytes and need no code.
+//! The answers of a node: bodies, and errors with their kind. Payloads are raw bytes and need no code.
 
-use crate::codec::{Put, Take};
+use crate::codec::{ByteCursor, PutValue};
 use crate::rail::{put_rails, take_rails};
 use crate::request::check_name;
-use crate::{FrameError, MAX_ANSWER_BODY, MAX_VERSION_TEXT, RAILS_VERSION, Rail, VolumeId};
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Version, unix_time};
+use crate::{FrameError, MAX_ANSWER_BODY, MAX_VERSION_TEXT, RAILS_VERSION, RailInfo, VolumeId};
+use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version, unix_time};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A value that is the body of an answer.
-pub trait Body: Sized {
+pub trait AnswerBody: Sized {
     /// Appends the value to `out`.
     fn encode(&self, out: &mut Vec<u8>);
-    /// Reads the value.
+    /// Decodes the value.
     ///
     /// # Errors
-    /// When the bytes are no such value.
+    /// When the bytes do not encode such a value.
     fn decode(bytes: &[u8]) -> Result<Self, FrameError>;
 }
 
-/// What a node can do beyond the first version, as bits; unknown ones are ignored.
+/// Optional abilities of a node, as bits; unknown bits are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Capabilities(pub u64);
+pub struct NodeCapabilities(pub u64);
 
-impl Capabilities {
-    /// The upper 16 bits are no bits but a number.
+impl NodeCapabilities {
+    /// The upper 16 bits hold a number.
     const RULE_SHIFT: u32 = 48;
-    const SENDS_ON: u64 = 1;
+    const REDIRECTS: u64 = 1;
 
-    /// The same with the number of the rule by which this node's release finds the holders of blocks.
-    pub fn placing_by(self, rule: u16) -> Self {
-        Capabilities(self.0 & !(0xffff << Self::RULE_SHIFT) | u64::from(rule) << Self::RULE_SHIFT)
+    /// Adds the number of the placement rule of this node's release.
+    pub fn with_placement_rule(self, rule: u16) -> Self {
+        NodeCapabilities(self.0 & !(0xffff << Self::RULE_SHIFT) | u64::from(rule) << Self::RULE_SHIFT)
     }
 
-    /// The same of a node that knows `ReadHere` and `Seek`.
-    pub fn sending_on(self) -> Self {
-        Capabilities(self.0 | Self::SENDS_ON)
+    /// Adds the ability to answer `ReadHere` and `Seek`.
+    pub fn with_redirects(self) -> Self {
+        NodeCapabilities(self.0 | Self::REDIRECTS)
     }
 
-    /// Whether the node knows `ReadHere` and `Seek`; one of an older release takes neither.
-    pub fn sends_on(self) -> bool {
-        self.0 & Self::SENDS_ON != 0
+    /// Whether the node answers `ReadHere` and `Seek`, which nodes of older releases do not.
+    pub fn knows_redirects(self) -> bool {
+        self.0 & Self::REDIRECTS != 0
     }
 
-    /// The number of the rule; `None` of a release that does not tell it.
-    pub fn placing_rule(self) -> Option<u16> {
+    /// The number of the placement rule; `None` for a release that does not announce it.
+    pub fn placement_rule(self) -> Option<u16> {
         Some((self.0 >> Self::RULE_SHIFT) as u16).filter(|rule| *rule != 0)
     }
 }
 
-/// Answers `Hello`. What is only in a newer version is empty when the connection speaks an older one.
+/// Answers `Hello`. Fields of newer versions are empty when the connection uses an older one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Welcome {
+pub struct WelcomeAnswer {
     /// The protocol version of this connection.
     pub version: u16,
-    /// The node's number for the source asked for; 0 when none was.
+    /// The node's number for the requested source; 0 without a source.
     pub volume: VolumeId,
-    /// Unit of caching in bytes.
+    /// Cache block size in bytes.
     pub block_size: u64,
     /// The node's name for logs.
     pub node: String,
-    /// What it can do.
-    pub capabilities: Capabilities,
-    /// A number drawn when the node started, so that a peer sees that it is another process than before; 0 when not
-    /// known. From version 2 on.
+    /// Its optional abilities.
+    pub capabilities: NodeCapabilities,
+    /// A random number of this process, so that a peer detects a restart; 0 when unknown. Since version 2.
     pub instance: u64,
-    /// Where RDMA reaches it; none where it serves TCP only. From version 2 on.
-    pub rails: Vec<Rail>,
+    /// Its RDMA rails; empty for a node that serves TCP only. Since version 2.
+    pub rails: Vec<RailInfo>,
 }
 
-/// The body of an answer to a read whose block many readers ask for at once; the body is empty otherwise. A reader that
-/// does not know it loses nothing.
-pub const HOT: &[u8] = &[1];
+/// The body of an answer to a read of a hot block; the body is empty otherwise. A reader may ignore it.
+pub const HOT_BODY: &[u8] = &[1];
 
-/// Whether the body of an answer to a read says that its block is hot.
-pub fn says_hot(body: &[u8]) -> bool {
-    body.first() == HOT.first()
+/// Whether the body of an answer to a read marks its block as hot.
+pub fn is_hot_answer(body: &[u8]) -> bool {
+    body.first() == HOT_BODY.first()
 }
 
-/// The body of an answer to a `ReadHere` of what this node does not hold: the node that fetches the block for all is to be
-/// asked, by a `Read`.
-pub const SENT_ON: &[u8] = &[2];
+/// The body of an answer to a `ReadHere` of an uncached block: the reader must send a `Read` to the node that fetches
+/// the block for all.
+pub const REDIRECT_BODY: &[u8] = &[2];
 
-/// Whether the body of an answer to a `ReadHere` sends the reader on.
-pub fn says_sent_on(body: &[u8]) -> bool {
-    body == SENT_ON
+/// Whether the body of an answer to a `ReadHere` is a redirect.
+pub fn is_redirect(body: &[u8]) -> bool {
+    body == REDIRECT_BODY
 }
 
 /// Capacity of a volume, as `df` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StatFs {
+pub struct CapacityAnswer {
     /// All bytes.
     pub total_bytes: u64,
     /// Bytes free.
@@ -99,7 +97,7 @@ pub struct StatFs {
     pub free_files: u64,
 }
 
-impl Body for Welcome {
+impl AnswerBody for WelcomeAnswer {
     fn encode(&self, out: &mut Vec<u8>) {
         out.put_u16(self.version);
         out.put_u32(self.volume.0);
@@ -112,56 +110,56 @@ impl Body for Welcome {
         }
     }
     fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
-        let mut take = Take(bytes);
-        let mut welcome = Welcome {
-            version: take.u16("a version")?,
-            volume: VolumeId(take.u32("a volume")?),
-            block_size: take.u64("a block size")?,
-            node: take.text("a node's name")?.to_owned(),
-            capabilities: Capabilities(take.u64("capabilities")?),
-            ..Welcome::default()
+        let mut take = ByteCursor(bytes);
+        let mut welcome = WelcomeAnswer {
+            version: take.take_u16("a version")?,
+            volume: VolumeId(take.take_u32("a volume")?),
+            block_size: take.take_u64("a block size")?,
+            node: take.take_text("a node's name")?.to_owned(),
+            capabilities: NodeCapabilities(take.take_u64("capabilities")?),
+            ..WelcomeAnswer::default()
         };
         if welcome.version >= RAILS_VERSION {
-            welcome.instance = take.u64("an instance")?;
+            welcome.instance = take.take_u64("an instance")?;
             welcome.rails = take_rails(&mut take)?;
         }
-        take.end()?;
+        take.expect_end()?;
         Ok(welcome)
     }
 }
 
-impl Body for StatFs {
+impl AnswerBody for CapacityAnswer {
     fn encode(&self, out: &mut Vec<u8>) {
         for n in [self.total_bytes, self.free_bytes, self.total_files, self.free_files] {
             out.put_u64(n);
         }
     }
     fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
-        let mut take = Take(bytes);
-        let stat = StatFs {
-            total_bytes: take.u64("a capacity")?,
-            free_bytes: take.u64("a capacity")?,
-            total_files: take.u64("a capacity")?,
-            free_files: take.u64("a capacity")?,
+        let mut take = ByteCursor(bytes);
+        let stat = CapacityAnswer {
+            total_bytes: take.take_u64("a capacity")?,
+            free_bytes: take.take_u64("a capacity")?,
+            total_files: take.take_u64("a capacity")?,
+            free_files: take.take_u64("a capacity")?,
         };
-        take.end()?;
+        take.expect_end()?;
         Ok(stat)
     }
 }
 
-impl Body for Attr {
+impl AnswerBody for ObjectAttr {
     fn encode(&self, out: &mut Vec<u8>) {
         put_attr(self, out);
     }
     fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
-        let mut take = Take(bytes);
+        let mut take = ByteCursor(bytes);
         let attr = take_attr(&mut take)?;
-        take.end()?;
+        take.expect_end()?;
         Ok(attr)
     }
 }
 
-impl Body for ListPage {
+impl AnswerBody for ListPage {
     fn encode(&self, out: &mut Vec<u8>) {
         out.put_u32(u32::try_from(self.entries.len()).unwrap_or(u32::MAX));
         for entry in &self.entries {
@@ -173,24 +171,24 @@ impl Body for ListPage {
     fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
         // The shortest entry: a name of one byte with its length, and an attribute with empty texts.
         const SHORTEST: usize = 5 + 28;
-        let mut take = Take(bytes);
-        let count = take.u32("a page's length")? as usize;
+        let mut take = ByteCursor(bytes);
+        let count = take.take_u32("a page's length")? as usize;
         let mut entries = Vec::with_capacity(count.min(bytes.len() / SHORTEST));
         for _ in 0..count {
-            let name = take.bytes("a name")?;
+            let name = take.take_bytes("a name")?;
             check_name(name)?;
             if name.contains(&b'/') {
                 return Err(FrameError::Path("a slash in a name"));
             }
             entries.push(DirEntry { name: name.to_vec(), attr: take_attr(&mut take)? });
         }
-        let next = take.option("a cursor")?.map(<[u8]>::to_vec);
-        take.end()?;
+        let next = take.take_option("a cursor")?.map(<[u8]>::to_vec);
+        take.expect_end()?;
         Ok(ListPage { entries, next })
     }
 }
 
-fn put_attr(attr: &Attr, out: &mut Vec<u8>) {
+fn put_attr(attr: &ObjectAttr, out: &mut Vec<u8>) {
     out.put_u8(match attr.kind {
         FileKind::File => 1,
         FileKind::Directory => 2,
@@ -205,17 +203,17 @@ fn put_attr(attr: &Attr, out: &mut Vec<u8>) {
     out.put_option(attr.etag.as_deref().map(str::as_bytes));
 }
 
-fn take_attr(take: &mut Take<'_>) -> Result<Attr, FrameError> {
-    let kind = match take.u8("a file kind")? {
+fn take_attr(take: &mut ByteCursor<'_>) -> Result<ObjectAttr, FrameError> {
+    let kind = match take.take_u8("a file kind")? {
         1 => FileKind::File,
         2 => FileKind::Directory,
         3 => FileKind::Symlink,
         value => return Err(FrameError::Value { what: "a file kind", value: value.into() }),
     };
-    let mode = take.u16("a mode")?;
-    let size = take.u64("a size")?;
-    let secs = take.u64("a time")? as i64;
-    let nanos = take.u32("a time")?;
+    let mode = take.take_u16("a mode")?;
+    let size = take.take_u64("a size")?;
+    let secs = take.take_u64("a time")? as i64;
+    let nanos = take.take_u32("a time")?;
     let whole = Duration::from_secs(secs.unsigned_abs());
     let mtime: Option<SystemTime> =
         if secs < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
@@ -223,20 +221,19 @@ fn take_attr(take: &mut Take<'_>) -> Result<Attr, FrameError> {
         .filter(|_| nanos < 1_000_000_000)
         .and_then(|t| t.checked_add(Duration::from_nanos(nanos.into())))
         .ok_or(FrameError::Value { what: "a time", value: secs as u64 })?;
-    let version = take.text("a version text")?;
+    let version = take.take_text("a version text")?;
     if version.len() > MAX_VERSION_TEXT {
         let (len, max) = (version.len() as u64, MAX_VERSION_TEXT as u64);
         return Err(FrameError::TooLong { what: "a version text", len, max });
     }
-    let etag = match take.option("an etag")? {
+    let etag = match take.take_option("an etag")? {
         None => None,
         Some(etag) => Some(std::str::from_utf8(etag).map_err(|_| FrameError::NotText("an etag"))?.to_owned()),
     };
-    Ok(Attr { kind, size, mtime, mode, version: Version::new(version), etag })
+    Ok(ObjectAttr { kind, size, mtime, mode, version: Version::new(version), etag })
 }
 
-/// The body of an error answer: its sentence, cut to a length that always fits.
-/// The kind travels as the header's status.
+/// The body of an error answer: its message, cut to a length that always fits. The header's status carries the kind.
 pub fn encode_error_message(error: &Error, out: &mut Vec<u8>) {
     const LONGEST: usize = 4096;
     const { assert!(LONGEST <= MAX_ANSWER_BODY) };

@@ -1,19 +1,19 @@
-//! The fixed header that starts every frame. It knows nothing of what bodies mean.
+//! The fixed header at the start of every frame. It does not know the format of bodies.
 
 use crate::{
     FRAME_VERSION, FrameError, HEADER_LEN, MAGIC, MAX_ANSWER_BODY, MAX_PAYLOAD, MAX_REQUEST_BODY, MAX_VERSION,
     MIN_VERSION,
 };
 
-/// What a frame asks, or answers.
+/// The operation of a request and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Op {
+pub enum FrameOp {
     /// Opens a connection: versions and names.
     Hello,
-    /// Asks for a sign of life.
+    /// A heartbeat.
     Ping,
-    /// Asks for a number to be proved with, before the greeting.
+    /// Requests a nonce for a proof, before the handshake.
     Challenge,
     /// Proves that the peer holds the group token.
     Prove,
@@ -33,90 +33,90 @@ pub enum Op {
     Warm,
     /// Takes parts of objects out of a node's cache.
     Drop,
-    /// Bytes of an object, asked by another node.
+    /// Bytes of an object, requested by another node.
     Pull,
     /// Changes a node's share of its group's blocks.
     Weigh,
-    /// Rules for folders, given to a node and told by it.
+    /// Sends rules for folders to a node and returns the node's rules.
     Rules,
-    /// Brings what a node holds of parts under the rules for their folders.
+    /// Applies the rules for folders to the ranges a node caches.
     Classify,
-    /// Bytes of an object, unless another node is to be asked for them.
+    /// Bytes of an object, unless another node should serve them.
     ReadHere,
-    /// Bytes of an object, asked by another node, to be fetched when they are not held.
+    /// Bytes of an object, requested by another node, and fetched when not cached.
     Seek,
     /// An operation of a newer peer; the number is kept.
     Unknown(u16),
 }
 
-impl Op {
-    const NAMED: [(Op, u16); 18] = [
-        (Op::Hello, 1),
-        (Op::Ping, 2),
-        (Op::Challenge, 3),
-        (Op::Prove, 4),
-        (Op::Lookup, 16),
-        (Op::List, 17),
-        (Op::ReadLink, 18),
-        (Op::Read, 19),
-        (Op::StatFs, 20),
-        (Op::Info, 21),
-        (Op::Warm, 22),
-        (Op::Drop, 23),
-        (Op::Pull, 24),
-        (Op::Weigh, 25),
-        (Op::Rules, 26),
-        (Op::Classify, 27),
-        (Op::ReadHere, 28),
-        (Op::Seek, 29),
+impl FrameOp {
+    const NAMED: [(FrameOp, u16); 18] = [
+        (FrameOp::Hello, 1),
+        (FrameOp::Ping, 2),
+        (FrameOp::Challenge, 3),
+        (FrameOp::Prove, 4),
+        (FrameOp::Lookup, 16),
+        (FrameOp::List, 17),
+        (FrameOp::ReadLink, 18),
+        (FrameOp::Read, 19),
+        (FrameOp::StatFs, 20),
+        (FrameOp::Info, 21),
+        (FrameOp::Warm, 22),
+        (FrameOp::Drop, 23),
+        (FrameOp::Pull, 24),
+        (FrameOp::Weigh, 25),
+        (FrameOp::Rules, 26),
+        (FrameOp::Classify, 27),
+        (FrameOp::ReadHere, 28),
+        (FrameOp::Seek, 29),
     ];
 
     /// The number on the wire.
     pub const fn code(self) -> u16 {
         match self {
-            Op::Hello => 1,
-            Op::Ping => 2,
-            Op::Challenge => 3,
-            Op::Prove => 4,
-            Op::Lookup => 16,
-            Op::List => 17,
-            Op::ReadLink => 18,
-            Op::Read => 19,
-            Op::StatFs => 20,
-            Op::Info => 21,
-            Op::Warm => 22,
-            Op::Drop => 23,
-            Op::Pull => 24,
-            Op::Weigh => 25,
-            Op::Rules => 26,
-            Op::Classify => 27,
-            Op::ReadHere => 28,
-            Op::Seek => 29,
-            Op::Unknown(code) => code,
+            FrameOp::Hello => 1,
+            FrameOp::Ping => 2,
+            FrameOp::Challenge => 3,
+            FrameOp::Prove => 4,
+            FrameOp::Lookup => 16,
+            FrameOp::List => 17,
+            FrameOp::ReadLink => 18,
+            FrameOp::Read => 19,
+            FrameOp::StatFs => 20,
+            FrameOp::Info => 21,
+            FrameOp::Warm => 22,
+            FrameOp::Drop => 23,
+            FrameOp::Pull => 24,
+            FrameOp::Weigh => 25,
+            FrameOp::Rules => 26,
+            FrameOp::Classify => 27,
+            FrameOp::ReadHere => 28,
+            FrameOp::Seek => 29,
+            FrameOp::Unknown(code) => code,
         }
     }
 
-    /// The operation of a number from the wire; one not known here becomes [`Op::Unknown`].
+    /// The operation with a wire number; an unknown one becomes [`FrameOp::Unknown`].
     pub fn from_code(code: u16) -> Self {
-        Self::NAMED.iter().find(|(_, c)| *c == code).map_or(Op::Unknown(code), |(op, _)| *op)
+        Self::NAMED.iter().find(|(_, c)| *c == code).map_or(FrameOp::Unknown(code), |(op, _)| *op)
     }
 
-    /// Every operation this build knows.
-    pub fn all() -> impl Iterator<Item = Op> {
+    /// Every operation of this build.
+    pub fn all_known() -> impl Iterator<Item = FrameOp> {
         Self::NAMED.into_iter().map(|(op, _)| op)
     }
 }
 
 /// Bits of a header; unknown ones are kept and ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Flags(pub u16);
+pub struct FrameFlags(pub u16);
 
-impl Flags {
+impl FrameFlags {
     /// The frame answers a request.
-    pub const ANSWER: Flags = Flags(1);
+    pub const ANSWER: FrameFlags = FrameFlags(1);
 
     /// Whether all bits of `other` are set.
-    pub fn contains(self, other: Flags) -> bool {
+    pub fn contains(self, other: FrameFlags) -> bool {
         self.0 & other.0 == other.0
     }
 }
@@ -135,15 +135,15 @@ impl Flags {
 /// | 24 | 4 | payload length |
 /// | 28 | 36 | reserved: written as 0, ignored |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct FrameHeader {
     /// Version of the frame.
     pub version: u16,
-    /// What it asks or answers.
-    pub op: Op,
+    /// The operation.
+    pub op: FrameOp,
     /// Ties an answer to its request.
     pub id: u64,
     /// Bits.
-    pub flags: Flags,
+    pub flags: FrameFlags,
     /// 0, or the code of an error kind (answers only).
     pub status: u16,
     /// Length of the body in bytes.
@@ -152,22 +152,22 @@ pub struct Header {
     pub payload_len: u32,
 }
 
-impl Header {
+impl FrameHeader {
     /// The header of a request with a body of `body_len` bytes and no payload.
-    pub fn request(op: Op, id: u64, body_len: u32) -> Self {
-        Header { version: FRAME_VERSION, op, id, flags: Flags(0), status: 0, body_len, payload_len: 0 }
+    pub fn new_request(op: FrameOp, id: u64, body_len: u32) -> Self {
+        FrameHeader { version: FRAME_VERSION, op, id, flags: FrameFlags(0), status: 0, body_len, payload_len: 0 }
     }
 
     /// The header of an answer to this request.
     ///
     /// # Errors
     /// When a length is above its limit.
-    pub fn answer(&self, status: u16, body_len: usize, payload_len: usize) -> Result<Self, FrameError> {
-        Ok(Header {
+    pub fn new_answer(&self, status: u16, body_len: usize, payload_len: usize) -> Result<Self, FrameError> {
+        Ok(FrameHeader {
             version: self.version.clamp(MIN_VERSION, MAX_VERSION),
             op: self.op,
             id: self.id,
-            flags: Flags::ANSWER,
+            flags: FrameFlags::ANSWER,
             status,
             body_len: check_len("an answer's body", body_len, MAX_ANSWER_BODY)?,
             payload_len: check_len("an answer's payload", payload_len, MAX_PAYLOAD)?,
@@ -189,8 +189,7 @@ impl Header {
         out
     }
 
-    /// Reads the bytes of a header; checks the magic only, so that an answer can still be given to a peer of another
-    /// version.
+    /// Decodes a header. Checks the magic only, so that a peer of another version can still be answered.
     ///
     /// # Errors
     /// When the magic is another.
@@ -201,22 +200,22 @@ impl Header {
         if magic != MAGIC {
             return Err(FrameError::Magic(magic));
         }
-        Ok(Header {
+        Ok(FrameHeader {
             version: u16_at(4),
-            op: Op::from_code(u16_at(6)),
+            op: FrameOp::from_code(u16_at(6)),
             id: u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32,
-            flags: Flags(u16_at(16)),
+            flags: FrameFlags(u16_at(16)),
             status: u16_at(18),
             body_len: u32_at(20),
             payload_len: u32_at(24),
         })
     }
 
-    /// Checks the magic of a frame whose beginning is all that has arrived, so that a peer of another protocol is found
-    /// out before the rest of a header that it may never send.
+    /// Checks the magic of a partially received frame, so that a peer of another protocol is detected before the rest
+    /// of a header that it may never send.
     ///
     /// # Errors
-    /// When the first bytes are others.
+    /// When the first bytes differ from the magic.
     pub fn check_start(bytes: &[u8]) -> Result<(), FrameError> {
         let magic = MAGIC.to_le_bytes();
         let n = bytes.len().min(magic.len());
@@ -228,13 +227,13 @@ impl Header {
         Err(FrameError::Magic(u32::from_le_bytes(found)))
     }
 
-    /// Checks what a server accepts: a version it speaks, no answer, no payload, a body within its limit.
+    /// Checks the rules for requests: a supported version, no answer flag, no payload, a body within its limit.
     ///
     /// # Errors
     /// When one of them does not hold.
     pub fn check_request(&self) -> Result<(), FrameError> {
         self.check_version()?;
-        if self.flags.contains(Flags::ANSWER) {
+        if self.flags.contains(FrameFlags::ANSWER) {
             return Err(FrameError::Value { what: "the flags of a request", value: self.flags.0.into() });
         }
         check_len("a request's payload", self.payload_len as usize, 0)?;
@@ -242,13 +241,13 @@ impl Header {
         Ok(())
     }
 
-    /// Checks what a client accepts as the answer to request `id` for `op`.
+    /// Checks the header of the answer to request `id` for `op`.
     ///
     /// # Errors
     /// When it answers something else, or a length is above its limit.
-    pub fn check_answer(&self, op: Op, id: u64) -> Result<(), FrameError> {
+    pub fn check_answer(&self, op: FrameOp, id: u64) -> Result<(), FrameError> {
         self.check_version()?;
-        if !self.flags.contains(Flags::ANSWER) {
+        if !self.flags.contains(FrameFlags::ANSWER) {
             return Err(FrameError::Value { what: "the flags of an answer", value: self.flags.0.into() });
         }
         if self.id != id {
@@ -274,7 +273,7 @@ impl Header {
     }
 }
 
-/// `len` as the u32 it is on the wire, if it is at most `max`.
+/// `len` as the wire's u32, if it is at most `max`.
 pub(crate) fn check_len(what: &'static str, len: usize, max: usize) -> Result<u32, FrameError> {
     match u32::try_from(len) {
         Ok(wire) if len <= max => Ok(wire),

@@ -1,13 +1,14 @@
-//! The wire format of the data plane: a fixed header, a small body, a payload.
-//! It deliberately knows no socket, no clock, no thread: bytes in, values out.
+//! The wire format of the data plane: a fixed header, a small body, a payload. It knows no socket, no clock and no
+//! thread: bytes in, values out.
 //!
 //! A frame is [`HEADER_LEN`] bytes of header, `payload_len` bytes of payload, `body_len` bytes of body, and zeros up
 //! to a multiple of [`FRAME_ALIGN`]. The payload comes before the body so that one `recvmsg` can put the header in a
-//! small buffer and the payload straight where it belongs. Header and padding keep the place of a payload within the
-//! sender's cache lines the same from frame to frame, whatever lengths went before. That place can matter: the bare
+//! small buffer and the payload directly at its destination. Header and padding keep the payload's offset within the
+//! sender's cache lines the same in every frame, whatever the previous lengths. That offset can matter: the bare
 //! block reader over loopback at 1 MiB took 0.6-0.8 CPU-s/GB at the reader with its destination 16 bytes into a page,
-//! in every run, and 0.14-0.34 at offsets 0, 32, 64, 1024 and 2048. Among those five the machine was too busy to tell
+//! in every run, and 0.14-0.34 at offsets 0, 32, 64, 1024 and 2048. Among those five the machine was too busy to show
 //! a difference, so no gain of this padding itself has been shown.
+//!
 //! All numbers are little-endian. A request and its answer share an id and an operation.
 //!
 //! Decoders borrow from their input, never panic, and never allocate more than the input could hold.
@@ -16,20 +17,21 @@
 mod answer;
 mod codec;
 mod header;
-mod parts;
+mod object_ranges;
 mod proof;
 mod rail;
 pub mod rdma;
 mod request;
 
 pub use answer::{
-    Body, Capabilities, HOT, SENT_ON, StatFs, Welcome, decode_error, encode_error_message, says_hot, says_sent_on,
+    AnswerBody, CapacityAnswer, HOT_BODY, NodeCapabilities, REDIRECT_BODY, WelcomeAnswer, decode_error,
+    encode_error_message, is_hot_answer, is_redirect,
 };
-pub use header::{Flags, Header, Op};
-pub use parts::{Part, PartDone, PartList, Parts, PartsDone};
-pub use proof::{Challenge, Challenged, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, Proof};
-pub use rail::{Link, MAX_RAILS, Rail};
-pub use request::{Hello, Read, Request, VolumeId, check_path};
+pub use header::{FrameFlags, FrameHeader, FrameOp};
+pub use object_ranges::{ObjectRange, ObjectRanges, RangeDone, RangeList, RangesDone};
+pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, TokenProof};
+pub use rail::{MAX_RAILS, RailInfo, RailLink};
+pub use request::{HelloRequest, NodeRequest, ReadRequest, VolumeId, check_path};
 
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 64;
@@ -41,14 +43,14 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"SPUR");
 pub const MIN_VERSION: u16 = 1;
 /// The newest protocol version this build speaks.
 pub const MAX_VERSION: u16 = 2;
-/// The version of the frames themselves: header, order of parts, padding. What a greeting agrees on is what bodies
-/// hold, so a greeting is understood by every peer.
+/// The version of the frames themselves: header, order of parts, padding. The handshake agrees on the format of
+/// bodies, so every peer understands a handshake.
 pub const FRAME_VERSION: u16 = 1;
-/// The first version whose `Welcome` tells the node's rails.
+/// The first version with rails in its `WelcomeAnswer`.
 pub(crate) const RAILS_VERSION: u16 = 2;
-/// The longest body of a request: a path of any length a file system accepts fits several times.
+/// The longest body of a request: the longest path a file system accepts fits several times.
 pub const MAX_REQUEST_BODY: usize = 64 << 10;
-/// The longest body of a request on a connection that has not greeted yet: a greeting with the longest source.
+/// The longest request body before the handshake: a handshake with the longest source.
 pub const MAX_GREETING_BODY: usize = 8 << 10;
 /// The longest body of an answer: a page of 1000 names of 1 KiB with their attributes fits twice.
 pub const MAX_ANSWER_BODY: usize = 4 << 20;
@@ -57,27 +59,27 @@ pub const MAX_PAYLOAD: usize = 64 << 20;
 /// The longest version text of an object.
 pub const MAX_VERSION_TEXT: usize = 4096;
 
-/// Zeros that follow a payload and a body of together `len` bytes.
-pub const fn padding(len: usize) -> &'static [u8] {
+/// The zeros that follow a payload and a body of together `len` bytes.
+pub const fn frame_padding(len: usize) -> &'static [u8] {
     const ZEROS: [u8; FRAME_ALIGN] = [0; FRAME_ALIGN];
     const { assert!(HEADER_LEN.is_multiple_of(FRAME_ALIGN)) };
     ZEROS.split_at(len.next_multiple_of(FRAME_ALIGN) - len).0
 }
 
-/// Why bytes are not a frame, or a value does not fit in one.
+/// Why bytes are no frame, or a value does not fit in one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
     /// The first four bytes are not [`MAGIC`].
     #[error("the frame starts with {0:#010x} instead of 'SPUR': this is no Spurline peer")]
     Magic(u32),
-    /// The protocol version is none this build speaks.
+    /// The protocol version is not supported by this build.
     #[error("the peer speaks protocol version {0}, this build {MIN_VERSION} to {MAX_VERSION}")]
     Version(u16),
     /// A length is above its limit.
     #[error("{what} of {len} bytes, at most {max} are allowed")]
     TooLong {
-        /// What was too long.
+        /// The value that was too long.
         what: &'static str,
         /// Its length.
         len: u64,
@@ -90,19 +92,19 @@ pub enum FrameError {
     /// Bytes are left after the last value.
     #[error("{0} bytes are left after the last value")]
     Trailing(usize),
-    /// A text that is no UTF-8.
+    /// A text is not UTF-8.
     #[error("{0} is not UTF-8")]
     NotText(&'static str),
-    /// A number that stands for nothing.
+    /// A number has no meaning.
     #[error("{what} has the unknown value {value}")]
     Value {
-        /// What it was.
+        /// The kind of number.
         what: &'static str,
         /// The number found.
         value: u64,
     },
-    /// A path that no file can have: NUL, an empty part, `.` or `..`.
-    #[error("a path has a part that no file can have: {0}")]
+    /// A path that no file can have: it contains NUL, an empty component, `.` or `..`.
+    #[error("a path has a component that no file can have: {0}")]
     Path(&'static str),
 }
 

@@ -1,17 +1,17 @@
-//! A rail as a node tells it to its peers: a network interface over which RDMA reaches it. It knows no device:
-//! what stands here is what the other side needs to find out whether it can reach it.
+//! A rail as a node announces it to its peers: a network interface with RDMA. It knows no device; it holds the fields
+//! a peer needs to decide whether it can reach the rail.
 
 use crate::FrameError;
-use crate::codec::{Put, Take};
+use crate::codec::{ByteCursor, PutValue};
 use std::fmt;
 use std::net::IpAddr;
 
-/// The most rails one node tells of: twice what the largest machines have.
+/// The most rails a node announces: twice the number in the largest machines.
 pub const MAX_RAILS: usize = 16;
 
-/// What a rail's RDMA runs on.
+/// The link type of a rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Link {
+pub enum RailLink {
     /// InfiniBand, addressed by a subnet manager.
     InfiniBand,
     /// RoCE v2: UDP over Ethernet, routable.
@@ -20,67 +20,68 @@ pub enum Link {
     RoceV1,
     /// iWARP: TCP over Ethernet, routable.
     Iwarp,
-    /// A link of a newer peer; the number is kept.
+    /// A link type of a newer peer; the number is kept.
     Other(u8),
 }
 
-impl Link {
-    const NAMED: [(Link, u8); 4] = [(Link::InfiniBand, 1), (Link::RoceV2, 2), (Link::RoceV1, 3), (Link::Iwarp, 4)];
+impl RailLink {
+    const NAMED: [(RailLink, u8); 4] =
+        [(RailLink::InfiniBand, 1), (RailLink::RoceV2, 2), (RailLink::RoceV1, 3), (RailLink::Iwarp, 4)];
 
     /// The number on the wire.
     pub fn code(self) -> u8 {
         match self {
-            Link::Other(code) => code,
+            RailLink::Other(code) => code,
             named => Self::NAMED.iter().find(|(link, _)| *link == named).map_or(0, |(_, code)| *code),
         }
     }
 
-    /// The link of a number from the wire.
+    /// The link type with a wire number.
     pub fn from_code(code: u8) -> Self {
-        Self::NAMED.iter().find(|(_, c)| *c == code).map_or(Link::Other(code), |(link, _)| *link)
+        Self::NAMED.iter().find(|(_, c)| *c == code).map_or(RailLink::Other(code), |(link, _)| *link)
     }
 
-    /// Whether packets pass from one IP subnet to another.
-    pub fn routable(self) -> bool {
-        matches!(self, Link::RoceV2 | Link::Iwarp)
+    /// Whether packets are routed between IP subnets.
+    pub fn is_routable(self) -> bool {
+        matches!(self, RailLink::RoceV2 | RailLink::Iwarp)
     }
 }
 
-impl fmt::Display for Link {
+impl fmt::Display for RailLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Link::InfiniBand => f.write_str("InfiniBand"),
-            Link::RoceV2 => f.write_str("RoCE v2"),
-            Link::RoceV1 => f.write_str("RoCE v1"),
-            Link::Iwarp => f.write_str("iWARP"),
-            Link::Other(code) => write!(f, "link kind {code}"),
+            RailLink::InfiniBand => f.write_str("InfiniBand"),
+            RailLink::RoceV2 => f.write_str("RoCE v2"),
+            RailLink::RoceV1 => f.write_str("RoCE v1"),
+            RailLink::Iwarp => f.write_str("iWARP"),
+            RailLink::Other(code) => write!(f, "link kind {code}"),
         }
     }
 }
 
 /// One rail of one machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rail {
+pub struct RailInfo {
     /// The interface's name on its own machine, for logs.
     pub name: String,
-    /// The address RDMA connections are made to.
+    /// The address for RDMA connections.
     pub address: IpAddr,
     /// Length of the network part of the address in bits.
     pub prefix_len: u8,
-    /// The port RDMA connections are made to; 0 on a side that only connects.
+    /// The port for RDMA connections; 0 on a side that only connects.
     pub port: u16,
-    /// What it runs on.
-    pub link: Link,
+    /// The link type.
+    pub link: RailLink,
     /// The subnet prefix of an InfiniBand fabric; 0 for the others.
     pub fabric: u64,
-    /// Megabits per second; 0 when not known.
+    /// Megabits per second; 0 when unknown.
     pub speed_mbit: u32,
 }
 
-impl fmt::Display for Rail {
+impl fmt::Display for RailInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({} {}/{}", self.name, self.link, self.address, self.prefix_len)?;
-        if self.link == Link::InfiniBand {
+        if self.link == RailLink::InfiniBand {
             write!(f, ", subnet prefix {:016x}", self.fabric)?;
         }
         if self.speed_mbit > 0 {
@@ -91,7 +92,7 @@ impl fmt::Display for Rail {
 }
 
 /// Appends at most [`MAX_RAILS`] rails.
-pub(crate) fn put_rails(rails: &[Rail], out: &mut Vec<u8>) {
+pub(crate) fn put_rails(rails: &[RailInfo], out: &mut Vec<u8>) {
     let rails = &rails[..rails.len().min(MAX_RAILS)];
     out.put_u8(rails.len() as u8);
     for rail in rails {
@@ -108,33 +109,33 @@ pub(crate) fn put_rails(rails: &[Rail], out: &mut Vec<u8>) {
     }
 }
 
-pub(crate) fn take_rails(take: &mut Take<'_>) -> Result<Vec<Rail>, FrameError> {
-    let count = usize::from(take.u8("a number of rails")?);
+pub(crate) fn take_rails(take: &mut ByteCursor<'_>) -> Result<Vec<RailInfo>, FrameError> {
+    let count = usize::from(take.take_u8("a number of rails")?);
     if count > MAX_RAILS {
         return Err(FrameError::TooLong { what: "a list of rails", len: count as u64, max: MAX_RAILS as u64 });
     }
     let mut rails = Vec::new();
     for _ in 0..count {
-        let name = take.text("a rail's name")?.to_owned();
-        let bytes = take.bytes("a rail's address")?;
+        let name = take.take_text("a rail's name")?.to_owned();
+        let bytes = take.take_bytes("a rail's address")?;
         let wrong = FrameError::Value { what: "the length of a rail's address", value: bytes.len() as u64 };
         let address = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
             (Ok(v4), _) => IpAddr::from(v4),
             (_, Ok(v6)) => IpAddr::from(v6),
             _ => return Err(wrong),
         };
-        let prefix_len = take.u8("a rail's network")?;
+        let prefix_len = take.take_u8("a rail's network")?;
         if prefix_len > if address.is_ipv4() { 32 } else { 128 } {
             return Err(FrameError::Value { what: "the length of a rail's network", value: prefix_len.into() });
         }
-        rails.push(Rail {
+        rails.push(RailInfo {
             name,
             address,
             prefix_len,
-            port: take.u16("a rail's port")?,
-            link: Link::from_code(take.u8("a rail's link")?),
-            fabric: take.u64("a rail's fabric")?,
-            speed_mbit: take.u32("a rail's speed")?,
+            port: take.take_u16("a rail's port")?,
+            link: RailLink::from_code(take.take_u8("a rail's link")?),
+            fabric: take.take_u64("a rail's fabric")?,
+            speed_mbit: take.take_u32("a rail's speed")?,
         });
     }
     Ok(rails)

@@ -1,48 +1,48 @@
-//! What travels over a queue pair: messages with a short prelude, numbers that announce writes, and the credits that
-//! keep receive queues from running dry. It knows no queue pair.
+//! The wire format over a queue pair: messages with a short prelude, write notices, and the credits that keep receive
+//! queues from running empty. It knows no queue pair.
 //!
-//! A **message** is one SEND of at most the peer's slot length: a [`Prelude`] of [`PRELUDE_LEN`] bytes, then a part of a
-//! frame (header and body, as everywhere; no payload). The first message of a request names the region of the reader's
-//! memory that the payload goes to. A frame longer than a slot is continued in further messages.
+//! A **message** is one SEND of at most the peer's slot length: a [`MessagePrelude`] of [`PRELUDE_LEN`] bytes, then a
+//! part of a frame (header and body, as everywhere; no payload). The first message of a request names the region of
+//! the reader's memory for the payload. A frame longer than a slot continues in further messages.
 //!
-//! A **payload** comes as RDMA writes into that region, in order. Some of them announce themselves with a number
-//! ([`Announced`]): how many bytes of the payload are there. The last may say that the answer is whole, so that a plain
-//! read costs one message and one write; every other answer ends with a frame.
+//! A **payload** arrives as RDMA writes into that region, in order. Some of them carry a notice as immediate data
+//! ([`WriteNotice`]): the number of payload bytes written so far. The last notice may complete the answer, so that a
+//! plain read costs one message and one write; every other answer ends with a frame.
 //!
-//! Every message and every announced write takes one receive of the other side, so it costs one credit
-//! ([`Credits`]). Receives that were posted again are told with whatever goes the other way.
+//! Every message and every write with a notice consumes one receive of the other side and therefore costs one credit
+//! ([`SendCredits`]). Every transfer in the opposite direction also reports the receives posted again.
 
-use crate::codec::Take;
+use crate::codec::ByteCursor;
 use crate::{FrameError, HEADER_LEN, MAX_PAYLOAD};
 
 /// Length of the prelude in bytes.
 pub const PRELUDE_LEN: usize = 32;
 /// The first four bytes of every message: `SPRD`.
 pub const RDMA_MAGIC: u32 = u32::from_le_bytes(*b"SPRD");
-/// The version of what this module describes; both sides say it when they connect.
+/// The version of this module's format; both sides send it when they connect.
 pub const RDMA_VERSION: u16 = 1;
-/// Messages and announced writes that a side must be able to receive at the least.
+/// The minimum number of receives that each side must post.
 pub const MIN_RECEIVES: u16 = 4;
-/// The shortest slot: a prelude, a header and some of a path.
+/// The shortest slot: a prelude, a header and part of a path.
 pub const MIN_SLOT_LEN: u32 = 512;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageKind {
     /// The first part of a request's frame.
     Request,
     /// The first part of an answer's frame.
     Answer,
-    /// The next part of the frame that the last one belongs to.
+    /// The next part of the current frame.
     Rest,
-    /// No frame: only credits.
+    /// No frame, only credits.
     Grant,
 }
 
-/// Where a payload goes: memory of the reader.
+/// The destination of a payload in the reader's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Region {
-    /// Its address there.
+pub struct PayloadRegion {
+    /// Its address in the reader's process.
     pub addr: u64,
     /// Its length in bytes.
     pub len: u64,
@@ -52,18 +52,18 @@ pub struct Region {
 
 /// The first bytes of every message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Prelude {
-    /// What the message is.
+pub struct MessagePrelude {
+    /// The kind of the message.
     pub kind: MessageKind,
-    /// Receives posted again since the last time this was told.
+    /// Receives posted again since the last report.
     pub granted: u8,
-    /// Length of the whole frame, of which this message has a part.
+    /// Length of the whole frame of which this message carries a part.
     pub frame_len: u32,
-    /// Where the answer's payload goes; of length 0 except in a request.
-    pub region: Region,
+    /// The destination of the answer's payload; its length is 0 except in a request.
+    pub region: PayloadRegion,
 }
 
-impl Prelude {
+impl MessagePrelude {
     /// The bytes on the wire.
     pub fn encode(&self) -> [u8; PRELUDE_LEN] {
         let mut out = [0u8; PRELUDE_LEN];
@@ -75,9 +75,9 @@ impl Prelude {
             MessageKind::Grant => 4,
         };
         out[5] = self.granted;
-        // The two bytes left are reserved: written as 0, ignored.
+        // The two remaining bytes are reserved: written as 0, ignored.
         out[8..16].copy_from_slice(&self.region.addr.to_le_bytes());
-        // A payload is at most 64 MiB, so its region's length fits.
+        // A payload is at most 64 MiB, so the length of its region fits.
         let len = u32::try_from(self.region.len).unwrap_or(u32::MAX);
         out[16..20].copy_from_slice(&len.to_le_bytes());
         out[20..24].copy_from_slice(&self.region.rkey.to_le_bytes());
@@ -85,29 +85,32 @@ impl Prelude {
         out
     }
 
-    /// Reads the front of a message, and answers with the part of a frame behind it.
+    /// Decodes the front of a message; returns it with the part of a frame behind it.
     ///
     /// # Errors
-    /// When it is no message, or its part is longer than the frame.
+    /// When the bytes are no message, or the part is longer than the frame.
     pub fn decode(message: &[u8]) -> Result<(Self, &[u8]), FrameError> {
-        let mut take = Take(message);
-        let magic = take.u32("a message's prelude")?;
+        let mut take = ByteCursor(message);
+        let magic = take.take_u32("a message's prelude")?;
         if magic != RDMA_MAGIC {
             return Err(FrameError::Magic(magic));
         }
-        let kind = match take.u8("a message's kind")? {
+        let kind = match take.take_u8("a message's kind")? {
             1 => MessageKind::Request,
             2 => MessageKind::Answer,
             3 => MessageKind::Rest,
             4 => MessageKind::Grant,
             value => return Err(FrameError::Value { what: "a message's kind", value: value.into() }),
         };
-        let granted = take.u8("credits")?;
-        take.u16("a message's prelude")?;
-        let (addr, len, rkey) =
-            (take.u64("a region's address")?, take.u32("a region's length")?, take.u32("a region's key")?);
-        let frame_len = take.u32("a frame's length")?;
-        take.u32("a message's prelude")?;
+        let granted = take.take_u8("credits")?;
+        take.take_u16("a message's prelude")?;
+        let (addr, len, rkey) = (
+            take.take_u64("a region's address")?,
+            take.take_u32("a region's length")?,
+            take.take_u32("a region's key")?,
+        );
+        let frame_len = take.take_u32("a frame's length")?;
+        take.take_u32("a message's prelude")?;
         let part = take.0;
         let fits = match kind {
             MessageKind::Grant => part.is_empty(),
@@ -117,28 +120,28 @@ impl Prelude {
         if !fits {
             return Err(FrameError::Value { what: "the length of a message", value: part.len() as u64 });
         }
-        Ok((Prelude { kind, granted, frame_len, region: Region { addr, len: len.into(), rkey } }, part))
+        Ok((MessagePrelude { kind, granted, frame_len, region: PayloadRegion { addr, len: len.into(), rkey } }, part))
     }
 }
 
-/// The number that comes with an announced write.
+/// The immediate data of a write with a notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Announced {
-    /// Bytes of the payload that are there, from its start.
+pub struct WriteNotice {
+    /// Payload bytes written so far, from the start.
     pub so_far: u32,
-    /// Receives posted again, at most [`Announced::MAX_GRANTED`].
+    /// Receives posted again, at most [`WriteNotice::MAX_GRANTED`].
     pub granted: u8,
-    /// The answer is whole: a success with this payload and an empty body.
+    /// The answer is complete: a success with this payload and an empty body.
     pub last: bool,
 }
 
-impl Announced {
+impl WriteNotice {
     /// The most credits one write can carry.
     pub const MAX_GRANTED: u8 = 15;
     const LAST: u32 = 1 << 31;
     const SO_FAR_BITS: u32 = 27;
 
-    /// The number.
+    /// The immediate data.
     pub fn encode(self) -> u32 {
         const { assert!(MAX_PAYLOAD < 1 << Self::SO_FAR_BITS) };
         let so_far = self.so_far & ((1 << Self::SO_FAR_BITS) - 1);
@@ -146,9 +149,9 @@ impl Announced {
         so_far | granted | if self.last { Self::LAST } else { 0 }
     }
 
-    /// What a number means; every number means something.
+    /// Decodes immediate data; every number is valid.
     pub fn decode(number: u32) -> Self {
-        Announced {
+        WriteNotice {
             so_far: number & ((1 << Self::SO_FAR_BITS) - 1),
             granted: (number >> Self::SO_FAR_BITS & 15) as u8,
             last: number & Self::LAST != 0,
@@ -156,17 +159,17 @@ impl Announced {
     }
 }
 
-/// What each side says when it connects or accepts.
+/// The parameters each side sends when it connects or accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// Receives it keeps posted: the credits the other side starts with.
+pub struct ConnectTerms {
+    /// Receives that it keeps posted: the initial credits of the other side.
     pub receives: u16,
-    /// Length of each in bytes.
+    /// Length of each receive in bytes.
     pub slot_len: u32,
 }
 
-impl Terms {
-    /// Length of the bytes in a connect request.
+impl ConnectTerms {
+    /// Length of the encoded parameters in a connect request.
     pub const LEN: usize = 12;
 
     /// The bytes on the wire.
@@ -179,21 +182,21 @@ impl Terms {
         out
     }
 
-    /// Reads them; devices pad what was sent with zeros, so bytes behind them are ignored.
+    /// Decodes them. Devices pad the data with zeros, so trailing bytes are ignored.
     ///
     /// # Errors
-    /// When the peer is no Spurline, of another version, or receives less than the least.
+    /// When the peer is no Spurline, of another version, or offers less than the minimum.
     pub fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
-        let mut take = Take(bytes);
-        let magic = take.u32("terms")?;
+        let mut take = ByteCursor(bytes);
+        let magic = take.take_u32("terms")?;
         if magic != RDMA_MAGIC {
             return Err(FrameError::Magic(magic));
         }
-        let version = take.u16("terms")?;
+        let version = take.take_u16("terms")?;
         if version != RDMA_VERSION {
             return Err(FrameError::Version(version));
         }
-        let terms = Terms { receives: take.u16("terms")?, slot_len: take.u32("terms")? };
+        let terms = ConnectTerms { receives: take.take_u16("terms")?, slot_len: take.take_u32("terms")? };
         if terms.receives < MIN_RECEIVES {
             return Err(FrameError::Value { what: "the number of receives", value: terms.receives.into() });
         }
@@ -204,24 +207,24 @@ impl Terms {
     }
 }
 
-/// One side's account: what it may send, and what it owes.
+/// One side's credit account: what it may send, and what it must grant.
 ///
-/// A message needs a credit beyond the last one. The last is kept for grants, so that two sides that have run out can
-/// still tell each other of receives posted again.
+/// A message needs a credit beyond the last one. The last credit is reserved for grants, so that two sides without
+/// credits can still report receives posted again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Credits {
-    /// Receives of the peer that are posted and not used up, as far as is known here.
+pub struct SendCredits {
+    /// Receives of the peer that are posted and unused, as far as is known here.
     may_send: u32,
     peer_receives: u32,
-    /// Receives posted again here that the peer does not know of.
+    /// Receives posted again here and not reported to the peer yet.
     owed: u32,
     own_receives: u32,
 }
 
-impl Credits {
-    /// The account at connecting.
-    pub fn new(own: Terms, peer: Terms) -> Self {
-        Credits {
+impl SendCredits {
+    /// The account at the start of a connection.
+    pub fn new(own: ConnectTerms, peer: ConnectTerms) -> Self {
+        SendCredits {
             may_send: peer.receives.into(),
             peer_receives: peer.receives.into(),
             owed: 0,
@@ -229,29 +232,29 @@ impl Credits {
         }
     }
 
-    /// Whether a message or an announced write may be sent.
+    /// Whether a message or a write with a notice may be sent.
     pub fn may_send(&self) -> bool {
         self.may_send > 1
     }
 
-    /// Whether a grant has to be sent by itself, and may be.
+    /// Whether a separate grant must be sent, and may be.
     pub fn must_grant(&self) -> bool {
         self.owed >= self.own_receives / 2 && self.may_send > 0
     }
 
-    /// Accounts for something that is being sent: how many credits it carries, at most `most`.
-    pub fn sent(&mut self, most: u8) -> u8 {
+    /// Accounts for a transfer; returns the number of credits it carries, at most `most`.
+    pub fn account_sent(&mut self, most: u8) -> u8 {
         self.may_send = self.may_send.saturating_sub(1);
         let carried = self.owed.min(most.into());
         self.owed -= carried;
         carried as u8
     }
 
-    /// Accounts for something that arrived and whose receive was posted again.
+    /// Accounts for a received transfer after its receive was posted again.
     ///
     /// # Errors
-    /// When the peer grants more than it has receives.
-    pub fn received(&mut self, granted: u8) -> Result<(), FrameError> {
+    /// When the peer grants more credits than it has receives.
+    pub fn account_received(&mut self, granted: u8) -> Result<(), FrameError> {
         self.owed += 1;
         self.may_send += u32::from(granted);
         if self.may_send > self.peer_receives {
@@ -274,46 +277,47 @@ mod tests {
             if fix && bytes.len() >= 4 {
                 bytes[..4].copy_from_slice(&RDMA_MAGIC.to_le_bytes());
             }
-            if let Ok((prelude, part)) = Prelude::decode(&bytes) {
+            if let Ok((prelude, part)) = MessagePrelude::decode(&bytes) {
                 let again = [&prelude.encode()[..], part].concat();
-                prop_assert_eq!(Prelude::decode(&again).unwrap(), (prelude, part));
+                prop_assert_eq!(MessagePrelude::decode(&again).unwrap(), (prelude, part));
             }
-            if let Ok(terms) = Terms::decode(&bytes) {
-                prop_assert_eq!(Terms::decode(&terms.encode()).unwrap(), terms);
+            if let Ok(terms) = ConnectTerms::decode(&bytes) {
+                prop_assert_eq!(ConnectTerms::decode(&terms.encode()).unwrap(), terms);
             }
         }
 
         #[test]
         fn numbers_round_trip(number in any::<u32>()) {
-            prop_assert_eq!(Announced::decode(number).encode(), number);
+            prop_assert_eq!(WriteNotice::decode(number).encode(), number);
         }
 
-        /// Two sides that send as much as they may, in any order: no receive queue overflows, and nobody stops for good.
+        /// Two sides that send as much as they may, in any order: no receive queue overflows, and neither side stalls
+        /// for good.
         #[test]
         fn no_queue_overflows_and_nobody_starves(
             receives in (4u16..20, 4u16..20),
             order in prop::collection::vec((any::<bool>(), 0u8..4), 1..400),
         ) {
-            let terms = |receives| Terms { receives, slot_len: 4096 };
+            let terms = |receives| ConnectTerms { receives, slot_len: 4096 };
             let (a, b) = (terms(receives.0), terms(receives.1));
-            let mut sides = [Credits::new(a, b), Credits::new(b, a)];
+            let mut sides = [SendCredits::new(a, b), SendCredits::new(b, a)];
             let room = [usize::from(receives.0), usize::from(receives.1)];
-            // What is on its way to each side, as the credits it carries.
+            // Transfers in flight to each side, as the credits they carry.
             let mut ways = [VecDeque::new(), VecDeque::new()];
             let mut sent = [0u32; 2];
-            let step = |sides: &mut [Credits; 2], ways: &mut [VecDeque<u8>; 2], sent: &mut [u32; 2], who: usize, what| {
+            let step = |sides: &mut [SendCredits; 2], ways: &mut [VecDeque<u8>; 2], sent: &mut [u32; 2], who: usize, what| {
                 match what {
                     // Sends if it may.
                     0 | 1 => if sides[who].may_send() {
-                        let carried = sides[who].sent(if what == 0 { u8::MAX } else { Announced::MAX_GRANTED });
+                        let carried = sides[who].account_sent(if what == 0 { u8::MAX } else { WriteNotice::MAX_GRANTED });
                         ways[1 - who].push_back(carried);
                         sent[who] += 1;
                     }
                     // Takes what arrived, and grants when it must.
                     _ => if let Some(granted) = ways[who].pop_front() {
-                        sides[who].received(granted).unwrap();
+                        sides[who].account_received(granted).unwrap();
                         if sides[who].must_grant() {
-                            let carried = sides[who].sent(u8::MAX);
+                            let carried = sides[who].account_sent(u8::MAX);
                             ways[1 - who].push_back(carried);
                         }
                     }
@@ -325,7 +329,7 @@ mod tests {
                     prop_assert!(ways[side].len() <= room[side], "{} on their way to {} receives", ways[side].len(), room[side]);
                 }
             }
-            // When both take all that arrives, each can send again, whoever was quiet.
+            // When both consume all that arrives, each can send again, whichever was idle.
             for quiet in 0..2 {
                 for _ in 0..100 {
                     while ways.iter().any(|w| !w.is_empty()) {

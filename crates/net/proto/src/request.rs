@@ -1,39 +1,42 @@
-//! What a reader asks of a node. Paths are bytes below the source, without a leading slash; the root is empty.
+//! The requests of a reader. Paths are bytes below the source, without a leading slash; the root is empty.
 
-use crate::codec::{Put, Take};
+use crate::codec::{ByteCursor, PutValue};
 use crate::header::check_len;
-use crate::proof::{Challenge, Proof};
-use crate::{FrameError, HEADER_LEN, Header, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION, Op, Parts, padding};
+use crate::proof::{Challenge, TokenProof};
+use crate::{
+    FrameError, FrameHeader, FrameOp, HEADER_LEN, MAX_REQUEST_BODY, MAX_VERSION, MIN_VERSION, ObjectRanges,
+    frame_padding,
+};
 use std::fmt;
 
-/// A node's number for a volume, good on the connection whose `Welcome` gave it.
+/// A node's number for a volume, valid on the connection of the `WelcomeAnswer` that contained it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct VolumeId(pub u32);
 
-/// The first request on a connection.
+/// The handshake: the first request on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hello<'a> {
+pub struct HelloRequest<'a> {
     /// Oldest protocol version the peer speaks.
     pub min_version: u16,
     /// Newest protocol version the peer speaks.
     pub max_version: u16,
     /// The peer's name for logs: host and process.
     pub peer: &'a str,
-    /// The source the peer wants to read; empty when it only asks for signs of life.
+    /// The source to read; empty on a connection for heartbeats only.
     pub source: &'a str,
 }
 
-impl<'a> Hello<'a> {
-    /// A greeting with the versions of this build.
+impl<'a> HelloRequest<'a> {
+    /// A handshake with the versions of this build.
     pub fn new(peer: &'a str, source: &'a str) -> Self {
-        Hello { min_version: MIN_VERSION, max_version: MAX_VERSION, peer, source }
+        HelloRequest { min_version: MIN_VERSION, max_version: MAX_VERSION, peer, source }
     }
 
-    /// The newest version both sides speak.
+    /// The newest version that both sides speak.
     ///
     /// # Errors
     /// When there is none.
-    pub fn negotiate(&self) -> Result<u16, FrameError> {
+    pub fn negotiate_version(&self) -> Result<u16, FrameError> {
         let version = self.max_version.min(MAX_VERSION);
         if version < self.min_version.max(MIN_VERSION) {
             Err(FrameError::Version(self.max_version))
@@ -43,42 +46,42 @@ impl<'a> Hello<'a> {
     }
 }
 
-/// Asks for bytes of an object at one version.
+/// Requests bytes of an object at one version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Read<'a> {
+pub struct ReadRequest<'a> {
     /// The volume.
     pub volume: VolumeId,
-    /// The object.
+    /// The object's path.
     pub path: &'a [u8],
-    /// The version its bytes must have.
+    /// The required version of its bytes.
     pub version: &'a str,
-    /// Its length at that version.
+    /// The object's length at that version.
     pub size: u64,
-    /// First byte wanted.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// How many; the answer is shorter only where the object ends.
+    /// Number of bytes; the answer is shorter only at the object's end.
     pub len: u32,
 }
 
 /// One request. Decoding borrows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Request<'a> {
-    /// Opens a connection; answered by a `Welcome`.
-    Hello(Hello<'a>),
-    /// Answered by nothing but an empty frame.
+pub enum NodeRequest<'a> {
+    /// Opens a connection; answered by a `WelcomeAnswer`.
+    Hello(HelloRequest<'a>),
+    /// A heartbeat; answered by an empty frame.
     Ping,
-    /// Answered by a `Challenged`.
+    /// Answered by a `ChallengeAnswer`.
     Challenge(Challenge<'a>),
-    /// Answered by a `Proof`.
-    Prove(Proof),
+    /// Answered by a `TokenProof`.
+    Prove(TokenProof),
     /// Answered by an `Attr`.
     Lookup {
         /// The volume.
         volume: VolumeId,
         /// The path.
         path: &'a [u8],
-        /// How long ago the answer may have been asked of the under-store, in milliseconds.
+        /// Limit of the answer's age since the origin was queried, in milliseconds.
         max_age_ms: u32,
     },
     /// Answered by a `ListPage`.
@@ -89,9 +92,9 @@ pub enum Request<'a> {
         path: &'a [u8],
         /// Where the page starts; `None` for the first.
         cursor: Option<&'a [u8]>,
-        /// The most names wanted.
+        /// Limit of the number of names.
         max: u32,
-        /// How long ago the answer may have been asked of the under-store, in milliseconds.
+        /// Limit of the answer's age since the origin was queried, in milliseconds.
         max_age_ms: u32,
     },
     /// Answered by the target's bytes.
@@ -102,94 +105,95 @@ pub enum Request<'a> {
         path: &'a [u8],
     },
     /// Answered by a payload.
-    Read(Read<'a>),
-    /// Answered by a `StatFs`.
+    Read(ReadRequest<'a>),
+    /// Answered by a `CapacityAnswer`.
     StatFs {
         /// The volume.
         volume: VolumeId,
     },
-    /// Which blocks of an object are held; answered by JSON text.
+    /// Queries which blocks of an object are cached; answered by JSON text.
     Info {
         /// The volume.
         volume: VolumeId,
         /// The object.
         path: &'a [u8],
     },
-    /// Brings parts into the node's cache and sends nothing of them; answered by a `PartsDone`.
+    /// Brings ranges into the node's cache without sending them; answered by a `RangesDone`.
     Warm {
         /// The volume.
         volume: VolumeId,
-        /// Whether what is held already is read back and checked.
+        /// Whether cached blocks are read back and checked.
         verify: bool,
-        /// What to bring.
-        parts: Parts<'a>,
+        /// The ranges to bring in.
+        parts: ObjectRanges<'a>,
     },
-    /// Takes parts out of the node's cache, whole blocks of them; answered by a `PartsDone`.
+    /// Removes ranges from the node's cache, whole blocks only; answered by a `RangesDone`.
     Drop {
         /// The volume.
         volume: VolumeId,
-        /// What to take out.
-        parts: Parts<'a>,
+        /// The ranges to remove.
+        parts: ObjectRanges<'a>,
     },
-    /// A read by another node, of what this node holds: what it does not hold is an error, and fetched from nowhere.
-    Pull(Read<'a>),
-    /// A read of a block that another node fetches for all: answered as a `Read` is when this node holds the block or is
-    /// fetching it, and by no bytes and [`SENT_ON`](crate::SENT_ON) otherwise. Only for nodes that say they
-    /// [send on](crate::Capabilities::sends_on).
-    ReadHere(Read<'a>),
-    /// As `Pull`, and what the node does not hold it begins to fetch. Only for nodes that say they
-    /// [send on](crate::Capabilities::sends_on).
-    Seek(Read<'a>),
-    /// Changes the node's share of its group's blocks until it is started again; answered by nothing but an empty frame.
+    /// A read by another node, from this node's cache only: an uncached block is an error and is not fetched.
+    Pull(ReadRequest<'a>),
+    /// A read of a block that another node fetches for all. Answered like a `Read` when this node caches the block or
+    /// is fetching it, and by no bytes and [`REDIRECT_BODY`](crate::REDIRECT_BODY) otherwise. Only for nodes that
+    /// [support redirects](crate::NodeCapabilities::knows_redirects).
+    ReadHere(ReadRequest<'a>),
+    /// Like `Pull`, but an uncached block is fetched in the background. Only for nodes that [support
+    /// redirects](crate::NodeCapabilities::knows_redirects).
+    Seek(ReadRequest<'a>),
+    /// Changes the node's share of its group's blocks until its next start; answered by an empty frame.
     Weigh {
         /// The share; 0 drains it.
         weight: u32,
     },
-    /// Gives a node rules for folders, which it takes if they are later than its own; answered by those it has then.
+    /// Sends rules for folders to a node, which adopts them if they are newer than its own; answered by the node's
+    /// rules.
     Rules {
-        /// The rules as JSON; empty to ask only.
+        /// The rules as JSON; empty for a query.
         text: &'a str,
     },
-    /// Brings what the node holds of parts under the rules for their folders, and fetches nothing; answered by a
-    /// `PartsDone`.
+    /// Applies the rules for folders to the cached blocks of the ranges, and fetches nothing; answered by a
+    /// `RangesDone`.
     Classify {
         /// The volume.
         volume: VolumeId,
-        /// What to bring under them.
-        parts: Parts<'a>,
+        /// The ranges to classify.
+        parts: ObjectRanges<'a>,
     },
     /// A request of a newer peer.
     Unknown {
         /// Its operation number.
         op: u16,
-        /// Its body, not understood.
+        /// Its body, not decoded.
         body: &'a [u8],
     },
 }
 
-impl<'a> Request<'a> {
+impl<'a> NodeRequest<'a> {
     /// The operation.
-    pub fn op(&self) -> Op {
+    pub fn op(&self) -> FrameOp {
         match self {
-            Request::Hello(_) => Op::Hello,
-            Request::Ping => Op::Ping,
-            Request::Challenge(_) => Op::Challenge,
-            Request::Prove(_) => Op::Prove,
-            Request::Lookup { .. } => Op::Lookup,
-            Request::List { .. } => Op::List,
-            Request::ReadLink { .. } => Op::ReadLink,
-            Request::Read(_) => Op::Read,
-            Request::StatFs { .. } => Op::StatFs,
-            Request::Info { .. } => Op::Info,
-            Request::Warm { .. } => Op::Warm,
-            Request::Drop { .. } => Op::Drop,
-            Request::Pull(_) => Op::Pull,
-            Request::ReadHere(_) => Op::ReadHere,
-            Request::Seek(_) => Op::Seek,
-            Request::Weigh { .. } => Op::Weigh,
-            Request::Rules { .. } => Op::Rules,
-            Request::Classify { .. } => Op::Classify,
-            Request::Unknown { op, .. } => Op::from_code(*op),
+            NodeRequest::Hello(_) => FrameOp::Hello,
+            NodeRequest::Ping => FrameOp::Ping,
+            NodeRequest::Challenge(_) => FrameOp::Challenge,
+            NodeRequest::Prove(_) => FrameOp::Prove,
+            NodeRequest::Lookup { .. } => FrameOp::Lookup,
+            NodeRequest::List { .. } => FrameOp::List,
+            NodeRequest::ReadLink { .. } => FrameOp::ReadLink,
+            NodeRequest::Read(_) => FrameOp::Read,
+            NodeRequest::StatFs { .. } => FrameOp::StatFs,
+            NodeRequest::Info { .. } => FrameOp::Info,
+            NodeRequest::Warm { .. } => FrameOp::Warm,
+            NodeRequest::Drop { .. } => FrameOp::Drop,
+            NodeRequest::Pull(_) => FrameOp::Pull,
+            NodeRequest::ReadHere(_) => FrameOp::ReadHere,
+            NodeRequest::Seek(_) => FrameOp::Seek,
+            NodeRequest::Weigh { .. } => FrameOp::Weigh,
+            NodeRequest::Rules { .. } => FrameOp::Rules,
+            NodeRequest::Classify { .. } => FrameOp::Classify,
+            NodeRequest::Unknown { op, .. } => FrameOp::from_code(*op),
         }
     }
 
@@ -204,8 +208,8 @@ impl<'a> Request<'a> {
         let len = out.len() - start - HEADER_LEN;
         match check_len("a request's body", len, MAX_REQUEST_BODY) {
             Ok(body_len) => {
-                out.extend_from_slice(padding(len));
-                let header = Header::request(self.op(), id, body_len);
+                out.extend_from_slice(frame_padding(len));
+                let header = FrameHeader::new_request(self.op(), id, body_len);
                 out[start..start + HEADER_LEN].copy_from_slice(&header.encode());
                 Ok(())
             }
@@ -218,139 +222,145 @@ impl<'a> Request<'a> {
 
     fn encode_body(&self, out: &mut Vec<u8>) {
         match *self {
-            Request::Hello(Hello { min_version, max_version, peer, source }) => {
+            NodeRequest::Hello(HelloRequest { min_version, max_version, peer, source }) => {
                 out.put_u16(min_version);
                 out.put_u16(max_version);
                 out.put_bytes(peer.as_bytes());
                 out.put_bytes(source.as_bytes());
             }
-            Request::Ping => {}
-            Request::Challenge(challenge) => challenge.encode(out),
-            Request::Prove(proof) => out.extend_from_slice(&proof.0),
-            Request::Lookup { volume, path, max_age_ms } => {
+            NodeRequest::Ping => {}
+            NodeRequest::Challenge(challenge) => challenge.encode(out),
+            NodeRequest::Prove(proof) => out.extend_from_slice(&proof.0),
+            NodeRequest::Lookup { volume, path, max_age_ms } => {
                 out.put_u32(volume.0);
                 out.put_bytes(path);
                 out.put_u32(max_age_ms);
             }
-            Request::ReadLink { volume, path } | Request::Info { volume, path } => {
+            NodeRequest::ReadLink { volume, path } | NodeRequest::Info { volume, path } => {
                 out.put_u32(volume.0);
                 out.put_bytes(path);
             }
-            Request::List { volume, path, cursor, max, max_age_ms } => {
+            NodeRequest::List { volume, path, cursor, max, max_age_ms } => {
                 out.put_u32(volume.0);
                 out.put_bytes(path);
                 out.put_option(cursor);
                 out.put_u32(max);
                 out.put_u32(max_age_ms);
             }
-            Request::Read(ref read)
-            | Request::Pull(ref read)
-            | Request::ReadHere(ref read)
-            | Request::Seek(ref read) => {
+            NodeRequest::Read(ref read)
+            | NodeRequest::Pull(ref read)
+            | NodeRequest::ReadHere(ref read)
+            | NodeRequest::Seek(ref read) => {
                 put_read(read, out);
             }
-            Request::Warm { volume, verify, parts } => {
+            NodeRequest::Warm { volume, verify, parts } => {
                 out.put_u32(volume.0);
                 out.put_u8(u8::from(verify));
                 out.extend_from_slice(parts.bytes());
             }
-            Request::Drop { volume, parts } | Request::Classify { volume, parts } => {
+            NodeRequest::Drop { volume, parts } | NodeRequest::Classify { volume, parts } => {
                 out.put_u32(volume.0);
                 out.extend_from_slice(parts.bytes());
             }
-            Request::StatFs { volume } => out.put_u32(volume.0),
-            Request::Weigh { weight } => out.put_u32(weight),
-            Request::Rules { text } => out.put_bytes(text.as_bytes()),
-            Request::Unknown { body, .. } => out.extend_from_slice(body),
+            NodeRequest::StatFs { volume } => out.put_u32(volume.0),
+            NodeRequest::Weigh { weight } => out.put_u32(weight),
+            NodeRequest::Rules { text } => out.put_bytes(text.as_bytes()),
+            NodeRequest::Unknown { body, .. } => out.extend_from_slice(body),
         }
     }
 
-    /// Reads the body of a request for `op`.
+    /// Decodes the body of a request for `op`.
     ///
     /// # Errors
-    /// When the bytes are no such body, or hold a path that no file can have.
-    pub fn decode(op: Op, body: &'a [u8]) -> Result<Self, FrameError> {
-        let mut take = Take(body);
+    /// When the bytes do not encode such a body, or contain a path that no file can have.
+    pub fn decode(op: FrameOp, body: &'a [u8]) -> Result<Self, FrameError> {
+        let mut take = ByteCursor(body);
         let request = match op {
-            Op::Hello => Request::Hello(Hello {
-                min_version: take.u16("a version")?,
-                max_version: take.u16("a version")?,
-                peer: take.text("a peer's name")?,
-                source: take.text("a source")?,
+            FrameOp::Hello => NodeRequest::Hello(HelloRequest {
+                min_version: take.take_u16("a version")?,
+                max_version: take.take_u16("a version")?,
+                peer: take.take_text("a peer's name")?,
+                source: take.take_text("a source")?,
             }),
-            Op::Ping => Request::Ping,
-            Op::Challenge => Request::Challenge(Challenge::take(&mut take)?),
-            Op::Prove => Request::Prove(Proof(take.array("a proof")?)),
-            Op::Lookup => Request::Lookup {
+            FrameOp::Ping => NodeRequest::Ping,
+            FrameOp::Challenge => NodeRequest::Challenge(Challenge::take_challenge(&mut take)?),
+            FrameOp::Prove => NodeRequest::Prove(TokenProof(take.take_array("a proof")?)),
+            FrameOp::Lookup => NodeRequest::Lookup {
                 volume: take_volume(&mut take)?,
                 path: take_path(&mut take)?,
-                max_age_ms: take.u32("an age")?,
+                max_age_ms: take.take_u32("an age")?,
             },
-            Op::List => Request::List {
+            FrameOp::List => NodeRequest::List {
                 volume: take_volume(&mut take)?,
                 path: take_path(&mut take)?,
-                cursor: take.option("a cursor")?,
-                max: take.u32("a page's length")?,
-                max_age_ms: take.u32("an age")?,
+                cursor: take.take_option("a cursor")?,
+                max: take.take_u32("a page's length")?,
+                max_age_ms: take.take_u32("an age")?,
             },
-            Op::ReadLink => Request::ReadLink { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
-            Op::Read => Request::Read(take_read(&mut take)?),
-            Op::Pull => Request::Pull(take_read(&mut take)?),
-            Op::ReadHere => Request::ReadHere(take_read(&mut take)?),
-            Op::Seek => Request::Seek(take_read(&mut take)?),
-            Op::Warm => Request::Warm {
+            FrameOp::ReadLink => NodeRequest::ReadLink { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
+            FrameOp::Read => NodeRequest::Read(take_read(&mut take)?),
+            FrameOp::Pull => NodeRequest::Pull(take_read(&mut take)?),
+            FrameOp::ReadHere => NodeRequest::ReadHere(take_read(&mut take)?),
+            FrameOp::Seek => NodeRequest::Seek(take_read(&mut take)?),
+            FrameOp::Warm => NodeRequest::Warm {
                 volume: take_volume(&mut take)?,
                 verify: take_switch(&mut take, "whether to verify")?,
-                parts: Parts::take(&mut take)?,
+                parts: ObjectRanges::take_ranges(&mut take)?,
             },
-            Op::Drop => Request::Drop { volume: take_volume(&mut take)?, parts: Parts::take(&mut take)? },
-            Op::Weigh => Request::Weigh { weight: take.u32("a weight")? },
-            Op::Classify => Request::Classify { volume: take_volume(&mut take)?, parts: Parts::take(&mut take)? },
-            Op::Rules => Request::Rules { text: take.text("rules for folders")? },
-            Op::StatFs => Request::StatFs { volume: take_volume(&mut take)? },
-            Op::Info => Request::Info { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
-            Op::Unknown(op) => return Ok(Request::Unknown { op, body }),
+            FrameOp::Drop => {
+                NodeRequest::Drop { volume: take_volume(&mut take)?, parts: ObjectRanges::take_ranges(&mut take)? }
+            }
+            FrameOp::Weigh => NodeRequest::Weigh { weight: take.take_u32("a weight")? },
+            FrameOp::Classify => {
+                NodeRequest::Classify { volume: take_volume(&mut take)?, parts: ObjectRanges::take_ranges(&mut take)? }
+            }
+            FrameOp::Rules => NodeRequest::Rules { text: take.take_text("rules for folders")? },
+            FrameOp::StatFs => NodeRequest::StatFs { volume: take_volume(&mut take)? },
+            FrameOp::Info => NodeRequest::Info { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
+            FrameOp::Unknown(op) => return Ok(NodeRequest::Unknown { op, body }),
         };
-        take.end()?;
+        take.expect_end()?;
         Ok(request)
     }
 }
 
-/// What is asked, for error messages and logs: the operation, the range and the path, never more.
-impl fmt::Display for Request<'_> {
+/// The request for messages and logs: the operation, the range and the path, never more.
+impl fmt::Display for NodeRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |path: &[u8]| format!("'/{}'", String::from_utf8_lossy(path));
         match self {
-            Request::Hello(hello) => write!(f, "greeting for source '{}'", hello.source),
-            Request::Ping => f.write_str("ping"),
-            Request::Challenge(_) => f.write_str("challenge"),
-            Request::Prove(_) => f.write_str("proof of the group token"),
-            Request::Lookup { path, .. } => write!(f, "lookup of {}", name(path)),
-            Request::List { path, .. } => write!(f, "listing of {}", name(path)),
-            Request::ReadLink { path, .. } => write!(f, "target of link {}", name(path)),
-            Request::Read(Read { path, offset, len, .. }) | Request::ReadHere(Read { path, offset, len, .. }) => {
+            NodeRequest::Hello(hello) => write!(f, "handshake for source '{}'", hello.source),
+            NodeRequest::Ping => f.write_str("ping"),
+            NodeRequest::Challenge(_) => f.write_str("challenge"),
+            NodeRequest::Prove(_) => f.write_str("proof of the group token"),
+            NodeRequest::Lookup { path, .. } => write!(f, "lookup of {}", name(path)),
+            NodeRequest::List { path, .. } => write!(f, "listing of {}", name(path)),
+            NodeRequest::ReadLink { path, .. } => write!(f, "target of link {}", name(path)),
+            NodeRequest::Read(ReadRequest { path, offset, len, .. })
+            | NodeRequest::ReadHere(ReadRequest { path, offset, len, .. }) => {
                 write!(f, "read of {len} bytes at {offset} of {}", name(path))
             }
-            Request::StatFs { .. } => f.write_str("capacity of a volume"),
-            Request::Info { path, .. } => write!(f, "blocks held of {}", name(path)),
-            Request::Warm { parts, .. } => write!(f, "warming of {} parts", parts.iter().count()),
-            Request::Drop { parts, .. } => write!(f, "dropping of {} parts", parts.iter().count()),
-            Request::Pull(Read { path, offset, len, .. }) | Request::Seek(Read { path, offset, len, .. }) => {
+            NodeRequest::StatFs { .. } => f.write_str("capacity of a volume"),
+            NodeRequest::Info { path, .. } => write!(f, "cached blocks of {}", name(path)),
+            NodeRequest::Warm { parts, .. } => write!(f, "warming of {} ranges", parts.iter().count()),
+            NodeRequest::Drop { parts, .. } => write!(f, "dropping of {} ranges", parts.iter().count()),
+            NodeRequest::Pull(ReadRequest { path, offset, len, .. })
+            | NodeRequest::Seek(ReadRequest { path, offset, len, .. }) => {
                 write!(f, "another node's read of {len} bytes at {offset} of {}", name(path))
             }
-            Request::Weigh { weight } => write!(f, "a share of {weight}"),
-            Request::Rules { .. } => f.write_str("rules for folders"),
-            Request::Classify { parts, .. } => write!(f, "rules for {} parts", parts.iter().count()),
-            Request::Unknown { op, .. } => write!(f, "operation {op}"),
+            NodeRequest::Weigh { weight } => write!(f, "a share of {weight}"),
+            NodeRequest::Rules { .. } => f.write_str("rules for folders"),
+            NodeRequest::Classify { parts, .. } => write!(f, "classification of {} ranges", parts.iter().count()),
+            NodeRequest::Unknown { op, .. } => write!(f, "operation {op}"),
         }
     }
 }
 
-fn take_volume(take: &mut Take<'_>) -> Result<VolumeId, FrameError> {
-    take.u32("a volume").map(VolumeId)
+fn take_volume(take: &mut ByteCursor<'_>) -> Result<VolumeId, FrameError> {
+    take.take_u32("a volume").map(VolumeId)
 }
 
-fn put_read(read: &Read<'_>, out: &mut Vec<u8>) {
+fn put_read(read: &ReadRequest<'_>, out: &mut Vec<u8>) {
     out.put_u32(read.volume.0);
     out.put_u32(read.len);
     out.put_u64(read.offset);
@@ -359,23 +369,24 @@ fn put_read(read: &Read<'_>, out: &mut Vec<u8>) {
     out.put_bytes(read.path);
 }
 
-fn take_read<'a>(take: &mut Take<'a>) -> Result<Read<'a>, FrameError> {
+fn take_read<'a>(take: &mut ByteCursor<'a>) -> Result<ReadRequest<'a>, FrameError> {
     let volume = take_volume(take)?;
-    let (len, offset, size) = (take.u32("a read's length")?, take.u64("an offset")?, take.u64("an object's size")?);
-    let version = take.text("a version text")?;
-    Ok(Read { volume, path: take_path(take)?, version, size, offset, len })
+    let (len, offset, size) =
+        (take.take_u32("a read's length")?, take.take_u64("an offset")?, take.take_u64("an object's size")?);
+    let version = take.take_text("a version text")?;
+    Ok(ReadRequest { volume, path: take_path(take)?, version, size, offset, len })
 }
 
-fn take_switch(take: &mut Take<'_>, what: &'static str) -> Result<bool, FrameError> {
-    match take.u8(what)? {
+fn take_switch(take: &mut ByteCursor<'_>, what: &'static str) -> Result<bool, FrameError> {
+    match take.take_u8(what)? {
         0 => Ok(false),
         1 => Ok(true),
         value => Err(FrameError::Value { what, value: value.into() }),
     }
 }
 
-pub(crate) fn take_path<'a>(take: &mut Take<'a>) -> Result<&'a [u8], FrameError> {
-    let path = take.bytes("a path")?;
+pub(crate) fn take_path<'a>(take: &mut ByteCursor<'a>) -> Result<&'a [u8], FrameError> {
+    let path = take.take_bytes("a path")?;
     check_path(path)?;
     Ok(path)
 }
@@ -383,7 +394,7 @@ pub(crate) fn take_path<'a>(take: &mut Take<'a>) -> Result<&'a [u8], FrameError>
 /// Refuses paths that no file below a source can have, so that none can lead out of it.
 ///
 /// # Errors
-/// When a part is empty, `.` or `..`, or holds NUL. The empty path is the root and fine.
+/// When a component is empty, `.` or `..`, or contains NUL. The empty path is the root and valid.
 pub fn check_path(path: &[u8]) -> Result<(), FrameError> {
     if path.is_empty() {
         return Ok(());
@@ -394,7 +405,7 @@ pub fn check_path(path: &[u8]) -> Result<(), FrameError> {
 /// The same for one name.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), FrameError> {
     match name {
-        b"" => Err(FrameError::Path("an empty one")),
+        b"" => Err(FrameError::Path("an empty component")),
         b"." | b".." => Err(FrameError::Path("'.' or '..'")),
         _ if name.contains(&0) => Err(FrameError::Path("a NUL byte")),
         _ => Ok(()),

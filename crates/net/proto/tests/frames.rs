@@ -1,12 +1,13 @@
-//! Every value comes back as it was, no bytes make a decoder panic, and no prefix of a frame is taken for a whole one.
+//! Every value round-trips, no bytes make a decoder panic, and no prefix of a frame passes as a whole one.
 
 use proptest::prelude::*;
 use spurline_proto::{
-    Body, Capabilities, Challenge, Challenged, FRAME_ALIGN, Flags, FrameError, HEADER_LEN, Header, Hello, Link,
-    MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, NONCE_LEN, Op, PROOF_LEN, Part, PartDone, PartList, PartsDone, Proof,
-    Rail, Read, Request, StatFs, VolumeId, Welcome, check_path, decode_error, encode_error_message, padding,
+    AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, FRAME_ALIGN, FrameError, FrameFlags, FrameHeader, FrameOp,
+    HEADER_LEN, HelloRequest, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, NONCE_LEN, NodeCapabilities, NodeRequest,
+    ObjectRange, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone, ReadRequest, TokenProof, VolumeId,
+    WelcomeAnswer, check_path, decode_error, encode_error_message, frame_padding,
 };
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, Version};
+use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use std::time::{Duration, UNIX_EPOCH};
 
 fn name() -> impl Strategy<Value = Vec<u8>> {
@@ -22,7 +23,7 @@ fn path() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(name(), 0..4).prop_map(|parts| parts.join(&b'/'))
 }
 
-fn attr() -> impl Strategy<Value = Attr> {
+fn attr() -> impl Strategy<Value = ObjectAttr> {
     let kind = prop_oneof![Just(FileKind::File), Just(FileKind::Directory), Just(FileKind::Symlink)];
     // 2^40 s are 34,000 years on either side of the epoch.
     let time = (-(1i64 << 40)..1 << 40, 0u32..1_000_000_000).prop_map(|(secs, nanos)| {
@@ -31,7 +32,7 @@ fn attr() -> impl Strategy<Value = Attr> {
         base + Duration::from_nanos(nanos.into())
     });
     (kind, any::<u64>(), time, any::<u16>(), ".{0,30}", prop::option::of(".{0,30}")).prop_map(
-        |(kind, size, mtime, mode, version, etag)| Attr {
+        |(kind, size, mtime, mode, version, etag)| ObjectAttr {
             kind,
             size,
             mtime,
@@ -48,48 +49,48 @@ fn page() -> impl Strategy<Value = ListPage> {
         .prop_map(|(entries, next)| ListPage { entries, next })
 }
 
-fn rail() -> impl Strategy<Value = Rail> {
+fn rail() -> impl Strategy<Value = RailInfo> {
     let address = prop_oneof![
         (any::<[u8; 4]>(), 0u8..=32).prop_map(|(ip, bits)| (ip.into(), bits)),
         (any::<[u8; 16]>(), 0u8..=128).prop_map(|(ip, bits)| (ip.into(), bits)),
     ];
     (".{0,9}", address, any::<u16>(), any::<u8>(), any::<u64>(), any::<u32>()).prop_map(
-        |(name, (address, prefix_len), port, link, fabric, speed_mbit)| Rail {
+        |(name, (address, prefix_len), port, link, fabric, speed_mbit)| RailInfo {
             name,
             address,
             prefix_len,
             port,
-            link: Link::from_code(link),
+            link: RailLink::from_code(link),
             fabric,
             speed_mbit,
         },
     )
 }
 
-/// Encodes, takes the frame apart, decodes, compares; then refuses every shorter body and a longer one.
-fn round_trip(request: Request<'_>, id: u64) {
+/// Encodes, splits the frame, decodes, compares; then checks that every shorter body and a longer one are refused.
+fn round_trip(request: NodeRequest<'_>, id: u64) {
     let mut out = b"before".to_vec();
     request.encode(id, &mut out).unwrap();
     let frame = &out[6..];
     assert!(frame.len().is_multiple_of(FRAME_ALIGN));
-    let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
+    let header = FrameHeader::decode(frame.first_chunk().unwrap()).unwrap();
     header.check_request().unwrap();
     assert_eq!((header.id, header.op), (id, request.op()));
     let body = &frame[HEADER_LEN..HEADER_LEN + header.body_len as usize];
-    assert_eq!(frame.len(), HEADER_LEN + body.len() + padding(body.len()).len());
-    assert_eq!(Request::decode(header.op, body).unwrap(), request);
-    if !matches!(request, Request::Unknown { .. }) {
+    assert_eq!(frame.len(), HEADER_LEN + body.len() + frame_padding(body.len()).len());
+    assert_eq!(NodeRequest::decode(header.op, body).unwrap(), request);
+    if !matches!(request, NodeRequest::Unknown { .. }) {
         for cut in 0..body.len() {
-            assert!(Request::decode(header.op, &body[..cut]).is_err(), "{cut} of {} bytes", body.len());
+            assert!(NodeRequest::decode(header.op, &body[..cut]).is_err(), "{cut} of {} bytes", body.len());
         }
         let longer = [body, b"x"].concat();
-        assert!(Request::decode(header.op, &longer).is_err());
+        assert!(NodeRequest::decode(header.op, &longer).is_err());
     }
-    // Every request says in words what it asks.
+    // Every request has a text form.
     assert!(!request.to_string().is_empty());
 }
 
-fn body_round_trip<T: Body + PartialEq + std::fmt::Debug>(value: &T) {
+fn body_round_trip<T: AnswerBody + PartialEq + std::fmt::Debug>(value: &T) {
     let mut out = Vec::new();
     value.encode(&mut out);
     assert_eq!(&T::decode(&out).unwrap(), value);
@@ -107,77 +108,77 @@ proptest! {
         max: u32, text in ".{0,30}", size: u64, offset: u64, len: u32, op in 100u16..,
     ) {
         let (volume, path) = (VolumeId(volume), path.as_slice());
-        round_trip(Request::Hello(Hello { min_version: 3, max_version: max as u16, peer: &text, source: &text }), id);
-        round_trip(Request::Ping, id);
+        round_trip(NodeRequest::Hello(HelloRequest { min_version: 3, max_version: max as u16, peer: &text, source: &text }), id);
+        round_trip(NodeRequest::Ping, id);
         let nonce = [id as u8; NONCE_LEN];
-        round_trip(Request::Challenge(Challenge { scheme: max as u16, nonce, peer: &text }), id);
-        round_trip(Request::Prove(Proof([len as u8; PROOF_LEN])), id);
-        body_round_trip(&Challenged { nonce, node: text.clone() });
-        body_round_trip(&Proof([id as u8; PROOF_LEN]));
-        round_trip(Request::Lookup { volume, path, max_age_ms: max }, id);
-        round_trip(Request::List { volume, path, cursor: cursor.as_deref(), max, max_age_ms: !max }, id);
-        round_trip(Request::ReadLink { volume, path }, id);
-        round_trip(Request::Read(Read { volume, path, version: &text, size, offset, len }), id);
-        round_trip(Request::StatFs { volume }, id);
-        round_trip(Request::Info { volume, path }, id);
-        round_trip(Request::Pull(Read { volume, path, version: &text, size, offset, len }), id);
-        round_trip(Request::ReadHere(Read { volume, path, version: &text, size, offset, len }), id);
-        round_trip(Request::Seek(Read { volume, path, version: &text, size, offset, len }), id);
-        round_trip(Request::Weigh { weight: max }, id);
-        round_trip(Request::Rules { text: &text }, id);
-        round_trip(Request::Unknown { op, body: path }, id);
+        round_trip(NodeRequest::Challenge(Challenge { scheme: max as u16, nonce, peer: &text }), id);
+        round_trip(NodeRequest::Prove(TokenProof([len as u8; PROOF_LEN])), id);
+        body_round_trip(&ChallengeAnswer { nonce, node: text.clone() });
+        body_round_trip(&TokenProof([id as u8; PROOF_LEN]));
+        round_trip(NodeRequest::Lookup { volume, path, max_age_ms: max }, id);
+        round_trip(NodeRequest::List { volume, path, cursor: cursor.as_deref(), max, max_age_ms: !max }, id);
+        round_trip(NodeRequest::ReadLink { volume, path }, id);
+        round_trip(NodeRequest::Read(ReadRequest { volume, path, version: &text, size, offset, len }), id);
+        round_trip(NodeRequest::StatFs { volume }, id);
+        round_trip(NodeRequest::Info { volume, path }, id);
+        round_trip(NodeRequest::Pull(ReadRequest { volume, path, version: &text, size, offset, len }), id);
+        round_trip(NodeRequest::ReadHere(ReadRequest { volume, path, version: &text, size, offset, len }), id);
+        round_trip(NodeRequest::Seek(ReadRequest { volume, path, version: &text, size, offset, len }), id);
+        round_trip(NodeRequest::Weigh { weight: max }, id);
+        round_trip(NodeRequest::Rules { text: &text }, id);
+        round_trip(NodeRequest::Unknown { op, body: path }, id);
     }
 
     #[test]
     fn parts_round_trip(
         parts in prop::collection::vec((path(), ".{0,30}", any::<u64>(), any::<u64>(), any::<u64>()), 0..9), n: u64,
     ) {
-        let parts: Vec<Part<'_>> = parts
+        let parts: Vec<ObjectRange<'_>> = parts
             .iter()
-            .map(|(path, version, size, offset, len)| Part { path, version, size: *size, offset: *offset, len: *len })
+            .map(|(path, version, size, offset, len)| ObjectRange { path, version, size: *size, offset: *offset, len: *len })
             .collect();
-        let mut list = PartList::default();
+        let mut list = RangeList::default();
         prop_assert!(parts.iter().all(|part| list.push(part)));
         prop_assert_eq!((list.len(), list.is_empty()), (parts.len(), parts.is_empty()));
-        prop_assert_eq!(&list.parts().iter().collect::<Vec<_>>(), &parts);
+        prop_assert_eq!(&list.as_ranges().iter().collect::<Vec<_>>(), &parts);
         let volume = VolumeId(n as u32);
-        for request in [Request::Warm { volume, verify: n % 2 == 0, parts: list.parts() }, Request::Drop { volume, parts: list.parts() }, Request::Classify { volume, parts: list.parts() }] {
+        for request in [NodeRequest::Warm { volume, verify: n % 2 == 0, parts: list.as_ranges() }, NodeRequest::Drop { volume, parts: list.as_ranges() }, NodeRequest::Classify { volume, parts: list.as_ranges() }] {
             let mut frame = Vec::new();
             request.encode(n, &mut frame).unwrap();
-            let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
+            let header = FrameHeader::decode(frame.first_chunk().unwrap()).unwrap();
             let body = &frame[HEADER_LEN..HEADER_LEN + header.body_len as usize];
-            prop_assert_eq!(Request::decode(header.op, body).unwrap(), request);
-            // Whole parts may be missing, never a piece of one.
+            prop_assert_eq!(NodeRequest::decode(header.op, body).unwrap(), request);
+            // Whole ranges may be missing, never a part of one.
             for cut in 0..body.len() {
-                if let Ok(Request::Warm { parts: fewer, .. } | Request::Drop { parts: fewer, .. } | Request::Classify { parts: fewer, .. }) = Request::decode(header.op, &body[..cut]) {
+                if let Ok(NodeRequest::Warm { parts: fewer, .. } | NodeRequest::Drop { parts: fewer, .. } | NodeRequest::Classify { parts: fewer, .. }) = NodeRequest::decode(header.op, &body[..cut]) {
                     prop_assert!(parts.starts_with(&fewer.iter().collect::<Vec<_>>()));
                 }
             }
         }
-        let done = |error| PartDone { moved_bytes: n, held_bytes: !n, error };
-        body_round_trip(&PartsDone(vec![done(None), done(Some(Error::new(ErrorKind::Timeout, "late")))]));
+        let done = |error| RangeDone { moved_bytes: n, held_bytes: !n, error };
+        body_round_trip(&RangesDone(vec![done(None), done(Some(Error::new(ErrorKind::Timeout, "late")))]));
     }
 
     #[test]
     fn bodies_round_trip(attr in attr(), page in page(), n: u64, node in ".{0,20}", rails in prop::collection::vec(rail(), 0..4)) {
         body_round_trip(&attr);
         body_round_trip(&page);
-        body_round_trip(&StatFs { total_bytes: n, free_bytes: !n, total_files: n / 2, free_files: 1 });
-        let (volume, capabilities) = (VolumeId(n as u32), Capabilities(n));
-        let old = Welcome { version: 1, volume, block_size: n, node, capabilities, ..Welcome::default() };
+        body_round_trip(&CapacityAnswer { total_bytes: n, free_bytes: !n, total_files: n / 2, free_files: 1 });
+        let (volume, capabilities) = (VolumeId(n as u32), NodeCapabilities(n));
+        let old = WelcomeAnswer { version: 1, volume, block_size: n, node, capabilities, ..WelcomeAnswer::default() };
         body_round_trip(&old);
-        body_round_trip(&Welcome { version: 2, instance: n, rails, ..old });
+        body_round_trip(&WelcomeAnswer { version: 2, instance: n, rails, ..old });
     }
 
     #[test]
     fn headers_round_trip(version: u16, op: u16, id: u64, flags: u16, status: u16, body_len: u32, payload_len: u32) {
-        let op = Op::from_code(op);
-        let header = Header { version, op, id, flags: Flags(flags), status, body_len, payload_len };
-        prop_assert_eq!(Header::decode(&header.encode()).unwrap(), header);
-        // Whatever a header says, the checks give an answer.
+        let op = FrameOp::from_code(op);
+        let header = FrameHeader { version, op, id, flags: FrameFlags(flags), status, body_len, payload_len };
+        prop_assert_eq!(FrameHeader::decode(&header.encode()).unwrap(), header);
+        // The checks return a result for any header.
         let _ = header.check_request();
         let _ = header.check_answer(op, id);
-        let _ = header.answer(status, body_len as usize, payload_len as usize);
+        let _ = header.new_answer(status, body_len as usize, payload_len as usize);
     }
 
     #[test]
@@ -196,7 +197,7 @@ proptest! {
     }
 }
 
-/// The loops of the fuzz targets over seeded random bytes, with lengths that decoders believe in.
+/// The loops of the fuzz targets over seeded random bytes, with plausible lengths.
 #[test]
 fn arbitrary_bytes_never_panic() {
     let mut state = 0x5eed_u64;
@@ -206,32 +207,32 @@ fn arbitrary_bytes_never_panic() {
         state ^= state << 17;
         state
     };
-    let ops: Vec<Op> = Op::all().chain([Op::Unknown(77)]).collect();
+    let ops: Vec<FrameOp> = FrameOp::all_known().chain([FrameOp::Unknown(77)]).collect();
     for _ in 0..60_000 {
         let len = (random() % 200) as usize;
         let mut bytes: Vec<u8> = (0..len).map(|_| random() as u8).collect();
-        // Small numbers where lengths stand make the decoders go deeper.
+        // Small numbers at the positions of lengths exercise more of the decoders.
         for i in (0..len).step_by(1 + (random() % 7) as usize) {
             bytes[i] = (random() % 4) as u8;
         }
         for op in &ops {
-            if let Ok(request) = Request::decode(*op, &bytes) {
+            if let Ok(request) = NodeRequest::decode(*op, &bytes) {
                 let mut out = Vec::new();
                 request.encode(1, &mut out).unwrap();
-                let request_len = out.len() - HEADER_LEN - padding(bytes.len()).len();
+                let request_len = out.len() - HEADER_LEN - frame_padding(bytes.len()).len();
                 assert_eq!(&out[HEADER_LEN..HEADER_LEN + request_len], &bytes[..], "{request:?}");
             }
         }
-        let _ = Attr::decode(&bytes);
+        let _ = ObjectAttr::decode(&bytes);
         let _ = ListPage::decode(&bytes);
-        let _ = Welcome::decode(&bytes);
-        let _ = StatFs::decode(&bytes);
-        let _ = PartsDone::decode(&bytes);
+        let _ = WelcomeAnswer::decode(&bytes);
+        let _ = CapacityAnswer::decode(&bytes);
+        let _ = RangesDone::decode(&bytes);
         decode_error(random() as u16, &bytes);
         if let Some(head) = bytes.first_chunk() {
-            let _ = Header::decode(head);
+            let _ = FrameHeader::decode(head);
         }
-        let _ = Header::check_start(&bytes);
+        let _ = FrameHeader::check_start(&bytes);
     }
 }
 
@@ -239,36 +240,39 @@ fn arbitrary_bytes_never_panic() {
 fn limits_hold() {
     let path = vec![b'a'; MAX_REQUEST_BODY];
     let mut out = b"kept".to_vec();
-    let too_long = Request::Lookup { volume: VolumeId(1), path: &path, max_age_ms: 0 }.encode(1, &mut out);
+    let too_long = NodeRequest::Lookup { volume: VolumeId(1), path: &path, max_age_ms: 0 }.encode(1, &mut out);
     assert!(matches!(too_long, Err(FrameError::TooLong { .. })) && out == b"kept");
-    let (part, mut list) = (Part { path: b"a", version: "v", size: 1, offset: 0, len: 1 }, PartList::default());
+    let (part, mut list) = (ObjectRange { path: b"a", version: "v", size: 1, offset: 0, len: 1 }, RangeList::default());
     while list.push(&part) {}
     assert!(list.len() > 1000);
-    assert!(Request::Warm { volume: VolumeId(1), verify: true, parts: list.parts() }.encode(1, &mut out).is_ok());
-    let request = Header::request(Op::Read, 1, 0);
-    assert!(request.answer(0, 0, MAX_PAYLOAD).is_ok() && request.answer(0, 0, MAX_PAYLOAD + 1).is_err());
-    assert!(Header { payload_len: 1, ..request }.check_request().is_err());
-    assert!(Header { version: 0, ..request }.check_request().is_err());
-    // A count that promises more entries than there are bytes does not make the decoder allocate for them.
+    assert!(
+        NodeRequest::Warm { volume: VolumeId(1), verify: true, parts: list.as_ranges() }.encode(1, &mut out).is_ok()
+    );
+    let request = FrameHeader::new_request(FrameOp::Read, 1, 0);
+    assert!(request.new_answer(0, 0, MAX_PAYLOAD).is_ok() && request.new_answer(0, 0, MAX_PAYLOAD + 1).is_err());
+    assert!(FrameHeader { payload_len: 1, ..request }.check_request().is_err());
+    assert!(FrameHeader { version: 0, ..request }.check_request().is_err());
+    // A count of more entries than there are bytes does not make the decoder allocate for them.
     assert!(ListPage::decode(&[0xff, 0xff, 0xff, 0xff, 0]).is_err());
-    // Times and kinds that mean nothing.
+    // Times and kinds without a meaning.
     let mut body = Vec::new();
     let attr =
-        Attr { kind: FileKind::File, size: 1, mtime: UNIX_EPOCH, mode: 0, version: Version::new(""), etag: None };
+        ObjectAttr { kind: FileKind::File, size: 1, mtime: UNIX_EPOCH, mode: 0, version: Version::new(""), etag: None };
     attr.encode(&mut body);
     for (at, byte) in [(0, 9u8), (18, 0x80), (22, 0xff)] {
         let mut damaged = body.clone();
         damaged[at] = byte;
-        assert!(Attr::decode(&damaged).is_err() || at == 18, "byte {at}");
+        assert!(ObjectAttr::decode(&damaged).is_err() || at == 18, "byte {at}");
     }
-    // Names that would lead elsewhere.
+    // Names that would lead outside.
     for name in ["", ".", "..", "a/b", "a\0"] {
         let page = ListPage { entries: vec![DirEntry { name: name.into(), attr: attr.clone() }], next: None };
         let mut body = Vec::new();
         page.encode(&mut body);
         assert!(matches!(ListPage::decode(&body), Err(FrameError::Path(_))), "{name:?}");
     }
-    let hello = |min_version, max_version| Hello { min_version, max_version, peer: "", source: "" }.negotiate();
+    let hello =
+        |min_version, max_version| HelloRequest { min_version, max_version, peer: "", source: "" }.negotiate_version();
     assert_eq!((hello(1, 1), hello(1, 2), hello(2, 9)), (Ok(1), Ok(2), Ok(2)));
     assert_eq!(hello(0, 9), Ok(2));
     assert!(hello(3, 9).is_err() && hello(0, 0).is_err() && hello(9, 2).is_err());
@@ -278,49 +282,50 @@ fn limits_hold() {
 #[test]
 fn peers_of_the_first_version_are_understood() {
     let (node, address) = ("n".to_owned(), "10.0.0.1".parse().unwrap());
-    let rail = Rail {
+    let rail = RailInfo {
         name: "ib0".to_owned(),
         address,
         prefix_len: 24,
         port: 7471,
-        link: Link::InfiniBand,
+        link: RailLink::InfiniBand,
         fabric: 0xfe80 << 48,
         speed_mbit: 400_000,
     };
-    let new = Welcome { version: 2, node, instance: 7, rails: vec![rail; MAX_RAILS + 1], ..Welcome::default() };
-    let bytes = |welcome: &Welcome| {
+    let new =
+        WelcomeAnswer { version: 2, node, instance: 7, rails: vec![rail; MAX_RAILS + 1], ..WelcomeAnswer::default() };
+    let bytes = |welcome: &WelcomeAnswer| {
         let mut out = Vec::new();
         welcome.encode(&mut out);
         out
     };
-    let old = bytes(&Welcome { version: 1, ..new.clone() });
+    let old = bytes(&WelcomeAnswer { version: 1, ..new.clone() });
     assert_eq!(old, b"\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0n\0\0\0\0\0\0\0\0");
-    let old = Welcome::decode(&old).unwrap();
+    let old = WelcomeAnswer::decode(&old).unwrap();
     assert_eq!((old.instance, old.rails.len()), (0, 0));
     let mut long = bytes(&new);
-    let whole = Welcome::decode(&long).unwrap();
+    let whole = WelcomeAnswer::decode(&long).unwrap();
     assert_eq!((whole.instance, whole.rails.len()), (7, MAX_RAILS), "no more than a peer accepts");
     assert!(
         whole.rails[0].to_string().contains("ib0 (InfiniBand 10.0.0.1/24, subnet prefix fe80000000000000, 400 Gb/s)")
     );
-    // A count, a network and an address that can't be.
+    // An invalid count, network and address.
     let at = long.iter().rposition(|b| *b == MAX_RAILS as u8).unwrap();
     long[at] = MAX_RAILS as u8 + 1;
-    assert!(matches!(Welcome::decode(&long), Err(FrameError::TooLong { .. })));
+    assert!(matches!(WelcomeAnswer::decode(&long), Err(FrameError::TooLong { .. })));
 }
 
-/// Numbers on the wire never change meaning: a frame written down once still reads the same.
+/// Numbers on the wire never change meaning: a recorded frame still decodes the same.
 #[test]
 fn the_format_is_what_it_was() {
     let mut out = Vec::new();
-    let read = Read { volume: VolumeId(2), path: b"a/b", version: "v", size: 9, offset: 4, len: 5 };
-    Request::Read(read).encode(0x0102, &mut out).unwrap();
+    let read = ReadRequest { volume: VolumeId(2), path: b"a/b", version: "v", size: 9, offset: 4, len: 5 };
+    NodeRequest::Read(read).encode(0x0102, &mut out).unwrap();
     let mut expected = b"SPUR\x01\x00\x13\x00\x02\x01\0\0\0\0\0\0\0\0\0\0\x24\0\0\0\0\0\0\0".to_vec();
     expected.resize(HEADER_LEN, 0);
     expected.extend_from_slice(b"\x02\0\0\0\x05\0\0\0\x04\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x01\0\0\0v\x03\0\0\0a/b");
     expected.resize(2 * HEADER_LEN, 0);
     assert_eq!(out, expected);
-    for op in Op::all() {
-        assert_eq!(Op::from_code(op.code()), op);
+    for op in FrameOp::all_known() {
+        assert_eq!(FrameOp::from_code(op.code()), op);
     }
 }

@@ -1,56 +1,55 @@
-//! How deep queues are and how long slots: each number a sum of named consumers. It makes nothing.
+//! Queue depths and slot lengths: each number is a sum of named consumers. It allocates nothing.
 
 use spurline_verbs::QueueDepths;
 
-/// Length of a slot: a message's prelude and a frame's header with all but the longest paths behind them.
+/// Length of a slot: a message's prelude, and a frame's header with all but the longest paths.
 pub(crate) const SLOT: usize = 4 << 10;
-/// The most bytes of one write: long enough that its cost per byte is that of longer ones, short enough that a reader
-/// hands the first bytes on while the rest is on its way.
+/// Maximum bytes of one write: long enough to amortise its cost, short enough that a reader passes on the first bytes
+/// while the rest is in transit.
 pub(crate) const PIECE: usize = 512 << 10;
-/// Answers up to this many bytes are one write: what the kernel reads at a time is handed on as a whole, and each further
-/// announcement wakes both ends.
+/// Answers up to this size are one write: the kernel's reads are passed on as a whole, and each further announcement
+/// wakes both ends.
 pub(crate) const WHOLE: usize = 2 * PIECE;
-/// Payloads up to this many bytes are expected soon, and worth polling for.
+/// Payloads up to this size are expected soon, so polling for them pays.
 pub(crate) const SOON: usize = 64 << 10;
-/// Memory for bytes that are not registered and have to be copied first, per answer.
+/// Buffer per answer for unregistered bytes, which must be copied first.
 pub(crate) const BOUNCE: usize = WHOLE;
 
-/// Writes announced to a reader while it is busy with earlier ones: a read of 4 MiB.
+/// Writes announced to a reader that is busy with earlier ones: a read of 4 MiB.
 const PIECES_AHEAD: u32 = 8;
-/// Parts of a frame on their way while the receiver is busy: a listing of 16 KiB.
+/// Parts of a frame in transit while the receiver is busy: a listing of 16 KiB.
 const PARTS_AHEAD: u32 = 4;
-/// Grants, which may come at any time; one credit is kept for them.
+/// Grants, which may come at any time; one credit is reserved for them.
 const GRANTS: u32 = 2;
-/// A write of nothing that asks whether the path works.
+/// A write of zero bytes that probes the path.
 const PROBES: u32 = 1;
-/// Slots that parts of frames are sent from.
+/// Slots for sending parts of frames.
 const PARTS_SENT: u32 = 2;
 
-/// Slots a side sends messages from.
+/// Send slots of each side.
 pub(crate) const SEND_SLOTS: u32 = PARTS_SENT + GRANTS;
 
-/// What a reader posts and sends.
+/// Depths of a reader's queue pair.
 pub(crate) const READER: QueueDepths =
     QueueDepths { receives: PIECES_AHEAD + PARTS_AHEAD + GRANTS + 2, sends: SEND_SLOTS + PROBES };
-/// What a node posts and sends on each connection.
+/// Depths of a node's queue pair, per connection.
 pub(crate) const NODE: QueueDepths =
     QueueDepths { receives: PARTS_AHEAD + GRANTS + 2, sends: SEND_SLOTS + PROBES + PIECES_AHEAD };
 
-const fn bytes(depths: QueueDepths) -> usize {
-    // Receives and sends have a buffer each, which the pool rounds up to a power of two.
+const fn queue_bytes(depths: QueueDepths) -> usize {
+    // Receives and sends have one buffer each, rounded up to a power of two by the pool.
     (depths.receives as usize * SLOT).next_power_of_two() + (SEND_SLOTS as usize * SLOT).next_power_of_two()
 }
 
-/// What each connection takes from a node's pool, in bytes; an answer from memory that is not registered takes another
-/// MiB while it lasts.
+/// Bytes of a node's pool per connection; an answer from unregistered memory takes another MiB while it lasts.
 pub const fn connection_bytes() -> usize {
-    bytes(NODE)
+    queue_bytes(NODE)
 }
 
-/// What each channel takes from a reader's pool, in bytes; a call into memory that is not registered takes as much
-/// again as it reads while it lasts.
+/// Bytes of a reader's pool per channel; a call into unregistered memory takes the length of the read in addition
+/// while it lasts.
 pub const fn reader_bytes() -> usize {
-    bytes(READER)
+    queue_bytes(READER)
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! The RDMA transport: channels over reliable connections, and a server with bounded threads. The reader's message
-//! names a region of its own memory, the node writes the payload there. It deliberately knows no block and no file,
-//! and no interface names: a rail is an address.
+//! The RDMA transport: channels over reliable connections, and a server with bounded threads. A request names a
+//! region of the reader's memory, into which the node writes the payload. It deliberately knows no block, no file and
+//! no interface names: a rail is an address.
 //!
-//! A channel has a queue pair of its own and one call at a time, so no small message ever waits behind bulk data on
-//! the same queue pair. What is sent is accounted by credits (`spurline_proto::rdma`), so no receive queue runs dry.
+//! A channel has its own queue pair and one call at a time, so no small message waits behind bulk data on the same
+//! queue pair. Credits account for all messages (`spurline_proto::rdma`), so no receive queue runs empty.
 #![forbid(unsafe_code)]
 
 mod client;
 mod depths;
-mod hand;
+mod polled_set;
 mod rail;
 mod responder;
 mod server;
@@ -17,5 +17,5 @@ mod worker;
 
 pub use client::{RdmaChannel, RdmaConnector};
 pub use depths::{connection_bytes, reader_bytes};
-pub use rail::{Patience, Rail};
+pub use rail::{RdmaRail, RdmaTimeouts};
 pub use server::{RdmaServer, RdmaServerConfig};

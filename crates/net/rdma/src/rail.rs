@@ -1,46 +1,46 @@
 //! A rail: an RDMA device reached through one of this host's addresses, with the pool registered once, and a thread
-//! that watches over it. It knows no peer.
+//! that monitors it. It knows no peer.
 //!
-//! A device that fails or is taken away is let go of, and opened again by the next who needs it.
+//! A device that fails or is removed is released; the next user opens it again.
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use spurline_mem::Pool;
+use spurline_mem::BufferPool;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_verbs::{
-    Access, Breaker, CmChannel, CmEventKind, ConnectOptions, Context, DeviceProblem, MemoryRegion, ProtectionDomain,
-    Verbs,
+    CmChannel, CmEventKind, ConnectOptions, DeviceContext, DeviceProblem, MemoryAccess, MemoryRegion, ProtectionDomain,
+    QueuePairBreaker, VerbsLibrary,
 };
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long silence is borne before a path counts as dead.
+/// Time limits of a rail's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
-    /// From the last sign of the peer's NIC to giving up, for a connection that waits for something.
+pub struct RdmaTimeouts {
+    /// Time without a response from the peer's NIC after which a waiting connection has failed.
     pub silence: Duration,
 }
 
-impl Default for Patience {
+impl Default for RdmaTimeouts {
     fn default() -> Self {
-        Patience { silence: Duration::from_secs(2) }
+        RdmaTimeouts { silence: Duration::from_secs(2) }
     }
 }
 
-impl Patience {
-    /// How often a NIC sends again. Seven is for ever on some drivers.
+impl RdmaTimeouts {
+    /// Retransmissions by the NIC. Seven means unlimited on some drivers.
     const RETRIES: u8 = 6;
 
-    /// How often one that waits asks the peer's NIC for a sign of life.
-    pub(crate) fn probe_every(self) -> Duration {
+    /// Interval between probes of the peer's NIC by a waiting connection.
+    pub(crate) fn probe_interval(self) -> Duration {
         (self.silence / 4).max(Duration::from_millis(10))
     }
 
-    /// What a connection is made with: the NIC gives up within half of the silence that is borne. The specification lets
-    /// it take up to four times as long as it is told; by then who keeps the paths has found out by asking for a sign of
-    /// life, so a shorter time would bear less than was promised and find out nothing sooner.
+    /// Options of a connection: the NIC reports failure within half of `silence`. The specification allows up to four
+    /// times the configured timeout; by then the path monitor's probes have found the failure. A shorter timeout
+    /// would tolerate less than promised and detect nothing earlier.
     pub(crate) fn connect_options(self) -> ConnectOptions {
         let budget = self.silence.as_nanos() / 2;
         let tries = u128::from(Self::RETRIES) + 1;
@@ -50,23 +50,23 @@ impl Patience {
     }
 }
 
-/// Bytes in memory of a rail's own NUMA node, and of others.
+/// Bytes in memory of the rail's NUMA node, and of other nodes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Nearness {
+pub(crate) struct NumaBytes {
     pub near: u64,
     pub far: u64,
 }
 
-impl Nearness {
-    /// Counts bytes that a rail of this node carries, where the pool has memory on several.
-    pub fn count(&mut self, pool: &Pool, rail: Option<u32>, bytes: &[u8]) {
+impl NumaBytes {
+    /// Counts bytes carried by a rail of node `rail`, where the pool has memory on several nodes.
+    pub fn count_bytes(&mut self, pool: &BufferPool, rail: Option<u32>, bytes: &[u8]) {
         let memory = pool.node_of(bytes.as_ptr() as usize + bytes.len() / 2);
         if let (Some(rail), Some(memory)) = (rail, memory) {
             *(if rail == memory { &mut self.near } else { &mut self.far }) += bytes.len() as u64;
         }
     }
 
-    /// Adds them to the counters of the process.
+    /// Adds the numbers to the process's counters.
     pub fn add_to(self, stats: &Stats) {
         if self.near > 0 {
             stats.rdma.near_bytes.add(self.near);
@@ -77,22 +77,22 @@ impl Nearness {
     }
 }
 
-/// A device in use.
-pub(crate) struct Open {
+/// A rail's open device.
+pub(crate) struct OpenRail {
     pub domain: Arc<ProtectionDomain>,
     pub memory: Arc<MemoryRegion>,
     pub port: u8,
-    /// The NUMA node of the device, where that is known.
+    /// The NUMA node of the device, where known.
     pub numa_node: Option<u32>,
     /// The longest message of the port in bytes.
     pub max_message: usize,
-    breakers: Mutex<Vec<Breaker>>,
+    breakers: Mutex<Vec<QueuePairBreaker>>,
     stop: OwnedFd,
 }
 
-impl Open {
-    /// Has `breaker` pulled when the device fails.
-    pub fn watch(&self, breaker: Breaker) {
+impl OpenRail {
+    /// Registers `breaker`, which is triggered when the device fails.
+    pub fn watch_breaker(&self, breaker: QueuePairBreaker) {
         let mut breakers = self.breakers.lock();
         breakers.retain(|b| !b.is_broken());
         breakers.push(breaker);
@@ -104,47 +104,53 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenRail {
     fn drop(&mut self) {
-        // The counter only has to be non-zero.
+        // Any non-zero value wakes the monitor.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 }
 
 /// An RDMA device reached through one of this host's addresses.
-pub struct Rail {
-    verbs: Arc<Verbs>,
+pub struct RdmaRail {
+    verbs: Arc<VerbsLibrary>,
     name: String,
     ip: IpAddr,
     numa_node: Option<u32>,
-    pool: Arc<Pool>,
-    access: Access,
-    open: Mutex<Option<Arc<Open>>>,
+    pool: Arc<BufferPool>,
+    access: MemoryAccess,
+    open: Mutex<Option<Arc<OpenRail>>>,
 }
 
-impl Rail {
-    /// Opens the device that `ip` belongs to and registers `pool` with it. `name` is the interface's, for messages.
-    /// Readers let peers write, nodes don't.
+impl RdmaRail {
+    /// Opens the device of `ip` and registers `pool` with it. `name` is the interface's, for messages. Readers let
+    /// peers write, nodes do not.
     ///
     /// # Errors
-    /// `Unavailable` when the address belongs to no device, `NoMemory` when the pool can't be registered.
-    pub fn open(verbs: &Arc<Verbs>, name: &str, ip: IpAddr, pool: &Arc<Pool>, access: Access) -> Result<Arc<Rail>> {
+    /// `Unavailable` when the address belongs to no device, `NoMemory` when the pool cannot be registered.
+    pub fn open(
+        verbs: &Arc<VerbsLibrary>,
+        name: &str,
+        ip: IpAddr,
+        pool: &Arc<BufferPool>,
+        access: MemoryAccess,
+    ) -> Result<Arc<RdmaRail>> {
         Self::open_on(verbs, name, ip, None, pool, access)
     }
 
-    /// The same for a device that is attached to this NUMA node: its own buffers are taken from there.
+    /// As [`RdmaRail::open`], for a device on this NUMA node: its own buffers come from there.
     ///
     /// # Errors
-    /// As [`Rail::open`].
+    /// As [`RdmaRail::open`].
     pub fn open_on(
-        verbs: &Arc<Verbs>,
+        verbs: &Arc<VerbsLibrary>,
         name: &str,
         ip: IpAddr,
         numa_node: Option<u32>,
-        pool: &Arc<Pool>,
-        access: Access,
-    ) -> Result<Arc<Rail>> {
-        let rail = Arc::new(Rail {
+        pool: &Arc<BufferPool>,
+        access: MemoryAccess,
+    ) -> Result<Arc<RdmaRail>> {
+        let rail = Arc::new(RdmaRail {
             verbs: Arc::clone(verbs),
             name: name.to_owned(),
             ip,
@@ -153,7 +159,7 @@ impl Rail {
             access,
             open: Mutex::new(None),
         });
-        rail.device()?;
+        rail.open_device()?;
         Ok(rail)
     }
 
@@ -162,36 +168,36 @@ impl Rail {
         &self.name
     }
 
-    /// The address it is reached through.
+    /// Its IP address.
     pub fn ip(&self) -> IpAddr {
         self.ip
     }
 
-    pub(crate) fn verbs(&self) -> &Arc<Verbs> {
+    pub(crate) fn verbs(&self) -> &Arc<VerbsLibrary> {
         &self.verbs
     }
 
-    /// The NUMA node of its device, where that is known.
+    /// The NUMA node of its device, where known.
     pub fn numa_node(&self) -> Option<u32> {
         self.numa_node
     }
 
-    /// Whether its device is open, found out without waiting for who opens it.
+    /// Whether its device is open; does not wait for an opening in progress.
     pub(crate) fn is_open(&self) -> bool {
         self.open.try_lock().is_some_and(|open| open.is_some())
     }
 
     /// Whether its port can carry data now.
     pub fn is_up(&self) -> bool {
-        self.usable().is_ok()
+        self.usable_device().is_ok()
     }
 
-    /// The device, if its port can carry data. Nobody should try to connect over a port that is down: some drivers do
+    /// The device, if its port can carry data. Connecting over a port that is down must be avoided: some drivers do
     /// not recover from it.
     ///
     /// # Errors
     /// `Unavailable` with the port's state.
-    pub(crate) fn usable(self: &Rail) -> Result<Arc<Open>> {
+    pub(crate) fn usable_device(self: &RdmaRail) -> Result<Arc<OpenRail>> {
         let open = self.open.lock().clone();
         let open = open.ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, format!("rail {}: its RDMA device is gone", self.name))
@@ -199,49 +205,49 @@ impl Rail {
         let device = open.domain.context();
         let state = device.port_state(open.port)?;
         if !state.is_active() {
-            self.let_go_if_moved(&open)?;
+            self.forget_if_moved(&open)?;
             let why = format!("rail {}: port {} of {} is {}, not ACTIVE", self.name, open.port, device.name(), state);
             return Err(Error::new(ErrorKind::Unavailable, why));
         }
-        device.say_goodbyes();
+        device.destroy_deferred();
         Ok(open)
     }
 
-    /// Looks whether the rail's address is reached through another device or port by now, as a bond's is whose active
-    /// member went down; forgets `open` then. Nothing else tells of it for certain.
+    /// Checks whether the rail's address has moved to another device or port, as when a bond's active member went
+    /// down; forgets `open` then. No event reports this reliably.
     ///
     /// # Errors
-    /// `Unavailable` when it is.
-    pub(crate) fn let_go_if_moved(&self, open: &Arc<Open>) -> Result<()> {
+    /// `Unavailable` when it has moved.
+    pub(crate) fn forget_if_moved(&self, open: &Arc<OpenRail>) -> Result<()> {
         let bound = CmChannel::new(&self.verbs).and_then(|channel| {
-            let mut id = channel.id()?;
+            let mut id = channel.create_id()?;
             id.bind(SocketAddr::new(self.ip, 0))?;
             Ok(id)
         });
-        // An address that is nobody's may come back.
+        // An address without a device may come back.
         let Ok(id) = bound else { return Ok(()) };
-        if id.port() == 0 || (id.is_on(open.domain.context()) && id.port() == open.port) {
+        if id.port_number() == 0 || (id.is_on(open.domain.context()) && id.port_number() == open.port) {
             return Ok(());
         }
-        self.let_go(open);
+        self.forget_device(open);
         let (from, port) = (open.domain.context().name(), open.port);
         let why = format!("rail {}: {} moved from port {port} of {from} to {}", self.name, self.ip, id.subject());
         Err(Error::new(ErrorKind::Unavailable, why))
     }
 
-    /// Forgets `open`, so that the next who needs the device opens it anew; connections made from it go on.
-    pub(crate) fn let_go(&self, open: &Arc<Open>) {
+    /// Forgets `open`, so that the next user opens the device again; existing connections continue.
+    pub(crate) fn forget_device(&self, open: &Arc<OpenRail>) {
         let mut current = self.open.lock();
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, open)) {
             *current = None;
         }
     }
 
-    /// The device, opened again when it was let go of.
+    /// The device, opened again if it was released.
     ///
     /// # Errors
-    /// As [`Rail::open`].
-    pub(crate) fn device(self: &Arc<Self>) -> Result<Arc<Open>> {
+    /// As [`RdmaRail::open`].
+    pub(crate) fn open_device(self: &Arc<Self>) -> Result<Arc<OpenRail>> {
         let mut open = self.open.lock();
         if let Some(open) = &*open {
             return Ok(Arc::clone(open));
@@ -249,17 +255,17 @@ impl Rail {
         let context = |e: spurline_verbs::VerbsError| Error::from(e).context(format_args!("rail {}", self.name));
         let channel = CmChannel::new(&self.verbs).map_err(context)?;
         let verbs = Arc::clone(&self.verbs);
-        let mut anchor = channel.id().map_err(context)?;
+        let mut anchor = channel.create_id().map_err(context)?;
         anchor.bind(SocketAddr::new(self.ip, 0)).map_err(context)?;
-        let port = anchor.port();
-        let device = Context::of(anchor).map_err(context)?;
-        let max_message = device.port(port).map_err(context)?.max_message as usize;
+        let port = anchor.port_number();
+        let device = DeviceContext::of_id(anchor).map_err(context)?;
+        let max_message = device.port_info(port).map_err(context)?.max_message as usize;
         let domain = ProtectionDomain::new(&device).map_err(context)?;
-        let memory = domain.register(&self.pool, self.access).map_err(context)?;
-        let os = |e: rustix::io::Errno| Error::io("can't watch over an RDMA device", &e.into());
+        let memory = domain.register_pool(&self.pool, self.access).map_err(context)?;
+        let os = |e: rustix::io::Errno| Error::io("can't monitor an RDMA device", &e.into());
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os)?;
-        let stopped = stop.try_clone().map_err(|e| Error::io("can't watch over an RDMA device", &e))?;
-        let made = Arc::new(Open {
+        let stopped = stop.try_clone().map_err(|e| Error::io("can't monitor an RDMA device", &e))?;
+        let made = Arc::new(OpenRail {
             domain,
             memory,
             port,
@@ -272,25 +278,25 @@ impl Rail {
         std::thread::Builder::new()
             .name(format!("rail-{}", self.name))
             .spawn(move || {
-                let gone = watch_over(&rail, &watched, &device, &channel, port, &stopped);
+                let gone = monitor_device(&rail, &watched, &device, &channel, port, &stopped);
                 let left = Arc::downgrade(&device);
                 drop((device, channel));
                 if gone {
-                    forget(&verbs, &left);
+                    close_lost_device(&verbs, &left);
                 }
             })
-            .map_err(|e| Error::io("can't start the thread that watches over an RDMA device", &e))?;
+            .map_err(|e| Error::io("can't start the thread that monitors an RDMA device", &e))?;
         *open = Some(Arc::clone(&made));
         Ok(made)
     }
 }
 
-/// Breaks the connections of a device whose port went down or that is being taken away, instead of letting them wait for
-/// what never comes. Ends with the device, and says whether it was taken away.
-fn watch_over(
-    rail: &Weak<Rail>,
-    open: &Weak<Open>,
-    device: &Arc<Context>,
+/// Breaks the connections of a device whose port went down or that is being removed, as their completions would never
+/// come. Ends with the device; returns whether it was removed.
+fn monitor_device(
+    rail: &Weak<RdmaRail>,
+    open: &Weak<OpenRail>,
+    device: &Arc<DeviceContext>,
     channel: &Arc<CmChannel>,
     port: u8,
     stopped: &OwnedFd,
@@ -305,7 +311,7 @@ fn watch_over(
         if let Err(e) = poll(&mut fds, None)
             && e != rustix::io::Errno::INTR
         {
-            tracing::error!("nobody watches over {} any more: {e}", device.name());
+            tracing::error!("monitoring of {} has failed: {e}", device.name());
             return lost;
         }
         if !fds[2].revents().is_empty() {
@@ -315,35 +321,35 @@ fn watch_over(
         let mut gone = false;
         while let Some(problem) = device.next_problem() {
             match problem {
-                // Addresses that come and go concern only connections that use them, and those fail by themselves.
+                // Changed addresses affect only connections that use them, and those fail by themselves.
                 DeviceProblem::PortDown(n) if n == port => broken = Some("its port went down"),
                 DeviceProblem::Fatal => (broken, gone) = (Some("the device failed"), true),
                 DeviceProblem::PortUp(n) if n == port => {
                     tracing::info!("{} port {port} is up", device.name());
-                    device.say_goodbyes();
+                    device.destroy_deferred();
                 }
                 _ => {}
             }
         }
-        while let Ok(Some(event)) = channel.next(Instant::now()) {
+        while let Ok(Some(event)) = channel.next_event(Instant::now()) {
             if let CmEventKind::DeviceRemoved = event.kind {
-                (broken, gone) = (Some("the device is being taken away"), true);
+                (broken, gone) = (Some("the device is being removed"), true);
             }
         }
         lost |= gone;
         let (Some(why), Some(open)) = (broken, open.upgrade()) else { continue };
         let name = rail.upgrade().map_or_else(|| "?".into(), |rail| rail.name.clone());
         let count = open.break_all(why);
-        tracing::warn!("rail {name} ({} port {port}): {why}; {count} connections broken off", device.name());
+        tracing::warn!("rail {name} ({} port {port}): {why}; {count} connections ended", device.name());
         if gone && let Some(rail) = rail.upgrade() {
-            rail.let_go(&open);
+            rail.forget_device(&open);
         }
     }
 }
 
-/// Lets a device go that was taken away: its last connections may end later than the rail, with the requests that are
-/// under way on them. What is left then is let go of a little later.
-fn forget(verbs: &Verbs, device: &Weak<Context>) {
+/// Closes a removed device. Its last connections may outlive the rail, with their outstanding requests; what remains
+/// is closed a little later.
+fn close_lost_device(verbs: &VerbsLibrary, device: &Weak<DeviceContext>) {
     let mut pause = Duration::from_millis(50);
     let mut used = true;
     while used || pause < Duration::from_secs(20) {
@@ -361,12 +367,12 @@ mod tests {
     #[test]
     fn retries_end_well_within_the_silence_that_is_borne() {
         for ms in [500u64, 2000, 10_000] {
-            let patience = Patience { silence: Duration::from_millis(ms) };
+            let patience = RdmaTimeouts { silence: Duration::from_millis(ms) };
             let options = patience.connect_options();
             let exponent = options.ack_timeout.unwrap();
             let gives_up = 4.096e-6 * f64::from(1u32 << exponent) * f64::from(options.retries + 1);
             assert!(gives_up <= ms as f64 / 2000.0 && gives_up > ms as f64 / 5000.0, "{ms}: {gives_up}");
-            assert!(patience.probe_every() <= patience.silence / 4);
+            assert!(patience.probe_interval() <= patience.silence / 4);
         }
     }
 }

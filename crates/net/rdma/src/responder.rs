@@ -1,14 +1,14 @@
-//! Answers one request: payload by writes into the reader's region, the rest by messages. It knows no connection's
-//! life.
+//! Answers one request: the payload by writes into the reader's region, the rest by messages. It does not manage the
+//! connection.
 
 use crate::depths::{BOUNCE, PIECE, SLOT, SOON, WHOLE};
-use crate::hand::Hand;
-use crate::rail::Nearness;
-use crate::session::Session;
+use crate::polled_set::PolledSet;
+use crate::rail::NumaBytes;
+use crate::session::RdmaSession;
 use rustix::io::Errno;
-use spurline_mem::Buf;
-use spurline_proto::rdma::{Announced, MessageKind, Region};
-use spurline_proto::{Header, encode_error_message};
+use spurline_mem::PoolBuf;
+use spurline_proto::rdma::{MessageKind, PayloadRegion, WriteNotice};
+use spurline_proto::{FrameHeader, encode_error_message};
 use spurline_transport::{AnswerState, Responder};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_verbs::{MemoryRegion, RemoteRegion};
@@ -16,43 +16,43 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Writes one answer.
+/// Sends one answer.
 pub(crate) struct RdmaResponder<'a> {
-    hand: &'a Hand<'a>,
-    session: &'a mut Session,
+    hand: &'a PolledSet<'a>,
+    session: &'a mut RdmaSession,
     memory: &'a Arc<MemoryRegion>,
-    request: &'a Header,
-    region: Region,
-    /// The rail's, and where the bytes were that went over it.
+    request: &'a FrameHeader,
+    region: PayloadRegion,
+    /// The rail's NUMA node, and the NUMA nodes of the bytes it carried.
     numa_node: Option<u32>,
-    pub nearness: Nearness,
-    /// The longest write that the device can make.
+    pub nearness: NumaBytes,
+    /// The device's longest write.
     max_message: usize,
-    /// Whether writes can tell the reader of themselves; otherwise a message that ends the answer does.
+    /// Whether writes carry immediate data; otherwise a final message announces the payload.
     announces: bool,
-    /// After so many bytes the reader is told of them.
+    /// Bytes after which the reader gets an announcement.
     piece: usize,
     timeout: Duration,
-    deadline: Option<Instant>,
+    answer_deadline: Option<Instant>,
     state: AnswerState,
     /// Bytes of the payload: promised, written, and written but not announced.
     promised: usize,
-    sent: usize,
+    sent_bytes: usize,
     silent: usize,
-    /// The frame that ends the answer; empty when the last write does.
+    /// The final frame of the answer; empty when the last write ends it.
     ending: Vec<u8>,
-    /// RDMA writes made, and the time from their start to their completion.
+    /// Number of RDMA writes, and the time from their start to their completion.
     pub writes: u64,
     pub writing: Duration,
 }
 
 impl<'a> RdmaResponder<'a> {
     pub fn new(
-        hand: &'a Hand<'a>,
-        session: &'a mut Session,
+        hand: &'a PolledSet<'a>,
+        session: &'a mut RdmaSession,
         memory: &'a Arc<MemoryRegion>,
-        request: &'a Header,
-        region: Region,
+        request: &'a FrameHeader,
+        region: PayloadRegion,
         max_message: usize,
         timeout: Duration,
     ) -> Self {
@@ -63,15 +63,15 @@ impl<'a> RdmaResponder<'a> {
             request,
             region,
             numa_node: None,
-            nearness: Nearness::default(),
+            nearness: NumaBytes::default(),
             max_message: max_message.max(4096),
             announces: true,
             piece: PIECE,
             timeout,
-            deadline: None,
+            answer_deadline: None,
             state: AnswerState::None,
             promised: 0,
-            sent: 0,
+            sent_bytes: 0,
             silent: 0,
             ending: Vec::new(),
             writes: 0,
@@ -79,46 +79,49 @@ impl<'a> RdmaResponder<'a> {
         }
     }
 
-    /// The same over a rail of this NUMA node: buffers are taken from there.
-    pub fn near(mut self, numa_node: Option<u32>) -> Self {
+    /// Sets the NUMA node of the rail: buffers come from there.
+    pub fn near_node(mut self, numa_node: Option<u32>) -> Self {
         self.numa_node = numa_node;
         self
     }
 
-    /// The same, with writes that tell of themselves or don't.
-    pub fn announcing(mut self, announces: bool) -> Self {
+    /// Sets whether writes carry immediate data.
+    pub fn with_announcements(mut self, announces: bool) -> Self {
         self.announces = announces;
         self
     }
 
     /// Payload bytes written.
     pub fn sent(&self) -> usize {
-        self.sent
+        self.sent_bytes
     }
 
-    /// A reader that takes nothing for this long loses its connection; long answers get a second per MiB on top.
+    /// The deadline of the answer: a reader that accepts nothing for the timeout loses its connection; long answers
+    /// get a second per MiB in addition.
     fn deadline(&mut self) -> Instant {
         let len = self.promised;
-        *self.deadline.get_or_insert_with(|| Instant::now() + self.timeout + Duration::from_secs((len >> 20) as u64))
+        *self
+            .answer_deadline
+            .get_or_insert_with(|| Instant::now() + self.timeout + Duration::from_secs((len >> 20) as u64))
     }
 
-    /// Fixes the answer's lengths and the frame that ends it; says whether the payload may be written.
-    fn start(&mut self, status: u16, body: &[u8], payload_len: usize) -> Result<bool> {
+    /// Fixes the answer's lengths and its final frame; returns whether the payload may be written.
+    fn start_answer(&mut self, status: u16, body: &[u8], payload_len: usize) -> Result<bool> {
         if self.state != AnswerState::None {
-            return Err(Error::new(ErrorKind::Invalid, "a request is answered once"));
+            return Err(Error::new(ErrorKind::Invalid, "a request can be answered only once"));
         }
-        let header = self.request.answer(status, body.len(), payload_len).map_err(|e| {
-            Error::new(ErrorKind::Invalid, format!("the answer does not fit in a frame, ask for less: {e}"))
+        let header = self.request.new_answer(status, body.len(), payload_len).map_err(|e| {
+            Error::new(ErrorKind::Invalid, format!("the answer does not fit in a frame, request less: {e}"))
         })?;
-        if payload_len > SLOT || !self.session.is_free() {
-            // Its acknowledgement is waited for, or the reader's leave to send at all.
-            self.hand.let_go();
+        if payload_len > SLOT || !self.session.can_send_now() {
+            // Otherwise the answer waits for an acknowledgement, or for a credit of the reader.
+            self.hand.release_all();
         }
         self.state = AnswerState::Partial;
         self.promised = payload_len;
         self.piece = if payload_len <= WHOLE { WHOLE } else { PIECE };
         self.session.pair.expect_soon(payload_len <= SOON);
-        // A reader that asked for more than it has room for finds out from the header.
+        // A payload larger than the reader's region is visible to the reader in the header.
         let fits = payload_len as u64 <= self.region.len;
         if payload_len == 0 || !body.is_empty() || !fits || !self.announces {
             self.ending = [&header.encode()[..], body].concat();
@@ -126,27 +129,27 @@ impl<'a> RdmaResponder<'a> {
         Ok(fits)
     }
 
-    fn finish(&mut self) -> Result<()> {
+    fn finish_answer(&mut self) -> Result<()> {
         if !self.ending.is_empty() {
             let deadline = self.deadline();
-            self.session.send_frame(MessageKind::Answer, Region::default(), &self.ending, deadline)?;
+            self.session.send_frame(MessageKind::Answer, PayloadRegion::default(), &self.ending, deadline)?;
         }
         self.state = AnswerState::Whole;
         Ok(())
     }
 
-    /// Writes registered bytes and waits until the reader's NIC has them: they are borrowed.
-    fn write(&mut self, run: &[&[u8]]) -> Result<()> {
+    /// Writes registered bytes and waits for the acknowledgement of the reader's NIC, as they are borrowed.
+    fn write_registered(&mut self, run: &[&[u8]]) -> Result<()> {
         let deadline = self.deadline();
         let remote = RemoteRegion { addr: self.region.addr, len: self.region.len, rkey: self.region.rkey };
-        let Session { pair, line } = &mut *self.session;
-        let (sent, silent, writes) = (&mut self.sent, &mut self.silent, &mut self.writes);
+        let RdmaSession { pair, line } = &mut *self.session;
+        let (sent, silent, writes) = (&mut self.sent_bytes, &mut self.silent, &mut self.writes);
         let (promised, piece, memory, announces) = (self.promised, self.piece, self.memory, self.announces);
         let longest = piece.min(self.max_message);
         let last = self.ending.is_empty();
-        run.iter().for_each(|slice| self.nearness.count(memory.pool(), self.numa_node, slice));
+        run.iter().for_each(|slice| self.nearness.count_bytes(memory.pool(), self.numa_node, slice));
         let begun = Instant::now();
-        let written = pair.writing(deadline, |writing| {
+        let written = pair.write_borrowed(deadline, |writing| {
             for chunk in run.iter().flat_map(|slice| slice.chunks(longest)) {
                 let (offset, so_far) = (*sent, *sent + chunk.len());
                 *silent += chunk.len();
@@ -154,11 +157,11 @@ impl<'a> RdmaResponder<'a> {
                 let mut number = None;
                 if announces && (end || *silent >= piece) {
                     line.await_credit(writing.pair(), deadline)?;
-                    let granted = line.announced();
-                    number = Some(Announced { so_far: so_far as u32, granted, last: end && last }.encode());
+                    let granted = line.announce_write();
+                    number = Some(WriteNotice { so_far: so_far as u32, granted, last: end && last }.encode());
                     *silent = 0;
                 }
-                writing.write(memory, chunk, remote, offset as u64, number)?;
+                writing.post_write(memory, chunk, remote, offset as u64, number)?;
                 *sent = so_far;
                 *writes += 1;
             }
@@ -168,17 +171,17 @@ impl<'a> RdmaResponder<'a> {
         written
     }
 
-    /// A buffer for bytes that are not registered.
-    fn bounce(&mut self, len: usize) -> Result<Buf> {
+    /// A buffer for unregistered bytes.
+    fn bounce_buffer(&mut self, len: usize) -> Result<PoolBuf> {
         let deadline = self.deadline();
         self.memory.pool().alloc_near(len.clamp(1, BOUNCE), self.numa_node, deadline)
     }
 
-    /// Writes a whole payload out of a slot, without waiting for its acknowledgement.
-    fn put_short(&mut self, slices: &[&[u8]]) -> Result<()> {
+    /// Writes a whole payload from a slot, without waiting for its acknowledgement.
+    fn write_short(&mut self, slices: &[&[u8]]) -> Result<()> {
         let deadline = self.deadline();
         let remote = RemoteRegion { addr: self.region.addr, len: self.region.len, rkey: self.region.rkey };
-        let Session { pair, line } = &mut *self.session;
+        let RdmaSession { pair, line } = &mut *self.session;
         if self.announces {
             line.await_credit(pair, deadline)?;
         }
@@ -189,20 +192,20 @@ impl<'a> RdmaResponder<'a> {
             filled += slice.len();
         }
         let number = self.announces.then(|| {
-            let granted = line.announced();
-            Announced { so_far: filled as u32, granted, last: self.ending.is_empty() }.encode()
+            let granted = line.announce_write();
+            WriteNotice { so_far: filled as u32, granted, last: self.ending.is_empty() }.encode()
         });
         pair.write_slot(slot, filled, remote, number, deadline)?;
-        self.sent = filled;
+        self.sent_bytes = filled;
         self.writes += 1;
         Ok(())
     }
 
-    /// Writes bytes wherever they are.
-    fn put(&mut self, slices: &[&[u8]]) -> Result<()> {
+    /// Writes bytes from any memory.
+    fn write_slices(&mut self, slices: &[&[u8]]) -> Result<()> {
         let len: usize = slices.iter().map(|slice| slice.len()).sum();
         if len == self.promised && (1..=SLOT).contains(&len) {
-            return self.put_short(slices);
+            return self.write_short(slices);
         }
         let mut slices = slices;
         while let Some(first) = slices.first() {
@@ -211,14 +214,14 @@ impl<'a> RdmaResponder<'a> {
             let (run, rest) = slices.split_at(n);
             slices = rest;
             if registered {
-                self.write(run)?;
+                self.write_registered(run)?;
                 continue;
             }
             let len = run.iter().map(|slice| slice.len()).sum();
             if len == 0 {
                 continue;
             }
-            let mut bounce = self.bounce(len)?;
+            let mut bounce = self.bounce_buffer(len)?;
             let mut filled = 0;
             for slice in run {
                 let mut slice = *slice;
@@ -227,13 +230,13 @@ impl<'a> RdmaResponder<'a> {
                     bounce[filled..filled + n].copy_from_slice(&slice[..n]);
                     (filled, slice) = (filled + n, &slice[n..]);
                     if filled == bounce.len() {
-                        self.write(&[&bounce])?;
+                        self.write_registered(&[&bounce])?;
                         filled = 0;
                     }
                 }
             }
             if filled > 0 {
-                self.write(&[&bounce[..filled]])?;
+                self.write_registered(&[&bounce[..filled]])?;
             }
         }
         Ok(())
@@ -241,22 +244,22 @@ impl<'a> RdmaResponder<'a> {
 }
 
 impl Responder for RdmaResponder<'_> {
-    fn data(&mut self, body: &[u8], slices: &[&[u8]]) -> Result<()> {
+    fn send_data(&mut self, body: &[u8], slices: &[&[u8]]) -> Result<()> {
         let len = slices.iter().map(|slice| slice.len()).sum();
-        if self.start(0, body, len)? {
-            self.put(slices)?;
+        if self.start_answer(0, body, len)? {
+            self.write_slices(slices)?;
         }
-        self.finish()
+        self.finish_answer()
     }
 
-    fn file(&mut self, body: &[u8], file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()> {
-        if !self.start(0, body, len)? {
-            return self.finish();
+    fn send_file(&mut self, body: &[u8], file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()> {
+        if !self.start_answer(0, body, len)? {
+            return self.finish_answer();
         }
         let mut left = len;
         if left > 0 {
-            self.waits();
-            let mut bounce = self.bounce(left)?;
+            self.before_wait();
+            let mut bounce = self.bounce_buffer(left)?;
             while left > 0 {
                 let want = left.min(bounce.len());
                 let mut filled = 0;
@@ -272,49 +275,49 @@ impl Responder for RdmaResponder<'_> {
                         Err(e) => return Err(Error::io("reading a file for an answer failed", &e.into())),
                     }
                 }
-                self.write(&[&bounce[..want]])?;
+                self.write_registered(&[&bounce[..want]])?;
                 left -= want;
             }
         }
-        self.finish()
+        self.finish_answer()
     }
 
-    fn begin(&mut self, body: &[u8], len: usize) -> Result<()> {
-        let fits = self.start(0, body, len)?;
-        if len == 0 || !fits { self.finish() } else { Ok(()) }
+    fn begin_payload(&mut self, body: &[u8], len: usize) -> Result<()> {
+        let fits = self.start_answer(0, body, len)?;
+        if len == 0 || !fits { self.finish_answer() } else { Ok(()) }
     }
 
-    fn push(&mut self, bytes: &[u8]) -> Result<()> {
-        if self.state == AnswerState::Whole && self.sent < self.promised {
-            // The reader has been told that it lacks room.
+    fn push_payload(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.state == AnswerState::Whole && self.sent_bytes < self.promised {
+            // The reader already knows from the header that its region is too small.
             return Ok(());
         }
-        if bytes.len() > self.promised - self.sent {
-            let left = self.promised - self.sent;
-            let why = format!("{} bytes pushed, {left} were left of what was promised", bytes.len());
+        if bytes.len() > self.promised - self.sent_bytes {
+            let left = self.promised - self.sent_bytes;
+            let why = format!("{} bytes pushed, {left} of the promised length remain", bytes.len());
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        self.put(&[bytes])?;
-        if self.sent == self.promised && !bytes.is_empty() { self.finish() } else { Ok(()) }
+        self.write_slices(&[bytes])?;
+        if self.sent_bytes == self.promised && !bytes.is_empty() { self.finish_answer() } else { Ok(()) }
     }
 
-    fn error(&mut self, error: &Error) -> Result<()> {
+    fn send_error(&mut self, error: &Error) -> Result<()> {
         let mut body = Vec::new();
         encode_error_message(error, &mut body);
         // A code of 0 would read as success.
-        self.start(error.kind().code().max(1), &body, 0)?;
-        self.finish()
+        self.start_answer(error.kind().code().max(1), &body, 0)?;
+        self.finish_answer()
     }
 
-    fn waits(&mut self) {
-        self.hand.waits();
+    fn before_wait(&mut self) {
+        self.hand.release_before_wait();
     }
 
     fn numa_node(&self) -> Option<u32> {
         self.numa_node
     }
 
-    fn progress(&self) -> AnswerState {
+    fn answer_state(&self) -> AnswerState {
         self.state
     }
 }

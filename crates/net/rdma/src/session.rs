@@ -1,74 +1,76 @@
-//! Messages and credits over one queue pair, the same on both sides. It knows no request's meaning.
+//! Messages and credits over one queue pair, the same on both sides. It does not know the meaning of requests.
 
 use crate::depths::{SEND_SLOTS, SLOT};
-use spurline_mem::Pool;
-use spurline_proto::rdma::{Announced, Credits, MessageKind, PRELUDE_LEN, Prelude, Region, Terms};
-use spurline_proto::{FRAME_ALIGN, HEADER_LEN, Header, MAX_ANSWER_BODY, MAX_GREETING_BODY};
+use spurline_mem::BufferPool;
+use spurline_proto::rdma::{
+    ConnectTerms, MessageKind, MessagePrelude, PRELUDE_LEN, PayloadRegion, SendCredits, WriteNotice,
+};
+use spurline_proto::{FRAME_ALIGN, FrameHeader, HEADER_LEN, MAX_ANSWER_BODY, MAX_GREETING_BODY};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_verbs::{MemoryRegion, QueueDepths, QueuePair};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Frames longer than this are given back after their call.
+/// Buffers of longer frames are freed after their call.
 const KEEP: usize = 16 << 10;
 
 /// What arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arrived {
-    /// A write announced itself.
-    Written(Announced),
-    /// A frame is whole; its payload's region, in a request.
-    Frame(MessageKind, Region),
+pub(crate) enum ArrivedMessage {
+    /// A write with its announcement.
+    Written(WriteNotice),
+    /// A complete frame; for a request, the payload's region.
+    Frame(MessageKind, PayloadRegion),
     /// A part of a frame.
     Part,
     /// Credits only.
     Grant,
 }
 
-/// Which frames a side takes.
+/// The frames that a side accepts.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Takes {
+pub(crate) struct FrameLimits {
     kind: MessageKind,
     /// The longest body, in bytes.
-    most_body: usize,
+    max_body: usize,
 }
 
-impl Takes {
-    /// What a reader takes.
-    pub const ANSWERS: Takes = Takes { kind: MessageKind::Answer, most_body: MAX_ANSWER_BODY };
-    /// What a node takes of somebody who has not greeted.
-    pub const GREETINGS: Takes = Takes { kind: MessageKind::Request, most_body: MAX_GREETING_BODY };
+impl FrameLimits {
+    /// Limits of a reader.
+    pub const ANSWERS: FrameLimits = FrameLimits { kind: MessageKind::Answer, max_body: MAX_ANSWER_BODY };
+    /// Limits of a node before the handshake.
+    pub const HANDSHAKES: FrameLimits = FrameLimits { kind: MessageKind::Request, max_body: MAX_GREETING_BODY };
 }
 
-/// The frame that is being received.
+/// The frame being received.
 #[derive(Default)]
-pub(crate) struct Assembly {
+pub(crate) struct FrameAssembly {
     bytes: Vec<u8>,
-    /// Its whole length while it is not whole.
-    want: Option<(usize, MessageKind, Region, Instant)>,
+    /// Its total length, while incomplete.
+    want: Option<(usize, MessageKind, PayloadRegion, Instant)>,
 }
 
-impl Assembly {
-    /// The frame that is whole: its header, and what follows it.
-    pub fn frame(&self) -> Result<(Header, &[u8])> {
+impl FrameAssembly {
+    /// The complete frame: its header, and its body.
+    pub fn whole_frame(&self) -> Result<(FrameHeader, &[u8])> {
         let short = || Error::new(ErrorKind::Protocol, "a frame is shorter than its header");
         let (head, rest) = self.bytes.split_first_chunk::<HEADER_LEN>().ok_or_else(short)?;
-        let header = Header::decode(head)?;
+        let header = FrameHeader::decode(head)?;
         Ok((header, rest.get(..header.body_len as usize).unwrap_or(rest)))
     }
 
-    /// Since when a frame that is not whole is being received.
-    pub fn begun(&self) -> Option<Instant> {
+    /// Since when an incomplete frame is being received.
+    pub fn begun_at(&self) -> Option<Instant> {
         self.want.as_ref().map(|(.., begun)| *begun)
     }
 
-    fn add(&mut self, prelude: &Prelude, part: &[u8], takes: Takes) -> Result<Arrived> {
+    fn add_part(&mut self, prelude: &MessagePrelude, part: &[u8], takes: FrameLimits) -> Result<ArrivedMessage> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Protocol, why));
         match (prelude.kind, &self.want) {
-            (MessageKind::Grant, _) => return Ok(Arrived::Grant),
+            (MessageKind::Grant, _) => return Ok(ArrivedMessage::Grant),
             (MessageKind::Rest, Some(_)) => {}
             (kind, None) if kind == takes.kind => {
-                let most = HEADER_LEN + FRAME_ALIGN + takes.most_body;
+                let most = HEADER_LEN + FRAME_ALIGN + takes.max_body;
                 let want = prelude.frame_len as usize;
                 if want > most {
                     return refuse(format!("a frame of {want} bytes, at most {most} are allowed"));
@@ -77,111 +79,117 @@ impl Assembly {
                 self.bytes.shrink_to(KEEP);
                 if part.len() == want {
                     self.bytes.extend_from_slice(part);
-                    return Ok(Arrived::Frame(prelude.kind, prelude.region));
+                    return Ok(ArrivedMessage::Frame(prelude.kind, prelude.region));
                 }
                 self.want = Some((want, prelude.kind, prelude.region, Instant::now()));
             }
-            (kind, _) => return refuse(format!("a message of kind {kind:?} where another was due")),
+            (kind, _) => return refuse(format!("a message of kind {kind:?} where another was expected")),
         }
-        let Some((want, kind, region, _)) = self.want else { return Ok(Arrived::Part) };
+        let Some((want, kind, region, _)) = self.want else { return Ok(ArrivedMessage::Part) };
         if self.bytes.len() + part.len() > want {
             return refuse(format!("more than the {want} bytes of a frame"));
         }
         self.bytes.extend_from_slice(part);
         if self.bytes.len() < want {
-            return Ok(Arrived::Part);
+            return Ok(ArrivedMessage::Part);
         }
         self.want = None;
-        Ok(Arrived::Frame(kind, region))
+        Ok(ArrivedMessage::Frame(kind, region))
     }
 }
 
-/// A queue pair with what messages need. Its fields are apart so that writes under way can go on receiving.
-pub(crate) struct Session {
+/// A queue pair with its message state. The fields are separate, so that receiving continues during writes.
+pub(crate) struct RdmaSession {
     pub pair: QueuePair,
-    pub line: Line,
+    pub line: MessageStream,
 }
 
 /// Credits and the frame being received.
-pub(crate) struct Line {
-    credits: Credits,
+pub(crate) struct MessageStream {
+    credits: SendCredits,
     peer_slot: usize,
-    takes: Takes,
-    pub assembly: Assembly,
-    /// Whether something arrived since somebody last asked, and since when nothing had then.
-    heard: bool,
-    silent: Instant,
+    takes: FrameLimits,
+    pub assembly: FrameAssembly,
+    /// Whether something arrived since the last check, and the start of the current silence.
+    has_arrivals: bool,
+    silent_since: Instant,
 }
 
-/// What this side receives, as it tells the peer.
-pub(crate) fn terms(depths: QueueDepths) -> Terms {
-    Terms { receives: depths.receives as u16, slot_len: SLOT as u32 }
+/// The receive limits to announce to the peer.
+pub(crate) fn own_terms(depths: QueueDepths) -> ConnectTerms {
+    ConnectTerms { receives: depths.receives as u16, slot_len: SLOT as u32 }
 }
 
-/// Posts all receives and leaves slots for sending, out of the registered pool.
-pub(crate) fn equip(
+/// Posts all receives and provides the send slots, from the registered pool.
+pub(crate) fn post_buffers(
     pair: &mut QueuePair,
     memory: &Arc<MemoryRegion>,
     depths: QueueDepths,
     deadline: Instant,
 ) -> Result<()> {
-    let pool: &Arc<Pool> = memory.pool();
-    for slot in memory.slots(pool.alloc(depths.receives as usize * SLOT, deadline)?, SLOT)? {
+    let pool: &Arc<BufferPool> = memory.pool();
+    for slot in memory.split_slots(pool.alloc(depths.receives as usize * SLOT, deadline)?, SLOT)? {
         pair.post_receive(slot)?;
     }
-    for slot in memory.slots(pool.alloc(SEND_SLOTS as usize * SLOT, deadline)?, SLOT)? {
+    for slot in memory.split_slots(pool.alloc(SEND_SLOTS as usize * SLOT, deadline)?, SLOT)? {
         pair.keep_slot(slot);
     }
     Ok(())
 }
 
-impl Session {
-    pub fn new(pair: QueuePair, own: QueueDepths, peer: Terms, takes: Takes) -> Self {
-        let line = Line {
-            credits: Credits::new(terms(own), peer),
+impl RdmaSession {
+    pub fn new(pair: QueuePair, own: QueueDepths, peer: ConnectTerms, takes: FrameLimits) -> Self {
+        let line = MessageStream {
+            credits: SendCredits::new(own_terms(own), peer),
             peer_slot: (peer.slot_len as usize).min(SLOT),
             takes,
-            assembly: Assembly::default(),
-            heard: false,
-            silent: Instant::now(),
+            assembly: FrameAssembly::default(),
+            has_arrivals: false,
+            silent_since: Instant::now(),
         };
-        Session { pair, line }
+        RdmaSession { pair, line }
     }
 
-    /// The next thing that has arrived, if any; its receive is posted again. Until `deadline` at most it waits for room to
-    /// say so, which it rarely has to.
-    pub fn take(&mut self, deadline: impl FnOnce() -> Instant) -> Result<Option<Arrived>> {
-        self.line.take(&mut self.pair, deadline)
+    /// The next arrival, if any; its receive is posted again. Waits until `deadline` at most for room to send a
+    /// grant, which is rare.
+    pub fn take_arrived(&mut self, deadline: impl FnOnce() -> Instant) -> Result<Option<ArrivedMessage>> {
+        self.line.take_arrived(&mut self.pair, deadline)
     }
 
     /// Whether a short answer can be sent without waiting for the peer.
-    pub fn is_free(&mut self) -> bool {
+    pub fn can_send_now(&mut self) -> bool {
         self.line.credits.may_send() && self.pair.has_free_slot().unwrap_or(true)
     }
 
     /// Sends a frame, in as many messages as it needs.
-    pub fn send_frame(&mut self, kind: MessageKind, region: Region, frame: &[u8], deadline: Instant) -> Result<()> {
+    pub fn send_frame(
+        &mut self,
+        kind: MessageKind,
+        region: PayloadRegion,
+        frame: &[u8],
+        deadline: Instant,
+    ) -> Result<()> {
         self.line.send_frame(&mut self.pair, kind, region, frame, deadline)
     }
 }
 
-impl Line {
-    /// For how long nothing has arrived, as far as whoever asks now and then can tell: arrivals don't look at the clock.
+impl MessageStream {
+    /// Time since the last arrival, as of the checks: arrivals do not read the clock.
     pub fn silent_for(&mut self) -> Duration {
-        if std::mem::take(&mut self.heard) {
-            self.listen_anew();
+        if std::mem::take(&mut self.has_arrivals) {
+            self.reset_silence();
         }
-        self.silent.elapsed()
+        self.silent_since.elapsed()
     }
 
-    /// Silence is counted from now on.
-    pub fn listen_anew(&mut self) {
-        self.silent = Instant::now();
+    /// Restarts the measurement of silence.
+    pub fn reset_silence(&mut self) {
+        self.silent_since = Instant::now();
     }
 
-    /// From now on a body may have so many bytes.
-    pub fn take_bodies_of(&mut self, most: usize) {
-        self.takes.most_body = most;
+    /// Sets the limit of a body's length, in bytes.
+    pub fn set_body_limit(&mut self, most: usize) {
+        self.takes.max_body = most;
     }
 
     /// Sends a frame, in as many messages as it needs.
@@ -189,7 +197,7 @@ impl Line {
         &mut self,
         pair: &mut QueuePair,
         kind: MessageKind,
-        region: Region,
+        region: PayloadRegion,
         frame: &[u8],
         deadline: Instant,
     ) -> Result<()> {
@@ -198,63 +206,68 @@ impl Line {
         for part in frame.chunks(most) {
             self.await_credit(pair, deadline)?;
             let mut slot = pair.take_slot(deadline)?;
-            let granted = self.credits.sent(u8::MAX);
-            let prelude = Prelude { kind, granted, frame_len: frame.len() as u32, region };
+            let granted = self.credits.account_sent(u8::MAX);
+            let prelude = MessagePrelude { kind, granted, frame_len: frame.len() as u32, region };
             let bytes = slot.bytes_mut();
             bytes[..PRELUDE_LEN].copy_from_slice(&prelude.encode());
             bytes[PRELUDE_LEN..PRELUDE_LEN + part.len()].copy_from_slice(part);
-            pair.send(slot, PRELUDE_LEN + part.len(), deadline)?;
+            pair.send_message(slot, PRELUDE_LEN + part.len(), deadline)?;
             kind = MessageKind::Rest;
         }
         Ok(())
     }
 
-    pub fn take(&mut self, pair: &mut QueuePair, deadline: impl FnOnce() -> Instant) -> Result<Option<Arrived>> {
-        let Some(completion) = pair.poll()? else { return Ok(None) };
-        self.heard = true;
+    pub fn take_arrived(
+        &mut self,
+        pair: &mut QueuePair,
+        deadline: impl FnOnce() -> Instant,
+    ) -> Result<Option<ArrivedMessage>> {
+        let Some(completion) = pair.poll_receive()? else { return Ok(None) };
+        self.has_arrivals = true;
         let (arrived, granted) = match completion.immediate {
             Some(number) => {
-                let announced = Announced::decode(number);
-                (Arrived::Written(announced), announced.granted)
+                let announced = WriteNotice::decode(number);
+                (ArrivedMessage::Written(announced), announced.granted)
             }
             None => {
                 let message = completion.slot.bytes().get(..completion.len).unwrap_or_default();
-                let (prelude, part) = Prelude::decode(message)?;
-                (self.assembly.add(&prelude, part, self.takes)?, prelude.granted)
+                let (prelude, part) = MessagePrelude::decode(message)?;
+                (self.assembly.add_part(&prelude, part, self.takes)?, prelude.granted)
             }
         };
         pair.post_receive(completion.slot)?;
-        self.credits.received(granted)?;
+        self.credits.account_received(granted)?;
         if self.credits.must_grant() {
-            self.grant(pair, deadline())?;
+            self.send_grant(pair, deadline())?;
         }
         Ok(Some(arrived))
     }
 
-    fn grant(&mut self, pair: &mut QueuePair, deadline: Instant) -> Result<()> {
+    fn send_grant(&mut self, pair: &mut QueuePair, deadline: Instant) -> Result<()> {
         let mut slot = pair.take_slot(deadline)?;
-        let granted = self.credits.sent(u8::MAX);
-        let prelude = Prelude { kind: MessageKind::Grant, granted, frame_len: 0, region: Region::default() };
+        let granted = self.credits.account_sent(u8::MAX);
+        let prelude =
+            MessagePrelude { kind: MessageKind::Grant, granted, frame_len: 0, region: PayloadRegion::default() };
         slot.bytes_mut()[..PRELUDE_LEN].copy_from_slice(&prelude.encode());
-        Ok(pair.send(slot, PRELUDE_LEN, deadline)?)
+        Ok(pair.send_message(slot, PRELUDE_LEN, deadline)?)
     }
 
-    /// Waits until a message or an announced write may be sent. Nothing but grants may arrive meanwhile.
+    /// Waits for a credit for a message or an announced write. Only grants may arrive meanwhile.
     pub fn await_credit(&mut self, pair: &mut QueuePair, deadline: Instant) -> Result<()> {
         while !self.credits.may_send() {
-            match self.take(pair, || deadline)? {
-                Some(Arrived::Grant) => {}
+            match self.take_arrived(pair, || deadline)? {
+                Some(ArrivedMessage::Grant) => {}
                 Some(other) => {
                     return Err(Error::new(
                         ErrorKind::Protocol,
-                        format!("{other:?} while another frame was under way"),
+                        format!("{other:?} while another frame was being sent"),
                     ));
                 }
                 None => {
-                    if !pair.wait(deadline)? {
+                    if !pair.wait_arrival(deadline)? {
                         return Err(Error::new(
                             ErrorKind::Timeout,
-                            "the peer takes nothing: it gave no credit in time",
+                            "the peer accepts nothing: no credit arrived in time",
                         ));
                     }
                 }
@@ -263,9 +276,9 @@ impl Line {
         Ok(())
     }
 
-    /// Accounts for an announced write: the credits it carries.
-    pub fn announced(&mut self) -> u8 {
-        self.credits.sent(Announced::MAX_GRANTED)
+    /// Accounts for an announced write; returns the credits it carries.
+    pub fn announce_write(&mut self) -> u8 {
+        self.credits.account_sent(WriteNotice::MAX_GRANTED)
     }
 }
 
@@ -275,22 +288,27 @@ mod tests {
 
     #[test]
     fn a_frame_of_another_kind_or_beyond_its_limit_takes_no_memory() {
-        let frame = |kind, len: usize| Prelude { kind, granted: 0, frame_len: len as u32, region: Region::default() };
+        let frame = |kind, len: usize| MessagePrelude {
+            kind,
+            granted: 0,
+            frame_len: len as u32,
+            region: PayloadRegion::default(),
+        };
         let most = |body| HEADER_LEN + FRAME_ALIGN + body;
-        let greeted = Takes { most_body: 64 << 10, ..Takes::GREETINGS };
+        let greeted = FrameLimits { max_body: 64 << 10, ..FrameLimits::HANDSHAKES };
         for (takes, kind, body, taken) in [
-            (Takes::GREETINGS, MessageKind::Request, MAX_GREETING_BODY, true),
-            (Takes::GREETINGS, MessageKind::Request, MAX_GREETING_BODY + 1, false),
-            (Takes::GREETINGS, MessageKind::Answer, 0, false),
-            (Takes::GREETINGS, MessageKind::Rest, 0, false),
+            (FrameLimits::HANDSHAKES, MessageKind::Request, MAX_GREETING_BODY, true),
+            (FrameLimits::HANDSHAKES, MessageKind::Request, MAX_GREETING_BODY + 1, false),
+            (FrameLimits::HANDSHAKES, MessageKind::Answer, 0, false),
+            (FrameLimits::HANDSHAKES, MessageKind::Rest, 0, false),
             (greeted, MessageKind::Request, 64 << 10, true),
             (greeted, MessageKind::Answer, 64 << 10, false),
-            (Takes::ANSWERS, MessageKind::Answer, MAX_ANSWER_BODY, true),
-            (Takes::ANSWERS, MessageKind::Answer, MAX_ANSWER_BODY + 1, false),
-            (Takes::ANSWERS, MessageKind::Request, 0, false),
+            (FrameLimits::ANSWERS, MessageKind::Answer, MAX_ANSWER_BODY, true),
+            (FrameLimits::ANSWERS, MessageKind::Answer, MAX_ANSWER_BODY + 1, false),
+            (FrameLimits::ANSWERS, MessageKind::Request, 0, false),
         ] {
-            let mut assembly = Assembly::default();
-            let arrived = assembly.add(&frame(kind, most(body)), b"part", takes);
+            let mut assembly = FrameAssembly::default();
+            let arrived = assembly.add_part(&frame(kind, most(body)), b"part", takes);
             assert_eq!(arrived.is_ok(), taken, "{takes:?} {kind:?} {body}: {arrived:?}");
             assert!(arrived.is_ok() || arrived.is_err_and(|e| e.kind() == ErrorKind::Protocol));
             assert_eq!(assembly.bytes.len(), if taken { 4 } else { 0 });

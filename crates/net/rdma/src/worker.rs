@@ -1,111 +1,122 @@
-//! What a worker does with a connection on which something arrived: answers its requests, parks it.
-//! It knows neither listeners nor what requests mean.
+//! Serves a connection with an event: answers its requests, then parks it. It knows neither listeners nor the meaning
+//! of requests.
 
 use crate::depths::SLOT;
-use crate::hand::{Hand, park, ring};
+use crate::polled_set::{PolledSet, park_conn, ring_bell};
 use crate::responder::RdmaResponder;
-use crate::server::{Conn, Shared};
-use crate::session::{Arrived, Session};
-use spurline_proto::Op;
-use spurline_proto::rdma::{MessageKind, Region};
-use spurline_transport::{Crewed as _, Door, End, Next, dispatch};
-use spurline_trust::Reason;
+use crate::server::{RdmaConn, RdmaServerState};
+use crate::session::{ArrivedMessage, RdmaSession};
+use spurline_proto::FrameOp;
+use spurline_proto::rdma::{MessageKind, PayloadRegion};
+use spurline_transport::{AdmissionGate, NextStep, PooledServer as _, ServeOutcome, dispatch_request};
+use spurline_trust::RefusalReason;
 use spurline_types::{Error, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Answers requests of one connection, and of those that come meanwhile, until there are none for a while; with
-/// `life_only` of this one, and none for data.
-pub(crate) fn serve(shared: &Shared, conn: &Arc<Conn>, life_only: bool) -> End {
-    let hand = Hand::new(shared);
+/// Answers requests of one connection, and of others that arrive meanwhile, until none arrive for a while. With
+/// `life_only`, only this connection's, and no data requests.
+pub(crate) fn serve_conn(shared: &RdmaServerState, conn: &Arc<RdmaConn>, life_only: bool) -> ServeOutcome {
+    let hand = PolledSet::new(shared);
     if !life_only {
-        conn.event(shared);
+        conn.note_event(shared);
     }
-    let end = attend(shared, conn, life_only, &hand);
-    hand.go_round(|conn| attend(shared, conn, false, &hand));
+    let end = serve_until_idle(shared, conn, life_only, &hand);
+    hand.poll_rounds(|conn| serve_until_idle(shared, conn, false, &hand));
     end
 }
 
-fn attend(shared: &Shared, conn: &Arc<Conn>, life_only: bool, hand: &Hand<'_>) -> End {
+fn serve_until_idle(
+    shared: &RdmaServerState,
+    conn: &Arc<RdmaConn>,
+    life_only: bool,
+    hand: &PolledSet<'_>,
+) -> ServeOutcome {
     let mut session = conn.session.lock();
     let (mut served, mut quick) = (false, false);
     loop {
-        // A stranger that always has one more word to say keeps a worker no longer than a silent one.
+        // A peer before its handshake must not occupy a worker by sending continuously.
         if conn.is_late(&shared.config) {
             session.pair.disconnect();
-            let why = format!("no greeting within {:?}", shared.config.request_timeout);
-            shared.refusals().refused(&conn.state.endpoints().peer, Reason::Silent, &why);
-            return End::Closed;
+            let why = format!("no handshake within {:?}", shared.config.request_timeout);
+            shared.refusals().record_refusal(&conn.state.endpoints().peer, RefusalReason::Silent, &why);
+            return ServeOutcome::Closed;
         }
         if life_only && conn.state.for_data() {
-            return ring(shared, conn);
+            return ring_bell(shared, conn);
         }
-        match session.take(|| Instant::now() + shared.config.send_timeout) {
-            Ok(Some(Arrived::Frame(MessageKind::Request, region))) => {
+        match session.take_arrived(|| Instant::now() + shared.config.send_timeout) {
+            Ok(Some(ArrivedMessage::Frame(MessageKind::Request, region))) => {
                 served = true;
                 let next;
-                (next, quick) = answer(shared, conn, &mut session, region, hand);
-                if let Next::Close(error) = next {
-                    // The reader learns of it by the end of the connection.
+                (next, quick) = answer_request(shared, conn, &mut session, region, hand);
+                if let NextStep::Close(error) = next {
+                    // The end of the connection notifies the reader.
                     session.pair.disconnect();
-                    return End::Close(error);
+                    return ServeOutcome::Failed(error);
                 }
-                // A reader has one request under way, so the next is not there yet.
+                // A reader has one outstanding request, so the next has not arrived yet.
             }
-            Ok(Some(Arrived::Part | Arrived::Grant)) => continue,
+            Ok(Some(ArrivedMessage::Part | ArrivedMessage::Grant)) => continue,
             Ok(Some(other)) => {
                 session.pair.disconnect();
-                return End::Close(Error::new(ErrorKind::Protocol, format!("{other:?} came from a reader")));
+                return ServeOutcome::Failed(Error::new(ErrorKind::Protocol, format!("{other:?} came from a reader")));
             }
             Ok(None) => {}
-            Err(error) if error.kind() == ErrorKind::Unavailable && session.line.assembly.begun().is_none() => {
+            Err(error) if error.kind() == ErrorKind::Unavailable && session.line.assembly.begun_at().is_none() => {
                 tracing::debug!("connection of {} ended: {error}", conn.state.endpoints().peer);
-                return End::Closed;
+                return ServeOutcome::Closed;
             }
             Err(error) => {
                 session.pair.disconnect();
-                return End::Close(error);
+                return ServeOutcome::Failed(error);
             }
         }
-        if shared.crew().stopping() {
-            return End::Closed;
+        if shared.worker_pool().stopping() {
+            return ServeOutcome::Closed;
         }
-        if quick && !life_only && hand.keep(conn) {
-            return End::Parked;
+        if quick && !life_only && hand.try_add(conn) {
+            return ServeOutcome::Parked;
         }
-        // While another worker waits for events this one can wait for the next request here: not where many connections
-        // are busy, as then it would find requests there without falling asleep.
+        // While another worker waits for events, this one can wait for the next request here. Not when many
+        // connections are busy: the next event then has a request without sleeping.
         let events = shared.events.load(Ordering::Relaxed);
-        let lonely = events.saturating_sub(conn.seen.swap(events, Ordering::Relaxed)) <= 1;
-        let lingers = served && lonely && !life_only && hand.is_empty() && shared.crew().others_idle();
-        if lingers && matches!(session.pair.wait(Instant::now() + shared.config.linger), Ok(true)) {
+        let lonely = events.saturating_sub(conn.events_seen.swap(events, Ordering::Relaxed)) <= 1;
+        let lingers = served && lonely && !life_only && hand.is_empty() && shared.worker_pool().others_idle();
+        if lingers && matches!(session.pair.wait_arrival(Instant::now() + shared.config.linger), Ok(true)) {
             continue;
         }
-        // A reader has one request under way, so between two of them there is a moment in which others get their turn.
-        if !matches!(session.pair.arm(), Ok(false)) {
+        // A reader has one outstanding request, so other connections are served between two of them.
+        if !matches!(session.pair.arm_receive(), Ok(false)) {
             continue;
         }
-        return park(shared, conn, &session);
+        return park_conn(shared, conn, &session);
     }
 }
 
-/// Answers one request; says whether it was one of those that take no time.
-fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region, hand: &Hand<'_>) -> (Next, bool) {
-    // The request is taken out, as answering needs the rest of the session.
+/// Answers one request; returns whether it was of a quick kind.
+fn answer_request(
+    shared: &RdmaServerState,
+    conn: &RdmaConn,
+    session: &mut RdmaSession,
+    region: PayloadRegion,
+    hand: &PolledSet<'_>,
+) -> (NextStep, bool) {
+    // The request is moved out, as answering needs the rest of the session.
     let assembly = std::mem::take(&mut session.line.assembly);
     let mut quick = false;
-    let next = match assembly.frame() {
-        Err(error) => Next::Close(error),
+    let next = match assembly.whole_frame() {
+        Err(error) => NextStep::Close(error),
         Ok((header, body)) => {
-            let timeout = conn.patience(&shared.config, header.op == Op::Hello);
-            quick = matches!(header.op, Op::Read | Op::ReadHere | Op::Ping) && region.len <= SLOT as u64;
+            let timeout = conn.send_patience(&shared.config, header.op == FrameOp::Hello);
+            quick = matches!(header.op, FrameOp::Read | FrameOp::ReadHere | FrameOp::Ping) && region.len <= SLOT as u64;
             if !quick {
-                hand.let_go();
+                hand.release_all();
             }
             let to = RdmaResponder::new(hand, session, &conn.memory, &header, region, conn.max_message, timeout);
-            let mut to = to.near(conn.numa_node).announcing(conn.announces);
-            let next = dispatch(&conn.state, &header, body, &Door(shared, &*shared.service), &mut to);
+            let mut to = to.near_node(conn.numa_node).with_announcements(conn.announces);
+            let next = dispatch_request(&conn.state, &header, body, &AdmissionGate(shared, &*shared.service), &mut to);
             let (sent, writes, writing) = (to.sent() as u64, to.writes, to.writing);
             to.nearness.add_to(&shared.stats);
             shared.stats.rdma.write_bytes.add(sent);
@@ -114,8 +125,8 @@ fn answer(shared: &Shared, conn: &Conn, session: &mut Session, region: Region, h
             next
         }
     };
-    session.line.take_bodies_of(conn.state.max_body());
-    if session.line.assembly.begun().is_none() {
+    session.line.set_body_limit(conn.state.max_body());
+    if session.line.assembly.begun_at().is_none() {
         session.line.assembly = assembly;
     }
     (next, quick)

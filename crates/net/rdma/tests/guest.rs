@@ -6,16 +6,18 @@ mod played;
 
 use pattern::{DATA, Pattern, call, check, read};
 use played::Played;
-use spurline_mem::Pool;
-use spurline_net_rdma::{Patience, Rail, RdmaChannel, RdmaConnector, RdmaServer, RdmaServerConfig};
-use spurline_proto::rdma::{MessageKind, Prelude, RDMA_MAGIC, Region, Terms};
-use spurline_proto::{Hello, Request};
+use spurline_mem::BufferPool;
+use spurline_net_rdma::{RdmaChannel, RdmaConnector, RdmaRail, RdmaServer, RdmaServerConfig, RdmaTimeouts};
+use spurline_proto::rdma::{ConnectTerms, MessageKind, MessagePrelude, PayloadRegion, RDMA_MAGIC};
+use spurline_proto::{HelloRequest, NodeRequest};
 use spurline_testkit::{GuestNet, run_in_guest};
-use spurline_transport::conformance::{Peer, Rig, Script, run};
-use spurline_transport::{Channel as _, Connector, Service, greet};
-use spurline_trust::{Connection, Tokens, Trust};
+use spurline_transport::conformance::{PeerScript, TestPeer, TransportRig, run_suite};
+use spurline_transport::{Channel as _, Connector, Service, perform_handshake};
+use spurline_trust::{GroupTokens, ProofConnection, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use spurline_verbs::{Access, CmChannel, ConnectOptions, Context, ProtectionDomain, QueueDepths, QueuePair, Verbs};
+use spurline_verbs::{
+    CmChannel, ConnectOptions, DeviceContext, MemoryAccess, ProtectionDomain, QueueDepths, QueuePair, VerbsLibrary,
+};
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
@@ -31,14 +33,14 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(90)
 }
 
-fn rail(ip: &str, access: Access) -> Arc<Rail> {
-    let verbs = Verbs::load().unwrap();
-    let pool = Pool::new(64 << 20, 8 << 20).unwrap();
-    Rail::open(&verbs, "rail", ip.parse().unwrap(), &pool, access).unwrap()
+fn rail(ip: &str, access: MemoryAccess) -> Arc<RdmaRail> {
+    let verbs = VerbsLibrary::load().unwrap();
+    let pool = BufferPool::new(64 << 20, 8 << 20).unwrap();
+    RdmaRail::open(&verbs, "rail", ip.parse().unwrap(), &pool, access).unwrap()
 }
 
 /// The suite is not about silence, and an emulated machine may stand still for a minute.
-const PATIENT: Patience = Patience { silence: Duration::from_secs(150) };
+const PATIENT: RdmaTimeouts = RdmaTimeouts { silence: Duration::from_secs(150) };
 
 /// What tests want that are not about time.
 fn config() -> RdmaServerConfig {
@@ -46,18 +48,18 @@ fn config() -> RdmaServerConfig {
 }
 
 struct Rdma {
-    reader: Arc<Rail>,
-    node: Arc<Rail>,
+    reader: Arc<RdmaRail>,
+    node: Arc<RdmaRail>,
 }
 
 impl Rdma {
     fn over(ip: &str) -> Self {
-        Rdma { reader: rail(ip, Access::PeerWrites), node: rail(ip, Access::Local) }
+        Rdma { reader: rail(ip, MemoryAccess::PeerWrites), node: rail(ip, MemoryAccess::Local) }
     }
 
     fn connector(&self, to: SocketAddr, trust: Arc<Trust>) -> Arc<RdmaConnector> {
         let connector = RdmaConnector::new(Arc::clone(&self.reader), to, PATIENT, Arc::default());
-        Arc::new(connector.trusting(trust))
+        Arc::new(connector.with_trust(trust))
     }
 }
 
@@ -66,7 +68,7 @@ struct Served {
     connector: Arc<RdmaConnector>,
 }
 
-impl Peer for Served {
+impl TestPeer for Served {
     fn connector(&self) -> Arc<dyn Connector> {
         Arc::clone(&self.connector) as Arc<dyn Connector>
     }
@@ -82,15 +84,15 @@ struct PlayedPeer {
     _played: Played,
 }
 
-impl Peer for PlayedPeer {
+impl TestPeer for PlayedPeer {
     fn connector(&self) -> Arc<dyn Connector> {
         Arc::clone(&self.connector) as Arc<dyn Connector>
     }
     fn kill(&mut self) {}
 }
 
-impl Rig for Rdma {
-    fn serve(&self, service: Arc<dyn Service>) -> Box<dyn Peer> {
+impl TransportRig for Rdma {
+    fn serve_with(&self, service: Arc<dyn Service>) -> Box<dyn TestPeer> {
         let rails = [Arc::clone(&self.node)];
         let (request_timeout, send_timeout) = (PATIENT.silence, PATIENT.silence);
         let trust_in = trust(TOKEN);
@@ -105,42 +107,44 @@ impl Rig for Rdma {
         let connector = self.connector(server.local_addrs()[0], trust(TOKEN));
         Box::new(Served { server: Some(server), connector })
     }
-    fn play(&self, script: Script) -> Box<dyn Peer> {
+    fn play_script(&self, script: PeerScript) -> Box<dyn TestPeer> {
         let played = Played::start(self.node.ip(), script);
-        Box::new(PlayedPeer { connector: self.connector(played.addr, Trust::anyone()), _played: played })
+        Box::new(PlayedPeer { connector: self.connector(played.addr, Trust::without_checks()), _played: played })
     }
 }
 
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_conforms() {
-    run(&Rdma::over("10.77.0.1"));
+    run_suite(&Rdma::over("10.77.0.1"));
 }
 
 const TOKEN: &str = "q5Ykm0WJ7b2uR1xTzv9sLd3f";
 
 fn trust(token: &str) -> Arc<Trust> {
-    Trust::with_tokens(token, Tokens::parse(token.as_bytes()).unwrap())
+    Trust::with_tokens(token, GroupTokens::parse(token.as_bytes()).unwrap())
 }
 
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_asks_for_the_group_token_before_anything_is_served() {
     let (ip, right, wrong) = ("10.77.0.1", TOKEN, "another-WJ7b2uR1xTzv9sLd3f");
-    let node_pool = Pool::new(32 << 20, 4 << 20).unwrap();
-    let node = Rail::open(&Verbs::load().unwrap(), "node", ip.parse().unwrap(), &node_pool, Access::Local).unwrap();
-    let reader = rail(ip, Access::PeerWrites);
+    let node_pool = BufferPool::new(32 << 20, 4 << 20).unwrap();
+    let node =
+        RdmaRail::open(&VerbsLibrary::load().unwrap(), "node", ip.parse().unwrap(), &node_pool, MemoryAccess::Local)
+            .unwrap();
+    let reader = rail(ip, MemoryAccess::PeerWrites);
     let stats = Arc::new(Stats::default());
     let config = RdmaServerConfig { trust: trust(right), ..config() };
     let server = RdmaServer::bind(&[node], 0, Pattern::new(&node_pool), config, Arc::clone(&stats)).unwrap();
     let to = server.local_addrs()[0];
     let connect = |trust: Arc<Trust>| {
-        let connector = RdmaConnector::new(Arc::clone(&reader), to, Patience::default(), Arc::default());
-        let mut channel = connector.trusting(trust).open(soon())?;
-        greet(&mut channel, &Hello::new("tester", ""), soon()).map_err(Error::from)
+        let connector = RdmaConnector::new(Arc::clone(&reader), to, RdmaTimeouts::default(), Arc::default());
+        let mut channel = connector.with_trust(trust).open_channel(soon())?;
+        perform_handshake(&mut channel, &HelloRequest::new("tester", ""), soon()).map_err(Error::from)
     };
     connect(trust(right)).unwrap();
-    for stranger in [trust(wrong), Trust::anyone()] {
+    for stranger in [trust(wrong), Trust::without_checks()] {
         let error = connect(stranger).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         assert!(error.to_string().contains("--group-token-file"), "{error}");
@@ -151,8 +155,8 @@ fn guest_asks_for_the_group_token_before_anything_is_served() {
 
 /// A node with [`Pattern`] on one rail, and a reader's rail beside it.
 struct Pair {
-    reader: Arc<Rail>,
-    pool: Arc<Pool>,
+    reader: Arc<RdmaRail>,
+    pool: Arc<BufferPool>,
     service: Arc<Pattern>,
     server: RdmaServer,
     node_stats: Arc<Stats>,
@@ -161,11 +165,12 @@ struct Pair {
 
 impl Pair {
     fn on(ip: &str, config: RdmaServerConfig) -> Pair {
-        let verbs = Verbs::load().unwrap();
+        let verbs = VerbsLibrary::load().unwrap();
         let ip = ip.parse().unwrap();
-        let (node_pool, pool) = (Pool::new(32 << 20, 4 << 20).unwrap(), Pool::new(32 << 20, 4 << 20).unwrap());
-        let node = Rail::open(&verbs, "node", ip, &node_pool, Access::Local).unwrap();
-        let reader = Rail::open(&verbs, "reader", ip, &pool, Access::PeerWrites).unwrap();
+        let (node_pool, pool) =
+            (BufferPool::new(32 << 20, 4 << 20).unwrap(), BufferPool::new(32 << 20, 4 << 20).unwrap());
+        let node = RdmaRail::open(&verbs, "node", ip, &node_pool, MemoryAccess::Local).unwrap();
+        let reader = RdmaRail::open(&verbs, "reader", ip, &pool, MemoryAccess::PeerWrites).unwrap();
         let node_stats = Arc::new(Stats::default());
         let service = Pattern::new(&node_pool);
         let server = RdmaServer::bind(&[node], 0, Arc::clone(&service) as _, config, Arc::clone(&node_stats)).unwrap();
@@ -178,10 +183,10 @@ impl Pair {
     }
 
     fn open_for(&self, source: &str) -> Result<RdmaChannel> {
-        let (to, patience) = (self.server.local_addrs()[0], Patience::default());
+        let (to, patience) = (self.server.local_addrs()[0], RdmaTimeouts::default());
         let connector = RdmaConnector::new(Arc::clone(&self.reader), to, patience, Arc::clone(&self.stats));
-        let mut channel = connector.open(soon())?;
-        greet(&mut channel, &Hello::new("tester", source), soon())?;
+        let mut channel = connector.open_channel(soon())?;
+        perform_handshake(&mut channel, &HelloRequest::new("tester", source), soon())?;
         Ok(channel)
     }
 }
@@ -202,10 +207,10 @@ fn guest_signs_of_life_are_answered_while_every_worker_waits_for_something_slow(
         for _ in 0..3 {
             let mut watcher = pair.open_for("").unwrap();
             for _ in 0..2 {
-                watcher.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+                watcher.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
             }
         }
-        // A reader is greeted; its request has to wait for a worker, and holds up no sign of life.
+        // The handshake succeeds; the request waits for a worker and delays no heartbeat.
         let late = pair.open().unwrap();
         let late = scope.spawn(|| stuck(late));
         pair.open_for("").unwrap();
@@ -218,12 +223,12 @@ fn guest_signs_of_life_are_answered_while_every_worker_waits_for_something_slow(
     });
 }
 
-/// A worker that has several busy connections at hand gets stuck over one of them, and has not said that it would.
+/// A worker that polls several busy connections blocks on one of them without releasing the others.
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_busy_connections_do_not_wait_for_one_that_is_stuck() {
     let pair = Pair::on("10.77.0.1", config());
-    // More than two workers have at hand.
+    // More than two workers can poll.
     let done: Vec<AtomicUsize> = (0..24).map(|_| AtomicUsize::new(0)).collect();
     let (gets_stuck, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let channels: Vec<RdmaChannel> = done.iter().map(|_| pair.open().unwrap()).collect();
@@ -257,14 +262,16 @@ fn guest_busy_connections_do_not_wait_for_one_that_is_stuck() {
     });
 }
 
-/// One that asks for challenges again and again and takes none of the answers.
+/// A peer that requests challenges repeatedly and reads none of the answers.
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_strangers_that_take_no_answer_hold_no_worker() {
     let ip = "10.77.0.1";
-    let node_pool = Pool::new(32 << 20, 4 << 20).unwrap();
-    let node = Rail::open(&Verbs::load().unwrap(), "node", ip.parse().unwrap(), &node_pool, Access::Local).unwrap();
-    let reader = rail(ip, Access::PeerWrites);
+    let node_pool = BufferPool::new(32 << 20, 4 << 20).unwrap();
+    let node =
+        RdmaRail::open(&VerbsLibrary::load().unwrap(), "node", ip.parse().unwrap(), &node_pool, MemoryAccess::Local)
+            .unwrap();
+    let reader = rail(ip, MemoryAccess::PeerWrites);
     // Neither time alone would end them within this test.
     let patient = Duration::from_secs(600);
     let config = RdmaServerConfig {
@@ -277,10 +284,11 @@ fn guest_strangers_that_take_no_answer_hold_no_worker() {
     let stats = Arc::new(Stats::default());
     let server = RdmaServer::bind(&[node], 0, Pattern::new(&node_pool), config, Arc::clone(&stats)).unwrap();
     let to = server.local_addrs()[0];
-    let prover = trust(TOKEN).prover(Connection { kind: "rdma", binding: b"" }).unwrap().unwrap();
-    let challenge = frame(&Request::Challenge(prover.challenge()), 1);
+    let prover = trust(TOKEN).prover(ProofConnection { kind: "rdma", binding: b"" }).unwrap().unwrap();
+    let challenge = frame(&NodeRequest::Challenge(prover.challenge()), 1);
     let frame_len = challenge.len() as u32;
-    let prelude = Prelude { kind: MessageKind::Request, granted: 0, frame_len, region: Region::default() };
+    let prelude =
+        MessagePrelude { kind: MessageKind::Request, granted: 0, frame_len, region: PayloadRegion::default() };
     let message = [&prelude.encode()[..], &challenge].concat();
     for _ in 0..4 {
         let mut stranger = RawReader::connect(&reader, to);
@@ -289,9 +297,9 @@ fn guest_strangers_that_take_no_answer_hold_no_worker() {
         }
         stranger.expect_end();
     }
-    let connector = RdmaConnector::new(reader, to, Patience::default(), Arc::default());
-    let mut channel = connector.trusting(trust(TOKEN)).open(soon()).unwrap();
-    greet(&mut channel, &Hello::new("tester", "src"), soon()).unwrap();
+    let connector = RdmaConnector::new(reader, to, RdmaTimeouts::default(), Arc::default());
+    let mut channel = connector.with_trust(trust(TOKEN)).open_channel(soon()).unwrap();
+    perform_handshake(&mut channel, &HelloRequest::new("tester", "src"), soon()).unwrap();
 }
 
 #[test]
@@ -302,7 +310,7 @@ fn guest_registered_memory_is_written_in_place() {
     }
 }
 
-/// As over iWARP, whose writes tell of nothing: a message ends each answer.
+/// As over iWARP, whose writes carry no immediate data: a message ends each answer.
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn guest_writes_that_tell_of_nothing_are_told_of_by_a_message() {
@@ -343,7 +351,7 @@ fn guest_an_answer_after_the_deadline_lands_nowhere() {
     let error = late.unwrap_err();
     println!("{error}");
     assert!(error.is_broken() && error.error().kind() == ErrorKind::Timeout);
-    assert!(!channel.probe());
+    assert!(!channel.looks_alive());
     // The node's write comes within this time.
     std::thread::sleep(Duration::from_secs(6));
     assert!(dst.iter().all(|b| *b == 0), "a late write landed in memory that was given back");
@@ -389,16 +397,16 @@ fn guest_limits_are_said_in_words() {
     println!("{refused}");
     assert!(refused.message().contains("all its connections are in use"), "{refused}");
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
-    // Of more places some are kept for signs of life; readers are told in an answer.
+    // Some of the connections are reserved for heartbeats; readers get the refusal in an answer.
     let eight = Pair::on("10.77.0.1", RdmaServerConfig { max_connections: 8, ..self::config() });
     let readers: Vec<_> = (0..7).map(|_| eight.open().unwrap()).collect();
     let refused = eight.open().err().unwrap();
     assert!(refused.kind() == ErrorKind::Throttled && refused.message().contains("--nconnect"), "{refused}");
     let mut watcher = eight.open_for("").unwrap();
-    watcher.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+    watcher.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
     assert_eq!(eight.node_stats.rdma.connections_limit.get(), 8);
     drop((eight, readers));
-    // A reader whose pool is used up answers so, and goes on afterwards.
+    // A reader whose pool is exhausted returns that error, and continues afterwards.
     let mut held = Vec::new();
     while let Some(buf) = pair.pool.try_alloc(1 << 20) {
         held.push(buf);
@@ -419,13 +427,18 @@ fn guest_limits_are_said_in_words() {
 fn guest_strangers_that_say_nothing_make_room() {
     // Their silence alone would take minutes to end them.
     let request_timeout = Duration::from_secs(600);
-    let config = RdmaServerConfig { max_connections: 8, max_ungreeted: 4, request_timeout, ..Default::default() };
+    let config =
+        RdmaServerConfig { max_connections: 8, max_pending_handshakes: 4, request_timeout, ..Default::default() };
     let pair = Pair::on("10.77.0.1", config);
     let mut reader = pair.open().unwrap();
-    let connector =
-        RdmaConnector::new(Arc::clone(&pair.reader), pair.server.local_addrs()[0], Patience::default(), Arc::default());
+    let connector = RdmaConnector::new(
+        Arc::clone(&pair.reader),
+        pair.server.local_addrs()[0],
+        RdmaTimeouts::default(),
+        Arc::default(),
+    );
     // More than there may be connections at all.
-    let strangers: Vec<RdmaChannel> = (0..12).map(|_| connector.open(soon()).unwrap()).collect();
+    let strangers: Vec<RdmaChannel> = (0..12).map(|_| connector.open_channel(soon()).unwrap()).collect();
     let end = soon();
     while pair.node_stats.trust.refused_limit.get() < 8 {
         assert!(Instant::now() < end, "no stranger is pushed out");
@@ -449,38 +462,41 @@ fn guest_readers_that_keep_no_rules() {
     let pair = Pair::on("10.77.0.1", config());
     let to = pair.server.local_addrs()[0];
     let mut good = pair.open().unwrap();
-    let hello = frame(&Request::Hello(Hello::new("odd", "")), 1);
+    let hello = frame(&NodeRequest::Hello(HelloRequest::new("odd", "")), 1);
     let message = |kind, frame: &[u8], region, frame_len| {
-        [&Prelude { kind, granted: 0, frame_len, region }.encode()[..], frame].concat()
+        [&MessagePrelude { kind, granted: 0, frame_len, region }.encode()[..], frame].concat()
     };
     let ask = frame(&read("data", 0, 1 << 20), 2);
-    let stale = Region { addr: 0x7000_0000_0000, len: 1 << 20, rkey: 0x1234_5678 };
+    let stale = PayloadRegion { addr: 0x7000_0000_0000, len: 1 << 20, rkey: 0x1234_5678 };
     let whole = |kind, frame: &[u8], region| message(kind, frame, region, frame.len() as u32);
     let oddities: Vec<(&str, Vec<Vec<u8>>)> = vec![
         ("random bytes", vec![vec![0x5a; 4000]]),
         ("a prelude cut short", vec![RDMA_MAGIC.to_le_bytes().to_vec()]),
-        ("an answer", vec![whole(MessageKind::Answer, &hello, Region::default())]),
-        ("the rest of nothing", vec![whole(MessageKind::Rest, &hello, Region::default())]),
-        ("a frame over all limits", vec![message(MessageKind::Request, &hello, Region::default(), 1 << 30)]),
+        ("an answer", vec![whole(MessageKind::Answer, &hello, PayloadRegion::default())]),
+        ("the rest of nothing", vec![whole(MessageKind::Rest, &hello, PayloadRegion::default())]),
+        ("a frame over all limits", vec![message(MessageKind::Request, &hello, PayloadRegion::default(), 1 << 30)]),
         (
             "too many credits",
             vec![{
-                let mut bytes = whole(MessageKind::Grant, &[], Region::default());
+                let mut bytes = whole(MessageKind::Grant, &[], PayloadRegion::default());
                 bytes[5] = 200;
                 bytes
             }],
         ),
-        ("no greeting", vec![whole(MessageKind::Request, &ask, Region::default())]),
+        ("no greeting", vec![whole(MessageKind::Request, &ask, PayloadRegion::default())]),
         (
             "a stale key",
-            vec![whole(MessageKind::Request, &hello, Region::default()), whole(MessageKind::Request, &ask, stale)],
+            vec![
+                whole(MessageKind::Request, &hello, PayloadRegion::default()),
+                whole(MessageKind::Request, &ask, stale),
+            ],
         ),
         (
             "another request at once",
             vec![
-                whole(MessageKind::Request, &hello, Region::default()),
-                message(MessageKind::Request, &ask[..64], Region::default(), ask.len() as u32),
-                message(MessageKind::Request, &ask[..64], Region::default(), ask.len() as u32),
+                whole(MessageKind::Request, &hello, PayloadRegion::default()),
+                message(MessageKind::Request, &ask[..64], PayloadRegion::default(), ask.len() as u32),
+                message(MessageKind::Request, &ask[..64], PayloadRegion::default(), ask.len() as u32),
             ],
         ),
     ];
@@ -498,35 +514,35 @@ fn guest_readers_that_keep_no_rules() {
 }
 
 /// A request's frame.
-fn frame(request: &Request<'_>, id: u64) -> Vec<u8> {
+fn frame(request: &NodeRequest<'_>, id: u64) -> Vec<u8> {
     let mut out = Vec::new();
     request.encode(id, &mut out).unwrap();
     out
 }
 
-/// A reader that sends what it is told.
+/// A reader that sends given bytes.
 struct RawReader {
     pair: QueuePair,
 }
 
 impl RawReader {
-    fn connect(rail: &Rail, to: SocketAddr) -> RawReader {
-        let verbs = Verbs::load().unwrap();
-        let mut id = CmChannel::new(&verbs).unwrap().id().unwrap();
+    fn connect(rail: &RdmaRail, to: SocketAddr) -> RawReader {
+        let verbs = VerbsLibrary::load().unwrap();
+        let mut id = CmChannel::new(&verbs).unwrap().create_id().unwrap();
         id.resolve(rail.ip(), to, soon()).unwrap();
-        let mut anchor = CmChannel::new(&verbs).unwrap().id().unwrap();
+        let mut anchor = CmChannel::new(&verbs).unwrap().create_id().unwrap();
         anchor.bind(SocketAddr::new(rail.ip(), 0)).unwrap();
-        let domain = ProtectionDomain::new(&Context::of(anchor).unwrap()).unwrap();
-        let memory = domain.register(&Pool::new(1 << 20, 1 << 20).unwrap(), Access::Local).unwrap();
+        let domain = ProtectionDomain::new(&DeviceContext::of_id(anchor).unwrap()).unwrap();
+        let memory = domain.register_pool(&BufferPool::new(1 << 20, 1 << 20).unwrap(), MemoryAccess::Local).unwrap();
         let mut pair = QueuePair::new(id, &domain, QueueDepths { receives: 16, sends: 16 }, 0).unwrap();
-        for slot in memory.slots(memory.pool().try_alloc(4096 * 16).unwrap(), 4096).unwrap() {
+        for slot in memory.split_slots(memory.pool().try_alloc(4096 * 16).unwrap(), 4096).unwrap() {
             pair.post_receive(slot).unwrap();
         }
-        for slot in memory.slots(memory.pool().try_alloc(4096 * 8).unwrap(), 4096).unwrap() {
+        for slot in memory.split_slots(memory.pool().try_alloc(4096 * 8).unwrap(), 4096).unwrap() {
             pair.keep_slot(slot);
         }
         let options = ConnectOptions { ack_timeout: Some(14), retries: 6, rnr_retries: 6 };
-        pair.connect(options, &Terms { receives: 16, slot_len: 4096 }.encode(), soon()).unwrap();
+        pair.connect(options, &ConnectTerms { receives: 16, slot_len: 4096 }.encode(), soon()).unwrap();
         RawReader { pair }
     }
 
@@ -534,15 +550,15 @@ impl RawReader {
         // The node may have ended it by now.
         if let Ok(mut slot) = self.pair.take_slot(soon()) {
             slot.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-            let _ = self.pair.send(slot, bytes.len(), soon());
+            let _ = self.pair.send_message(slot, bytes.len(), soon());
         }
     }
 
     fn expect_end(mut self) {
         loop {
-            match self.pair.poll() {
+            match self.pair.poll_receive() {
                 Ok(Some(_)) => {}
-                Ok(None) => assert!(self.pair.wait(soon()).unwrap_or(true), "the node keeps the connection"),
+                Ok(None) => assert!(self.pair.wait_arrival(soon()).unwrap_or(true), "the node keeps the connection"),
                 Err(_) => return,
             }
         }
@@ -554,8 +570,8 @@ fn sh(command: &str) {
     assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// In a process of its own: what a bond does whose active member goes down, where each member is a device. Both sides
-/// find the address at the other one.
+/// In a separate process: a bond whose members are devices, when the active member goes down. Both sides find the
+/// address on the other one.
 #[test]
 #[ignore = "in_the_virtual_machine runs it in the guest"]
 fn last_an_address_moves_to_another_device() {
@@ -597,7 +613,7 @@ fn last_a_port_goes_down_and_comes_back() {
     assert!(error.error().message().contains("its port went down"), "{error}");
     down.join().unwrap();
     drop(channel);
-    // Nobody tries to connect over a port that is down.
+    // No connection is attempted over a port that is down.
     let error = pair.open().err().unwrap();
     println!("{error}");
     assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("not ACTIVE"), "{error}");

@@ -3,13 +3,13 @@
 mod pattern;
 
 use pattern::{Pattern, call, check, read};
-use spurline_mem::Pool;
-use spurline_net_rdma::{Patience, Rail, RdmaChannel, RdmaConnector, RdmaServer, RdmaServerConfig};
-use spurline_proto::Hello;
+use spurline_mem::BufferPool;
+use spurline_net_rdma::{RdmaChannel, RdmaConnector, RdmaRail, RdmaServer, RdmaServerConfig, RdmaTimeouts};
+use spurline_proto::HelloRequest;
 use spurline_testkit::{GuestNet, run_in_guest};
-use spurline_transport::greet;
+use spurline_transport::perform_handshake;
 use spurline_types::{ErrorKind, Result, Stats};
-use spurline_verbs::{Access, Verbs};
+use spurline_verbs::{MemoryAccess, VerbsLibrary};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
@@ -39,9 +39,9 @@ fn sh(command: &str) {
 #[test]
 #[ignore = "in_two_virtual_machines runs it in the second guest"]
 fn side_b_serves() {
-    let verbs = Verbs::load().unwrap();
-    let pool = Pool::new(64 << 20, 8 << 20).unwrap();
-    let open = |ip: &str| Rail::open(&verbs, "node", ip.parse().unwrap(), &pool, Access::Local).unwrap();
+    let verbs = VerbsLibrary::load().unwrap();
+    let pool = BufferPool::new(64 << 20, 8 << 20).unwrap();
+    let open = |ip: &str| RdmaRail::open(&verbs, "node", ip.parse().unwrap(), &pool, MemoryAccess::Local).unwrap();
     let rails = [open("10.77.0.2"), open("10.77.1.2")];
     let (config, stats) = (RdmaServerConfig::default(), Arc::new(Stats::default()));
     let server = RdmaServer::bind(&rails, PORT, Pattern::new(&pool), config, stats).unwrap();
@@ -53,17 +53,17 @@ fn side_b_serves() {
 }
 
 struct Reader {
-    rails: [Arc<Rail>; 2],
-    pool: Arc<Pool>,
+    rails: [Arc<RdmaRail>; 2],
+    pool: Arc<BufferPool>,
 }
 
 impl Reader {
     fn open(&self, rail: usize) -> Result<RdmaChannel> {
         let peer = SocketAddr::new(format!("10.77.{rail}.2").parse().unwrap(), PORT);
         let ours = Arc::clone(&self.rails[rail]);
-        let connector = RdmaConnector::new(ours, peer, Patience::default(), Arc::default());
-        let mut channel = connector.open(Instant::now() + Duration::from_secs(10))?;
-        greet(&mut channel, &Hello::new("tester", ""), soon())?;
+        let connector = RdmaConnector::new(ours, peer, RdmaTimeouts::default(), Arc::default());
+        let mut channel = connector.open_channel(Instant::now() + Duration::from_secs(10))?;
+        perform_handshake(&mut channel, &HelloRequest::new("tester", ""), soon())?;
         Ok(channel)
     }
 
@@ -93,15 +93,16 @@ impl Reader {
 #[test]
 #[ignore = "in_two_virtual_machines runs it in the first guest"]
 fn side_a_loses_packets() {
-    let verbs = Verbs::load().unwrap();
-    let pool = Pool::new(64 << 20, 8 << 20).unwrap();
-    let open = |ip: &str| Rail::open(&verbs, "reader", ip.parse().unwrap(), &pool, Access::PeerWrites).unwrap();
+    let verbs = VerbsLibrary::load().unwrap();
+    let pool = BufferPool::new(64 << 20, 8 << 20).unwrap();
+    let open =
+        |ip: &str| RdmaRail::open(&verbs, "reader", ip.parse().unwrap(), &pool, MemoryAccess::PeerWrites).unwrap();
     let reader = Reader { rails: [open("10.77.0.1"), open("10.77.1.1")], pool };
     let (mut lossy, mut sound) = (reader.reach(0), reader.reach(1));
     reader.read(&mut lossy, 1);
     reader.read(&mut sound, 2);
-    // Now nothing passes the first cable. A reader that only waits learns of it: it asks the node's NIC for a sign of
-    // life, long before its deadline and before the node would have answered.
+    // Now nothing passes the first cable. A reader that only waits detects it: it probes the node's NIC, long
+    // before its deadline and before the node's answer is due.
     let cut = std::thread::spawn(|| {
         std::thread::sleep(Duration::from_millis(500));
         sh("tc qdisc add dev rail0 root netem loss 100%");

@@ -1,4 +1,4 @@
-//! Which call fails how: scripted faults first, then a seeded draw. It knows nothing of channels.
+//! Selects how each call fails: scripted faults first, then a seeded draw. It knows no channels.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -6,24 +6,24 @@ use std::time::Duration;
 
 /// How one call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum SimFault {
     /// The connection ends before the request is sent.
     Drop,
-    /// The request is served, and the connection ends somewhere within the answer.
+    /// The request is served, and the connection ends within the answer.
     Cut,
-    /// What comes back is no frame.
+    /// The answer is no frame.
     Garbage,
-    /// Nothing comes back until the deadline.
+    /// No answer until the deadline.
     Stall,
-    /// The answer comes, and once more in front of the next one: answers out of their order.
+    /// The answer arrives, and again before the next one: answers out of order.
     Twice,
-    /// The answer comes this much later.
+    /// The answer arrives this much later.
     Delay(Duration),
 }
 
-/// How often calls fail, each out of 1000.
+/// Fault rates, each per 1000 calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rates {
+pub struct FaultRates {
     /// [`Fault::Drop`].
     pub drop: u32,
     /// [`Fault::Cut`].
@@ -40,45 +40,45 @@ pub struct Rates {
     pub max_delay: Duration,
 }
 
-/// Decides about every call, the same way for the same seed and order of calls.
+/// Decides the fate of every call, reproducibly for the same seed and order of calls.
 #[derive(Debug)]
 pub struct FaultPlan {
-    state: Mutex<(u64, Rates, VecDeque<Fault>)>,
+    state: Mutex<(u64, FaultRates, VecDeque<SimFault>)>,
 }
 
 impl FaultPlan {
-    /// Draws from `seed` at `rates`.
-    pub fn new(seed: u64, rates: Rates) -> Self {
-        // An even spread also for small seeds, and never 0, where xorshift stays.
+    /// A plan that draws from `seed` at `rates`.
+    pub fn new(seed: u64, rates: FaultRates) -> Self {
+        // Spreads small seeds evenly, and avoids 0, where xorshift stays.
         FaultPlan { state: Mutex::new((seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, rates, VecDeque::new())) }
     }
 
-    /// Changes how often calls fail from now on.
-    pub fn set_rates(&self, rates: Rates) {
+    /// Changes the rates from now on.
+    pub fn set_rates(&self, rates: FaultRates) {
         self.state.lock().1 = rates;
     }
 
-    /// The next call without a scripted fault gets this one.
-    pub fn inject(&self, fault: Fault) {
+    /// Scripts a fault for the next call that has none.
+    pub fn inject_fault(&self, fault: SimFault) {
         self.state.lock().2.push_back(fault);
     }
 
-    /// What happens to this call.
-    pub fn draw(&self) -> Option<Fault> {
+    /// The fault of this call.
+    pub fn draw_fault(&self) -> Option<SimFault> {
         let mut state = self.state.lock();
         if let Some(fault) = state.2.pop_front() {
             return Some(fault);
         }
         let rates = state.1;
-        let mut dice = (step(&mut state.0) % 1000) as u32;
-        let delay = rates.max_delay.mul_f64((step(&mut state.0) % 1000) as f64 / 1000.0);
+        let mut dice = (next_random(&mut state.0) % 1000) as u32;
+        let delay = rates.max_delay.mul_f64((next_random(&mut state.0) % 1000) as f64 / 1000.0);
         for (rate, fault) in [
-            (rates.drop, Fault::Drop),
-            (rates.cut, Fault::Cut),
-            (rates.garbage, Fault::Garbage),
-            (rates.stall, Fault::Stall),
-            (rates.twice, Fault::Twice),
-            (rates.delay, Fault::Delay(delay)),
+            (rates.drop, SimFault::Drop),
+            (rates.cut, SimFault::Cut),
+            (rates.garbage, SimFault::Garbage),
+            (rates.stall, SimFault::Stall),
+            (rates.twice, SimFault::Twice),
+            (rates.delay, SimFault::Delay(delay)),
         ] {
             if dice < rate {
                 return Some(fault);
@@ -88,14 +88,14 @@ impl FaultPlan {
         None
     }
 
-    /// A number below `below` (1 at least).
-    pub(crate) fn below(&self, below: usize) -> usize {
-        (step(&mut self.state.lock().0) % below.max(1) as u64) as usize
+    /// A number below `below` (at least 1).
+    pub(crate) fn draw_below(&self, below: usize) -> usize {
+        (next_random(&mut self.state.lock().0) % below.max(1) as u64) as usize
     }
 }
 
 /// xorshift64.
-fn step(state: &mut u64) -> u64 {
+fn next_random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
     *state ^= *state << 17;
@@ -108,17 +108,17 @@ mod tests {
 
     #[test]
     fn the_same_seed_draws_the_same() {
-        let rates = Rates { drop: 100, cut: 100, stall: 50, ..Rates::default() };
+        let rates = FaultRates { drop: 100, cut: 100, stall: 50, ..FaultRates::default() };
         let draws = |seed| {
             let plan = FaultPlan::new(seed, rates);
-            (0..500).map(|_| plan.draw()).collect::<Vec<_>>()
+            (0..500).map(|_| plan.draw_fault()).collect::<Vec<_>>()
         };
         assert_eq!(draws(1), draws(1));
         assert_ne!(draws(1), draws(2));
         let faults = draws(3).iter().flatten().count();
         assert!((60..200).contains(&faults), "{faults} of 500 at 250 in 1000");
-        let plan = FaultPlan::new(1, Rates::default());
-        plan.inject(Fault::Stall);
-        assert_eq!((plan.draw(), plan.draw()), (Some(Fault::Stall), None));
+        let plan = FaultPlan::new(1, FaultRates::default());
+        plan.inject_fault(SimFault::Stall);
+        assert_eq!((plan.draw_fault(), plan.draw_fault()), (Some(SimFault::Stall), None));
     }
 }

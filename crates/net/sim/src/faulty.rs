@@ -1,13 +1,13 @@
 //! A decorator that makes the channels of any transport fail. It knows no frames: it acts before and after calls.
 
-use crate::{Fault, FaultPlan};
-use spurline_proto::Request;
-use spurline_transport::{Answer, CallError, Channel, Connector, Endpoints, TransportKind};
+use crate::{FaultPlan, SimFault};
+use spurline_proto::NodeRequest;
+use spurline_transport::{CallAnswer, CallError, Channel, ConnectionEndpoints, Connector, TransportKind};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Makes channels that fail by plan.
+/// Makes channels that fail according to a plan.
 pub struct FaultyConnector {
     inner: Arc<dyn Connector>,
     plan: Arc<FaultPlan>,
@@ -23,7 +23,11 @@ impl FaultyConnector {
 impl Connector for FaultyConnector {
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
         let inner = self.inner.connect(deadline)?;
-        Ok(Box::new(Faulty { endpoints: inner.endpoints().clone(), inner: Some(inner), plan: Arc::clone(&self.plan) }))
+        Ok(Box::new(FaultyChannel {
+            endpoints: inner.endpoints().clone(),
+            inner: Some(inner),
+            plan: Arc::clone(&self.plan),
+        }))
     }
     fn kind(&self) -> TransportKind {
         self.inner.kind()
@@ -33,65 +37,65 @@ impl Connector for FaultyConnector {
     }
 }
 
-struct Faulty {
-    /// Gone once a fault broke it.
+struct FaultyChannel {
+    /// `None` once a fault broke it.
     inner: Option<Box<dyn Channel>>,
     plan: Arc<FaultPlan>,
-    endpoints: Endpoints,
+    endpoints: ConnectionEndpoints,
 }
 
-impl Faulty {
-    fn broken(&mut self, kind: ErrorKind, why: &str) -> Result<Answer, CallError> {
+impl FaultyChannel {
+    fn break_with(&mut self, kind: ErrorKind, why: &str) -> Result<CallAnswer, CallError> {
         self.inner = None;
         Err(CallError::Broken(Error::new(kind, format!("{}: {why} (injected)", self.endpoints))))
     }
 }
 
-impl Channel for Faulty {
+impl Channel for FaultyChannel {
     fn call(
         &mut self,
-        request: &Request<'_>,
+        request: &NodeRequest<'_>,
         body: &mut Vec<u8>,
         dst: &mut [u8],
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
-    ) -> Result<Answer, CallError> {
+    ) -> Result<CallAnswer, CallError> {
         let Some(inner) = &mut self.inner else {
-            return self.broken(ErrorKind::Unavailable, "the channel broke in an earlier call");
+            return self.break_with(ErrorKind::Unavailable, "the channel broke in an earlier call");
         };
-        match self.plan.draw() {
-            // Of another transport no answer can be had twice: this one comes as it should.
-            None | Some(Fault::Twice) => inner.call(request, body, dst, progress, deadline),
-            Some(Fault::Delay(delay)) => {
+        match self.plan.draw_fault() {
+            // Other transports can't repeat an answer: it arrives normally.
+            None | Some(SimFault::Twice) => inner.call(request, body, dst, progress, deadline),
+            Some(SimFault::Delay(delay)) => {
                 std::thread::sleep(delay.min(deadline.saturating_duration_since(Instant::now())));
                 inner.call(request, body, dst, progress, deadline)
             }
-            Some(Fault::Drop) => self.broken(ErrorKind::Unavailable, "the connection ended"),
-            Some(Fault::Cut) => {
-                // The bytes that landed were reported and are right; those behind are damaged.
-                let cut = self.plan.below(dst.len() + 1);
+            Some(SimFault::Drop) => self.break_with(ErrorKind::Unavailable, "the connection ended"),
+            Some(SimFault::Cut) => {
+                // The bytes reported as landed are correct; those behind them are damaged.
+                let cut = self.plan.draw_below(dst.len() + 1);
                 let mut within = |n: usize| progress(n.min(cut));
                 if inner.call(request, body, dst, &mut within, deadline).is_ok() {
                     dst[cut..].fill(0xdb);
                 }
-                self.broken(ErrorKind::Unavailable, "the connection ended within the answer")
+                self.break_with(ErrorKind::Unavailable, "the connection ended within the answer")
             }
-            Some(Fault::Garbage) => {
+            Some(SimFault::Garbage) => {
                 dst.fill(0xdb);
-                self.broken(ErrorKind::Protocol, "the answer is no frame")
+                self.break_with(ErrorKind::Protocol, "the answer is no frame")
             }
-            Some(Fault::Stall) => {
+            Some(SimFault::Stall) => {
                 std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
-                self.broken(ErrorKind::Timeout, "no answer before the deadline")
+                self.break_with(ErrorKind::Timeout, "no answer before the deadline")
             }
         }
     }
 
-    fn endpoints(&self) -> &Endpoints {
+    fn endpoints(&self) -> &ConnectionEndpoints {
         &self.endpoints
     }
 
-    fn probe(&mut self) -> bool {
-        self.inner.as_mut().is_some_and(|inner| inner.probe())
+    fn looks_alive(&mut self) -> bool {
+        self.inner.as_mut().is_some_and(|inner| inner.looks_alive())
     }
 }

@@ -1,12 +1,12 @@
-//! A peer in memory: serves on the caller's own thread, answers as a stream of bytes that faults can cut.
-//! Its frames go through the code that TCP uses.
+//! A peer in memory: serves on the caller's own thread and answers with a byte stream that faults can cut. Its frames
+//! pass through the code that TCP uses.
 
-use crate::{Fault, FaultPlan};
+use crate::{FaultPlan, SimFault};
 use parking_lot::{Condvar, Mutex};
-use spurline_proto::{HEADER_LEN, Header, Request};
+use spurline_proto::{FrameHeader, HEADER_LEN, NodeRequest};
 use spurline_transport::{
-    Answer, Breaker, ByteStream, CallError, Channel, ConnState, Connector, Endpoints, FrameResponder, FrameSink, Next,
-    Service, TransportKind, dispatch, receive_answer,
+    ByteStream, CallAnswer, CallError, Channel, ChannelBreaker, ConnState, ConnectionEndpoints, Connector,
+    FrameResponder, FrameSink, NextStep, Service, TransportKind, dispatch_request, receive_answer,
 };
 use spurline_types::{Error, ErrorKind, Result};
 use std::os::fd::BorrowedFd;
@@ -17,7 +17,7 @@ use std::time::Instant;
 
 /// What follows the bytes of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum After {
+pub enum AfterAnswer {
     /// The next request.
     Continue,
     /// The connection ends.
@@ -26,20 +26,20 @@ pub enum After {
     Stall,
 }
 
-type Play = dyn Fn(&Header, &[u8], &ConnState) -> (Vec<u8>, After) + Send + Sync;
+type PlayFn = dyn Fn(&FrameHeader, &[u8], &ConnState) -> (Vec<u8>, AfterAnswer) + Send + Sync;
 
 /// A node in memory. Cheap to clone.
 #[derive(Clone)]
 pub struct SimNode {
-    inner: Arc<Inner>,
+    inner: Arc<SimNodeState>,
 }
 
-struct Inner {
+struct SimNodeState {
     name: String,
-    play: Box<Play>,
+    play: Box<PlayFn>,
     service: Option<Arc<dyn Service>>,
     plan: Arc<FaultPlan>,
-    /// Whether it runs, and how many times it was killed: connections of an earlier life are dead.
+    /// Whether it runs, and how often it was killed: connections of an earlier life are closed.
     life: Mutex<(bool, u64)>,
     killed: Condvar,
     next_conn: AtomicU64,
@@ -49,25 +49,25 @@ impl SimNode {
     /// A running node that answers by `service` and fails by `plan`.
     pub fn new(name: &str, service: Arc<dyn Service>, plan: Arc<FaultPlan>) -> Self {
         let served = Arc::clone(&service);
-        let play = move |header: &Header, body: &[u8], conn: &ConnState| {
-            let mut sink = Memory(Vec::new());
-            let next = dispatch(conn, header, body, &*served, &mut FrameResponder::new(&mut sink, header));
-            (sink.0, if next == Next::Continue { After::Continue } else { After::Close })
+        let play = move |header: &FrameHeader, body: &[u8], conn: &ConnState| {
+            let mut sink = MemorySink(Vec::new());
+            let next = dispatch_request(conn, header, body, &*served, &mut FrameResponder::new(&mut sink, header));
+            (sink.0, if next == NextStep::Continue { AfterAnswer::Continue } else { AfterAnswer::Close })
         };
-        Self::make(name, Box::new(play), Some(service), plan)
+        Self::build_node(name, Box::new(play), Some(service), plan)
     }
 
-    /// A running node that answers by `play`: the bytes it sends for a request, and what then.
-    pub fn playing(
+    /// A running node that answers by `play`: maps a request to the bytes to send and what follows.
+    pub fn with_script(
         name: &str,
-        play: impl Fn(&Header) -> (Vec<u8>, After) + Send + Sync + 'static,
+        play: impl Fn(&FrameHeader) -> (Vec<u8>, AfterAnswer) + Send + Sync + 'static,
         plan: Arc<FaultPlan>,
     ) -> Self {
-        Self::make(name, Box::new(move |header, _, _| play(header)), None, plan)
+        Self::build_node(name, Box::new(move |header, _, _| play(header)), None, plan)
     }
 
-    fn make(name: &str, play: Box<Play>, service: Option<Arc<dyn Service>>, plan: Arc<FaultPlan>) -> Self {
-        let inner = Inner {
+    fn build_node(name: &str, play: Box<PlayFn>, service: Option<Arc<dyn Service>>, plan: Arc<FaultPlan>) -> Self {
+        let inner = SimNodeState {
             name: name.to_owned(),
             play,
             service,
@@ -91,12 +91,12 @@ impl SimNode {
         self.inner.life.lock().0 = true;
     }
 
-    /// Connections made so far, refused ones included.
-    pub fn connects(&self) -> u64 {
+    /// Connections made so far, including refused ones.
+    pub fn connect_count(&self) -> u64 {
         self.inner.next_conn.load(Ordering::Relaxed) - 1
     }
 
-    /// Makes channels to it.
+    /// A connector to this node.
     pub fn connector(&self) -> Arc<SimConnector> {
         Arc::new(SimConnector { node: self.clone() })
     }
@@ -115,7 +115,8 @@ impl Connector for SimConnector {
         if !up {
             return Err(Error::new(ErrorKind::Unavailable, format!("{}: connection refused", inner.name)));
         }
-        let endpoints = Endpoints { kind: TransportKind::Sim, local: format!("sim:{id}"), peer: inner.name.clone() };
+        let endpoints =
+            ConnectionEndpoints { kind: TransportKind::Sim, local: format!("sim:{id}"), peer: inner.name.clone() };
         let conn = ConnState::new(id, endpoints);
         let (node, ended) = (Arc::clone(inner), Arc::new(AtomicBool::new(false)));
         Ok(Box::new(SimChannel { node, conn, life, pending: Vec::new(), next_id: 1, broken: false, ended }))
@@ -129,46 +130,46 @@ impl Connector for SimConnector {
 }
 
 struct SimChannel {
-    node: Arc<Inner>,
+    node: Arc<SimNodeState>,
     conn: ConnState,
     life: u64,
-    /// Bytes sent and not received: stray ones, behind an answer.
+    /// Bytes sent and not yet received: stray ones behind an answer.
     pending: Vec<u8>,
     next_id: u64,
     broken: bool,
-    /// Ended from another thread.
+    /// Interrupted from another thread.
     ended: Arc<AtomicBool>,
 }
 
-struct End {
-    node: Arc<Inner>,
+struct SimBreaker {
+    node: Arc<SimNodeState>,
     ended: Arc<AtomicBool>,
 }
 
-impl Breaker for End {
-    fn break_off(&self) {
-        // Under the lock, so that a waiting call can't look before and sleep after.
+impl ChannelBreaker for SimBreaker {
+    fn break_channel(&self) {
+        // Under the lock, so that a waiting call can't check before and sleep after.
         let _life = self.node.life.lock();
         self.ended.store(true, Ordering::Release);
         self.node.killed.notify_all();
     }
 }
 
-impl Inner {
-    fn alive(&self, life: u64) -> bool {
+impl SimNodeState {
+    fn is_alive(&self, life: u64) -> bool {
         *self.life.lock() == (true, life)
     }
 }
 
 impl SimChannel {
-    fn exchange(
+    fn exchange_frames(
         &mut self,
-        request: &Request<'_>,
+        request: &NodeRequest<'_>,
         body: &mut Vec<u8>,
         dst: &mut [u8],
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
-    ) -> Result<Answer, CallError> {
+    ) -> Result<CallAnswer, CallError> {
         let broken = |kind, why: &str| CallError::Broken(Error::new(kind, why));
         let id = self.next_id;
         self.next_id += 1;
@@ -176,40 +177,40 @@ impl SimChannel {
         request
             .encode(id, &mut frame)
             .map_err(|e| CallError::Answered(Error::new(ErrorKind::Invalid, e.to_string())))?;
-        let fault = self.node.plan.draw();
+        let fault = self.node.plan.draw_fault();
         let ended = self.ended.load(Ordering::Acquire);
-        if fault == Some(Fault::Drop) || self.broken || ended || !self.node.alive(self.life) {
+        if fault == Some(SimFault::Drop) || self.broken || ended || !self.node.is_alive(self.life) {
             return Err(broken(ErrorKind::Unavailable, "the connection ended"));
         }
-        if let Some(Fault::Delay(delay)) = fault {
+        if let Some(SimFault::Delay(delay)) = fault {
             std::thread::sleep(delay.min(deadline.saturating_duration_since(Instant::now())));
         }
         let (head, sent_body) =
             frame.split_first_chunk::<HEADER_LEN>().ok_or_else(|| broken(ErrorKind::Invalid, "no header"))?;
-        let header = Header::decode(head).map_err(|e| CallError::Broken(e.into()))?;
+        let header = FrameHeader::decode(head).map_err(|e| CallError::Broken(e.into()))?;
         let (answer, mut after) = (self.node.play)(&header, &sent_body[..header.body_len as usize], &self.conn);
         let mut bytes = std::mem::take(&mut self.pending);
         bytes.extend_from_slice(&answer);
         match fault {
-            Some(Fault::Cut) => {
-                bytes.truncate(self.node.plan.below(bytes.len()));
-                after = After::Close;
+            Some(SimFault::Cut) => {
+                bytes.truncate(self.node.plan.draw_below(bytes.len()));
+                after = AfterAnswer::Close;
             }
-            Some(Fault::Garbage) => {
+            Some(SimFault::Garbage) => {
                 let damaged = bytes.len().min(HEADER_LEN);
                 bytes[..damaged].fill(0xdb);
             }
-            Some(Fault::Twice) => bytes.extend_from_slice(&answer),
-            Some(Fault::Stall) => {
+            Some(SimFault::Twice) => bytes.extend_from_slice(&answer),
+            Some(SimFault::Stall) => {
                 bytes.clear();
-                after = After::Stall;
+                after = AfterAnswer::Stall;
             }
             _ => {}
         }
-        let mut replay = Replay { node: &self.node, life: self.life, ended: &self.ended, bytes: &bytes, after };
+        let mut replay = AnswerReplay { node: &self.node, life: self.life, ended: &self.ended, bytes: &bytes, after };
         let result = receive_answer(&mut replay, request.op(), id, body, dst, progress, deadline);
         self.pending = replay.bytes.to_vec();
-        self.broken |= after == After::Close;
+        self.broken |= after == AfterAnswer::Close;
         result
     }
 }
@@ -217,13 +218,13 @@ impl SimChannel {
 impl Channel for SimChannel {
     fn call(
         &mut self,
-        request: &Request<'_>,
+        request: &NodeRequest<'_>,
         body: &mut Vec<u8>,
         dst: &mut [u8],
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
-    ) -> Result<Answer, CallError> {
-        let result = self.exchange(request, body, dst, progress, deadline);
+    ) -> Result<CallAnswer, CallError> {
+        let result = self.exchange_frames(request, body, dst, progress, deadline);
         self.broken |= matches!(result, Err(CallError::Broken(_)));
         result.map_err(|e| match e {
             CallError::Broken(_) => e.context(format_args!("{request} of {}", self.conn.endpoints())),
@@ -231,16 +232,16 @@ impl Channel for SimChannel {
         })
     }
 
-    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
-        Some(Arc::new(End { node: Arc::clone(&self.node), ended: Arc::clone(&self.ended) }))
+    fn breaker(&self) -> Option<Arc<dyn ChannelBreaker>> {
+        Some(Arc::new(SimBreaker { node: Arc::clone(&self.node), ended: Arc::clone(&self.ended) }))
     }
 
-    fn endpoints(&self) -> &Endpoints {
+    fn endpoints(&self) -> &ConnectionEndpoints {
         self.conn.endpoints()
     }
 
-    fn probe(&mut self) -> bool {
-        !self.broken && self.pending.is_empty() && self.node.alive(self.life)
+    fn looks_alive(&mut self) -> bool {
+        !self.broken && self.pending.is_empty() && self.node.is_alive(self.life)
     }
 }
 
@@ -249,24 +250,24 @@ impl Drop for SimChannel {
         if self.conn.peer_name().is_some()
             && let Some(service) = &self.node.service
         {
-            service.closed(&self.conn);
+            service.connection_closed(&self.conn);
         }
     }
 }
 
-/// The bytes of an answer, arriving in pieces of drawn lengths.
-struct Replay<'a> {
-    node: &'a Inner,
+/// The bytes of an answer, arriving in pieces of random length.
+struct AnswerReplay<'a> {
+    node: &'a SimNodeState,
     life: u64,
     ended: &'a AtomicBool,
     bytes: &'a [u8],
-    after: After,
+    after: AfterAnswer,
 }
 
-impl ByteStream for Replay<'_> {
-    fn receive(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize> {
+impl ByteStream for AnswerReplay<'_> {
+    fn receive_into(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize> {
         let ended = || Error::new(ErrorKind::Unavailable, "the connection ended");
-        if self.bytes.is_empty() && self.after == After::Close {
+        if self.bytes.is_empty() && self.after == AfterAnswer::Close {
             return Err(ended());
         }
         if self.bytes.is_empty() {
@@ -279,7 +280,7 @@ impl ByteStream for Replay<'_> {
             return Err(ended());
         }
         let there = self.bytes.len().min(first.len() + second.len());
-        let n = if all { there } else { 1 + self.node.plan.below(there) };
+        let n = if all { there } else { 1 + self.node.plan.draw_below(there) };
         let (now, rest) = self.bytes.split_at(n.min(there));
         let head = now.len().min(first.len());
         first[..head].copy_from_slice(&now[..head]);
@@ -290,10 +291,10 @@ impl ByteStream for Replay<'_> {
 }
 
 /// The sending half.
-struct Memory(Vec<u8>);
+struct MemorySink(Vec<u8>);
 
-impl FrameSink for Memory {
-    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], _more: bool) -> Result<()> {
+impl FrameSink for MemorySink {
+    fn send_parts(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], _more: bool) -> Result<()> {
         self.0.extend_from_slice(head);
         slices.iter().for_each(|slice| self.0.extend_from_slice(slice));
         tail.iter().for_each(|part| self.0.extend_from_slice(part));

@@ -1,31 +1,33 @@
-//! A rail that misbehaves on demand: channels of any transport as if they ran over one network interface, whose link
-//! can go down, swallow everything, be slow, or hang whoever connects. It knows no frames.
+//! A rail with faults on demand: channels of any transport as if they ran over one network interface whose link can
+//! go down, drop everything, be slow, or hang new connections. It knows no frames.
 
 use parking_lot::{Condvar, Mutex};
-use spurline_proto::Request;
-use spurline_transport::{Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind};
+use spurline_proto::NodeRequest;
+use spurline_transport::{
+    CallAnswer, CallError, Channel, ChannelBreaker, ConnectionEndpoints, Connector, TransportKind,
+};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How a rail behaves.
+/// The behaviour of a rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RailMode {
-    /// As it should.
+    /// Normal.
     Up,
-    /// Its link is down: calls break at once, nobody connects.
+    /// The link is down: calls break at once, connecting fails.
     Down,
-    /// Everything is swallowed: calls and connection attempts wait until their deadline. What is sent meanwhile
-    /// arrives late when the rail works again before that.
+    /// Drops everything: calls and connection attempts wait until their deadlines. Data sent meanwhile arrives late
+    /// if the rail recovers before that.
     Silent,
-    /// Connections made before work; new ones are never answered.
+    /// Existing connections work; new ones get no answer.
     HangsConnect,
-    /// Answers come this much later.
+    /// Answers arrive this much later.
     Slow(Duration),
 }
 
-struct Inner {
+struct SimRailState {
     mode: Mutex<RailMode>,
     changed: Condvar,
     calls: AtomicU64,
@@ -37,7 +39,7 @@ struct Inner {
 /// One rail. Cheap to clone.
 #[derive(Clone)]
 pub struct SimRail {
-    inner: Arc<Inner>,
+    inner: Arc<SimRailState>,
 }
 
 impl Default for SimRail {
@@ -49,7 +51,7 @@ impl Default for SimRail {
 impl SimRail {
     /// A rail that works.
     pub fn new() -> Self {
-        let inner = Inner {
+        let inner = SimRailState {
             mode: Mutex::new(RailMode::Up),
             changed: Condvar::new(),
             calls: AtomicU64::new(0),
@@ -60,55 +62,55 @@ impl SimRail {
         SimRail { inner: Arc::new(inner) }
     }
 
-    /// Behaves otherwise from now on.
-    pub fn set(&self, mode: RailMode) {
+    /// Changes its behaviour from now on.
+    pub fn set_mode(&self, mode: RailMode) {
         *self.inner.mode.lock() = mode;
         self.inner.changed.notify_all();
     }
 
-    /// How it behaves.
+    /// Its behaviour.
     pub fn mode(&self) -> RailMode {
         *self.inner.mode.lock()
     }
 
-    /// Whether its link is up as the operating system would say: a silent rail looks fine.
+    /// Whether its link is up as the operating system would report: a silent rail looks up.
     pub fn link_up(&self) -> bool {
         self.mode() != RailMode::Down
     }
 
     /// Calls answered over it.
-    pub fn calls(&self) -> u64 {
+    pub fn call_count(&self) -> u64 {
         self.inner.calls.load(Ordering::Relaxed)
     }
 
-    /// Payload bytes that came over it.
-    pub fn bytes(&self) -> u64 {
+    /// Payload bytes received over it.
+    pub fn payload_bytes(&self) -> u64 {
         self.inner.bytes.load(Ordering::Relaxed)
     }
 
-    /// Connections tried over it.
-    pub fn connects(&self) -> u64 {
+    /// Connection attempts over it.
+    pub fn connect_count(&self) -> u64 {
         self.inner.connects.load(Ordering::Relaxed)
     }
 
-    /// Channels there are on it.
-    pub fn channels(&self) -> u64 {
+    /// Current channels on it.
+    pub fn channel_count(&self) -> u64 {
         self.inner.channels.load(Ordering::Relaxed)
     }
 
-    /// Makes the channels of `inner` run over this rail, as those of a transport of `kind`.
+    /// Runs the channels of `inner` over this rail, as those of a transport of `kind`.
     pub fn connector(&self, inner: Arc<dyn Connector>, kind: TransportKind) -> Arc<dyn Connector> {
         Arc::new(RailConnector { rail: self.clone(), kind, inner })
     }
 
-    /// Waits until `until`, or until the call is broken off.
-    fn dawdle(&self, until: Instant, broken: &AtomicBool) {
+    /// Waits until `until`, or until the call is interrupted.
+    fn wait_delay(&self, until: Instant, broken: &AtomicBool) {
         let mut mode = self.inner.mode.lock();
         while !broken.load(Ordering::Acquire) && !self.inner.changed.wait_until(&mut mode, until).timed_out() {}
     }
 
-    /// Waits while everything is swallowed.
-    fn pass(&self, deadline: Instant, broken: &AtomicBool) -> Result<RailMode> {
+    /// Waits while the rail drops everything.
+    fn pass_rail(&self, deadline: Instant, broken: &AtomicBool) -> Result<RailMode> {
         let mut mode = self.inner.mode.lock();
         while *mode == RailMode::Silent && !broken.load(Ordering::Acquire) {
             if self.inner.changed.wait_until(&mut mode, deadline).timed_out() {
@@ -116,7 +118,7 @@ impl SimRail {
             }
         }
         if broken.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Unavailable, "the channel was broken off"));
+            return Err(Error::new(ErrorKind::Unavailable, "the channel was interrupted"));
         }
         if *mode == RailMode::Down {
             return Err(Error::new(ErrorKind::Unavailable, "the rail's link is down"));
@@ -139,9 +141,9 @@ impl Connector for RailConnector {
             std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
             return Err(Error::new(ErrorKind::Timeout, "no answer to the connection attempt"));
         }
-        self.rail.pass(deadline, &never)?;
+        self.rail.pass_rail(deadline, &never)?;
         let inner = self.inner.connect(deadline)?;
-        let endpoints = Endpoints { kind: self.kind, ..inner.endpoints().clone() };
+        let endpoints = ConnectionEndpoints { kind: self.kind, ..inner.endpoints().clone() };
         self.rail.inner.channels.fetch_add(1, Ordering::Relaxed);
         let broken = Arc::new(AtomicBool::new(false));
         Ok(Box::new(RailChannel { rail: self.rail.clone(), inner: Some(inner), endpoints, broken }))
@@ -156,27 +158,27 @@ impl Connector for RailConnector {
 
 struct RailChannel {
     rail: SimRail,
-    /// Gone once it broke.
+    /// `None` once it broke.
     inner: Option<Box<dyn Channel>>,
-    endpoints: Endpoints,
+    endpoints: ConnectionEndpoints,
     broken: Arc<AtomicBool>,
 }
 
-struct BreakOff {
+struct RailBreaker {
     rail: SimRail,
     broken: Arc<AtomicBool>,
-    inner: Option<Arc<dyn Breaker>>,
+    inner: Option<Arc<dyn ChannelBreaker>>,
 }
 
-impl Breaker for BreakOff {
-    fn break_off(&self) {
-        // Under the lock, so that a waiting call can't look before and sleep after.
+impl ChannelBreaker for RailBreaker {
+    fn break_channel(&self) {
+        // Under the lock, so that a waiting call can't check before and sleep after.
         let mode = self.rail.inner.mode.lock();
         self.broken.store(true, Ordering::Release);
         self.rail.inner.changed.notify_all();
         drop(mode);
         if let Some(inner) = &self.inner {
-            inner.break_off();
+            inner.break_channel();
         }
     }
 }
@@ -184,28 +186,28 @@ impl Breaker for BreakOff {
 impl Channel for RailChannel {
     fn call(
         &mut self,
-        request: &Request<'_>,
+        request: &NodeRequest<'_>,
         body: &mut Vec<u8>,
         dst: &mut [u8],
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
-    ) -> Result<Answer, CallError> {
+    ) -> Result<CallAnswer, CallError> {
         let Some(inner) = &mut self.inner else {
             return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, "the channel broke in an earlier call")));
         };
         let (rail, broken) = (&self.rail, &self.broken);
         let mut landed = 0;
-        // A fault may strike before the request is on its way, and after the answer is.
-        let result = rail.pass(deadline, broken).map_err(CallError::Broken).and_then(|mode| {
+        // A fault may strike before the request is sent and after the answer is.
+        let result = rail.pass_rail(deadline, broken).map_err(CallError::Broken).and_then(|mode| {
             if let RailMode::Slow(delay) = mode {
-                rail.dawdle(deadline.min(Instant::now() + delay), broken);
+                rail.wait_delay(deadline.min(Instant::now() + delay), broken);
             }
             let mut report = |n: usize| {
                 landed = n;
                 progress(n);
             };
             let answer = inner.call(request, body, dst, &mut report, deadline);
-            rail.pass(deadline, broken).map_err(CallError::Broken).and(answer)
+            rail.pass_rail(deadline, broken).map_err(CallError::Broken).and(answer)
         });
         match result {
             Ok(answer) => {
@@ -214,7 +216,7 @@ impl Channel for RailChannel {
                 Ok(answer)
             }
             Err(CallError::Broken(error)) => {
-                // What was reported is right; until the channel is dropped, anything may be written behind it.
+                // Reported bytes are correct; until the channel is dropped, anything may be written behind them.
                 dst[landed..].fill(0xdb);
                 self.inner = None;
                 Err(CallError::Broken(error.context(format_args!("{request} of {}", self.endpoints))))
@@ -223,19 +225,19 @@ impl Channel for RailChannel {
         }
     }
 
-    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+    fn breaker(&self) -> Option<Arc<dyn ChannelBreaker>> {
         let inner = self.inner.as_ref().and_then(|inner| inner.breaker());
-        Some(Arc::new(BreakOff { rail: self.rail.clone(), broken: Arc::clone(&self.broken), inner }))
+        Some(Arc::new(RailBreaker { rail: self.rail.clone(), broken: Arc::clone(&self.broken), inner }))
     }
 
-    fn endpoints(&self) -> &Endpoints {
+    fn endpoints(&self) -> &ConnectionEndpoints {
         &self.endpoints
     }
 
-    fn probe(&mut self) -> bool {
+    fn looks_alive(&mut self) -> bool {
         !self.broken.load(Ordering::Acquire)
             && self.rail.link_up()
-            && self.inner.as_mut().is_some_and(|inner| inner.probe())
+            && self.inner.as_mut().is_some_and(|inner| inner.looks_alive())
     }
 }
 

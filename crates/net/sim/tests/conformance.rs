@@ -1,7 +1,7 @@
 //! The suite of every transport, on the simulated one.
 
-use spurline_net_sim::{After, FaultPlan, Rates, SimNode, SimRail};
-use spurline_transport::conformance::{End, Peer, Rig, Script, run};
+use spurline_net_sim::{AfterAnswer, FaultPlan, FaultRates, SimNode, SimRail};
+use spurline_transport::conformance::{PeerScript, ScriptEnd, TestPeer, TransportRig, run_suite};
 use spurline_transport::{Connector, Service, TransportKind};
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ struct Sim(Option<SimRail>);
 /// A node, over a rail or not.
 struct Node(SimNode, Option<SimRail>);
 
-impl Peer for Node {
+impl TestPeer for Node {
     fn connector(&self) -> Arc<dyn Connector> {
         match &self.1 {
             None => self.0.connector(),
@@ -23,32 +23,35 @@ impl Peer for Node {
     }
 }
 
-impl Rig for Sim {
-    fn serve(&self, service: Arc<dyn Service>) -> Box<dyn Peer> {
-        Box::new(Node(SimNode::new("sim", service, Arc::new(FaultPlan::new(7, Rates::default()))), self.0.clone()))
+impl TransportRig for Sim {
+    fn serve_with(&self, service: Arc<dyn Service>) -> Box<dyn TestPeer> {
+        Box::new(Node(SimNode::new("sim", service, Arc::new(FaultPlan::new(7, FaultRates::default()))), self.0.clone()))
     }
-    fn play(&self, script: Script) -> Box<dyn Peer> {
+    fn play_script(&self, script: PeerScript) -> Box<dyn TestPeer> {
         let play = move |header: &_| {
             let (bytes, end) = script(header);
             let after = match end {
-                End::Continue => After::Continue,
-                End::Close => After::Close,
-                End::Stall => After::Stall,
+                ScriptEnd::Continue => AfterAnswer::Continue,
+                ScriptEnd::Close => AfterAnswer::Close,
+                ScriptEnd::Stall => AfterAnswer::Stall,
             };
             (bytes, after)
         };
-        Box::new(Node(SimNode::playing("sim", play, Arc::new(FaultPlan::new(7, Rates::default()))), self.0.clone()))
+        Box::new(Node(
+            SimNode::with_script("sim", play, Arc::new(FaultPlan::new(7, FaultRates::default()))),
+            self.0.clone(),
+        ))
     }
 }
 
 #[test]
 fn conforms() {
-    run(&Sim(None));
+    run_suite(&Sim(None));
 }
 
 #[test]
 fn conforms_over_a_rail() {
     let rail = SimRail::new();
-    run(&Sim(Some(rail.clone())));
-    assert_eq!(rail.channels(), 0, "a channel outlived its owner");
+    run_suite(&Sim(Some(rail.clone())));
+    assert_eq!(rail.channel_count(), 0, "a channel outlived its owner");
 }

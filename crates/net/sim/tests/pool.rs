@@ -1,8 +1,8 @@
-//! The pool of channels, on simulated peers: who waits, who fails fast, what is counted, what is never handed out.
+//! The channel pool on simulated peers: waiting, failing fast, counters, and channels that must never be handed out.
 
 use parking_lot::{Condvar, Mutex};
-use spurline_net_sim::{Fault, FaultPlan, FaultyConnector, Rates, SimNode};
-use spurline_proto::{Capabilities, Hello, Read, Request, VolumeId, Welcome};
+use spurline_net_sim::{FaultPlan, FaultRates, FaultyConnector, SimFault, SimNode};
+use spurline_proto::{HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
     Channel, ChannelPool, ConnState, Connector, PoolConfig, PoolState, Responder, Service, TransportKind,
 };
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Answers reads by their offset repeated; holds answers back while closed.
+/// Answers reads with their offset repeated; delays answers while closed.
 #[derive(Default)]
 struct Gate {
     closed: Mutex<bool>,
@@ -21,12 +21,19 @@ struct Gate {
 }
 
 impl Service for Gate {
-    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+    fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
         let (volume, node) = (VolumeId(4), "gate".to_owned());
-        Ok(Welcome { version: 0, volume, block_size: 1, node, capabilities: Capabilities(0), ..Welcome::default() })
+        Ok(WelcomeAnswer {
+            version: 0,
+            volume,
+            block_size: 1,
+            node,
+            capabilities: NodeCapabilities(0),
+            ..WelcomeAnswer::default()
+        })
     }
-    fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let Request::Read(Read { offset, len, .. }) = request else {
+    fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let NodeRequest::Read(ReadRequest { offset, len, .. }) = request else {
             return Err(Error::new(ErrorKind::Unsupported, "reads only"));
         };
         let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
@@ -37,7 +44,7 @@ impl Service for Gate {
         }
         drop(closed);
         self.inside.fetch_sub(1, Ordering::SeqCst);
-        responder.data(&[], &[&vec![offset as u8; len as usize]])
+        responder.send_data(&[], &[&vec![offset as u8; len as usize]])
     }
 }
 
@@ -52,8 +59,8 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-fn read(offset: u64, len: u32) -> Request<'static> {
-    Request::Read(Read { volume: VolumeId(4), path: b"f", version: "v", size: 1 << 40, offset, len })
+fn read(offset: u64, len: u32) -> NodeRequest<'static> {
+    NodeRequest::Read(ReadRequest { volume: VolumeId(4), path: b"f", version: "v", size: 1 << 40, offset, len })
 }
 
 fn call(pool: &ChannelPool, offset: u64) -> Result<()> {
@@ -81,7 +88,7 @@ fn patient_pool(connector: Arc<dyn Connector>, nconnect: usize, retry_ms: u64) -
 }
 
 fn quiet() -> Arc<FaultPlan> {
-    Arc::new(FaultPlan::new(1, Rates::default()))
+    Arc::new(FaultPlan::new(1, FaultRates::default()))
 }
 
 #[test]
@@ -89,11 +96,11 @@ fn connects_lazily_and_never_more_than_allowed() {
     let gate = Arc::new(Gate::default());
     let node = SimNode::new("n", Arc::clone(&gate) as _, quiet());
     let (pool, stats) = pool(node.connector(), 3);
-    assert_eq!((node.connects(), pool.open(), pool.state()), (0, 0, PoolState::Unknown));
+    assert_eq!((node.connect_count(), pool.open_count(), pool.state()), (0, 0, PoolState::Unknown));
     for i in 0..10 {
         call(&pool, i).unwrap();
     }
-    assert_eq!((node.connects(), stats.remotecache.connects.get()), (1, 1), "one caller needs one connection");
+    assert_eq!((node.connect_count(), stats.remotecache.connects.get()), (1, 1), "one caller needs one connection");
     assert_eq!(stats.remotecache.peers_up.get(), 1);
     *gate.closed.lock() = true;
     std::thread::scope(|scope| {
@@ -108,13 +115,13 @@ fn connects_lazily_and_never_more_than_allowed() {
         while gate.most.load(Ordering::SeqCst) < 3 {
             std::thread::yield_now();
         }
-        // All three are in use: one more waits no longer than its own deadline.
+        // All three are in use: a further call waits no longer than its own deadline.
         let error = pool.checkout(Instant::now() + Duration::from_millis(30)).err().unwrap();
         assert!(error.kind() == ErrorKind::Timeout && error.message().contains("--nconnect"), "{error}");
         gate.open();
         calls.into_iter().for_each(|call| call.join().unwrap().unwrap());
     });
-    assert_eq!((node.connects(), pool.open(), gate.most.load(Ordering::SeqCst)), (3, 3, 3));
+    assert_eq!((node.connect_count(), pool.open_count(), gate.most.load(Ordering::SeqCst)), (3, 3, 3));
     assert_eq!(stats.remotecache.ops.get(), 18);
     drop(pool);
     assert_eq!(stats.remotecache.peers_up.get(), 0);
@@ -148,7 +155,7 @@ fn a_dead_peer_is_asked_rarely_and_found_again() {
     assert_eq!(failed, 1600);
     // One attempt per pause at most (20 ms, then 40), one connection from before, two in flight at the edges.
     let allowed = 3 + start.elapsed().as_millis() as u64 / 20;
-    assert!(node.connects() <= allowed, "{} connections, {allowed} allowed", node.connects());
+    assert!(node.connect_count() <= allowed, "{} connections, {allowed} allowed", node.connect_count());
     assert!(matches!(pool.state(), PoolState::Down { .. }));
     assert_eq!((stats.remotecache.peers_up.get(), stats.remotecache.peers_down.get()), (0, 1));
     node.start();
@@ -186,7 +193,7 @@ fn a_peer_counts_once_however_many_pools_ask_it_and_is_up_while_one_of_them_is()
     assert_eq!(shown(), (Some(0), 0, 0), "of a node that left nothing is said");
 }
 
-/// Refuses nobody and connects only when let.
+/// Accepts every connection, but only when released.
 struct Slow {
     inner: Arc<dyn Connector>,
     attempts: AtomicUsize,
@@ -255,36 +262,36 @@ fn broken_channels_are_not_handed_out_again() {
     let plan = quiet();
     let node = SimNode::new("n", Arc::new(Gate::default()), Arc::clone(&plan));
     let (pool, stats) = pool(node.connector(), 2);
-    for fault in [Fault::Drop, Fault::Cut, Fault::Garbage] {
+    for fault in [SimFault::Drop, SimFault::Cut, SimFault::Garbage] {
         call(&pool, 1).unwrap();
-        let before = node.connects();
+        let before = node.connect_count();
         let mut lease = pool.checkout(soon()).unwrap();
-        plan.inject(fault);
+        plan.inject_fault(fault);
         let mut dst = [0; 300];
         let mut again = || lease.call(&read(1, 300), &mut Vec::new(), &mut dst, &mut |_| {}, soon()).unwrap_err();
         assert!(again().is_broken() && again().is_broken(), "{fault:?}");
         drop(lease);
         call(&pool, 2).unwrap();
-        assert_eq!(node.connects(), before + 1, "{fault:?}");
+        assert_eq!(node.connect_count(), before + 1, "{fault:?}");
     }
-    // A stalled call tells nothing about the other connections but that they may be as dead: they go too.
-    // Not so one that nobody had the time to wait for.
+    // A call that timed out closes the idle connections, which may be dead as well. A call without time for an answer
+    // does not.
     for (waits, open) in [(false, 1), (true, 0)] {
         let mut lease = pool.checkout(soon()).unwrap();
         drop(pool.checkout(soon()).unwrap());
-        assert_eq!(pool.open(), 2);
-        plan.inject(Fault::Stall);
+        assert_eq!(pool.open_count(), 2);
+        plan.inject_fault(SimFault::Stall);
         let deadline = if waits { Instant::now() + Duration::from_secs(2) } else { Instant::now() };
         let error = lease.call(&read(1, 9), &mut Vec::new(), &mut [0; 9], &mut |_| {}, deadline).unwrap_err();
         assert_eq!(error.error().kind(), ErrorKind::Timeout);
         drop(lease);
-        assert_eq!((pool.open(), pool.state() == PoolState::Up), (open, !waits));
+        assert_eq!((pool.open_count(), pool.state() == PoolState::Up), (open, !waits));
     }
     call(&pool, 3).unwrap();
     assert!(stats.remotecache.errors.get() >= 5);
 }
 
-/// Nobody is there, and nothing says so.
+/// A peer that never answers.
 struct Nowhere;
 
 impl Connector for Nowhere {
@@ -311,12 +318,12 @@ fn a_caller_without_time_does_not_take_a_peer_down_for_all() {
         assert_eq!((error.kind(), pool.state()), (ErrorKind::Timeout, PoolState::Unknown));
     }
     assert_eq!(stats.remotecache.peers_down.get(), 0);
-    // Who waited for all the time that an attempt has says it for the others.
+    // A caller that waited for the whole timeout marks the peer as down for all.
     let fresh = || ChannelPool::new(Arc::new(Nowhere), "me", "src", config(Duration::from_millis(60)), Arc::default());
     let is_down = |pool: &ChannelPool| matches!(pool.state(), PoolState::Down { .. });
     let pool = fresh();
     assert!(pool.checkout(soon()).is_err() && is_down(&pool));
-    // So do many who did not.
+    // So do many callers with short deadlines together.
     let (pool, until) = (fresh(), soon());
     while !is_down(&pool) {
         assert!(pool.checkout(Instant::now() + Duration::from_millis(20)).is_err() && Instant::now() < until);
@@ -330,21 +337,21 @@ fn idle_channels_are_closed_but_for_one() {
     let burst = || drop([(); 3].map(|()| pool.checkout(soon()).unwrap()));
     burst();
     pool.close_idle(Duration::from_secs(3600));
-    assert_eq!(pool.open(), 3, "they were in use just now");
+    assert_eq!(pool.open_count(), 3, "they were in use just now");
     let used = pool.checkout(soon()).unwrap();
     pool.close_idle(Duration::ZERO);
-    assert_eq!(pool.open(), 2, "one is in use, and one of the others stays");
+    assert_eq!(pool.open_count(), 2, "one is in use, and one of the others stays");
     drop(used);
     pool.close_idle(Duration::ZERO);
     pool.close_idle(Duration::ZERO);
-    assert_eq!((pool.open(), pool.state()), (1, PoolState::Up));
+    assert_eq!((pool.open_count(), pool.state()), (1, PoolState::Up));
     call(&pool, 1).unwrap();
-    assert_eq!((pool.open(), node.connects()), (1, 3));
+    assert_eq!((pool.open_count(), node.connect_count()), (1, 3));
     burst();
-    assert_eq!((pool.open(), node.connects()), (3, 5));
+    assert_eq!((pool.open_count(), node.connect_count()), (3, 5));
 }
 
-/// Is there, and has a place for so many connections only.
+/// A peer that accepts a limited number of connections.
 struct Full {
     inner: Arc<dyn Connector>,
     places: AtomicUsize,
@@ -382,25 +389,25 @@ fn a_peer_without_a_place_for_more_is_no_dead_one() {
     let full = Full::new(&node, 1);
     let (pool, stats) = patient_pool(Arc::clone(&full) as _, 8, 60_000);
     let only = pool.checkout(soon()).unwrap();
-    // What this caller learns, the next need not find out again: both wait for the one there is.
+    // After this caller's refusal, the next ones do not try again: all wait for the existing connection.
     for _ in 0..2 {
         let error = pool.checkout(Instant::now() + Duration::from_millis(20)).err().unwrap();
         assert_eq!((error.kind(), pool.state()), (ErrorKind::Timeout, PoolState::Up), "{error}");
-        assert!(error.message().contains("no place for more"), "{error}");
+        assert!(error.message().contains("at its connection limit"), "{error}");
         full.places.store(1, Ordering::SeqCst);
     }
     assert_eq!(full.refused.load(Ordering::SeqCst), 1);
     assert_eq!((stats.remotecache.peers_up.get(), stats.remotecache.peers_down.get()), (1, 0));
     full.places.store(0, Ordering::SeqCst);
-    pool.sign_of_life(soon()).unwrap();
-    // Somebody who owes an answer and has no place for the question whether it lives is not given up.
-    pool.watch(Some(Duration::from_secs(1)));
-    let owing = pool.owing(Duration::ZERO).unwrap();
-    assert!(!pool.heard_of(owing, &pool.sign_of_life(soon())));
+    pool.send_heartbeat(soon()).unwrap();
+    // An overdue peer without a free slot for the heartbeat counts as alive.
+    pool.set_monitored(Some(Duration::from_secs(1)));
+    let owing = pool.overdue_peer(Duration::ZERO).unwrap();
+    assert!(!pool.heartbeat_ended(owing, &pool.send_heartbeat(soon())));
     drop(only);
     call(&pool, 1).unwrap();
-    assert_eq!(node.connects(), 1);
-    // Whoever has no channel at all can't go on.
+    assert_eq!(node.connect_count(), 1);
+    // A caller without any channel fails.
     let (other, stats) = patient_pool(full, 8, 60_000);
     assert_eq!(other.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
     assert!(matches!(other.state(), PoolState::Down { .. }) && stats.remotecache.peers_down.get() == 1);
@@ -420,13 +427,13 @@ fn who_finds_out_that_a_peer_is_full_waits_for_a_channel_that_is_in_use() {
         drop(only);
         waiting.join().unwrap().unwrap();
     });
-    assert_eq!((node.connects(), pool.state()), (1, PoolState::Up));
-    // What is only asked ahead waits for nobody, and a place that there is in the end is found by those who wait.
+    assert_eq!((node.connect_count(), pool.state()), (1, PoolState::Up));
+    // A pipelined request waits for no slot, and waiting calls use a slot that becomes free.
     let full = Full::new(&node, 1);
     let (pool, _) = patient_pool(Arc::clone(&full) as _, 8, 20);
     let only = pool.checkout(soon()).unwrap();
     let late = Instant::now() + Duration::from_secs(60);
-    assert!(pool.begin(|_| read(1, 9), late).is_none() && Instant::now() < late);
+    assert!(pool.begin_call(|_| read(1, 9), late).is_none() && Instant::now() < late);
     let before = full.refused.load(Ordering::SeqCst);
     assert_eq!(before, 1);
     std::thread::scope(|scope| {
@@ -444,7 +451,7 @@ fn who_finds_out_that_a_peer_is_full_waits_for_a_channel_that_is_in_use() {
         full.places.store(1, Ordering::SeqCst);
         waiting.into_iter().for_each(|waiting| waiting.join().unwrap().unwrap());
     });
-    assert_eq!((node.connects(), pool.open()), (3, 2));
+    assert_eq!((node.connect_count(), pool.open_count()), (3, 2));
     drop(only);
 }
 
@@ -454,21 +461,21 @@ fn a_peer_that_only_closes_is_not_taken_for_a_full_one_for_ever() {
     let full = Full::new(&node, 1);
     let (pool, _) = patient_pool(Arc::clone(&full) as _, 8, 60_000);
     let closed = || {
-        (0..3).for_each(|_| pool.sign_of_life(soon()).unwrap());
-        assert_eq!(pool.sign_of_life(soon()).unwrap_err().kind(), ErrorKind::Unavailable);
+        (0..3).for_each(|_| pool.send_heartbeat(soon()).unwrap());
+        assert_eq!(pool.send_heartbeat(soon()).unwrap_err().kind(), ErrorKind::Unavailable);
     };
     call(&pool, 1).unwrap();
     closed();
-    // An answer over the connection there is says that somebody is there, and so does one to the question itself.
+    // An answer over the existing connection proves the peer alive, and so does an answer to the heartbeat.
     call(&pool, 2).unwrap();
     closed();
     full.places.store(1, Ordering::SeqCst);
-    pool.sign_of_life(soon()).unwrap();
+    pool.send_heartbeat(soon()).unwrap();
     closed();
-    pool.watch(Some(Duration::from_secs(1)));
+    pool.set_monitored(Some(Duration::from_secs(1)));
     let only = pool.checkout(soon()).unwrap();
-    let owing = pool.owing(Duration::ZERO).unwrap();
-    assert!(pool.heard_of(owing, &pool.sign_of_life(soon())));
+    let owing = pool.overdue_peer(Duration::ZERO).unwrap();
+    assert!(pool.heartbeat_ended(owing, &pool.send_heartbeat(soon())));
     assert!(matches!(pool.state(), PoolState::Down { .. }));
     drop(only);
 }
@@ -477,8 +484,15 @@ fn a_peer_that_only_closes_is_not_taken_for_a_full_one_for_ever() {
 fn under_faults_every_success_is_right() {
     let seed = 20_261_121;
     println!("seed {seed}");
-    let rates =
-        Rates { drop: 40, cut: 60, garbage: 30, stall: 5, twice: 20, delay: 50, max_delay: Duration::from_millis(2) };
+    let rates = FaultRates {
+        drop: 40,
+        cut: 60,
+        garbage: 30,
+        stall: 5,
+        twice: 20,
+        delay: 50,
+        max_delay: Duration::from_millis(2),
+    };
     for decorated in [false, true] {
         let plan = Arc::new(FaultPlan::new(seed, rates));
         let gate = Arc::new(Gate::default());
@@ -516,8 +530,8 @@ fn under_faults_every_success_is_right() {
             }
         });
         assert!(right.into_inner() > 100, "the pool does not get over faults");
-        // And without faults everything works again.
-        plan.set_rates(Rates::default());
+        // Without faults everything works again.
+        plan.set_rates(FaultRates::default());
         let start = Instant::now();
         while call(&pool, 1).is_err() {
             assert!(start.elapsed() < Duration::from_secs(20));

@@ -9,9 +9,9 @@
 //! rounds' own ratios, so a machine with other work on it still gives a fair one. Seconds are those of one slice.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpChannel, TcpConnector, TcpServer, bare};
-use spurline_proto::{Capabilities, Hello, Read, Request, VolumeId, Welcome};
-use spurline_transport::{Channel, ChannelPool, ConnState, PoolConfig, Responder, Service, greet};
-use spurline_trust::{Tokens, Trust};
+use spurline_proto::{HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
+use spurline_transport::{Channel, ChannelPool, ConnState, PoolConfig, Responder, Service, perform_handshake};
+use spurline_trust::{GroupTokens, Trust};
 use spurline_types::{Error, ErrorKind, Result, Size, Stats};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -71,35 +71,35 @@ fn parse() -> Args {
     args
 }
 
-/// What both sides prove: nothing, or a token over TLS.
+/// The proofs of both sides: none, or a token over TLS.
 fn trust(tls: bool) -> Arc<Trust> {
     if !tls {
-        return Trust::anyone();
+        return Trust::without_checks();
     }
-    let token = Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").expect("a token");
-    Trust::with_tokens("bench", token).encrypted(None).expect("TLS")
+    let token = GroupTokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").expect("a token");
+    Trust::with_tokens("bench", token).with_tls(None).expect("TLS")
 }
 
 struct InMemory(Arc<Vec<u8>>);
 
 impl Service for InMemory {
-    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+    fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
         let (volume, node) = (VolumeId(1), "bench".to_owned());
-        Ok(Welcome {
+        Ok(WelcomeAnswer {
             version: 0,
             volume,
             block_size: 4 << 20,
             node,
-            capabilities: Capabilities(0),
-            ..Welcome::default()
+            capabilities: NodeCapabilities(0),
+            ..WelcomeAnswer::default()
         })
     }
-    fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let Request::Read(Read { offset, len, .. }) = request else {
+    fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let NodeRequest::Read(ReadRequest { offset, len, .. }) = request else {
             return Err(Error::new(ErrorKind::Unsupported, "reads only"));
         };
         let start = offset as usize % (self.0.len() - len as usize + 1);
-        responder.data(&[], &[&self.0[start..start + len as usize]])
+        responder.send_data(&[], &[&self.0[start..start + len as usize]])
     }
 }
 
@@ -113,7 +113,7 @@ fn serve(args: &Args, options: SocketOptions) {
     let data = Arc::new((0..DATA).map(|i| (i / 3) as u8).collect::<Vec<u8>>());
     let any: SocketAddr = format!("{}:0", args.host).parse().expect("an address");
     let (addr, _server) = if args.mode == "bare" {
-        (bare::serve(any, data, options).expect("a server"), None)
+        (bare::serve_data(any, data, options).expect("a server"), None)
     } else {
         let trust = trust(args.mode == "tls");
         let config = ServerConfig { socket: options, trust, ..ServerConfig::default() };
@@ -122,20 +122,20 @@ fn serve(args: &Args, options: SocketOptions) {
         (server.local_addrs()[0], Some(server))
     };
     println!("{addr}");
-    // Each line asks for the CPU time so far; the end of the input ends the process.
+    // Each line requests the CPU time so far; the end of the input ends the process.
     for _ in std::io::stdin().lines() {
         println!("{}", cpu());
     }
 }
 
-/// What asks: one per thread, kept over all slices.
+/// A client: one per thread, kept over all slices.
 enum Asker<'a> {
-    Bare(bare::Reader),
+    Bare(bare::BareReader),
     Channel(TcpChannel, VolumeId),
     Pool(&'a ChannelPool),
 }
 
-/// A thread's place to read to and its last offset.
+/// A thread's read buffer and its last offset.
 struct Job<'a> {
     asker: Asker<'a>,
     room: Vec<u8>,
@@ -152,7 +152,7 @@ impl Job<'_> {
         (self.offset >> 20) & !4095
     }
 
-    /// Reads until told to stop; says how many bytes.
+    /// Reads until `stop` is set; returns the number of bytes.
     fn run(&mut self, args: &Args, stop: &AtomicBool) -> u64 {
         let size = args.size;
         let start = self.room.as_ptr().align_offset(4096) + args.align;
@@ -162,13 +162,13 @@ impl Job<'_> {
         let mut done = 0;
         let request = |volume, offset| {
             let (path, version, len) = (b"some/dir/some-file.bin".as_slice(), "0123456789abcdef-1", size as u32);
-            Request::Read(Read { volume, path, version, size: 1 << 40, offset, len })
+            NodeRequest::Read(ReadRequest { volume, path, version, size: 1 << 40, offset, len })
         };
         let ahead = if matches!(self.asker, Asker::Bare(_)) { args.depth } else { 0 };
         for _ in 0..ahead {
             let offset = self.next();
             if let Asker::Bare(reader) = &mut self.asker {
-                reader.ask(offset, size as u64).expect("a request");
+                reader.send_request(offset, size as u64).expect("a request");
             }
         }
         let mut owed = ahead;
@@ -176,11 +176,11 @@ impl Job<'_> {
             let offset = self.next();
             match &mut self.asker {
                 Asker::Bare(reader) => {
-                    reader.take(dst).expect("an answer");
+                    reader.receive_answer(dst).expect("an answer");
                     if stop.load(Ordering::Relaxed) {
                         owed -= 1;
                     } else {
-                        reader.ask(offset, size as u64).expect("a request");
+                        reader.send_request(offset, size as u64).expect("a request");
                     }
                 }
                 Asker::Channel(channel, volume) => {
@@ -252,13 +252,14 @@ fn main() {
     let config = PoolConfig { nconnect: many, ..PoolConfig::default() };
     let pool = ChannelPool::new(Arc::clone(&connector) as _, "bench", "mem", config, Arc::default());
     let job = |n: usize, asker| Job { asker, room: vec![0; args.size + 8192], offset: n as u64 * 7_654_321 };
-    let sealed = TcpConnector::new(&servers[2].addr, vec![], options, Arc::default()).trusting(trust(true));
+    let sealed = TcpConnector::new(&servers[2].addr, vec![], options, Arc::default()).with_trust(trust(true));
     let channel = |connector: &TcpConnector| {
-        let mut channel = connector.open(deadline()).expect("a channel");
-        let welcome = greet(&mut channel, &Hello::new("bench", "mem"), deadline()).expect("a welcome");
+        let mut channel = connector.open_channel(deadline()).expect("a channel");
+        let welcome =
+            perform_handshake(&mut channel, &HelloRequest::new("bench", "mem"), deadline()).expect("a welcome");
         Asker::Channel(channel, welcome.volume)
     };
-    let bare = || Asker::Bare(bare::Reader::connect(bare_addr, &options).expect("a connection"));
+    let bare = || Asker::Bare(bare::BareReader::connect(bare_addr, &options).expect("a connection"));
     let modes = ["bare", "channel", "pool", "tls"];
     let mut jobs: [Vec<Job<'_>>; 4] = [
         (0..args.conns).map(|n| job(n, bare())).collect(),

@@ -1,4 +1,4 @@
-//! Addresses: `host:port` of a peer, and which of this host's addresses `--group-network` means. It opens no socket.
+//! Addresses: `host:port` of a peer, and which addresses of this host `--group-network` selects. It opens no socket.
 
 use if_addrs::IfAddr;
 use spurline_types::{Error, ErrorKind, Result};
@@ -6,28 +6,28 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// The addresses of `host:port`; a literal IPv4 or `[IPv6]` address needs no name service, one with a scope
+/// The addresses of `host:port`. A literal IPv4 or `[IPv6]` address needs no name service; an address with a scope
 /// (`[fe80::1%eth0]:7000`) is left to it.
 ///
 /// # Errors
-/// `Invalid` when it is no `host:port`, `Unavailable` when the name is not known, `Timeout` when the name service
+/// `Invalid` when the text is no `host:port`, `Unavailable` when the name is unknown, `Timeout` when the name service
 /// does not answer before `deadline`.
-pub fn resolve(peer: &str, deadline: Instant) -> Result<Vec<SocketAddr>> {
+pub fn resolve_peer(peer: &str, deadline: Instant) -> Result<Vec<SocketAddr>> {
     if let Ok(addr) = peer.parse::<SocketAddr>() {
         return Ok(vec![addr]);
     }
     let Some(name) = host_and_port(peer) else {
         let why =
-            format!("'{peer}' is no address: write host:port, 192.0.2.1:port or [2001:db8::1]:port, port 0 to 65535");
+            format!("'{peer}' is no address: use host:port, 192.0.2.1:port or [2001:db8::1]:port, port 0 to 65535");
         return Err(Error::new(ErrorKind::Invalid, why));
     };
-    // The name service has no deadline of its own, so it gets a thread that may outlive this call.
+    // The name service has no deadline of its own, so it runs on a thread that may outlive this call.
     let (tx, rx) = mpsc::sync_channel(1);
     std::thread::Builder::new()
         .name("resolve".into())
         .spawn(move || {
             let found = name.to_socket_addrs().map(|found| found.collect::<Vec<_>>());
-            // The caller may have given up.
+            // The caller may have timed out.
             let _ = tx.send(found);
         })
         .map_err(|e| Error::io(format_args!("{peer}: no thread for the name service"), &e))?;
@@ -39,7 +39,7 @@ pub fn resolve(peer: &str, deadline: Instant) -> Result<Vec<SocketAddr>> {
     }
 }
 
-/// The two halves of `host:port`, brackets taken off.
+/// The two halves of `host:port`, without brackets.
 fn host_and_port(peer: &str) -> Option<(String, u16)> {
     let (host, port) = peer.rsplit_once(':')?;
     let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
@@ -54,9 +54,9 @@ pub struct LocalAddress {
     pub interface: String,
     /// The address.
     pub ip: IpAddr,
-    /// How many of its first bits all hosts of its network share; 0 where that is not known.
+    /// Length of its network prefix in bits; 0 where unknown.
     pub prefix: u8,
-    /// Whether it only works on its own link (`fe80::…`), and so can't be given to others without a scope.
+    /// Whether it is valid on its own link only (`fe80::…`), and so useless to other hosts without a scope.
     pub link_local: bool,
 }
 
@@ -78,32 +78,32 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>> {
         .collect())
 }
 
-/// The addresses of this host that `spec` means (`--group-network`): interface names, addresses and CIDRs with `:`
-/// between them (`eth0:10.1.0.0/16`), IPv6 in brackets (`[2001:db8::1]:[fd00::/8]`), or `,` between them and no
-/// brackets. In the order given, none twice.
+/// The addresses of this host selected by `spec` (`--group-network`): interface names, addresses and CIDRs separated
+/// by `:` (`eth0:10.1.0.0/16`), IPv6 in brackets (`[2001:db8::1]:[fd00::/8]`), or separated by `,` without brackets.
+/// In the given order, without duplicates.
 ///
 /// # Errors
-/// `Invalid` when a part means no address here; says which, and what there is.
+/// `Invalid` when a part selects no address of this host; the message names the part and the addresses there are.
 pub fn group_addresses(spec: &str) -> Result<Vec<IpAddr>> {
     flag_addresses("--group-network", spec)
 }
 
-/// The same for another flag, which errors name.
+/// The same for another flag, named in errors.
 ///
 /// # Errors
 /// As [`group_addresses`].
 pub fn flag_addresses(flag: &str, spec: &str) -> Result<Vec<IpAddr>> {
-    select(spec, &local_addresses()?).map_err(|(part, why, there)| {
+    select_addresses(spec, &local_addresses()?).map_err(|(part, why, there)| {
         Error::new(ErrorKind::Invalid, format!("{flag} '{part}': {why}; this host has {there}"))
     })
 }
 
-/// What is unusable, why, and what there is instead.
-type Unusable = (String, String, String);
+/// The unusable part, the reason, and the addresses of this host.
+type UnusablePart = (String, String, String);
 
-fn select(spec: &str, here: &[LocalAddress]) -> Result<Vec<IpAddr>, Unusable> {
+fn select_addresses(spec: &str, here: &[LocalAddress]) -> Result<Vec<IpAddr>, UnusablePart> {
     let mut chosen: Vec<IpAddr> = Vec::new();
-    for part in split(spec) {
+    for part in split_spec(spec) {
         let part = part.trim();
         let wanted: Vec<IpAddr> = if let Ok(ip) = part.parse::<IpAddr>() {
             here.iter().filter(|a| a.ip == ip).map(|a| a.ip).collect()
@@ -111,20 +111,20 @@ fn select(spec: &str, here: &[LocalAddress]) -> Result<Vec<IpAddr>, Unusable> {
             let net = net.parse::<IpAddr>().ok();
             let bits = bits.parse::<u8>().ok();
             let (Some(net), Some(bits)) = (net, bits) else {
-                return Err(unusable(part, "it is no CIDR", here));
+                return Err(unusable_part(part, "it is no CIDR", here));
             };
             if bits > if net.is_ipv4() { 32 } else { 128 } {
-                return Err(unusable(part, "its prefix is longer than an address", here));
+                return Err(unusable_part(part, "its prefix is longer than an address", here));
             }
             here.iter().filter(|a| in_net(a.ip, net, bits)).map(|a| a.ip).collect()
         } else {
             if !here.iter().any(|a| a.interface == part) {
-                return Err(unusable(part, "no interface has that name, or it has no address", here));
+                return Err(unusable_part(part, "no interface has that name, or it has no address", here));
             }
             here.iter().filter(|a| a.interface == part && !a.link_local).map(|a| a.ip).collect()
         };
         if wanted.is_empty() {
-            return Err(unusable(part, "no address of this host is that", here));
+            return Err(unusable_part(part, "no address of this host matches", here));
         }
         for ip in wanted {
             if !chosen.contains(&ip) {
@@ -132,11 +132,11 @@ fn select(spec: &str, here: &[LocalAddress]) -> Result<Vec<IpAddr>, Unusable> {
             }
         }
     }
-    if chosen.is_empty() { Err(unusable(spec, "it is empty", here)) } else { Ok(chosen) }
+    if chosen.is_empty() { Err(unusable_part(spec, "it is empty", here)) } else { Ok(chosen) }
 }
 
-/// Parts between `,`, or between `:` outside brackets; brackets are taken off.
-fn split(spec: &str) -> Vec<&str> {
+/// Parts between `,`, or between `:` outside brackets, without brackets.
+fn split_spec(spec: &str) -> Vec<&str> {
     // A single IPv6 address or network needs no brackets.
     let (net, bits) = spec.split_once('/').unwrap_or((spec, ""));
     if net.trim().parse::<IpAddr>().is_ok() && bits.trim().bytes().all(|b| b.is_ascii_digit()) {
@@ -157,19 +157,19 @@ fn split(spec: &str) -> Vec<&str> {
     .collect()
 }
 
-/// Whether the first `bits` of both are the same.
+/// Whether the first `bits` of both are equal.
 pub(crate) fn in_net(ip: IpAddr, net: IpAddr, bits: u8) -> bool {
     let (ip, net, width) = match (ip, net) {
         (IpAddr::V4(ip), IpAddr::V4(net)) => (u128::from(u32::from(ip)), u128::from(u32::from(net)), 32),
         (IpAddr::V6(ip), IpAddr::V6(net)) => (u128::from(ip), u128::from(net), 128),
         _ => return false,
     };
-    // A shift by the whole width would overflow: a prefix of no bits holds everything.
+    // A shift by the whole width would overflow: a prefix of no bits contains every address.
     let shift = width - u32::from(bits);
     shift >= width || ip >> shift == net >> shift
 }
 
-fn unusable(part: &str, why: &str, here: &[LocalAddress]) -> Unusable {
+fn unusable_part(part: &str, why: &str, here: &[LocalAddress]) -> UnusablePart {
     let mut there = String::new();
     for a in here {
         if !there.is_empty() {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     fn text(spec: &str) -> String {
-        match select(spec, &here()) {
+        match select_addresses(spec, &here()) {
             Ok(ips) => ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(" "),
             Err((part, why, there)) => format!("{part}: {why}; {there}"),
         }
@@ -226,8 +226,8 @@ mod tests {
     fn wrong_ones_say_what_there_is() {
         for (spec, why) in [
             ("eth7", "no interface has that name"),
-            ("10.9.0.0/16", "no address of this host is that"),
-            ("10.1.2.4", "no address of this host is that"),
+            ("10.9.0.0/16", "no address of this host matches"),
+            ("10.1.2.4", "no address of this host matches"),
             ("10.1.2.3/33", "longer than an address"),
             ("10.1.2/8", "no CIDR"),
             ("", "it is empty"),
@@ -240,19 +240,19 @@ mod tests {
     #[test]
     fn peers_resolve() {
         let soon = Instant::now() + Duration::from_secs(10);
-        assert_eq!(resolve("127.0.0.1:80", soon).unwrap().len(), 1);
-        assert_eq!(resolve("[::1]:80", soon).unwrap()[0].to_string(), "[::1]:80");
+        assert_eq!(resolve_peer("127.0.0.1:80", soon).unwrap().len(), 1);
+        assert_eq!(resolve_peer("[::1]:80", soon).unwrap()[0].to_string(), "[::1]:80");
         for wrong in ["host", "host:", ":80", "host:99999", "::1:80", "", "a:b:1", "[host]:1", "[::1:1"] {
-            assert_eq!(resolve(wrong, soon).unwrap_err().kind(), ErrorKind::Invalid, "{wrong}");
+            assert_eq!(resolve_peer(wrong, soon).unwrap_err().kind(), ErrorKind::Invalid, "{wrong}");
         }
-        assert!(!resolve("localhost:80", soon).unwrap().is_empty());
-        assert_eq!(resolve("[fe80::1%lo]:80", soon).unwrap()[0].port(), 80);
+        assert!(!resolve_peer("localhost:80", soon).unwrap().is_empty());
+        assert_eq!(resolve_peer("[fe80::1%lo]:80", soon).unwrap()[0].port(), 80);
     }
 
     proptest::proptest! {
         #[test]
         fn never_panics(spec in ".{0,40}", bits: u8, a: u128, b: u128) {
-            let _ = select(&spec, &here());
+            let _ = select_addresses(&spec, &here());
             if bits <= 128 {
                 in_net(IpAddr::V6(a.into()), IpAddr::V6(b.into()), bits);
             }

@@ -1,6 +1,6 @@
-//! The bare block reader: what TCP alone can do, the ceiling that benchmarks compare with.
-//! A request is 16 bytes (offset, length), the answer that many bytes by plain `send` from memory; no header, no
-//! check, no deadline but the socket's own. Not for data.
+//! The bare block reader: the limit of TCP alone, as a reference for benchmarks. A request is 16 bytes (offset,
+//! length); the answer is that many bytes by plain `send` from memory. No header, no check, no deadline except the
+//! socket's own. Not for data.
 
 use crate::SocketOptions;
 use crate::client::bare_connect;
@@ -13,23 +13,23 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes waited for at once, as in the transport.
+/// Bytes per receive call, as in the transport.
 const PIECE: usize = 256 << 10;
 
-/// Serves `data` to every connection, a thread each, until the process ends. Offsets wrap around.
+/// Serves `data` to every connection, one thread each, until the process ends. Offsets wrap around.
 ///
 /// # Errors
 /// When the address can't be listened on.
-pub fn serve(addr: SocketAddr, data: Arc<Vec<u8>>, options: SocketOptions) -> Result<SocketAddr> {
+pub fn serve_data(addr: SocketAddr, data: Arc<Vec<u8>>, options: SocketOptions) -> Result<SocketAddr> {
     let listener = TcpListener::bind(addr).map_err(|e| Error::io(format_args!("can't listen on {addr}"), &e))?;
-    options.prepare(listener.as_fd()).map_err(|e| Error::io(format_args!("can't set up {addr}"), &e))?;
-    let local = listener.local_addr().map_err(|e| Error::io("can't ask the listening address", &e))?;
+    options.apply_before_connect(listener.as_fd()).map_err(|e| Error::io(format_args!("can't set up {addr}"), &e))?;
+    let local = listener.local_addr().map_err(|e| Error::io("can't read the listening address", &e))?;
     let accept = move || {
         for socket in listener.incoming().flatten() {
             let data = Arc::clone(&data);
             let serve = move || {
-                // A reader that leaves is the normal end.
-                let _ = options.apply(socket.as_fd()).and_then(|()| serve_one(socket, &data));
+                // A reader that disconnects is the normal end.
+                let _ = options.apply_options(socket.as_fd()).and_then(|()| serve_one(socket, &data));
             };
             if std::thread::Builder::new().name("bare".into()).spawn(serve).is_err() {
                 return;
@@ -56,11 +56,11 @@ fn serve_one(mut socket: TcpStream, data: &[u8]) -> std::io::Result<()> {
 }
 
 /// One connection of the bare block reader.
-pub struct Reader {
+pub struct BareReader {
     socket: TcpStream,
 }
 
-impl Reader {
+impl BareReader {
     /// Connects.
     ///
     /// # Errors
@@ -69,28 +69,29 @@ impl Reader {
         let socket = bare_connect(addr, options, Instant::now() + Duration::from_secs(5))?;
         let limit = Some(Duration::from_secs(10));
         socket.set_read_timeout(limit).map_err(|e| Error::io("can't set a timeout", &e))?;
-        Ok(Reader { socket })
+        Ok(BareReader { socket })
     }
 
-    /// Sends a request; several may be under way, answered in order.
+    /// Sends a request; several may be in flight, answered in order.
     ///
     /// # Errors
     /// When the connection failed.
-    pub fn ask(&mut self, offset: u64, len: u64) -> Result<()> {
+    pub fn send_request(&mut self, offset: u64, len: u64) -> Result<()> {
         let mut request = [0u8; 16];
         request[..8].copy_from_slice(&offset.to_le_bytes());
         request[8..].copy_from_slice(&len.to_le_bytes());
         self.socket.write_all(&request).map_err(|e| Error::io("bare reader: sending a request", &e))
     }
 
-    /// Receives the oldest answer into `dst`, whose length is what was asked for.
+    /// Receives the oldest answer into `dst` of the requested length.
     ///
     /// # Errors
     /// When the connection failed.
-    pub fn take(&mut self, dst: &mut [u8]) -> Result<()> {
+    pub fn receive_answer(&mut self, dst: &mut [u8]) -> Result<()> {
         let mut filled = 0;
         while filled < dst.len() {
-            // Waiting for whole pieces costs a fraction of the wake-ups of plain reads, so the ceiling does that too.
+            // Waiting for whole pieces costs a fraction of the wake-ups of plain reads, so the reference does the
+            // same.
             let until = dst.len().min(filled + PIECE);
             match rustix::net::recv(&self.socket, &mut dst[filled..until], RecvFlags::WAITALL) {
                 Ok((_, 0)) => return Err(Error::new(ErrorKind::Unavailable, "bare reader: the server is gone")),

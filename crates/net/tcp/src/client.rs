@@ -1,21 +1,22 @@
-//! The reader's side: a blocking socket per channel, bytes received straight into the caller's destination.
-//! It knows neither pools nor what requests mean.
+//! The reader's side: one blocking socket per channel; bytes are received directly into the caller's destination. It
+//! knows neither pools nor the meaning of requests.
 
 use crate::SocketOptions;
-use crate::addr::resolve;
-use crate::outgoing::towards;
+use crate::addr::resolve_peer;
 use crate::secure::ReaderEnd;
+use crate::source_address::source_towards;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, recvmsg,
     send, socket_with, sockopt,
 };
-use spurline_proto::{MAX_REQUEST_BODY, Op, Request};
+use spurline_proto::{FrameOp, MAX_REQUEST_BODY, NodeRequest};
 use spurline_transport::{
-    Answer, Breaker, ByteStream, CallError, Channel, Connector, Endpoints, TransportKind, prove, receive_answer,
+    ByteStream, CallAnswer, CallError, Channel, ChannelBreaker, ConnectionEndpoints, Connector, TransportKind,
+    prove_token, receive_answer,
 };
-use spurline_trust::{Sealed, Trust};
+use spurline_trust::{TlsSession, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -23,11 +24,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// The receive timeout that stays set on a socket: a wait with a nearer deadline sets a shorter one, so calls with
-/// deadlines further away than this cost no extra system call.
+/// The receive timeout that stays set on a socket. Only a nearer deadline sets a shorter one, so calls with deadlines
+/// further away cost no extra system call.
 const TICK: Duration = Duration::from_millis(500);
-/// Request buffers larger than this are given back after the call that needed one.
-const KEEP: usize = 4 << 10;
+/// Request buffers larger than this are released after the call.
+const MAX_KEPT_BUFFER: usize = 4 << 10;
 
 /// Makes TCP channels to one peer.
 pub struct TcpConnector {
@@ -39,39 +40,39 @@ pub struct TcpConnector {
 }
 
 impl TcpConnector {
-    /// Will connect to `peer` (`host:port`), when any `locals` are given from the one in its network, or else the one that
-    /// the route to it has.
+    /// A connector to `peer` (`host:port`). The source address is the one of `locals` in the peer's network, or else
+    /// the one of the route.
     pub fn new(peer: &str, locals: Vec<IpAddr>, options: SocketOptions, stats: Arc<Stats>) -> Self {
-        TcpConnector { peer: peer.to_owned(), locals, options, trust: Trust::anyone(), stats }
+        TcpConnector { peer: peer.to_owned(), locals, options, trust: Trust::without_checks(), stats }
     }
 
-    /// The same, proving what `trust` has and asking the peer for it.
-    pub fn trusting(mut self, trust: Arc<Trust>) -> Self {
+    /// The same with trust: proves what `trust` has and requires the same of the peer.
+    pub fn with_trust(mut self, trust: Arc<Trust>) -> Self {
         self.trust = trust;
         self
     }
 
-    /// Connects and gives the channel as its own type.
+    /// Connects and returns the channel as its own type.
     ///
     /// # Errors
     /// As [`Connector::connect`].
-    pub fn open(&self, deadline: Instant) -> Result<TcpChannel> {
-        self.open_one_of(&resolve(&self.peer, deadline)?, deadline)
+    pub fn open_channel(&self, deadline: Instant) -> Result<TcpChannel> {
+        self.open_one_of(&resolve_peer(&self.peer, deadline)?, deadline)
     }
 
-    /// Tries the addresses of the name one after the other, each for its share of the time that is left.
+    /// Tries the addresses of the name in order, each for its share of the remaining time.
     fn open_one_of(&self, addresses: &[SocketAddr], deadline: Instant) -> Result<TcpChannel> {
-        let ways = addresses.iter().map(|remote| (*remote, towards(*remote, &self.locals)));
+        let ways = addresses.iter().map(|remote| (*remote, source_towards(*remote, &self.locals)));
         let (usable, others): (Vec<_>, Vec<_>) = ways.partition(|(_, local)| self.locals.is_empty() || local.is_some());
         let mut why_not: Option<Error> = None;
         for (at, (remote, local)) in usable.iter().enumerate() {
-            let until = share(Instant::now(), deadline, usable.len() - at);
+            let until = share_deadline(Instant::now(), deadline, usable.len() - at);
             let error = match self.open_at(*remote, *local, until) {
                 Ok(channel) => return Ok(channel),
                 Err(error) => error,
             };
             why_not = Some(match why_not {
-                Some(before) => before.or_what_was_said(error),
+                Some(before) => before.prefer_informative(error),
                 None => error,
             });
         }
@@ -93,32 +94,32 @@ impl TcpConnector {
     fn open_at(&self, remote: SocketAddr, local: Option<IpAddr>, deadline: Instant) -> Result<TcpChannel> {
         let socket = connect_socket(remote, local, &self.options, deadline, "node")?;
         let mut channel = TcpChannel::new(socket, remote, Arc::clone(&self.stats));
-        // Who closes what it accepted is there.
-        self.introduce(&mut channel, deadline).map_err(|error| match error.kind() {
+        // A peer that closes an accepted connection is running.
+        self.prove_identity(&mut channel, deadline).map_err(|error| match error.kind() {
             ErrorKind::Unavailable => Error::new(ErrorKind::Throttled, error.message()),
             _ => error,
         })?;
         Ok(channel)
     }
 
-    fn introduce(&self, channel: &mut TcpChannel, deadline: Instant) -> Result<()> {
+    fn prove_identity(&self, channel: &mut TcpChannel, deadline: Instant) -> Result<()> {
         let mut binding = Vec::new();
         if let Some(tls) = self.trust.tls() {
-            binding = channel.stream.agree(tls.connect(&self.peer)?, deadline)?.to_vec();
+            binding = channel.stream.agree_tls(tls.connect_session(&self.peer)?, deadline)?.to_vec();
         }
-        prove(channel, &self.trust, &binding, deadline)
+        prove_token(channel, &self.trust, &binding, deadline)
     }
 }
 
-/// Until when the first of `left` addresses may take, so that none leaves the others without time.
-fn share(now: Instant, deadline: Instant, left: usize) -> Instant {
+/// The deadline for the first of `left` addresses, so that none uses up the others' time.
+fn share_deadline(now: Instant, deadline: Instant, left: usize) -> Instant {
     let time = deadline.saturating_duration_since(now);
     if left > 1 { now + time / u32::try_from(left).unwrap_or(u32::MAX) } else { deadline }
 }
 
 impl Connector for TcpConnector {
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
-        Ok(Box::new(self.open(deadline)?))
+        Ok(Box::new(self.open_channel(deadline)?))
     }
     fn kind(&self) -> TransportKind {
         TransportKind::Tcp
@@ -128,12 +129,11 @@ impl Connector for TcpConnector {
     }
 }
 
-/// Connects to `remote`, from `local` if given, with the options set. `who` should listen there: it is named when
-/// nobody does.
+/// Connects to `remote`, from `local` if given, with the options set. `who` names the expected listener in errors.
 ///
 /// # Errors
-/// `Unavailable` when nobody listens or the network leads nowhere, `Timeout` without an answer by `deadline`, or what
-/// the operating system refuses.
+/// `Unavailable` when nothing listens or there is no route, `Timeout` without an answer by `deadline`, or an error of
+/// the operating system.
 pub fn connect_socket(
     remote: SocketAddr,
     local: Option<IpAddr>,
@@ -143,7 +143,7 @@ pub fn connect_socket(
 ) -> Result<OwnedFd> {
     let from = local.map(|ip| format!(" from {ip}")).unwrap_or_default();
     let os = |what: &str, e: Errno| match e {
-        // Reaching nobody is no fault of the operating system: the caller may try another path.
+        // Not an error of the operating system: the caller may try another path.
         Errno::CONNREFUSED => Error::new(
             ErrorKind::Unavailable,
             format!("{remote}{from}: connection refused: no {who} listens there; is it running, is the port right?"),
@@ -157,8 +157,8 @@ pub fn connect_socket(
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(|e| os("can't make a socket", e))?;
     options
-        .prepare(socket.as_fd())
-        .and_then(|()| options.apply(socket.as_fd()))
+        .apply_before_connect(socket.as_fd())
+        .and_then(|()| options.apply_options(socket.as_fd()))
         .map_err(|e| Error::io(format_args!("{remote}{from}: can't set options"), &e))?;
     if let Some(ip) = local {
         bind(&socket, &SocketAddr::new(ip, 0)).map_err(|e| os("can't use the local address", e))?;
@@ -166,7 +166,7 @@ pub fn connect_socket(
     match connect(&socket, &remote) {
         Ok(()) => {}
         Err(Errno::INPROGRESS) => {
-            wait(&socket, PollFlags::OUT, deadline)
+            wait_ready(&socket, PollFlags::OUT, deadline)
                 .and_then(|()| sockopt::socket_error(&socket))
                 .and_then(|result| result)
                 .map_err(|e| match e {
@@ -184,7 +184,7 @@ pub fn connect_socket(
 }
 
 /// Waits until the socket is ready; `EAGAIN` when `deadline` passed.
-fn wait(socket: &OwnedFd, what: PollFlags, deadline: Instant) -> rustix::io::Result<()> {
+fn wait_ready(socket: &OwnedFd, what: PollFlags, deadline: Instant) -> rustix::io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -200,15 +200,15 @@ fn wait(socket: &OwnedFd, what: PollFlags, deadline: Instant) -> rustix::io::Res
     }
 }
 
-/// Ends a connection from another thread: whoever waits on it sees its end.
-struct BreakOff {
+/// Ends a connection from another thread; a waiting call sees the end of stream.
+struct SocketBreaker {
     socket: Weak<OwnedFd>,
 }
 
-impl Breaker for BreakOff {
-    fn break_off(&self) {
+impl ChannelBreaker for SocketBreaker {
+    fn break_channel(&self) {
         if let Some(socket) = self.socket.upgrade() {
-            // That it has ended already is as good.
+            // It may have ended already.
             let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
         }
     }
@@ -216,22 +216,22 @@ impl Breaker for BreakOff {
 
 /// One TCP connection of a reader.
 pub struct TcpChannel {
-    stream: Stream,
+    stream: ReaderStream,
     request: Vec<u8>,
     next_id: u64,
     broken: bool,
-    /// The request sent last, when its answer was not taken yet.
-    begun: Option<(Op, u64)>,
-    endpoints: Endpoints,
+    /// The request sent last, while its answer has not been received.
+    begun: Option<(FrameOp, u64)>,
+    endpoints: ConnectionEndpoints,
     stats: Arc<Stats>,
 }
 
-struct Stream {
-    /// Shared with who may break the connection off, which does not keep it open.
+struct ReaderStream {
+    /// Shared with breakers, which do not keep it open.
     socket: Arc<OwnedFd>,
-    /// The receive timeout set on the socket now.
+    /// The receive timeout currently set on the socket.
     timeout: Duration,
-    /// The encrypted end; `None` where nothing is encrypted.
+    /// The encrypted end; `None` without TLS.
     tls: Option<Box<ReaderEnd>>,
 }
 
@@ -241,8 +241,8 @@ impl TcpChannel {
             .ok()
             .and_then(|addr| SocketAddr::try_from(addr).ok())
             .map_or_else(|| "?".into(), |addr| addr.to_string());
-        let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: remote.to_string() };
-        let stream = Stream { socket: Arc::new(socket), timeout: Duration::ZERO, tls: None };
+        let endpoints = ConnectionEndpoints { kind: TransportKind::Tcp, local, peer: remote.to_string() };
+        let stream = ReaderStream { socket: Arc::new(socket), timeout: Duration::ZERO, tls: None };
         TcpChannel {
             stream,
             request: Vec::with_capacity(512),
@@ -254,34 +254,34 @@ impl TcpChannel {
         }
     }
 
-    /// Sends a request; says its number.
-    fn ask(&mut self, request: &Request<'_>, deadline: Instant) -> Result<u64, CallError> {
+    /// Sends a request and returns its number.
+    fn send_request(&mut self, request: &NodeRequest<'_>, deadline: Instant) -> Result<u64, CallError> {
         let id = self.next_id;
         self.next_id += 1;
         self.request.clear();
-        // A request that does not fit was never sent, so the channel is as good as before.
+        // A request that does not fit was never sent, so the channel stays usable.
         request
             .encode(id, &mut self.request)
             .map_err(|e| CallError::Answered(Error::new(ErrorKind::Invalid, e.to_string())))?;
-        self.stream.send(&self.request, deadline).map_err(CallError::Broken)?;
-        if self.request.capacity() > KEEP {
+        self.stream.send_bytes(&self.request, deadline).map_err(CallError::Broken)?;
+        if self.request.capacity() > MAX_KEPT_BUFFER {
             self.request = Vec::with_capacity(512);
         }
         Ok(id)
     }
 
-    /// An error when an earlier call broke the channel, or left an answer in it.
-    fn usable(&self) -> Result<(), CallError> {
+    /// An error when an earlier call broke the channel or left an answer in it.
+    fn check_usable(&self) -> Result<(), CallError> {
         let why = match (self.broken, self.begun) {
             (true, _) => "the channel broke in an earlier call",
-            (false, Some(_)) => "a request that was begun has to be finished first",
+            (false, Some(_)) => "an earlier request is still in progress",
             (false, None) => return Ok(()),
         };
         Err(CallError::Broken(Error::new(ErrorKind::Unavailable, format!("{}: {why}", self.endpoints))))
     }
 
-    /// Counts what came; a channel that broke is closed.
-    fn settle<T>(
+    /// Counts received bytes; closes a channel that broke.
+    fn settle_result<T>(
         &mut self,
         result: Result<T, CallError>,
         payload: impl FnOnce(&T) -> usize,
@@ -294,7 +294,7 @@ impl TcpChannel {
             }
             Err(CallError::Broken(error)) => {
                 self.broken = true;
-                // Closing at once also tells the node that nobody reads its answer any more.
+                // Closing at once also stops the node from sending the rest of its answer.
                 let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
                 Err(CallError::Broken(error.context(format_args!("{what} of {}", self.endpoints))))
             }
@@ -306,49 +306,50 @@ impl TcpChannel {
 impl Channel for TcpChannel {
     fn call(
         &mut self,
-        request: &Request<'_>,
+        request: &NodeRequest<'_>,
         body: &mut Vec<u8>,
         dst: &mut [u8],
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
-    ) -> Result<Answer, CallError> {
-        self.usable()?;
+    ) -> Result<CallAnswer, CallError> {
+        self.check_usable()?;
         let result = self
-            .ask(request, deadline)
+            .send_request(request, deadline)
             .and_then(|id| receive_answer(&mut self.stream, request.op(), id, body, dst, progress, deadline));
-        self.settle(result, |answer| answer.payload_len, request)
+        self.settle_result(result, |answer| answer.payload_len, request)
     }
 
-    fn begin(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(), CallError> {
-        self.usable()?;
-        let result = self.ask(request, deadline);
-        let id = self.settle(result, |_| 0, request)?;
+    fn begin_call(&mut self, request: &NodeRequest<'_>, deadline: Instant) -> Result<(), CallError> {
+        self.check_usable()?;
+        let result = self.send_request(request, deadline);
+        let id = self.settle_result(result, |_| 0, request)?;
         self.begun = Some((request.op(), id));
         Ok(())
     }
 
-    fn finish(&mut self, body: &mut Vec<u8>, dst: &mut [u8], deadline: Instant) -> Result<Answer, CallError> {
+    fn finish_call(&mut self, body: &mut Vec<u8>, dst: &mut [u8], deadline: Instant) -> Result<CallAnswer, CallError> {
         let Some((op, id)) = self.begun.take() else {
             let why = format!("{}: no request was begun", self.endpoints);
             return Err(CallError::Answered(Error::new(ErrorKind::Invalid, why)));
         };
         let result = receive_answer(&mut self.stream, op, id, body, dst, &mut |_| {}, deadline);
-        self.settle(result, |answer| answer.payload_len, &"an answer asked for ahead")
+        self.settle_result(result, |answer| answer.payload_len, &"the answer to a pipelined request")
     }
 
-    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
-        Some(Arc::new(BreakOff { socket: Arc::downgrade(&self.stream.socket) }))
+    fn breaker(&self) -> Option<Arc<dyn ChannelBreaker>> {
+        Some(Arc::new(SocketBreaker { socket: Arc::downgrade(&self.stream.socket) }))
     }
 
-    fn endpoints(&self) -> &Endpoints {
+    fn endpoints(&self) -> &ConnectionEndpoints {
         &self.endpoints
     }
 
-    fn probe(&mut self) -> bool {
-        // An idle connection has nothing to read: bytes would be stray, an end of stream means that the peer closed.
+    fn looks_alive(&mut self) -> bool {
+        // An idle connection has nothing to read: bytes would be stray, an end of stream means that the peer closed
+        // it.
         let mut byte = [0u8; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let left = self.stream.tls.as_ref().is_some_and(|tls| tls.left());
+        let left = self.stream.tls.as_ref().is_some_and(|tls| tls.has_leftover());
         !self.broken
             && self.begun.is_none()
             && !left
@@ -356,39 +357,39 @@ impl Channel for TcpChannel {
     }
 }
 
-impl Stream {
-    /// Agrees on TLS with a node; gives the channel binding.
-    fn agree(&mut self, sealed: Sealed, deadline: Instant) -> Result<[u8; 32]> {
+impl ReaderStream {
+    /// Performs the TLS handshake with a node; returns the channel binding.
+    fn agree_tls(&mut self, sealed: TlsSession, deadline: Instant) -> Result<[u8; 32]> {
         let mut end = ReaderEnd::new(sealed);
         loop {
             let mut wire = Vec::new();
-            end.sealed.flush(&mut wire).map_err(|e| Error::io("TLS", &e))?;
+            end.sealed.flush_to(&mut wire).map_err(|e| Error::io("TLS", &e))?;
             self.send_raw(&wire, deadline)?;
             if !end.sealed.is_handshaking() {
                 break;
             }
-            let n = self.receive_raw(end.room(), &mut [], false, deadline).map_err(|e| match e.kind() {
-                ErrorKind::Unavailable => e.context("TLS was not agreed on; was the node started with --tls too?"),
+            let n = self.receive_raw(end.receive_room(), &mut [], false, deadline).map_err(|e| match e.kind() {
+                ErrorKind::Unavailable => e.context("the TLS handshake failed; was the node started with --tls too?"),
                 _ => e,
             })?;
-            end.came(n);
-            if let Err(error) = end.open(&mut []) {
-                // The node learns why.
+            end.set_received(n);
+            if let Err(error) = end.decrypt_received(&mut []) {
+                // Report the reason to the node.
                 let mut alert = Vec::new();
-                let _ = end.sealed.flush(&mut alert);
+                let _ = end.sealed.flush_to(&mut alert);
                 let _ = self.send_raw(&alert, deadline);
                 return Err(error);
             }
         }
-        let binding = end.sealed.binding()?;
+        let binding = end.sealed.channel_binding()?;
         self.tls = Some(Box::new(end));
         Ok(binding)
     }
 
-    fn send(&mut self, bytes: &[u8], deadline: Instant) -> Result<()> {
+    fn send_bytes(&mut self, bytes: &[u8], deadline: Instant) -> Result<()> {
         let Some(tls) = &mut self.tls else { return self.send_raw(bytes, deadline) };
         let mut wire = Vec::with_capacity(bytes.len() + 64);
-        tls.sealed.seal(bytes, &mut wire).map_err(|e| Error::io("TLS", &e))?;
+        tls.sealed.seal_to(bytes, &mut wire).map_err(|e| Error::io("TLS", &e))?;
         self.send_raw(&wire, deadline)
     }
 
@@ -398,22 +399,22 @@ impl Stream {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => match wait(&self.socket, PollFlags::OUT, deadline) {
+                Err(Errno::AGAIN) => match wait_ready(&self.socket, PollFlags::OUT, deadline) {
                     Ok(()) => {}
                     Err(Errno::AGAIN) => {
-                        let why = "the peer did not take the request before the deadline";
+                        let why = "the peer did not accept the request before the deadline";
                         return Err(Error::new(ErrorKind::Timeout, why));
                     }
-                    Err(e) => return Err(lost(e)),
+                    Err(e) => return Err(connection_lost(e)),
                 },
-                Err(e) => return Err(lost(e)),
+                Err(e) => return Err(connection_lost(e)),
             }
         }
         Ok(())
     }
 
-    /// Makes a receive end no later than `deadline`; `None` when it has passed.
-    fn arm(&mut self, deadline: Instant) -> Option<rustix::io::Result<()>> {
+    /// Sets the receive timeout for `deadline`; `None` when it has passed.
+    fn arm_timeout(&mut self, deadline: Instant) -> Option<rustix::io::Result<()>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return None;
@@ -428,18 +429,18 @@ impl Stream {
     }
 }
 
-impl ByteStream for Stream {
-    fn receive(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize> {
+impl ByteStream for ReaderStream {
+    fn receive_into(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize> {
         let Some(mut tls) = self.tls.take() else { return self.receive_raw(first, second, all, deadline) };
         let received = loop {
-            match tls.open(first) {
+            match tls.decrypt_received(first) {
                 Ok(0) => {}
                 Ok(n) if n < first.len() || second.is_empty() => break Ok(n),
-                Ok(n) => break tls.open(second).map(|more| n + more),
+                Ok(n) => break tls.decrypt_received(second).map(|more| n + more),
                 Err(error) => break Err(error),
             }
-            match self.receive_raw(tls.room(), &mut [], false, deadline) {
-                Ok(n) => tls.came(n),
+            match self.receive_raw(tls.receive_room(), &mut [], false, deadline) {
+                Ok(n) => tls.set_received(n),
                 Err(error) => break Err(error),
             }
         };
@@ -448,14 +449,14 @@ impl ByteStream for Stream {
     }
 }
 
-impl Stream {
+impl ReaderStream {
     fn receive_raw(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize> {
         let mut flags = if all { RecvFlags::WAITALL } else { RecvFlags::empty() };
         loop {
-            match self.arm(deadline) {
-                // What is here came in time, though nobody looked: this process may have stood still.
+            match self.arm_timeout(deadline) {
+                // Bytes that are here arrived in time: this process may have been suspended.
                 None => flags |= RecvFlags::DONTWAIT,
-                Some(Err(e)) => return Err(lost(e)),
+                Some(Err(e)) => return Err(connection_lost(e)),
                 Some(Ok(())) => {}
             }
             let result = if second.is_empty() {
@@ -474,18 +475,18 @@ impl Stream {
                     return Err(Error::new(ErrorKind::Timeout, "no answer before the deadline"));
                 }
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(e) => return Err(lost(e)),
+                Err(e) => return Err(connection_lost(e)),
             }
         }
     }
 }
 
-/// The error of a connection that failed while in use: whatever the operating system calls it, the peer is lost.
-fn lost(e: Errno) -> Error {
+/// The error of a connection that failed in use: whatever the operating system calls it, the peer is unreachable.
+fn connection_lost(e: Errno) -> Error {
     Error::new(ErrorKind::Unavailable, format!("the connection failed: {e}"))
 }
 
-/// Connects for the bare reader, which frames nothing.
+/// Connects for the bare reader, which uses no frames.
 pub(crate) fn bare_connect(remote: SocketAddr, options: &SocketOptions, deadline: Instant) -> Result<TcpStream> {
     connect_socket(remote, None, options, deadline, "reader's server").map(TcpStream::from)
 }
@@ -500,28 +501,28 @@ mod tests {
     fn each_address_has_its_share_of_the_time() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let deadline = now + second * 9;
-        assert_eq!(share(now, deadline, 3), now + second * 3);
+        assert_eq!(share_deadline(now, deadline, 3), now + second * 3);
         // What one did not use is the others'.
-        assert_eq!(share(now + second, deadline, 2), now + second * 5);
-        assert_eq!(share(now + second * 5, deadline, 1), deadline);
-        assert_eq!(share(deadline + second, deadline, 2), deadline + second);
+        assert_eq!(share_deadline(now + second, deadline, 2), now + second * 5);
+        assert_eq!(share_deadline(now + second * 5, deadline, 1), deadline);
+        assert_eq!(share_deadline(deadline + second, deadline, 2), deadline + second);
     }
 
     #[test]
     fn an_address_at_which_no_node_answers_is_not_the_last_one_tried() {
-        // The first is somebody who hangs up before the proof of the token.
+        // The first closes the connection before the proof of the token.
         let (stranger, node) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses = [stranger.local_addr().unwrap(), node.local_addr().unwrap()];
         let refuser = std::thread::spawn(move || drop(stranger.accept()));
-        let tokens = spurline_trust::Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap();
+        let tokens = spurline_trust::GroupTokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap();
         let trust = Trust::with_tokens("mount", tokens);
         let connector = TcpConnector::new("n1:7000", Vec::new(), SocketOptions::default(), Arc::default());
-        let connector = connector.trusting(trust);
+        let connector = connector.with_trust(trust);
         let asked = std::thread::spawn(move || {
             let (mut socket, _) = node.accept().unwrap();
             std::io::Read::read(&mut socket, &mut [0; 16]).unwrap()
         });
-        // Nor does the second prove anything, but it is asked to.
+        // The second gives no proof either, but receives the request for one.
         connector.open_one_of(&addresses, Instant::now() + Duration::from_secs(60)).err().unwrap();
         assert!(asked.join().unwrap() > 0);
         refuser.join().unwrap();

@@ -1,97 +1,98 @@
-//! The encrypted form of both ends of a connection: bytes of the socket in, plain ones out, and back. It knows neither
-//! frames nor who is at the other end.
+//! The encrypted form of both ends of a connection: ciphertext from the socket to plaintext, and back. It knows
+//! neither frames nor the peer.
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
-use spurline_trust::Sealed;
+use spurline_trust::TlsSession;
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::{self, IoSlice};
 use std::net::TcpStream;
 use std::time::Instant;
 
-/// Encrypted bytes received at once by a node: requests are small.
+/// Ciphertext bytes per receive call of a node: requests are small.
 const NODE_PIECE: usize = 16 << 10;
-/// Encrypted bytes received at once by a reader.
+/// Ciphertext bytes per receive call of a reader.
 const READER_PIECE: usize = 64 << 10;
-/// Plain bytes sealed before they are sent.
+/// Plaintext bytes sealed before they are sent.
 const SEND: usize = 256 << 10;
 
 /// A reader's end.
 pub(crate) struct ReaderEnd {
-    pub sealed: Sealed,
+    pub sealed: TlsSession,
     cipher: Box<[u8]>,
     from: usize,
     to: usize,
 }
 
 impl ReaderEnd {
-    pub fn new(sealed: Sealed) -> Self {
+    pub fn new(sealed: TlsSession) -> Self {
         ReaderEnd { sealed, cipher: vec![0; READER_PIECE].into(), from: 0, to: 0 }
     }
-    /// Plain bytes of what has been received already.
-    pub fn open(&mut self, dst: &mut [u8]) -> Result<usize> {
+    /// Decrypts bytes that were received already.
+    pub fn decrypt_received(&mut self, dst: &mut [u8]) -> Result<usize> {
         let mut rest = &self.cipher[self.from..self.to];
-        let got = self.sealed.open(&mut rest, dst);
+        let got = self.sealed.decrypt_into(&mut rest, dst);
         self.from = self.to - rest.len();
         got
     }
-    /// Where the socket's next bytes go, all earlier ones being open.
-    pub fn room(&mut self) -> &mut [u8] {
+    /// The buffer for the socket's next bytes, once all earlier ones are decrypted.
+    pub fn receive_room(&mut self) -> &mut [u8] {
         &mut self.cipher
     }
-    /// So many came.
-    pub fn came(&mut self, n: usize) {
+    /// Records the number of bytes received.
+    pub fn set_received(&mut self, n: usize) {
         (self.from, self.to) = (0, n);
     }
-    /// Whether bytes are left that nobody asked for.
-    pub fn left(&self) -> bool {
+    /// Whether bytes beyond the answer were received.
+    pub fn has_leftover(&self) -> bool {
         self.from < self.to
     }
 }
 
 /// A node's end.
 pub(crate) struct NodeEnd {
-    sealed: Sealed,
-    /// Encrypted bytes that there was no room for.
+    sealed: TlsSession,
+    /// Ciphertext bytes that did not fit.
     rest: Vec<u8>,
-    /// Whether plain bytes may be left inside.
+    /// Whether plaintext may be left inside.
     full: bool,
     begun: bool,
     bound: bool,
 }
 
-/// Why a node's end gave no bytes.
-pub(crate) enum Stop {
-    /// The socket's own reason.
+/// Why a node's end returned no bytes.
+pub(crate) enum ReceiveStop {
+    /// The error of the socket.
     Os(Errno),
-    /// TLS could not be agreed on, or broke.
+    /// The TLS handshake or session failed.
     Tls(Error),
-    /// The peer speaks without TLS: its first bytes.
+    /// The peer does not use TLS: its first bytes.
     Plain(Vec<u8>),
 }
 
 impl NodeEnd {
-    pub fn new(sealed: Sealed) -> Self {
+    pub fn new(sealed: TlsSession) -> Self {
         NodeEnd { sealed, rest: Vec::new(), full: false, begun: false, bound: false }
     }
 
-    /// Whether the socket is the only place where further bytes can be.
+    /// Whether further bytes can only come from the socket.
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty() && !self.full
     }
 
-    /// Receives plain bytes; 0 when the peer closed. `bind` is given the channel binding once there is one.
-    pub fn receive(
+    /// Receives plaintext; 0 when the peer closed. Passes the channel binding to `bind` once the handshake is
+    /// complete.
+    pub fn receive_plain(
         &mut self,
         socket: &TcpStream,
         dst: &mut [u8],
         flags: RecvFlags,
         bind: &dyn Fn(&[u8]),
-    ) -> std::result::Result<usize, Stop> {
+    ) -> std::result::Result<usize, ReceiveStop> {
         loop {
             if !self.is_empty() {
                 let rest = std::mem::take(&mut self.rest);
-                let got = self.open(&rest, socket, dst)?;
+                let got = self.decrypt_into(&rest, socket, dst)?;
                 if got > 0 {
                     return Ok(got);
                 }
@@ -100,16 +101,16 @@ impl NodeEnd {
             let n = match recv(socket, &mut cipher[..], flags) {
                 Ok((_, 0)) => return Ok(0),
                 Ok((_, n)) => n,
-                Err(e) => return Err(Stop::Os(e)),
+                Err(e) => return Err(ReceiveStop::Os(e)),
             };
-            // A frame's first byte is no TLS record's.
+            // No TLS record starts with the first byte of a frame.
             if !std::mem::replace(&mut self.begun, true) && cipher[0] == b'S' {
-                return Err(Stop::Plain(cipher[..n].to_vec()));
+                return Err(ReceiveStop::Plain(cipher[..n].to_vec()));
             }
-            let got = self.open(&cipher[..n], socket, dst)?;
+            let got = self.decrypt_into(&cipher[..n], socket, dst)?;
             if !self.bound && !self.sealed.is_handshaking() {
                 self.bound = true;
-                bind(&self.sealed.binding().map_err(Stop::Tls)?);
+                bind(&self.sealed.channel_binding().map_err(ReceiveStop::Tls)?);
             }
             if got > 0 {
                 return Ok(got);
@@ -117,44 +118,49 @@ impl NodeEnd {
         }
     }
 
-    fn open(&mut self, cipher: &[u8], socket: &TcpStream, dst: &mut [u8]) -> std::result::Result<usize, Stop> {
+    fn decrypt_into(
+        &mut self,
+        cipher: &[u8],
+        socket: &TcpStream,
+        dst: &mut [u8],
+    ) -> std::result::Result<usize, ReceiveStop> {
         let mut rest = cipher;
-        let got = self.sealed.open(&mut rest, dst);
+        let got = self.sealed.decrypt_into(&mut rest, dst);
         self.rest = rest.to_vec();
         self.full = got.as_ref().is_ok_and(|got| *got == dst.len());
-        // Its part of the handshake, or the alert that says why not; the socket has room for either.
-        let _ = self.sealed.flush(&mut Plain { socket, deadline: None });
-        got.map_err(Stop::Tls)
+        // TLS's own handshake message or alert; the socket has room for either.
+        let _ = self.sealed.flush_to(&mut PlainSocket { socket, deadline: None });
+        got.map_err(ReceiveStop::Tls)
     }
 
     /// Seals and sends `parts` in order.
-    pub fn send<'a>(
+    pub fn seal_and_send<'a>(
         &mut self,
         socket: &TcpStream,
         parts: impl Iterator<Item = &'a [u8]>,
         deadline: Instant,
     ) -> io::Result<()> {
-        let mut to = Plain { socket, deadline: Some(deadline) };
+        let mut to = PlainSocket { socket, deadline: Some(deadline) };
         let mut waiting = 0;
         for chunk in parts.flat_map(|part| part.chunks(SEND)) {
-            self.sealed.put(chunk)?;
+            self.sealed.queue_plain(chunk)?;
             waiting += chunk.len();
             if waiting >= SEND {
-                self.sealed.flush(&mut to)?;
+                self.sealed.flush_to(&mut to)?;
                 waiting = 0;
             }
         }
-        self.sealed.flush(&mut to)
+        self.sealed.flush_to(&mut to)
     }
 }
 
-/// A socket to write to as it is; its own send timeout bounds each write.
-struct Plain<'a> {
+/// Writes to a socket without encryption; its own send timeout bounds each write.
+struct PlainSocket<'a> {
     socket: &'a TcpStream,
     deadline: Option<Instant>,
 }
 
-impl io::Write for Plain<'_> {
+impl io::Write for PlainSocket<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         self.write_vectored(&[IoSlice::new(buf)])
     }
@@ -176,7 +182,7 @@ impl io::Write for Plain<'_> {
     }
 }
 
-/// What a peer without TLS is told by a node that has it.
+/// The answer to a peer without TLS from a node with TLS.
 pub(crate) fn tls_only() -> Error {
     let why =
         "this node speaks TLS only: start the peer with --tls, or with --tls-cert, --tls-key and --tls-ca as the node";

@@ -1,19 +1,22 @@
-//! The node's side: listeners, the table of connections, the bound on threads. What happens to a request is in
-//! `worker`.
+//! The node's side: listeners, the table of connections, the limit of threads. `worker` handles the requests.
 //!
-//! Idle connections are parked in an epoll set, each armed for one event; a worker thread that takes the event owns
-//! the connection until it parks it again. So memory and threads follow the requests in work, not the connections.
+//! Idle connections are parked in an epoll set, each armed for one event; the worker that receives the event owns the
+//! connection until it parks it again. Memory and threads therefore follow the requests in progress, not the
+//! connections.
 
 use crate::SocketOptions;
 use crate::secure::NodeEnd;
-use crate::worker::serve;
+use crate::worker::serve_connection;
 use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use spurline_proto::{FRAME_ALIGN, HEADER_LEN, MAX_REQUEST_BODY};
-use spurline_transport::{ConnState, Crew, Crewed, End, Endpoints, Places, Room, Seated, Service, TransportKind};
-use spurline_trust::{Reason, Refusals, Trust};
+use spurline_transport::{
+    ConnState, ConnectionEndpoints, ConnectionSlots, PooledServer, ServeOutcome, Service, SlotHolder, SlotOffer,
+    TransportKind, WorkerPool,
+};
+use spurline_trust::{RefusalLog, RefusalReason, Trust};
 use spurline_types::stats::Metric;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,42 +24,41 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// That connections can't be accepted is said no more often than this.
-const REMIND: Duration = Duration::from_secs(60);
+/// Interval of the warning that connections can't be accepted.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A request that takes longer, and did not say that it waits, no longer keeps others from being answered.
-const LONG: Duration = Duration::from_millis(250);
+/// A request that takes longer, and did not announce a wait, no longer keeps others from being answered.
+const LONG_REQUEST: Duration = Duration::from_millis(250);
 
-/// Bounds of a server.
+/// Limits of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// The most connections. One in eight is kept for those that are not asked for data, so that signs of life are answered
-    /// when all others are in use. A further one has the place of the longest idle one; where none is idle, who greets for
-    /// data is told so.
+    /// Limit of connections. One in eight is reserved for control connections, so that heartbeats are answered when
+    /// all others are in use. A further connection takes the slot of the longest idle one; if none is idle, a
+    /// handshake for data is refused with an error.
     pub max_connections: usize,
-    /// How there would be more, for who has them all in use.
+    /// How to raise the limit, for messages.
     pub more_connections: String,
-    /// The most requests that are answered at once, each by a thread. Threads start as needed and end when idle. One more
-    /// answers greetings and signs of life when all of them are busy.
+    /// Limit of requests answered at once, each by one thread. Threads start as needed and end when idle. One more
+    /// thread answers handshakes and heartbeats when all of them are busy.
     pub max_workers: usize,
-    /// The most requests beside them that wait, for a disk or another machine: what is at hand is not to be kept from
-    /// readers by those.
+    /// Limit of further requests that wait for a disk or another machine, so that cached data is not delayed by them.
     pub max_waiting: usize,
-    /// A connection must have sent its whole greeting by then, and any request begun must be whole by then.
+    /// Timeout of the handshake after connecting, and of every request after its first byte.
     pub request_timeout: Duration,
-    /// A reader that takes none of an answer for this long loses its connection. Long answers get a second per MiB on
-    /// top.
+    /// A reader that accepts no byte of an answer for this long loses its connection. Long answers get one more
+    /// second per MiB.
     pub send_timeout: Duration,
-    /// How long a worker waits on a connection for its next request before it parks it: longer than a busy reader
-    /// needs between two requests, so that those cost no epoll call.
+    /// How long a worker waits on a connection for its next request before parking it: longer than a busy reader's
+    /// pause between two requests, so that those cost no epoll call.
     pub linger: Duration,
     /// Options of accepted sockets.
     pub socket: SocketOptions,
-    /// What peers have to prove.
+    /// The proofs that peers must give.
     pub trust: Arc<Trust>,
-    /// The most connections that have not greeted yet; the oldest of them makes room for a further one, so that
-    /// strangers can't keep peers out.
-    pub max_ungreeted: usize,
+    /// Limit of connections before their handshake. A further one replaces the oldest of them, so that strangers
+    /// can't lock peers out.
+    pub max_pending_handshakes: usize,
 }
 
 impl Default for ServerConfig {
@@ -70,84 +72,85 @@ impl Default for ServerConfig {
             send_timeout: Duration::from_secs(30),
             linger: Duration::from_millis(5),
             socket: SocketOptions::default(),
-            trust: Trust::anyone(),
-            max_ungreeted: 1024,
+            trust: Trust::without_checks(),
+            max_pending_handshakes: 1024,
         }
     }
 }
 
 /// One connection.
-pub(crate) struct Conn {
+pub(crate) struct TcpConnection {
     pub state: ConnState,
     pub socket: TcpStream,
-    /// The encrypted end; `None` where nothing is encrypted.
+    /// The encrypted end; `None` without TLS.
     pub tls: Option<Mutex<NodeEnd>>,
     pub opened: Instant,
-    /// Bytes of a request that was not whole when the connection was parked, and since when, or one that another thread is
-    /// to answer.
+    /// The bytes of an incomplete request when the connection was parked, and since when; or, without a time, a
+    /// request that another thread is to answer.
     pub partial: Mutex<Option<(Vec<u8>, Option<Instant>)>>,
 }
 
-impl Seated for Conn {
-    fn state(&self) -> &ConnState {
+impl SlotHolder for TcpConnection {
+    fn conn_state(&self) -> &ConnState {
         &self.state
     }
-    fn may_go(&self) -> bool {
+    fn is_evictable(&self) -> bool {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let nothing_came = || matches!(poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&at_once)), Ok(0));
         self.partial.try_lock().is_some_and(|partial| partial.is_none()) && nothing_came()
     }
 }
 
-/// What listeners, workers and the handle share.
-pub(crate) struct Shared {
+/// State shared by listeners, workers and the handle.
+pub(crate) struct TcpServerState {
     pub config: ServerConfig,
     pub service: Arc<dyn Service>,
     pub stats: Arc<Stats>,
-    pub refusals: Refusals,
-    crew: Crew,
-    places: Places<Conn>,
+    pub refusals: RefusalLog,
+    crew: WorkerPool,
+    places: ConnectionSlots<TcpConnection>,
 }
 
-/// What ends the wait of a parked connection.
+/// The events that end the wait of a parked connection.
 pub(crate) const PARKED: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
 
-impl Crewed for Shared {
-    type Conn = Conn;
+impl PooledServer for TcpServerState {
+    type Conn = TcpConnection;
 
-    fn crew(&self) -> &Crew {
+    fn worker_pool(&self) -> &WorkerPool {
         &self.crew
     }
-    fn places(&self) -> &Places<Conn> {
+    fn connection_slots(&self) -> &ConnectionSlots<TcpConnection> {
         &self.places
     }
     fn inbox_len(&self) -> usize {
         HEADER_LEN + MAX_REQUEST_BODY + FRAME_ALIGN
     }
-    fn serve(&self, conn: &Arc<Conn>, inbox: &mut [u8], life_only: bool) -> End {
-        serve(self, conn, inbox, life_only)
+    fn serve_connection(&self, conn: &Arc<TcpConnection>, inbox: &mut [u8], life_only: bool) -> ServeOutcome {
+        serve_connection(self, conn, inbox, life_only)
     }
-    fn refusals(&self) -> &Refusals {
+    fn refusals(&self) -> &RefusalLog {
         &self.refusals
     }
-    fn remove(&self, conn: &Conn) {
+    fn remove_connection(&self, conn: &TcpConnection) {
         // The socket leaves the epoll set when its last owner closes it.
         let _ = conn.socket.shutdown(std::net::Shutdown::Both);
-        if self.places.remove(&conn.state) && conn.state.peer_name().is_some() {
-            self.service.closed(&conn.state);
+        if self.places.remove_connection(&conn.state) && conn.state.peer_name().is_some() {
+            self.service.connection_closed(&conn.state);
         }
     }
 }
 
 /// A running server; dropping it stops it.
 pub struct TcpServer {
-    shared: Arc<Shared>,
+    shared: Arc<TcpServerState>,
     local: Vec<SocketAddr>,
     acceptor: Option<std::thread::JoinHandle<()>>,
 }
 
 impl TcpServer {
-    /// Listens on every one of `addrs` (port 0: the same free port on all after the first) and serves at once.
+    /// Listens on all of `addrs` and starts serving. Port 0 selects a free port for the first address and the same
+    /// port for the others.
     ///
     /// # Errors
     /// When an address is not this host's, a port is taken, or there is no address.
@@ -173,7 +176,7 @@ impl TcpServer {
                 std::io::ErrorKind::AddrInUse => Error::new(
                     ErrorKind::Unavailable,
                     format!(
-                        "can't listen on {addr}: another process does ('ss -ltnp sport = :{}' says which); choose \
+                        "can't listen on {addr}: another process does ('ss -ltnp sport = :{}' shows it); choose \
                          another --group-port or stop it",
                         addr.port()
                     ),
@@ -184,20 +187,23 @@ impl TcpServer {
                 ),
                 _ => Error::io(format_args!("can't listen on {addr}"), &e),
             })?;
-            config.socket.prepare(listener.as_fd()).map_err(|e| Error::io(format_args!("can't set up {addr}"), &e))?;
+            config
+                .socket
+                .apply_before_connect(listener.as_fd())
+                .map_err(|e| Error::io(format_args!("can't set up {addr}"), &e))?;
             local.push(at);
             listeners.push(listener);
         }
         let os = |e: rustix::io::Errno| Error::io("can't set up the server", &e.into());
         let most = config.max_workers.max(1) + config.max_waiting;
-        let crew = Crew::new("tcp", most, config.max_workers, LONG).map_err(os)?;
-        let refusals = Refusals::new(Arc::clone(&stats));
+        let crew = WorkerPool::new("tcp", most, config.max_workers, LONG_REQUEST).map_err(os)?;
+        let refusals = RefusalLog::new(Arc::clone(&stats));
         let gauges: [fn(&Stats) -> &Metric; 2] = [|stats| &stats.tcp.connections, |stats| &stats.tcp.connections_limit];
-        let (most, ungreeted) = (config.max_connections, config.max_ungreeted);
-        let places = Places::new(most, ungreeted, &config.more_connections, Arc::clone(&stats), gauges);
-        let shared = Arc::new(Shared { config, service, stats, refusals, crew, places });
-        Crew::spawn(&shared)
-            .and_then(|()| Crew::spawn_life(&shared))
+        let (most, ungreeted) = (config.max_connections, config.max_pending_handshakes);
+        let places = ConnectionSlots::new(most, ungreeted, &config.more_connections, Arc::clone(&stats), gauges);
+        let shared = Arc::new(TcpServerState { config, service, stats, refusals, crew, places });
+        WorkerPool::spawn_worker(&shared)
+            .and_then(|()| WorkerPool::spawn_control(&shared))
             .map_err(|e| Error::io("can't start a worker thread", &e))?;
         let acceptor = {
             let shared = Arc::clone(&shared);
@@ -208,43 +214,44 @@ impl TcpServer {
         Ok(server)
     }
 
-    /// The addresses it listens on, in the order they were given, with the ports they got.
+    /// The addresses it listens on, in the given order, with their actual ports.
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.local
     }
 
-    /// Connections there are now.
-    pub fn connections(&self) -> usize {
+    /// Current number of connections.
+    pub fn connection_count(&self) -> usize {
         self.shared.places.len()
     }
 
-    /// Worker threads there are now.
-    pub fn workers(&self) -> usize {
+    /// Current number of worker threads.
+    pub fn worker_count(&self) -> usize {
         self.shared.crew.workers()
     }
 
-    /// Stops accepting; workers end after the request they are on.
+    /// Stops accepting; workers end after their current requests.
     pub fn shutdown(&self) {
         self.shared.crew.stop();
     }
 
-    /// Stops, waits until `deadline` for requests in work, and closes all connections. Says whether all threads ended.
+    /// Stops, waits until `deadline` for requests in progress, and closes all connections. Returns whether all
+    /// threads ended.
     pub fn join(mut self, deadline: Instant) -> bool {
-        self.stop(deadline)
+        self.stop_by(deadline)
     }
 
-    fn stop(&mut self, deadline: Instant) -> bool {
+    fn stop_by(&mut self, deadline: Instant) -> bool {
         self.shutdown();
         if let Some(acceptor) = self.acceptor.take() {
-            // It waits for nothing but the wake-up.
+            // It only waits for the wake-up.
             let _ = acceptor.join();
         }
-        // Idle readers learn at once; those in the middle of an answer get it whole.
+        // Idle readers see the end at once; answers in progress are completed.
         let ended = self.shared.crew.join(deadline);
         for conn in &self.shared.places.drain() {
             let _ = conn.socket.shutdown(std::net::Shutdown::Both);
             if conn.state.peer_name().is_some() {
-                self.shared.service.closed(&conn.state);
+                self.shared.service.connection_closed(&conn.state);
             }
         }
         ended
@@ -253,17 +260,17 @@ impl TcpServer {
 
 impl Drop for TcpServer {
     fn drop(&mut self) {
-        self.stop(Instant::now() + Duration::from_secs(1));
+        self.stop_by(Instant::now() + Duration::from_secs(1));
     }
 }
 
-/// Accepts until told to stop, and now and then closes connections that are late with a request.
-fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
+/// Accepts connections until the server stops, and periodically closes connections that are late with a request.
+fn accept_all(shared: &Arc<TcpServerState>, listeners: &[TcpListener]) {
     let sweep = (shared.config.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
     let timeout = Timespec::try_from(sweep).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
     let mut fds: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)).collect();
     fds.push(PollFd::from_borrowed_fd(shared.crew.wake(), PollFlags::IN));
-    let mut next_id = Crew::FIRST_ID;
+    let mut next_id = WorkerPool::FIRST_ID;
     let mut swept = Instant::now();
     let mut warned = None;
     while !shared.crew.stopping() {
@@ -275,18 +282,22 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
             continue;
         }
         for listener in listeners {
-            // Also those not reported ready: asking costs nothing next to accepting.
-            while let Some((socket, peer)) = accept(listener, &mut warned) {
-                match shared.places.room() {
-                    Room::Free => {}
-                    Room::Of(conn) => make_room(shared, &conn),
-                    Room::None => {
-                        shared.refusals.refused(&peer.to_string(), Reason::Limit, &shared.places.full());
+            // Includes listeners not reported ready: the check is cheap next to accepting.
+            while let Some((socket, peer)) = accept_next(listener, &mut warned) {
+                match shared.places.find_slot() {
+                    SlotOffer::Free => {}
+                    SlotOffer::Evict(conn) => evict_connection(shared, &conn),
+                    SlotOffer::None => {
+                        shared.refusals.record_refusal(
+                            &peer.to_string(),
+                            RefusalReason::Limit,
+                            &shared.places.full_message(),
+                        );
                         continue;
                     }
                 }
-                if let Err(e) = adopt(shared, socket, peer, next_id) {
-                    shared.refusals.say(&peer.to_string(), &e);
+                if let Err(e) = adopt_socket(shared, socket, peer, next_id) {
+                    shared.refusals.log_closed(&peer.to_string(), &e);
                 }
                 next_id += 1;
             }
@@ -298,74 +309,74 @@ fn accept_all(shared: &Arc<Shared>, listeners: &[TcpListener]) {
     }
 }
 
-/// Closes a connection for another one. One that is idle has been said already.
-fn make_room(shared: &Shared, conn: &Conn) {
+/// Closes a connection for another one. The eviction of an idle one is logged already.
+fn evict_connection(shared: &TcpServerState, conn: &TcpConnection) {
     if conn.state.peer_name().is_none() {
-        let why = "too many connections have not greeted, and it is the oldest of them";
-        shared.refusals.refused(&conn.state.endpoints().peer, Reason::Limit, &why);
+        let why = "too many connections before their handshake, and it is the oldest of them";
+        shared.refusals.record_refusal(&conn.state.endpoints().peer, RefusalReason::Limit, &why);
     }
-    shared.remove(conn);
+    shared.remove_connection(conn);
 }
 
-/// The next connection that waits for it. `warned` is when it was last said that one could not be accepted.
-fn accept(listener: &TcpListener, warned: &mut Option<Instant>) -> Option<(TcpStream, SocketAddr)> {
+/// The next pending connection. `warned` is the time of the last warning that one could not be accepted.
+fn accept_next(listener: &TcpListener, warned: &mut Option<Instant>) -> Option<(TcpStream, SocketAddr)> {
     match listener.accept() {
         Ok(accepted) => Some(accepted),
         Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => None,
         Err(e) => {
-            // It will be so many times a second for as long as it lasts.
-            if warned.is_none_or(|at| at.elapsed() > REMIND) {
+            // The error repeats many times a second while it lasts.
+            if warned.is_none_or(|at| at.elapsed() > LOG_INTERVAL) {
                 *warned = Some(Instant::now());
-                tracing::warn!("connections can't be accepted: {e}; raise 'ulimit -n' if it is the descriptors");
+                tracing::warn!("connections can't be accepted: {e}; raise 'ulimit -n' if it lacks descriptors");
             }
-            // Out of descriptors, the listener stays ready: without a pause this would spin.
+            // Without descriptors the listener stays ready: without a pause this would spin.
             std::thread::sleep(Duration::from_millis(50));
             None
         }
     }
 }
 
-fn adopt(shared: &Shared, socket: TcpStream, peer: SocketAddr, id: u64) -> std::io::Result<()> {
+fn adopt_socket(shared: &TcpServerState, socket: TcpStream, peer: SocketAddr, id: u64) -> std::io::Result<()> {
     socket.set_nonblocking(false)?;
-    shared.config.socket.apply(socket.as_fd())?;
+    shared.config.socket.apply_options(socket.as_fd())?;
     let linger = shared.config.linger.max(Duration::from_millis(1));
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(linger))?;
     let send = shared.config.send_timeout.max(Duration::from_millis(1));
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(send))?;
     let local = socket.local_addr()?.to_string();
-    let endpoints = Endpoints { kind: TransportKind::Tcp, local, peer: peer.to_string() };
-    let sealed = shared.config.trust.tls().map(|tls| tls.accept(&endpoints.peer)).transpose();
-    let conn = Conn {
-        state: ConnState::guarded(id, endpoints, &shared.config.trust, &shared.stats),
+    let endpoints = ConnectionEndpoints { kind: TransportKind::Tcp, local, peer: peer.to_string() };
+    let sealed = shared.config.trust.tls().map(|tls| tls.accept_session(&endpoints.peer)).transpose();
+    let conn = TcpConnection {
+        state: ConnState::with_proof(id, endpoints, &shared.config.trust, &shared.stats),
         socket,
         tls: sealed.map_err(std::io::Error::other)?.map(|sealed| Mutex::new(NodeEnd::new(sealed))),
         opened: Instant::now(),
         partial: Mutex::new(None),
     };
     let conn = Arc::new(conn);
-    if let Some(oldest) = shared.places.put(Arc::clone(&conn)) {
-        make_room(shared, &oldest);
+    if let Some(oldest) = shared.places.add_connection(Arc::clone(&conn)) {
+        evict_connection(shared, &oldest);
     }
-    shared.crew.watch_life(&conn.socket, id, PARKED).map_err(|e| {
-        shared.remove(&conn);
+    shared.crew.watch_control(&conn.socket, id, PARKED).map_err(|e| {
+        shared.remove_connection(&conn);
         e.into()
     })
 }
 
-/// Shuts down connections that have not greeted, or have begun a request and not gone on, for too long. The worker
-/// that this wakes cleans up.
-fn close_late(shared: &Shared) {
+/// Shuts down connections whose handshake, or whose next request once begun, takes too long. The worker that this
+/// wakes cleans up.
+fn close_late(shared: &TcpServerState) {
     let limit = shared.config.request_timeout;
-    let is_late = |conn: &Arc<Conn>| {
+    let is_late = |conn: &Arc<TcpConnection>| {
         let ungreeted = conn.state.peer_name().is_none() && conn.opened.elapsed() > limit;
         ungreeted
             || conn.partial.try_lock().is_some_and(|partial| {
                 partial.as_ref().is_some_and(|(_, since)| since.is_some_and(|since| since.elapsed() > limit))
             })
     };
-    for conn in shared.places.all().iter().filter(|conn| is_late(conn)) {
-        let why = format!("no whole request within {limit:?}");
-        shared.refusals.refused(&conn.state.endpoints().peer, Reason::Silent, &why);
+    for conn in shared.places.all_connections().iter().filter(|conn| is_late(conn)) {
+        let why = format!("no complete request within {limit:?}");
+        shared.refusals.record_refusal(&conn.state.endpoints().peer, RefusalReason::Silent, &why);
         let _ = conn.socket.shutdown(std::net::Shutdown::Both);
     }
 }

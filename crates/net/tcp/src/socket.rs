@@ -1,4 +1,4 @@
-//! What is set on every socket, the same on both sides and in the bare reader. It knows no frames.
+//! The options of every socket, equal on both sides and in the bare reader. It knows no frames.
 
 use rustix::net::sockopt;
 use spurline_types::Congestion;
@@ -10,13 +10,13 @@ use std::time::Duration;
 /// Options of a data socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Bytes the kernel may hold for sending; `None` leaves it to the kernel, which grows it as needed.
+    /// Bytes the kernel may buffer for sending; `None` leaves the size to the kernel, which grows it as needed.
     pub send_buffer: Option<usize>,
     /// The same for receiving.
     pub recv_buffer: Option<usize>,
-    /// A connection with nothing to say is asked for a sign of life after this, and dropped after three more.
+    /// An idle connection sends a keepalive probe after this time, and ends after three unanswered ones.
     pub keepalive: Duration,
-    /// Sent bytes that stay without acknowledgement for this long end the connection.
+    /// Sent bytes that stay unacknowledged for this long end the connection.
     pub user_timeout: Duration,
     /// The congestion control.
     pub congestion: Congestion,
@@ -35,12 +35,12 @@ impl Default for SocketOptions {
 }
 
 impl SocketOptions {
-    /// Sets what has to be there before the connection is: on a socket to be connected, and on a listener, whose
-    /// accepted sockets inherit it. A connection that began with BBR goes on pacing after it was given another.
+    /// Sets the options that must precede the connection: on a socket before it connects, and on a listener; its
+    /// accepted sockets inherit them. A connection that began with BBR keeps pacing even after a change.
     ///
     /// # Errors
     /// When the kernel refuses one.
-    pub fn prepare(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn apply_before_connect(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         control_congestion(fd, self.congestion)?;
         if let Some(bytes) = self.send_buffer {
             sockopt::set_socket_send_buffer_size(fd, bytes)?;
@@ -51,11 +51,11 @@ impl SocketOptions {
         Ok(())
     }
 
-    /// Sets the rest on a socket, before it is connected or after it was accepted.
+    /// Sets the other options on a socket, before it connects or after it was accepted.
     ///
     /// # Errors
     /// When the kernel refuses one.
-    pub fn apply(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn apply_options(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         sockopt::set_tcp_nodelay(fd, true)?;
         sockopt::set_socket_keepalive(fd, true)?;
         let idle = self.keepalive.max(Duration::from_secs(1));
@@ -67,7 +67,7 @@ impl SocketOptions {
     }
 }
 
-/// Chooses the congestion control. Said once in each process when it is not the host's own.
+/// Sets the congestion control. Logged once per process when it is not the host's own.
 fn control_congestion(fd: BorrowedFd<'_>, choice: Congestion) -> io::Result<()> {
     static SAID: Once = Once::new();
     match choice {
@@ -110,9 +110,9 @@ mod tests {
     fn neither_end_of_a_connection_paces() {
         let options = SocketOptions::default();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        options.prepare(listener.as_fd()).unwrap();
+        options.apply_before_connect(listener.as_fd()).unwrap();
         let reader = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        options.prepare(reader.as_fd()).unwrap();
+        options.apply_before_connect(reader.as_fd()).unwrap();
         let (accepted, _) = listener.accept().unwrap();
         for end in [reader.as_fd(), accepted.as_fd()] {
             let used = sockopt::tcp_congestion(end).unwrap();
@@ -125,7 +125,9 @@ mod tests {
     #[test]
     fn an_algorithm_can_be_named_and_one_that_is_missing_is_an_error_with_a_remedy() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let named = |congestion| SocketOptions { congestion, ..SocketOptions::default() }.prepare(listener.as_fd());
+        let named = |congestion| {
+            SocketOptions { congestion, ..SocketOptions::default() }.apply_before_connect(listener.as_fd())
+        };
         named(Congestion::Reno).unwrap();
         assert_eq!(sockopt::tcp_congestion(&listener).unwrap(), "reno");
         if let Err(e) = named(Congestion::Dctcp) {

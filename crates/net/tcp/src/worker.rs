@@ -1,35 +1,43 @@
-//! What a worker does with a connection that has something to read: answers its requests, parks it.
-//! It knows neither listeners nor what requests mean.
+//! Serves one readable connection: answers its requests, then parks it. It knows neither listeners nor the meaning of
+//! requests.
 
-use crate::secure::{NodeEnd, Stop, tls_only};
-use crate::server::{Conn, PARKED, Shared};
+use crate::secure::{NodeEnd, ReceiveStop, tls_only};
+use crate::server::{PARKED, TcpConnection, TcpServerState};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
-use spurline_proto::{FrameError, HEADER_LEN, Header, Op, padding};
-use spurline_transport::{Crew, Crewed as _, Door, End, FrameResponder, FrameSink, Next, Responder as _, dispatch};
-use spurline_trust::Reason;
+use spurline_proto::{FrameError, FrameHeader, FrameOp, HEADER_LEN, frame_padding};
+use spurline_transport::{
+    AdmissionGate, FrameResponder, FrameSink, NextStep, PooledServer as _, Responder as _, ServeOutcome, WorkerPool,
+    dispatch_request,
+};
+use spurline_trust::RefusalReason;
 use spurline_types::{Error, ErrorKind, Result};
 use std::io::IoSlice;
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// Requests answered on one connection before others get their turn, when no worker is idle.
-const TURN: u32 = 32;
-/// Requests a worker has answered on one connection when it first looks where its reader is, and again after twice as
-/// many each time.
-const LOOK_FROM: u32 = 64;
+/// Requests answered on one connection before other connections get their turn, when no worker is idle.
+const REQUESTS_PER_TURN: u32 = 32;
+/// Requests answered on one connection before the worker first checks the reader's CPU; the interval doubles each
+/// time.
+const FIRST_CPU_CHECK: u32 = 64;
 /// The first byte of a TLS connection.
 const TLS_HANDSHAKE: u8 = 0x16;
 /// Bytes of a file encrypted at once.
 const FILE_PIECE: usize = 256 << 10;
-/// Slices handed to one `sendmsg`.
-const PARTS: usize = 34;
+/// Slices passed to one `sendmsg`.
+const MAX_SLICES: usize = 34;
 
-/// Answers requests of one connection until it has none for a while; with `life_only` none but greetings and signs of life.
-pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: bool) -> End {
+/// Answers requests of one connection until it is idle; with `life_only` handshakes and heartbeats only.
+pub(crate) fn serve_connection(
+    shared: &TcpServerState,
+    conn: &TcpConnection,
+    inbox: &mut [u8],
+    life_only: bool,
+) -> ServeOutcome {
     let mut filled = 0;
     let (mut begun, mut here) = (None, 0);
     if let Some((bytes, since)) = conn.partial.lock().take() {
@@ -41,7 +49,7 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
         begun = since;
     }
     let mut turn = 0u32;
-    // The event said that there is something: the first receive does not wait.
+    // The event reported readable bytes, so the first receive does not wait.
     let mut wait = false;
     loop {
         let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
@@ -50,20 +58,23 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
             _ if here > 0 => Ok(std::mem::take(&mut here)),
             None => recv(&conn.socket, &mut inbox[filled..], flags).map(|(_, n)| n),
             Some(tls) => {
-                let bind = |binding: &[u8]| conn.state.bind(binding);
-                let received = tls.lock().receive(&conn.socket, &mut inbox[filled..], flags, &bind);
+                let bind = |binding: &[u8]| conn.state.set_binding(binding);
+                let received = tls.lock().receive_plain(&conn.socket, &mut inbox[filled..], flags, &bind);
                 match received {
                     Ok(n) => Ok(n),
-                    Err(Stop::Os(e)) => Err(e),
-                    Err(Stop::Tls(error)) => return refuse(shared, conn, &error),
-                    Err(Stop::Plain(begin)) => return refuse_plain(shared, conn, &begin),
+                    Err(ReceiveStop::Os(e)) => Err(e),
+                    Err(ReceiveStop::Tls(error)) => return refuse_tls(shared, conn, &error),
+                    Err(ReceiveStop::Plain(begin)) => return refuse_plain(shared, conn, &begin),
                 }
             }
         };
         match received {
-            Ok(0) if filled == 0 => return End::Closed,
+            Ok(0) if filled == 0 => return ServeOutcome::Closed,
             Ok(0) => {
-                return End::Close(Error::new(ErrorKind::Protocol, "the reader closed it in the middle of a request"));
+                return ServeOutcome::Failed(Error::new(
+                    ErrorKind::Protocol,
+                    "the reader closed it in the middle of a request",
+                ));
             }
             Ok(n) => filled += n,
             Err(Errno::INTR) => continue,
@@ -72,40 +83,40 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
                     let since = Some(begun.unwrap_or_else(Instant::now));
                     *conn.partial.lock() = Some((inbox[..filled].to_vec(), since));
                 }
-                return park(shared, conn);
+                return park_connection(shared, conn);
             }
-            Err(Errno::CONNRESET | Errno::TIMEDOUT | Errno::PIPE) => return End::Closed,
-            Err(e) => return End::Close(Error::io("receiving failed", &e.into())),
+            Err(Errno::CONNRESET | Errno::TIMEDOUT | Errno::PIPE) => return ServeOutcome::Closed,
+            Err(e) => return ServeOutcome::Failed(Error::io("receiving failed", &e.into())),
         }
         let mut at = 0;
         while let Some(head) = inbox[at..filled].first_chunk::<HEADER_LEN>() {
-            let header = match Header::decode(head) {
+            let header = match FrameHeader::decode(head) {
                 Ok(header) => header,
                 Err(e) => return no_frame(shared, conn, head[0], e),
             };
-            // A length above the limit is refused before any byte of the body is waited for.
+            // A length above the limit is refused before any byte of the body is awaited.
             let body_len = header.body_len as usize;
             let whole = if body_len <= conn.state.max_body() {
-                HEADER_LEN + body_len + padding(body_len).len()
+                HEADER_LEN + body_len + frame_padding(body_len).len()
             } else {
                 HEADER_LEN
             };
             let Some(frame) = inbox[at..filled].get(..whole) else { break };
-            if life_only && !matches!(header.op, Op::Hello | Op::Challenge | Op::Prove | Op::Ping) {
+            if life_only && !matches!(header.op, FrameOp::Hello | FrameOp::Challenge | FrameOp::Prove | FrameOp::Ping) {
                 *conn.partial.lock() = Some((inbox[at..filled].to_vec(), None));
-                return End::Aside;
+                return ServeOutcome::Deferred;
             }
             let body = frame[HEADER_LEN..].get(..body_len).unwrap_or_default();
-            if let Next::Close(error) = answer(shared, conn, &header, body) {
-                return End::Close(error);
+            if let NextStep::Close(error) = answer_request(shared, conn, &header, body) {
+                return ServeOutcome::Failed(error);
             }
             at += whole;
             turn = turn.saturating_add(1);
-            if turn.is_multiple_of(TURN) {
-                shared.crew().goes_on();
+            if turn.is_multiple_of(REQUESTS_PER_TURN) {
+                shared.worker_pool().renew_permit();
             }
-            if turn >= LOOK_FROM && turn.is_power_of_two() {
-                come_to_reader(&conn.socket);
+            if turn >= FIRST_CPU_CHECK && turn.is_power_of_two() {
+                move_to_reader_cpu(&conn.socket);
             }
         }
         if at > 0 {
@@ -114,30 +125,30 @@ pub(crate) fn serve(shared: &Shared, conn: &Conn, inbox: &mut [u8], life_only: b
             begun = None;
         }
         if filled > 0 {
-            if let Err(e) = Header::check_start(&inbox[..filled]) {
+            if let Err(e) = FrameHeader::check_start(&inbox[..filled]) {
                 return no_frame(shared, conn, inbox[0], e);
             }
             begun.get_or_insert_with(Instant::now);
         }
-        if shared.crew().stopping() {
-            return End::Closed;
+        if shared.worker_pool().stopping() {
+            return ServeOutcome::Closed;
         }
-        let others_idle = shared.crew().others_idle();
-        // Bytes that were received and not opened yet ring no bell.
+        let others_idle = shared.worker_pool().others_idle();
+        // Received ciphertext that is not decrypted yet raises no epoll event.
         let nothing_left = conn.tls.as_ref().is_none_or(|tls| tls.lock().is_empty());
-        let turn_is_over = !others_idle && turn >= TURN || life_only && conn.state.for_data();
+        let turn_is_over = !others_idle && turn >= REQUESTS_PER_TURN || life_only && conn.state.for_data();
         if turn_is_over && filled == 0 && nothing_left {
-            return park(shared, conn);
+            return park_connection(shared, conn);
         }
-        // While another worker waits for events this one can wait for the next request here.
+        // While another worker waits for events, this one can wait for the next request here.
         wait = others_idle && !life_only;
     }
 }
 
-/// Moves this thread once to the processor on which the connection's packets arrive, and ties it to none. Two busy
-/// pairs of threads that sit crosswise are balanced, so the kernel leaves them as they are, and each of their requests
-/// wakes the other processor twice. Where another processor is idle the kernel moves the thread on when it next wakes.
-fn come_to_reader(socket: &TcpStream) {
+/// Moves this thread once to the CPU where the connection's packets arrive, without pinning it. Two busy pairs of
+/// threads placed crosswise look balanced to the kernel and stay that way, and each of their requests wakes the other
+/// CPU twice. Where another CPU is idle the kernel moves the thread at its next wake-up.
+fn move_to_reader_cpu(socket: &TcpStream) {
     let Ok(there) = rustix::net::sockopt::socket_incoming_cpu(socket) else { return };
     let there = there as usize;
     if there >= CpuSet::MAX_CPU || there == sched_getcpu() {
@@ -149,55 +160,55 @@ fn come_to_reader(socket: &TcpStream) {
     }
     let mut only = CpuSet::new();
     only.set(there);
-    // An optimisation: refused, it changes nothing.
+    // An optimisation: a refusal changes nothing.
     if sched_setaffinity(None, &only).is_ok() {
         let _ = sched_setaffinity(None, &anywhere);
     }
 }
 
 /// Waits for the connection's next bytes without a thread.
-fn park(shared: &Shared, conn: &Conn) -> End {
-    match shared.crew().park(&conn.socket, &conn.state, PARKED) {
-        Ok(()) => End::Parked,
-        Err(_) => End::Closed,
+fn park_connection(shared: &TcpServerState, conn: &TcpConnection) -> ServeOutcome {
+    match shared.worker_pool().park_connection(&conn.socket, &conn.state, PARKED) {
+        Ok(()) => ServeOutcome::Parked,
+        Err(_) => ServeOutcome::Closed,
     }
 }
 
-fn answer(shared: &Shared, conn: &Conn, header: &Header, body: &[u8]) -> Next {
+fn answer_request(shared: &TcpServerState, conn: &TcpConnection, header: &FrameHeader, body: &[u8]) -> NextStep {
     let timeout = shared.config.send_timeout;
-    let crew = Some(shared.crew());
-    let mut sink = Sink { socket: &conn.socket, tls: conn.tls.as_ref(), crew, timeout, deadline: None };
+    let crew = Some(shared.worker_pool());
+    let mut sink = SocketSink { socket: &conn.socket, tls: conn.tls.as_ref(), crew, timeout, deadline: None };
     let mut responder = FrameResponder::new(&mut sink, header);
-    let next = dispatch(&conn.state, header, body, &Door(shared, &*shared.service), &mut responder);
+    let next = dispatch_request(&conn.state, header, body, &AdmissionGate(shared, &*shared.service), &mut responder);
     let sent = responder.sent() as u64;
     shared.stats.tcp.send_bytes.add(sent);
     next
 }
 
 /// Sends one answer's bytes.
-struct Sink<'a> {
+struct SocketSink<'a> {
     socket: &'a TcpStream,
     tls: Option<&'a Mutex<NodeEnd>>,
-    /// Where it is said that the answer waits.
-    crew: Option<&'a Crew>,
+    /// The pool to notify before a wait.
+    crew: Option<&'a WorkerPool>,
     timeout: Duration,
     /// Set by the first send.
     deadline: Option<Instant>,
 }
 
-impl Sink<'_> {
-    /// Until when the answer has to be taken, `left` bytes of it being left when this is asked first.
+impl SocketSink<'_> {
+    /// The deadline for the whole answer, of which `left` bytes remain at the first call.
     fn deadline(&mut self, left: usize) -> Instant {
         let patience = self.timeout + Duration::from_secs((left >> 20) as u64);
         *self.deadline.get_or_insert_with(|| Instant::now() + patience)
     }
 
-    /// Checked after a send that did not take everything.
-    fn check(&mut self, left: usize) -> Result<()> {
+    /// Called after a partial send.
+    fn check_deadline(&mut self, left: usize) -> Result<()> {
         if Instant::now() >= self.deadline(left) { Err(too_slow(left)) } else { Ok(()) }
     }
 
-    /// The kernel can't encrypt: the file's bytes come up here first.
+    /// The kernel can't encrypt: the file's bytes pass through user space.
     fn send_sealed_file(&mut self, tls: &Mutex<NodeEnd>, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()> {
         let deadline = self.deadline(len);
         let mut buffer = vec![0; len.min(FILE_PIECE)];
@@ -205,10 +216,10 @@ impl Sink<'_> {
         while done < len {
             let piece = buffer.len().min(len - done);
             match rustix::io::pread(file, &mut buffer[..piece], offset + done as u64) {
-                Ok(0) => return Err(short(len - done)),
+                Ok(0) => return Err(file_too_short(len - done)),
                 Ok(n) => {
                     let parts = std::iter::once(&buffer[..n]);
-                    tls.lock().send(self.socket, parts, deadline).map_err(|e| sealed_error(&e, len - done))?;
+                    tls.lock().seal_and_send(self.socket, parts, deadline).map_err(|e| sealed_error(&e, len - done))?;
                     done += n;
                 }
                 Err(Errno::INTR) => {}
@@ -219,27 +230,27 @@ impl Sink<'_> {
     }
 }
 
-impl FrameSink for Sink<'_> {
-    fn waits(&mut self) {
+impl FrameSink for SocketSink<'_> {
+    fn before_wait(&mut self) {
         if let Some(crew) = self.crew {
-            crew.waits();
+            crew.release_permit();
         }
     }
 
-    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()> {
+    fn send_parts(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()> {
         let mut parts = std::iter::once(head).chain(slices.iter().copied()).chain(tail);
         let mut left = parts.clone().map(<[u8]>::len).sum::<usize>();
         if let Some(tls) = self.tls {
             let deadline = self.deadline(left);
-            return tls.lock().send(self.socket, parts, deadline).map_err(|e| sealed_error(&e, left));
+            return tls.lock().seal_and_send(self.socket, parts, deadline).map_err(|e| sealed_error(&e, left));
         }
         let mut rest: &[u8] = &[];
-        let mut filled = [IoSlice::new(&[]); PARTS];
+        let mut filled = [IoSlice::new(&[]); MAX_SLICES];
         while left > 0 {
-            // Gather what is still to send: the rest of a part sent in half, then further parts.
+            // Gather the unsent bytes: the rest of a partly sent slice, then further slices.
             let mut n = 0;
             let mut batch = 0;
-            while n < PARTS {
+            while n < MAX_SLICES {
                 let part = if rest.is_empty() { parts.next() } else { Some(std::mem::take(&mut rest)) };
                 let Some(part) = part else { break };
                 if !part.is_empty() {
@@ -260,13 +271,13 @@ impl FrameSink for Sink<'_> {
                         left -= sent;
                         if batch > 0 {
                             IoSlice::advance_slices(&mut window, sent);
-                            self.check(left)?;
+                            self.check_deadline(left)?;
                         }
                     }
                     Err(Errno::INTR) => {}
-                    // The socket's own send timeout passed and nothing was taken.
+                    // The socket's send timeout passed and no byte was accepted.
                     Err(Errno::AGAIN) => return Err(too_slow(left)),
-                    Err(e) => return Err(gone(e)),
+                    Err(e) => return Err(reader_gone(e)),
                 }
             }
         }
@@ -281,16 +292,16 @@ impl FrameSink for Sink<'_> {
         let mut left = len;
         while left > 0 {
             match rustix::fs::sendfile(self.socket, file, Some(&mut at), left) {
-                Ok(0) => return Err(short(left)),
+                Ok(0) => return Err(file_too_short(left)),
                 Ok(sent) => {
                     left -= sent;
                     if left > 0 {
-                        self.check(left)?;
+                        self.check_deadline(left)?;
                     }
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Err(too_slow(left)),
-                Err(e @ (Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT)) => return Err(gone(e)),
+                Err(e @ (Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT)) => return Err(reader_gone(e)),
                 Err(e) => return Err(Error::io("sending from a file failed", &e.into())),
             }
         }
@@ -298,7 +309,7 @@ impl FrameSink for Sink<'_> {
     }
 }
 
-fn short(left: usize) -> Error {
+fn file_too_short(left: usize) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the file ends {left} bytes before the end of the answer"))
 }
 
@@ -309,37 +320,37 @@ fn sealed_error(e: &std::io::Error, left: usize) -> Error {
     }
 }
 
-/// Ends a connection whose bytes, the first of which is given, are no frame.
-fn no_frame(shared: &Shared, conn: &Conn, first: u8, why: FrameError) -> End {
+/// Ends a connection that sent bytes, starting with `first`, that are no frame.
+fn no_frame(shared: &TcpServerState, conn: &TcpConnection, first: u8, why: FrameError) -> ServeOutcome {
     if conn.tls.is_some() || first != TLS_HANDSHAKE {
-        return End::Close(why.into());
+        return ServeOutcome::Failed(why.into());
     }
     let why = "the peer begins with TLS, and this node was started without --tls";
-    refuse(shared, conn, &Error::new(ErrorKind::Protocol, why))
+    refuse_tls(shared, conn, &Error::new(ErrorKind::Protocol, why))
 }
 
-/// Ends a connection with which TLS could not be agreed on.
-fn refuse(shared: &Shared, conn: &Conn, why: &Error) -> End {
-    shared.refusals.refused(&conn.state.endpoints().peer, Reason::Tls, why);
-    End::Closed
+/// Ends a connection after a failed TLS handshake.
+fn refuse_tls(shared: &TcpServerState, conn: &TcpConnection, why: &Error) -> ServeOutcome {
+    shared.refusals.record_refusal(&conn.state.endpoints().peer, RefusalReason::Tls, why);
+    ServeOutcome::Closed
 }
 
-/// The same for a peer that speaks without TLS: it is answered in its own words.
-fn refuse_plain(shared: &Shared, conn: &Conn, begin: &[u8]) -> End {
-    if let Some(Ok(header)) = begin.first_chunk().map(Header::decode) {
+/// The same for a peer without TLS, which gets a plain answer.
+fn refuse_plain(shared: &TcpServerState, conn: &TcpConnection, begin: &[u8]) -> ServeOutcome {
+    if let Some(Ok(header)) = begin.first_chunk().map(FrameHeader::decode) {
         let timeout = shared.config.send_timeout;
-        let mut sink = Sink { socket: &conn.socket, tls: None, crew: None, timeout, deadline: None };
-        // It is refused in any case.
-        let _ = FrameResponder::new(&mut sink, &header).error(&tls_only());
+        let mut sink = SocketSink { socket: &conn.socket, tls: None, crew: None, timeout, deadline: None };
+        // The connection is refused in any case.
+        let _ = FrameResponder::new(&mut sink, &header).send_error(&tls_only());
     }
-    refuse(shared, conn, &tls_only())
+    refuse_tls(shared, conn, &tls_only())
 }
 
 fn too_slow(left: usize) -> Error {
-    Error::new(ErrorKind::Timeout, format!("the reader does not take its answer, {left} bytes are left"))
+    Error::new(ErrorKind::Timeout, format!("the reader does not receive its answer, {left} bytes are left"))
 }
 
-fn gone(e: Errno) -> Error {
+fn reader_gone(e: Errno) -> Error {
     Error::new(ErrorKind::Unavailable, format!("the reader is gone: {e}"))
 }
 
@@ -363,7 +374,7 @@ mod tests {
             reader.write_all(b"?").unwrap();
             socket.read_exact(&mut [0]).unwrap();
             sched_setaffinity(None, &before).unwrap();
-            come_to_reader(&socket);
+            move_to_reader_cpu(&socket);
             assert!(sched_getaffinity(None).unwrap() == before, "after packets on CPU {cpu}");
         }
     }

@@ -1,17 +1,17 @@
 //! The suite of every transport, on TCP over loopback: IPv4 and IPv6.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{HEADER_LEN, Header, padding};
-use spurline_transport::conformance::{End, Peer, Rig, Script, run};
+use spurline_proto::{FrameHeader, HEADER_LEN, frame_padding};
+use spurline_transport::conformance::{PeerScript, ScriptEnd, TestPeer, TransportRig, run_suite};
 use spurline_transport::{Connector, Service};
-use spurline_trust::{Tokens, Trust};
+use spurline_trust::{GroupTokens, Trust};
 use spurline_types::Stats;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Where it listens, and what both sides prove.
+/// The listening address, and the proofs of both sides.
 struct Tcp(&'static str, Shown);
 
 #[derive(Clone, Copy)]
@@ -23,22 +23,22 @@ enum Shown {
 }
 
 fn trust(shown: Shown) -> Arc<Trust> {
-    let token = || Trust::with_tokens("both", Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap());
+    let token = || Trust::with_tokens("both", GroupTokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap());
     match shown {
-        Shown::Nothing => Trust::anyone(),
+        Shown::Nothing => Trust::without_checks(),
         Shown::Token => token(),
-        Shown::Sealed => token().encrypted(None).unwrap(),
+        Shown::Sealed => token().with_tls(None).unwrap(),
     }
 }
 
 fn connector(addr: SocketAddr, shown: Shown) -> Arc<dyn Connector> {
     let connector = TcpConnector::new(&addr.to_string(), vec![], SocketOptions::default(), Arc::default());
-    Arc::new(connector.trusting(trust(shown)))
+    Arc::new(connector.with_trust(trust(shown)))
 }
 
 struct Served(Option<TcpServer>, SocketAddr, Shown);
 
-impl Peer for Served {
+impl TestPeer for Served {
     fn connector(&self) -> Arc<dyn Connector> {
         connector(self.1, self.2)
     }
@@ -51,22 +51,22 @@ impl Peer for Served {
 
 struct Played(SocketAddr);
 
-impl Peer for Played {
+impl TestPeer for Played {
     fn connector(&self) -> Arc<dyn Connector> {
         connector(self.0, Shown::Nothing)
     }
     fn kill(&mut self) {}
 }
 
-impl Rig for Tcp {
-    fn serve(&self, service: Arc<dyn Service>) -> Box<dyn Peer> {
+impl TransportRig for Tcp {
+    fn serve_with(&self, service: Arc<dyn Service>) -> Box<dyn TestPeer> {
         let addr = self.0.parse().unwrap();
         let config = ServerConfig { trust: trust(self.1), ..ServerConfig::default() };
         let server = TcpServer::bind(&[addr], service, config, Arc::new(Stats::default())).unwrap();
         let addr = server.local_addrs()[0];
         Box::new(Served(Some(server), addr, self.1))
     }
-    fn play(&self, script: Script) -> Box<dyn Peer> {
+    fn play_script(&self, script: PeerScript) -> Box<dyn TestPeer> {
         let listener = TcpListener::bind(self.0).unwrap();
         let addr = listener.local_addr().unwrap();
         std::thread::spawn(move || {
@@ -79,20 +79,20 @@ impl Rig for Tcp {
     }
 }
 
-fn play_one(mut socket: TcpStream, script: &Script) -> Option<()> {
+fn play_one(mut socket: TcpStream, script: &PeerScript) -> Option<()> {
     loop {
         let mut head = [0u8; HEADER_LEN];
         socket.read_exact(&mut head).ok()?;
-        let header = Header::decode(&head).ok()?;
+        let header = FrameHeader::decode(&head).ok()?;
         let body_len = header.body_len as usize;
-        socket.read_exact(&mut vec![0; body_len + padding(body_len).len()]).ok()?;
+        socket.read_exact(&mut vec![0; body_len + frame_padding(body_len).len()]).ok()?;
         let (bytes, end) = script(&header);
         socket.write_all(&bytes).ok()?;
         match end {
-            End::Continue => {}
-            End::Close => return None,
-            // Until the reader gives up.
-            End::Stall => {
+            ScriptEnd::Continue => {}
+            ScriptEnd::Close => return None,
+            // Until the reader times out.
+            ScriptEnd::Stall => {
                 let _ = socket.read_exact(&mut head);
                 return None;
             }
@@ -102,17 +102,17 @@ fn play_one(mut socket: TcpStream, script: &Script) -> Option<()> {
 
 #[test]
 fn conforms_over_ipv4() {
-    run(&Tcp("127.0.0.1:0", Shown::Nothing));
+    run_suite(&Tcp("127.0.0.1:0", Shown::Nothing));
 }
 
 #[test]
 fn conforms_with_a_group_token() {
-    run(&Tcp("127.0.0.1:0", Shown::Token));
+    run_suite(&Tcp("127.0.0.1:0", Shown::Token));
 }
 
 #[test]
 fn conforms_over_tls() {
-    run(&Tcp("127.0.0.1:0", Shown::Sealed));
+    run_suite(&Tcp("127.0.0.1:0", Shown::Sealed));
 }
 
 #[test]
@@ -123,5 +123,5 @@ fn conforms_over_ipv6() {
         assert!(!required.split(',').any(|part| part == "ipv6"), "SPURLINE_REQUIRE lists ipv6");
         return;
     }
-    run(&Tcp("[::1]:0", Shown::Nothing));
+    run_suite(&Tcp("[::1]:0", Shown::Nothing));
 }

@@ -1,7 +1,7 @@
 //! A server and a pool of channels over loopback.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{Capabilities, Hello, Read, Request, VolumeId, Welcome};
+use spurline_proto::{HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{ChannelPool, ConnState, PoolConfig, Responder, Service};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 struct Zeros(Vec<u8>);
 
 impl Service for Zeros {
-    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
-        Ok(Welcome {
+    fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
+        Ok(WelcomeAnswer {
             version: 0,
             volume: VolumeId(1),
             block_size: 4 << 20,
             node: "n".into(),
-            capabilities: Capabilities(0),
-            ..Welcome::default()
+            capabilities: NodeCapabilities(0),
+            ..WelcomeAnswer::default()
         })
     }
-    fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
+    fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         match request {
-            Request::Read(Read { offset, len, .. }) => {
+            NodeRequest::Read(ReadRequest { offset, len, .. }) => {
                 match self.0.get(offset as usize..offset as usize + len as usize) {
-                    Some(slice) => responder.data(&[], &[slice]),
+                    Some(slice) => responder.send_data(&[], &[slice]),
                     None => Err(Error::new(ErrorKind::Invalid, "past the end")),
                 }
             }
@@ -54,8 +54,14 @@ fn reads_through_a_pool() {
                     let mut lease = pool.checkout(deadline).unwrap();
                     let (offset, len) = ((t * 20 + i) * 4099, 1 << (i % 21));
                     let (path, version, size) = (b"a".as_slice(), "v", 8 << 20);
-                    let request =
-                        Request::Read(Read { volume: lease.welcome().volume, path, version, size, offset, len });
+                    let request = NodeRequest::Read(ReadRequest {
+                        volume: lease.welcome().volume,
+                        path,
+                        version,
+                        size,
+                        offset,
+                        len,
+                    });
                     let answer = lease.call(&request, &mut Vec::new(), &mut dst, &mut |_| {}, deadline).unwrap();
                     assert_eq!(answer.payload_len, len as usize);
                     assert!(dst[..len as usize] == data[offset as usize..][..len as usize]);
@@ -63,21 +69,22 @@ fn reads_through_a_pool() {
             });
         }
     });
-    assert!(pool.open() <= 8);
-    // The node counts an answer a moment after its reader has it.
+    assert!(pool.open_count() <= 8);
+    // The node counts an answer slightly later than its reader receives it.
     while stats.tcp.recv_bytes.get() != stats.tcp.send_bytes.get() && Instant::now() < deadline {
         std::thread::yield_now();
     }
     assert_eq!(stats.tcp.recv_bytes.get(), stats.tcp.send_bytes.get());
     let mut lease = pool.checkout(deadline).unwrap();
-    let refused = lease.call(&Request::StatFs { volume: VolumeId(1) }, &mut Vec::new(), &mut [], &mut |_| {}, deadline);
+    let refused =
+        lease.call(&NodeRequest::StatFs { volume: VolumeId(1) }, &mut Vec::new(), &mut [], &mut |_| {}, deadline);
     assert_eq!(refused.unwrap_err().error().kind(), ErrorKind::NotFound);
     drop(lease);
     assert!(server.join(deadline));
-    // A channel used a moment ago is handed out unseen; its call fails, and then nothing is left to hand out.
+    // A recently used channel is not probed; its call fails, and no channel is left after that.
     let soon = Instant::now() + Duration::from_secs(5);
     let mut lease = pool.checkout(soon).unwrap();
-    let lost = lease.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon).unwrap_err();
+    let lost = lease.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon).unwrap_err();
     assert!(lost.is_broken() && lost.error().kind() == ErrorKind::Unavailable, "{lost}");
     drop(lease);
     let down = pool.checkout(soon).err().unwrap();
@@ -97,30 +104,30 @@ fn an_answer_can_wait_in_its_connection() {
     let pool = ChannelPool::new(Arc::new(connector), "test", "mem", config, Arc::clone(&stats));
     let deadline = Instant::now() + Duration::from_secs(20);
     let read = |offset: u64| {
-        move |welcome: &Welcome| {
+        move |welcome: &WelcomeAnswer| {
             let (path, version, size, len) = (b"a".as_slice(), "v", 1 << 20, 300_000);
-            Request::Read(Read { volume: welcome.volume, path, version, size, offset, len })
+            NodeRequest::Read(ReadRequest { volume: welcome.volume, path, version, size, offset, len })
         }
     };
-    assert!(pool.begin(read(0), deadline).is_none(), "a peer that was never reached is not waited for");
+    assert!(pool.begin_call(read(0), deadline).is_none(), "a peer that was never reached is not waited for");
     drop(pool.checkout(deadline).unwrap());
-    let begun: Vec<_> = [0u64, 7, 11].map(|offset| (offset, pool.begin(read(offset), deadline))).into();
-    assert!(pool.begin(read(0), deadline).is_none(), "all channels are taken");
+    let begun: Vec<_> = [0u64, 7, 11].map(|offset| (offset, pool.begin_call(read(offset), deadline))).into();
+    assert!(pool.begin_call(read(0), deadline).is_none(), "all channels are taken");
     let mut dst = vec![0; 300_000];
     let mut body = Vec::new();
     for (offset, begun) in begun {
         let begun = begun.expect("a channel");
         if offset == 7 {
-            pool.abandon(begun);
+            pool.abandon_call(begun);
             continue;
         }
-        let answer = pool.resume(begun).finish(&mut body, &mut dst, deadline, None).unwrap();
+        let answer = pool.resume_call(begun).finish_call(&mut body, &mut dst, deadline, None).unwrap();
         assert!(dst[..answer.payload_len] == data[offset as usize..][..300_000]);
     }
-    assert_eq!(pool.open(), 2, "the channel whose answer was given up is closed");
-    // An answer that is an error leaves the channel as good as before.
-    let begun = pool.begin(read(1 << 40), deadline).expect("a channel");
-    let error = pool.resume(begun).finish(&mut body, &mut dst, deadline, None).unwrap_err();
+    assert_eq!(pool.open_count(), 2, "the channel whose answer was given up is closed");
+    // An answer with an error leaves the channel usable.
+    let begun = pool.begin_call(read(1 << 40), deadline).expect("a channel");
+    let error = pool.resume_call(begun).finish_call(&mut body, &mut dst, deadline, None).unwrap_err();
     assert!(!error.is_broken() && error.to_string().contains("past the end"), "{error}");
     let mut lease = pool.checkout(deadline).unwrap();
     let request = read(5)(lease.welcome());
@@ -130,7 +137,7 @@ fn an_answer_can_wait_in_its_connection() {
 
 #[test]
 fn a_peer_that_accepts_and_does_not_greet_is_waited_for_no_longer_than_its_silence() {
-    // The kernel accepts for a process that stands still.
+    // The kernel accepts connections for a suspended process.
     let frozen = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stats = Arc::new(Stats::default());
     let peer = frozen.local_addr().unwrap().to_string();
@@ -138,11 +145,11 @@ fn a_peer_that_accepts_and_does_not_greet_is_waited_for_no_longer_than_its_silen
     let for_ever = Duration::from_secs(24 * 3600);
     let config = PoolConfig { connect_timeout: for_ever, ..PoolConfig::default() };
     let pool = ChannelPool::new(Arc::new(connector), "test", "mem", config, stats);
-    pool.watch(Some(Duration::from_millis(50)));
+    pool.set_monitored(Some(Duration::from_millis(50)));
     let (said, heard) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let ask = || pool.checkout(Instant::now() + for_ever).err().map(|e| e.kind());
-        // The second time nobody tries: whoever watches does, when it gives a sign of life.
+        // The second call makes no attempt: that is left to the monitor until the peer answers a heartbeat.
         said.send((ask(), ask())).unwrap();
     });
     let timeout = Some(ErrorKind::Timeout);

@@ -1,9 +1,10 @@
-//! What the server does with readers that misbehave, and with more of them than it has threads.
+//! The server under misbehaving readers, and with more of them than it has threads.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{Capabilities, HEADER_LEN, Hello, Read, Request, VolumeId, Welcome};
+use spurline_proto::{HEADER_LEN, HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
-    CallError, Channel, ChannelPool, ConnState, Connector, Lease, PoolConfig, Responder, Service, greet,
+    CallError, Channel, ChannelLease, ChannelPool, ConnState, Connector, PoolConfig, Responder, Service,
+    perform_handshake,
 };
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::{Read as _, Write as _};
@@ -12,34 +13,41 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// Answers reads with zeros; the path says what goes wrong.
+/// Answers reads with zeros; the path selects a fault.
 #[derive(Default)]
 struct Zeros {
     closed: AtomicUsize,
     inside: AtomicUsize,
-    /// Questions about the node, which wait as well.
+    /// Info requests, which wait as well.
     asked: AtomicUsize,
-    /// Reads of "stuck" wait for it.
+    /// Reads of "stuck" wait until this is set.
     released: Mutex<bool>,
     release: Condvar,
 }
 
 impl Service for Zeros {
-    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
+    fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
         let (volume, node) = (VolumeId(1), "z".to_owned());
-        Ok(Welcome { version: 0, volume, block_size: 1, node, capabilities: Capabilities(0), ..Welcome::default() })
+        Ok(WelcomeAnswer {
+            version: 0,
+            volume,
+            block_size: 1,
+            node,
+            capabilities: NodeCapabilities(0),
+            ..WelcomeAnswer::default()
+        })
     }
-    fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let path = if let Request::Info { path, .. } = request { path } else { b"" };
+    fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let path = if let NodeRequest::Info { path, .. } = request { path } else { b"" };
         if path == b"stuck" {
             self.asked.fetch_add(1, Ordering::SeqCst);
             let mut released = self.released.lock().unwrap();
             while !*released {
                 released = self.release.wait(released).unwrap();
             }
-            return responder.data(b"what there is to tell", &[]);
+            return responder.send_data(b"what there is to tell", &[]);
         }
-        let Request::Read(Read { path, len, .. }) = request else {
+        let NodeRequest::Read(ReadRequest { path, len, .. }) = request else {
             return Err(Error::new(ErrorKind::Unsupported, "reads only"));
         };
         self.inside.fetch_add(1, Ordering::SeqCst);
@@ -47,7 +55,7 @@ impl Service for Zeros {
             b"panic" => panic!("asked to"),
             b"stuck" | b"says" => {
                 if path == b"says" {
-                    responder.waits();
+                    responder.before_wait();
                 }
                 let mut released = self.released.lock().unwrap();
                 while !*released {
@@ -57,9 +65,9 @@ impl Service for Zeros {
             b"slow" => std::thread::sleep(Duration::from_millis(300)),
             _ => {}
         }
-        responder.data(&[], &[&vec![0; len as usize]])
+        responder.send_data(&[], &[&vec![0; len as usize]])
     }
-    fn closed(&self, _: &ConnState) {
+    fn connection_closed(&self, _: &ConnState) {
         self.closed.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -87,13 +95,13 @@ fn connector(addr: SocketAddr) -> TcpConnector {
 
 fn connect(addr: SocketAddr) -> Box<dyn Channel> {
     let mut channel = connector(addr).connect(soon()).unwrap();
-    greet(&mut *channel, &Hello::new("t", "s"), soon()).unwrap();
+    perform_handshake(&mut *channel, &HelloRequest::new("t", "s"), soon()).unwrap();
     channel
 }
 
-fn request(path: &str, len: usize) -> Request<'_> {
+fn request(path: &str, len: usize) -> NodeRequest<'_> {
     let (path, version) = (path.as_bytes(), "v");
-    Request::Read(Read { volume: VolumeId(1), path, version, size: 1 << 40, offset: 0, len: len as u32 })
+    NodeRequest::Read(ReadRequest { volume: VolumeId(1), path, version, size: 1 << 40, offset: 0, len: len as u32 })
 }
 
 fn read(channel: &mut dyn Channel, path: &str, len: usize) -> Result<usize, CallError> {
@@ -139,10 +147,10 @@ fn many_connections_need_few_threads() {
             });
         }
     });
-    assert_eq!(server.connections(), 300);
-    assert!(server.workers() <= 4, "{} workers", server.workers());
+    assert_eq!(server.connection_count(), 300);
+    assert!(server.worker_count() <= 4, "{} workers", server.worker_count());
     drop(channels);
-    until("closed connections stay in the table", || server.connections() == 0);
+    until("closed connections stay in the table", || server.connection_count() == 0);
     assert_eq!(service.closed.load(Ordering::SeqCst), 300);
     assert!(server.join(soon()));
 }
@@ -154,7 +162,7 @@ fn slow_requests_do_not_hold_up_others() {
         for _ in 0..30 {
             scope.spawn(move || read(&mut *connect(addr), "slow", 1).unwrap());
         }
-        // All of them are inside at the same time: the workers grew with them.
+        // All of them are served at the same time: the number of workers grew.
         until("slow requests wait for each other", || service.inside.load(Ordering::SeqCst) == 30);
         assert_eq!(read(&mut *connect(addr), "f", 9).unwrap(), 9);
     });
@@ -162,7 +170,7 @@ fn slow_requests_do_not_hold_up_others() {
 
 #[test]
 fn what_is_at_hand_is_answered_while_more_requests_wait_than_are_answered_at_once() {
-    // Those that say so, and those that are found out.
+    // Waits announced by the service, and waits detected by time.
     for how in ["says", "stuck"] {
         let config = ServerConfig { max_workers: 2, max_waiting: 30, ..ServerConfig::default() };
         let (server, addr, service) = start(config);
@@ -173,7 +181,7 @@ fn what_is_at_hand_is_answered_while_more_requests_wait_than_are_answered_at_onc
             for _ in 0..10 {
                 assert_eq!(read(&mut *connect(addr), "f", 9).unwrap(), 9);
             }
-            assert!(server.workers() <= 32, "{} workers", server.workers());
+            assert!(server.worker_count() <= 32, "{} workers", server.worker_count());
             *service.released.lock().unwrap() = true;
             service.release.notify_all();
             waiting.into_iter().for_each(|read| assert_eq!(read.join().unwrap(), 10));
@@ -188,14 +196,14 @@ fn unfinished_requests_are_closed() {
     let (server, addr, _) = start(config);
     let mut silent = TcpStream::connect(addr).unwrap();
     let mut frame = Vec::new();
-    Request::Hello(Hello::new("t", "s")).encode(1, &mut frame).unwrap();
+    NodeRequest::Hello(HelloRequest::new("t", "s")).encode(1, &mut frame).unwrap();
     let mut halves = Vec::new();
     for cut in [1, 3, HEADER_LEN - 1, HEADER_LEN, HEADER_LEN + 3] {
         let mut half = TcpStream::connect(addr).unwrap();
         half.write_all(&frame[..cut]).unwrap();
         halves.push(half);
     }
-    // One that has greeted and stops within a later request.
+    // A reader that stops within a later request.
     let mut later = TcpStream::connect(addr).unwrap();
     later.write_all(&frame).unwrap();
     let mut welcome = [0; HEADER_LEN];
@@ -204,9 +212,9 @@ fn unfinished_requests_are_closed() {
     let mut idle = connect(addr);
     assert!(is_closed(&mut silent) && is_closed(&mut later));
     assert!(halves.iter_mut().all(is_closed));
-    // An idle connection between requests is no such case.
+    // Being idle between requests is no such case.
     assert_eq!(read(&mut *idle, "f", 10).unwrap(), 10);
-    until("only the idle one is left", || server.connections() == 1);
+    until("only the idle one is left", || server.connection_count() == 1);
 }
 
 #[test]
@@ -214,7 +222,7 @@ fn garbage_costs_its_own_connection_only() {
     let (server, addr, _) = start(ServerConfig::default());
     let mut good = connect(addr);
     let mut frame = Vec::new();
-    Request::Hello(Hello::new("t", "s")).encode(1, &mut frame).unwrap();
+    NodeRequest::Hello(HelloRequest::new("t", "s")).encode(1, &mut frame).unwrap();
     let with = |at: usize, bytes: &[u8]| {
         let mut damaged = frame.clone();
         damaged[at..at + bytes.len()].copy_from_slice(bytes);
@@ -238,14 +246,14 @@ fn garbage_costs_its_own_connection_only() {
     let mut socket = TcpStream::connect(addr).unwrap();
     let mut many = frame.clone();
     for id in 2..50 {
-        Request::Ping.encode(id, &mut many).unwrap();
+        NodeRequest::Ping.encode(id, &mut many).unwrap();
     }
     socket.write_all(&many).unwrap();
     let mut answers = vec![0; HEADER_LEN * 49];
     socket.read_exact(&mut answers).unwrap();
     drop(socket);
     drop(good);
-    until("connections are left", || server.connections() == 0);
+    until("connections are left", || server.connection_count() == 0);
 }
 
 #[test]
@@ -257,7 +265,7 @@ fn a_panic_costs_its_own_connection_only() {
         assert!(error.is_broken() && error.error().kind() == ErrorKind::Unavailable, "{error}");
         assert_eq!(read(&mut *good, "f", 10).unwrap(), 10);
     }
-    assert!(server.workers() <= 2);
+    assert!(server.worker_count() <= 2);
 }
 
 #[test]
@@ -267,41 +275,42 @@ fn a_reader_that_does_not_read_frees_its_worker() {
         start(ServerConfig { max_workers: 1, max_waiting: 0, send_timeout, ..ServerConfig::default() });
     let mut stuck = TcpStream::connect(addr).unwrap();
     let mut frames = Vec::new();
-    Request::Hello(Hello::new("t", "s")).encode(1, &mut frames).unwrap();
-    let read_much = Read { volume: VolumeId(1), path: b"f", version: "v", size: 1 << 40, offset: 0, len: 60 << 20 };
-    Request::Read(read_much).encode(2, &mut frames).unwrap();
+    NodeRequest::Hello(HelloRequest::new("t", "s")).encode(1, &mut frames).unwrap();
+    let read_much =
+        ReadRequest { volume: VolumeId(1), path: b"f", version: "v", size: 1 << 40, offset: 0, len: 60 << 20 };
+    NodeRequest::Read(read_much).encode(2, &mut frames).unwrap();
     stuck.write_all(&frames).unwrap();
     // The only worker is busy with it until the timeout; then it serves others again.
     assert_eq!(read(&mut *connect(addr), "f", 10).unwrap(), 10);
-    until("the stuck reader is still there", || server.connections() == 0);
+    until("the stuck reader is still there", || server.connection_count() == 0);
     drop(stuck);
 }
 
-/// Says `Throttled` when the server has no place for a connection that is asked for data.
+/// `Throttled` when the server has no slot for a further data connection.
 fn try_connect(addr: SocketAddr) -> Result<Box<dyn Channel>> {
     let mut channel = connector(addr).connect(soon())?;
-    greet(&mut *channel, &Hello::new("t", "s"), soon())?;
+    perform_handshake(&mut *channel, &HelloRequest::new("t", "s"), soon())?;
     Ok(channel)
 }
 
 #[test]
 fn at_the_limit_the_longest_idle_connection_makes_room() {
     let (server, addr, service, stats) = start_counted(ServerConfig { max_connections: 16, ..ServerConfig::default() });
-    // One in eight is kept for signs of life.
+    // One in eight is reserved for control connections.
     let mut channels: Vec<_> = (0..14).map(|_| connect(addr)).collect();
     assert_eq!(stats.trust.idle_closed.get(), 0);
-    // One that was answered this very moment may not be parked yet.
+    // A connection answered a moment ago may not be parked yet.
     let mut further = Vec::new();
     for n in 1..=5 {
         until("nobody makes room", || try_connect(addr).map(|channel| further.push(channel)).is_ok());
         assert_eq!(stats.trust.idle_closed.get(), n);
     }
-    until("the closed ones stay in the table", || server.connections() == 14);
+    until("the closed ones stay in the table", || server.connection_count() == 14);
     for channel in &mut further {
         assert_eq!(read(&mut **channel, "f", 10).unwrap(), 10);
     }
     let mut closed = 0;
-    channels.iter_mut().for_each(|channel| closed += usize::from(!channel.probe()));
+    channels.iter_mut().for_each(|channel| closed += usize::from(!channel.looks_alive()));
     assert_eq!(closed, 5);
     assert_eq!((stats.tcp.connections.get(), stats.tcp.connections_limit.get()), (14, 16));
     drop((channels, further));
@@ -322,14 +331,14 @@ fn signs_of_life_are_answered_where_all_connections_are_in_use() {
             let refused = try_connect(addr).err().unwrap();
             assert!(refused.kind() == ErrorKind::Throttled && refused.message().contains("--nconnect"), "{refused}");
             let mut channel = connector(addr).connect(soon()).unwrap();
-            greet(&mut *channel, &Hello::new("watcher", ""), soon()).unwrap();
-            channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
-            // Not even a place for such a one is left now; that it is closed says as much.
+            perform_handshake(&mut *channel, &HelloRequest::new("watcher", ""), soon()).unwrap();
+            channel.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+            // No slot even for a control connection; the closed connection still proves the server alive.
             let pool = ChannelPool::new(Arc::new(connector(addr)), "m", "s", PoolConfig::default(), Arc::default());
-            pool.sign_of_life(soon()).unwrap();
+            pool.send_heartbeat(soon()).unwrap();
             assert_eq!(pool.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
             drop(channel);
-            until("the watcher's place is not given back", || server.connections() == 7);
+            until("the watcher's place is not given back", || server.connection_count() == 7);
         }
         assert!(stats.trust.refused_limit.get() >= 3 && stats.trust.idle_closed.get() == 0);
         *service.released.lock().unwrap() = true;
@@ -348,10 +357,10 @@ fn more_mounts_than_places_take_turns() {
                 let config = PoolConfig { retry_min: pause, retry_max: pause, ..PoolConfig::default() };
                 let pool = ChannelPool::new(Arc::new(connector(addr)), "m", "s", config, Arc::default());
                 let mut done = 0;
-                let read = |mut lease: Lease<'_>| {
+                let read = |mut lease: ChannelLease<'_>| {
                     lease.call(&request("f", 3000), &mut Vec::new(), &mut [1; 3000], &mut |_| {}, soon())
                 };
-                // A mount would ask again, or another node.
+                // A mount would retry, or use another node.
                 until("there is no turn", || {
                     match pool.checkout(soon()).map_err(CallError::Answered).and_then(read) {
                         Ok(answer) => {
@@ -369,10 +378,10 @@ fn more_mounts_than_places_take_turns() {
         }
     });
     assert!(stats.trust.idle_closed.get() > 0);
-    until("closed connections stay in the table", || server.connections() == 0);
-    // None of the places was lost.
+    until("closed connections stay in the table", || server.connection_count() == 0);
+    // No slot was lost.
     let all: Vec<_> = (0..7).map(|_| connect(addr)).collect();
-    assert_eq!(server.connections(), all.len());
+    assert_eq!(server.connection_count(), all.len());
 }
 
 #[test]
@@ -380,7 +389,7 @@ fn it_comes_back_on_the_same_port() {
     let (server, addr, _) = start(ServerConfig::default());
     let mut channel = connect(addr);
     assert!(server.join(soon()));
-    assert!(!channel.probe(), "the closed connection looks alive");
+    assert!(!channel.looks_alive(), "the closed connection looks alive");
     let error = read(&mut *channel, "f", 10).unwrap_err();
     assert!(error.is_broken(), "{error}");
     let error = connector(addr).connect(soon()).err().unwrap();
@@ -428,16 +437,16 @@ fn signs_of_life_are_answered_while_every_worker_waits_for_something_slow() {
         until("two requests are in work", || service.inside.load(Ordering::SeqCst) == 2);
         for _ in 0..20 {
             let mut channel = connector(addr).connect(soon()).unwrap();
-            greet(&mut *channel, &Hello::new("watcher", ""), soon()).unwrap();
-            channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
-            channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+            perform_handshake(&mut *channel, &HelloRequest::new("watcher", ""), soon()).unwrap();
+            channel.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+            channel.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
         }
-        // A reader is greeted; its request has to wait, and holds up no sign of life.
+        // The handshake succeeds; the request has to wait, and delays no heartbeat.
         let mut late = connect(addr);
         let late = scope.spawn(move || read(&mut *late, "stuck", 10));
         let mut channel = connector(addr).connect(soon()).unwrap();
-        greet(&mut *channel, &Hello::new("watcher", ""), soon()).unwrap();
-        assert_eq!((service.inside.load(Ordering::SeqCst), server.workers()), (2, 2));
+        perform_handshake(&mut *channel, &HelloRequest::new("watcher", ""), soon()).unwrap();
+        assert_eq!((service.inside.load(Ordering::SeqCst), server.worker_count()), (2, 2));
         *service.released.lock().unwrap() = true;
         service.release.notify_all();
         for reader in waiting {
@@ -454,11 +463,11 @@ fn signs_of_life_are_answered_while_questions_about_the_node_wait() {
     let mut readers: Vec<_> = (0..2).map(|_| connect(addr)).collect();
     let greeted = || {
         let mut channel = connector(addr).connect(soon()).unwrap();
-        greet(&mut *channel, &Hello::new("watcher", ""), soon()).unwrap();
+        perform_handshake(&mut *channel, &HelloRequest::new("watcher", ""), soon()).unwrap();
         channel
     };
     let ping = |channel: &mut Box<dyn Channel>| {
-        channel.call(&Request::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
+        channel.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
     };
     std::thread::scope(|scope| {
         let waiting: Vec<_> =
@@ -467,9 +476,9 @@ fn signs_of_life_are_answered_while_questions_about_the_node_wait() {
         let mut before = greeted();
         let ask = || {
             let (mut channel, mut body) = (greeted(), Vec::new());
-            let request = Request::Info { volume: VolumeId(u32::MAX), path: b"stuck" };
+            let request = NodeRequest::Info { volume: VolumeId(u32::MAX), path: b"stuck" };
             channel.call(&request, &mut body, &mut [], &mut |_| {}, soon()).unwrap();
-            // Nor is it lost to signs of life afterwards.
+            // The connection is not lost to later heartbeats.
             ping(&mut channel);
             body
         };
@@ -488,21 +497,21 @@ fn signs_of_life_are_answered_while_questions_about_the_node_wait() {
     assert!(server.join(soon()));
 }
 
-/// A node that closes what it accepts is there: at its limit, and not silent.
+/// A node that closes accepted connections is alive, at its limit, and not silent.
 #[test]
 fn a_connection_that_is_closed_before_the_greeting_is_a_sign_of_life() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     let closer = std::thread::spawn(move || (0..2).for_each(|_| drop(listener.accept().unwrap())));
-    let tokens = spurline_trust::Tokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap();
+    let tokens = spurline_trust::GroupTokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap();
     let pool = |connector: TcpConnector| {
         ChannelPool::new(Arc::new(connector), "m", "s", PoolConfig::default(), Arc::default())
     };
-    let proving = connector(addr).trusting(spurline_trust::Trust::with_tokens("m", tokens));
+    let proving = connector(addr).with_trust(spurline_trust::Trust::with_tokens("m", tokens));
     for pool in [pool(connector(addr)), pool(proving)] {
-        pool.sign_of_life(soon()).unwrap();
+        pool.send_heartbeat(soon()).unwrap();
     }
     closer.join().unwrap();
-    // Nobody listens there now.
-    assert_eq!(pool(connector(addr)).sign_of_life(soon()).unwrap_err().kind(), ErrorKind::Unavailable);
+    // The listener is closed now.
+    assert_eq!(pool(connector(addr)).send_heartbeat(soon()).unwrap_err().kind(), ErrorKind::Unavailable);
 }

@@ -1,9 +1,9 @@
-//! Who gets in: right, wrong, missing and changed tokens, a recorded greeting sent again, garbage, silence, floods.
+//! Admission: right, wrong, missing and changed tokens, a replayed handshake, garbage, silence, floods.
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{Hello, Request, Welcome};
-use spurline_transport::{ConnState, Connector as _, Responder, Service, greet};
-use spurline_trust::{Tokens, Trust};
+use spurline_proto::{HelloRequest, NodeRequest, WelcomeAnswer};
+use spurline_transport::{ConnState, Connector as _, Responder, Service, perform_handshake};
+use spurline_trust::{GroupTokens, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 const TOKEN: &str = "q5Ykm0WJ7b2uR1xTzv9sLd3f";
 const OTHER: &str = "another-WJ7b2uR1xTzv9sLd3f";
 
-/// Greets, and fails the test when anything else is asked.
+/// Answers handshakes, and fails the test on any other request.
 struct Greets;
 
 impl Service for Greets {
-    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
-        Ok(Welcome { block_size: 1, node: "n".into(), ..Welcome::default() })
+    fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
+        Ok(WelcomeAnswer { block_size: 1, node: "n".into(), ..WelcomeAnswer::default() })
     }
-    fn serve(&self, _: &ConnState, request: Request<'_>, _: &mut dyn Responder) -> Result<()> {
+    fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, _: &mut dyn Responder) -> Result<()> {
         panic!("{request} reached the service");
     }
 }
@@ -39,9 +39,9 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 fn trust(tokens: &[&str]) -> Arc<Trust> {
     if tokens.is_empty() {
-        return Trust::anyone();
+        return Trust::without_checks();
     }
-    Trust::with_tokens("somebody", Tokens::parse(tokens.join("\n").as_bytes()).unwrap())
+    Trust::with_tokens("somebody", GroupTokens::parse(tokens.join("\n").as_bytes()).unwrap())
 }
 
 struct Node {
@@ -69,14 +69,14 @@ impl Node {
     }
 }
 
-fn connect(addr: SocketAddr, tokens: &[&str]) -> Result<Welcome> {
+fn connect(addr: SocketAddr, tokens: &[&str]) -> Result<WelcomeAnswer> {
     connect_as(addr, trust(tokens))
 }
 
-fn connect_as(addr: SocketAddr, trust: Arc<Trust>) -> Result<Welcome> {
+fn connect_as(addr: SocketAddr, trust: Arc<Trust>) -> Result<WelcomeAnswer> {
     let connector = TcpConnector::new(&addr.to_string(), vec![], SocketOptions::default(), Arc::default());
-    let mut channel = connector.trusting(trust).connect(soon())?;
-    greet(&mut *channel, &Hello::new("t", "s"), soon()).map_err(Error::from)
+    let mut channel = connector.with_trust(trust).connect(soon())?;
+    perform_handshake(&mut *channel, &HelloRequest::new("t", "s"), soon()).map_err(Error::from)
 }
 
 #[test]
@@ -90,14 +90,17 @@ fn right_wrong_missing_and_changed_tokens() {
         assert!(error.to_string().contains(says) && error.to_string().contains("--group-token-file"), "{error}");
         assert!(!error.to_string().contains(TOKEN) && !error.to_string().contains(OTHER), "{error}");
     }
-    // Who is refused may hear of it before it is counted.
+    // The refused peer may see the refusal before it is counted.
     until("both refusals are counted", || node.stats.trust.refused_proof.get() == 2);
     assert_eq!(node.stats.trust.proved.get(), 2);
-    // A node of which nothing is asked proves nothing, and a peer with a token does not talk to it.
+    // A node without a token gives no proof, and a peer with a token does not use it.
     let open = Node::new(&[]);
     connect(open.addr(), &[]).unwrap();
     let error = connect(open.addr(), &[TOKEN]).unwrap_err();
-    assert!(error.kind() == ErrorKind::PermissionDenied && error.to_string().contains("asks nobody"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::PermissionDenied && error.to_string().contains("requires no group token"),
+        "{error}"
+    );
     // Old and new at the same time.
     let both = Node::new(&[TOKEN, OTHER]);
     connect(both.addr(), &[TOKEN]).unwrap();
@@ -140,7 +143,7 @@ fn a_recorded_greeting_is_worth_nothing_and_the_token_is_not_in_it() {
     });
     let has = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
     assert!(has(&sent, b"SPUR") && !has(&sent, TOKEN.as_bytes()) && !has(&answered, TOKEN.as_bytes()));
-    // The same bytes to the same node: its number is another, so the old proof is wrong.
+    // The same bytes to the same node: its nonce differs, so the old proof is wrong.
     let before = node.stats.trust.proved.get();
     let mut socket = node.socket();
     socket.write_all(&sent).unwrap();
@@ -148,7 +151,7 @@ fn a_recorded_greeting_is_worth_nothing_and_the_token_is_not_in_it() {
     let _ = socket.read_to_end(&mut said);
     assert_eq!(node.stats.trust.proved.get(), before);
     until("the replay is counted", || node.stats.trust.refused_proof.get() == 1);
-    // And a node's recorded answers do not make somebody else a node.
+    // A node's recorded answers do not prove another node either.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let rogue = listener.local_addr().unwrap();
     let playing = std::thread::spawn(move || {
@@ -162,28 +165,30 @@ fn a_recorded_greeting_is_worth_nothing_and_the_token_is_not_in_it() {
 
 #[test]
 fn a_reader_does_not_take_a_reflected_proof() {
-    // A node without the token that sends back what it gets, as far as that makes answers.
+    // A node without the token that reflects every message as an answer.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let rogue = listener.local_addr().unwrap();
     std::thread::spawn(move || {
-        use spurline_proto::{Body as _, Challenged, HEADER_LEN, Header, NONCE_LEN, Op, Proof, padding};
+        use spurline_proto::{
+            AnswerBody as _, ChallengeAnswer, FrameHeader, FrameOp, HEADER_LEN, NONCE_LEN, TokenProof, frame_padding,
+        };
         let (mut socket, _) = listener.accept().unwrap();
         loop {
             let mut head = [0; HEADER_LEN];
             if socket.read_exact(&mut head).is_err() {
                 return;
             }
-            let header = Header::decode(&head).unwrap();
+            let header = FrameHeader::decode(&head).unwrap();
             let len = header.body_len as usize;
-            let mut body = vec![0; len + padding(len).len()];
+            let mut body = vec![0; len + frame_padding(len).len()];
             socket.read_exact(&mut body).unwrap();
             let mut out = Vec::new();
             match header.op {
-                Op::Challenge => Challenged { nonce: [7; NONCE_LEN], node: "rogue".into() }.encode(&mut out),
-                _ => Proof(body[..32].try_into().unwrap()).encode(&mut out),
+                FrameOp::Challenge => ChallengeAnswer { nonce: [7; NONCE_LEN], node: "rogue".into() }.encode(&mut out),
+                _ => TokenProof(body[..32].try_into().unwrap()).encode(&mut out),
             }
-            let answer = header.answer(0, out.len(), 0).unwrap();
-            let pad = padding(out.len());
+            let answer = header.new_answer(0, out.len(), 0).unwrap();
+            let pad = frame_padding(out.len());
             socket.write_all(&[&answer.encode()[..], &out, pad].concat()).unwrap();
         }
     });
@@ -196,11 +201,11 @@ fn a_reader_does_not_take_a_reflected_proof() {
 fn garbage_and_oversize_frames_end_their_connection_and_nothing_else() {
     let node = Node::new(&[TOKEN]);
     let mut oversize = Vec::new();
-    Request::Hello(Hello::new("t", &"s".repeat(20_000))).encode(1, &mut oversize).unwrap();
+    NodeRequest::Hello(HelloRequest::new("t", &"s".repeat(20_000))).encode(1, &mut oversize).unwrap();
     let mut early = Vec::new();
-    Request::Ping.encode(1, &mut early).unwrap();
+    NodeRequest::Ping.encode(1, &mut early).unwrap();
     let mut cut = Vec::new();
-    Request::Hello(Hello::new("t", "s")).encode(1, &mut cut).unwrap();
+    NodeRequest::Hello(HelloRequest::new("t", "s")).encode(1, &mut cut).unwrap();
     cut.truncate(70);
     let pieces: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
@@ -220,7 +225,7 @@ fn garbage_and_oversize_frames_end_their_connection_and_nothing_else() {
         let _ = socket.read_to_end(&mut said);
         assert!(said.len() < 2000, "a stranger is told {} bytes", said.len());
     }
-    until("all are gone", || node.server.connections() == 0);
+    until("all are gone", || node.server.connection_count() == 0);
     let refused = &node.stats.trust;
     assert!(refused.refused_frames.get() >= 3, "{} refused for their bytes", refused.refused_frames.get());
     connect(node.addr(), &[TOKEN]).unwrap();
@@ -231,25 +236,25 @@ fn silence_and_floods_leave_room_for_those_who_belong() {
     let config = ServerConfig {
         trust: trust(&[TOKEN]),
         max_connections: 300,
-        max_ungreeted: 20,
+        max_pending_handshakes: 20,
         request_timeout: Duration::from_secs(5),
         ..ServerConfig::default()
     };
     let node = Node::with(config);
-    // More silent strangers than there may be connections at all: each newcomer pushes the oldest of them out.
+    // More silent strangers than the connection limit: each newcomer replaces the oldest of them.
     let strangers: Vec<TcpStream> = (0..600).map(|_| node.socket()).collect();
     let refused = &node.stats.trust;
-    // On a machine that stands still for seconds some are dropped for their silence first.
+    // On a machine that is suspended for seconds, some are dropped for their silence first.
     until("strangers are pushed out", || refused.refused_limit.get() + refused.refused_silent.get() >= 500);
     connect(node.addr(), &[TOKEN]).unwrap();
-    until("the silent ones are dropped", || node.server.connections() == 0);
+    until("the silent ones are dropped", || node.server.connection_count() == 0);
     assert!(node.stats.trust.refused_silent.get() > 0);
     drop(strangers);
     connect(node.addr(), &[TOKEN]).unwrap();
 }
 
 fn sealed(tokens: &[&str]) -> Arc<Trust> {
-    trust(tokens).encrypted(None).unwrap()
+    trust(tokens).with_tls(None).unwrap()
 }
 
 #[test]
@@ -268,7 +273,7 @@ fn tls_with_the_token_alone_hides_everything_and_wants_both_sides() {
         error.kind() == ErrorKind::PermissionDenied && error.to_string().contains("another group token"),
         "{error}"
     );
-    // Without TLS a reader is told that it needs it; with it, that the node has none.
+    // Without TLS a reader learns that the node requires it; with TLS, that the node has none.
     let error = connect(node.addr(), &[TOKEN]).unwrap_err();
     assert!(error.kind() == ErrorKind::PermissionDenied && error.to_string().contains("speaks TLS only"), "{error}");
     until("the plain one is counted", || node.stats.trust.refused_tls.get() == 1);
@@ -283,7 +288,7 @@ fn tls_with_the_token_alone_hides_everything_and_wants_both_sides() {
         let _ = socket.shutdown(Shutdown::Write);
         let _ = socket.read_to_end(&mut Vec::new());
     }
-    until("all are gone", || node.server.connections() == 0);
+    until("all are gone", || node.server.connection_count() == 0);
     assert_eq!(node.stats.trust.proved.get(), 1);
     connect_as(node.addr(), sealed(&[TOKEN])).unwrap();
 }
@@ -294,12 +299,12 @@ fn who_sits_between_two_encrypted_connections_cannot_hand_the_proof_on() {
     let to = node.addr();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let between = listener.local_addr().unwrap();
-    // It does not know the token, but agrees on TLS with both and passes their words on.
+    // It does not know the token, but performs both TLS handshakes and forwards the messages.
     let relay = std::thread::spawn(move || {
         let tls = sealed(&[OTHER]).tls().unwrap();
         let (reader, _) = listener.accept().unwrap();
         let node = TcpStream::connect(to).unwrap();
-        let mut ends = [(reader, tls.accept("reader").unwrap()), (node, tls.connect("node").unwrap())];
+        let mut ends = [(reader, tls.accept_session("reader").unwrap()), (node, tls.connect_session("node").unwrap())];
         let mut passed = [Vec::new(), Vec::new()];
         for (socket, _) in &ends {
             socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
@@ -309,7 +314,7 @@ fn who_sits_between_two_encrypted_connections_cannot_hand_the_proof_on() {
             for at in 0..2 {
                 let mut wire = [0; 4096];
                 let (socket, sealed) = &mut ends[at];
-                if sealed.flush(socket).is_err() {
+                if sealed.flush_to(socket).is_err() {
                     return passed;
                 }
                 let mut from = match socket.read(&mut wire) {
@@ -319,10 +324,10 @@ fn who_sits_between_two_encrypted_connections_cannot_hand_the_proof_on() {
                     Err(_) => return passed,
                 };
                 let mut plain = [0; 8192];
-                let Ok(n) = sealed.open(&mut from, &mut plain) else { return passed };
+                let Ok(n) = sealed.decrypt_into(&mut from, &mut plain) else { return passed };
                 passed[at].extend_from_slice(&plain[..n]);
                 let (socket, sealed) = &mut ends[1 - at];
-                if n > 0 && sealed.seal(&plain[..n], socket).is_err() {
+                if n > 0 && sealed.seal_to(&plain[..n], socket).is_err() {
                     return passed;
                 }
             }
@@ -331,7 +336,7 @@ fn who_sits_between_two_encrypted_connections_cannot_hand_the_proof_on() {
     });
     let error = connect_as(between, sealed(&[TOKEN])).unwrap_err();
     let [from_reader, from_node] = relay.join().unwrap();
-    // Its words were passed on both ways, and were worth nothing.
+    // The messages were forwarded both ways, and were useless.
     assert!(from_reader.len() > 200 && from_node.len() > 100, "{} and {}", from_reader.len(), from_node.len());
     assert!(
         error.kind() == ErrorKind::PermissionDenied && error.to_string().contains("another group token"),

@@ -1,6 +1,6 @@
-//! The reader's side: a channel is one connection on one path, a connector makes them. It knows no pool.
+//! The reader's side: a channel is one connection on one path, and a connector opens channels. It knows no pool.
 
-use spurline_proto::{Body, Hello, Op, Request, Welcome};
+use spurline_proto::{AnswerBody, FrameOp, HelloRequest, NodeRequest, WelcomeAnswer};
 use spurline_types::{Error, ErrorKind, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl fmt::Display for TransportKind {
 
 /// Both ends of a connection, as text for logs and errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoints {
+pub struct ConnectionEndpoints {
     /// What carries the bytes.
     pub kind: TransportKind,
     /// This side's address.
@@ -38,7 +38,7 @@ pub struct Endpoints {
     pub peer: String,
 }
 
-impl fmt::Display for Endpoints {
+impl fmt::Display for ConnectionEndpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} over {} from {}", self.peer, self.kind, self.local)
     }
@@ -46,7 +46,7 @@ impl fmt::Display for Endpoints {
 
 /// A successful answer: its body is in the caller's `body`, its payload in the caller's `dst`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct CallAnswer {
     /// How many bytes of `dst` were filled.
     pub payload_len: usize,
 }
@@ -54,14 +54,14 @@ pub struct Answer {
 /// How a call failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallError {
-    /// The peer answered with an error. The channel goes on working.
+    /// The peer answered with an error. The channel stays usable.
     Answered(Error),
-    /// No whole answer came. The channel must be dropped: what may still arrive on it belongs to this call.
+    /// The answer is incomplete. The channel must be dropped: later bytes on it belong to this call.
     Broken(Error),
 }
 
 impl CallError {
-    /// The error itself.
+    /// The error in either case.
     pub fn error(&self) -> &Error {
         match self {
             CallError::Answered(error) | CallError::Broken(error) => error,
@@ -71,7 +71,7 @@ impl CallError {
     pub fn is_broken(&self) -> bool {
         matches!(self, CallError::Broken(_))
     }
-    /// The same with `context: ` before its sentence.
+    /// Adds `context: ` before the error message.
     pub fn context(self, context: impl fmt::Display) -> Self {
         match self {
             CallError::Answered(error) => CallError::Answered(error.context(context)),
@@ -96,130 +96,142 @@ impl From<CallError> for Error {
     }
 }
 
-/// Ends the call under way on a channel, and every later one, with [`CallError::Broken`]: for a path that was found
-/// dead while its requests wait for answers that will never come.
-pub trait Breaker: Send + Sync {
-    /// Returns at once; the call ends soon after. Nothing happens when the channel is gone already.
-    fn break_off(&self);
+/// Ends the current call on a channel, and every later one, with [`CallError::Broken`]. Used when a path has failed
+/// while its requests still wait for answers.
+pub trait ChannelBreaker: Send + Sync {
+    /// Returns at once; the call ends shortly after. Has no effect on a channel that is already closed.
+    fn break_channel(&self);
 }
 
-/// One connection on one path. One call at a time; a deadline bounds each.
+/// One connection on one path. It carries one call at a time, bounded by a deadline.
 pub trait Channel: Send {
     /// Sends `request` and waits for its answer.
     ///
-    /// The payload goes to `dst`, whose length is the most accepted, as it arrives; `progress(n)` says that the first
-    /// `n` bytes of `dst` are there, in order, and may be called any number of times. The answer's body replaces
-    /// `body`. After an error `dst` holds anything; after [`CallError::Broken`] every later call fails too.
+    /// The payload is written to `dst`; its length is the largest payload accepted. `progress(n)` reports that the
+    /// first `n` bytes of `dst` have arrived, in order; it may be called any number of times. The answer's body
+    /// replaces `body`. After an error the content of `dst` is undefined; after [`CallError::Broken`] every later
+    /// call fails as well.
     ///
     /// # Errors
     /// [`CallError::Answered`] with the peer's own error; [`CallError::Broken`] of kind `Timeout` when `deadline`
-    /// passed, `Unavailable` when the connection ended, `Protocol` when the peer sent what is no answer to this.
+    /// passed, `Unavailable` when the connection ended, `Protocol` when the peer sent bytes that do not answer this
+    /// request.
     fn call(
         &mut self,
-        request: &Request<'_>,
+        request: &NodeRequest<'_>,
         body: &mut Vec<u8>,
         dst: &mut [u8],
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
-    ) -> Result<Answer, CallError>;
+    ) -> Result<CallAnswer, CallError>;
 
-    /// [`Channel::call`] that runs `meanwhile` once, after the request is on its way and before its answer is waited
-    /// for, where the answer makes its own way into `dst` in that time. So one thread has answers arrive over several
-    /// channels at once: the next channel's call is made within `meanwhile`. A transport that can't do that runs
-    /// `meanwhile` first.
+    /// [`Channel::call`] that runs `meanwhile` once, between sending the request and waiting for its answer, where
+    /// the transport writes the answer into `dst` by itself in that time. One thread can then receive answers on
+    /// several channels at once: it makes the next channel's call within `meanwhile`. A transport without this
+    /// ability runs `meanwhile` first.
     ///
     /// # Errors
     /// Those of [`Channel::call`].
     fn call_while(
         &mut self,
-        request: &Request<'_>,
+        request: &NodeRequest<'_>,
         body: &mut Vec<u8>,
         dst: &mut [u8],
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
         meanwhile: &mut dyn FnMut(),
-    ) -> Result<Answer, CallError> {
+    ) -> Result<CallAnswer, CallError> {
         meanwhile();
         self.call(request, body, dst, progress, deadline)
     }
 
-    /// Sends `request` and returns; nothing but [`Channel::finish`] may follow. Until then the answer waits in the
-    /// connection's own buffers: no thread, and no memory of the caller's, waits with it.
+    /// Sends `request` and returns; only [`Channel::finish_call`] may follow. Until then the answer stays in the
+    /// connection's own buffers and needs neither a thread nor memory of the caller.
     ///
     /// # Errors
-    /// Those of [`Channel::call`]; `Unsupported` where answers have to be told where to go.
-    fn begin(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(), CallError> {
+    /// Those of [`Channel::call`]; `Unsupported` where the destination must be known when the request is sent.
+    fn begin_call(&mut self, request: &NodeRequest<'_>, deadline: Instant) -> Result<(), CallError> {
         let _ = deadline;
-        let why = format!("{request} of {}: answers can't be left in the connection", self.endpoints());
+        let why = format!("{request} of {}: this transport can't leave an answer in the connection", self.endpoints());
         Err(CallError::Answered(Error::new(ErrorKind::Unsupported, why)))
     }
 
-    /// Takes the answer to the request that [`Channel::begin`] sent, as [`Channel::call`] would.
+    /// Receives the answer to the request sent by [`Channel::begin_call`], as [`Channel::call`] would.
     ///
     /// # Errors
     /// Those of [`Channel::call`].
-    fn finish(&mut self, body: &mut Vec<u8>, dst: &mut [u8], deadline: Instant) -> Result<Answer, CallError> {
+    fn finish_call(&mut self, body: &mut Vec<u8>, dst: &mut [u8], deadline: Instant) -> Result<CallAnswer, CallError> {
         let _ = (body, dst, deadline);
         let why = format!("{}: no request was begun", self.endpoints());
         Err(CallError::Answered(Error::new(ErrorKind::Invalid, why)))
     }
 
-    /// What ends this channel's call from another thread; `None` where only the deadline does.
-    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+    /// A handle that ends this channel's call from another thread; `None` where only the deadline ends it.
+    fn breaker(&self) -> Option<Arc<dyn ChannelBreaker>> {
         None
     }
 
-    /// Both ends.
-    fn endpoints(&self) -> &Endpoints;
+    /// Both ends of the connection.
+    fn endpoints(&self) -> &ConnectionEndpoints;
 
-    /// Whether an idle channel still looks alive, found out without waiting: no end of stream, no unexpected bytes.
-    fn probe(&mut self) -> bool;
+    /// Whether an idle channel still looks usable: no end of stream and no unexpected bytes. Does not wait.
+    fn looks_alive(&mut self) -> bool;
 }
 
-/// Makes channels to one peer on one path.
+/// Opens channels to one peer on one path.
 pub trait Connector: Send + Sync {
-    /// Makes ready on this side what may take long and says nothing of the peer: memory is registered with a device that is
-    /// back. Without it [`Connector::connect`] does so, within its deadline.
+    /// Prepares slow local resources that do not depend on the peer, such as memory registration with a device that
+    /// has come back. Otherwise [`Connector::connect`] does this within its deadline.
     ///
     /// # Errors
     /// `Unavailable` when there is no device.
-    fn prepare(&self) -> Result<()> {
+    fn prepare_device(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Opens a connection; no greeting is sent yet.
+    /// Opens a connection without a handshake.
     ///
     /// # Errors
-    /// `Timeout` when `deadline` passed, `Unavailable` when the peer refused or can't be reached, `Throttled` when it is there
-    /// and has no place for one more connection.
+    /// `Timeout` when `deadline` passed, `Unavailable` when the peer refused or can't be reached, `Throttled` when
+    /// the peer runs but is at its connection limit.
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>>;
 
-    /// Opens a connection and greets. Where several places may be the peer's, at one where no other answers; `process` is the
-    /// number that it had when it was last heard of, 0 where that is not known.
+    /// Opens a connection and performs the handshake. Where the peer may have several addresses, uses the first that
+    /// answers as this peer. `process` is the peer's last known process number, 0 when unknown.
     ///
     /// # Errors
-    /// Those of [`Connector::connect`] and of [`greet`]; `Throttled`, too, when the peer ends the connection instead.
-    fn connect_to(&self, hello: &Hello<'_>, process: u64, deadline: Instant) -> Result<(Box<dyn Channel>, Welcome)> {
-        // There is one place.
+    /// Those of [`Connector::connect`] and of [`perform_handshake`]; also `Throttled` when the peer ends the
+    /// connection instead.
+    fn connect_and_handshake(
+        &self,
+        hello: &HelloRequest<'_>,
+        process: u64,
+        deadline: Instant,
+    ) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
+        // There is only one address.
         let _ = process;
         let mut channel = self.connect(deadline)?;
-        let welcome = greet_first(&mut *channel, hello, deadline)?;
+        let welcome = first_handshake(&mut *channel, hello, deadline)?;
         Ok((channel, welcome))
     }
 
-    /// What would carry the bytes.
+    /// The transport of its channels.
     fn kind(&self) -> TransportKind;
 
     /// The peer's address as configured, for logs and errors.
     fn peer(&self) -> &str;
 }
 
-/// [`greet`] over a connection that was just opened.
+/// [`perform_handshake`] on a connection that was just opened.
 ///
 /// # Errors
-/// As [`greet`]; `Throttled` when the peer ends the connection instead.
-pub fn greet_first(channel: &mut dyn Channel, hello: &Hello<'_>, deadline: Instant) -> Result<Welcome> {
-    greet(channel, hello, deadline).map_err(|error| match error {
+/// As [`perform_handshake`]; `Throttled` when the peer ends the connection instead.
+pub fn first_handshake(
+    channel: &mut dyn Channel,
+    hello: &HelloRequest<'_>,
+    deadline: Instant,
+) -> Result<WelcomeAnswer> {
+    perform_handshake(channel, hello, deadline).map_err(|error| match error {
         CallError::Broken(error) if error.kind() == ErrorKind::Unavailable => {
             Error::new(ErrorKind::Throttled, error.message())
         }
@@ -227,13 +239,17 @@ pub fn greet_first(channel: &mut dyn Channel, hello: &Hello<'_>, deadline: Insta
     })
 }
 
-/// Sends the greeting that opens a connection.
+/// Performs the handshake that opens a connection.
 ///
 /// # Errors
-/// Those of [`Channel::call`]; `Protocol` when the two sides have no protocol version in common.
-pub fn greet(channel: &mut dyn Channel, hello: &Hello<'_>, deadline: Instant) -> Result<Welcome, CallError> {
+/// Those of [`Channel::call`]; `Protocol` when the two sides share no protocol version.
+pub fn perform_handshake(
+    channel: &mut dyn Channel,
+    hello: &HelloRequest<'_>,
+    deadline: Instant,
+) -> Result<WelcomeAnswer, CallError> {
     let mut body = Vec::new();
-    let welcome: Welcome = call_for(channel, &Request::Hello(*hello), &mut body, deadline)?;
+    let welcome: WelcomeAnswer = call_decoded(channel, &NodeRequest::Hello(*hello), &mut body, deadline)?;
     if welcome.version < hello.min_version || welcome.version > hello.max_version {
         let why = format!(
             "{} chose protocol version {}, but {} to {} were offered: run the same release on both sides",
@@ -247,21 +263,22 @@ pub fn greet(channel: &mut dyn Channel, hello: &Hello<'_>, deadline: Instant) ->
     Ok(welcome)
 }
 
-/// A call whose answer is one value in the body (`Attr`, `ListPage`, `StatFs`, `Welcome`). `body` is scratch.
+/// A call whose answer is one value in the body (`Attr`, `ListPage`, `CapacityAnswer`, `WelcomeAnswer`). `body` is
+/// scratch space.
 ///
 /// # Errors
-/// Those of [`Channel::call`]; `Protocol` when the body is no such value.
-pub fn call_for<T: Body>(
+/// Those of [`Channel::call`]; `Protocol` when the body does not decode.
+pub fn call_decoded<T: AnswerBody>(
     channel: &mut dyn Channel,
-    request: &Request<'_>,
+    request: &NodeRequest<'_>,
     body: &mut Vec<u8>,
     deadline: Instant,
 ) -> Result<T, CallError> {
     channel.call(request, body, &mut [], &mut |_| {}, deadline)?;
     T::decode(body).map_err(|e| {
-        let what = if request.op() == Op::Hello { "greeting" } else { "answer" };
+        let what = if request.op() == FrameOp::Hello { "handshake" } else { "answer" };
         CallError::Answered(
-            Error::from(e).context(format_args!("{request} of {}: its {what} makes no sense", channel.endpoints())),
+            Error::from(e).context(format_args!("{request} of {}: its {what} can't be decoded", channel.endpoints())),
         )
     })
 }

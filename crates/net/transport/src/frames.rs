@@ -1,25 +1,25 @@
-//! Frames over a stream of bytes: how an answer is received into the reader's memory, and how one is sent.
-//! It knows no socket: TCP and the simulated transport bring the stream, RDMA does without this module.
+//! Frames over a byte stream: how an answer is received into the reader's memory, and how one is sent. It knows no
+//! socket: TCP and the simulated transport supply the stream; RDMA does not use this module.
 
 use crate::service::{AnswerState, Responder};
-use crate::{Answer, CallError};
-use spurline_proto::{HEADER_LEN, Header, Op, decode_error, encode_error_message, padding};
+use crate::{CallAnswer, CallError};
+use spurline_proto::{FrameHeader, FrameOp, HEADER_LEN, decode_error, encode_error_message, frame_padding};
 use spurline_types::{Error, ErrorKind, Result};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 /// The receiving half of a connection.
 pub trait ByteStream {
-    /// Receives at least one byte, into `first` and then `second`, and says how many. With `all`, waits until both
-    /// are full where the transport can do that cheaply; the caller loops in any case.
+    /// Receives at least one byte, into `first` and then `second`, and returns the count. With `all`, waits until
+    /// both are full where the transport can do that cheaply; the caller loops in any case.
     ///
     /// # Errors
     /// `Timeout` when `deadline` passed, `Unavailable` when the stream ended.
-    fn receive(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize>;
+    fn receive_into(&mut self, first: &mut [u8], second: &mut [u8], all: bool, deadline: Instant) -> Result<usize>;
 }
 
-/// Payload bytes waited for at once: small enough that a caller that hands bytes on gets them early and that the
-/// sender's next packets find room, large enough that four system calls per MiB do not show.
+/// Payload bytes per receive call. Small enough that a caller that forwards bytes gets them early and the sender's
+/// next packets find buffer space; large enough that four system calls per MiB do not show.
 const PIECE: usize = 256 << 10;
 /// Room for header and body of an answer without payload, received with one call.
 const SMALL_BODY: usize = 4 << 10;
@@ -27,21 +27,21 @@ const SMALL_BODY: usize = 4 << 10;
 /// Receives the answer to request `id`: payload into `dst`, body into `body`.
 ///
 /// # Errors
-/// As [`crate::Channel::call`]; the caller adds who was asked what.
+/// As [`crate::Channel::call`]; the caller adds the peer and the request.
 pub fn receive_answer(
     stream: &mut impl ByteStream,
-    op: Op,
+    op: FrameOp,
     id: u64,
     body: &mut Vec<u8>,
     dst: &mut [u8],
     progress: &mut dyn FnMut(usize),
     deadline: Instant,
-) -> Result<Answer, CallError> {
+) -> Result<CallAnswer, CallError> {
     let broken = |e: Error| CallError::Broken(e);
     let protocol = |why: String| CallError::Broken(Error::new(ErrorKind::Protocol, why));
 
-    // The first call takes the header and, straight behind it, what is there of the payload; an answer that should
-    // have no payload has its body there.
+    // The first call receives the header and any payload directly behind it. An answer without payload has its body
+    // there.
     let mut head = [0u8; HEADER_LEN];
     let mut got = 0;
     let no_payload = dst.is_empty();
@@ -52,19 +52,19 @@ pub fn receive_answer(
     while got < HEADER_LEN {
         let first_piece = dst.len().min(PIECE);
         let rest: &mut [u8] = if no_payload { body } else { &mut dst[..first_piece] };
-        got += stream.receive(&mut head[got..], rest, false, deadline).map_err(broken)?;
-        Header::check_start(&head[..got.min(HEADER_LEN)]).map_err(|e| broken(e.into()))?;
+        got += stream.receive_into(&mut head[got..], rest, false, deadline).map_err(broken)?;
+        FrameHeader::check_start(&head[..got.min(HEADER_LEN)]).map_err(|e| broken(e.into()))?;
     }
-    let header = Header::decode(&head).map_err(|e| broken(e.into()))?;
+    let header = FrameHeader::decode(&head).map_err(|e| broken(e.into()))?;
     header.check_answer(op, id).map_err(|e| broken(e.into()))?;
     let (payload_len, body_len) = (header.payload_len as usize, header.body_len as usize);
     if payload_len > dst.len() {
-        return Err(protocol(format!("the payload has {payload_len} bytes, at most {} were asked for", dst.len())));
+        return Err(protocol(format!("the payload has {payload_len} bytes, at most {} were requested", dst.len())));
     }
 
-    // Behind the payload comes the tail, body and padding; what is here of it lies behind the payload in `dst`, or in
-    // `body` already.
-    let tail_len = body_len + padding(payload_len + body_len).len();
+    // The tail (body and padding) follows the payload. The part of it already received lies behind the payload in
+    // `dst`, or in `body`.
+    let tail_len = body_len + frame_padding(payload_len + body_len).len();
     let mut landed = (got - HEADER_LEN).min(payload_len);
     let mut tail_got = got - HEADER_LEN - landed;
     if tail_got > tail_len {
@@ -79,13 +79,13 @@ pub fn receive_answer(
     }
     while landed < payload_len || tail_got < tail_len {
         let until = payload_len.min(landed + PIECE);
-        // The last piece takes the tail along.
+        // The last piece includes the tail.
         let tail = if until == payload_len { &mut body[tail_got..] } else { &mut [] };
         let piece = until - landed;
         let n = if piece > 0 {
-            stream.receive(&mut dst[landed..until], tail, true, deadline)
+            stream.receive_into(&mut dst[landed..until], tail, true, deadline)
         } else {
-            stream.receive(tail, &mut [], true, deadline)
+            stream.receive_into(tail, &mut [], true, deadline)
         }
         .map_err(|e| broken(e.context(format_args!("{landed} of {payload_len} bytes had arrived"))))?;
         tail_got += n.saturating_sub(piece);
@@ -96,7 +96,7 @@ pub fn receive_answer(
     }
     body.truncate(body_len);
     if header.status == 0 {
-        Ok(Answer { payload_len })
+        Ok(CallAnswer { payload_len })
     } else {
         Err(CallError::Answered(decode_error(header.status, body)))
     }
@@ -104,11 +104,11 @@ pub fn receive_answer(
 
 /// The sending half of a connection.
 pub trait FrameSink {
-    /// Sends `head`, `slices` and the two of `tail` in order; `more` says that the frame goes on.
+    /// Sends `head`, `slices` and both parts of `tail` in order; `more` means that the frame continues.
     ///
     /// # Errors
     /// `Timeout` when the reader does not read, `Unavailable` when it is gone.
-    fn send(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()>;
+    fn send_parts(&mut self, head: &[u8], slices: &[&[u8]], tail: [&[u8]; 2], more: bool) -> Result<()>;
 
     /// Sends `len` bytes of a file.
     ///
@@ -116,38 +116,38 @@ pub trait FrameSink {
     /// The same, and those of reading the file.
     fn send_file(&mut self, file: BorrowedFd<'_>, offset: u64, len: usize, more: bool) -> Result<()>;
 
-    /// As [`Responder::waits`].
-    fn waits(&mut self) {}
+    /// As [`Responder::before_wait`].
+    fn before_wait(&mut self) {}
 }
 
 /// A [`Responder`] that writes one answer's frame to a [`FrameSink`].
 pub struct FrameResponder<'a, S> {
     sink: &'a mut S,
-    request: &'a Header,
+    request: &'a FrameHeader,
     state: AnswerState,
-    /// Payload bytes still owed after `begin`, and the body and padding that follow them.
+    /// Payload bytes still owed after `begin_payload`, and the body and padding that follow them.
     owed: usize,
     late_body: Vec<u8>,
     sent: usize,
 }
 
 impl<'a, S: FrameSink> FrameResponder<'a, S> {
-    /// Will answer `request`.
-    pub fn new(sink: &'a mut S, request: &'a Header) -> Self {
+    /// A responder to `request`.
+    pub fn new(sink: &'a mut S, request: &'a FrameHeader) -> Self {
         FrameResponder { sink, request, state: AnswerState::None, owed: 0, late_body: Vec::new(), sent: 0 }
     }
 
-    /// Payload bytes sent.
+    /// Payload bytes sent so far.
     pub fn sent(&self) -> usize {
         self.sent
     }
 
-    fn header(&mut self, status: u16, body_len: usize, payload_len: usize) -> Result<[u8; HEADER_LEN]> {
+    fn answer_header(&mut self, status: u16, body_len: usize, payload_len: usize) -> Result<[u8; HEADER_LEN]> {
         if self.state != AnswerState::None {
-            return Err(Error::new(ErrorKind::Invalid, "a request is answered once"));
+            return Err(Error::new(ErrorKind::Invalid, "the request was answered already"));
         }
-        let header = self.request.answer(status, body_len, payload_len).map_err(|e| {
-            Error::new(ErrorKind::Invalid, format!("the answer does not fit in a frame, ask for less: {e}"))
+        let header = self.request.new_answer(status, body_len, payload_len).map_err(|e| {
+            Error::new(ErrorKind::Invalid, format!("the answer does not fit in a frame, request less: {e}"))
         })?;
         self.state = AnswerState::Partial;
         Ok(header.encode())
@@ -155,50 +155,50 @@ impl<'a, S: FrameSink> FrameResponder<'a, S> {
 }
 
 impl<S: FrameSink> Responder for FrameResponder<'_, S> {
-    fn data(&mut self, body: &[u8], slices: &[&[u8]]) -> Result<()> {
+    fn send_data(&mut self, body: &[u8], slices: &[&[u8]]) -> Result<()> {
         let len = slices.iter().map(|slice| slice.len()).sum();
-        let head = self.header(0, body.len(), len)?;
-        self.sink.send(&head, slices, [body, padding(len + body.len())], false)?;
+        let head = self.answer_header(0, body.len(), len)?;
+        self.sink.send_parts(&head, slices, [body, frame_padding(len + body.len())], false)?;
         self.sent = len;
         self.state = AnswerState::Whole;
         Ok(())
     }
 
-    fn file(&mut self, body: &[u8], file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()> {
-        let head = self.header(0, body.len(), len)?;
-        let pad = padding(len + body.len());
+    fn send_file(&mut self, body: &[u8], file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()> {
+        let head = self.answer_header(0, body.len(), len)?;
+        let pad = frame_padding(len + body.len());
         let tail = !body.is_empty() || !pad.is_empty();
-        self.sink.send(&head, &[], [&[], &[]], len > 0 || tail)?;
+        self.sink.send_parts(&head, &[], [&[], &[]], len > 0 || tail)?;
         self.sink.send_file(file, offset, len, tail)?;
         if tail {
-            self.sink.send(&[], &[], [body, pad], false)?;
+            self.sink.send_parts(&[], &[], [body, pad], false)?;
         }
         self.sent = len;
         self.state = AnswerState::Whole;
         Ok(())
     }
 
-    fn begin(&mut self, body: &[u8], len: usize) -> Result<()> {
+    fn begin_payload(&mut self, body: &[u8], len: usize) -> Result<()> {
         if len == 0 {
-            return self.data(body, &[]);
+            return self.send_data(body, &[]);
         }
-        let head = self.header(0, body.len(), len)?;
-        self.sink.send(&head, &[], [&[], &[]], true)?;
+        let head = self.answer_header(0, body.len(), len)?;
+        self.sink.send_parts(&head, &[], [&[], &[]], true)?;
         self.owed = len;
         self.late_body = body.to_vec();
-        self.late_body.extend_from_slice(padding(len + body.len()));
+        self.late_body.extend_from_slice(frame_padding(len + body.len()));
         Ok(())
     }
 
-    fn push(&mut self, bytes: &[u8]) -> Result<()> {
+    fn push_payload(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.len() > self.owed {
-            let why = format!("{} bytes pushed, {} were left of what was promised", bytes.len(), self.owed);
+            let why = format!("{} bytes pushed, but only {} of the announced ones were left", bytes.len(), self.owed);
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let last = bytes.len() == self.owed;
         let tail: &[u8] = if last { &self.late_body } else { &[] };
-        // Not held back as `more`: the reader hands these bytes on while the rest is on its way.
-        self.sink.send(&[], &[bytes], [tail, &[]], false)?;
+        // Without `more`: the reader can use these bytes while the rest is in transit.
+        self.sink.send_parts(&[], &[bytes], [tail, &[]], false)?;
         self.owed -= bytes.len();
         self.sent += bytes.len();
         if last && !bytes.is_empty() {
@@ -207,21 +207,21 @@ impl<S: FrameSink> Responder for FrameResponder<'_, S> {
         Ok(())
     }
 
-    fn error(&mut self, error: &Error) -> Result<()> {
+    fn send_error(&mut self, error: &Error) -> Result<()> {
         let mut body = Vec::new();
         encode_error_message(error, &mut body);
         // A code of 0 would read as success.
-        let head = self.header(error.kind().code().max(1), body.len(), 0)?;
-        self.sink.send(&head, &[], [&body, padding(body.len())], false)?;
+        let head = self.answer_header(error.kind().code().max(1), body.len(), 0)?;
+        self.sink.send_parts(&head, &[], [&body, frame_padding(body.len())], false)?;
         self.state = AnswerState::Whole;
         Ok(())
     }
 
-    fn progress(&self) -> AnswerState {
+    fn answer_state(&self) -> AnswerState {
         self.state
     }
 
-    fn waits(&mut self) {
-        self.sink.waits();
+    fn before_wait(&mut self) {
+        self.sink.before_wait();
     }
 }

@@ -1,35 +1,36 @@
-//! The seam every data transport plugs into: channels and connectors on the reader's side, services and responders on
-//! the node's, the pool of channels to one peer. It deliberately knows no socket and no verbs.
+//! The interface of a data transport: channels and connectors for readers, services and responders for nodes, and the
+//! pools of channels to one peer. It knows no socket and no verbs.
 //!
-//! A request names an operation and a region of the reader's own memory; the answer's payload lands there. So a
-//! request can be sent again on another channel, of another transport, when the first one fails.
+//! A request names an operation and a region of the reader's memory, where the answer's payload lands. A request can
+//! therefore be repeated on another channel, of another transport, when the first one fails.
 #![forbid(unsafe_code)]
 
 mod channel;
+mod channel_pool;
 #[cfg(feature = "conformance")]
 pub mod conformance;
-mod crew;
+mod connection_slots;
 mod frames;
-mod gate;
-mod pairs;
 mod path_pool;
 mod path_speed;
 mod path_state;
-mod places;
-mod pool;
+mod proof_gate;
+mod rail_pairs;
 mod service;
-mod turns;
+mod worker_permits;
+mod worker_pool;
 
 pub use channel::{
-    Answer, Breaker, CallError, Channel, Connector, Endpoints, TransportKind, call_for, greet, greet_first,
+    CallAnswer, CallError, Channel, ChannelBreaker, ConnectionEndpoints, Connector, TransportKind, call_decoded,
+    first_handshake, perform_handshake,
 };
-pub use crew::{Crew, Crewed, End};
+pub use channel_pool::{BegunCall, ChannelLease, ChannelPool, OverduePeer, PoolConfig, PoolState};
+pub use connection_slots::{AdmissionGate, ConnectionSlots, SlotHolder, SlotOffer};
 pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
-pub use gate::prove;
-pub use pairs::{Pair, pair};
-pub use path_pool::{PathPool, PathSpec, PathView, Quiet, RailLoads, Wake};
+pub use path_pool::{PathPool, PathSpec, PathView, PathWake, QuietPath, RailLoads};
 pub use path_speed::SpeedCheck;
-pub use path_state::{PathState, PathTiming, Phase};
-pub use places::{Door, Places, Room, Seated};
-pub use pool::{Begun, ChannelPool, Lease, Owing, PoolConfig, PoolState};
-pub use service::{AnswerState, ConnState, Next, Responder, Service, dispatch};
+pub use path_state::{PathPhase, PathState, PathTiming};
+pub use proof_gate::prove_token;
+pub use rail_pairs::{RailPair, pair_rails};
+pub use service::{AnswerState, ConnState, NextStep, Responder, Service, dispatch_request};
+pub use worker_pool::{PooledServer, ServeOutcome, WorkerPool};

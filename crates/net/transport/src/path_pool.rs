@@ -1,83 +1,84 @@
-//! The paths to one peer and the channels on them: which channel a request takes, and which channels die together.
-//! Channels are made and paths are watched by somebody else, in the background; nothing here connects, so no request
-//! ever waits for a connection attempt.
+//! The paths to one peer and the channels on them: which channel a request takes, and which channels fail together.
+//! The path monitor creates channels and watches paths in the background; nothing here connects, so no request waits
+//! for a connection attempt.
 
+use crate::channel_pool::{ChannelUser, PooledChannel};
 use crate::path_speed::{self, PathSpeed, SpeedCheck};
-use crate::pool::{Entry, User};
-use crate::{Breaker, Channel, Lease, PathState, PathTiming, Phase, TransportKind};
+use crate::{Channel, ChannelBreaker, ChannelLease, PathPhase, PathState, PathTiming, TransportKind};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use spurline_proto::Welcome;
+use spurline_proto::WelcomeAnswer;
 use spurline_types::{Error, ErrorKind, PathStats, Result, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Channels idle for longer are looked at before they are used.
+/// A channel idle for longer is probed before use.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
 
-/// Why a path failed that nobody used.
+/// The failure reason of an unused path.
 const IDLE_ENDED: &str = "its connections ended while they were idle";
 
-/// One path as its maker describes it.
+/// The fixed properties of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathSpec {
     /// Both rails, for logs: `ib0-ib1`.
     pub name: String,
     /// What carries the bytes.
     pub kind: TransportKind,
-    /// Which local rail; a large read is split over several.
+    /// Index of the local rail; a large read is split over several.
     pub local: usize,
-    /// Its speed relative to the other paths', at least 1.
+    /// Its speed relative to the other paths, at least 1.
     pub speed_mbit: u32,
 }
 
-/// One path as `status` shows it.
+/// The state of a path, for `status`.
 #[derive(Debug, Clone)]
 pub struct PathView {
-    /// What it is.
+    /// Its fixed properties.
     pub spec: PathSpec,
-    /// What it does.
-    pub phase: Phase,
-    /// For how long.
+    /// Its phase.
+    pub phase: PathPhase,
+    /// Time since the phase began.
     pub for_time: Duration,
     /// Channels on it.
     pub channels: usize,
-    /// Requests on it now.
+    /// Requests in flight on it.
     pub in_flight: usize,
-    /// How long ago anything came over it, while it carries data: a peer that lost its power says no goodbye.
+    /// Time since the last bytes arrived, while it carries data. A peer that lost its power does not close its
+    /// connections.
     pub silent: Option<Duration>,
-    /// Why it last failed.
+    /// The reason of the last failure.
     pub reason: Option<String>,
-    /// How often it failed while it carried data.
+    /// Failures while it carried data.
     pub failovers: u64,
-    /// How often it carried data again after that.
+    /// Recoveries after such a failure.
     pub failbacks: u64,
-    /// Whether its reads take longer than before it last failed; none before that is known.
+    /// Whether its reads are slower than before its last failure; `None` while unknown.
     pub speed: Option<SpeedCheck>,
 }
 
-/// Wakes whoever watches paths.
+/// Wakes the path monitor.
 #[derive(Debug, Default)]
-pub struct Wake {
-    rung: Mutex<bool>,
+pub struct PathWake {
+    woken: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Wake {
-    /// Ends the wait that is under way, or else the next one.
-    pub fn ring(&self) {
-        *self.rung.lock() = true;
+impl PathWake {
+    /// Ends the current wait, or else the next one.
+    pub fn wake_monitor(&self) {
+        *self.woken.lock() = true;
         self.changed.notify_all();
     }
-    /// Waits until it is rung, or until `deadline`.
-    pub fn wait(&self, deadline: Instant) {
-        let mut rung = self.rung.lock();
+    /// Waits for [`PathWake::wake_monitor`] or for `deadline`.
+    pub fn wait_until(&self, deadline: Instant) {
+        let mut rung = self.woken.lock();
         while !*rung && !self.changed.wait_until(&mut rung, deadline).timed_out() {}
         *rung = false;
     }
 }
 
-/// Requests under way on each rail of this machine, to whatever peer.
+/// Requests in flight on each rail of this machine, to all peers together.
 #[derive(Debug)]
 pub struct RailLoads([AtomicUsize; u64::BITS as usize]);
 
@@ -88,59 +89,61 @@ impl Default for RailLoads {
 }
 
 impl RailLoads {
-    fn of(&self, spec: &PathSpec) -> &AtomicUsize {
+    fn path_load(&self, spec: &PathSpec) -> &AtomicUsize {
         &self.0[spec.local % self.0.len()]
     }
 }
 
-/// Where a leased channel came from.
+/// Identifies a leased channel.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct ChannelId {
     pub path: usize,
-    /// Of the path when the channel was made: after a failure its channels are strangers.
+    /// The path's generation when the channel was made. A failure starts a new generation, and older channels no
+    /// longer count.
     generation: u64,
     /// Unique among the channels of this pool.
     number: u64,
 }
 
-struct Path {
+struct PathEntry {
     spec: PathSpec,
     counters: Arc<PathStats>,
     speed: Mutex<PathSpeed>,
-    /// With how many thousandths of its speed it is loaded: fewer while it is slower than before it failed.
+    /// The share of its speed used for load balancing, in thousandths; below 1000 while it is slower than before a
+    /// failure.
     share: AtomicU32,
 }
 
-impl Path {
+impl PathEntry {
     fn load_speed(&self) -> u32 {
         let speed = u64::from(self.spec.speed_mbit.max(1)) * u64::from(self.share.load(Ordering::Relaxed)) / 1000;
         u32::try_from(speed).unwrap_or(u32::MAX).max(1)
     }
 }
 
-struct Slot {
+struct PathSlot {
     state: PathState,
-    idle: Vec<(Place, Entry)>,
+    idle: Vec<(ChannelId, PooledChannel)>,
     /// Idle and leased.
     open: usize,
     in_flight: usize,
-    /// When anything last came over the path, or its first request was sent.
-    heard: Instant,
-    /// When its idle channels were last looked at.
-    looked: Instant,
+    /// When bytes last arrived on the path, or when its first request was sent.
+    last_heard: Instant,
+    /// When its idle channels were last probed.
+    last_checked: Instant,
     generation: u64,
-    breakers: Vec<(u64, Arc<dyn Breaker>)>,
+    breakers: Vec<(u64, Arc<dyn ChannelBreaker>)>,
     /// A request found no idle channel.
     wanted: bool,
-    /// One more channel is being made.
+    /// A further channel is being made.
     growing: bool,
-    /// Kept for asking for a sign of life while all others wait for answers.
+    /// Reserved for heartbeats while all other channels wait for answers.
     probe: Option<Box<dyn Channel>>,
     probing: bool,
 }
 
-struct Inner {
-    slots: Vec<Slot>,
+struct PathPoolState {
+    slots: Vec<PathSlot>,
     next_number: u64,
     random: u64,
 }
@@ -148,51 +151,51 @@ struct Inner {
 /// The paths to one peer.
 pub struct PathPool {
     peer: String,
-    paths: Vec<Path>,
+    paths: Vec<PathEntry>,
     most_channels: usize,
     stats: Arc<Stats>,
     started: Instant,
-    wake: Arc<Wake>,
+    wake: Arc<PathWake>,
     rails: Arc<RailLoads>,
-    /// Paths that carry data: read without the lock by every request of a peer that has any.
+    /// Number of paths that carry data; every request reads it without the lock.
     up: AtomicUsize,
-    inner: Mutex<Inner>,
+    inner: Mutex<PathPoolState>,
     changed: Condvar,
 }
 
-/// A path that owes answers and has been silent for a while.
-pub struct Quiet {
-    /// Which path.
+/// A path with requests in flight and no bytes received for a while.
+pub struct QuietPath {
+    /// Index of the path.
     pub path: usize,
-    /// The channel to ask for a sign of life on; `None` when it broke before.
+    /// The channel for a heartbeat; `None` when it broke earlier.
     pub probe: Option<Box<dyn Channel>>,
-    heard: Instant,
+    last_heard: Instant,
     generation: u64,
 }
 
-impl Quiet {
-    /// Its path and which life of it, for [`PathPool::not_asked`].
-    pub fn place(&self) -> (usize, u64) {
+impl QuietPath {
+    /// Its path and generation, for [`PathPool::probe_skipped`].
+    pub fn path_generation(&self) -> (usize, u64) {
         (self.path, self.generation)
     }
 }
 
-/// What is to be broken and dropped once the lock is free: both may take a while.
+/// What to break and drop after the lock is released: both may take a while.
 #[derive(Default)]
-struct Remains {
-    breakers: Vec<(u64, Arc<dyn Breaker>)>,
-    _idle: Vec<(Place, Entry)>,
+struct PathRemains {
+    breakers: Vec<(u64, Arc<dyn ChannelBreaker>)>,
+    _idle: Vec<(ChannelId, PooledChannel)>,
     _probe: Option<Box<dyn Channel>>,
 }
 
-/// What was found to have ended, for whoever holds the lock to drop without it: a NIC's firmware may take its time.
+/// Ended channels and paths, dropped without the lock: destroying them in a NIC's firmware may take a while.
 #[derive(Default)]
-struct Dead {
-    channels: Vec<Entry>,
-    paths: Vec<Remains>,
+struct EndedChannels {
+    channels: Vec<PooledChannel>,
+    paths: Vec<PathRemains>,
 }
 
-impl Dead {
+impl EndedChannels {
     fn is_empty(&self) -> bool {
         self.channels.is_empty() && self.paths.is_empty()
     }
@@ -202,11 +205,11 @@ impl Dead {
     }
 }
 
-impl Drop for Remains {
+impl Drop for PathRemains {
     fn drop(&mut self) {
-        // First those who wait for answers that will not come.
+        // Waiting calls first: their answers will not come.
         for (_, breaker) in self.breakers.drain(..) {
-            breaker.break_off();
+            breaker.break_channel();
         }
     }
 }
@@ -220,15 +223,15 @@ impl PathPool {
         timing: PathTiming,
         seed: u64,
         stats: Arc<Stats>,
-        wake: Arc<Wake>,
+        wake: Arc<PathWake>,
     ) -> Self {
-        let slot = |_: &PathSpec| Slot {
+        let slot = |_: &PathSpec| PathSlot {
             state: PathState::new(timing, Duration::ZERO),
             idle: Vec::with_capacity(most_channels),
             open: 0,
             in_flight: 0,
-            heard: Instant::now(),
-            looked: Instant::now(),
+            last_heard: Instant::now(),
+            last_checked: Instant::now(),
             generation: 0,
             breakers: Vec::new(),
             wanted: false,
@@ -236,11 +239,11 @@ impl PathPool {
             probe: None,
             probing: false,
         };
-        let slots: Vec<Slot> = specs.iter().map(slot).collect();
+        let slots: Vec<PathSlot> = specs.iter().map(slot).collect();
         stats.rdma.paths_down.add(slots.len() as u64);
         let path = |spec: PathSpec| {
-            let counters = stats.paths.of(peer, &spec.name, &spec.kind.to_string());
-            Path { spec, counters, speed: Mutex::default(), share: AtomicU32::new(1000) }
+            let counters = stats.paths.path_stats(peer, &spec.name, &spec.kind.to_string());
+            PathEntry { spec, counters, speed: Mutex::default(), share: AtomicU32::new(1000) }
         };
         PathPool {
             peer: peer.to_owned(),
@@ -250,14 +253,14 @@ impl PathPool {
             wake,
             rails: Arc::default(),
             up: AtomicUsize::new(0),
-            inner: Mutex::new(Inner { slots, next_number: 1, random: seed | 1 }),
+            inner: Mutex::new(PathPoolState { slots, next_number: 1, random: seed | 1 }),
             changed: Condvar::new(),
             stats,
         }
     }
 
-    /// The same, with the loads of this machine's rails that the pools of all peers share.
-    pub fn sharing(mut self, rails: Arc<RailLoads>) -> Self {
+    /// Uses rail loads that the pools of all peers share.
+    pub fn with_rail_loads(mut self, rails: Arc<RailLoads>) -> Self {
         self.rails = rails;
         self
     }
@@ -267,39 +270,39 @@ impl PathPool {
         &self.peer
     }
 
-    /// Paths there are.
+    /// Number of paths.
     pub fn len(&self) -> usize {
         self.paths.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no paths.
     pub fn is_empty(&self) -> bool {
         self.paths.is_empty()
     }
 
-    /// Paths that carry data now.
+    /// Number of paths that carry data.
     pub fn up(&self) -> usize {
         self.up.load(Ordering::Acquire)
     }
 
-    pub(crate) fn counters(&self, place: Place) -> (&Stats, &PathStats) {
+    pub(crate) fn path_counters(&self, place: ChannelId) -> (&Stats, &PathStats) {
         (&self.stats, &self.paths[place.path].counters)
     }
 
-    /// A read over the path of `place` brought `len` bytes in this time. After a failback such reads are compared with
-    /// those before the fault; a path that is slower carries less, in proportion, where there are others.
-    pub(crate) fn measured(&self, place: Place, len: usize, took: Duration) {
-        if len < path_speed::LEAST {
+    /// Records a read of `len` bytes over the path of `place`. After a recovery such reads are compared with those
+    /// before the failure; a slower path carries proportionally less where there are others.
+    pub(crate) fn record_read(&self, place: ChannelId, len: usize, took: Duration) {
+        if len < path_speed::SHORTEST_READ {
             return;
         }
         let path = &self.paths[place.path];
         let under_way = self.inner.lock().slots[place.path].in_flight;
         let mut speed = path.speed.lock();
-        let check = speed.add(len, took, under_way);
-        path.counters.usual_bytes_per_s.set(speed.usual().unwrap_or(0));
+        let check = speed.record_read(len, took, under_way);
+        path.counters.usual_bytes_per_s.set(speed.usual_speed().unwrap_or(0));
         drop(speed);
         let Some(check) = check else { return };
-        path.share.store(check.share(), Ordering::Relaxed);
+        path.share.store(check.load_share(), Ordering::Relaxed);
         path.counters.speed_checks.add(1);
         path.counters.checked_bytes_per_s.set(check.after);
         let before = path.counters.slower.get();
@@ -312,38 +315,37 @@ impl PathPool {
         } else if before == 0 {
             tracing::warn!(
                 peer = %self.peer, path = %name,
-                "a path is slower than before it failed: {after} MB/s, {usual} before; it is given less where there are \
-                 others; 'spurline net doctor' looks at the link, 'spurline net bw' measures it"
+                "a path is slower than before it failed: {after} MB/s, {usual} before; it carries less where there are \
+                 others; 'spurline net doctor' checks the link, 'spurline net bw' measures it"
             );
         }
     }
 
-    /// A request was sent again elsewhere because the path of `lease`'s channel failed.
+    /// Counts a request that was repeated elsewhere because this path failed.
     pub fn count_retry(&self, path: usize) {
         self.stats.rdma.retries.add(1);
         self.paths[path].counters.retries.add(1);
     }
 
-    /// Takes an idle channel of the path that is least loaded for its speed; waits for one while all are in use. Among
-    /// equals it is one of the rails `near` the memory that is read into (bits by [`PathSpec::local`], 0 where all are
-    /// equally near), unless another rail would lie idle meanwhile; at random among what is left. `None` when no path
-    /// carries data.
+    /// Takes an idle channel of the path with the lowest load relative to its speed, and waits while all are in use.
+    /// Ties go to the rails `near` the destination memory (bits by [`PathSpec::local`], 0 when all are equally near),
+    /// unless another rail would stay idle; then at random. `None` when no path carries data.
     ///
     /// # Errors
     /// `Timeout` when every channel was in use until `deadline`.
-    pub fn checkout(&self, deadline: Instant, near: u64) -> Result<Option<Lease<'_>>> {
+    pub fn checkout(&self, deadline: Instant, near: u64) -> Result<Option<ChannelLease<'_>>> {
         if self.up() == 0 {
             return Ok(None);
         }
-        // Dropped after the lock is free.
-        let mut dead = Dead::default();
+        // Dropped after the lock is released.
+        let mut dead = EndedChannels::default();
         let mut inner = self.inner.lock();
         loop {
-            if let Some((place, entry)) = self.pick(&mut inner, 0, near, &mut dead) {
-                return Ok(Some(Lease::of_path(self, place, entry)));
+            if let Some((place, entry)) = self.pick_channel(&mut inner, 0, near, &mut dead) {
+                return Ok(Some(ChannelLease::from_path(self, place, entry)));
             }
             let (mut any_up, mut grows) = (false, false);
-            for slot in inner.slots.iter_mut().filter(|slot| slot.state.phase() == Phase::Up) {
+            for slot in inner.slots.iter_mut().filter(|slot| slot.state.phase() == PathPhase::Up) {
                 any_up = true;
                 if self.may_grow(slot) {
                     (slot.wanted, grows) = (true, true);
@@ -353,7 +355,7 @@ impl PathPool {
                 return Ok(None);
             }
             if grows {
-                self.wake.ring();
+                self.wake.wake_monitor();
             }
             if !dead.is_empty() {
                 MutexGuard::unlocked(&mut inner, || dead.clear());
@@ -361,7 +363,7 @@ impl PathPool {
             }
             if self.changed.wait_until(&mut inner, deadline).timed_out() {
                 let why = format!(
-                    "{}: all {} channels of each path were in use until the deadline; raise --nconnect or look at why answers are slow",
+                    "{}: all {} channels of each path were in use until the deadline; raise --nconnect or find out why answers are slow",
                     self.peer, self.most_channels
                 );
                 return Err(Error::new(ErrorKind::Timeout, why));
@@ -369,20 +371,26 @@ impl PathPool {
         }
     }
 
-    /// Takes an idle channel of another local rail than those in `taken` (bits by [`PathSpec::local`]), without
-    /// waiting; for reads that are split. Gives its speed and its rail's bit, too. `near` is as for
+    /// Takes an idle channel of a local rail that is not in `taken` (bits by [`PathSpec::local`]), without waiting;
+    /// for reads split over rails. Returns its speed and its rail's bit as well. `near` is as for
     /// [`PathPool::checkout`].
-    pub fn checkout_beside(&self, taken: u64, near: u64) -> Option<(Lease<'_>, u32, u64)> {
+    pub fn checkout_beside(&self, taken: u64, near: u64) -> Option<(ChannelLease<'_>, u32, u64)> {
         if self.up() == 0 {
             return None;
         }
-        let mut dead = Dead::default();
-        let (place, entry) = self.pick(&mut self.inner.lock(), taken, near, &mut dead)?;
+        let mut dead = EndedChannels::default();
+        let (place, entry) = self.pick_channel(&mut self.inner.lock(), taken, near, &mut dead)?;
         let path = &self.paths[place.path];
-        Some((Lease::of_path(self, place, entry), path.load_speed(), rail_bit(&path.spec)))
+        Some((ChannelLease::from_path(self, place, entry), path.load_speed(), rail_bit(&path.spec)))
     }
 
-    fn pick(&self, inner: &mut Inner, taken: u64, near: u64, dead: &mut Dead) -> Option<(Place, Entry)> {
+    fn pick_channel(
+        &self,
+        inner: &mut PathPoolState,
+        taken: u64,
+        near: u64,
+        dead: &mut EndedChannels,
+    ) -> Option<(ChannelId, PooledChannel)> {
         loop {
             let mut best: Option<usize> = None;
             let mut equals = 0;
@@ -391,13 +399,14 @@ impl PathPool {
                 if slot.idle.is_empty() || !self.may_take(inner, index, taken) {
                     continue;
                 }
-                let compared = |best| self.compare(inner, index, best).then_with(|| self.nearer(index, best, near));
+                let compared =
+                    |best| self.compare_load(inner, index, best).then_with(|| self.compare_nearness(index, best, near));
                 match best.map_or(std::cmp::Ordering::Less, compared) {
                     std::cmp::Ordering::Less => (best, equals) = (Some(index), 1),
                     std::cmp::Ordering::Equal => {
-                        // One of n equals replaces those before it once in n times.
+                        // The n-th of n equals replaces the choice with probability 1/n.
                         equals += 1;
-                        if step(&mut inner.random).is_multiple_of(equals) {
+                        if next_random(&mut inner.random).is_multiple_of(equals) {
                             best = Some(index);
                         }
                     }
@@ -405,81 +414,81 @@ impl PathPool {
                 }
             }
             let index = best?;
-            // A path that would have been better and has all channels in use gets more, or slow rails would carry as
-            // much as fast ones for ever.
+            // A better path whose channels are all in use gets one more; otherwise slow rails would always carry as
+            // much as fast ones.
             for other in 0..inner.slots.len() {
-                let better = self.may_take(inner, other, taken) && self.compare(inner, other, index).is_lt();
+                let better = self.may_take(inner, other, taken) && self.compare_load(inner, other, index).is_lt();
                 let slot = &mut inner.slots[other];
                 if better && slot.idle.is_empty() && !slot.wanted && self.may_grow(slot) {
                     slot.wanted = true;
-                    self.wake.ring();
+                    self.wake.wake_monitor();
                 }
             }
-            let at = step(&mut inner.random) as usize % inner.slots[index].idle.len();
+            let at = next_random(&mut inner.random) as usize % inner.slots[index].idle.len();
             let slot = &mut inner.slots[index];
             let (place, mut entry) = slot.idle.swap_remove(at);
             let now = Instant::now();
-            if now.saturating_duration_since(entry.idle_since) < PROBE_AFTER || entry.channel.probe() {
+            if now.saturating_duration_since(entry.idle_since) < PROBE_AFTER || entry.channel.looks_alive() {
                 if slot.in_flight == 0 {
-                    slot.heard = now;
+                    slot.last_heard = now;
                 }
                 slot.in_flight += 1;
-                self.rails.of(&self.paths[index].spec).fetch_add(1, Ordering::Relaxed);
+                self.rails.path_load(&self.paths[index].spec).fetch_add(1, Ordering::Relaxed);
                 return Some((place, entry));
             }
-            // It ended while nobody used it. The path may be fine; without any channel left it is not.
+            // The channel ended while idle. The path may be usable, unless this was its last channel.
             slot.open -= 1;
             slot.breakers.retain(|(number, _)| *number != place.number);
             slot.wanted = true;
             if slot.open == 0 {
-                dead.paths.push(self.bring_down(inner, index, IDLE_ENDED));
+                dead.paths.push(self.fail_path(inner, index, IDLE_ENDED));
                 self.changed.notify_all();
             }
             dead.channels.push(entry);
-            self.wake.ring();
+            self.wake.wake_monitor();
         }
     }
 
-    fn may_take(&self, inner: &Inner, index: usize, taken: u64) -> bool {
-        inner.slots[index].state.phase() == Phase::Up && taken & rail_bit(&self.paths[index].spec) == 0
+    fn may_take(&self, inner: &PathPoolState, index: usize, taken: u64) -> bool {
+        inner.slots[index].state.phase() == PathPhase::Up && taken & rail_bit(&self.paths[index].spec) == 0
     }
 
-    fn may_grow(&self, slot: &Slot) -> bool {
-        slot.open < self.most_channels && !slot.growing && slot.state.phase() == Phase::Up
+    fn may_grow(&self, slot: &PathSlot) -> bool {
+        slot.open < self.most_channels && !slot.growing && slot.state.phase() == PathPhase::Up
     }
 
-    /// Which of two paths is less loaded for its speed: (in flight + 1) / speed, without dividing.
-    fn compare(&self, inner: &Inner, a: usize, b: usize) -> std::cmp::Ordering {
+    /// Compares the load of two paths relative to their speed, (in flight + 1) / speed, without a division.
+    fn compare_load(&self, inner: &PathPoolState, a: usize, b: usize) -> std::cmp::Ordering {
         let load = |of: usize, other: usize| {
             (inner.slots[of].in_flight as u64 + 1) * u64::from(self.paths[other].load_speed())
         };
         load(a, b).cmp(&load(b, a))
     }
 
-    /// Which of two equally loaded paths is to be taken for memory near some rails: a rail that is idle before one that
-    /// is not, whatever peers they lead to, then one that is near.
-    fn nearer(&self, a: usize, b: usize, near: u64) -> std::cmp::Ordering {
+    /// Breaks a tie between two equally loaded paths: first a rail that is idle towards all peers, then a rail near
+    /// the memory.
+    fn compare_nearness(&self, a: usize, b: usize, near: u64) -> std::cmp::Ordering {
         let far = |path: usize| {
             let spec = &self.paths[path].spec;
-            (self.rails.of(spec).load(Ordering::Relaxed) > 0, near & rail_bit(spec) == 0)
+            (self.rails.path_load(spec).load(Ordering::Relaxed) > 0, near & rail_bit(spec) == 0)
         };
         if near == 0 { std::cmp::Ordering::Equal } else { far(a).cmp(&far(b)) }
     }
 
-    /// A request on the path is over.
-    fn ended(&self, inner: &mut Inner, path: usize) {
+    /// Accounts for the end of a request on the path.
+    fn request_ended(&self, inner: &mut PathPoolState, path: usize) {
         inner.slots[path].in_flight -= 1;
-        self.rails.of(&self.paths[path].spec).fetch_sub(1, Ordering::Relaxed);
+        self.rails.path_load(&self.paths[path].spec).fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn give_back(&self, place: Place, mut entry: Entry) {
+    pub(crate) fn return_channel(&self, place: ChannelId, mut entry: PooledChannel) {
         let now = Instant::now();
         entry.idle_since = now;
         let mut inner = self.inner.lock();
-        self.ended(&mut inner, place.path);
+        self.request_ended(&mut inner, place.path);
         let slot = &mut inner.slots[place.path];
         let stranger = if slot.generation == place.generation {
-            slot.heard = now;
+            slot.last_heard = now;
             slot.idle.push((place, entry));
             None
         } else {
@@ -490,54 +499,54 @@ impl PathPool {
         drop(stranger);
     }
 
-    /// Closes a channel that broke. Its path is given up with it for the `error`, unless it was only too slow: whether a
-    /// path is silent is found out by asking it.
-    pub(crate) fn give_up(&self, place: Place, entry: Entry, error: Option<&Error>) {
+    /// Closes a channel that broke. With an `error` its path fails too; a call that was only too slow passes none, as
+    /// silence is detected by heartbeats.
+    pub(crate) fn drop_broken(&self, place: ChannelId, entry: PooledChannel, error: Option<&Error>) {
         let mut inner = self.inner.lock();
-        self.ended(&mut inner, place.path);
+        self.request_ended(&mut inner, place.path);
         let slot = &mut inner.slots[place.path];
-        let mut remains = Remains::default();
+        let mut remains = PathRemains::default();
         if slot.generation == place.generation {
             slot.open -= 1;
             slot.wanted = true;
             slot.breakers.retain(|(number, _)| *number != place.number);
             if let Some(error) = error {
-                remains = self.bring_down(&mut inner, place.path, error.message());
+                remains = self.fail_path(&mut inner, place.path, error.message());
             }
         }
         drop(inner);
         self.changed.notify_all();
-        self.wake.ring();
-        // The caller's memory is free for others once this returns: the channel is gone by then.
+        self.wake.wake_monitor();
+        // The caller's memory may be reused once this returns, so the channel must be gone by then.
         drop(entry);
         drop(remains);
     }
 
-    /// Ends a path that carried data; its channels are the caller's to drop.
-    fn bring_down(&self, inner: &mut Inner, path: usize, why: &str) -> Remains {
+    /// Fails a path that carried data; the caller drops its channels.
+    fn fail_path(&self, inner: &mut PathPoolState, path: usize, why: &str) -> PathRemains {
         let now = self.started.elapsed();
-        if !inner.slots[path].state.failed(now, why) {
-            return Remains::default();
+        if !inner.slots[path].state.path_failed(now, why) {
+            return PathRemains::default();
         }
-        self.clear(inner, path, why)
+        self.clear_path(inner, path, why)
     }
 
-    fn clear(&self, inner: &mut Inner, path: usize, why: &str) -> Remains {
+    fn clear_path(&self, inner: &mut PathPoolState, path: usize, why: &str) -> PathRemains {
         let slot = &mut inner.slots[path];
         slot.generation += 1;
         slot.open = 0;
         slot.wanted = false;
         slot.growing = false;
         slot.probing = false;
-        let remains = Remains {
+        let remains = PathRemains {
             breakers: std::mem::take(&mut slot.breakers),
             _idle: std::mem::take(&mut slot.idle),
             _probe: slot.probe.take(),
         };
         let in_flight = slot.in_flight;
         self.up.fetch_sub(1, Ordering::AcqRel);
-        let Path { spec, counters, .. } = &self.paths[path];
-        counters.says(Some(true), None, |_, _| {});
+        let PathEntry { spec, counters, .. } = &self.paths[path];
+        counters.report_state(Some(true), None, |_, _| {});
         counters.silent_s.set(0);
         counters.failovers.add(1);
         counters.set_last_failure(why);
@@ -552,21 +561,21 @@ impl PathPool {
         remains
     }
 
-    // What the watcher calls.
+    // Called by the path monitor.
 
-    /// Says whether each local rail's link is up.
-    pub fn links(&self, up: &dyn Fn(usize) -> bool) {
+    /// Reports whether the link of each local rail is up.
+    pub fn update_links(&self, up: &dyn Fn(usize) -> bool) {
         for (index, path) in self.paths.iter().enumerate() {
             let link = up(path.spec.local);
             let mut inner = self.inner.lock();
             let before = inner.slots[index].state.phase();
-            let carried = inner.slots[index].state.link(self.started.elapsed(), link);
+            let carried = inner.slots[index].state.link_changed(self.started.elapsed(), link);
             let after = inner.slots[index].state.phase();
-            let remains = carried.then(|| self.clear(&mut inner, index, "the local link went down"));
+            let remains = carried.then(|| self.clear_path(&mut inner, index, "the local link went down"));
             drop(inner);
             if before != after && !carried {
                 tracing::info!(peer = %self.peer, path = %path.spec.name, "the local link {}", match after {
-                    Phase::Settling => "came back; it carries data when it has settled",
+                    PathPhase::Settling => "came back; it carries data when it has settled",
                     _ => "is down",
                 });
             }
@@ -577,11 +586,11 @@ impl PathPool {
         }
     }
 
-    /// Paths to be connected now; each counts as being connected from here on.
-    pub fn due(&self) -> Vec<usize> {
+    /// The paths to connect now; each counts as connecting from here on.
+    pub fn begin_due(&self) -> Vec<usize> {
         let now = self.started.elapsed();
         let mut inner = self.inner.lock();
-        inner.slots.iter_mut().enumerate().filter_map(|(i, slot)| slot.state.begin(now).then_some(i)).collect()
+        inner.slots.iter_mut().enumerate().filter_map(|(i, slot)| slot.state.begin_connect(now).then_some(i)).collect()
     }
 
     /// When the next path is due.
@@ -590,42 +599,42 @@ impl PathPool {
         inner.slots.iter().filter_map(|slot| slot.state.due_at()).min().map(|at| self.started + at)
     }
 
-    /// Whether a path is being connected or due at this moment: a start waits for the first attempts.
-    pub fn undecided(&self) -> bool {
+    /// Whether a path is due or connecting; a start waits for the first attempts.
+    pub fn is_undecided(&self) -> bool {
         let inner = self.inner.lock();
-        inner.slots.iter().any(|slot| matches!(slot.state.phase(), Phase::Due | Phase::Connecting))
+        inner.slots.iter().any(|slot| matches!(slot.state.phase(), PathPhase::Due | PathPhase::Connecting))
     }
 
-    /// Requests under way.
+    /// Requests in flight.
     pub fn in_flight(&self) -> usize {
         self.inner.lock().slots.iter().map(|slot| slot.in_flight).sum()
     }
 
-    /// A path that was due has its first channel, and one for signs of life.
-    pub fn connected(
+    /// Reports that a path has its first channel, and one for heartbeats.
+    pub fn path_connected(
         &self,
         path: usize,
         channel: Box<dyn Channel>,
-        welcome: Arc<Welcome>,
+        welcome: Arc<WelcomeAnswer>,
         probe: Option<Box<dyn Channel>>,
     ) {
         let mut inner = self.inner.lock();
         let back = {
             let state = &mut inner.slots[path].state;
             let failbacks = state.failbacks();
-            if !state.connected(self.started.elapsed()) {
+            if !state.connect_succeeded(self.started.elapsed()) {
                 // Its link went down meanwhile.
                 drop(inner);
                 return;
             }
             state.failbacks() > failbacks
         };
-        inner.slots[path].heard = Instant::now();
+        inner.slots[path].last_heard = Instant::now();
         inner.slots[path].probe = probe;
-        Self::put(&mut inner, path, channel, welcome);
+        Self::put_channel(&mut inner, path, channel, welcome);
         self.up.fetch_add(1, Ordering::AcqRel);
-        let Path { spec, counters, .. } = &self.paths[path];
-        counters.says(None, Some(true), |_, _| {});
+        let PathEntry { spec, counters, .. } = &self.paths[path];
+        counters.report_state(None, Some(true), |_, _| {});
         drop(inner);
         self.stats.rdma.paths_up.add(1);
         self.stats.rdma.paths_down.sub(1);
@@ -634,31 +643,31 @@ impl PathPool {
             self.stats.rdma.failbacks.add(1);
             counters.slower.set(0);
             self.paths[path].share.store(1000, Ordering::Relaxed);
-            self.paths[path].speed.lock().back();
+            self.paths[path].speed.lock().path_returned();
         }
         let what = if back { "carries data again" } else { "carries data" };
         tracing::info!(peer = %self.peer, path = %spec.name, kind = %spec.kind, "a path {what}");
         self.changed.notify_all();
     }
 
-    /// A path that was due could not be connected.
+    /// Reports that a path could not be connected.
     pub fn connect_failed(&self, path: usize, error: &Error) {
         let mut inner = self.inner.lock();
-        let random = step(&mut inner.random);
+        let random = next_random(&mut inner.random);
         let state = &mut inner.slots[path].state;
         state.connect_failed(self.started.elapsed(), error.message(), random);
         let again = state.due_at().map(|at| at.saturating_sub(self.started.elapsed()));
         drop(inner);
-        let Path { spec, counters, .. } = &self.paths[path];
+        let PathEntry { spec, counters, .. } = &self.paths[path];
         counters.set_last_failure(error.message());
         let again = again.map_or(0, |d| d.as_millis().div_ceil(1000));
         tracing::warn!(peer = %self.peer, path = %spec.name, "a path can't be used: {error}; tried again in {again} s");
     }
 
-    /// Paths that carry data and want one more channel, with what [`PathPool::add`] takes.
-    pub fn wanting(&self) -> Vec<(usize, u64)> {
+    /// The paths that need a further channel, with the generation for [`PathPool::add_channel`].
+    pub fn begin_growing(&self) -> Vec<(usize, u64)> {
         let mut inner = self.inner.lock();
-        let wants = |(i, slot): (usize, &mut Slot)| {
+        let wants = |(i, slot): (usize, &mut PathSlot)| {
             let grow = slot.wanted && self.may_grow(slot);
             if grow {
                 (slot.wanted, slot.growing) = (false, true);
@@ -668,23 +677,25 @@ impl PathPool {
         inner.slots.iter_mut().enumerate().filter_map(wants).collect()
     }
 
-    /// What came of making one more channel for a path. That it could not be made says nothing of the channels that work;
-    /// where there is none left the path has failed, or its requests would wait for one until their deadlines.
-    pub fn add(&self, path: usize, generation: u64, made: Result<(Box<dyn Channel>, Arc<Welcome>)>) {
+    /// Reports the result of making a further channel. A failure does not affect working channels; without any, the
+    /// path fails, as its requests would otherwise wait until their deadlines.
+    pub fn add_channel(&self, path: usize, generation: u64, made: Result<(Box<dyn Channel>, Arc<WelcomeAnswer>)>) {
         let mut inner = self.inner.lock();
         let slot = &mut inner.slots[path];
         if slot.generation != generation {
-            // The path failed since: this is a channel of a path that is not trusted any more.
+            // The path has failed since, so its channel is not used.
             drop(inner);
             return;
         }
         slot.growing = false;
-        let mut remains = Remains::default();
+        let mut remains = PathRemains::default();
         match made {
-            Ok((channel, welcome)) if slot.open < self.most_channels => Self::put(&mut inner, path, channel, welcome),
+            Ok((channel, welcome)) if slot.open < self.most_channels => {
+                Self::put_channel(&mut inner, path, channel, welcome)
+            }
             Err(error) if slot.open == 0 => {
                 let why = format!("its last channel is gone, and no other could be made: {error}");
-                remains = self.bring_down(&mut inner, path, &why);
+                remains = self.fail_path(&mut inner, path, &why);
             }
             _ => {}
         }
@@ -693,49 +704,49 @@ impl PathPool {
         drop(remains);
     }
 
-    fn put(inner: &mut Inner, path: usize, channel: Box<dyn Channel>, welcome: Arc<Welcome>) {
+    fn put_channel(inner: &mut PathPoolState, path: usize, channel: Box<dyn Channel>, welcome: Arc<WelcomeAnswer>) {
         let number = inner.next_number;
         inner.next_number += 1;
         let slot = &mut inner.slots[path];
         let breaker = channel.breaker();
         slot.breakers.extend(breaker.iter().map(|breaker| (number, Arc::clone(breaker))));
         slot.open += 1;
-        let place = Place { path, generation: slot.generation, number };
-        let (idle_since, user) = (Instant::now(), User::this());
-        slot.idle.push((place, Entry { channel, welcome, idle_since, breaks: 0, number, user, breaker }));
+        let place = ChannelId { path, generation: slot.generation, number };
+        let (idle_since, user) = (Instant::now(), ChannelUser::current());
+        slot.idle.push((place, PooledChannel { channel, welcome, idle_since, breaks: 0, number, user, breaker }));
     }
 
-    /// Looks at paths that nobody uses, each again after `every`, and sends nothing: a path whose channels the peer ended
-    /// has failed, as its next request would find out.
-    pub fn look(&self, every: Duration) {
+    /// Probes idle paths, each at most once per `every`, without sending anything. A path whose channels the peer
+    /// closed has failed.
+    pub fn check_idle(&self, every: Duration) {
         for (index, path) in self.paths.iter().enumerate() {
             let now = Instant::now();
             let mut inner = self.inner.lock();
             let slot = &mut inner.slots[index];
             let silent = match slot.state.phase() {
-                Phase::Up => now.saturating_duration_since(slot.heard),
+                PathPhase::Up => now.saturating_duration_since(slot.last_heard),
                 _ => Duration::ZERO,
             };
             path.counters.silent_s.set(silent.as_secs());
-            if slot.state.phase() != Phase::Up
+            if slot.state.phase() != PathPhase::Up
                 || slot.in_flight > 0
-                || now.saturating_duration_since(slot.looked) < every
+                || now.saturating_duration_since(slot.last_checked) < every
             {
                 continue;
             }
-            slot.looked = now;
-            // One that lives stands for all: what ends a peer ends all of them.
-            if slot.idle.first_mut().is_none_or(|(_, entry)| entry.channel.probe()) {
+            slot.last_checked = now;
+            // One live channel proves the peer alive: its end closes all of them.
+            if slot.idle.first_mut().is_none_or(|(_, entry)| entry.channel.looks_alive()) {
                 continue;
             }
-            let ended: Vec<_> = slot.idle.extract_if(.., |(_, entry)| !entry.channel.probe()).collect();
+            let ended: Vec<_> = slot.idle.extract_if(.., |(_, entry)| !entry.channel.looks_alive()).collect();
             slot.open -= ended.len();
             slot.breakers.retain(|(number, _)| ended.iter().all(|(place, _)| place.number != *number));
             slot.wanted = true;
-            let probe = slot.probe.take_if(|probe| !probe.probe());
+            let probe = slot.probe.take_if(|probe| !probe.looks_alive());
             let remains = match slot.open {
-                0 => self.bring_down(&mut inner, index, IDLE_ENDED),
-                _ => Remains::default(),
+                0 => self.fail_path(&mut inner, index, IDLE_ENDED),
+                _ => PathRemains::default(),
             };
             drop(inner);
             self.changed.notify_all();
@@ -743,15 +754,15 @@ impl PathPool {
         }
     }
 
-    /// Closes channels that nobody used for `idle`, but for the one of each path that was used last: the peer has a place, and
-    /// memory, for so many connections only, and others may need them.
+    /// Closes channels unused for `idle`, except the most recently used one of each path: the peer has connection
+    /// slots and memory for a limited number.
     pub fn close_idle(&self, idle: Duration) {
         let now = Instant::now();
         let mut closed = Vec::new();
         let mut inner = self.inner.lock();
         for slot in &mut inner.slots {
             let last = slot.idle.iter().max_by_key(|(_, entry)| entry.idle_since).map(|(place, _)| place.number);
-            let unused = |entry: &Entry| now.saturating_duration_since(entry.idle_since) >= idle;
+            let unused = |entry: &PooledChannel| now.saturating_duration_since(entry.idle_since) >= idle;
             let before = closed.len();
             closed.extend(slot.idle.extract_if(.., |(place, entry)| Some(place.number) != last && unused(entry)));
             let gone = &closed[before..];
@@ -762,53 +773,53 @@ impl PathPool {
         drop(closed);
     }
 
-    /// Paths that owe answers and over which nothing came for `silence`; each is asked for a sign of life, and what
-    /// came of it is told to [`PathPool::answered`] or [`PathPool::silent`].
-    pub fn quiet(&self, silence: Duration) -> Vec<Quiet> {
+    /// The paths with requests in flight and no bytes received for `silence`. The caller sends each a heartbeat and
+    /// reports the result to [`PathPool::probe_answered`] or [`PathPool::probe_failed`].
+    pub fn quiet_paths(&self, silence: Duration) -> Vec<QuietPath> {
         let now = Instant::now();
         let mut inner = self.inner.lock();
-        let quiet = |(path, slot): (usize, &mut Slot)| {
-            let silent = now.saturating_duration_since(slot.heard) >= silence;
-            let ask = slot.in_flight > 0 && silent && !slot.probing && slot.state.phase() == Phase::Up;
+        let quiet = |(path, slot): (usize, &mut PathSlot)| {
+            let silent = now.saturating_duration_since(slot.last_heard) >= silence;
+            let ask = slot.in_flight > 0 && silent && !slot.probing && slot.state.phase() == PathPhase::Up;
             ask.then(|| {
                 slot.probing = true;
-                Quiet { path, probe: slot.probe.take(), heard: slot.heard, generation: slot.generation }
+                QuietPath { path, probe: slot.probe.take(), last_heard: slot.last_heard, generation: slot.generation }
             })
         };
         inner.slots.iter_mut().enumerate().filter_map(quiet).collect()
     }
 
-    /// A quiet path could not be asked: it is asked again when it is still quiet.
-    pub fn not_asked(&self, path: usize, generation: u64) {
+    /// Reports that a heartbeat could not be sent; the path is offered again while it is quiet.
+    pub fn probe_skipped(&self, path: usize, generation: u64) {
         let slot = &mut self.inner.lock().slots[path];
         if slot.generation == generation {
             slot.probing = false;
         }
     }
 
-    /// A quiet path gave a sign of life over `probe`.
-    pub fn answered(&self, quiet: &Quiet, probe: Box<dyn Channel>) {
+    /// Reports that a quiet path answered a heartbeat over `probe`.
+    pub fn probe_answered(&self, quiet: &QuietPath, probe: Box<dyn Channel>) {
         let mut inner = self.inner.lock();
         let slot = &mut inner.slots[quiet.path];
         let mut stranger = Some(probe);
         if slot.generation == quiet.generation {
             slot.probing = false;
-            slot.heard = Instant::now();
+            slot.last_heard = Instant::now();
             slot.probe = stranger.take();
         }
         drop(inner);
         drop(stranger);
     }
 
-    /// A quiet path gave none. It has failed, unless something came over it after all.
-    pub fn silent(&self, quiet: &Quiet, why: &str) {
+    /// Reports that a quiet path did not answer. It has failed, unless bytes arrived meanwhile.
+    pub fn probe_failed(&self, quiet: &QuietPath, why: &str) {
         let mut inner = self.inner.lock();
         let slot = &mut inner.slots[quiet.path];
-        let mut remains = Remains::default();
+        let mut remains = PathRemains::default();
         if slot.generation == quiet.generation {
             slot.probing = false;
-            if slot.heard == quiet.heard && slot.in_flight > 0 {
-                remains = self.bring_down(&mut inner, quiet.path, why);
+            if slot.last_heard == quiet.last_heard && slot.in_flight > 0 {
+                remains = self.fail_path(&mut inner, quiet.path, why);
             }
         }
         drop(inner);
@@ -816,32 +827,32 @@ impl PathPool {
         drop(remains);
     }
 
-    /// The peer is another process than before: paths that failed are tried at once.
-    pub fn renew(&self) {
+    /// Reports that the peer is a new process: failed paths are tried at once.
+    pub fn peer_restarted(&self) {
         let now = self.started.elapsed();
-        self.inner.lock().slots.iter_mut().for_each(|slot| slot.state.renewed(now));
+        self.inner.lock().slots.iter_mut().for_each(|slot| slot.state.peer_restarted(now));
     }
 
-    /// Ends every path: the peer has other rails now.
+    /// Ends every path, because the peer has other rails now.
     pub fn close(&self, why: &str) {
         for path in 0..self.paths.len() {
-            let remains = self.bring_down(&mut self.inner.lock(), path, why);
+            let remains = self.fail_path(&mut self.inner.lock(), path, why);
             drop(remains);
         }
         self.changed.notify_all();
     }
 
-    /// Every path, for `status`.
+    /// The state of every path, for `status`.
     pub fn view(&self) -> Vec<PathView> {
         let now = self.started.elapsed();
-        let inner: MutexGuard<'_, Inner> = self.inner.lock();
-        let view = |(path, slot): (&Path, &Slot)| PathView {
+        let inner: MutexGuard<'_, PathPoolState> = self.inner.lock();
+        let view = |(path, slot): (&PathEntry, &PathSlot)| PathView {
             spec: path.spec.clone(),
             phase: slot.state.phase(),
             for_time: now.saturating_sub(slot.state.since()),
             channels: slot.open,
             in_flight: slot.in_flight,
-            silent: (slot.state.phase() == Phase::Up).then(|| slot.heard.elapsed()),
+            silent: (slot.state.phase() == PathPhase::Up).then(|| slot.last_heard.elapsed()),
             reason: slot.state.reason().map(str::to_owned),
             failovers: slot.state.failovers(),
             failbacks: slot.state.failbacks(),
@@ -857,21 +868,21 @@ impl Drop for PathPool {
         self.stats.rdma.paths_up.sub(up);
         self.stats.rdma.paths_down.sub(self.paths.len() as u64 - up);
         for (path, slot) in self.paths.iter().zip(&self.inner.get_mut().slots) {
-            if slot.state.phase() == Phase::Up {
-                path.counters.says(Some(true), None, |_, _| {});
+            if slot.state.phase() == PathPhase::Up {
+                path.counters.report_state(Some(true), None, |_, _| {});
             }
             path.counters.silent_s.set(0);
         }
     }
 }
 
-/// Rails past the 64th share a bit; no machine has as many.
+/// Rails beyond the 64th share bits; no machine has as many.
 fn rail_bit(spec: &PathSpec) -> u64 {
     1 << (spec.local % 64)
 }
 
 /// xorshift64.
-pub(crate) fn step(state: &mut u64) -> u64 {
+pub(crate) fn next_random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
     *state ^= *state << 17;

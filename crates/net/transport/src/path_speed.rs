@@ -1,40 +1,40 @@
-//! Whether a path that is back carries reads as fast as before it failed. Pure: each long read is told with its time, and
-//! no read is made for it. It knows no path, no clock, and not why one is slower.
+//! Whether a path that recovered carries reads as fast as before its failure. Pure: the caller reports each long read
+//! with its duration, and no read is made for the comparison. It knows no path, no clock and no cause.
 //!
-//! Reads are compared with those of about the same length. What counts is how many bytes a path moved in the time of a
-//! read, all reads under way on it together, so that many readers look no slower than one.
+//! Reads are compared with reads of similar length. The measure is the bytes a path moved during a read, all
+//! concurrent reads included, so that many readers look no slower than one.
 
 use std::time::Duration;
 
-/// Shorter reads say more of latency than of speed.
-pub(crate) const LEAST: usize = 128 << 10;
-/// Reads of one length that are judged together, by their median.
+/// Shorter reads measure latency rather than speed.
+pub(crate) const SHORTEST_READ: usize = 128 << 10;
+/// Reads of one length class judged together, by their median.
 const WINDOW: usize = 32;
 /// Lengths from 128 KiB to 2 MiB and above, by powers of two.
 const CLASSES: usize = 5;
-/// So many windows have to be slower, one after the other: whatever else runs for a moment is not the path's fault.
+/// Consecutive slow windows before a path counts as slower: a short disturbance is not the path's fault.
 const SLOW_WINDOWS: u8 = 3;
-/// Of the speed before, what counts as no slower: a machine's figures differ by less.
-const ENOUGH: (u64, u64) = (4, 5);
-/// A path counts with at least this share of its speed, in thousandths: what gets no reads can't prove better.
+/// The share of the former speed that still counts as unchanged; measurements on one machine vary by less.
+const SAME_SPEED_SHARE: (u64, u64) = (4, 5);
+/// The lowest load share of a path, in thousandths: without reads it could not prove itself faster.
 const LEAST_SHARE: u32 = 100;
-/// So much of the speed before is forgotten with each slower window, as a share of one to this: work that has changed, and
-/// not the path, is not held against it for ever.
-const FORGET: u64 = 64;
+/// Each slower window lowers the reference speed by one part in this many, so that a changed workload is not held
+/// against the path for ever.
+const FORGET_DIVISOR: u64 = 64;
 
-/// What came of comparing.
+/// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpeedCheck {
-    /// Bytes a second before the fault.
+    /// Bytes per second before the failure.
     pub before: u64,
-    /// Bytes a second since.
+    /// Bytes per second since.
     pub after: u64,
-    /// Whether that is slower.
+    /// Whether the path is slower.
     pub slower: bool,
 }
 
 #[derive(Debug, Default)]
-struct Class {
+struct LengthClass {
     usual: Option<u64>,
     window: Vec<u64>,
     slow: u8,
@@ -43,21 +43,21 @@ struct Class {
 /// The speed of one path.
 #[derive(Debug, Default)]
 pub(crate) struct PathSpeed {
-    classes: [Class; CLASSES],
-    /// It failed and came back, and is still to be compared, or was slower.
+    classes: [LengthClass; CLASSES],
+    /// The path recovered and is still to be compared, or was slower.
     comparing: bool,
-    last: Option<SpeedCheck>,
+    last_check: Option<SpeedCheck>,
 }
 
 impl PathSpeed {
-    /// A read of `len` bytes took `took`, with `under_way` requests on the path at its end, itself included. Says what came
-    /// of a comparison, when there is news.
-    pub fn add(&mut self, len: usize, took: Duration, under_way: usize) -> Option<SpeedCheck> {
-        let index = (len / LEAST).checked_ilog2()?.min(CLASSES as u32 - 1) as usize;
+    /// Records a read of `len` bytes that took `took`, with `under_way` requests on the path at its end, itself
+    /// included. Returns a new comparison result.
+    pub fn record_read(&mut self, len: usize, took: Duration, under_way: usize) -> Option<SpeedCheck> {
+        let index = (len / SHORTEST_READ).checked_ilog2()?.min(CLASSES as u32 - 1) as usize;
         let class = &mut self.classes[index];
         let bytes = (len as u128 * under_way.max(1) as u128).saturating_mul(1_000_000_000);
         let speed = u64::try_from(bytes / took.as_nanos().max(1)).unwrap_or(u64::MAX);
-        // Once per length, and of this size for good.
+        // Allocated once per class.
         class.window.reserve_exact(WINDOW - class.window.len());
         class.window.push(speed);
         if class.window.len() < WINDOW {
@@ -70,8 +70,8 @@ impl PathSpeed {
             let (shorter, longer) = self.classes.split_at(index);
             let nearest = shorter.iter().rev().find_map(|class| class.usual);
             let nearest = longer.iter().find_map(|class| class.usual).or(nearest);
-            // A path that was found slower is given shorter parts than before: they are all that can show it is not.
-            let slower = self.last.is_some_and(|last| last.slower);
+            // A slower path gets shorter parts than before, so only these can show that it recovered.
+            let slower = self.last_check.is_some_and(|last| last.slower);
             self.classes[index].usual = if slower { nearest } else { None }.or(Some(after));
             if !slower {
                 return None;
@@ -80,51 +80,52 @@ impl PathSpeed {
         let class = &mut self.classes[index];
         let usual = class.usual.as_mut()?;
         if !self.comparing {
-            // Slowly, so that a path that is about to fail does not lower what it is compared with.
+            // Slowly, so that a path about to fail does not lower its own reference.
             *usual = if after > *usual { after } else { *usual - (*usual - after) / 8 };
             return None;
         }
         let before = *usual;
-        let enough = u128::from(after) * u128::from(ENOUGH.1) >= u128::from(before) * u128::from(ENOUGH.0);
+        let enough =
+            u128::from(after) * u128::from(SAME_SPEED_SHARE.1) >= u128::from(before) * u128::from(SAME_SPEED_SHARE.0);
         if enough {
             self.comparing = false;
             self.classes.iter_mut().for_each(|class| class.slow = 0);
         } else {
             class.slow = (class.slow + 1).min(SLOW_WINDOWS);
-            *usual -= *usual / FORGET;
+            *usual -= *usual / FORGET_DIVISOR;
             if class.slow < SLOW_WINDOWS {
                 return None;
             }
         }
         let check = SpeedCheck { before, after, slower: !enough };
-        self.last = Some(check);
+        self.last_check = Some(check);
         Some(check)
     }
 
-    /// It carries data again after a failure: what it carries from now on is compared.
-    pub fn back(&mut self) {
+    /// The path carries data again after a failure; reads are compared from now on.
+    pub fn path_returned(&mut self) {
         self.comparing = true;
-        self.last = None;
+        self.last_check = None;
         for class in &mut self.classes {
             class.window.clear();
             class.slow = 0;
         }
     }
 
-    /// What came of the last comparison; none since the path came back, or it never failed.
+    /// The last comparison; `None` since the path recovered, or if it never failed.
     pub fn last(&self) -> Option<SpeedCheck> {
-        self.last
+        self.last_check
     }
 
-    /// What it usually moves in a second, of the longest reads it carried.
-    pub fn usual(&self) -> Option<u64> {
+    /// Its usual bytes per second, for the longest reads it carried.
+    pub fn usual_speed(&self) -> Option<u64> {
         self.classes.iter().rev().find_map(|class| class.usual)
     }
 }
 
 impl SpeedCheck {
-    /// With how many thousandths of its speed a path is loaded.
-    pub(crate) fn share(&self) -> u32 {
+    /// The share of its speed used for load balancing, in thousandths.
+    pub(crate) fn load_share(&self) -> u32 {
         let share = u128::from(self.after) * 1000 / u128::from(self.before.max(1));
         if self.slower { u32::try_from(share).unwrap_or(1000).clamp(LEAST_SHARE, 1000) } else { 1000 }
     }
@@ -138,34 +139,34 @@ mod tests {
 
     /// A window of reads that take this long; the last answer.
     fn window(speed: &mut PathSpeed, ms: u64, under_way: usize) -> Option<SpeedCheck> {
-        (0..WINDOW).filter_map(|_| speed.add(LEN, Duration::from_millis(ms), under_way)).last()
+        (0..WINDOW).filter_map(|_| speed.record_read(LEN, Duration::from_millis(ms), under_way)).last()
     }
 
     #[test]
     fn a_path_as_fast_as_before_says_so_once() {
         let mut speed = PathSpeed::default();
-        assert_eq!((window(&mut speed, 10, 1), speed.usual(), speed.last()), (None, Some(100 << 20), None));
-        speed.back();
+        assert_eq!((window(&mut speed, 10, 1), speed.usual_speed(), speed.last()), (None, Some(100 << 20), None));
+        speed.path_returned();
         // Two readers share it, each waits twice as long: no slower.
         let check = window(&mut speed, 20, 2).expect("a whole window");
         assert_eq!(check, SpeedCheck { before: 100 << 20, after: 100 << 20, slower: false });
-        assert_eq!((check.share(), speed.last(), window(&mut speed, 10, 1)), (1000, Some(check), None));
+        assert_eq!((check.load_share(), speed.last(), window(&mut speed, 10, 1)), (1000, Some(check), None));
     }
 
     #[test]
     fn a_slower_path_is_judged_late_and_forgiven_when_it_is_fast_again() {
         let mut speed = PathSpeed::default();
         window(&mut speed, 10, 1);
-        speed.back();
+        speed.path_returned();
         assert_eq!(window(&mut speed, 40, 1), None);
         assert_eq!(window(&mut speed, 40, 1), None);
         let check = window(&mut speed, 40, 1).expect("the third window");
-        assert!(check.slower && (250..=270).contains(&check.share()), "{check:?}");
+        assert!(check.slower && (250..=270).contains(&check.load_share()), "{check:?}");
         // Something else ran for a moment.
         let check = window(&mut speed, 11, 1).expect("as fast as before");
-        assert!(!check.slower && check.share() == 1000, "{check:?}");
+        assert!(!check.slower && check.load_share() == 1000, "{check:?}");
         // A pause in between starts the count anew.
-        speed.back();
+        speed.path_returned();
         assert_eq!((window(&mut speed, 40, 1), speed.last()), (None, None));
         assert!(!window(&mut speed, 10, 1).expect("fast").slower);
     }
@@ -174,7 +175,7 @@ mod tests {
     fn a_path_that_stays_slower_is_not_blamed_for_ever() {
         let mut speed = PathSpeed::default();
         window(&mut speed, 10, 1);
-        speed.back();
+        speed.path_returned();
         let verdicts = (0..400).filter_map(|_| window(&mut speed, 30, 1));
         assert!(verdicts.into_iter().any(|check| !check.slower));
     }
@@ -183,36 +184,36 @@ mod tests {
     fn a_slower_path_is_forgiven_by_shorter_parts_than_it_had_before() {
         let mut speed = PathSpeed::default();
         window(&mut speed, 10, 1);
-        speed.back();
+        speed.path_returned();
         let slow: Vec<_> = (0..3).filter_map(|_| window(&mut speed, 100, 1)).collect();
         assert!(slow.len() == 1 && slow[0].slower, "{slow:?}");
         // As slow as before: a length that was never seen does not excuse it.
         let short = |speed: &mut PathSpeed, us: u64| {
-            (0..WINDOW).filter_map(|_| speed.add(LEAST, Duration::from_micros(us), 1)).last()
+            (0..WINDOW).filter_map(|_| speed.record_read(SHORTEST_READ, Duration::from_micros(us), 1)).last()
         };
         for _ in 0..3 {
             assert!(short(&mut speed, 12_500).is_none_or(|check| check.slower));
         }
         // As fast as it was.
         let check = short(&mut speed, 1_250).expect("a verdict");
-        assert!(!check.slower && check.share() == 1000, "{check:?}");
+        assert!(!check.slower && check.load_share() == 1000, "{check:?}");
     }
 
     #[test]
     fn lengths_are_compared_with_their_like() {
         let mut speed = PathSpeed::default();
         window(&mut speed, 10, 1);
-        speed.back();
+        speed.path_returned();
         // Nothing is known of this length, and short reads are no measure.
         for _ in 0..WINDOW {
-            assert_eq!(speed.add(LEAST, Duration::from_millis(100), 1), None);
-            assert_eq!(speed.add(LEAST - 1, Duration::from_secs(100), 1), None);
+            assert_eq!(speed.record_read(SHORTEST_READ, Duration::from_millis(100), 1), None);
+            assert_eq!(speed.record_read(SHORTEST_READ - 1, Duration::from_secs(100), 1), None);
         }
         assert!(!window(&mut speed, 10, 1).expect("a length that is known").slower);
         // Lengths and times without bounds.
-        for (len, took) in [(usize::MAX, Duration::ZERO), (LEAST, Duration::MAX), (0, Duration::ZERO)] {
+        for (len, took) in [(usize::MAX, Duration::ZERO), (SHORTEST_READ, Duration::MAX), (0, Duration::ZERO)] {
             for _ in 0..WINDOW {
-                speed.add(len, took, usize::MAX);
+                speed.record_read(len, took, usize::MAX);
             }
         }
     }

@@ -1,22 +1,23 @@
-//! The life of one path: when it is tried, when it carries data, when it is left alone. Pure: time is passed in as
-//! the time since a beginning of the caller's choice, and whatever happens is told to it.
+//! The state machine of one path: when to connect, when it carries data, when to leave it alone. Pure: the caller
+//! passes in the time, counted from a start of its choice, and every event.
 
 use std::time::Duration;
 
-/// An attempt to connect that failed is repeated after this, then after twice as long each time: a node that was busy for a
-/// moment costs no more than a moment.
+/// Pause after the first failed attempt to connect; it doubles with each further one. A node that was busy for a
+/// moment therefore costs only a moment.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause after a failure, and the longest time a link settles, where nothing else may carry the data.
+/// The longest pause after a failure, and the longest settling time of a link, where no other transport may carry the
+/// data.
 const FORCED_RETRY: Duration = Duration::from_secs(4);
 const FORCED_SETTLE: Duration = Duration::from_secs(1);
 
-/// How patient a path is.
+/// Retry and settling times of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathTiming {
-    /// A path that failed while it carried data is tried again no sooner than this (`--rdma-retry`); the longest pause
+    /// Pause before a path that failed while it carried data is tried again (`--rdma-retry`); also the longest pause
     /// between attempts to connect.
     pub retry: Duration,
-    /// A link that came back has to stay up this long before it carries data (`--rdma-settle`).
+    /// How long a link that came back must stay up before its path carries data (`--rdma-settle`).
     pub settle: Duration,
 }
 
@@ -27,58 +28,58 @@ impl Default for PathTiming {
 }
 
 impl PathTiming {
-    /// The same where nothing else may carry the data: waiting longer for a path than readers wait would be an error of
-    /// theirs, and no other way is any better.
-    pub fn forced(self) -> Self {
+    /// The same with short pauses, for a mount without an alternative transport: a pause longer than readers wait
+    /// would become their error.
+    pub fn without_alternative(self) -> Self {
         PathTiming { retry: self.retry.min(FORCED_RETRY), settle: self.settle.min(FORCED_SETTLE) }
     }
 }
 
-/// What a path does.
+/// What a path is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// Not tried yet, or about to be tried again.
+pub enum PathPhase {
+    /// Not tried yet, or to be tried again now.
     Due,
-    /// Being connected, in the background.
+    /// Connecting, in the background.
     Connecting,
     /// Carries data.
     Up,
-    /// Failed; left alone until it is tried again.
+    /// Failed; the next attempt is due later.
     Failed,
     /// The local link is down.
     LinkDown,
-    /// The local link came back and is not trusted yet.
+    /// The local link came back and must settle first.
     Settling,
 }
 
-impl Phase {
-    /// The word in `status`.
+impl PathPhase {
+    /// The name shown by `status`.
     pub fn name(self) -> &'static str {
         match self {
-            Phase::Due => "due",
-            Phase::Connecting => "connecting",
-            Phase::Up => "up",
-            Phase::Failed => "failed",
-            Phase::LinkDown => "link down",
-            Phase::Settling => "settling",
+            PathPhase::Due => "due",
+            PathPhase::Connecting => "connecting",
+            PathPhase::Up => "up",
+            PathPhase::Failed => "failed",
+            PathPhase::LinkDown => "link down",
+            PathPhase::Settling => "settling",
         }
     }
 }
 
-/// One path's state. Times are since the caller's beginning.
+/// The state of one path. All times count from the caller's start.
 #[derive(Debug, Clone)]
 pub struct PathState {
     timing: PathTiming,
-    phase: Phase,
+    phase: PathPhase,
     since: Duration,
-    /// Nothing is tried before this.
+    /// No attempt is made before this.
     not_before: Duration,
     link_up: bool,
-    /// The present outage is the local link's, so its return ends it.
+    /// The current outage is due to the local link, so the link's return ends it.
     link_fault: bool,
-    /// When the link last brought the path down: one that does so again soon is flapping.
+    /// When the link last took the path down; a second time within the retry period counts as flapping.
     last_link_fault: Option<Duration>,
-    /// Attempts to connect that failed one after the other.
+    /// Consecutive failed attempts to connect.
     refused: u32,
     reason: Option<String>,
     carried: bool,
@@ -91,7 +92,7 @@ impl PathState {
     pub fn new(timing: PathTiming, now: Duration) -> Self {
         PathState {
             timing,
-            phase: Phase::Due,
+            phase: PathPhase::Due,
             since: now,
             not_before: now,
             link_up: true,
@@ -105,44 +106,45 @@ impl PathState {
         }
     }
 
-    /// What it does.
-    pub fn phase(&self) -> Phase {
+    /// The current phase.
+    pub fn phase(&self) -> PathPhase {
         self.phase
     }
-    /// Since when.
+    /// When the phase began.
     pub fn since(&self) -> Duration {
         self.since
     }
-    /// Why it last failed.
+    /// The reason of the last failure.
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
-    /// How often it failed while it carried data.
+    /// Failures while it carried data.
     pub fn failovers(&self) -> u64 {
         self.failovers
     }
-    /// How often it carried data again after that.
+    /// Recoveries after such a failure.
     pub fn failbacks(&self) -> u64 {
         self.failbacks
     }
 
-    /// When something is to be done without anything happening: a path to be tried, a link that has settled.
+    /// The time of the next scheduled action: an attempt to connect, or the end of settling.
     pub fn due_at(&self) -> Option<Duration> {
-        matches!(self.phase, Phase::Due | Phase::Failed | Phase::Settling).then_some(self.not_before)
+        matches!(self.phase, PathPhase::Due | PathPhase::Failed | PathPhase::Settling).then_some(self.not_before)
     }
 
-    /// Whether the path is to be connected now; it counts as being connected when this says so.
-    pub fn begin(&mut self, now: Duration) -> bool {
+    /// Whether to connect now. If so, the path counts as connecting from here on.
+    pub fn begin_connect(&mut self, now: Duration) -> bool {
         let due = self.due_at().is_some_and(|at| now >= at);
         if due {
-            self.enter(Phase::Connecting, now);
+            self.enter_phase(PathPhase::Connecting, now);
         }
         due
     }
 
-    /// It is connected. Says whether it carries data now: not when its link went down meanwhile.
-    pub fn connected(&mut self, now: Duration) -> bool {
-        if self.phase != Phase::Connecting {
+    /// The attempt succeeded. Returns whether the path carries data now, which it does not when its link went down
+    /// meanwhile.
+    pub fn connect_succeeded(&mut self, now: Duration) -> bool {
+        if self.phase != PathPhase::Connecting {
             return false;
         }
         if self.carried && self.failovers > self.failbacks {
@@ -151,68 +153,68 @@ impl PathState {
         self.carried = true;
         self.link_fault = false;
         self.refused = 0;
-        self.enter(Phase::Up, now);
+        self.enter_phase(PathPhase::Up, now);
         true
     }
 
-    /// Connecting failed. Up to a quarter of the pause is left out, as `random` says, so that many mounts do not come back
-    /// at the same moment.
+    /// The attempt failed. `random` shortens the pause by up to a quarter, so that many mounts do not reconnect at
+    /// the same moment.
     pub fn connect_failed(&mut self, now: Duration, why: &str, random: u64) {
-        if self.phase == Phase::Connecting {
+        if self.phase == PathPhase::Connecting {
             self.reason = Some(why.to_owned());
             let pause = FIRST_PAUSE.saturating_mul(1 << self.refused.min(16)).min(self.timing.retry);
             self.refused = self.refused.saturating_add(1);
             self.not_before = now + pause - pause / 1024 * (random % 256) as u32;
-            self.enter(Phase::Failed, now);
+            self.enter_phase(PathPhase::Failed, now);
         }
     }
 
-    /// A channel failed, or the path was found silent. Says whether it carried data until now.
-    pub fn failed(&mut self, now: Duration, why: &str) -> bool {
-        if self.phase != Phase::Up {
+    /// A channel failed, or the path stopped answering. Returns whether it carried data until now.
+    pub fn path_failed(&mut self, now: Duration, why: &str) -> bool {
+        if self.phase != PathPhase::Up {
             return false;
         }
         self.reason = Some(why.to_owned());
         self.failovers += 1;
         self.not_before = now + self.timing.retry;
-        self.enter(Phase::Failed, now);
+        self.enter_phase(PathPhase::Failed, now);
         true
     }
 
-    /// The local link is up or down. Says whether the path carried data until now.
-    pub fn link(&mut self, now: Duration, up: bool) -> bool {
+    /// The local link went up or down. Returns whether the path carried data until now.
+    pub fn link_changed(&mut self, now: Duration, up: bool) -> bool {
         if up == self.link_up {
             return false;
         }
         self.link_up = up;
         if !up {
-            // Flapping: the link was the cause before, so long ago that a failure would just be tried again.
+            // Flapping: the link already failed within the retry period.
             let flapping = self.last_link_fault.is_some_and(|at| now < at + self.timing.retry);
-            let carried = self.failed(now, "the local link went down");
-            // A failure of a moment ago was this one, seen first by the requests under way.
+            let carried = self.path_failed(now, "the local link went down");
+            // Requests may have seen this same failure a moment earlier.
             self.link_fault = !flapping;
             self.last_link_fault = Some(now);
-            self.enter(Phase::LinkDown, now);
+            self.enter_phase(PathPhase::LinkDown, now);
             return carried;
         }
         let settled = now + self.timing.settle;
-        // The cause is known and gone, so there is nothing to wait for but a settled link. A link that flaps is left
-        // alone as long as any failure.
+        // The cause is known and gone, so only settling is needed. A flapping link waits as long as after any
+        // failure.
         self.not_before = if self.link_fault { settled } else { settled.max(self.not_before) };
-        self.enter(Phase::Settling, now);
+        self.enter_phase(PathPhase::Settling, now);
         false
     }
 
-    /// The peer is another process than before: what failed with the old one says nothing of this one.
-    pub fn renewed(&mut self, now: Duration) {
-        if self.phase == Phase::Failed {
+    /// The peer is a new process: failures of the old one do not count.
+    pub fn peer_restarted(&mut self, now: Duration) {
+        if self.phase == PathPhase::Failed {
             self.refused = 0;
             self.not_before = now;
-            self.enter(Phase::Due, now);
+            self.enter_phase(PathPhase::Due, now);
         }
     }
 
-    fn enter(&mut self, phase: Phase, now: Duration) {
+    fn enter_phase(&mut self, phase: PathPhase, now: Duration) {
         self.phase = phase;
         self.since = now;
     }
@@ -240,21 +242,21 @@ mod tests {
     }
     use Event::*;
 
-    fn run(name: &str, table: &[(u64, Event, Phase, Option<u64>)]) -> PathState {
+    fn run(name: &str, table: &[(u64, Event, PathPhase, Option<u64>)]) -> PathState {
         let mut path = PathState::new(TIMING, at(0));
         for (line, (second, event, phase, due)) in table.iter().enumerate() {
             let now = at(*second);
             let right = match *event {
-                Begin(expected) => path.begin(now) == expected,
-                Connected(expected) => path.connected(now) == expected,
+                Begin(expected) => path.begin_connect(now) == expected,
+                Connected(expected) => path.connect_succeeded(now) == expected,
                 ConnectFailed => {
                     path.connect_failed(now, "no listener", 0);
                     true
                 }
-                Failed(expected) => path.failed(now, "retries exceeded") == expected,
-                Link(up, expected) => path.link(now, up) == expected,
+                Failed(expected) => path.path_failed(now, "retries exceeded") == expected,
+                Link(up, expected) => path.link_changed(now, up) == expected,
                 Renewed => {
-                    path.renewed(now);
+                    path.peer_restarted(now);
                     true
                 }
             };
@@ -269,18 +271,18 @@ mod tests {
         let path = run(
             "failure",
             &[
-                (0, Begin(true), Phase::Connecting, None),
-                (0, Begin(false), Phase::Connecting, None),
-                (1, Connected(true), Phase::Up, None),
-                (1, Connected(false), Phase::Up, None),
-                (50, Failed(true), Phase::Failed, Some(350)),
+                (0, Begin(true), PathPhase::Connecting, None),
+                (0, Begin(false), PathPhase::Connecting, None),
+                (1, Connected(true), PathPhase::Up, None),
+                (1, Connected(false), PathPhase::Up, None),
+                (50, Failed(true), PathPhase::Failed, Some(350)),
                 // The other requests that were under way on it.
-                (50, Failed(false), Phase::Failed, Some(350)),
-                (349, Begin(false), Phase::Failed, Some(350)),
-                (350, Begin(true), Phase::Connecting, None),
-                (351, ConnectFailed, Phase::Failed, Some(352)),
-                (352, Begin(true), Phase::Connecting, None),
-                (353, Connected(true), Phase::Up, None),
+                (50, Failed(false), PathPhase::Failed, Some(350)),
+                (349, Begin(false), PathPhase::Failed, Some(350)),
+                (350, Begin(true), PathPhase::Connecting, None),
+                (351, ConnectFailed, PathPhase::Failed, Some(352)),
+                (352, Begin(true), PathPhase::Connecting, None),
+                (353, Connected(true), PathPhase::Up, None),
             ],
         );
         assert_eq!((path.failovers(), path.failbacks(), path.reason()), (1, 1, Some("no listener")));
@@ -291,24 +293,24 @@ mod tests {
         run(
             "attempts",
             &[
-                (0, Begin(true), Phase::Connecting, None),
-                (3, ConnectFailed, Phase::Failed, Some(4)),
-                (4, Begin(true), Phase::Connecting, None),
-                (7, ConnectFailed, Phase::Failed, Some(9)),
-                (9, Begin(true), Phase::Connecting, None),
-                (9, ConnectFailed, Phase::Failed, Some(13)),
-                (13, Begin(true), Phase::Connecting, None),
-                (14, Connected(true), Phase::Up, None),
+                (0, Begin(true), PathPhase::Connecting, None),
+                (3, ConnectFailed, PathPhase::Failed, Some(4)),
+                (4, Begin(true), PathPhase::Connecting, None),
+                (7, ConnectFailed, PathPhase::Failed, Some(9)),
+                (9, Begin(true), PathPhase::Connecting, None),
+                (9, ConnectFailed, PathPhase::Failed, Some(13)),
+                (13, Begin(true), PathPhase::Connecting, None),
+                (14, Connected(true), PathPhase::Up, None),
                 // It carried data: it is left alone, and what failed before is forgotten.
-                (20, Failed(true), Phase::Failed, Some(320)),
-                (320, Begin(true), Phase::Connecting, None),
-                (320, ConnectFailed, Phase::Failed, Some(321)),
+                (20, Failed(true), PathPhase::Failed, Some(320)),
+                (320, Begin(true), PathPhase::Connecting, None),
+                (320, ConnectFailed, PathPhase::Failed, Some(321)),
             ],
         );
         let mut path = PathState::new(TIMING, at(0));
         for random in [0, 255, 1000, u64::MAX, 4, 5, 6, 7, 8, 9, 10, 255] {
             let due = path.due_at().unwrap();
-            assert!(path.begin(due));
+            assert!(path.begin_connect(due));
             path.connect_failed(due, "no listener", random);
         }
         let pause = path.due_at().unwrap() - path.since();
@@ -317,10 +319,10 @@ mod tests {
 
     #[test]
     fn where_nothing_else_may_carry_the_data_pauses_are_short() {
-        let timing = TIMING.forced();
+        let timing = TIMING.without_alternative();
         assert!(timing.retry < at(10) && timing.settle < timing.retry, "{timing:?}");
         let hasty = PathTiming { retry: Duration::from_millis(5), settle: Duration::ZERO };
-        assert_eq!(hasty.forced(), hasty);
+        assert_eq!(hasty.without_alternative(), hasty);
     }
 
     #[test]
@@ -328,28 +330,28 @@ mod tests {
         let path = run(
             "link",
             &[
-                (0, Begin(true), Phase::Connecting, None),
-                (1, Connected(true), Phase::Up, None),
-                (5, Link(true, false), Phase::Up, None),
-                (60, Link(false, true), Phase::LinkDown, None),
-                (61, Begin(false), Phase::LinkDown, None),
-                (61, Failed(false), Phase::LinkDown, None),
-                (70, Link(true, false), Phase::Settling, Some(80)),
-                (75, Link(false, false), Phase::LinkDown, None),
+                (0, Begin(true), PathPhase::Connecting, None),
+                (1, Connected(true), PathPhase::Up, None),
+                (5, Link(true, false), PathPhase::Up, None),
+                (60, Link(false, true), PathPhase::LinkDown, None),
+                (61, Begin(false), PathPhase::LinkDown, None),
+                (61, Failed(false), PathPhase::LinkDown, None),
+                (70, Link(true, false), PathPhase::Settling, Some(80)),
+                (75, Link(false, false), PathPhase::LinkDown, None),
             ],
         );
         assert_eq!(path.failovers(), 1);
         run(
             "requests saw it first",
             &[
-                (0, Begin(true), Phase::Connecting, None),
-                (1, Connected(true), Phase::Up, None),
-                (60, Failed(true), Phase::Failed, Some(360)),
-                (61, Link(false, false), Phase::LinkDown, None),
-                (70, Link(true, false), Phase::Settling, Some(80)),
-                (79, Begin(false), Phase::Settling, Some(80)),
-                (80, Begin(true), Phase::Connecting, None),
-                (81, Connected(true), Phase::Up, None),
+                (0, Begin(true), PathPhase::Connecting, None),
+                (1, Connected(true), PathPhase::Up, None),
+                (60, Failed(true), PathPhase::Failed, Some(360)),
+                (61, Link(false, false), PathPhase::LinkDown, None),
+                (70, Link(true, false), PathPhase::Settling, Some(80)),
+                (79, Begin(false), PathPhase::Settling, Some(80)),
+                (80, Begin(true), PathPhase::Connecting, None),
+                (81, Connected(true), PathPhase::Up, None),
             ],
         );
     }
@@ -359,19 +361,19 @@ mod tests {
         run(
             "flapping",
             &[
-                (0, Begin(true), Phase::Connecting, None),
-                (1, Connected(true), Phase::Up, None),
-                (60, Link(false, true), Phase::LinkDown, None),
-                (70, Link(true, false), Phase::Settling, Some(80)),
-                (80, Begin(true), Phase::Connecting, None),
-                (80, Connected(true), Phase::Up, None),
-                (90, Link(false, true), Phase::LinkDown, None),
-                (95, Link(true, false), Phase::Settling, Some(390)),
-                (390, Begin(true), Phase::Connecting, None),
-                (390, Connected(true), Phase::Up, None),
+                (0, Begin(true), PathPhase::Connecting, None),
+                (1, Connected(true), PathPhase::Up, None),
+                (60, Link(false, true), PathPhase::LinkDown, None),
+                (70, Link(true, false), PathPhase::Settling, Some(80)),
+                (80, Begin(true), PathPhase::Connecting, None),
+                (80, Connected(true), PathPhase::Up, None),
+                (90, Link(false, true), PathPhase::LinkDown, None),
+                (95, Link(true, false), PathPhase::Settling, Some(390)),
+                (390, Begin(true), PathPhase::Connecting, None),
+                (390, Connected(true), PathPhase::Up, None),
                 // Long quiet: a single loss of the link is a single loss again.
-                (1000, Link(false, true), Phase::LinkDown, None),
-                (1001, Link(true, false), Phase::Settling, Some(1011)),
+                (1000, Link(false, true), PathPhase::LinkDown, None),
+                (1001, Link(true, false), PathPhase::Settling, Some(1011)),
             ],
         );
     }
@@ -381,12 +383,12 @@ mod tests {
         run(
             "connecting",
             &[
-                (0, Begin(true), Phase::Connecting, None),
-                (1, Link(false, false), Phase::LinkDown, None),
-                (2, Connected(false), Phase::LinkDown, None),
-                (2, ConnectFailed, Phase::LinkDown, None),
-                (3, Link(true, false), Phase::Settling, Some(13)),
-                (13, Begin(true), Phase::Connecting, None),
+                (0, Begin(true), PathPhase::Connecting, None),
+                (1, Link(false, false), PathPhase::LinkDown, None),
+                (2, Connected(false), PathPhase::LinkDown, None),
+                (2, ConnectFailed, PathPhase::LinkDown, None),
+                (3, Link(true, false), PathPhase::Settling, Some(13)),
+                (13, Begin(true), PathPhase::Connecting, None),
             ],
         );
     }
@@ -396,16 +398,16 @@ mod tests {
         run(
             "restart",
             &[
-                (0, Begin(true), Phase::Connecting, None),
-                (1, Connected(true), Phase::Up, None),
-                (2, Renewed, Phase::Up, None),
-                (60, Failed(true), Phase::Failed, Some(360)),
-                (65, Renewed, Phase::Due, Some(65)),
-                (65, Begin(true), Phase::Connecting, None),
-                (66, Link(false, false), Phase::LinkDown, None),
-                (67, Renewed, Phase::LinkDown, None),
-                (68, Link(true, false), Phase::Settling, Some(78)),
-                (69, Renewed, Phase::Settling, Some(78)),
+                (0, Begin(true), PathPhase::Connecting, None),
+                (1, Connected(true), PathPhase::Up, None),
+                (2, Renewed, PathPhase::Up, None),
+                (60, Failed(true), PathPhase::Failed, Some(360)),
+                (65, Renewed, PathPhase::Due, Some(65)),
+                (65, Begin(true), PathPhase::Connecting, None),
+                (66, Link(false, false), PathPhase::LinkDown, None),
+                (67, Renewed, PathPhase::LinkDown, None),
+                (68, Link(true, false), PathPhase::Settling, Some(78)),
+                (69, Renewed, PathPhase::Settling, Some(78)),
             ],
         );
     }

@@ -1,43 +1,46 @@
-//! The node's side: what a request is answered by, and the rules every transport keeps around it (greeting first,
-//! every request answered once). It knows no connection's bytes.
+//! The node's side: the service that answers requests, and the rules that every transport applies around it
+//! (handshake first, each request answered once). It knows no bytes of a connection.
 
-use crate::gate::{Gate, no_token};
-use crate::{Endpoints, TransportKind};
-use spurline_proto::{Body, FrameError, Header, Hello, MAX_GREETING_BODY, MAX_REQUEST_BODY, Op, Request, Welcome};
+use crate::proof_gate::{ProofGate, no_token};
+use crate::{ConnectionEndpoints, TransportKind};
+use spurline_proto::{
+    AnswerBody, FrameError, FrameHeader, FrameOp, HelloRequest, MAX_GREETING_BODY, MAX_REQUEST_BODY, NodeRequest,
+    WelcomeAnswer,
+};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The number of the next parking: whose is lower is parked for longer.
-static PARKINGS: AtomicU64 = AtomicU64::new(WITH_WORKER + 1);
-/// A worker has the connection, or it was never parked.
+/// Number of the next parking: a lower number means parked for longer.
+static NEXT_PARKING: AtomicU64 = AtomicU64::new(WITH_WORKER + 1);
+/// A worker owns the connection, or it was never parked.
 const WITH_WORKER: u64 = 0;
-/// The connection is being ended to make room for another.
-const GOES: u64 = u64::MAX;
+/// The connection is being closed to free its slot.
+const EVICTED: u64 = u64::MAX;
 
-/// What is known of the connection a request came on.
+/// The state of the connection a request came on.
 #[derive(Debug)]
 pub struct ConnState {
     id: u64,
-    endpoints: Endpoints,
+    endpoints: ConnectionEndpoints,
     peer_name: OnceLock<String>,
-    /// It greeted for a source.
+    /// Its handshake named a source.
     for_data: AtomicBool,
-    /// It has one of the places for those that do.
+    /// It holds a slot for data.
     admitted: AtomicBool,
-    /// It is parked among those that are asked for data.
+    /// It is parked in the set of data connections.
     moved: AtomicBool,
     /// The number of its parking while it is parked.
     parked: AtomicU64,
-    /// What has to be proved before the greeting; `None` for nothing.
-    gate: Option<Gate>,
+    /// The proof required before the handshake; `None` if no proof is required.
+    gate: Option<ProofGate>,
 }
 
 impl ConnState {
-    /// A new connection that has not greeted yet; `id` is unique in this process.
-    pub fn new(id: u64, endpoints: Endpoints) -> Self {
+    /// A new connection before its handshake; `id` is unique in this process.
+    pub fn new(id: u64, endpoints: ConnectionEndpoints) -> Self {
         ConnState {
             id,
             endpoints,
@@ -49,16 +52,16 @@ impl ConnState {
             gate: None,
         }
     }
-    /// The same for a connection whose peer has to prove first what `trust` asks for.
-    pub fn guarded(id: u64, endpoints: Endpoints, trust: &Arc<Trust>, stats: &Arc<Stats>) -> Self {
-        let gate = Gate::new(trust, &endpoints.kind.to_string(), stats);
+    /// The same, requiring the proofs of `trust` from the peer first.
+    pub fn with_proof(id: u64, endpoints: ConnectionEndpoints, trust: &Arc<Trust>, stats: &Arc<Stats>) -> Self {
+        let gate = ProofGate::new(trust, &endpoints.kind.to_string(), stats);
         ConnState { gate: Some(gate), ..ConnState::new(id, endpoints) }
     }
-    /// The channel binding of a connection that was encrypted: what is proved from now on is proved for it.
-    pub fn bind(&self, binding: &[u8]) {
-        self.gate.iter().for_each(|gate| gate.bind(binding));
+    /// Sets the channel binding of an encrypted connection; later proofs are bound to it.
+    pub fn set_binding(&self, binding: &[u8]) {
+        self.gate.iter().for_each(|gate| gate.set_binding(binding));
     }
-    /// The longest body a request may have now: strangers get less room.
+    /// The longest request body accepted now; shorter before the handshake.
     pub fn max_body(&self) -> usize {
         if self.peer_name.get().is_some() { MAX_REQUEST_BODY } else { MAX_GREETING_BODY }
     }
@@ -66,15 +69,15 @@ impl ConnState {
     pub fn id(&self) -> u64 {
         self.id
     }
-    /// Both ends.
-    pub fn endpoints(&self) -> &Endpoints {
+    /// Both ends of the connection.
+    pub fn endpoints(&self) -> &ConnectionEndpoints {
         &self.endpoints
     }
-    /// What carries the bytes.
+    /// The transport.
     pub fn kind(&self) -> TransportKind {
         self.endpoints.kind
     }
-    /// Whether it greeted for a source.
+    /// Whether its handshake named a source.
     pub fn for_data(&self) -> bool {
         self.for_data.load(Ordering::Acquire)
     }
@@ -87,119 +90,119 @@ impl ConnState {
     pub(crate) fn moved(&self) -> &AtomicBool {
         &self.moved
     }
-    /// A worker leaves it.
-    pub(crate) fn park(&self) {
-        self.parked.store(PARKINGS.fetch_add(1, Ordering::Relaxed), Ordering::Release);
+    /// Marks it as parked.
+    pub(crate) fn mark_parked(&self) {
+        self.parked.store(NEXT_PARKING.fetch_add(1, Ordering::Relaxed), Ordering::Release);
     }
-    /// A worker takes it, unless it is being ended.
-    pub(crate) fn take_up(&self) -> bool {
-        let unless_it_goes = |parked| (parked != GOES).then_some(WITH_WORKER);
+    /// Marks it as owned by a worker; false when it is being closed.
+    pub(crate) fn mark_taken(&self) -> bool {
+        let unless_it_goes = |parked| (parked != EVICTED).then_some(WITH_WORKER);
         self.parked.fetch_update(Ordering::AcqRel, Ordering::Acquire, unless_it_goes).is_ok()
     }
-    /// The number of its parking; `None` while a worker has it.
+    /// The number of its parking; `None` while a worker owns it.
     pub(crate) fn parked(&self) -> Option<u64> {
-        Some(self.parked.load(Ordering::Acquire)).filter(|parked| !matches!(*parked, WITH_WORKER | GOES))
+        Some(self.parked.load(Ordering::Acquire)).filter(|parked| !matches!(*parked, WITH_WORKER | EVICTED))
     }
-    /// Says that it is being ended, unless a worker took it since that parking.
-    pub(crate) fn give_up_place(&self, parking: u64) -> bool {
-        self.parked.compare_exchange(parking, GOES, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    /// Marks it as being closed; false when a worker took it since that parking.
+    pub(crate) fn mark_evicted(&self, parking: u64) -> bool {
+        self.parked.compare_exchange(parking, EVICTED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
-    /// The name the peer gave in its greeting; `None` before that.
+    /// The peer's name from the handshake; `None` before that.
     pub fn peer_name(&self) -> Option<&str> {
         self.peer_name.get().map(String::as_str)
     }
 }
 
-/// Takes the answer to one request. Exactly one of the answering methods succeeds per request.
+/// Receives the answer to one request. Exactly one of the answering methods succeeds per request.
 ///
 /// Payload slices are the node's own memory and only have to live until the method returns.
 ///
 /// # Errors
-/// Each fails with `Unavailable` or `Timeout` when the reader is gone or does not read; hand that up with `?`.
+/// Each fails with `Unavailable` or `Timeout` when the reader is gone or does not read; pass that up with `?`.
 pub trait Responder {
     /// Answers with a body and a payload made of `slices` in order; either may be empty.
-    fn data(&mut self, body: &[u8], slices: &[&[u8]]) -> Result<()>;
+    fn send_data(&mut self, body: &[u8], slices: &[&[u8]]) -> Result<()>;
 
-    /// Answers with a body and a payload of `len` bytes of `file` from `offset`.
-    /// A file that turns out to be shorter ends the connection: the length was promised.
-    fn file(&mut self, body: &[u8], file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()>;
+    /// Answers with a body and a payload of `len` bytes of `file` from `offset`. A file that turns out to be shorter
+    /// ends the connection, because the length was announced.
+    fn send_file(&mut self, body: &[u8], file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<()>;
 
-    /// Promises a payload of `len` bytes that [`Responder::push`] then brings in order, while it is still on its way
-    /// to this node. Fewer bytes than promised, or an error of the service, end the connection.
-    fn begin(&mut self, body: &[u8], len: usize) -> Result<()>;
+    /// Announces a payload of `len` bytes that [`Responder::push_payload`] then supplies in order while it arrives at
+    /// this node. Fewer bytes than announced, or an error of the service, end the connection.
+    fn begin_payload(&mut self, body: &[u8], len: usize) -> Result<()>;
 
-    /// Brings the next bytes of a payload promised by [`Responder::begin`].
-    fn push(&mut self, bytes: &[u8]) -> Result<()>;
+    /// Supplies the next bytes of a payload announced by [`Responder::begin_payload`].
+    fn push_payload(&mut self, bytes: &[u8]) -> Result<()>;
 
     /// Answers with an error.
-    fn error(&mut self, error: &Error) -> Result<()>;
+    fn send_error(&mut self, error: &Error) -> Result<()>;
 
-    /// Says that the service is about to wait for a disk or another machine, so that others are answered meanwhile. One
-    /// that says nothing is found out after a while.
-    fn waits(&mut self) {}
+    /// Call before the service blocks on a disk or another machine, so that other requests are answered meanwhile. A
+    /// service that does not call it is detected after a while.
+    fn before_wait(&mut self) {}
 
-    /// The NUMA node of the NIC that carries the answer: bytes that are brought for it are best brought there. `None`
-    /// where that makes no difference.
+    /// The NUMA node of the NIC that carries the answer, where the payload is best placed. `None` where that makes no
+    /// difference.
     fn numa_node(&self) -> Option<u32> {
         None
     }
 
-    /// What has become of the answer.
-    fn progress(&self) -> AnswerState;
+    /// The state of the answer.
+    fn answer_state(&self) -> AnswerState;
 }
 
-/// What has become of an answer.
+/// The state of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerState {
     /// Nothing was sent.
     None,
-    /// A part was sent; nothing but its rest may follow.
+    /// A part was sent; only its rest may follow.
     Partial,
     /// All was sent.
     Whole,
 }
 
-/// What a node does with requests. Called by many threads at once; may block as long as it needs, the reader's own
-/// deadline bounds its wait.
+/// Answers a node's requests. Called by many threads at once. May block as long as needed; the reader's own deadline
+/// bounds its wait.
 pub trait Service: Send + Sync {
-    /// Answers a greeting; the transport sees to `version`.
+    /// Answers a handshake; the transport fills in `version`.
     ///
     /// # Errors
     /// Become the answer: `PermissionDenied` for a source this node does not serve.
-    fn hello(&self, conn: &ConnState, hello: &Hello<'_>) -> Result<Welcome>;
+    fn handle_hello(&self, conn: &ConnState, hello: &HelloRequest<'_>) -> Result<WelcomeAnswer>;
 
-    /// Answers any other request but `Ping` through `responder`.
+    /// Answers any other request except `Ping`, through `responder`.
     ///
     /// # Errors
     /// Become the answer when none was given yet, and end the connection otherwise.
-    fn serve(&self, conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()>;
+    fn serve_request(&self, conn: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()>;
 
-    /// A connection that had greeted ended.
-    fn closed(&self, _conn: &ConnState) {}
+    /// Reports the end of a connection after its handshake was completed.
+    fn connection_closed(&self, _conn: &ConnState) {}
 }
 
 /// What a transport does with the connection after a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
+pub enum NextStep {
     /// Reads the next request.
     Continue,
     /// Ends the connection, for this reason.
     Close(Error),
 }
 
-/// Has one request of a connection answered: checks the header, keeps the rule that a greeting comes first, answers
-/// what no service needs to see, and sees to it that every request gets an answer or ends its connection.
-pub fn dispatch(
+/// Answers one request of a connection: checks the header, enforces the handshake first, answers requests that need
+/// no service, and ensures that every request gets an answer or ends its connection.
+pub fn dispatch_request(
     conn: &ConnState,
-    header: &Header,
+    header: &FrameHeader,
     body: &[u8],
     service: &dyn Service,
     responder: &mut dyn Responder,
-) -> Next {
+) -> NextStep {
     let refuse = |error: Error, responder: &mut dyn Responder| {
-        // The connection ends anyway: that the answer could not be sent changes nothing.
-        let _ = responder.error(&error);
-        Next::Close(error)
+        // The connection ends in any case, so a failed answer changes nothing.
+        let _ = responder.send_error(&error);
+        NextStep::Close(error)
     };
     if let Err(e) = header.check_request() {
         return refuse(e.into(), responder);
@@ -207,68 +210,69 @@ pub fn dispatch(
     if conn.peer_name().is_none() {
         if header.body_len as usize > MAX_GREETING_BODY {
             let (len, max) = (header.body_len.into(), MAX_GREETING_BODY as u64);
-            return refuse(FrameError::TooLong { what: "a greeting", len, max }.into(), responder);
+            return refuse(FrameError::TooLong { what: "a handshake", len, max }.into(), responder);
         }
         match (header.op, &conn.gate) {
-            (Op::Challenge | Op::Prove, _) => {}
-            // What a stranger says is not even looked at.
-            (_, Some(gate)) if !gate.passed() => return refuse(gate.unproved(), responder),
-            (Op::Hello, _) => {}
+            (FrameOp::Challenge | FrameOp::Prove, _) => {}
+            // A request before the proof is not examined at all.
+            (_, Some(gate)) if !gate.passed() => return refuse(gate.unproved_error(), responder),
+            (FrameOp::Hello, _) => {}
             (op, _) => {
-                let why = format!("{op:?} came before the greeting");
+                let why = format!("{op:?} arrived before the handshake");
                 return refuse(Error::new(ErrorKind::Protocol, why), responder);
             }
         }
     }
-    let answered = match Request::decode(header.op, body) {
-        // A stranger gets one try.
+    let answered = match NodeRequest::decode(header.op, body) {
+        // Before the handshake there is no second attempt.
         Err(e) if conn.peer_name().is_none() => return refuse(e.into(), responder),
         Err(e) => Err(Error::new(ErrorKind::Invalid, e.to_string())),
-        Ok(Request::Challenge(challenge)) => {
-            match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.challenged(&challenge)) {
+        Ok(NodeRequest::Challenge(challenge)) => {
+            match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.answer_challenge(&challenge)) {
                 Err(e) => return refuse(e, responder),
-                Ok(challenged) => answer(&challenged, responder),
+                Ok(challenged) => send_answer(&challenged, responder),
             }
         }
-        Ok(Request::Prove(proof)) => match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.proved(&proof))
-        {
-            Err(e) => return refuse(e, responder),
-            Ok(proof) => answer(&proof, responder),
-        },
-        Ok(Request::Hello(hello)) => match hello.negotiate() {
+        Ok(NodeRequest::Prove(proof)) => {
+            match conn.gate.as_ref().ok_or_else(no_token).and_then(|gate| gate.check_proof(&proof)) {
+                Err(e) => return refuse(e, responder),
+                Ok(proof) => send_answer(&proof, responder),
+            }
+        }
+        Ok(NodeRequest::Hello(hello)) => match hello.negotiate_version() {
             Err(e) => return refuse(e.into(), responder),
-            Ok(version) => service.hello(conn, &hello).and_then(|welcome| {
+            Ok(version) => service.handle_hello(conn, &hello).and_then(|welcome| {
                 conn.peer_name.get_or_init(|| hello.peer.to_owned());
                 conn.for_data.store(!hello.source.is_empty(), Ordering::Release);
-                answer(&Welcome { version, ..welcome }, responder)
+                send_answer(&WelcomeAnswer { version, ..welcome }, responder)
             }),
         },
-        Ok(Request::Ping) => responder.data(&[], &[]),
-        Ok(Request::Unknown { op, .. }) => {
-            let why = format!("operation {op} is not known here: the node runs an older release");
+        Ok(NodeRequest::Ping) => responder.send_data(&[], &[]),
+        Ok(NodeRequest::Unknown { op, .. }) => {
+            let why = format!("operation {op} is unknown: this node runs an older release");
             Err(Error::new(ErrorKind::Unsupported, why))
         }
-        Ok(request) => service.serve(conn, request, responder),
+        Ok(request) => service.serve_request(conn, request, responder),
     };
-    let answered = match (responder.progress(), answered) {
-        (AnswerState::Whole, Ok(())) => return Next::Continue,
-        (AnswerState::None, Err(error)) => responder.error(&error),
+    let answered = match (responder.answer_state(), answered) {
+        (AnswerState::Whole, Ok(())) => return NextStep::Continue,
+        (AnswerState::None, Err(error)) => responder.send_error(&error),
         (AnswerState::None, Ok(())) => {
-            responder.error(&Error::new(ErrorKind::Unsupported, format!("{:?} is not served here", header.op)))
+            responder.send_error(&Error::new(ErrorKind::Unsupported, format!("{:?} is not served here", header.op)))
         }
         (AnswerState::Partial, Ok(())) => {
-            Err(Error::new(ErrorKind::Io(5), "the service gave fewer bytes than it had promised"))
+            Err(Error::new(ErrorKind::Io(5), "the service returned fewer bytes than announced"))
         }
         (AnswerState::Partial | AnswerState::Whole, Err(error)) => Err(error),
     };
     match answered {
-        Ok(()) => Next::Continue,
-        Err(error) => Next::Close(error),
+        Ok(()) => NextStep::Continue,
+        Err(error) => NextStep::Close(error),
     }
 }
 
-fn answer(value: &impl Body, responder: &mut dyn Responder) -> Result<()> {
+fn send_answer(value: &impl AnswerBody, responder: &mut dyn Responder) -> Result<()> {
     let mut out = Vec::with_capacity(64);
     value.encode(&mut out);
-    responder.data(&out, &[])
+    responder.send_data(&out, &[])
 }

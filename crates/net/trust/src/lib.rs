@@ -1,36 +1,36 @@
-//! Who may join a group: the group token from its file, its proof by both sides of a connection, and how often a
-//! refusal is said. It deliberately knows no socket and no request: bytes in, bytes out. The scheme and what it does
-//! not protect stand in `docs/trust.md`.
+//! Membership of a group: the group token and its file, its proof by both sides of a connection, TLS, and
+//! rate-limited logging of refusals. It knows no socket and no request: bytes in, bytes out. `docs/trust.md`
+//! describes the scheme and what it does not protect.
 #![forbid(unsafe_code)]
 
 mod proof;
 mod refusals;
-mod sealed;
 #[cfg(feature = "tokio")]
 mod stream;
 mod tls;
+mod tls_session;
 mod token;
-mod watched;
+mod watched_files;
 
-pub use proof::{Asked, Prover};
-pub use refusals::{Reason, Refusals};
-pub use sealed::Sealed;
+pub use proof::{TokenProver, TokenVerifier};
+pub use refusals::{RefusalLog, RefusalReason};
 #[cfg(feature = "tokio")]
-pub use stream::{Guarded, accept, connect, decline};
-pub use tls::{Tls, TlsFiles};
-pub use token::Tokens;
+pub use stream::{GuardedStream, accept_stream, connect_stream, decline_proof};
+pub use tls::{TlsContext, TlsFiles};
+pub use tls_session::TlsSession;
+pub use token::GroupTokens;
 
 use spurline_types::{Error, ErrorKind, Result};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use watched::Watched;
+use watched_files::WatchedFiles;
 
-/// What a process wants of its peers and shows them.
+/// The proofs that a process requires of its peers and gives to them.
 pub struct Trust {
     name: String,
-    tokens: Option<Watched<Tokens>>,
-    tls: Option<Watched<Tls>>,
+    tokens: Option<WatchedFiles<GroupTokens>>,
+    tls: Option<WatchedFiles<TlsContext>>,
 }
 
 impl fmt::Debug for Trust {
@@ -40,85 +40,85 @@ impl fmt::Debug for Trust {
 }
 
 impl Trust {
-    /// Asks nothing of anybody and proves nothing.
-    pub fn anyone() -> Arc<Trust> {
+    /// Trust without any check or proof.
+    pub fn without_checks() -> Arc<Trust> {
         Arc::new(Trust { name: String::new(), tokens: None, tls: None })
     }
 
-    /// A process called `name` that proves the tokens of `token_file`, and asks its peers for such a proof. The file is
-    /// read again when it changed.
+    /// Trust for a process called `name` that proves the tokens of `token_file` and requires the same proof of its
+    /// peers. The file is read again when it changes.
     ///
     /// # Errors
-    /// `NotFound` or `PermissionDenied` when the file can't be read, `Invalid` when it holds no good token; the sentence
-    /// says what to do.
+    /// `NotFound` or `PermissionDenied` when the file can't be read, `Invalid` when it contains no valid token; the
+    /// message names the remedy.
     pub fn new(name: &str, token_file: Option<&Path>) -> Result<Arc<Trust>> {
         let read = |file: &Path| -> Result<_> {
             let shown = file.to_owned();
-            Watched::new(vec![file.to_owned()], Box::new(move || Tokens::read(&shown)))
+            WatchedFiles::new(vec![file.to_owned()], Box::new(move || GroupTokens::read_file(&shown)))
         };
         let tokens = token_file.map(read).transpose()?;
         Ok(Arc::new(Trust { name: name.to_owned(), tokens, tls: None }))
     }
 
     /// The same without a file, for tests and benchmarks.
-    pub fn with_tokens(name: &str, tokens: Tokens) -> Arc<Trust> {
-        Arc::new(Trust { name: name.to_owned(), tokens: Some(Watched::fixed(tokens)), tls: None })
+    pub fn with_tokens(name: &str, tokens: GroupTokens) -> Arc<Trust> {
+        Arc::new(Trust { name: name.to_owned(), tokens: Some(WatchedFiles::without_files(tokens)), tls: None })
     }
 
-    /// The same, with TLS on TCP and control connections: with the certificates of `files`, which are read again when
-    /// they changed, or, without any, with a key made now, whose holder the proof of the token tells.
+    /// The same with TLS on TCP and control connections: with the certificates of `files`, which are read again when
+    /// they change, or else with a key made now, authenticated by the proof of the token.
     ///
     /// # Errors
-    /// `Invalid` without files and without a token, and when a file does not hold what it should or its certificate is
-    /// not valid; `NotFound` or `PermissionDenied` when one can't be read.
-    pub fn encrypted(&self, files: Option<TlsFiles>) -> Result<Arc<Trust>> {
+    /// `Invalid` without files and without a token, and when a file's content or certificate is not valid; `NotFound`
+    /// or `PermissionDenied` when one can't be read.
+    pub fn with_tls(&self, files: Option<TlsFiles>) -> Result<Arc<Trust>> {
         let tls = match files {
             Some(files) => {
                 let watched = vec![files.cert.clone(), files.key.clone(), files.ca.clone()];
-                Watched::new(watched, Box::new(move || Tls::with_files(&files)))?
+                WatchedFiles::new(watched, Box::new(move || TlsContext::with_files(&files)))?
             }
             None if self.tokens.is_none() => {
-                let why = "TLS without certificates needs a group token, which tells who is at the other end: give \
+                let why = "TLS without certificates needs a group token, which identifies the peer: give \
                            --group-token-file, or --tls-cert, --tls-key and --tls-ca";
                 return Err(Error::new(ErrorKind::Invalid, why));
             }
-            None => Watched::fixed(Tls::with_token()?),
+            None => WatchedFiles::without_files(TlsContext::with_token()?),
         };
         Ok(Arc::new(Trust { name: self.name.clone(), tokens: self.tokens.clone(), tls: Some(tls) }))
     }
 
-    /// How TCP and control connections are encrypted now; `None` where they are not.
-    pub fn tls(&self) -> Option<Arc<Tls>> {
-        self.tls.as_ref().map(Watched::get)
+    /// The current TLS configuration of TCP and control connections; `None` without TLS.
+    pub fn tls(&self) -> Option<Arc<TlsContext>> {
+        self.tls.as_ref().map(WatchedFiles::get)
     }
 
-    /// Whether peers have to prove anything over TCP and control connections.
-    pub fn asks(&self) -> bool {
+    /// Whether peers must prove anything on TCP and control connections.
+    pub fn checks_peers(&self) -> bool {
         self.tokens.is_some() || self.tls.is_some()
     }
 
-    /// The tokens now; `None` where no proof is asked for.
-    pub fn tokens(&self) -> Option<Arc<Tokens>> {
-        self.tokens.as_ref().map(Watched::get)
+    /// The current tokens; `None` where no proof is required.
+    pub fn tokens(&self) -> Option<Arc<GroupTokens>> {
+        self.tokens.as_ref().map(WatchedFiles::get)
     }
 
-    /// The name that this process proves under.
+    /// The name of this process in proofs.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Begins to prove the token on a connection that this process opened; `None` where there is none.
+    /// Starts a proof on a connection that this process opened; `None` where there is no token.
     ///
     /// # Errors
-    /// When the operating system gives no randomness.
-    pub fn prover(&self, connection: Connection<'_>) -> Result<Option<Prover>> {
-        self.tokens().map(|tokens| Prover::new(tokens, &self.name, connection)).transpose()
+    /// When the operating system returns no randomness.
+    pub fn prover(&self, connection: ProofConnection<'_>) -> Result<Option<TokenProver>> {
+        self.tokens().map(|tokens| TokenProver::new(tokens, &self.name, connection)).transpose()
     }
 
-    /// Why a connection without a proof is refused here, for the peer to read.
-    pub fn unproved(&self) -> Error {
+    /// The error for a peer without a proof.
+    pub fn unproved_error(&self) -> Error {
         let why = format!(
-            "{} asks for a proof of the group token, and this peer gave none: start it with --group-token-file and the \
+            "{} requires a proof of the group token, and this peer gave none: start it with --group-token-file and the \
              same file as there",
             self.name
         );
@@ -126,12 +126,12 @@ impl Trust {
     }
 }
 
-/// The connection that a proof is made for: it is worth nothing on another.
+/// The connection that a proof is bound to: the proof is invalid on any other.
 #[derive(Debug, Clone, Copy)]
-pub struct Connection<'a> {
+pub struct ProofConnection<'a> {
     /// What carries it: `tcp`, `rdma`, `control`.
     pub kind: &'a str,
-    /// What both ends of an encrypted connection know and nobody else, so that nobody sits between (RFC 9266); empty
-    /// where nothing is encrypted.
+    /// A value known only to both ends of an encrypted connection, which excludes a man in the middle (RFC 9266);
+    /// empty without TLS.
     pub binding: &'a [u8],
 }

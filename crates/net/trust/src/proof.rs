@@ -1,16 +1,16 @@
-//! The proof of the group token: each side shows that it holds the token, for this one connection, without sending it.
-//! It knows no message's bytes.
+//! The proof of the group token: each side shows that it holds the token, for this one connection, without sending
+//! it. It knows no message format.
 //!
-//! Both sides draw a number. The peer that connected proves first, with its first token; the node tries all of its own,
-//! and answers with the one that fitted, so that files of old and new tokens work together. A proof is HMAC-SHA-256
-//! under the token over, each with its length before it: this scheme's name, the role of who proves, what carries the
-//! connection, its channel binding, both numbers, both names, and in the node's proof the peer's. Roles keep a proof
-//! from being sent back to who made it; the numbers keep it from being sent again; the kind and the binding keep it from
-//! being handed on to another connection where that one is encrypted.
+//! Both sides draw a nonce. The connecting peer proves first, with its first token; the node tries all of its tokens
+//! and answers with the matching one, so that files with old and new tokens are compatible. A proof is HMAC-SHA-256
+//! under the token over the following fields, each preceded by its length: the name of this scheme, the role of the
+//! prover, the kind of connection, its channel binding, both nonces, both names, and in the node's proof the peer's
+//! proof. Roles prevent reflection of a proof; nonces prevent replay; the kind and the binding prevent use on another
+//! connection where that one is encrypted.
 
-use crate::{Connection, Tokens};
+use crate::{GroupTokens, ProofConnection};
 use aws_lc_rs::{hmac, rand};
-use spurline_proto::{Challenge, Challenged, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, Proof};
+use spurline_proto::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, TokenProof};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ const NODE: &[u8] = b"node";
 /// The kind of connections to a coordinator, beside `tcp` and `rdma` to a node.
 pub(crate) const CONTROL: &str = "control";
 
-/// What both proofs of one connection are made over.
+/// The fields that both proofs of one connection cover.
 #[derive(Clone)]
-struct Transcript {
+struct ProofTranscript {
     kind: String,
     binding: Vec<u8>,
     peer_nonce: [u8; NONCE_LEN],
@@ -31,8 +31,8 @@ struct Transcript {
     node: String,
 }
 
-impl Transcript {
-    fn bytes(&self, role: &[u8], before: &[u8]) -> Vec<u8> {
+impl ProofTranscript {
+    fn signed_bytes(&self, role: &[u8], before: &[u8]) -> Vec<u8> {
         let parts: [&[u8]; 9] = [
             SCHEME,
             role,
@@ -53,48 +53,49 @@ impl Transcript {
         out
     }
 
-    fn sign(&self, key: &hmac::Key, role: &[u8], before: &[u8]) -> Proof {
-        let tag = hmac::sign(key, &self.bytes(role, before));
+    fn sign_role(&self, key: &hmac::Key, role: &[u8], before: &[u8]) -> TokenProof {
+        let tag = hmac::sign(key, &self.signed_bytes(role, before));
         let mut proof = [0; PROOF_LEN];
         proof.copy_from_slice(tag.as_ref());
-        Proof(proof)
+        TokenProof(proof)
     }
 
-    fn verify(&self, key: &hmac::Key, role: &[u8], before: &[u8], proof: &Proof) -> bool {
+    fn verify_role(&self, key: &hmac::Key, role: &[u8], before: &[u8], proof: &TokenProof) -> bool {
         // In constant time.
-        hmac::verify(key, &self.bytes(role, before), &proof.0).is_ok()
+        hmac::verify(key, &self.signed_bytes(role, before), &proof.0).is_ok()
     }
 }
 
-fn nonce() -> Result<[u8; NONCE_LEN]> {
+fn draw_nonce() -> Result<[u8; NONCE_LEN]> {
     let mut nonce = [0; NONCE_LEN];
-    rand::fill(&mut nonce).map_err(|_| Error::new(ErrorKind::Io(5), "the operating system gives no random numbers"))?;
+    rand::fill(&mut nonce)
+        .map_err(|_| Error::new(ErrorKind::Io(5), "the operating system returns no random numbers"))?;
     Ok(nonce)
 }
 
-/// A name cut to what a message takes.
-fn cut(name: &str) -> String {
+/// A name cut to the limit of a message.
+fn cut_name(name: &str) -> String {
     name[..name.floor_char_boundary(MAX_PEER_NAME)].to_owned()
 }
 
 /// The side that connected.
-pub struct Prover {
-    tokens: Arc<Tokens>,
-    transcript: Transcript,
-    shown: Option<Proof>,
+pub struct TokenProver {
+    tokens: Arc<GroupTokens>,
+    transcript: ProofTranscript,
+    shown: Option<TokenProof>,
 }
 
-impl Prover {
-    pub(crate) fn new(tokens: Arc<Tokens>, name: &str, connection: Connection<'_>) -> Result<Prover> {
-        let transcript = Transcript {
+impl TokenProver {
+    pub(crate) fn new(tokens: Arc<GroupTokens>, name: &str, connection: ProofConnection<'_>) -> Result<TokenProver> {
+        let transcript = ProofTranscript {
             kind: connection.kind.to_owned(),
             binding: connection.binding.to_vec(),
-            peer_nonce: nonce()?,
+            peer_nonce: draw_nonce()?,
             node_nonce: [0; NONCE_LEN],
-            peer: cut(name),
+            peer: cut_name(name),
             node: String::new(),
         };
-        Ok(Prover { tokens, transcript, shown: None })
+        Ok(TokenProver { tokens, transcript, shown: None })
     }
 
     /// The first message.
@@ -102,86 +103,87 @@ impl Prover {
         Challenge { scheme: PROOF_SCHEME, nonce: self.transcript.peer_nonce, peer: &self.transcript.peer }
     }
 
-    /// The second message, once the node has answered the first.
-    pub fn prove(&mut self, challenged: Challenged) -> Proof {
+    /// The second message, after the node's answer to the first.
+    pub fn answer_challenge(&mut self, challenged: ChallengeAnswer) -> TokenProof {
         self.transcript.node_nonce = challenged.nonce;
         self.transcript.node = challenged.node;
-        let proof = self.transcript.sign(&self.tokens.keys[0], PEER, &[]);
+        let proof = self.transcript.sign_role(&self.tokens.keys[0], PEER, &[]);
         self.shown = Some(proof);
         proof
     }
 
-    /// Checks the node's answer to the second.
+    /// Checks the node's answer to the second message.
     ///
     /// # Errors
     /// `PermissionDenied` when the node does not hold the token.
-    pub fn check(&self, answer: &Proof) -> Result<()> {
-        let fits = |shown: &Proof| self.transcript.verify(&self.tokens.keys[0], NODE, &shown.0, answer);
+    pub fn check_answer(&self, answer: &TokenProof) -> Result<()> {
+        let fits = |shown: &TokenProof| self.transcript.verify_role(&self.tokens.keys[0], NODE, &shown.0, answer);
         if self.shown.as_ref().is_some_and(fits) {
             return Ok(());
         }
         let why = format!(
-            "node '{}' does not hold the group token, or somebody changed its words on the way: it is not asked anything",
+            "node '{}' does not hold the group token, or its messages were changed in transit: no request is sent to it",
             self.transcript.node.escape_debug()
         );
         Err(Error::new(ErrorKind::PermissionDenied, why))
     }
 }
 
-/// The node's side, once it was challenged: good for one answer.
-pub struct Asked {
-    tokens: Arc<Tokens>,
-    transcript: Transcript,
+/// The node's side after a challenge; valid for one answer.
+pub struct TokenVerifier {
+    tokens: Arc<GroupTokens>,
+    transcript: ProofTranscript,
 }
 
-impl Asked {
-    /// Answers a challenge with one of this side's own.
+impl TokenVerifier {
+    /// Answers a challenge with a nonce of this side.
     ///
     /// # Errors
     /// `Unsupported` for a scheme of a newer release, or when there is no randomness.
     pub fn new(
-        tokens: Arc<Tokens>,
+        tokens: Arc<GroupTokens>,
         name: &str,
-        connection: Connection<'_>,
+        connection: ProofConnection<'_>,
         challenge: &Challenge<'_>,
-    ) -> Result<(Asked, Challenged)> {
+    ) -> Result<(TokenVerifier, ChallengeAnswer)> {
         if challenge.scheme != PROOF_SCHEME {
             let why = format!(
-                "this node proves by scheme {PROOF_SCHEME}, the peer by {}: run the same release on both sides",
+                "this node uses proof scheme {PROOF_SCHEME}, the peer {}: run the same release on both sides",
                 challenge.scheme
             );
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
-        let transcript = Transcript {
+        let transcript = ProofTranscript {
             kind: connection.kind.to_owned(),
             binding: connection.binding.to_vec(),
             peer_nonce: challenge.nonce,
-            node_nonce: nonce()?,
+            node_nonce: draw_nonce()?,
             peer: challenge.peer.to_owned(),
-            node: cut(name),
+            node: cut_name(name),
         };
-        let challenged = Challenged { nonce: transcript.node_nonce, node: transcript.node.clone() };
-        Ok((Asked { tokens, transcript }, challenged))
+        let challenged = ChallengeAnswer { nonce: transcript.node_nonce, node: transcript.node.clone() };
+        Ok((TokenVerifier { tokens, transcript }, challenged))
     }
 
-    /// The node's own proof when the peer's is right.
+    /// The node's own proof, if the peer's is valid.
     ///
     /// # Errors
     /// `PermissionDenied` when the peer holds none of the tokens.
-    pub fn check(self, proof: &Proof) -> Result<Proof> {
-        let holder =
-            |transcript: &Transcript| self.tokens.keys.iter().find(|key| transcript.verify(key, PEER, &[], proof));
+    pub fn check_proof(self, proof: &TokenProof) -> Result<TokenProof> {
+        let holder = |transcript: &ProofTranscript| {
+            self.tokens.keys.iter().find(|key| transcript.verify_role(key, PEER, &[], proof))
+        };
         if let Some(key) = holder(&self.transcript) {
-            return Ok(self.transcript.sign(key, NODE, &proof.0));
+            return Ok(self.transcript.sign_role(key, NODE, &proof.0));
         }
-        // The token may be right and the port wrong: of a node where a coordinator's was meant, or the other way round.
+        // The token may be right and the port wrong: a node's port instead of a coordinator's, or the reverse.
         let own = if self.transcript.kind == CONTROL { "coordinator" } else { "node" };
         for (kind, meant) in [(CONTROL, "coordinator"), ("tcp", "node")] {
-            let other = Transcript { kind: kind.to_owned(), ..self.transcript.clone() };
+            let other = ProofTranscript { kind: kind.to_owned(), ..self.transcript.clone() };
             if meant != own && holder(&other).is_some() {
                 let peer = self.transcript.peer.escape_debug();
                 let why = format!(
-                    "'{peer}' asked for a {meant} on the port of {own} '{}': give it the {meant}'s port",
+                    "'{peer}' expected a {meant} on the port of {own} '{}': give it the {meant}'s port",
                     self.transcript.node
                 );
                 return Err(Error::new(ErrorKind::PermissionDenied, why));
@@ -203,20 +205,20 @@ mod tests {
     const OLD: &str = "old-q5Ykm0WJ7b2uR1xTzv9sLd3f";
     const NEW: &str = "new-q5Ykm0WJ7b2uR1xTzv9sLd3f";
 
-    fn tokens(lines: &[&str]) -> Arc<Tokens> {
-        Arc::new(Tokens::parse(lines.join("\n").as_bytes()).unwrap())
+    fn tokens(lines: &[&str]) -> Arc<GroupTokens> {
+        Arc::new(GroupTokens::parse(lines.join("\n").as_bytes()).unwrap())
     }
 
-    fn connection(kind: &'static str, binding: &'static [u8]) -> Connection<'static> {
-        Connection { kind, binding }
+    fn connection(kind: &'static str, binding: &'static [u8]) -> ProofConnection<'static> {
+        ProofConnection { kind, binding }
     }
 
     /// Whether peer and node accept each other.
-    fn agree(peer: (&[&str], Connection<'_>), node: (&[&str], Connection<'_>)) -> Result<()> {
-        let mut prover = Prover::new(tokens(peer.0), "peer", peer.1)?;
-        let (asked, challenged) = Asked::new(tokens(node.0), "node", node.1, &prover.challenge())?;
-        let answer = asked.check(&prover.prove(challenged))?;
-        prover.check(&answer)
+    fn agree(peer: (&[&str], ProofConnection<'_>), node: (&[&str], ProofConnection<'_>)) -> Result<()> {
+        let mut prover = TokenProver::new(tokens(peer.0), "peer", peer.1)?;
+        let (asked, challenged) = TokenVerifier::new(tokens(node.0), "node", node.1, &prover.challenge())?;
+        let answer = asked.check_proof(&prover.answer_challenge(challenged))?;
+        prover.check_answer(&answer)
     }
 
     #[test]
@@ -255,24 +257,24 @@ mod tests {
     #[test]
     fn a_proof_is_good_once_and_in_one_direction() {
         let tcp = connection("tcp", b"");
-        let mut prover = Prover::new(tokens(&[OLD]), "peer", tcp).unwrap();
+        let mut prover = TokenProver::new(tokens(&[OLD]), "peer", tcp).unwrap();
         let challenge = prover.challenge();
-        let (asked, challenged) = Asked::new(tokens(&[OLD]), "node", tcp, &challenge).unwrap();
-        // The same hello again is asked with another number.
-        let (again, _) = Asked::new(tokens(&[OLD]), "node", tcp, &challenge).unwrap();
-        let proof = prover.prove(challenged);
-        again.check(&proof).map(|_| ()).unwrap_err();
-        let answer = asked.check(&proof).unwrap();
+        let (asked, challenged) = TokenVerifier::new(tokens(&[OLD]), "node", tcp, &challenge).unwrap();
+        // The same challenge again gets another nonce.
+        let (again, _) = TokenVerifier::new(tokens(&[OLD]), "node", tcp, &challenge).unwrap();
+        let proof = prover.answer_challenge(challenged);
+        again.check_proof(&proof).map(|_| ()).unwrap_err();
+        let answer = asked.check_proof(&proof).unwrap();
         assert_ne!(answer, proof);
-        prover.check(&answer).unwrap();
+        prover.check_answer(&answer).unwrap();
         // A node without the token can only send back what it was sent.
-        assert_eq!(prover.check(&proof).unwrap_err().kind(), ErrorKind::PermissionDenied);
-        assert_eq!(prover.check(&Proof([0; PROOF_LEN])).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(prover.check_answer(&proof).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(prover.check_answer(&TokenProof([0; PROOF_LEN])).unwrap_err().kind(), ErrorKind::PermissionDenied);
     }
 
     #[test]
     fn parts_of_a_transcript_cannot_change_places() {
-        let with = |peer: &str, node: &str| Transcript {
+        let with = |peer: &str, node: &str| ProofTranscript {
             kind: "tcp".into(),
             binding: Vec::new(),
             peer_nonce: [1; NONCE_LEN],
@@ -280,21 +282,21 @@ mod tests {
             peer: peer.into(),
             node: node.into(),
         };
-        assert_ne!(with("ab", "c").bytes(PEER, b""), with("a", "bc").bytes(PEER, b""));
-        assert_ne!(with("a", "c").bytes(PEER, b""), with("a", "c").bytes(NODE, b""));
+        assert_ne!(with("ab", "c").signed_bytes(PEER, b""), with("a", "bc").signed_bytes(PEER, b""));
+        assert_ne!(with("a", "c").signed_bytes(PEER, b""), with("a", "c").signed_bytes(NODE, b""));
     }
 
     proptest::proptest! {
         #[test]
         fn no_other_bytes_are_a_proof(flip in 0usize..PROOF_LEN * 8, name in ".{0,40}", kind in ".{0,8}", binding: Vec<u8>) {
-            let connection = Connection { kind: &kind, binding: &binding };
-            let mut prover = Prover::new(tokens(&[OLD]), &name, connection).unwrap();
-            let (asked, challenged) = Asked::new(tokens(&[NEW, OLD]), &name, connection, &prover.challenge()).unwrap();
-            let proof = prover.prove(challenged);
-            let mut answer = asked.check(&proof).unwrap();
-            prover.check(&answer).unwrap();
+            let connection = ProofConnection { kind: &kind, binding: &binding };
+            let mut prover = TokenProver::new(tokens(&[OLD]), &name, connection).unwrap();
+            let (asked, challenged) = TokenVerifier::new(tokens(&[NEW, OLD]), &name, connection, &prover.challenge()).unwrap();
+            let proof = prover.answer_challenge(challenged);
+            let mut answer = asked.check_proof(&proof).unwrap();
+            prover.check_answer(&answer).unwrap();
             answer.0[flip / 8] ^= 1 << (flip % 8);
-            proptest::prop_assert!(prover.check(&answer).is_err());
+            proptest::prop_assert!(prover.check_answer(&answer).is_err());
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Refused connections in the log: one line per address and time, with a count of what was held back, however many come.
-//! It knows no connection.
+//! The log of refused connections: one line per address and interval, with a count of suppressed lines, however many
+//! connections arrive. It knows no connection.
 
 use parking_lot::Mutex;
 use spurline_types::Stats;
@@ -9,84 +9,84 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An address is written about no more often than this.
-const EVERY: Duration = Duration::from_secs(10);
-/// Addresses remembered; all further ones share one place.
-const MOST: usize = 1024;
+/// Interval of log lines about one address.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Limit of remembered addresses; all others share one entry.
+const MAX_ADDRESSES: usize = 1024;
 
-/// Why a connection was refused, as it is counted.
+/// Why a connection was refused, by counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
+pub enum RefusalReason {
     /// No proof of the group token, or a wrong one.
     Proof,
-    /// TLS could not be agreed on.
+    /// The TLS handshake failed.
     Tls,
-    /// Bytes that are no frame, or break the protocol.
+    /// The bytes are no frame, or violate the protocol.
     Frames,
-    /// No whole request in time.
+    /// No complete request in time.
     Silent,
-    /// More connections than there may be.
+    /// The connection limit is reached.
     Limit,
 }
 
-/// What was said about an address.
-struct Said {
+/// The log state of an address.
+struct LoggedAddress {
     at: Instant,
     held_back: u64,
 }
 
-/// Counts refusals and says them, not too often.
-pub struct Refusals {
+/// Counts refusals and logs them at a limited rate.
+pub struct RefusalLog {
     stats: Arc<Stats>,
-    said: Mutex<HashMap<Option<IpAddr>, Said>>,
+    logged: Mutex<HashMap<Option<IpAddr>, LoggedAddress>>,
 }
 
-impl Refusals {
-    /// Counts in `stats`.
-    pub fn new(stats: Arc<Stats>) -> Refusals {
-        Refusals { stats, said: Mutex::new(HashMap::new()) }
+impl RefusalLog {
+    /// A log that counts in `stats`.
+    pub fn new(stats: Arc<Stats>) -> RefusalLog {
+        RefusalLog { stats, logged: Mutex::new(HashMap::new()) }
     }
 
-    /// A connection of `peer` (an address with or without port) was refused.
-    pub fn refused(&self, peer: &str, reason: Reason, why: &dyn fmt::Display) {
+    /// Records that a connection of `peer` (an address with or without port) was refused.
+    pub fn record_refusal(&self, peer: &str, reason: RefusalReason, why: &dyn fmt::Display) {
         let counted = &self.stats.trust;
         let metric = match reason {
-            Reason::Proof => &counted.refused_proof,
-            Reason::Tls => &counted.refused_tls,
-            Reason::Frames => &counted.refused_frames,
-            Reason::Silent => &counted.refused_silent,
-            Reason::Limit => &counted.refused_limit,
+            RefusalReason::Proof => &counted.refused_proof,
+            RefusalReason::Tls => &counted.refused_tls,
+            RefusalReason::Frames => &counted.refused_frames,
+            RefusalReason::Silent => &counted.refused_silent,
+            RefusalReason::Limit => &counted.refused_limit,
         };
         metric.add(1);
-        self.say(peer, why);
+        self.log_closed(peer, why);
     }
 
-    /// A connection of `peer` ended for a reason that is no refusal.
-    pub fn say(&self, peer: &str, why: &dyn fmt::Display) {
-        if let Some(held_back) = self.turn(address(peer), Instant::now()) {
+    /// Logs that a connection of `peer` ended for a reason that is no refusal.
+    pub fn log_closed(&self, peer: &str, why: &dyn fmt::Display) {
+        if let Some(held_back) = self.take_held_back(parse_address(peer), Instant::now()) {
             let more = match held_back {
                 0 => String::new(),
-                n => format!(" ({n} more of that address were not written here)"),
+                n => format!(" ({n} more from that address were not logged)"),
             };
-            // What a stranger sent may be in it: no control character reaches a terminal.
+            // The text may contain bytes from a stranger: no control character may reach a terminal.
             let why = why.to_string();
             let why: String = why.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
             tracing::warn!("connection of {peer} closed: {why}{more}");
         }
     }
 
-    /// Whether the address is to be written about now, and how often it was held back before.
-    fn turn(&self, address: Option<IpAddr>, now: Instant) -> Option<u64> {
-        let mut said = self.said.lock();
+    /// Whether to log the address now, and the number of lines suppressed before.
+    fn take_held_back(&self, address: Option<IpAddr>, now: Instant) -> Option<u64> {
+        let mut said = self.logged.lock();
         let mut key = address;
-        if said.len() >= MOST && !said.contains_key(&key) {
-            said.retain(|_, said| now.duration_since(said.at) < EVERY);
-            if said.len() >= MOST {
+        if said.len() >= MAX_ADDRESSES && !said.contains_key(&key) {
+            said.retain(|_, said| now.duration_since(said.at) < LOG_INTERVAL);
+            if said.len() >= MAX_ADDRESSES {
                 key = None;
             }
         }
         match said.get_mut(&key) {
-            Some(said) if now.duration_since(said.at) < EVERY => {
+            Some(said) if now.duration_since(said.at) < LOG_INTERVAL => {
                 said.held_back += 1;
                 None
             }
@@ -95,14 +95,14 @@ impl Refusals {
                 Some(std::mem::take(&mut said.held_back))
             }
             None => {
-                said.insert(key, Said { at: now, held_back: 0 });
+                said.insert(key, LoggedAddress { at: now, held_back: 0 });
                 Some(0)
             }
         }
     }
 }
 
-fn address(peer: &str) -> Option<IpAddr> {
+fn parse_address(peer: &str) -> Option<IpAddr> {
     peer.parse::<SocketAddr>().map(|addr| addr.ip()).or_else(|_| peer.parse()).ok()
 }
 
@@ -113,25 +113,25 @@ mod tests {
     #[test]
     fn an_address_is_written_about_now_and_then_and_memory_stays_bounded() {
         let stats = Arc::new(Stats::default());
-        let refusals = Refusals::new(Arc::clone(&stats));
+        let refusals = RefusalLog::new(Arc::clone(&stats));
         let start = Instant::now();
-        let one = address("10.0.0.1:99");
-        assert_eq!(one, address("10.0.0.1"));
-        assert_eq!(refusals.turn(one, start), Some(0));
-        assert_eq!(refusals.turn(one, start), None);
-        assert_eq!(refusals.turn(one, start + EVERY / 2), None);
-        assert_eq!(refusals.turn(address("[::1]:7"), start), Some(0));
-        assert_eq!(refusals.turn(one, start + EVERY), Some(2));
+        let one = parse_address("10.0.0.1:99");
+        assert_eq!(one, parse_address("10.0.0.1"));
+        assert_eq!(refusals.take_held_back(one, start), Some(0));
+        assert_eq!(refusals.take_held_back(one, start), None);
+        assert_eq!(refusals.take_held_back(one, start + LOG_INTERVAL / 2), None);
+        assert_eq!(refusals.take_held_back(parse_address("[::1]:7"), start), Some(0));
+        assert_eq!(refusals.take_held_back(one, start + LOG_INTERVAL), Some(2));
         let mut lines = 0;
         for n in 0..10_000u32 {
-            lines += usize::from(refusals.turn(Some(IpAddr::V4(n.into())), start + EVERY).is_some());
+            lines += usize::from(refusals.take_held_back(Some(IpAddr::V4(n.into())), start + LOG_INTERVAL).is_some());
         }
-        assert!(lines <= MOST + 1 && refusals.said.lock().len() <= MOST + 1, "{lines}");
+        assert!(lines <= MAX_ADDRESSES + 1 && refusals.logged.lock().len() <= MAX_ADDRESSES + 1, "{lines}");
         // Later all of them are forgotten.
-        assert_eq!(refusals.turn(Some(IpAddr::V4(77_777.into())), start + EVERY * 3), Some(0));
-        assert!(refusals.said.lock().len() < 10);
-        refusals.refused("10.0.0.1:1", Reason::Proof, &"no\x1b[2J token");
-        refusals.refused("?", Reason::Silent, &"nothing came");
+        assert_eq!(refusals.take_held_back(Some(IpAddr::V4(77_777.into())), start + LOG_INTERVAL * 3), Some(0));
+        assert!(refusals.logged.lock().len() < 10);
+        refusals.record_refusal("10.0.0.1:1", RefusalReason::Proof, &"no\x1b[2J token");
+        refusals.record_refusal("?", RefusalReason::Silent, &"nothing came");
         assert_eq!((stats.trust.refused_proof.get(), stats.trust.refused_silent.get()), (1, 1));
     }
 }

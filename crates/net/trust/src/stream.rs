@@ -1,12 +1,12 @@
-//! The proof of the token, and TLS, on a stream of a runtime, before anything else is said on it: what gRPC runs over.
-//! It knows nothing of what follows.
+//! The proof of the token, and TLS, on an asynchronous stream before any other traffic, such as gRPC. It does not
+//! know what follows.
 
 use crate::proof::CONTROL;
-use crate::tls::explain;
-use crate::{Asked, Connection, Reason, Trust};
+use crate::tls::explain_failure;
+use crate::{ProofConnection, RefusalReason, TokenVerifier, Trust};
 use spurline_proto::{
-    Body, Challenged, Flags, HEADER_LEN, Header, MAX_GREETING_BODY, Op, Request, decode_error, encode_error_message,
-    padding,
+    AnswerBody, ChallengeAnswer, FrameFlags, FrameHeader, FrameOp, HEADER_LEN, MAX_GREETING_BODY, NodeRequest,
+    decode_error, encode_error_message, frame_padding,
 };
 use spurline_types::{Error, ErrorKind, Result};
 use std::pin::Pin;
@@ -15,30 +15,30 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream, rustls};
 
-/// Whoever takes longer than this to prove who it is, is not waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// What a TLS 1.3 connection is known by to both its ends (RFC 9266).
+/// Timeout of the proof.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(10);
+/// The channel binding of a TLS 1.3 connection (RFC 9266).
 const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
 
-/// A stream whose other end has proved what it had to.
-pub enum Guarded<S> {
-    /// As it is.
+/// A stream after its peer has given the required proof.
+pub enum GuardedStream<S> {
+    /// Without encryption.
     Plain(S),
     /// Encrypted.
     Tls(Box<TlsStream<S>>),
 }
 
-impl<S> Guarded<S> {
-    /// The stream below.
+impl<S> GuardedStream<S> {
+    /// The underlying stream.
     pub fn get_ref(&self) -> &S {
         match self {
-            Guarded::Plain(stream) => stream,
-            Guarded::Tls(stream) => stream.get_ref().0,
+            GuardedStream::Plain(stream) => stream,
+            GuardedStream::Tls(stream) => stream.get_ref().0,
         }
     }
 
-    fn binding(&self) -> Result<Vec<u8>> {
-        let Guarded::Tls(stream) = self else { return Ok(Vec::new()) };
+    fn channel_binding(&self) -> Result<Vec<u8>> {
+        let GuardedStream::Tls(stream) = self else { return Ok(Vec::new()) };
         let exported = match &**stream {
             TlsStream::Client(stream) => stream.get_ref().1.export_keying_material([0; 32], EXPORTER, Some(b"")),
             TlsStream::Server(stream) => stream.get_ref().1.export_keying_material([0; 32], EXPORTER, Some(b"")),
@@ -47,236 +47,253 @@ impl<S> Guarded<S> {
     }
 }
 
-/// The side that connected to `host` (with or without a port). Dropping the future gives up.
+/// The side that connected to `host` (with or without a port). Dropping the future cancels it.
 ///
 /// # Errors
 /// `PermissionDenied` when one side does not hold the other's token or certificate, `Timeout` after ten seconds,
 /// `Unavailable` when the other side closed the stream.
-pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(stream: S, trust: &Trust, host: &str) -> Result<Guarded<S>> {
+pub async fn connect_stream<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    trust: &Trust,
+    host: &str,
+) -> Result<GuardedStream<S>> {
     in_time(host, async {
         let mut stream = match trust.tls() {
-            None => Guarded::Plain(stream),
+            None => GuardedStream::Plain(stream),
             Some(tls) => {
-                let (config, _, cert) = tls.parts();
+                let (config, _, cert) = tls.configs();
                 let connector = TlsConnector::from(config.clone());
                 let agreed = connector.connect(tls.server_name(host)?, stream).await;
-                Guarded::Tls(Box::new(agreed.map_err(|e| tls_error(&e, host, cert))?.into()))
+                GuardedStream::Tls(Box::new(agreed.map_err(|e| tls_error(&e, host, cert))?.into()))
             }
         };
-        let binding = stream.binding()?;
-        if let Some(mut prover) = trust.prover(Connection { kind: CONTROL, binding: &binding })? {
-            let challenged: Challenged = ask(&mut stream, 1, &Request::Challenge(prover.challenge())).await?;
-            let proof = prover.prove(challenged);
-            prover.check(&ask(&mut stream, 2, &Request::Prove(proof)).await?)?;
+        let binding = stream.channel_binding()?;
+        if let Some(mut prover) = trust.prover(ProofConnection { kind: CONTROL, binding: &binding })? {
+            let challenged: ChallengeAnswer =
+                send_request(&mut stream, 1, &NodeRequest::Challenge(prover.challenge())).await?;
+            let proof = prover.answer_challenge(challenged);
+            prover.check_answer(&send_request(&mut stream, 2, &NodeRequest::Prove(proof)).await?)?;
         }
         Ok(stream)
     })
     .await
 }
 
-/// The side that was connected to, by `peer`.
+/// The side that accepted a connection of `peer`.
 ///
 /// # Errors
-/// Those of [`connect`], with what they are counted as.
-pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+/// Those of [`connect_stream`], with their counter.
+pub async fn accept_stream<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     trust: &Trust,
     peer: &str,
-) -> std::result::Result<Guarded<S>, (Reason, Error)> {
+) -> std::result::Result<GuardedStream<S>, (RefusalReason, Error)> {
     let encrypted = async {
         Ok(match trust.tls() {
-            None => Guarded::Plain(stream),
+            None => GuardedStream::Plain(stream),
             Some(tls) => {
-                let (_, config, cert) = tls.parts();
+                let (_, config, cert) = tls.configs();
                 let agreed = TlsAcceptor::from(config.clone()).accept(stream).await;
-                Guarded::Tls(Box::new(agreed.map_err(|e| tls_error(&e, peer, cert))?.into()))
+                GuardedStream::Tls(Box::new(agreed.map_err(|e| tls_error(&e, peer, cert))?.into()))
             }
         })
     };
     let counted = |error: Error, reason| match error.kind() {
-        ErrorKind::Timeout => (Reason::Silent, error),
-        ErrorKind::Protocol => (Reason::Frames, error),
+        ErrorKind::Timeout => (RefusalReason::Silent, error),
+        ErrorKind::Protocol => (RefusalReason::Frames, error),
         _ => (reason, error),
     };
-    let stream = in_time(peer, encrypted).await.map_err(|error| counted(error, Reason::Tls))?;
-    in_time(peer, proved(stream, trust)).await.map_err(|error| counted(error, Reason::Proof))
+    let stream = in_time(peer, encrypted).await.map_err(|error| counted(error, RefusalReason::Tls))?;
+    in_time(peer, require_proof(stream, trust)).await.map_err(|error| counted(error, RefusalReason::Proof))
 }
 
-/// Has the other end of the stream prove the token, where one is asked for.
-async fn proved<S: AsyncRead + AsyncWrite + Unpin>(mut stream: Guarded<S>, trust: &Trust) -> Result<Guarded<S>> {
+/// Requires the peer's proof of the token, where there is one.
+async fn require_proof<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: GuardedStream<S>,
+    trust: &Trust,
+) -> Result<GuardedStream<S>> {
     let Some(tokens) = trust.tokens() else { return Ok(stream) };
-    let binding = stream.binding()?;
-    let connection = Connection { kind: CONTROL, binding: &binding };
-    let (header, body) = request(&mut stream, trust).await?;
-    let Ok(Request::Challenge(challenge)) = Request::decode(header.op, &body) else {
-        return Err(refuse(&mut stream, &header, trust.unproved()).await);
+    let binding = stream.channel_binding()?;
+    let connection = ProofConnection { kind: CONTROL, binding: &binding };
+    let (header, body) = receive_request(&mut stream, trust).await?;
+    let Ok(NodeRequest::Challenge(challenge)) = NodeRequest::decode(header.op, &body) else {
+        return Err(send_refusal(&mut stream, &header, trust.unproved_error()).await);
     };
-    let (asked, challenged) = Asked::new(tokens, trust.name(), connection, &challenge)?;
-    answer(&mut stream, &header, &challenged).await?;
-    let (header, body) = request(&mut stream, trust).await?;
-    let Ok(Request::Prove(proof)) = Request::decode(header.op, &body) else {
-        return Err(refuse(&mut stream, &header, trust.unproved()).await);
+    let (asked, challenged) = TokenVerifier::new(tokens, trust.name(), connection, &challenge)?;
+    send_answer(&mut stream, &header, &challenged).await?;
+    let (header, body) = receive_request(&mut stream, trust).await?;
+    let Ok(NodeRequest::Prove(proof)) = NodeRequest::decode(header.op, &body) else {
+        return Err(send_refusal(&mut stream, &header, trust.unproved_error()).await);
     };
-    match asked.check(&proof) {
-        Ok(proof) => answer(&mut stream, &header, &proof).await?,
-        Err(error) => return Err(refuse(&mut stream, &header, error).await),
+    match asked.check_proof(&proof) {
+        Ok(proof) => send_answer(&mut stream, &header, &proof).await?,
+        Err(error) => return Err(send_refusal(&mut stream, &header, error).await),
     }
     Ok(stream)
 }
 
-/// Tells somebody who began to prove a token, with `begun`, that nobody is asked for one here; the error is for the log.
-pub async fn decline<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut Guarded<S>, begun: &[u8]) -> Error {
-    let why =
-        "nobody is asked for a group token here: start this side with --group-token-file too, or the other without";
+/// Informs a peer that started a proof, with the bytes `begun`, that this side has no token. Returns the error for
+/// the log.
+pub async fn decline_proof<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut GuardedStream<S>, begun: &[u8]) -> Error {
+    let why = "this side requires no group token: start it with --group-token-file too, or the other without";
     let error = Error::new(ErrorKind::PermissionDenied, why);
     let mut head = [0; HEADER_LEN];
     let all = async {
         head.get_mut(..begun.len()).ok_or_else(|| Error::new(ErrorKind::Protocol, why))?.copy_from_slice(begun);
-        stream.read_exact(&mut head[begun.len()..]).await.map_err(|e| gone(&e))?;
-        let header = Header::decode(&head)?;
-        body(stream, &header).await?;
+        stream.read_exact(&mut head[begun.len()..]).await.map_err(|e| connection_ended(&e))?;
+        let header = FrameHeader::decode(&head)?;
+        receive_body(stream, &header).await?;
         Ok(header)
     };
     match in_time("the other side", all).await {
-        Ok(header) => refuse(stream, &header, error).await,
+        Ok(header) => send_refusal(stream, &header, error).await,
         Err(_) => error,
     }
 }
 
 async fn in_time<T>(peer: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let late = |_| Error::new(ErrorKind::Timeout, format!("{peer} did not say who it is within {PATIENCE:?}"));
-    tokio::time::timeout(PATIENCE, work).await.map_err(late)?
+    let late = |_| Error::new(ErrorKind::Timeout, format!("{peer} did not authenticate within {PROOF_TIMEOUT:?}"));
+    tokio::time::timeout(PROOF_TIMEOUT, work).await.map_err(late)?
 }
 
 fn tls_error(error: &std::io::Error, peer: &str, cert: Option<&std::path::Path>) -> Error {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        Some(inner) => explain(inner, peer, cert),
-        None => gone(error).context(format_args!("{peer}: TLS was not agreed on; do both sides have --tls?")),
+        Some(inner) => explain_failure(inner, peer, cert),
+        None => {
+            connection_ended(error).context(format_args!("{peer}: the TLS handshake failed; do both sides have --tls?"))
+        }
     }
 }
 
-fn gone(error: &std::io::Error) -> Error {
+fn connection_ended(error: &std::io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, format!("the connection ended: {error}"))
 }
 
-/// Sends a request and reads its answer.
-async fn ask<S: AsyncRead + AsyncWrite + Unpin, T: Body>(
-    stream: &mut Guarded<S>,
+/// Sends a request and receives its answer.
+async fn send_request<S: AsyncRead + AsyncWrite + Unpin, T: AnswerBody>(
+    stream: &mut GuardedStream<S>,
     id: u64,
-    request: &Request<'_>,
+    request: &NodeRequest<'_>,
 ) -> Result<T> {
     let mut out = Vec::new();
     request.encode(id, &mut out)?;
-    stream.write_all(&out).await.map_err(|e| gone(&e))?;
-    stream.flush().await.map_err(|e| gone(&e))?;
-    let header = head(stream).await?;
+    stream.write_all(&out).await.map_err(|e| connection_ended(&e))?;
+    stream.flush().await.map_err(|e| connection_ended(&e))?;
+    let header = receive_header(stream).await?;
     header.check_answer(request.op(), id)?;
-    let body = body(stream, &header).await?;
+    let body = receive_body(stream, &header).await?;
     if header.status != 0 {
         return Err(decode_error(header.status, &body));
     }
     Ok(T::decode(&body)?)
 }
 
-/// Reads what is to be a request of the proof.
-async fn request<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut Guarded<S>,
+/// Receives a request of the proof.
+async fn receive_request<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut GuardedStream<S>,
     trust: &Trust,
-) -> Result<(Header, Vec<u8>)> {
-    // Who begins with anything else has no token, or is no member at all.
-    let header = head(stream).await.map_err(|e| match e.kind() {
-        ErrorKind::Protocol => trust.unproved(),
+) -> Result<(FrameHeader, Vec<u8>)> {
+    // A peer that starts with anything else has no token, or is no member at all.
+    let header = receive_header(stream).await.map_err(|e| match e.kind() {
+        ErrorKind::Protocol => trust.unproved_error(),
         _ => e,
     })?;
     header.check_request()?;
-    if !matches!(header.op, Op::Challenge | Op::Prove) || header.flags.contains(Flags::ANSWER) {
-        return Err(refuse(stream, &header, trust.unproved()).await);
+    if !matches!(header.op, FrameOp::Challenge | FrameOp::Prove) || header.flags.contains(FrameFlags::ANSWER) {
+        return Err(send_refusal(stream, &header, trust.unproved_error()).await);
     }
-    let body = body(stream, &header).await?;
+    let body = receive_body(stream, &header).await?;
     Ok((header, body))
 }
 
-async fn head<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut Guarded<S>) -> Result<Header> {
+async fn receive_header<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut GuardedStream<S>) -> Result<FrameHeader> {
     let mut head = [0; HEADER_LEN];
     let mut got = 0;
     while got < HEADER_LEN {
-        match stream.read(&mut head[got..]).await.map_err(|e| gone(&e))? {
+        match stream.read(&mut head[got..]).await.map_err(|e| connection_ended(&e))? {
             0 => return Err(Error::new(ErrorKind::Unavailable, "the other side closed the connection")),
             n => got += n,
         }
-        Header::check_start(&head[..got])?;
+        FrameHeader::check_start(&head[..got])?;
     }
-    Ok(Header::decode(&head)?)
+    Ok(FrameHeader::decode(&head)?)
 }
 
-async fn body<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut Guarded<S>, header: &Header) -> Result<Vec<u8>> {
+async fn receive_body<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut GuardedStream<S>,
+    header: &FrameHeader,
+) -> Result<Vec<u8>> {
     let len = header.body_len as usize;
     if len > MAX_GREETING_BODY || header.payload_len != 0 {
-        return Err(Error::new(ErrorKind::Protocol, "what was to be a proof is too long for one"));
+        return Err(Error::new(ErrorKind::Protocol, "the message is too long for a proof"));
     }
-    let mut body = vec![0; len + padding(len).len()];
-    stream.read_exact(&mut body).await.map_err(|e| gone(&e))?;
+    let mut body = vec![0; len + frame_padding(len).len()];
+    stream.read_exact(&mut body).await.map_err(|e| connection_ended(&e))?;
     body.truncate(len);
     Ok(body)
 }
 
-async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut Guarded<S>,
-    request: &Header,
-    value: &impl Body,
+async fn send_answer<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut GuardedStream<S>,
+    request: &FrameHeader,
+    value: &impl AnswerBody,
 ) -> Result<()> {
     let mut body = Vec::new();
     value.encode(&mut body);
-    send(stream, request, 0, &body).await
+    send_frame(stream, request, 0, &body).await
 }
 
-/// Tells the other side why it is refused, if it listens.
-async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut Guarded<S>, request: &Header, error: Error) -> Error {
+/// Sends the reason of a refusal, as far as the peer still reads.
+async fn send_refusal<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut GuardedStream<S>,
+    request: &FrameHeader,
+    error: Error,
+) -> Error {
     let mut body = Vec::new();
     encode_error_message(&error, &mut body);
-    // It is refused in any case.
-    let _ = send(stream, request, error.kind().code(), &body).await;
+    // The connection is refused in any case.
+    let _ = send_frame(stream, request, error.kind().code(), &body).await;
     error
 }
 
-async fn send<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut Guarded<S>,
-    request: &Header,
+async fn send_frame<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut GuardedStream<S>,
+    request: &FrameHeader,
     status: u16,
     body: &[u8],
 ) -> Result<()> {
-    let header = request.answer(status, body.len(), 0)?;
-    let frame = [&header.encode()[..], body, padding(body.len())].concat();
-    stream.write_all(&frame).await.map_err(|e| gone(&e))?;
-    stream.flush().await.map_err(|e| gone(&e))
+    let header = request.new_answer(status, body.len(), 0)?;
+    let frame = [&header.encode()[..], body, frame_padding(body.len())].concat();
+    stream.write_all(&frame).await.map_err(|e| connection_ended(&e))?;
+    stream.flush().await.map_err(|e| connection_ended(&e))
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for GuardedStream<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
         match self.get_mut() {
-            Guarded::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Guarded::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            GuardedStream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            GuardedStream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for GuardedStream<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
         match self.get_mut() {
-            Guarded::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Guarded::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+            GuardedStream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
+            GuardedStream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         match self.get_mut() {
-            Guarded::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Guarded::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            GuardedStream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            GuardedStream::Tls(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         match self.get_mut() {
-            Guarded::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Guarded::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            GuardedStream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            GuardedStream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -1,8 +1,7 @@
-//! TLS 1.3 for TCP and control connections: with certificates of an authority both sides know, or with a key made at
-//! start, whose holder nobody can tell but by the proof of the token that is bound to the connection (RFC 9266). It knows
-//! no socket.
+//! TLS 1.3 for TCP and control connections: with certificates of a common authority, or with a key made at start,
+//! whose owner only the proof of the token identifies, bound to the connection (RFC 9266). It knows no socket.
 
-use crate::Sealed;
+use crate::TlsSession;
 use aws_lc_rs::{rand, signature};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
@@ -25,32 +24,32 @@ use std::sync::Arc;
 /// The files of a certificate, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// This process's certificate, and those that lead from it to the authority.
+    /// This process's certificate, and the chain to the authority.
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// The authorities whose certificates the others may show.
+    /// The authorities of the peers' certificates.
     pub ca: PathBuf,
 }
 
-/// How connections are encrypted.
-pub struct Tls {
+/// The TLS configuration of connections.
+pub struct TlsContext {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     /// The certificate's file; `None` for a key made at start.
     cert: Option<PathBuf>,
 }
 
-impl Tls {
-    /// A key made now. The connection is encrypted and who is at its other end is not known: a proof of the token bound
-    /// to [`Sealed::binding`] has to follow.
-    pub(crate) fn with_token() -> Result<Tls> {
+impl TlsContext {
+    /// With a key made now. The connection is encrypted but its peer is unknown: a proof of the token bound to
+    /// [`TlsSession::channel_binding`] must follow.
+    pub(crate) fn with_token() -> Result<TlsContext> {
         let wrong = |what: &str| Error::new(ErrorKind::Io(5), format!("TLS: {what}"));
         let key = signature::EcdsaKeyPair::generate_pkcs8(
             &signature::ECDSA_P256_SHA256_ASN1_SIGNING,
             &rand::SystemRandom::new(),
         )
-        .map_err(|_| wrong("no key could be made"))?;
+        .map_err(|_| wrong("can't make a key"))?;
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.as_ref().to_vec()));
         let key = provider::sign::any_ecdsa_type(&key).map_err(|e| wrong(&e.to_string()))?;
         let public = key.public_key().ok_or_else(|| wrong("the key has no public part"))?;
@@ -61,34 +60,34 @@ impl Tls {
             .with_custom_certificate_verifier(Arc::new(AnyKey(Arc::new(provider::default_provider()))))
             .with_no_client_auth();
         let server = server_builder(&wrong)?.with_no_client_auth().with_cert_resolver(Arc::new(resolver));
-        Ok(Tls::of(client, server, None))
+        Ok(TlsContext::from_configs(client, server, None))
     }
 
-    /// Reads certificates, and checks this process's own before somebody else does.
-    pub(crate) fn with_files(files: &TlsFiles) -> Result<Tls> {
-        let chain: Vec<CertificateDer<'static>> = certificates("--tls-cert", &files.cert)?;
-        let key =
-            PrivateKeyDer::from_pem_file(&files.key).map_err(|e| unreadable("--tls-key", &files.key, "key", &e))?;
+    /// Reads certificates, and checks this process's own before any peer does.
+    pub(crate) fn with_files(files: &TlsFiles) -> Result<TlsContext> {
+        let chain: Vec<CertificateDer<'static>> = read_certificates("--tls-cert", &files.cert)?;
+        let key = PrivateKeyDer::from_pem_file(&files.key)
+            .map_err(|e| unreadable_file("--tls-key", &files.key, "key", &e))?;
         let mut roots = RootCertStore::empty();
-        for authority in certificates("--tls-ca", &files.ca)? {
-            let wrong = |e: rustls::Error| invalid(format!("--tls-ca {}: {e}", files.ca.display()));
+        for authority in read_certificates("--tls-ca", &files.ca)? {
+            let wrong = |e: rustls::Error| invalid_file(format!("--tls-ca {}: {e}", files.ca.display()));
             roots.add(authority).map_err(wrong)?;
         }
         let (roots, crypto) = (Arc::new(roots), Arc::new(provider::default_provider()));
-        let wrong = |what: &str| invalid(format!("--tls-ca {}: {what}", files.ca.display()));
+        let wrong = |what: &str| invalid_file(format!("--tls-ca {}: {what}", files.ca.display()));
         let peers = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&crypto))
             .build()
             .map_err(|e| wrong(&e.to_string()))?;
         if let Err(rustls::Error::InvalidCertificate(why)) =
             peers.verify_client_cert(&chain[0], &chain[1..], UnixTime::now())
-            // A certificate that is good for servers only is what a node may have.
+            // A node may have a certificate for servers only.
             && !matches!(why, CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. })
         {
             let shown = format!("--tls-cert {}: this certificate", files.cert.display());
-            return Err(invalid(certificate(&why, &shown, &format!("--tls-ca {}", files.ca.display()))));
+            return Err(invalid_file(explain_certificate(&why, &shown, &format!("--tls-ca {}", files.ca.display()))));
         }
         let mismatch = |e: rustls::Error| {
-            invalid(format!(
+            invalid_file(format!(
                 "--tls-key {} does not belong to --tls-cert {}: {e}",
                 files.key.display(),
                 files.cert.display()
@@ -102,87 +101,87 @@ impl Tls {
             .map_err(mismatch)?;
         let server =
             server_builder(&wrong)?.with_client_cert_verifier(peers).with_single_cert(chain, key).map_err(mismatch)?;
-        Ok(Tls::of(client, server, Some(files.cert.clone())))
+        Ok(TlsContext::from_configs(client, server, Some(files.cert.clone())))
     }
 
-    fn of(mut client: ClientConfig, mut server: ServerConfig, cert: Option<PathBuf>) -> Tls {
-        // Connections are kept for long, and every one is proved anew.
+    fn from_configs(mut client: ClientConfig, mut server: ServerConfig, cert: Option<PathBuf>) -> TlsContext {
+        // Connections are long-lived, and each one is proved anew.
         client.resumption = Resumption::disabled();
-        // Nothing arrives on an idle connection that nobody asked for.
+        // Otherwise unexpected bytes would arrive on idle connections.
         server.send_tls13_tickets = 0;
-        Tls { client: Arc::new(client), server: Arc::new(server), cert }
+        TlsContext { client: Arc::new(client), server: Arc::new(server), cert }
     }
 
-    /// The configurations of both sides, and the certificate's file, for streams of a runtime.
+    /// The configurations of both sides, and the certificate's file, for asynchronous streams.
     #[cfg(feature = "tokio")]
-    pub(crate) fn parts(&self) -> (&Arc<ClientConfig>, &Arc<ServerConfig>, Option<&Path>) {
+    pub(crate) fn configs(&self) -> (&Arc<ClientConfig>, &Arc<ServerConfig>, Option<&Path>) {
         (&self.client, &self.server, self.cert.as_deref())
     }
 
-    /// The name that the certificate of `peer` (`host:port` or a host) has to be for.
+    /// The name that the certificate of `peer` (`host:port` or a host) must contain.
     pub(crate) fn server_name(&self, peer: &str) -> Result<ServerName<'static>> {
         let host =
             peer.rsplit_once(':').map_or(peer, |(host, port)| if port.parse::<u16>().is_ok() { host } else { peer });
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        // A scope is no part of an address in a certificate.
+        // A certificate's address has no scope.
         let host = host.split('%').next().unwrap_or(host);
         let wrong = |why: String| Error::new(ErrorKind::Invalid, format!("{peer}: TLS: {why}"));
         match (&self.cert, host.parse::<std::net::IpAddr>()) {
-            // Nobody looks at the name of a key made at start.
+            // The name of a key made at start is not checked.
             (None, _) => ServerName::try_from("spurline.invalid").map_err(|e| wrong(e.to_string())),
             (Some(_), Ok(ip)) => Ok(ServerName::IpAddress(IpAddr::from(ip))),
             (Some(_), Err(_)) => ServerName::try_from(host.to_owned()).map_err(|e| wrong(e.to_string())),
         }
     }
 
-    /// The side that connects, to `peer` (`host:port` or a host), whose certificate has to be for that host.
+    /// The side that connects to `peer` (`host:port` or a host), whose certificate must contain that host.
     ///
     /// # Errors
-    /// When the host is no name that a certificate can have.
-    pub fn connect(&self, peer: &str) -> Result<Sealed> {
+    /// When the host is no name that a certificate can contain.
+    pub fn connect_session(&self, peer: &str) -> Result<TlsSession> {
         let wrong = |e: rustls::Error| Error::new(ErrorKind::Invalid, format!("{peer}: TLS: {e}"));
         let name = self.server_name(peer)?;
         let connection = ClientConnection::new(Arc::clone(&self.client), name).map_err(wrong)?;
-        Ok(Sealed::new(connection.into(), peer, self.cert.clone()))
+        Ok(TlsSession::new(connection.into(), peer, self.cert.clone()))
     }
 
-    /// The side that was connected to, by `peer`.
+    /// The side that accepts a connection of `peer`.
     ///
     /// # Errors
     /// When there is no memory for it.
-    pub fn accept(&self, peer: &str) -> Result<Sealed> {
+    pub fn accept_session(&self, peer: &str) -> Result<TlsSession> {
         let wrong = |e: rustls::Error| Error::new(ErrorKind::Io(5), format!("{peer}: TLS: {e}"));
         let connection = ServerConnection::new(Arc::clone(&self.server)).map_err(wrong)?;
-        Ok(Sealed::new(connection.into(), peer, self.cert.clone()))
+        Ok(TlsSession::new(connection.into(), peer, self.cert.clone()))
     }
 }
 
-type Builder<S> = rustls::ConfigBuilder<S, rustls::WantsVerifier>;
+type TlsBuilder<S> = rustls::ConfigBuilder<S, rustls::WantsVerifier>;
 
-fn client_builder(wrong: &dyn Fn(&str) -> Error) -> Result<Builder<ClientConfig>> {
+fn client_builder(wrong: &dyn Fn(&str) -> Error) -> Result<TlsBuilder<ClientConfig>> {
     let builder = ClientConfig::builder_with_provider(Arc::new(provider::default_provider()));
     builder.with_protocol_versions(&[&TLS13]).map_err(|e| wrong(&e.to_string()))
 }
 
-fn server_builder(wrong: &dyn Fn(&str) -> Error) -> Result<Builder<ServerConfig>> {
+fn server_builder(wrong: &dyn Fn(&str) -> Error) -> Result<TlsBuilder<ServerConfig>> {
     let builder = ServerConfig::builder_with_provider(Arc::new(provider::default_provider()));
     builder.with_protocol_versions(&[&TLS13]).map_err(|e| wrong(&e.to_string()))
 }
 
-fn invalid(why: String) -> Error {
+fn invalid_file(why: String) -> Error {
     Error::new(ErrorKind::Invalid, why)
 }
 
-fn certificates(flag: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>> {
+fn read_certificates(flag: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
-    let found = found.map_err(|e| unreadable(flag, file, "certificate", &e))?;
+    let found = found.map_err(|e| unreadable_file(flag, file, "certificate", &e))?;
     if found.is_empty() {
-        return Err(unreadable(flag, file, "certificate", &pem::Error::NoItemsFound));
+        return Err(unreadable_file(flag, file, "certificate", &pem::Error::NoItemsFound));
     }
     Ok(found)
 }
 
-fn unreadable(flag: &str, file: &Path, what: &str, error: &pem::Error) -> Error {
+fn unreadable_file(flag: &str, file: &Path, what: &str, error: &pem::Error) -> Error {
     let shown = format!("{flag} {}", file.display());
     match error {
         pem::Error::Io(e) => {
@@ -193,12 +192,14 @@ fn unreadable(flag: &str, file: &Path, what: &str, error: &pem::Error) -> Error 
             };
             Error::new(kind, format!("{shown}: {e}"))
         }
-        pem::Error::NoItemsFound => invalid(format!("{shown}: there is no {what} in PEM form in it (-----BEGIN …)")),
-        e => invalid(format!("{shown}: it is no {what} in PEM form: {e}")),
+        pem::Error::NoItemsFound => {
+            invalid_file(format!("{shown}: there is no {what} in PEM form in it (-----BEGIN …)"))
+        }
+        e => invalid_file(format!("{shown}: it is no {what} in PEM form: {e}")),
     }
 }
 
-/// Takes every key: the proof of the token tells whose it is.
+/// Accepts every key: the proof of the token identifies its owner.
 #[derive(Debug)]
 struct AnyKey(Arc<CryptoProvider>);
 
@@ -219,7 +220,7 @@ impl ServerCertVerifier for AnyKey {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2 is not spoken here".into()))
+        Err(rustls::Error::General("TLS 1.2 is not supported".into()))
     }
     fn verify_tls13_signature(
         &self,
@@ -238,12 +239,12 @@ impl ServerCertVerifier for AnyKey {
     }
 }
 
-/// A TLS failure in words: who showed what, what is wrong with it, what to do.
-pub(crate) fn explain(error: &rustls::Error, peer: &str, own: Option<&Path>) -> Error {
+/// A TLS failure as text: which side showed which certificate, what is wrong with it, and the remedy.
+pub(crate) fn explain_failure(error: &rustls::Error, peer: &str, own: Option<&Path>) -> Error {
     let refused = |why: String| Error::new(ErrorKind::PermissionDenied, format!("{peer}: TLS: {why}"));
     match error {
         rustls::Error::InvalidCertificate(why) => {
-            refused(certificate(why, "the certificate it shows", "the authorities of --tls-ca here"))
+            refused(explain_certificate(why, "the certificate it shows", "the authorities of --tls-ca here"))
         }
         rustls::Error::NoCertificatesPresented => {
             refused("it shows no certificate: start it with --tls-cert, --tls-key and --tls-ca".into())
@@ -252,7 +253,7 @@ pub(crate) fn explain(error: &rustls::Error, peer: &str, own: Option<&Path>) -> 
             let shown = own.map_or("this side".to_owned(), |file| format!("this side's --tls-cert {}", file.display()));
             refused(match alert {
                 AlertDescription::CertificateExpired => {
-                    format!("it refuses {shown}: by its clock the certificate is over or not yet valid; renew it, or set the clocks right")
+                    format!("it refuses {shown}: by its clock the certificate has expired or is not valid yet; renew it, or correct the clocks")
                 }
                 AlertDescription::UnknownCA => {
                     format!("it refuses {shown}: none of its --tls-ca has signed the certificate; give both sides the same --tls-ca")
@@ -260,7 +261,7 @@ pub(crate) fn explain(error: &rustls::Error, peer: &str, own: Option<&Path>) -> 
                 AlertDescription::CertificateRequired | AlertDescription::BadCertificate | AlertDescription::UnsupportedCertificate
                     if own.is_none() =>
                 {
-                    "it wants a certificate, this side has none: give --tls-cert, --tls-key and --tls-ca here too, or none of \
+                    "it requires a certificate, this side has none: give --tls-cert, --tls-key and --tls-ca here too, or none of \
                      them on both sides"
                         .into()
                 }
@@ -271,7 +272,7 @@ pub(crate) fn explain(error: &rustls::Error, peer: &str, own: Option<&Path>) -> 
             })
         }
         rustls::Error::InvalidMessage(_) => {
-            refused(format!("what it says is no TLS ({error}): start both sides with --tls, or none"))
+            refused(format!("it does not use TLS ({error}): start both sides with --tls, or none"))
         }
         other => refused(format!(
             "{other}; both sides need the same kind of TLS: certificates with --tls-ca, or the group token alone"
@@ -279,15 +280,15 @@ pub(crate) fn explain(error: &rustls::Error, peer: &str, own: Option<&Path>) -> 
     }
 }
 
-/// What is wrong with a certificate, `shown` by somebody and to be signed by `authority`.
-fn certificate(why: &CertificateError, shown: &str, authority: &str) -> String {
-    let apart = |from: &UnixTime, to: &UnixTime| span(to.as_secs().saturating_sub(from.as_secs()));
+/// Describes what is wrong with a certificate `shown` by a peer and to be signed by `authority`.
+fn explain_certificate(why: &CertificateError, shown: &str, authority: &str) -> String {
+    let apart = |from: &UnixTime, to: &UnixTime| show_span(to.as_secs().saturating_sub(from.as_secs()));
     match why {
         CertificateError::ExpiredContext { time, not_after } => {
-            format!("{shown} was valid until {} ago: renew it, or set this host's clock right", apart(not_after, time))
+            format!("{shown} expired {} ago: renew it, or correct this host's clock", apart(not_after, time))
         }
         CertificateError::NotValidYetContext { time, not_before } => format!(
-            "{shown} is valid only in {}: this host's clock is behind, or that of who made the certificate was ahead",
+            "{shown} becomes valid in {}: this host's clock is behind, or the clock of the issuer was ahead",
             apart(time, not_before)
         ),
         CertificateError::NotValidForNameContext { expected, presented } => format!(
@@ -301,13 +302,13 @@ fn certificate(why: &CertificateError, shown: &str, authority: &str) -> String {
         }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => format!(
             "{shown} may not be used for this: its extended key usage needs serverAuth on nodes and coordinators, and \
-             clientAuth on whoever connects"
+             clientAuth on every process that connects"
         ),
-        other => format!("{shown} is not good: {other}"),
+        other => format!("{shown} is not valid: {other}"),
     }
 }
 
-fn span(secs: u64) -> String {
+fn show_span(secs: u64) -> String {
     match secs {
         0..=119 => format!("{secs} s"),
         120..=7199 => format!("{} minutes", secs / 60),

@@ -1,4 +1,4 @@
-//! The group token: read from its file, checked for being a secret at all. It knows no proof.
+//! The group token: read from its file and checked for minimal strength. It knows no proof.
 
 use aws_lc_rs::hmac;
 use spurline_types::{Error, ErrorKind, Result};
@@ -8,49 +8,50 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 /// The shortest token: 128 bits in base64, more in hexadecimal.
-const SHORTEST: usize = 22;
-/// Different bytes a random token of that length has, but for one in millions.
-const LEAST_DIFFERENT: usize = 8;
-/// The longest line of the file that is taken for a token.
-const LONGEST: usize = 1024;
-/// Tokens at one time: an old and a new one, and room for a mistake in between.
-const MOST: usize = 8;
-/// A file longer than this is none of ours.
+const MIN_LENGTH: usize = 22;
+/// The minimum number of different bytes; a random token of this length misses it once in millions.
+const MIN_DIFFERENT: usize = 8;
+/// The longest line accepted as a token.
+const MAX_LENGTH: usize = 1024;
+/// Limit of simultaneous tokens: an old and a new one, and some spare.
+const MAX_TOKENS: usize = 8;
+/// The longest accepted file.
 const MAX_FILE: u64 = 64 << 10;
 
-/// How a good token is made, for messages.
-const MAKE: &str = "make one with: (umask 077; openssl rand -base64 32 > FILE)";
+/// How to make a good token, for messages.
+const HOW_TO_MAKE: &str = "make one with: (umask 077; openssl rand -base64 32 > FILE)";
 
-/// The secrets of a group: all of them are accepted, the first one is shown. None is ever printed.
-pub struct Tokens {
+/// The secrets of a group: all are accepted, the first one is used for proofs. None is ever printed.
+pub struct GroupTokens {
     pub(crate) keys: Vec<hmac::Key>,
-    /// What is not right about the file but no reason to stop.
+    /// A problem of the file that is no reason to stop.
     warning: Option<String>,
 }
 
-impl fmt::Debug for Tokens {
+impl fmt::Debug for GroupTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} token(s)", self.keys.len())
     }
 }
 
-impl Tokens {
-    /// Reads a file: one token a line, the first to be shown, all to be accepted.
+impl GroupTokens {
+    /// Reads a file with one token per line; the first is used for proofs, all are accepted.
     ///
     /// # Errors
-    /// `NotFound` or `PermissionDenied` when it can't be read, `Invalid` when everybody may change it, or a line is no
-    /// good secret.
-    pub fn read(file: &Path) -> Result<Tokens> {
+    /// `NotFound` or `PermissionDenied` when it can't be read, `Invalid` when every user may change it, or a line is
+    /// no valid secret.
+    pub fn read_file(file: &Path) -> Result<GroupTokens> {
         let shown = format!("--group-token-file {}", file.display());
         let wrong = |why: String| Error::new(ErrorKind::Invalid, format!("{shown}: {why}"));
         let io = |e: &std::io::Error| match e.kind() {
             std::io::ErrorKind::NotFound => {
-                let why =
-                    format!("{shown}: there is no such file; {MAKE}, and give every member of the group that file");
+                let why = format!(
+                    "{shown}: there is no such file; {HOW_TO_MAKE}, and give every member of the group that file"
+                );
                 Error::new(ErrorKind::NotFound, why)
             }
             std::io::ErrorKind::PermissionDenied => {
-                let why = format!("{shown}: this user may not read it; chown it to the user that runs this");
+                let why = format!("{shown}: this user may not read it; chown it to the user of this process");
                 Error::new(ErrorKind::PermissionDenied, why)
             }
             _ => wrong(format!("it can't be read: {e}")),
@@ -63,7 +64,7 @@ impl Tokens {
         let mode = meta.permissions().mode();
         if mode & 0o002 != 0 {
             return Err(wrong(format!(
-                "everybody on this host may change it (mode {:o}); chmod 600 {}",
+                "every user of this host may change it (mode {:o}); chmod 600 {}",
                 mode & 0o777,
                 file.display()
             )));
@@ -71,10 +72,10 @@ impl Tokens {
         let mut bytes = Vec::new();
         (&mut opened).take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|e| io(&e))?;
         if bytes.len() as u64 > MAX_FILE {
-            return Err(wrong(format!("it has more than {MAX_FILE} bytes: that is no token; {MAKE}")));
+            return Err(wrong(format!("it has more than {MAX_FILE} bytes: that is no token; {HOW_TO_MAKE}")));
         }
-        let mut tokens = Tokens::parse(&bytes).map_err(wrong)?;
-        // Not refused: secrets mounted into containers are readable by all in there unless told otherwise.
+        let mut tokens = GroupTokens::parse(&bytes).map_err(wrong)?;
+        // Not refused: secrets mounted into containers are readable by all inside unless configured otherwise.
         if mode & 0o004 != 0 {
             tokens.warning = Some(format!(
                 "{shown}: every user of this host can read it (mode {:o}) and so join the group; chmod 600 {}",
@@ -85,11 +86,11 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// The tokens in `bytes`, one a line; spaces at the ends of lines and empty lines are left out.
+    /// The tokens in `bytes`, one per line, without surrounding spaces and empty lines.
     ///
     /// # Errors
     /// What is wrong with them, without showing them.
-    pub fn parse(bytes: &[u8]) -> Result<Tokens, String> {
+    pub fn parse(bytes: &[u8]) -> Result<GroupTokens, String> {
         let mut lines: Vec<&[u8]> = Vec::new();
         for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
             let line = line.trim_ascii();
@@ -100,36 +101,38 @@ impl Tokens {
             let mut seen = [false; 256];
             line.iter().for_each(|byte| seen[usize::from(*byte)] = true);
             let different = seen.iter().filter(|seen| **seen).count();
-            if line.len() < SHORTEST {
+            if line.len() < MIN_LENGTH {
                 let len = line.len();
-                return Err(format!("line {number} has {len} bytes, a token has {SHORTEST} or more; {MAKE}"));
+                return Err(format!("line {number} has {len} bytes, a token has {MIN_LENGTH} or more; {HOW_TO_MAKE}"));
             }
-            if line.len() > LONGEST {
-                return Err(format!("line {number} is longer than {LONGEST} bytes: that is no token; {MAKE}"));
-            }
-            if different < LEAST_DIFFERENT {
+            if line.len() > MAX_LENGTH {
                 return Err(format!(
-                    "line {number} is made of {different} different characters and can be guessed; {MAKE}"
+                    "line {number} is longer than {MAX_LENGTH} bytes: that is no token; {HOW_TO_MAKE}"
+                ));
+            }
+            if different < MIN_DIFFERENT {
+                return Err(format!(
+                    "line {number} is made of {different} different characters and can be guessed; {HOW_TO_MAKE}"
                 ));
             }
             lines.push(line);
         }
         if lines.is_empty() {
-            return Err(format!("it holds no token; {MAKE}"));
+            return Err(format!("it holds no token; {HOW_TO_MAKE}"));
         }
-        if lines.len() > MOST {
-            return Err(format!("it holds {} tokens, at most {MOST} at a time are accepted", lines.len()));
+        if lines.len() > MAX_TOKENS {
+            return Err(format!("it holds {} tokens, at most {MAX_TOKENS} at a time are accepted", lines.len()));
         }
         let keys = lines.into_iter().map(|line| hmac::Key::new(hmac::HMAC_SHA256, line)).collect();
-        Ok(Tokens { keys, warning: None })
+        Ok(GroupTokens { keys, warning: None })
     }
 
-    /// What a person should know about the file.
+    /// A warning about the file, for people.
     pub fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
 
-    /// How many there are.
+    /// Number of tokens.
     pub fn count(&self) -> usize {
         self.keys.len()
     }
@@ -144,7 +147,7 @@ mod tests {
 
     #[test]
     fn lines_are_tokens_and_bad_ones_say_why() {
-        assert_eq!(Tokens::parse(format!("{GOOD}\r\n\n  {GOOD}2 \n{GOOD}").as_bytes()).unwrap().count(), 2);
+        assert_eq!(GroupTokens::parse(format!("{GOOD}\r\n\n  {GOOD}2 \n{GOOD}").as_bytes()).unwrap().count(), 2);
         for (bytes, why) in [
             (String::new(), "holds no token"),
             (" \n\n".into(), "holds no token"),
@@ -154,7 +157,7 @@ mod tests {
             (GOOD.repeat(60), "longer than"),
             ((0..9).map(|n| format!("{GOOD}{n}\n")).collect(), "9 tokens"),
         ] {
-            let said = Tokens::parse(bytes.as_bytes()).unwrap_err();
+            let said = GroupTokens::parse(bytes.as_bytes()).unwrap_err();
             assert!(said.contains(why), "{said}");
             assert!(!said.contains(GOOD) && !said.contains("secret"), "a secret is shown: {said}");
         }
@@ -164,9 +167,9 @@ mod tests {
         #[test]
         fn no_bytes_make_it_panic_and_no_error_shows_them(bytes: Vec<u8>, line in "[ -~]{0,40}") {
             for bytes in [&bytes[..], line.as_bytes(), &[line.as_bytes(), b"\n", &bytes].concat()] {
-                match Tokens::parse(bytes) {
-                    Ok(tokens) => assert!((1..=MOST).contains(&tokens.count())),
-                    Err(said) => assert!(said.contains(MAKE) || said.contains("at a time"), "{said}"),
+                match GroupTokens::parse(bytes) {
+                    Ok(tokens) => assert!((1..=MAX_TOKENS).contains(&tokens.count())),
+                    Err(said) => assert!(said.contains(HOW_TO_MAKE) || said.contains("at a time"), "{said}"),
                 }
             }
         }
@@ -176,19 +179,19 @@ mod tests {
     fn a_file_is_checked_for_who_may_touch_it() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("token");
-        assert_eq!(Tokens::read(&file).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(GroupTokens::read_file(&file).unwrap_err().kind(), ErrorKind::NotFound);
         fs::write(&file, format!("{GOOD}\n")).unwrap();
         let with = |mode| {
             fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
-            Tokens::read(&file)
+            GroupTokens::read_file(&file)
         };
         assert_eq!(with(0o600).unwrap().warning(), None);
         assert!(with(0o644).unwrap().warning().unwrap().contains("chmod 600"));
         let open = with(0o666).unwrap_err();
         assert!(open.to_string().contains("chmod 600") && open.kind() == ErrorKind::Invalid, "{open}");
-        assert!(Tokens::read(dir.path()).unwrap_err().to_string().contains("no file"));
+        assert!(GroupTokens::read_file(dir.path()).unwrap_err().to_string().contains("no file"));
         fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         fs::write(&file, vec![b'x'; 1 << 17]).unwrap();
-        assert!(Tokens::read(&file).unwrap_err().to_string().contains("more than"));
+        assert!(GroupTokens::read_file(&file).unwrap_err().to_string().contains("more than"));
     }
 }

@@ -1,8 +1,8 @@
-//! Streams of a runtime: who gets to speak over them, with and without TLS.
+//! Asynchronous streams: which peers are admitted, with and without TLS.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
-use spurline_trust::{Reason, TlsFiles, Tokens, Trust, accept, connect};
+use spurline_trust::{GroupTokens, RefusalReason, TlsFiles, Trust, accept_stream, connect_stream};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,17 +12,17 @@ const TOKEN: &str = "q5Ykm0WJ7b2uR1xTzv9sLd3f";
 const OTHER: &str = "another-WJ7b2uR1xTzv9sLd3f";
 
 fn with(token: &str, tls: bool) -> Arc<Trust> {
-    let trust = Trust::with_tokens("somebody", Tokens::parse(token.as_bytes()).unwrap());
-    if tls { trust.encrypted(None).unwrap() } else { trust }
+    let trust = Trust::with_tokens("somebody", GroupTokens::parse(token.as_bytes()).unwrap());
+    if tls { trust.with_tls(None).unwrap() } else { trust }
 }
 
-/// Both ends' results; where both are good, a word passes each way.
+/// The results of both ends; where both succeed, one message passes each way.
 fn meet(one: Arc<Trust>, other: Arc<Trust>) -> (Result<()>, Result<()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async move {
         let (here, there) = duplex(64 << 10);
         let reader = async move {
-            let mut stream = connect(here, &one, "10.0.0.1:7000").await?;
+            let mut stream = connect_stream(here, &one, "10.0.0.1:7000").await?;
             let io = |e: std::io::Error| Error::io("speaking", &e);
             stream.write_all(b"ping").await.map_err(io)?;
             stream.flush().await.map_err(io)?;
@@ -32,7 +32,7 @@ fn meet(one: Arc<Trust>, other: Arc<Trust>) -> (Result<()>, Result<()>) {
             Ok(())
         };
         let node = async move {
-            let mut stream = accept(there, &other, "10.0.0.9:1").await.map_err(|(_, error)| error)?;
+            let mut stream = accept_stream(there, &other, "10.0.0.9:1").await.map_err(|(_, error)| error)?;
             let mut word = [0; 4];
             let io = |e: std::io::Error| Error::io("hearing", &e);
             stream.read_exact(&mut word).await.map_err(io)?;
@@ -56,11 +56,11 @@ fn members_speak_and_strangers_do_not() {
             assert!(error.to_string().contains("another group token"), "{error}");
         }
     }
-    let (one, other) = meet(Trust::anyone(), Trust::anyone());
+    let (one, other) = meet(Trust::without_checks(), Trust::without_checks());
     one.unwrap();
     other.unwrap();
-    // Who says anything else than a proof has none.
-    let (one, other) = meet(Trust::anyone(), with(TOKEN, false));
+    // A peer that sends no proof is refused.
+    let (one, other) = meet(Trust::without_checks(), with(TOKEN, false));
     assert!(one.is_err());
     assert!(other.unwrap_err().to_string().contains("--group-token-file"));
     // One side with TLS only.
@@ -71,7 +71,7 @@ fn members_speak_and_strangers_do_not() {
     assert!(other.unwrap_err().to_string().contains("--tls"), "says what to do");
 }
 
-/// What a node makes of somebody who shows a certificate that its own program would not start with.
+/// The node's result for a client certificate that its own program would not start with.
 #[test]
 fn a_certificate_whose_time_is_over_is_refused_and_counted() {
     let dir = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn a_certificate_whose_time_is_over_is_refused_and_counted() {
     };
     let (cert, key) = signed(false);
     let files = TlsFiles { cert: write("n.crt", cert.pem()), key: write("n.key", key.serialize_pem()), ca };
-    let node = Trust::anyone().encrypted(Some(files)).unwrap();
+    let node = Trust::without_checks().with_tls(Some(files)).unwrap();
     let (cert, key) = signed(true);
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let mut roots = rustls::RootCertStore::empty();
@@ -114,8 +114,8 @@ fn a_certificate_whose_time_is_over_is_refused_and_counted() {
             let mut stream = connector.connect(name, here).await.unwrap();
             assert!(stream.read(&mut [0]).await.is_err(), "it is told that it was refused");
         };
-        tokio::join!(stranger, accept(there, &node, "10.0.0.9:1")).1.map(|_| ()).unwrap_err()
+        tokio::join!(stranger, accept_stream(there, &node, "10.0.0.9:1")).1.map(|_| ()).unwrap_err()
     });
-    assert_eq!((reason, error.kind()), (Reason::Tls, ErrorKind::PermissionDenied));
-    assert!(error.to_string().contains("was valid until 3 days ago"), "{error}");
+    assert_eq!((reason, error.kind()), (RefusalReason::Tls, ErrorKind::PermissionDenied));
+    assert!(error.to_string().contains("expired 3 days ago"), "{error}");
 }

@@ -1,7 +1,7 @@
-//! TLS between two processes' worth of files: what is agreed on, and what the words are when it is not.
+//! TLS between the files of two processes: successful handshakes, and the messages of failed ones.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use spurline_trust::{Sealed, TlsFiles, Tokens, Trust};
+use spurline_trust::{GroupTokens, TlsFiles, TlsSession, Trust};
 use spurline_types::{ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,24 +39,25 @@ fn files(dir: &Path, authority: &Authority, names: &[&str], (from, to): (i64, i6
 }
 
 fn with(files: Option<TlsFiles>) -> Result<Arc<Trust>> {
-    Trust::with_tokens("somebody", Tokens::parse(TOKEN).unwrap()).encrypted(files)
+    Trust::with_tokens("somebody", GroupTokens::parse(TOKEN).unwrap()).with_tls(files)
 }
 
-/// Moves bytes between two ends until both have agreed and the reader's word has come; who refuses tells the other.
-fn meet(reader: &Trust, node: &Trust, host: &str) -> Result<(Sealed, Sealed)> {
-    let mut reader = reader.tls().unwrap().connect(host)?;
-    let mut node = node.tls().unwrap().accept("mount")?;
+/// Moves bytes between two ends until both have finished the handshake and the reader's message has arrived; a
+/// refusing end informs the other.
+fn meet(reader: &Trust, node: &Trust, host: &str) -> Result<(TlsSession, TlsSession)> {
+    let mut reader = reader.tls().unwrap().connect_session(host)?;
+    let mut node = node.tls().unwrap().accept_session("mount")?;
     let (mut scratch, mut greeted) = ([0; 64], false);
     for turn in 0..20 {
         let at_node = turn % 2 == 0;
         let (from, to) = if at_node { (&mut reader, &mut node) } else { (&mut node, &mut reader) };
         let mut wire = Vec::new();
-        from.flush(&mut wire).unwrap();
+        from.flush_to(&mut wire).unwrap();
         if at_node && !from.is_handshaking() && !greeted {
             greeted = true;
-            from.seal(b"hello", &mut wire).unwrap();
+            from.seal_to(b"hello", &mut wire).unwrap();
         }
-        match to.open(&mut &wire[..], &mut scratch) {
+        match to.decrypt_into(&mut &wire[..], &mut scratch) {
             Ok(5) if at_node => {
                 assert_eq!(&scratch[..5], b"hello");
                 return Ok((reader, node));
@@ -64,8 +65,8 @@ fn meet(reader: &Trust, node: &Trust, host: &str) -> Result<(Sealed, Sealed)> {
             Ok(n) => assert_eq!(n, 0),
             Err(error) if at_node => {
                 let mut alert = Vec::new();
-                to.flush(&mut alert).unwrap();
-                let heard = from.open(&mut &alert[..], &mut scratch).expect_err("the reader is told");
+                to.flush_to(&mut alert).unwrap();
+                let heard = from.decrypt_into(&mut &alert[..], &mut scratch).expect_err("the reader is told");
                 return Err(heard.context(error));
             }
             Err(error) => return Err(error),
@@ -84,11 +85,11 @@ fn fails(reader: &Trust, node: &Trust, host: &str, says: &[&str]) {
 fn the_token_alone_encrypts_and_both_ends_know_the_same_binding() {
     let (reader, node) = (with(None).unwrap(), with(None).unwrap());
     let (one, other) = meet(&reader, &node, "10.0.0.1:7000").unwrap();
-    assert_eq!(one.binding().unwrap(), other.binding().unwrap());
-    // Somebody in the middle has two connections with two bindings.
+    assert_eq!(one.channel_binding().unwrap(), other.channel_binding().unwrap());
+    // A man in the middle has two connections with two bindings.
     let (second, _) = meet(&reader, &node, "[fe80::1%eth0]:7000").unwrap();
-    assert_ne!(one.binding().unwrap(), second.binding().unwrap());
-    let error = Trust::anyone().encrypted(None).map(|_| ()).unwrap_err();
+    assert_ne!(one.channel_binding().unwrap(), second.channel_binding().unwrap());
+    let error = Trust::without_checks().with_tls(None).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("--group-token-file"), "{error}");
 }
 
@@ -101,13 +102,14 @@ fn certificates_are_checked_on_both_sides_and_errors_say_what_to_do() {
     let node = good(&ours, &["node1", "10.0.0.1"]);
     for host in ["node1:7000", "10.0.0.1:7000"] {
         let (one, other) = meet(&mount, &node, host).unwrap();
-        assert_eq!(one.binding().unwrap(), other.binding().unwrap());
+        assert_eq!(one.channel_binding().unwrap(), other.channel_binding().unwrap());
     }
     fails(&mount, &node, "node2:7000", &["node2", "is for", "node1", "subject alternative names"]);
     fails(&mount, &good(&theirs, &["node1"]), "node1:7000", &["signed by none of", "--tls-ca"]);
     let stranger = TlsFiles { ca: ours.1.clone(), ..files(dir.path(), &theirs, &["mount2"], (-1, 30)) };
     assert!(with(Some(stranger)).err().unwrap().to_string().contains("signed by none of --tls-ca"));
-    // The same from the other side: the node refuses the mount, and the mount says which file is refused and why.
+    // The same from the other side: the node refuses the mount, and the mount's message names the refused file and
+    // the reason.
     let both = dir.path().join("both.pem");
     std::fs::write(&both, [std::fs::read(&ours.1).unwrap(), std::fs::read(&theirs.1).unwrap()].concat()).unwrap();
     let stranger = TlsFiles { ca: both, ..files(dir.path(), &theirs, &["mount2"], (-1, 30)) };
@@ -123,7 +125,7 @@ fn a_certificate_out_of_its_time_is_refused_before_it_is_shown() {
     let dir = tempfile::tempdir().unwrap();
     let ours = authority(dir.path(), "ours");
     let over = with(Some(files(dir.path(), &ours, &["n"], (-30, -3)))).err().unwrap();
-    assert!(over.to_string().contains("was valid until 3 days ago") && over.kind() == ErrorKind::Invalid, "{over}");
+    assert!(over.to_string().contains("expired 3 days ago") && over.kind() == ErrorKind::Invalid, "{over}");
     assert!(over.to_string().contains("ours-n--30--3.crt"), "{over}");
     let early = with(Some(files(dir.path(), &ours, &["n"], (5, 9)))).err().unwrap();
     assert!(early.to_string().contains("days: this host's clock is behind"), "{early}");
@@ -151,9 +153,9 @@ proptest::proptest! {
         let tls = trust.tls().unwrap();
         let record = [&[0x16, 3, 3, (bytes.len() >> 8) as u8, bytes.len() as u8], &bytes[..]].concat();
         for text in [&bytes, &record] {
-            for mut side in [tls.accept("stranger").unwrap(), tls.connect("10.0.0.1:1").unwrap()] {
+            for mut side in [tls.accept_session("stranger").unwrap(), tls.connect_session("10.0.0.1:1").unwrap()] {
                 for part in text.chunks(cut) {
-                    match side.open(&mut &part[..], &mut [0; 32]) {
+                    match side.decrypt_into(&mut &part[..], &mut [0; 32]) {
                         Ok(plain) => assert_eq!(plain, 0),
                         Err(_) => break,
                     }

@@ -1,9 +1,9 @@
-//! Connecting by rdma_cm: ids, their events, addresses. Nothing here waits without a deadline of the caller's: the
-//! kernel's own timers are longer than a minute. It knows no queue pair's insides.
+//! Connections through rdma_cm: ids, events, addresses. Every wait takes a deadline from the caller, since the
+//! kernel's own timers exceed a minute. It knows no queue pair internals.
 
 use crate::error::VerbsError;
-use crate::load::Verbs;
-use crate::queue::timespec;
+use crate::load::VerbsLibrary;
+use crate::queue::to_timespec;
 use crate::sys;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -11,37 +11,38 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How a connection is made.
+/// Options of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// The NIC waits 4.096 µs x 2^this for an acknowledgement; `None` leaves rdma_cm's choice (19: 2 s).
+    /// Exponent of the acknowledgement timeout: the NIC waits 4.096 µs x 2^this. `None` keeps rdma_cm's default (19:
+    /// 2 s).
     pub ack_timeout: Option<u8>,
-    /// How often it sends again before it gives up, at most 7. Some drivers take 7 as for ever.
+    /// Retransmissions before the NIC reports failure, at most 7. Some drivers treat 7 as unlimited.
     pub retries: u8,
-    /// How often the peer's NIC sends again when no receive is posted here, at most 7 (for ever).
+    /// Retransmissions by the peer's NIC while no receive is posted here, at most 7 (unlimited).
     pub rnr_retries: u8,
 }
 
-/// Why a connection was refused.
+/// The reason of a refused connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rejection {
-    /// The reason's number: of the InfiniBand specification, or a negative error number from iWARP.
+pub struct CmRejection {
+    /// The reason code of the InfiniBand specification, or a negative errno from iWARP.
     pub reason: i32,
-    /// What the peer's program sent along.
+    /// Private data of the peer's program.
     pub private: Vec<u8>,
 }
 
-impl Rejection {
-    /// The reason in words.
-    pub fn words(&self) -> String {
+impl CmRejection {
+    /// The reason as text.
+    pub fn describe(&self) -> String {
         match self.reason {
-            8 => "nobody listens there for RDMA (invalid service id)".into(),
+            8 => "no process listens there for RDMA (invalid service id)".into(),
             28 => "the peer's program refused it".into(),
-            10 => "the peer takes it for a stale connection".into(),
+            10 => "the peer considers the connection stale".into(),
             1 | 3 => "the peer is out of queue pairs or other resources".into(),
-            24 => "the peer wants another port".into(),
+            24 => "the peer redirects to another port".into(),
             12..=23 => {
-                format!("the two ports do not fit together (GID, LID, MTU or service level; reason {})", self.reason)
+                format!("the two ports are not compatible (GID, LID, MTU or service level; reason {})", self.reason)
             }
             n if n < 0 => std::io::Error::from_raw_os_error(-n).to_string(),
             n => format!("reason {n} of the InfiniBand connection manager"),
@@ -49,51 +50,51 @@ impl Rejection {
     }
 }
 
-/// What happened to a connection.
+/// The kind of a connection event.
 #[derive(Debug)]
 pub enum CmEventKind {
-    /// The address belongs to a device now.
+    /// The address is resolved to a device.
     AddressResolved,
-    /// The way to the peer is known.
+    /// The route to the peer is resolved.
     RouteResolved,
-    /// Somebody wants to connect; what he sent along may be padded with zeros.
+    /// A peer requests a connection; its private data may be padded with zeros.
     ConnectRequest {
-        /// To be given a queue pair and accepted, or dropped.
+        /// The new id, to be accepted with a queue pair, or dropped.
         id: CmId,
-        /// What the peer's program sent along.
+        /// Private data of the peer's program.
         private: Vec<u8>,
     },
-    /// The connection stands.
+    /// The connection is established.
     Established {
-        /// What the accepting side's program sent along.
+        /// Private data of the accepting program.
         private: Vec<u8>,
     },
-    /// The peer refused.
-    Rejected(Rejection),
-    /// Nobody answered, or no address or route was found: the error number, 0 when there is none.
+    /// The peer refused the connection.
+    Rejected(CmRejection),
+    /// No reply, or no address or route: the errno, 0 if there is none.
     Failed(&'static str, i32),
     /// The peer ended the connection, or its process died.
     Disconnected,
-    /// The device is being taken away.
+    /// The device is being removed.
     DeviceRemoved,
-    /// The interface's address moved, as a bond's on failover.
+    /// The interface's address moved, as in a bond's failover.
     AddressChanged,
-    /// One that needs nothing done.
+    /// An event that needs no action.
     Other(u32),
 }
 
 /// An event of one id.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// [`CmId::key`] of the id it is about; of the listener for a connect request.
+    /// [`CmId::key`] of the id; of the listener for a connect request.
     pub key: usize,
-    /// What happened.
+    /// The kind of event.
     pub kind: CmEventKind,
 }
 
-/// Where events of ids arrive.
+/// The channel on which events of ids arrive.
 pub struct CmChannel {
-    verbs: Arc<Verbs>,
+    verbs: Arc<VerbsLibrary>,
     raw: *mut sys::CmChannel,
 }
 
@@ -106,17 +107,17 @@ impl CmChannel {
     /// A new channel.
     ///
     /// # Errors
-    /// [`VerbsError::Call`] when the kernel's part is not there or descriptors are used up.
-    pub fn new(verbs: &Arc<Verbs>) -> Result<Arc<CmChannel>, VerbsError> {
+    /// [`VerbsError::Call`] when the kernel module is not loaded, or file descriptors are exhausted.
+    pub fn new(verbs: &Arc<VerbsLibrary>) -> Result<Arc<CmChannel>, VerbsError> {
         // SAFETY: no arguments.
         let raw = unsafe { (verbs.cm.rdma_create_event_channel)() };
         if raw.is_null() {
-            return Err(VerbsError::last("rdma_create_event_channel", "rdma_cm"));
+            return Err(VerbsError::last_os("rdma_create_event_channel", "rdma_cm"));
         }
         let channel = CmChannel { verbs: Arc::clone(verbs), raw };
         // SAFETY: the channel's own descriptor.
         if unsafe { libc::fcntl(channel.raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
-            return Err(VerbsError::last("fcntl", "rdma_cm"));
+            return Err(VerbsError::last_os("fcntl", "rdma_cm"));
         }
         Ok(Arc::new(channel))
     }
@@ -126,7 +127,7 @@ impl CmChannel {
         unsafe { (*self.raw).fd }
     }
 
-    /// Becomes readable when there is an event.
+    /// Becomes readable when an event is available.
     pub fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is the channel's and stays open as long as it.
         unsafe { BorrowedFd::borrow_raw(self.raw_fd()) }
@@ -136,33 +137,33 @@ impl CmChannel {
     ///
     /// # Errors
     /// [`VerbsError::Call`] when the kernel has no more.
-    pub fn id(self: &Arc<Self>) -> Result<CmId, VerbsError> {
+    pub fn create_id(self: &Arc<Self>) -> Result<CmId, VerbsError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the channel is open and `raw` takes the answer.
+        // SAFETY: the channel is open and `raw` receives the result.
         let failed = unsafe { (self.verbs.cm.rdma_create_id)(self.raw, &mut raw, std::ptr::null_mut(), sys::PS_TCP) };
         if failed != 0 {
-            return Err(VerbsError::last("rdma_create_id", "rdma_cm"));
+            return Err(VerbsError::last_os("rdma_create_id", "rdma_cm"));
         }
         Ok(CmId { channel: Arc::clone(self), raw })
     }
 
-    /// The next event, waiting for it until `deadline`; `None` when none came.
+    /// The next event, waiting until `deadline`; `None` when none came.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when the channel fails.
-    pub fn next(self: &Arc<Self>, deadline: Instant) -> Result<Option<CmEvent>, VerbsError> {
+    pub fn next_event(self: &Arc<Self>, deadline: Instant) -> Result<Option<CmEvent>, VerbsError> {
         loop {
             let mut raw: *mut sys::CmEvent = std::ptr::null_mut();
-            // SAFETY: the channel is open and does not block; `raw` takes the answer.
+            // SAFETY: the channel is open and non-blocking; `raw` receives the result.
             if unsafe { (self.verbs.cm.rdma_get_cm_event)(self.raw, &mut raw) } == 0 && !raw.is_null() {
-                let event = self.read(raw);
-                // SAFETY: the event just taken, once; everything of it was copied.
+                let event = self.convert_event(raw);
+                // SAFETY: acknowledges the event just taken, once; all of it was copied.
                 unsafe { (self.verbs.cm.rdma_ack_cm_event)(raw) };
                 return Ok(Some(event));
             }
             match std::io::Error::last_os_error().raw_os_error() {
                 Some(libc::EAGAIN | libc::EINTR) => {}
-                _ => return Err(VerbsError::last("rdma_get_cm_event", "rdma_cm")),
+                _ => return Err(VerbsError::last_os("rdma_get_cm_event", "rdma_cm")),
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -170,11 +171,11 @@ impl CmChannel {
             }
             let mut poll = libc::pollfd { fd: self.raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one valid entry.
-            unsafe { libc::ppoll(&mut poll, 1, &timespec(left), std::ptr::null()) };
+            unsafe { libc::ppoll(&mut poll, 1, &to_timespec(left), std::ptr::null()) };
         }
     }
 
-    fn read(self: &Arc<Self>, raw: *mut sys::CmEvent) -> CmEvent {
+    fn convert_event(self: &Arc<Self>, raw: *mut sys::CmEvent) -> CmEvent {
         // SAFETY: an event that was taken and not yet acknowledged is valid.
         let event = unsafe { &*raw };
         // SAFETY: private data lives as long as the event. Events without any have a length of 0.
@@ -194,13 +195,13 @@ impl CmChannel {
                 id: CmId { channel: Arc::clone(self), raw: event.id },
                 private: private(),
             },
-            // The library's word for a queue pair that it could not set up, which is no error number.
+            // The library's status for a queue pair that it could not set up; no errno.
             6 if event.status == -1 => {
-                CmEventKind::Failed("the queue pair could not be set up by what the peer answered", 0)
+                CmEventKind::Failed("the queue pair could not be set up with the peer's parameters", 0)
             }
             6 => CmEventKind::Failed("the connection could not be made", event.status),
             7 => CmEventKind::Failed("the peer does not answer", event.status),
-            8 => CmEventKind::Rejected(Rejection { reason: event.status, private: private() }),
+            8 => CmEventKind::Rejected(CmRejection { reason: event.status, private: private() }),
             9 => CmEventKind::Established { private: private() },
             10 => CmEventKind::Disconnected,
             11 => CmEventKind::DeviceRemoved,
@@ -219,7 +220,7 @@ impl Drop for CmChannel {
     }
 }
 
-/// A connection to be, a connection, or a listener.
+/// A connection in any state, or a listener.
 pub struct CmId {
     channel: Arc<CmChannel>,
     raw: *mut sys::CmId,
@@ -235,7 +236,7 @@ impl std::fmt::Debug for CmId {
 }
 
 impl CmId {
-    pub(crate) fn verbs(&self) -> &Arc<Verbs> {
+    pub(crate) fn verbs(&self) -> &Arc<VerbsLibrary> {
         &self.channel.verbs
     }
 
@@ -248,14 +249,14 @@ impl CmId {
         &self.channel
     }
 
-    /// What events name it by; unique while it lives.
+    /// The key of its events; unique during its life.
     pub fn key(&self) -> usize {
         self.raw.addr()
     }
 
-    /// Whether it is bound to just this opening of a device. librdmacm opens one anew that seems to be another than
-    /// before: one that was taken away and came back, or whose entry in sysfs was made anew.
-    pub fn is_on(&self, context: &crate::device::Context) -> bool {
+    /// Whether it is bound to this very context. librdmacm opens a new context for a device that it takes for another
+    /// one: after a removal and return, or when its sysfs entry was recreated.
+    pub fn is_on(&self, context: &crate::device::DeviceContext) -> bool {
         self.context_raw() == context.raw()
     }
 
@@ -264,8 +265,8 @@ impl CmId {
         unsafe { (*self.raw).verbs }
     }
 
-    /// The device's port it goes through, counted from 1; 0 when it is bound to none.
-    pub fn port(&self) -> u8 {
+    /// The device's port, counted from 1; 0 when bound to none.
+    pub fn port_number(&self) -> u8 {
         // SAFETY: the id is open.
         if self.context_raw().is_null() { 0 } else { unsafe { (*self.raw).port_num } }
     }
@@ -276,10 +277,10 @@ impl CmId {
         unsafe { (Ipv6Addr::from((*self.raw).sgid), Ipv6Addr::from((*self.raw).dgid)) }
     }
 
-    /// Both addresses, as far as they are known.
+    /// Local and peer address, as far as known.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         // SAFETY: the id is open.
-        unsafe { (parse(&(*self.raw).src_addr), parse(&(*self.raw).dst_addr)) }
+        unsafe { (parse_sockaddr(&(*self.raw).src_addr), parse_sockaddr(&(*self.raw).dst_addr)) }
     }
 
     /// Device, port, GIDs and addresses, for errors and logs.
@@ -295,28 +296,28 @@ impl CmId {
             (*(*context).device).name.iter().take_while(|c| **c != 0).map(|c| char::from(c.cast_unsigned())).collect()
         };
         let (sgid, dgid) = self.gids();
-        format!("{name} port {}, GID {sgid} to {dgid} ({} to {})", self.port(), shown(local), shown(peer))
+        format!("{name} port {}, GID {sgid} to {dgid} ({} to {})", self.port_number(), shown(local), shown(peer))
     }
 
-    /// Binds it to a local address and, when that is a device's, to the device; port 0 lets the kernel choose.
+    /// Binds to a local address and, if that belongs to a device, to the device; with port 0 the kernel chooses.
     ///
     /// # Errors
-    /// [`VerbsError::Call`] when no device has the address, or the port is taken.
+    /// [`VerbsError::Call`] when no device has the address, or the port is in use.
     pub fn bind(&mut self, addr: SocketAddr) -> Result<(), VerbsError> {
-        let mut raw = Sockaddr::from(addr);
+        let mut raw = RawSockaddr::from(addr);
         // SAFETY: the id is open, the address is of its family's size.
         match unsafe { (self.verbs().cm.rdma_bind_addr)(self.raw, raw.as_mut()) } {
             0 => Ok(()),
-            _ => Err(VerbsError::last("rdma_bind_addr", addr.to_string())),
+            _ => Err(VerbsError::last_os("rdma_bind_addr", addr.to_string())),
         }
     }
 
-    /// Binds and listens, and answers with the address and port it got.
+    /// Binds and listens; returns the bound address and port.
     ///
     /// # Errors
-    /// As [`CmId::bind`]; [`VerbsError::Call`] when it can't listen.
+    /// As [`CmId::bind`]; [`VerbsError::Call`] when listening fails.
     pub fn listen(&mut self, addr: SocketAddr, backlog: i32) -> Result<SocketAddr, VerbsError> {
-        // Addresses of a node that was restarted can be used again at once. Old libraries can't be asked.
+        // A restarted node can use its address again at once. Old libraries lack the option.
         self.set_option(sys::OPTION_ID_REUSEADDR, &mut 1i32.to_ne_bytes());
         if addr.is_ipv6() {
             self.set_option(sys::OPTION_ID_AFONLY, &mut 1i32.to_ne_bytes());
@@ -324,24 +325,24 @@ impl CmId {
         self.bind(addr)?;
         // SAFETY: the id is open.
         if unsafe { (self.verbs().cm.rdma_listen)(self.raw, backlog) } != 0 {
-            return Err(VerbsError::last("rdma_listen", addr.to_string()));
+            return Err(VerbsError::last_os("rdma_listen", addr.to_string()));
         }
         // SAFETY: the id is open.
         let port = u16::from_be(unsafe { (self.verbs().cm.rdma_get_src_port)(self.raw) });
         Ok(SocketAddr::new(addr.ip(), port))
     }
 
-    /// Finds device and route to `remote`, from `local`.
+    /// Resolves device and route to `remote`, from `local`.
     ///
     /// # Errors
     /// [`VerbsError::Unreachable`] when there is none, [`VerbsError::Timeout`] when `deadline` passed.
     pub fn resolve(&mut self, local: IpAddr, remote: SocketAddr, deadline: Instant) -> Result<(), VerbsError> {
-        let mut from = Sockaddr::from(match (local, remote) {
-            // A link-local address means nothing without its interface.
+        let mut from = RawSockaddr::from(match (local, remote) {
+            // A link-local address needs its scope.
             (IpAddr::V6(ip), SocketAddr::V6(to)) => SocketAddr::V6(SocketAddrV6::new(ip, 0, 0, to.scope_id())),
             _ => SocketAddr::new(local, 0),
         });
-        let mut to = Sockaddr::from(remote);
+        let mut to = RawSockaddr::from(remote);
         let timeout = |deadline: Instant| {
             let left = deadline.saturating_duration_since(Instant::now()).as_millis();
             c_int::try_from(left).unwrap_or(c_int::MAX).max(1)
@@ -351,33 +352,34 @@ impl CmId {
         let failed =
             unsafe { (self.verbs().cm.rdma_resolve_addr)(self.raw, from.as_mut(), to.as_mut(), timeout(deadline)) };
         if failed != 0 {
-            return Err(VerbsError::last("rdma_resolve_addr", subject()));
+            return Err(VerbsError::last_os("rdma_resolve_addr", subject()));
         }
-        match self.expect(deadline, "resolving the address")? {
+        match self.expect_event(deadline, "resolving the address")? {
             CmEventKind::AddressResolved => {}
-            other => return Err(unexpected(subject(), &other)),
+            other => return Err(unexpected_event(subject(), &other)),
         }
         // SAFETY: the id is open and its address resolved.
         if unsafe { (self.verbs().cm.rdma_resolve_route)(self.raw, timeout(deadline)) } != 0 {
-            return Err(VerbsError::last("rdma_resolve_route", subject()));
+            return Err(VerbsError::last_os("rdma_resolve_route", subject()));
         }
-        match self.expect(deadline, "resolving the route")? {
+        match self.expect_event(deadline, "resolving the route")? {
             CmEventKind::RouteResolved => Ok(()),
-            other => Err(unexpected(subject(), &other)),
+            other => Err(unexpected_event(subject(), &other)),
         }
     }
 
-    /// Refuses the connect request that the id came with, and tells the peer's program `private` (up to 148 bytes).
+    /// Refuses the connect request of this id, with `private` (up to 148 bytes) for the peer's program.
     pub fn reject(self, private: &[u8]) {
         let len = private.len().min(148) as u8;
-        // SAFETY: the id is open; the bytes are read during the call. That the peer is gone already changes nothing.
+        // SAFETY: the id is open; the bytes are read during the call. A failure means that the peer is gone, which
+        // needs no action.
         unsafe { (self.verbs().cm.rdma_reject)(self.raw, private.as_ptr().cast(), len) };
     }
 
-    /// The next event of this id, on a channel that has no other.
-    pub(crate) fn expect(&self, deadline: Instant, what: &str) -> Result<CmEventKind, VerbsError> {
+    /// The next event of this id, on a channel without other ids.
+    pub(crate) fn expect_event(&self, deadline: Instant, what: &str) -> Result<CmEventKind, VerbsError> {
         loop {
-            match self.channel.next(deadline)? {
+            match self.channel.next_event(deadline)? {
                 Some(event) if event.key != self.key() => {}
                 Some(CmEvent { kind: CmEventKind::AddressChanged | CmEventKind::Other(_), .. }) => {}
                 Some(event) => return Ok(event.kind),
@@ -388,28 +390,28 @@ impl CmId {
         }
     }
 
-    /// Sets how long the NIC waits for acknowledgements; before connecting or accepting. iWARP has no such thing.
+    /// Sets the acknowledgement timeout; before connecting or accepting. iWARP has none.
     pub(crate) fn set_ack_timeout(&mut self, exponent: u8) {
         self.set_option(sys::OPTION_ID_ACK_TIMEOUT, &mut [exponent.min(31)]);
     }
 
-    /// Sets an option; one that the library or kernel does not have changes nothing.
+    /// Sets an option; unsupported options have no effect.
     fn set_option(&mut self, option: c_int, value: &mut [u8]) {
         if let Some(set) = self.verbs().cm.rdma_set_option {
-            // SAFETY: the id is open, the value has the length that is said.
+            // SAFETY: the id is open, the value has the given length.
             unsafe { set(self.raw, sys::OPTION_ID, option, value.as_mut_ptr().cast::<c_void>(), value.len()) };
         }
     }
 }
 
-pub(crate) fn unexpected(subject: String, kind: &CmEventKind) -> VerbsError {
+pub(crate) fn unexpected_event(subject: String, kind: &CmEventKind) -> VerbsError {
     match kind {
         CmEventKind::Rejected(rejection) => {
-            // A program's own refusal comes with its reason as text.
+            // A refusal by a program carries its reason as text.
             let said: Vec<u8> = rejection.private.iter().copied().take_while(|b| *b != 0).collect();
             let why = match String::from_utf8(said) {
-                Ok(said) if rejection.reason == 28 && !said.is_empty() => format!("{}: {said}", rejection.words()),
-                _ => rejection.words(),
+                Ok(said) if rejection.reason == 28 && !said.is_empty() => format!("{}: {said}", rejection.describe()),
+                _ => rejection.describe(),
             };
             VerbsError::Rejected { subject, why }
         }
@@ -421,28 +423,28 @@ pub(crate) fn unexpected(subject: String, kind: &CmEventKind) -> VerbsError {
         CmEventKind::Disconnected => {
             VerbsError::Disconnected { subject, why: "the peer ended it, or its process died".into() }
         }
-        CmEventKind::DeviceRemoved => VerbsError::Disconnected { subject, why: "the device was taken away".into() },
+        CmEventKind::DeviceRemoved => VerbsError::Disconnected { subject, why: "the device was removed".into() },
         other => VerbsError::Unreachable { subject, why: format!("unexpected event {other:?}") },
     }
 }
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: the id is open, its queue pair (if it had one) is destroyed, its events are all acknowledged.
+        // SAFETY: the id is open, its queue pair (if any) is destroyed, all its events are acknowledged.
         unsafe { (self.verbs().cm.rdma_destroy_id)(self.raw) };
     }
 }
 
-/// A socket address as C has it.
-struct Sockaddr(libc::sockaddr_storage);
+/// A socket address in C layout.
+struct RawSockaddr(libc::sockaddr_storage);
 
-impl Sockaddr {
+impl RawSockaddr {
     fn as_mut(&mut self) -> *mut libc::sockaddr {
         (&raw mut self.0).cast()
     }
 }
 
-impl From<SocketAddr> for Sockaddr {
+impl From<SocketAddr> for RawSockaddr {
     fn from(addr: SocketAddr) -> Self {
         // SAFETY: zeroes are a valid sockaddr_storage.
         let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
@@ -469,12 +471,12 @@ impl From<SocketAddr> for Sockaddr {
                 unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(raw) };
             }
         }
-        Sockaddr(storage)
+        RawSockaddr(storage)
     }
 }
 
 /// The socket address in 128 bytes of an id.
-fn parse(raw: &[u64; 16]) -> Option<SocketAddr> {
+fn parse_sockaddr(raw: &[u64; 16]) -> Option<SocketAddr> {
     let mut bytes = [0u8; 128];
     for (to, from) in bytes.chunks_exact_mut(8).zip(raw) {
         to.copy_from_slice(&from.to_ne_bytes());
@@ -502,11 +504,11 @@ mod tests {
     fn addresses_round_trip() {
         for text in ["10.1.2.3:4", "[fd00::7]:65535", "[fe80::1%3]:9"] {
             let addr: SocketAddr = text.parse().unwrap();
-            let mut raw = Sockaddr::from(addr);
+            let mut raw = RawSockaddr::from(addr);
             // SAFETY: a sockaddr_storage is 128 bytes, aligned to 8.
             let words = unsafe { *raw.as_mut().cast::<[u64; 16]>() };
-            assert_eq!(parse(&words), Some(addr));
+            assert_eq!(parse_sockaddr(&words), Some(addr));
         }
-        assert_eq!(parse(&[0; 16]), None);
+        assert_eq!(parse_sockaddr(&[0; 16]), None);
     }
 }

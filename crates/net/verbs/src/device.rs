@@ -1,11 +1,11 @@
-//! Devices, their ports and limits, all read from the device. It knows no connection.
+//! Devices, their ports and limits, all queried from the device. It knows no connection.
 //!
-//! Nothing is taken for granted: a port may have no LID (RoCE, iWARP), its first GID may be of any type, its firmware
-//! text may be empty.
+//! Missing values are expected: a port may have no LID (RoCE, iWARP), its first GID may be of any type, its firmware
+//! version may be empty.
 
 use crate::cm::CmId;
-use crate::error::{Absent, VerbsError};
-use crate::load::Verbs;
+use crate::error::{RdmaUnavailable, VerbsError};
+use crate::load::VerbsLibrary;
 use crate::sys;
 use parking_lot::Mutex;
 use std::ffi::c_char;
@@ -14,14 +14,14 @@ use std::net::Ipv6Addr;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 
-/// What a port's packets travel in.
+/// The link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
     /// InfiniBand.
     InfiniBand,
     /// Ethernet: RoCE, or iWARP.
     Ethernet,
-    /// One this build has no word for.
+    /// Another one, by its number.
     Other(u8),
 }
 
@@ -59,16 +59,16 @@ impl fmt::Display for PortState {
     }
 }
 
-/// What kind of address a GID is.
+/// The type of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GidType {
-    /// Of InfiniBand, or of iWARP.
+    /// InfiniBand, or iWARP.
     Ib,
     /// RoCE v1: Ethernet only, not routable.
     RoceV1,
     /// RoCE v2: UDP, routable.
     RoceV2,
-    /// The library is too old to say.
+    /// The library is too old to report it.
     Unknown,
 }
 
@@ -79,7 +79,7 @@ pub struct GidInfo {
     pub index: u32,
     /// The address; IPv4 ones are mapped into IPv6.
     pub gid: Ipv6Addr,
-    /// What kind of address it is.
+    /// The type of the address.
     pub kind: GidType,
     /// Index of the network interface it belongs to, 0 for none.
     pub interface: u32,
@@ -92,9 +92,9 @@ pub struct PortInfo {
     pub number: u8,
     /// Its state.
     pub state: PortState,
-    /// What its packets travel in.
+    /// Its link layer.
     pub link_layer: LinkLayer,
-    /// Path MTU in bytes now.
+    /// Current path MTU in bytes.
     pub mtu: u32,
     /// The longest message in bytes.
     pub max_message: u32,
@@ -102,13 +102,13 @@ pub struct PortInfo {
     pub lid: u16,
     /// The subnet manager's LID; 0 where there is none.
     pub sm_lid: u16,
-    /// Lanes and speed as the device codes them.
+    /// Lanes and speed in the device's encoding.
     pub width_and_speed: (u8, u8),
-    /// Its GIDs, empty slots left out.
+    /// Its GID table without empty entries.
     pub gids: Vec<GidInfo>,
 }
 
-/// What a device can do.
+/// Limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Queue pairs.
@@ -119,7 +119,7 @@ pub struct DeviceLimits {
     pub sge: u32,
     /// Entries of one completion queue.
     pub completions: u32,
-    /// Reads that one connection may have under way; 0 on devices without RDMA READ.
+    /// Outstanding reads per connection; 0 on devices without RDMA READ.
     pub reads: u32,
     /// The largest memory region in bytes.
     pub region: u64,
@@ -129,7 +129,7 @@ pub struct DeviceLimits {
     pub vendor: (u32, u32),
 }
 
-/// A device as it is found at start.
+/// A device and its ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// The kernel's name: `mlx5_0`, `rxe0`.
@@ -138,109 +138,111 @@ pub struct DeviceInfo {
     pub guid: u64,
     /// Firmware version, empty for software devices.
     pub firmware: String,
-    /// What it can do.
+    /// Its limits.
     pub limits: DeviceLimits,
     /// Its ports.
     pub ports: Vec<PortInfo>,
 }
 
-/// Every RDMA device of this machine.
+/// Every RDMA device of this host.
 ///
 /// # Errors
-/// [`Absent::Device`] when there is none, [`Absent::Kernel`] when the kernel can't say, [`Absent::Port`] when no port of
-/// any device is active; that one still names every port and its state.
-pub fn devices(verbs: &Arc<Verbs>) -> Result<Vec<DeviceInfo>, Absent> {
+/// [`RdmaUnavailable::Device`] when there is none, [`RdmaUnavailable::Kernel`] when the kernel cannot list them,
+/// [`RdmaUnavailable::Port`] when no port of any device is active; that error lists every port and its state.
+pub fn list_devices(verbs: &Arc<VerbsLibrary>) -> Result<Vec<DeviceInfo>, RdmaUnavailable> {
     let mut found = Vec::new();
     let mut failed = Vec::new();
     for_each_raw(verbs, |raw| {
-        match Context::open_raw(verbs, raw).and_then(|context| context.describe()) {
+        match DeviceContext::open_raw(verbs, raw).and_then(|context| context.describe()) {
             Ok(info) => found.push(info),
             // SAFETY: the entry is valid while the list is.
-            Err(e) => failed.push(format!("{}: {e}", text(unsafe { &(*raw).name }))),
+            Err(e) => failed.push(format!("{}: {e}", c_text(unsafe { &(*raw).name }))),
         }
     })?;
     if found.is_empty() {
         let why = if failed.is_empty() { "/sys/class/infiniband is empty".into() } else { failed.join("; ") };
-        return Err(Absent::Device { why });
+        return Err(RdmaUnavailable::Device { why });
     }
     if !found.iter().any(|d| d.ports.iter().any(|p| p.state.is_active())) {
         let ports = found
             .iter()
             .flat_map(|d| d.ports.iter().map(move |p| format!("{} port {}: {}", d.name, p.number, p.state)));
-        return Err(Absent::Port { why: ports.collect::<Vec<_>>().join(", ") });
+        return Err(RdmaUnavailable::Port { why: ports.collect::<Vec<_>>().join(", ") });
     }
     Ok(found)
 }
 
-fn for_each_raw(verbs: &Verbs, mut f: impl FnMut(*mut sys::Device)) -> Result<(), Absent> {
+fn for_each_raw(verbs: &VerbsLibrary, mut f: impl FnMut(*mut sys::Device)) -> Result<(), RdmaUnavailable> {
     let mut count = 0;
-    // SAFETY: the answer is NULL or a list of `count` pointers that stays valid until it is freed below.
+    // SAFETY: the result is NULL or a list of `count` pointers that stays valid until it is freed below.
     let list = unsafe { (verbs.ib.ibv_get_device_list)(&mut count) };
     if list.is_null() {
-        return Err(Absent::Kernel { why: format!("ibv_get_device_list: {}", std::io::Error::last_os_error()) });
+        return Err(RdmaUnavailable::Kernel {
+            why: format!("ibv_get_device_list: {}", std::io::Error::last_os_error()),
+        });
     }
     for i in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: `i` is below the count.
         f(unsafe { *list.add(i) });
     }
-    // SAFETY: the list of above, once; devices opened from it stay open.
+    // SAFETY: frees the list above, once; devices opened from it stay open.
     unsafe { (verbs.ib.ibv_free_device_list)(list) };
     Ok(())
 }
 
-fn text(raw: &[c_char]) -> String {
+fn c_text(raw: &[c_char]) -> String {
     let bytes: Vec<u8> = raw.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-enum Owner {
-    /// Closed when dropped.
+enum ContextOwner {
+    /// Opened here, closed on drop.
     Opened,
-    /// rdma_cm's own, which stays while an id is bound to it.
+    /// rdma_cm's own, which exists while an id is bound to it.
     Bound(#[expect(dead_code, reason = "held for its drop")] CmId),
 }
 
-/// What happened to a device.
+/// An asynchronous event of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceProblem {
     /// A port went down.
     PortDown(u8),
     /// A port came up.
     PortUp(u8),
-    /// The device failed or is being removed: everything made from it has to go.
+    /// The device failed or is being removed: everything created from it must be destroyed.
     Fatal,
-    /// Addresses changed: a bond failed over, an address was taken away.
+    /// Addresses changed: a bond failed over, or an address was removed.
     Addresses(u8),
     /// Another event, by its number in the C headers.
     Other(u32),
 }
 
 /// An open device.
-pub struct Context {
-    verbs: Arc<Verbs>,
+pub struct DeviceContext {
+    verbs: Arc<VerbsLibrary>,
     raw: *mut sys::Context,
-    owner: Owner,
+    owner: ContextOwner,
     name: String,
     /// Ids of connections that ended while their port was down.
     leaving: Mutex<Vec<CmId>>,
 }
 
-// SAFETY: libibverbs locks its contexts itself; every call made with one is allowed from any thread.
-unsafe impl Send for Context {}
+// SAFETY: libibverbs locks its contexts itself; calls are allowed from any thread.
+unsafe impl Send for DeviceContext {}
 // SAFETY: as above.
-unsafe impl Sync for Context {}
+unsafe impl Sync for DeviceContext {}
 
-impl Context {
-    /// Opens the device of that name.
+impl DeviceContext {
+    /// Opens the device with this name.
     ///
     /// # Errors
-    /// [`VerbsError::Call`] when there is none of that name or it can't be opened.
-    pub fn open(verbs: &Arc<Verbs>, name: &str) -> Result<Arc<Context>, VerbsError> {
+    /// [`VerbsError::Misuse`] when there is no such device, [`VerbsError::Call`] when it cannot be opened.
+    pub fn open(verbs: &Arc<VerbsLibrary>, name: &str) -> Result<Arc<DeviceContext>, VerbsError> {
         let mut opened = None;
         let listed = for_each_raw(verbs, |raw| {
             // SAFETY: the entry is valid while the list is.
-            if text(unsafe { &(*raw).name }) == name {
-                opened = Some(Context::open_raw(verbs, raw));
+            if c_text(unsafe { &(*raw).name }) == name {
+                opened = Some(DeviceContext::open_raw(verbs, raw));
             }
         });
         match (opened, listed) {
@@ -250,41 +252,47 @@ impl Context {
         }
     }
 
-    fn open_raw(verbs: &Arc<Verbs>, device: *mut sys::Device) -> Result<Context, VerbsError> {
+    fn open_raw(verbs: &Arc<VerbsLibrary>, device: *mut sys::Device) -> Result<DeviceContext, VerbsError> {
         // SAFETY: the caller's device is valid while its list is.
-        let name = text(unsafe { &(*device).name });
+        let name = c_text(unsafe { &(*device).name });
         // SAFETY: as above.
         let raw = unsafe { (verbs.ib.ibv_open_device)(device) };
         if raw.is_null() {
-            return Err(VerbsError::last("ibv_open_device", name));
+            return Err(VerbsError::last_os("ibv_open_device", name));
         }
-        never_block(raw);
-        Ok(Context { verbs: Arc::clone(verbs), raw, owner: Owner::Opened, name, leaving: Mutex::default() })
+        set_nonblocking(raw);
+        Ok(DeviceContext {
+            verbs: Arc::clone(verbs),
+            raw,
+            owner: ContextOwner::Opened,
+            name,
+            leaving: Mutex::default(),
+        })
     }
 
-    /// The device that `id` is bound to, as rdma_cm has it open. Connections made by rdma_cm need their memory and
-    /// queues on this one.
+    /// The device that `id` is bound to, in the context opened by rdma_cm. Connections of rdma_cm need their memory
+    /// and queues in this context.
     ///
     /// # Errors
     /// [`VerbsError::Misuse`] when the id is bound to no device: its address belongs to none.
-    pub fn of(id: CmId) -> Result<Arc<Context>, VerbsError> {
+    pub fn of_id(id: CmId) -> Result<Arc<DeviceContext>, VerbsError> {
         let raw = id.context_raw();
         if raw.is_null() {
             return Err(VerbsError::Misuse(format!("{} belongs to no RDMA device; see 'rdma link'", id.subject())));
         }
         // SAFETY: rdma_cm keeps context and device while an id is bound to them.
-        let name = text(unsafe { &(*(*raw).device).name });
+        let name = c_text(unsafe { &(*(*raw).device).name });
         let verbs = Arc::clone(id.verbs());
-        never_block(raw);
-        Ok(Arc::new(Context { verbs, raw, owner: Owner::Bound(id), name, leaving: Mutex::default() }))
+        set_nonblocking(raw);
+        Ok(Arc::new(DeviceContext { verbs, raw, owner: ContextOwner::Bound(id), name, leaving: Mutex::default() }))
     }
 
     pub(crate) fn raw(&self) -> *mut sys::Context {
         self.raw
     }
 
-    /// The libraries.
-    pub fn verbs(&self) -> &Arc<Verbs> {
+    /// The opened libraries.
+    pub fn verbs(&self) -> &Arc<VerbsLibrary> {
         &self.verbs
     }
 
@@ -299,29 +307,29 @@ impl Context {
         unsafe { (*self.raw).num_comp_vectors }.max(1).cast_unsigned()
     }
 
-    /// Whether its writes can carry a number that the peer learns of. iWARP as specified has none, most of its drivers
-    /// refuse them, and they fail only when the first is posted.
-    pub fn announces(&self) -> bool {
+    /// Whether its writes can carry immediate data. Standard iWARP has none; most of its drivers refuse it, and only
+    /// when the first such request is posted.
+    pub fn supports_immediate(&self) -> bool {
         // SAFETY: the context is open, and with it its device.
         unsafe { (*(*self.raw).device).transport_type != sys::TRANSPORT_IWARP }
     }
 
-    fn attributes(&self) -> Result<sys::DeviceAttr, VerbsError> {
+    fn query_attributes(&self) -> Result<sys::DeviceAttr, VerbsError> {
         // SAFETY: zeroes are a valid DeviceAttr.
         let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open and `attr` is of the type the function fills.
         match unsafe { (self.verbs.ib.ibv_query_device)(self.raw, &mut attr) } {
             0 => Ok(attr),
-            failed => Err(VerbsError::returned("ibv_query_device", &*self.name, failed)),
+            failed => Err(VerbsError::from_return("ibv_query_device", &*self.name, failed)),
         }
     }
 
-    /// What the device can do.
+    /// The limits of the device.
     ///
     /// # Errors
-    /// [`VerbsError::Call`] when it can't be asked.
+    /// [`VerbsError::Call`] when the query fails.
     pub fn limits(&self) -> Result<DeviceLimits, VerbsError> {
-        let attr = self.attributes()?;
+        let attr = self.query_attributes()?;
         let count = |n: i32| u32::try_from(n).unwrap_or(0);
         Ok(DeviceLimits {
             queue_pairs: count(attr.max_qp),
@@ -335,38 +343,38 @@ impl Context {
         })
     }
 
-    fn port_attributes(&self, number: u8) -> Result<sys::PortAttr, VerbsError> {
+    fn query_port(&self, number: u8) -> Result<sys::PortAttr, VerbsError> {
         // SAFETY: zeroes are a valid PortAttr.
         let mut attr: sys::PortAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open; the exported function fills the front part of `attr`, which never grew.
         match unsafe { (self.verbs.ib.ibv_query_port)(self.raw, number, &mut attr) } {
             0 => Ok(attr),
-            failed => Err(VerbsError::returned("ibv_query_port", format!("{} port {number}", self.name), failed)),
+            failed => Err(VerbsError::from_return("ibv_query_port", format!("{} port {number}", self.name), failed)),
         }
     }
 
-    /// A port's state, without the rest of [`Context::port`].
+    /// A port's state, cheaper than [`DeviceContext::port_info`].
     ///
     /// # Errors
-    /// [`VerbsError::Call`] when it can't be asked.
+    /// [`VerbsError::Call`] when the query fails.
     pub fn port_state(&self, number: u8) -> Result<PortState, VerbsError> {
-        Ok(PortState(self.port_attributes(number)?.state))
+        Ok(PortState(self.query_port(number)?.state))
     }
 
-    /// Keeps the id of a connection that ended while its port was down. Destroying it sends a goodbye, and there are
-    /// drivers (rxe of Linux 6.1) that never connect again after sending one over a port that is down.
-    pub(crate) fn leave(&self, id: CmId) {
+    /// Keeps the id of a connection that ended while its port was down. Destroying it sends a disconnect, and some
+    /// drivers (rxe of Linux 6.1) never connect again after sending one over a port that is down.
+    pub(crate) fn defer_destroy(&self, id: CmId) {
         self.leaving.lock().push(id);
     }
 
-    /// Destroys the ids of connections that ended while their port was down, if it is active again.
-    pub fn say_goodbyes(&self) {
+    /// Destroys the kept ids whose port is active again.
+    pub fn destroy_deferred(&self) {
         let ready: Vec<CmId> = {
             let mut leaving = self.leaving.lock();
             if leaving.is_empty() {
                 return;
             }
-            let active = |id: &mut CmId| self.port_state(id.port()).is_ok_and(PortState::is_active);
+            let active = |id: &mut CmId| self.port_state(id.port_number()).is_ok_and(PortState::is_active);
             leaving.extract_if(.., active).collect()
         };
         drop(ready);
@@ -375,10 +383,10 @@ impl Context {
     /// A port, counted from 1.
     ///
     /// # Errors
-    /// [`VerbsError::Call`] when it can't be asked.
-    pub fn port(&self, number: u8) -> Result<PortInfo, VerbsError> {
-        let attr = self.port_attributes(number)?;
-        let gids = (0..u32::try_from(attr.gid_tbl_len).unwrap_or(0)).filter_map(|i| self.gid(number, i)).collect();
+    /// [`VerbsError::Call`] when the query fails.
+    pub fn port_info(&self, number: u8) -> Result<PortInfo, VerbsError> {
+        let attr = self.query_port(number)?;
+        let gids = (0..u32::try_from(attr.gid_tbl_len).unwrap_or(0)).filter_map(|i| self.gid_info(number, i)).collect();
         Ok(PortInfo {
             number,
             state: PortState(attr.state),
@@ -397,10 +405,10 @@ impl Context {
         })
     }
 
-    fn gid(&self, port: u8, index: u32) -> Option<GidInfo> {
+    fn gid_info(&self, port: u8, index: u32) -> Option<GidInfo> {
         if let Some(query) = self.verbs.ib._ibv_query_gid_ex {
             let mut entry = sys::GidEntry::default();
-            // SAFETY: the context is open and `entry` has the size that is said.
+            // SAFETY: the context is open and `entry` has the given size.
             let failed = unsafe { query(self.raw, port.into(), index, &mut entry, 0, size_of::<sys::GidEntry>()) };
             if failed != 0 {
                 return None;
@@ -417,24 +425,24 @@ impl Context {
     }
 
     fn describe(&self) -> Result<DeviceInfo, VerbsError> {
-        let attr = self.attributes()?;
-        let ports = (1..=attr.phys_port_cnt).map(|n| self.port(n)).collect::<Result<_, _>>()?;
+        let attr = self.query_attributes()?;
+        let ports = (1..=attr.phys_port_cnt).map(|n| self.port_info(n)).collect::<Result<_, _>>()?;
         Ok(DeviceInfo {
             name: self.name.clone(),
             guid: u64::from_be(attr.node_guid),
-            firmware: text(&attr.fw_ver),
+            firmware: c_text(&attr.fw_ver),
             limits: self.limits()?,
             ports,
         })
     }
 
-    /// Becomes readable when [`Context::next_problem`] has something to say.
+    /// Becomes readable when [`DeviceContext::next_problem`] has an event.
     pub fn problems_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is the context's and stays open as long as it.
+        // SAFETY: the descriptor belongs to the context and stays open as long as it.
         unsafe { BorrowedFd::borrow_raw((*self.raw).async_fd) }
     }
 
-    /// What happened to the device since the last call, without waiting.
+    /// The next event of the device, without waiting.
     pub fn next_problem(&self) -> Option<DeviceProblem> {
         let fd = self.problems_fd().as_raw_fd();
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -443,11 +451,11 @@ impl Context {
             return None;
         }
         let mut event = sys::AsyncEvent { element: 0, event_type: 0 };
-        // SAFETY: the context is open and its descriptor readable, so this does not wait.
+        // SAFETY: the context is open and its descriptor readable, so this does not block.
         if unsafe { (self.verbs.ib.ibv_get_async_event)(self.raw, &mut event) } != 0 {
             return None;
         }
-        // SAFETY: the event just taken, once.
+        // SAFETY: acknowledges the event just taken, once.
         unsafe { (self.verbs.ib.ibv_ack_async_event)(&mut event) };
         // Events of ports carry the port's number in the element's first four bytes.
         let port = event.element.to_ne_bytes()[if cfg!(target_endian = "little") { 0 } else { 3 }];
@@ -461,9 +469,10 @@ impl Context {
     }
 }
 
-/// Has nobody wait for an event of this context that somebody else has taken: rdma_cm gives all rails of a device the same.
-fn never_block(raw: *mut sys::Context) {
-    // SAFETY: the context is open; its descriptor's flags are integers. What fails changes nothing.
+/// Makes event reads non-blocking: rdma_cm gives all rails of a device the same context, so another thread may have
+/// taken the event.
+fn set_nonblocking(raw: *mut sys::Context) {
+    // SAFETY: the context is open; the descriptor's flags are integers. A failure has no effect.
     unsafe {
         let fd = (*raw).async_fd;
         let flags = libc::fcntl(fd, libc::F_GETFL);
@@ -473,12 +482,12 @@ fn never_block(raw: *mut sys::Context) {
     }
 }
 
-impl Drop for Context {
+impl Drop for DeviceContext {
     fn drop(&mut self) {
-        // Before the device they are bound to.
+        // Ids go before the device they are bound to.
         self.leaving.get_mut().clear();
-        if let Owner::Opened = self.owner {
-            // SAFETY: opened here, and what was made from it holds the `Arc` of this context.
+        if let ContextOwner::Opened = self.owner {
+            // SAFETY: opened here, and everything created from it holds the `Arc` of this context.
             unsafe { (self.verbs.ib.ibv_close_device)(self.raw) };
         }
     }

@@ -1,73 +1,73 @@
-//! What can be missing and what can go wrong, in words. It knows no call that fails.
+//! Errors of this crate, with their explanations: what is missing, and what failed. It makes no call.
 
 use spurline_types::{Error, ErrorKind};
 use std::fmt;
 
-/// Why there is no RDMA here, from the outermost thing missing to the innermost.
+/// Why RDMA is unavailable, from the outermost missing part to the innermost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Absent {
-    /// A library is not installed, or one of its functions is not there.
+pub enum RdmaUnavailable {
+    /// A library is not installed, or lacks a function.
     #[error(
         "{library} can't be opened ({why}): install it (Debian and Ubuntu: libibverbs1 librdmacm1 ibverbs-providers; RHEL: libibverbs librdmacm)"
     )]
     Library {
         /// Its file name.
         library: &'static str,
-        /// What the loader said.
+        /// The loader's message.
         why: String,
     },
-    /// The libraries are there, the kernel's part is not.
+    /// The libraries are installed, but the kernel modules are not loaded.
     #[error("the kernel has no RDMA support loaded ({why}): modprobe ib_uverbs rdma_ucm, and the driver of the NIC")]
     Kernel {
-        /// What was missing.
+        /// The missing part.
         why: String,
     },
     /// No device.
     #[error(
-        "there is no RDMA device ({why}): see 'rdma link'; the NIC's driver (mlx5_ib, irdma, bnxt_re, rdma_rxe) makes it"
+        "there is no RDMA device ({why}): see 'rdma link'; it comes from the NIC's driver (mlx5_ib, irdma, bnxt_re, rdma_rxe)"
     )]
     Device {
-        /// What was looked for.
+        /// Where devices were searched.
         why: String,
     },
     /// A device, but no port of it can carry data.
     #[error("no RDMA port can be used ({why})")]
     Port {
-        /// Which ports there are, in what state.
+        /// The ports and their states.
         why: String,
     },
 }
 
-impl From<Absent> for Error {
-    fn from(absent: Absent) -> Self {
+impl From<RdmaUnavailable> for Error {
+    fn from(absent: RdmaUnavailable) -> Self {
         Error::new(ErrorKind::Unavailable, absent.to_string())
     }
 }
 
-/// How a work request ended.
+/// The status of a work completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WcStatus(pub u32);
 
 impl WcStatus {
-    /// It did what it was posted for.
+    /// The request succeeded.
     pub const SUCCESS: WcStatus = WcStatus(0);
-    /// The queue pair was in its error state before its turn came.
+    /// The queue pair entered its error state before this request was processed.
     pub const FLUSHED: WcStatus = WcStatus(5);
-    /// No acknowledgement came, however often it was sent.
+    /// No acknowledgement after all retransmissions.
     pub const RETRY_EXCEEDED: WcStatus = WcStatus(12);
 
-    /// The name in the C headers and what it means to a person.
-    pub fn words(self) -> (&'static str, &'static str) {
+    /// The name in the C headers, and its meaning.
+    pub fn name_and_meaning(self) -> (&'static str, &'static str) {
         match self.0 {
             0 => ("SUCCESS", "done"),
             1 => ("LOC_LEN_ERR", "a receive was too short for the message, or a message too long for the device"),
             2 => ("LOC_QP_OP_ERR", "the local queue pair failed: its port went down, or the request was malformed"),
             3 => ("LOC_EEC_OP_ERR", "the local end-to-end context failed"),
-            4 => ("LOC_PROT_ERR", "the local memory is not registered for this"),
-            5 => ("WR_FLUSH_ERR", "the queue pair had failed before this request's turn came"),
+            4 => ("LOC_PROT_ERR", "the local memory is not registered for this access"),
+            5 => ("WR_FLUSH_ERR", "the queue pair failed before this request was processed"),
             6 => ("MW_BIND_ERR", "a memory window could not be bound"),
-            7 => ("BAD_RESP_ERR", "the peer's NIC answered something unexpected"),
+            7 => ("BAD_RESP_ERR", "the peer's NIC sent an unexpected response"),
             8 => ("LOC_ACCESS_ERR", "the local memory may not be written"),
             9 => (
                 "REM_INV_REQ_ERR",
@@ -79,9 +79,9 @@ impl WcStatus {
             11 => ("REM_OP_ERR", "the peer's NIC could not complete the request"),
             12 => (
                 "RETRY_EXC_ERR",
-                "no acknowledgement however often it was sent: link down, packets dropped, or peer gone",
+                "no acknowledgement after all retransmissions: link down, packets dropped, or peer gone",
             ),
-            13 => ("RNR_RETRY_EXC_ERR", "the peer had no receive posted however often it was sent"),
+            13 => ("RNR_RETRY_EXC_ERR", "the peer had no receive posted at any retransmission"),
             14 => ("LOC_RDD_VIOL_ERR", "a reliable datagram domain does not match"),
             15 => ("REM_INV_RD_REQ_ERR", "the peer refused a reliable datagram"),
             16 => ("REM_ABORT_ERR", "the peer's NIC aborted the operation"),
@@ -92,19 +92,19 @@ impl WcStatus {
             21 => ("GENERAL_ERR", "the NIC reports an error without a name"),
             22 => ("TM_ERR", "tag matching failed"),
             23 => ("TM_RNDV_INCOMPLETE", "a tag matching rendezvous is incomplete"),
-            _ => ("unknown", "a status this build has no word for"),
+            _ => ("unknown", "an unknown status"),
         }
     }
 }
 
 impl fmt::Display for WcStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, meaning) = self.words();
+        let (name, meaning) = self.name_and_meaning();
         write!(f, "{meaning} ({name}, {})", self.0)
     }
 }
 
-/// What a verb said when it failed.
+/// An error of a verbs operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerbsError {
@@ -115,7 +115,7 @@ pub enum VerbsError {
         call: &'static str,
         /// Device and port, or address.
         subject: String,
-        /// The operating system's words, and what to do where that is known.
+        /// The errno's text, and the remedy where known.
         why: String,
         /// The error number.
         errno: i32,
@@ -129,25 +129,25 @@ pub enum VerbsError {
         subject: String,
         /// Number of the queue pair.
         qpn: u32,
-        /// How it ended.
+        /// Its status.
         status: WcStatus,
-        /// The NIC's own code.
+        /// The vendor's error code.
         vendor_err: u32,
     },
     /// The connection was refused.
     #[error("{subject} refused the RDMA connection: {why}")]
     Rejected {
-        /// Whom was asked.
+        /// The peer.
         subject: String,
         /// The reason in words.
         why: String,
     },
-    /// Nobody was reached.
+    /// The peer was not reached.
     #[error("{subject} can't be reached over RDMA: {why}")]
     Unreachable {
-        /// Who was asked.
+        /// The peer.
         subject: String,
-        /// The event that said so.
+        /// The event that reported it.
         why: String,
     },
     /// The connection is over.
@@ -155,31 +155,31 @@ pub enum VerbsError {
     Disconnected {
         /// Device, port, GIDs of both ends.
         subject: String,
-        /// What ended it.
+        /// The cause.
         why: String,
     },
     /// A deadline passed.
     #[error("{what}: no answer before the deadline")]
     Timeout {
-        /// What was waited for.
+        /// The operation.
         what: String,
     },
-    /// A caller's mistake that types can't refuse.
+    /// A caller's mistake that types cannot prevent.
     #[error("{0}")]
     Misuse(String),
 }
 
 impl VerbsError {
     /// The failure of `call`, from `errno`.
-    pub(crate) fn last(call: &'static str, subject: impl Into<String>) -> Self {
+    pub(crate) fn last_os(call: &'static str, subject: impl Into<String>) -> Self {
         Self::from_errno(call, subject, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// The failure of `call` that answered with an error number, or with -1 and `errno`. Some drivers (siw's) answer with
-    /// the number's negative.
-    pub(crate) fn returned(call: &'static str, subject: impl Into<String>, answer: i32) -> Self {
+    /// The failure of `call`, which returned an errno, or -1 with `errno` set. Some drivers (siw's) return the errno
+    /// negated.
+    pub(crate) fn from_return(call: &'static str, subject: impl Into<String>, answer: i32) -> Self {
         match answer {
-            0 | -1 => Self::last(call, subject),
+            0 | -1 => Self::last_os(call, subject),
             number => Self::from_errno(call, subject, number.saturating_abs()),
         }
     }
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn numbers_that_drivers_answer_with_are_said_whatever_their_sign() {
         for answer in [libc::EINVAL, -libc::EINVAL, i32::MIN] {
-            let VerbsError::Call { errno, .. } = VerbsError::returned("ibv_post_send", "siw0", answer) else {
+            let VerbsError::Call { errno, .. } = VerbsError::from_return("ibv_post_send", "siw0", answer) else {
                 panic!("another error");
             };
             assert_eq!(errno, answer.saturating_abs());
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn every_status_has_words_and_unknown_ones_keep_their_number() {
         for status in 0..24 {
-            assert_ne!(WcStatus(status).words().0, "unknown");
+            assert_ne!(WcStatus(status).name_and_meaning().0, "unknown");
         }
         assert!(WcStatus(99).to_string().contains("99"));
         assert!(WcStatus::RETRY_EXCEEDED.to_string().contains("RETRY_EXC_ERR"));

@@ -1,49 +1,49 @@
 //! RDMA verbs as safe types: devices, protection domains, registered memory, completion queues, and reliable
-//! connections made by rdma_cm. It deliberately knows no message and no request: bytes and completions only.
+//! connections through rdma_cm. It deliberately knows no message and no request: bytes and completions only.
 //!
-//! libibverbs and librdmacm are opened at run time, so a binary with this crate starts where neither is installed;
-//! [`Verbs::load`] says what is missing, in four levels ([`Absent`]).
+//! libibverbs and librdmacm are opened at run time, so a binary with this crate starts without them;
+//! [`VerbsLibrary::load`] reports what is missing, in four levels ([`RdmaUnavailable`]).
 //!
-//! **Who owns memory that a NIC may write.** Receives take a [`Slot`] by value and give it back with its completion, or
-//! drop it after the queue pair is destroyed:
+//! **Ownership of memory that a NIC may write.** Receives take a [`MemorySlot`] by value and return it with its
+//! completion, or drop it after the queue pair is destroyed:
 //!
 //! ```compile_fail
-//! fn posted_slots_cannot_be_read(pair: &mut spurline_verbs::QueuePair, slot: spurline_verbs::Slot) {
+//! fn posted_slots_cannot_be_read(pair: &mut spurline_verbs::QueuePair, slot: spurline_verbs::MemorySlot) {
 //!     pair.post_receive(slot).unwrap();
 //!     println!("{:?}", slot.bytes());
 //! }
 //! ```
 //!
-//! Memory that the peer is to write is lent for the length of one exchange. Meanwhile nobody else can touch it, and
-//! an exchange that does not end as agreed destroys the queue pair before the memory is given back:
+//! Memory for the peer's writes is loaned for one exchange. Meanwhile no other code can access it, and an exchange
+//! that does not complete destroys the queue pair before the memory is returned:
 //!
 //! ```compile_fail
-//! use spurline_verbs::{MemoryRegion, QueuePair, Settled};
-//! fn lent_memory_cannot_be_touched(pair: &mut QueuePair, memory: &MemoryRegion, dst: &mut [u8]) {
-//!     let _ = pair.lend(memory, dst, |_pair, _lent| {
+//! use spurline_verbs::{LoanSettled, MemoryRegion, QueuePair};
+//! fn loaned_memory_cannot_be_touched(pair: &mut QueuePair, memory: &MemoryRegion, dst: &mut [u8]) {
+//!     let _ = pair.lend_memory(memory, dst, |_pair, _lent| {
 //!         dst[0] = 1;
-//!         ((), Settled::Yes)
+//!         ((), LoanSettled::Yes)
 //!     });
 //! }
 //! ```
 //!
-//! One thread at a time drives a queue pair; what others may do to it is to break it ([`Breaker`]):
+//! One thread at a time uses a queue pair; other threads can only break it ([`QueuePairBreaker`]):
 //!
 //! ```compile_fail
 //! fn shared_between_threads<T: Sync>() {}
 //! shared_between_threads::<spurline_verbs::QueuePair>();
 //! ```
 //!
-//! The same three as they are allowed:
+//! The allowed forms of all three:
 //!
 //! ```
-//! use spurline_verbs::{MemoryRegion, QueuePair, Settled, Slot};
-//! fn slots_come_back(pair: &mut QueuePair, slot: Slot) {
+//! use spurline_verbs::{LoanSettled, MemoryRegion, MemorySlot, QueuePair};
+//! fn slots_come_back(pair: &mut QueuePair, slot: MemorySlot) {
 //!     println!("{:?}", slot.bytes());
 //!     pair.post_receive(slot).unwrap();
 //! }
-//! fn lent_memory_comes_back(pair: &mut QueuePair, memory: &MemoryRegion, dst: &mut [u8]) {
-//!     let _ = pair.lend(memory, dst, |_pair, _lent| ((), Settled::Yes));
+//! fn loaned_memory_comes_back(pair: &mut QueuePair, memory: &MemoryRegion, dst: &mut [u8]) {
+//!     let _ = pair.lend_memory(memory, dst, |_pair, _lent| ((), LoanSettled::Yes));
 //!     dst[0] = 1;
 //! }
 //! fn moved_between_threads<T: Send>() {}
@@ -53,26 +53,27 @@
 mod cm;
 mod device;
 mod error;
-mod lend;
 mod load;
+mod loan;
 mod memory;
 mod polling;
 mod qp;
 mod queue;
 mod sys;
 
-pub use cm::{CmChannel, CmEvent, CmEventKind, CmId, ConnectOptions, Rejection};
+pub use cm::{CmChannel, CmEvent, CmEventKind, CmId, CmRejection, ConnectOptions};
 pub use device::{
-    Context, DeviceInfo, DeviceLimits, DeviceProblem, GidInfo, GidType, LinkLayer, PortInfo, PortState, devices,
+    DeviceContext, DeviceInfo, DeviceLimits, DeviceProblem, GidInfo, GidType, LinkLayer, PortInfo, PortState,
+    list_devices,
 };
-pub use error::{Absent, VerbsError, WcStatus};
-pub use lend::{Lent, RemoteRegion, Settled, Writing};
-pub use load::Verbs;
-pub use memory::{Access, MemoryRegion, ProtectionDomain, Slot};
-pub use qp::{Breaker, Completion, QueueDepths, QueuePair};
-pub use queue::{CompletionQueue, Wake};
+pub use error::{RdmaUnavailable, VerbsError, WcStatus};
+pub use load::VerbsLibrary;
+pub use loan::{BorrowedWrites, LoanSettled, LoanedMemory, RemoteRegion};
+pub use memory::{MemoryAccess, MemoryRegion, MemorySlot, ProtectionDomain};
+pub use qp::{QueueDepths, QueuePair, QueuePairBreaker, ReceiveCompletion};
+pub use queue::{CompletionQueue, WakeReason};
 
-/// Sizes of structures as this crate has them, for the test that compares them with the C headers.
+/// Sizes of structures in this crate, for the test that compares them with the C headers.
 #[doc(hidden)]
 pub fn layout_sizes() -> &'static [(&'static str, usize)] {
     sys::SIZES

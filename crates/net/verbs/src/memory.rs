@@ -1,27 +1,27 @@
-//! Registered memory: the pool's arena known to a device, and slots cut from its buffers. It knows no queue.
+//! Registered memory: the pool's arena registered with a device, and slots cut from its buffers. It knows no queue.
 
-use crate::device::Context;
+use crate::device::DeviceContext;
 use crate::error::VerbsError;
 use crate::sys;
-use spurline_mem::{Buf, Pool};
+use spurline_mem::{BufferPool, PoolBuf};
 use spurline_types::Size;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What a peer may do to registered memory.
+/// What a peer may do with registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Nothing: only this host's own sends, receives and writes use it. What a node registers.
+pub enum MemoryAccess {
+    /// Nothing: only this host's own requests use it. Nodes register their memory this way.
     Local,
-    /// A peer that was told the key may write. What a reader registers.
+    /// A peer with the key may write. Readers register their memory this way.
     PeerWrites,
-    /// A peer that was told the key may read and write. What a measurement registers.
+    /// A peer with the key may read and write. Measurements register their memory this way.
     PeerReadsAndWrites,
 }
 
-/// Ties together the queue pairs and the memory that may be used with each other.
+/// Groups the queue pairs and memory regions that may be used with each other.
 pub struct ProtectionDomain {
-    context: Arc<Context>,
+    context: Arc<DeviceContext>,
     raw: *mut sys::Pd,
 }
 
@@ -31,21 +31,21 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    /// A new one on `context`.
+    /// A new domain on `context`.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when the device has no more.
-    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, VerbsError> {
+    pub fn new(context: &Arc<DeviceContext>) -> Result<Arc<Self>, VerbsError> {
         // SAFETY: the context is open, and this value keeps it so.
         let raw = unsafe { (context.verbs().ib.ibv_alloc_pd)(context.raw()) };
         if raw.is_null() {
-            return Err(VerbsError::last("ibv_alloc_pd", context.name()));
+            return Err(VerbsError::last_os("ibv_alloc_pd", context.name()));
         }
         Ok(Arc::new(ProtectionDomain { context: Arc::clone(context), raw }))
     }
 
     /// The device.
-    pub fn context(&self) -> &Arc<Context> {
+    pub fn context(&self) -> &Arc<DeviceContext> {
         &self.context
     }
 
@@ -57,20 +57,26 @@ impl ProtectionDomain {
     /// GiB without huge pages.
     ///
     /// # Errors
-    /// [`VerbsError::Call`] with the number of bytes, when the limit of locked memory is lower or the device can't.
-    pub fn register(self: &Arc<Self>, pool: &Arc<Pool>, access: Access) -> Result<Arc<MemoryRegion>, VerbsError> {
+    /// [`VerbsError::Call`] with the number of bytes, when the limit of locked memory is lower or the device refuses.
+    pub fn register_pool(
+        self: &Arc<Self>,
+        pool: &Arc<BufferPool>,
+        access: MemoryAccess,
+    ) -> Result<Arc<MemoryRegion>, VerbsError> {
         let (start, len) = pool.arena();
         let flags = match access {
-            Access::Local => sys::ACCESS_LOCAL_WRITE,
-            Access::PeerWrites => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE,
-            Access::PeerReadsAndWrites => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE | sys::ACCESS_REMOTE_READ,
+            MemoryAccess::Local => sys::ACCESS_LOCAL_WRITE,
+            MemoryAccess::PeerWrites => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE,
+            MemoryAccess::PeerReadsAndWrites => {
+                sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE | sys::ACCESS_REMOTE_READ
+            }
         };
         let verbs = self.context.verbs();
         // SAFETY: the arena is mapped from `start` for `len` bytes, and the region made here keeps the pool.
         let raw = unsafe { (verbs.ib.ibv_reg_mr)(self.raw, start.cast_mut().cast(), len, flags) };
         let Some(raw) = NonNull::new(raw) else {
             let subject = format!("{} of {} bytes ({})", self.context.name(), len, Size(len as u64));
-            return Err(VerbsError::last("ibv_reg_mr", subject));
+            return Err(VerbsError::last_os("ibv_reg_mr", subject));
         };
         // SAFETY: just made, and valid until it is deregistered.
         let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
@@ -80,19 +86,19 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: what was made in it holds the `Arc` of this value, so it is empty now.
+        // SAFETY: everything created in it holds the `Arc` of this value, so it is empty now.
         unsafe { (self.context.verbs().ib.ibv_dealloc_pd)(self.raw) };
     }
 }
 
-/// A pool's arena, known to a device.
+/// A pool's arena, registered with a device.
 pub struct MemoryRegion {
     pd: Arc<ProtectionDomain>,
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     raw: NonNull<sys::Mr>,
     lkey: u32,
     rkey: u32,
-    access: Access,
+    access: MemoryAccess,
 }
 
 // SAFETY: libibverbs allows calls with a region from any thread; its fields do not change.
@@ -102,7 +108,7 @@ unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// The pool whose arena this is.
-    pub fn pool(&self) -> &Arc<Pool> {
+    pub fn pool(&self) -> &Arc<BufferPool> {
         &self.pool
     }
 
@@ -118,9 +124,9 @@ impl MemoryRegion {
         at >= start && at + bytes.len() <= start + len
     }
 
-    /// Whether a peer may be given keys of it.
-    pub fn lets_peers_write(&self) -> bool {
-        self.access != Access::Local
+    /// Whether keys of it may be given to a peer.
+    pub fn allows_remote_write(&self) -> bool {
+        self.access != MemoryAccess::Local
     }
 
     pub(crate) fn lkey(&self) -> u32 {
@@ -131,14 +137,14 @@ impl MemoryRegion {
         self.rkey
     }
 
-    /// Cuts `buf` into slots of `len` bytes; what is left over at its end is not used.
+    /// Cuts `buf` into slots of `len` bytes; the remainder at its end stays unused.
     ///
     /// # Errors
     /// [`VerbsError::Misuse`] when the buffer is not of this pool or `len` is 0 or above 2 GiB.
-    pub fn slots(self: &Arc<Self>, buf: Buf, len: usize) -> Result<Vec<Slot>, VerbsError> {
+    pub fn split_slots(self: &Arc<Self>, buf: PoolBuf, len: usize) -> Result<Vec<MemorySlot>, VerbsError> {
         let slot_len = u32::try_from(len).ok().filter(|len| (1..1 << 31).contains(len));
         let Some(slot_len) = slot_len.filter(|_| self.contains(&buf)) else {
-            return Err(VerbsError::Misuse("slots are cut from a buffer of the registered pool".into()));
+            return Err(VerbsError::Misuse("slots must be cut from a buffer of the registered pool".into()));
         };
         let count = buf.len() / len;
         let start = buf.as_ptr();
@@ -146,7 +152,7 @@ impl MemoryRegion {
         let slot = |i: usize| {
             // SAFETY: `i * len` lies inside the buffer, which `owner` keeps.
             let at = unsafe { NonNull::new_unchecked(start.add(i * len)) };
-            Slot { at, len: slot_len, owner: Arc::clone(&owner) }
+            MemorySlot { at, len: slot_len, owner: Arc::clone(&owner) }
         };
         Ok((0..count).map(slot).collect())
     }
@@ -154,35 +160,35 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: slots hold the `Arc` of this value; lent memory was given back, or its queue pair destroyed.
+        // SAFETY: slots hold the `Arc` of this value; loaned memory was returned, or its queue pair destroyed.
         unsafe { (self.pd.context().verbs().ib.ibv_dereg_mr)(self.raw.as_ptr()) };
     }
 }
 
 struct SlotOwner {
-    _buf: Buf,
+    _buf: PoolBuf,
     region: Arc<MemoryRegion>,
 }
 
-/// A piece of registered memory with one owner: it is posted by value and comes back with its completion.
-pub struct Slot {
+/// A piece of registered memory with one owner: posted by value, returned with its completion.
+pub struct MemorySlot {
     at: NonNull<u8>,
     len: u32,
     owner: Arc<SlotOwner>,
 }
 
-// SAFETY: a slot is the only owner of its bytes; what it shares with its neighbours is only kept alive.
-unsafe impl Send for Slot {}
+// SAFETY: a slot owns its bytes exclusively; the shared owner only keeps the buffer alive.
+unsafe impl Send for MemorySlot {}
 // SAFETY: shared access gives `&[u8]` only.
-unsafe impl Sync for Slot {}
+unsafe impl Sync for MemorySlot {}
 
-impl Slot {
+impl MemorySlot {
     /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether it has no bytes; it always has.
+    /// Whether it is empty; it never is.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -194,7 +200,7 @@ impl Slot {
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len()) }
     }
 
-    /// Its bytes, to be written.
+    /// Its bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` excludes every other user.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len()) }

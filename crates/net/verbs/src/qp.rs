@@ -1,15 +1,15 @@
-//! A queue pair with its completion queues and the memory that is posted on it. It knows no message.
+//! A queue pair with its completion queues and its posted memory. It knows no message.
 //!
-//! Receives and sends take slots by value. What a NIC may write into lent memory ends with the exchange it was lent
-//! for, or with the queue pair.
+//! Receives and sends take slots by value. A NIC's access to loaned memory ends with the exchange, or with the queue
+//! pair.
 
-use crate::cm::{CmEventKind, CmId, ConnectOptions, unexpected};
+use crate::cm::{CmEventKind, CmId, ConnectOptions, unexpected_event};
 use crate::error::{VerbsError, WcStatus};
-use crate::lend::RemoteRegion;
-use crate::load::Verbs;
-use crate::memory::{ProtectionDomain, Slot};
-use crate::polling::{Pace, Polling};
-use crate::queue::{BATCH, CompletionQueue, Side, Wake};
+use crate::load::VerbsLibrary;
+use crate::loan::RemoteRegion;
+use crate::memory::{MemorySlot, ProtectionDomain};
+use crate::polling::{PollPacer, PollPermit};
+use crate::queue::{BATCH, CompletionQueue, QueueSide, WakeReason};
 use crate::sys;
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -21,42 +21,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
-/// Why a connection is over whose device tells of nothing any more.
-const LOST: &str = "its device was taken away";
+/// Cause of an ended connection whose device reports no more events.
+const LOST: &str = "its device was removed";
 
-/// How many work requests a queue pair holds.
+/// Capacity of a queue pair in work requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueDepths {
     /// Receives posted at once.
     pub receives: u32,
-    /// Sends and writes under way at once.
+    /// Outstanding sends and writes.
     pub sends: u32,
 }
 
-/// A message, or a peer's write that announced itself.
-pub struct Completion {
-    /// The receive it took; for a write nothing of it is used.
-    pub slot: Slot,
+/// A received message, or a peer's write with immediate data.
+pub struct ReceiveCompletion {
+    /// The receive it consumed; a write does not use its bytes.
+    pub slot: MemorySlot,
     /// Length of the message, or of the write, in bytes.
     pub len: usize,
-    /// The number that came with it; `Some` for writes.
+    /// The immediate data; `Some` for writes.
     pub immediate: Option<u32>,
 }
 
-/// The queue pair as other threads may reach it.
-pub(crate) struct Handle {
-    verbs: Arc<Verbs>,
-    /// NULL once it is destroyed. Read without the lock by the owner alone.
+/// The part of a queue pair that other threads may access.
+pub(crate) struct QpHandle {
+    verbs: Arc<VerbsLibrary>,
+    /// NULL once destroyed. Only the owner reads it without the lock.
     raw: AtomicPtr<sys::Qp>,
     id: AtomicPtr<sys::CmId>,
     broken: AtomicBool,
-    /// It could not be broken, so nothing that is posted ever completes: its device was taken away.
+    /// Breaking it failed, so posted requests never complete: its device was removed.
     lost: AtomicBool,
-    /// Held while the queue pair is changed from outside; why somebody broke it.
+    /// Held while another thread changes the queue pair; contains the reason of the break.
     lock: Mutex<Option<&'static str>>,
 }
 
-impl Handle {
+impl QpHandle {
     fn break_now(&self, why: Option<&'static str>) {
         let mut reason = self.lock.lock();
         if reason.is_none() {
@@ -66,14 +66,14 @@ impl Handle {
         self.broken.store(true, Ordering::Release);
         if !raw.is_null() {
             let mut attr = sys::QpAttr::state(sys::QPS_ERR);
-            // SAFETY: the queue pair lives while the lock is held and the pointer not NULL.
+            // SAFETY: the queue pair exists while the lock is held and the pointer is not NULL.
             if unsafe { (self.verbs.ib.ibv_modify_qp)(raw, &mut attr, sys::QP_STATE) } != 0 {
                 self.lost.store(true, Ordering::Release);
             }
         }
     }
 
-    /// After this the NIC neither writes nor reads memory for it.
+    /// Destroys the queue pair: afterwards the NIC neither writes nor reads memory for it.
     pub(crate) fn destroy(&self) {
         let _guard = self.lock.lock();
         self.broken.store(true, Ordering::Release);
@@ -86,12 +86,12 @@ impl Handle {
     }
 }
 
-/// Breaks a queue pair from another thread: whoever waits on it is woken, and every later use fails.
+/// Breaks a queue pair from another thread: waiting threads wake up, and every later use fails.
 #[derive(Clone)]
-pub struct Breaker(Arc<Handle>);
+pub struct QueuePairBreaker(Arc<QpHandle>);
 
-impl Breaker {
-    /// Breaks it; `why` is what its user is told. Does nothing when it is broken or gone.
+impl QueuePairBreaker {
+    /// Breaks the queue pair, with `why` for its user. No effect when it is broken or gone.
     pub fn break_now(&self, why: &'static str) {
         self.0.break_now(Some(why));
     }
@@ -101,73 +101,73 @@ impl Breaker {
         self.0.broken.load(Ordering::Acquire)
     }
 
-    /// Whether breaking it failed, so that nobody who waits on it is woken: its device was taken away.
+    /// Whether breaking it failed and so wakes no waiting thread: its device was removed.
     pub fn is_lost(&self) -> bool {
         self.0.lost.load(Ordering::Acquire)
     }
 }
 
-/// A reliable connection's queue pair, with its id, its queues and what is posted.
+/// A reliable connection's queue pair, with its id, its queues and its posted memory.
 ///
-/// Dropping it ends the connection and destroys the queue pair; only then is the memory given back that was posted.
+/// Dropping it ends the connection and destroys the queue pair; only then is posted memory returned.
 pub struct QueuePair {
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) handle: Arc<QpHandle>,
     queue: CompletionQueue,
     pub(crate) domain: Arc<ProtectionDomain>,
-    receives: Vec<Option<Slot>>,
+    receives: Vec<Option<MemorySlot>>,
     free_receives: Vec<u32>,
-    /// What was sent and is not acknowledged yet, in order.
-    sends: VecDeque<(u64, Option<Slot>)>,
+    /// Unacknowledged sends, in order.
+    sends: VecDeque<(u64, Option<MemorySlot>)>,
     pub(crate) posted: u64,
     completed: u64,
-    /// Slots that were sent, to be used again.
-    spare: Vec<Slot>,
-    /// What the last poll for arrivals took, of which those in `untaken` are still to be looked at.
+    /// Completed send slots, for reuse.
+    spare: Vec<MemorySlot>,
+    /// Completions of the last poll for arrivals; those in `unread` are not yet processed.
     arrived: [sys::WorkCompletion; BATCH],
-    untaken: Range<usize>,
-    /// Room for what a poll for sends takes: it would cost as much as the poll to make it anew each time.
+    unread: Range<usize>,
+    /// Buffer for send completions: initialising one for each poll would cost as much as the poll.
     batch: [sys::WorkCompletion; BATCH],
     depths: QueueDepths,
     max_inline: u32,
-    /// Reads of the peer's memory that may be under way, and reads of the peer.
+    /// Outstanding RDMA reads allowed in each direction.
     reads: u8,
     connected: bool,
-    /// Its id is the only one of its channel, so that waiting here includes events of the connection.
+    /// Its id is the only one of its channel, so that waiting here includes connection events.
     own_events: bool,
     subject: String,
     qpn: u32,
     fault: Option<VerbsError>,
-    pace: Pace,
-    soon: bool,
+    pace: PollPacer,
+    expects_soon: bool,
     processors: usize,
-    /// Empty only while it is dropped.
+    /// `None` only during drop.
     id: Option<CmId>,
-    /// Driven by one thread at a time.
+    /// Used by one thread at a time.
     _not_sync: PhantomData<Cell<()>>,
 }
 
 impl QueuePair {
-    /// A queue pair for `id`, whose device is known: it resolved its route, or came with a connect request. Depths above
-    /// the device's limits are an error.
+    /// A queue pair for `id`, whose device is known: its route is resolved, or it came with a connect request. Depths
+    /// above the device's limits are an error.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when the device refuses, [`VerbsError::Misuse`] when the id is bound to another device.
     pub fn new(id: CmId, domain: &Arc<ProtectionDomain>, depths: QueueDepths, spread: u32) -> Result<Self, VerbsError> {
         let context = domain.context();
         if id.context_raw() != context.raw() {
-            let why = format!("{} is not on {}, whose memory it was to use", id.subject(), context.name());
+            let why = format!("{} is not on {}, whose memory it needs", id.subject(), context.name());
             return Err(VerbsError::Misuse(why));
         }
         let queue = CompletionQueue::new(context, depths.receives, depths.sends, spread)?;
         let verbs = Arc::clone(context.verbs());
         let mut failed = None;
         let mut max_inline = 0;
-        // Inline data saves the NIC a read where there is any; no device says how much it takes but by refusing.
+        // Inline data saves the NIC a memory read where supported; devices report the limit only by refusing.
         for inline in [128, 0] {
             let mut init = sys::QpInitAttr {
                 qp_context: std::ptr::null_mut(),
-                send_cq: queue.raw(Side::Send),
-                recv_cq: queue.raw(Side::Receive),
+                send_cq: queue.raw(QueueSide::Send),
+                recv_cq: queue.raw(QueueSide::Receive),
                 srq: std::ptr::null_mut(),
                 cap: sys::QpCap {
                     max_send_wr: depths.sends,
@@ -186,15 +186,15 @@ impl QueuePair {
                     max_inline = init.cap.max_inline_data.min(128);
                     break;
                 }
-                _ => failed = Some(VerbsError::last("rdma_create_qp", id.subject())),
+                _ => failed = Some(VerbsError::last_os("rdma_create_qp", id.subject())),
             }
         }
         if let Some(error) = failed {
             return Err(error);
         }
-        // SAFETY: rdma_create_qp put the new queue pair there.
+        // SAFETY: rdma_create_qp stored the new queue pair there.
         let (raw, qpn) = unsafe { ((*id.raw()).qp, (*(*id.raw()).qp).qp_num) };
-        let handle = Handle {
+        let handle = QpHandle {
             verbs,
             raw: AtomicPtr::new(raw),
             id: AtomicPtr::new(id.raw()),
@@ -213,7 +213,7 @@ impl QueuePair {
             completed: 0,
             spare: Vec::with_capacity(depths.sends as usize),
             arrived: [sys::WorkCompletion::default(); BATCH],
-            untaken: 0..0,
+            unread: 0..0,
             batch: [sys::WorkCompletion::default(); BATCH],
             depths,
             max_inline,
@@ -223,71 +223,71 @@ impl QueuePair {
             subject: id.subject(),
             qpn,
             fault: None,
-            pace: Pace::new(),
-            soon: true,
+            pace: PollPacer::new(),
+            expects_soon: true,
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             id: Some(id),
             _not_sync: PhantomData,
         })
     }
 
-    /// Connects, and answers with what the peer's program sent along (padded with zeros by some devices). The id has a
+    /// Connects; returns the private data of the peer's program (padded with zeros by some devices). The id has a
     /// channel of its own.
     ///
     /// # Errors
-    /// [`VerbsError::Rejected`], [`VerbsError::Unreachable`], or [`VerbsError::Timeout`] when `deadline` passed: long
-    /// before the kernel gives up.
+    /// [`VerbsError::Rejected`], [`VerbsError::Unreachable`], or [`VerbsError::Timeout`] when `deadline` passed, long
+    /// before the kernel's own timeout.
     pub fn connect(
         &mut self,
         options: ConnectOptions,
         private: &[u8],
         deadline: Instant,
     ) -> Result<Vec<u8>, VerbsError> {
-        let mut param = self.param(options, private)?;
+        let mut param = self.conn_param(options, private)?;
         // SAFETY: the id has its route and its queue pair; `param` and what it points to outlive the call.
         if unsafe { (self.handle.verbs.cm.rdma_connect)(self.id().raw(), &mut param) } != 0 {
-            return Err(VerbsError::last("rdma_connect", &*self.subject));
+            return Err(VerbsError::last_os("rdma_connect", &*self.subject));
         }
-        match self.id().expect(deadline, "connecting")? {
+        match self.id().expect_event(deadline, "connecting")? {
             CmEventKind::Established { private } => {
                 self.connected = true;
                 self.own_events = true;
                 self.subject = self.id().subject();
                 Ok(private)
             }
-            other => Err(unexpected(self.subject.clone(), &other)),
+            other => Err(unexpected_event(self.subject.clone(), &other)),
         }
     }
 
-    /// Accepts the connect request that the id came with. That the connection stands is an event of the channel.
+    /// Accepts the connect request of this id. The channel reports the established connection as an event.
     ///
     /// # Errors
-    /// [`VerbsError::Call`] when the peer went away meanwhile.
+    /// [`VerbsError::Call`] when the peer is gone meanwhile.
     pub fn accept(&mut self, options: ConnectOptions, private: &[u8]) -> Result<(), VerbsError> {
-        let mut param = self.param(options, private)?;
+        let mut param = self.conn_param(options, private)?;
         // SAFETY: the id came with a connect request and has its queue pair; `param` outlives the call.
         if unsafe { (self.handle.verbs.cm.rdma_accept)(self.id().raw(), &mut param) } != 0 {
-            return Err(VerbsError::last("rdma_accept", &*self.subject));
+            return Err(VerbsError::last_os("rdma_accept", &*self.subject));
         }
         self.connected = true;
         Ok(())
     }
 
-    /// Lets `count` reads be under way each way, as far as the device can; to be called before connecting or accepting.
-    /// Without this it is one, as iWARP may need it to start up.
+    /// Allows `count` outstanding RDMA reads each way, within the device's limit; before connecting or accepting. The
+    /// default is one, as iWARP may need it for connection setup.
     pub fn allow_reads(&mut self, count: u8) {
         self.reads = count.max(1);
     }
 
-    fn param(&mut self, options: ConnectOptions, private: &[u8]) -> Result<sys::ConnParam, VerbsError> {
+    fn conn_param(&mut self, options: ConnectOptions, private: &[u8]) -> Result<sys::ConnParam, VerbsError> {
         if let Some(exponent) = options.ack_timeout {
             self.id_mut().set_ack_timeout(exponent);
         }
-        // A device that has none is asked for none.
+        // A device without RDMA READ gets 0.
         let reads = self.domain.context().limits()?.reads.min(self.reads.into()) as u8;
         Ok(sys::ConnParam {
             private_data: private.as_ptr().cast(),
-            // More does not fit in a connect request over IP addresses.
+            // The limit of a connect request over IP addresses.
             private_data_len: private.len().min(56) as u8,
             responder_resources: reads,
             initiator_depth: reads,
@@ -305,7 +305,7 @@ impl QueuePair {
     }
 
     /// The queue pair's number.
-    pub fn number(&self) -> u32 {
+    pub fn qp_number(&self) -> u32 {
         self.qpn
     }
 
@@ -320,11 +320,11 @@ impl QueuePair {
     }
 
     /// To break it from another thread.
-    pub fn breaker(&self) -> Breaker {
-        Breaker(Arc::clone(&self.handle))
+    pub fn breaker(&self) -> QueuePairBreaker {
+        QueuePairBreaker(Arc::clone(&self.handle))
     }
 
-    /// Becomes readable when there is a completion that was asked for with [`QueuePair::arm`].
+    /// Becomes readable at a completion after [`QueuePair::arm_receive`].
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.queue.fd()
     }
@@ -335,27 +335,27 @@ impl QueuePair {
         }
         let raw = self.handle.raw.load(Ordering::Relaxed);
         if raw.is_null() {
-            return Err(self.over("its queue pair was destroyed"));
+            return Err(self.ended_error("its queue pair was destroyed"));
         }
-        if self.handle.lost.load(Ordering::Relaxed) { Err(self.over(LOST)) } else { Ok(raw) }
+        if self.handle.lost.load(Ordering::Relaxed) { Err(self.ended_error(LOST)) } else { Ok(raw) }
     }
 
-    /// Remembers that the device tells of nothing any more.
-    fn lost(&mut self) -> VerbsError {
+    /// Records that the device reports no more events.
+    fn lost_error(&mut self) -> VerbsError {
         self.handle.break_now(Some(LOST));
-        let error = self.over(LOST);
+        let error = self.ended_error(LOST);
         self.fault.get_or_insert(error).clone()
     }
 
-    fn over(&self, why: &str) -> VerbsError {
+    fn ended_error(&self, why: &str) -> VerbsError {
         VerbsError::Disconnected { subject: self.subject.clone(), why: why.into() }
     }
 
     /// Posts a receive.
     ///
     /// # Errors
-    /// [`VerbsError::Misuse`] when as many are posted as there may be, or the slot is of another protection domain.
-    pub fn post_receive(&mut self, slot: Slot) -> Result<(), VerbsError> {
+    /// [`VerbsError::Misuse`] when all receives are posted, or the slot is of another protection domain.
+    pub fn post_receive(&mut self, slot: MemorySlot) -> Result<(), VerbsError> {
         let raw = self.raw()?;
         if !Arc::ptr_eq(slot.domain(), &self.domain) {
             return Err(VerbsError::Misuse("the slot's memory is registered in another protection domain".into()));
@@ -377,33 +377,34 @@ impl QueuePair {
             failed => {
                 self.receives[index as usize] = None;
                 self.free_receives.push(index);
-                Err(VerbsError::returned("ibv_post_recv", &*self.subject, failed))
+                Err(VerbsError::from_return("ibv_post_recv", &*self.subject, failed))
             }
         }
     }
 
-    /// Sends and writes under way.
-    pub fn under_way(&self) -> u64 {
+    /// Outstanding sends and writes.
+    pub fn in_flight(&self) -> u64 {
         self.posted - self.completed
     }
 
-    /// Waits until at most `most` sends and writes are under way.
+    /// Waits until at most `most` sends and writes are outstanding.
     ///
     /// # Errors
-    /// When the connection failed; [`VerbsError::Timeout`] when more are at `deadline`, and nothing else is changed then.
-    pub fn settle(&mut self, most: u64, deadline: Instant) -> Result<(), VerbsError> {
+    /// When the connection failed; [`VerbsError::Timeout`] when more are outstanding at `deadline`, without other
+    /// effects.
+    pub fn wait_in_flight(&mut self, most: u64, deadline: Instant) -> Result<(), VerbsError> {
         self.wait_sent(self.posted.saturating_sub(most), deadline)
     }
 
-    /// A slot that was sent and is free again.
+    /// A free send slot.
     ///
     /// # Errors
     /// When the connection failed.
-    pub fn free_slot(&mut self) -> Result<Option<Slot>, VerbsError> {
+    pub fn free_slot(&mut self) -> Result<Option<MemorySlot>, VerbsError> {
         Ok(if self.has_free_slot()? { self.spare.pop() } else { None })
     }
 
-    /// Whether there is such a slot.
+    /// Whether there is a free send slot.
     ///
     /// # Errors
     /// When the connection failed.
@@ -414,11 +415,11 @@ impl QueuePair {
         Ok(!self.spare.is_empty())
     }
 
-    /// The same, waiting for one until `deadline`.
+    /// A free send slot, waiting until `deadline`.
     ///
     /// # Errors
-    /// When the connection failed, none came free in time, or there are none.
-    pub fn take_slot(&mut self, deadline: Instant) -> Result<Slot, VerbsError> {
+    /// When the connection failed, none became free in time, or there are none.
+    pub fn take_slot(&mut self, deadline: Instant) -> Result<MemorySlot, VerbsError> {
         loop {
             if let Some(slot) = self.free_slot()? {
                 return Ok(slot);
@@ -430,28 +431,28 @@ impl QueuePair {
         }
     }
 
-    /// Looks, without waiting, whether the connection has failed or ended.
+    /// Checks, without waiting, whether the connection has failed or ended.
     ///
     /// # Errors
     /// When it has.
-    pub fn check(&mut self) -> Result<(), VerbsError> {
+    pub fn check_connection(&mut self) -> Result<(), VerbsError> {
         self.take_sent()?;
         if self.own_events { self.take_events() } else { Ok(()) }
     }
 
-    /// Leaves a slot for sending.
-    pub fn keep_slot(&mut self, slot: Slot) {
+    /// Adds a slot for sending.
+    pub fn keep_slot(&mut self, slot: MemorySlot) {
         self.spare.push(slot);
     }
 
-    /// Waits for room for one more send or write. The completions of earlier ones are looked at only when there is none:
-    /// a look before each message would be in that message's time.
-    pub(crate) fn room(&mut self, deadline: Instant) -> Result<(), VerbsError> {
-        if self.under_way() < self.depths.sends.into() {
+    /// Waits for room for one more send or write. Earlier completions are polled only when there is none: polling
+    /// before each message would add to its latency.
+    pub(crate) fn wait_room(&mut self, deadline: Instant) -> Result<(), VerbsError> {
+        if self.in_flight() < self.depths.sends.into() {
             return self.raw().map(drop);
         }
         self.take_sent()?;
-        while self.under_way() >= self.depths.sends.into() {
+        while self.in_flight() >= self.depths.sends.into() {
             self.wait_sent(self.posted - u64::from(self.depths.sends) + 1, deadline)?;
         }
         Ok(())
@@ -461,20 +462,20 @@ impl QueuePair {
     ///
     /// # Errors
     /// When the connection failed, or there was no room in time.
-    pub fn send(&mut self, slot: Slot, len: usize, deadline: Instant) -> Result<(), VerbsError> {
+    pub fn send_message(&mut self, slot: MemorySlot, len: usize, deadline: Instant) -> Result<(), VerbsError> {
         self.post_slot(slot, len, sys::WR_SEND, None, None, deadline)
     }
 
-    /// Writes the first `len` bytes of `slot` into `region`, which the peer learns of by the number `immediate`, or
-    /// without one by looking; for payloads short enough that copying them into a slot is cheaper than waiting until
-    /// borrowed bytes are acknowledged.
+    /// Writes the first `len` bytes of `slot` into `region`. The peer gets a completion with `immediate`; without it,
+    /// it must look at its memory. For payloads so short that copying into a slot is cheaper than waiting for the
+    /// acknowledgement of borrowed bytes.
     ///
     /// # Errors
-    /// [`VerbsError::Misuse`] when they do not fit in the region or in the slot; when the connection failed, or there was
-    /// no room in time.
+    /// [`VerbsError::Misuse`] when they do not fit in the region or in the slot; when the connection failed, or there
+    /// was no room in time.
     pub fn write_slot(
         &mut self,
-        slot: Slot,
+        slot: MemorySlot,
         len: usize,
         region: RemoteRegion,
         immediate: impl Into<Option<u32>>,
@@ -489,16 +490,16 @@ impl QueuePair {
         self.post_slot(slot, len, opcode, Some(region), immediate, deadline)
     }
 
-    /// Reads the first `len` bytes of `region` into `slot`, which comes back with its completion ([`QueuePair::settle`]
-    /// waits for it, [`QueuePair::free_slot`] gives it back). The peer's program takes no part and learns nothing of it.
-    /// As many are under way as [`QueuePair::allow_reads`] said on both sides; the device lets the others wait.
+    /// Reads the first `len` bytes of `region` into `slot`, which returns with its completion
+    /// ([`QueuePair::wait_in_flight`] waits for it, [`QueuePair::free_slot`] returns it). The peer's program is not
+    /// involved. [`QueuePair::allow_reads`] on both sides limits the outstanding reads; the device queues the others.
     ///
     /// # Errors
-    /// [`VerbsError::Misuse`] when they do not fit in the region or in the slot; when the connection failed, or there was
-    /// no room in time.
+    /// [`VerbsError::Misuse`] when they do not fit in the region or in the slot; when the connection failed, or there
+    /// was no room in time.
     pub fn read_slot(
         &mut self,
-        slot: Slot,
+        slot: MemorySlot,
         len: usize,
         region: RemoteRegion,
         deadline: Instant,
@@ -507,15 +508,15 @@ impl QueuePair {
             let why = format!("{len} bytes of a region of {} do not fit in a slot of {}", region.len, slot.len());
             return Err(VerbsError::Misuse(why));
         }
-        // From here on the slot belongs to the queue pair, which the NIC's late writes end with.
+        // From here on the slot belongs to the queue pair, whose destruction ends the NIC's late writes.
         self.post_slot(slot, len, sys::WR_RDMA_READ, Some(region), None, deadline)
     }
 
-    /// Posts a request about the first `len` bytes of `slot`. One whose bytes are sent inline is free at once: the call
-    /// has copied them.
+    /// Posts a request for the first `len` bytes of `slot`. With inline data the slot is free at once: the call has
+    /// copied it.
     fn post_slot(
         &mut self,
-        slot: Slot,
+        slot: MemorySlot,
         len: usize,
         opcode: sys::Enum,
         region: Option<RemoteRegion>,
@@ -525,7 +526,7 @@ impl QueuePair {
         if !Arc::ptr_eq(slot.domain(), &self.domain) {
             return Err(VerbsError::Misuse("the slot's memory is registered in another protection domain".into()));
         }
-        self.room(deadline)?;
+        self.wait_room(deadline)?;
         let mut sge = slot.sge(u32::try_from(len).unwrap_or(u32::MAX));
         let inline = opcode != sys::WR_RDMA_READ && sge.length <= self.max_inline;
         let flags = sys::SEND_SIGNALED | if inline { sys::SEND_INLINE } else { 0 };
@@ -536,36 +537,36 @@ impl QueuePair {
         }
         wr.sg_list = &mut sge;
         wr.num_sge = 1;
-        self.post(&mut wr, Some(slot))?;
+        self.post_send(&mut wr, Some(slot))?;
         if inline && let Some((_, slot)) = self.sends.back_mut() {
             self.spare.extend(slot.take());
         }
         Ok(())
     }
 
-    /// Says whether what is waited for is expected soon, so that polling may pay: a small answer, not bulk data.
+    /// Sets whether the awaited completion is expected soon, so that polling may pay: a small answer, not bulk data.
     pub fn expect_soon(&mut self, soon: bool) {
-        self.soon = soon;
+        self.expects_soon = soon;
     }
 
-    /// Writes nothing to the peer: only its NIC's acknowledgement says whether the path works.
+    /// Writes zero bytes to the peer: only its NIC's acknowledgement shows whether the path works.
     ///
     /// # Errors
     /// When the connection failed, or there was no room in time.
-    pub fn probe(&mut self, deadline: Instant) -> Result<(), VerbsError> {
-        self.room(deadline)?;
+    pub fn post_probe(&mut self, deadline: Instant) -> Result<(), VerbsError> {
+        self.wait_room(deadline)?;
         let mut wr = sys::SendWr::new(self.posted + 1, sys::WR_RDMA_WRITE, sys::SEND_SIGNALED);
-        self.post(&mut wr, None)
+        self.post_send(&mut wr, None)
     }
 
-    pub(crate) fn post(&mut self, wr: &mut sys::SendWr, slot: Option<Slot>) -> Result<(), VerbsError> {
+    pub(crate) fn post_send(&mut self, wr: &mut sys::SendWr, slot: Option<MemorySlot>) -> Result<(), VerbsError> {
         let raw = self.raw()?;
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `post_receive`.
         let post = unsafe { (*(*raw).context).ops.post_send };
         let Some(post) = post else { return Err(VerbsError::Misuse("the driver has no post_send".into())) };
-        // SAFETY: the request is read during the call; its memory is a slot kept until its completion, or borrowed for
-        // as long as `writing` runs, which waits for completions or destroys the queue pair.
+        // SAFETY: the request is read during the call; its memory is a slot kept until its completion, or borrowed
+        // while `write_borrowed` runs, which waits for completions or destroys the queue pair.
         match unsafe { post(raw, wr, &mut bad) } {
             0 => {
                 self.posted += 1;
@@ -574,7 +575,7 @@ impl QueuePair {
             }
             failed => {
                 self.spare.extend(slot);
-                Err(VerbsError::returned("ibv_post_send", &*self.subject, failed))
+                Err(VerbsError::from_return("ibv_post_send", &*self.subject, failed))
             }
         }
     }
@@ -583,11 +584,11 @@ impl QueuePair {
     fn take_sent(&mut self) -> Result<(), VerbsError> {
         self.raw()?;
         loop {
-            let n = self.queue.poll(Side::Send, &mut self.batch)?;
+            let n = self.queue.poll_side(QueueSide::Send, &mut self.batch)?;
             for at in 0..n {
                 let wc = self.batch[at];
                 if wc.status != 0 {
-                    return Err(self.fail("a send or write", &wc));
+                    return Err(self.fail_completion("a send or write", &wc));
                 }
                 self.completed = wc.wr_id;
                 while let Some((number, _)) = self.sends.front()
@@ -603,23 +604,23 @@ impl QueuePair {
         }
     }
 
-    /// Waits until number `until` of what was posted has completed.
+    /// Waits until request number `until` has completed.
     pub(crate) fn wait_sent(&mut self, until: u64, deadline: Instant) -> Result<(), VerbsError> {
         self.take_sent()?;
         while self.completed < until {
-            if self.spin(|pair| pair.take_sent().map(|()| pair.completed >= until))? {
+            if self.spin_until(|pair| pair.take_sent().map(|()| pair.completed >= until))? {
                 return Ok(());
             }
-            self.queue.arm(Side::Send)?;
+            self.queue.arm_side(QueueSide::Send)?;
             self.take_sent()?;
             if self.completed >= until {
                 return Ok(());
             }
-            match self.queue.sleep(self.events_fd(), deadline) {
-                Wake::Completion => {}
-                Wake::Event => self.take_events()?,
-                Wake::Lost => return Err(self.lost()),
-                Wake::Deadline => {
+            match self.queue.wait_event(self.events_fd(), deadline) {
+                WakeReason::Completion => {}
+                WakeReason::Event => self.take_events()?,
+                WakeReason::Lost => return Err(self.lost_error()),
+                WakeReason::Deadline => {
                     return Err(VerbsError::Timeout { what: format!("writing to {}", self.subject) });
                 }
             }
@@ -632,13 +633,13 @@ impl QueuePair {
         self.own_events.then(|| self.id().channel().raw_fd())
     }
 
-    /// Looks at what happened to the connection.
+    /// Processes events of the connection.
     fn take_events(&mut self) -> Result<(), VerbsError> {
-        while let Some(event) = self.id().channel().next(Instant::now())? {
+        while let Some(event) = self.id().channel().next_event(Instant::now())? {
             if matches!(event.kind, CmEventKind::Disconnected | CmEventKind::DeviceRemoved) {
-                // What arrived before the end is still there to be taken.
+                // What arrived before the end remains available.
                 self.own_events = false;
-                let error = unexpected(self.subject.clone(), &event.kind);
+                let error = unexpected_event(self.subject.clone(), &event.kind);
                 self.handle.break_now(None);
                 self.fault.get_or_insert(error);
             }
@@ -649,8 +650,8 @@ impl QueuePair {
         }
     }
 
-    /// Remembers why the connection failed: the first completion that is no consequence of another's failure.
-    fn fail(&mut self, what: &'static str, wc: &sys::WorkCompletion) -> VerbsError {
+    /// Records why the connection failed: the first completion that is not a consequence of another failure.
+    fn fail_completion(&mut self, what: &'static str, wc: &sys::WorkCompletion) -> VerbsError {
         let describe = |wc: &sys::WorkCompletion, what| VerbsError::Work {
             what,
             subject: self.subject.clone(),
@@ -661,8 +662,8 @@ impl QueuePair {
         let mut error = describe(wc, what);
         if WcStatus(wc.status) == WcStatus::FLUSHED {
             let mut batch = [sys::WorkCompletion::default(); BATCH];
-            for (side, what) in [(Side::Send, "a send or write"), (Side::Receive, "a receive")] {
-                let n = self.queue.poll(side, &mut batch).unwrap_or(0);
+            for (side, what) in [(QueueSide::Send, "a send or write"), (QueueSide::Receive, "a receive")] {
+                let n = self.queue.poll_side(side, &mut batch).unwrap_or(0);
                 let cause = batch[..n].iter().find(|wc| wc.status != 0 && WcStatus(wc.status) != WcStatus::FLUSHED);
                 if let Some(cause) = cause {
                     error = describe(cause, what);
@@ -671,12 +672,12 @@ impl QueuePair {
             }
             if matches!(&error, VerbsError::Work { status, .. } if *status == WcStatus::FLUSHED) {
                 let why = *self.handle.lock.lock();
-                error = self.over(why.unwrap_or("the peer ended it, its process died, or the device failed"));
+                error = self.ended_error(why.unwrap_or("the peer ended it, its process died, or the device failed"));
                 if self.own_events
-                    && let Ok(Some(event)) = self.id().channel().next(Instant::now())
+                    && let Ok(Some(event)) = self.id().channel().next_event(Instant::now())
                     && matches!(event.kind, CmEventKind::Disconnected | CmEventKind::DeviceRemoved)
                 {
-                    error = unexpected(self.subject.clone(), &event.kind);
+                    error = unexpected_event(self.subject.clone(), &event.kind);
                 }
             }
         }
@@ -687,20 +688,20 @@ impl QueuePair {
     /// The next message or announced write that has arrived, if any.
     ///
     /// # Errors
-    /// Why the connection failed, once all that arrived before was taken.
-    pub fn poll(&mut self) -> Result<Option<Completion>, VerbsError> {
-        if self.untaken.is_empty() && self.handle.raw.load(Ordering::Relaxed).is_null() {
+    /// Why the connection failed, after everything that arrived before was taken.
+    pub fn poll_receive(&mut self) -> Result<Option<ReceiveCompletion>, VerbsError> {
+        if self.unread.is_empty() && self.handle.raw.load(Ordering::Relaxed).is_null() {
             self.raw()?;
         }
         self.has_arrived()?;
-        let Some(wc) = self.untaken.next().map(|at| self.arrived[at]) else {
+        let Some(wc) = self.unread.next().map(|at| self.arrived[at]) else {
             return match &self.fault {
                 Some(fault) => Err(fault.clone()),
                 None => self.raw().map(|_| None),
             };
         };
         if wc.status != 0 {
-            return Err(self.fail("a receive", &wc));
+            return Err(self.fail_completion("a receive", &wc));
         }
         let index = usize::try_from(wc.wr_id).unwrap_or(usize::MAX);
         let Some(slot) = self.receives.get_mut(index).and_then(Option::take) else {
@@ -709,113 +710,113 @@ impl QueuePair {
         self.free_receives.push(index as u32);
         let immediate = (wc.wc_flags & sys::WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
         debug_assert!(wc.opcode & sys::WC_RECV != 0);
-        Ok(Some(Completion { slot, len: wc.byte_len as usize, immediate }))
+        Ok(Some(ReceiveCompletion { slot, len: wc.byte_len as usize, immediate }))
     }
 
-    /// Asks for the descriptor to become readable with the next arrival; says whether something is there already, in
-    /// which case it may not.
+    /// Arms the descriptor for the next arrival. Returns whether something has already arrived, for which there may
+    /// be no event.
     ///
     /// # Errors
     /// When the connection failed.
-    pub fn arm(&mut self) -> Result<bool, VerbsError> {
+    pub fn arm_receive(&mut self) -> Result<bool, VerbsError> {
         self.raw()?;
-        // An event that is none: whoever waits for the descriptor would be woken again and again.
-        if !self.queue.drain() && self.queue.is_lost() {
-            return Err(self.lost());
+        // The descriptor reports an event that does not exist: a thread waiting for it would wake up again and again.
+        if !self.queue.drain_event() && self.queue.is_lost() {
+            return Err(self.lost_error());
         }
-        if let Err(error) = self.queue.arm(Side::Receive) {
-            // What has arrived is taken before it.
+        if let Err(error) = self.queue.arm_side(QueueSide::Receive) {
+            // Arrived completions come before the error.
             return Err(self.fault.get_or_insert(error).clone());
         }
         self.has_arrived()
     }
 
-    /// Looks whether something has arrived.
+    /// Whether something has arrived.
     ///
     /// # Errors
-    /// When the device gives no completions any more.
+    /// When the device delivers no more completions.
     pub fn has_arrived(&mut self) -> Result<bool, VerbsError> {
-        if self.untaken.is_empty() {
-            self.untaken = 0..self.queue.poll(Side::Receive, &mut self.arrived)?;
+        if self.unread.is_empty() {
+            self.unread = 0..self.queue.poll_side(QueueSide::Receive, &mut self.arrived)?;
         }
-        Ok(!self.untaken.is_empty())
+        Ok(!self.unread.is_empty())
     }
 
-    /// Waits until something has arrived, the connection failed (which the next [`QueuePair::poll`] says), or
-    /// `deadline`; polls first where that was worth it lately. Says whether there is something.
+    /// Waits until something has arrived, the connection failed (reported by the next [`QueuePair::poll_receive`]),
+    /// or `deadline`. Polls first where that paid recently. Returns whether something has arrived.
     ///
     /// # Errors
     /// When the connection failed.
-    pub fn wait(&mut self, deadline: Instant) -> Result<bool, VerbsError> {
-        if self.has_arrived()? || self.spin(Self::has_arrived)? {
+    pub fn wait_arrival(&mut self, deadline: Instant) -> Result<bool, VerbsError> {
+        if self.has_arrived()? || self.spin_until(Self::has_arrived)? {
             return Ok(true);
         }
         loop {
             self.raw()?;
-            self.queue.arm(Side::Receive)?;
+            self.queue.arm_side(QueueSide::Receive)?;
             if self.has_arrived()? {
                 return Ok(true);
             }
-            match self.queue.sleep(self.events_fd(), deadline) {
-                Wake::Completion => {
+            match self.queue.wait_event(self.events_fd(), deadline) {
+                WakeReason::Completion => {
                     if self.has_arrived()? {
                         return Ok(true);
                     }
                 }
-                Wake::Event => {
+                WakeReason::Event => {
                     if let Err(fault) = self.take_events() {
                         return if self.has_arrived()? { Ok(true) } else { Err(fault) };
                     }
                 }
-                Wake::Lost => {
-                    let fault = self.lost();
+                WakeReason::Lost => {
+                    let fault = self.lost_error();
                     return if self.has_arrived()? { Ok(true) } else { Err(fault) };
                 }
-                Wake::Deadline => return Ok(false),
+                WakeReason::Deadline => return Ok(false),
             }
         }
     }
 
-    /// Polls with `there` for a moment, where that was worth it lately and a processor is left over.
-    fn spin(&mut self, there: impl Fn(&mut Self) -> Result<bool, VerbsError>) -> Result<bool, VerbsError> {
-        if !self.soon {
+    /// Polls `there` for a short time, where that paid recently and a processor is free.
+    fn spin_until(&mut self, there: impl Fn(&mut Self) -> Result<bool, VerbsError>) -> Result<bool, VerbsError> {
+        if !self.expects_soon {
             return Ok(false);
         }
-        let Some(limit) = self.pace.next() else { return Ok(false) };
-        let Some(_polling) = Polling::begin(self.processors) else { return Ok(false) };
+        let Some(limit) = self.pace.next_limit() else { return Ok(false) };
+        let Some(_polling) = PollPermit::try_begin(self.processors) else { return Ok(false) };
         let begun = Instant::now();
         let (mut looks, mut took) = (0u32, Duration::ZERO);
         let found = loop {
             if there(self)? {
-                // As of the last look at the clock: whoever waits for this does not wait for another one.
+                // The time of the last clock reading: reading it again would add latency.
                 break Some(took);
             }
             looks = looks.wrapping_add(1);
-            if Polling::pause(looks) {
+            if PollPermit::spin_pause(looks) {
                 took = begun.elapsed();
                 if took > limit {
                     break None;
                 }
             }
         };
-        self.pace.learn(found);
+        self.pace.record_wait(found);
         Ok(found.is_some())
     }
 
-    /// Ends the connection without destroying anything. Over a port that is down nothing is sent.
+    /// Ends the connection without destroying anything. Sends nothing over a port that is down.
     pub fn disconnect(&mut self) {
-        if self.connected && self.port_active() && !self.handle.raw.load(Ordering::Relaxed).is_null() {
+        if self.connected && self.is_port_active() && !self.handle.raw.load(Ordering::Relaxed).is_null() {
             self.connected = false;
             if let Some(id) = &self.id {
-                // SAFETY: the id is open and was connected. The call tells the peer and does not wait for it.
+                // SAFETY: the id is open and was connected. The call notifies the peer and does not wait for it.
                 unsafe { (self.handle.verbs.cm.rdma_disconnect)(id.raw()) };
             }
         }
     }
 
-    /// Whether the port is active, as far as it can be asked.
-    fn port_active(&self) -> bool {
-        let port = self.id.as_ref().map_or(0, CmId::port);
+    /// Whether the port is active; true when the query fails.
+    fn is_port_active(&self) -> bool {
+        let port = self.id.as_ref().map_or(0, CmId::port_number);
         self.domain.context().port_state(port).map_or(true, |state| state.is_active())
     }
 }
@@ -825,10 +826,10 @@ impl Drop for QueuePair {
         self.disconnect();
         // Before the slots, the queues and the id, which are dropped after this.
         self.handle.destroy();
-        if !self.port_active()
+        if !self.is_port_active()
             && let Some(id) = self.id.take()
         {
-            self.domain.context().leave(id);
+            self.domain.context().defer_destroy(id);
         }
     }
 }

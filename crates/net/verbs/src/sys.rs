@@ -1,14 +1,14 @@
-//! The C side written down: structures and functions of libibverbs (1.1) and librdmacm (1.0), as their headers have
-//! had them since rdma-core 17. It makes no call; the sizes asserted below are compared with the headers by a test.
+//! Bindings: structures and functions of libibverbs (1.1) and librdmacm (1.0), unchanged in their headers since
+//! rdma-core 17. It makes no call; a test compares the sizes asserted below with the headers.
 //!
-//! Only fields that are used are named one by one; the rest is kept as bytes of the right size.
+//! Only used fields are named one by one; the rest is kept as bytes of the right size.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// A C enum.
 pub(crate) type Enum = c_uint;
 
-/// `struct ibv_device`: what lies at its front.
+/// `struct ibv_device`: its front part.
 #[repr(C)]
 pub(crate) struct Device {
     ops: [*mut c_void; 2],
@@ -144,7 +144,7 @@ pub(crate) struct CompChannel {
     refcnt: c_int,
 }
 
-/// `struct ibv_cq`: what lies at its front.
+/// `struct ibv_cq`: its front part.
 #[repr(C)]
 pub(crate) struct Cq {
     pub context: *mut Context,
@@ -154,7 +154,7 @@ pub(crate) struct Cq {
     pub cqe: c_int,
 }
 
-/// `struct ibv_qp`: what lies at its front.
+/// `struct ibv_qp`: its front part.
 #[repr(C)]
 pub(crate) struct Qp {
     pub context: *mut Context,
@@ -263,7 +263,7 @@ pub(crate) struct QpInitAttr {
     pub sq_sig_all: c_int,
 }
 
-/// `struct ibv_qp_attr`: the state at its front is all that is ever set.
+/// `struct ibv_qp_attr`: only the state, at its front, is ever set.
 #[repr(C)]
 pub(crate) struct QpAttr {
     pub qp_state: Enum,
@@ -362,7 +362,7 @@ pub(crate) const OPTION_ID_ACK_TIMEOUT: c_int = 3;
 pub(crate) const OPTION_ID_REUSEADDR: c_int = 1;
 pub(crate) const OPTION_ID_AFONLY: c_int = 2;
 
-/// Size of each structure that C code reads or writes, by the name it has in the headers.
+/// Size of each structure that C code reads or writes, by its name in the headers.
 pub(crate) const SIZES: &[(&str, usize)] = &[
     ("ibv_device", size_of::<Device>()),
     ("ibv_context_ops", size_of::<ContextOps>()),
@@ -388,7 +388,7 @@ pub(crate) const SIZES: &[(&str, usize)] = &[
 
 macro_rules! offsets {
     ($($c:literal $C:ident { $($cf:literal $f:ident),+ $(,)? })+) => {
-        /// Offset of each field that is used, by structure and field as the headers name them.
+        /// Offset of each used field, by structure and field name in the headers.
         pub(crate) const OFFSETS: &[(&str, &str, usize)] =
             &[$($(($c, $cf, std::mem::offset_of!($C, $f))),+),+];
     };
@@ -450,7 +450,7 @@ offsets! {
     }
 }
 
-// What the C structures measure on 64-bit Linux; the headers, where they are installed, have the last word in a test.
+// Sizes of the C structures on 64-bit Linux; a test compares them with the headers where installed.
 const _: () = {
     assert!(size_of::<ContextOps>() == 256 && size_of::<Device>() == 664);
     assert!(size_of::<DeviceAttr>() == 232 && size_of::<PortAttr>() == 52 && size_of::<GidEntry>() == 32);
@@ -467,15 +467,16 @@ macro_rules! functions {
             $( pub $oname: Option<unsafe extern "C" fn($($oarg),*) $(-> $oret)?>, )*
         }
         impl $Lib {
-            /// Looks all functions up with `find`.
+            /// Resolves all functions with `find`.
             ///
             /// # Safety
-            /// `find` answers with the address of the function of that name and of the type written down here.
+            /// `find` returns the address of the function with that name and the type given here.
             pub(crate) unsafe fn resolve(find: impl Fn(&'static str) -> Option<*mut c_void>) -> Result<Self, &'static str> {
                 Ok($Lib {
                     $( $name: {
                         let found = find(stringify!($name)).ok_or(stringify!($name))?;
-                        // SAFETY: the caller says that it is this function; a function pointer has a data pointer's size.
+                        // SAFETY: the caller guarantees that it is this function; a function pointer has a data
+                        // pointer's size.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) }
                     }, )+
                     $( $oname: find(stringify!($oname)).map(|found| {

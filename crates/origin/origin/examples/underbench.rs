@@ -7,7 +7,7 @@
 
 use object_store::ObjectStoreExt as _;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
-use spurline_origin::{Credentials, Environment, UnderConfig, UnderStore, open};
+use spurline_origin::{AwsCredentials, EnvironmentSource, OriginOptions, OriginStore, open};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use spurline_types::{ObjectRef, SliceSink, Stats};
 use std::io::{BufRead, BufReader, Write};
@@ -50,20 +50,20 @@ fn main() -> Result<(), AnyError> {
     BufReader::new(server.stdout.take().ok_or("no output")?).read_line(&mut endpoint)?;
     let endpoint = endpoint.trim().to_owned();
 
-    let config = UnderConfig {
+    let config = OriginOptions {
         endpoint: Some(endpoint.clone()),
-        credentials: Some(Credentials {
+        credentials: Some(AwsCredentials {
             access_key_id: ACCESS_KEY.into(),
             secret_access_key: SECRET_KEY.into(),
             session_token: None,
         }),
-        env: Environment::fixed([]),
-        ..UnderConfig::default()
+        env: EnvironmentSource::fixed([]),
+        ..OriginOptions::default()
     };
     let bucket = open("s3://bucket", &config, Arc::new(Stats::default()))?;
     let folder = open(
         dir.path().join("bucket").to_str().ok_or("a path that is no text")?,
-        &UnderConfig::default(),
+        &OriginOptions::default(),
         Arc::new(Stats::default()),
     )?;
     let plain = AmazonS3Builder::new()
@@ -176,10 +176,10 @@ impl Ranged for AmazonS3 {
     }
 }
 
-fn under_read(store: &dyn UnderStore, size: u64, range: u64, threads: usize) -> Result<(), AnyError> {
+fn under_read(store: &dyn OriginStore, size: u64, range: u64, threads: usize) -> Result<(), AnyError> {
     let deadline = Instant::now() + Duration::from_secs(300);
     let attr = store.lookup(b"big", deadline)?;
-    let object = ObjectRef::new(store.source(), b"big", attr.version, attr.size);
+    let object = ObjectRef::new(store.source_url(), b"big", attr.version, attr.size);
     let next = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..threads)

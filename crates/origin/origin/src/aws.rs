@@ -1,9 +1,9 @@
-//! Where S3's credentials, region and endpoint come from: configuration, AWS variables, AWS files, roles.
-//! It deliberately sends no request to S3 and never shows a secret.
+//! The sources of S3's credentials, region and endpoint: configuration, AWS variables, AWS files, roles. It
+//! deliberately sends no request to S3 and never shows a secret.
 
-use crate::role::Role;
-use crate::roots::Roots;
-use crate::{Environment, UnderConfig};
+use crate::ca_store::CaStore;
+use crate::role::RoleCredentials;
+use crate::{EnvironmentSource, OriginOptions};
 use object_store::aws::{AmazonS3Builder, AwsCredential};
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use spurline_types::{Error, ErrorKind, Result};
@@ -12,44 +12,44 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// All that is needed to talk to S3 but the bucket.
+/// Everything needed to access S3 except the bucket.
 pub(crate) struct AwsSettings {
     /// `None`: AWS itself.
     pub endpoint: Option<String>,
     pub region: String,
-    /// Who may sign for it.
-    pub roots: Roots,
-    pub signer: Signer,
-    /// Which credentials are used and where they come from, for a person.
+    /// The trusted authorities.
+    pub roots: CaStore,
+    pub signer: RequestSigner,
+    /// The source of the credentials in use, for messages.
     pub origin: String,
 }
 
-/// Who signs.
-pub(crate) enum Signer {
-    /// Nothing is signed.
-    Nobody,
+/// How requests are signed.
+pub(crate) enum RequestSigner {
+    /// Requests are not signed.
+    Anonymous,
     Key(Arc<AwsCredential>),
-    Role(Role),
+    Role(RoleCredentials),
 }
 
-/// Attempts and connections of a role's questions get at least this long, however short other connections' time is.
+/// Least time for attempts and connections of a role's requests, whatever the limits of other connections.
 const ROLE_TIME: Duration = Duration::from_secs(2);
 
-/// The variables looked at, for messages.
+/// The variables that are checked, for messages.
 pub(crate) const LOOKED_AT: &str = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN), AWS_PROFILE in \
      ~/.aws/credentials (AWS_SHARED_CREDENTIALS_FILE), AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, \
      AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance's role";
 
 /// Sections of an AWS file with their keys.
-type Ini = HashMap<String, HashMap<String, String>>;
+type IniSections = HashMap<String, HashMap<String, String>>;
 
 impl AwsSettings {
-    /// Gathers the settings; asks nothing of the network.
+    /// Gathers the settings without any network request.
     ///
     /// # Errors
-    /// `Invalid` when only half a key pair is set, a named profile is missing, an endpoint is no URL, or nobody could
-    /// have signed for it.
-    pub(crate) fn gather(config: &UnderConfig) -> Result<Self> {
+    /// `Invalid` when only half a key pair is set, a named profile is missing, an endpoint is not a URL, or no
+    /// authority is trusted.
+    pub(crate) fn gather(config: &OriginOptions) -> Result<Self> {
         let env = &config.env;
         let named = env.get("AWS_PROFILE").or_else(|| env.get("AWS_DEFAULT_PROFILE"));
         let profile = named.clone().unwrap_or_else(|| "default".into());
@@ -62,7 +62,7 @@ impl AwsSettings {
         };
         let (secrets, secrets_path) = match read("AWS_SHARED_CREDENTIALS_FILE", "credentials") {
             Some((text, path)) => (parse_ini(&text), path.display().to_string()),
-            None => (Ini::new(), "~/.aws/credentials".into()),
+            None => (IniSections::new(), "~/.aws/credentials".into()),
         };
         let settings = read("AWS_CONFIG_FILE", "config").map(|(text, _)| parse_ini(&text)).unwrap_or_default();
         let section = settings.get(&format!("profile {profile}")).or_else(|| settings.get(&profile));
@@ -86,25 +86,25 @@ impl AwsSettings {
             .or_else(|| env.get("AWS_DEFAULT_REGION"))
             .or_else(|| of_profile("region"))
             .unwrap_or_else(|| "us-east-1".into());
-        let region = plain("the region (AWS_REGION)", &region)?;
-        let roots = Roots::of_aws(env)?;
+        let region = require_graphic("the region (AWS_REGION)", &region)?;
+        let roots = CaStore::of_aws(env)?;
         if endpoint.as_deref().is_none_or(|e| e.starts_with("https://")) {
-            roots.check(endpoint.as_deref().unwrap_or("AWS S3"))?;
+            roots.require_any(endpoint.as_deref().unwrap_or("AWS S3"))?;
         }
 
         if config.anonymous || env.get("AWS_SKIP_SIGNATURE").is_some_and(|v| v.eq_ignore_ascii_case("true")) {
             let origin = "anonymous access".into();
-            return Ok(AwsSettings { endpoint, region, roots, signer: Signer::Nobody, origin });
+            return Ok(AwsSettings { endpoint, region, roots, signer: RequestSigner::Anonymous, origin });
         }
         // Each with its name, for messages.
         type Named<'a> = (&'a str, String);
         let key = |id: Named<'_>, secret: Named<'_>, token: Option<Named<'_>>, origin: &str| {
             let shown: String = id.1.trim().chars().take(4).collect();
-            let key_id = plain(id.0, &id.1)?;
-            let secret_key = plain(secret.0, &secret.1)?;
-            let token = token.map(|(name, token)| plain(name, &token)).transpose()?;
+            let key_id = require_graphic(id.0, &id.1)?;
+            let secret_key = require_graphic(secret.0, &secret.1)?;
+            let token = token.map(|(name, token)| require_graphic(name, &token)).transpose()?;
             let credential = AwsCredential { key_id, secret_key, token };
-            Ok::<_, Error>((Signer::Key(Arc::new(credential)), format!("access key {shown}… from {origin}")))
+            Ok::<_, Error>((RequestSigner::Key(Arc::new(credential)), format!("access key {shown}… from {origin}")))
         };
         let set = |name: &str| env.get(name).filter(|value| !value.trim().is_empty());
         let (signer, origin) = if let Some(c) = &config.credentials {
@@ -117,8 +117,8 @@ impl AwsSettings {
             const TOKEN: &str = "AWS_SESSION_TOKEN";
             match (set(ID), set(SECRET)) {
                 (Some(id), Some(secret)) => key((ID, id), (SECRET, secret), set(TOKEN).map(|t| (TOKEN, t)), ID)?,
-                (Some(_), None) => return Err(half(ID, SECRET)),
-                (None, Some(_)) => return Err(half(SECRET, ID)),
+                (Some(_), None) => return Err(half_pair_error(ID, SECRET)),
+                (None, Some(_)) => return Err(half_pair_error(SECRET, ID)),
                 (None, None) => match (of_profile("aws_access_key_id"), of_profile("aws_secret_access_key")) {
                     (Some(id), Some(secret)) => {
                         let name = |key: &str| format!("{key} of the profile '{profile}' in {secrets_path}");
@@ -140,28 +140,36 @@ impl AwsSettings {
                             ),
                         ));
                     }
-                    _ => (Signer::Role(role(env, &region, &roots, config.connect_timeout)?), "a role".into()),
+                    _ => (
+                        RequestSigner::Role(library_role(env, &region, &roots, config.connect_timeout)?),
+                        "a role".into(),
+                    ),
                 },
             }
         };
         Ok(AwsSettings { endpoint, region, roots, signer, origin })
     }
 
-    /// The credentials now; a role's are asked for when they have run out.
+    /// The current credentials; a role's are requested when they have expired.
     pub(crate) async fn credential(&self) -> Result<Option<Arc<AwsCredential>>> {
         match &self.signer {
-            Signer::Nobody => Ok(None),
-            Signer::Key(credential) => Ok(Some(Arc::clone(credential))),
-            Signer::Role(role) => role.credential().await.map(Some),
+            RequestSigner::Anonymous => Ok(None),
+            RequestSigner::Key(credential) => Ok(Some(Arc::clone(credential))),
+            RequestSigner::Role(role) => role.credential().await.map(Some),
         }
     }
 }
 
-/// Web identity, container and instance roles are the object-store library's.
-fn role(env: &Environment, region: &str, roots: &Roots, connect_timeout: Duration) -> Result<Role> {
+/// The object-store library obtains web identity, container and instance roles.
+fn library_role(
+    env: &EnvironmentSource,
+    region: &str,
+    roots: &CaStore,
+    connect_timeout: Duration,
+) -> Result<RoleCredentials> {
     let time = connect_timeout.max(ROLE_TIME);
     let options = ClientOptions::new().with_connect_timeout(time).with_timeout(time);
-    let mut builder = AmazonS3Builder::new().with_client_options(roots.alone(options));
+    let mut builder = AmazonS3Builder::new().with_client_options(roots.apply_to(options));
     for (name, value) in env.starting_with("AWS_") {
         if let (Ok(key), false) = (name.to_ascii_lowercase().parse(), value.trim().is_empty()) {
             builder = builder.with_config(key, value.trim());
@@ -172,10 +180,10 @@ fn role(env: &Environment, region: &str, roots: &Roots, connect_timeout: Duratio
         builder.with_bucket_name("unused").with_region(region).with_retry(retry).build().map_err(|e| {
             Error::new(ErrorKind::Invalid, format!("the AWS variables can't be used: {}", root_cause(&e)))
         })?;
-    Ok(Role::new(Arc::clone(store.credentials())))
+    Ok(RoleCredentials::new(Arc::clone(store.credentials())))
 }
 
-/// The innermost sentence of an error, which names the cause.
+/// The message of the innermost error, which names the cause.
 pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
@@ -184,15 +192,15 @@ pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     cause.to_string()
 }
 
-fn half(has: &str, lacks: &str) -> Error {
+fn half_pair_error(has: &str, lacks: &str) -> Error {
     Error::new(ErrorKind::Invalid, format!("{has} is set but {lacks} is not; set both, or neither"))
 }
 
-/// `value` without the white space around it, as a line break at the end of a file that a variable was set from.
+/// `value` without surrounding white space, such as the line break at the end of a file.
 ///
 /// # Errors
-/// `Invalid` where it has characters that no request can carry: with `name`, and not with the value.
-pub(crate) fn plain(name: &str, value: &str) -> Result<String> {
+/// `Invalid` where it contains characters that no request can carry; the message has `name`, not the value.
+pub(crate) fn require_graphic(name: &str, value: &str) -> Result<String> {
     let value = value.trim();
     let odd = value.chars().position(|c| !c.is_ascii_graphic());
     if odd.is_none() && !value.is_empty() {
@@ -202,10 +210,10 @@ pub(crate) fn plain(name: &str, value: &str) -> Result<String> {
         None => "is empty".to_owned(),
         Some(at) => {
             let all = value.chars().count();
-            format!("holds something else than visible ASCII characters: the {}. of its {all} characters", at + 1)
+            format!("contains a character that is not visible ASCII, at position {} of {all}", at + 1)
         }
     };
-    Err(Error::new(ErrorKind::Invalid, format!("{name} {why}; set it anew, without line breaks, spaces and the like")))
+    Err(Error::new(ErrorKind::Invalid, format!("{name} {why}; set it again, without line breaks, spaces and the like")))
 }
 
 fn check_endpoint(endpoint: &str) -> Result<String> {
@@ -220,12 +228,12 @@ fn check_endpoint(endpoint: &str) -> Result<String> {
     let why = reqwest::Url::parse(endpoint).err().map(|e| format!(" ({e})")).unwrap_or_default();
     Err(Error::new(
         ErrorKind::Invalid,
-        format!("the S3 endpoint '{shown}' is no URL{why}; write http://host:port or https://host"),
+        format!("the S3 endpoint '{shown}' is not a URL{why}; write http://host:port or https://host"),
     ))
 }
 
-fn parse_ini(text: &str) -> Ini {
-    let mut all = Ini::new();
+fn parse_ini(text: &str) -> IniSections {
+    let mut all = IniSections::new();
     let mut section = String::new();
     for line in text.lines() {
         let trimmed = line.trim();
@@ -236,7 +244,7 @@ fn parse_ini(text: &str) -> Ini {
             section = name.split_whitespace().collect::<Vec<_>>().join(" ");
             all.entry(section.clone()).or_default();
         } else if let Some((key, value)) = trimmed.split_once('=') {
-            // An indented line belongs to a nested table of the line above, which is none of ours.
+            // An indented line belongs to a nested table, which is ignored.
             if !line.starts_with([' ', '\t']) {
                 all.entry(section.clone()).or_default().insert(key.trim().to_ascii_lowercase(), value.trim().into());
             }
@@ -249,8 +257,8 @@ fn parse_ini(text: &str) -> Ini {
 mod tests {
     use super::*;
 
-    fn config(env: Environment) -> UnderConfig {
-        UnderConfig { env, ..UnderConfig::default() }
+    fn config(env: EnvironmentSource) -> OriginOptions {
+        OriginOptions { env, ..OriginOptions::default() }
     }
 
     fn credential(settings: &AwsSettings) -> Arc<AwsCredential> {
@@ -270,15 +278,15 @@ mod tests {
         .unwrap();
         let file = file.to_str().unwrap();
         let from_file =
-            AwsSettings::gather(&config(Environment::fixed([("AWS_SHARED_CREDENTIALS_FILE", file)]))).unwrap();
+            AwsSettings::gather(&config(EnvironmentSource::fixed([("AWS_SHARED_CREDENTIALS_FILE", file)]))).unwrap();
         assert_eq!(credential(&from_file).key_id, "FILEKEY");
         assert_eq!(from_file.region, "us-east-1");
-        let other = Environment::fixed([("AWS_SHARED_CREDENTIALS_FILE", file), ("AWS_PROFILE", "other")]);
+        let other = EnvironmentSource::fixed([("AWS_SHARED_CREDENTIALS_FILE", file), ("AWS_PROFILE", "other")]);
         let other = AwsSettings::gather(&config(other)).unwrap();
         assert_eq!(credential(&other).token.as_deref(), Some("tok"));
         assert_eq!((other.endpoint.as_deref(), other.region.as_str()), (Some("http://o:1"), "eu-1"));
         assert!(other.origin.contains("profile 'other'") && !other.origin.contains("othersecret"));
-        let both = Environment::fixed([
+        let both = EnvironmentSource::fixed([
             ("AWS_SHARED_CREDENTIALS_FILE", file),
             ("AWS_ACCESS_KEY_ID", "ENVKEY"),
             ("AWS_SECRET_ACCESS_KEY", "s"),
@@ -290,14 +298,14 @@ mod tests {
         assert_eq!(both.endpoint.as_deref(), Some("http://special:1"));
     }
 
-    fn of(id: &str, secret: &str, token: &str) -> Environment {
+    fn of(id: &str, secret: &str, token: &str) -> EnvironmentSource {
         let keys = [("AWS_ACCESS_KEY_ID", id), ("AWS_SECRET_ACCESS_KEY", secret), ("AWS_SESSION_TOKEN", token)];
-        Environment::fixed(keys)
+        EnvironmentSource::fixed(keys)
     }
 
     #[test]
     fn white_space_around_credentials_is_none_of_them() {
-        let config = UnderConfig {
+        let config = OriginOptions {
             endpoint: Some(" http://h:1/\n".into()),
             region: Some("eu-1\n".into()),
             ..config(of("ID\n", " secret\r\n", "token\n"))
@@ -314,18 +322,21 @@ mod tests {
     #[test]
     fn what_can_not_be_right() {
         for (env, part) in [
-            (Environment::fixed([("AWS_ACCESS_KEY_ID", "x")]), "AWS_SECRET_ACCESS_KEY is not"),
-            (Environment::fixed([("AWS_PROFILE", "nobody")]), "profile 'nobody'"),
-            (Environment::fixed([("AWS_ENDPOINT_URL", "localhost:9000")]), "is no URL"),
-            (Environment::fixed([("AWS_ENDPOINT_URL", "http://u:hush@h")]), "is no URL"),
-            (Environment::fixed([("AWS_ENDPOINT_URL", "http://host:90000")]), "is no URL (invalid port number)"),
-            (Environment::fixed([("AWS_REGION", "eu\n-1")]), "AWS_REGION"),
-            (of("K", "hush\u{e9}", "t"), "AWS_SECRET_ACCESS_KEY holds something else"),
+            (EnvironmentSource::fixed([("AWS_ACCESS_KEY_ID", "x")]), "AWS_SECRET_ACCESS_KEY is not"),
+            (EnvironmentSource::fixed([("AWS_PROFILE", "nobody")]), "profile 'nobody'"),
+            (EnvironmentSource::fixed([("AWS_ENDPOINT_URL", "localhost:9000")]), "is not a URL"),
+            (EnvironmentSource::fixed([("AWS_ENDPOINT_URL", "http://u:hush@h")]), "is not a URL"),
+            (
+                EnvironmentSource::fixed([("AWS_ENDPOINT_URL", "http://host:90000")]),
+                "is not a URL (invalid port number)",
+            ),
+            (EnvironmentSource::fixed([("AWS_REGION", "eu\n-1")]), "AWS_REGION"),
+            (of("K", "hush\u{e9}", "t"), "AWS_SECRET_ACCESS_KEY contains a character"),
             (
                 of("K", "hush", "hush hush"),
-                "AWS_SESSION_TOKEN holds something else than visible ASCII characters: the 5.",
+                "AWS_SESSION_TOKEN contains a character that is not visible ASCII, at position 5 of",
             ),
-            (of("K\u{feff}", "hush", "t"), "AWS_ACCESS_KEY_ID holds something else"),
+            (of("K\u{feff}", "hush", "t"), "AWS_ACCESS_KEY_ID contains a character"),
         ] {
             let error = AwsSettings::gather(&config(env)).map(|_| ()).unwrap_err();
             assert!(error.message().contains(part) && !error.message().contains("hush"), "{error}");
@@ -334,12 +345,12 @@ mod tests {
 
     #[test]
     fn secrets_are_not_shown() {
-        let c = crate::Credentials {
+        let c = crate::AwsCredentials {
             access_key_id: "AKIAEXAMPLE".into(),
             secret_access_key: "hush".into(),
             session_token: Some("hush".into()),
         };
-        let config = UnderConfig { credentials: Some(c), ..config(Environment::fixed([])) };
+        let config = OriginOptions { credentials: Some(c), ..config(EnvironmentSource::fixed([])) };
         assert!(!format!("{config:?}").contains("hush") && !format!("{config:?}").contains("EXAMPLE"));
         assert!(!AwsSettings::gather(&config).unwrap().origin.contains("hush"));
     }

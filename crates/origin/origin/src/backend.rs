@@ -1,4 +1,4 @@
-//! What an object store is asked, before retries, deadlines and the meaning of names.
+//! The interface to one object store and bucket: single attempts, before retries, deadlines and the meaning of names.
 //! It deliberately knows no folder and no file: keys, prefixes, versions, bytes.
 
 use bytes::Bytes;
@@ -7,14 +7,14 @@ use futures::stream::BoxStream;
 use spurline_types::{Error, ErrorKind};
 use std::time::{Duration, SystemTime};
 
-/// One object as a listing or a head tells it.
+/// One object, as a listing or a head describes it.
 #[derive(Debug, Clone)]
 pub(crate) struct RawObject {
     pub key: String,
     pub size: u64,
-    /// Whole seconds, since some answers have no finer ones and one object must look the same in all.
+    /// Whole seconds: some answers have no finer ones, and an object must look the same in all of them.
     pub mtime: SystemTime,
-    /// As the store gave it; `None` when it gave none.
+    /// As the store returned it; `None` when the answer has none.
     pub etag: Option<String>,
 }
 
@@ -22,85 +22,86 @@ pub(crate) struct RawObject {
 #[derive(Debug, Default)]
 pub(crate) struct RawPage {
     pub objects: Vec<RawObject>,
-    /// Common prefixes, each with its delimiter at the end.
+    /// Common prefixes, each with its trailing delimiter.
     pub prefixes: Vec<String>,
     pub next: Option<String>,
 }
 
-/// The start of an answer to a read.
+/// The start of the answer to a read.
 pub(crate) struct RawBody {
     pub etag: Option<String>,
     pub mtime: Option<SystemTime>,
-    /// Length of the whole object, where the answer says.
+    /// Length of the whole object, where the answer states it.
     pub total: Option<u64>,
-    /// It is said to be the range asked for, and not just something.
+    /// The answer states that it is the requested range.
     pub ranged: bool,
-    pub stream: BoxStream<'static, Result<Bytes, Failure>>,
+    pub stream: BoxStream<'static, Result<Bytes, RequestFailure>>,
 }
 
-/// A failure of one attempt: the error to show, and whether another attempt may help.
+/// The failure of one attempt: the error to report, and whether another attempt may help.
 #[derive(Debug, Clone)]
-pub(crate) struct Failure {
+pub(crate) struct RequestFailure {
     pub error: Error,
-    pub again: Again,
+    pub advice: RetryHint,
 }
 
-/// What another attempt may do for a failure.
+/// Whether, and when, another attempt may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Again {
-    /// Nothing.
-    No,
-    /// Help, after the usual pause.
-    Yes,
-    /// Help once the server is there again, which a restart of it takes seconds for: nobody listens.
-    WhenBack,
-    /// Help at once: nothing is wrong but the first words (another region).
-    Now,
-    /// Help, after the store has had time: it asked to slow down, for this long where it says.
+pub(crate) enum RetryHint {
+    /// Another attempt fails likewise.
+    Never,
+    /// After the usual pause.
+    AfterPause,
+    /// Once the server listens again; a restart takes seconds.
+    AfterRestart,
+    /// At once, with other parameters: the bucket's region has changed.
+    AtOnce,
+    /// After the store has had time: it returned SlowDown, with this pause where it stated one.
     SlowDown(Option<Duration>),
 }
 
-impl Failure {
+impl RequestFailure {
     pub(crate) fn fatal(kind: ErrorKind, message: String) -> Self {
-        Failure { error: Error::new(kind, message), again: Again::No }
+        RequestFailure { error: Error::new(kind, message), advice: RetryHint::Never }
     }
-    pub(crate) fn passing(kind: ErrorKind, message: String) -> Self {
-        Failure { error: Error::new(kind, message), again: Again::Yes }
+    pub(crate) fn transient(kind: ErrorKind, message: String) -> Self {
+        RequestFailure { error: Error::new(kind, message), advice: RetryHint::AfterPause }
     }
 
-    /// `place` answered a read with bytes of which nothing says what they are: a login page, a notice that a site is
-    /// blocked.
-    pub(crate) fn nameless(place: &str) -> Self {
+    /// The answer of `place` does not identify the object: a login page, or a notice that a site is blocked.
+    pub(crate) fn unidentified_answer(place: &str) -> Self {
         let message = format!(
-            "{place} answered a read with something that does not say which version of the object it is (no ETag, or no              Last-Modified and length where there are no ETags): something between answered in its place; look at the              endpoint (AWS_ENDPOINT_URL) and at proxies and gateways before it"
+            "the answer of {place} to a read does not identify the version of the object (no ETag, or no Last-Modified \
+             and length where there are no ETags): a proxy or gateway probably answered instead; check the endpoint \
+             (AWS_ENDPOINT_URL) and the proxies before it"
         );
-        Self::passing(ErrorKind::Unavailable, message)
+        Self::transient(ErrorKind::Unavailable, message)
     }
 }
 
-/// One object store and bucket, one attempt at a time. Dropping a future or a stream ends its request.
-pub(crate) trait Backend: Send + Sync {
-    /// Endpoint, region and style, for a person.
+/// One object store and bucket, one attempt at a time. Dropping a future or a stream cancels its request.
+pub(crate) trait ObjectBackend: Send + Sync {
+    /// Endpoint, region and style, for messages.
     fn describe(&self) -> String;
 
-    /// The same with connections of its own, for a lane; `None` when it can't be had twice.
-    fn twin(&self) -> Option<Box<dyn Backend>> {
+    /// The same backend with connections of its own, for a transfer runtime; `None` when it can't be duplicated.
+    fn try_clone(&self) -> Option<Box<dyn ObjectBackend>> {
         None
     }
 
-    /// Tells the runtime that lives as long as the store, for what must not live on a lane.
-    fn attach(&self, _shared: &tokio::runtime::Handle) {}
+    /// Sets the runtime that lives as long as the store, for work that must not run on a transfer runtime.
+    fn attach_runtime(&self, _shared: &tokio::runtime::Handle) {}
 
-    /// Keys that start with `prefix`, those with a `/` after it folded into prefixes.
+    /// Keys that start with `prefix`; those with a further `/` are folded into prefixes.
     fn list<'a>(
         &'a self,
         prefix: &'a str,
         token: Option<&'a str>,
         max: usize,
-    ) -> BoxFuture<'a, Result<RawPage, Failure>>;
+    ) -> BoxFuture<'a, Result<RawPage, RequestFailure>>;
 
     /// One object's attributes.
-    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, Failure>>;
+    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, RequestFailure>>;
 
     /// The bytes `from..to` of the object if its etag is still `etag`; a failure of kind `Stale` otherwise.
     fn get<'a>(
@@ -109,5 +110,5 @@ pub(crate) trait Backend: Send + Sync {
         from: u64,
         to: u64,
         etag: Option<&'a str>,
-    ) -> BoxFuture<'a, Result<RawBody, Failure>>;
+    ) -> BoxFuture<'a, Result<RawBody, RequestFailure>>;
 }

@@ -1,28 +1,27 @@
-//! Metadata of an under-store held for a short time: attributes, absences and pages of listings.
-//! It deliberately holds no bytes of objects, and nothing for longer than the time given.
+//! A short-lived cache of an origin's metadata: attributes, absences and pages of listings. It deliberately holds no
+//! object data, and nothing for longer than configured.
 //!
-//! Many lookups in one directory within a short time lead to one listing of it that answers the rest: 10,000 files
-//! opened one after the other cost tens of requests instead of tens of thousands. Equal questions asked at the same
-//! time are asked once.
+//! Many lookups in one directory within a short time lead to one listing, which answers the rest: 10,000 files opened
+//! one after the other cost tens of requests instead of tens of thousands. Concurrent equal requests are sent once.
 
-use crate::{Capabilities, InCommon, Read, StatFs, UnderStore};
+use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SharedBuckets};
 use parking_lot::{Condvar, Mutex};
-use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats};
+use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long and how much is held.
+/// Lifetime and number of cached names.
 #[derive(Debug, Clone)]
 pub struct MetadataConfig {
-    /// Attributes and pages count for this long from the moment they were asked for: the attribute cache time.
-    /// Zero holds nothing, and no answer is of a moment before its question (equal questions at the same time are still asked
-    /// once).
+    /// Lifetime of attributes and pages, counted from their request: the attribute cache time. Zero caches nothing:
+    /// no answer is older than its request. Concurrent equal requests are still sent once.
     pub ttl: Duration,
-    /// A name that is not there counts as absent for this long.
+    /// Lifetime of an absence.
     pub negative_ttl: Duration,
-    /// Names held at most, in attributes and pages together, by all that have the same [`InCommon`]; about 300 bytes each.
+    /// Most names held, in attributes and pages together, by all with the same [`SharedBuckets`]; about 300 bytes
+    /// each.
     pub max_entries: usize,
 }
 
@@ -32,143 +31,149 @@ impl Default for MetadataConfig {
     }
 }
 
-/// Names of a directory looked up one by one before it is listed instead.
+/// Lookups in one directory before it is listed instead.
 const LIST_AFTER: u32 = 8;
-/// Within this time.
+/// The time window of these lookups.
 const WINDOW: Duration = Duration::from_secs(2);
-/// Names per page of such a listing, as many as an object store answers at once.
+/// Names per page of such a listing, the maximum of an object store.
 const PAGE: usize = 1000;
-/// Pages of such a listing: larger directories are looked up name by name.
+/// Most pages of such a listing: larger directories are looked up name by name.
 const PAGES: usize = 32;
-/// A directory found too large, or too slow to list, is not tried again for this long.
+/// A directory that is too large, or too slow to list, is not tried again for this long.
 const TOO_LARGE: Duration = Duration::from_secs(60);
-/// A lookup waits for a listing at most this long before it asks by itself, and the one that lists for a page of it.
+/// Longest wait of a lookup for a listing before it sends its own request, and of the listing for one page.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What is held of a file that somebody writes counts for so long.
+/// Lifetime of the attributes of a file that is being written.
 const UNSETTLED: Duration = Duration::from_secs(1);
 
-type Path = Box<[u8]>;
-type PageKey = (Path, Option<Path>, usize);
+type PathBytes = Box<[u8]>;
+type PageKey = (PathBytes, Option<PathBytes>, usize);
 
-/// An answer that may be handed to several askers.
-type Known<T> = (Instant, Result<T>);
+/// An answer with the time of its request.
+type TimedAnswer<T> = (Instant, Result<T>);
 
-/// A page, and when it was asked for.
-type Page = (Instant, Arc<ListPage>);
+/// A page with the time of its request.
+type TimedPage = (Instant, Arc<ListPage>);
 
-/// A question under way and, once it is there, its answer for all who wait for it: also one that took longer than
-/// answers are held.
-type Flight<T> = Arc<Question<T>>;
+/// A request in flight and its answer, shared by all waiting callers. An answer that took longer than the lifetime of
+/// cached names counts too.
+type SharedRequest<T> = Arc<PendingRequest<T>>;
 
-struct Question<T> {
-    /// When it was asked: the answer is of no earlier moment.
-    asked: Instant,
+struct PendingRequest<T> {
+    /// When it was sent: the answer is not older than this.
+    sent_at: Instant,
     answer: OnceLock<Result<T>>,
 }
 
-impl<T> Question<T> {
-    fn now() -> Flight<T> {
-        Arc::new(Question { asked: Instant::now(), answer: OnceLock::new() })
+impl<T> PendingRequest<T> {
+    fn start_now() -> SharedRequest<T> {
+        Arc::new(PendingRequest { sent_at: Instant::now(), answer: OnceLock::new() })
     }
 }
 
-/// Who waits for an answer: since when, of what age at that moment it may be, and until when.
+/// The bounds of a waiting caller: start, the greatest age of the answer at that time, and deadline.
 #[derive(Clone, Copy)]
-struct Asker {
+struct WaitBounds {
     began: Instant,
     max_age: Duration,
     deadline: Instant,
 }
 
 #[derive(Default)]
-struct State {
-    names: HashMap<Path, Known<Attr>>,
-    pages: HashMap<PageKey, Page>,
+struct MetadataState {
+    names: HashMap<PathBytes, TimedAnswer<ObjectAttr>>,
+    pages: HashMap<PageKey, TimedPage>,
     /// Names in `pages`.
-    paged: usize,
-    folders: HashMap<Path, Folder>,
-    asking: HashMap<Path, Flight<Attr>>,
-    asking_pages: HashMap<PageKey, Flight<Page>>,
-    /// How often names were dropped that were not too old: what is being listed meanwhile may be among them.
-    forgotten: u64,
-    /// How many names it was told that there are.
-    told: usize,
+    page_names: usize,
+    folders: HashMap<PathBytes, FolderState>,
+    pending_lookups: HashMap<PathBytes, SharedRequest<ObjectAttr>>,
+    pending_pages: HashMap<PageKey, SharedRequest<TimedPage>>,
+    /// Counts drops of unexpired names: a concurrent listing may have lost some of its own.
+    early_drops: u64,
+    /// Last reported number of names.
+    reported: usize,
 }
 
-impl State {
-    /// Drops what is too old.
-    fn forget_old(&mut self, ttl: Duration) {
+impl MetadataState {
+    /// Drops expired names.
+    fn drop_expired(&mut self, ttl: Duration) {
         self.names.retain(|_, (at, _)| at.elapsed() < ttl);
         self.pages.retain(|_, (at, _)| at.elapsed() < ttl);
-        self.folders.retain(|_, f| f.listing || f.since.elapsed() < TOO_LARGE);
-        self.paged = self.pages.values().map(|(_, p)| p.entries.len()).sum();
+        self.folders.retain(|_, f| f.listing || f.window_start.elapsed() < TOO_LARGE);
+        self.page_names = self.pages.values().map(|(_, p)| p.entries.len()).sum();
         let room = 2 * self.names.len();
         self.names.shrink_to(room);
     }
 
-    /// Tells how many names it holds; how many all hold together.
-    fn tell(&mut self, in_common: &InCommon) -> usize {
-        let now = self.names.len() + self.paged;
-        in_common.names(std::mem::replace(&mut self.told, now), now)
+    /// Reports the number of held names; returns the sum over all holders.
+    fn report_names(&mut self, in_common: &SharedBuckets) -> usize {
+        let now = self.names.len() + self.page_names;
+        in_common.count_names(std::mem::replace(&mut self.reported, now), now)
     }
 }
 
-impl Drop for Cached {
+impl Drop for CachedOrigin {
     fn drop(&mut self) {
         let mut state = self.state.lock();
-        (state.names, state.pages, state.paged) = Default::default();
-        state.tell(&self.in_common);
+        (state.names, state.pages, state.page_names) = Default::default();
+        state.report_names(&self.shared);
     }
 }
 
-/// What is known of a directory's lookups and listings.
-struct Folder {
-    /// Start of the window and lookups asked in it.
-    since: Instant,
-    asked: u32,
+/// Lookups and listings of one directory.
+struct FolderState {
+    /// Start of the window, and the lookups in it.
+    window_start: Instant,
+    lookups: u32,
     listing: bool,
-    /// All its names are in `names`, as of this moment.
+    /// At this time, `names` had all names of the directory.
     complete: Option<Instant>,
     too_large: Option<Instant>,
 }
 
-/// A wrapper around any under-store.
-pub struct Cached {
-    inner: Arc<dyn UnderStore>,
+/// An origin with a cache of its metadata.
+pub struct CachedOrigin {
+    inner: Arc<dyn OriginStore>,
     config: MetadataConfig,
     stats: Arc<Stats>,
-    in_common: InCommon,
-    state: Arc<Mutex<State>>,
+    shared: SharedBuckets,
+    state: Arc<Mutex<MetadataState>>,
     changed: Condvar,
 }
 
-impl Cached {
+impl CachedOrigin {
     /// Wraps `inner`.
-    pub fn new(inner: Arc<dyn UnderStore>, config: MetadataConfig, stats: Arc<Stats>) -> Self {
-        Self::with(&InCommon::default(), inner, config, stats)
+    pub fn new(inner: Arc<dyn OriginStore>, config: MetadataConfig, stats: Arc<Stats>) -> Self {
+        Self::with_shared(&SharedBuckets::default(), inner, config, stats)
     }
 
-    /// The same, one of several that hold names together.
-    pub fn with(in_common: &InCommon, inner: Arc<dyn UnderStore>, config: MetadataConfig, stats: Arc<Stats>) -> Self {
-        let state: Arc<Mutex<State>> = Arc::default();
+    /// As [`CachedOrigin::new`], with a limit on names shared through `in_common`.
+    pub fn with_shared(
+        in_common: &SharedBuckets,
+        inner: Arc<dyn OriginStore>,
+        config: MetadataConfig,
+        stats: Arc<Stats>,
+    ) -> Self {
+        let state: Arc<Mutex<MetadataState>> = Arc::default();
         let (held, ttl) = (Arc::downgrade(&state), config.ttl);
-        in_common.holds_names(Box::new(move |in_common| {
+        in_common.register_holder(Box::new(move |in_common| {
             let Some(state) = held.upgrade() else { return false };
             if let Some(mut state) = state.try_lock() {
-                state.forget_old(ttl);
-                state.tell(in_common);
+                state.drop_expired(ttl);
+                state.report_names(in_common);
             }
             true
         }));
-        Cached { inner, config, stats, in_common: in_common.clone(), state, changed: Condvar::new() }
+        CachedOrigin { inner, config, stats, shared: in_common.clone(), state, changed: Condvar::new() }
     }
 
-    /// Forgets what is held about `path` and the listings it stands in, so that the next question is asked anew.
+    /// Drops the cached state of `path` and of the listings that contain it, so that the next request goes to the
+    /// origin.
     pub fn invalidate(&self, path: &[u8]) {
         let mut state = self.state.lock();
-        state.forgotten += 1;
+        state.early_drops += 1;
         state.names.remove(path);
-        let (folder, _) = split(path);
+        let (folder, _) = split_path(path);
         if let Some(folder) = state.folders.get_mut(folder) {
             folder.complete = None;
         }
@@ -178,36 +183,36 @@ impl Cached {
             dropped += if keep { 0 } else { page.entries.len() };
             keep
         });
-        state.paged -= dropped;
+        state.page_names -= dropped;
     }
 
-    /// Names held now.
-    pub fn held(&self) -> usize {
+    /// Number of names held.
+    pub fn held_names(&self) -> usize {
         let state = self.state.lock();
-        state.names.len() + state.paged
+        state.names.len() + state.page_names
     }
 
-    fn timed_out(&self, what: &str) -> Error {
+    fn timeout_error(&self, what: &str) -> Error {
         Error::new(
             ErrorKind::Timeout,
-            format!("{} has not answered {what} in time; look at the endpoint and its load", self.inner.source()),
+            format!("{} has not answered {what} in time; check the endpoint and its load", self.inner.source_url()),
         )
     }
 
-    /// Drops what is too old, here and then elsewhere, and half of the rest when that is not enough.
-    fn shrink(&self, state: &mut State) {
+    /// Drops expired names, here and then in other holders, and half of the rest if that is not enough.
+    fn enforce_limit(&self, state: &mut MetadataState) {
         let most = self.config.max_entries;
-        if state.tell(&self.in_common) <= most {
+        if state.report_names(&self.shared) <= most {
             return;
         }
-        state.forget_old(self.config.ttl);
-        if state.tell(&self.in_common) > most {
-            self.in_common.forget_old();
+        state.drop_expired(self.config.ttl);
+        if state.report_names(&self.shared) > most {
+            self.shared.forget_expired();
         }
-        if state.tell(&self.in_common) > most {
-            state.forgotten += 1;
+        if state.report_names(&self.shared) > most {
+            state.early_drops += 1;
             state.pages.clear();
-            state.paged = 0;
+            state.page_names = 0;
             let mut odd = false;
             state.names.retain(|_, _| {
                 odd = !odd;
@@ -216,16 +221,16 @@ impl Cached {
             for folder in state.folders.values_mut() {
                 folder.complete = None;
             }
-            state.tell(&self.in_common);
+            state.report_names(&self.shared);
         }
     }
 
-    /// What is held about `path`, if it still counts.
-    fn known(&self, state: &State, path: &[u8], max_age: Duration) -> Option<Result<Attr>> {
+    /// The cached answer for `path`, if it is still valid.
+    fn held_answer(&self, state: &MetadataState, path: &[u8], max_age: Duration) -> Option<Result<ObjectAttr>> {
         let negative_ttl = self.config.negative_ttl.min(max_age);
         if let Some((at, answer)) = state.names.get(path) {
             let ttl = match answer {
-                // Whether somebody still writes it is asked again before long.
+                // A file that is being written is checked again soon.
                 Ok(attr) if attr.version.is_unsettled() => self.config.ttl.min(max_age).min(UNSETTLED),
                 Ok(_) => self.config.ttl.min(max_age),
                 Err(_) => negative_ttl,
@@ -234,10 +239,10 @@ impl Cached {
                 return Some(answer.clone());
             }
         }
-        let (folder, name) = split(path);
+        let (folder, name) = split_path(path);
         let complete = state.folders.get(folder).and_then(|f| f.complete)?;
-        // A name that was listed but has been dropped or grown old is asked for; one that was not listed is absent.
-        // What is too old is dropped at any time.
+        // A listed name that was dropped or has expired is requested; a name that was not listed is absent. Expired
+        // names may be dropped at any time.
         let whole = complete.elapsed() < negative_ttl.min(self.config.ttl);
         (whole && !state.names.contains_key(path)).then(|| {
             let (name, folder) = (String::from_utf8_lossy(name), String::from_utf8_lossy(folder));
@@ -245,30 +250,30 @@ impl Cached {
         })
     }
 
-    /// Keeps a page's names; `at` is when it was asked for.
-    fn keep_page(&self, state: &mut State, key: PageKey, at: Instant, page: &Arc<ListPage>) {
+    /// Caches the names of a page requested at `at`.
+    fn keep_page(&self, state: &mut MetadataState, key: PageKey, at: Instant, page: &Arc<ListPage>) {
         let folder = &key.0;
         for entry in &page.entries {
-            state.names.insert(join(folder, &entry.name), (at, Ok(entry.attr.clone())));
+            state.names.insert(join_path(folder, &entry.name), (at, Ok(entry.attr.clone())));
         }
-        state.paged += page.entries.len();
+        state.page_names += page.entries.len();
         if let Some((_, old)) = state.pages.insert(key, (at, Arc::clone(page))) {
-            state.paged -= old.entries.len();
+            state.page_names -= old.entries.len();
         }
-        self.shrink(state);
+        self.enforce_limit(state);
     }
 
-    /// One page, from what is held or asked for once.
-    fn page(
+    /// One page, from the cache or from a single shared request.
+    fn fetch_page(
         &self,
         path: &[u8],
         cursor: Option<&[u8]>,
         max: usize,
         max_age: Duration,
         deadline: Instant,
-    ) -> Result<Page> {
+    ) -> Result<TimedPage> {
         let ttl = self.config.ttl.min(max_age);
-        let asker = Asker { began: Instant::now(), max_age, deadline };
+        let asker = WaitBounds { began: Instant::now(), max_age, deadline };
         let key: PageKey = (path.into(), cursor.map(Into::into), max);
         let mut state = self.state.lock();
         loop {
@@ -278,19 +283,19 @@ impl Cached {
                 self.stats.metadata.cache_hits.add(1);
                 return Ok((*at, Arc::clone(page)));
             }
-            let Some(flight) = state.asking_pages.get(&key).map(Arc::clone) else { break };
-            if let Some(answer) = self.join_flight(&mut state, &flight, asker, "a listing")? {
+            let Some(flight) = state.pending_pages.get(&key).map(Arc::clone) else { break };
+            if let Some(answer) = self.await_request(&mut state, &flight, asker, "a listing")? {
                 return answer;
             }
         }
-        let flight = Question::now();
-        state.asking_pages.insert(key.clone(), Arc::clone(&flight));
+        let flight = PendingRequest::start_now();
+        state.pending_pages.insert(key.clone(), Arc::clone(&flight));
         drop(state);
         let at = Instant::now();
-        let asked = Asking { cached: self, done: Some(Done::Page(key.clone(), Arc::clone(&flight))) };
+        let asked = RequestGuard { cached: self, done: Some(GuardedRequest::Page(key.clone(), Arc::clone(&flight))) };
         let page = self.inner.list(path, cursor, max, deadline).map(|page| (at, Arc::new(page)));
         let mut state = self.state.lock();
-        land(&mut state.asking_pages, &key, &flight, page.clone());
+        complete_request(&mut state.pending_pages, &key, &flight, page.clone());
         if let Ok((_, page)) = &page {
             self.keep_page(&mut state, key, at, page);
         }
@@ -299,21 +304,21 @@ impl Cached {
         page
     }
 
-    /// Waits for somebody else's question. `None` when it came to nothing that is ours too: its asker had less time, or it
-    /// was asked too long before us. The next one is not, so that nobody waits for more than two.
-    fn join_flight<T: Clone>(
+    /// Waits for another caller's request. `None` when its answer can't be used: its caller had less time, or it was
+    /// sent too long before this call. The next request can be used, so that a caller waits for at most two.
+    fn await_request<T: Clone>(
         &self,
-        state: &mut parking_lot::MutexGuard<'_, State>,
-        flight: &Flight<T>,
-        asker: Asker,
+        state: &mut parking_lot::MutexGuard<'_, MetadataState>,
+        flight: &SharedRequest<T>,
+        asker: WaitBounds,
         what: &str,
     ) -> Result<Option<Result<T>>> {
         while flight.answer.get().is_none() {
             if self.changed.wait_until(state, asker.deadline).timed_out() {
-                return Err(self.timed_out(what));
+                return Err(self.timeout_error(what));
             }
         }
-        if asker.began.saturating_duration_since(flight.asked) > asker.max_age {
+        if asker.began.saturating_duration_since(flight.sent_at) > asker.max_age {
             return Ok(None);
         }
         let answer = flight.answer.get().cloned();
@@ -324,11 +329,11 @@ impl Cached {
         Ok(ours)
     }
 
-    /// Lists a directory whose names are being looked up one by one, within half of the time there is: the other half is
-    /// for the lookup itself, should the listing not answer it.
+    /// Lists a directory for pending lookups, within half of the available time. The other half is left for the
+    /// lookup itself, in case the listing does not answer it.
     fn list_for_lookups(&self, folder: &[u8], max_age: Duration, deadline: Instant) {
-        let _listing = Asking { cached: self, done: Some(Done::Folder(folder.into())) };
-        let forgotten = self.state.lock().forgotten;
+        let _listing = RequestGuard { cached: self, done: Some(GuardedRequest::Folder(folder.into())) };
+        let forgotten = self.state.lock().early_drops;
         let began = Instant::now();
         let until = began + deadline.saturating_duration_since(began) / 2;
         let counts = self.config.ttl.min(max_age);
@@ -337,31 +342,31 @@ impl Cached {
         let pages = PAGES.min((self.config.max_entries / 4).div_ceil(PAGE));
         for _ in 0..pages {
             let until = until.min(Instant::now() + PATIENCE);
-            let (at, page) = match self.page(folder, cursor.as_deref(), PAGE, max_age, until) {
+            let (at, page) = match self.fetch_page(folder, cursor.as_deref(), PAGE, max_age, until) {
                 Ok(page) => page,
-                // Nothing to be slow: it may be made at any moment.
+                // An absent directory is not slow: it may be created at any time.
                 Err(error) if error.kind() == ErrorKind::NotFound => return,
-                // The lookups that wait for it ask by themselves and see their own error.
+                // The waiting lookups send their own requests and get their own errors.
                 Err(_) => break,
             };
             self.changed.notify_all();
             oldest = oldest.min(at);
             cursor = page.next.clone();
-            // What it told first does not count any more: another listing would answer as little.
+            // The first page has expired: another listing would have the same result.
             if began.elapsed() >= counts {
                 break;
             }
             if cursor.is_none() {
                 let whole = self.inner.lists_all(folder);
                 let mut state = self.state.lock();
-                // There was no room for them: to list it again soon would cost as much again.
-                if state.forgotten != forgotten
+                // There was no room for the names: listing again soon would cost as much again.
+                if state.early_drops != forgotten
                     && let Some(folder) = state.folders.get_mut(folder)
                 {
                     folder.too_large = Some(Instant::now());
                 }
-                // Names that were dropped while it was listed, or were left out of it, are not absent.
-                if state.forgotten == forgotten
+                // Names that were dropped during the listing, or skipped by it, are not absent.
+                if state.early_drops == forgotten
                     && whole
                     && let Some(folder) = state.folders.get_mut(folder)
                 {
@@ -376,39 +381,48 @@ impl Cached {
     }
 }
 
-/// Something being asked for, which must not look so any more whatever comes of it.
-struct Asking<'a> {
-    cached: &'a Cached,
-    done: Option<Done>,
+/// A pending request; dropping the guard ends it, whatever the result.
+struct RequestGuard<'a> {
+    cached: &'a CachedOrigin,
+    done: Option<GuardedRequest>,
 }
 
-enum Done {
-    Name(Path, Flight<Attr>),
-    Page(PageKey, Flight<Page>),
-    Folder(Path),
+enum GuardedRequest {
+    Name(PathBytes, SharedRequest<ObjectAttr>),
+    Page(PageKey, SharedRequest<TimedPage>),
+    Folder(PathBytes),
 }
 
-/// Answers a question and takes it off the list of those being asked, both under the lock that `asking` is under: who finds
-/// a question there can wait for its answer. Nothing happens to one that is answered already, nor to another's equal one.
-fn land<K: Eq + Hash, T>(asking: &mut HashMap<K, Flight<T>>, key: &K, flight: &Flight<T>, answer: Result<T>) {
+/// Stores the answer of a request and removes it from the pending ones, both under one lock: a caller that finds a
+/// pending request can wait for its answer. It does not change an answered request, nor another one for the same key.
+fn complete_request<K: Eq + Hash, T>(
+    asking: &mut HashMap<K, SharedRequest<T>>,
+    key: &K,
+    flight: &SharedRequest<T>,
+    answer: Result<T>,
+) {
     let _ = flight.answer.set(answer);
     if asking.get(key).is_some_and(|now| Arc::ptr_eq(now, flight)) {
         asking.remove(key);
     }
 }
 
-/// The answer to a question whose asker broke off: whoever waits for it asks by itself.
-fn broken_off<T>() -> Result<T> {
-    Err(Error::new(ErrorKind::Timeout, "who asked for it broke off"))
+/// The answer of a cancelled request: its waiting callers send their own.
+fn cancelled_lookup<T>() -> Result<T> {
+    Err(Error::new(ErrorKind::Timeout, "the lookup this one was waiting for was cancelled"))
 }
 
-impl Drop for Asking<'_> {
+impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.cached.state.lock();
         match self.done.take() {
-            Some(Done::Name(path, flight)) => land(&mut state.asking, &path, &flight, broken_off()),
-            Some(Done::Page(key, flight)) => land(&mut state.asking_pages, &key, &flight, broken_off()),
-            Some(Done::Folder(path)) => {
+            Some(GuardedRequest::Name(path, flight)) => {
+                complete_request(&mut state.pending_lookups, &path, &flight, cancelled_lookup())
+            }
+            Some(GuardedRequest::Page(key, flight)) => {
+                complete_request(&mut state.pending_pages, &key, &flight, cancelled_lookup())
+            }
+            Some(GuardedRequest::Folder(path)) => {
                 if let Some(folder) = state.folders.get_mut(&path) {
                     folder.listing = false;
                 }
@@ -420,82 +434,83 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// The folder that a name stands in, and the name.
-pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+/// Splits a path into its folder and its name.
+pub(crate) fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(i) => (&path[..i], &path[i + 1..]),
         None => (b"", path),
     }
 }
 
-fn join(folder: &[u8], name: &[u8]) -> Path {
+fn join_path(folder: &[u8], name: &[u8]) -> PathBytes {
     match folder {
         b"" => name.into(),
         _ => [folder, b"/", name].concat().into(),
     }
 }
 
-impl UnderStore for Cached {
-    fn source(&self) -> &str {
-        self.inner.source()
+impl OriginStore for CachedOrigin {
+    fn source_url(&self) -> &str {
+        self.inner.source_url()
     }
     fn describe(&self) -> String {
         self.inner.describe()
     }
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> OriginCapabilities {
         self.inner.capabilities()
     }
     fn check(&self, deadline: Instant) -> Result<()> {
         self.inner.check(deadline)
     }
 
-    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
         self.lookup_within(path, self.config.ttl, deadline)
     }
 
-    fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<Attr> {
+    fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<ObjectAttr> {
         if path.is_empty() {
             return self.inner.lookup(path, deadline);
         }
-        let (folder, _) = split(path);
+        let (folder, _) = split_path(path);
         let began = Instant::now();
-        let asker = Asker { began, max_age, deadline };
+        let asker = WaitBounds { began, max_age, deadline };
         let mut state = self.state.lock();
         let mut counted = false;
         loop {
-            if let Some(answer) = self.known(&state, path, max_age) {
+            if let Some(answer) = self.held_answer(&state, path, max_age) {
                 self.stats.metadata.cache_hits.add(1);
                 return answer;
             }
-            if let Some(flight) = state.asking.get(path).map(Arc::clone) {
-                match self.join_flight(&mut state, &flight, asker, "a lookup")? {
+            if let Some(flight) = state.pending_lookups.get(path).map(Arc::clone) {
+                match self.await_request(&mut state, &flight, asker, "a lookup")? {
                     Some(answer) => return answer,
                     None => continue,
                 }
             }
             let now = Instant::now();
             if !state.folders.contains_key(folder) {
-                let fresh = Folder { since: now, asked: 0, listing: false, complete: None, too_large: None };
+                let fresh =
+                    FolderState { window_start: now, lookups: 0, listing: false, complete: None, too_large: None };
                 state.folders.insert(folder.into(), fresh);
             }
             let Some(of) = state.folders.get_mut(folder) else { break };
-            // It answers nobody who wants nothing that is held.
+            // A listing is of no use to a caller that accepts no cached answer.
             if of.listing && !max_age.is_zero() && began.elapsed() < PATIENCE {
                 let until = deadline.min(began + PATIENCE);
                 if self.changed.wait_until(&mut state, until).timed_out() && Instant::now() >= deadline {
-                    return Err(self.timed_out("a lookup"));
+                    return Err(self.timeout_error("a lookup"));
                 }
                 continue;
             }
             if !counted {
                 counted = true;
-                if now.duration_since(of.since) > WINDOW {
-                    (of.since, of.asked) = (now, 0);
+                if now.duration_since(of.window_start) > WINDOW {
+                    (of.window_start, of.lookups) = (now, 0);
                 }
-                of.asked += 1;
+                of.lookups += 1;
                 let large = of.too_large.is_some_and(|at| at.elapsed() < TOO_LARGE);
-                if of.asked > LIST_AFTER && !large && !of.listing && !self.config.ttl.min(max_age).is_zero() {
-                    (of.since, of.asked, of.listing) = (now, 0, true);
+                if of.lookups > LIST_AFTER && !large && !of.listing && !self.config.ttl.min(max_age).is_zero() {
+                    (of.window_start, of.lookups, of.listing) = (now, 0, true);
                     drop(state);
                     self.list_for_lookups(folder, max_age, deadline);
                     state = self.state.lock();
@@ -504,19 +519,19 @@ impl UnderStore for Cached {
             }
             break;
         }
-        let flight = Question::now();
-        state.asking.insert(path.into(), Arc::clone(&flight));
+        let flight = PendingRequest::start_now();
+        state.pending_lookups.insert(path.into(), Arc::clone(&flight));
         drop(state);
         let at = Instant::now();
-        let key: Path = path.into();
-        let asked = Asking { cached: self, done: Some(Done::Name(key.clone(), Arc::clone(&flight))) };
+        let key: PathBytes = path.into();
+        let asked = RequestGuard { cached: self, done: Some(GuardedRequest::Name(key.clone(), Arc::clone(&flight))) };
         let answer = self.inner.lookup(path, deadline);
         let mut state = self.state.lock();
-        land(&mut state.asking, &key, &flight, answer.clone());
-        // Failures are not held, but the absence of a name is.
+        complete_request(&mut state.pending_lookups, &key, &flight, answer.clone());
+        // Errors are not cached, but absences are.
         if answer.as_ref().map_or_else(|e| e.kind() == ErrorKind::NotFound, |_| true) {
             state.names.insert(key, (at, answer.clone()));
-            self.shrink(&mut state);
+            self.enforce_limit(&mut state);
         }
         drop(state);
         drop(asked);
@@ -535,7 +550,7 @@ impl UnderStore for Cached {
         max_age: Duration,
         deadline: Instant,
     ) -> Result<ListPage> {
-        self.page(path, cursor, max, max_age, deadline).map(|(_, page)| ListPage::clone(&page))
+        self.fetch_page(path, cursor, max, max_age, deadline).map(|(_, page)| ListPage::clone(&page))
     }
 
     fn lists_all(&self, path: &[u8]) -> bool {
@@ -546,7 +561,7 @@ impl UnderStore for Cached {
         self.inner.readlink(path, deadline)
     }
 
-    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
         let answer = self.inner.read(object, offset, sink, deadline);
         if answer.as_ref().is_err_and(|e| e.kind() == ErrorKind::Stale) {
             self.invalidate(&object.path);
@@ -556,7 +571,7 @@ impl UnderStore for Cached {
 
     fn read_many<'a>(
         &self,
-        reads: &mut dyn Iterator<Item = Read<'a>>,
+        reads: &mut dyn Iterator<Item = OriginRead<'a>>,
         at_once: usize,
         time: Duration,
     ) -> Vec<Result<()>> {
@@ -570,7 +585,7 @@ impl UnderStore for Cached {
         answers
     }
 
-    fn statfs(&self, deadline: Instant) -> Result<Option<StatFs>> {
+    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>> {
         self.inner.statfs(deadline)
     }
 }

@@ -1,8 +1,8 @@
-//! The HTTP client for S3: as the object-store library's own one, which follows redirects, and this does not.
-//! A request is signed for one host and path; sent on to another it would be nobody's, and the answer to that a wrong one.
-//! It deliberately knows neither requests nor answers.
+//! The HTTP client for S3: like that of the object-store library, but it follows no redirect of a signed request. A
+//! signature is valid for one host and path; at any other, the request would be refused as unsigned. It deliberately
+//! knows neither requests nor answers.
 
-use crate::aws::{AwsSettings, Signer, root_cause};
+use crate::aws::{AwsSettings, RequestSigner, root_cause};
 use object_store::client::HttpClient;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
@@ -16,22 +16,27 @@ use std::time::Duration;
 ///
 /// # Errors
 /// `Invalid` when TLS can't be set up.
-pub(crate) fn connect(settings: &AwsSettings, connect_timeout: Duration, idle_timeout: Duration) -> Result<HttpClient> {
+pub(crate) fn build_client(
+    settings: &AwsSettings,
+    connect_timeout: Duration,
+    idle_timeout: Duration,
+) -> Result<HttpClient> {
     let plain = settings.endpoint.as_deref().is_some_and(|e| e.starts_with("http://"));
-    // What is not signed may be sent anywhere.
-    let redirects = if matches!(settings.signer, Signer::Nobody) { Policy::default() } else { Policy::none() };
-    // Deadlines and stalls are watched one layer up, where a transfer that moves is told from one that does not.
+    // An unsigned request may follow any redirect.
+    let redirects =
+        if matches!(settings.signer, RequestSigner::Anonymous) { Policy::default() } else { Policy::none() };
+    // The layer above checks deadlines and stalls, because it knows whether a transfer makes progress.
     let client = reqwest::Client::builder()
         .redirect(redirects)
         .https_only(!plain)
         .http1_only()
-        // An answer's length is the object's.
+        // The content length must be the object's.
         .no_gzip()
         .no_brotli()
         .no_zstd()
         .no_deflate()
         .tls_certs_only(settings.roots.for_client())
-        .dns_resolver(Arc::new(AnyOrder))
+        .dns_resolver(Arc::new(ShuffledResolver))
         .connect_timeout(connect_timeout)
         .pool_idle_timeout(idle_timeout)
         .user_agent(concat!("spurline/", env!("CARGO_PKG_VERSION")))
@@ -40,10 +45,10 @@ pub(crate) fn connect(settings: &AwsSettings, connect_timeout: Duration, idle_ti
     Ok(HttpClient::new(client))
 }
 
-/// A name's addresses in any order, so that not all connections go to the first of many servers.
-struct AnyOrder;
+/// Returns a name's addresses in random order, so that connections spread over all servers.
+struct ShuffledResolver;
 
-impl Resolve for AnyOrder {
+impl Resolve for ShuffledResolver {
     fn resolve(&self, name: Name) -> Resolving {
         Box::pin(async move {
             let look_up = move || Ok::<_, std::io::Error>((name.as_str(), 0).to_socket_addrs()?.collect::<Vec<_>>());

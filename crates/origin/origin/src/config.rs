@@ -1,15 +1,15 @@
-//! How an under-store is reached: credentials, endpoint, deadlines and limits.
-//! It deliberately knows no command line; the environment is handed in so that tests own it.
+//! How an origin is reached: credentials, endpoint, deadlines and limits. It deliberately knows no command line; the
+//! caller passes the environment, so that tests control it.
 
-use crate::InCommon;
+use crate::SharedBuckets;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An access key with its secret. Never shown by `Debug` beyond the key's first letters.
+/// An access key with its secret. `Debug` shows only the first letters of the key.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
+pub struct AwsCredentials {
     /// The access key's id.
     pub access_key_id: String,
     /// The secret.
@@ -18,46 +18,46 @@ pub struct Credentials {
     pub session_token: Option<String>,
 }
 
-impl fmt::Debug for Credentials {
+impl fmt::Debug for AwsCredentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown: String = self.access_key_id.chars().take(4).collect();
         write!(f, "Credentials({shown}…)")
     }
 }
 
-/// Where environment variables come from: the process, or a map of a test's own.
+/// The source of environment variables: the process, or a fixed map in tests.
 #[derive(Clone, Default)]
-pub enum Environment {
+pub enum EnvironmentSource {
     /// The process environment.
     #[default]
     Process,
-    /// These and no others.
+    /// These variables only.
     Fixed(Arc<HashMap<String, String>>),
 }
 
-impl Environment {
-    /// Only the variables given.
+impl EnvironmentSource {
+    /// Only the given variables.
     pub fn fixed<const N: usize>(variables: [(&str, &str); N]) -> Self {
-        Environment::Fixed(Arc::new(variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()))
+        EnvironmentSource::Fixed(Arc::new(variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()))
     }
 
     /// The value of `name`, if it is set and not empty.
     pub fn get(&self, name: &str) -> Option<String> {
         let value = match self {
-            Environment::Process => std::env::var(name).ok(),
-            Environment::Fixed(map) => map.get(name).cloned(),
+            EnvironmentSource::Process => std::env::var(name).ok(),
+            EnvironmentSource::Fixed(map) => map.get(name).cloned(),
         };
         value.filter(|v| !v.is_empty())
     }
 
-    /// All variables whose name starts with `prefix`.
+    /// All variables with a name that starts with `prefix`.
     pub fn starting_with(&self, prefix: &str) -> Vec<(String, String)> {
         let mut found: Vec<(String, String)> = match self {
-            Environment::Process => std::env::vars_os()
+            EnvironmentSource::Process => std::env::vars_os()
                 .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
                 .filter(|(k, _)| k.starts_with(prefix))
                 .collect(),
-            Environment::Fixed(map) => {
+            EnvironmentSource::Fixed(map) => {
                 map.iter().filter(|(k, _)| k.starts_with(prefix)).map(|(k, v)| (k.clone(), v.clone())).collect()
             }
         };
@@ -66,86 +66,87 @@ impl Environment {
     }
 }
 
-impl fmt::Debug for Environment {
+impl fmt::Debug for EnvironmentSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Environment::Process => "Process",
-            Environment::Fixed(_) => "Fixed(…)",
+            EnvironmentSource::Process => "Process",
+            EnvironmentSource::Fixed(_) => "Fixed(…)",
         })
     }
 }
 
-/// How an under-store is reached. `UnderConfig::default()` is right for most.
+/// How an origin is reached. `OriginOptions::default()` fits most uses.
 #[derive(Debug, Clone)]
-pub struct UnderConfig {
+pub struct OriginOptions {
     /// S3 endpoint; else `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_ENDPOINT`, the profile's, AWS itself.
     pub endpoint: Option<String>,
-    /// S3 region; else `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's, `us-east-1`. A server that names another
-    /// is followed.
+    /// S3 region; else `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's, `us-east-1`. When the server names another
+    /// region, that one is used.
     pub region: Option<String>,
     /// S3 credentials; else the environment, the profile, the web identity, the container's or the instance's role.
-    pub credentials: Option<Credentials>,
-    /// Sign nothing: public buckets.
+    pub credentials: Option<AwsCredentials>,
+    /// Send unsigned requests, for public buckets.
     pub anonymous: bool,
-    /// The sources that the one who chose them may go below, as URLs. A directory below one of them is reached from there
-    /// without following a link: what is opened was asked for by somebody else.
+    /// URLs of the directories that the operator allows. A directory below one of them is opened from there without
+    /// following a link, because its name comes from another party.
     pub within: Vec<String>,
-    /// Bucket in the host name (`true`) or in the path (`false`); by default in the path for an endpoint of one's own
-    /// and in the host name for AWS.
+    /// Bucket in the host name (`true`) or in the path (`false`). The default is the path for a custom endpoint and
+    /// the host name for AWS.
     pub virtual_hosted: Option<bool>,
-    /// The environment to look at.
-    pub env: Environment,
+    /// The environment variables.
+    pub env: EnvironmentSource,
     /// Longest time to wait for an answer's first byte, and for the whole of a listing or lookup.
     pub timeout: Duration,
     /// Longest time to wait for a connection.
     pub connect_timeout: Duration,
-    /// A transfer without a byte for this long is cut and its rest asked for again; a request without an answer is sent
-    /// again beside the first, at the latest after a third of `timeout`, and up to twice.
+    /// A transfer that receives no byte for this long is cancelled and its rest requested again. A request without an
+    /// answer is repeated beside the first, at the latest after a third of `timeout`, and up to twice.
     pub stall_timeout: Duration,
-    /// How many times in a row a request without progress is sent again.
+    /// Attempts in a row without progress, beyond the first.
     pub retries: u32,
-    /// Requests under way at once, those sent again beside one without an answer not counted; further ones wait their turn.
+    /// Concurrent requests, not counting repeated ones; further requests wait.
     pub max_downloads: usize,
-    /// Threads that wait for the operating system on behalf of directory sources (`--under-threads`). Each may hold
-    /// two buffers of [`UnderConfig::DIR_CHUNK`] bytes.
+    /// Threads for the system calls of directory origins (`--under-threads`). Each may hold two buffers of
+    /// [`OriginOptions::DIR_CHUNK`] bytes.
     pub dir_threads: usize,
-    /// Threads that drive connections to object stores; 0 chooses by the CPUs.
+    /// Threads that drive connections to object stores; 0 derives the number from the CPUs.
     pub net_threads: usize,
-    /// What is opened with clones of one shares the threads, connections and places (`max_downloads`) of each bucket.
-    pub in_common: InCommon,
+    /// Origins opened with clones of one value share each bucket's threads, connections and permits
+    /// (`max_downloads`).
+    pub shared_buckets: SharedBuckets,
 }
 
-impl UnderConfig {
-    /// How much of a file a directory source reads at once.
+impl OriginOptions {
+    /// Bytes that a directory origin reads at once.
     pub const DIR_CHUNK: usize = 256 << 10;
 
-    /// How long a request is waited for alone.
-    pub(crate) fn patience(&self) -> Duration {
+    /// Time after which a request without an answer is repeated beside the first.
+    pub(crate) fn resend_after(&self) -> Duration {
         self.stall_timeout.min(self.timeout / 3)
     }
 
-    /// How long a connection is kept unused: what is sent again must not go to where the first attempt went, over
-    /// another connection that has been idle since before.
+    /// Time for which an unused connection is kept. It is short, so that a repeated request does not use another
+    /// connection that was idle since before, to the same dead server.
     pub(crate) fn idle_timeout(&self) -> Duration {
-        self.patience().min(Duration::from_secs(20))
+        self.resend_after().min(Duration::from_secs(20))
     }
 
-    /// Memory a directory source may use for its buffers when all its threads are busy, in bytes.
+    /// Buffer memory of a directory origin when all its threads are busy, in bytes.
     pub fn dir_buffer_bytes(&self) -> u64 {
         self.dir_threads as u64 * 2 * Self::DIR_CHUNK as u64
     }
 }
 
-impl Default for UnderConfig {
+impl Default for OriginOptions {
     fn default() -> Self {
-        UnderConfig {
+        OriginOptions {
             endpoint: None,
             region: None,
             credentials: None,
             anonymous: false,
             within: Vec::new(),
             virtual_hosted: None,
-            env: Environment::Process,
+            env: EnvironmentSource::Process,
             timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(10),
@@ -153,7 +154,7 @@ impl Default for UnderConfig {
             max_downloads: 200,
             dir_threads: 16,
             net_threads: 0,
-            in_common: InCommon::default(),
+            shared_buckets: SharedBuckets::default(),
         }
     }
 }

@@ -1,16 +1,16 @@
-//! An under-store that fails, stalls, cuts, throttles and replaces on demand, for the tests of the layers above.
-//! It deliberately invents no data: what it lets through is the wrapped store's.
+//! An origin that fails, stalls, cuts, throttles and replaces on demand, for the tests of the layers above. It
+//! deliberately invents no data: all data comes from the wrapped origin.
 
-use crate::{Capabilities, StatFs, UnderStore};
+use crate::{OriginCapabilities, OriginCapacity, OriginStore};
 use parking_lot::{Condvar, Mutex};
-use spurline_types::{Attr, Error, ErrorKind, ListPage, ObjectRef, Result, Sink};
+use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The calls a fault is for.
+/// The calls that a fault affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum On {
+pub enum FaultTarget {
     /// `lookup`
     Lookup,
     /// `list`
@@ -23,33 +23,33 @@ pub enum On {
     Any,
 }
 
-/// What is done to a call.
+/// The effect of a fault on a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
+pub enum OriginFault {
     /// Fail with this kind.
     Fail(ErrorKind),
-    /// Answer only after this time; `Timeout` when the deadline is nearer.
+    /// Return only after this time; `Timeout` when the deadline is nearer.
     Stall(Duration),
-    /// Let so many bytes of a read land, then fail as `Unavailable`.
+    /// Deliver this many bytes of a read, then fail as `Unavailable`.
     Cut(usize),
     /// Fail as `Throttled`.
     Throttle,
-    /// Fail as `Stale`, as when the object is replaced in this moment.
+    /// Fail as `Stale`, as when the object has just been replaced.
     Replace,
 }
 
 #[derive(Default)]
-struct Plan {
-    faults: Vec<(On, Fault, u64)>,
+struct OriginFaultPlan {
+    faults: Vec<(FaultTarget, OriginFault, u64)>,
     latency: Duration,
     holding: bool,
     waiting: usize,
 }
 
-/// A wrapper around any under-store.
-pub struct FaultyUnder {
-    inner: Arc<dyn UnderStore>,
-    plan: Mutex<Plan>,
+/// A wrapper around any origin.
+pub struct FaultyOrigin {
+    inner: Arc<dyn OriginStore>,
+    plan: Mutex<OriginFaultPlan>,
     changed: Condvar,
     lookups: AtomicU64,
     lists: AtomicU64,
@@ -57,10 +57,10 @@ pub struct FaultyUnder {
     read_bytes: AtomicU64,
 }
 
-impl FaultyUnder {
-    /// Wraps `inner`; without faults it is as `inner`.
-    pub fn new(inner: Arc<dyn UnderStore>) -> Self {
-        FaultyUnder {
+impl FaultyOrigin {
+    /// Wraps `inner`; without faults it behaves as `inner`.
+    pub fn new(inner: Arc<dyn OriginStore>) -> Self {
+        FaultyOrigin {
             inner,
             plan: Mutex::default(),
             changed: Condvar::new(),
@@ -71,8 +71,8 @@ impl FaultyUnder {
         }
     }
 
-    /// Does `fault` to the next `times` calls that `on` names; several plans are used in the order given.
-    pub fn inject(&self, on: On, fault: Fault, times: u64) {
+    /// Applies `fault` to the next `times` calls that `on` names; several plans apply in the given order.
+    pub fn inject(&self, on: FaultTarget, fault: OriginFault, times: u64) {
         self.plan.lock().faults.push((on, fault, times));
     }
 
@@ -81,25 +81,25 @@ impl FaultyUnder {
         self.plan.lock().latency = latency;
     }
 
-    /// Holds all reads that come from now on (until their deadline) until [`FaultyUnder::release`].
+    /// Blocks all new reads (at most until their deadline) until [`FaultyOrigin::release_reads`].
     pub fn hold_reads(&self) {
         self.plan.lock().holding = true;
     }
 
-    /// Lets held reads go on.
-    pub fn release(&self) {
+    /// Unblocks held reads.
+    pub fn release_reads(&self) {
         self.plan.lock().holding = false;
         self.changed.notify_all();
     }
 
-    /// Reads held now.
-    pub fn held(&self) -> usize {
+    /// Number of reads held.
+    pub fn held_reads(&self) -> usize {
         self.plan.lock().waiting
     }
 
-    /// Forgets all plans and lets everything go on.
-    pub fn calm(&self) {
-        *self.plan.lock() = Plan { waiting: self.held(), ..Plan::default() };
+    /// Removes all plans and unblocks all calls.
+    pub fn clear_faults(&self) {
+        *self.plan.lock() = OriginFaultPlan { waiting: self.held_reads(), ..OriginFaultPlan::default() };
         self.changed.notify_all();
     }
 
@@ -115,26 +115,27 @@ impl FaultyUnder {
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
     }
-    /// Bytes asked for by reads so far.
+    /// Bytes requested by reads so far.
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Carries out what is planned for this call; answers how many bytes of a read may land.
-    fn before(&self, on: On, deadline: Instant) -> Result<Option<usize>> {
+    /// Applies the planned faults to this call; returns how many bytes of a read may be delivered.
+    fn apply_faults(&self, on: FaultTarget, deadline: Instant) -> Result<Option<usize>> {
         let (latency, fault) = {
             let mut plan = self.plan.lock();
-            if on == On::Read && plan.holding {
+            if on == FaultTarget::Read && plan.holding {
                 plan.waiting += 1;
                 while plan.holding {
                     if self.changed.wait_until(&mut plan, deadline).timed_out() {
                         plan.waiting -= 1;
-                        return Err(planned(ErrorKind::Timeout));
+                        return Err(planned_error(ErrorKind::Timeout));
                     }
                 }
                 plan.waiting -= 1;
             }
-            let found = plan.faults.iter().position(|(of, _, times)| (*of == on || *of == On::Any) && *times > 0);
+            let found =
+                plan.faults.iter().position(|(of, _, times)| (*of == on || *of == FaultTarget::Any) && *times > 0);
             let fault = found.map(|i| {
                 plan.faults[i].2 -= 1;
                 plan.faults[i].1.clone()
@@ -142,26 +143,26 @@ impl FaultyUnder {
             plan.faults.retain(|(_, _, times)| *times > 0);
             (plan.latency, fault)
         };
-        sleep(latency, deadline)?;
+        sleep_until_deadline(latency, deadline)?;
         match fault {
             None => Ok(None),
-            Some(Fault::Stall(time)) => sleep(time, deadline).map(|()| None),
-            Some(Fault::Cut(bytes)) if on == On::Read => Ok(Some(bytes)),
-            Some(Fault::Fail(kind)) => Err(planned(kind)),
-            Some(Fault::Cut(_)) => Err(planned(ErrorKind::Unavailable)),
-            Some(Fault::Throttle) => Err(planned(ErrorKind::Throttled)),
-            Some(Fault::Replace) => Err(planned(ErrorKind::Stale)),
+            Some(OriginFault::Stall(time)) => sleep_until_deadline(time, deadline).map(|()| None),
+            Some(OriginFault::Cut(bytes)) if on == FaultTarget::Read => Ok(Some(bytes)),
+            Some(OriginFault::Fail(kind)) => Err(planned_error(kind)),
+            Some(OriginFault::Cut(_)) => Err(planned_error(ErrorKind::Unavailable)),
+            Some(OriginFault::Throttle) => Err(planned_error(ErrorKind::Throttled)),
+            Some(OriginFault::Replace) => Err(planned_error(ErrorKind::Stale)),
         }
     }
 }
 
 /// The first bytes of another sink.
-struct Short<'a> {
-    sink: &'a mut dyn Sink,
+struct TruncatedSink<'a> {
+    sink: &'a mut dyn ByteSink,
     left: usize,
 }
 
-impl Sink for Short<'_> {
+impl ByteSink for TruncatedSink<'_> {
     fn spare(&mut self) -> &mut [u8] {
         let spare = self.sink.spare();
         let n = self.left.min(spare.len());
@@ -173,59 +174,59 @@ impl Sink for Short<'_> {
     }
 }
 
-fn planned(kind: ErrorKind) -> Error {
+fn planned_error(kind: ErrorKind) -> Error {
     Error::new(kind, "a fault planned by a test")
 }
 
-fn sleep(time: Duration, deadline: Instant) -> Result<()> {
+fn sleep_until_deadline(time: Duration, deadline: Instant) -> Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());
     std::thread::sleep(time.min(left));
-    if time > left { Err(planned(ErrorKind::Timeout)) } else { Ok(()) }
+    if time > left { Err(planned_error(ErrorKind::Timeout)) } else { Ok(()) }
 }
 
-impl UnderStore for FaultyUnder {
-    fn source(&self) -> &str {
-        self.inner.source()
+impl OriginStore for FaultyOrigin {
+    fn source_url(&self) -> &str {
+        self.inner.source_url()
     }
     fn describe(&self) -> String {
         self.inner.describe()
     }
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> OriginCapabilities {
         self.inner.capabilities()
     }
     fn check(&self, deadline: Instant) -> Result<()> {
-        self.before(On::Any, deadline)?;
+        self.apply_faults(FaultTarget::Any, deadline)?;
         self.inner.check(deadline)
     }
-    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
         self.lookups.fetch_add(1, Ordering::Relaxed);
-        self.before(On::Lookup, deadline)?;
+        self.apply_faults(FaultTarget::Lookup, deadline)?;
         self.inner.lookup(path, deadline)
     }
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
         self.lists.fetch_add(1, Ordering::Relaxed);
-        self.before(On::List, deadline)?;
+        self.apply_faults(FaultTarget::List, deadline)?;
         self.inner.list(path, cursor, max, deadline)
     }
     fn lists_all(&self, path: &[u8]) -> bool {
         self.inner.lists_all(path)
     }
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
-        self.before(On::Readlink, deadline)?;
+        self.apply_faults(FaultTarget::Readlink, deadline)?;
         self.inner.readlink(path, deadline)
     }
-    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(sink.spare().len() as u64, Ordering::Relaxed);
-        match self.before(On::Read, deadline)? {
+        match self.apply_faults(FaultTarget::Read, deadline)? {
             None => self.inner.read(object, offset, sink, deadline),
             Some(bytes) => {
-                self.inner.read(object, offset, &mut Short { sink, left: bytes }, deadline)?;
-                Err(planned(ErrorKind::Unavailable))
+                self.inner.read(object, offset, &mut TruncatedSink { sink, left: bytes }, deadline)?;
+                Err(planned_error(ErrorKind::Unavailable))
             }
         }
     }
-    fn statfs(&self, deadline: Instant) -> Result<Option<StatFs>> {
+    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>> {
         self.inner.statfs(deadline)
     }
 }

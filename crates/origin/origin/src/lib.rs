@@ -1,74 +1,74 @@
-//! The under-store's read side: what a bucket or a directory can be asked, with versions and deadlines.
-//! It deliberately knows no cache of blocks, no inode, no wire format and no FUSE.
+//! The origin's read side: names, attributes, versions and bytes of a bucket or a directory, each call with a
+//! deadline. It deliberately knows no cache of blocks, no inode, no wire format and no FUSE.
 //!
-//! # What a name is
-//! - **Object stores.** The key `prefix/a/b` is the file `b` in the folder `a`. A folder is there when a key starts
+//! # Names
+//! - **Object stores.** The key `prefix/a/b` is the file `b` in the folder `a`. A folder exists when a key starts
 //!   with its path and `/`: a folder marker (`a/`, whatever its length) is an empty folder. When both the key `a` and
 //!   keys below `a/` exist, *the folder has the name*: the keys below stay reachable, and the object `a` is left out
-//!   and counted in `metadata.skipped_names`. Left out and counted likewise, since no file can be called so: parts of
-//!   a key that are empty (`a//b`), `.` or `..`, or hold NUL. Every other key is reachable, control characters,
-//!   `#?%*[]{}`, trailing spaces and non-ASCII included; a request for a name that is not UTF-8 answers
+//!   and counted in `metadata.skipped_names`. Left out and counted likewise, since no file can have such a name: parts of
+//!   a key that are empty (`a//b`), `.` or `..`, or contain NUL. Every other key is reachable, including control
+//!   characters, `#?%*[]{}`, trailing spaces and non-ASCII. A request for a name that is not UTF-8 returns
 //!   [`ErrorKind::NotFound`](spurline_types::ErrorKind::NotFound), because no key can be that.
-//!   Over `gs://` and `az://` names with control characters can't be asked for, and one in a listing is an error that
+//!   Over `gs://` and `az://`, names with control characters can't be requested, and one in a listing is an error that
 //!   names it.
 //! - **Directories.** Names are bytes. Symbolic links are shown as such and never followed, not even in the middle of
-//!   a path, so that nothing outside the source is reachable through it. Sockets, pipes and devices are left out and
-//!   counted, and so is a mount in it whose server is gone, while anything else in its folder can be looked at.
+//!   a path, so that nothing outside the source is reachable. Sockets, pipes and devices are left out and counted. So is
+//!   a mount with a dead server, as long as another name in its folder is readable.
 //!
-//! # What a version is
-//! - **Object stores:** the etag, sent as `If-Match` with every read and compared with the answer's.
+//! # Versions
+//! - **Object stores:** the etag, sent as `If-Match` with every read and compared with that of the answer.
 //! - **Directories:** inode, mtime, ctime and size, compared before and after each piece is read. A file changed less
 //!   than a timestamp's granularity ago is not read before that has passed, so that a second change in the same tick
-//!   can't hide behind the first. A file that was changed lately and that somebody has open for writing has a version of
-//!   its own each time it is looked up or listed ([`Version::unsettled`](spurline_types::Version::unsettled)), since its
-//!   bytes may come later than its times; a read goes by what the file says.
+//!   is not missed. A file that was changed lately and is open for writing gets a new version on each lookup or listing
+//!   ([`Version::unsettled`](spurline_types::Version::unsettled)), since its bytes may change after its times; a read
+//!   compares the file's real times.
 //!
-//! A read of another version answers [`ErrorKind::Stale`](spurline_types::ErrorKind::Stale), a mix of two is never
-//! handed out, and no call blocks past its deadline.
+//! A read of another version returns [`ErrorKind::Stale`](spurline_types::ErrorKind::Stale), a mix of two versions is
+//! never returned, and no call blocks past its deadline.
 #![deny(unsafe_code)]
 
 mod aws;
 mod backend;
+mod ca_store;
 mod cached;
 mod client;
 mod config;
-mod dir;
+mod directory;
 pub mod faulty;
-mod in_common;
-mod lanes;
-mod library;
-mod object;
-mod pool;
+mod file_stat;
+mod object_origin;
+mod object_store_backend;
+mod open_writers;
 mod retry;
 mod role;
-mod roots;
 mod s3;
 mod s3_wire;
-mod seen;
+mod shared_buckets;
 mod snapshots;
 mod source;
-mod writers;
+mod thread_pool;
+mod transfer_runtimes;
 
-pub use cached::{Cached, MetadataConfig};
-pub use config::{Credentials, Environment, UnderConfig};
-pub use in_common::InCommon;
-pub use source::{Scheme, Source, normal};
+pub use cached::{CachedOrigin, MetadataConfig};
+pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
+pub use shared_buckets::SharedBuckets;
+pub use source::{SourceLocation, SourceScheme, normal_url};
 
-use in_common::Bucket;
-use spurline_types::{Attr, ListPage, ObjectRef, Result, Sink, Stats};
+use shared_buckets::SharedBucket;
+use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectRef, Result, Stats};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Capacity of an under-store, as `statfs` shows it; object stores have none and answer `None` in its place.
+/// Capacity of an origin, as `statfs` shows it; object stores return `None` instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StatFs {
+pub struct OriginCapacity {
     /// Unit of the block counts, in bytes.
     pub block_size: u64,
     /// Blocks in all.
     pub blocks: u64,
     /// Blocks free.
     pub blocks_free: u64,
-    /// Blocks free for others than root.
+    /// Blocks free for unprivileged users.
     pub blocks_available: u64,
     /// Inodes in all.
     pub files: u64,
@@ -76,46 +76,46 @@ pub struct StatFs {
     pub files_free: u64,
 }
 
-/// What an under-store has and has not.
+/// Properties of an origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct OriginCapabilities {
     /// Symbolic links exist and can be read.
     pub symlinks: bool,
     /// Names are any bytes; otherwise UTF-8.
     pub byte_names: bool,
     /// Permission bits and directories' times are real; otherwise 0o444, 0o555 and the epoch.
     pub modes: bool,
-    /// Reads are guarded by etags on the server's side.
+    /// The server checks the etag of each read.
     pub etags: bool,
-    /// One thread can have several reads under way.
-    pub together: bool,
+    /// One thread can have several reads in flight.
+    pub concurrent_reads: bool,
 }
 
-/// One of several reads that are made together.
-pub struct Read<'a> {
-    /// What is read, at exactly this version.
+/// One of several concurrent reads.
+pub struct OriginRead<'a> {
+    /// The object, at exactly this version.
     pub object: &'a ObjectRef,
-    /// Where in it.
+    /// First byte to read.
     pub offset: u64,
-    /// What is filled.
-    pub sink: &'a mut dyn Sink,
+    /// The destination.
+    pub sink: &'a mut dyn ByteSink,
 }
 
-/// The read side of a bucket or a directory. All calls block, none past its deadline, and all may be made from many
-/// threads at once; not from inside an async runtime. Paths are relative to the source, without a leading or trailing
+/// The read side of a bucket or a directory. All calls block, none past its deadline, and all may run concurrently on
+/// many threads, but not inside an async runtime. Paths are relative to the source, without a leading or trailing
 /// slash; `""` is the root.
-pub trait UnderStore: Send + Sync {
-    /// The source's normalised URL, without credentials: the same text for the same place, in any process.
-    fn source(&self) -> &str;
+pub trait OriginStore: Send + Sync {
+    /// The source's normalised URL, without credentials: the same text for the same source, in any process.
+    fn source_url(&self) -> &str;
 
-    /// One line for a person: the source and how it is reached (endpoint, region, style), without credentials.
+    /// One line for messages: the source and how it is reached (endpoint, region, style), without credentials.
     fn describe(&self) -> String;
 
-    /// What this under-store has and has not.
-    fn capabilities(&self) -> Capabilities;
+    /// The properties of this origin.
+    fn capabilities(&self) -> OriginCapabilities;
 
-    /// Asks one cheap question of the source's root, so that a mount with wrong words, credentials or endpoint ends
-    /// at once.
+    /// Sends one cheap request for the source's root, so that a mount with wrong arguments, credentials or endpoint
+    /// fails at once.
     ///
     /// # Errors
     /// `PermissionDenied`, `Unavailable`, `NotFound`, `NotADirectory`, `Timeout`: each with its evidence and remedy.
@@ -124,36 +124,36 @@ pub trait UnderStore: Send + Sync {
     /// The attributes of the name at `path`.
     ///
     /// # Errors
-    /// `NotFound` and `NotADirectory` for names that are not there; what the under-store answered otherwise.
-    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr>;
+    /// `NotFound` and `NotADirectory` for absent names; otherwise the origin's error.
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr>;
 
-    /// Up to `max` names of the folder at `path` and where to go on, in an order that stays the same from page to
-    /// page. `cursor` is the `next` of the page before. A page may be empty and still have a next one.
+    /// Up to `max` names of the folder at `path` and the cursor of the next page, in an order that stays the same
+    /// between pages. `cursor` is the `next` of the page before. A page may be empty and still have a next one.
     ///
     /// # Errors
-    /// `NotFound` when there is no such folder (an object store tells this on the first page only), `NotADirectory`,
-    /// `Invalid` for a cursor that is none.
+    /// `NotFound` when there is no such folder (an object store reports this on the first page only),
+    /// `NotADirectory`, `Invalid` for a cursor that was not returned by this origin.
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage>;
 
-    /// Whether the listing of the folder at `path` that was made last has all names that are there: others are absent.
+    /// Whether the last listing of the folder at `path` has all existing names, so that all others are absent.
     fn lists_all(&self, path: &[u8]) -> bool {
         let _ = path;
         true
     }
 
-    /// As [`UnderStore::lookup`], with an answer asked for no longer than `max_age` ago.
+    /// As [`OriginStore::lookup`], with an answer at most `max_age` old.
     ///
     /// # Errors
-    /// As [`UnderStore::lookup`].
-    fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<Attr> {
+    /// As [`OriginStore::lookup`].
+    fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<ObjectAttr> {
         let _ = max_age;
         self.lookup(path, deadline)
     }
 
-    /// As [`UnderStore::list`], with an answer asked for no longer than `max_age` ago.
+    /// As [`OriginStore::list`], with an answer at most `max_age` old.
     ///
     /// # Errors
-    /// As [`UnderStore::list`].
+    /// As [`OriginStore::list`].
     fn list_within(
         &self,
         path: &[u8],
@@ -166,26 +166,26 @@ pub trait UnderStore: Send + Sync {
         self.list(path, cursor, max, deadline)
     }
 
-    /// What the symbolic link at `path` points to.
+    /// The target of the symbolic link at `path`.
     ///
     /// # Errors
-    /// `Invalid` when it is none, `Unsupported` where there are none.
+    /// `Invalid` when it is not a link, `Unsupported` where links do not exist.
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>>;
 
     /// Fills `sink` from `offset` of the object at exactly `object.version`, on this thread. Bytes committed before a
     /// failure are of the right version.
     ///
     /// # Errors
-    /// `Stale` when the object has another version by now or is gone, `Invalid` past `object.size`, `Timeout` when the
-    /// deadline passed (with the last failure in its sentence).
-    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()>;
+    /// `Stale` when the object has another version or is gone, `Invalid` past `object.size`, `Timeout` when the
+    /// deadline passed (with the last failure in its message).
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()>;
 
-    /// As [`UnderStore::read`] for each of `reads`, on this thread, where [`Capabilities::together`] up to `at_once` under
-    /// way at the same time, and each for no longer than `time`. A read is taken when it begins. The outcomes are in the
-    /// order of the reads.
+    /// As [`OriginStore::read`] for each of `reads`, on this thread. With [`OriginCapabilities::concurrent_reads`],
+    /// up to `at_once` run at the same time, each for at most `time`. A read leaves the iterator when it begins. The
+    /// results are in the order of the reads.
     fn read_many<'a>(
         &self,
-        reads: &mut dyn Iterator<Item = Read<'a>>,
+        reads: &mut dyn Iterator<Item = OriginRead<'a>>,
         at_once: usize,
         time: Duration,
     ) -> Vec<Result<()>> {
@@ -193,33 +193,37 @@ pub trait UnderStore: Send + Sync {
         reads.map(|read| self.read(read.object, read.offset, read.sink, Instant::now() + time)).collect()
     }
 
-    /// The capacity behind the source, where it has one.
+    /// The capacity of the source, if it has one.
     ///
     /// # Errors
-    /// What the operating system answered.
-    fn statfs(&self, deadline: Instant) -> Result<Option<StatFs>>;
+    /// The operating system's error.
+    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
 }
 
-/// Opens the under-store that `url` names. Asks nothing of it yet (see [`UnderStore::check`]).
+/// Opens the origin at `url`. It sends no request yet (see [`OriginStore::check`]).
 ///
 /// # Errors
-/// `Invalid` or `Unsupported` for a URL or a configuration that can't be right.
-pub fn open(url: &str, config: &UnderConfig, stats: Arc<Stats>) -> Result<Arc<dyn UnderStore>> {
-    let source = Source::parse(url)?;
+/// `Invalid` or `Unsupported` for an impossible URL or configuration.
+pub fn open(url: &str, config: &OriginOptions, stats: Arc<Stats>) -> Result<Arc<dyn OriginStore>> {
+    let source = SourceLocation::parse(url)?;
     match source.scheme() {
-        Scheme::Directory => Ok(Arc::new(dir::DirUnder::new(source, config, stats))),
-        Scheme::S3 => {
-            let bucket = config.in_common.bucket(&source, || {
+        SourceScheme::Directory => Ok(Arc::new(directory::DirectoryOrigin::new(source, config, stats))),
+        SourceScheme::S3 => {
+            let bucket = config.shared_buckets.get_or_open(&source, || {
                 let backend = s3::S3Backend::new(&source, config, Arc::clone(&stats))?;
-                Bucket::new(config, stats, Box::new(backend))
+                SharedBucket::new(config, stats, Box::new(backend))
             })?;
-            Ok(Arc::new(object::ObjectUnder::new(source, bucket)))
+            Ok(Arc::new(object_origin::ObjectOrigin::new(source, bucket)))
         }
-        Scheme::Gcs | Scheme::Azure => {
-            let bucket = config.in_common.bucket(&source, || {
-                Bucket::new(config, stats, Box::new(library::LibraryBackend::new(&source, config)?))
+        SourceScheme::Gcs | SourceScheme::Azure => {
+            let bucket = config.shared_buckets.get_or_open(&source, || {
+                SharedBucket::new(
+                    config,
+                    stats,
+                    Box::new(object_store_backend::ObjectStoreBackend::new(&source, config)?),
+                )
             })?;
-            Ok(Arc::new(object::ObjectUnder::new(source, bucket)))
+            Ok(Arc::new(object_origin::ObjectOrigin::new(source, bucket)))
         }
     }
 }

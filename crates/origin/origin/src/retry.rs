@@ -1,7 +1,6 @@
-//! When a failed attempt is made again: pauses with jitter, counts, the deadline.
-//! It deliberately knows no request.
+//! The policy of retries: pauses with jitter, counts, the deadline. It deliberately knows no request.
 
-use crate::backend::{Again, Failure};
+use crate::backend::{RequestFailure, RetryHint};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::{Duration, Instant};
@@ -9,55 +8,55 @@ use std::time::{Duration, Instant};
 const FIRST: Duration = Duration::from_millis(50);
 const FIRST_THROTTLED: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(5);
-/// Pauses for a server that nobody listens at are no longer than this: it is to be found soon after its start.
+/// Longest pause for a server that does not listen, so that it is found soon after its start.
 const LONGEST_WHEN_BACK: Duration = Duration::from_secs(1);
-/// Pauses for such a server come to this much in all, whatever the count: it restarts.
+/// Total pauses for such a server, whatever the number of attempts: it may be restarting.
 const RESTART: Duration = Duration::from_secs(10);
-/// A store that asks for more patience than this is asked again all the same.
+/// Longest pause that a store can request.
 const LONGEST_ASKED: Duration = Duration::from_secs(20);
 
 /// The attempts of one request.
-pub(crate) struct Retry<'a> {
+pub(crate) struct RetryState<'a> {
     stats: &'a Stats,
     deadline: Instant,
     allowed: u32,
-    /// Time that a server gets to come back.
+    /// Time for a server to restart.
     restart: Duration,
-    /// Pauses for it since the last progress.
+    /// Pauses for a restart since the last progress.
     paused: Duration,
-    /// Attempts that found nobody, since the last progress.
+    /// Refused attempts since the last progress.
     refused: u32,
-    /// Other failures since the last progress, or since nobody was found: a server that has just come back is as new.
+    /// Other failures since the last progress or refused attempt: a server that has restarted starts at zero.
     failures: u32,
-    /// Failures in all.
+    /// All failures.
     total: u32,
 }
 
-impl<'a> Retry<'a> {
+impl<'a> RetryState<'a> {
     pub(crate) fn new(allowed: u32, deadline: Instant, stats: &'a Stats) -> Self {
-        // Who wants no second attempt wants none here.
+        // A single attempt does not wait for a restart either.
         let restart = if allowed == 0 { Duration::ZERO } else { RESTART };
-        Retry { stats, deadline, allowed, restart, paused: Duration::ZERO, refused: 0, failures: 0, total: 0 }
+        RetryState { stats, deadline, allowed, restart, paused: Duration::ZERO, refused: 0, failures: 0, total: 0 }
     }
 
-    /// Gives a server that is not there no time to come back: nobody said yet that it ever was.
+    /// Allows no time for a restart: the server has not been reached yet.
     pub(crate) fn at_start(mut self) -> Self {
         self.restart = Duration::ZERO;
         self
     }
 
-    /// Further attempts in a row.
+    /// Allowed further attempts in a row.
     pub(crate) fn allowed(&self) -> u32 {
         self.allowed
     }
 
     /// Time left until the deadline.
-    pub(crate) fn left(&self) -> Duration {
+    pub(crate) fn time_left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Bytes came before the failure: its pause starts small again.
-    pub(crate) fn progressed(&mut self) {
+    /// Resets the pauses, because bytes have arrived.
+    pub(crate) fn note_progress(&mut self) {
         self.failures = 0;
         self.refused = 0;
         self.paused = Duration::ZERO;
@@ -67,8 +66,8 @@ impl<'a> Retry<'a> {
     ///
     /// # Errors
     /// The failure itself, when no attempt is left, none can help, or the deadline is nearer than the pause.
-    pub(crate) async fn pause(&mut self, failure: Failure) -> Result<()> {
-        let pause = self.next(failure)?;
+    pub(crate) async fn pause(&mut self, failure: RequestFailure) -> Result<()> {
+        let pause = self.next_pause(failure)?;
         self.stats.object.retries.add(1);
         tokio::time::sleep(pause).await;
         Ok(())
@@ -78,9 +77,9 @@ impl<'a> Retry<'a> {
     ///
     /// # Errors
     /// As with [`Retry::pause`].
-    pub(crate) fn next(&mut self, failure: Failure) -> Result<Duration> {
+    pub(crate) fn next_pause(&mut self, failure: RequestFailure) -> Result<Duration> {
         self.total += 1;
-        let back = failure.again == Again::WhenBack;
+        let back = failure.advice == RetryHint::AfterRestart;
         if back {
             self.refused += 1;
             self.failures = 0;
@@ -90,25 +89,25 @@ impl<'a> Retry<'a> {
         let in_a_row = if back { self.refused } else { self.failures };
         let exponent = (in_a_row - 1).min(10);
         let mut allowed = in_a_row <= self.allowed;
-        let pause = match failure.again {
-            Again::No => return Err(failure.error),
-            // Once only: two servers that send each other's clients away must not make a loop.
-            Again::Now if self.total == 1 => Duration::ZERO,
-            Again::Now | Again::Yes => jitter(FIRST.saturating_mul(1 << exponent).min(LONGEST)),
-            Again::WhenBack => {
+        let pause = match failure.advice {
+            RetryHint::Never => return Err(failure.error),
+            // Once only: two servers that redirect to each other must not cause a loop.
+            RetryHint::AtOnce if self.total == 1 => Duration::ZERO,
+            RetryHint::AtOnce | RetryHint::AfterPause => with_jitter(FIRST.saturating_mul(1 << exponent).min(LONGEST)),
+            RetryHint::AfterRestart => {
                 allowed |= self.paused < self.restart;
-                jitter(FIRST.saturating_mul(1 << exponent).min(LONGEST_WHEN_BACK))
+                with_jitter(FIRST.saturating_mul(1 << exponent).min(LONGEST_WHEN_BACK))
             }
-            Again::SlowDown(asked) => {
+            RetryHint::SlowDown(asked) => {
                 self.stats.object.throttled.add(1);
-                let ours = jitter(FIRST_THROTTLED.saturating_mul(1 << exponent).min(LONGEST));
+                let ours = with_jitter(FIRST_THROTTLED.saturating_mul(1 << exponent).min(LONGEST));
                 ours.max(asked.unwrap_or_default().min(LONGEST_ASKED))
             }
         };
-        if !allowed || pause >= self.left() {
-            return Err(gave_up(failure.error, self.total));
+        if !allowed || pause >= self.time_left() {
+            return Err(exhausted_error(failure.error, self.total));
         }
-        tracing::debug!(attempt = self.total, error = %failure.error, ?pause, "asking the under-store again");
+        tracing::debug!(attempt = self.total, error = %failure.error, ?pause, "retrying a request to the origin");
         if back {
             self.paused += pause;
         }
@@ -116,20 +115,20 @@ impl<'a> Retry<'a> {
     }
 }
 
-fn gave_up(error: Error, attempts: u32) -> Error {
-    // An answer that never came in time is the caller's deadline passing, whatever the last attempt saw.
+fn exhausted_error(error: Error, attempts: u32) -> Error {
+    // An answer that never arrived in time is reported as a timeout, whatever the last attempt returned.
     let kind = match error.kind() {
         ErrorKind::NotFound => ErrorKind::Unavailable,
         kind => kind,
     };
     match attempts {
         1 => Error::new(kind, error.message()),
-        n => Error::new(kind, format!("{} (given up after {n} attempts)", error.message())),
+        n => Error::new(kind, format!("{} (after {n} attempts)", error.message())),
     }
 }
 
-/// Between half of `pause` and all of it, so that many clients do not come back together.
-fn jitter(pause: Duration) -> Duration {
+/// Between half of `pause` and all of it, so that many clients do not return at the same time.
+fn with_jitter(pause: Duration) -> Duration {
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
     pause.mul_f64(0.5 + 0.5 * (random as f64 / u64::MAX as f64))
 }

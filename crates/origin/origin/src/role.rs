@@ -1,7 +1,7 @@
-//! A role's credentials: asked for by one question at a time, and used for as long as they are good while asking for newer
-//! ones fails or takes long. It deliberately knows no request to S3, nor where a role comes from, which is the library's.
+//! A role's credentials: requested once at a time, and used while they are valid and newer ones fail or take long. It
+//! deliberately knows no request to S3, nor the source of a role, which is the library's.
 
-use crate::aws::{LOOKED_AT, plain, root_cause};
+use crate::aws::{LOOKED_AT, require_graphic, root_cause};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
 use object_store::aws::{AwsCredential, AwsCredentialProvider};
@@ -11,54 +11,56 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
-/// A credential is not asked for again sooner than this.
+/// Credentials are not requested again sooner than this.
 const RECENT: Duration = Duration::from_secs(1);
-/// How long a credential is good after it was given: the library gives one that it has only if it is valid for five minutes
-/// more, and roles have a new one at least five minutes before the end of the old. The rest is for clocks that differ.
+/// How long credentials stay valid after they were returned: the library returns cached ones only if they are valid
+/// for five more minutes, and roles get new ones at least five minutes before the old expire. The rest allows for
+/// clock differences.
 const GOOD: Duration = Duration::from_secs(240);
-/// An answer that takes longer than this is not waited for where there is a good credential.
+/// Longest wait for new credentials while valid ones exist.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Nor is the question asked again sooner than this where it failed.
+/// Pause after a failed request.
 const PAUSE: Duration = Duration::from_secs(5);
 
-type Answer = Result<Arc<AwsCredential>>;
+type CredentialResult = Result<Arc<AwsCredential>>;
 
-/// A question under way, for all who wait for it.
-type Asking = Shared<BoxFuture<'static, Answer>>;
+/// A request in flight, shared by all waiting callers.
+type PendingCredential = Shared<BoxFuture<'static, CredentialResult>>;
 
 #[derive(Default)]
-struct State {
-    /// The one given last, and when it was asked for.
+struct CredentialState {
+    /// The last credentials, and when they were requested.
     given: Option<(Arc<AwsCredential>, Instant)>,
-    asking: Option<(Instant, Asking)>,
-    /// When asking failed, if it did last time.
+    asking: Option<(Instant, PendingCredential)>,
+    /// When the last request failed, if it did.
     failed: Option<Instant>,
 }
 
-/// Where a role's credentials come from, and those there are.
-pub(crate) struct Role {
+/// The provider of a role's credentials, and the current ones.
+pub(crate) struct RoleCredentials {
     provider: AwsCredentialProvider,
-    /// What asks lives as long as the store: its connections must not be a lane's, nor end with a reader's patience.
+    /// Requests run on a runtime that lives as long as the store, so that they end neither with a transfer nor with a
+    /// caller.
     runtime: OnceLock<Handle>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<CredentialState>>,
 }
 
-impl Role {
+impl RoleCredentials {
     pub(crate) fn new(provider: AwsCredentialProvider) -> Self {
-        Role { provider, runtime: OnceLock::new(), state: Arc::default() }
+        RoleCredentials { provider, runtime: OnceLock::new(), state: Arc::default() }
     }
 
-    /// Tells the runtime that lives as long as the store.
+    /// Sets the runtime that lives as long as the store.
     pub(crate) fn attach(&self, shared: &Handle) {
         // Once, by the store that owns this.
         let _ = self.runtime.set(shared.clone());
     }
 
-    /// The credentials now.
+    /// The current credentials.
     ///
     /// # Errors
-    /// `PermissionDenied` when none can be had and there are no good ones.
-    pub(crate) async fn credential(&self) -> Answer {
+    /// `PermissionDenied` when there are none and none can be obtained.
+    pub(crate) async fn credential(&self) -> CredentialResult {
         let (good, since, asking) = {
             let mut state = self.state.lock();
             let good = state.given.clone().filter(|(_, given)| given.elapsed() < GOOD);
@@ -68,7 +70,8 @@ impl Role {
             {
                 return Ok(Arc::clone(credential));
             }
-            let (since, asking) = state.asking.get_or_insert_with(|| (Instant::now(), self.ask())).clone();
+            let (since, asking) =
+                state.asking.get_or_insert_with(|| (Instant::now(), self.request_credential())).clone();
             (good, since, asking)
         };
         let Some((credential, _)) = good else { return asking.await };
@@ -76,19 +79,19 @@ impl Role {
         Ok(answer.ok().and_then(Result::ok).unwrap_or(credential))
     }
 
-    fn ask(&self) -> Asking {
+    fn request_credential(&self) -> PendingCredential {
         let (provider, state) = (Arc::clone(&self.provider), Arc::clone(&self.state));
         let runtime = self.runtime.get().cloned().unwrap_or_else(Handle::current);
         let task = runtime.spawn(async move {
             let asked = Instant::now();
-            let answer = provider.get_credential().await.map_err(|e| missing(&root_cause(&e))).and_then(usable);
+            let answer = provider.get_credential().await.map_err(|e| missing_error(&root_cause(&e))).and_then(check_usable);
             let mut state = state.lock();
             state.asking = None;
             match &answer {
                 Ok(credential) => (state.given, state.failed) = (Some((Arc::clone(credential), asked)), None),
                 Err(error) => {
                     if state.failed.is_none() && state.given.is_some() {
-                        tracing::warn!(%error, "a role's credentials can't be renewed; those in hand are used while they are good");
+                        tracing::warn!(%error, "a role's credentials can't be renewed; the current ones are used while they are valid");
                     }
                     state.failed = Some(Instant::now());
                 }
@@ -99,25 +102,25 @@ impl Role {
         let answer = async move {
             task.await.unwrap_or_else(|_| {
                 state.lock().asking = None;
-                Err(Error::new(ErrorKind::Unavailable, "asking for a role's credentials was broken off"))
+                Err(Error::new(ErrorKind::Unavailable, "the request for a role's credentials was cancelled"))
             })
         };
         answer.boxed().shared()
     }
 }
 
-fn missing(why: &str) -> Error {
+fn missing_error(why: &str) -> Error {
     let message = format!(
-        "no credentials for S3: looked at {LOOKED_AT}; the last said: {why}; set one of them, or ask for anonymous access \
+        "no credentials for S3: checked {LOOKED_AT}; the last one failed: {why}; set one of them, or use anonymous access \
          to a public bucket"
     );
     Error::new(ErrorKind::PermissionDenied, message)
 }
 
-/// Refuses what the library's signer would panic at.
-fn usable(credential: Arc<AwsCredential>) -> Answer {
-    plain("the role's access key", &credential.key_id)?;
-    credential.token.as_deref().map(|token| plain("the role's session token", token)).transpose()?;
+/// Refuses values at which the library's signer would panic.
+fn check_usable(credential: Arc<AwsCredential>) -> CredentialResult {
+    require_graphic("the role's access key", &credential.key_id)?;
+    credential.token.as_deref().map(|token| require_graphic("the role's session token", token)).transpose()?;
     Ok(credential)
 }
 
@@ -126,7 +129,7 @@ mod tests {
     use super::*;
     use object_store::CredentialProvider;
 
-    /// Answers what it is told to, and counts.
+    /// Returns a configured answer and counts requests.
     #[derive(Debug, Default)]
     struct Told {
         asked: Mutex<u32>,
@@ -154,7 +157,7 @@ mod tests {
     fn credentials_serve_while_they_are_good() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let told = Arc::new(Told::default());
-        let role = Role::new(Arc::clone(&told) as AwsCredentialProvider);
+        let role = RoleCredentials::new(Arc::clone(&told) as AwsCredentialProvider);
         role.attach(runtime.handle());
         let key = || runtime.block_on(role.credential()).map(|c| c.key_id.clone());
         let later = |time: Duration| {
@@ -168,7 +171,7 @@ mod tests {
         *told.key.lock() = Some("A");
         assert_eq!(key().unwrap(), "A");
         later(Duration::from_secs(2));
-        // Newer ones are asked for, and not again and again where that fails.
+        // Newer ones are requested, and not again and again where that fails.
         *told.key.lock() = None;
         let before = *told.asked.lock();
         for _ in 0..10 {

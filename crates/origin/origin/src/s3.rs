@@ -1,14 +1,14 @@
 //! S3 over HTTP, one attempt at a time: list, head and ranged get, signed with the object-store library's own signer
-//! on its own HTTP client. It deliberately retries nothing and knows no folders.
+//! and sent by its HTTP client. It deliberately retries nothing and knows no folders.
 //!
-//! The library's store is not used for the requests themselves because its paths refuse keys that buckets do hold
-//! (`a//b`, `.`, control characters), and one such key would make the whole listing around it fail.
+//! The library's store is not used for the requests themselves because its paths refuse keys that buckets may contain
+//! (`a//b`, `.`, control characters), and one such key would make its whole listing fail.
 
-use crate::aws::{AwsSettings, Signer, root_cause};
-use crate::backend::{Again, Backend, Failure, RawBody, RawObject, RawPage};
-use crate::client::connect;
-use crate::s3_wire::{self, NoPage, WireError, encode, encode_path};
-use crate::{Source, UnderConfig};
+use crate::aws::{AwsSettings, RequestSigner, root_cause};
+use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
+use crate::client::build_client;
+use crate::s3_wire::{self, PageError, WireError, encode_path, encode_query};
+use crate::{OriginOptions, SourceLocation};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
@@ -22,28 +22,29 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// The largest answer that is not an object's bytes: a listing of 1000 keys of 1 KiB, each escaped to thrice that.
+/// The largest answer other than object data: a listing of 1000 keys of 1 KiB, each escaped to three times its
+/// length.
 const MAX_DOCUMENT: usize = 8 << 20;
 
-/// A bucket reached over HTTP.
+/// A bucket accessed over HTTP.
 pub(crate) struct S3Backend {
-    place: Arc<Place>,
+    shared: Arc<BucketEndpoint>,
     client: HttpClient,
 }
 
-/// A request: its name in messages, the region it was signed for, and where its answer sends it on to.
-struct Asked<'a> {
+/// A request: its name for messages, the region it was signed for, and the target of a redirect.
+struct RequestContext<'a> {
     what: &'a str,
     region: &'a str,
-    sent_on: Option<&'a str>,
+    redirected_to: Option<&'a str>,
 }
 
-/// What a backend and its twins share: all but the connections.
-pub(crate) struct Place {
+/// The state that a backend shares with its duplicates: all but the connections.
+pub(crate) struct BucketEndpoint {
     bucket: String,
     settings: AwsSettings,
     virtual_hosted: bool,
-    /// The region in use; a server that names another is followed.
+    /// The region in use; it changes when the server names another.
     region: RwLock<String>,
     connect_timeout: Duration,
     idle_timeout: Duration,
@@ -51,21 +52,21 @@ pub(crate) struct Place {
 }
 
 impl std::ops::Deref for S3Backend {
-    type Target = Place;
-    fn deref(&self) -> &Place {
-        &self.place
+    type Target = BucketEndpoint;
+    fn deref(&self) -> &BucketEndpoint {
+        &self.shared
     }
 }
 
 impl S3Backend {
     /// # Errors
     /// `Invalid` for settings that can't be right.
-    pub(crate) fn new(source: &Source, config: &UnderConfig, stats: Arc<Stats>) -> Result<Self> {
+    pub(crate) fn new(source: &SourceLocation, config: &OriginOptions, stats: Arc<Stats>) -> Result<Self> {
         let settings = AwsSettings::gather(config)?;
-        let client = connect(&settings, config.connect_timeout, config.idle_timeout())?;
-        // A bucket with dots does not match AWS's certificate as a host name.
+        let client = build_client(&settings, config.connect_timeout, config.idle_timeout())?;
+        // A bucket name with dots does not match AWS's certificate as a host name.
         let by_default = settings.endpoint.is_none() && !source.bucket().contains('.');
-        let place = Place {
+        let place = BucketEndpoint {
             bucket: source.bucket().to_owned(),
             virtual_hosted: config.virtual_hosted.unwrap_or(by_default),
             region: RwLock::new(settings.region.clone()),
@@ -74,13 +75,13 @@ impl S3Backend {
             idle_timeout: config.idle_timeout(),
             stats,
         };
-        let backend = S3Backend { place: Arc::new(place), client };
-        // A bucket can't be the first part of every host name, and the client panics at what is no URL.
-        if let Err(why) = reqwest::Url::parse(&backend.url(&backend.region(), "")) {
+        let backend = S3Backend { shared: Arc::new(place), client };
+        // Not every bucket name can be part of a host name, and the client panics at an invalid URL.
+        if let Err(why) = reqwest::Url::parse(&backend.object_url(&backend.region(), "")) {
             let message = format!(
-                "the bucket '{}' has no URL at {}: {why}; look at its name, the endpoint (AWS_ENDPOINT_URL) and region",
+                "the bucket '{}' has no URL at {}: {why}; check its name, the endpoint (AWS_ENDPOINT_URL) and the region",
                 backend.bucket,
-                backend.server()
+                backend.server_name()
             );
             return Err(Error::new(ErrorKind::Invalid, message));
         }
@@ -88,7 +89,7 @@ impl S3Backend {
     }
 
     /// The URL of a key (percent-encoded here), or of the bucket for an empty one.
-    fn url(&self, region: &str, key: &str) -> String {
+    fn object_url(&self, region: &str, key: &str) -> String {
         let endpoint = match &self.settings.endpoint {
             Some(endpoint) => endpoint.clone(),
             None => format!("https://s3.{region}.amazonaws.com"),
@@ -109,96 +110,99 @@ impl S3Backend {
         url
     }
 
-    /// The region in use now.
+    /// The region in use.
     fn region(&self) -> String {
         self.region.read().clone()
     }
 
-    async fn send(
+    async fn send_signed(
         &self,
         method: Method,
         region: &str,
         url: String,
         headers: HeaderMap,
-    ) -> Result<HttpResponse, Failure> {
+    ) -> Result<HttpResponse, RequestFailure> {
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method;
         *request.headers_mut() = headers;
         *request.uri_mut() = url.parse().map_err(|e| {
-            Failure::fatal(ErrorKind::Invalid, format!("a request to {} can't be made: {e}", self.server()))
+            RequestFailure::fatal(ErrorKind::Invalid, format!("a request to {} can't be made: {e}", self.server_name()))
         })?;
-        let credential = self.settings.credential().await.map_err(|error| Failure { error, again: Again::Yes })?;
+        let credential = self
+            .settings
+            .credential()
+            .await
+            .map_err(|error| RequestFailure { error, advice: RetryHint::AfterPause })?;
         if let Some(credential) = credential {
             AwsAuthorizer::new(&credential, "s3", region).try_authorize(&mut request, None).map_err(|e| {
-                Failure::fatal(ErrorKind::Invalid, format!("a request can't be signed: {}", root_cause(&e)))
+                RequestFailure::fatal(ErrorKind::Invalid, format!("a request can't be signed: {}", root_cause(&e)))
             })?;
         }
-        self.client.execute(request).await.map_err(|e| self.unreached(&e))
+        self.client.execute(request).await.map_err(|e| self.connection_failure(&e))
     }
 
-    /// Where requests go, for messages.
-    fn server(&self) -> String {
+    /// The server's name for messages.
+    fn server_name(&self) -> String {
         match &self.settings.endpoint {
             Some(endpoint) => endpoint.clone(),
             None => format!("AWS S3 in {}", self.region()),
         }
     }
 
-    fn unreached(&self, error: &HttpError) -> Failure {
+    fn connection_failure(&self, error: &HttpError) -> RequestFailure {
         let cause = root_cause(error);
-        let place = self.server();
+        let place = self.server_name();
         let message = match error.kind() {
             HttpErrorKind::Connect if cause.contains("certificate") => format!(
-                "{place} shows a certificate that is not trusted: {cause}; name a PEM file of the authority that signed \
-                 it with AWS_CA_BUNDLE, or give it to the host"
+                "the certificate of {place} is not trusted: {cause}; set AWS_CA_BUNDLE to a PEM file of the authority \
+                 that signed it, or add that authority to the host"
             ),
             HttpErrorKind::Connect | HttpErrorKind::Timeout => format!(
-                "{place} can't be reached: {cause}; look whether the endpoint (AWS_ENDPOINT_URL) is right and its \
+                "{place} can't be reached: {cause}; check that the endpoint (AWS_ENDPOINT_URL) is right and its \
                  server runs"
             ),
             _ => format!("the connection to {place} broke: {cause}"),
         };
-        // A name that does not resolve, a refused certificate or another protocol does not change in a moment, but a
-        // server that restarts does, and the two can't be told apart with certainty.
+        // A name that does not resolve, or another protocol, is permanent, but a server that restarts is not, and the
+        // two can't be distinguished with certainty.
         let again = match error.kind() {
-            HttpErrorKind::Connect if !cause.contains("certificate") => Again::WhenBack,
-            _ => Again::Yes,
+            HttpErrorKind::Connect if !cause.contains("certificate") => RetryHint::AfterRestart,
+            _ => RetryHint::AfterPause,
         };
-        Failure { error: Error::new(ErrorKind::Unavailable, message), again }
+        RequestFailure { error: Error::new(ErrorKind::Unavailable, message), advice: again }
     }
 
-    /// Turns an answer other than the one hoped for into a failure that says why; `asked` is the region that the request
-    /// was signed for.
-    async fn refusal(&self, what: &str, method: &Method, asked: &str, response: HttpResponse) -> Failure {
+    /// Turns an error answer into a failure with the reason; `asked` is the region that the request was signed for.
+    async fn read_refusal(&self, what: &str, method: &Method, asked: &str, response: HttpResponse) -> RequestFailure {
         let status = response.status();
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let retry_after = header(RETRY_AFTER.as_str()).and_then(|v| v.parse().ok()).map(Duration::from_secs);
         let (region, date) = (header("x-amz-bucket-region"), header("date"));
         let server = header("server");
-        let location = header("location").and_then(|l| self.location(asked, &l));
-        let body = document(response).await.unwrap_or_default();
+        let location = header("location").and_then(|l| self.parse_location(asked, &l));
+        let body = read_document(response).await.unwrap_or_default();
         let parsed = s3_wire::parse_error(&body);
-        // An answer to HEAD has no body that could tell.
+        // An answer to HEAD has no body with an error document.
         let told = parsed.is_some() || *method == Method::HEAD;
         let mut wire = parsed.unwrap_or_default();
         let elsewhere = || s3_wire::region_of(location.as_ref().filter(|_| status.is_redirection())?.host_str()?);
         wire.region = wire.region.or(region).or_else(|| elsewhere().map(str::to_owned));
         let sent_on = location.as_ref().map(|to| to.origin().ascii_serialization());
         wire.server_time = wire.server_time.or(date);
-        let asked = Asked { what, region: asked, sent_on: sent_on.as_deref() };
-        self.classify(&asked, status, &wire, told, retry_after, server.as_deref())
+        let asked = RequestContext { what, region: asked, redirected_to: sent_on.as_deref() };
+        self.classify_refusal(&asked, status, &wire, told, retry_after, server.as_deref())
     }
 
-    fn classify(
+    fn classify_refusal(
         &self,
-        &Asked { what, region: asked, sent_on }: &Asked<'_>,
+        &RequestContext { what, region: asked, redirected_to: sent_on }: &RequestContext<'_>,
         status: StatusCode,
         wire: &WireError,
         told: bool,
         retry_after: Option<Duration>,
         server: Option<&str>,
-    ) -> Failure {
-        let place = self.server();
+    ) -> RequestFailure {
+        let place = self.server_name();
         let bucket = &self.bucket;
         let said = match (wire.code.as_str(), wire.message.as_str()) {
             ("", _) => format!("HTTP {status}"),
@@ -207,20 +211,20 @@ impl S3Backend {
         };
         let origin = &self.settings.origin;
         match (wire.code.as_str(), status.as_u16()) {
-            ("NoSuchBucket", _) => Failure::fatal(
+            ("NoSuchBucket", _) => RequestFailure::fatal(
                 ErrorKind::Unavailable,
                 format!(
-                    "there is no bucket '{bucket}' at {place} ({said}); look at its spelling, and at the endpoint \
-                     (AWS_ENDPOINT_URL) and region"
+                    "there is no bucket '{bucket}' at {place} ({said}); check its spelling, the endpoint \
+                     (AWS_ENDPOINT_URL) and the region"
                 ),
             ),
             ("PreconditionFailed", _) | (_, 412) => {
-                Failure::fatal(ErrorKind::Stale, format!("{what}: the object has another version by now ({said})"))
+                RequestFailure::fatal(ErrorKind::Stale, format!("{what}: the object has been replaced ({said})"))
             }
             ("InvalidRange", _) | (_, 416) => {
-                Failure::fatal(ErrorKind::Stale, format!("{what}: the object has become shorter ({said})"))
+                RequestFailure::fatal(ErrorKind::Stale, format!("{what}: the object has become shorter ({said})"))
             }
-            ("RequestTimeTooSkewed" | "RequestExpired", _) => Failure::fatal(
+            ("RequestTimeTooSkewed" | "RequestExpired", _) => RequestFailure::fatal(
                 ErrorKind::PermissionDenied,
                 format!(
                     "{place} refused {what} because clocks differ ({said}; its time is {}, ours {}); set this \
@@ -229,19 +233,19 @@ impl S3Backend {
                     chrono::DateTime::<chrono::Utc>::from(SystemTime::now()).format("%Y-%m-%dT%H:%M:%SZ"),
                 ),
             ),
-            // With status 403, though nobody's rights are at fault.
-            ("InvalidObjectState", _) => Failure::fatal(
+            // It has status 403, but permissions are not the reason.
+            ("InvalidObjectState", _) => RequestFailure::fatal(
                 ErrorKind::PermissionDenied,
                 format!("{place} refused {what} ({said}): the object is in an archive; restore it from there first"),
             ),
             ("SlowDown" | "RequestLimitExceeded" | "Throttling" | "ThrottlingException" | "TooManyRequests", _)
-            // 509 and 529 are what some stores and gateways say for 503.
-            | (_, 429 | 503 | 509 | 529) => Failure {
-                error: Error::new(ErrorKind::Throttled, format!("{place} asks to slow down ({said})")),
-                again: Again::SlowDown(retry_after),
+            // Some stores and gateways return 509 or 529 for 503.
+            | (_, 429 | 503 | 509 | 529) => RequestFailure {
+                error: Error::new(ErrorKind::Throttled, format!("{place} limits the request rate ({said})")),
+                advice: RetryHint::SlowDown(retry_after),
             },
             ("RequestTimeout" | "InternalError" | "OperationAborted", _) | (_, 408 | 500 | 502 | 504) => {
-                Failure::passing(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
+                RequestFailure::transient(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
             }
             (
                 "PermanentRedirect"
@@ -251,12 +255,12 @@ impl S3Backend {
                 _,
             )
             | (_, 301 | 302 | 303 | 307 | 308) => match sent_on {
-                Some(to) if wire.region.is_none() => self.another_place(what, &said, status, to),
-                _ => self.other_region(what, asked, &said, wire.region.as_deref()),
+                Some(to) if wire.region.is_none() => self.redirect_failure(what, &said, status, to),
+                _ => self.follow_region(what, asked, &said, wire.region.as_deref()),
             },
             // An answer to HEAD has no body: 400 with a region means the same as AuthorizationHeaderMalformed.
             ("", 400) if wire.region.as_deref().is_some_and(|region| region != asked) => {
-                self.other_region(what, asked, &said, wire.region.as_deref())
+                self.follow_region(what, asked, &said, wire.region.as_deref())
             }
             (
                 "InvalidAccessKeyId"
@@ -277,68 +281,69 @@ impl S3Backend {
                     "InvalidAccessKeyId" => "the server does not know this access key",
                     "SignatureDoesNotMatch" => "the secret does not fit the access key",
                     "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => {
-                        "the session token (AWS_SESSION_TOKEN) has run out or is another's"
+                        "the session token (AWS_SESSION_TOKEN) has expired or belongs to another key"
                     }
                     _ => "this identity may not s3:ListBucket or s3:GetObject here",
                 };
-                Failure::fatal(
+                RequestFailure::fatal(
                     ErrorKind::PermissionDenied,
                     format!(
-                        "{place} refused {what} in bucket '{bucket}' ({said}): {remedy}; used was {origin}, looked at \
-                         were {}",
+                        "{place} refused {what} in bucket '{bucket}' ({said}): {remedy}; used {origin}, checked \
+                         {}",
                         crate::aws::LOOKED_AT
                     ),
                 )
             }
             ("NoSuchKey" | "NoSuchVersion" | "NotFound", _) | ("", 404) => {
-                // S3 says it in a document: something between, which knows no bucket, must not make every file absent.
+                // S3 returns an error document. A gateway in between knows no bucket, and its 404 must not make every
+                // file absent.
                 if !told {
                     let message = format!(
-                        "{place} answered {what} with {said} and no S3 error: something between, or no S3 server; look at \
+                        "{place} answered {what} with {said} and no S3 error: it is a proxy or not an S3 server; check \
                          the endpoint (AWS_ENDPOINT_URL)"
                     );
-                    return Failure::passing(ErrorKind::Unavailable, message);
+                    return RequestFailure::transient(ErrorKind::Unavailable, message);
                 }
-                Failure::fatal(ErrorKind::NotFound, format!("{what}: no such object ({said})"))
+                RequestFailure::fatal(ErrorKind::NotFound, format!("{what}: no such object ({said})"))
             }
-            // Before what has no S3 error: a gateway's own numbers (520, 530, …) come and go as 502 does.
+            // Before answers without an S3 error: a gateway's own status codes (520, 530, …) are as transient as 502.
             _ if status.is_server_error() => {
-                Failure::passing(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
+                RequestFailure::transient(ErrorKind::Unavailable, format!("{place} failed to serve {what} ({said})"))
             }
-            ("", _) => Failure::fatal(
+            ("", _) => RequestFailure::fatal(
                 ErrorKind::Unavailable,
                 format!(
-                    "{place} answered {what} with {said}{} and no S3 error: it may be no S3 server; look at the \
+                    "{place} answered {what} with {said}{} and no S3 error: it may not be an S3 server; check the \
                      endpoint (AWS_ENDPOINT_URL)",
                     server.map(|s| format!(" ({s})")).unwrap_or_default()
                 ),
             ),
-            _ => Failure::fatal(ErrorKind::Unavailable, format!("{place} refused {what} ({said})")),
+            _ => RequestFailure::fatal(ErrorKind::Unavailable, format!("{place} refused {what} ({said})")),
         }
     }
 
-    /// Where a `Location` points to.
-    fn location(&self, region: &str, location: &str) -> Option<reqwest::Url> {
-        let asked = reqwest::Url::parse(&self.url(region, "")).ok()?;
+    /// The target of a `Location` header.
+    fn parse_location(&self, region: &str, location: &str) -> Option<reqwest::Url> {
+        let asked = reqwest::Url::parse(&self.object_url(region, "")).ok()?;
         asked.join(location).ok().filter(|to| matches!(to.scheme(), "http" | "https"))
     }
 
-    /// What is signed for one place is not sent to another: says which.
-    fn another_place(&self, what: &str, said: &str, status: StatusCode, to: &str) -> Failure {
-        let place = self.server();
+    /// A signed request can't follow a redirect; the message names the target.
+    fn redirect_failure(&self, what: &str, said: &str, status: StatusCode, to: &str) -> RequestFailure {
+        let place = self.server_name();
         let message = format!(
-            "{place} sends {what} on to {to} ({said}), and a signed request can't follow; if the store is there, name it as \
-             the endpoint (AWS_ENDPOINT_URL), else look what is between: it may want a login"
+            "{place} redirects {what} to {to} ({said}), and a signed request can't follow; if the store is there, set it as \
+             the endpoint (AWS_ENDPOINT_URL), else check the proxies in between: one may need a login"
         );
         match status.as_u16() {
-            301 | 308 => Failure::fatal(ErrorKind::Unavailable, message),
-            _ => Failure::passing(ErrorKind::Unavailable, message),
+            301 | 308 => RequestFailure::fatal(ErrorKind::Unavailable, message),
+            _ => RequestFailure::transient(ErrorKind::Unavailable, message),
         }
     }
 
-    /// Follows a server that names the bucket's region, unless it was that region that was `asked`; says what to set
-    /// otherwise. Requests that began before another one had followed it are sent again as well.
-    fn other_region(&self, what: &str, asked: &str, said: &str, named: Option<&str>) -> Failure {
+    /// Switches to the region that the server names, unless the request was signed for it; otherwise says what to
+    /// set. Requests that began before another one switched are repeated as well.
+    fn follow_region(&self, what: &str, asked: &str, said: &str, named: Option<&str>) -> RequestFailure {
         let message = format!(
             "the bucket '{}' is not in region {asked}{} ({what}: {said}); set AWS_REGION, or the endpoint \
              (AWS_ENDPOINT_URL) it is reached at",
@@ -347,19 +352,19 @@ impl S3Backend {
         );
         let safe = |n: &&str| n.len() < 64 && n.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         let Some(named) = named.filter(safe).filter(|named| *named != asked) else {
-            return Failure::fatal(ErrorKind::Unavailable, message);
+            return RequestFailure::fatal(ErrorKind::Unavailable, message);
         };
         let mut region = self.region.write();
         if *region != named {
             tracing::info!(bucket = %self.bucket, from = %*region, to = %named, "following the bucket's region");
             *region = named.to_owned();
         }
-        Failure { error: Error::new(ErrorKind::Unavailable, message), again: Again::Now }
+        RequestFailure { error: Error::new(ErrorKind::Unavailable, message), advice: RetryHint::AtOnce }
     }
 }
 
-/// Reads an answer that is a document; `None` when it breaks off or is longer than any document.
-async fn document(response: HttpResponse) -> Option<Vec<u8>> {
+/// Reads an answer's document; `None` when the connection breaks or the answer is too long.
+async fn read_document(response: HttpResponse) -> Option<Vec<u8>> {
     let mut stream = response.into_body().bytes_stream();
     let mut all = Vec::new();
     while let Some(chunk) = stream.next().await {
@@ -372,30 +377,30 @@ async fn document(response: HttpResponse) -> Option<Vec<u8>> {
     Some(all)
 }
 
-fn text(headers: &HeaderMap, name: http::HeaderName) -> Option<String> {
+fn header_text(headers: &HeaderMap, name: http::HeaderName) -> Option<String> {
     headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned)
 }
 
-/// What an answer calls the version; one that is empty is none.
+/// The etag of an answer; an empty one counts as none.
 fn etag_of(headers: &HeaderMap) -> Option<String> {
-    text(headers, ETAG).filter(|e| !s3_wire::bare_etag(e).is_empty())
+    header_text(headers, ETAG).filter(|e| !s3_wire::bare_etag(e).is_empty())
 }
 
-impl Backend for S3Backend {
-    fn twin(&self) -> Option<Box<dyn Backend>> {
-        let client = connect(&self.settings, self.connect_timeout, self.idle_timeout).ok()?;
-        Some(Box::new(S3Backend { place: Arc::clone(&self.place), client }))
+impl ObjectBackend for S3Backend {
+    fn try_clone(&self) -> Option<Box<dyn ObjectBackend>> {
+        let client = build_client(&self.settings, self.connect_timeout, self.idle_timeout).ok()?;
+        Some(Box::new(S3Backend { shared: Arc::clone(&self.shared), client }))
     }
 
-    fn attach(&self, shared: &tokio::runtime::Handle) {
-        if let Signer::Role(role) = &self.settings.signer {
+    fn attach_runtime(&self, shared: &tokio::runtime::Handle) {
+        if let RequestSigner::Role(role) = &self.settings.signer {
             role.attach(shared);
         }
     }
 
     fn describe(&self) -> String {
         let style = if self.virtual_hosted { "virtual-hosted" } else { "path" };
-        format!("{} region {} ({style} style, {})", self.server(), self.region(), self.settings.origin)
+        format!("{} region {} ({style} style, {})", self.server_name(), self.region(), self.settings.origin)
     }
 
     fn list<'a>(
@@ -403,39 +408,39 @@ impl Backend for S3Backend {
         prefix: &'a str,
         token: Option<&'a str>,
         max: usize,
-    ) -> BoxFuture<'a, Result<RawPage, Failure>> {
+    ) -> BoxFuture<'a, Result<RawPage, RequestFailure>> {
         async move {
-            // With a slash at its end a bucket's URL is the same to S3 but not to all that imitate it.
+            // With a trailing slash a bucket's URL is the same to S3, but not to every compatible server.
             let region = self.region();
-            let mut url = self.url(&region, "");
+            let mut url = self.object_url(&region, "");
             url.push('?');
             if let Some(token) = token {
-                let _ = write!(url, "continuation-token={}&", encode(token));
+                let _ = write!(url, "continuation-token={}&", encode_query(token));
             }
-            let _ = write!(url, "delimiter=%2F&encoding-type=url&list-type=2&max-keys={max}&prefix={}", encode(prefix));
+            let _ = write!(url, "delimiter=%2F&encoding-type=url&list-type=2&max-keys={max}&prefix={}", encode_query(prefix));
             let what = format!("the listing of '{prefix}'");
-            let response = self.send(Method::GET, &region, url, HeaderMap::new()).await?;
+            let response = self.send_signed(Method::GET, &region, url, HeaderMap::new()).await?;
             if response.status() != StatusCode::OK {
-                return Err(self.refusal(&what, &Method::GET, &region, response).await);
+                return Err(self.read_refusal(&what, &Method::GET, &region, response).await);
             }
-            let Some(body) = document(response).await else {
-                let message = format!("{} broke off in the middle of {what}", self.server());
-                return Err(Failure::passing(ErrorKind::Unavailable, message));
+            let Some(body) = read_document(response).await else {
+                let message = format!("{} ended the connection in the middle of {what}", self.server_name());
+                return Err(RequestFailure::transient(ErrorKind::Unavailable, message));
             };
             let (page, skipped) = s3_wire::parse_list(&body).map_err(|why| {
-                let server = self.server();
+                let server = self.server_name();
                 let message = match why {
-                    NoPage::Other => format!(
-                        "{server} answered {what} with something else than a listing: it is no S3 server; look at the \
+                    PageError::NotListing => format!(
+                        "{server} answered {what} with another document than a listing: it is not an S3 server; check the \
                          endpoint (AWS_ENDPOINT_URL)"
                     ),
-                    NoPage::NoWayOn => format!(
-                        "{server} cut {what} short and did not say how to ask for the rest (IsTruncated without \
-                         NextContinuationToken): it does not answer ListObjectsV2, and names would be missing; a newer \
-                         release of that server may"
+                    PageError::NoContinuation => format!(
+                        "{server} truncated {what} without a continuation token (IsTruncated without \
+                         NextContinuationToken): it does not support ListObjectsV2, and names would be missing; use a \
+                         newer release of that server"
                     ),
                 };
-                Failure::fatal(ErrorKind::Unavailable, message)
+                RequestFailure::fatal(ErrorKind::Unavailable, message)
             })?;
             self.stats.metadata.skipped_names.add(skipped);
             Ok(page)
@@ -443,20 +448,21 @@ impl Backend for S3Backend {
         .boxed()
     }
 
-    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, Failure>> {
+    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, RequestFailure>> {
         async move {
             let region = self.region();
-            let response = self.send(Method::HEAD, &region, self.url(&region, key), HeaderMap::new()).await?;
+            let response =
+                self.send_signed(Method::HEAD, &region, self.object_url(&region, key), HeaderMap::new()).await?;
             if response.status() != StatusCode::OK {
-                return Err(self.refusal(&format!("the head of '{key}'"), &Method::HEAD, &region, response).await);
+                return Err(self.read_refusal(&format!("the head of '{key}'"), &Method::HEAD, &region, response).await);
             }
             let headers = response.headers();
-            let size = text(headers, http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok());
+            let size = header_text(headers, http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok());
             let Some(size) = size else {
-                let message = format!("{} told no length of '{key}'; it is no S3 server", self.server());
-                return Err(Failure::fatal(ErrorKind::Unavailable, message));
+                let message = format!("{} returned no length of '{key}'; it is not an S3 server", self.server_name());
+                return Err(RequestFailure::fatal(ErrorKind::Unavailable, message));
             };
-            let mtime = text(headers, LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
+            let mtime = header_text(headers, LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
             Ok(RawObject {
                 key: key.to_owned(),
                 size,
@@ -473,22 +479,23 @@ impl Backend for S3Backend {
         from: u64,
         to: u64,
         etag: Option<&'a str>,
-    ) -> BoxFuture<'a, Result<RawBody, Failure>> {
+    ) -> BoxFuture<'a, Result<RawBody, RequestFailure>> {
         async move {
             let what = || format!("the read of '{key}' at {from}");
             let mut headers = HeaderMap::with_capacity(8);
             let header = |value: String| {
-                HeaderValue::try_from(value).map_err(|e| Failure::fatal(ErrorKind::Invalid, format!("{}: {e}", what())))
+                HeaderValue::try_from(value)
+                    .map_err(|e| RequestFailure::fatal(ErrorKind::Invalid, format!("{}: {e}", what())))
             };
             headers.insert(RANGE, header(format!("bytes={from}-{}", to - 1))?);
             if let Some(etag) = etag {
                 headers.insert(IF_MATCH, header(format!("\"{etag}\""))?);
             }
             let region = self.region();
-            let response = self.send(Method::GET, &region, self.url(&region, key), headers).await?;
-            let range = text(response.headers(), http::header::CONTENT_RANGE);
+            let response = self.send_signed(Method::GET, &region, self.object_url(&region, key), headers).await?;
+            let range = header_text(response.headers(), http::header::CONTENT_RANGE);
             let got = etag_of(response.headers());
-            let mtime = text(response.headers(), LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
+            let mtime = header_text(response.headers(), LAST_MODIFIED).and_then(|v| s3_wire::parse_time(&v));
             let ranged = response.status() == StatusCode::PARTIAL_CONTENT;
             match response.status() {
                 StatusCode::PARTIAL_CONTENT => {
@@ -496,28 +503,32 @@ impl Backend for S3Backend {
                         range.as_deref().and_then(|r| r.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok());
                     if starts != Some(from) {
                         let got = range.unwrap_or_default();
-                        let message = format!("{} answered {} with another range ('{got}')", self.server(), what());
-                        return Err(Failure::fatal(ErrorKind::Unavailable, message));
+                        let message =
+                            format!("{} answered {} with another range ('{got}')", self.server_name(), what());
+                        return Err(RequestFailure::fatal(ErrorKind::Unavailable, message));
                     }
                 }
-                // The whole object, because the range is all of it or because ranges are not understood.
+                // The whole object: either the range covers it, or the server ignores ranges.
                 StatusCode::OK if from == 0 => {}
-                StatusCode::OK if got.is_none() && mtime.is_none() => return Err(Failure::nameless(&self.server())),
-                StatusCode::OK => {
-                    let message = format!("{} does not serve ranges: it answered {} from 0", self.server(), what());
-                    return Err(Failure::fatal(ErrorKind::Unsupported, message));
+                StatusCode::OK if got.is_none() && mtime.is_none() => {
+                    return Err(RequestFailure::unidentified_answer(&self.server_name()));
                 }
-                _ => return Err(self.refusal(&what(), &Method::GET, &region, response).await),
+                StatusCode::OK => {
+                    let message =
+                        format!("{} does not serve ranges: it answered {} from 0", self.server_name(), what());
+                    return Err(RequestFailure::fatal(ErrorKind::Unsupported, message));
+                }
+                _ => return Err(self.read_refusal(&what(), &Method::GET, &region, response).await),
             }
             let total = match &range {
                 Some(range) => range.rsplit_once('/').and_then(|(_, total)| total.parse().ok()),
-                None => text(response.headers(), http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok()),
+                None => header_text(response.headers(), http::header::CONTENT_LENGTH).and_then(|v| v.parse().ok()),
             };
-            let place = self.server();
+            let place = self.server_name();
             let stream = response.into_body().bytes_stream().map(move |chunk| {
                 chunk.map_err(|e| {
-                    let message = format!("{place} broke off in the middle of a transfer: {}", root_cause(&e));
-                    Failure::passing(ErrorKind::Unavailable, message)
+                    let message = format!("{place} ended a transfer early: {}", root_cause(&e));
+                    RequestFailure::transient(ErrorKind::Unavailable, message)
                 })
             });
             Ok(RawBody { etag: got, mtime, total, ranged, stream: stream.boxed() })

@@ -13,7 +13,7 @@ const STRICT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_
 const STRICT_PATH: &AsciiSet = &STRICT.remove(b'/');
 
 /// A query value, percent-encoded.
-pub(crate) fn encode(text: &str) -> impl std::fmt::Display {
+pub(crate) fn encode_query(text: &str) -> impl std::fmt::Display {
     utf8_percent_encode(text, STRICT)
 }
 
@@ -22,18 +22,18 @@ pub(crate) fn encode_path(key: &str) -> impl std::fmt::Display {
     utf8_percent_encode(key, STRICT_PATH)
 }
 
-/// A name under `encoding-type=url`: percent-encoding with `+` for a space. `None` when it is no UTF-8.
-fn decode(text: &str) -> Option<String> {
+/// A name under `encoding-type=url`: percent-encoding with `+` for a space. `None` when it is not UTF-8.
+fn decode_name(text: &str) -> Option<String> {
     let spaced: Cow<'_, str> = if text.contains('+') { text.replace('+', " ").into() } else { text.into() };
     Some(percent_decode(spaced.as_bytes()).decode_utf8().ok()?.into_owned())
 }
 
-/// An etag without quotes and weakness, as versions have it.
+/// An etag without quotes and weak prefix, as versions have it.
 pub(crate) fn bare_etag(etag: &str) -> &str {
     etag.trim().trim_start_matches("W/").trim_matches('"')
 }
 
-/// The region that a host name of AWS has in it (`bucket.s3.eu-west-1.amazonaws.com`, `s3-eu-west-1.amazonaws.com`).
+/// The region in a host name of AWS (`bucket.s3.eu-west-1.amazonaws.com`, `s3-eu-west-1.amazonaws.com`).
 pub(crate) fn region_of(host: &str) -> Option<&str> {
     let (before, _) = host.split_once(".amazonaws.com")?;
     let (rest, last) = before.rsplit_once('.').unwrap_or(("", before));
@@ -55,7 +55,7 @@ pub(crate) fn parse_time(text: &str) -> Option<SystemTime> {
 
 /// Calls `seen(path, Some(text))` for every element that holds text only, with the names of the elements it stands in,
 /// and `seen(path, None)` at the end of every other. Returns `false` when the document is not well formed.
-fn walk(document: &[u8], mut seen: impl FnMut(&[String], Option<String>)) -> bool {
+fn walk_elements(document: &[u8], mut seen: impl FnMut(&[String], Option<String>)) -> bool {
     let mut reader = quick_xml::Reader::from_reader(document);
     let mut path: Vec<String> = Vec::new();
     let mut text = String::new();
@@ -103,17 +103,17 @@ fn walk(document: &[u8], mut seen: impl FnMut(&[String], Option<String>)) -> boo
     }
 }
 
-/// Why a document is no page of a listing.
+/// Why a document is not a page of a listing.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NoPage {
+pub(crate) enum PageError {
     /// It is another document.
-    Other,
-    /// It says that names follow and not how to ask for them: an answer to ListObjects of before.
-    NoWayOn,
+    NotListing,
+    /// It is truncated without a continuation token: an answer to the older ListObjects.
+    NoContinuation,
 }
 
 /// Parses the answer to ListObjectsV2. Names that are not UTF-8 are counted in the second part.
-pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), NoPage> {
+pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), PageError> {
     let mut page = RawPage::default();
     let (mut seen_root, mut encoded, mut truncated) = (false, false, None);
     let empty = || RawObject { key: String::new(), size: 0, mtime: SystemTime::UNIX_EPOCH, etag: None };
@@ -121,7 +121,7 @@ pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), NoPage> {
     let mut well = true;
     let mut objects: Vec<RawObject> = Vec::new();
     let mut prefixes: Vec<String> = Vec::new();
-    let parsed = walk(document, |path, text| {
+    let parsed = walk_elements(document, |path, text| {
         let mut names = path.iter().map(String::as_str);
         if names.next() != Some("ListBucketResult") {
             well = false;
@@ -149,16 +149,16 @@ pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), NoPage> {
         }
     });
     if !parsed || !well || !seen_root {
-        return Err(NoPage::Other);
+        return Err(PageError::NotListing);
     }
     match truncated {
-        Some(true) if page.next.is_none() => return Err(NoPage::NoWayOn),
+        Some(true) if page.next.is_none() => return Err(PageError::NoContinuation),
         Some(false) => page.next = None,
         _ => {}
     }
     let mut skipped = 0;
     let mut keep = |text: String| {
-        let text = if encoded { decode(&text) } else { Some(text) };
+        let text = if encoded { decode_name(&text) } else { Some(text) };
         if text.is_none() {
             skipped += 1;
         }
@@ -169,29 +169,30 @@ pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), NoPage> {
     Ok((page, skipped))
 }
 
-/// What an error document says.
+/// The content of an error document.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct WireError {
     pub code: String,
     pub message: String,
-    /// The region the bucket is in, where the server says.
+    /// The bucket's region, where the server states it.
     pub region: Option<String>,
-    /// The server's own time, where clocks differ.
+    /// The server's time, where clocks differ.
     pub server_time: Option<String>,
 }
 
-/// Parses an error document; `None` when it is none (a proxy's page, another kind of server).
+/// Parses an error document; `None` for any other document (a proxy's page, another kind of server).
 pub(crate) fn parse_error(document: &[u8]) -> Option<WireError> {
     let mut error = WireError::default();
     let mut well = true;
-    let parsed = walk(document, |path, text| match (&path.iter().map(String::as_str).collect::<Vec<_>>()[..], text) {
-        (["Error", "Code"] | ["ErrorResponse", "Error", "Code"], Some(text)) => error.code = text,
-        (["Error", "Message"] | ["ErrorResponse", "Error", "Message"], Some(text)) => error.message = text,
-        (["Error", "Region"], Some(text)) => error.region = Some(text),
-        (["Error", "ServerTime"], Some(text)) => error.server_time = Some(text),
-        (["Error" | "ErrorResponse", ..], _) => {}
-        _ => well = false,
-    });
+    let parsed =
+        walk_elements(document, |path, text| match (&path.iter().map(String::as_str).collect::<Vec<_>>()[..], text) {
+            (["Error", "Code"] | ["ErrorResponse", "Error", "Code"], Some(text)) => error.code = text,
+            (["Error", "Message"] | ["ErrorResponse", "Error", "Message"], Some(text)) => error.message = text,
+            (["Error", "Region"], Some(text)) => error.region = Some(text),
+            (["Error", "ServerTime"], Some(text)) => error.server_time = Some(text),
+            (["Error" | "ErrorResponse", ..], _) => {}
+            _ => well = false,
+        });
     (parsed && well && !error.code.is_empty()).then_some(error)
 }
 
@@ -252,7 +253,7 @@ mod tests {
         for document in
             [&b""[..], b"<html><body>hi</body></html>", b"<ListBucketResult><Contents>", b"{}", b"\xff\xfe<"]
         {
-            assert!(matches!(parse_list(document), Err(NoPage::Other)), "{document:?}");
+            assert!(matches!(parse_list(document), Err(PageError::NotListing)), "{document:?}");
         }
     }
 
@@ -261,8 +262,8 @@ mod tests {
         let page = |rest: &str| format!("<ListBucketResult>{rest}<Contents><Key>a</Key></Contents></ListBucketResult>");
         let parse = |rest: &str| parse_list(page(rest).as_bytes()).map(|(page, _)| page.next);
         let v1 = "<IsTruncated>true</IsTruncated><Marker/><NextMarker>a</NextMarker>";
-        assert_eq!(parse(v1), Err(NoPage::NoWayOn));
-        assert_eq!(parse("<IsTruncated>true</IsTruncated><NextContinuationToken/>"), Err(NoPage::NoWayOn));
+        assert_eq!(parse(v1), Err(PageError::NoContinuation));
+        assert_eq!(parse("<IsTruncated>true</IsTruncated><NextContinuationToken/>"), Err(PageError::NoContinuation));
         assert_eq!(parse("<IsTruncated>false</IsTruncated><NextMarker>a</NextMarker>"), Ok(None));
         assert_eq!(parse(""), Ok(None));
     }

@@ -1,14 +1,13 @@
-//! The name of an under-store: parsing and normalising of source URLs.
-//! It deliberately asks nothing of the place it names, not even whether it is there.
+//! Parsing and normalising of source URLs. It deliberately accesses no origin, not even to check that it exists.
 
 use spurline_types::{Error, ErrorKind, Result, url};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-/// What kind of place a source is.
+/// The kind of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Scheme {
+pub enum SourceScheme {
     /// `s3://bucket[/prefix]`
     S3,
     /// `gs://bucket[/prefix]`
@@ -21,104 +20,111 @@ pub enum Scheme {
 
 /// A source URL, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
-    scheme: Scheme,
+pub struct SourceLocation {
+    scheme: SourceScheme,
     url: String,
     bucket: String,
     prefix: String,
-    directory: PathBuf,
+    from_directory: PathBuf,
 }
 
-/// The schemes there are, for messages.
+/// The known schemes, for messages.
 const KNOWN: &str = "s3://bucket[/prefix], gs://bucket[/prefix], az://container[/prefix], file:///dir or a path";
 
-fn invalid(message: String) -> Error {
+fn invalid_source(message: String) -> Error {
     Error::new(ErrorKind::Invalid, message)
 }
 
-impl Source {
+impl SourceLocation {
     /// Parses a source as people write it.
     ///
     /// # Errors
     /// `Invalid` for an unknown scheme, a missing bucket, or credentials in the URL.
     pub fn parse(text: &str) -> Result<Self> {
         if text.is_empty() {
-            return Err(invalid(format!("the source is empty; give {KNOWN}")));
+            return Err(invalid_source(format!("the source is empty; give {KNOWN}")));
         }
         let Some((scheme, rest)) = text.split_once("://").filter(|(s, _)| is_scheme(s)) else {
             return Self::directory(Path::new(text));
         };
         let scheme = match scheme.to_ascii_lowercase().as_str() {
-            "s3" | "s3a" => Scheme::S3,
-            "gs" | "gcs" => Scheme::Gcs,
-            "az" | "abfs" | "azure" => Scheme::Azure,
+            "s3" | "s3a" => SourceScheme::S3,
+            "gs" | "gcs" => SourceScheme::Gcs,
+            "az" | "abfs" | "azure" => SourceScheme::Azure,
             "file" => {
                 let path = rest.strip_prefix("localhost").unwrap_or(rest);
                 if !path.starts_with('/') {
-                    return Err(invalid(format!(
-                        "'{text}' has a host name after file://, and only this machine's files can be reached that \
-                         way; write file:///dir"
+                    return Err(invalid_source(format!(
+                        "'{text}' has a host name after file://, and file:// reaches only this machine's files; \
+                         write file:///dir"
                     )));
                 }
-                return Self::directory(Path::new(&OsString::from_vec(url::unescaped(path).into_owned())));
+                return Self::directory(Path::new(&OsString::from_vec(url::percent_decoded(path).into_owned())));
             }
             other => {
-                // What follows the scheme is not repeated: it may hold a password.
-                return Err(invalid(format!("unknown scheme '{other}://' in the source; known are {KNOWN}")));
+                // The rest of the URL is not repeated: it may contain a password.
+                return Err(invalid_source(format!("unknown scheme '{other}://' in the source; known are {KNOWN}")));
             }
         };
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.contains('@') || bucket.contains(':') {
-            return Err(invalid(
+            return Err(invalid_source(
                 "the source URL holds a user, password or port; credentials and endpoints are given by \
                  AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, never in the URL"
                     .into(),
             ));
         }
         if bucket.is_empty() {
-            return Err(invalid(format!("'{text}' names no bucket; known are {KNOWN}")));
+            return Err(invalid_source(format!("'{text}' names no bucket; known are {KNOWN}")));
         }
         let prefix = prefix.trim_matches('/');
         if prefix.split('/').any(|part| matches!(part, "." | "..") || (part.is_empty() && !prefix.is_empty())) {
-            return Err(invalid(format!("the prefix '{prefix}' has an empty, '.' or '..' part; leave it out")));
+            return Err(invalid_source(format!("the prefix '{prefix}' has an empty, '.' or '..' part; remove it")));
         }
         let head = match scheme {
-            Scheme::S3 => "s3",
-            Scheme::Gcs => "gs",
-            Scheme::Azure | Scheme::Directory => "az",
+            SourceScheme::S3 => "s3",
+            SourceScheme::Gcs => "gs",
+            SourceScheme::Azure | SourceScheme::Directory => "az",
         };
         let slash = if prefix.is_empty() { "" } else { "/" };
-        Ok(Source {
+        Ok(SourceLocation {
             scheme,
             url: format!("{head}://{bucket}{slash}{prefix}"),
             bucket: bucket.into(),
             prefix: prefix.into(),
-            directory: PathBuf::new(),
+            from_directory: PathBuf::new(),
         })
     }
 
-    /// Names a directory; a relative path is taken from the current directory.
+    /// A source of a directory; a relative path starts at the current directory.
     ///
     /// # Errors
-    /// `Invalid` for a path with a `..` in it, whose place its words don't tell where links are on the way, and when the
-    /// current directory can't be told.
+    /// `Invalid` for a path with a `..` in it, since its target depends on symbolic links, and when the current
+    /// directory is unknown.
     pub fn directory(path: &Path) -> Result<Self> {
-        let absolute = std::path::absolute(path)
-            .map_err(|e| invalid(format!("'{}' can't be made absolute: {e}; give an absolute path", path.display())))?;
+        let absolute = std::path::absolute(path).map_err(|e| {
+            invalid_source(format!("'{}' can't be made absolute: {e}; give an absolute path", path.display()))
+        })?;
         if absolute.components().any(|part| part == Component::ParentDir) {
-            return Err(invalid(format!("the directory '{}' has a '..' part; write it without", path.display())));
+            return Err(invalid_source(format!("the directory '{}' has a '..' part; remove it", path.display())));
         }
         let mut bytes = absolute.as_os_str().as_bytes().to_vec();
         while bytes.len() > 1 && bytes.last() == Some(&b'/') {
             bytes.pop();
         }
-        let url = url::of_directory(&bytes);
+        let url = url::directory_url(&bytes);
         let directory = PathBuf::from(OsString::from_vec(bytes));
-        Ok(Source { scheme: Scheme::Directory, url, bucket: String::new(), prefix: String::new(), directory })
+        Ok(SourceLocation {
+            scheme: SourceScheme::Directory,
+            url,
+            bucket: String::new(),
+            prefix: String::new(),
+            from_directory: directory,
+        })
     }
 
-    /// What kind of place it is.
-    pub fn scheme(&self) -> Scheme {
+    /// The kind of the source.
+    pub fn scheme(&self) -> SourceScheme {
         self.scheme
     }
     /// The normalised URL.
@@ -135,13 +141,13 @@ impl Source {
     }
     /// The directory; empty for an object store.
     pub fn path(&self) -> &Path {
-        &self.directory
+        &self.from_directory
     }
 }
 
-/// The normalised form of a source URL; what is none is given as it is, and can't be opened either.
-pub fn normal(url: &str) -> String {
-    Source::parse(url).map_or_else(|_| url.to_owned(), |source| source.url)
+/// The normalised form of a source URL. An invalid one is returned unchanged; opening it fails.
+pub fn normal_url(url: &str) -> String {
+    SourceLocation::parse(url).map_or_else(|_| url.to_owned(), |source| source.url)
 }
 
 fn is_scheme(text: &str) -> bool {
@@ -168,11 +174,11 @@ mod tests {
             ("/data/a b%", "file:///data/a%20b%25"),
             ("/", "file:///"),
         ] {
-            let source = Source::parse(text).unwrap();
+            let source = SourceLocation::parse(text).unwrap();
             assert_eq!(source.url(), url, "{text}");
-            assert_eq!(Source::parse(url).unwrap(), source, "{text}");
+            assert_eq!(SourceLocation::parse(url).unwrap(), source, "{text}");
         }
-        assert_eq!(Source::parse("file:///data/x%20y").unwrap().path(), Path::new("/data/x y"));
+        assert_eq!(SourceLocation::parse("file:///data/x%20y").unwrap().path(), Path::new("/data/x y"));
     }
 
     #[test]
@@ -191,11 +197,11 @@ mod tests {
             ("file:///srv/data%2F..", "'..'"),
             ("/srv/..", "'..'"),
         ] {
-            let error = Source::parse(text).unwrap_err();
+            let error = SourceLocation::parse(text).unwrap_err();
             assert!(error.message().contains(part), "{text}: {error}");
             assert!(!error.message().contains("hush"), "{error}");
         }
-        let known = Source::parse("foo://user:hush@x").unwrap_err();
+        let known = SourceLocation::parse("foo://user:hush@x").unwrap_err();
         assert!(known.message().contains("s3://bucket") && !known.message().contains("hush"));
     }
 }

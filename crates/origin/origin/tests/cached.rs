@@ -3,27 +3,29 @@
 mod common;
 
 use common::{read_until, soon};
-use spurline_origin::faulty::{Fault, FaultyUnder, On};
-use spurline_origin::{Cached, Capabilities, InCommon, MetadataConfig, StatFs, UnderConfig, UnderStore, open};
-use spurline_types::{Attr, ErrorKind, ListPage, ObjectRef, Result, Sink, Stats};
+use spurline_origin::faulty::{FaultTarget, FaultyOrigin, OriginFault};
+use spurline_origin::{
+    CachedOrigin, MetadataConfig, OriginCapabilities, OriginCapacity, OriginOptions, OriginStore, SharedBuckets, open,
+};
+use spurline_types::{ByteSink, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 struct Rig {
     dir: tempfile::TempDir,
-    faulty: Arc<FaultyUnder>,
-    cached: Cached,
+    faulty: Arc<FaultyOrigin>,
+    cached: CachedOrigin,
     stats: Arc<Stats>,
 }
 
 fn rig(ttl: Duration, max_entries: usize) -> Rig {
     let dir = tempfile::tempdir().unwrap();
     let stats = Arc::new(Stats::default());
-    let inner = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap();
-    let faulty = Arc::new(FaultyUnder::new(inner));
+    let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
+    let faulty = Arc::new(FaultyOrigin::new(inner));
     let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries };
-    let cached = Cached::new(faulty.clone(), config, Arc::clone(&stats));
+    let cached = CachedOrigin::new(faulty.clone(), config, Arc::clone(&stats));
     Rig { dir, faulty, cached, stats }
 }
 
@@ -90,7 +92,7 @@ fn what_is_held_grows_old_and_is_bounded() {
     assert!(rig.cached.lookup(b"new", soon()).is_ok());
     for i in 0..2000 {
         let _ = rig.cached.lookup(format!("absent{i}/x").as_bytes(), soon());
-        assert!(rig.cached.held() <= 501, "{}", rig.cached.held());
+        assert!(rig.cached.held_names() <= 501, "{}", rig.cached.held_names());
     }
 }
 
@@ -99,7 +101,7 @@ fn a_stale_read_forgets_the_attributes() {
     let rig = rig(LONG, 1000);
     std::fs::write(rig.dir.path().join("f"), b"old").unwrap();
     let attr = rig.cached.lookup(b"f", soon()).unwrap();
-    let object = spurline_types::ObjectRef::new(rig.cached.source(), b"f", attr.version.clone(), attr.size);
+    let object = spurline_types::ObjectRef::new(rig.cached.source_url(), b"f", attr.version.clone(), attr.size);
     std::fs::write(rig.dir.path().join("f"), b"newer").unwrap();
     assert_eq!(rig.cached.lookup(b"f", soon()).unwrap().size, 3, "held");
     let error = read_until(&rig.cached, &object, 3, soon()).0.unwrap_err();
@@ -111,10 +113,10 @@ fn a_stale_read_forgets_the_attributes() {
 fn failures_are_not_held_and_waiting_ends_at_the_deadline() {
     let rig = rig(LONG, 1000);
     std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
-    rig.faulty.inject(On::Lookup, Fault::Fail(ErrorKind::Unavailable), 1);
+    rig.faulty.inject(FaultTarget::Lookup, OriginFault::Fail(ErrorKind::Unavailable), 1);
     assert_eq!(rig.cached.lookup(b"f", soon()).unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(rig.cached.lookup(b"f", soon()).is_ok());
-    rig.faulty.inject(On::Lookup, Fault::Stall(Duration::from_secs(3)), 1);
+    rig.faulty.inject(FaultTarget::Lookup, OriginFault::Stall(Duration::from_secs(3)), 1);
     std::thread::scope(|scope| {
         scope.spawn(|| rig.cached.lookup(b"g", soon()));
         std::thread::sleep(Duration::from_millis(100));
@@ -122,7 +124,7 @@ fn failures_are_not_held_and_waiting_ends_at_the_deadline() {
         assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::NotFound), "{error}");
     });
     // A listing that fails leaves the lookups to themselves.
-    rig.faulty.inject(On::List, Fault::Fail(ErrorKind::Throttled), 1000);
+    rig.faulty.inject(FaultTarget::List, OriginFault::Fail(ErrorKind::Throttled), 1000);
     for i in 0..50 {
         std::fs::write(rig.dir.path().join(format!("x{i}")), b"").unwrap();
         rig.cached.lookup(format!("x{i}").as_bytes(), soon()).unwrap();
@@ -132,7 +134,7 @@ fn failures_are_not_held_and_waiting_ends_at_the_deadline() {
 #[test]
 fn askers_whose_time_is_up_together_hold_nobody() {
     let rig = rig(LONG, 1000);
-    rig.faulty.inject(On::Any, Fault::Stall(LONG), u64::MAX);
+    rig.faulty.inject(FaultTarget::Any, OriginFault::Stall(LONG), u64::MAX);
     let cached = Arc::new(rig.cached);
     let (told, hears) = std::sync::mpsc::channel();
     for round in 0..10 {
@@ -156,7 +158,7 @@ fn askers_whose_time_is_up_together_hold_nobody() {
 #[test]
 fn a_listing_without_an_answer_leaves_time_for_the_lookup_and_is_not_made_again() {
     let rig = rig(LONG, 100_000);
-    rig.faulty.inject(On::List, Fault::Stall(LONG), 1000);
+    rig.faulty.inject(FaultTarget::List, OriginFault::Stall(LONG), 1000);
     for i in 0..40 {
         std::fs::write(rig.dir.path().join(format!("f{i}")), b"x").unwrap();
         assert_eq!(rig.cached.lookup(format!("f{i}").as_bytes(), soon()).unwrap().size, 1);
@@ -167,7 +169,7 @@ fn a_listing_without_an_answer_leaves_time_for_the_lookup_and_is_not_made_again(
 #[test]
 fn a_listing_that_takes_longer_than_answers_count_is_not_made_again() {
     let rig = rig(Duration::from_millis(300), 100_000);
-    rig.faulty.inject(On::List, Fault::Stall(Duration::from_millis(200)), 1000);
+    rig.faulty.inject(FaultTarget::List, OriginFault::Stall(Duration::from_millis(200)), 1000);
     for i in 0..3000 {
         std::fs::write(rig.dir.path().join(format!("f{i:04}")), b"x").unwrap();
     }
@@ -208,29 +210,30 @@ fn a_directory_is_known_whole_for_as_long_as_its_oldest_page_counts() {
 #[test]
 fn several_hold_one_number_of_names_together_and_those_that_nobody_uses_make_room() {
     for (ttl, left) in [(LONG, 120), (Duration::from_millis(50), 0)] {
-        let in_common = InCommon::default();
+        let in_common = SharedBuckets::default();
         let hold = |_| {
             let dir = tempfile::tempdir().unwrap();
             (0..60).for_each(|i| std::fs::write(dir.path().join(format!("f{i}")), "x").unwrap());
             let stats = Arc::new(Stats::default());
-            let inner = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap();
+            let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
             let config = MetadataConfig { ttl, negative_ttl: ttl, max_entries: 200 };
-            (Cached::with(&in_common, inner, config, stats), dir)
+            (CachedOrigin::with_shared(&in_common, inner, config, stats), dir)
         };
         let [(unused, _a), (used, _b)] = [0, 1].map(hold);
-        let list_all = |cached: &Cached| assert_eq!(cached.list(b"", None, 1000, soon()).unwrap().entries.len(), 60);
+        let list_all =
+            |cached: &CachedOrigin| assert_eq!(cached.list(b"", None, 1000, soon()).unwrap().entries.len(), 60);
         list_all(&unused);
         std::thread::sleep(Duration::from_millis(60));
         list_all(&used);
         // A name of a page counts twice.
-        assert_eq!(unused.held(), left, "{ttl:?}");
-        assert!(unused.held() + used.held() <= 200, "{ttl:?}: {}", used.held());
+        assert_eq!(unused.held_names(), left, "{ttl:?}");
+        assert!(unused.held_names() + used.held_names() <= 200, "{ttl:?}: {}", used.held_names());
     }
 }
 
 /// Whose answers to lookups and listings are of the moment of the question and come once they are let through.
 struct Late {
-    inner: Arc<dyn UnderStore>,
+    inner: Arc<dyn OriginStore>,
     asked: AtomicUsize,
     gate: Mutex<mpsc::Receiver<()>>,
 }
@@ -243,20 +246,20 @@ impl Late {
     }
 }
 
-impl UnderStore for Late {
-    fn source(&self) -> &str {
-        self.inner.source()
+impl OriginStore for Late {
+    fn source_url(&self) -> &str {
+        self.inner.source_url()
     }
     fn describe(&self) -> String {
         self.inner.describe()
     }
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> OriginCapabilities {
         self.inner.capabilities()
     }
     fn check(&self, deadline: Instant) -> Result<()> {
         self.inner.check(deadline)
     }
-    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<Attr> {
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
         let answer = self.inner.lookup(path, deadline);
         self.wait();
         answer
@@ -269,10 +272,10 @@ impl UnderStore for Late {
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
         self.inner.readlink(path, deadline)
     }
-    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
         self.inner.read(object, offset, sink, deadline)
     }
-    fn statfs(&self, deadline: Instant) -> Result<Option<StatFs>> {
+    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>> {
         self.inner.statfs(deadline)
     }
 }
@@ -281,11 +284,11 @@ impl UnderStore for Late {
 fn who_asks_every_time_gets_no_answer_of_before() {
     let dir = tempfile::tempdir().unwrap();
     let stats = Arc::new(Stats::default());
-    let inner = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap();
+    let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
     let (open_gate, gate) = mpsc::channel::<()>();
     let late = Arc::new(Late { inner, asked: AtomicUsize::new(0), gate: Mutex::new(gate) });
     let config = MetadataConfig { ttl: Duration::ZERO, negative_ttl: Duration::ZERO, max_entries: 1000 };
-    let cached = Cached::new(late.clone(), config, stats);
+    let cached = CachedOrigin::new(late.clone(), config, stats);
     let lookup = || cached.lookup(b"f", soon()).map_err(|e| e.kind());
     let names = || cached.list(b"", None, 10, soon()).unwrap().entries.len();
     let asked = |n: usize| {

@@ -1,9 +1,9 @@
-//! Directories as under-stores: the common rules, and what only they have.
+//! Directories as origins: the conformance suite, and their own rules.
 
 mod common;
 
 use common::{Fixture, conformance, list_all, object, pattern, read, soon};
-use spurline_origin::{Cached, MetadataConfig, UnderConfig, UnderStore, open};
+use spurline_origin::{CachedOrigin, MetadataConfig, OriginOptions, OriginStore, open};
 use spurline_types::{ErrorKind, FileKind, ObjectRef, SliceSink, Stats};
 use std::ffi::OsStr;
 use std::os::fd::AsRawFd;
@@ -34,9 +34,9 @@ impl Fixture for Local {
     }
 }
 
-fn open_dir(path: &Path) -> (Arc<dyn UnderStore>, Arc<Stats>) {
+fn open_dir(path: &Path) -> (Arc<dyn OriginStore>, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
-    (open(path.to_str().unwrap(), &UnderConfig::default(), Arc::clone(&stats)).unwrap(), stats)
+    (open(path.to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap(), stats)
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn below_a_source_that_the_operator_named_no_link_leads_out() {
     // The source itself may be a link: the operator named it.
     symlink("data", &named).unwrap();
     symlink(outside.path(), named.join("out")).unwrap();
-    let config = UnderConfig { within: vec![format!("file://{}", named.display())], ..UnderConfig::default() };
+    let config = OriginOptions { within: vec![format!("file://{}", named.display())], ..OriginOptions::default() };
     let open = |path: &str| open(named.join(path).to_str().unwrap(), &config, Arc::default()).unwrap();
     assert_eq!(open("").lookup(b"sub/deep/file", soon()).unwrap().size, 1);
     assert_eq!(open("sub/deep").lookup(b"file", soon()).unwrap().size, 1);
@@ -129,7 +129,7 @@ fn a_source_that_can_not_be() {
     assert_eq!(file.check(soon()).unwrap_err().kind(), ErrorKind::NotADirectory);
 }
 
-/// A source that is gone (unmounted, say) is no source whose files were deleted.
+/// The files of a source that is gone (unmounted, say) do not count as deleted.
 #[test]
 fn a_source_that_vanishes_is_not_one_whose_files_were_deleted() {
     let dir = tempfile::tempdir().unwrap();
@@ -138,7 +138,7 @@ fn a_source_that_vanishes_is_not_one_whose_files_were_deleted() {
     std::fs::write(root.join("file"), b"text").unwrap();
     let (store, _) = open_dir(&root);
     let attr = store.lookup(b"file", soon()).unwrap();
-    let object = ObjectRef::new(store.source(), b"file", attr.version.clone(), attr.size);
+    let object = ObjectRef::new(store.source_url(), b"file", attr.version.clone(), attr.size);
     let read = || {
         let mut bytes = vec![0; 4];
         let mut sink = SliceSink::new(&mut bytes);
@@ -213,7 +213,7 @@ fn a_file_changed_while_read_is_never_a_mix() {
     });
 }
 
-/// A file system whose times are whole seconds, in a file.
+/// A file system with times in whole seconds, in a file.
 struct WholeSeconds(tempfile::TempDir);
 
 impl WholeSeconds {
@@ -257,7 +257,7 @@ fn where_times_are_whole_seconds_a_file_written_again_has_another_version() {
     let file = std::fs::File::options().write(true).open(root.join("f")).unwrap();
     let mut before = None;
     for seed in 1..3 {
-        // In place and of the same length: the times are all that tells one from the other.
+        // In place and of the same length: only the times differ.
         file.write_all_at(&pattern(10_000, seed), 0).unwrap();
         let (found, _) = object(&*store, b"f");
         assert_ne!(before.as_ref(), Some(&found.version), "bytes read before would be taken for these");
@@ -293,7 +293,7 @@ fn a_read_that_waits_for_a_young_file_keeps_no_lookup_waiting() {
         Err(why) => return spurline_testkit::skip("loop", &why),
     };
     let root = mounted.0.path().join("at");
-    let config = UnderConfig { dir_threads: 1, ..UnderConfig::default() };
+    let config = OriginOptions { dir_threads: 1, ..OriginOptions::default() };
     let stats = Arc::new(Stats::default());
     let store = open(root.to_str().unwrap(), &config, Arc::clone(&stats)).unwrap();
     std::fs::write(root.join("other"), b"x").unwrap();
@@ -318,7 +318,7 @@ fn a_read_that_waits_for_a_young_file_keeps_no_lookup_waiting() {
     assert!(first, "the only thread waited for a file");
 }
 
-/// A FUSE mount whose server is gone, in a directory.
+/// A FUSE mount with a dead server, in a directory.
 struct DeadMount(PathBuf);
 
 impl DeadMount {
@@ -354,7 +354,7 @@ fn a_dead_mount_hides_no_name_beside_it_and_is_not_absent() {
     // Neither looked up as it is nor where a listing has answered for the names around it.
     let hour = Duration::from_secs(3600);
     let held = MetadataConfig { ttl: hour, negative_ttl: hour, max_entries: 100_000 };
-    let cached = Cached::new(Arc::clone(&store), held, Arc::clone(&stats));
+    let cached = CachedOrigin::new(Arc::clone(&store), held, Arc::clone(&stats));
     for store in [&*store, &cached] {
         for n in 0..20 {
             assert_eq!(store.lookup(format!("f{n}").as_bytes(), soon()).unwrap().size, 1);
@@ -386,7 +386,7 @@ fn a_file_system_that_hangs_costs_no_caller() {
     )
     .unwrap();
     let (store, _) = open_dir(dir.path());
-    let pipe = ObjectRef::new(store.source(), b"pipe", spurline_types::Version::new("x"), 10);
+    let pipe = ObjectRef::new(store.source_url(), b"pipe", spurline_types::Version::new("x"), 10);
     assert_eq!(read(&*store, &pipe, 0, 10).unwrap_err().kind(), ErrorKind::Stale);
     // A deadline that has passed is a timeout, not an answer.
     std::fs::write(dir.path().join("f"), pattern(10, 1)).unwrap();

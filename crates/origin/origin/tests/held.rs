@@ -1,7 +1,7 @@
-//! A directory whose file system answers from what it remembers, as a client of NFS does: a FUSE mount of which the kernel
+//! A directory on a file system that answers from cached attributes, as an NFS client does: a FUSE mount of which the kernel
 //! holds names and attributes for an hour.
 
-use spurline_origin::{UnderConfig, open};
+use spurline_origin::{OriginOptions, open};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -16,7 +16,7 @@ const ENOENT: i32 = 2;
 /// The first file called `f`; the one that takes its place has the number after it.
 const FIRST: u64 = 2;
 
-/// What the server has; the kernel is told of no change.
+/// The state of the server; the kernel is not notified of changes.
 struct Server {
     node: AtomicU64,
     size: AtomicU64,
@@ -72,7 +72,7 @@ impl Server {
             let Some(answer) = self.answer(&buffer[..read]) else { continue };
             let (errno, body) = answer.map_or_else(|errno| (errno, vec![]), |body| (0, body));
             let head = [(16 + body.len() as u32).to_ne_bytes(), (-errno).to_ne_bytes()].concat();
-            // Who asked may be gone.
+            // The caller may be gone.
             let _ = device.write_all(&[&head[..], &buffer[8..16], &body].concat());
         }
     }
@@ -106,7 +106,7 @@ fn a_lookup_asks_the_server_and_not_what_the_kernel_remembers() {
         Ok(mount) => mount,
         Err(why) => return spurline_testkit::skip("mount", &format!("a FUSE file system can't be mounted: {why}")),
     };
-    let store = open(dir.path().to_str().unwrap(), &UnderConfig::default(), Arc::default()).unwrap();
+    let store = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::default()).unwrap();
     let soon = || Instant::now() + Duration::from_secs(20);
     let by_the_kernel = || std::fs::symlink_metadata(dir.path().join("f")).unwrap().len();
     assert_eq!(store.lookup(b"f", soon()).unwrap().size, 10);

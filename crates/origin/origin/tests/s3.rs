@@ -1,10 +1,10 @@
-//! S3 as an under-store: the common rules on embedded servers and an independent one, and what can go wrong.
+//! S3 as an origin: the conformance suite on embedded servers and an independent one, and its failures.
 
 mod common;
 
 use common::{Fixture, conformance, list_all, object, pattern, read, read_until, soon};
-use spurline_origin::{Credentials, Environment, Read, UnderConfig, UnderStore, open};
-use spurline_testkit::{ACCESS_KEY, ChaosProxy, Fault, S3Server, SECRET_KEY};
+use spurline_origin::{AwsCredentials, EnvironmentSource, OriginOptions, OriginRead, OriginStore, open};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use spurline_types::{ErrorKind, FileKind, SliceSink, Stats};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,20 +13,20 @@ use std::time::{Duration, Instant};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 
-fn config(endpoint: &str) -> UnderConfig {
-    UnderConfig {
+fn config(endpoint: &str) -> OriginOptions {
+    OriginOptions {
         endpoint: Some(endpoint.into()),
-        credentials: Some(Credentials {
+        credentials: Some(AwsCredentials {
             access_key_id: ACCESS_KEY.into(),
             secret_access_key: SECRET_KEY.into(),
             session_token: None,
         }),
-        env: Environment::fixed([]),
-        ..UnderConfig::default()
+        env: EnvironmentSource::fixed([]),
+        ..OriginOptions::default()
     }
 }
 
-fn open_with(url: &str, config: &UnderConfig) -> (Arc<dyn UnderStore>, Arc<Stats>) {
+fn open_with(url: &str, config: &OriginOptions) -> (Arc<dyn OriginStore>, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
     (open(url, config, Arc::clone(&stats)).unwrap(), stats)
 }
@@ -73,16 +73,16 @@ impl Fixture for Folder {
 struct Rig {
     server: S3Server,
     proxy: ChaosProxy,
-    store: Arc<dyn UnderStore>,
+    store: Arc<dyn OriginStore>,
     stats: Arc<Stats>,
 }
 
-fn rig_with(change: impl FnOnce(&mut UnderConfig)) -> Rig {
+fn rig_with(change: impl FnOnce(&mut OriginOptions)) -> Rig {
     let server = S3Server::in_memory().unwrap();
     server.create_bucket("bucket");
     let proxy = ChaosProxy::start(server.address()).unwrap();
     let mut config = config(&proxy.endpoint());
-    // Long enough for a slow machine's answers: each is asked for once.
+    // Long enough for a slow machine's answers: each is requested once.
     config.stall_timeout = Duration::from_secs(2);
     config.timeout = Duration::from_secs(20);
     change(&mut config);
@@ -113,17 +113,17 @@ fn keeps_the_common_rules_on_a_directory() {
 
 #[test]
 fn google_protocol_keeps_most_of_them() {
-    // Google's XML interface speaks S3's listing and reads; without credentials the two differ in nothing asked here.
+    // Google's XML interface speaks S3's listing and reads; without credentials the two do not differ here.
     let server = S3Server::in_memory_open().unwrap();
     server.create_bucket("bucket");
     server.put("bucket", "d/f", &pattern(100_000, 1));
     server.put("bucket", "d/g h%", b"x");
     server.put("bucket", "d/empty/", b"");
-    let config = UnderConfig {
+    let config = OriginOptions {
         endpoint: Some(server.endpoint()),
         anonymous: true,
-        env: Environment::fixed([]),
-        ..UnderConfig::default()
+        env: EnvironmentSource::fixed([]),
+        ..OriginOptions::default()
     };
     let (store, _) = open_with("gs://bucket", &config);
     store.check(soon()).unwrap();
@@ -275,18 +275,18 @@ fn a_page_of_something_between_makes_no_file_absent() {
     rig.server.put("bucket", "d/f", b"bytes");
     let (f, _) = object(&*rig.store, b"d/f");
     // For a moment: it passes.
-    rig.proxy.inject_on(Some("GET"), "/bucket", Fault::Page(404), 2);
+    rig.proxy.inject_on(Some("GET"), "/bucket", ProxyFault::Page(404), 2);
     assert_eq!(rig.store.list(b"d", None, 10, soon()).unwrap().entries.len(), 1);
     assert_eq!(rig.store.lookup(b"d/f", soon()).unwrap().size, 5);
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
-    rig.proxy.inject_on(Some("GET"), "/bucket", Fault::Page(404), 100_000);
+    rig.proxy.inject_on(Some("GET"), "/bucket", ProxyFault::Page(404), 100_000);
     let error = rig.store.list(b"d", None, 10, soon()).unwrap_err();
     assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("no S3 error"), "{error}");
     let error = rig.store.lookup(b"d", soon()).unwrap_err();
     assert_ne!(error.kind(), ErrorKind::NotFound, "{error}");
     let error = read_until(&*rig.store, &f, 5, soon()).0.unwrap_err();
     assert_ne!(error.kind(), ErrorKind::NotFound, "{error}");
-    rig.proxy.calm();
+    rig.proxy.clear_faults();
     assert_eq!(rig.store.lookup(b"d/no", soon()).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
@@ -296,18 +296,18 @@ fn an_object_of_google_whose_name_holds_a_status_is_not_throttled() {
     server.create_bucket("bucket");
     server.put("bucket", "run-503/429", b"bytes");
     let proxy = ChaosProxy::start(server.address()).unwrap();
-    let config = UnderConfig {
+    let config = OriginOptions {
         endpoint: Some(proxy.endpoint()),
         anonymous: true,
-        env: Environment::fixed([]),
-        ..UnderConfig::default()
+        env: EnvironmentSource::fixed([]),
+        ..OriginOptions::default()
     };
     let (store, stats) = open_with("gs://bucket", &config);
     let (found, _) = object(&*store, b"run-503/429");
-    proxy.inject_on(Some("GET"), "/bucket/run", Fault::Error(500, "InternalError", "again"), 2);
+    proxy.inject_on(Some("GET"), "/bucket/run", ProxyFault::Error(500, "InternalError", "again"), 2);
     assert_eq!(read(&*store, &found, 0, 5).unwrap(), b"bytes");
     assert_eq!((stats.object.throttled.get(), stats.object.retries.get()), (0, 2));
-    proxy.inject_on(Some("GET"), "/bucket/run", Fault::SlowDown, 1);
+    proxy.inject_on(Some("GET"), "/bucket/run", ProxyFault::SlowDown, 1);
     assert_eq!(read(&*store, &found, 0, 5).unwrap(), b"bytes");
     assert_eq!(stats.object.throttled.get(), 1);
 }
@@ -318,16 +318,22 @@ fn a_transfer_cut_or_stalled_is_resumed_where_it_broke() {
     let bytes = pattern(4 << 20, 7);
     rig.server.put("bucket", "f", &bytes);
     let (f, _) = object(&*rig.store, b"f");
-    for fault in [Fault::CutHalf, Fault::StallAfter(1_000_000), Fault::CutAfter(1), Fault::Close, Fault::Stall] {
-        rig.proxy.forget();
+    for fault in [
+        ProxyFault::CutHalf,
+        ProxyFault::StallAfter(1_000_000),
+        ProxyFault::CutAfter(1),
+        ProxyFault::Close,
+        ProxyFault::Stall,
+    ] {
+        rig.proxy.forget_requests();
         let retries = rig.stats.object.retries.get();
         rig.proxy.inject_on(Some("GET"), "/bucket/f", fault.clone(), 1);
         assert!(read(&*rig.store, &f, 0, 4 << 20).unwrap() == bytes, "{fault:?}");
-        assert_eq!(rig.proxy.count("GET", "/bucket/f"), 2, "{fault:?}");
+        assert_eq!(rig.proxy.count_requests("GET", "/bucket/f"), 2, "{fault:?}");
         assert_eq!(rig.stats.object.retries.get() - retries, 1, "{fault:?}");
     }
     // Cut again and again, as long as something comes.
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::CutAfter(200_000), 20);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::CutAfter(200_000), 20);
     assert!(read(&*rig.store, &f, 0, 4 << 20).unwrap() == bytes);
     assert!(rig.stats.object.get_bytes.get() >= 6 * (4 << 20));
 }
@@ -339,7 +345,7 @@ fn an_object_replaced_while_it_is_read_is_stale_and_never_a_mix() {
     rig.server.put("bucket", "f", &bytes);
     let (f, _) = object(&*rig.store, b"f");
     // The first half arrives, the connection breaks, the object is replaced: the rest must not be the other's.
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::CutHalf, 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::CutHalf, 1);
     let gets = std::sync::atomic::AtomicU32::new(0);
     let server = Arc::new(rig.server);
     let hooked = Arc::clone(&server);
@@ -353,7 +359,7 @@ fn an_object_replaced_while_it_is_read_is_stale_and_never_a_mix() {
     let (answer, landed) = read_until(&*rig.store, &f, 1 << 20, soon());
     let error = answer.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
-    assert!(!landed.is_empty() && landed == bytes[..landed.len()], "what landed is of the version asked for");
+    assert!(!landed.is_empty() && landed == bytes[..landed.len()], "what landed is of the requested version");
 }
 
 #[test]
@@ -365,16 +371,16 @@ fn many_reads_at_once_are_each_answered_for_themselves() {
         rig.server.put("bucket", &format!("f{n}"), bytes);
         objects.push(object(&*rig.store, format!("f{n}").as_bytes()).0);
     }
-    // One is replaced, one is gone, one connection breaks in the middle, one answer is an error: the first two are told,
+    // One is replaced, one is gone, one connection breaks in the middle, one answer is an error: the first two are reported,
     // the others go well, and so do all beside them.
     rig.server.put("bucket", "f3", b"another");
     rig.server.remove("bucket", "f4");
-    rig.proxy.inject_on(Some("GET"), "/bucket/f7", Fault::CutHalf, 1);
-    rig.proxy.inject_on(Some("GET"), "/bucket/f9", Fault::Error(500, "InternalError", "again"), 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f7", ProxyFault::CutHalf, 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f9", ProxyFault::Error(500, "InternalError", "again"), 1);
     for at_once in [1, 8, 100] {
         let mut buffers: Vec<Vec<u8>> = bytes.iter().map(|bytes| vec![0; bytes.len()]).collect();
         let mut sinks: Vec<SliceSink<'_>> = buffers.iter_mut().map(|buffer| SliceSink::new(buffer)).collect();
-        let mut reads = objects.iter().zip(&mut sinks).map(|(object, sink)| Read { object, offset: 0, sink });
+        let mut reads = objects.iter().zip(&mut sinks).map(|(object, sink)| OriginRead { object, offset: 0, sink });
         let answers = rig.store.read_many(&mut reads, at_once, Duration::from_secs(20));
         assert_eq!(answers.len(), objects.len());
         for (n, answer) in answers.into_iter().enumerate() {
@@ -387,10 +393,10 @@ fn many_reads_at_once_are_each_answered_for_themselves() {
     assert!(rig.store.read_many(&mut std::iter::empty(), 8, Duration::from_secs(1)).is_empty());
     assert_eq!(rig.stats.object.in_flight.get(), 0);
     // Each has a time of its own.
-    rig.proxy.inject(Fault::Stall, 1000);
+    rig.proxy.inject(ProxyFault::Stall, 1000);
     let mut buffers = [[0; 10]; 3];
     let mut sinks = buffers.each_mut().map(|buffer| SliceSink::new(buffer));
-    let mut reads = objects.iter().zip(&mut sinks).map(|(object, sink)| Read { object, offset: 0, sink });
+    let mut reads = objects.iter().zip(&mut sinks).map(|(object, sink)| OriginRead { object, offset: 0, sink });
     for answer in rig.store.read_many(&mut reads, 2, Duration::from_millis(300)) {
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::Timeout);
     }
@@ -407,7 +413,7 @@ fn a_request_that_is_never_answered_is_sent_once_more() {
     rig.server.put("bucket", "d/f", b"bytes");
     let within = || Instant::now() + time;
     let (f, _) = object(&*rig.store, b"d/f");
-    let once = |method, path| rig.proxy.inject_on(Some(method), path, Fault::Stall, 1);
+    let once = |method, path| rig.proxy.inject_on(Some(method), path, ProxyFault::Stall, 1);
     once("HEAD", "/bucket/d/f");
     once("GET", "prefix=d%2Ff%2F");
     assert_eq!(rig.store.lookup(b"d/f", within()).unwrap().size, 5);
@@ -433,13 +439,13 @@ fn an_answer_that_takes_long_to_begin_is_waited_for() {
     });
     rig.server.put("bucket", "f", b"bytes");
     let (f, _) = object(&*rig.store, b"f");
-    rig.proxy.forget();
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Delay(Duration::from_secs(3)), 1);
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Stall, 100);
+    rig.proxy.forget_requests();
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Delay(Duration::from_secs(3)), 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Stall, 100);
     let (answer, landed) = read_until(&*rig.store, &f, 5, Instant::now() + Duration::from_secs(60));
     answer.unwrap();
     assert_eq!(landed, b"bytes");
-    assert!(rig.proxy.count("GET", "/bucket/f") <= 2, "no more often than retries allow");
+    assert!(rig.proxy.count_requests("GET", "/bucket/f") <= 2, "no more often than retries allow");
 }
 
 #[test]
@@ -452,40 +458,40 @@ fn what_fails_beside_a_request_without_an_answer_is_made_again() {
     rig.server.put("bucket", "f", b"bytes");
     let (f, _) = object(&*rig.store, b"f");
     let within = |seconds| Instant::now() + Duration::from_secs(seconds);
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Stall, 1);
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Error(500, "InternalError", "again"), 1);
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Close, 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Stall, 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Error(500, "InternalError", "again"), 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Close, 1);
     let (answer, landed) = read_until(&*rig.store, &f, 5, within(60));
     answer.unwrap();
     assert_eq!(landed, b"bytes");
-    // When all fail but the first, which says nothing until the end, it is told what the others said.
+    // When all fail but the first, which says nothing until the end, their errors are returned.
     let told = [2, 10, 50].into_iter().any(|seconds| {
-        rig.proxy.calm();
-        rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Stall, 1);
-        rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::SlowDown, 1000);
+        rig.proxy.clear_faults();
+        rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Stall, 1);
+        rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::SlowDown, 1000);
         read_until(&*rig.store, &f, 5, within(seconds)).0.unwrap_err().kind() == ErrorKind::Throttled
     });
-    assert!(told, "what the others said is lost");
+    assert!(told, "the errors of the others are lost");
 }
 
 #[test]
 fn throttling_backs_off_and_is_counted() {
     let rig = rig_with(|config| config.retries = 3);
     rig.server.put("bucket", "f", b"bytes");
-    rig.proxy.inject(Fault::SlowDown, 3);
+    rig.proxy.inject(ProxyFault::SlowDown, 3);
     let (f, _) = object(&*rig.store, b"f");
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Error(429, "TooManyRequests", "slower"), 2);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Error(429, "TooManyRequests", "slower"), 2);
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
     assert_eq!(rig.stats.object.throttled.get(), 5);
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Page(529), 1);
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Page(509), 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Page(529), 1);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Page(509), 1);
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
     assert_eq!(rig.stats.object.throttled.get(), 7);
     // Other numbers of something between pass as well.
-    rig.proxy.inject_on(Some("GET"), "/bucket/f", Fault::Page(520), 2);
+    rig.proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Page(520), 2);
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
     // Throttled more often than it is tried again: its own kind, and the count of attempts.
-    rig.proxy.inject(Fault::SlowDown, 1000);
+    rig.proxy.inject(ProxyFault::SlowDown, 1000);
     let error = read_until(&*rig.store, &f, 5, soon()).0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Throttled, "{error}");
     assert!(error.message().contains("SlowDown") && error.message().contains("attempts"), "{error}");
@@ -500,7 +506,7 @@ fn nothing_blocks_past_its_deadline() {
     });
     rig.server.put("bucket", "f", &pattern(1 << 20, 1));
     let (f, _) = object(&*rig.store, b"f");
-    rig.proxy.inject(Fault::Stall, 1000);
+    rig.proxy.inject(ProxyFault::Stall, 1000);
     let in_300 = || Instant::now() + Duration::from_millis(300);
     for kind in [
         rig.store.lookup(b"f", in_300()).map(|_| ()).unwrap_err().kind(),
@@ -510,7 +516,7 @@ fn nothing_blocks_past_its_deadline() {
     ] {
         assert_eq!(kind, ErrorKind::Timeout);
     }
-    rig.proxy.calm();
+    rig.proxy.clear_faults();
     assert_eq!(rig.store.lookup(b"f", soon()).unwrap().size, 1 << 20);
 }
 
@@ -519,11 +525,11 @@ fn a_server_that_goes_and_comes_back() {
     let rig = rig();
     rig.server.put("bucket", "f", b"bytes");
     let (f, _) = object(&*rig.store, b"f");
-    rig.proxy.refuse(true);
+    rig.proxy.refuse_connections(true);
     let deadline = Instant::now() + Duration::from_secs(1);
     let error = read_until(&*rig.store, &f, 5, deadline).0.unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{error}");
-    rig.proxy.calm();
+    rig.proxy.clear_faults();
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
 }
 
@@ -538,14 +544,14 @@ fn a_server_that_restarts_costs_a_pause() {
     let (f, _) = object(&*direct, b"f");
     // There again, it is not ready at once.
     let proxy = ChaosProxy::start(server.address()).unwrap();
-    proxy.inject_on(Some("GET"), "/bucket/f", Fault::Error(503, "ServiceUnavailable", "not ready"), 1);
-    proxy.inject_on(Some("GET"), "/bucket/f", Fault::Close, 1);
+    proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Error(503, "ServiceUnavailable", "not ready"), 1);
+    proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Close, 1);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    // A port of its own that refuses until somebody listens.
+    // A port of its own that refuses until a server listens.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let endpoint = format!("http://{}", socket.local_addr().unwrap());
-    let (store, stats) = open_with("s3://bucket", &UnderConfig { retries: 2, ..config(&endpoint) });
+    let (store, stats) = open_with("s3://bucket", &OriginOptions { retries: 2, ..config(&endpoint) });
     let error = store.check(soon()).unwrap_err();
     assert!(error.message().contains("refused") && error.message().contains("3 attempts"), "{error}");
     let before = stats.object.retries.get();
@@ -572,9 +578,9 @@ fn what_is_wrong_is_said_with_evidence_and_remedy() {
     let server = S3Server::in_memory().unwrap();
     server.create_bucket("bucket");
     let good = config(&server.endpoint());
-    let check = |url: &str, config: &UnderConfig| open_with(url, config).0.check(soon()).unwrap_err();
-    let with_key = |id: &str, secret: &str| UnderConfig {
-        credentials: Some(Credentials {
+    let check = |url: &str, config: &OriginOptions| open_with(url, config).0.check(soon()).unwrap_err();
+    let with_key = |id: &str, secret: &str| OriginOptions {
+        credentials: Some(AwsCredentials {
             access_key_id: id.into(),
             secret_access_key: secret.into(),
             session_token: None,
@@ -590,7 +596,7 @@ fn what_is_wrong_is_said_with_evidence_and_remedy() {
     let error = check("s3://bucket", &with_key("NOBODYKNOWSME", "hush-hush"));
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert!(!error.message().contains("hush-hush") && !error.message().contains("KNOWSME"), "{error}");
-    let error = check("s3://bucket", &UnderConfig { anonymous: true, ..good.clone() });
+    let error = check("s3://bucket", &OriginOptions { anonymous: true, ..good.clone() });
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     assert!(error.message().contains("anonymous access"), "{error}");
 
@@ -613,8 +619,8 @@ fn what_is_wrong_is_said_with_evidence_and_remedy() {
 
     let proxy = ChaosProxy::start(server.address()).unwrap();
     let through = config(&proxy.endpoint());
-    proxy.inject(Fault::Html, 1);
-    assert!(check("s3://bucket", &through).message().contains("no S3 server"));
+    proxy.inject(ProxyFault::Html, 1);
+    assert!(check("s3://bucket", &through).message().contains("not an S3 server"));
     for (status, code, kind, part) in [
         (403, "AccessDenied", ErrorKind::PermissionDenied, "s3:ListBucket"),
         (403, "RequestTimeTooSkewed", ErrorKind::PermissionDenied, "set this machine's clock"),
@@ -622,7 +628,7 @@ fn what_is_wrong_is_said_with_evidence_and_remedy() {
         (301, "PermanentRedirect", ErrorKind::Unavailable, "AWS_REGION"),
         (418, "ImATeapot", ErrorKind::Unavailable, "ImATeapot"),
     ] {
-        proxy.inject(Fault::Error(status, code, "as the test wishes"), 1);
+        proxy.inject(ProxyFault::Error(status, code, "as the test wishes"), 1);
         let error = check("s3://bucket", &through);
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.message().contains(part) && error.message().contains(code), "{error}");
@@ -663,8 +669,8 @@ fn a_server_signed_by_an_authority_of_ones_own_is_read_over_tls() {
     let bundle = dir.path().join("ca.pem");
     std::fs::write(&bundle, own.cert.pem()).unwrap();
 
-    let env = Environment::fixed([("AWS_CA_BUNDLE", bundle.to_str().unwrap())]);
-    let (store, _) = open_with("s3://bucket", &UnderConfig { env, ..config(&endpoint) });
+    let env = EnvironmentSource::fixed([("AWS_CA_BUNDLE", bundle.to_str().unwrap())]);
+    let (store, _) = open_with("s3://bucket", &OriginOptions { env, ..config(&endpoint) });
     assert_eq!(read(&*store, &object(&*store, b"file").0, 0, data.len()).unwrap(), data);
 
     // Nobody vouches for it.
@@ -677,7 +683,7 @@ fn a_server_signed_by_an_authority_of_ones_own_is_read_over_tls() {
 fn another_region_is_followed() {
     let rig = rig();
     let wrong = "<r/></Message><Region>eu-central-1</Region><Message>expecting 'eu-central-1'";
-    rig.proxy.inject(Fault::Error(400, "AuthorizationHeaderMalformed", wrong), 1);
+    rig.proxy.inject(ProxyFault::Error(400, "AuthorizationHeaderMalformed", wrong), 1);
     rig.store.check(soon()).unwrap();
     assert!(rig.store.describe().contains("eu-central-1"), "{}", rig.store.describe());
     assert!(!rig.store.describe().contains(SECRET_KEY));
@@ -689,9 +695,9 @@ fn another_region_is_followed_by_all_that_were_asked_before_it_was_known() {
     let rig = rig_with(|config| config.timeout = Duration::from_secs(60));
     rig.server.put("bucket", "f", b"bytes");
     let wrong = "<r/></Message><Region>eu-central-1</Region><Message>expecting 'eu-central-1'";
-    let fault = Fault::Error(400, "AuthorizationHeaderMalformed", wrong);
+    let fault = ProxyFault::Error(400, "AuthorizationHeaderMalformed", wrong);
     rig.proxy.inject_on(Some("GET"), "list-type", fault, AT_ONCE as u32);
-    // None is answered before all are asked.
+    // None is answered before all are sent.
     let (together, seen) = (std::sync::Barrier::new(AT_ONCE), std::sync::atomic::AtomicUsize::new(0));
     rig.proxy.on_request(move |_, _| {
         if seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < AT_ONCE {
@@ -708,7 +714,7 @@ fn another_region_is_followed_by_all_that_were_asked_before_it_was_known() {
     });
     assert!(rig.store.describe().contains("eu-central-1"), "{}", rig.store.describe());
     // Asked in the region it named, and sent away again: no end of that.
-    rig.proxy.inject(Fault::Error(400, "AuthorizationHeaderMalformed", wrong), 1);
+    rig.proxy.inject(ProxyFault::Error(400, "AuthorizationHeaderMalformed", wrong), 1);
     let error = rig.store.check(soon()).unwrap_err();
     assert!(error.message().contains("AWS_REGION"), "{error}");
 }

@@ -3,28 +3,28 @@
 mod common;
 
 use common::{object, pattern, read, soon};
-use spurline_origin::{Credentials, Environment, UnderConfig, UnderStore, open};
-use spurline_testkit::{ACCESS_KEY, ChaosProxy, Fault, S3Server, SECRET_KEY};
+use spurline_origin::{AwsCredentials, EnvironmentSource, OriginOptions, OriginStore, open};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use spurline_types::{ErrorKind, ObjectRef, Stats, Version};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-fn config(endpoint: &str) -> UnderConfig {
-    UnderConfig {
+fn config(endpoint: &str) -> OriginOptions {
+    OriginOptions {
         endpoint: Some(endpoint.into()),
-        credentials: Some(Credentials {
+        credentials: Some(AwsCredentials {
             access_key_id: ACCESS_KEY.into(),
             secret_access_key: SECRET_KEY.into(),
             session_token: None,
         }),
-        env: Environment::fixed([]),
+        env: EnvironmentSource::fixed([]),
         timeout: Duration::from_secs(20),
         retries: 2,
-        ..UnderConfig::default()
+        ..OriginOptions::default()
     }
 }
 
-fn open_with(config: &UnderConfig) -> Arc<dyn UnderStore> {
+fn open_with(config: &OriginOptions) -> Arc<dyn OriginStore> {
     open("s3://bucket", config, Arc::new(Stats::default())).unwrap()
 }
 
@@ -39,15 +39,15 @@ fn server() -> (S3Server, ChaosProxy) {
 const PAGE: &str = "<html>who are you?</html>";
 
 /// An answer with `head`, which says nothing of its length, and `body` in one chunk.
-fn chunked(head: &str, body: &str) -> Fault {
-    Fault::Raw(format!(
+fn chunked(head: &str, body: &str) -> ProxyFault {
+    ProxyFault::Raw(format!(
         "HTTP/1.1 {head}\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
         body.len()
     ))
 }
 
-fn whole(head: &str, body: &str) -> Fault {
-    Fault::Raw(format!("HTTP/1.1 {head}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
+fn whole(head: &str, body: &str) -> ProxyFault {
+    ProxyFault::Raw(format!("HTTP/1.1 {head}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
 }
 
 /// Its versions are etags.
@@ -77,10 +77,10 @@ fn a_page_with_status_200_is_not_the_object() {
         proxy.inject_on(Some("GET"), "/bucket/f", page.clone(), 1000);
         let error = read(&*store, &f, at, 10).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{page:?}: {error}");
-        assert!(error.message().contains("something between"), "{page:?}: {error}");
-        proxy.calm();
+        assert!(error.message().contains("does not identify"), "{page:?}: {error}");
+        proxy.clear_faults();
     }
-    // Stores that tell no etag here answer with a range of an object as long as this one.
+    // Stores without an etag here answer with a range of an object as long as this one.
     proxy.inject_on(Some("GET"), "/bucket/f", whole(&format!("{partial} 0-9/1000"), of_ten), 1);
     assert_eq!(read(&*store, &f, 0, 10).unwrap(), of_ten.as_bytes());
     proxy.inject_on(Some("GET"), "/bucket/f", whole(&format!("{partial} 0-9/999"), of_ten), 1);
@@ -92,9 +92,9 @@ fn a_page_with_status_200_is_not_the_object() {
 fn a_page_with_status_200_is_no_object_of_a_store_without_etags() {
     let (_server, proxy) = server();
     let store = open_with(&config(&proxy.endpoint()));
-    let f = |version: &str| ObjectRef::new(store.source(), b"f", Version::new(version), 10);
+    let f = |version: &str| ObjectRef::new(store.source_url(), b"f", Version::new(version), 10);
     let answer = |head: &str, body: &str| {
-        proxy.calm();
+        proxy.clear_faults();
         proxy.inject_on(Some("GET"), "/bucket/f", whole(head, body), 1000);
     };
     let time = "Last-Modified: Thu, 01 Jan 1970 00:01:00 GMT";
@@ -120,7 +120,7 @@ fn a_page_with_status_200_is_no_object_of_a_store_without_etags() {
         assert_eq!(error.kind(), kind, "{head}: {error}");
     }
     let timed = format!("200 OK\r\n{time}");
-    proxy.calm();
+    proxy.clear_faults();
     proxy.inject_on(Some("GET"), "/bucket/f", chunked(&timed, PAGE), 1000);
     assert_eq!(read(&*store, &f("~3c-a"), 0, 10).unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(store.lookup(b"f", soon()).is_err());
@@ -143,17 +143,17 @@ fn a_redirect_is_told_and_not_followed() {
             let named = error.message().contains(&elsewhere.endpoint()) && error.message().contains("AWS_ENDPOINT_URL");
             assert!(named && !error.message().contains("hush"), "{status}: {error}");
         }
-        proxy.calm();
+        proxy.clear_faults();
     }
-    assert_eq!(elsewhere.count("", ""), 0);
+    assert_eq!(elsewhere.count_requests("", ""), 0);
     // What is not signed may go anywhere.
     let server = S3Server::in_memory_open().unwrap();
     server.create_bucket("bucket");
     let elsewhere = ChaosProxy::start(server.address()).unwrap();
     proxy.inject(whole(&format!("307 X\r\nLocation: {}/bucket?list-type=2", elsewhere.endpoint()), ""), 1);
-    let anonymous = UnderConfig { credentials: None, anonymous: true, ..config(&proxy.endpoint()) };
+    let anonymous = OriginOptions { credentials: None, anonymous: true, ..config(&proxy.endpoint()) };
     open_with(&anonymous).check(soon()).unwrap();
-    assert_eq!(elsewhere.count("GET", "/bucket"), 1);
+    assert_eq!(elsewhere.count_requests("GET", "/bucket"), 1);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn an_object_in_an_archive_is_to_be_restored() {
     server.put("bucket", "f", b"bytes");
     let (f, _) = object(&*store, b"f");
     let told = "The operation is not valid for the object's storage class";
-    proxy.inject_on(Some("GET"), "/bucket/f", Fault::Error(403, "InvalidObjectState", told), 1);
+    proxy.inject_on(Some("GET"), "/bucket/f", ProxyFault::Error(403, "InvalidObjectState", told), 1);
     let error = read(&*store, &f, 0, 5).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert!(error.message().contains("restore it") && !error.message().contains("AWS_ACCESS_KEY_ID"), "{error}");
@@ -182,7 +182,7 @@ fn an_object_in_an_archive_is_to_be_restored() {
 #[test]
 fn a_bucket_and_an_endpoint_that_make_no_url_are_refused() {
     let at = |endpoint: &str, virtual_hosted: bool| {
-        let config = UnderConfig { virtual_hosted: Some(virtual_hosted), ..config(endpoint) };
+        let config = OriginOptions { virtual_hosted: Some(virtual_hosted), ..config(endpoint) };
         open("s3://bucket", &config, Arc::new(Stats::default())).map(|_| ()).map_err(|e| (e.kind(), e.to_string()))
     };
     assert_eq!(at("http://127.0.0.1:1", false), Ok(()));
@@ -192,7 +192,7 @@ fn a_bucket_and_an_endpoint_that_make_no_url_are_refused() {
 }
 
 /// As a service that gives a role's credentials: an answer that is valid for `seconds`.
-fn credentials(seconds: u64) -> Fault {
+fn credentials(seconds: u64) -> ProxyFault {
     let end = chrono::DateTime::<chrono::Utc>::from(SystemTime::now() + Duration::from_secs(seconds));
     let json = format!(
         r#"{{"AccessKeyId":"{ACCESS_KEY}","SecretAccessKey":"{SECRET_KEY}","Token":"t","Expiration":"{}"}}"#,
@@ -211,16 +211,16 @@ fn credentials_of_a_role_that_are_still_good_serve_while_nobody_gives_others() {
     let token = dir.path().join("token");
     std::fs::write(&token, "token").unwrap();
     let uri = format!("{}/credentials", giver.endpoint());
-    for silence in [Fault::Stall, Fault::Error(500, "InternalFailure", "later"), Fault::Close] {
-        giver.calm();
-        // To be asked for again at once.
+    for silence in [ProxyFault::Stall, ProxyFault::Error(500, "InternalFailure", "later"), ProxyFault::Close] {
+        giver.clear_faults();
+        // They must be requested again at once.
         giver.inject(credentials(200), 1);
         giver.inject(silence.clone(), 1000);
-        let env = Environment::fixed([
+        let env = EnvironmentSource::fixed([
             ("AWS_CONTAINER_CREDENTIALS_FULL_URI", uri.as_str()),
             ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token.to_str().unwrap()),
         ]);
-        let store = open_with(&UnderConfig { credentials: None, env, ..config(&proxy.endpoint()) });
+        let store = open_with(&OriginOptions { credentials: None, env, ..config(&proxy.endpoint()) });
         let (f, _) = object(&*store, b"f");
         // After the moment for which one is simply used.
         std::thread::sleep(Duration::from_millis(1200));

@@ -1,29 +1,29 @@
-//! How the one memory budget (`--buffer-size`) is shared out: a sum of named terms, each with its reason.
-//! Pure arithmetic; what is left over after the terms holds hot blocks.
+//! Divides the memory budget (`--buffer-size`) into named terms, each with its reason. Pure arithmetic; the remainder
+//! holds hot blocks.
 
 use crate::host::Host;
 use spurline_types::Size;
 use spurline_types::fault::Fault;
 use std::fmt;
 
-/// Requests the kernel may have under way per processor over io_uring: two keep the processor busy while the
-/// other's answer is copied; more cost memory on every possible processor and measured no faster.
+/// Kernel requests in flight per processor over io_uring. Two keep the processor busy while the other's reply is
+/// copied; more cost memory on every possible processor and measured no faster.
 pub const URING_DEPTH: u64 = 2;
-/// Requests of the kernel answered at one time when the budget allows: enough for as many readers to wait for
-/// cold blocks at once as one node answers at full speed.
+/// Limit of concurrent kernel requests, if the budget allows: enough readers waiting for cold blocks for one node's
+/// full throughput.
 pub const MOST_SLOTS: u64 = 64;
-/// The part of the budget that FUSE requests take at most, unless threads are named.
+/// Divisor of the budget for FUSE requests, unless --fuse-threads is given.
 pub const SLOT_SHARE: u64 = 4;
 /// Header and alignment beside the payload of one FUSE request.
 pub const FUSE_SLOT_OVERHEAD: u64 = 8 << 10;
-/// Fills that must fit for reads to make progress: one per side of a block boundary, for two readers at once.
+/// Fills required for progress: one per side of a block boundary, for two readers at once.
 pub const MIN_FILLS: u64 = 4;
-/// Blocks read ahead that must fit when read-ahead is on: the one being read and the next.
+/// Read-ahead blocks required with read-ahead on: the current one and the next.
 pub const MIN_READAHEAD_BLOCKS: u64 = 2;
-/// Read-ahead of one stream when the flag does not say: enough to cover 100 ms at 300 MB/s.
+/// Default read-ahead of one stream: 100 ms at 300 MB/s.
 pub const DEFAULT_READAHEAD: u64 = 32 << 20;
-/// The part of the budget that RDMA connections may take: each keeps registered buffers for its messages, 80 KiB on a
-/// mount and 48 KiB on a node, so of 300 MiB there are some for 500 channels, or for 800 mounts' of a node.
+/// Divisor of the budget for RDMA connections. Each has registered message buffers, 80 KiB on a mount and 48 KiB on a
+/// node: 300 MiB allow 500 channels of a mount, or 800 mounts of a node.
 pub const RDMA_SHARE: u64 = 8;
 /// Memory outside the budget: code, stacks, indexes of files and blocks, libraries.
 pub const OUTSIDE: u64 = 64 << 20;
@@ -31,11 +31,11 @@ pub const OUTSIDE: u64 = 64 << 20;
 /// One consumer of the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Term {
-    /// Who uses it.
+    /// The consumer.
     pub name: &'static str,
-    /// How many bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Why so many.
+    /// Why this size.
     pub reason: &'static str,
 }
 
@@ -44,25 +44,25 @@ pub struct Term {
 pub struct Budget {
     /// The whole of `--buffer-size`.
     pub total: u64,
-    /// Requests of the kernel at one time (0 on a node).
+    /// Concurrent kernel requests (0 on a node).
     pub fuse_slots: u64,
     /// Bytes of one such request.
     pub fuse_slot_bytes: u64,
-    /// Requests of peers a node answers at one time (0 on a mount).
+    /// Concurrent peer requests on a node (0 on a mount).
     pub serve_slots: u64,
-    /// Blocks being fetched from the under-store or from a node at one time.
+    /// Concurrent fetches of blocks from the origin or a node.
     pub fills: u64,
-    /// Bytes one sequential stream may be read ahead.
+    /// Read-ahead limit of one sequential stream, in bytes.
     pub readahead: u64,
-    /// Bytes of the buffers of RDMA connections (0 without rails).
+    /// Bytes of the RDMA connections' buffers (0 without rails).
     pub rdma: u64,
-    /// Bytes of hot blocks held in memory: the rest.
+    /// Bytes of hot blocks in memory: the remainder.
     pub memory_tier: u64,
-    /// The terms, in the order they were taken.
+    /// The terms, in the order of allocation.
     pub terms: Vec<Term>,
 }
 
-/// What the shares depend on.
+/// The inputs of the division.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand {
     /// `--buffer-size`.
@@ -84,46 +84,46 @@ pub struct Demand {
 }
 
 impl Budget {
-    /// Requests of the kernel, the bytes of each, and answers to peers.
+    /// Kernel requests, the bytes of each, and peer requests.
     fn slots(demand: &Demand) -> (u64, u64, u64) {
         match demand.max_write {
             Some(max_write) => {
-                // Either way of fetching requests fits: ring entries on every processor, or one per thread.
+                // Either transport fits: ring entries on every processor, or one slot per thread.
                 let slot = max_write + FUSE_SLOT_OVERHEAD;
-                // On many processors half of the budget has to do; the session then takes /dev/fuse where rings need more.
+                // On many processors this may use half of the budget; if rings need more, the session uses /dev/fuse.
                 let least = (demand.processors * URING_DEPTH).min(demand.total / 2 / slot).max(2);
                 let slots = demand.fuse_threads.unwrap_or_else(|| (demand.total / SLOT_SHARE / slot).min(MOST_SLOTS));
                 (slots.max(least), slot, 0)
             }
-            // A node answers from blocks it pins while they are sent: one for each processor, and one on its way. Blocks
-            // that wait for readers who take nothing are more for as long as those are borne. On many processors a quarter
-            // of the budget has to do.
+            // A node replies from blocks that it pins during the send: one per processor, and one in transit. Blocks
+            // for slow readers exceed that for a limited time. On many processors this may use a quarter of the
+            // budget.
             None => (0, 0, (demand.processors + 1).min(demand.total / 4 / demand.block).max(2)),
         }
     }
 
-    /// For connections over rails.
+    /// The term of the RDMA connections.
     fn rdma(demand: &Demand) -> u64 {
         if demand.rdma { demand.total / RDMA_SHARE } else { 0 }
     }
 
-    /// The least for read-ahead and for fills.
+    /// The minimum for read-ahead and for fills.
     fn least(demand: &Demand) -> (u64, u64) {
         let readahead = if demand.readahead == Some(0) { 0 } else { MIN_READAHEAD_BLOCKS * demand.block };
         (readahead, MIN_FILLS.min(demand.max_downloads.max(1)) * demand.block)
     }
 
-    /// What a budget of this size has to hold at the least.
+    /// The minimum size of such a budget.
     fn derive_need(demand: Demand) -> u64 {
         let (slots, slot_bytes, serve) = Self::slots(&demand);
         let (readahead, fills) = Self::least(&demand);
         slots * slot_bytes + serve * demand.block + Self::rdma(&demand) + readahead + fills
     }
 
-    /// Shares out a budget.
+    /// Divides a budget.
     ///
     /// # Errors
-    /// When it is too small for one of each; the message names the terms and the number needed.
+    /// When it is too small for the minimum of each term; the message names the terms and the size required.
     pub fn derive(demand: Demand) -> Result<Self, Fault> {
         let Demand { total, block, .. } = demand;
         let (fuse_slots, fuse_slot_bytes, serve_slots) = Self::slots(&demand);
@@ -148,7 +148,7 @@ impl Budget {
             if min_readahead > 0 {
                 parts.push(format!("{MIN_READAHEAD_BLOCKS} blocks of read-ahead = {}", show(min_readahead)));
             }
-            // A larger budget has more requests: what is named has to be enough for its own.
+            // A larger budget has more requests: the size in the message must suffice for its own.
             let enough = |mib: u64| Self::derive_need(Demand { total: mib << 20, ..demand }) <= mib << 20;
             let least = need.div_ceil(1 << 20);
             let whole = (least..least * 4).find(|mib| enough(*mib)).unwrap_or(least * 4);
@@ -158,7 +158,7 @@ impl Budget {
             ));
         }
         let rest = total - fuse - serve - rdma;
-        // Half of what is left may be in flight, so that the other half is worth calling a cache.
+        // At most half of the rest may be in flight, so that the other half is a useful cache.
         let fills = (rest / 2 / block).min(demand.max_downloads.max(1)).max(min_fills / block);
         let left = rest - fills * block;
         let readahead = match demand.readahead {
@@ -187,10 +187,10 @@ impl Budget {
         self.fuse_slots * self.fuse_slot_bytes
     }
 
-    /// Compares the budget with the memory there is, and answers with a warning when it fits barely.
+    /// Compares the budget with the available memory; returns a warning when it barely fits.
     ///
     /// # Errors
-    /// When the budget and what a process needs besides do not fit the control group or the machine.
+    /// When the budget and the memory outside it exceed the control group's limit or the machine's memory.
     pub fn check_host(&self, host: &Host) -> Result<Option<String>, Fault> {
         let need = self.total + OUTSIDE;
         let limits = [
@@ -200,12 +200,12 @@ impl Budget {
             host.memory_bytes.map(|memory| (memory, "the memory of this machine (/proc/meminfo)".to_owned())),
         ];
         let mut warning = None;
-        for (limit, who) in limits.into_iter().flatten() {
+        for (limit, what) in limits.into_iter().flatten() {
             if need > limit {
                 let fits = limit.saturating_sub(OUTSIDE) * 3 / 4;
                 return Err(Fault::usage(
                     format!(
-                        "--buffer-size {} and {} besides do not fit into {}, {who}",
+                        "--buffer-size {} and {} outside it do not fit into {}, {what}",
                         Size(self.total),
                         show(OUTSIDE),
                         show(limit)
@@ -215,7 +215,7 @@ impl Budget {
             }
             if need > limit / 10 * 9 && warning.is_none() {
                 warning =
-                    Some(format!("--buffer-size {} takes nearly all of {}, {who}", Size(self.total), show(limit)));
+                    Some(format!("--buffer-size {} takes nearly all of {}, {what}", Size(self.total), show(limit)));
             }
         }
         Ok(warning)
@@ -294,7 +294,7 @@ mod tests {
             error.remedy.split("--buffer-size ").nth(1).unwrap().split('M').next().unwrap().parse().unwrap();
         assert!(Budget::derive(mount(number * MIB)).is_ok());
         assert!(Budget::derive(mount((number - 1) * MIB)).is_err());
-        // The terms grow with the budget: on few processors the need of the number named is larger than was said.
+        // Terms grow with the budget: on few processors the suggested budget needs more than the first message said.
         for processors in 1..=16 {
             let demand = |mib: u64| Demand { processors, rdma: processors % 2 == 0, ..mount(mib * MIB) };
             let remedy = Budget::derive(demand(1)).unwrap_err().remedy;

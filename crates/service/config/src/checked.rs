@@ -1,5 +1,5 @@
-//! The checked configuration: every value in range, every path absolute, every default filled in.
-//! What needs the machine (processors, memory, root, globs) is asked of [`Host`] and the file system's names.
+//! The checked configuration: every value in range, every path absolute, every default applied. Facts about the
+//! machine (processors, memory, root) come from [`HostLimits`], and globs are matched against the file system.
 
 use crate::args::{
     CacheArgs, CommonArgs, CoordinatorArgs, GroupArgs, LogArgs, MountArgs, NetArgs, NodeArgs, UnderArgs,
@@ -16,29 +16,29 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where metrics are served when nobody said where.
+/// The default address of metrics.
 pub const DEFAULT_METRICS: &str = "127.0.0.1:9567";
 
 /// A mount, ready to run.
 #[derive(Debug, Clone)]
 pub struct MountConfig {
-    /// What is mounted.
+    /// The origin.
     pub source: Source,
-    /// Where, absolute by its words; whether it exists is for the mount to find out.
+    /// The mountpoint, made absolute without file system access; the mount checks that it exists.
     pub mountpoint: PathBuf,
-    /// The nodes to read from; `None` for a mount that runs alone.
+    /// The nodes to read from; `None` for a lone mount.
     pub group: Option<GroupConfig>,
-    /// How many nodes hold each file (with a registry only).
+    /// The number of nodes per file (with a registry only).
     pub replicas: Replicas,
-    /// No read is late before this; zero for never.
+    /// Reads are hedged after this time at the earliest; zero for never.
     pub hedge_after: Duration,
-    /// The block cache; its directories are empty for a consumer of nodes.
+    /// The block cache; without directories if nodes hold the cache.
     pub cache: CacheConfig,
-    /// How the under-store is reached (alone only).
+    /// Access to the origin (lone mount only).
     pub under: UnderConfig,
-    /// How nodes are reached (with a registry only).
+    /// Access to nodes (with a registry only).
     pub net: NetConfig,
-    /// Who may join.
+    /// Authentication and encryption.
     pub trust: TrustConfig,
     /// The FUSE session.
     pub fuse: FuseConfig,
@@ -48,36 +48,36 @@ pub struct MountConfig {
     pub log: LogConfig,
     /// The metrics page.
     pub metrics: MetricsConfig,
-    /// Where one line per request goes.
+    /// The file of the access log.
     pub access_log: Option<PathBuf>,
-    /// Go to the background once the mount answers.
+    /// Daemonise once the mount is ready.
     pub background: bool,
-    /// What to tell the person at start.
+    /// Warnings printed at start.
     pub warnings: Vec<String>,
 }
 
 /// A cache node, ready to run.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
-    /// What the node may fetch, at least one, none twice.
+    /// The origins that the node may read: at least one, without duplicates.
     pub sources: Vec<Source>,
-    /// Share of the group's blocks.
+    /// Weight of the node: its share of the group's blocks.
     pub weight: u32,
-    /// Its name in the group; `None` for one made of host name and port.
+    /// Its name in the group; `None` for a name made of host name and port.
     pub name: Option<String>,
-    /// Settings may place blocks elsewhere than before.
+    /// `--yes`: settings that move blocks to other directories are accepted.
     pub accept: bool,
-    /// The group to enter; `None` for a node that is listed by whoever reads from it.
+    /// The group to join; `None` for a node that its clients list.
     pub group: Option<GroupConfig>,
     /// Fixed port, or 0 for a free one.
     pub port: u16,
     /// The block cache.
     pub cache: CacheConfig,
-    /// How the under-store is reached.
+    /// Access to the origins.
     pub under: UnderConfig,
-    /// Where to listen and how.
+    /// Listening addresses and protocols.
     pub net: NetConfig,
-    /// Who may join.
+    /// Authentication and encryption.
     pub trust: TrustConfig,
     /// The shares of the memory budget.
     pub budget: Budget,
@@ -85,22 +85,22 @@ pub struct NodeConfig {
     pub log: LogConfig,
     /// The metrics page.
     pub metrics: MetricsConfig,
-    /// Go to the background once the node serves.
+    /// Daemonise once the node serves.
     pub background: bool,
-    /// What to tell the person at start.
+    /// Warnings printed at start.
     pub warnings: Vec<String>,
 }
 
-/// A cache group and where its members are found.
+/// A cache group and its registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupConfig {
     /// The group's name.
     pub name: String,
     /// The registry.
     pub registry: Registry,
-    /// What this machine shares with those near it; empty when not told.
+    /// The zone that this machine shares with near ones; empty if not given.
     pub zone: String,
-    /// How long a node that left the registry keeps its place.
+    /// How long the group waits for a node that left the registry before its blocks move.
     pub hold: Duration,
 }
 
@@ -111,38 +111,38 @@ pub struct CoordinatorConfig {
     pub group_network: Vec<String>,
     /// Fixed port, or 0 for a free one.
     pub port: u16,
-    /// Where the list of nodes is kept; `None` keeps it in memory only.
+    /// The file with the list of nodes; `None` for memory only.
     pub state_file: Option<PathBuf>,
-    /// Where jobs are kept that other coordinators share; `None` keeps them beside the list of nodes.
+    /// The store of jobs shared with other coordinators; `None` for the state file.
     pub job_store: Option<EtcdUrl>,
-    /// What nodes and mounts have to show, and jobs show to nodes.
+    /// Authentication of nodes and mounts, and of jobs towards nodes.
     pub trust: TrustConfig,
     /// Logs.
     pub log: LogConfig,
     /// The metrics page.
     pub metrics: MetricsConfig,
-    /// Go to the background once the coordinator serves.
+    /// Daemonise once the coordinator serves.
     pub background: bool,
 }
 
 /// The block cache.
 #[derive(Debug, Clone)]
 pub struct CacheConfig {
-    /// Cache directories, absolute, globs expanded, none twice; empty when there is no disk cache.
+    /// Cache directories: absolute, globs expanded, no duplicates; empty without a disk cache.
     pub dirs: Vec<PathBuf>,
     /// Capacity over all of them.
     pub size: CacheSize,
-    /// A disk is not filled past this part of it being free; 0 to 0.99.
+    /// The fraction of each disk to leave free; 0 to 0.99.
     pub free_space_ratio: f64,
-    /// Bytes of a block: a power of two from 64 KiB to 64 MiB.
+    /// Block size in bytes: a power of two from 64 KiB to 64 MiB.
     pub block_size: u64,
-    /// How disks are read.
+    /// I/O mode of disk reads.
     pub iorpc_mode: IorpcMode,
     /// Deadline of one disk request.
     pub disk_timeout: Duration,
 }
 
-/// How the under-store is reached.
+/// Access to the origin.
 #[derive(Debug, Clone)]
 pub struct UnderConfig {
     /// Address of an S3-compatible server; `None` for the provider's own or the AWS variables.
@@ -155,20 +155,20 @@ pub struct UnderConfig {
     pub timeout: Duration,
     /// Longest silence within a transfer.
     pub stall_timeout: Duration,
-    /// Tries after the first.
+    /// Attempts after the first.
     pub retries: u32,
-    /// Requests at one time.
+    /// Limit of concurrent requests.
     pub max_downloads: u32,
 }
 
-/// How nodes are reached, or where a node listens.
+/// Access to nodes, or a node's listening addresses.
 #[derive(Debug, Clone)]
 pub struct NetConfig {
     /// Interface names, addresses or CIDRs; empty when not given (a node: loopback only).
     pub group_network: Vec<String>,
-    /// What may carry the data.
+    /// The transports allowed for data.
     pub transport: Transport,
-    /// The rails for RDMA; `None` where none may carry data.
+    /// The rails for RDMA; `None` if data may not use RDMA.
     pub rdma: Option<RdmaConfig>,
     /// TCP congestion control.
     pub tcp_congestion: Congestion,
@@ -176,52 +176,52 @@ pub struct NetConfig {
     pub nconnect: usize,
     /// Deadline of one request to a node.
     pub peer_timeout: Duration,
-    /// A node that owes answers is given up after this long without a sign of life, when there are others.
+    /// A node that owes replies is abandoned after this long without a heartbeat, if there are other nodes.
     pub peer_silence: Duration,
 }
 
 /// The rails for RDMA data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// Names of interfaces, at least one, none twice; what they are is for the rails to find out.
+    /// Interface names: at least one, no duplicates. Their devices are resolved later.
     pub interfaces: Vec<String>,
     /// Fixed port of a node, or 0 for a free one.
     pub port: u16,
-    /// When a failed path is tried again.
+    /// Retry interval of a failed path.
     pub retry: Duration,
-    /// How long a link that came back is not trusted.
+    /// How long a restored link must be up before it is used.
     pub settle: Duration,
-    /// Silence under load that ends a path.
+    /// A path without progress under load for this long is closed.
     pub silence: Duration,
 }
 
 /// Logs.
 #[derive(Debug, Clone)]
 pub struct LogConfig {
-    /// Where to; `None` for standard error.
+    /// The file; `None` for standard error.
     pub file: Option<PathBuf>,
-    /// What; `None` for RUST_LOG or info.
+    /// The filter; `None` for RUST_LOG or info.
     pub filter: Option<String>,
-    /// The form of a line.
+    /// The line format.
     pub format: LogFormat,
 }
 
 /// The metrics page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MetricsConfig {
-    /// None.
+    /// Disabled.
     Off,
-    /// At the default address, or another port when that is taken.
+    /// The default address, or another port if that is taken.
     Default,
-    /// Here, or it is an error.
+    /// This address, else an error.
     At(SocketAddr),
 }
 
 impl MountArgs {
-    /// Checks everything that can be checked before the mount starts.
+    /// Performs all checks that are possible before the mount starts.
     ///
     /// # Errors
-    /// Wrong values with exit code 2, missing abilities with exit code 3.
+    /// Exit code 2 for wrong values, 3 for a missing prerequisite.
     pub fn check(self, host: &Host) -> Result<MountConfig, Fault> {
         let mut warnings = Vec::new();
         let group = check_group(self.group)?;
@@ -232,7 +232,7 @@ impl MountArgs {
         let kernel = Some((&fuse, readahead));
         let budget = derive(&self.common, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
         if alone && self.net.rdma_network.is_some() {
-            warnings.push("--rdma-network carries nothing: a mount without --registry reads from no node".to_owned());
+            warnings.push("--rdma-network has no effect: a mount without --registry reads from no node".to_owned());
         }
         let (net, trust) = (check_net(self.net, 0, host, &mut warnings)?, self.trust.check(false)?);
         unencrypted(&net, &trust, &mut warnings);
@@ -258,10 +258,10 @@ impl MountArgs {
 }
 
 impl NodeArgs {
-    /// Checks everything that can be checked before the node starts.
+    /// Performs all checks that are possible before the node starts.
     ///
     /// # Errors
-    /// Wrong values with exit code 2, missing abilities with exit code 3.
+    /// Exit code 2 for wrong values, 3 for a missing prerequisite.
     pub fn check(self, host: &Host) -> Result<NodeConfig, Fault> {
         let mut warnings = Vec::new();
         let mut sources: Vec<Source> = Vec::new();
@@ -272,17 +272,17 @@ impl NodeArgs {
         }
         let group = check_group(self.group)?;
         let (group, untold) = match group {
-            Some(group) if !group.registry.is_told() => (None, Some(group.registry)),
+            Some(group) if !group.registry.takes_registrations() => (None, Some(group.registry)),
             group => (group, None),
         };
         if let Some(registry) = untold {
-            warnings.push(format!("--registry {registry} is not told of nodes: it is for mounts"));
+            warnings.push(format!("--registry {registry} does not register nodes: it is for mounts"));
         }
         if let Some(name) = &self.name {
             check_name("--name", name)?;
         } else if group.is_some() && self.group_port == 0 {
-            let text = "this node's name in the group changes with its port at every start, and its blocks are placed \
-                        anew: give --name, or a fixed --group-port";
+            let text = "this node's name in the group changes with its port at every start, and its blocks \
+                        move: give --name, or a fixed --group-port";
             warnings.push(text.to_owned());
         }
         let cache = check_cache(&self.cache, host, true, &mut warnings)?;
@@ -292,8 +292,8 @@ impl NodeArgs {
         let trust = self.trust.check(self.allow_anyone)?;
         unencrypted(&net, &trust, &mut warnings);
         if net.transport == Transport::Rdma {
-            let text = "--transport rdma binds mounts, not nodes: this one serves over tcp as well, and takes blocks from \
-                        other nodes over tcp";
+            let text = "--transport rdma applies to mounts, not nodes: this node also serves over TCP, and reads blocks \
+                        from other nodes over TCP";
             warnings.push(text.to_owned());
         }
         Ok(NodeConfig {
@@ -316,7 +316,7 @@ impl NodeArgs {
     }
 }
 
-/// Says what --tls does not cover.
+/// Warns about connections that --tls does not cover.
 fn unencrypted(net: &NetConfig, trust: &TrustConfig, warnings: &mut Vec<String>) {
     if trust.tls.is_some() && net.rdma.is_some() {
         warnings
@@ -325,10 +325,10 @@ fn unencrypted(net: &NetConfig, trust: &TrustConfig, warnings: &mut Vec<String>)
 }
 
 impl CoordinatorArgs {
-    /// Checks everything that can be checked before the coordinator starts.
+    /// Performs all checks that are possible before the coordinator starts.
     ///
     /// # Errors
-    /// Wrong values with exit code 2, a directory that is not there with exit code 3.
+    /// Exit code 2 for wrong values, 3 for a missing directory.
     pub fn check(self, host: &Host) -> Result<CoordinatorConfig, Fault> {
         let state_file = match self.state_file {
             Some(file) if file.as_os_str() == "none" => None,
@@ -345,7 +345,7 @@ impl CoordinatorArgs {
                 Some(Registry::Etcd(url)) => Some(url),
                 Some(other) => {
                     return Err(Fault::usage(
-                        format!("--job-store {other} keeps no jobs"),
+                        format!("--job-store {other} cannot store jobs"),
                         "give etcd://HOST:PORT, or leave it out: then jobs are kept beside --state-file",
                     ));
                 }
@@ -358,7 +358,7 @@ impl CoordinatorArgs {
     }
 }
 
-/// A file whose directory is there: a misspelt one is not made.
+/// A file whose directory must exist: a misspelt one is not created.
 fn in_a_directory(flag: &str, file: &Path) -> Result<PathBuf, Fault> {
     match file.parent() {
         Some(dir) if !dir.is_dir() => Err(Fault::missing(
@@ -369,19 +369,19 @@ fn in_a_directory(flag: &str, file: &Path) -> Result<PathBuf, Fault> {
     }
 }
 
-/// A name of a group, a node or a zone: one word that fits in a line and in a path of etcd.
+/// The name of a group, node or zone: one word that fits in a line and in an etcd path.
 fn check_name(flag: &str, name: &str) -> Result<(), Fault> {
     let odd = |c: char| c.is_control() || c.is_whitespace() || c == '/';
     if name.is_empty() || name.len() > 255 || name.contains(odd) {
         return Err(Fault::usage(
-            format!("{flag} '{}' is no name", name.escape_debug()),
+            format!("{flag} '{}' is not a valid name", name.escape_debug()),
             "give a word of at most 255 bytes without blanks and slashes",
         ));
     }
     Ok(())
 }
 
-/// The group of those who name none.
+/// The default group.
 pub const DEFAULT_GROUP: &str = "default";
 
 fn check_group(args: GroupArgs) -> Result<Option<GroupConfig>, Fault> {
@@ -389,7 +389,7 @@ fn check_group(args: GroupArgs) -> Result<Option<GroupConfig>, Fault> {
         check_name("--cache-group", name)?;
         if args.registry.is_none() {
             return Err(Fault::usage(
-                format!("--cache-group {name} without --registry: nothing says where its nodes are"),
+                format!("--cache-group {name} without --registry: the addresses of its nodes are unknown"),
                 "give --registry coordinator://HOST:PORT, or leave --cache-group out",
             ));
         }
@@ -402,7 +402,7 @@ fn check_group(args: GroupArgs) -> Result<Option<GroupConfig>, Fault> {
     Ok(args.registry.map(|registry| GroupConfig { name, registry, zone, hold }))
 }
 
-/// Smallest and largest block: below, the index outgrows the data; above, a miss fetches too much.
+/// Block size limits: below, the index outgrows the data; above, a miss fetches too much.
 const BLOCK_RANGE: (u64, u64) = (64 << 10, 64 << 20);
 
 fn check_cache(args: &CacheArgs, host: &Host, alone: bool, warnings: &mut Vec<String>) -> Result<CacheConfig, Fault> {
@@ -430,9 +430,7 @@ fn check_cache(args: &CacheArgs, host: &Host, alone: bool, warnings: &mut Vec<St
         warnings.push("--cache-dir is not used: with --registry the nodes hold the cache".to_owned());
     }
     if !alone && let Some(size) = args.block_size {
-        warnings.push(format!(
-            "--block-size {size} is not used: with --registry blocks are as long as the nodes have them"
-        ));
+        warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
     }
     positive("--disk-timeout", args.disk_timeout)?;
     Ok(CacheConfig {
@@ -462,7 +460,10 @@ fn expand(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
         let text = path.to_string_lossy();
         let found = if text.contains(['*', '?', '[']) {
             let paths = glob::glob(&text).map_err(|e| {
-                Fault::usage(format!("--cache-dir '{text}' is no pattern: {e}"), "quote it, or list the directories")
+                Fault::usage(
+                    format!("--cache-dir '{text}' is not a valid pattern: {e}"),
+                    "quote it, or list the directories",
+                )
             })?;
             let found: Vec<PathBuf> = paths.filter_map(Result::ok).filter(|p| p.is_dir()).collect();
             if found.is_empty() {
@@ -509,8 +510,8 @@ fn check_under(args: UnderArgs) -> Result<UnderConfig, Fault> {
     })
 }
 
-/// Connections per path when the flag does not say: two for each processor within these bounds. A request holds its
-/// connection until it is answered, so they are also how many requests can be under way.
+/// Default connections per path: two per processor within these bounds. A request holds its connection until its
+/// reply, so this is also the limit of requests in flight.
 const AUTO_NCONNECT: (usize, usize) = (8, 16);
 
 fn check_net(args: NetArgs, rdma_port: u16, host: &Host, warnings: &mut Vec<String>) -> Result<NetConfig, Fault> {
@@ -538,20 +539,20 @@ fn check_net(args: NetArgs, rdma_port: u16, host: &Host, warnings: &mut Vec<Stri
     })
 }
 
-/// The least time after which a second node can be asked: below, a processor that is busy looks like a late answer.
+/// Minimum hedge delay: below, a busy processor looks like a late reply.
 const LEAST_HEDGE: Duration = Duration::from_millis(1);
 
 fn check_hedge(after: Duration) -> Result<Duration, Fault> {
     if !after.is_zero() && after < LEAST_HEDGE {
         return Err(Fault::usage(
-            format!("--hedge-after {after:?} would ask a second node for reads that are on their way"),
+            format!("--hedge-after {after:?} would send nearly every read to a second node as well"),
             "give 1ms or more, or 0 for never; 50ms is the default",
         ));
     }
     Ok(after)
 }
 
-/// The shortest silence that means something: below, a busy processor looks like a dead rail.
+/// Minimum silence: below, a busy processor looks like a dead rail.
 const LEAST_SILENCE: Duration = Duration::from_millis(100);
 
 fn check_rdma(args: &NetArgs, port: u16, warnings: &mut Vec<String>) -> Result<Option<RdmaConfig>, Fault> {
@@ -569,7 +570,7 @@ fn check_rdma(args: &NetArgs, port: u16, warnings: &mut Vec<String>) -> Result<O
     };
     let mut interfaces: Vec<String> = Vec::new();
     for name in text.split([':', ',']).map(str::trim) {
-        // The kernel's own rule for names of interfaces.
+        // The kernel's rule for interface names.
         let wrong = match name {
             "" => "a part is empty",
             "." | ".." => "that is no interface",
@@ -603,7 +604,7 @@ fn check_rdma(args: &NetArgs, port: u16, warnings: &mut Vec<String>) -> Result<O
     Ok(Some(RdmaConfig { interfaces, port, retry, settle, silence }))
 }
 
-/// Splits `ib0:10.0.0.0/8:[fe80::1]` at the colons that stand outside brackets.
+/// Splits `ib0:10.0.0.0/8:[fe80::1]` at the colons outside brackets.
 fn split_networks(text: &str) -> Result<Vec<String>, Fault> {
     let wrong = |why: &str| {
         Fault::usage(
@@ -632,7 +633,7 @@ fn split_networks(text: &str) -> Result<Vec<String>, Fault> {
     Ok(parts)
 }
 
-/// Whether there will be rails, as far as words tell.
+/// Whether the configuration requires rails.
 fn wants_rdma(net: &NetArgs) -> bool {
     net.rdma_network.is_some() && net.transport != Transport::Tcp
 }
@@ -673,7 +674,7 @@ fn check_metrics(args: &LogArgs) -> Result<MetricsConfig, Fault> {
     match full.parse() {
         Ok(address) => Ok(MetricsConfig::At(address)),
         Err(_) => Err(Fault::usage(
-            format!("--metrics '{text}' is no address and port"),
+            format!("--metrics '{text}' is not an address and port"),
             format!("write {DEFAULT_METRICS}, [::1]:9567, :9567 or none"),
         )),
     }

@@ -1,5 +1,5 @@
-//! The config file: its keys become defaults of the flags, so one parser reads all three and its precedence holds.
-//! It knows the names and types of keys from the flags alone.
+//! The config file. Its keys become defaults of the flags, so one parser reads all three sources and their precedence
+//! holds. It knows names and types of keys from the flags alone.
 
 use crate::args::is_switch;
 use crate::words::nearest;
@@ -10,24 +10,24 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// The commands that take a config file.
+/// The commands with a config file.
 pub const SERVICES: [&str; 3] = ["mount", "node", "coordinator"];
-/// Flags that have no key: the file can't name itself.
+/// Flags without a key: the file cannot name itself.
 const NO_KEY: [&str; 3] = ["config", "help", "version"];
 
-/// Why a command line was not taken.
+/// Why a command line was refused.
 #[derive(Debug)]
 pub enum Refusal {
-    /// clap's own answer: a wrong word, or help and version, which are no errors.
+    /// clap's result: a wrong word, or help and version, which are no errors.
     Clap(Box<clap::Error>),
     /// An error of the config file or of an environment variable.
     Fault(Fault),
 }
 
-/// Parses a command line with flag over environment over file over default.
+/// Parses a command line. Precedence: flag, environment, file, default.
 ///
 /// # Errors
-/// When a word, a variable or a key is wrong, or the file is not there; help and version come back as [`Refusal::Clap`].
+/// When a word, a variable or a key is wrong, or the file is missing; help and version return [`ArgsRefusal::Clap`].
 pub fn parse(command: Command, words: Vec<OsString>) -> Result<ArgMatches, Refusal> {
     let mut command = command;
     if let Some((service, path)) = config_path(&command, &words) {
@@ -44,7 +44,7 @@ pub fn parse(command: Command, words: Vec<OsString>) -> Result<ArgMatches, Refus
     })
 }
 
-/// The service asked for and its config file, by a first parse that lets everything else pass.
+/// The command and its config file, from a first parse that ignores all other errors.
 fn config_path(command: &Command, words: &[OsString]) -> Option<(String, PathBuf)> {
     let lenient = command.clone().ignore_errors(true).mut_subcommands(|sub| {
         sub.mut_args(|arg| {
@@ -62,7 +62,7 @@ fn config_path(command: &Command, words: &[OsString]) -> Option<(String, PathBuf
     Some((name.to_owned(), path.clone()))
 }
 
-/// The flag behind a key.
+/// The key of a flag.
 fn key_of(arg: &Arg) -> Option<&str> {
     arg.get_long().filter(|long| !NO_KEY.contains(long))
 }
@@ -74,7 +74,7 @@ fn has_key(command: &Command, service: &str, key: &str) -> bool {
 /// The command with the file's values as defaults of `service`'s flags.
 ///
 /// # Errors
-/// When the text is no TOML, a key is unknown or a value is wrong; the error names file and key.
+/// When the text is not TOML, a key is unknown or a value is wrong; the error names file and key.
 pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Result<Command, Fault> {
     let place = path.display();
     let table: Table = text.parse().map_err(|e: toml::de::Error| {
@@ -104,7 +104,7 @@ pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Re
                     check(&command, holder, key, value, path, key)?;
                 }
                 if holds.contains(&service) {
-                    // Before the tables: a later entry of the same key beats it.
+                    // Inserted before the tables: a later entry of the same key takes precedence.
                     chosen.insert(0, (key.clone(), key.clone(), value.clone()));
                 }
             }
@@ -138,7 +138,7 @@ fn unknown_key(command: &Command, path: &Path, named: &str, key: &str, services:
     Fault::usage(format!("config file {} has the unknown key '{named}'", path.display()), remedy)
 }
 
-/// A value as the words a command line would have.
+/// A value in the form of command-line words.
 fn words_of(value: &Value) -> Option<Vec<String>> {
     match value {
         Value::String(s) => Some(vec![s.clone()]),
@@ -153,16 +153,17 @@ fn words_of(value: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// Parses one value alone, so that the error can name the file and the key.
+/// Parses one value alone, so that the error can name file and key.
 fn check(command: &Command, service: &str, key: &str, value: &Value, path: &Path, named: &str) -> Result<(), Fault> {
     let wrong = |why: &str| Fault::usage(format!("config file {}, key '{named}': {why}", path.display()), "");
-    let words = words_of(value).ok_or_else(|| wrong("a string, a number, true, false or a list of them is wanted"))?;
+    let words =
+        words_of(value).ok_or_else(|| wrong("a string, a number, true, false or a list of them is required"))?;
     let arg = command
         .find_subcommand(service)
         .and_then(|sub| sub.get_arguments().find(|arg| key_of(arg) == Some(key)))
         .ok_or_else(|| wrong("unknown"))?;
     if words.len() != 1 && arg.get_value_delimiter().is_none() && !takes_many(arg) {
-        return Err(wrong(&format!("one value is wanted and {} are given", words.len())));
+        return Err(wrong(&format!("one value is required and {} were given", words.len())));
     }
     words.iter().try_for_each(|word| check_word(arg, OsStr::new(word)).map_err(|why| wrong(&why)))
 }
@@ -171,7 +172,7 @@ fn takes_many(arg: &Arg) -> bool {
     matches!(arg.get_action(), clap::ArgAction::Append)
 }
 
-/// Whether `word` is a value of the flag, by a command that has only this flag.
+/// Whether `word` is a valid value of the flag, by a command with this flag only.
 fn check_word(arg: &Arg, word: &OsStr) -> Result<(), String> {
     let Some(long) = arg.get_long() else { return Ok(()) };
     if is_switch(arg) {
@@ -199,7 +200,7 @@ fn check_word(arg: &Arg, word: &OsStr) -> Result<(), String> {
     }
 }
 
-/// The parser's own sentence out of clap's error.
+/// The parser's own sentence from clap's error.
 fn reason(error: &clap::Error) -> String {
     if let Some(source) = std::error::Error::source(error) {
         return source.to_string();
@@ -210,7 +211,7 @@ fn reason(error: &clap::Error) -> String {
     if more.is_empty() { first } else { format!("{first} {}", more.join(" ")) }
 }
 
-/// When clap refused a value that came from an environment variable, an error that says so.
+/// If clap refused the value of an environment variable, an error that names the variable.
 fn environment_fault(command: &Command, error: &clap::Error) -> Option<Fault> {
     use clap::error::ErrorKind as Kind;
     if !matches!(error.kind(), Kind::ValueValidation | Kind::InvalidValue) {

@@ -1,5 +1,5 @@
-//! A mount's dealings with the kernel, checked: sizes of requests, how long what is held, mount options. It knows words
-//! and numbers only.
+//! The checked FUSE settings of a mount: request sizes, cache times, mount options. It handles words and numbers
+//! only.
 
 use crate::args::FuseArgs;
 use crate::words::FuseIo;
@@ -13,63 +13,63 @@ pub struct FuseConfig {
     pub options: Vec<String>,
     /// Largest request in bytes: a multiple of 4 KiB, from 8 KiB to 1 MiB.
     pub max_write: u32,
-    /// `--attr-cache`; how it is shared out is said by [`FuseConfig::times`].
+    /// `--attr-cache`; [`FuseConfig::cache_times`] divides it.
     pub attr_ttl: Duration,
     /// `--entry-cache`.
     pub entry_ttl: Duration,
     /// `--dir-entry-cache`.
     pub dir_entry_ttl: Duration,
-    /// How requests are fetched.
+    /// The transport of requests.
     pub io: FuseIo,
-    /// Threads that answer the kernel; `None` for as many as the budget's slots.
+    /// Threads for kernel requests; `None` for as many as the budget's slots.
     pub threads: Option<usize>,
-    /// Whether cached files may be handed to the kernel.
+    /// Whether the kernel may read cached files directly.
     pub passthrough: bool,
     /// The kernel's read-ahead in bytes.
     pub kernel_readahead: u32,
 }
 
-/// How long metadata is held, and where, so that together it is never longer than the flags say.
+/// Cache times of metadata per layer; their sums never exceed the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// Anything, by what lies between the kernel and the under-store.
+    /// All metadata, in the layers between kernel and origin.
     pub behind: Duration,
-    /// Attributes, by the kernel.
+    /// Attributes, in the kernel.
     pub attr: Duration,
-    /// Names of files, by the kernel.
+    /// Names of files, in the kernel.
     pub entry: Duration,
-    /// Names of directories, by the kernel.
+    /// Names of directories, in the kernel.
     pub dir_entry: Duration,
-    /// Names that are not there, by the kernel.
+    /// Absent names, in the kernel.
     pub absent: Duration,
 }
 
 impl FuseConfig {
-    /// Shares the cache times out: half of the shortest to what lies behind the kernel, where one answer tells of a name
-    /// and of its attributes, and the rest of each to the kernel.
+    /// Divides the cache times. The layers below the kernel, where one result carries a name and its attributes, get
+    /// half of the shortest; the kernel gets the rest of each.
     pub fn times(&self) -> Times {
         let behind = self.attr_ttl.min(self.entry_ttl).min(self.dir_entry_ttl) / 2;
         Times {
             behind,
             attr: self.attr_ttl - behind,
-            // A file that was replaced is noticed by looking its name up.
+            // A lookup of the name detects a replaced file.
             entry: self.entry_ttl.min(self.attr_ttl) - behind,
             dir_entry: self.dir_entry_ttl - behind,
-            // What comes may be a file or a directory.
+            // A new name may be a file or a directory.
             absent: self.attr_ttl.min(self.entry_ttl).min(self.dir_entry_ttl) - behind,
         }
     }
 }
 
-/// The kernel hands out no request to who has room for less (FUSE_MIN_READ_BUFFER).
+/// The kernel sends no request to a buffer smaller than this (FUSE_MIN_READ_BUFFER).
 const MIN_MAX_WRITE: u64 = 8 << 10;
-/// The kernel takes no larger request (FUSE_MAX_MAX_PAGES of 4 KiB).
+/// The kernel's largest request (FUSE_MAX_MAX_PAGES of 4 KiB).
 const MAX_MAX_WRITE: u64 = 1 << 20;
 
-/// The checked session, and how far blocks are read ahead where that was said.
+/// The checked settings, and the read-ahead limit if given.
 pub(crate) fn check(args: &FuseArgs) -> Result<(FuseConfig, Option<u64>), Fault> {
     let max_write = args.max_write.bytes();
-    // Reads are counted in pages, and some kernels have larger ones.
+    // The kernel counts reads in pages, which may be larger than 4 KiB.
     let least = MIN_MAX_WRITE.max(rustix::param::page_size() as u64);
     if !max_write.is_multiple_of(4096) || !(least..=MAX_MAX_WRITE).contains(&max_write) {
         return Err(Fault::usage(
@@ -104,7 +104,7 @@ pub(crate) fn check(args: &FuseArgs) -> Result<(FuseConfig, Option<u64>), Fault>
     Ok((config, args.max_readahead.map(|s| s.bytes())))
 }
 
-/// The mount options there are, beside `fsname=NAME`.
+/// The supported mount options, beside `fsname=NAME`.
 pub const MOUNT_OPTIONS: [&str; 14] = [
     "ro",
     "allow_other",
@@ -121,7 +121,7 @@ pub const MOUNT_OPTIONS: [&str; 14] = [
     "noatime",
     "relatime",
 ];
-/// Words that change nothing: those for mount(8), and those about writes and about times that are not kept.
+/// Options without effect: those for mount(8), and those about writes and access times.
 const IGNORED: [&str; 13] = [
     "defaults",
     "_netdev",
@@ -137,16 +137,16 @@ const IGNORED: [&str; 13] = [
     "sync",
     "dirsync",
 ];
-/// Options of other FUSE file systems, and what to do without them.
+/// Options of other FUSE file systems, with the remedy.
 const NOT_HERE: [(&str, &str); 3] = [
     ("rw", "this version mounts read-only: leave it out, or give -o ro"),
     (
         "allow_root",
-        "give -o allow_other: it lets root in, and everybody else; modes are obeyed, unless no_default_permissions is given",
+        "give -o allow_other: it admits root and all other users; modes are checked, unless no_default_permissions is given",
     ),
     (
         "auto_unmount",
-        "leave it out: SIGTERM and SIGINT unmount, and spurline umount takes away what a killed process left",
+        "leave it out: SIGTERM and SIGINT unmount, and spurline umount removes the mount of a killed process",
     ),
 ];
 
@@ -201,13 +201,13 @@ mod tests {
             let config = session(attr, entry, dir_entry);
             let times = config.times();
             let said = format!("{config:?} {times:?}");
-            // SEMANTICS.md, "Freshness": a file replaced; a name of a file or a directory that went; a name that came.
+            // SEMANTICS.md, "Freshness": a replaced file; a removed file or directory; a new name.
             assert!(times.behind + times.attr <= config.attr_ttl, "{said}");
             assert!(times.behind + times.entry <= config.entry_ttl.min(config.attr_ttl), "{said}");
             assert!(times.behind + times.dir_entry <= config.dir_entry_ttl, "{said}");
             assert!(times.behind + times.absent <= config.entry_ttl.min(config.dir_entry_ttl), "{said}");
         }
-        // As before where all are the same.
+        // Equal times are halved.
         let times = session(1000, 1000, 1000).times();
         let half = Duration::from_millis(500);
         assert_eq!(times, Times { behind: half, attr: half, entry: half, dir_entry: half, absent: half });

@@ -1,4 +1,4 @@
-//! What this machine has to give: processors, memory and the limit of the control group. Read once at start.
+//! The machine's limits: processors, memory, the control group. Read once at start.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 pub struct Host {
     /// Processors this process may use.
     pub processors: usize,
-    /// Memory of the machine in bytes, when known.
+    /// Memory of the machine in bytes, if known.
     pub memory_bytes: Option<u64>,
-    /// The tightest memory limit of the control groups this process is in, and the file that says it.
+    /// The tightest memory limit among this process's control groups, and its file.
     pub cgroup: Option<(u64, PathBuf)>,
     /// Whether this process is root.
     pub root: bool,
@@ -18,7 +18,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Reads this machine.
+    /// Reads the limits of this machine.
     pub fn here() -> Self {
         Host {
             processors: std::thread::available_parallelism().map_or(1, usize::from),
@@ -35,10 +35,10 @@ fn memory_of(meminfo: &str) -> Option<u64> {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Limits above this mean "none": version 1 writes the largest page-aligned number instead of a word.
+/// Limits above this mean "none": cgroup v1 writes the largest page-aligned number instead of a word.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// The smallest limit on the way from this process's group to the root, for both versions of the hierarchy.
+/// The smallest limit from this process's group up to the root, in cgroup v1 or v2.
 fn cgroup_limit(membership: &Path, root: &Path) -> Option<(u64, PathBuf)> {
     let text = std::fs::read_to_string(membership).ok()?;
     let mut best: Option<(u64, PathBuf)> = None;
@@ -50,7 +50,7 @@ fn cgroup_limit(membership: &Path, root: &Path) -> Option<(u64, PathBuf)> {
             c if c.split(',').any(|c| c == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
             _ => continue,
         };
-        // Inside a container the path may be the host's; then only the root of what is visible answers.
+        // In a container the path may be the host's; then only the visible root has a limit.
         let mut dir = base.join(path.trim_start_matches('/'));
         loop {
             let candidate = dir.join(file);

@@ -1,5 +1,5 @@
-//! What a mount or a node is told, in three steps: raw words ([`args`], [`file`]), a checked configuration
-//! ([`checked`]), and the sizes that follow from it ([`budget`]). It opens no device, socket or store.
+//! The configuration of mounts, nodes and coordinators, in three steps: raw words ([`args`], [`file`]), a checked
+//! configuration ([`checked`]), and derived sizes ([`budget`]). It opens no device, socket or store.
 #![forbid(unsafe_code)]
 
 pub mod args;
@@ -20,7 +20,7 @@ pub use checked::{
 pub use fuse::{FuseConfig, MOUNT_OPTIONS};
 pub use host::Host;
 pub use spurline_membership::url::RegistryUrl as Registry;
-pub use spurline_types::fault::{Code, Fault};
+pub use spurline_types::fault::{ExitKind, Fault};
 pub use spurline_types::host_port::HostPort;
 pub use trust::{TlsConfig, TrustArgs, TrustConfig};
 pub use words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport};

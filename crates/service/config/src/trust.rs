@@ -1,4 +1,4 @@
-//! Who may join: the flags, and what is checked of them without opening a file. It knows no secret.
+//! Authentication and encryption flags, and their checks. It opens no file and knows no secret.
 
 use crate::words::absolute;
 use clap::Args;
@@ -39,7 +39,7 @@ pub struct TrustArgs {
 /// How TCP and control connections are encrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TlsConfig {
-    /// With a key made at start; the token tells who holds it.
+    /// With a key made at start; the token authenticates its holder.
     Token,
     /// With certificates, absolute paths.
     Files {
@@ -47,55 +47,55 @@ pub enum TlsConfig {
         cert: PathBuf,
         /// Its key.
         key: PathBuf,
-        /// Who signs the others'.
+        /// The authority's certificates.
         ca: PathBuf,
     },
 }
 
-/// What peers have to prove.
+/// What peers must prove.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustConfig {
     /// The file of the group token, absolute.
     pub token_file: Option<PathBuf>,
     /// How connections are encrypted; `None` where they are not.
     pub tls: Option<TlsConfig>,
-    /// Serve whoever comes.
+    /// Serve unauthenticated peers.
     pub allow_anyone: bool,
 }
 
 impl TrustConfig {
-    /// Whether a peer has to prove anything, over TCP at least.
+    /// Whether a peer must authenticate, over TCP at least.
     pub fn asks(&self) -> bool {
         self.token_file.is_some() || self.tls.is_some()
     }
 
-    /// Refuses to be reached by strangers, who `could` do harm: `reached` says where over TCP, `rails` over RDMA; both are
-    /// empty when only this machine's own users come.
+    /// Refuses to serve unauthenticated peers over the network. `could` names the harm; `reached` are the addresses
+    /// over TCP, `rails` those over RDMA. Both are empty when only local users can connect.
     ///
     /// # Errors
-    /// When nobody said that everybody may (exit 2).
+    /// Exit code 2, unless --allow-anyone is given.
     pub fn check_reach(&self, reached: &[String], rails: &[String], could: &str) -> Result<(), Fault> {
         if self.allow_anyone || self.token_file.is_some() {
             return Ok(());
         }
-        // Certificates are shown over TCP only.
+        // Certificates are checked over TCP only.
         let reached = if self.tls.is_some() { rails.to_vec() } else { [reached, rails].concat() };
         if reached.is_empty() {
             return Ok(());
         }
         Err(Fault::usage(
-            format!("without a group token whoever reaches {} could {could}", reached.join(" or ")),
+            format!("without a group token, any host that reaches {} could {could}", reached.join(" or ")),
             "give --group-token-file FILE here and on every member of the group (make it with: umask 077; openssl rand \
-             -base64 32 > FILE), or --allow-anyone when all who reach that network may do so",
+             -base64 32 > FILE), or --allow-anyone if every host on that network may do so",
         ))
     }
 }
 
 impl TrustArgs {
-    /// Checks that the words fit together.
+    /// Checks that the flags fit together.
     ///
     /// # Errors
-    /// When they contradict each other (exit 2).
+    /// When they contradict each other (exit code 2).
     pub fn check(self, allow_anyone: bool) -> Result<TrustConfig, Fault> {
         let token_file = self.group_token_file.as_deref().map(absolute);
         let tls = match (self.tls_cert, self.tls_key, self.tls_ca) {
@@ -106,7 +106,7 @@ impl TrustArgs {
             (None, None, None) if token_file.is_some() => Some(TlsConfig::Token),
             (None, None, None) => {
                 return Err(Fault::usage(
-                    "--tls alone does not tell who is at the other end",
+                    "--tls alone does not authenticate the peer",
                     "give --group-token-file too, or --tls-cert, --tls-key and --tls-ca",
                 ));
             }
@@ -120,8 +120,8 @@ impl TrustArgs {
         let config = TrustConfig { token_file, tls, allow_anyone };
         if config.asks() && allow_anyone {
             return Err(Fault::usage(
-                "--allow-anyone contradicts --group-token-file and certificates: one lets everybody in, the others nobody \
-                 without them",
+                "--allow-anyone contradicts --group-token-file and certificates: it admits unauthenticated \
+                 peers, and they require proof",
                 "leave one of them out",
             ));
         }
@@ -145,7 +145,7 @@ mod tests {
         let args = TrustArgs { group_token_file: Some("/t".into()), ..TrustArgs::default() };
         args.clone().check(false).unwrap().check_reach(&far, &far, "read").unwrap();
         assert!(args.clone().check(true).unwrap_err().to_string().contains("contradict"));
-        // TLS needs to know who is there, and certificates say nothing over RDMA.
+        // TLS needs authentication, and RDMA uses no certificates.
         assert!(TrustArgs { tls: true, ..TrustArgs::default() }.check(false).is_err());
         assert_eq!(TrustArgs { tls: true, ..args }.check(false).unwrap().tls, Some(TlsConfig::Token));
         let file = || Some("/f".into());

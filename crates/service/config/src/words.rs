@@ -1,4 +1,4 @@
-//! The words a flag's value may be, parsed once: cache sizes, sources, addresses, choices.
+//! Parsers of flag values: cache sizes, origins, addresses, choices.
 
 use spurline_types::{Size, url};
 use std::ffi::OsStr;
@@ -7,14 +7,14 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-/// How much of the cache disks may be used.
+/// The limit of the disk cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheSize {
     /// No disk cache (`0`).
     None,
-    /// At most so many bytes over all directories.
+    /// This many bytes over all directories.
     Bytes(u64),
-    /// All that the free-space ratio leaves (`-1`).
+    /// All space that the free-space ratio leaves (`-1`).
     All,
 }
 
@@ -42,24 +42,24 @@ impl fmt::Display for CacheSize {
     }
 }
 
-/// A node's share of the group's blocks beside those of the others.
+/// A node's weight: its share of the group's blocks in relation to the other nodes.
 ///
 /// # Errors
-/// What is wrong with the number, and which are right.
+/// Why the number is wrong, and which are right.
 pub fn parse_weight(s: &str) -> Result<u32, String> {
     s.trim().parse().map_err(|_| {
         format!(
-            "'{s}' is no weight; give a whole number from 0, which takes no blocks, to {}; 100 is the default",
+            "'{s}' is not a weight; give a whole number from 0, which takes no blocks, to {}; 100 is the default",
             u32::MAX
         )
     })
 }
 
-/// The under-store a mount shows: a URL in one normal form (`s3://bucket/prefix`, `file:///dir`).
+/// The URL of an origin in normal form (`s3://bucket/prefix`, `file:///dir`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Source(String);
 
-/// The schemes of [`Source`], with the form each is written in.
+/// The schemes of [`SourceUrl`], each with its form.
 const SCHEMES: [(&str, &str); 4] = [
     ("s3", "s3://BUCKET[/PREFIX]"),
     ("gs", "gs://BUCKET[/PREFIX]"),
@@ -77,7 +77,7 @@ impl Source {
         self.0.split_once("://").map_or("file", |(scheme, _)| scheme)
     }
     fn of_directory(path: &Path) -> Source {
-        Source(url::of_directory(absolute(path).as_os_str().as_bytes()))
+        Source(url::directory_url(absolute(path).as_os_str().as_bytes()))
     }
 }
 
@@ -110,7 +110,7 @@ impl FromStr for Source {
             if !rest.starts_with('/') {
                 return Err(format!("'{s}' names no absolute directory; write {form} with three slashes"));
             }
-            return Ok(Source::of_directory(Path::new(OsStr::from_bytes(&url::unescaped(rest)))));
+            return Ok(Source::of_directory(Path::new(OsStr::from_bytes(&url::percent_decoded(rest)))));
         }
         let rest = rest.trim_end_matches('/');
         if rest.is_empty() || rest.starts_with('/') {
@@ -120,7 +120,7 @@ impl FromStr for Source {
     }
 }
 
-/// `path` made absolute by its words alone: no component is looked at, so nothing can hang.
+/// Makes `path` absolute by text alone: no component is accessed, so nothing can hang.
 pub fn absolute(path: &Path) -> PathBuf {
     let mut out = if path.is_absolute() { PathBuf::new() } else { std::env::current_dir().unwrap_or_default() };
     for part in path.components() {
@@ -135,17 +135,17 @@ pub fn absolute(path: &Path) -> PathBuf {
     if out.as_os_str().is_empty() { PathBuf::from("/") } else { out }
 }
 
-/// How many nodes hold each file.
+/// The number of nodes per file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replicas {
-    /// Of every file.
+    /// For all files.
     pub all: u32,
-    /// Of those at and below a path, without a leading slash.
+    /// For the files at and below a path, without a leading slash.
     pub below: Vec<(Vec<u8>, u32)>,
 }
 
 impl Replicas {
-    /// More are of no use: a request looks at no more nodes at first.
+    /// The maximum: a read considers no more nodes at first.
     const MOST: u32 = 8;
 }
 
@@ -154,17 +154,16 @@ impl FromStr for Replicas {
     fn from_str(s: &str) -> Result<Self, String> {
         let number = |text: &str| match text.trim().parse() {
             Ok(n @ 1..=Replicas::MOST) => Ok(n),
-            _ => {
-                Err(format!("'{text}' is no number of copies from 1 to {}; write 2, or 1,train/hot=3", Replicas::MOST))
-            }
+            _ => Err(format!(
+                "'{text}' is not a number of copies from 1 to {}; write 2, or 1,train/hot=3",
+                Replicas::MOST
+            )),
         };
         let (mut all, mut below) = (None, Vec::new());
         for part in s.split(',') {
             match part.rsplit_once('=') {
                 Some((path, _)) if path.contains("://") => {
-                    return Err(format!(
-                        "'{path}' is a URL: paths are given as they are below the mount; write 1,train/hot=3"
-                    ));
+                    return Err(format!("'{path}' is a URL: give the path below the mount; write 1,train/hot=3"));
                 }
                 Some((path, n)) => {
                     let path = path.trim().trim_matches('/').as_bytes().to_vec();
@@ -231,7 +230,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// The candidate nearest to `word` in edit distance, when it is near enough to be what was meant.
+/// The candidate with the smallest edit distance to `word`, if small enough to be the intended word.
 pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let bound = (word.chars().count() / 3).max(2);
     candidates.map(|c| (edit_distance(word, c), c)).filter(|(d, _)| *d <= bound).min().map(|(_, c)| c)
@@ -284,7 +283,7 @@ mod tests {
         assert_eq!("file:///x/".parse::<Source>().unwrap().as_str(), "file:///x");
         assert_eq!("S3://b/p/".parse::<Source>().unwrap().as_str(), "s3://b/p");
         assert_eq!("s3://b".parse::<Source>().unwrap().scheme(), "s3");
-        // A path means its bytes; in a URL they may be escaped. Either is one source.
+        // A path means its bytes; a URL may escape them. Both are the same source.
         for (text, url) in [
             ("/a b/\u{e9}", "file:///a%20b/%C3%A9"),
             ("file:///a b/\u{e9}", "file:///a%20b/%C3%A9"),

@@ -1,5 +1,5 @@
-//! The access log: one line per request of the kernel, written by a thread of its own. A request never waits
-//! for the disk: when the writer falls behind, lines are dropped, counted, and the gap is said in the log.
+//! The access log: one line per kernel request, written by its own thread. A request never waits for the disk: when
+//! the writer falls behind, lines are dropped and counted, and the log records the gap.
 
 use crate::clock::Utc;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -15,11 +15,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Lines that may wait: a tenth of a second at 160,000 requests per second, in about a MiB.
+/// Queue length in lines: a tenth of a second at 160,000 requests per second, in about a MiB.
 const WAITING: usize = 16 << 10;
-/// A line is in the file at most this long after its request when nothing follows.
+/// An idle writer flushes after this time.
 const FLUSH: Duration = Duration::from_millis(200);
-/// How long the end of the process waits for the last lines, and how often it tries to say that they are the last.
+/// Deadline of the last lines when the process ends, and the interval of attempts to queue the end mark.
 const LAST_LINES: Duration = Duration::from_secs(2);
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
@@ -44,9 +44,9 @@ impl Display for Line {
 /// An open access log.
 #[derive(Debug)]
 pub struct AccessLogWriter {
-    /// `None` asks the writer to end.
+    /// `None` ends the writer.
     sender: SyncSender<Option<Line>>,
-    /// It is waited on once, at the end: `None` after it.
+    /// Awaited once, by the first `finish`; `None` after it.
     done: std::sync::Mutex<Option<Receiver<()>>>,
     dropped: Arc<AtomicU64>,
 }
@@ -55,16 +55,16 @@ impl AccessLogWriter {
     /// Appends to the file at `path`.
     ///
     /// # Errors
-    /// When it can't be opened, or is a pipe that nobody reads.
+    /// When it cannot be opened, or is a pipe without a reader.
     pub fn open(path: &Path) -> Result<Self> {
         let what = || format!("access log {}", path.display());
         let io = |e: std::io::Error| Error::io(what(), &e);
-        // A pipe without a reader would be waited for without end.
+        // Without O_NONBLOCK, opening a pipe without a reader would block for ever.
         let now = OFlags::NONBLOCK.bits() as i32;
         let opened = OpenOptions::new().append(true).create(true).custom_flags(now).open(path);
         let file = opened.map_err(|e| match Errno::from_io_error(&e) {
             Some(Errno::NXIO) => {
-                Error::new(ErrorKind::NotFound, format!("{}: nobody reads it; start its reader first", what()))
+                Error::new(ErrorKind::NotFound, format!("{}: it has no reader; start its reader first", what()))
             }
             _ => io(e),
         })?;
@@ -85,8 +85,8 @@ impl AccessLogWriter {
         Ok(AccessLogWriter { sender, done: std::sync::Mutex::new(Some(done)), dropped })
     }
 
-    /// Notes one request: its name, inode, offset and length where it has them, 0 or an errno, and its time.
-    /// Never waits and allocates nothing.
+    /// Queues one request: its name, inode, offset and length if any, 0 or an errno, and its duration. Never waits
+    /// and allocates nothing.
     pub fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {
         let line = Line { time: SystemTime::now(), op, ino, offset, len, errno, took };
         if self.sender.try_send(Some(line)).is_err() {
@@ -96,12 +96,12 @@ impl AccessLogWriter {
 }
 
 impl AccessLogWriter {
-    /// Writes what was noted so far and ends; lines noted later are lost, and so are those that can't be written within
-    /// two seconds. For a process about to end, which may still share the log with threads that never drop it.
+    /// Writes the queued lines and ends the writer. Later lines are lost, and so are lines that cannot be written
+    /// within two seconds. For the end of a process whose threads may still hold the log and never drop it.
     pub fn finish(&self) {
         let Some(done) = self.done.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let until = Instant::now() + LAST_LINES;
-        // Lines that wait leave no room for this word where nothing is written any more: a pipe that nobody reads, a
+        // A full queue has no room for the end mark when nothing is written any more: a pipe whose reader sleeps, a
         // file server that is gone.
         while let Err(TrySendError::Full(_)) = self.sender.try_send(None) {
             if Instant::now() >= until {
@@ -127,7 +127,7 @@ fn write_lines(receiver: &Receiver<Option<Line>>, mut out: Lines, dropped: &Atom
     loop {
         let result = match receiver.recv_timeout(FLUSH) {
             Ok(Some(line)) => match out.put(&line) {
-                // Those that found no place among the waiting came after this one.
+                // The dropped lines came after this one.
                 Ok(()) => out.say_dropped(dropped),
                 Err(error) => {
                     dropped.fetch_add(1, Ordering::Relaxed);
@@ -153,15 +153,15 @@ fn write_lines(receiver: &Receiver<Option<Line>>, mut out: Lines, dropped: &Atom
     }
 }
 
-/// A file of whole lines. Where there is no room for one it is not begun; of one that was begun the rest is kept, and
-/// follows as soon as there is room.
+/// A file of whole lines. A line without room is not started; the rest of a started line is kept and written as soon
+/// as there is room.
 struct Lines {
     file: BufWriter<File>,
     text: String,
 }
 
 impl Lines {
-    /// Behind what the file at `path` has already.
+    /// Continues the file at `path`.
     fn after(path: &Path, file: File) -> Lines {
         let mut lines = Lines { file: BufWriter::with_capacity(64 << 10, file), text: String::new() };
         // A process that ended on a full disk may have left half a line.
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// The lines and how many are said to be missing; nothing but whole ones.
+    /// The number of lines and of lines reported as dropped; all lines must be whole.
     fn counted(text: &str) -> (u64, u64) {
         let (mut lines, mut missing) = (0, 0);
         for line in text.lines() {
@@ -280,10 +280,10 @@ mod tests {
         let (path, full) = (small.0.path().join("access.log"), small.0.path().join("full"));
         let mut filler = File::create(&full).unwrap();
         while filler.write_all(&[0; 4096]).is_ok() {}
-        // The end of the disk lies in the middle of a line.
+        // The disk is full in the middle of a line.
         filler.set_len(filler.metadata().unwrap().len() - 4096).unwrap();
         let log = AccessLogWriter::open(&path).unwrap();
-        // More than the disk and the writer hold, fewer than may wait.
+        // More than disk and writer hold, fewer than the queue holds.
         let total = 4000;
         note(&log, total);
         let until = Instant::now() + Duration::from_secs(60);
@@ -302,12 +302,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_is_not_waited_for() {
+    fn a_pipe_without_a_reader_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         let error = AccessLogWriter::open(&path).unwrap_err();
-        assert!(error.message().contains("nobody reads it"), "{error}");
+        assert!(error.message().contains("it has no reader"), "{error}");
     }
 
     #[test]
@@ -316,10 +316,10 @@ mod tests {
         let path = dir.path().join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
         assert!(made.success());
-        // Whoever has it open for both can be sure that it opens; nothing is read.
+        // Opened for both, so that the open does not block; nothing is read.
         let _pipe = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let log = AccessLogWriter::open(&path).unwrap();
-        // More than the pipe, the writer and the lines that wait are together.
+        // More than pipe, writer and queue hold together.
         note(&log, WAITING as u64 * 4);
         let (finished, done) = sync_channel(1);
         std::thread::spawn(move || {

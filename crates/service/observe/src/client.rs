@@ -1,4 +1,4 @@
-//! Asking a running mount or node: over its admin socket, or a node's metrics address. Every wait has a deadline.
+//! Queries a running mount or node over its admin socket or its metrics address. Every wait has a deadline.
 
 use crate::dial::{self, Until, left};
 use serde_json::{Value, json};
@@ -9,15 +9,15 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Longest answer taken: the blocks of a file of some terabytes.
+/// Longest reply accepted: the blocks of a file of several terabytes.
 const MAX_ANSWER: u64 = 64 << 20;
 
-/// A process that answers questions.
+/// The address of a process that accepts queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// At an admin socket, of this user or of root where one is given.
+    /// An admin socket, which must belong to this user or root if a user is given.
     Socket(PathBuf, Option<u32>),
-    /// At a metrics address, which knows stats and health only.
+    /// A metrics address, which serves stats, status and health only.
     Http(String),
 }
 
@@ -25,7 +25,7 @@ impl Peer {
     /// Absolute counters.
     ///
     /// # Errors
-    /// When it can't be reached or does not answer in time.
+    /// When it cannot be reached, or sends no reply in time.
     pub fn stats(&self, limit: Duration) -> Result<Value> {
         match self {
             Peer::Socket(path, user) => ask_of(path, *user, &json!({"op": "stats"}), limit),
@@ -33,10 +33,10 @@ impl Peer {
         }
     }
 
-    /// What it is and how it does.
+    /// Identity and state.
     ///
     /// # Errors
-    /// As [`Peer::stats`].
+    /// As [`AdminPeer::fetch_stats`].
     pub fn status(&self, limit: Duration) -> Result<Value> {
         match self {
             Peer::Socket(path, user) => ask_of(path, *user, &json!({"op": "status"}), limit),
@@ -44,10 +44,10 @@ impl Peer {
         }
     }
 
-    /// About one file; sockets only.
+    /// Information about one file; sockets only.
     ///
     /// # Errors
-    /// As [`Peer::stats`], and as a lookup of the path.
+    /// As [`AdminPeer::fetch_stats`], and as a lookup of the path.
     pub fn info(&self, path: &[u8], limit: Duration) -> Result<Value> {
         let request = match std::str::from_utf8(path) {
             Ok(text) => json!({"op": "info", "path": text}),
@@ -62,16 +62,16 @@ impl Peer {
         match self {
             Peer::Socket(socket, user) => ask_of(socket, *user, &request, limit),
             Peer::Http(address) => {
-                let text = format!("{address}: a metrics address can't be asked about a file");
+                let text = format!("{address}: a metrics address has no information about files; use the admin socket");
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
         }
     }
 
-    /// Steers work on many files (`spurline_jobs::Board::answer`); sockets only.
+    /// Controls jobs on many files; sockets only.
     ///
     /// # Errors
-    /// As [`Peer::stats`], and what the jobs answer.
+    /// As [`AdminPeer::fetch_stats`], and errors of the job.
     pub fn jobs(&self, request: &Value, limit: Duration) -> Result<Value> {
         let mut request = request.clone();
         request["op"] = json!("jobs");
@@ -85,7 +85,7 @@ impl Peer {
     }
 }
 
-/// An error of a socket; a deadline that passed says so instead of what the system calls it.
+/// An error of a socket. A missed deadline gets a clear text in place of the system's.
 fn waited(what: impl std::fmt::Display, error: &std::io::Error, limit: Duration) -> Error {
     match error.kind() {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
@@ -97,15 +97,15 @@ fn waited(what: impl std::fmt::Display, error: &std::io::Error, limit: Duration)
     }
 }
 
-/// Sends one request to an admin socket, whoever's it is, and waits for its answer.
+/// Sends one request to an admin socket of any user and waits for the reply.
 ///
 /// # Errors
-/// Connection and deadline errors, and the error the other side answers.
+/// Connection and deadline errors, and the error in the reply.
 pub fn ask(socket: &Path, request: &Value, limit: Duration) -> Result<Value> {
     ask_of(socket, None, request, limit)
 }
 
-/// The same of a socket that has to be `user`'s, or root's.
+/// The same for a socket that must belong to `user` or root.
 fn ask_of(socket: &Path, user: Option<u32>, request: &Value, limit: Duration) -> Result<Value> {
     let io = |e: std::io::Error| waited(format_args!("admin socket {}", socket.display()), &e, limit);
     let mut stream = dial::open(socket, user, Instant::now() + limit).map_err(io)?;
@@ -127,24 +127,24 @@ fn ask_of(socket: &Path, user: Option<u32>, request: &Value, limit: Duration) ->
     Ok(answer["ok"].take())
 }
 
-/// A GET over HTTP/1.0 whose answer is JSON.
+/// A GET over HTTP/1.0 with a JSON reply.
 ///
 /// # Errors
-/// Connection and deadline errors, and any answer but 200.
+/// Connection and deadline errors, and any status but 200.
 pub fn get_json(address: &str, path: &str, limit: Duration) -> Result<Value> {
     let body = get(address, path, limit)?;
     serde_json::from_slice(&body)
         .map_err(|e| Error::new(ErrorKind::Protocol, format!("http://{address}{path}: the answer is not JSON: {e}")))
 }
 
-/// A GET over HTTP/1.0: the body ends where the connection does, so nothing of HTTP/1.1 has to be understood.
+/// A GET over HTTP/1.0: the body ends with the connection, so no HTTP/1.1 parser is needed.
 fn get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
     let io = |e: std::io::Error| waited(format_args!("http://{address}{path}"), &e, limit);
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     let until = Instant::now() + limit;
     let candidates: Vec<_> = address.to_socket_addrs().map_err(io)?.collect();
     for (candidate, others) in candidates.iter().zip((0..candidates.len() as u32).rev()) {
-        // One that is silent leaves time for the others.
+        // A silent address leaves time for the others.
         let connected = left(until).and_then(|left| TcpStream::connect_timeout(candidate, left / (others + 1)));
         let stream = match connected {
             Ok(stream) => stream,
@@ -158,7 +158,7 @@ fn get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
         stream.write_all(request.as_bytes()).map_err(io)?;
         let mut answer = Vec::new();
         match stream.take(MAX_ANSWER).read_to_end(&mut answer) {
-            // Somebody who has no use for the question; what it said is looked at below.
+            // The server closed the connection on our request; the bytes read so far are checked below.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
             read => drop(read.map_err(io)?),
         }
@@ -168,11 +168,11 @@ fn get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
             Some(end) if first.starts_with("HTTP/") && first.contains(" 200 ") => Ok(answer.split_off(end + 4)),
             _ => {
                 let shown: String = first.chars().take(60).collect();
-                let mut text = format!("http://{address}{path}: no metrics are served there (it answered '{shown}')");
+                let mut text = format!("http://{address}{path}: no metrics are served there (the reply was '{shown}')");
                 if !first.starts_with("HTTP/") {
                     text.push_str(
-                        "; if a node serves its group there, ask at its --metrics address, or on its own machine as its user, \
-                         or all of the group by spurline status --registry URL",
+                        "; if that is a node's group port, use its --metrics address, or query it on its own machine as \
+                         its user, or query the whole group with spurline status --registry URL",
                     );
                 }
                 Err(Error::new(ErrorKind::Protocol, text))

@@ -1,4 +1,4 @@
-//! Times as text: UTC, RFC 3339, microseconds.
+//! Formats times: UTC, RFC 3339, microseconds.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};

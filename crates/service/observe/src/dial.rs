@@ -1,5 +1,5 @@
-//! Connections to admin sockets: whose they are, and that none is waited for without end. A process that stands still takes
-//! none, and those that ask it again and again fill its queue. What is asked is not known here.
+//! Connections to admin sockets: checks the owner, and bounds every wait. A stopped process accepts no connections,
+//! and repeated requests fill its queue. It does not know the requests.
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -12,27 +12,27 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Whether somebody listens at a socket, told without waiting: also of a process that stands still. It has to be one of
-/// `user` or of root, where that is given and can be told.
+/// Whether a process listens at a socket, determined without waiting, also for a stopped process. The process must
+/// belong to `user` or root, if a user is given and the owner can be determined.
 ///
 /// # Errors
-/// When nobody listens there, it may not be asked, or another user's process has the place.
+/// When no process listens there, access is denied, or another user's process listens there.
 pub fn look(path: &Path, user: Option<u32>) -> Result<()> {
     match to(path, SocketFlags::NONBLOCK, None) {
         Ok(stream) => belongs(&stream, path, user),
-        // Its queue is full, so there is one.
+        // The queue is full, so a process listens.
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// The process that listens at a socket; not told of one in another process namespace, or of one whose queue is full.
+/// The process that listens at a socket; `None` if it is in another PID namespace, or its queue is full.
 pub fn process(path: &Path) -> Option<Pid> {
     let stream = to(path, SocketFlags::NONBLOCK, None).ok()?;
     Some(socket_peercred(&stream).ok()?.pid)
 }
 
-/// Connects to a socket of `user` or of root, all of whose reads and writes end at `until`.
+/// Connects to a socket of `user` or of root. All reads and writes end at `until`.
 pub(crate) fn open(path: &Path, user: Option<u32>, until: Instant) -> Result<Until<UnixStream>> {
     let stream = to(path, SocketFlags::empty(), Some(until))?;
     belongs(&stream, path, user)?;
@@ -53,23 +53,23 @@ fn to(path: &Path, flags: SocketFlags, until: Option<Instant>) -> Result<UnixStr
     }
 }
 
-/// Whoever comes first can listen at a place in `/tmp`, and say what they like.
+/// Any user can create a socket in `/tmp` and send any reply.
 fn belongs(stream: &UnixStream, path: &Path, user: Option<u32>) -> Result<()> {
     let Some(user) = user else { return Ok(()) };
     let theirs = match socket_peercred(stream) {
         Ok(peer) => peer.uid.as_raw(),
-        // Of a process in another process namespace nothing is told; who made the socket is.
+        // The kernel reports no owner for a process in another PID namespace; the socket file's owner serves instead.
         Err(_) => std::fs::symlink_metadata(path)?.uid(),
     };
     if theirs == user || theirs == 0 || is_home_of(path, theirs) {
         return Ok(());
     }
-    let why = format!("a process of user {theirs} answers there, in the place of user {user}'s");
+    let why = format!("a process of user {theirs} listens there, in the place of user {user}'s");
     Err(Error::new(ErrorKind::PermissionDenied, why))
 }
 
-/// Whether the socket lies in a directory of that user's which only who may write above it can have made: a service's below
-/// `/run`, say, of a user of its own.
+/// Whether the socket is in a directory of that user which only a privileged user can have made, for example a
+/// service's directory below `/run`.
 fn is_home_of(path: &Path, user: u32) -> bool {
     let Some(dir) = path.parent() else { return false };
     let own = std::fs::symlink_metadata(dir).is_ok_and(|dir| dir.is_dir() && dir.uid() == user);
@@ -77,13 +77,13 @@ fn is_home_of(path: &Path, user: u32) -> bool {
     own && above.is_some_and(|above| above.mode() & 0o022 == 0)
 }
 
-/// The time until then, of which there has to be some.
+/// The time left until `until`; an error if none.
 pub(crate) fn left(until: Instant) -> Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// A connection all of whose reads and writes together end at a time, however little comes at once.
+/// A connection whose reads and writes together end at a given time, however slowly data arrives.
 pub(crate) struct Until<S> {
     pub stream: S,
     pub until: Instant,

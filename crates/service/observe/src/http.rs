@@ -1,5 +1,5 @@
-//! The metrics server: Prometheus text, the same as JSON, a page for people, a health check. It has a thread
-//! and a runtime of its own, so it answers while the rest of the process waits.
+//! The metrics server: Prometheus text, JSON, a page for people, a health check. It has its own thread and runtime,
+//! so it works while the rest of the process waits.
 
 use crate::AdminTarget;
 use http_body_util::Full;
@@ -17,21 +17,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
-/// Connections at one time: scrapers, a few browsers, health checks.
+/// Connection limit: scrapers, a few browsers, health checks.
 const MAX_CONNECTIONS: usize = 64;
-/// A connection is closed after this long whatever it does; browsers and scrapers come again.
+/// A connection is closed after this time in any case; browsers and scrapers reconnect.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
-/// A client that does not finish its request line and headers in this time is let go.
+/// Deadline for a client's request line and headers.
 const HEADER_LIMIT: Duration = Duration::from_secs(10);
 
 const PAGE: &str = include_str!("page.html");
 
-/// Where to serve.
+/// The server's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bind {
-    /// Here, or it is an error.
+    /// This address, else an error.
     Exactly(SocketAddr),
-    /// Here, or at a free port of the same address when this one is taken.
+    /// This address, or a free port of the same address if it is taken.
     Near(SocketAddr),
 }
 
@@ -47,7 +47,7 @@ impl MetricsServer {
     /// Serves `target`.
     ///
     /// # Errors
-    /// When the address can't be had, naming it.
+    /// When the address is not available; the error names it.
     pub fn start(bind: Bind, target: Arc<dyn AdminTarget>) -> Result<Self> {
         let (wanted, free) = match bind {
             Bind::Exactly(address) => (address, None),
@@ -78,12 +78,12 @@ impl MetricsServer {
         Ok(MetricsServer { address, moved, _stop: stop })
     }
 
-    /// Where it serves.
+    /// The address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Whether the wanted port was taken and this is another one.
+    /// Whether the requested port was taken and another is used.
     pub fn moved(&self) -> bool {
         self.moved
     }
@@ -116,7 +116,7 @@ async fn serve(listener: TcpListener, target: Arc<dyn AdminTarget>) {
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_LIMIT)
                 .serve_connection(TokioIo::new(stream), service);
-            // What went wrong with one scraper's connection concerns nobody here.
+            // A failure of one scraper's connection needs no action.
             let _ = tokio::time::timeout(CONNECTION_LIMIT, connection).await;
         });
     }
@@ -126,7 +126,7 @@ fn answer(request: &Request<Incoming>, target: &dyn AdminTarget) -> Response<Ful
     const TEXT: &str = "text/plain; charset=utf-8";
     const JSON: &str = "application/json";
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return respond(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is answered here\n".into());
+        return respond(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n".into());
     }
     match request.uri().path() {
         "/metrics" => respond(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", target.prometheus()),
@@ -140,7 +140,7 @@ fn answer(request: &Request<Incoming>, target: &dyn AdminTarget) -> Response<Ful
         other => respond(
             StatusCode::NOT_FOUND,
             TEXT,
-            format!("no {other} here; there are /, /metrics, /stats.json, /status.json, /healthz\n"),
+            format!("there is no {other}; the pages are /, /metrics, /stats.json, /status.json, /healthz\n"),
         ),
     }
 }
@@ -153,7 +153,7 @@ fn respond(status: StatusCode, kind: &'static str, body: String) -> Response<Ful
     response
 }
 
-/// The page with the table of metrics in it; everything else it fetches from /stats.json.
+/// The page with the table of metrics; it fetches everything else from /stats.json.
 fn page() -> String {
     let table: Vec<Value> = METRICS
         .iter()

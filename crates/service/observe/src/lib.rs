@@ -1,5 +1,5 @@
-//! How a running mount or node is looked at from outside: an admin socket beside the mount, a metrics page,
-//! logs and an access log. It never touches a mount, and knows of the process only its [`AdminTarget`].
+//! Observation of a running mount or node from outside: an admin socket, a metrics page, logs and an access log. It
+//! never accesses a mount, and knows of the process only its [`AdminTarget`].
 #![forbid(unsafe_code)]
 
 pub mod access;
@@ -15,10 +15,10 @@ pub mod usage;
 use serde_json::Value;
 use spurline_types::{Error, ErrorKind, Result};
 
-/// What a mount or a node answers about itself. Each call returns within bounded time and never goes
-/// through the mount; calls come from several threads at once.
+/// What a mount or a node reports about itself. Each call returns within bounded time and never goes through the
+/// mount. Calls come from several threads at once.
 pub trait AdminTarget: Send + Sync + 'static {
-    /// Absolute counters, as `Stats::to_json` gives them.
+    /// Absolute counters, in the form of `Stats::to_json`.
     fn stats(&self) -> Value;
 
     /// The same as Prometheus text.
@@ -30,22 +30,22 @@ pub trait AdminTarget: Send + Sync + 'static {
     /// As a lookup of the path.
     fn info(&self, path: &[u8]) -> Result<Value>;
 
-    /// What this process is and how it does: kind, version, source, addresses, disks, peers.
+    /// Identity and state: kind, version, source, addresses, disks, peers.
     fn status(&self) -> Value;
 
-    /// Work on many files: begins a job, tells of one, stops one.
+    /// Jobs on many files: starts, reports or stops one.
     ///
     /// # Errors
-    /// When this process runs none, the request makes no sense, or it names no job.
+    /// When this process runs no jobs, the request is invalid, or it names no job.
     fn jobs(&self, request: &Value) -> Result<Value> {
         let _ = request;
-        Err(Error::new(ErrorKind::Unsupported, "this process runs no jobs; ask a mount or the coordinator"))
+        Err(Error::new(ErrorKind::Unsupported, "this process runs no jobs; use a mount or the coordinator"))
     }
 
-    /// Whether it can do its work now.
+    /// Whether the process can do its work now.
     ///
     /// # Errors
-    /// When it can't, saying why.
+    /// The reason, if it cannot.
     fn health(&self) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Logs: where they go, in which form, and that a fault which repeats does not flood them.
+//! Logging: destination, format, and a limit for repeated warnings.
 
 use patient::Patient;
 use spurline_types::{Error, ErrorKind, Result};
@@ -19,26 +19,26 @@ use tracing_subscriber::registry::LookupSpan;
 
 mod patient;
 
-/// Warnings and errors of one place in the code that are written in one window; more are counted.
+/// Warnings and errors written per code location and window; more are counted.
 const BURST: u32 = 20;
-/// The window.
+/// Length of the window.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// How to log.
+/// Log settings.
 #[derive(Debug, Clone, Default)]
 pub struct LogSettings {
-    /// Appended to; `None` for standard error.
+    /// The file to append to; `None` for standard error.
     pub file: Option<PathBuf>,
-    /// What is logged; `None` for RUST_LOG, or `info`.
+    /// The filter; `None` for RUST_LOG, or `info`.
     pub filter: Option<String>,
-    /// One JSON object a line.
+    /// One JSON object per line.
     pub json: bool,
 }
 
-/// Starts logging for the whole process; once.
+/// Starts logging for the whole process, once.
 ///
 /// # Errors
-/// When the filter does not parse, the file can't be opened, or logging was started before.
+/// When the filter does not parse, the file cannot be opened, or logging was started before.
 pub fn init(settings: &LogSettings) -> Result<()> {
     let filter = settings.filter.clone().or_else(|| std::env::var("RUST_LOG").ok().filter(|f| !f.is_empty()));
     let text = filter.unwrap_or_else(|| "info".into());
@@ -53,11 +53,11 @@ pub fn init(settings: &LogSettings) -> Result<()> {
             Some(OpenOptions::new().append(true).create(true).open(path).map_err(io)?)
         }
     };
-    // Colour on a terminal only, and not where NO_COLOR asks for none.
+    // Colour on a terminal only, and not with NO_COLOR.
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
     let ansi = file.is_none() && std::io::stderr().is_terminal() && !no_color;
-    // A line that can't be written (the terminal is closed, the disk is full) is lost; complaining of it on standard
-    // error would panic where that is what is gone, and take the thread that logs with it.
+    // A line that cannot be written (terminal closed, disk full) is lost. A report of that on standard error could
+    // panic in the thread that logs, because standard error may be what failed.
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).log_internal_errors(false);
     let again = |_| Error::new(ErrorKind::Invalid, "logging was started before");
     macro_rules! finish {
@@ -77,7 +77,7 @@ pub fn init(settings: &LogSettings) -> Result<()> {
     }
 }
 
-/// The time, and in a file, which several processes may share, the process.
+/// The time, and in a file, which several processes may share, the process id.
 struct Stamp {
     process: Option<u32>,
 }
@@ -89,7 +89,7 @@ impl FormatTime for Stamp {
     }
 }
 
-/// What was written from each place in the code within its window.
+/// Lines written per code location within its window.
 struct Places<K>(Mutex<HashMap<K, Place>>);
 
 struct Place {
@@ -98,7 +98,7 @@ struct Place {
 }
 
 impl<K: std::hash::Hash + Eq> Places<K> {
-    /// `None` to stay silent, else how many were left out before this one.
+    /// `None` to suppress the line, else how many were suppressed before it.
     fn admit(&self, place: K, now: Instant) -> Option<u32> {
         let mut places = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let entry = places.entry(place).or_insert(Place { since: now, count: 0 });
@@ -112,11 +112,11 @@ impl<K: std::hash::Hash + Eq> Places<K> {
     }
 }
 
-/// A format that lets a warning or an error through [`BURST`] times in a [`WINDOW`] per place in the code,
-/// and says how many were left out when the place speaks again.
+/// A format that writes a warning or an error at most [`BURST`] times in a [`WINDOW`] per code location. The first
+/// line of the next window reports how many were left out.
 struct Limited<F> {
     inner: F,
-    // As many entries as the code has places that warn.
+    // As many entries as the code has warnings.
     places: Places<Identifier>,
 }
 
@@ -140,7 +140,7 @@ where
             None => Ok(()),
             Some(left_out) => {
                 if left_out > 0 {
-                    // A line of its own, in whichever form lines have.
+                    // As a separate line, in the same format.
                     let seconds = WINDOW.as_secs();
                     tracing::info!(left_out, seconds, "lines like the next one were left out");
                 }

@@ -1,5 +1,5 @@
-//! Where the admin socket of a mount or a node is, and which mount a path lies in. All of it is found from mount tables
-//! below `/proc` and words: a mount that hangs is never asked anything.
+//! Finds the admin socket of a mount or node, and the mount that contains a path. It reads mount tables below `/proc`
+//! and parses paths: it never accesses a mount, which may hang.
 
 use crate::dial;
 use serde_json::json;
@@ -10,42 +10,42 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-/// The type a Spurline mount has in the mount table: mount with `subtype=spurline`.
+/// The file system type of a Spurline mount in the mount table (`subtype=spurline`).
 pub const FS_TYPE: &str = "fuse.spurline";
-/// Overrides where admin sockets are.
+/// Overrides the directory of admin sockets.
 pub const RUNTIME_DIR_ENV: &str = "SPURLINE_RUNTIME_DIR";
 
-/// The name of a runtime directory.
+/// The name of our runtime directory.
 const OURS: &str = "spurline";
 
-/// How long a process may take to say whether it is about to mount.
+/// Deadline of the status query for a process that may be about to mount.
 const DETACHED_ANSWER: Duration = Duration::from_secs(5);
 
-/// One Spurline mount of the mount table.
+/// One Spurline mount in the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Where it is mounted.
+    /// The mountpoint.
     pub mountpoint: PathBuf,
     /// Its source.
     pub source: String,
-    /// The user who mounted it.
+    /// The user that mounted it.
     pub uid: u32,
-    /// The minor number of its device, which names its connection below /sys/fs/fuse/connections.
+    /// The minor number of its device: its connection's name below /sys/fs/fuse/connections.
     pub minor: u32,
 }
 
 /// The Spurline mounts of this mount namespace, the latest last.
 ///
 /// # Errors
-/// When /proc is not there.
+/// When /proc is not mounted.
 pub fn mounts() -> Result<Vec<Mount>> {
     let text = std::fs::read("/proc/self/mountinfo").map_err(|e| Error::io("/proc/self/mountinfo", &e))?;
     Ok(parse_mountinfo(&text))
 }
 
-/// The process that answers at `socket` has a mount at `mountpoint` no longer: it was detached, and files of it are open
-/// still. By that process's own mount table, since it may be another namespace's than ours. False where that can't be
-/// told, and for one that is about to mount.
+/// Whether the process behind `socket` no longer has a mount at `mountpoint`: it was detached while files were open.
+/// Read from that process's own mount table, since it may be in another namespace. False if that is not readable, or
+/// if the process is about to mount.
 pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
     let Some(process) = dial::process(socket) else { return false };
     let table = std::fs::read(format!("/proc/{}/mountinfo", process.as_raw_pid()));
@@ -79,7 +79,7 @@ fn parse_mountinfo(text: &[u8]) -> Vec<Mount> {
         .collect()
 }
 
-/// Undoes the kernel's `\040` for blank, tab, newline and backslash.
+/// Decodes the kernel's `\040` for blank, tab, newline and backslash.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut i = 0;
@@ -99,7 +99,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A path cut in two: the mount it lies in, and the rest below it without a leading slash.
+/// A path divided into the mount that contains it and the rest, without a leading slash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Located {
     /// The mount.
@@ -108,11 +108,11 @@ pub struct Located {
     pub below: Vec<u8>,
 }
 
-/// How many symbolic links are followed before a path is called circular, as the kernel does.
+/// Limit of symbolic links in a path, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Finds the mount `path` lies in. Symbolic links on the way to the mount are followed; from the mountpoint
-/// on, nothing is touched. `None` when the path lies in no Spurline mount.
+/// Finds the mount that contains `path`. Symbolic links before the mountpoint are followed; nothing below it is
+/// accessed. `None` when the path is in no Spurline mount.
 pub fn locate(path: &Path, mounts: &[Mount]) -> Option<Located> {
     let mut rest: Vec<OsString> = Vec::new();
     let push = |rest: &mut Vec<OsString>, path: &Path| {
@@ -131,13 +131,13 @@ pub fn locate(path: &Path, mounts: &[Mount]) -> Option<Located> {
     let mut at = PathBuf::from("/");
     let mut links = 0;
     loop {
-        // The last one mounted at a place hides the others.
+        // The mount made last covers the others.
         if let Some(mount) = mounts.iter().rev().find(|m| m.mountpoint == at) {
             let mut below = PathBuf::new();
             while let Some(part) = rest.pop() {
                 if part == ".." {
                     if !below.pop() {
-                        // Out of the mount again; go on from its parent.
+                        // The path leaves the mount; continue from the mountpoint's parent.
                         at.pop();
                         break;
                     }
@@ -174,7 +174,7 @@ pub fn locate(path: &Path, mounts: &[Mount]) -> Option<Located> {
     }
 }
 
-/// What an admin socket belongs to.
+/// The owner of an admin socket.
 #[derive(Debug, Clone, Copy)]
 pub enum Owner<'a> {
     /// The mount at this canonical path.
@@ -198,12 +198,12 @@ impl Owner<'_> {
     }
 }
 
-/// The directories admin sockets of user `uid` may be in, the likeliest first.
+/// The possible directories of user `uid`'s admin sockets, the likeliest first.
 pub fn runtime_dirs(uid: u32) -> Vec<PathBuf> {
     named_dir().into_iter().flat_map(|dir| [dir.clone(), dir.join(OURS)]).chain(own_dirs(uid)).collect()
 }
 
-/// The directory that a person named, who may keep other things in it.
+/// The directory given in the environment, which may hold other files too.
 fn named_dir() -> Option<PathBuf> {
     set(RUNTIME_DIR_ENV)
 }
@@ -212,7 +212,7 @@ fn set(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute())
 }
 
-/// The directories that are ours by their names.
+/// The directories that bear our name.
 fn own_dirs(uid: u32) -> Vec<PathBuf> {
     if uid == 0 {
         return vec![Path::new("/run").join(OURS)];
@@ -222,21 +222,22 @@ fn own_dirs(uid: u32) -> Vec<PathBuf> {
     session.chain([PathBuf::from(format!("/tmp/{OURS}-{uid}"))]).collect()
 }
 
-/// Where to look for the socket of `owner`, run by user `uid`.
+/// The possible paths of the socket of `owner`, run by user `uid`.
 pub fn candidates(owner: Owner<'_>, uid: u32) -> Vec<PathBuf> {
     runtime_dirs(uid).into_iter().map(|dir| dir.join(owner.file_name())).collect()
 }
 
-/// Whose socket one of this user's [`candidates`] has to be: in a directory that a person named that directory's owner's.
+/// The required owner of a socket among this user's [`socket_candidates`]. In a directory given in the environment,
+/// it is that directory's owner.
 pub fn user_of(socket: &Path) -> u32 {
     let named = named_dir().filter(|dir| socket.starts_with(dir)).and_then(|dir| std::fs::metadata(dir).ok());
     named.map_or_else(|| rustix::process::geteuid().as_raw(), |dir| dir.uid())
 }
 
-/// Makes this user's runtime directory, readable by nobody else.
+/// Makes this user's private runtime directory.
 ///
 /// # Errors
-/// When no such directory can be made, or one that somebody else owns is in its place.
+/// When no such directory can be made, or another user owns the existing one.
 pub fn make_runtime_dir() -> Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let mut last = Error::new(ErrorKind::NotFound, "no runtime directory");
@@ -247,10 +248,10 @@ pub fn make_runtime_dir() -> Result<PathBuf> {
             Err(error) => last = error,
         }
     }
-    Err(last.context(format!("no directory is this user's alone; set {RUNTIME_DIR_ENV} to one of your own")))
+    Err(last.context(format!("this user has no private runtime directory; set {RUNTIME_DIR_ENV} to one")))
 }
 
-/// Makes the directory, and gives the path of `owner`'s socket in it.
+/// Makes the directory, and returns the path of `owner`'s socket in it.
 ///
 /// # Errors
 /// As [`make_runtime_dir`].
@@ -258,7 +259,7 @@ pub fn make_socket_path(owner: Owner<'_>) -> Result<PathBuf> {
     Ok(make_runtime_dir().map_err(|e| e.context("the admin socket"))?.join(owner.file_name()))
 }
 
-/// A directory that a person named, or one below it where others may look into it: its rights are theirs to say, and
+/// A directory given in the environment, or one below it if others may read it. Its permissions stay unchanged:
 /// `/run` or `/tmp` serves the whole machine.
 fn private_in(dir: PathBuf, uid: u32) -> Result<PathBuf> {
     if !make(&dir, uid)? {
@@ -268,7 +269,7 @@ fn private_in(dir: PathBuf, uid: u32) -> Result<PathBuf> {
     make_private(&below, uid).map(|()| below)
 }
 
-/// A directory that is ours by its name.
+/// A directory that bears our name, made private.
 fn make_private(dir: &Path, uid: u32) -> Result<()> {
     if make(dir, uid)? {
         let private = std::fs::Permissions::from_mode(0o700);
@@ -277,7 +278,7 @@ fn make_private(dir: &Path, uid: u32) -> Result<()> {
     Ok(())
 }
 
-/// Makes a directory of user `uid` where there is none, and says whether others may enter the one that is there.
+/// Makes a directory of user `uid` if missing. Returns whether other users may enter the existing one.
 fn make(dir: &Path, uid: u32) -> Result<bool> {
     let io = |e: std::io::Error| Error::io(dir.display(), &e);
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
@@ -317,7 +318,7 @@ mod tests {
     fn paths_are_located_without_touching_the_mount() {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().canonicalize().unwrap();
-        // The mountpoint does not exist: whoever touched it would fail.
+        // The mountpoint does not exist, so any access to it would fail.
         let point = base.join("real/m");
         std::fs::create_dir(base.join("real")).unwrap();
         std::os::unix::fs::symlink("real", base.join("link")).unwrap();
@@ -369,13 +370,13 @@ mod tests {
         allow(0o1777);
         let below = private_in(shared.clone(), uid).unwrap();
         assert_eq!((&below, mode(&shared), mode(&below)), (&shared.join("spurline"), 0o1777, 0o700));
-        // Of somebody else's making below it there is no use.
+        // Another user's entry below it is not used.
         std::fs::remove_dir(&below).unwrap();
         std::os::unix::fs::symlink("/", &below).unwrap();
         assert!(private_in(shared.clone(), uid).is_err());
         allow(0o700);
         assert_eq!(private_in(shared.clone(), uid).unwrap(), shared);
-        // One that is not there yet is ours alone.
+        // A new directory is private.
         let new = shared.join("new");
         assert_eq!((private_in(new.clone(), uid).unwrap(), mode(&new)), (new, 0o700));
     }

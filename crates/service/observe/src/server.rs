@@ -1,5 +1,5 @@
-//! The admin socket's server: a JSON object in a line, a JSON object in a line back. It has threads of its
-//! own, so it answers while every other thread of the process waits for something.
+//! The admin socket's server: one JSON object per line in each direction. It has its own threads, so it works while
+//! every other thread of the process waits.
 
 use crate::{AdminTarget, dial};
 use serde_json::{Value, json};
@@ -14,16 +14,16 @@ use std::time::Duration;
 
 /// Longest request line: a job may name a hundred thousand files.
 const MAX_LINE: u64 = 16 << 20;
-/// A connection that says nothing for this long is closed.
+/// An idle connection is closed after this time.
 const IDLE: Duration = Duration::from_secs(60);
-/// Conversations at one time: people looking, a scraper, and requests that wait for a slow under-store.
+/// Connection limit: people, a scraper, and requests that wait for a slow origin.
 const MAX_CONVERSATIONS: usize = 32;
 
 /// A running admin socket; dropping it removes the socket.
 #[derive(Debug)]
 pub struct AdminServer {
     path: PathBuf,
-    /// Device and inode of the socket: another process may have taken its name over.
+    /// Device and inode of the socket: another process may have replaced it.
     place: Option<(u64, u64)>,
     listener: UnixListener,
     stop: Arc<AtomicBool>,
@@ -34,10 +34,10 @@ fn place(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl AdminServer {
-    /// Serves `target` at `path`, readable by this user only. A socket left by a process that is gone is replaced.
+    /// Serves `target` at `path`, accessible to this user only. Replaces a socket left by a dead process.
     ///
     /// # Errors
-    /// When another process answers there, or the socket can't be made.
+    /// When another process listens there, or the socket cannot be made.
     pub fn start(path: &Path, target: Arc<dyn AdminTarget>) -> Result<Self> {
         let what = || format!("admin socket {}", path.display());
         if dial::look(path, None).is_ok() {
@@ -59,7 +59,7 @@ impl AdminServer {
         Ok(AdminServer { path: path.to_owned(), place: place(path), listener, stop })
     }
 
-    /// Where it is.
+    /// The socket's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -68,7 +68,7 @@ impl AdminServer {
 impl Drop for AdminServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // The accepting thread waits for a connection; this wakes it.
+        // Wakes the accepting thread.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if place(&self.path) == self.place {
             let _ = std::fs::remove_file(&self.path);
@@ -83,7 +83,7 @@ fn accept(listener: &UnixListener, stop: &AtomicBool, target: &Arc<dyn AdminTarg
             return;
         }
         let Ok(stream) = stream else {
-            // Out of descriptors, most likely: give others the time to close some.
+            // Probably out of descriptors: wait until others close some.
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -99,12 +99,12 @@ fn accept(listener: &UnixListener, stop: &AtomicBool, target: &Arc<dyn AdminTarg
             let _ = converse(stream, target.as_ref());
         });
         if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread for a conversation on the admin socket");
+            tracing::warn!(%error, "no thread for a connection to the admin socket");
         }
     }
 }
 
-/// One of the conversations there may be.
+/// A permit for one connection.
 struct Held(Arc<AtomicUsize>);
 
 impl Drop for Held {
@@ -167,7 +167,7 @@ fn failure(error: &Error) -> Value {
     json!({ "error": { "code": error.kind().code(), "message": error.message() } })
 }
 
-/// The path of a request: names may hold any byte, so there is a form for those that are no UTF-8.
+/// The path of a request. Names may hold any byte, so paths that are not UTF-8 have a hexadecimal form.
 fn path_of(request: &Value) -> Option<Vec<u8>> {
     if let Some(text) = request["path"].as_str() {
         return Some(text.as_bytes().to_vec());

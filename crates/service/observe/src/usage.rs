@@ -1,4 +1,4 @@
-//! What this process uses of the machine, written into the gauges of section `usage` when somebody looks.
+//! Process resource use, refreshed into the gauges of section `usage` on each query.
 
 use spurline_types::Stats;
 use std::time::Instant;
@@ -19,7 +19,7 @@ pub fn refresh(stats: &Stats, started: Instant) {
     }
 }
 
-/// User and system time out of /proc/PID/stat, whose second field may hold blanks and brackets.
+/// User plus system time from /proc/PID/stat, whose second field may hold blanks and brackets.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let after = &stat[stat.rfind(')')? + 1..];
     let mut fields = after.split_whitespace().skip(11);

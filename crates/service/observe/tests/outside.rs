@@ -1,4 +1,4 @@
-//! The admin socket and the metrics server against a target that can be told to hang, fail and count.
+//! The admin socket and the metrics server against a target that hangs, fails and counts on demand.
 
 use serde_json::{Value, json};
 use spurline_observe::client::{Peer, ask};
@@ -50,7 +50,7 @@ impl AdminTarget for Target {
         json!({"kind": "test"})
     }
     fn health(&self) -> Result<()> {
-        if self.sick { Err(Error::new(ErrorKind::Unavailable, "the under-store is gone")) } else { Ok(()) }
+        if self.sick { Err(Error::new(ErrorKind::Unavailable, "the origin is gone")) } else { Ok(()) }
     }
 }
 
@@ -149,13 +149,13 @@ fn the_metrics_server_serves() {
     assert_eq!(peer.status(LIMIT).unwrap()["kind"], "test");
     assert_eq!(peer.info(b"x", LIMIT).unwrap_err().kind(), ErrorKind::Unsupported);
 
-    // The wanted port is taken: another one when it was only the default, an error when it was asked for.
+    // The wanted port is taken: another one if it was the default, an error if it was requested.
     let error = MetricsServer::start(Bind::Exactly(server.address()), target(false).0).unwrap_err();
     assert!(error.message().contains(&server.address().to_string()), "{error}");
     let second = MetricsServer::start(Bind::Near(server.address()), target(true).0).unwrap();
     assert!(second.moved() && second.address() != server.address());
     let sick = get(second.address(), "GET /healthz HTTP/1.0\r\n\r\n");
-    assert!(sick.contains(" 503 ") && sick.contains("the under-store is gone"), "{sick}");
+    assert!(sick.contains(" 503 ") && sick.contains("the origin is gone"), "{sick}");
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn something_that_is_no_metrics_server_is_told_apart() {
     assert!(error.message().contains("no metrics") || error.kind() == ErrorKind::Unavailable, "{error}");
 }
 
-/// Answers whoever asks first by a byte now and then, for as long as that one listens.
+/// Sends single bytes to the first client until it disconnects.
 fn trickle(mut stream: impl Write) {
     while stream.write_all(b" ").is_ok() {
         std::thread::sleep(Duration::from_millis(20));
@@ -184,7 +184,7 @@ fn a_process_that_takes_no_connections_is_not_waited_for() {
     let socket = dir.path().join("a.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
-    // More than may wait; what is there is told all the same.
+    // More than the queue holds; the listener is detected all the same.
     for _ in 0..4 {
         dial::look(&socket, None).unwrap();
     }
@@ -223,7 +223,7 @@ fn a_socket_in_somebody_elses_place_is_not_asked() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let socket = dir.path().join("a.sock");
-    // Root's are anybody's, so there the other one is another user.
+    // Root's sockets are accepted from any user, so the test uses another user.
     let theirs = if geteuid().is_root() { Uid::from_raw(65534) } else { geteuid() };
     let at = socket.clone();
     let _listener = std::thread::spawn(move || {
@@ -243,7 +243,7 @@ fn a_socket_in_somebody_elses_place_is_not_asked() {
 fn sockets_are_found_where_they_are_made() {
     let dir = tempfile::tempdir().unwrap();
     let owner = place::Owner::Mount(Path::new("/mnt/x"));
-    // Variables belong to the whole process, so another one is asked: this test's own, again.
+    // Variables belong to the whole process, so a child process runs this test again.
     if std::env::var_os("SPURLINE_TEST_PLACE").is_some() {
         let made = place::make_socket_path(owner).unwrap();
         assert!(place::candidates(owner, 12345).contains(&made));

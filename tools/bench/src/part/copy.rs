@@ -1,10 +1,10 @@
-//! A plain copy: every object of a folder fetched in parallel through the under-store's library and written to a file,
-//! as `aws s3 sync` does; no cache, no mount.
+//! A plain copy: every object of a folder fetched in parallel through the origin crate and written to a file, as `aws
+//! s3 sync` does; no cache, no mount.
 
 use super::CopyPart;
-use crate::error::{Error, Result};
+use crate::error::{BenchError, Result};
 use serde_json::json;
-use spurline_origin::{UnderConfig, UnderStore};
+use spurline_origin::{OriginOptions, OriginStore};
 use spurline_types::{FileKind, ObjectRef, SliceSink, Stats};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,30 +13,30 @@ use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What was listed and not fetched yet, and where the listing goes on.
+/// Objects that are listed and not yet fetched, and the listing's cursor.
 #[derive(Default)]
-struct Listed {
+struct CopyQueue {
     waiting: Vec<(ObjectRef, PathBuf)>,
     cursor: Option<Vec<u8>>,
     whole: bool,
 }
 
 pub(super) fn run(part: &CopyPart) -> Result<()> {
-    let config = UnderConfig { endpoint: part.endpoint_url.clone(), ..UnderConfig::default() };
+    let config = OriginOptions { endpoint: part.endpoint_url.clone(), ..OriginOptions::default() };
     let under = spurline_origin::open(&part.source, &config, Arc::new(Stats::default()))?;
-    std::fs::create_dir_all(&part.to).map_err(|e| Error::io(part.to.display(), &e))?;
-    let (listed, failed) = (Mutex::new(Listed::default()), AtomicBool::new(false));
+    std::fs::create_dir_all(&part.to).map_err(|e| BenchError::io(part.to.display(), &e))?;
+    let (listed, failed) = (Mutex::new(CopyQueue::default()), AtomicBool::new(false));
     let work = || -> Result<(u64, u64)> {
         let (mut bytes, mut files, mut buffer) = (0, 0, Vec::new());
         while let Some((object, to)) =
-            next(part, &*under, &listed).inspect_err(|_| failed.store(true, Ordering::Relaxed))?
+            next_object(part, &*under, &listed).inspect_err(|_| failed.store(true, Ordering::Relaxed))?
         {
             if failed.load(Ordering::Relaxed) {
                 break;
             }
             buffer.resize(object.size as usize, 0);
             under.read(&object, 0, &mut SliceSink::new(&mut buffer), Instant::now() + DEADLINE)?;
-            std::fs::write(&to, &buffer).map_err(|e| Error::io(to.display(), &e))?;
+            std::fs::write(&to, &buffer).map_err(|e| BenchError::io(to.display(), &e))?;
             bytes += object.size;
             files += 1;
         }
@@ -47,16 +47,20 @@ pub(super) fn run(part: &CopyPart) -> Result<()> {
         let workers: Vec<_> = (0..part.depth.max(1)).map(|_| scope.spawn(work)).collect();
         let mut sum = (0, 0);
         for worker in workers {
-            let (bytes, files) = worker.join().map_err(|_| Error::Failed("a copier panicked".into()))??;
+            let (bytes, files) = worker.join().map_err(|_| BenchError::Failed("a copier panicked".into()))??;
             sum = (sum.0 + bytes, sum.1 + files);
         }
-        Ok::<_, Error>(sum)
+        Ok::<_, BenchError>(sum)
     })?;
     println!("{}", json!({ "seconds": start.elapsed().as_secs_f64(), "bytes": bytes, "ops": files }));
     Ok(())
 }
 
-fn next(part: &CopyPart, under: &dyn UnderStore, listed: &Mutex<Listed>) -> Result<Option<(ObjectRef, PathBuf)>> {
+fn next_object(
+    part: &CopyPart,
+    under: &dyn OriginStore,
+    listed: &Mutex<CopyQueue>,
+) -> Result<Option<(ObjectRef, PathBuf)>> {
     let mut listed = listed.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         if let Some(found) = listed.waiting.pop() {
@@ -72,7 +76,7 @@ fn next(part: &CopyPart, under: &dyn UnderStore, listed: &Mutex<Listed>) -> Resu
         for entry in page.entries.into_iter().filter(|entry| entry.attr.kind == FileKind::File) {
             let name = String::from_utf8_lossy(&entry.name).into_owned();
             let path = if folder.is_empty() { name.clone() } else { format!("{}/{name}", part.path) };
-            let object = ObjectRef::new(under.source(), path.as_bytes(), entry.attr.version, entry.attr.size);
+            let object = ObjectRef::new(under.source_url(), path.as_bytes(), entry.attr.version, entry.attr.size);
             listed.waiting.push((object, part.to.join(name)));
         }
     }

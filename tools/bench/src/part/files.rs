@@ -1,8 +1,8 @@
-//! The load of many small files: every file of a folder opened, read and closed, or only asked for its attributes,
-//! by several threads. It knows no file system.
+//! The load of many small files: several threads open, read and close every file of a folder, or only stat it. It
+//! knows no file system.
 
 use super::FilesPart;
-use crate::error::{Error, Result};
+use crate::error::{BenchError, Result};
 use serde_json::json;
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// One pass over the folder.
-struct Pass {
+struct FilesPass {
     list_seconds: f64,
     seconds: f64,
     files: usize,
@@ -21,18 +21,18 @@ struct Pass {
 pub(super) fn run(part: &FilesPart) -> Result<()> {
     let mut passes = Vec::new();
     for _ in 0..part.passes {
-        let p = pass(&part.dir, part.threads.max(1), part.stat)?;
+        let p = read_folder(&part.dir, part.threads.max(1), part.stat)?;
         passes.push(json!({ "list_seconds": p.list_seconds, "seconds": p.seconds, "ops": p.files, "bytes": p.bytes }));
     }
     println!("{}", json!({ "passes": passes }));
     Ok(())
 }
 
-fn pass(dir: &Path, threads: usize, stat: bool) -> Result<Pass> {
+fn read_folder(dir: &Path, threads: usize, stat: bool) -> Result<FilesPass> {
     let start = Instant::now();
-    let entries = std::fs::read_dir(dir).map_err(|e| Error::io(dir.display(), &e))?;
+    let entries = std::fs::read_dir(dir).map_err(|e| BenchError::io(dir.display(), &e))?;
     let names: Vec<OsString> = entries
-        .map(|entry| entry.map(|e| e.file_name()).map_err(|e| Error::io(dir.display(), &e)))
+        .map(|entry| entry.map(|e| e.file_name()).map_err(|e| BenchError::io(dir.display(), &e)))
         .collect::<Result<_>>()?;
     let list_seconds = start.elapsed().as_secs_f64();
     let next = AtomicUsize::new(0);
@@ -40,14 +40,14 @@ fn pass(dir: &Path, threads: usize, stat: bool) -> Result<Pass> {
         let mut bytes = 0u64;
         let mut buffer = vec![0u8; 1 << 20];
         loop {
-            // Sixteen at a time: the counter is not what is measured.
+            // Sixteen at a time, so that the counter costs little.
             let from = next.fetch_add(16, Ordering::Relaxed);
             if from >= names.len() {
                 return Ok(bytes);
             }
             for name in &names[from..names.len().min(from + 16)] {
                 let path = dir.join(name);
-                let fail = |e: std::io::Error| Error::io(path.display(), &e);
+                let fail = |e: std::io::Error| BenchError::io(path.display(), &e);
                 if stat {
                     bytes += std::fs::symlink_metadata(&path).map_err(fail)?.len();
                     continue;
@@ -66,11 +66,11 @@ fn pass(dir: &Path, threads: usize, stat: bool) -> Result<Pass> {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         let mut sum = 0;
         for worker in workers {
-            sum += worker.join().map_err(|_| Error::Failed("a reader panicked".into()))??;
+            sum += worker.join().map_err(|_| BenchError::Failed("a reader panicked".into()))??;
         }
-        Ok::<u64, Error>(sum)
+        Ok::<u64, BenchError>(sum)
     })?;
-    Ok(Pass { list_seconds, seconds: start.elapsed().as_secs_f64(), files: names.len(), bytes })
+    Ok(FilesPass { list_seconds, seconds: start.elapsed().as_secs_f64(), files: names.len(), bytes })
 }
 
 #[cfg(test)]
@@ -85,10 +85,10 @@ mod tests {
         }
         let sum = (0..50).map(|i| 100 + i).sum::<u64>();
         for (threads, stat) in [(1, false), (8, false), (3, true)] {
-            let got = pass(dir.path(), threads, stat).unwrap();
+            let got = read_folder(dir.path(), threads, stat).unwrap();
             assert_eq!((got.files, got.bytes), (50, sum));
             assert!(got.list_seconds <= got.seconds);
         }
-        assert!(pass(Path::new("/no/such/dir"), 1, false).is_err());
+        assert!(read_folder(Path::new("/no/such/dir"), 1, false).is_err());
     }
 }

@@ -1,15 +1,15 @@
-//! The processes a suite starts beside mounts and nodes, each one ceiling or one load: their command lines, and the
-//! one line of JSON by which a reader tells what it measured.
+//! The processes that a suite starts beside mounts and nodes, each one ceiling or one load: their command lines, and
+//! the JSON line with which a reader reports its figures.
 
 mod bare;
 mod copy;
 mod files;
 mod null;
+mod origin;
 mod store;
 mod transport;
-mod under;
 
-use crate::error::{Error, Result};
+use crate::error::{BenchError, Result};
 use serde_json::json;
 use spurline_types::Size;
 use std::net::SocketAddr;
@@ -17,12 +17,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Which part to be.
+/// The part to run.
 #[derive(Debug, clap::Subcommand)]
-pub enum Part {
+pub enum SuitePart {
     /// Mount the empty in-memory file system
     Null(NullPart),
-    /// Serve blocks from memory, request by request, with nothing around them
+    /// Serve blocks from memory, request by request, without framing
     BareServe(ServePart),
     /// Read from bare-serve
     BareRead(ReadPart),
@@ -32,11 +32,11 @@ pub enum Part {
     TransportRead(ReadPart),
     /// Read or stat every file of a folder
     Files(FilesPart),
-    /// Fill a block store, if it is not yet, and read its blocks
+    /// Fill a block store, if it is empty, and read its blocks
     Store(StorePart),
-    /// Read one object with parallel ranges, through the under-store's library alone
-    Under(UnderPart),
-    /// Copy every file of a folder, through the under-store's library alone
+    /// Read one object with parallel ranges, through the origin crate alone
+    Under(OriginPart),
+    /// Copy every file of a folder, through the origin crate alone
     Copy(CopyPart),
 }
 
@@ -51,7 +51,7 @@ pub struct NullPart {
     /// Length of its one file
     #[arg(long, default_value = "4G")]
     pub size: Size,
-    /// Memory that its bytes come from
+    /// Memory that holds its bytes
     #[arg(long, default_value = "1M")]
     pub held: Size,
 }
@@ -61,7 +61,7 @@ pub struct NullPart {
 pub struct ServePart {
     /// Where to listen
     pub addr: SocketAddr,
-    /// Memory the blocks come from
+    /// Memory that holds the blocks
     #[arg(long, default_value = "512M")]
     pub size: Size,
 }
@@ -74,16 +74,16 @@ pub struct ReadPart {
     /// Connections, a thread each
     #[arg(long, default_value_t = 1)]
     pub connections: usize,
-    /// Requests under way on each
+    /// Concurrent requests on each
     #[arg(long, default_value_t = 1)]
     pub depth: usize,
     /// Bytes per request
     #[arg(long, default_value = "1M")]
     pub block: Size,
-    /// Where in the server's memory requests go
+    /// Range of the server's memory that is read
     #[arg(long, default_value = "512M")]
     pub size: Size,
-    /// In no order
+    /// In random order
     #[arg(long)]
     pub random: bool,
     /// How long
@@ -102,7 +102,7 @@ pub struct FilesPart {
     /// Only stat them
     #[arg(long)]
     pub stat: bool,
-    /// Passes over the folder; each is told alone
+    /// Passes over the folder, each with its own figures
     #[arg(long, default_value_t = 1)]
     pub passes: usize,
 }
@@ -112,7 +112,7 @@ pub struct FilesPart {
 pub struct StorePart {
     /// The cache directory
     pub dir: PathBuf,
-    /// Threads, each with one read under way
+    /// Threads, each with one read at a time
     #[arg(long, default_value_t = 8)]
     pub depth: usize,
     /// Bytes per read
@@ -121,7 +121,7 @@ pub struct StorePart {
     /// Bytes of blocks in the store
     #[arg(long, default_value = "2G")]
     pub size: Size,
-    /// Blocks in no order
+    /// Blocks in random order
     #[arg(long)]
     pub random: bool,
     /// How long
@@ -129,9 +129,9 @@ pub struct StorePart {
     pub time: Duration,
 }
 
-/// A plain client of an under-store.
+/// A plain client of an origin.
 #[derive(Debug, clap::Args)]
-pub struct UnderPart {
+pub struct OriginPart {
     /// The source, as mount takes it
     pub source: String,
     /// The object
@@ -139,7 +139,7 @@ pub struct UnderPart {
     /// Address of the server
     #[arg(long)]
     pub endpoint_url: Option<String>,
-    /// Threads, each with one range under way
+    /// Threads, each with one range at a time
     #[arg(long, default_value_t = 8)]
     pub depth: usize,
     /// Bytes per range
@@ -154,38 +154,38 @@ pub struct CopyPart {
     pub source: String,
     /// The folder below it
     pub path: String,
-    /// Where to copy to
+    /// Where to copy
     #[arg(long)]
     pub to: PathBuf,
     /// Address of the server
     #[arg(long)]
     pub endpoint_url: Option<String>,
-    /// Threads, each with one object under way
+    /// Threads, each with one object at a time
     #[arg(long, default_value_t = 50)]
     pub depth: usize,
 }
 
-/// Is a part until its end.
+/// Runs a part until its end.
 ///
 /// # Errors
-/// What keeps it from its work.
-pub fn run(part: &Part) -> Result<()> {
-    // The suite ties its parts to its own life; by hand they run until Ctrl-C.
+/// Whatever makes it fail.
+pub fn run(part: &SuitePart) -> Result<()> {
+    // The suite ends its parts when it ends; started by hand, they run until Ctrl-C.
     match part {
-        Part::Null(part) => null::mount(part),
-        Part::BareServe(part) => bare::serve(part),
-        Part::BareRead(part) => bare::read(part),
-        Part::TransportServe(part) => transport::serve(part),
-        Part::TransportRead(part) => transport::read(part),
-        Part::Files(part) => files::run(part),
-        Part::Store(part) => store::run(part),
-        Part::Under(part) => under::run(part),
-        Part::Copy(part) => copy::run(part),
+        SuitePart::Null(part) => null::mount(part),
+        SuitePart::BareServe(part) => bare::serve(part),
+        SuitePart::BareRead(part) => bare::read(part),
+        SuitePart::TransportServe(part) => transport::serve(part),
+        SuitePart::TransportRead(part) => transport::read(part),
+        SuitePart::Files(part) => files::run(part),
+        SuitePart::Store(part) => store::run(part),
+        SuitePart::Under(part) => origin::run(part),
+        SuitePart::Copy(part) => copy::run(part),
     }
 }
 
-/// Tells the suite that a server serves.
-fn ready(what: impl std::fmt::Display) {
+/// Announces to the suite that a server is ready.
+fn print_ready(what: impl std::fmt::Display) {
     println!("ready {what}");
 }
 
@@ -196,22 +196,22 @@ fn serve_for_ever() -> ! {
     }
 }
 
-/// What a block reader's thread does: `step` once per answer, until the time is up.
-struct Lane {
-    /// Next block of a sequential lane, or the state of a random one.
+/// The offsets that one reading thread requests.
+struct ReadLane {
+    /// Next block of a sequential reader, or the state of a random one.
     at: u64,
     random: bool,
     blocks: u64,
     block: u64,
 }
 
-impl Lane {
+impl ReadLane {
     fn new(part: &ReadPart, index: usize) -> Self {
         let blocks = (part.size.0 / part.block.0).max(1);
         let share = blocks / part.connections.max(1) as u64;
         let at =
             if part.random { (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) } else { share * index as u64 };
-        Lane { at, random: part.random, blocks, block: part.block.0 }
+        ReadLane { at, random: part.random, blocks, block: part.block.0 }
     }
     fn next_offset(&mut self) -> u64 {
         if self.random {
@@ -227,7 +227,7 @@ impl Lane {
     }
 }
 
-/// Runs a lane per connection for the time asked and prints what they read together.
+/// Runs one reader per connection for the configured time and prints their combined figures.
 fn read_lanes(part: &ReadPart, lane: impl Fn(usize, &AtomicBool) -> Result<u64> + Sync) -> Result<()> {
     let stop = AtomicBool::new(false);
     let start = Instant::now();
@@ -242,9 +242,9 @@ fn read_lanes(part: &ReadPart, lane: impl Fn(usize, &AtomicBool) -> Result<u64> 
         stop.store(true, Ordering::Relaxed);
         let mut sum = 0;
         for lane in lanes {
-            sum += lane.join().map_err(|_| Error::Failed("a reader panicked".into()))??;
+            sum += lane.join().map_err(|_| BenchError::Failed("a reader panicked".into()))??;
         }
-        Ok::<u64, Error>(sum)
+        Ok::<u64, BenchError>(sum)
     })?;
     let seconds = start.elapsed().as_secs_f64();
     println!("{}", json!({ "seconds": seconds, "ops": answers, "bytes": answers * part.block.0 }));
@@ -268,7 +268,7 @@ mod tests {
         };
         for random in [false, true] {
             part.random = random;
-            let mut lane = Lane::new(&part, 1);
+            let mut lane = ReadLane::new(&part, 1);
             let seen: std::collections::BTreeSet<u64> = (0..1000).map(|_| lane.next_offset()).collect();
             assert_eq!(seen.len(), 16);
             assert!(seen.iter().all(|o| o % 4096 == 0 && *o < 64 << 10));

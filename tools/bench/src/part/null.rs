@@ -1,7 +1,7 @@
 //! The empty file system of the FUSE crate as a process, ended by SIGTERM or `umount`.
 
-use super::{NullPart, ready};
-use crate::error::{Error, Result};
+use super::{NullPart, print_ready};
+use crate::error::{BenchError, Result};
 use spurline_fuse::{FuseIo, NullFs, Session, SessionConfig};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,21 +10,21 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
     let io = match part.io.as_str() {
         "dev" => FuseIo::Dev,
         "uring" => FuseIo::Uring,
-        other => return Err(Error::Failed(format!("--io {other}: dev or uring"))),
+        other => return Err(BenchError::Failed(format!("--io {other}: dev or uring"))),
     };
-    let fail = |e: spurline_fuse::MountError| Error::Failed(e.to_string());
+    let fail = |e: spurline_fuse::MountError| BenchError::Failed(e.to_string());
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
-        .map_err(|e| Error::io("can't catch signals", &e))?;
+        .map_err(|e| BenchError::io("can't catch signals", &e))?;
     let config = SessionConfig { io, ..SessionConfig::default() };
     let session =
         Session::mount(Arc::new(NullFs::holding(part.size.0, part.held.0)), &part.mountpoint, config).map_err(fail)?;
     session.wait_ready(Duration::from_secs(10)).map_err(fail)?;
     let chosen = session.describe();
     if chosen.as_ref().is_some_and(|c| c.io != io) {
-        // Not the ceiling that was asked for: none is better than a wrong one.
-        return Err(Error::Missing(chosen.map(|c| c.to_string()).unwrap_or_default()));
+        // It is not the requested ceiling: better none than a wrong one.
+        return Err(BenchError::Missing(chosen.map(|c| c.to_string()).unwrap_or_default()));
     }
-    ready(chosen.map(|c| c.to_string()).unwrap_or_default());
+    print_ready(chosen.map(|c| c.to_string()).unwrap_or_default());
     let unmounter = session.unmounter();
     std::thread::spawn(move || {
         for _ in signals.forever() {

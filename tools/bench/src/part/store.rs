@@ -1,10 +1,10 @@
-//! The block store alone: blocks put once, then read by threads with one read under way each; no cache engine above.
+//! The block store alone: blocks put once, then read by threads with one read each; no cache engine above.
 
-use super::{Lane, ReadPart, StorePart, read_lanes};
-use crate::error::{Error, Result};
+use super::{ReadLane, ReadPart, StorePart, read_lanes};
+use crate::error::{BenchError, Result};
 use crate::scratch;
-use spurline_mem::{Buf, Pool};
-use spurline_store::{Capacity, Outcome, Store, StoreConfig};
+use spurline_mem::{BufferPool, PoolBuf};
+use spurline_store::{CacheCapacity, ReadOutcome, Store, StoreConfig};
 use spurline_types::{ObjectRef, Stats, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,26 +12,26 @@ use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 4 << 20;
 
-/// An object per file of this length, as a dataset would have.
+/// Length of the object of each file, as in a data set.
 const OBJECT: u64 = 64 << 20;
 
-fn object(number: u64) -> ObjectRef {
+fn numbered_object(number: u64) -> ObjectRef {
     ObjectRef::new("bench", format!("object-{number}").as_bytes(), Version::new("v1"), OBJECT)
 }
 
 pub(super) fn run(part: &StorePart) -> Result<()> {
     let block = part.block.0;
     if block == 0 || block > BLOCK || !BLOCK.is_multiple_of(block) {
-        return Err(Error::Failed(format!("--block must divide {BLOCK}")));
+        return Err(BenchError::Failed(format!("--block must divide {BLOCK}")));
     }
     let depth = part.depth.max(1);
-    let pool = Pool::new((depth as u64 + 2) * BLOCK, BLOCK as usize)?;
-    let mut config = StoreConfig::new(vec![part.dir.clone()], Capacity::Bytes(part.size.0 * 2));
+    let pool = BufferPool::new((depth as u64 + 2) * BLOCK, BLOCK as usize)?;
+    let mut config = StoreConfig::new(vec![part.dir.clone()], CacheCapacity::Bytes(part.size.0 * 2));
     config.free_space_ratio = 0.0;
     config.pool = Some(Arc::clone(&pool));
     let store = Store::open(config, Arc::new(Stats::default()))?;
-    let objects: Vec<ObjectRef> = (0..part.size.0.div_ceil(OBJECT)).map(object).collect();
-    fill(&store, &pool, &objects)?;
+    let objects: Vec<ObjectRef> = (0..part.size.0.div_ceil(OBJECT)).map(numbered_object).collect();
+    fill_store(&store, &pool, &objects)?;
     let lanes = ReadPart {
         addr: std::net::SocketAddr::from(([0, 0, 0, 0], 0)),
         connections: depth,
@@ -42,8 +42,8 @@ pub(super) fn run(part: &StorePart) -> Result<()> {
         time: part.time,
     };
     read_lanes(&lanes, |index, stop| {
-        let mut lane = Lane::new(&lanes, index);
-        let mut buffer: Option<Buf> = Some(pool.alloc(block as usize, Instant::now() + Duration::from_secs(5))?);
+        let mut lane = ReadLane::new(&lanes, index);
+        let mut buffer: Option<PoolBuf> = Some(pool.alloc(block as usize, Instant::now() + Duration::from_secs(5))?);
         let mut reads = 0;
         while !stop.load(Ordering::Relaxed) {
             let at = lane.next_offset();
@@ -52,14 +52,16 @@ pub(super) fn run(part: &StorePart) -> Result<()> {
             let start = (inside % BLOCK) as usize;
             let number = (inside / BLOCK) as u32;
             match store.read(object, number, start..start + block as usize, &mut buffer)? {
-                Outcome::Hit => {}
-                other => return Err(Error::Failed(format!("block {number} of object {}: {other:?}", at / OBJECT))),
+                ReadOutcome::Hit => {}
+                other => {
+                    return Err(BenchError::Failed(format!("block {number} of object {}: {other:?}", at / OBJECT)));
+                }
             }
             if reads == 0 {
                 let mut right = vec![0u8; block as usize];
-                scratch::fill(at / OBJECT, inside, &mut right);
+                scratch::fill_pattern(at / OBJECT, inside, &mut right);
                 if buffer.as_ref().is_none_or(|b| b[..block as usize] != right) {
-                    return Err(Error::Failed(format!("wrong bytes at {inside} of object {}", at / OBJECT)));
+                    return Err(BenchError::Failed(format!("wrong bytes at {inside} of object {}", at / OBJECT)));
                 }
             }
             reads += 1;
@@ -68,18 +70,18 @@ pub(super) fn run(part: &StorePart) -> Result<()> {
     })
 }
 
-fn fill(store: &Store, pool: &Arc<Pool>, objects: &[ObjectRef]) -> Result<()> {
+fn fill_store(store: &Store, pool: &Arc<BufferPool>, objects: &[ObjectRef]) -> Result<()> {
     let mut buffer = pool.alloc(BLOCK as usize, Instant::now() + Duration::from_secs(5))?;
     for (seed, object) in objects.iter().enumerate() {
         for index in 0..(OBJECT / BLOCK) as u32 {
-            if store.contains(object, index) {
+            if store.contains_block(object, index) {
                 continue;
             }
-            scratch::fill(seed as u64, u64::from(index) * BLOCK, &mut buffer);
+            scratch::fill_pattern(seed as u64, u64::from(index) * BLOCK, &mut buffer);
             if !store.put(object, index, &buffer)? {
-                return Err(Error::Failed("the store did not keep a block: is the disk full?".into()));
+                return Err(BenchError::Failed("the store did not keep a block: is the disk full?".into()));
             }
-            crate::stop::check()?;
+            crate::stop::check_stop()?;
         }
     }
     Ok(())

@@ -1,59 +1,60 @@
 //! `spurline load` of many small files from an S3 server, against a plain parallel copy of the same files.
 
-use super::{Suite, file_name, part_sample, s3, with_cpu};
+use super::{BenchSuite, file_name, part_sample, s3, with_cpu};
 use crate::child;
-use crate::error::{Error, Result};
-use crate::measure::{Case, Sample, Unit};
+use crate::error::{BenchError, Result};
+use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::scratch;
-use crate::table::Section;
+use crate::table::SuiteSection;
 use serde_json::Value;
 use std::time::Duration;
 
 const BUCKET: &str = "bench";
 const LEN: u64 = 10 << 10;
-/// Requests under way, in the copy and in the job.
+/// Concurrent requests, in the copy and in the job.
 const DEPTH: &str = "50";
 const LIMIT: Duration = Duration::from_secs(600);
 
-pub(super) fn run(suite: &Suite) -> Result<Section> {
+pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let count: usize = if suite.quick { 10_000 } else { 100_000 };
-    let buckets = suite.memory.dir("source-load")?;
+    let buckets = suite.memory.subdir("source-load")?;
     let folder = buckets.join(BUCKET).join("set");
     if !folder.exists() {
-        std::fs::create_dir_all(&folder).map_err(|e| Error::io(folder.display(), &e))?;
-        super::tell("load", "writing the files");
+        std::fs::create_dir_all(&folder).map_err(|e| BenchError::io(folder.display(), &e))?;
+        super::show_progress("load", "writing the files");
         (0..count).try_for_each(|i| scratch::write_file(&folder.join(file_name(i)), i as u64, LEN))?;
     }
-    let server = s3::embedded(suite, &buckets, None)?;
+    let server = s3::start_embedded(suite, &buckets, None)?;
     let source = format!("s3://{BUCKET}");
     let copy = || {
-        let to = suite.memory.fresh("copied")?.display().to_string();
+        let to = suite.memory.empty_subdir("copied")?.display().to_string();
         let words = ["copy", &source, "set", "--to", &to, "--depth", DEPTH].map(String::from);
-        let mut command = suite.part(&words, None);
+        let mut command = suite.part_command(&words, None);
         command.envs(server.env());
-        let sample = part_sample(command, LIMIT, Unit::Rate, &[("server", server.daemon())])?;
-        if sample.ops == count as u64 { Ok(sample) } else { Err(Error::Failed(format!("{} files", sample.ops))) }
+        let sample = part_sample(command, LIMIT, FigureUnit::Rate, &[("server", server.daemon())])?;
+        if sample.ops == count as u64 { Ok(sample) } else { Err(BenchError::Failed(format!("{} files", sample.ops))) }
     };
     let load = || {
-        let cache = suite.memory.fresh("cache-load")?.display().to_string();
+        let cache = suite.memory.empty_subdir("cache-load")?.display().to_string();
         let words = ["--cache-dir", &cache, "--cache-size", "8G", "--free-space-ratio", "0"];
         let mounted = suite.mount_with("load", &source, None, &words, &server.env())?;
-        let mut command = child::command(&suite.spurline, None);
+        let mut command = child::command_in(&suite.spurline, None);
         command.arg("load").arg(mounted.at().join("set")).args(["-p", DEPTH, "--json"]);
         let roles = [("mount", mounted.daemon()), ("server", server.daemon())];
-        let (done, cpu) = with_cpu(&roles, || child::run(command, LIMIT))?;
-        let job: Value = serde_json::from_str(done.out.trim()).map_err(|e| Error::Failed(format!("load said {e}")))?;
+        let (done, cpu) = with_cpu(&roles, || child::run_to_end(command, LIMIT))?;
+        let job: Value =
+            serde_json::from_str(done.out.trim()).map_err(|e| BenchError::Failed(format!("load: no JSON: {e}")))?;
         let number = |key: &str| job[key].as_f64().unwrap_or(0.0);
         if job["state"] != "SUCCEEDED" || number("bytes_moved") != (count as u64 * LEN) as f64 {
-            return Err(Error::Failed(format!("the job ended otherwise: {job}")));
+            return Err(BenchError::Failed(format!("unexpected end of the job: {job}")));
         }
         let value = number("files_done") / number("seconds");
-        Ok(Sample { value, bytes: count as u64 * LEN, ops: count as u64, cpu, latency_us: None })
+        Ok(CaseSample { value, bytes: count as u64 * LEN, ops: count as u64, cpu, latency_us: None })
     };
     let group = format!("{count} files of 10 KiB, {DEPTH} at a time");
     let cases = vec![
-        Case::new(&group, "copy", "plain copy to files", Unit::Rate, copy),
-        Case::new(&group, "load", "spurline load, mount alone", Unit::Rate, load).against(
+        BenchCase::new(&group, "copy", "plain copy to files", FigureUnit::Rate, copy),
+        BenchCase::new(&group, "load", "spurline load, mount alone", FigureUnit::Rate, load).against(
             "of the plain copy",
             &["copy"],
             Some(0.9),
@@ -61,5 +62,5 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
     ];
     let rows = suite.rounds("load", cases)?;
     let title = "Filling an empty cache on tmpfs from the embedded S3 server on this machine.";
-    Ok(Section { name: "load", title, skipped: None, notes: Vec::new(), rows })
+    Ok(SuiteSection { name: "load", title, skipped: None, notes: Vec::new(), rows })
 }

@@ -1,12 +1,12 @@
-//! Hot O_DIRECT reads of a mount that runs alone, against the empty file system on the same session code: one that
-//! sends the same mebibyte again and again, and one that holds as many bytes as are read.
+//! Hot O_DIRECT reads of a single mount, against the empty file system on the same session code: one that sends the
+//! same mebibyte again and again, and one that holds as many bytes as are read.
 
-use super::{Suite, Way, file_name, fio_sample};
+use super::{BenchSuite, BytePath, file_name, fio_sample};
 use crate::child;
-use crate::error::{Error, Result};
-use crate::measure::{Case, Unit};
-use crate::mount::Mounted;
-use crate::table::Section;
+use crate::error::{BenchError, Result};
+use crate::measure::{BenchCase, FigureUnit};
+use crate::mount::MountUnderTest;
+use crate::table::SuiteSection;
 use crate::{fio, stop};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,66 +15,101 @@ const FILES: usize = 4;
 const LEN: u64 = 128 << 20;
 
 /// One workload.
-struct Load {
+struct LocalLoad {
     name: &'static str,
     pattern: &'static str,
     block: u64,
     jobs: usize,
     floor: f64,
-    unit: Unit,
+    unit: FigureUnit,
 }
 
-const LOADS: [Load; 5] = [
-    Load { name: "1 MiB, 1 job", pattern: "read", block: 1 << 20, jobs: 1, floor: 0.9, unit: Unit::Bandwidth },
-    Load { name: "1 MiB, 2 jobs", pattern: "read", block: 1 << 20, jobs: 2, floor: 0.9, unit: Unit::Bandwidth },
-    Load { name: "1 MiB, 4 jobs", pattern: "read", block: 1 << 20, jobs: 4, floor: 0.9, unit: Unit::Bandwidth },
-    Load { name: "4 KiB random, 1 job", pattern: "randread", block: 4096, jobs: 1, floor: 0.8, unit: Unit::Rate },
-    Load { name: "4 KiB random, 4 jobs", pattern: "randread", block: 4096, jobs: 4, floor: 0.8, unit: Unit::Rate },
+const LOADS: [LocalLoad; 5] = [
+    LocalLoad {
+        name: "1 MiB, 1 job",
+        pattern: "read",
+        block: 1 << 20,
+        jobs: 1,
+        floor: 0.9,
+        unit: FigureUnit::Bandwidth,
+    },
+    LocalLoad {
+        name: "1 MiB, 2 jobs",
+        pattern: "read",
+        block: 1 << 20,
+        jobs: 2,
+        floor: 0.9,
+        unit: FigureUnit::Bandwidth,
+    },
+    LocalLoad {
+        name: "1 MiB, 4 jobs",
+        pattern: "read",
+        block: 1 << 20,
+        jobs: 4,
+        floor: 0.9,
+        unit: FigureUnit::Bandwidth,
+    },
+    LocalLoad {
+        name: "4 KiB random, 1 job",
+        pattern: "randread",
+        block: 4096,
+        jobs: 1,
+        floor: 0.8,
+        unit: FigureUnit::Rate,
+    },
+    LocalLoad {
+        name: "4 KiB random, 4 jobs",
+        pattern: "randread",
+        block: 4096,
+        jobs: 4,
+        floor: 0.8,
+        unit: FigureUnit::Rate,
+    },
 ];
 
-/// One way to mount.
-struct Variant {
+/// One kind of mount.
+struct MountVariant {
     name: &'static str,
     label: &'static str,
-    /// The file systems it is held against: one that holds as much, and the empty one.
+    /// Its ceilings: a file system that holds as much, and the empty one.
     ceilings: &'static [&'static str],
     empty: &'static [&'static str],
     words: &'static [&'static str],
-    way: Way,
+    way: BytePath,
 }
 
-const VARIANTS: [Variant; 3] = [
-    Variant {
+const VARIANTS: [MountVariant; 3] = [
+    MountVariant {
         name: "blocks-dev",
         label: "mount, blocks in memory, /dev/fuse",
         ceilings: &["held-dev"],
         empty: &["null-dev"],
         words: &["--no-passthrough", "--fuse-io", "dev"],
-        way: Way::Memory,
+        way: BytePath::Memory,
     },
-    Variant {
+    MountVariant {
         name: "blocks-uring",
         label: "mount, blocks in memory, io_uring",
         ceilings: &["held-uring"],
         empty: &["null-uring"],
         words: &["--no-passthrough", "--fuse-io", "uring"],
-        way: Way::Memory,
+        way: BytePath::Memory,
     },
-    Variant {
+    MountVariant {
         name: "passthrough",
         label: "mount, passthrough",
         ceilings: &["held-dev", "held-uring"],
         empty: &["null-dev", "null-uring"],
         words: &[],
-        way: Way::Passthrough,
+        way: BytePath::Passthrough,
     },
 ];
 
-pub(super) fn run(suite: &Suite) -> Result<Section> {
-    child::need("fio", "fio")?;
-    let source = suite.source("source-big", FILES, LEN)?;
+pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
+    child::require_program("fio", "fio")?;
+    let source = suite.make_source("source-big", FILES, LEN)?;
     let mut notes = Vec::new();
-    let mut nulls: Vec<(&str, &str, Mounted)> = Vec::new();
+    let mut nulls: Vec<(&str, &str, MountUnderTest)> = Vec::new();
     let all = FILES as u64 * LEN;
     for (variant, io, held, label) in [
         ("null-dev", "dev", 1 << 20, "empty fs, /dev/fuse"),
@@ -82,51 +117,51 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         ("held-dev", "dev", all, "fs in memory, /dev/fuse"),
         ("held-uring", "uring", all, "fs in memory, io_uring"),
     ] {
-        match suite.holding(io, held) {
+        match suite.mount_holding(io, held) {
             Ok(null) => nulls.push((variant, label, null)),
             Err(e) => notes.push(format!("No {label}: {e}")),
         }
     }
-    let mut mounts: Vec<(&Variant, Mounted)> = Vec::new();
+    let mut mounts: Vec<(&MountVariant, MountUnderTest)> = Vec::new();
     for variant in &VARIANTS {
-        let cache = suite.memory.fresh(&format!("cache-{}", variant.name))?.display().to_string();
-        // Twice the data, so that nothing that is hot has to leave.
+        let cache = suite.memory.empty_subdir(&format!("cache-{}", variant.name))?.display().to_string();
+        // Twice the data, so that no hot block is evicted.
         let sizes = ["--cache-size", "2G", "--free-space-ratio", "0", "--buffer-size", "1300M"];
         let words = [&["--cache-dir", &cache][..], &sizes, variant.words].concat();
         let label = variant.label;
-        match ready(suite, variant.name, &source, &words, variant.way) {
+        match mount_ready(suite, variant.name, &source, &words, variant.way) {
             Ok(mounted) => {
-                notes.extend(mounted.session().map(|s| format!("{label}: {s}")));
+                notes.extend(mounted.session_line().map(|s| format!("{label}: {s}")));
                 mounts.push((variant, mounted));
             }
-            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
             Err(e) => notes.push(format!("No {label}: {e}")),
         }
     }
     let files = |at: &Path| (0..FILES).map(|i| at.join(file_name(i))).collect::<Vec<PathBuf>>();
     let mut cases = Vec::new();
     for load in LOADS.iter().filter(|l| !suite.quick || l.jobs != 2) {
-        let job = |files: Vec<PathBuf>, size: u64| suite.job(files, load.pattern, load.block, load.jobs, size);
+        let job = |files: Vec<PathBuf>, size: u64| suite.new_job(files, load.pattern, load.block, load.jobs, size);
         let direct = fio::takes_direct(&source.join(file_name(0)));
-        let plain = fio::Job { direct, ..job(files(&source), LEN) };
-        cases.push(Case::new(load.name, "tmpfs", "tmpfs", load.unit, move || fio_sample(&plain, load.unit, &[])));
+        let plain = fio::FioJob { direct, ..job(files(&source), LEN) };
+        cases.push(BenchCase::new(load.name, "tmpfs", "tmpfs", load.unit, move || fio_sample(&plain, load.unit, &[])));
         for (variant, label, null) in &nulls {
-            // The jobs get a part each of the one file there is.
-            let job = fio::Job { apart: LEN, ..job(vec![null.at().join("data")], LEN) };
-            cases.push(Case::new(load.name, variant, label, load.unit, move || {
+            // Each job reads a part of the single file.
+            let job = fio::FioJob { apart: LEN, ..job(vec![null.at().join("data")], LEN) };
+            cases.push(BenchCase::new(load.name, variant, label, load.unit, move || {
                 fio_sample(&job, load.unit, &[("mount", null.daemon())])
             }));
         }
         for (variant, mounted) in &mounts {
             let job = job(files(mounted.at()), LEN);
             let first = job.clone();
-            let case = Case::new(load.name, variant.name, variant.label, load.unit, move || {
+            let case = BenchCase::new(load.name, variant.name, variant.label, load.unit, move || {
                 fio_sample(&job, load.unit, &[("mount", mounted.daemon())])
             })
             .against("of fs in memory", variant.ceilings, Some(load.floor))
             .against("of empty fs", variant.empty, None)
-            .warm(move || suite.warm(mounted, &first, variant.way));
-            let passthrough = matches!(variant.way, Way::Passthrough);
+            .warm(move || suite.warm_up(mounted, &first, variant.way));
+            let passthrough = matches!(variant.way, BytePath::Passthrough);
             cases.push(if passthrough { case.against("of tmpfs", &["tmpfs"], None) } else { case });
         }
     }
@@ -137,25 +172,33 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         all >> 20
     ));
     notes.push("The kernel copies a passthrough read in the reader, an empty-fs or block read in the mount.".into());
-    let title = "Hot O_DIRECT reads of a mount that runs alone, cache and source on tmpfs.";
-    Ok(Section { name: "local", title, skipped: None, notes, rows })
+    let title = "Hot O_DIRECT reads of a single mount, cache and source on tmpfs.";
+    Ok(SuiteSection { name: "local", title, skipped: None, notes, rows })
 }
 
-/// A mount whose data was read and compared once, and is where `way` says.
-pub(super) fn ready(suite: &Suite, name: &str, source: &Path, words: &[&str], way: Way) -> Result<Mounted> {
-    let mounted = suite.mount(name, &source.display().to_string(), None, words)?;
-    suite.check("local", mounted.at(), FILES, LEN)?;
-    if matches!(way, Way::Passthrough) {
-        // Blocks go to the cache disk behind the reader's back; only whole files are handed to the kernel.
+/// A mount. Its data was read and compared once, and comes from where `way` says.
+pub(super) fn mount_ready(
+    suite: &BenchSuite,
+    name: &str,
+    source: &Path,
+    words: &[&str],
+    way: BytePath,
+) -> Result<MountUnderTest> {
+    let mounted = suite.start_mount(name, &source.display().to_string(), None, words)?;
+    suite.check_files("local", mounted.at(), FILES, LEN)?;
+    if matches!(way, BytePath::Passthrough) {
+        // Blocks reach the cache disk asynchronously, and the kernel gets only whole files.
         let opens = |file: usize| -> Result<bool> {
             let before = mounted.counters(&suite.spurline)?;
             drop(std::fs::File::open(mounted.at().join(file_name(file))));
             let after = mounted.counters(&suite.spurline)?;
-            Ok(crate::mount::growth(&before, &after).contains_key("fuse.passthrough_opens"))
+            Ok(crate::mount::counter_growth(&before, &after).contains_key("fuse.passthrough_opens"))
         };
         for file in 0..FILES {
             let what = format!("{} to be opened with passthrough", file_name(file));
-            stop::wait(&what, Duration::from_secs(10), Duration::from_millis(50), || Ok(opens(file)?.then_some(())))?;
+            stop::wait_until(&what, Duration::from_secs(10), Duration::from_millis(50), || {
+                Ok(opens(file)?.then_some(()))
+            })?;
         }
     }
     Ok(mounted)

@@ -1,5 +1,5 @@
-//! The suite: what is measured, against what, with which floors. One module a section; this one holds what they share
-//! and how a run is put together and told.
+//! The suite: measurements, their ceilings and floors. There is one module per section; this one holds the common
+//! parts and assembles and reports a run.
 
 mod buffered;
 mod disk;
@@ -12,21 +12,21 @@ mod remote;
 mod s3;
 mod start;
 
-use crate::child::{self, Daemon};
-use crate::error::{Error, Result};
+use crate::child::{self, ServerProcess};
+use crate::error::{BenchError, Result};
 use crate::fio;
 use crate::machine;
-use crate::measure::{self, Carried, Case, Sample, Unit};
-use crate::mount::{Counters, Mounted, Node, growth};
-use crate::scratch::{self, Scratch};
-use crate::table::{self, Section};
+use crate::measure::{self, BenchCase, CaseSample, FigureUnit, WarmUpResult};
+use crate::mount::{CounterValues, MountUnderTest, NodeUnderTest, counter_growth};
+use crate::scratch::{self, ScratchDir};
+use crate::table::{self, SuiteSection};
 use serde_json::{Value, json};
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-/// What `bench suite` is told.
+/// The arguments of `bench suite`.
 #[derive(Debug, clap::Args)]
 pub struct SuiteArgs {
     /// Three short rounds of smaller data: minutes, not tens of minutes
@@ -41,7 +41,7 @@ pub struct SuiteArgs {
     /// Length of one sample [default: 1500ms, with --quick 500ms]
     #[arg(long, value_name = "TIME", value_parser = spurline_types::parse_duration)]
     pub time: Option<Duration>,
-    /// Write everything there is as JSON
+    /// Write all figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write a page with bars
@@ -67,15 +67,15 @@ pub struct SuiteArgs {
     pub strict: bool,
 }
 
-/// Every section there is.
+/// All sections.
 const NAMES: [&str; 10] = ["local", "remote", "group", "net", "buffered", "disk", "files", "s3", "load", "start"];
 
-/// Memory that a section uses at the most, data sets and page cache included.
+/// Greatest memory use of a section, including data sets and page cache.
 const TOUCHED: u64 = 10 << 30;
 
-type Run = fn(&Suite) -> Result<Section>;
+type SectionRun = fn(&BenchSuite) -> Result<SuiteSection>;
 
-const SECTIONS: [Run; 10] = [
+const SECTIONS: [SectionRun; 10] = [
     local::run,
     remote::run,
     group::run,
@@ -88,21 +88,21 @@ const SECTIONS: [Run; 10] = [
     start::run,
 ];
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SuiteOutcome {
     /// Figures at their floor or above.
     pub met: usize,
     /// Figures below.
     pub below: usize,
-    /// Figures that could not be taken, or not as they should.
+    /// Figures that are missing or doubtful.
     pub broken: usize,
     /// Whether anything below its floor is a failure.
     pub strict: bool,
 }
 
-/// What every section works with.
-pub struct Suite {
+/// The state shared by all sections.
+pub struct BenchSuite {
     quick: bool,
     rounds: usize,
     time: Duration,
@@ -110,43 +110,43 @@ pub struct Suite {
     spurline: PathBuf,
     /// This program, for the parts.
     me: PathBuf,
-    memory: Scratch,
-    disk: Scratch,
+    memory: ScratchDir,
+    disk: ScratchDir,
     s3_server: Option<PathBuf>,
 }
 
 /// Runs the suite.
 ///
 /// # Errors
-/// When nothing could be measured at all, or the user interrupts; sections that can't run are skipped and say why.
-pub fn run(args: &SuiteArgs) -> Result<Outcome> {
-    crate::stop::catch()?;
-    let me = std::env::current_exe().map_err(|e| Error::io("can't find this program", &e))?;
+/// When nothing could be measured, or the user interrupts; sections that can't run are skipped with their reason.
+pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
+    crate::stop::catch_signals()?;
+    let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
     for dir in [&args.memory_dir, &args.disk_dir] {
-        scratch::sweep(dir);
+        scratch::sweep_stale(dir);
     }
-    let suite = Suite {
+    let suite = BenchSuite {
         quick: args.quick,
         rounds: args.rounds.unwrap_or(if args.quick { 3 } else { 5 }).max(1),
         time: args.time.unwrap_or(Duration::from_millis(if args.quick { 500 } else { 1500 })),
         spurline: args.spurline.clone().unwrap_or_else(|| me.clone()),
         me,
-        memory: Scratch::new(&args.memory_dir, "memory")?,
-        disk: Scratch::new(&args.disk_dir, "disk")?,
+        memory: ScratchDir::new(&args.memory_dir, "memory")?,
+        disk: ScratchDir::new(&args.disk_dir, "disk")?,
         s3_server: args.s3_server.clone(),
     };
-    let about = machine::describe(suite.memory.path(), suite.disk.path());
+    let about = machine::describe_machine(suite.memory.path(), suite.disk.path());
     let summary = one_line(&about);
     anstream::println!("{summary}");
-    let (load, cpus) = (machine::load(), machine::cpus());
+    let (load, cpus) = (machine::load_average(), machine::cpu_count());
     if load > cpus as f64 / 2.0 {
-        anstream::println!("The machine is busy (load {load:.1} on {cpus} CPUs): only ratios mean anything.");
+        anstream::println!("The machine is busy (load {load:.1} on {cpus} CPUs): only ratios are meaningful.");
     }
     let start = Instant::now();
     if machine::virtual_machine() {
         let bytes = TOUCHED.min(machine::available_bytes() / 2);
-        tell("start", "touching memory, so that the hypervisor has it ready");
-        machine::touch(bytes);
+        show_progress("start", "touching memory, so that the hypervisor has it ready");
+        machine::touch_memory(bytes);
     }
     let mut sections = Vec::new();
     for (name, run) in NAMES.into_iter().zip(SECTIONS) {
@@ -155,15 +155,15 @@ pub fn run(args: &SuiteArgs) -> Result<Outcome> {
         }
         let section = match run(&suite) {
             Ok(section) => section,
-            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
             Err(e) => {
-                let failed = matches!(e, Error::Failed(_));
+                let failed = matches!(e, BenchError::Failed(_));
                 let why = if failed { format!("failed: {e}") } else { e.to_string() };
-                Section { name, title: "", skipped: Some(why), notes: Vec::new(), rows: Vec::new() }
+                SuiteSection { name, title: "", skipped: Some(why), notes: Vec::new(), rows: Vec::new() }
             }
         };
         clear_line();
-        anstream::print!("{}", table::terminal(&section));
+        anstream::print!("{}", table::to_terminal(&section));
         sections.push(section);
     }
     let result = json!({
@@ -172,23 +172,23 @@ pub fn run(args: &SuiteArgs) -> Result<Outcome> {
         "taken": SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         "seconds": start.elapsed().as_secs_f64(),
         "quick": suite.quick, "rounds": suite.rounds, "sample_seconds": suite.time.as_secs_f64(),
-        "machine": about, "load": { "before": load, "after": machine::load() },
+        "machine": about, "load": { "before": load, "after": machine::load_average() },
         "sections": sections.iter().map(section_json).collect::<Vec<_>>(),
     });
-    write(args.json.as_deref(), || format!("{result:#}\n"))?;
-    write(args.html.as_deref(), || table::page(&summary, &sections))?;
-    write(args.markdown.as_deref(), || {
+    write_report(args.json.as_deref(), || format!("{result:#}\n"))?;
+    write_report(args.html.as_deref(), || table::to_html(&summary, &sections))?;
+    write_report(args.markdown.as_deref(), || {
         let rounds = suite.rounds;
         let mut text = format!("{summary}\n\nMedians of {rounds} interleaved rounds.\n\n");
-        sections.iter().for_each(|s| text.push_str(&table::markdown(s)));
+        sections.iter().for_each(|s| text.push_str(&table::to_markdown(s)));
         text
     })?;
-    let mut outcome = Outcome { met: 0, below: 0, broken: 0, strict: args.strict };
+    let mut outcome = SuiteOutcome { met: 0, below: 0, broken: 0, strict: args.strict };
     for section in &sections {
         outcome.broken += usize::from(section.skipped.as_ref().is_some_and(|s| s.starts_with("failed")));
         for row in &section.rows {
             outcome.broken += usize::from(row.problem.is_some());
-            match row.met() {
+            match row.is_met() {
                 Some(true) => outcome.met += 1,
                 Some(false) => outcome.below += 1,
                 None => {}
@@ -223,26 +223,26 @@ fn one_line(about: &Value) -> String {
     )
 }
 
-fn section_json(section: &Section) -> Value {
+fn section_json(section: &SuiteSection) -> Value {
     json!({
         "name": section.name, "title": section.title, "skipped": section.skipped, "notes": section.notes,
-        "rows": section.rows.iter().map(measure::Row::to_json).collect::<Vec<_>>(),
+        "rows": section.rows.iter().map(measure::ResultRow::to_json).collect::<Vec<_>>(),
     })
 }
 
-fn write(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
+fn write_report(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(|e| Error::io(dir.display(), &e))?;
+        std::fs::create_dir_all(dir).map_err(|e| BenchError::io(dir.display(), &e))?;
     }
-    std::fs::write(path, text()).map_err(|e| Error::io(path.display(), &e))
+    std::fs::write(path, text()).map_err(|e| BenchError::io(path.display(), &e))
 }
 
-/// Says what is being done: one line that is written over on a terminal, nothing elsewhere.
-fn tell(section: &str, what: &str) {
+/// Shows progress: one line that is overwritten on a terminal, nothing elsewhere.
+fn show_progress(section: &str, what: &str) {
     let mut err = std::io::stderr();
     if err.is_terminal() {
-        // A terminal that is gone misses nothing.
+        // A closed terminal needs no output.
         let _ = write!(err, "\r\x1b[K{section}  {what}");
         let _ = err.flush();
     }
@@ -257,23 +257,23 @@ fn clear_line() {
     }
 }
 
-/// A process whose processor time stands beside a figure.
-type Role<'a> = (&'static str, &'a Daemon);
+/// A process, the processor time of which is shown with a figure.
+type CpuRole<'a> = (&'static str, &'a ServerProcess);
 
-impl Suite {
-    /// A command that is one of this program's parts, in `net`.
-    fn part(&self, words: &[String], net: Option<&str>) -> Command {
-        let mut command = child::command(&self.me, net);
+impl BenchSuite {
+    /// The command of one of this program's parts, in `net`.
+    fn part_command(&self, words: &[String], net: Option<&str>) -> Command {
+        let mut command = child::command_in(&self.me, net);
         command.args(["bench", "part"]).args(words);
         command
     }
 
-    fn log(&self, name: &str) -> Result<PathBuf> {
-        Ok(self.memory.dir("logs")?.join(format!("{name}.log")))
+    fn log_path(&self, name: &str) -> Result<PathBuf> {
+        Ok(self.memory.subdir("logs")?.join(format!("{name}.log")))
     }
 
-    /// A mount of `source` with these words more, at `mnt-NAME`.
-    fn mount(&self, name: &str, source: &str, net: Option<&str>, more: &[&str]) -> Result<Mounted> {
+    /// A mount of `source` with additional arguments, at `mnt-NAME`.
+    fn start_mount(&self, name: &str, source: &str, net: Option<&str>, more: &[&str]) -> Result<MountUnderTest> {
         self.mount_with(name, source, net, more, &[])
     }
 
@@ -285,37 +285,39 @@ impl Suite {
         net: Option<&str>,
         more: &[&str],
         env: &[(&str, &str)],
-    ) -> Result<Mounted> {
-        let at = self.memory.dir(&format!("mnt-{name}"))?;
-        let mut command = child::command(&self.spurline, net);
+    ) -> Result<MountUnderTest> {
+        let at = self.memory.subdir(&format!("mnt-{name}"))?;
+        let mut command = child::command_in(&self.spurline, net);
         command.args(["mount", source]).arg(&at).args(["--metrics", "none"]).args(more).envs(env.iter().copied());
-        Mounted::start(command, &at, net, &self.log(name)?)
+        MountUnderTest::start(command, &at, net, &self.log_path(name)?)
     }
 
     /// The empty file system, answering from one mebibyte.
-    fn null(&self, io: &str) -> Result<Mounted> {
-        self.holding(io, 1 << 20)
+    fn mount_null(&self, io: &str) -> Result<MountUnderTest> {
+        self.mount_holding(io, 1 << 20)
     }
 
     /// The empty file system, answering from `held` bytes of memory.
-    fn holding(&self, io: &str, held: u64) -> Result<Mounted> {
+    fn mount_holding(&self, io: &str, held: u64) -> Result<MountUnderTest> {
         let name = format!("null-{io}-{held}");
-        let at = self.memory.dir(&format!("mnt-{name}"))?;
+        let at = self.memory.subdir(&format!("mnt-{name}"))?;
         let words = ["null", &at.display().to_string(), "--io", io, "--held", &held.to_string()].map(String::from);
-        Mounted::start(self.part(&words, None), &at, None, &self.log(&name)?)
+        MountUnderTest::start(self.part_command(&words, None), &at, None, &self.log_path(&name)?)
     }
 
     /// `N` files of `len` bytes in a directory in memory, made once.
-    fn source(&self, name: &str, files: usize, len: u64) -> Result<PathBuf> {
+    fn make_source(&self, name: &str, files: usize, len: u64) -> Result<PathBuf> {
         let dir = self.memory.path().join(name);
         if !dir.exists() {
             let room = scratch::free_bytes(self.memory.path());
             let wanted = files as u64 * len * 3;
             if room < wanted {
                 let (path, need, have) = (self.memory.path().display(), wanted >> 20, room >> 20);
-                return Err(Error::Missing(format!("{path} has {have} MiB free, {need} are needed: see --memory-dir")));
+                return Err(BenchError::Missing(format!(
+                    "{path} has {have} MiB free, {need} are needed: see --memory-dir"
+                )));
             }
-            let dir = self.memory.dir(name)?;
+            let dir = self.memory.subdir(name)?;
             for i in 0..files {
                 scratch::write_file(&dir.join(file_name(i)), i as u64, len)?;
             }
@@ -324,18 +326,18 @@ impl Suite {
     }
 
     /// Reads files `0..files` through `at` and compares every byte.
-    fn check(&self, section: &str, at: &Path, files: usize, len: u64) -> Result<()> {
-        tell(section, &format!("checking {}", at.display()));
+    fn check_files(&self, section: &str, at: &Path, files: usize, len: u64) -> Result<()> {
+        show_progress(section, &format!("checking {}", at.display()));
         (0..files).try_for_each(|i| scratch::check_file(&at.join(file_name(i)), i as u64, len))
     }
 
-    fn rounds(&self, section: &'static str, cases: Vec<Case<'_>>) -> Result<Vec<measure::Row>> {
-        measure::rounds(cases, self.rounds, |what| tell(section, what))
+    fn rounds(&self, section: &'static str, cases: Vec<BenchCase<'_>>) -> Result<Vec<measure::ResultRow>> {
+        measure::run_rounds(cases, self.rounds, |what| show_progress(section, what))
     }
 
-    /// A job of fio for the time of a sample.
-    fn job(&self, files: Vec<PathBuf>, pattern: &'static str, block: u64, jobs: usize, size: u64) -> fio::Job {
-        fio::Job {
+    /// An fio job for the duration of a sample.
+    fn new_job(&self, files: Vec<PathBuf>, pattern: &'static str, block: u64, jobs: usize, size: u64) -> fio::FioJob {
+        fio::FioJob {
             files,
             pattern,
             block,
@@ -357,7 +359,7 @@ fn file_name(i: usize) -> String {
 }
 
 /// Processor seconds of the roles around `work`.
-fn with_cpu<T>(roles: &[Role<'_>], work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<(&'static str, f64)>)> {
+fn with_cpu<T>(roles: &[CpuRole<'_>], work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<(&'static str, f64)>)> {
     let before: Vec<f64> = roles.iter().map(|(_, d)| d.cpu()).collect::<Result<_>>()?;
     let done = work()?;
     let used = roles
@@ -369,33 +371,33 @@ fn with_cpu<T>(roles: &[Role<'_>], work: impl FnOnce() -> Result<T>) -> Result<(
 }
 
 /// One run of fio as a sample.
-fn fio_sample(job: &fio::Job, unit: Unit, roles: &[Role<'_>]) -> Result<Sample> {
+fn fio_sample(job: &fio::FioJob, unit: FigureUnit, roles: &[CpuRole<'_>]) -> Result<CaseSample> {
     let ((got, done), mut cpu) = with_cpu(roles, || job.run())?;
     cpu.push(("reader", done.cpu));
-    let value = if unit == Unit::Bandwidth { got.bandwidth } else { got.iops };
+    let value = if unit == FigureUnit::Bandwidth { got.bandwidth } else { got.iops };
     let ops = got.bytes / job.block.max(1);
-    Ok(Sample { value, bytes: got.bytes, ops, cpu, latency_us: Some((got.p50_us, got.p99_us)) })
+    Ok(CaseSample { value, bytes: got.bytes, ops, cpu, latency_us: Some((got.p50_us, got.p99_us)) })
 }
 
 /// One run of a reading part as a sample.
-fn part_sample(command: Command, limit: Duration, unit: Unit, roles: &[Role<'_>]) -> Result<Sample> {
-    let (done, mut cpu) = with_cpu(roles, || child::run(command, limit))?;
+fn part_sample(command: Command, limit: Duration, unit: FigureUnit, roles: &[CpuRole<'_>]) -> Result<CaseSample> {
+    let (done, mut cpu) = with_cpu(roles, || child::run_to_end(command, limit))?;
     cpu.push(("reader", done.cpu));
     let line = done.out.lines().rfind(|l| l.starts_with('{')).unwrap_or_default();
     let json: Value =
-        serde_json::from_str(line).map_err(|e| Error::Failed(format!("a part said {:?}: {e}", done.out)))?;
+        serde_json::from_str(line).map_err(|e| BenchError::Failed(format!("a part printed {:?}: {e}", done.out)))?;
     let number = |key: &str| json[key].as_f64().unwrap_or(0.0);
     let (seconds, bytes, ops) = (number("seconds"), number("bytes"), number("ops"));
     if seconds <= 0.0 || ops <= 0.0 {
-        return Err(Error::Failed(format!("a part measured nothing: {line}")));
+        return Err(BenchError::Failed(format!("a part measured nothing: {line}")));
     }
-    let value = if unit == Unit::Bandwidth { bytes / seconds } else { ops / seconds };
-    Ok(Sample { value, bytes: bytes as u64, ops: ops as u64, cpu, latency_us: None })
+    let value = if unit == FigureUnit::Bandwidth { bytes / seconds } else { ops / seconds };
+    Ok(CaseSample { value, bytes: bytes as u64, ops: ops as u64, cpu, latency_us: None })
 }
 
-/// By which way bytes should have come.
+/// The expected source of the bytes.
 #[derive(Debug, Clone, Copy)]
-enum Way {
+enum BytePath {
     /// The kernel read the cached file itself.
     Passthrough,
     /// From blocks in the mount's memory.
@@ -404,20 +406,20 @@ enum Way {
     Tcp,
 }
 
-/// Whether a mount's counters say that `bytes` came by `way`.
-fn wrong_way(way: Way, bytes: u64, grown: &Counters) -> Option<String> {
+/// Whether a mount's counters confirm that `bytes` came by `way`; otherwise the reason.
+fn wrong_path(way: BytePath, bytes: u64, grown: &CounterValues) -> Option<String> {
     let of = |name: &str| grown.get(name).copied().unwrap_or(0);
     let most = bytes / 10 * 9;
     let (right, names): (bool, &[&str]) = match way {
-        Way::Passthrough => (
+        BytePath::Passthrough => (
             of("fuse.passthrough_opens") > 0 && of("fuse.read_bytes") < bytes / 20,
             &["fuse.passthrough_opens", "fuse.read_bytes"],
         ),
-        Way::Memory => (
+        BytePath::Memory => (
             of("fuse.read_bytes") >= most && of("blockcache.mem_hit_bytes") >= most,
             &["fuse.read_bytes", "blockcache.mem_hit_bytes", "blockcache.disk_hit_bytes", "blockcache.miss_bytes"],
         ),
-        Way::Tcp => (of("tcp.recv_bytes") >= most, &["tcp.recv_bytes", "blockcache.mem_hit_bytes"]),
+        BytePath::Tcp => (of("tcp.recv_bytes") >= most, &["tcp.recv_bytes", "blockcache.mem_hit_bytes"]),
     };
     if right {
         return None;
@@ -426,24 +428,24 @@ fn wrong_way(way: Way, bytes: u64, grown: &Counters) -> Option<String> {
     Some(format!("{bytes} bytes did not come by {way:?}: {}", seen.join(", ")))
 }
 
-impl Suite {
-    /// A warm-up of `job` on a mount that says which counters grew and whether that is the right way.
-    fn warm(&self, mounted: &Mounted, job: &fio::Job, way: Way) -> Result<Carried> {
+impl BenchSuite {
+    /// Runs `job` once as a warm-up of a mount; returns the counters that grew and whether the bytes came by `way`.
+    fn warm_up(&self, mounted: &MountUnderTest, job: &fio::FioJob, way: BytePath) -> Result<WarmUpResult> {
         let mut job = job.clone();
         if job.runtime.is_some() {
             job.runtime = Some(Duration::from_millis(300));
         }
         let before = mounted.counters(&self.spurline)?;
         let (got, _) = job.run()?;
-        let grown = growth(&before, &mounted.counters(&self.spurline)?);
-        let wrong = wrong_way(way, got.bytes, &grown);
+        let grown = counter_growth(&before, &mounted.counters(&self.spurline)?);
+        let wrong = wrong_path(way, got.bytes, &grown);
         Ok((grown, wrong))
     }
 
     /// A node in `net` serving `source` from a cache in memory.
-    fn node(&self, source: &Path, addr: &str, net: Option<&str>, more: &[&str]) -> Result<Node> {
+    fn start_node(&self, source: &Path, addr: &str, net: Option<&str>, more: &[&str]) -> Result<NodeUnderTest> {
         let (ip, port) = addr.rsplit_once(':').unwrap_or((addr, "0"));
-        let cache = self.memory.fresh(&format!("cache-node-{port}"))?.display().to_string();
+        let cache = self.memory.empty_subdir(&format!("cache-node-{port}"))?.display().to_string();
         let source = source.display().to_string();
         let mut words: Vec<String> =
             ["--source", &source, "--cache-dir", &cache, "--group-network", ip, "--group-port", port, "--allow-anyone"]
@@ -452,7 +454,7 @@ impl Suite {
                 .map(String::from)
                 .collect();
         words.extend(more.iter().map(|w| (*w).to_owned()));
-        Node::start(&self.spurline, &words, addr, net, &self.log(&format!("node-{port}"))?)
+        NodeUnderTest::start(&self.spurline, &words, addr, net, &self.log_path(&format!("node-{port}"))?)
     }
 }
 
@@ -462,14 +464,14 @@ mod tests {
 
     #[test]
     fn ways_are_told_apart() {
-        let grown = |pairs: &[(&str, u64)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<Counters>();
+        let grown = |pairs: &[(&str, u64)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<CounterValues>();
         let passthrough = grown(&[("fuse.passthrough_opens", 1), ("fuse.ops", 4)]);
-        assert_eq!(wrong_way(Way::Passthrough, 1000, &passthrough), None);
-        assert!(wrong_way(Way::Memory, 1000, &passthrough).is_some());
+        assert_eq!(wrong_path(BytePath::Passthrough, 1000, &passthrough), None);
+        assert!(wrong_path(BytePath::Memory, 1000, &passthrough).is_some());
         let memory = grown(&[("fuse.read_bytes", 1000), ("blockcache.mem_hit_bytes", 1000)]);
-        assert_eq!(wrong_way(Way::Memory, 1000, &memory), None);
-        assert!(wrong_way(Way::Passthrough, 1000, &memory).is_some_and(|w| w.contains("passthrough_opens 0")));
-        assert_eq!(wrong_way(Way::Tcp, 1000, &grown(&[("tcp.recv_bytes", 990)])), None);
-        assert!(wrong_way(Way::Tcp, 1000, &memory).is_some_and(|w| w.contains("tcp.recv_bytes 0")));
+        assert_eq!(wrong_path(BytePath::Memory, 1000, &memory), None);
+        assert!(wrong_path(BytePath::Passthrough, 1000, &memory).is_some_and(|w| w.contains("passthrough_opens 0")));
+        assert_eq!(wrong_path(BytePath::Tcp, 1000, &grown(&[("tcp.recv_bytes", 990)])), None);
+        assert!(wrong_path(BytePath::Tcp, 1000, &memory).is_some_and(|w| w.contains("tcp.recv_bytes 0")));
     }
 }

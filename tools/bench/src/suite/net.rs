@@ -1,13 +1,13 @@
-//! `spurline net bw` and `net lat` over a veth pair between two network namespaces, against iperf3 and the bare reader
-//! between the same two: rate, and processor time of both ends for what was moved.
+//! `spurline net bw` and `net lat` over a veth pair between two network namespaces, against iperf3 and the bare
+//! reader between the same two: rate, and processor time of both ends per byte.
 
-use super::Suite;
-use crate::child::{self, Daemon};
-use crate::error::{Error, Result};
+use super::BenchSuite;
+use crate::child::{self, ServerProcess};
+use crate::error::{BenchError, Result};
 use crate::iperf;
-use crate::measure::{Case, Sample, Unit};
-use crate::netns::Pair;
-use crate::table::Section;
+use crate::measure::{BenchCase, CaseSample, FigureUnit};
+use crate::netns::NamespacePair;
+use crate::table::SuiteSection;
 use serde_json::Value;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,45 +15,47 @@ use std::time::Duration;
 
 const PORT: u16 = 7111;
 
-/// One way of moving bytes, the same for all programs.
-struct Load {
+/// One transfer pattern, the same for all programs.
+struct NetLoad {
     name: &'static str,
     cpu: &'static str,
     streams: usize,
     read: bool,
 }
 
-const LOADS: [Load; 4] = [
-    Load { name: "read, 1 stream", cpu: "CPU-s/GiB of both ends, read, 1 stream", streams: 1, read: true },
-    Load { name: "read, 4 streams", cpu: "CPU-s/GiB of both ends, read, 4 streams", streams: 4, read: true },
-    Load { name: "write, 1 stream", cpu: "CPU-s/GiB of both ends, write, 1 stream", streams: 1, read: false },
-    Load { name: "write, 4 streams", cpu: "CPU-s/GiB of both ends, write, 4 streams", streams: 4, read: false },
+const LOADS: [NetLoad; 4] = [
+    NetLoad { name: "read, 1 stream", cpu: "CPU-s/GiB of both ends, read, 1 stream", streams: 1, read: true },
+    NetLoad { name: "read, 4 streams", cpu: "CPU-s/GiB of both ends, read, 4 streams", streams: 4, read: true },
+    NetLoad { name: "write, 1 stream", cpu: "CPU-s/GiB of both ends, write, 1 stream", streams: 1, read: false },
+    NetLoad { name: "write, 4 streams", cpu: "CPU-s/GiB of both ends, write, 4 streams", streams: 4, read: false },
 ];
 
-/// The programs; `system` is the host's own congestion control, which is what iperf3 takes unless told.
+/// The programs; `system` is the host's congestion control, iperf3's default.
 const IPERF: [(&str, &str, &[&str]); 2] =
     [("iperf3", "iperf3", &[]), ("iperf3-cubic-1m", "iperf3 -C cubic -l 1M", &["-C", "cubic", "-l", "1M"])];
 const OURS: [(&str, &str, &str); 2] =
     [("own", "net bw", "auto"), ("own-system", "net bw --tcp-congestion system", "system")];
 
-pub(super) fn run(suite: &Suite) -> Result<Section> {
-    let pair = Pair::new()?;
+pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
+    let pair = NamespacePair::new()?;
     let client = pair.client.as_str();
     let mut notes = Vec::new();
     let peer = format!("{}:{PORT}", pair.server_ip);
-    let mut serve = child::command(&suite.spurline, Some(&pair.server));
+    let mut serve = child::command_in(&suite.spurline, Some(&pair.server));
     serve.args(["net", "serve", "--json", "--bind", pair.server_ip, "--port", &PORT.to_string()]);
     let limit = Duration::from_secs(30);
-    let (server, _) = Daemon::start_saying(serve, &["{"], "net serve", &suite.log("net-serve")?, limit)?;
-    let iperf = iperf::serve(&pair.server, pair.server_ip, &suite.log("net-iperf3")?);
+    let (server, _) =
+        ServerProcess::start_announcing(serve, &["{"], "net serve", &suite.log_path("net-serve")?, limit)?;
+    let iperf = iperf::start_server(&pair.server, pair.server_ip, &suite.log_path("net-iperf3")?);
     if let Err(e) = &iperf {
         notes.push(format!("No iperf3: {e}"));
     }
     let words = ["bare-serve", &format!("{}:7112", pair.server_ip), "--size", "64M"].map(String::from);
-    let bare = suite.part(&words, Some(&pair.server));
-    let (bare, _) = Daemon::start_saying(bare, &["ready"], "bare-serve", &suite.log("net-bare")?, limit)?;
+    let bare = suite.part_command(&words, Some(&pair.server));
+    let (bare, _) =
+        ServerProcess::start_announcing(bare, &["ready"], "bare-serve", &suite.log_path("net-bare")?, limit)?;
     let mut cases = Vec::new();
-    // Processor time is a row of its own that shows what the run before it in the same round used.
+    // Processor time is a row of its own, with the figures of the previous run in the same round.
     let mut costs = Vec::new();
     for load in &LOADS {
         let mut add = |(case, cost)| {
@@ -63,11 +65,11 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         if let Ok(daemon) = &iperf {
             for (variant, label, more) in IPERF {
                 let (ip, time) = (pair.server_ip, suite.time);
-                add(both(load, variant, label, move || {
+                add(both_directions(load, variant, label, move || {
                     let before = daemon.cpu()?;
-                    let (got, used) = iperf::between(client, ip, load.streams, load.read, time, more)?;
+                    let (got, used) = iperf::run_client(client, ip, load.streams, load.read, time, more)?;
                     let cpu = vec![("client", used), ("server", daemon.cpu()? - before)];
-                    Ok(Sample { value: got.bandwidth, bytes: got.bytes, ops: 0, cpu, latency_us: None })
+                    Ok(CaseSample { value: got.bandwidth, bytes: got.bytes, ops: 0, cpu, latency_us: None })
                 }));
             }
         }
@@ -78,11 +80,11 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
             let words = [&words[..], &["--tcp-congestion", congestion, "--json"]].concat();
             let words: Vec<String> = words.into_iter().map(String::from).collect();
             let server = &server;
-            add(both(load, variant, label, move || {
+            add(both_directions(load, variant, label, move || {
                 let before = server.cpu()?;
-                let (said, used) = net(suite, client, &words)?;
+                let (said, used) = run_net(suite, client, &words)?;
                 let number = |key: &str| said[key].as_f64().unwrap_or(0.0);
-                Ok(Sample {
+                Ok(CaseSample {
                     value: number("read_bytes_per_second") + number("write_bytes_per_second"),
                     bytes: (number("read_bytes") + number("write_bytes")) as u64,
                     ops: number("operations") as u64,
@@ -98,19 +100,24 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
     let words = words.map(String::from);
     let around = "64 B there and back";
     let bare = &bare;
-    cases.push(Case::new(around, "bare", "bare reader, 64 B", Unit::Rate, move || {
-        super::part_sample(suite.part(&words, Some(client)), suite.time * 3 + limit, Unit::Rate, &[("server", bare)])
+    cases.push(BenchCase::new(around, "bare", "bare reader, 64 B", FigureUnit::Rate, move || {
+        super::part_sample(
+            suite.part_command(&words, Some(client)),
+            suite.time * 3 + limit,
+            FigureUnit::Rate,
+            &[("server", bare)],
+        )
     }));
     let words = ["lat", &peer, "--size", "64", "--time", &time, "--json"].map(String::from);
     let server = &server;
-    let lat = Case::new(around, "own", "net lat", Unit::Rate, move || {
+    let lat = BenchCase::new(around, "own", "net lat", FigureUnit::Rate, move || {
         let before = server.cpu()?;
-        let (said, used) = net(suite, client, &words)?;
+        let (said, used) = run_net(suite, client, &words)?;
         let number = |value: &Value| value.as_f64().unwrap_or(0.0);
         let (ops, seconds) = (number(&said["operations"]), number(&said["seconds"]));
         let cpu = vec![("client", used), ("server", server.cpu()? - before)];
         let latency_us = Some((number(&said["echo_us"]["p50"]), number(&said["echo_us"]["p99"])));
-        Ok(Sample { value: ops / seconds.max(1e-9), bytes: 0, ops: ops as u64, cpu, latency_us })
+        Ok(CaseSample { value: ops / seconds.max(1e-9), bytes: 0, ops: ops as u64, cpu, latency_us })
     });
     cases.push(lat.against("of bare", &["bare"], Some(0.9)));
     let rows = suite.rounds("net", cases)?;
@@ -120,46 +127,46 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
     notes.push("net bw takes cubic where the host's own congestion control is BBR, as mounts and nodes do.".into());
     let title =
         "Point-to-point measurements over veth between two network namespaces, `net bw` and `net lat` beside iperf3.";
-    Ok(Section { name: "net", title, skipped: None, notes, rows })
+    Ok(SuiteSection { name: "net", title, skipped: None, notes, rows })
 }
 
-/// A run as two cases: its rate, and what both ends' processors spent on a GiB of it.
-fn both<'a>(
-    load: &Load,
+/// A run as two cases: its rate, and the processor time of both ends per GiB.
+fn both_directions<'a>(
+    load: &NetLoad,
     variant: &str,
     label: &str,
-    mut take: impl FnMut() -> Result<Sample> + 'a,
-) -> (Case<'a>, Case<'a>) {
+    mut take: impl FnMut() -> Result<CaseSample> + 'a,
+) -> (BenchCase<'a>, BenchCase<'a>) {
     let spent = Rc::new(Cell::new(None));
     let seen = Rc::clone(&spent);
-    let rate = Case::new(load.name, variant, label, Unit::Bandwidth, move || {
+    let rate = BenchCase::new(load.name, variant, label, FigureUnit::Bandwidth, move || {
         let sample = take()?;
         let seconds: f64 = sample.cpu.iter().map(|(_, seconds)| seconds).sum();
         seen.set(Some(seconds / (sample.bytes.max(1) as f64 / f64::from(1u32 << 30))));
         Ok(sample)
     });
-    let cost = Case::new(load.cpu, variant, label, Unit::Time, move || {
-        let value = spent.take().ok_or_else(|| Error::Failed("the run it belongs to failed".into()))?;
-        Ok(Sample { value, ..Sample::default() })
+    let cost = BenchCase::new(load.cpu, variant, label, FigureUnit::Time, move || {
+        let value = spent.take().ok_or_else(|| BenchError::Failed("the run it belongs to failed".into()))?;
+        Ok(CaseSample { value, ..CaseSample::default() })
     });
     let all = IPERF.map(|(id, _, _)| id);
     match variant {
         "own" => (rate.against("of iperf3", &all, Some(1.0)), cost.against("of iperf3", &all, Some(1.0))),
-        // The same congestion control as plain iperf3 has.
+        // The same congestion control as plain iperf3.
         "own-system" => (rate.against("of iperf3", &all[..1], None), cost.against("of iperf3", &all[..1], None)),
         _ => (rate, cost),
     }
 }
 
 /// `spurline net …` with its JSON and its processor seconds.
-fn net(suite: &Suite, client: &str, words: &[String]) -> Result<(Value, f64)> {
-    let mut command = child::command(&suite.spurline, Some(client));
+fn run_net(suite: &BenchSuite, client: &str, words: &[String]) -> Result<(Value, f64)> {
+    let mut command = child::command_in(&suite.spurline, Some(client));
     command.arg("net").args(words);
-    let done = child::run(command, suite.time * 3 + Duration::from_secs(60))?;
+    let done = child::run_to_end(command, suite.time * 3 + Duration::from_secs(60))?;
     let said: Value =
-        serde_json::from_str(&done.out).map_err(|e| Error::Failed(format!("net said {:?}: {e}", done.out)))?;
+        serde_json::from_str(&done.out).map_err(|e| BenchError::Failed(format!("net printed {:?}: {e}", done.out)))?;
     match said["error"].as_str() {
-        Some(error) => Err(Error::Failed(format!("net: {error}"))),
+        Some(error) => Err(BenchError::Failed(format!("net: {error}"))),
         None => Ok((said, done.cpu)),
     }
 }

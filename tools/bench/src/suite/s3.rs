@@ -1,35 +1,35 @@
 //! A cold sequential read from real S3 servers, against a plain parallel-range client of the same library.
 
-use super::{Suite, file_name, fio_sample, part_sample};
-use crate::child::{self, Daemon};
-use crate::error::{Error, Result};
-use crate::fio::Job;
-use crate::measure::{Case, Unit};
-use crate::netns::Pair;
+use super::{BenchSuite, file_name, fio_sample, part_sample};
+use crate::child::{self, ServerProcess};
+use crate::error::{BenchError, Result};
+use crate::fio::FioJob;
+use crate::measure::{BenchCase, FigureUnit};
+use crate::netns::NamespacePair;
 use crate::scratch;
-use crate::table::Section;
+use crate::table::SuiteSection;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 const BUCKET: &str = "bench";
-/// Slower than this machine's processors: what a mount adds must not show.
+/// Slower than this machine's processors, so that the overhead of a mount must not show.
 const LINK_GBIT: u32 = 3;
 
-/// A server over a directory whose folders are buckets.
-pub(super) struct Server {
+/// A server over a directory of buckets.
+pub(super) struct S3Process {
     variant: &'static str,
     label: String,
     /// The namespace of its clients.
     net: Option<String>,
-    daemon: Daemon,
+    daemon: ServerProcess,
     url: String,
     key: String,
     secret: String,
 }
 
-impl Server {
-    pub(super) fn daemon(&self) -> &Daemon {
+impl S3Process {
+    pub(super) fn daemon(&self) -> &ServerProcess {
         &self.daemon
     }
 
@@ -43,31 +43,31 @@ impl Server {
     }
 }
 
-pub(super) fn run(suite: &Suite) -> Result<Section> {
-    child::need("fio", "fio")?;
+pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
+    child::require_program("fio", "fio")?;
     let len = if suite.quick { 256 << 20 } else { 1 << 30 };
-    let buckets = suite.source("source-s3", 0, len)?;
+    let buckets = suite.make_source("source-s3", 0, len)?;
     let file = buckets.join(BUCKET).join(file_name(0));
     if !file.exists() {
-        std::fs::create_dir_all(buckets.join(BUCKET)).map_err(|e| Error::io(buckets.display(), &e))?;
+        std::fs::create_dir_all(buckets.join(BUCKET)).map_err(|e| BenchError::io(buckets.display(), &e))?;
         scratch::write_file(&file, 0, len)?;
     }
     let mut notes = Vec::new();
     let mut servers = Vec::new();
-    let pair = Pair::new().and_then(|pair| pair.limit(LINK_GBIT).map(|()| pair));
+    let pair = NamespacePair::new().and_then(|pair| pair.limit_rate(LINK_GBIT).map(|()| pair));
     let linked = match &pair {
-        Ok(pair) => embedded(suite, &buckets, Some(pair)),
+        Ok(pair) => start_embedded(suite, &buckets, Some(pair)),
         Err(e) => Err(e.clone()),
     };
-    for started in [embedded(suite, &buckets, None), linked, versitygw(suite, &buckets)] {
+    for started in [start_embedded(suite, &buckets, None), linked, start_versitygw(suite, &buckets)] {
         match started {
             Ok(server) => servers.push(server),
-            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
             Err(e) => notes.push(format!("{e}")),
         }
     }
     if servers.is_empty() {
-        return Err(Error::Missing(notes.join("; ")));
+        return Err(BenchError::Missing(notes.join("; ")));
     }
     let mut cases = Vec::new();
     for server in &servers {
@@ -76,10 +76,10 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
             [("plain-8", "plain client, 8 ranges", "8"), ("plain-16", "plain client, 16 ranges", "16")]
         {
             let words = ["under", &format!("s3://{BUCKET}"), &file_name(0), "--depth", depth].map(String::from);
-            cases.push(Case::new(&group, variant, label, Unit::Bandwidth, move || {
-                let mut command = suite.part(&words, server.net.as_deref());
+            cases.push(BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, move || {
+                let mut command = suite.part_command(&words, server.net.as_deref());
                 command.envs(server.env());
-                part_sample(command, Duration::from_secs(120), Unit::Bandwidth, &[("server", &server.daemon)])
+                part_sample(command, Duration::from_secs(120), FigureUnit::Bandwidth, &[("server", &server.daemon)])
             }));
         }
         for (variant, label, direct) in
@@ -87,29 +87,32 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         {
             let name = format!("s3-{}", server.variant);
             let take = move || {
-                // A mount and a cache of its own for every pass: all of it comes from the server.
-                let cache = suite.memory.fresh(&format!("cache-{name}"))?.display().to_string();
+                // Each pass has a new mount and cache, so that all data comes from the server.
+                let cache = suite.memory.empty_subdir(&format!("cache-{name}"))?.display().to_string();
                 let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
                 let mounted =
                     suite.mount_with(&name, &format!("s3://{BUCKET}"), server.net.as_deref(), &words, &server.env())?;
                 let at = mounted.at().join(file_name(0));
-                let job = Job { direct, runtime: None, ..suite.job(vec![at], "read", 1 << 20, 1, len) };
+                let job = FioJob { direct, runtime: None, ..suite.new_job(vec![at], "read", 1 << 20, 1, len) };
                 let before = mounted.counters(&suite.spurline)?;
-                let sample =
-                    fio_sample(&job, Unit::Bandwidth, &[("mount", mounted.daemon()), ("server", &server.daemon)])?;
-                let grown = crate::mount::growth(&before, &mounted.counters(&suite.spurline)?);
+                let sample = fio_sample(
+                    &job,
+                    FigureUnit::Bandwidth,
+                    &[("mount", mounted.daemon()), ("server", &server.daemon)],
+                )?;
+                let grown = crate::mount::counter_growth(&before, &mounted.counters(&suite.spurline)?);
                 let got = grown.get("object.get_bytes").copied().unwrap_or(0);
                 if got < len || got > len + len / 50 {
-                    return Err(Error::Failed(format!("{got} bytes came from the server, the object has {len}")));
+                    return Err(BenchError::Failed(format!("{got} bytes came from the server, the object has {len}")));
                 }
                 Ok(sample)
             };
-            let case = Case::new(&group, variant, label, Unit::Bandwidth, take).against(
+            let case = BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, take).against(
                 "of the plain client",
                 &["plain-8", "plain-16"],
                 Some(0.9),
             );
-            cases.push(case.warm(move || check(suite, server, len).map(|()| Default::default())));
+            cases.push(case.warm(move || check_object(suite, server, len).map(|()| Default::default())));
         }
     }
     let rows = suite.rounds("s3", cases)?;
@@ -117,27 +120,27 @@ pub(super) fn run(suite: &Suite) -> Result<Section> {
         .push("Server and client share this machine's processors: the server's cost stands beside each figure.".into());
     let title =
         "Cold sequential read of one object from an S3 server on this machine, through an empty cache on tmpfs.";
-    Ok(Section { name: "s3", title, skipped: None, notes, rows })
+    Ok(SuiteSection { name: "s3", title, skipped: None, notes, rows })
 }
 
 /// Compares every byte once.
-fn check(suite: &Suite, server: &Server, len: u64) -> Result<()> {
+fn check_object(suite: &BenchSuite, server: &S3Process, len: u64) -> Result<()> {
     let name = format!("s3-{}", server.variant);
-    let cache = suite.memory.fresh(&format!("cache-{name}"))?.display().to_string();
+    let cache = suite.memory.empty_subdir(&format!("cache-{name}"))?.display().to_string();
     let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
     let mounted = suite.mount_with(&name, &format!("s3://{BUCKET}"), server.net.as_deref(), &words, &server.env())?;
     scratch::check_file(&mounted.at().join(file_name(0)), 0, len)
 }
 
-/// The server the project's own tests use, on this host or at the other end of a link.
-pub(super) fn embedded(suite: &Suite, buckets: &Path, link: Option<&Pair>) -> Result<Server> {
+/// The server of the project's own tests, on this host or at the other end of a link.
+pub(super) fn start_embedded(suite: &BenchSuite, buckets: &Path, link: Option<&NamespacePair>) -> Result<S3Process> {
     let beside = suite.me.with_file_name("spurline-testkit");
     let program = suite.s3_server.clone().unwrap_or(beside);
     if !program.exists() {
         let why = format!("no embedded S3 server: {} is not built (make bench builds it)", program.display());
-        return Err(Error::Missing(why));
+        return Err(BenchError::Missing(why));
     }
-    let mut command = child::command(&program, link.map(|pair| pair.server.as_str()));
+    let mut command = child::command_in(&program, link.map(|pair| pair.server.as_str()));
     command.arg("s3-server").arg(buckets);
     let variant = if let Some(pair) = link {
         command.args(["--listen", &format!("{}:0", pair.server_ip)]);
@@ -149,33 +152,33 @@ pub(super) fn embedded(suite: &Suite, buckets: &Path, link: Option<&Pair>) -> Re
         Some(_) => format!("the embedded S3 server over a link of {LINK_GBIT} Gbit/s"),
         None => "the embedded S3 server".to_owned(),
     };
-    let log = suite.log(&format!("s3-{variant}"))?;
+    let log = suite.log_path(&format!("s3-{variant}"))?;
     let limit = Duration::from_secs(20);
-    let (daemon, said) = Daemon::start_saying(command, &["listening", "key"], "the S3 server", &log, limit)?;
+    let (daemon, said) = ServerProcess::start_announcing(command, &["listening", "key"], "the S3 server", &log, limit)?;
     let (key, secret) = said[1].split_once(' ').unwrap_or((&said[1], ""));
     let (key, secret) = (key.to_owned(), secret.to_owned());
     let net = link.map(|pair| pair.client.clone());
-    Ok(Server { variant, label, net, daemon, url: said[0].clone(), key, secret })
+    Ok(S3Process { variant, label, net, daemon, url: said[0].clone(), key, secret })
 }
 
-/// An independent one, where it is installed.
-fn versitygw(suite: &Suite, buckets: &Path) -> Result<Server> {
+/// An independent server, where it is installed.
+fn start_versitygw(suite: &BenchSuite, buckets: &Path) -> Result<S3Process> {
     let home = std::env::var_os("HOME").map(|h| PathBuf::from(h).join("go/bin/versitygw")).filter(|p| p.is_file());
-    let program = child::find("versitygw").or(home).ok_or_else(|| {
-        Error::Missing("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@latest".into())
+    let program = child::find_program("versitygw").or(home).ok_or_else(|| {
+        BenchError::Missing("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@latest".into())
     })?;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|e| Error::io("no free port", &e))?;
-    let addr = listener.local_addr().map_err(|e| Error::io("no free port", &e))?;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|e| BenchError::io("no free port", &e))?;
+    let addr = listener.local_addr().map_err(|e| BenchError::io("no free port", &e))?;
     drop(listener);
     let (key, secret) = ("bench-key".to_owned(), "bench-secret".to_owned());
     let mut command = Command::new(program);
     command.args(["--access", &key, "--secret", &secret, "--port", &addr.to_string(), "--quiet", "posix"]).arg(buckets);
-    let mut daemon = Daemon::start(command, "versitygw", &suite.log("s3-versitygw")?)?;
-    crate::stop::wait("versitygw to listen", Duration::from_secs(20), Duration::from_millis(20), || {
-        daemon.alive()?;
+    let mut daemon = ServerProcess::start(command, "versitygw", &suite.log_path("s3-versitygw")?)?;
+    crate::stop::wait_until("versitygw to listen", Duration::from_secs(20), Duration::from_millis(20), || {
+        daemon.check_alive()?;
         Ok(std::net::TcpStream::connect(addr).is_ok().then_some(()))
     })?;
-    Ok(Server {
+    Ok(S3Process {
         variant: "versitygw",
         label: "versitygw".into(),
         net: None,

@@ -1,46 +1,46 @@
-//! The time from starting a mount until it answers: with an empty cache, and with a million blocks indexed.
+//! The time from starting a mount until it responds: with an empty cache, and with a million indexed blocks.
 
-use super::{Suite, tell};
-use crate::error::{Error, Result};
-use crate::measure::{Case, Sample, Unit};
-use crate::mount::Mounted;
-use crate::table::Section;
+use super::{BenchSuite, show_progress};
+use crate::error::{BenchError, Result};
+use crate::measure::{BenchCase, CaseSample, FigureUnit};
+use crate::mount::MountUnderTest;
+use crate::table::SuiteSection;
 use spurline_types::Size;
 
 const BLOCK: u32 = 4 << 20;
 const BLOCKS: u64 = 1_000_000;
 
-pub(super) fn run(suite: &Suite) -> Result<Section> {
-    let source = suite.source("source-start", 1, 1 << 20)?.display().to_string();
-    let start = |name: &str, cache: &str| -> Result<(Sample, Mounted)> {
-        let mounted = suite.mount(name, &source, None, &["--cache-dir", cache, "--cache-size", "1P"])?;
+pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
+    let source = suite.make_source("source-start", 1, 1 << 20)?.display().to_string();
+    let start = |name: &str, cache: &str| -> Result<(CaseSample, MountUnderTest)> {
+        let mounted = suite.start_mount(name, &source, None, &["--cache-dir", cache, "--cache-size", "1P"])?;
         let cpu = vec![("mount", mounted.daemon().cpu()?)];
-        Ok((Sample { value: mounted.started_in, bytes: 0, ops: 1, cpu, latency_us: None }, mounted))
+        Ok((CaseSample { value: mounted.started_in, bytes: 0, ops: 1, cpu, latency_us: None }, mounted))
     };
     let empty = || {
-        let cache = suite.disk.fresh("cache-start")?.display().to_string();
+        let cache = suite.disk.empty_subdir("cache-start")?.display().to_string();
         Ok(start("start-empty", &cache)?.0)
     };
     let full = || {
-        let dir = suite.disk.fresh("cache-start-full")?;
-        tell("start", "writing an index");
-        // Each time anew: the blocks are not there, and whoever looks for them may notice and tidy up.
+        let dir = suite.disk.empty_subdir("cache-start-full")?;
+        show_progress("start", "writing an index");
+        // Each time anew: the blocks do not exist, and an access to them may remove their index entries.
         spurline_store::synthesise(&dir, BLOCK, BLOCKS, 1, 1 << 20)?;
         let (sample, mounted) = start("start-full", &dir.display().to_string())?;
         let known = mounted.counters(&suite.spurline)?.get("blockcache.blocks").copied().unwrap_or(0);
         if known < BLOCKS / 10 * 9 {
-            return Err(Error::Failed(format!("the mount knows of {known} blocks, {BLOCKS} are indexed")));
+            return Err(BenchError::Failed(format!("the mount knows {known} blocks, {BLOCKS} are indexed")));
         }
         Ok(sample)
     };
     let total = Size(BLOCKS << 20);
     let label = format!("{BLOCKS} blocks indexed ({total})");
     let cases = vec![
-        Case::new("until it answers", "empty", "empty cache", Unit::Time, empty),
-        Case::new("until it answers", "million", &label, Unit::Time, full),
+        BenchCase::new("until it answers", "empty", "empty cache", FigureUnit::Time, empty),
+        BenchCase::new("until it answers", "million", &label, FigureUnit::Time, full),
     ];
     let rows = suite.rounds("start", cases)?;
     let title = "Time from starting the process until its root directory is listed.";
     let notes = vec!["The index is written just before, so it comes from the page cache.".into()];
-    Ok(Section { name: "start", title, skipped: None, notes, rows })
+    Ok(SuiteSection { name: "start", title, skipped: None, notes, rows })
 }

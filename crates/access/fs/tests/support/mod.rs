@@ -3,8 +3,8 @@
 
 use parking_lot::{Condvar, Mutex};
 use spurline_fs::{Config, Fs};
-use spurline_types::{Attr, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectRef, Result, Stats, Version};
-use spurline_volume::{Backing, Capacity, Data, Volume};
+use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_volume::{BackingFile, ReadData, Volume, VolumeSpace};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::ops::Range;
@@ -52,7 +52,7 @@ pub struct Tree {
 
 struct TestBacking(File, Arc<AtomicU64>);
 
-impl Backing for TestBacking {
+impl BackingFile for TestBacking {
     fn file(&self) -> &File {
         &self.0
     }
@@ -114,7 +114,7 @@ impl Tree {
 
     fn failing(&self, call: &'static str) -> Result<()> {
         match self.fail.lock().remove(call) {
-            Some(kind) => Err(Error::new(kind, format!("{call} was told to fail"))),
+            Some(kind) => Err(Error::new(kind, format!("{call} fails by request of the test"))),
             None => Ok(()),
         }
     }
@@ -123,7 +123,7 @@ impl Tree {
         self.now_ms.fetch_add(self.slow_ms.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
-    pub fn attr(&self, node: &Node) -> Attr {
+    pub fn attr(&self, node: &Node) -> ObjectAttr {
         let (kind, size, mode, version, etag) = match node {
             Node::File { version, size } => {
                 (FileKind::File, *size, 0o640, format!("v{version}"), Some(format!("\"{version}\"")))
@@ -134,9 +134,9 @@ impl Tree {
         let mtime = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
         let mut version = Version::new(&version);
         if kind == FileKind::File && self.written.load(Ordering::Relaxed) {
-            version = version.unsettled(self.lookups.load(Ordering::Relaxed));
+            version = version.with_unsettled_mark(self.lookups.load(Ordering::Relaxed));
         }
-        Attr { kind, size, mtime, mode, version, etag }
+        ObjectAttr { kind, size, mtime, mode, version, etag }
     }
 }
 
@@ -153,7 +153,7 @@ impl Volume for Tree {
         BLOCK
     }
 
-    fn lookup(&self, path: &[u8]) -> Result<Attr> {
+    fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
         self.lookups.fetch_add(1, Ordering::Relaxed);
         self.pass();
         self.failing("lookup")?;
@@ -199,7 +199,7 @@ impl Volume for Tree {
         }
     }
 
-    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<Data> {
+    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<ReadData> {
         {
             let mut stalled = self.stalled.lock();
             self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -209,7 +209,7 @@ impl Volume for Tree {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
         self.failing("read")?;
-        let version: u64 = object.version.settled()[1..].parse().unwrap();
+        let version: u64 = object.version.settled_text()[1..].parse().unwrap();
         let current = self.nodes.lock().get(&*object.path).cloned();
         let there = matches!(current, Some(Node::File { version: now, .. }) if now == version);
         if !there && !self.cached.lock().iter().any(|(path, v)| **path == *object.path && *v == version) {
@@ -223,23 +223,23 @@ impl Volume for Tree {
         for (i, out) in dst[..n].iter_mut().enumerate() {
             *out = byte(version, offset + i as u64);
         }
-        Ok(Data::Copied(n))
+        Ok(ReadData::Copied(n))
     }
 
     fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, _piece: usize) {
         self.prefetched.lock().push((object.path.to_vec(), blocks));
     }
 
-    fn backing(&self, _object: &ObjectRef) -> Option<Box<dyn Backing>> {
+    fn backing(&self, _object: &ObjectRef) -> Option<Box<dyn BackingFile>> {
         let file = self.backing.lock().as_ref()?.reopen().ok()?;
         self.backings.fetch_add(1, Ordering::SeqCst);
         Some(Box::new(TestBacking(file, Arc::clone(&self.backings))))
     }
 
-    fn capacity(&self) -> Result<Capacity> {
+    fn capacity(&self) -> Result<VolumeSpace> {
         self.capacities.fetch_add(1, Ordering::Relaxed);
         self.failing("capacity")?;
-        Ok(Capacity { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 77, files_free: 7 })
+        Ok(VolumeSpace { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 77, files_free: 7 })
     }
 
     fn info(&self, _path: &[u8]) -> Result<serde_json::Value> {
@@ -290,8 +290,8 @@ impl Rig {
     pub fn read(&self, ino: u64, fh: u64, offset: u64, len: usize) -> spurline_fs::Result<Vec<u8>> {
         let mut dst = vec![0; len];
         match self.fs.read(ino, fh, offset, &mut dst)? {
-            Data::Copied(n) => dst.truncate(n),
-            Data::Shared(slice) => dst = slice.to_vec(),
+            ReadData::Copied(n) => dst.truncate(n),
+            ReadData::Shared(slice) => dst = slice.to_vec(),
         }
         Ok(dst)
     }

@@ -157,7 +157,7 @@ impl Handler for TestFs {
             return reply.error(Errno::EIO);
         }
         if ino == ino_of("panic") {
-            panic!("asked for by the test");
+            panic!("requested by the test");
         }
         if ino == ino_of("slow") {
             let mut blocked = self.blocked.lock().unwrap();
@@ -249,7 +249,7 @@ impl Mount {
                     return;
                 }
             }
-            eprintln!("a test hangs; its FUSE connection is broken off");
+            eprintln!("a test hangs; its FUSE connection is aborted");
             for_unblock.unblock();
             let _ = unmounter.abort();
         });

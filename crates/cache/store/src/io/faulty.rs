@@ -1,6 +1,6 @@
 //! A disk that fails on demand: errors, hangs, wrong bytes, torn writes, no space. For tests and chaos runs.
 
-use super::{DiskIo, OpenFile, Space, Target};
+use super::{DataFile, DiskIo, DiskSpace, ReadTarget};
 use parking_lot::{Condvar, Mutex};
 use std::fs::File;
 use std::io;
@@ -10,19 +10,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What the disk does wrong from now on.
+/// The fault that the disk shows from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Fault {
+pub enum DiskFault {
     /// Nothing.
     #[default]
     None,
     /// Reads and writes fail with EIO.
     Errors,
-    /// Nothing is answered until the fault is changed; deadlines pass meanwhile.
+    /// Operations hang until the fault is changed; deadlines pass meanwhile.
     Hangs,
     /// Reads have one bit turned.
     Corrupts,
-    /// Writes stop half-way and say nothing; the second half is never written.
+    /// Writes stop half-way and report success.
     Tears,
     /// Writes fail with ENOSPC.
     Full,
@@ -30,26 +30,27 @@ pub enum Fault {
     FillsUp,
     /// Reads that touch this offset of a data file fail with EIO, until it is written to.
     BadSector(u64),
-    /// Reads that touch this offset of a data file are not answered until the fault is changed, or it is written to.
+    /// Reads that touch this offset of a data file hang until the fault is changed or the offset is written to.
     SlowSector(u64),
     /// No file can be opened: the process has no descriptors left.
     NoDescriptors,
-    /// So many removals of files fail with EIO.
+    /// This many removals of files fail with EIO.
     Keeps(u32),
-    /// No data file is made with EDQUOT while there are this many: a limit that the file system's space does not show.
+    /// Creating a data file fails with EDQUOT while there are this many: a limit that the file system's space does
+    /// not show.
     Quota(usize),
-    /// The index log takes nothing until the fault is changed; all else goes well.
+    /// The index log takes no record until the fault is changed; all else works.
     StuckLog,
-    /// No file is removed and no space given back until the fault is changed; all else goes well.
+    /// No file is removed and no space freed until the fault is changed; all else works.
     Sticks,
 }
 
-/// Wraps the operations of a disk and does to them what [`FaultyDisk::set`] says.
+/// Wraps the operations of a disk and applies the fault of [`FaultyDisk::set_fault`].
 pub struct FaultyDisk {
     inner: Arc<dyn DiskIo>,
-    fault: Mutex<Fault>,
-    /// What it says it has, if not what is so.
-    space: Mutex<Option<Space>>,
+    fault: Mutex<DiskFault>,
+    /// The space it reports, if not the real one.
+    space: Mutex<Option<DiskSpace>>,
     changed: Condvar,
     reads: AtomicU64,
     /// Operations that hang now.
@@ -59,11 +60,11 @@ pub struct FaultyDisk {
 }
 
 impl FaultyDisk {
-    /// A disk without faults yet.
+    /// A disk without a fault.
     pub fn new(inner: Arc<dyn DiskIo>) -> Arc<FaultyDisk> {
         Arc::new(FaultyDisk {
             inner,
-            fault: Mutex::new(Fault::None),
+            fault: Mutex::new(DiskFault::None),
             space: Mutex::default(),
             changed: Condvar::new(),
             reads: AtomicU64::new(0),
@@ -72,19 +73,19 @@ impl FaultyDisk {
         })
     }
 
-    /// Changes what goes wrong; operations that hang go on.
-    pub fn set(&self, fault: Fault) {
+    /// Changes the fault; hanging operations continue.
+    pub fn set_fault(&self, fault: DiskFault) {
         *self.fault.lock() = fault;
         self.stuck.store(false, Ordering::Relaxed);
         self.changed.notify_all();
     }
 
-    /// Has the file system say that it has this space; `None`: what it really has.
-    pub fn set_space(&self, space: Option<Space>) {
+    /// Sets the space that the file system reports; `None`: the real one.
+    pub fn set_space(&self, space: Option<DiskSpace>) {
         *self.space.lock() = space;
     }
 
-    /// Reads of data files asked for so far.
+    /// Number of reads of data files so far.
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
     }
@@ -94,20 +95,20 @@ impl FaultyDisk {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Waits out a hang for at most `timeout`; the fault to act on, or `TimedOut`.
-    fn pass(&self, timeout: Duration) -> io::Result<Fault> {
-        self.wait_while(timeout, |fault| fault == Fault::Hangs)
+    /// Waits for a hang to end for at most `timeout`; returns the fault to act on, or `TimedOut`.
+    fn wait_hang(&self, timeout: Duration) -> io::Result<DiskFault> {
+        self.wait_while(timeout, |fault| fault == DiskFault::Hangs)
     }
 
-    fn pass_removal(&self, timeout: Duration) -> io::Result<()> {
-        let passed = self.wait_while(timeout, |fault| matches!(fault, Fault::Hangs | Fault::Sticks));
+    fn wait_removal(&self, timeout: Duration) -> io::Result<()> {
+        let passed = self.wait_while(timeout, |fault| matches!(fault, DiskFault::Hangs | DiskFault::Sticks));
         if passed.is_err() {
-            self.stuck.store(*self.fault.lock() == Fault::Sticks, Ordering::Relaxed);
+            self.stuck.store(*self.fault.lock() == DiskFault::Sticks, Ordering::Relaxed);
         }
         passed.map(drop)
     }
 
-    fn wait_while(&self, timeout: Duration, hangs: impl Fn(Fault) -> bool) -> io::Result<Fault> {
+    fn wait_while(&self, timeout: Duration, hangs: impl Fn(DiskFault) -> bool) -> io::Result<DiskFault> {
         let mut fault = self.fault.lock();
         let deadline = std::time::Instant::now() + timeout;
         while hangs(*fault) {
@@ -121,30 +122,30 @@ impl FaultyDisk {
         Ok(*fault)
     }
 
-    fn pass_for_write(&self, timeout: Duration) -> io::Result<Fault> {
-        match self.pass(timeout)? {
-            Fault::Errors => Err(io::Error::from_raw_os_error(libc::EIO)),
-            Fault::Full => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+    fn wait_write(&self, timeout: Duration) -> io::Result<DiskFault> {
+        match self.wait_hang(timeout)? {
+            DiskFault::Errors => Err(io::Error::from_raw_os_error(libc::EIO)),
+            DiskFault::Full => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
             fault => Ok(fault),
         }
     }
 }
 
-/// How many data files there are where this is to be one.
-fn beside(path: &Path) -> usize {
+/// Number of data files in the directory of this one.
+fn data_file_count(path: &Path) -> usize {
     let data = path.ancestors().nth(2).filter(|dir| dir.ends_with("data"));
     let folders = data.and_then(|data| std::fs::read_dir(data).ok()).into_iter().flatten().flatten();
     folders.filter_map(|folder| std::fs::read_dir(folder.path()).ok()).map(Iterator::count).sum()
 }
 
-/// Hanging operations without a deadline of their own wait no longer than this, so that tests end.
-const LONG: Duration = Duration::from_secs(600);
+/// Limit for hanging operations without a deadline of their own, so that tests end.
+const HANG_LIMIT: Duration = Duration::from_secs(600);
 
 impl DiskIo for FaultyDisk {
-    fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile> {
-        match self.pass(timeout)? {
-            Fault::NoDescriptors => Err(io::Error::from_raw_os_error(libc::EMFILE)),
-            Fault::Quota(most) if create && !path.exists() && beside(path) >= most => {
+    fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<DataFile> {
+        match self.wait_hang(timeout)? {
+            DiskFault::NoDescriptors => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+            DiskFault::Quota(most) if create && !path.exists() && data_file_count(path) >= most => {
                 Err(io::Error::from_raw_os_error(libc::EDQUOT))
             }
             _ => self.inner.open(path, create, timeout),
@@ -152,37 +153,37 @@ impl DiskIo for FaultyDisk {
     }
 
     fn open_to_share(&self, path: &Path, timeout: Duration) -> io::Result<File> {
-        self.pass(timeout)?;
+        self.wait_hang(timeout)?;
         self.inner.open_to_share(path, timeout)
     }
 
     fn read(
         &self,
-        file: &OpenFile,
+        file: &DataFile,
         offset: u64,
-        target: &mut Target<'_>,
+        target: &mut ReadTarget<'_>,
         timeout: Duration,
         done: &mut dyn FnMut(Range<usize>),
     ) -> io::Result<usize> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let touched = offset..offset + target.len as u64;
-        let slow = |fault| matches!(fault, Fault::SlowSector(at) if touched.contains(&at));
-        match self.wait_while(timeout, |fault| fault == Fault::Hangs || slow(fault)) {
-            // What a hung disk does at its worst: the bytes arrive after the reader has given up.
+        let slow = |fault| matches!(fault, DiskFault::SlowSector(at) if touched.contains(&at));
+        match self.wait_while(timeout, |fault| fault == DiskFault::Hangs || slow(fault)) {
+            // The worst case of a hung disk: the bytes arrive after the reader has timed out.
             Err(error) => {
                 let keep = (target.keep)();
                 let (ptr, len) = (target.ptr as usize, target.len);
                 std::thread::spawn(move || {
                     std::thread::sleep(Duration::from_millis(20));
-                    // SAFETY: `keep` holds the memory, and nobody else uses it, until it is dropped below.
+                    // SAFETY: `keep` owns the memory, and it has no other user until `keep` is dropped below.
                     unsafe { std::ptr::write_bytes(ptr as *mut u8, 0xee, len) };
                     drop(keep);
                 });
                 Err(error)
             }
-            Ok(Fault::Errors) => Err(io::Error::from_raw_os_error(libc::EIO)),
-            Ok(Fault::BadSector(at)) if touched.contains(&at) => Err(io::Error::from_raw_os_error(libc::EIO)),
-            Ok(Fault::Corrupts) => {
+            Ok(DiskFault::Errors) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            Ok(DiskFault::BadSector(at)) if touched.contains(&at) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            Ok(DiskFault::Corrupts) => {
                 let n = self.inner.read(file, offset, target, timeout, &mut |_| {})?;
                 if n > 0 {
                     // SAFETY: the inner read has ended, so the target is this call's alone.
@@ -195,38 +196,40 @@ impl DiskIo for FaultyDisk {
         }
     }
 
-    fn write(&self, file: &OpenFile, offset: u64, data: &[u8], timeout: Duration) -> io::Result<()> {
-        match self.pass_for_write(timeout)? {
-            fault @ (Fault::Tears | Fault::FillsUp) => {
+    fn write(&self, file: &DataFile, offset: u64, data: &[u8], timeout: Duration) -> io::Result<()> {
+        match self.wait_write(timeout)? {
+            fault @ (DiskFault::Tears | DiskFault::FillsUp) => {
                 let half = data.len() / 2 / super::ALIGN * super::ALIGN;
                 if half > 0 {
                     self.inner.write(file, offset, &data[..half], timeout)?;
                 }
-                if fault == Fault::Tears { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) }
+                if fault == DiskFault::Tears { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) }
             }
-            // As a real disk does, which puts another sector in its place.
-            Fault::BadSector(at) | Fault::SlowSector(at) if (offset..offset + data.len() as u64).contains(&at) => {
-                self.set(Fault::None);
+            // As a real disk does, which remaps the sector.
+            DiskFault::BadSector(at) | DiskFault::SlowSector(at)
+                if (offset..offset + data.len() as u64).contains(&at) =>
+            {
+                self.set_fault(DiskFault::None);
                 self.inner.write(file, offset, data, timeout)
             }
             _ => self.inner.write(file, offset, data, timeout),
         }
     }
 
-    fn punch(&self, file: &OpenFile, offset: u64, len: u64, timeout: Duration) -> io::Result<()> {
-        self.pass_removal(timeout)?;
-        self.pass_for_write(timeout)?;
+    fn punch(&self, file: &DataFile, offset: u64, len: u64, timeout: Duration) -> io::Result<()> {
+        self.wait_removal(timeout)?;
+        self.wait_write(timeout)?;
         self.inner.punch(file, offset, len, timeout)
     }
 
-    fn truncate(&self, file: &OpenFile, len: u64, timeout: Duration) -> io::Result<()> {
-        self.pass_for_write(timeout)?;
+    fn truncate(&self, file: &DataFile, len: u64, timeout: Duration) -> io::Result<()> {
+        self.wait_write(timeout)?;
         self.inner.truncate(file, len, timeout)
     }
 
     fn unlink(&self, path: &Path, timeout: Duration) -> io::Result<()> {
-        self.pass_removal(timeout)?;
-        if let Fault::Keeps(left) = &mut *self.fault.lock()
+        self.wait_removal(timeout)?;
+        if let DiskFault::Keeps(left) = &mut *self.fault.lock()
             && *left > 0
         {
             *left -= 1;
@@ -236,14 +239,14 @@ impl DiskIo for FaultyDisk {
     }
 
     fn sync(&self, log: &File, timeout: Duration) -> io::Result<()> {
-        self.pass_for_write(timeout)?;
+        self.wait_write(timeout)?;
         self.inner.sync(log, timeout)
     }
 
     fn append(&self, log: &File, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.wait_while(LONG, |fault| fault == Fault::StuckLog)?;
-        match self.pass_for_write(LONG)? {
-            Fault::Tears => {
+        self.wait_while(HANG_LIMIT, |fault| fault == DiskFault::StuckLog)?;
+        match self.wait_write(HANG_LIMIT)? {
+            DiskFault::Tears => {
                 self.inner.append(log, offset, &data[..data.len() / 2])?;
                 Err(io::Error::from_raw_os_error(libc::EIO))
             }
@@ -251,12 +254,12 @@ impl DiskIo for FaultyDisk {
         }
     }
 
-    fn space(&self, path: &Path) -> io::Result<Space> {
+    fn disk_space(&self, path: &Path) -> io::Result<DiskSpace> {
         let told = *self.space.lock();
-        told.map_or_else(|| self.inner.space(path), Ok)
+        told.map_or_else(|| self.inner.disk_space(path), Ok)
     }
 
-    fn late(&self) -> usize {
-        self.inner.late() + usize::from(self.stuck.load(Ordering::Relaxed))
+    fn late_count(&self) -> usize {
+        self.inner.late_count() + usize::from(self.stuck.load(Ordering::Relaxed))
     }
 }

@@ -1,6 +1,6 @@
-//! A real disk: io_uring with O_DIRECT, the page cache, or plain system calls, whatever the mode and the kernel allow.
+//! A real disk: io_uring with O_DIRECT, the page cache, or plain system calls, as the mode and the kernel allow.
 
-use super::{ALIGN, DiskIo, OpenFile, Rings, Space, Target, create_in_steps};
+use super::{ALIGN, DataFile, DiskIo, DiskSpace, ReadTarget, RingSet, create_in_steps};
 use crate::config::IoMode;
 use std::ffi::CString;
 use std::fs::File;
@@ -16,23 +16,23 @@ use std::time::Duration;
 
 /// The operations of one real disk.
 pub struct RealDisk {
-    /// Tells this disk's late operations from the others'.
+    /// Distinguishes this disk's late operations from those of other disks.
     number: u8,
-    rings: Arc<Rings>,
-    /// Whether files are opened with O_DIRECT: the mode asks for it and the file system has not refused it.
+    rings: Arc<RingSet>,
+    /// Whether files are opened with O_DIRECT: the mode requests it and the file system has not refused it.
     direct: AtomicBool,
 }
 
 impl RealDisk {
     /// Operations in the given mode, on rings shared with the store's other disks.
-    pub fn new(number: u8, mode: IoMode, rings: Arc<Rings>) -> Self {
+    pub fn new(number: u8, mode: IoMode, rings: Arc<RingSet>) -> Self {
         RealDisk { number, rings, direct: AtomicBool::new(mode == IoMode::Dio) }
     }
 
     fn open_once(&self, path: &Path, flags: i32, timeout: Duration) -> io::Result<OwnedFd> {
         let name = c_name(path)?;
         if flags & libc::O_CREAT == 0 {
-            // What the name cache knows opens at once and can't block on the disk.
+            // A path in the name cache opens at once and can't block on the disk.
             match open_cached(&name, flags) {
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOSYS | libc::EPERM)) => {}
                 other => return other,
@@ -40,7 +40,7 @@ impl RealDisk {
         }
         self.rings.open(self.number, &name, flags, timeout).unwrap_or_else(|| {
             // SAFETY: the name is a C string that outlives the call.
-            owned(unsafe { libc::open(name.as_ptr(), flags, 0o600) }.into())
+            owned_fd(unsafe { libc::open(name.as_ptr(), flags, 0o600) }.into())
         })
     }
 }
@@ -49,11 +49,11 @@ fn c_name(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-fn owned(result: i64) -> io::Result<OwnedFd> {
+fn owned_fd(result: i64) -> io::Result<OwnedFd> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the system call that gave this number made the descriptor for us alone.
+    // SAFETY: the system call created this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
@@ -63,25 +63,25 @@ fn open_cached(name: &CString, flags: i32) -> io::Result<OwnedFd> {
     how.flags = flags as u64;
     how.resolve = libc::RESOLVE_CACHED;
     // SAFETY: name and `how` outlive the call, and the size is `how`'s.
-    owned(unsafe {
+    owned_fd(unsafe {
         libc::syscall(libc::SYS_openat2, libc::AT_FDCWD, name.as_ptr(), &how, std::mem::size_of::<libc::open_how>())
     })
 }
 
-fn check(result: i32) -> io::Result<()> {
+fn check_result(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Reads what the page cache holds without waiting for the disk; bytes read.
+/// Reads bytes that are in the page cache, without waiting for the disk; returns their number.
 fn read_cached(file: &File, offset: u64, ptr: *mut u8, len: usize) -> usize {
     let vector = libc::iovec { iov_base: ptr.cast(), iov_len: len };
-    // SAFETY: the vector names memory that the caller of `DiskIo::read` vouches for.
+    // SAFETY: the vector names memory for which the caller of `DiskIo::read` is responsible.
     let n = unsafe { libc::preadv2(file.as_raw_fd(), &vector, 1, offset as i64, libc::RWF_NOWAIT) };
     usize::try_from(n).unwrap_or(0)
 }
 
 impl DiskIo for RealDisk {
-    fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<OpenFile> {
+    fn open(&self, path: &Path, create: bool, timeout: Duration) -> io::Result<DataFile> {
         let base = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | if create { libc::O_CREAT } else { 0 };
         if self.direct.load(Ordering::Relaxed) {
             match self.open_once(path, base | libc::O_DIRECT, timeout) {
@@ -93,10 +93,10 @@ impl DiskIo for RealDisk {
                         );
                     }
                 }
-                other => return other.map(|fd| OpenFile { file: fd.into(), direct: true }),
+                other => return other.map(|fd| DataFile { file: fd.into(), direct: true }),
             }
         }
-        self.open_once(path, base, timeout).map(|fd| OpenFile { file: fd.into(), direct: false })
+        self.open_once(path, base, timeout).map(|fd| DataFile { file: fd.into(), direct: false })
     }
 
     fn open_to_share(&self, path: &Path, timeout: Duration) -> io::Result<File> {
@@ -116,16 +116,16 @@ impl DiskIo for RealDisk {
         ) {
             Some(Ok(n)) if n == data.len() => Ok(()),
             Some(Err(error)) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
-            // Step by step it tells what is wrong.
+            // The separate steps return the precise error.
             _ => create_in_steps(self, path, padded, len, timeout),
         }
     }
 
     fn read(
         &self,
-        file: &OpenFile,
+        file: &DataFile,
         offset: u64,
-        target: &mut Target<'_>,
+        target: &mut ReadTarget<'_>,
         timeout: Duration,
         done: &mut dyn FnMut(Range<usize>),
     ) -> io::Result<usize> {
@@ -154,27 +154,27 @@ impl DiskIo for RealDisk {
         Ok(n)
     }
 
-    fn write(&self, file: &OpenFile, offset: u64, data: &[u8], timeout: Duration) -> io::Result<()> {
+    fn write(&self, file: &DataFile, offset: u64, data: &[u8], timeout: Duration) -> io::Result<()> {
         match self.rings.write(self.number, file.file.as_raw_fd(), offset, data, timeout) {
             None => file.file.write_all_at(data, offset),
             Some(Ok(n)) if n == data.len() => Ok(()),
-            // A short write: the rest tells why (no space, most likely), or ends it.
+            // A short write: writing the rest reveals the cause (no space, most likely), or completes it.
             Some(Ok(n)) if n.is_multiple_of(ALIGN) => file.file.write_all_at(&data[n..], offset + n as u64),
             Some(Ok(_)) => Err(io::ErrorKind::WriteZero.into()),
             Some(Err(error)) => Err(error),
         }
     }
 
-    fn punch(&self, file: &OpenFile, offset: u64, len: u64, timeout: Duration) -> io::Result<()> {
+    fn punch(&self, file: &DataFile, offset: u64, len: u64, timeout: Duration) -> io::Result<()> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let fd = file.file.as_raw_fd();
         self.rings.fallocate(self.number, fd, mode, offset, len, timeout).unwrap_or_else(|| {
             // SAFETY: a call on a descriptor that is open for as long as `file` lives.
-            check(unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) })
+            check_result(unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) })
         })
     }
 
-    fn truncate(&self, file: &OpenFile, len: u64, timeout: Duration) -> io::Result<()> {
+    fn truncate(&self, file: &DataFile, len: u64, timeout: Duration) -> io::Result<()> {
         self.rings.truncate(self.number, file.file.as_raw_fd(), len, timeout).unwrap_or_else(|| file.file.set_len(len))
     }
 
@@ -190,17 +190,17 @@ impl DiskIo for RealDisk {
         self.rings.sync(self.number, log.as_raw_fd(), timeout).unwrap_or_else(|| log.sync_data())
     }
 
-    fn space(&self, path: &Path) -> io::Result<Space> {
+    fn disk_space(&self, path: &Path) -> io::Result<DiskSpace> {
         let name = c_name(path)?;
         // SAFETY: `statvfs` is plain data for which all zeros is valid.
         let mut s: libc::statvfs = unsafe { std::mem::zeroed() };
         // SAFETY: both pointers outlive the call.
-        check(unsafe { libc::statvfs(name.as_ptr(), &mut s) })?;
-        Ok(Space { total: s.f_blocks * s.f_frsize, free: s.f_bavail * s.f_frsize })
+        check_result(unsafe { libc::statvfs(name.as_ptr(), &mut s) })?;
+        Ok(DiskSpace { total: s.f_blocks * s.f_frsize, free: s.f_bavail * s.f_frsize })
     }
 
-    fn late(&self) -> usize {
-        self.rings.reap();
+    fn late_count(&self) -> usize {
+        self.rings.reap_late();
         self.rings.late(self.number)
     }
 }
@@ -214,28 +214,28 @@ mod tests {
     #[test]
     fn reads_back_what_was_written_in_every_way() {
         let dir = tempfile::tempdir().unwrap();
-        for (n, rings) in [Rings::new(None), Rings::refused()].into_iter().enumerate() {
+        for (n, rings) in [RingSet::new(None), RingSet::refused()].into_iter().enumerate() {
             for mode in [IoMode::Dio, IoMode::PageCache] {
                 let disk = RealDisk::new(0, mode, Arc::clone(&rings));
                 let path = dir.path().join(format!("{n}-{mode:?}"));
                 let second = Duration::from_secs(60);
                 assert_eq!(disk.open(&path, false, second).unwrap_err().kind(), io::ErrorKind::NotFound);
                 let file = disk.open(&path, true, second).unwrap();
-                scratch::with(|scratch| {
+                scratch::with_scratch(|scratch| {
                     let pattern = |i: usize| ((i * 7) >> 3) as u8;
-                    scratch.bytes().iter_mut().enumerate().for_each(|(i, b)| *b = pattern(i));
-                    disk.write(&file, 8192, &scratch.bytes()[..], second).unwrap();
+                    scratch.bounce_bytes().iter_mut().enumerate().for_each(|(i, b)| *b = pattern(i));
+                    disk.write(&file, 8192, &scratch.bounce_bytes()[..], second).unwrap();
                     disk.truncate(&file, 8192 + 100_000, second).unwrap();
                     disk.punch(&file, 8192, 4096, second).unwrap();
                     disk.sync(&file.file, second).unwrap();
-                    scratch.bytes().fill(1);
-                    let (ptr, _) = crate::io::IoBuf::parts(scratch.bounce().0);
+                    scratch.bounce_bytes().fill(1);
+                    let (ptr, _) = crate::io::IoBuf::raw_parts(scratch.bounce().0);
                     let mut none = || Box::new(()) as Box<dyn Send>;
-                    let mut target = Target { ptr, len: BOUNCE, keep: &mut none };
+                    let mut target = ReadTarget { ptr, len: BOUNCE, keep: &mut none };
                     let mut seen = 0;
                     let n = disk.read(&file, 8192, &mut target, second, &mut |part| seen += part.len()).unwrap();
                     assert_eq!((n, seen), (100_000, 100_000), "{mode:?}");
-                    let bytes = scratch.bytes();
+                    let bytes = scratch.bounce_bytes();
                     assert!(bytes[..4096].iter().all(|b| *b == 0));
                     assert!((4096..100_000).all(|i| bytes[i] == pattern(i)));
                 });
@@ -248,13 +248,13 @@ mod tests {
     #[test]
     fn small_files_are_made_in_one_go_and_errors_are_the_systems() {
         let dir = tempfile::tempdir().unwrap();
-        for (n, rings) in [Rings::new(None), Rings::refused()].into_iter().enumerate() {
+        for (n, rings) in [RingSet::new(None), RingSet::refused()].into_iter().enumerate() {
             for mode in [IoMode::Dio, IoMode::PageCache] {
                 let disk = RealDisk::new(0, mode, Arc::clone(&rings));
                 let path = dir.path().join(format!("{n}-{mode:?}"));
                 let second = Duration::from_secs(60);
-                scratch::with(|scratch| {
-                    let padded = &mut scratch.bytes()[..12_288];
+                scratch::with_scratch(|scratch| {
+                    let padded = &mut scratch.bounce_bytes()[..12_288];
                     padded.iter_mut().enumerate().for_each(|(i, b)| *b = (i >> 5) as u8);
                     padded[10_240..].fill(0);
                     let missing = dir.path().join("none").join("file");
@@ -269,7 +269,7 @@ mod tests {
                         assert!(got[..10_240] == padded[..10_240] && got[10_240..].iter().all(|b| *b == 0), "{mode:?}");
                     }
                 });
-                assert_eq!(disk.late(), 0);
+                assert_eq!(disk.late_count(), 0);
             }
         }
     }

@@ -1,15 +1,15 @@
-//! One io_uring for each thread that reads or writes cache disks, and what becomes of a ring whose disk did not
-//! answer in time. Knows descriptors, memory and deadlines; nothing of files' names or contents.
+//! One io_uring per thread that reads or writes cache disks, and the handling of rings whose disk did not answer in
+//! time. It knows descriptors, memory and deadlines, not the names or contents of files.
 //!
-//! A late completion is made harmless by ownership: at a missed deadline the whole ring leaves its thread, together
-//! with a box that keeps the memory the kernel may still write. [`Rings::reap`] looks at such rings from time to
-//! time and drops the memory once every operation has ended. If the process lets go of its `Rings` before, ring and
-//! memory are leaked on purpose.
+//! Ownership makes a late completion harmless: at a missed deadline the whole ring leaves its thread, together with a
+//! box that owns the memory the kernel may still write. [`RingSet::reap_late`] checks such rings from time to time
+//! and frees the memory once every operation has ended. If the `RingSet` is dropped before, ring and memory are
+//! leaked on purpose.
 
-use super::{ALIGN, Target, is_own};
+use super::{ALIGN, ReadTarget, is_process_error};
 use io_uring::{IoUring, opcode, squeue, types};
 use parking_lot::Mutex;
-use spurline_mem::Pool;
+use spurline_mem::BufferPool;
 use std::cell::RefCell;
 use std::ffi::CString;
 use std::io;
@@ -21,33 +21,33 @@ use std::time::{Duration, Instant};
 
 /// A large transfer is split into pieces of this many bytes, so that checking one overlaps with reading the next.
 /// A multiple of the checksum granule.
-pub const PIECE: usize = 512 << 10;
-/// Pieces under way at once: a block of 4 MiB in one go, and as much again for larger blocks.
-const DEPTH: usize = 16;
+pub const TRANSFER_PIECE: usize = 512 << 10;
+/// Pieces in flight at once: a block of 4 MiB in one go, with as much again for larger blocks.
+const RING_DEPTH: usize = 16;
 /// The largest registered buffer the kernel takes.
-const MAX_FIXED: usize = 1 << 30;
+const FIXED_BUFFER_MAX: usize = 1 << 30;
 
 thread_local! {
-    /// This thread's rings, one for each `Rings` it has worked for; a handful at most.
-    static LOCAL: RefCell<Vec<Local>> = const { RefCell::new(Vec::new()) };
+    /// This thread's rings, one for each `RingSet` it has worked for; a handful at most.
+    static LOCAL: RefCell<Vec<LocalRing>> = const { RefCell::new(Vec::new()) };
 }
 
-struct Local {
+struct LocalRing {
     owner: u64,
     alive: std::sync::Weak<()>,
-    ring: Ring,
+    ring: ThreadRing,
 }
 
-struct Ring {
+struct ThreadRing {
     uring: IoUring,
     /// Whether the arena is registered with this ring.
     fixed: bool,
-    /// Whether it has a place for a file that only it knows.
-    place: bool,
+    /// Whether it has a slot for a direct descriptor.
+    file_slot: bool,
 }
 
-/// A ring that missed a deadline, with the operations it still owes and the memory they may touch.
-struct Late {
+/// A ring that missed a deadline, with the number of pending operations and the memory they may access.
+struct LateRing {
     uring: IoUring,
     owed: usize,
     disk: u8,
@@ -55,42 +55,42 @@ struct Late {
     keep: Option<Box<dyn Send>>,
 }
 
-/// Why a transfer did not end well.
-enum End {
+/// Why a transfer failed.
+enum TransferError {
     Os(io::Error),
     /// The deadline passed with this many operations still in flight.
     Late(usize),
 }
 
 /// The rings of all threads that work for one store.
-pub struct Rings {
+pub struct RingSet {
     id: u64,
     alive: Arc<()>,
     /// Memory worth registering: its first address and length.
     arena: Option<(usize, usize)>,
     /// Keeps the arena mapped.
-    _pool: Option<Arc<Pool>>,
-    /// The ring the arena was registered with first; the others clone the registration from it.
+    _pool: Option<Arc<BufferPool>>,
+    /// The ring with which the arena was first registered; the others clone its registration.
     master: Mutex<Option<IoUring>>,
-    late: Mutex<Vec<Late>>,
+    late: Mutex<Vec<LateRing>>,
     /// Set once the kernel refused a ring: plain system calls from then on.
     refused: AtomicBool,
 }
 
-impl Drop for Rings {
+impl Drop for RingSet {
     fn drop(&mut self) {
-        self.reap();
-        // The kernel may still write into that memory: it is leaked rather than used again.
+        self.reap_late();
+        // The kernel may still write into that memory: leaked rather than reused.
         self.late.get_mut().drain(..).for_each(std::mem::forget);
     }
 }
 
-impl Rings {
-    /// Rings that know a pool of buffers, whose memory is registered with the kernel so that a read into it costs
+impl RingSet {
+    /// Rings for a pool of buffers. The pool's memory is registered with the kernel, so that a read into it costs
     /// less CPU.
-    pub fn new(pool: Option<Arc<Pool>>) -> Arc<Rings> {
+    pub fn new(pool: Option<Arc<BufferPool>>) -> Arc<RingSet> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let rings = Rings {
+        let rings = RingSet {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             alive: Arc::new(()),
             arena: pool.as_ref().map(|pool| (pool.arena().0 as usize, pool.arena().1)),
@@ -99,24 +99,24 @@ impl Rings {
             late: Mutex::new(Vec::new()),
             refused: AtomicBool::new(false),
         };
-        rings.register();
+        rings.register_arena();
         Arc::new(rings)
     }
 
-    /// Rings as where the kernel has no io_uring: every transfer is left to plain system calls.
-    pub fn refused() -> Arc<Rings> {
-        let rings = Rings::new(None);
+    /// Rings as on a kernel without io_uring: every transfer falls back to plain system calls.
+    pub fn refused() -> Arc<RingSet> {
+        let rings = RingSet::new(None);
         rings.refused.store(true, Ordering::Relaxed);
         rings
     }
 
-    fn register(&self) {
+    fn register_arena(&self) {
         let Some((base, len)) = self.arena else { return };
         let Ok(uring) = IoUring::new(1) else { return };
-        let vectors: Vec<libc::iovec> = (0..len.div_ceil(MAX_FIXED))
+        let vectors: Vec<libc::iovec> = (0..len.div_ceil(FIXED_BUFFER_MAX))
             .map(|i| libc::iovec {
-                iov_base: (base + i * MAX_FIXED) as *mut libc::c_void,
-                iov_len: (len - i * MAX_FIXED).min(MAX_FIXED),
+                iov_base: (base + i * FIXED_BUFFER_MAX) as *mut libc::c_void,
+                iov_len: (len - i * FIXED_BUFFER_MAX).min(FIXED_BUFFER_MAX),
             })
             .collect();
         // SAFETY: `_pool` keeps the arena mapped for as long as the rings live.
@@ -128,9 +128,11 @@ impl Rings {
         }
     }
 
-    fn make(&self) -> io::Result<Ring> {
-        let uring =
-            IoUring::builder().setup_coop_taskrun().build(DEPTH as u32).or_else(|_| IoUring::new(DEPTH as u32))?;
+    fn make_ring(&self) -> io::Result<ThreadRing> {
+        let uring = IoUring::builder()
+            .setup_coop_taskrun()
+            .build(RING_DEPTH as u32)
+            .or_else(|_| IoUring::new(RING_DEPTH as u32))?;
         if !uring.params().is_feature_ext_arg() {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -142,11 +144,11 @@ impl Rings {
             None => false,
         };
         let place = uring.submitter().register_files_sparse(1).is_ok();
-        Ok(Ring { uring, fixed, place })
+        Ok(ThreadRing { uring, fixed, file_slot: place })
     }
 
-    /// This thread's ring; `None` where the kernel or its policy has no io_uring.
-    fn take(&self) -> Option<Ring> {
+    /// Takes this thread's ring; `None` where the kernel or its policy has no io_uring.
+    fn take_ring(&self) -> Option<ThreadRing> {
         if self.refused.load(Ordering::Relaxed) {
             return None;
         }
@@ -154,22 +156,22 @@ impl Rings {
             let at = all.iter().position(|l| l.owner == self.id)?;
             Some(all.swap_remove(at).ring)
         });
-        found.or_else(|| self.made(self.make()))
+        found.or_else(|| self.accept_ring(self.make_ring()))
     }
 
-    fn made(&self, result: io::Result<Ring>) -> Option<Ring> {
+    fn accept_ring(&self, result: io::Result<ThreadRing>) -> Option<ThreadRing> {
         match result {
             Ok(ring) => Some(ring),
-            // The next one may be had; this once it goes by plain system calls.
-            Err(error) if is_own(&error) => {
-                tracing::debug!("no io_uring just now: {error}");
+            // The next attempt may succeed; this time plain system calls are used.
+            Err(error) if is_process_error(&error) => {
+                tracing::debug!("no io_uring for this operation: {error}");
                 None
             }
             Err(error) => {
                 if !self.refused.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
-                        "no io_uring here ({error}): cache disks are read by plain system calls, and a disk that hangs \
-                         holds its readers; allow io_uring_setup in the container's seccomp profile"
+                        "io_uring is not available ({error}): cache disks are read by plain system calls, and a \
+                         hung disk blocks its readers; allow io_uring_setup in the container's seccomp profile"
                     );
                 }
                 None
@@ -177,27 +179,27 @@ impl Rings {
         }
     }
 
-    fn give(&self, ring: Ring) {
-        // A thread that ends while it works has no place for the ring any more; then the ring is closed.
+    fn return_ring(&self, ring: ThreadRing) {
+        // A thread that is ending can't store the ring; then the ring is closed.
         let _ = LOCAL.try_with(|all| {
             let mut all = all.borrow_mut();
             all.retain(|l| l.alive.strong_count() > 0);
-            all.push(Local { owner: self.id, alive: Arc::downgrade(&self.alive), ring });
+            all.push(LocalRing { owner: self.id, alive: Arc::downgrade(&self.alive), ring });
         });
     }
 
-    fn leave(&self, ring: Ring, owed: usize, disk: u8, opens: bool, keep: Option<Box<dyn Send>>) {
-        self.reap();
-        self.late.lock().push(Late { uring: ring.uring, owed, disk, opens, keep });
+    fn set_aside(&self, ring: ThreadRing, owed: usize, disk: u8, opens: bool, keep: Option<Box<dyn Send>>) {
+        self.reap_late();
+        self.late.lock().push(LateRing { uring: ring.uring, owed, disk, opens, keep });
     }
 
-    /// Drops the memory of late operations that have ended. Cheap when there are none.
-    pub fn reap(&self) {
+    /// Frees the memory of late operations that have ended. Cheap when there are none.
+    pub fn reap_late(&self) {
         self.late.lock().retain_mut(|late| {
             for done in late.uring.completion() {
                 late.owed = late.owed.saturating_sub(1);
                 if late.opens && done.result() >= 0 {
-                    // SAFETY: the open that just ended gave this descriptor to nobody else.
+                    // SAFETY: the open that just ended created this descriptor, and it has no other owner.
                     drop(unsafe { OwnedFd::from_raw_fd(done.result()) });
                 }
             }
@@ -208,28 +210,28 @@ impl Rings {
         });
     }
 
-    /// How many rings still wait for a late answer of a disk.
+    /// Number of rings with a late operation of a disk.
     pub fn late(&self, disk: u8) -> usize {
         self.late.lock().iter().filter(|late| late.disk == disk).count()
     }
 
-    fn fixed_index(&self, ring: &Ring, ptr: usize, len: usize) -> Option<u16> {
+    fn fixed_index(&self, ring: &ThreadRing, ptr: usize, len: usize) -> Option<u16> {
         let (base, total) = self.arena.filter(|_| ring.fixed)?;
         let at = ptr.checked_sub(base).filter(|at| at + len <= total)?;
-        (at / MAX_FIXED == (at + len - 1) / MAX_FIXED).then_some((at / MAX_FIXED) as u16)
+        (at / FIXED_BUFFER_MAX == (at + len - 1) / FIXED_BUFFER_MAX).then_some((at / FIXED_BUFFER_MAX) as u16)
     }
 
-    /// Reads into `target`; `None` when there is no io_uring and the caller has to do it in another way.
+    /// Reads into `target`; `None` when there is no io_uring and the caller must read in another way.
     pub fn read(
         &self,
         disk: u8,
         fd: RawFd,
         offset: u64,
-        target: &mut Target<'_>,
+        target: &mut ReadTarget<'_>,
         timeout: Duration,
         done: &mut dyn FnMut(Range<usize>),
     ) -> Option<io::Result<usize>> {
-        let mut ring = self.take()?;
+        let mut ring = self.take_ring()?;
         let fixed = self.fixed_index(&ring, target.ptr as usize, target.len.max(1));
         let base = target.ptr;
         let entry = |at: usize, len: usize| {
@@ -242,17 +244,17 @@ impl Rings {
                 None => opcode::Read::new(types::Fd(fd), ptr, len as u32).offset(offset + at as u64).build(),
             }
         };
-        match transfer(&mut ring.uring, target.len, &entry, Instant::now() + timeout, done) {
+        match run_transfer(&mut ring.uring, target.len, &entry, Instant::now() + timeout, done) {
             Ok(n) => {
-                self.give(ring);
+                self.return_ring(ring);
                 Some(Ok(n))
             }
-            Err(End::Os(error)) => {
-                self.give(ring);
+            Err(TransferError::Os(error)) => {
+                self.return_ring(ring);
                 Some(Err(error))
             }
-            Err(End::Late(owed)) => {
-                self.leave(ring, owed, disk, false, Some((target.keep)()));
+            Err(TransferError::Late(owed)) => {
+                self.set_aside(ring, owed, disk, false, Some((target.keep)()));
                 Some(Err(io::ErrorKind::TimedOut.into()))
             }
         }
@@ -260,7 +262,7 @@ impl Rings {
 
     /// Writes `data`; `None` when there is no io_uring.
     pub fn write(&self, disk: u8, fd: RawFd, offset: u64, data: &[u8], timeout: Duration) -> Option<io::Result<usize>> {
-        let mut ring = self.take()?;
+        let mut ring = self.take_ring()?;
         let fixed = self.fixed_index(&ring, data.as_ptr() as usize, data.len().max(1));
         let base = data.as_ptr();
         let entry = |at: usize, len: usize| {
@@ -272,26 +274,26 @@ impl Rings {
                 None => opcode::Write::new(types::Fd(fd), ptr, len as u32).offset(offset + at as u64).build(),
             }
         };
-        match transfer(&mut ring.uring, data.len(), &entry, Instant::now() + timeout, &mut |_| {}) {
+        match run_transfer(&mut ring.uring, data.len(), &entry, Instant::now() + timeout, &mut |_| {}) {
             Ok(n) => {
-                self.give(ring);
+                self.return_ring(ring);
                 Some(Ok(n))
             }
-            Err(End::Os(error)) => {
-                self.give(ring);
+            Err(TransferError::Os(error)) => {
+                self.return_ring(ring);
                 Some(Err(error))
             }
-            Err(End::Late(owed)) => {
-                // The kernel holds the pages it still writes from; what reaches the disk late is in a file that
-                // no index entry names, or has another checksum than the entry.
-                self.leave(ring, owed, disk, false, None);
+            Err(TransferError::Late(owed)) => {
+                // The kernel holds the pages it still writes from. Late bytes on disk are in a file that no index
+                // entry names, or differ from the entry's checksum.
+                self.set_aside(ring, owed, disk, false, None);
                 Some(Err(io::ErrorKind::TimedOut.into()))
             }
         }
     }
 
-    /// Opens a file, writes `data` to its begin and closes it, in one go: a small file costs one wait, not one for each
-    /// step, and no descriptor of the process. The bytes written; `None` when the kernel can't do that.
+    /// Opens a file, writes `data` to its start and closes it in one submission: a small file costs one wait instead
+    /// of one per step, and no process descriptor. Returns the bytes written; `None` when the kernel can't do that.
     pub fn create(
         &self,
         disk: u8,
@@ -300,9 +302,9 @@ impl Rings {
         data: &[u8],
         timeout: Duration,
     ) -> Option<io::Result<usize>> {
-        let mut ring = self.take()?;
-        let (true, Ok(slot)) = (ring.place, types::DestinationSlot::try_from_slot_target(0)) else {
-            self.give(ring);
+        let mut ring = self.take_ring()?;
+        let (true, Ok(slot)) = (ring.file_slot, types::DestinationSlot::try_from_slot_target(0)) else {
+            self.return_ring(ring);
             return None;
         };
         let at = types::Fd(libc::AT_FDCWD);
@@ -310,23 +312,23 @@ impl Rings {
         let write = opcode::Write::new(types::Fixed(0), data.as_ptr(), data.len() as u32).offset(0).build();
         let steps = [
             open.flags(squeue::Flags::IO_LINK),
-            // However it ends, the file is closed.
+            // The file is closed whatever the write's result.
             write.flags(squeue::Flags::IO_HARDLINK),
             opcode::Close::new(types::Fixed(0)).build(),
         ];
-        match chain(&mut ring.uring, steps, Instant::now() + timeout) {
+        match run_chain(&mut ring.uring, steps, Instant::now() + timeout) {
             Ok([opened, written, _]) => {
-                self.give(ring);
+                self.return_ring(ring);
                 let failed = [opened, written].into_iter().find(|result| *result < 0);
                 Some(failed.map_or(Ok(written as usize), |error| Err(io::Error::from_raw_os_error(-error))))
             }
-            Err(End::Os(error)) => {
-                self.give(ring);
+            Err(TransferError::Os(error)) => {
+                self.return_ring(ring);
                 Some(Err(error))
             }
-            Err(End::Late(owed)) => {
-                // As with a write that is late: what reaches the disk is in a file that no index entry names.
-                self.leave(ring, owed, disk, false, Some(Box::new(path.clone())));
+            Err(TransferError::Late(owed)) => {
+                // As with a late write: the bytes are in a file that no index entry names.
+                self.set_aside(ring, owed, disk, false, Some(Box::new(path.clone())));
                 Some(Err(io::ErrorKind::TimedOut.into()))
             }
         }
@@ -334,33 +336,33 @@ impl Rings {
 
     /// Opens a file with a deadline; `None` when there is no io_uring.
     pub fn open(&self, disk: u8, path: &CString, flags: i32, timeout: Duration) -> Option<io::Result<OwnedFd>> {
-        let mut ring = self.take()?;
+        let mut ring = self.take_ring()?;
         let entry = |_: usize, _: usize| {
             opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path.as_ptr()).flags(flags).mode(0o600).build()
         };
         let mut fd = None;
         let mut opened = |range: Range<usize>| fd = Some(range.end as RawFd);
-        // One operation whose result is a descriptor: `transfer` hands it on as the end of a range.
-        match transfer(&mut ring.uring, 0, &entry, Instant::now() + timeout, &mut opened) {
+        // One operation whose result is a descriptor: `run_transfer` passes it as the end of a range.
+        match run_transfer(&mut ring.uring, 0, &entry, Instant::now() + timeout, &mut opened) {
             Ok(_) => {
-                self.give(ring);
+                self.return_ring(ring);
                 // SAFETY: the kernel just made this descriptor for this call.
                 Some(fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).ok_or_else(|| io::ErrorKind::Other.into()))
             }
-            Err(End::Os(error)) => {
-                self.give(ring);
+            Err(TransferError::Os(error)) => {
+                self.return_ring(ring);
                 Some(Err(error))
             }
-            Err(End::Late(owed)) => {
-                self.leave(ring, owed, disk, true, Some(Box::new(path.clone())));
+            Err(TransferError::Late(owed)) => {
+                self.set_aside(ring, owed, disk, true, Some(Box::new(path.clone())));
                 Some(Err(io::ErrorKind::TimedOut.into()))
             }
         }
     }
 }
 
-impl Rings {
-    /// Gives a range of a file back or keeps one, as `fallocate(2)` does; `None` when the kernel can't do that here.
+impl RingSet {
+    /// Frees or allocates a range of a file, as `fallocate(2)` does; `None` when the kernel can't do that here.
     pub fn fallocate(
         &self,
         disk: u8,
@@ -370,12 +372,17 @@ impl Rings {
         len: u64,
         timeout: Duration,
     ) -> Option<io::Result<()>> {
-        self.one(disk, opcode::Fallocate::new(types::Fd(fd), len).offset(offset).mode(mode).build(), None, timeout)
+        self.run_single(
+            disk,
+            opcode::Fallocate::new(types::Fd(fd), len).offset(offset).mode(mode).build(),
+            None,
+            timeout,
+        )
     }
 
-    /// Gives a file another length; `None` when the kernel can't do that here (Linux 6.9 can).
+    /// Sets a file's length; `None` when the kernel can't do that here (it can since Linux 6.9).
     pub fn truncate(&self, disk: u8, fd: RawFd, len: u64, timeout: Duration) -> Option<io::Result<()>> {
-        self.one(disk, opcode::Ftruncate::new(types::Fd(fd), len).build(), None, timeout)
+        self.run_single(disk, opcode::Ftruncate::new(types::Fd(fd), len).build(), None, timeout)
     }
 
     /// Removes a file; `None` when the kernel can't do that here.
@@ -383,56 +390,55 @@ impl Rings {
         let at = types::Fd(libc::AT_FDCWD);
         let name = path.clone();
         let entry = opcode::UnlinkAt::new(at, name.as_ptr()).build();
-        self.one(disk, entry, Some(Box::new(name)), timeout)
+        self.run_single(disk, entry, Some(Box::new(name)), timeout)
     }
 
-    /// Sees to it that a file's bytes are on its disk; `None` when the kernel can't do that here.
+    /// Syncs a file's data; `None` when the kernel can't do that here.
     pub fn sync(&self, disk: u8, fd: RawFd, timeout: Duration) -> Option<io::Result<()>> {
         let flags = types::FsyncFlags::DATASYNC;
-        self.one(disk, opcode::Fsync::new(types::Fd(fd)).flags(flags).build(), None, timeout)
+        self.run_single(disk, opcode::Fsync::new(types::Fd(fd)).flags(flags).build(), None, timeout)
     }
 
-    /// Runs one operation that touches no memory but what `keep` holds.
-    fn one(
+    /// Runs one operation that accesses no memory but that owned by `keep`.
+    fn run_single(
         &self,
         disk: u8,
         entry: squeue::Entry,
         keep: Option<Box<dyn Send>>,
         timeout: Duration,
     ) -> Option<io::Result<()>> {
-        let mut ring = self.take()?;
-        match chain(&mut ring.uring, [entry], Instant::now() + timeout) {
-            // What the kernel does not know it calls invalid.
+        let mut ring = self.take_ring()?;
+        match run_chain(&mut ring.uring, [entry], Instant::now() + timeout) {
+            // The kernel reports an unknown operation as invalid.
             Ok([result]) if result == -libc::EINVAL => {
-                self.give(ring);
+                self.return_ring(ring);
                 None
             }
             Ok([result]) => {
-                self.give(ring);
+                self.return_ring(ring);
                 Some(if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) })
             }
-            Err(End::Os(error)) => {
-                self.give(ring);
+            Err(TransferError::Os(error)) => {
+                self.return_ring(ring);
                 Some(Err(error))
             }
-            Err(End::Late(owed)) => {
-                self.leave(ring, owed, disk, false, keep);
+            Err(TransferError::Late(owed)) => {
+                self.set_aside(ring, owed, disk, false, keep);
                 Some(Err(io::ErrorKind::TimedOut.into()))
             }
         }
     }
 }
 
-/// Submits what is queued and waits for `least` completions until the deadline; false when nothing of it can come true any
-/// more.
-fn enter(uring: &mut IoUring, least: usize, deadline: Instant) -> bool {
+/// Submits the queue and waits for `least` completions until the deadline; false when the ring is unusable.
+fn submit_and_wait(uring: &mut IoUring, least: usize, deadline: Instant) -> bool {
     let left = deadline.saturating_duration_since(Instant::now());
     let wait = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
     match uring.submitter().submit_with_args(least, &types::SubmitArgs::new().timespec(&wait)) {
         Ok(_) => true,
         Err(error) => match error.raw_os_error() {
             Some(libc::ETIME | libc::EINTR | libc::EBUSY) => true,
-            // The kernel is short of memory, and came back at once.
+            // The kernel is short of memory and returned at once.
             Some(libc::EAGAIN) => {
                 std::thread::sleep(left.min(Duration::from_millis(1)));
                 true
@@ -442,55 +448,59 @@ fn enter(uring: &mut IoUring, least: usize, deadline: Instant) -> bool {
     }
 }
 
-/// The end of operations that are not waited for any longer: `owed` less those that the kernel never took and, with the ring
-/// they are queued in, never will.
-fn given_up(uring: &mut IoUring, owed: usize) -> End {
-    End::Late(owed.saturating_sub(uring.submission().len()))
+/// The error for operations that are abandoned: `owed`, less those that the kernel never took and, with their ring
+/// gone, never will.
+fn late_error(uring: &mut IoUring, owed: usize) -> TransferError {
+    TransferError::Late(owed.saturating_sub(uring.submission().len()))
 }
 
-/// Runs steps that are linked to each other and gives their results in order.
-fn chain<const N: usize>(uring: &mut IoUring, steps: [squeue::Entry; N], deadline: Instant) -> Result<[i32; N], End> {
+/// Runs linked steps and returns their results in order.
+fn run_chain<const N: usize>(
+    uring: &mut IoUring,
+    steps: [squeue::Entry; N],
+    deadline: Instant,
+) -> Result<[i32; N], TransferError> {
     let (mut results, mut owed) = ([0; N], N);
     for (n, step) in steps.into_iter().enumerate() {
-        // SAFETY: the memory and names the steps point to live until their completions were seen, or are handed to
-        // `Late` by the caller.
+        // SAFETY: the memory and names that the steps point to live until their completions were seen, or the caller
+        // moves them to `LateRing`.
         if unsafe { uring.submission().push(&step.user_data(n as u64)) }.is_err() {
-            return Err(End::Os(io::Error::other("the submission queue is full")));
+            return Err(TransferError::Os(io::Error::other("the submission queue is full")));
         }
     }
     while owed > 0 {
-        let goes_on = enter(uring, owed, deadline);
+        let goes_on = submit_and_wait(uring, owed, deadline);
         for completion in uring.completion() {
             owed -= 1;
             results[completion.user_data() as usize] = completion.result();
         }
         if owed > 0 && (!goes_on || Instant::now() >= deadline) {
-            return Err(given_up(uring, owed));
+            return Err(late_error(uring, owed));
         }
     }
     Ok(results)
 }
 
-/// Runs the pieces of one transfer, at most [`DEPTH`] at once, and gives the bytes moved up to the first short piece.
-/// With `len` 0 one operation is run whose result is handed to `done` as it is.
-fn transfer(
+/// Runs the pieces of one transfer, at most [`RING_DEPTH`] at once, and returns the bytes moved up to the first short
+/// piece. With `len` 0 it runs one operation and passes its result to `done` unchanged.
+fn run_transfer(
     uring: &mut IoUring,
     len: usize,
     entry: &dyn Fn(usize, usize) -> io_uring::squeue::Entry,
     deadline: Instant,
     done: &mut dyn FnMut(Range<usize>),
-) -> Result<usize, End> {
-    // A remainder below one alignment unit is no piece of its own.
-    let piece = |at: usize| if len - at <= PIECE + ALIGN { len - at } else { PIECE };
+) -> Result<usize, TransferError> {
+    // A remainder below one alignment unit joins the last piece.
+    let piece = |at: usize| if len - at <= TRANSFER_PIECE + ALIGN { len - at } else { TRANSFER_PIECE };
     let (mut next, mut owed, mut end) = (0, 0, len);
     let mut failed: Option<io::Error> = None;
     let mut first = true;
     loop {
-        while failed.is_none() && (next < len || first) && owed < DEPTH {
+        while failed.is_none() && (next < len || first) && owed < RING_DEPTH {
             let n = piece(next);
             let sqe = entry(next, n).user_data(next as u64);
-            // SAFETY: the memory and names the entry points to live until its completion was seen, or are
-            // handed to `Late` by the caller.
+            // SAFETY: the memory and names that the entry points to live until its completion was seen, or the caller
+            // moves them to `LateRing`.
             if unsafe { uring.submission().push(&sqe) }.is_err() {
                 break;
             }
@@ -499,7 +509,7 @@ fn transfer(
         if owed == 0 {
             break;
         }
-        let goes_on = enter(uring, 1, deadline);
+        let goes_on = submit_and_wait(uring, 1, deadline);
         for completion in uring.completion() {
             owed -= 1;
             let at = completion.user_data() as usize;
@@ -516,10 +526,10 @@ fn transfer(
             }
         }
         if owed > 0 && (!goes_on || Instant::now() >= deadline) {
-            return Err(given_up(uring, owed));
+            return Err(late_error(uring, owed));
         }
     }
-    failed.map_or(Ok(end), |error| Err(End::Os(error)))
+    failed.map_or(Ok(end), |error| Err(TransferError::Os(error)))
 }
 
 #[cfg(test)]
@@ -529,22 +539,22 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     const SHORT: Duration = Duration::from_millis(50);
-    /// From `linux/fcntl.h`; the libc crate has it not.
+    /// From `linux/fcntl.h`; the libc crate lacks it.
     const F_SETSIG: i32 = 10;
 
-    fn available(rings: &Rings) -> bool {
-        let Some(ring) = rings.take() else {
+    fn available(rings: &RingSet) -> bool {
+        let Some(ring) = rings.take_ring() else {
             assert!(!std::env::var("SPURLINE_REQUIRE").unwrap_or_default().contains("io_uring"), "no io_uring");
             println!("SKIP: no io_uring here");
             return false;
         };
-        rings.give(ring);
+        rings.return_ring(ring);
         true
     }
 
-    fn reaped(rings: &Rings) -> bool {
+    fn reaped(rings: &RingSet) -> bool {
         (0..2000).any(|_| {
-            rings.reap();
+            rings.reap_late();
             std::thread::sleep(Duration::from_millis(5));
             rings.late(3) == 0
         })
@@ -552,24 +562,24 @@ mod tests {
 
     #[test]
     fn to_be_short_of_descriptors_is_not_to_have_no_io_uring() {
-        let rings = Rings::new(None);
+        let rings = RingSet::new(None);
         if !available(&rings) {
             return;
         }
         let error = |code| Err(io::Error::from_raw_os_error(code));
         for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
-            assert!(rings.made(error(code)).is_none() && available(&rings));
+            assert!(rings.accept_ring(error(code)).is_none() && available(&rings));
         }
         for code in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
-            let rings = Rings::new(None);
-            assert!(rings.made(error(code)).is_none() && rings.take().is_none());
+            let rings = RingSet::new(None);
+            assert!(rings.accept_ring(error(code)).is_none() && rings.take_ring().is_none());
         }
     }
 
     /// A pipe with nothing in it is a disk that does not answer.
     #[test]
     fn a_late_read_keeps_its_memory_until_it_ends() {
-        let rings = Rings::new(None);
+        let rings = RingSet::new(None);
         if !available(&rings) {
             return;
         }
@@ -579,10 +589,10 @@ mod tests {
         let held = Arc::downgrade(&memory);
         let mut owner = Some(memory);
         let mut keep = || Box::new(owner.take()) as Box<dyn Send>;
-        let mut target = Target { ptr, len: 4096, keep: &mut keep };
+        let mut target = ReadTarget { ptr, len: 4096, keep: &mut keep };
         let end = rings.read(3, reader.as_raw_fd(), 0, &mut target, SHORT, &mut |_| {}).unwrap();
         assert_eq!(end.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        rings.reap();
+        rings.reap_late();
         assert_eq!((rings.late(3), rings.late(0)), (1, 0));
         assert!(held.upgrade().is_some(), "the memory is kept while the kernel may write it");
         // The thread has a new ring and goes on meanwhile.
@@ -590,7 +600,7 @@ mod tests {
         data.write_all(b"here").unwrap();
         let mut other = [0u8; 4];
         let mut none = || Box::new(()) as Box<dyn Send>;
-        let mut target = Target { ptr: other.as_mut_ptr(), len: 4, keep: &mut none };
+        let mut target = ReadTarget { ptr: other.as_mut_ptr(), len: 4, keep: &mut none };
         assert_eq!(rings.read(3, ready.as_raw_fd(), 0, &mut target, SHORT * 100, &mut |_| {}).unwrap().unwrap(), 4);
         assert_eq!(&other, b"here");
         writer.write_all(b"late").unwrap();
@@ -600,21 +610,21 @@ mod tests {
 
     #[test]
     fn what_the_kernel_never_took_is_not_waited_for() {
-        let rings = Rings::new(None);
+        let rings = RingSet::new(None);
         if !available(&rings) {
             return;
         }
         // A ring that is not enabled takes nothing.
-        let Ok(uring) = IoUring::builder().setup_r_disabled().build(DEPTH as u32) else {
+        let Ok(uring) = IoUring::builder().setup_r_disabled().build(RING_DEPTH as u32) else {
             println!("SKIP: no rings that are made disabled here");
             return;
         };
         LOCAL.with_borrow_mut(|all| all.retain(|local| local.owner != rings.id));
-        rings.give(Ring { uring, fixed: false, place: false });
+        rings.return_ring(ThreadRing { uring, fixed: false, file_slot: false });
         let file = tempfile::tempfile().unwrap();
         let end = rings.write(3, file.as_raw_fd(), 0, b"bytes", Duration::from_secs(60)).unwrap();
         assert_eq!(end.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        rings.reap();
+        rings.reap_late();
         assert_eq!(rings.late(3), 0);
         // And the thread has another ring.
         assert_eq!(rings.write(3, file.as_raw_fd(), 0, b"bytes", Duration::from_secs(60)).unwrap().unwrap(), 5);
@@ -622,14 +632,14 @@ mod tests {
 
     #[test]
     fn a_late_open_closes_what_it_opened() {
-        let rings = Rings::new(None);
+        let rings = RingSet::new(None);
         if !available(&rings) {
             return;
         }
-        // A file under a write lease is one whose open waits; a second lease is given only when nobody has it open.
+        // A file under a write lease is one whose open waits; a second lease is granted only when it is not open.
         let file = tempfile::NamedTempFile::new().unwrap();
         let lease = |fd: RawFd, kind: i32| {
-            // SAFETY: plain calls on a descriptor that is open; SIGURG is ignored unless somebody asks for it.
+            // SAFETY: plain calls on a descriptor that is open; SIGURG is ignored by default.
             unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) == 0 && libc::fcntl(fd, libc::F_SETLEASE, kind) == 0 }
         };
         let fd = file.as_file().as_raw_fd();

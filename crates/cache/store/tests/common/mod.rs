@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use parking_lot::Mutex;
-use spurline_store::{Capacity, DiskState, FaultyDisk, Space, Store, StoreConfig};
+use spurline_store::{CacheCapacity, DiskSpace, DiskState, FaultyDisk, Store, StoreConfig};
 use spurline_types::{ObjectRef, Stats, Version};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub fn bytes(obj: &ObjectRef, index: u32) -> Vec<u8> {
 }
 
 pub fn config(dir: &Path, capacity: u64) -> StoreConfig {
-    let mut config = StoreConfig::new(vec![dir.into()], Capacity::Bytes(capacity));
+    let mut config = StoreConfig::new(vec![dir.into()], CacheCapacity::Bytes(capacity));
     config.block_size = BLOCK;
     config.free_space_ratio = 0.0;
     // A machine busy with other tests may hold a read for seconds; tests of deadlines set their own.
@@ -49,7 +49,7 @@ pub fn open(config: StoreConfig) -> (Arc<Store>, Arc<Stats>) {
 pub fn read(store: &Store, obj: &ObjectRef, index: u32) -> Option<()> {
     let expected = bytes(obj, index);
     let mut dst = vec![0; expected.len()];
-    let hit = store.get(obj, index, 0..expected.len(), &mut dst).unwrap();
+    let hit = store.read_copied(obj, index, 0..expected.len(), &mut dst).unwrap();
     if hit {
         assert!(dst == expected, "block {index} of {} has wrong bytes", obj.id);
     }
@@ -87,7 +87,7 @@ pub fn faulty(config: StoreConfig) -> (StoreConfig, Disks) {
 }
 
 /// As [`faulty`], with disks whose file system says first that it has this space.
-pub fn faulty_of(mut config: StoreConfig, space: Option<Space>) -> (StoreConfig, Disks) {
+pub fn faulty_of(mut config: StoreConfig, space: Option<DiskSpace>) -> (StoreConfig, Disks) {
     let disks = Disks::default();
     let list = Arc::clone(&disks);
     config.decorate = Some(Arc::new(move |path, io| {

@@ -1,10 +1,10 @@
-//! A group whose nodes come and go while it is read from.
+//! A group with nodes that join and leave under readers.
 
 mod nodes;
 
 use nodes::{BLOCK, Nodes, byte_at, object_ref};
-use spurline_client::Extent;
-use spurline_net_sim::Fault;
+use spurline_client::ObjectExtent;
+use spurline_net_sim::SimFault;
 use spurline_types::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ fn nodes_that_stay_keep_their_connections_and_others_are_made_anew() {
     }
     let before: Vec<u64> = (0..3).map(|node| group.connects(node)).collect();
     assert!(before.iter().all(|n| *n > 0), "every node was asked: {before:?}");
-    // The same again, in another order, with another weight: nothing is connected anew.
+    // The same nodes in another order and with another weight: no new connection.
     let mut members = group.members(&[2, 1, 0]);
     Arc::make_mut(&mut members[1]).weight = 50;
     remote.set_members(&members);
@@ -27,7 +27,7 @@ fn nodes_that_stay_keep_their_connections_and_others_are_made_anew() {
         group.read(&remote, object, 0, 4096).unwrap();
     }
     assert_eq!(before, (0..3).map(|node| group.connects(node)).collect::<Vec<_>>());
-    // Another address is another place to connect to.
+    // Another address needs a new connection.
     Arc::make_mut(&mut members[0]).addresses = vec!["elsewhere:7000".into()];
     remote.set_members(&members);
     for object in 0..200 {
@@ -42,7 +42,8 @@ fn copies_go_to_other_nodes_where_one_is_dead() {
     let group = Nodes::start(4);
     let remote = group.mount(&[0, 1, 2, 3]);
     let run = 16 * BLOCK;
-    let extents: Vec<Extent> = (0..40).map(|n| Extent { object: object_ref(n), bytes: 0..2 * run }).collect();
+    let extents: Vec<ObjectExtent> =
+        (0..40).map(|n| ObjectExtent { object: object_ref(n), bytes: 0..2 * run }).collect();
     let copies = |wanted: u32, there: usize| {
         for (n, done) in remote.warm(&extents, Some(wanted), false).iter().enumerate() {
             assert_eq!(done.error, None, "object {n}, {wanted} copies");
@@ -57,7 +58,7 @@ fn copies_go_to_other_nodes_where_one_is_dead() {
     group.nodes[3].kill();
     copies(2, 2);
     copies(3, 2);
-    // As many as there can be: with one node one, and without any it is said.
+    // As many copies as possible: one with one node; an error without any.
     group.nodes[0].kill();
     copies(2, 1);
     group.nodes[2].kill();
@@ -69,7 +70,7 @@ fn copies_go_to_other_nodes_where_one_is_dead() {
 fn of_two_nodes_under_one_name_one_is_asked() {
     let group = Nodes::start(1);
     let remote = group.mount(&[0, 0]);
-    assert_eq!(remote.roster().view().members().len(), 1);
+    assert_eq!(remote.members().snapshot().members().len(), 1);
     group.read(&remote, 1, 0, 4096).unwrap();
 }
 
@@ -89,7 +90,7 @@ fn a_node_is_found_also_when_the_first_eight_of_a_run_are_away() {
     let group = Nodes::start(12);
     let remote = group.mount(&(0..12).collect::<Vec<_>>());
     (0..10).for_each(|node| group.nodes[node].kill());
-    // Long enough for them to be away for good, by the mount's patience.
+    // Longer than the mount's absence timeout.
     for _ in 0..2 {
         (0..100).for_each(|object| group.read(&remote, object, 0, 4096).unwrap());
         std::thread::sleep(Duration::from_millis(250));
@@ -112,7 +113,7 @@ fn what_ails_one_node_is_asked_of_another_and_what_ails_two_is_the_answer() {
         assert_eq!(read(1).unwrap_err().kind(), kind);
         (0..3).for_each(|node| group.ail(node, None));
     }
-    // No node has what is not there.
+    // No node has a missing object.
     group.ail(0, Some(ErrorKind::NotFound));
     assert!((0..50).filter_map(|object| read(object).err()).any(|error| error.kind() == ErrorKind::NotFound));
 }
@@ -123,8 +124,8 @@ fn a_request_whose_connection_is_closed_at_this_very_moment_is_sent_over_another
     let mount = nodes.mount(&[0, 1]);
     nodes.read(&mount, 1, 0, 5000).unwrap();
     let before = [nodes.connects(0), nodes.connects(1)];
-    // Both close what is idle, for want of places: the one that is asked closes it under the request.
-    nodes.plans.iter().for_each(|plan| plan.inject(Fault::Drop));
+    // Both close idle connections to free slots: the called node closes it under the request.
+    nodes.plans.iter().for_each(|plan| plan.inject_fault(SimFault::Drop));
     nodes.read(&mount, 1, 0, 5000).unwrap();
     let made = [nodes.connects(0) - before[0], nodes.connects(1) - before[1]];
     assert!(made == [1, 0] || made == [0, 1], "{made:?}: one more connection, and nobody else is asked");
@@ -165,7 +166,7 @@ fn readers_notice_nothing_of_nodes_that_come_and_go() {
             })
             .collect();
         for round in 0..200u32 {
-            // Never none.
+            // Never an empty list.
             let present: Vec<usize> =
                 (0..5).filter(|node| (round >> node) & 1 == 1 || *node == round as usize % 5).collect();
             remote.set_members(&group.members(&present));

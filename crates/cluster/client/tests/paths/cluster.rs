@@ -1,16 +1,19 @@
-//! A mount's view of one node over simulated rails and TCP: what the tests of paths stand on.
+//! A mount's view of one node over simulated rails and TCP: the fixture of the path tests.
 
 use parking_lot::Mutex;
-use spurline_client::placement::{Copies, Standpoint};
-use spurline_client::{Dialer, Keeper, Paths, PathsConfig, Patience, Peer, Remote, RemoteConfig, Roster};
-use spurline_mem::{Pool, Tier};
-use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
-use spurline_proto::{Hello, Link, Rail, Read, Request, VolumeId, Welcome};
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{
+    GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, NodePaths, PathMonitor, PathsConfig, RailDialer,
+    RequestPatience,
+};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_net_sim::{FaultPlan, FaultRates, SimNode, SimRail};
+use spurline_proto::{HelloRequest, NodeRequest, RailInfo, RailLink, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
-    ChannelPool, ConnState, Connector, PathTiming, PathView, PoolConfig, Responder, Service, TransportKind, Wake,
+    ChannelPool, ConnState, Connector, PathTiming, PathView, PathWake, PoolConfig, Responder, Service, TransportKind,
 };
 use spurline_types::{Error, ErrorKind, Member, ObjectId, ObjectRef, Result, Stats, Version};
-use spurline_volume::{Data, Volume as _};
+use spurline_volume::{ReadData, Volume as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,54 +25,54 @@ pub fn byte_at(offset: u64) -> u8 {
     (offset ^ (offset >> 8).wrapping_mul(31) ^ (offset >> 19)) as u8
 }
 
-/// Serves those bytes, and says of itself what a test wants.
+/// Serves those bytes, with a configurable description of its rails.
 pub struct Bytes {
-    pub rails: Mutex<Vec<Rail>>,
+    pub rails: Mutex<Vec<RailInfo>>,
     pub instance: AtomicU64,
-    /// Greetings of channels that are asked for nothing but signs of life.
+    /// Handshakes of heartbeat channels.
     pub of_no_source: AtomicU64,
-    /// Reads that came to it.
+    /// Reads received.
     pub reads: AtomicU64,
-    /// How long each answer takes to come about at the node.
+    /// Delay of each answer in the node.
     pub thinks: Mutex<Duration>,
 }
 
 impl Service for Bytes {
-    fn hello(&self, _: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
+    fn handle_hello(&self, _: &ConnState, hello: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
         self.of_no_source.fetch_add(u64::from(hello.source.is_empty()), Ordering::Relaxed);
-        Ok(Welcome {
+        Ok(WelcomeAnswer {
             // Each connection numbers the volume itself.
             volume: VolumeId(hello.peer.len() as u32),
             block_size: 4 << 20,
             node: "node".into(),
             instance: self.instance.load(Ordering::Relaxed),
             rails: self.rails.lock().clone(),
-            ..Welcome::default()
+            ..WelcomeAnswer::default()
         })
     }
-    fn serve(&self, _: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let Request::Read(Read { offset, len, .. }) = request else {
+    fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let NodeRequest::Read(ReadRequest { offset, len, .. }) = request else {
             return Err(Error::new(ErrorKind::Unsupported, "reads only"));
         };
         self.reads.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(*self.thinks.lock());
         let bytes: Vec<u8> = (offset..offset + u64::from(len)).map(byte_at).collect();
-        responder.data(&[], &[&bytes])
+        responder.send_data(&[], &[&bytes])
     }
 }
 
-/// Local rails as a test describes them, with what the sockets of a real machine would do.
+/// Local rails as configured by a test.
 pub struct SimDialer {
-    local: Vec<Rail>,
+    local: Vec<RailInfo>,
     rails: Vec<SimRail>,
     node: SimNode,
 }
 
-impl Dialer for SimDialer {
-    fn rails(&self) -> &[Rail] {
+impl RailDialer for SimDialer {
+    fn rails(&self) -> &[RailInfo] {
         &self.local
     }
-    fn connector(&self, local: usize, _remote: &Rail) -> Arc<dyn Connector> {
+    fn connector(&self, local: usize, _remote: &RailInfo) -> Arc<dyn Connector> {
         self.rails[local].connector(self.node.connector(), TransportKind::Rdma)
     }
     fn link_up(&self, local: usize) -> bool {
@@ -78,10 +81,10 @@ impl Dialer for SimDialer {
 }
 
 /// A rail in a subnet of its own.
-pub fn rail(subnet: usize, host: u8, speed_mbit: u32) -> Rail {
+pub fn rail(subnet: usize, host: u8, speed_mbit: u32) -> RailInfo {
     let address = [10, 0, subnet as u8, host].into();
     let name = format!("r{subnet}");
-    Rail { name, address, prefix_len: 24, port: 1, link: Link::RoceV2, fabric: 0, speed_mbit }
+    RailInfo { name, address, prefix_len: 24, port: 1, link: RailLink::RoceV2, fabric: 0, speed_mbit }
 }
 
 pub struct Options {
@@ -91,9 +94,9 @@ pub struct Options {
     pub settle: Duration,
     pub silence: Duration,
     pub channels: usize,
-    /// How long an answer is waited for.
+    /// Answer timeout.
     pub answer: Duration,
-    /// How the rails behave when the mount starts.
+    /// Initial state of the rails.
     pub modes: Vec<spurline_net_sim::RailMode>,
 }
 
@@ -114,16 +117,16 @@ impl Default for Options {
 
 pub struct Cluster {
     pub rails: Vec<SimRail>,
-    /// What TCP would be; no rail is under it.
+    /// The simulated TCP connection, independent of the rails.
     pub tcp: SimRail,
     pub node: SimNode,
-    /// How calls of it fail.
+    /// Faults of its calls.
     pub plan: Arc<FaultPlan>,
     pub service: Arc<Bytes>,
-    pub peer: Arc<Peer>,
+    pub peer: Arc<GroupPeer>,
     pub stats: Arc<Stats>,
-    pub remote: Arc<Remote>,
-    _keeper: Keeper,
+    pub remote: Arc<GroupVolume>,
+    _keeper: PathMonitor,
 }
 
 impl Cluster {
@@ -131,9 +134,10 @@ impl Cluster {
         Self::start_with(options, |_| {})
     }
 
-    /// `say` changes what the node says of its rails.
-    pub fn start_with(options: Options, say: impl FnOnce(&mut Vec<Rail>)) -> Cluster {
-        let mut theirs: Vec<Rail> = options.speeds.iter().enumerate().map(|(i, speed)| rail(i, 2, *speed)).collect();
+    /// `say` changes the announced rails.
+    pub fn start_with(options: Options, say: impl FnOnce(&mut Vec<RailInfo>)) -> Cluster {
+        let mut theirs: Vec<RailInfo> =
+            options.speeds.iter().enumerate().map(|(i, speed)| rail(i, 2, *speed)).collect();
         say(&mut theirs);
         let service = Arc::new(Bytes {
             rails: Mutex::new(theirs),
@@ -142,11 +146,11 @@ impl Cluster {
             reads: AtomicU64::new(0),
             thinks: Mutex::default(),
         });
-        let plan = Arc::new(FaultPlan::new(1, Rates::default()));
+        let plan = Arc::new(FaultPlan::new(1, FaultRates::default()));
         let node = SimNode::new("node:7000", Arc::clone(&service) as _, Arc::clone(&plan));
         let rails: Vec<SimRail> = options.speeds.iter().map(|_| SimRail::new()).collect();
         for (rail, mode) in rails.iter().zip(&options.modes) {
-            rail.set(*mode);
+            rail.set_mode(*mode);
         }
         let local = options.speeds.iter().enumerate().map(|(i, speed)| rail_here(i, *speed)).collect();
         let dialer = Arc::new(SimDialer { local, rails: rails.clone(), node: node.clone() });
@@ -162,9 +166,9 @@ impl Cluster {
             seed: 7,
             loads: Arc::default(),
         };
-        let wake = Arc::new(Wake::default());
+        let wake = Arc::new(PathWake::default());
         let tcp = SimRail::new();
-        let paths = Paths::new("node:7000", dialer, config, Arc::clone(&stats), Arc::clone(&wake));
+        let paths = NodePaths::new("node:7000", dialer, config, Arc::clone(&stats), Arc::clone(&wake));
         let pool_config = PoolConfig { retry_min: Duration::from_millis(5), ..PoolConfig::default() };
         let pool = ChannelPool::new(
             tcp.connector(node.connector(), TransportKind::Tcp),
@@ -173,25 +177,25 @@ impl Cluster {
             pool_config,
             Arc::clone(&stats),
         );
-        let member = Member::at("node:7000", 100);
-        let peer = Peer::new(pool, &member);
+        let member = Member::from_address("node:7000", 100);
+        let peer = GroupPeer::new(pool, &member);
         let (the_peer, the_paths) = (Arc::clone(&peer), Mutex::new(Some(paths)));
-        let roster = Roster::new(&[Arc::new(member)], move |_| Arc::clone(&the_peer));
-        roster.equip(Arc::clone(&wake), move |_| the_paths.lock().take().expect("one node has paths"));
-        let keeper = Keeper::start(&roster, wake).unwrap();
+        let roster = GroupMembers::new(&[Arc::new(member)], move |_| Arc::clone(&the_peer));
+        roster.set_path_factory(Arc::clone(&wake), move |_| the_paths.lock().take().expect("one node has paths"));
+        let keeper = PathMonitor::start(&roster, wake).unwrap();
         keeper.wait_first(Instant::now() + Duration::from_secs(10));
-        let patience = Patience { answer: options.answer, absence: Duration::from_millis(200) };
-        let remote_config = RemoteConfig {
+        let patience = RequestPatience { answer: options.answer, absence: Duration::from_millis(200) };
+        let remote_config = GroupVolumeConfig {
             patience,
             fetchers: 2,
             metadata_age: Duration::ZERO,
-            copies: Copies::default(),
-            standpoint: Standpoint::default(),
+            copies: CopyCounts::default(),
+            standpoint: ReaderLocation::default(),
             silence: Duration::from_secs(2),
             hedge_after: Duration::ZERO,
         };
-        let remote = Remote::connect("src", roster, remote_config, Arc::clone(&stats), |block_size| {
-            Ok(Tier::new(Pool::new(64 << 20, block_size as usize)?))
+        let remote = GroupVolume::connect("src", roster, remote_config, Arc::clone(&stats), |block_size| {
+            Ok(MemTier::new(BufferPool::new(64 << 20, block_size as usize)?))
         });
         let remote = remote.expect("the mount starts");
         Cluster { rails, tcp, node, plan, service, peer, stats, remote, _keeper: keeper }
@@ -207,8 +211,8 @@ impl Cluster {
         };
         let mut dst = vec![0x55; len];
         match self.remote.read(&object, offset, &mut dst)? {
-            Data::Copied(n) => assert_eq!(n, len),
-            Data::Shared(_) => panic!("nothing was fetched ahead"),
+            ReadData::Copied(n) => assert_eq!(n, len),
+            ReadData::Shared(_) => panic!("nothing was fetched ahead"),
         }
         if let Some(at) = (0..len).find(|i| dst[*i] != byte_at(offset + *i as u64)) {
             panic!("byte {at} of {len} at {offset} is {:#04x}", dst[at]);
@@ -217,14 +221,14 @@ impl Cluster {
     }
 
     pub fn views(&self) -> Vec<PathView> {
-        self.peer.paths().unwrap().view().0
+        self.peer.paths().unwrap().path_views().0
     }
 
     pub fn up(&self) -> usize {
-        self.peer.paths().unwrap().up()
+        self.peer.paths().unwrap().up_count()
     }
 
-    /// Waits for what comes a moment later.
+    /// Waits for a condition.
     pub fn wait(&self, what: &str, mut until: impl FnMut(&Cluster) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(150);
         while !until(self) {
@@ -234,6 +238,6 @@ impl Cluster {
     }
 }
 
-fn rail_here(subnet: usize, speed: u32) -> Rail {
-    Rail { name: format!("l{subnet}"), port: 0, ..rail(subnet, 1, speed) }
+fn rail_here(subnet: usize, speed: u32) -> RailInfo {
+    RailInfo { name: format!("l{subnet}"), port: 0, ..rail(subnet, 1, speed) }
 }

@@ -1,17 +1,17 @@
-//! Paths beside TCP on simulated rails: which carries what, what a reader sees when one fails, and when it is back.
+//! Paths beside TCP on simulated rails: which path carries what, and the effect of failure and recovery on readers.
 
 mod cluster;
 mod simulation;
 
 use cluster::{Cluster, Options};
-use spurline_net_sim::{RailMode, Rates};
-use spurline_proto::Link;
-use spurline_transport::Phase;
+use spurline_net_sim::{FaultRates, RailMode};
+use spurline_proto::RailLink;
+use spurline_transport::PathPhase;
 use spurline_types::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Four readers until `done` says so; any error or wrong byte fails the test.
+/// Four readers until `done` returns; any error or wrong byte fails the test.
 fn read_while(cluster: &Cluster, len: usize, done: impl FnOnce(&Cluster)) -> u64 {
     let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -41,14 +41,14 @@ fn rails_carry_everything_but_the_first_greeting() {
     let cluster = Cluster::start(Options::default());
     assert_eq!(cluster.up(), 2, "both paths were tried before the mount went on");
     let reads = read_while(&cluster, 64 << 10, |cluster| {
-        cluster.wait("every rail carries", |c| c.rails.iter().all(|rail| rail.bytes() > 4 << 20));
+        cluster.wait("every rail carries", |c| c.rails.iter().all(|rail| rail.payload_bytes() > 4 << 20));
     });
-    assert_eq!(cluster.rails.iter().map(|r| r.bytes()).sum::<u64>(), reads * (64 << 10));
-    assert_eq!((cluster.tcp.bytes(), cluster.stats.rdma.failovers.get()), (0, 0));
+    assert_eq!(cluster.rails.iter().map(|r| r.payload_bytes()).sum::<u64>(), reads * (64 << 10));
+    assert_eq!((cluster.tcp.payload_bytes(), cluster.stats.rdma.failovers.get()), (0, 0));
     let json = cluster.stats.to_json();
     let paths = json["paths"].as_array().unwrap();
     let of = |name: &str| paths.iter().find(|p| p["path"] == name).unwrap();
-    assert_eq!(of("l0-r0")["recv_bytes"].as_u64(), Some(cluster.rails[0].bytes()), "{json}");
+    assert_eq!(of("l0-r0")["recv_bytes"].as_u64(), Some(cluster.rails[0].payload_bytes()), "{json}");
     assert_eq!((of("l1-r1")["up"].as_u64(), json["rdma"]["paths_up"].as_u64()), (Some(1), Some(2)));
     drop(cluster);
 }
@@ -59,29 +59,29 @@ fn a_large_read_is_split_over_the_rails_by_their_speed() {
     for i in 0..8 {
         cluster.read(i << 20, 1 << 20).unwrap();
     }
-    let [fast, slow] = [0, 1].map(|i| cluster.rails[i].bytes());
+    let [fast, slow] = [0, 1].map(|i| cluster.rails[i].payload_bytes());
     assert_eq!((fast, slow), (6 << 20, 2 << 20), "three quarters went over the rail of three quarters of the speed");
-    assert_eq!(cluster.tcp.bytes(), 0);
-    // A rail that dies within a split read: its share is read elsewhere.
-    cluster.rails[0].set(RailMode::Silent);
+    assert_eq!(cluster.tcp.payload_bytes(), 0);
+    // A rail dies within a split read: its share is read over another.
+    cluster.rails[0].set_mode(RailMode::Silent);
     cluster.read(1 << 30, 1 << 20).unwrap();
     assert!(cluster.stats.rdma.retries.get() >= 1);
     assert_eq!(cluster.up(), 1);
     cluster.read(2 << 30, 1 << 20).unwrap();
-    assert_eq!(cluster.rails[0].bytes(), fast);
+    assert_eq!(cluster.rails[0].payload_bytes(), fast);
 }
 
 #[test]
 fn rails_of_unequal_speed_are_loaded_by_their_speed() {
     let cluster = Cluster::start(Options { speeds: vec![400_000, 100_000], channels: 8, ..Options::default() });
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Slow(Duration::from_millis(2))));
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Slow(Duration::from_millis(2))));
     let [mut fast, mut slow] = [0.0, 0.0];
     read_while(&cluster, 4096, |cluster| {
         cluster.wait("channels by speed", |c| c.views()[0].channels >= 3);
-        let calls = || [0, 1].map(|i| cluster.rails[i].calls() as f64);
+        let calls = || [0, 1].map(|i| cluster.rails[i].call_count() as f64);
         let before = calls();
         cluster.wait("some reads", |c| {
-            c.rails.iter().map(|r| r.calls() as f64).sum::<f64>() > before[0] + before[1] + 600.0
+            c.rails.iter().map(|r| r.call_count() as f64).sum::<f64>() > before[0] + before[1] + 600.0
         });
         let after = calls();
         [fast, slow] = [after[0] - before[0], after[1] - before[1]];
@@ -89,31 +89,31 @@ fn rails_of_unequal_speed_are_loaded_by_their_speed() {
     assert!(fast > 1.5 * slow && slow > 0.0, "{fast} calls on the fast rail, {slow} on the slow one");
 }
 
-/// Every way in which one rail, then both, can fail under readers, and come back.
+/// Every failure of one rail, then of both, under readers, with recovery.
 #[test]
 fn a_reader_sees_neither_error_nor_wrong_byte() {
     for fault in [RailMode::Down, RailMode::Silent] {
         for len in [4096, 1 << 20] {
             let cluster = Cluster::start(Options::default());
             read_while(&cluster, len, |cluster| {
-                cluster.wait("reads", |c| c.rails.iter().all(|rail| rail.calls() > 8));
-                cluster.rails[0].set(fault);
+                cluster.wait("reads", |c| c.rails.iter().all(|rail| rail.call_count() > 8));
+                cluster.rails[0].set_mode(fault);
                 cluster.wait("one path fails", |c| c.up() == 1);
-                let before = cluster.rails[1].bytes();
-                cluster.wait("its share moves", |c| c.rails[1].bytes() > before + (1 << 20));
-                assert_eq!(cluster.tcp.bytes(), 0, "{fault:?}: TCP was used while a rail was left");
-                cluster.rails[1].set(fault);
-                cluster.wait("tcp carries", |c| c.tcp.bytes() > 1 << 20);
+                let before = cluster.rails[1].payload_bytes();
+                cluster.wait("its share moves", |c| c.rails[1].payload_bytes() > before + (1 << 20));
+                assert_eq!(cluster.tcp.payload_bytes(), 0, "{fault:?}: TCP was used while a rail was left");
+                cluster.rails[1].set_mode(fault);
+                cluster.wait("tcp carries", |c| c.tcp.payload_bytes() > 1 << 20);
                 assert_eq!(cluster.up(), 0);
-                cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+                cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Up));
                 cluster.wait("failback", |c| c.up() == 2);
-                let (tcp, rails) = (cluster.tcp.bytes(), cluster.rails.each_bytes());
+                let (tcp, rails) = (cluster.tcp.payload_bytes(), cluster.rails.each_bytes());
                 cluster.wait("the rails carry again", |c| {
                     let now = c.rails.each_bytes();
                     now[0] > rails[0] + (1 << 20) && now[1] > rails[1] + (1 << 20)
                 });
-                // Four readers may each have had one request under way on TCP when the first path was back.
-                assert!(cluster.tcp.bytes() <= tcp + 4 * len as u64, "{fault:?}: TCP goes on carrying");
+                // Each of the four readers may have had one request in flight on TCP when the first path came back.
+                assert!(cluster.tcp.payload_bytes() <= tcp + 4 * len as u64, "{fault:?}: TCP goes on carrying");
             });
             let rdma = &cluster.stats.rdma;
             assert!(rdma.failovers.get() >= 2 && rdma.failbacks.get() >= 2, "{fault:?}");
@@ -133,23 +133,23 @@ fn sample(page: &str, name: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// What the metrics page says of a path that failed and came back.
+/// The metrics page after a path failed and came back.
 #[test]
 fn the_metrics_page_tells_what_every_path_carried_and_why_it_failed() {
-    // No path is to fail but the one that is made to.
+    // Long, so that only the injected failure ends a path.
     let cluster = Cluster::start(Options { silence: Duration::from_secs(20), ..Options::default() });
     let check = |cluster: &Cluster| {
         let page = cluster.stats.to_prometheus();
         sample(&page, "spurline_path_speed_checks_total{peer=\"node:7000\",path=\"l0-r0\",transport=\"rdma\"}")
     };
     read_while(&cluster, 1 << 20, |cluster| {
-        // Enough of them to know what is usual.
-        cluster.wait("reads", |c| c.rails.iter().all(|rail| rail.calls() > 80));
-        cluster.rails[0].set(RailMode::Down);
+        // Enough reads for a baseline.
+        cluster.wait("reads", |c| c.rails.iter().all(|rail| rail.call_count() > 80));
+        cluster.rails[0].set_mode(RailMode::Down);
         cluster.wait("failover", |c| c.up() == 1);
-        cluster.rails[0].set(RailMode::Up);
+        cluster.rails[0].set_mode(RailMode::Up);
         cluster.wait("failback", |c| c.up() == 2);
-        // Its reads are compared with those before, whatever comes of it.
+        // Its reads are compared with the earlier ones.
         cluster.wait("the check of its speed", |c| check(c).is_some_and(|checks| checks > 0.0));
     });
     let (page, json) = (cluster.stats.to_prometheus(), cluster.stats.to_json());
@@ -193,7 +193,7 @@ trait EachBytes {
 
 impl EachBytes for Vec<spurline_net_sim::SimRail> {
     fn each_bytes(&self) -> [u64; 2] {
-        [self[0].bytes(), self[1].bytes()]
+        [self[0].payload_bytes(), self[1].payload_bytes()]
     }
 }
 
@@ -201,9 +201,9 @@ impl EachBytes for Vec<spurline_net_sim::SimRail> {
 fn a_node_that_is_slow_is_not_a_path_that_is_silent() {
     let cluster = Cluster::start(Options::default());
     *cluster.service.thinks.lock() = Duration::from_millis(400);
-    // Five times the silence that would end a path, and every ping answered.
+    // Five times the silence limit of a path, with every heartbeat answered.
     cluster.read(0, 4096).unwrap();
-    assert_eq!((cluster.up(), cluster.stats.rdma.failovers.get(), cluster.tcp.bytes()), (2, 0, 0));
+    assert_eq!((cluster.up(), cluster.stats.rdma.failovers.get(), cluster.tcp.payload_bytes()), (2, 0, 0));
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn parts_of_a_read_that_took_all_the_time_there_is_are_not_asked_for_again() {
     let cluster = Cluster::start(Options { answer, silence, ..Options::default() });
     cluster.read(0, 1 << 20).unwrap();
     assert_eq!(cluster.service.reads.load(Ordering::Relaxed), 2, "one part over each rail");
-    cluster.plan.set_rates(Rates { stall: 1000, ..Rates::default() });
+    cluster.plan.set_rates(FaultRates { stall: 1000, ..FaultRates::default() });
     let error = cluster.read(1 << 20, 1 << 20).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert_eq!(cluster.service.reads.load(Ordering::Relaxed), 4, "another part over each rail");
@@ -222,7 +222,7 @@ fn parts_of_a_read_that_took_all_the_time_there_is_are_not_asked_for_again() {
 fn every_path_has_a_channel_that_is_asked_for_signs_of_life_alone() {
     let cluster = Cluster::start(Options { silence: Duration::from_secs(20), ..Options::default() });
     assert_eq!(cluster.up(), 2);
-    // A node answers those of no source though all its workers wait for something slow.
+    // A node answers heartbeat channels even while all its workers are blocked.
     assert!(cluster.service.of_no_source.load(Ordering::Relaxed) >= 2);
 }
 
@@ -232,15 +232,15 @@ fn connection_attempts_that_hang_are_never_on_a_readers_time() {
     let cluster = Cluster::start(Options { modes, ..Options::default() });
     assert_eq!(cluster.up(), 0);
     read_while(&cluster, 4096, |cluster| {
-        cluster.wait("attempts", |c| c.rails.iter().all(|rail| rail.connects() >= 3));
+        cluster.wait("attempts", |c| c.rails.iter().all(|rail| rail.connect_count() >= 3));
     });
-    assert!(cluster.tcp.bytes() > 0);
+    assert!(cluster.tcp.payload_bytes() > 0);
     let view = cluster.views();
     assert!(
         view.iter().all(|v| v.reason.as_deref().is_some_and(|r| r.contains("no answer to the connection"))),
         "{view:?}"
     );
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Up));
     cluster.wait("both paths", |c| c.up() == 2);
 }
 
@@ -248,47 +248,47 @@ fn connection_attempts_that_hang_are_never_on_a_readers_time() {
 fn forced_rdma_never_uses_tcp() {
     let cluster = Cluster::start(Options { forced: true, ..Options::default() });
     cluster.read(0, 4096).unwrap();
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Down));
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Down));
     let error = cluster.read(0, 4096).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     for word in ["no RDMA path", "--transport rdma rules out TCP", "l0-r0 link down"] {
         assert!(error.message().contains(word), "'{word}' is not in: {error}");
     }
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Up));
     cluster.wait("failback", |c| c.up() == 2);
     cluster.read(0, 4096).unwrap();
-    assert_eq!(cluster.tcp.bytes(), 0);
+    assert_eq!(cluster.tcp.payload_bytes(), 0);
 }
 
-/// Nothing else may carry the data, so no pause is longer than readers wait.
+/// No other transport may carry the data, so retries come quickly.
 #[test]
 fn forced_rdma_is_tried_again_soon() {
     let hour = Duration::from_secs(3600);
     let cluster = Cluster::start(Options { forced: true, retry: hour, settle: hour, ..Options::default() });
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Silent));
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Silent));
     cluster.read(0, 4096).unwrap_err();
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Up));
     cluster.wait("failback", |c| c.up() == 2);
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Down));
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Down));
     cluster.wait("links down", |c| c.up() == 0);
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Up));
     cluster.wait("settled links", |c| c.up() == 2);
     cluster.read(0, 4096).unwrap();
-    assert_eq!(cluster.tcp.bytes(), 0);
+    assert_eq!(cluster.tcp.payload_bytes(), 0);
 }
 
 #[test]
 fn different_fabrics_use_tcp_and_say_why() {
     let cluster = Cluster::start_with(Options::default(), |rails| {
         for rail in rails {
-            (rail.link, rail.fabric) = (Link::InfiniBand, 0xfe80 << 48);
+            (rail.link, rail.fabric) = (RailLink::InfiniBand, 0xfe80 << 48);
         }
     });
     cluster.read(0, 1 << 20).unwrap();
-    let (paths, why) = cluster.peer.paths().unwrap().view();
+    let (paths, why) = cluster.peer.paths().unwrap().path_views();
     assert!(paths.is_empty() && why.as_ref().is_some_and(|why| why.contains("different fabrics")), "{why:?}");
-    assert!(cluster.tcp.bytes() == 1 << 20 && cluster.rails[0].connects() == 0);
-    // The node is started anew on the right fabric.
+    assert!(cluster.tcp.payload_bytes() == 1 << 20 && cluster.rails[0].connect_count() == 0);
+    // The node restarts on the right fabric.
     *cluster.service.rails.lock() = vec![cluster::rail(0, 2, 1), cluster::rail(1, 2, 1)];
     cluster.service.instance.store(2, Ordering::Relaxed);
     cluster.node.kill();
@@ -313,39 +313,39 @@ fn a_restarted_node_is_found_without_waiting_for_the_retry_time() {
     assert!(cluster.views().iter().all(|v| v.failbacks == 1));
 }
 
-/// Nobody asks it for anything, and nobody sends it anything: the end of its connections is seen all the same.
+/// Without any request or message, the end of the connections is detected.
 #[test]
 fn the_paths_to_a_node_that_died_fail_though_nobody_reads() {
     let cluster = Cluster::start(Options { retry: Duration::from_secs(3600), ..Options::default() });
     cluster.read(0, 4096).unwrap();
     assert!(cluster.views().iter().all(|v| v.silent.is_some()));
-    let calls = || cluster.rails.iter().map(|rail| rail.calls()).sum::<u64>();
+    let calls = || cluster.rails.iter().map(|rail| rail.call_count()).sum::<u64>();
     let before = calls();
     cluster.node.kill();
     cluster.wait("the paths fail", |c| c.up() == 0);
     for view in cluster.views() {
         assert!(view.reason.as_deref().is_some_and(|why| why.contains("ended while they were idle")), "{view:?}");
-        assert_eq!((view.phase, view.silent, view.channels), (Phase::Failed, None, 0));
+        assert_eq!((view.phase, view.silent, view.channels), (PathPhase::Failed, None, 0));
     }
     assert_eq!((cluster.stats.rdma.paths_up.get(), calls()), (0, before));
     cluster.service.instance.store(2, Ordering::Relaxed);
     cluster.node.start();
     cluster.wait("both paths are back", |c| c.up() == 2);
     cluster.read(0, 4096).unwrap();
-    assert_eq!(cluster.tcp.bytes(), 0);
+    assert_eq!(cluster.tcp.payload_bytes(), 0);
 }
 
 #[test]
 fn a_path_that_reaches_another_node_is_not_used() {
     let cluster = Cluster::start(Options::default());
-    // What answers over the rails calls itself another process than what answered over TCP.
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Down));
-    cluster.wait("links down", |c| c.views().iter().all(|v| v.phase == Phase::LinkDown));
+    // The rails answer with another process instance than TCP.
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Down));
+    cluster.wait("links down", |c| c.views().iter().all(|v| v.phase == PathPhase::LinkDown));
     cluster.service.instance.store(99, Ordering::Relaxed);
-    cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+    cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Up));
     cluster.wait("a refused attempt", |c| {
         c.views().iter().all(|v| v.reason.as_deref().is_some_and(|r| r.contains("another node (node) answers")))
     });
     cluster.read(0, 4096).unwrap();
-    assert!(cluster.tcp.bytes() > 0);
+    assert!(cluster.tcp.payload_bytes() > 0);
 }

@@ -1,4 +1,4 @@
-//! A seeded run of everything that can happen to rails, under readers that compare every byte. It prints its seed.
+//! A seeded run of all rail failures under readers that compare every byte. Prints its seed.
 
 use crate::cluster::{Cluster, Options};
 use crate::read_while;
@@ -28,7 +28,7 @@ fn run(seed: u64) {
         for _ in 0..12 {
             let which = dice.below(rails as u64 + 1) as usize;
             match cluster.rails.get(which) {
-                Some(rail) => rail.set(match dice.below(6) {
+                Some(rail) => rail.set_mode(match dice.below(6) {
                     0 | 1 => RailMode::Up,
                     2 => RailMode::Down,
                     3 => RailMode::Silent,
@@ -45,19 +45,21 @@ fn run(seed: u64) {
             }
             std::thread::sleep(Duration::from_millis(5 + dice.below(60)));
         }
-        cluster.rails.iter().for_each(|rail| rail.set(RailMode::Up));
+        cluster.rails.iter().for_each(|rail| rail.set_mode(RailMode::Up));
         cluster.wait("every path is back", |c| c.up() == rails);
-        let before: Vec<u64> = cluster.rails.iter().map(|rail| rail.bytes()).collect();
-        cluster.wait("every rail carries again", |c| c.rails.iter().zip(&before).all(|(rail, n)| rail.bytes() > *n));
+        let before: Vec<u64> = cluster.rails.iter().map(|rail| rail.payload_bytes()).collect();
+        cluster.wait("every rail carries again", |c| {
+            c.rails.iter().zip(&before).all(|(rail, n)| rail.payload_bytes() > *n)
+        });
     });
     assert!(reads > 0);
     let rdma = &cluster.stats.rdma;
     assert_eq!((rdma.paths_up.get(), rdma.paths_down.get()), (rails as u64, 0), "the gauges agree");
     let (rails, tcp) = (cluster.rails.clone(), cluster.tcp.clone());
     drop(cluster);
-    // Attempts that were under way end by their own deadlines.
+    // Running attempts end by their own deadlines.
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
-    while rails.iter().chain([&tcp]).any(|rail| rail.channels() > 0) {
+    while rails.iter().chain([&tcp]).any(|rail| rail.channel_count() > 0) {
         assert!(std::time::Instant::now() < deadline, "channels outlive the mount");
         std::thread::sleep(Duration::from_millis(5));
     }

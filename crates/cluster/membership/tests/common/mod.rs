@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// A node at a port of loopback.
 pub fn node(name: &str, port: u16) -> Member {
-    Member { name: name.into(), instance: u64::from(port), ..Member::at(&format!("127.0.0.1:{port}"), 100) }
+    Member { name: name.into(), instance: u64::from(port), ..Member::from_address(&format!("127.0.0.1:{port}"), 100) }
 }
 
 /// The registry of group `g` behind a URL.
@@ -22,7 +22,7 @@ pub fn open(url: &str) -> Arc<dyn Registry> {
 
 /// The registry of any group.
 pub fn of_group(url: &str, group: &str) -> Arc<dyn Registry> {
-    spurline_membership::open(&url.parse().unwrap(), group, &Trust::anyone()).unwrap()
+    spurline_membership::open_registry(&url.parse().unwrap(), group, &Trust::without_checks()).unwrap()
 }
 
 /// Waits until `done`.

@@ -1,5 +1,4 @@
-//! A DNS server on loopback whose records a test changes, over UDP and TCP. It knows no zone: a name it was not told of
-//! does not exist.
+//! A DNS server on loopback whose records a test changes, over UDP and TCP. A name without records does not exist.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use hickory_resolver::proto::op::{Message, OpCode, Query, ResponseCode};
@@ -32,7 +31,7 @@ impl DnsServer {
     pub fn start() -> io::Result<Self> {
         let (udp, tcp) = loop {
             let udp = UdpSocket::bind("127.0.0.1:0")?;
-            // The same port over TCP, unless somebody has it.
+            // The same port over TCP, unless it is in use.
             if let Ok(tcp) = TcpListener::bind(udp.local_addr()?) {
                 break (udp, tcp);
             }
@@ -94,7 +93,7 @@ impl DnsServer {
         }
     }
 
-    /// Takes questions and answers none.
+    /// Accepts questions and answers none.
     pub fn silent(&self, silent: bool) {
         self.zone.silent.store(silent, Ordering::Relaxed);
     }

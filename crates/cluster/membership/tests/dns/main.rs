@@ -1,4 +1,4 @@
-//! A small DNS server whose records change: addresses, SRV records, nothing under the name, silence.
+//! A small DNS server with changing records: addresses, SRV records, no records, silence.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -6,21 +6,21 @@ mod dns_server;
 
 use common::{open, wait_for};
 use dns_server::DnsServer;
-use spurline_membership::{Follower, Holds, State};
+use spurline_membership::{HoldTimes, RegistryFollower, RegistryState};
 use spurline_types::Stats;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Nobody's place is given up in a test, however long a busy machine keeps it waiting.
-const HOLDS: Holds = Holds { one: Duration::from_secs(1 << 20), many: Duration::from_secs(1 << 20) };
+/// No place expires in a test, however slow the machine.
+const HOLDS: HoldTimes = HoldTimes { single: Duration::from_secs(1 << 20), joint: Duration::from_secs(1 << 20) };
 
-fn follow(url: &str) -> (Follower, Arc<Stats>) {
+fn follow(url: &str) -> (RegistryFollower, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
-    (Follower::start(&open(url), HOLDS, Arc::clone(&stats)).unwrap(), stats)
+    (RegistryFollower::start(&open(url), HOLDS, Arc::clone(&stats)).unwrap(), stats)
 }
 
-fn names(follower: &Follower) -> Vec<String> {
-    let there = follower.seen().members.into_iter().filter(|placed| placed.there);
+fn names(follower: &RegistryFollower) -> Vec<String> {
+    let there = follower.group_status().members.into_iter().filter(|placed| placed.present);
     there.map(|placed| placed.member.name.clone()).collect()
 }
 
@@ -32,14 +32,14 @@ fn addresses_come_and_go_and_a_server_that_is_silent_changes_nothing() {
     wait_for("all", || names(&follower) == ["10.0.0.1:7000", "10.0.0.2:7000", "[fd00::1]:7000"]);
     server.addresses("nodes.test.", &["10.0.0.2", "10.0.0.3"]);
     wait_for("the change", || names(&follower) == ["10.0.0.2:7000", "10.0.0.3:7000"]);
-    let known = follower.seen().members.len();
-    // A name that is gone, then a server that says nothing: those last known stay.
+    let known = follower.group_status().members.len();
+    // A name without records, then a silent server: the last known members stay.
     server.addresses("nodes.test.", &[]);
-    wait_for("nobody", || names(&follower).is_empty());
-    assert_eq!(follower.seen().members.len(), known);
+    wait_for("an empty list", || names(&follower).is_empty());
+    assert_eq!(follower.group_status().members.len(), known);
     server.silent(true);
-    wait_for("the loss", || matches!(follower.seen().state, State::Lost { .. }));
-    assert_eq!(follower.seen().members.len(), known);
+    wait_for("the loss", || matches!(follower.group_status().state, RegistryState::Lost { .. }));
+    assert_eq!(follower.group_status().members.len(), known);
     assert!(stats.group.registry_losses.get() > 0);
     server.silent(false);
     server.addresses("nodes.test.", &["10.0.0.2"]);

@@ -1,4 +1,4 @@
-//! Blocks that several nodes hold: fetched once for all of them, and taken by the others from the node that did.
+//! Blocks with several holders: fetched once from the origin, and by the other holders from the first.
 
 use crate::loss::eventually;
 use crate::sim::{BLOCK, Cluster, Mount, Waits, object};
@@ -12,7 +12,7 @@ const NODES: usize = 4;
 const MOUNTS: u64 = 8;
 const READERS: usize = 64;
 
-/// So patient that a busy machine is never taken for a dead node.
+/// Long timeouts, so that a busy machine is never taken for a dead node.
 fn mounts(cluster: &Cluster, copies: u32) -> Vec<Mount> {
     let waits = |number| Waits { silence: Duration::from_secs(60), copies, number, ..Waits::default() };
     (0..MOUNTS).map(|number| cluster.mount_as(0..NODES, waits(number))).collect()
@@ -21,12 +21,12 @@ fn mounts(cluster: &Cluster, copies: u32) -> Vec<Mount> {
 fn cluster() -> Cluster {
     let cluster = Cluster::start(NODES, 1024);
     cluster.join(&(0..NODES).collect::<Vec<_>>());
-    // So that all who begin at once have begun before the first is answered.
+    // So that all concurrent readers have begun before the first answer.
     *cluster.under.latency.lock() = Duration::from_millis(10);
     cluster
 }
 
-/// Many readers, of all mounts, begin at the same moment and read all of it.
+/// Many readers of all mounts start together and read everything.
 fn all_at_once(mounts: &[Mount], objects: &[ObjectRef]) {
     let begin = Barrier::new(READERS);
     std::thread::scope(|scope| {
@@ -58,7 +58,7 @@ fn what_many_readers_begin_at_once_is_fetched_once_whatever_the_copies() {
         assert_eq!(cluster.under.reads(), (40, 40), "with {copies} copies");
         let told: u64 = mounts.iter().map(|mount| mount.stats.remotecache.sent_on.get()).sum();
         assert!(told > 0 && told == sent_on(&cluster));
-        // The copies come about by being asked for, from the node that has the block, and then answer themselves.
+        // Requests create the copies, which then answer themselves.
         eventually("nobody is sent on", || {
             let before = sent_on(&cluster);
             mounts.iter().for_each(|mount| mount.read_all(&long).unwrap());
@@ -102,13 +102,13 @@ fn a_copy_serves_its_readers_when_the_owner_stands_still() {
     let waits = |number| Waits { copies: 2, number, ..Waits::default() };
     let mounts: Vec<_> = (0..4).map(|number| cluster.mount_as(0..NODES, waits(number))).collect();
     let objects: Vec<_> = (0..12).map(|n| object(n, 4 * BLOCK)).collect();
-    cluster.hosts[1].link.set(RailMode::Silent);
+    cluster.hosts[1].link.set_mode(RailMode::Silent);
     std::thread::scope(|scope| {
         for mount in &mounts {
             scope.spawn(|| objects.iter().for_each(|object| mount.read_all(object).unwrap()));
         }
     });
-    cluster.hosts[1].link.set(RailMode::Up);
+    cluster.hosts[1].link.set_mode(RailMode::Up);
 }
 
 #[test]

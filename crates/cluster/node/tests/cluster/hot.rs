@@ -1,4 +1,4 @@
-//! A block that everybody asks for at once ends on several nodes, and on one again when nobody does.
+//! A block that all mounts request at once gets copies on several nodes, and loses them later.
 
 use crate::loss::eventually;
 use crate::sim::{BLOCK, Cluster, Mount, Waits, object};
@@ -21,7 +21,7 @@ fn served(cluster: &Cluster) -> Vec<u64> {
 fn a_hot_block_spreads_its_readers_share_the_copies_and_they_go_when_it_cools() {
     let cluster = Cluster::start(NODES, 512);
     let _siblings = cluster.join(&[0, 1, 2, 3, 4]);
-    // Patient: a busy machine is never taken for a dead node, whose blocks would be fetched anew.
+    // Long timeouts: a busy machine must not look like a dead node, whose blocks would be fetched again.
     let waits = |number| Waits { silence: Duration::from_secs(60), number, ..Waits::default() };
     let mounts: Vec<Mount> = (0..12).map(|number| cluster.mount_as(0..NODES, waits(number))).collect();
     let (hot, others) = (object(1, BLOCK), (2..102).map(|n| object(n, BLOCK)).collect::<Vec<_>>());
@@ -34,7 +34,7 @@ fn a_hot_block_spreads_its_readers_share_the_copies_and_they_go_when_it_cools() 
                 while !stop.load(Ordering::Acquire) {
                     let n = turn.fetch_add(1, Ordering::Relaxed);
                     let what = if is_hot.load(Ordering::Acquire) { &hot } else { &others[n % others.len()] };
-                    // By the mounts in turn, and each of them reads all of the others.
+                    // The mounts take turns, and each reads all of the others.
                     mounts[(n + n / others.len()) % mounts.len()].read(what, 0, BLOCK as usize).unwrap();
                     reads.fetch_add(1, Ordering::Relaxed);
                 }

@@ -1,11 +1,11 @@
-//! Nodes that join and leave without cold reads: what others hold is asked of them before the under-store is.
+//! Nodes that join and leave without cold reads: blocks come from other nodes before the origin.
 
 use crate::sim::{BLOCK, Cluster, object};
 use spurline_net_sim::RailMode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// So patient that a busy machine is never taken for a dead node, which would be asked for elsewhere.
+/// So long that a busy machine is never taken for a dead node.
 const PATIENT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -56,7 +56,7 @@ fn the_blocks_of_a_drained_node_are_taken_from_it() {
     objects.iter().for_each(|object| mount.read_all(object).unwrap());
     assert_eq!(cluster.under.reads().0, fetched);
     assert!(cluster.hosts[1].stats.remotecache.served_ops.get() > before, "it was asked for what it had");
-    // From now on it is asked for nothing.
+    // From now on it gets no request.
     let before = cluster.hosts[1].stats.remotecache.served_ops.get();
     objects.iter().for_each(|object| mount.read_all(object).unwrap());
     assert_eq!(cluster.hosts[1].stats.remotecache.served_ops.get(), before);
@@ -65,7 +65,7 @@ fn the_blocks_of_a_drained_node_are_taken_from_it() {
 #[test]
 fn nodes_that_ask_each_other_for_what_none_has_do_not_wait_for_each_other() {
     let cluster = Cluster::start(3, 1024);
-    // Each knows another group: every one of them thinks that another owns what it is asked for.
+    // Each has a different view of the group and believes that another owns the block.
     for n in 0..3 {
         let others: Vec<usize> = (0..3).map(|i| (n + i) % 3).take(2).collect();
         cluster.join(&others);
@@ -87,7 +87,7 @@ fn a_sibling_that_stands_still_costs_a_moment_and_no_error() {
     let cluster = Cluster::start(2, 256);
     cluster.join(&[0, 1]);
     let mount = cluster.mount_with([0], PATIENT);
-    cluster.hosts[1].link.set(RailMode::Silent);
+    cluster.hosts[1].link.set_mode(RailMode::Silent);
     mount.read_all(&object(1, 4 * BLOCK)).unwrap();
     assert_eq!(cluster.hosts[0].stats.remotecache.pulled_bytes.get(), 0);
 }

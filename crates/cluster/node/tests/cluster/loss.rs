@@ -1,5 +1,5 @@
-//! Nodes that are lost while they are read from: no error, no wrong byte, a pause of known length, and no storm on the
-//! under-store. Pauses are printed; what is asserted holds on a machine of any speed.
+//! Nodes lost under readers: no error, no wrong byte, a pause of known length, and no burst on the origin. Pauses are
+//! printed; the assertions hold on a machine of any speed.
 
 use crate::sim::{BLOCK, Cluster, Mount, object};
 use crate::simulation::Stop;
@@ -13,7 +13,8 @@ pub fn objects(count: u64, blocks: u64) -> Vec<ObjectRef> {
     (0..count).map(|n| object(n, blocks * BLOCK)).collect()
 }
 
-/// Reads blocks of `objects` from several threads while `during` runs; how many reads there were, and the longest.
+/// Reads blocks of `objects` from several threads while `during` runs; returns the number of reads and the longest
+/// time.
 pub fn read_while(mount: &Mount, objects: &[ObjectRef], during: impl FnOnce()) -> (u64, Duration) {
     let (stop, reads, longest) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(Duration::ZERO));
     std::thread::scope(|scope| {
@@ -40,7 +41,7 @@ pub fn read_while(mount: &Mount, objects: &[ObjectRef], during: impl FnOnce()) -
     (reads.load(Ordering::Relaxed), longest.into_inner().unwrap())
 }
 
-/// Waits for what comes a moment later.
+/// Waits for a condition.
 pub fn eventually(what: &str, mut until: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(150);
     while !until() {
@@ -96,11 +97,11 @@ fn a_node_that_stands_still_is_given_up_and_asked_again_when_it_goes_on() {
     let objects = objects(20, 20);
     let (reads, longest) = read_while(&mount, &objects, || {
         eventually("node 1 is asked", || cluster.hosts[1].stats.remotecache.served_ops.get() > 20);
-        cluster.hosts[1].link.set(RailMode::Silent);
+        cluster.hosts[1].link.set_mode(RailMode::Silent);
         eventually("it is given up", || mount.stats.remotecache.given_up.get() > 0);
         let before = mount.stats.remotecache.ops.get();
         eventually("reads go on", || mount.stats.remotecache.ops.get() > before + 200);
-        cluster.hosts[1].link.set(RailMode::Up);
+        cluster.hosts[1].link.set_mode(RailMode::Up);
         let before = cluster.hosts[1].stats.remotecache.served_ops.get();
         eventually("node 1 is asked again", || cluster.hosts[1].stats.remotecache.served_ops.get() > before + 20);
     });
@@ -111,7 +112,7 @@ fn a_node_that_stands_still_is_given_up_and_asked_again_when_it_goes_on() {
 fn a_node_that_waits_for_a_slow_under_store_is_not_given_up() {
     let cluster = Cluster::start(2, 512);
     let mount = cluster.mount_with(0..2, Duration::from_secs(1));
-    // Longer than the silence: were it taken for death, each node would be asked in turn.
+    // Longer than the silence limit: if slow counted as dead, each node would be tried in turn.
     *cluster.under.latency.lock() = Duration::from_millis(2500);
     mount.read(&object(1, BLOCK), 0, 100).unwrap();
     assert_eq!(mount.stats.remotecache.given_up.get(), 0);
@@ -123,12 +124,12 @@ fn the_one_node_of_a_group_is_waited_for() {
     let cluster = Cluster::start(1, 64);
     let mount = cluster.mount(0..1);
     mount.read(&object(1, BLOCK), 0, 100).unwrap();
-    cluster.hosts[0].link.set(RailMode::Silent);
+    cluster.hosts[0].link.set_mode(RailMode::Silent);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| mount.read(&object(2, BLOCK), 0, 100));
-        // As long as it takes to give up a node that has others beside it, and more.
+        // Longer than it takes to abandon a node of a larger group.
         std::thread::sleep(crate::sim::silence() * 5);
-        cluster.hosts[0].link.set(RailMode::Up);
+        cluster.hosts[0].link.set_mode(RailMode::Up);
         reader.join().unwrap().unwrap();
     });
     assert_eq!(mount.stats.remotecache.given_up.get(), 0);
@@ -137,11 +138,11 @@ fn the_one_node_of_a_group_is_waited_for() {
 #[test]
 fn losing_a_node_under_64_readers_costs_one_read_of_the_under_store_for_each_block_it_held() {
     let cluster = Cluster::start(4, 1024);
-    // So patient that a busy machine is never taken for a dead node.
+    // Long timeouts, so that a busy machine is never taken for a dead node.
     let mounts: Vec<Mount> = (0..4).map(|_| cluster.mount_with(0..4, Duration::from_secs(60))).collect();
     let objects = objects(16, 24);
     objects.iter().for_each(|object| mounts[0].read_all(object).unwrap());
-    let blocks: u64 = objects.iter().map(|object| object.blocks(BLOCK)).sum();
+    let blocks: u64 = objects.iter().map(|object| object.block_count(BLOCK)).sum();
     assert_eq!(cluster.under.reads(), (blocks, blocks as usize));
     let lost: u32 = objects.iter().map(|object| cluster.held(2, object)).sum();
     assert!(lost > 0);
@@ -150,7 +151,7 @@ fn losing_a_node_under_64_readers_costs_one_read_of_the_under_store_for_each_blo
         for reader in 0..64 {
             let (mount, objects) = (&mounts[reader % 4], &objects);
             scope.spawn(move || {
-                // Each begins elsewhere.
+                // Each starts at another object.
                 let order = objects.iter().cycle().skip(reader % objects.len()).take(objects.len());
                 order.for_each(|object| mount.read_all(object).unwrap());
             });

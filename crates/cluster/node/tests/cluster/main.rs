@@ -1,4 +1,4 @@
-//! Several nodes as one cache: who holds what, what happens when one is lost, and what jobs ask of them.
+//! Several nodes as one cache: placement, loss of nodes, and jobs.
 
 mod copies;
 mod hedge;

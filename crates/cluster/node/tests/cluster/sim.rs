@@ -1,19 +1,21 @@
-//! A cluster in memory: real cache nodes and real mounts, joined by links that fail on demand, over an under-store that
-//! counts what is read of it. The bytes of every object follow from its name, so every read can be checked.
+//! A cluster in memory: real cache nodes and mounts, joined by links that fail on demand, over an origin that counts
+//! its reads. The bytes of each object follow from its name, so every read can be checked.
 
 use parking_lot::Mutex;
-use spurline_cache::Shared;
-use spurline_client::placement::{Copies, Standpoint};
-use spurline_client::{Patience, Peer, Remote, RemoteConfig, Roster, Siblings};
-use spurline_mem::{Pool, Tier};
-use spurline_net_sim::{FaultPlan, Rates, SimNode, SimRail};
-use spurline_node::{HotRule, Node};
-use spurline_origin::{Capabilities, StatFs, UnderStore};
-use spurline_proto::{Hello, Request, Welcome};
+use spurline_cache::CacheContext;
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{GroupMembers, GroupPeer, GroupPeerFetch, GroupVolume, GroupVolumeConfig, RequestPatience};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_net_sim::{FaultPlan, FaultRates, SimNode, SimRail};
+use spurline_node::{CacheNode, HotRule};
+use spurline_origin::{OriginCapabilities, OriginCapacity, OriginStore};
+use spurline_proto::{HelloRequest, NodeRequest, WelcomeAnswer};
 use spurline_store::Store;
 use spurline_transport::{ChannelPool, ConnState, Connector, PoolConfig, Responder, Service, TransportKind};
-use spurline_types::{Attr, Error, ErrorKind, FileKind, ListPage, Member, ObjectRef, Result, Sink, Stats, Version};
-use spurline_volume::{Data, Volume as _};
+use spurline_types::{
+    ByteSink, Error, ErrorKind, FileKind, ListPage, Member, ObjectAttr, ObjectRef, Result, Stats, Version,
+};
+use spurline_volume::{ReadData, Volume as _};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +30,7 @@ pub fn byte_at(object: u64, offset: u64) -> u8 {
     (mixed >> 32) as u8
 }
 
-/// Names, lengths and bytes without end: object `n/LEN` has LEN bytes.
+/// An origin with unlimited names and bytes: object `n/LEN` has LEN bytes.
 #[derive(Default)]
 pub struct Under {
     /// Reads of each block.
@@ -37,7 +39,7 @@ pub struct Under {
 }
 
 impl Under {
-    /// Reads in all, and blocks that were read at least once.
+    /// Total reads, and the number of distinct blocks read.
     pub fn reads(&self) -> (u64, usize) {
         let reads = self.reads.lock();
         (reads.values().sum(), reads.len())
@@ -51,23 +53,23 @@ fn parse(path: &[u8]) -> Result<(u64, u64)> {
     numbers.ok_or_else(|| Error::new(ErrorKind::NotFound, "no such object"))
 }
 
-impl UnderStore for Under {
-    fn source(&self) -> &str {
+impl OriginStore for Under {
+    fn source_url(&self) -> &str {
         SOURCE
     }
     fn describe(&self) -> String {
         SOURCE.into()
     }
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { symlinks: false, byte_names: true, modes: false, etags: true, together: false }
+    fn capabilities(&self) -> OriginCapabilities {
+        OriginCapabilities { symlinks: false, byte_names: true, modes: false, etags: true, concurrent_reads: false }
     }
     fn check(&self, _: Instant) -> Result<()> {
         Ok(())
     }
-    fn lookup(&self, path: &[u8], _: Instant) -> Result<Attr> {
+    fn lookup(&self, path: &[u8], _: Instant) -> Result<ObjectAttr> {
         let (_, size) = parse(path)?;
         let version = Version::new("1");
-        Ok(Attr { kind: FileKind::File, size, mtime: UNIX_EPOCH, mode: 0o444, version, etag: None })
+        Ok(ObjectAttr { kind: FileKind::File, size, mtime: UNIX_EPOCH, mode: 0o444, version, etag: None })
     }
     fn list(&self, _: &[u8], _: Option<&[u8]>, _: usize, _: Instant) -> Result<ListPage> {
         Err(Error::new(ErrorKind::Unsupported, "no listings"))
@@ -75,7 +77,7 @@ impl UnderStore for Under {
     fn readlink(&self, _: &[u8], _: Instant) -> Result<Vec<u8>> {
         Err(Error::new(ErrorKind::Invalid, "no links"))
     }
-    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn Sink, _: Instant) -> Result<()> {
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, _: Instant) -> Result<()> {
         let (number, _) = parse(&object.path)?;
         *self.reads.lock().entry((number, offset / BLOCK)).or_default() += 1;
         let latency = *self.latency.lock();
@@ -88,64 +90,65 @@ impl UnderStore for Under {
         sink.commit(len);
         Ok(())
     }
-    fn statfs(&self, _: Instant) -> Result<Option<StatFs>> {
+    fn statfs(&self, _: Instant) -> Result<Option<OriginCapacity>> {
         Ok(None)
     }
 }
 
-/// An object of a cluster's under-store.
+/// An object of a cluster's origin.
 pub fn object(number: u64, len: u64) -> ObjectRef {
     ObjectRef::new(SOURCE, format!("{number}/{len}").as_bytes(), Version::new("1"), len)
 }
 
-/// A node that is, when told so, of the release before copies sent readers on.
+/// A node that optionally behaves as the release before redirects.
 struct Release {
-    node: Arc<Node>,
+    node: Arc<CacheNode>,
     old: Arc<AtomicBool>,
 }
 
 impl Service for Release {
-    fn hello(&self, conn: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
-        let mut welcome = self.node.hello(conn, hello)?;
+    fn handle_hello(&self, conn: &ConnState, hello: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
+        let mut welcome = self.node.handle_hello(conn, hello)?;
         if self.old.load(Ordering::Acquire) {
             welcome.capabilities.0 &= !1;
         }
         Ok(welcome)
     }
-    fn serve(&self, conn: &ConnState, request: Request<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let unknown = matches!(request, Request::ReadHere(_) | Request::Seek(_)) && self.old.load(Ordering::Acquire);
+    fn serve_request(&self, conn: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
+        let unknown =
+            matches!(request, NodeRequest::ReadHere(_) | NodeRequest::Seek(_)) && self.old.load(Ordering::Acquire);
         assert!(!unknown, "a node of an older release is asked what it does not know: {request}");
-        self.node.serve(conn, request, responder)
+        self.node.serve_request(conn, request, responder)
     }
 }
 
-/// One cache node and its link to everybody.
+/// One cache node and its link.
 pub struct Host {
     pub sim: SimNode,
     pub plan: Arc<FaultPlan>,
     pub link: SimRail,
     pub stats: Arc<Stats>,
-    pub tier: Arc<Tier>,
-    pub shared: Arc<Shared>,
+    pub tier: Arc<MemTier>,
+    pub shared: Arc<CacheContext>,
     pub member: Member,
-    /// Before it is greeted: whether it is of an older release.
+    /// Set before the handshake: whether it is of an older release.
     pub old: Arc<AtomicBool>,
 }
 
-/// How requests are waited for in a cluster that is to be quick about its faults.
-pub fn patience() -> Patience {
-    Patience { answer: Duration::from_secs(60), absence: Duration::from_secs(60) }
+/// Short timeouts for a cluster with many faults.
+pub fn patience() -> RequestPatience {
+    RequestPatience { answer: Duration::from_secs(60), absence: Duration::from_secs(60) }
 }
 
-/// Short, so that a run has many faults; a busy machine that makes nodes look dead only makes it richer.
+/// Short, so that a run has many faults; false detections on a busy machine only add to them.
 pub fn silence() -> Duration {
     Duration::from_millis(200)
 }
 
-/// What a mount of a cluster waits for, and how many nodes hold what it reads.
+/// Timeouts of a mount, and its number of copies.
 pub struct Waits {
     pub silence: Duration,
-    /// Zero: no read is asked of a second node.
+    /// Zero: no second requests.
     pub hedge_after: Duration,
     pub copies: u32,
     /// Its number among the mounts.
@@ -167,16 +170,16 @@ fn pool_config() -> PoolConfig {
     }
 }
 
-/// The ways to nodes by their names, until a cluster ends.
+/// Connectors to nodes by name, until the cluster ends.
 type Ways = Arc<Mutex<HashMap<String, Arc<dyn Connector>>>>;
 
-/// What a mount or a node reaches others through: each member's node over its link and over one of its own, which are
-/// the answer's second part.
+/// The member list of a mount or a node: each member over its default link and over one of its own, which are the
+/// second result.
 fn reach(
     hosts: &[Host],
     name: &str,
     stats: &Arc<Stats>,
-) -> (impl Fn(&Member) -> Arc<Peer> + Send + Sync + 'static, Vec<SimRail>, Ways) {
+) -> (impl Fn(&Member) -> Arc<GroupPeer> + Send + Sync + 'static, Vec<SimRail>, Ways) {
     let links: Vec<SimRail> = hosts.iter().map(|_| SimRail::new()).collect();
     let way = |(host, own): (&Host, &SimRail)| {
         let to_host = host.link.connector(host.sim.connector(), TransportKind::Sim);
@@ -186,7 +189,7 @@ fn reach(
     let (name, stats, known) = (name.to_owned(), Arc::clone(stats), Arc::clone(&ways));
     let make = move |member: &Member| {
         let way = Arc::clone(&known.lock()[&member.name]);
-        Peer::new(ChannelPool::new(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
+        GroupPeer::new(ChannelPool::new(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
     };
     (make, links, ways)
 }
@@ -194,8 +197,8 @@ fn reach(
 pub struct Cluster {
     pub hosts: Vec<Host>,
     pub under: Arc<Under>,
-    /// What nodes that know each other do so by: in one process they would keep each other for ever.
-    known: Mutex<Vec<(Ways, Arc<Siblings>)>>,
+    /// Links between nodes, cleared at the end: in one process they would keep each other alive.
+    known: Mutex<Vec<(Ways, Arc<GroupPeerFetch>)>>,
 }
 
 impl Drop for Cluster {
@@ -208,12 +211,12 @@ impl Drop for Cluster {
 }
 
 impl Cluster {
-    /// `count` nodes with memory for so many blocks each, none of them told of the others.
+    /// `count` separate nodes with memory for this many blocks each.
     pub fn start(count: usize, blocks: u64) -> Cluster {
         Cluster::start_on(count, blocks, |_, _| None)
     }
 
-    /// The same, each with the cache disks that `disks` opens for it.
+    /// As `start`, with the cache disks opened by `disks`.
     pub fn start_on(count: usize, blocks: u64, disks: impl Fn(usize, &Arc<Stats>) -> Option<Arc<Store>>) -> Cluster {
         let under = Arc::new(Under::default());
         let hosts = (0..count).map(|n| host(n, blocks, &under, &disks)).collect();
@@ -224,59 +227,59 @@ impl Cluster {
         which.into_iter().map(|n| Arc::new(self.hosts[n].member.clone())).collect()
     }
 
-    /// A mount that knows these nodes.
+    /// A mount with these nodes.
     pub fn mount(&self, which: impl IntoIterator<Item = usize>) -> Mount {
         self.mount_with(which, silence())
     }
 
-    /// The same, and a node that owes answers is given up after `silence`.
+    /// As `mount`, with a silence limit.
     pub fn mount_with(&self, which: impl IntoIterator<Item = usize>, silence: Duration) -> Mount {
         self.mount_as(which, Waits { silence, ..Waits::default() })
     }
 
-    /// The same, with all that it waits for.
+    /// As `mount`, with all timeouts.
     pub fn mount_as(&self, which: impl IntoIterator<Item = usize>, waits: Waits) -> Mount {
         let stats = Arc::new(Stats::default());
         let (make, links, _) = reach(&self.hosts, &format!("mount-{}", waits.number), &stats);
-        let roster = Roster::new(&self.members(which), make);
-        let config = RemoteConfig {
+        let roster = GroupMembers::new(&self.members(which), make);
+        let config = GroupVolumeConfig {
             patience: patience(),
             fetchers: 2,
             metadata_age: Duration::ZERO,
-            copies: Copies::new(waits.copies, []),
-            standpoint: Standpoint { zone: String::new(), seed: waits.number },
+            copies: CopyCounts::new(waits.copies, []),
+            standpoint: ReaderLocation { zone: String::new(), seed: waits.number },
             silence: waits.silence,
             hedge_after: waits.hedge_after,
         };
-        let remote = Remote::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
-            Ok(Tier::new(Pool::new(16 * block, block as usize)?))
+        let remote = GroupVolume::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
+            Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
         });
         Mount { remote: remote.expect("the mount starts"), stats, links }
     }
 
-    /// Tells every node of `which` of the others: they ask each other before the under-store.
-    pub fn join(&self, which: &[usize]) -> Vec<Arc<Siblings>> {
+    /// Connects the nodes `which` with each other: they fetch from each other before the origin.
+    pub fn join(&self, which: &[usize]) -> Vec<Arc<GroupPeerFetch>> {
         let join = |n: &usize| {
             let host = &self.hosts[*n];
             let (make, _, ways) = reach(&self.hosts, &host.member.name, &host.stats);
             let make = Arc::new(make);
             let open = move |_: &str, members: &[Arc<Member>]| {
                 let make = Arc::clone(&make);
-                Roster::new(members, move |member| make(member))
+                GroupMembers::new(members, move |member| make(member))
             };
             let stats = Arc::clone(&host.stats);
-            let siblings = Siblings::new(&host.member.name, BLOCK, Duration::from_secs(3600), stats, open);
+            let siblings = GroupPeerFetch::new(&host.member.name, BLOCK, Duration::from_secs(3600), stats, open);
             siblings.set_members(&self.members(which.iter().copied()));
-            host.shared.ask_elsewhere(Arc::clone(&siblings) as _);
+            host.shared.set_peer_fetch(Arc::clone(&siblings) as _);
             self.known.lock().push((ways, Arc::clone(&siblings)));
             siblings
         };
         which.iter().map(join).collect()
     }
 
-    /// Blocks that a node holds of an object.
+    /// Number of an object's blocks held by a node.
     pub fn held(&self, node: usize, object: &ObjectRef) -> u32 {
-        let blocks = object.blocks(BLOCK) as u32;
+        let blocks = object.block_count(BLOCK) as u32;
         let id = |index| spurline_types::BlockId { object: object.id, index };
         (0..blocks).filter(|index| self.hosts[node].tier.peek(&id(*index)).is_some_and(|b| b.is_ready())).count() as u32
     }
@@ -287,24 +290,33 @@ type OpenDisks<'a> = dyn Fn(usize, &Arc<Stats>) -> Option<Arc<Store>> + 'a;
 
 fn host(n: usize, blocks: u64, under: &Arc<Under>, disks: &OpenDisks<'_>) -> Host {
     let stats = Arc::new(Stats::default());
-    let tier = Tier::new(Pool::new(blocks * BLOCK, BLOCK as usize).unwrap());
+    let tier = MemTier::new(BufferPool::new(blocks * BLOCK, BLOCK as usize).unwrap());
     let timeout = Duration::from_secs(60);
-    let shared = Shared::new(Arc::clone(&tier), disks(n, &stats), BLOCK, 8, timeout, false, Arc::clone(&stats));
+    let shared = CacheContext::new(Arc::clone(&tier), disks(n, &stats), BLOCK, 8, timeout, false, Arc::clone(&stats));
     let kept = Arc::clone(&shared);
     let under = Arc::clone(under);
-    let open = move |_: &str| Ok(Arc::clone(&under) as Arc<dyn UnderStore>);
+    let open = move |_: &str| Ok(Arc::clone(&under) as Arc<dyn OriginStore>);
     let rule = HotRule { window: Duration::from_millis(200), times: 2, share: 4, readers: 3, cools: 5 };
-    let node = Node::with_rule(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open), rule);
+    let node = CacheNode::with_rule(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open), rule);
     let shared = kept;
-    let plan = Arc::new(FaultPlan::new(n as u64 + 1, Rates::default()));
+    let plan = Arc::new(FaultPlan::new(n as u64 + 1, FaultRates::default()));
     let old = Arc::new(AtomicBool::new(false));
     let service = Arc::new(Release { node, old: Arc::clone(&old) });
     let sim = SimNode::new(&format!("n{n}"), service, Arc::clone(&plan));
-    Host { sim, plan, link: SimRail::new(), stats, tier, shared, member: Member::at(&format!("n{n}"), 100), old }
+    Host {
+        sim,
+        plan,
+        link: SimRail::new(),
+        stats,
+        tier,
+        shared,
+        member: Member::from_address(&format!("n{n}"), 100),
+        old,
+    }
 }
 
 pub struct Mount {
-    pub remote: Arc<Remote>,
+    pub remote: Arc<GroupVolume>,
     pub stats: Arc<Stats>,
     /// To each node.
     pub links: Vec<SimRail>,
@@ -316,8 +328,8 @@ impl Mount {
         let (number, _) = parse(&object.path)?;
         let mut dst = vec![0x55; len];
         let got = match self.remote.read(object, offset, &mut dst)? {
-            Data::Copied(n) => dst[..n].to_vec(),
-            Data::Shared(slice) => slice.to_vec(),
+            ReadData::Copied(n) => dst[..n].to_vec(),
+            ReadData::Shared(slice) => slice.to_vec(),
         };
         assert_eq!(got.len() as u64, object.size.saturating_sub(offset).min(len as u64), "{len} at {offset}");
         let wrong = got.iter().zip(offset..).find(|(byte, at)| **byte != byte_at(number, *at));
@@ -327,6 +339,6 @@ impl Mount {
 
     /// Reads all of it.
     pub fn read_all(&self, object: &ObjectRef) -> Result<()> {
-        (0..object.blocks(BLOCK)).try_for_each(|block| self.read(object, block * BLOCK, BLOCK as usize))
+        (0..object.block_count(BLOCK)).try_for_each(|block| self.read(object, block * BLOCK, BLOCK as usize))
     }
 }

@@ -1,11 +1,11 @@
-//! Seeded runs of everything that can happen to a group, under readers that compare every byte. A seed decides what
-//! happens and in which order; what the threads of a machine make of it differs. A failing one prints its command.
+//! Seeded runs of all failures of a group, under readers that compare every byte. The seed decides the events and
+//! their order; thread scheduling differs. A failure prints its command.
 //!
 //! `SPURLINE_SEED=n` runs one seed, `SPURLINE_SEEDS=n` the first n instead of a few dozen.
 
 use crate::sim::{BLOCK, Cluster, Mount, Waits, object};
-use spurline_client::placement::{Standpoint, Wanted};
-use spurline_net_sim::{RailMode, Rates};
+use spurline_client::placement::{ReaderLocation, WantedRun};
+use spurline_net_sim::{FaultRates, RailMode};
 use spurline_types::ObjectRef;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl Dice {
     }
 }
 
-/// What the script has done to the nodes. One of them is left alone, so that there always is one to ask.
+/// State of the nodes under the script. One node is never harmed, so that one can always answer.
 struct Script {
     alone: usize,
     members: Vec<bool>,
@@ -49,25 +49,25 @@ impl Script {
         match dice.below(12) {
             0 if !spared => host.sim.kill(),
             1 | 2 => host.sim.start(),
-            3 if !spared => host.link.set(RailMode::Silent),
-            4 if !spared => host.link.set(RailMode::Down),
-            5 => host.link.set(RailMode::Slow(Duration::from_millis(1 + dice.below(8) as u64))),
-            6 => host.link.set(RailMode::Up),
+            3 if !spared => host.link.set_mode(RailMode::Silent),
+            4 if !spared => host.link.set_mode(RailMode::Down),
+            5 => host.link.set_mode(RailMode::Slow(Duration::from_millis(1 + dice.below(8) as u64))),
+            6 => host.link.set_mode(RailMode::Up),
             // A partition between one mount and one node, and its end.
             7 if !spared => {
-                mount.links[n].set([RailMode::Silent, RailMode::Down, RailMode::HangsConnect][dice.below(3)])
+                mount.links[n].set_mode([RailMode::Silent, RailMode::Down, RailMode::HangsConnect][dice.below(3)])
             }
-            8 => mount.links[n].set(RailMode::Up),
+            8 => mount.links[n].set_mode(RailMode::Up),
             9 => self.members[n] = !self.members[n],
             10 => self.weights[n] = [0, 50, 100, 300][dice.below(4)],
-            // Connections that are cut, or answers that are none, or late.
-            _ if !spared => host.plan.set_rates(Rates {
+            // Cut connections, invalid answers or late ones.
+            _ if !spared => host.plan.set_rates(FaultRates {
                 drop: dice.below(60) as u32,
                 cut: dice.below(60) as u32,
                 garbage: dice.below(30) as u32,
                 delay: dice.below(200) as u32,
                 max_delay: Duration::from_millis(5),
-                ..Rates::default()
+                ..FaultRates::default()
             }),
             _ => {}
         }
@@ -89,24 +89,28 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// The nodes that a mount asks first for a block of these objects.
+/// The first nodes that a mount tries for blocks of these objects.
 fn asked_first(cluster: &Cluster, mount: &Mount, objects: &[ObjectRef], copies: u32) -> BTreeSet<usize> {
-    let view = mount.remote.roster().view();
+    let view = mount.remote.members().snapshot();
     let mut found = Vec::new();
     let mut owner = |object: &ObjectRef, index| {
-        view.rank(Wanted::block(object.id, index, copies), &Standpoint::default(), 8, &mut found);
+        view.rank_holders(WantedRun::of_block(object.id, index, copies), &ReaderLocation::default(), 8, &mut found);
         let name = &view.members()[found[0] as usize].name;
         cluster.hosts.iter().position(|host| host.member.name == *name).unwrap()
     };
-    objects.iter().flat_map(|o| (0..o.blocks(BLOCK) as u32).map(move |i| (o, i))).map(|(o, i)| owner(o, i)).collect()
+    objects
+        .iter()
+        .flat_map(|o| (0..o.block_count(BLOCK) as u32).map(move |i| (o, i)))
+        .map(|(o, i)| owner(o, i))
+        .collect()
 }
 
 fn run(seed: u64) {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let nodes = 2 + dice.below(5);
-    // Memory for a part of what is read: blocks are evicted and fetched again all the time.
+    // Less memory than data: blocks are evicted and fetched again all the time.
     let cluster = Cluster::start(nodes, 24 + dice.below(100) as u64);
-    // With second requests for late reads, which are all but the quickest, and without.
+    // With hedging (nearly all reads count as late), and without.
     let hedge_after = Duration::from_millis([0, 2][dice.below(2)]);
     let copies = 1 + dice.below(2) as u32;
     let waits = || Waits { hedge_after, copies, ..Waits::default() };
@@ -136,16 +140,16 @@ fn run(seed: u64) {
             script.step(&mut dice, &cluster, &mounts);
             std::thread::sleep(Duration::from_millis(1 + dice.below(30) as u64));
         }
-        // Everything is mended, and whoever was given up is found again.
+        // All faults end, and abandoned nodes come back.
         script.members.fill(true);
         script.weights.fill(100);
         for host in &cluster.hosts {
             host.sim.start();
-            host.link.set(RailMode::Up);
-            host.plan.set_rates(Rates::default());
+            host.link.set_mode(RailMode::Up);
+            host.plan.set_rates(FaultRates::default());
         }
         for mount in &mounts {
-            mount.links.iter().for_each(|link| link.set(RailMode::Up));
+            mount.links.iter().for_each(|link| link.set_mode(RailMode::Up));
             script.tell(&cluster, mount);
         }
         let owners = asked_first(&cluster, &mounts[0], &objects, copies);
@@ -160,7 +164,7 @@ fn run(seed: u64) {
     assert!(reads.load(Ordering::Relaxed) > 0);
 }
 
-/// Runs seeds side by side, and says which one failed.
+/// Runs seeds in parallel and reports failing ones.
 fn run_all(seeds: std::ops::RangeInclusive<u64>) {
     let next = AtomicU64::new(*seeds.start());
     std::thread::scope(|scope| {

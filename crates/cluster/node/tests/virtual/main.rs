@@ -1,7 +1,6 @@
-//! A cluster on virtual time: real cache nodes, mounts, followers of the registry and announcers, each with its own
-//! threads, over links in memory and a registry that is asked by calls. The seed decides what happens, when, and in which
-//! order the threads run; cache disks, which are real, can make runs of one seed differ. What is simulated, and what not,
-//! stands in CONTRIBUTING.md.
+//! A cluster on virtual time: real cache nodes, mounts, registry followers and announcers, each with its own threads,
+//! over links in memory and an in-memory registry. The seed decides the events, their times and the thread order;
+//! real cache disks can make runs of one seed differ. CONTRIBUTING.md lists what is simulated.
 
 #[allow(dead_code)]
 #[path = "../cluster/sim.rs"]
@@ -12,14 +11,14 @@ mod script;
 mod world;
 
 use sim::{Cluster, object};
-use spurline_net_sim::{RailMode, Rates};
+use spurline_net_sim::{FaultRates, RailMode};
 use spurline_types::ErrorKind;
 use spurline_volume::Volume as _;
 use std::time::{Duration, Instant};
 use world::Outcome;
 
-/// Runs one seed, and says how to run it again when it fails.
-fn run(seed: u64) -> (Outcome, spurline_vtime::Ran) {
+/// Runs one seed; prints how to repeat it when it fails.
+fn run(seed: u64) -> (Outcome, spurline_vtime::RunReport) {
     let ran =
         std::panic::catch_unwind(|| spurline_vtime::run(seed, || script::run(seed, number("SPURLINE_SEED").is_some())));
     ran.unwrap_or_else(|_| {
@@ -31,15 +30,15 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// The seeds that `SPURLINE_SEEDS` names: the first n, or those from n to m of `n..m`.
+/// The seeds in `SPURLINE_SEEDS`: the first n, or n to m for `n..m`.
 fn seeds() -> std::ops::RangeInclusive<u64> {
     let text = std::env::var("SPURLINE_SEEDS").unwrap_or_default();
     let (from, to) = text.split_once("..").unwrap_or(("1", &text));
     from.parse().unwrap_or(1)..=to.parse().unwrap_or(24)
 }
 
-/// A few dozen seeds; `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one and tells
-/// what happens in it.
+/// A few dozen seeds. `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one with a
+/// log of its events.
 #[test]
 fn whatever_happens_no_read_fails_waits_long_or_is_wrong() {
     let seeds = match number("SPURLINE_SEED") {
@@ -65,7 +64,7 @@ fn whatever_happens_no_read_fails_waits_long_or_is_wrong() {
     );
 }
 
-/// Found by seed 2327: whoever watched the nodes forgot those that left, and reads waited for them as long as they may.
+/// From seed 2327: heartbeats must cover nodes that left the group, or reads on them wait for their full timeout.
 #[test]
 fn a_node_that_leaves_the_group_while_it_owes_answers_is_given_up_as_any_other() {
     for left in [vec![1], vec![1, 2]] {
@@ -74,7 +73,7 @@ fn a_node_that_leaves_the_group_while_it_owes_answers_is_given_up_as_any_other()
             let mount = cluster.mount_with(0..3, world::SILENCE);
             let objects: Vec<_> = (0..8).map(|n| object(n, 100)).collect();
             objects.iter().for_each(|object| mount.read_all(object).unwrap());
-            cluster.hosts[0].link.set(RailMode::Silent);
+            cluster.hosts[0].link.set_mode(RailMode::Silent);
             std::thread::scope(|scope| {
                 let read = |object| {
                     let start = Instant::now();
@@ -94,7 +93,7 @@ fn a_node_that_leaves_the_group_while_it_owes_answers_is_given_up_as_any_other()
     }
 }
 
-/// A fetch ahead that a reader waits for and that fails took of the reader's own time.
+/// The wait for a failed fetch ahead counts against the read's own deadline.
 #[test]
 fn a_read_has_one_deadline_whether_it_waits_for_a_fetch_ahead_or_asks_for_itself() {
     let all = sim::patience().answer;
@@ -103,9 +102,11 @@ fn a_read_has_one_deadline_whether_it_waits_for_a_fetch_ahead_or_asks_for_itself
             let cluster = Cluster::start(1, 256);
             let mount = cluster.mount_with(0..1, world::SILENCE);
             let object = object(1, sim::BLOCK);
-            // Its under-store hangs, or the node itself.
+            // Its origin hangs, or the node itself.
             *cluster.under.latency.lock() = if hangs { Duration::ZERO } else { 3 * all };
-            cluster.hosts[0].plan.set_rates(Rates { stall: if hangs { 1000 } else { 0 }, ..Rates::default() });
+            cluster.hosts[0]
+                .plan
+                .set_rates(FaultRates { stall: if hangs { 1000 } else { 0 }, ..FaultRates::default() });
             mount.remote.prefetch(&object, 0..1, 4096);
             std::thread::sleep(since);
             let start = Instant::now();

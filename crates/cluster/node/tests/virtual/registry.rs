@@ -2,22 +2,22 @@
 //! partitions, and without gRPC.
 
 use parking_lot::Mutex;
-use spurline_membership::{Lease, Limits, Registry, Roll, Watch};
+use spurline_membership::{LeaseTable, MemberWatch, NodeLease, Registry, TableLimits};
 use spurline_types::{Error, ErrorKind, Member, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const GROUP: &str = "g";
-/// As a node's registration lasts.
+/// Lifetime of a node's registration.
 pub const LEASE: Duration = Duration::from_secs(15);
 
 struct State {
-    roll: Roll,
-    /// How often it was restarted empty.
+    roll: LeaseTable,
+    /// Number of restarts without state.
     life: u64,
     up: bool,
-    /// Processes that do not reach it.
+    /// Processes that cannot reach it.
     cut: BTreeSet<String>,
 }
 
@@ -27,7 +27,7 @@ pub struct SimRegistry(Arc<Mutex<State>>);
 
 impl SimRegistry {
     pub fn new() -> Self {
-        let roll = Roll::new(LEASE, Limits::default());
+        let roll = LeaseTable::new(LEASE, TableLimits::default());
         SimRegistry(Arc::new(Mutex::new(State { roll, life: 1, up: true, cut: BTreeSet::new() })))
     }
 
@@ -35,15 +35,15 @@ impl SimRegistry {
         self.0.lock().up = up;
     }
 
-    /// Starts it again; it remembers nothing.
+    /// Restarts it without state.
     pub fn restart_empty(&self) {
         let mut state = self.0.lock();
-        state.roll = Roll::new(LEASE, Limits::default());
+        state.roll = LeaseTable::new(LEASE, TableLimits::default());
         state.life += 1;
         state.up = true;
     }
 
-    /// Whether the process of this name reaches it.
+    /// Sets whether the process of this name can reach it.
     pub fn set_reached(&self, name: &str, reached: bool) {
         let mut state = self.0.lock();
         if reached {
@@ -71,7 +71,7 @@ impl Way {
             return Err(Error::new(ErrorKind::Unavailable, "no way to the registry"));
         }
         let now = Instant::now();
-        state.roll.sweep(now);
+        state.roll.remove_expired(now);
         ask(&mut state)
     }
 
@@ -81,31 +81,31 @@ impl Way {
 }
 
 impl Registry for Way {
-    fn describe(&self) -> &str {
+    fn description(&self) -> &str {
         "sim"
     }
-    fn watch(&self) -> Box<dyn Watch> {
+    fn watch_members(&self) -> Box<dyn MemberWatch> {
         Box::new(Looking { way: self.again(), since: (0, 0), known: BTreeMap::new() })
     }
-    fn lease(&self) -> Option<Box<dyn Lease>> {
+    fn node_lease(&self) -> Option<Box<dyn NodeLease>> {
         Some(Box::new(Held { way: self.again(), name: None }))
     }
 }
 
 struct Looking {
     way: Way,
-    /// The registry's life, and the revision seen last.
+    /// The registry's life, and the last revision received.
     since: (u64, u64),
     known: BTreeMap<String, Arc<Member>>,
 }
 
-impl Watch for Looking {
-    fn next(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
+impl MemberWatch for Looking {
+    fn next_members(&mut self, until: Instant) -> Result<Option<Vec<Arc<Member>>>> {
         loop {
             let since = self.since;
             let (life, changes) = self.way.reach(|state| {
                 let from = if state.life == since.0 { since.1 } else { 0 };
-                Ok((state.life, state.roll.changes(GROUP, from)))
+                Ok((state.life, state.roll.changes_since(GROUP, from)))
             })?;
             let reset = life != since.0 || (changes.reset && since.1 > 0);
             let changed = reset || !changes.put.is_empty() || !changes.gone.is_empty();
@@ -131,17 +131,17 @@ struct Held {
     name: Option<(String, u64)>,
 }
 
-impl Lease for Held {
+impl NodeLease for Held {
     fn renew(&mut self, member: &Member, _: Instant) -> Result<Duration> {
-        self.way.reach(|state| state.roll.announce(Instant::now(), GROUP, member))?;
+        self.way.reach(|state| state.roll.enter_node(Instant::now(), GROUP, member))?;
         self.name = Some((member.name.clone(), member.instance));
         Ok(LEASE)
     }
 
     fn release(&mut self, _: Instant) {
         if let Some((name, instance)) = self.name.take() {
-            // One that can't be told sees the lease run out.
-            let _ = self.way.reach(|state| Ok(state.roll.leave(GROUP, &name, instance)));
+            // If the registry is unreachable, the lease expires.
+            let _ = self.way.reach(|state| Ok(state.roll.remove_own(GROUP, &name, instance)));
         }
     }
 }

@@ -1,35 +1,35 @@
-//! What happens to a cluster, step by step, as a seed draws it; and what has to hold whatever that is.
+//! Events of a run, drawn from a seed, and the invariants that must hold in every run.
 
 use crate::sim::{BLOCK, object, patience};
 use crate::world::{Dice, Outcome, Plan, Seen, Stop, World, read_on};
-use spurline_client::placement::{Standpoint, Wanted};
-use spurline_net_sim::{RailMode, Rates};
-use spurline_store::Fault;
+use spurline_client::placement::{ReaderLocation, WantedRun};
+use spurline_net_sim::{FaultRates, RailMode};
+use spurline_store::DiskFault;
 use spurline_types::ObjectRef;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Nodes that misbehave at one time.
+/// Maximum nodes in trouble at once.
 const SICK: usize = 2;
-/// How long one node in trouble holds up a read at the most: the silence after which it is given up, half of it again until
-/// that is noticed, and a connection attempt.
+/// Longest delay of a read by one node in trouble: the silence limit, half of it again until detection, and one
+/// connection attempt.
 pub const PAUSE: Duration = Duration::from_millis(2000 + 1000 + 500);
 
-/// What is wrong with a node, or a mount's way to it.
+/// Trouble of a node, or of a mount's link to it.
 #[derive(Debug, Clone, Copy)]
 enum Trouble {
-    /// Nobody connects, and its registration runs out.
+    /// No connections, and its registration expires.
     Killed,
     Link(RailMode),
-    /// Answers that are lost, of a node that lives.
+    /// Answers of a live node are lost.
     Lost,
-    /// Of one mount.
+    /// Between one mount and the node.
     Partition(usize, RailMode),
     Frames,
-    Disk(Fault),
-    /// It does not reach the registry, and serves on.
+    Disk(DiskFault),
+    /// It cannot reach the registry, but serves on.
     Unheard,
     Drained,
     Left,
@@ -39,12 +39,12 @@ struct Script {
     dice: Dice,
     world: World,
     objects: Vec<ObjectRef>,
-    /// Never in trouble, so that there always is one to ask.
+    /// Never in trouble, so that one node can always answer.
     alone: usize,
     sick: Vec<(usize, Trouble, Instant)>,
-    /// When the registry is well again.
+    /// End of the registry's outage.
     registry: Option<Instant>,
-    /// When the run began, and whether what happens is to be told.
+    /// Start of the run, and whether to print events.
     began: Instant,
     told: bool,
     /// Answers were lost.
@@ -78,15 +78,17 @@ impl Script {
             8 => Trouble::Left,
             9 => Trouble::Lost,
             _ => {
-                // At rest: bytes of its files are turned.
+                // At rest: bits in its files flip.
                 self.corrupt(n);
                 let dice = &mut self.dice;
-                Trouble::Disk([Fault::Corrupts, Fault::Errors, Fault::Tears, Fault::Full][dice.below(4)])
+                Trouble::Disk(
+                    [DiskFault::Corrupts, DiskFault::Errors, DiskFault::Tears, DiskFault::Full][dice.below(4)],
+                )
             }
         }
     }
 
-    /// Turns a bit of every other file of a node's cache disk.
+    /// Flips a bit in every other file of a node's cache disk.
     fn corrupt(&mut self, n: usize) {
         use std::os::unix::fs::FileExt as _;
         let Ok(folders) = std::fs::read_dir(self.world.disks[n].dir.path().join("data")) else { return };
@@ -97,7 +99,7 @@ impl Script {
             .flatten()
             .map(|f| f.path())
             .collect();
-        // The order of a directory is not the seed's.
+        // Directory order does not depend on the seed.
         files.sort();
         for path in files {
             if self.dice.below(2) == 0 {
@@ -120,27 +122,29 @@ impl Script {
                 host.sim.kill();
                 self.world.registry.set_reached(&host.member.name, false);
             }
-            Trouble::Link(mode) => host.link.set(mode),
-            Trouble::Partition(mount, mode) => self.world.readers[mount].mount.links[n].set(mode),
+            Trouble::Link(mode) => host.link.set_mode(mode),
+            Trouble::Partition(mount, mode) => self.world.readers[mount].mount.links[n].set_mode(mode),
             Trouble::Frames => {
-                let rates = Rates {
+                let rates = FaultRates {
                     drop: self.dice.below(60) as u32,
                     cut: self.dice.below(60) as u32,
                     garbage: self.dice.below(30) as u32,
                     twice: self.dice.below(30) as u32,
                     delay: self.dice.below(300) as u32,
                     max_delay: Duration::from_millis(1 + self.dice.below(400) as u64),
-                    ..Rates::default()
+                    ..FaultRates::default()
                 };
                 host.plan.set_rates(rates);
             }
             Trouble::Lost => {
                 self.lost = true;
-                host.plan.set_rates(Rates { stall: 1 + self.dice.below(20) as u32, ..Rates::default() });
+                host.plan.set_rates(FaultRates { stall: 1 + self.dice.below(20) as u32, ..FaultRates::default() });
             }
-            Trouble::Disk(fault) => self.world.disks[n].fault.set(fault),
+            Trouble::Disk(fault) => self.world.disks[n].fault.set_fault(fault),
             Trouble::Unheard => self.world.registry.set_reached(&host.member.name, false),
-            Trouble::Drained => self.world.announcers[n].iter().for_each(|a| a.set(|member| member.weight = 0)),
+            Trouble::Drained => {
+                self.world.announcers[n].iter().for_each(|a| a.update_member(|member| member.weight = 0))
+            }
             Trouble::Left => drop(self.world.announcers[n].take()),
         }
     }
@@ -153,17 +157,19 @@ impl Script {
                 host.sim.start();
                 self.world.registry.set_reached(&host.member.name, true);
             }
-            Trouble::Link(_) => host.link.set(RailMode::Up),
-            Trouble::Partition(mount, _) => self.world.readers[mount].mount.links[n].set(RailMode::Up),
-            Trouble::Frames | Trouble::Lost => host.plan.set_rates(Rates::default()),
-            Trouble::Disk(_) => self.world.disks[n].fault.set(Fault::None),
+            Trouble::Link(_) => host.link.set_mode(RailMode::Up),
+            Trouble::Partition(mount, _) => self.world.readers[mount].mount.links[n].set_mode(RailMode::Up),
+            Trouble::Frames | Trouble::Lost => host.plan.set_rates(FaultRates::default()),
+            Trouble::Disk(_) => self.world.disks[n].fault.set_fault(DiskFault::None),
             Trouble::Unheard => self.world.registry.set_reached(&host.member.name, true),
-            Trouble::Drained => self.world.announcers[n].iter().for_each(|a| a.set(|member| member.weight = 100)),
+            Trouble::Drained => {
+                self.world.announcers[n].iter().for_each(|a| a.update_member(|member| member.weight = 100))
+            }
             Trouble::Left => self.world.announce(n),
         }
     }
 
-    /// Ends what is over by now, or everything.
+    /// Ends trouble that is over by now, or all of it.
     fn heal(&mut self, everything: bool) {
         let now = Instant::now();
         if self.registry.is_some_and(|until| everything || until <= now) {
@@ -188,7 +194,7 @@ impl Script {
                 self.world.registry.restart_empty();
             }
             2 => {
-                // One mount hears nothing of the group for a while.
+                // One mount does not reach the registry for a while.
                 let name = &self.world.readers[self.dice.below(self.world.readers.len())].name;
                 let reached = self.dice.below(2) == 0;
                 self.world.registry.set_reached(name, reached);
@@ -210,21 +216,21 @@ impl Script {
     }
 }
 
-/// How long a group takes at the most to be whole again: nodes keep the places of those that left together for five
-/// minutes, and tell the registry of themselves every five seconds.
+/// Longest time until a group is complete again: nodes keep the places of nodes that left together for five minutes,
+/// and renew their registration every five seconds.
 const WHOLE_AGAIN: Duration = Duration::from_secs(330);
 
 impl Script {
-    /// All is well: every mount has to hear of every node, and read from all that it is to.
+    /// No trouble left: every mount must find every node and read from all of its owners.
     fn recover(&mut self) {
         let names: Vec<String> = self.world.readers.iter().map(|reader| reader.name.clone()).collect();
         names.iter().for_each(|name| self.world.registry.set_reached(name, true));
-        // A node that came back while there was no registry gave up, as its process does, and is started again.
+        // A node that came back during a registry outage exited, as a real process does, and is started again.
         let out = (0..self.world.announcers.len()).filter(|n| self.world.announcers[*n].is_none()).collect::<Vec<_>>();
         out.into_iter().for_each(|n| self.world.announce(n));
         let until = Instant::now() + WHOLE_AGAIN;
         let whole = |reader: &crate::world::Reader| {
-            let view = reader.mount.remote.roster().view();
+            let view = reader.mount.remote.members().snapshot();
             view.members().len() == self.world.cluster.hosts.len() && view.members().iter().all(|m| m.weight == 100)
         };
         while !self.world.readers.iter().all(|reader| whole(reader)) {
@@ -247,28 +253,28 @@ impl Script {
         self.tell(format_args!("the group is whole, and every node is asked"));
     }
 
-    /// How every mount sees every node.
+    /// State of every node in every mount.
     fn states(&self) -> Vec<String> {
         let mut states = Vec::new();
         for reader in &self.world.readers {
-            for peer in reader.mount.remote.roster().view().all_made() {
-                states.push(format!("{}: {} {:?} {:?}", reader.name, peer.name(), peer.state(), peer.pace()));
+            for peer in reader.mount.remote.members().snapshot().existing_peers() {
+                states.push(format!("{}: {} {:?} {:?}", reader.name, peer.name(), peer.pool_state(), peer.pace()));
             }
         }
         states
     }
 
-    /// The nodes that some mount asks first for some block.
+    /// The first node of each block, over all mounts.
     fn owners(&self) -> BTreeSet<usize> {
         let (mut found, mut owners) = (Vec::new(), BTreeSet::new());
         for (reader, number) in self.world.readers.iter().zip(0..) {
-            let view = reader.mount.remote.roster().view();
-            // Of a block's copies a mount asks the same one first each time.
-            let from = Standpoint { zone: String::new(), seed: number };
+            let view = reader.mount.remote.members().snapshot();
+            // A mount tries the same copy of a block first each time.
+            let from = ReaderLocation { zone: String::new(), seed: number };
             for object in &self.objects {
-                for index in 0..object.blocks(BLOCK) as u32 {
-                    let wanted = Wanted::block(object.id, index, self.copies);
-                    view.rank(wanted, &from, self.copies as usize, &mut found);
+                for index in 0..object.block_count(BLOCK) as u32 {
+                    let wanted = WantedRun::of_block(object.id, index, self.copies);
+                    view.rank_holders(wanted, &from, self.copies as usize, &mut found);
                     let name = &view.members()[found[0] as usize].name;
                     owners.extend(self.world.cluster.hosts.iter().position(|host| host.member.name == *name));
                 }
@@ -290,7 +296,7 @@ pub fn run(seed: u64, told: bool) -> Outcome {
         calm: dice.below(5) == 0,
         old: dice.below(4).saturating_sub(1),
     };
-    // Late reads are asked of a second node, which fetches them, too: with trouble that is none of the registry's.
+    // Hedging adds fetches by second nodes, so only registry trouble is used here.
     let plan =
         if plan.calm { Plan { blocks: 400, hedge_after: Duration::ZERO, disks: false, old: 0, ..plan } } else { plan };
     let objects: Vec<_> =
@@ -326,8 +332,8 @@ pub fn run(seed: u64, told: bool) -> Outcome {
     });
     let fetched = script.world.cluster.under.reads();
     let longest = *seen.longest.lock();
-    // What is lost on a connection that lives can't be told from what a slow under-store keeps back: it is waited for as
-    // long as a request may take, and asked of a second node long before where late reads are.
+    // A lost answer on a live connection looks like a slow origin: the read waits for its full timeout, or far less
+    // with hedging.
     let bound = if script.lost { patience().answer + PAUSE } else { PAUSE * SICK as u32 };
     assert!(longest <= bound, "a read took {longest:?}, {bound:?} at the most");
     let (reads, blocks) = (fetched.0, fetched.1 as u64);

@@ -1,11 +1,11 @@
-//! The cluster that scripts play with: nodes that announce themselves, mounts that follow, readers that compare every byte
-//! and note the longest wait.
+//! The cluster under the scripts: nodes that announce themselves, mounts that follow, readers that compare every byte
+//! and record the longest wait.
 
 use crate::registry::SimRegistry;
 use crate::sim::{BLOCK, Cluster, Mount, Waits};
 use parking_lot::Mutex;
-use spurline_membership::{Announcer, Follower, Holds};
-use spurline_store::{Capacity, FaultyDisk, Store, StoreConfig};
+use spurline_membership::{HoldTimes, NodeAnnouncer, RegistryFollower};
+use spurline_store::{CacheCapacity, FaultyDisk, Store, StoreConfig};
 use spurline_types::{Member, ObjectRef, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,21 +27,21 @@ impl Dice {
     }
 }
 
-/// What became of a run.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     pub reads: u64,
     /// The longest a read took, in virtual time.
     pub longest: Duration,
-    /// How long it all took, in virtual time.
+    /// Length of the run in virtual time.
     pub time: Duration,
-    /// Blocks read of the under-store, and how many different ones.
+    /// Blocks read from the origin, and distinct ones.
     pub fetched: (u64, usize),
-    /// Blocks that were found wrong on a cache disk.
+    /// Corrupt blocks found on cache disks.
     pub corrupt: u64,
 }
 
-/// How a world is made.
+/// Configuration of a world.
 #[derive(Debug)]
 pub struct Plan {
     pub nodes: usize,
@@ -54,7 +54,7 @@ pub struct Plan {
     pub disks: bool,
     /// Only the registry has trouble.
     pub calm: bool,
-    /// So many of the nodes are of an older release.
+    /// Number of nodes of an older release.
     pub old: usize,
 }
 
@@ -68,25 +68,25 @@ pub struct Disk {
 pub struct Reader {
     pub mount: Mount,
     pub name: String,
-    _follower: Follower,
+    _follower: RegistryFollower,
 }
 
 pub struct World {
     pub cluster: Cluster,
     pub registry: SimRegistry,
     pub readers: Vec<Arc<Reader>>,
-    pub announcers: Vec<Option<Announcer>>,
+    pub announcers: Vec<Option<NodeAnnouncer>>,
     pub disks: Vec<Disk>,
-    _others: Vec<Follower>,
+    _others: Vec<RegistryFollower>,
 }
 
-/// After this long without an answer and a sign of life a node is given up, as `--peer-silence` has it.
+/// A node without an answer and heartbeat for this long is abandoned, as with `--peer-silence`.
 pub const SILENCE: Duration = Duration::from_secs(2);
-const HOLDS: Holds = Holds { one: Duration::from_secs(60), many: Duration::from_secs(300) };
+const HOLDS: HoldTimes = HoldTimes { single: Duration::from_secs(60), joint: Duration::from_secs(300) };
 
 fn disk(blocks: u64, stats: &Arc<Stats>, into: &Mutex<Vec<Disk>>) -> Option<Arc<Store>> {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
-    let mut config = StoreConfig::new(vec![dir.path().into()], Capacity::Bytes(8 * blocks * BLOCK));
+    let mut config = StoreConfig::new(vec![dir.path().into()], CacheCapacity::Bytes(8 * blocks * BLOCK));
     config.block_size = BLOCK as u32;
     config.free_space_ratio = 0.0;
     let found: Arc<Mutex<Option<Arc<FaultyDisk>>>> = Arc::default();
@@ -115,11 +115,11 @@ impl World {
         }
         let others = cluster.join(&(0..plan.nodes).collect::<Vec<_>>());
         let follow = |name: &str, stats: &Arc<Stats>| {
-            Follower::start(&registry.seen_by(name), HOLDS, Arc::clone(stats)).expect("a thread")
+            RegistryFollower::start(&registry.seen_by(name), HOLDS, Arc::clone(stats)).expect("a thread")
         };
         let others = cluster.hosts.iter().zip(others).map(|(host, siblings)| {
             let follower = follow(&host.member.name, &host.stats);
-            follower.tell(Arc::new(move |members: &[Arc<Member>]| siblings.set_members(members)));
+            follower.set_listener(Arc::new(move |members: &[Arc<Member>]| siblings.set_members(members)));
             follower
         });
         let others = others.collect();
@@ -128,9 +128,9 @@ impl World {
             let waits = Waits { silence: SILENCE, hedge_after: plan.hedge_after, copies: plan.copies, number };
             let mount = cluster.mount_as(0..plan.nodes, waits);
             let follower = follow(&name, &mount.stats);
-            follower.first(Instant::now() + Duration::from_secs(60)).expect("the registry names the nodes");
-            let roster = Arc::clone(mount.remote.roster());
-            follower.tell(Arc::new(move |members: &[Arc<Member>]| roster.set_members(members)));
+            follower.first_members(Instant::now() + Duration::from_secs(60)).expect("the registry names the nodes");
+            let roster = Arc::clone(mount.remote.members());
+            follower.set_listener(Arc::new(move |members: &[Arc<Member>]| roster.set_members(members)));
             Arc::new(Reader { mount, name, _follower: follower })
         });
         let readers = readers.collect();
@@ -149,15 +149,15 @@ impl World {
     }
 }
 
-fn announce(registry: &SimRegistry, member: &Member, stats: &Arc<Stats>) -> Option<Announcer> {
-    // Where the registry can't be told now, the node stays out.
-    Announcer::start(&registry.seen_by(&member.name), member.clone(), Arc::clone(stats)).ok().flatten()
+fn announce(registry: &SimRegistry, member: &Member, stats: &Arc<Stats>) -> Option<NodeAnnouncer> {
+    // If the registry is unreachable, the node stays out.
+    NodeAnnouncer::start(&registry.seen_by(&member.name), member.clone(), Arc::clone(stats)).ok().flatten()
 }
 
-/// What readers have seen.
+/// Observations of the readers.
 #[derive(Default)]
 pub struct Seen {
-    /// Whether long reads are to be told.
+    /// Whether to print long reads.
     pub told: bool,
     pub stop: AtomicBool,
     pub reads: AtomicU64,
@@ -173,12 +173,12 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Reads here and there until it is told to stop; an error or a wrong byte ends the run.
+/// Reads at random until stopped; an error or a wrong byte ends the run.
 pub fn read_on(reader: &Reader, objects: &[ObjectRef], seen: &Seen, mut dice: Dice) {
     while !seen.stop.load(Ordering::Acquire) {
         let object = &objects[dice.below(objects.len())];
         let offset = dice.below(object.size as usize) as u64;
-        // Mostly short: what the machine has to compare takes no virtual time, and real time all the same.
+        // Mostly short: comparing costs real time but no virtual time.
         let len = if dice.below(40) == 0 { 2 * BLOCK as usize } else { [1, 100, 2000, 5000][dice.below(4)] };
         let start = Instant::now();
         if let Err(error) = reader.mount.read(object, offset, len) {

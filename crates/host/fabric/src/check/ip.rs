@@ -1,74 +1,74 @@
-//! Checks of IP on RDMA interfaces: IPoIB mode, MTU, addresses, what outlives a restart, bonds.
+//! Checks of IP on RDMA interfaces: IPoIB mode, MTU, addresses, persistent settings, bonds.
 
-use crate::change::Change;
+use crate::change::HostChange;
 use crate::device::PortState;
-use crate::doctor::Case;
-use crate::finding::{Finding, Severity, id};
-use crate::interface::{Interface, IpoibMode};
-use crate::persist::Setting;
+use crate::doctor::CheckInput;
+use crate::finding::{HostFinding, Severity, id};
+use crate::interface::{IpoibMode, NetInterface};
+use crate::persist::SavedSetting;
 
-/// The most a datagram of IPoIB carries where InfiniBand packets are 2048 bytes, as on most fabrics.
+/// Highest MTU of IPoIB datagram mode with InfiniBand packets of 2048 bytes, the usual size.
 const DATAGRAM: u32 = 2044;
-/// The same where they are 4096 bytes.
+/// The same with packets of 4096 bytes.
 const DATAGRAM_4K: u32 = 4092;
-/// The most in connected mode.
+/// Highest MTU of connected mode.
 const CONNECTED: u32 = 65520;
-/// What Ethernet calls jumbo.
+/// MTU of Ethernet jumbo frames.
 const JUMBO: u32 = 9000;
 
-/// Runs them.
-pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
+/// Runs the checks.
+pub fn check_ip(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     for interface in case.rdma_interfaces() {
-        mode(case, interface, found);
-        mtu(case, interface, found);
-        address(case, interface, found);
-        saved(case, interface, found);
+        check_mode(case, interface, found);
+        check_mtu(case, interface, found);
+        check_address(case, interface, found);
+        check_saved(case, interface, found);
     }
     for bond in case.host.interfaces.iter().filter(|i| i.bond_mode.is_some()) {
-        bonds(case, bond, found);
+        check_bond(case, bond, found);
     }
 }
 
-/// Whether the card behind an IPoIB interface has a connected mode; none when the card is not known.
-fn connected_is_possible(case: &Case<'_>, interface: &Interface) -> Option<bool> {
+/// Whether the card behind an IPoIB interface supports connected mode; `None` for an unknown card.
+fn connected_is_possible(case: &CheckInput<'_>, interface: &NetInterface) -> Option<bool> {
     let ports = case.host.ports_of(interface);
     let pci = ports.first().and_then(|(d, _)| d.pci.as_ref()).or(interface.pci.as_ref())?;
     Some(pci.model()?.connected_ipoib)
 }
 
-fn wish(case: &Case<'_>, interface: &Interface) -> Option<(u32, String)> {
-    case.machine.saved.of(&interface.name).find_map(|s| Some((s.mtu?, s.file.clone())))
+fn wanted_mtu(case: &CheckInput<'_>, interface: &NetInterface) -> Option<(u32, String)> {
+    case.machine.saved.of_interface(&interface.name).find_map(|s| Some((s.mtu?, s.file.clone())))
 }
 
-fn mode(case: &Case<'_>, interface: &Interface, found: &mut Vec<Finding>) {
-    if !interface.is_ipoib() || interface.parent.is_some() || !interface.is_up && !case.is_wanted(&interface.name) {
+fn check_mode(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<HostFinding>) {
+    if !interface.is_ipoib() || interface.parent.is_some() || !interface.is_up && !case.is_required(&interface.name) {
         return;
     }
     let name = &interface.name;
     let (mtu, shown) = (interface.mtu.unwrap_or(0), interface.mtu.map_or("?".into(), |m| m.to_string()));
     let evidence = format!(
         "/sys/class/net/{name}/mode is {}, mtu is {shown}",
-        interface.ipoib_mode.map_or("not shown", IpoibMode::word)
+        interface.ipoib_mode.map_or("not shown", IpoibMode::as_str)
     );
     match (interface.ipoib_mode, connected_is_possible(case, interface)) {
         (Some(IpoibMode::Connected), _) => {}
         (Some(IpoibMode::Datagram), Some(true)) => {
             let changes = [
-                Change::Mode { interface: name.clone(), from: interface.ipoib_mode, to: IpoibMode::Connected },
-                Change::Mtu { interface: name.clone(), from: interface.mtu, to: CONNECTED },
+                HostChange::Mode { interface: name.clone(), from: interface.ipoib_mode, to: IpoibMode::Connected },
+                HostChange::Mtu { interface: name.clone(), from: interface.mtu, to: CONNECTED },
             ];
             found.push(
-                Finding::new(
+                HostFinding::new(
                     id::IPOIB_MODE,
                     Severity::Warning,
                     name,
                     format!("{evidence}: each packet of at most 4 KiB costs the processor; TCP reaches a part of the link's rate"),
                     "on all hosts of the subnet; RDMA itself does not depend on it",
                 )
-                .with(changes),
+                .with_changes(changes),
             );
         }
-        _ => found.push(Finding::new(
+        _ => found.push(HostFinding::new(
             id::IPOIB_MODE,
             Severity::Info,
             name,
@@ -77,51 +77,51 @@ fn mode(case: &Case<'_>, interface: &Interface, found: &mut Vec<Finding>) {
         )),
     }
     if interface.ipoib_mode != Some(IpoibMode::Connected)
-        && let Some((wanted, file)) =
-            wish(case, interface).filter(|(wanted, _)| *wanted > DATAGRAM_4K || (*wanted > mtu && mtu == DATAGRAM))
+        && let Some((wanted, file)) = wanted_mtu(case, interface)
+            .filter(|(wanted, _)| *wanted > DATAGRAM_4K || (*wanted > mtu && mtu == DATAGRAM))
     {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::IPOIB_MTU_REFUSED,
             Severity::Warning,
             name,
-            format!("{file} asks for MTU {wanted}, and the kernel keeps {shown}: in datagram mode the limit is {DATAGRAM} ({DATAGRAM_4K} where the subnet manager gives 4 KiB packets), and `ip link set {name} mtu {wanted}` says \"Invalid argument\""),
-            format!("take the MTU out of {file}; on cloud fabrics {DATAGRAM} is normal and nothing has to be done"),
+            format!("{file} asks for MTU {wanted}, but the kernel keeps {shown}: in datagram mode the limit is {DATAGRAM} ({DATAGRAM_4K} where the subnet manager gives 4 KiB packets), and `ip link set {name} mtu {wanted}` says \"Invalid argument\""),
+            format!("remove the MTU from {file}; on cloud fabrics {DATAGRAM} is normal and needs no action"),
         ));
     }
 }
 
-fn mtu(case: &Case<'_>, interface: &Interface, found: &mut Vec<Finding>) {
+fn check_mtu(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<HostFinding>) {
     let (name, Some(mtu)) = (&interface.name, interface.mtu) else { return };
     // A member of a bond follows the bond.
-    if interface.master.is_some() || !interface.is_up && !case.is_wanted(name) {
+    if interface.master.is_some() || !interface.is_up && !case.is_required(name) {
         return;
     }
-    let change = |to: u32| [Change::Mtu { interface: name.clone(), from: Some(mtu), to }];
+    let change = |to: u32| [HostChange::Mtu { interface: name.clone(), from: Some(mtu), to }];
     let shown = format!("/sys/class/net/{name}/mtu is {mtu}");
     let ports = case.host.ports_of(interface);
     let iwarp = ports.iter().any(|(d, _)| d.node_type.as_deref() == Some("RNIC"));
     let most = interface.max_mtu.unwrap_or(u32::MAX);
     match interface.ipoib_mode {
         Some(IpoibMode::Connected) if mtu < CONNECTED => found.push(
-            Finding::new(
+            HostFinding::new(
                 id::MTU_LOW,
                 Severity::Warning,
                 name,
                 format!("{shown}, connected mode allows {CONNECTED}"),
                 "on all hosts of the subnet",
             )
-            .with(change(CONNECTED)),
+            .with_changes(change(CONNECTED)),
         ),
         Some(IpoibMode::Connected) => {}
         _ if interface.is_ipoib() && mtu < DATAGRAM => found.push(
-            Finding::new(
+            HostFinding::new(
                 id::MTU_LOW,
                 Severity::Warning,
                 name,
                 format!("{shown}, datagram mode allows {DATAGRAM} at least"),
                 "on all hosts of the subnet",
             )
-            .with(change(DATAGRAM)),
+            .with_changes(change(DATAGRAM)),
         ),
         _ if interface.is_ipoib() => {}
         _ if mtu < JUMBO && most >= JUMBO => {
@@ -141,59 +141,59 @@ fn mtu(case: &Case<'_>, interface: &Interface, found: &mut Vec<Finding>) {
             } else {
                 Severity::Info
             };
-            // Nothing is gained by larger packets where no hardware sends them.
+            // Larger packets gain nothing without hardware.
             let severity = if ports.iter().all(|(d, _)| d.pci.is_none()) { Severity::Info } else { severity };
             found.push(
-                Finding::new(
+                HostFinding::new(
                     id::MTU_LOW,
                     severity,
                     name,
                     format!("{shown}, {JUMBO} is possible{rdma}"),
                     "only when the switch ports and all hosts of the subnet do the same: try it with ping -M do -s 8972 HOST",
                 )
-                .with(change(JUMBO)),
+                .with_changes(change(JUMBO)),
             );
         }
         _ => {}
     }
 }
 
-fn address(case: &Case<'_>, interface: &Interface, found: &mut Vec<Finding>) {
+fn check_address(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<HostFinding>) {
     let name = &interface.name;
-    // A bond's members, and what VLANs stand on, have their addresses above.
+    // Addresses of a bond's members, and of a VLAN's parent, are on the interface above.
     let above = case.host.interfaces.iter().any(|i| i.lower.contains(name) || i.parent.as_ref() == Some(name));
     let ports = case.host.ports_of(interface);
     let active = ports.iter().any(|(_, p)| p.state == PortState::Active);
     let has_global = interface.addresses.iter().any(|(ip, _)| !crate::address::is_link_local(*ip));
-    if interface.master.is_some() || above || has_global || !(active || case.is_wanted(name)) {
+    if interface.master.is_some() || above || has_global || !(active || case.is_required(name)) {
         return;
     }
-    // Where nothing tells addresses, none is not missing.
-    if case.host.interfaces.iter().all(|i| i.addresses.is_empty()) && !case.is_wanted(name) {
+    // Where addresses are unknown, a missing one is no finding.
+    if case.host.interfaces.iter().all(|i| i.addresses.is_empty()) && !case.is_required(name) {
         return;
     }
     let kind = match interface.addresses.first() {
         Some((ip, _)) => format!("only the link-local {ip}"),
         None => "no IPv4 and no IPv6 address".to_owned(),
     };
-    found.push(Finding::new(
+    found.push(HostFinding::new(
         id::NO_ADDRESS,
-        case.severity([name], Severity::Warning),
+        case.severity_for([name], Severity::Warning),
         name,
         format!("{name} has {kind}; rdma_cm finds devices by IP address"),
         format!("ip address add 10.0.0.1/24 dev {name} && ip link set {name} up, with a subnet of its own for each interface"),
     ));
 }
 
-fn saved(case: &Case<'_>, interface: &Interface, found: &mut Vec<Finding>) {
+fn check_saved(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<HostFinding>) {
     if !case.machine.saved.any || interface.master.is_some() || interface.addresses.is_empty() {
         return;
     }
     let name = &interface.name;
-    let all: Vec<&Setting> = case.machine.saved.of(name).collect();
+    let all: Vec<&SavedSetting> = case.machine.saved.of_interface(name).collect();
     let mut lost = Vec::new();
     if let Some((ip, prefix)) =
-        interface.addresses.iter().find(|(ip, _)| ip.is_ipv4() && !all.iter().any(|s| s.gives(*ip)))
+        interface.addresses.iter().find(|(ip, _)| ip.is_ipv4() && !all.iter().any(|s| s.assigns_address(*ip)))
     {
         lost.push(format!("address {ip}/{prefix}"));
     }
@@ -210,16 +210,16 @@ fn saved(case: &Case<'_>, interface: &Interface, found: &mut Vec<Finding>) {
         let mut keep = Vec::new();
         if lost.iter().any(|l| l.starts_with("mode")) {
             let mode = IpoibMode::Connected;
-            keep.push(Change::Mode { interface: name.clone(), from: Some(mode), to: mode });
+            keep.push(HostChange::Mode { interface: name.clone(), from: Some(mode), to: mode });
         }
         if let Some(mtu) = interface.mtu.filter(|_| lost.iter().any(|l| l.starts_with("MTU"))) {
-            keep.push(Change::Mtu { interface: name.clone(), from: Some(mtu), to: mtu });
+            keep.push(HostChange::Mtu { interface: name.clone(), from: Some(mtu), to: mtu });
         }
         let where_ = match all.first() {
-            Some(setting) => format!("{} says nothing of it", setting.file),
+            Some(setting) => format!("{} does not contain them", setting.file),
             None => "no file of ifupdown, systemd-networkd or NetworkManager names the interface".to_owned(),
         };
-        let mut finding = Finding::new(
+        let mut finding = HostFinding::new(
             id::NOT_PERSISTED,
             Severity::Warning,
             name,
@@ -231,15 +231,15 @@ fn saved(case: &Case<'_>, interface: &Interface, found: &mut Vec<Finding>) {
     }
 }
 
-fn bonds(case: &Case<'_>, bond: &Interface, found: &mut Vec<Finding>) {
+fn check_bond(case: &CheckInput<'_>, bond: &NetInterface, found: &mut Vec<HostFinding>) {
     let name = &bond.name;
-    let members: Vec<&Interface> = case.host.interfaces.iter().filter(|i| i.master.as_ref() == Some(name)).collect();
+    let members: Vec<&NetInterface> = case.host.interfaces.iter().filter(|i| i.master.as_ref() == Some(name)).collect();
     let mode = bond.bond_mode.as_deref().unwrap_or_default();
     let ipoib = bond.is_ipoib() || members.iter().any(|m| m.is_ipoib());
     let rdma = !case.host.ports_of(bond).is_empty();
     let shown = format!("/sys/class/net/{name}/bonding/mode is {mode}");
     if ipoib && mode != "active-backup" {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::BOND_MODE,
             Severity::Error,
             name,
@@ -247,9 +247,9 @@ fn bonds(case: &Case<'_>, bond: &Interface, found: &mut Vec<Finding>) {
             "ip link set BOND down, free the members, echo active-backup > /sys/class/net/BOND/bonding/mode; to use both ports at once give each a subnet of its own",
         ));
     } else if rdma && !ipoib && !matches!(mode, "active-backup" | "balance-xor" | "802.3ad") {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::BOND_MODE,
-            case.severity([name], Severity::Warning),
+            case.severity_for([name], Severity::Warning),
             name,
             format!("{shown}: RoCE follows a bond in active-backup, balance-xor and 802.3ad only"),
             format!("in the bond's configuration: mode 802.3ad with a switch that speaks LACP, else active-backup; by hand: ip link set {name} type bond mode 802.3ad while it has no members"),
@@ -258,14 +258,14 @@ fn bonds(case: &Case<'_>, bond: &Interface, found: &mut Vec<Finding>) {
     for member in members.iter().filter(|m| m.carrier == Some(false) || !m.is_up) {
         let state = if member.is_up { "carrier is 0" } else { "is switched off" };
         found.push(
-            Finding::new(
+            HostFinding::new(
                 id::BOND_MEMBER,
-                case.severity([name], Severity::Warning),
+                case.severity_for([name], Severity::Warning),
                 &member.name,
                 format!("/sys/class/net/{}: {state}: {name} runs with less than its members", member.name),
                 "look at the cable and the switch port",
             )
-            .with((!member.is_up).then(|| Change::Up { interface: member.name.clone() })),
+            .with_changes((!member.is_up).then(|| HostChange::Up { interface: member.name.clone() })),
         );
     }
 }

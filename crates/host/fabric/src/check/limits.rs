@@ -1,20 +1,20 @@
-//! Checks of limits: locked memory, open files, huge pages, processors' frequency.
+//! Checks of limits: locked memory, open files, huge pages, processor frequency.
 
-use crate::doctor::Case;
-use crate::finding::{Finding, Severity, id};
+use crate::doctor::CheckInput;
+use crate::finding::{HostFinding, Severity, id};
 
-/// The least that open files should be: a connection each per peer and path, a file per block being written.
+/// Recommended minimum of open files: one connection per peer and path, one file per block being written.
 const FILES: u64 = 65_536;
 
-/// Runs them.
-pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
+/// Runs the checks.
+pub fn check_limits(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     if !case.wants_rdma() {
         return;
     }
-    memory(case, found);
+    check_memlock(case, found);
     let machine = case.machine;
     if let Some((soft, hard)) = machine.open_files.filter(|(soft, hard)| *soft < 1024 || *hard < FILES) {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::OPEN_FILES,
             Severity::Warning,
             "this shell",
@@ -23,7 +23,7 @@ pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
         ));
     }
     if let Some((0, size)) = machine.huge_pages {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::HUGE_PAGES,
             Severity::Info,
             "this host",
@@ -34,7 +34,7 @@ pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
     let slow: Vec<(&String, &usize)> = machine.governors.iter().filter(|(g, _)| *g != "performance").collect();
     if let Some((governor, count)) = slow.first() {
         let driver = machine.governor_driver.as_deref().unwrap_or("unknown");
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::CPU_GOVERNOR,
             Severity::Info,
             "processors",
@@ -44,13 +44,13 @@ pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn memory(case: &Case<'_>, found: &mut Vec<Finding>) {
+fn check_memlock(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     let machine = case.machine;
     let may_lock = machine.capabilities.is_some_and(|c| c >> 14 & 1 == 1);
     if let Some((soft, hard)) = machine.memlock.filter(|(soft, _)| *soft < u64::MAX && !may_lock) {
-        let severity = if case.ask.for_rdma.is_empty() { Severity::Warning } else { Severity::Error };
+        let severity = if case.options.for_rdma.is_empty() { Severity::Warning } else { Severity::Error };
         let hard = if hard == u64::MAX { "unlimited".to_owned() } else { format!("{} KiB", hard / 1024) };
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::MEMLOCK_LIMIT,
             severity,
             "this shell",
@@ -67,7 +67,7 @@ fn memory(case: &Case<'_>, found: &mut Vec<Finding>) {
         if id == id::MEMLOCK_CONTAINER && machine.docker_memlock.is_some() && unit == "docker" {
             continue;
         }
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id,
             Severity::Warning,
             format!("{unit}.service"),

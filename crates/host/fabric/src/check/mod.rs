@@ -1,4 +1,4 @@
-//! The checks, by what they look at. Each takes the facts and adds findings; none reads a file.
+//! The checks, by subject. Each takes the facts and adds findings; none reads a file.
 
 pub mod ip;
 pub mod limits;

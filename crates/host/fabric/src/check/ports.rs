@@ -1,60 +1,60 @@
 //! Checks of ports: state, subnet manager, rate and width, link layer, counters.
 
-use crate::change::Change;
-use crate::device::{Device, LinkLayer, PhysState, Port, PortState};
-use crate::doctor::{Case, SmAnswer, port_name, port_path};
-use crate::finding::{Finding, Severity, id};
+use crate::change::HostChange;
+use crate::device::{DevicePort, LinkLayer, PhysState, PortState, RdmaDevice};
+use crate::doctor::{CheckInput, SmAnswer, port_name, port_path};
+use crate::finding::{HostFinding, Severity, id};
 
-/// Runs them.
-pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
-    for (device, port) in case.ports() {
-        state(case, device, port, found);
+/// Runs the checks.
+pub fn check_ports(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
+    for (device, port) in case.all_ports() {
+        check_state(case, device, port, found);
         if port.state == PortState::Active {
-            rate(case, device, port, found);
+            check_rate(case, device, port, found);
         }
-        layer(case, device, port, found);
-        counters(device, port, found);
+        check_layer(case, device, port, found);
+        check_counters(device, port, found);
     }
-    firmware(case, found);
+    check_firmware(case, found);
 }
 
-fn state(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>) {
+fn check_state(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
     let (name, path) = (port_name(device, port), port_path(device, port));
     let is_ib = port.link_layer == LinkLayer::InfiniBand;
     let mut add = |id, severity, evidence: String, remedy: &str| {
-        found.push(Finding::new(id, severity, &name, evidence, remedy));
+        found.push(HostFinding::new(id, severity, &name, evidence, remedy));
     };
-    // A port nobody uses may be without a cable; one with an address, or wanted, may not.
+    // An unused port may have no cable; one with an address, or a required one, must have.
     let down = if case.is_used(port) { Severity::Error } else { Severity::Warning };
-    let states = format!("{path}/state is {}, phys_state is {}", port.state.word(), port.phys_state.word());
+    let states = format!("{path}/state is {}, phys_state is {}", port.state.as_str(), port.phys_state.as_str());
     match port.state {
         PortState::Init | PortState::Armed if is_ib => {
             let sm = port.sm_lid.map_or(String::new(), |l| format!(", sm_lid is {l:#x}"));
             add(
                 id::NO_SUBNET_MANAGER,
                 Severity::Error,
-                format!("{states}{sm}: the cable carries a link, and no subnet manager has set it up"),
+                format!("{states}{sm}: the link is up, but no subnet manager has configured the port"),
                 "on ONE host of the fabric, unless the switch runs one: apt-get install opensm && systemctl enable --now opensm (dnf install opensm on RHEL and Rocky)",
             );
         }
         PortState::Down | PortState::Init | PortState::Armed => port_down(case, device, port, down, states, found),
         PortState::Active | PortState::ActiveDefer if is_ib => {
-            let asked = case.ask.subnet_manager.get(&(device.name.clone(), port.number));
+            let asked = case.options.subnet_manager.get(&(device.name.clone(), port.number));
             if port.sm_lid == Some(0) {
                 add(
                     id::NO_SUBNET_MANAGER,
                     Severity::Error,
                     format!(
-                        "{path}/sm_lid is 0x0 although state is ACTIVE: the subnet manager is gone since a restart of the port"
+                        "{path}/sm_lid is 0x0 although state is ACTIVE: no subnet manager has run since the port was restarted"
                     ),
-                    "systemctl start opensm on one host of the fabric, or look at the switch's own",
+                    "systemctl start opensm on one host of the fabric, or check the one on the switch",
                 );
             } else if let Some(SmAnswer::Silent(words)) = asked {
                 add(
                     id::SM_SILENT,
                     Severity::Error,
                     format!(
-                        "{path}/sm_lid is {:#x}, and nobody there answers when asked ({words}); what is connected goes on, and no port that goes down comes back",
+                        "{path}/sm_lid is {:#x}, and that subnet manager does not respond ({words}); existing connections continue, but a port that goes down does not come back",
                         port.sm_lid.unwrap_or(0)
                     ),
                     "on the host that ran it: systemctl status opensm; anywhere in the fabric: apt-get install opensm && systemctl enable --now opensm",
@@ -66,24 +66,24 @@ fn state(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>
 }
 
 fn port_down(
-    case: &Case<'_>,
-    device: &Device,
-    port: &Port,
+    case: &CheckInput<'_>,
+    device: &RdmaDevice,
+    port: &DevicePort,
     severity: Severity,
     states: String,
-    found: &mut Vec<Finding>,
+    found: &mut Vec<HostFinding>,
 ) {
     let name = port_name(device, port);
     let is_ib = port.link_layer == LinkLayer::InfiniBand;
     let off: Vec<&String> = port.netdevs.iter().filter(|n| case.host.interface(n).is_some_and(|i| !i.is_up)).collect();
-    let ups = off.iter().map(|n| Change::Up { interface: (*n).clone() });
+    let ups = off.iter().map(|n| HostChange::Up { interface: (*n).clone() });
     match port.phys_state {
-        PhysState::Polling | PhysState::Sleep | PhysState::Training if is_ib => found.push(Finding::new(
+        PhysState::Polling | PhysState::Sleep | PhysState::Training if is_ib => found.push(HostFinding::new(
             id::PORT_POLLING,
             severity,
             name,
-            format!("{states}: nobody is found at the other end of the cable"),
-            "plug the cable in at both ends (dmesg tells when); try another cable and another switch port; two hosts can be joined back to back; a port that is not used can stay so",
+            format!("{states}: no device is detected at the other end of the cable"),
+            "plug the cable in at both ends (dmesg reports it); try another cable and another switch port; two hosts can be joined back to back; an unused port may stay down",
         )),
         _ => {
             let others = if is_ib {
@@ -91,19 +91,20 @@ fn port_down(
             } else {
                 "look at the cable, the transceiver (ethtool -m) and the switch port".to_owned()
             };
-            found.push(Finding::new(id::PORT_DOWN, severity, name, states, others).with(ups));
+            found.push(HostFinding::new(id::PORT_DOWN, severity, name, states, others).with_changes(ups));
         }
     }
 }
 
-fn rate(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>) {
+fn check_rate(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
     let Some(rate) = &port.rate else { return };
     let (name, path) = (port_name(device, port), port_path(device, port));
-    let evidence = format!("{path}/rate is {}", rate.words());
+    let evidence = format!("{path}/rate is {}", rate.describe());
     let model = device.pci.as_ref().and_then(|p| p.model());
-    // Ethernet has one lane or four by its speed, and HDR100 splits a port in two: only one lane alone is ill.
+    // Ethernet has one lane or four depending on its speed, and HDR100 splits a port in two: only a single lane is a
+    // fault.
     if port.link_layer == LinkLayer::InfiniBand && rate.lanes == 1 {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::LINK_WIDTH,
             Severity::Warning,
             &name,
@@ -112,13 +113,14 @@ fn rate(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>)
         ));
         return;
     }
-    let same = |d: &Device| d.pci.as_ref().and_then(|p| p.ids()) == device.pci.as_ref().and_then(|p| p.ids());
+    let same =
+        |d: &RdmaDevice| d.pci.as_ref().and_then(|p| p.id_text()) == device.pci.as_ref().and_then(|p| p.id_text());
     let siblings =
-        case.ports().filter(|(d, p)| same(d) && p.state == PortState::Active && p.link_layer == port.link_layer);
+        case.all_ports().filter(|(d, p)| same(d) && p.state == PortState::Active && p.link_layer == port.link_layer);
     let best =
         siblings.filter_map(|(d, p)| Some((port_name(d, p), p.rate.as_ref()?.gbps))).max_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((other, most)) = best.filter(|(_, most)| *most > rate.gbps * 1.01 && device.pci.is_some()) {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::LINK_RATE,
             Severity::Warning,
             name,
@@ -127,7 +129,7 @@ fn rate(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>)
         ));
     } else if let Some(model) = model.filter(|m| f64::from(m.most_gbps) > rate.gbps * 1.01) {
         let slow = rate.gbps * 2.0 < f64::from(model.most_gbps) * 0.99;
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::LINK_RATE,
             if slow { Severity::Warning } else { Severity::Info },
             name,
@@ -137,7 +139,7 @@ fn rate(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>)
     }
 }
 
-fn layer(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>) {
+fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
     if port.link_layer == LinkLayer::Unknown {
         return;
     }
@@ -152,17 +154,17 @@ fn layer(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>
         port.number
     );
     let evidence = format!("{path}/link_layer is {}", word(port.link_layer));
-    if case.ask.expect.is_some_and(|wanted| wanted != port.link_layer) {
-        found.push(Finding::new(
+    if case.options.expect.is_some_and(|wanted| wanted != port.link_layer) {
+        found.push(HostFinding::new(
             id::LINK_LAYER,
             Severity::Error,
             name,
-            format!("{evidence}, and --expect says otherwise"),
+            format!("{evidence}, but --expect requires the other"),
             remedy,
         ));
         return;
     }
-    // An interface called ib0 that carries Ethernet, and the other way round, was meant otherwise.
+    // An interface named ib0 on Ethernet, or the reverse, suggests a wrong link layer.
     for netdev in &port.netdevs {
         let Some(interface) = case.host.interface(netdev) else { continue };
         let named_ib = netdev.starts_with("ib");
@@ -172,7 +174,7 @@ fn layer(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>
             && interface.master.is_none()
             && device.pci.is_some()
         {
-            found.push(Finding::new(
+            found.push(HostFinding::new(
                 id::LINK_LAYER,
                 Severity::Warning,
                 &name,
@@ -182,17 +184,17 @@ fn layer(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>
             return;
         }
     }
-    // Two ports of one card with two link layers: allowed, and often not meant.
+    // Two ports of one card with different link layers: valid, but often unintended.
     let slot =
-        |d: &Device| d.pci.as_ref().and_then(|p| p.address.as_ref()?.rsplit_once('.').map(|(s, _)| s.to_owned()));
-    let other = case.ports().find(|(d, p)| {
+        |d: &RdmaDevice| d.pci.as_ref().and_then(|p| p.address.as_ref()?.rsplit_once('.').map(|(s, _)| s.to_owned()));
+    let other = case.all_ports().find(|(d, p)| {
         slot(device).is_some()
             && slot(d) == slot(device)
             && p.link_layer != LinkLayer::Unknown
             && p.link_layer != port.link_layer
     });
     if let Some((d, p)) = other.filter(|_| port.link_layer == LinkLayer::Ethernet) {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::LINK_LAYER,
             Severity::Info,
             name,
@@ -202,16 +204,16 @@ fn layer(case: &Case<'_>, device: &Device, port: &Port, found: &mut Vec<Finding>
     }
 }
 
-/// Sums of counters that mean the same in different drivers.
-fn sum(port: &Port, names: &[&str]) -> (u64, String) {
+/// The sum of counters that mean the same in different drivers.
+fn sum_counters(port: &DevicePort, names: &[&str]) -> (u64, String) {
     let all: Vec<(&str, u64)> = names.iter().filter_map(|n| port.counters.get(*n).map(|v| (*n, *v))).collect();
     let words = all.iter().map(|(n, v)| format!("{n} {v}")).collect::<Vec<_>>().join(", ");
     (all.iter().fold(0, |sum: u64, (_, v)| sum.saturating_add(*v)), words)
 }
 
-fn counters(device: &Device, port: &Port, found: &mut Vec<Finding>) {
+fn check_counters(device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
     let (name, path) = (port_name(device, port), port_path(device, port));
-    let (errors, words) = sum(
+    let (errors, words) = sum_counters(
         port,
         &[
             "symbol_error",
@@ -225,9 +227,9 @@ fn counters(device: &Device, port: &Port, found: &mut Vec<Finding>) {
         ],
     );
     if errors > 0 {
-        // Plugging a cable leaves a handful.
+        // Plugging in a cable causes a few errors.
         let severity = if errors > 100 { Severity::Warning } else { Severity::Info };
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::PORT_ERRORS,
             severity,
             &name,
@@ -235,7 +237,7 @@ fn counters(device: &Device, port: &Port, found: &mut Vec<Finding>) {
             "counters are since the driver started: look again after a minute, and change the cable if they grow (perfquery -R sets them to zero)",
         ));
     }
-    let (again, words) = sum(
+    let (again, words) = sum_counters(
         port,
         &[
             "out_of_sequence",
@@ -264,9 +266,15 @@ fn counters(device: &Device, port: &Port, found: &mut Vec<Finding>) {
             "packets are lost on the way: PFC or ECN on host and switch (ROCE-FLOW-CONTROL), equal MTUs on the way, and cables"
         };
         let severity = if again > 1000 { Severity::Warning } else { Severity::Info };
-        found.push(Finding::new(id::RETRANSMISSIONS, severity, &name, format!("{path}/hw_counters: {words}"), remedy));
+        found.push(HostFinding::new(
+            id::RETRANSMISSIONS,
+            severity,
+            &name,
+            format!("{path}/hw_counters: {words}"),
+            remedy,
+        ));
     }
-    let (marks, words) = sum(
+    let (marks, words) = sum_counters(
         port,
         &[
             "np_cnp_sent",
@@ -279,23 +287,23 @@ fn counters(device: &Device, port: &Port, found: &mut Vec<Finding>) {
         ],
     );
     if marks > 0 {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::CONGESTION,
             Severity::Info,
             name,
             format!("{path}/hw_counters: {words}"),
-            "congestion control is at work, as it should be; when it never rests, more hosts send to one than its link carries",
+            "congestion control works as intended; if the counters grow all the time, several hosts send more to one than its link carries",
         ));
     }
 }
 
-fn firmware(case: &Case<'_>, found: &mut Vec<Finding>) {
+fn check_firmware(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     let mut seen: Vec<(&str, &str, &str)> = Vec::new();
     for device in &case.host.devices {
         let (Some(board), Some(firmware)) = (device.board_id.as_deref(), device.firmware.as_deref()) else { continue };
         match seen.iter().find(|(b, ..)| *b == board) {
             None => seen.push((board, firmware, &device.name)),
-            Some((_, other, first)) if *other != firmware => found.push(Finding::new(
+            Some((_, other, first)) if *other != firmware => found.push(HostFinding::new(
                 id::FIRMWARE_MIXED,
                 Severity::Info,
                 &device.name,

@@ -1,25 +1,25 @@
 //! Checks of the software between hardware and program: driver, modules, libraries, device files, namespaces.
 
-use crate::change::Change;
-use crate::device::{Device, LinkLayer};
-use crate::doctor::Case;
-use crate::finding::{Finding, Severity, id};
+use crate::change::HostChange;
+use crate::device::{LinkLayer, RdmaDevice};
+use crate::doctor::CheckInput;
+use crate::finding::{HostFinding, Severity, id};
 
 const IPC_LOCK: u32 = 14;
 
-/// Runs them.
-pub fn run(case: &Case<'_>, found: &mut Vec<Finding>) {
-    devices(case, found);
-    drivers(case, found);
-    modules(case, found);
-    libraries(case, found);
-    device_files(case, found);
-    namespaces(case, found);
-    kinds(case, found);
+/// Runs the checks.
+pub fn check_stack(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
+    check_devices(case, found);
+    check_drivers(case, found);
+    check_modules(case, found);
+    check_libraries(case, found);
+    check_device_files(case, found);
+    check_namespaces(case, found);
+    check_device_kinds(case, found);
 }
 
-fn devices(case: &Case<'_>, found: &mut Vec<Finding>) {
-    for name in &case.ask.for_rdma {
+fn check_devices(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
+    for name in &case.options.for_rdma {
         let evidence = match case.host.interface(name) {
             None => format!("/sys/class/net/{name} is not there"),
             Some(i) if case.host.ports_of(i).is_empty() => {
@@ -34,10 +34,10 @@ fn devices(case: &Case<'_>, found: &mut Vec<Finding>) {
             [] => "without RDMA hardware: leave --rdma-network out, TCP carries the data; for trying out, `rdma link add rxe0 type rxe netdev IF`".to_owned(),
             known => format!("name one of {}", known.join(", ")),
         };
-        found.push(Finding::new(id::NO_RDMA_DEVICE, Severity::Error, name, evidence, remedy));
+        found.push(HostFinding::new(id::NO_RDMA_DEVICE, Severity::Error, name, evidence, remedy));
     }
-    if case.host.devices.is_empty() && case.ask.for_rdma.is_empty() {
-        found.push(Finding::new(
+    if case.host.devices.is_empty() && case.options.for_rdma.is_empty() {
+        found.push(HostFinding::new(
             id::NO_RDMA_DEVICE,
             Severity::Info,
             "this host",
@@ -47,7 +47,7 @@ fn devices(case: &Case<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn drivers(case: &Case<'_>, found: &mut Vec<Finding>) {
+fn check_drivers(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     for pci in &case.machine.functions {
         let Some(address) = &pci.address else { continue };
         let has_device =
@@ -62,34 +62,34 @@ fn drivers(case: &Case<'_>, found: &mut Vec<Finding>) {
         if has_device || is_member || given_away {
             continue;
         }
-        let name = pci.model.unwrap_or("InfiniBand hardware");
-        let subject = format!("{address} ({name}, {})", pci.ids().unwrap_or_default());
+        let name = pci.known_model.unwrap_or("InfiniBand hardware");
+        let subject = format!("{address} ({name}, {})", pci.id_text().unwrap_or_default());
         let model = pci.model();
         let module = model.map(|m| m.rdma_module);
         let loaded = module.and_then(|m| case.machine.has_module(m));
-        // An Ethernet card whose RDMA side nobody uses is not ill.
+        // An Ethernet card whose RDMA function is unused is no fault.
         let is_ib = pci.driver.is_none() || model.is_some_and(|m| m.connected_ipoib);
-        let severity = if is_ib || !case.ask.for_rdma.is_empty() { Severity::Error } else { Severity::Info };
+        let severity = if is_ib || !case.options.for_rdma.is_empty() { Severity::Error } else { Severity::Info };
         let driver =
             pci.driver.as_deref().map_or("no driver is bound to it".to_owned(), |d| format!("{d} is bound to it"));
         let evidence =
             format!("/sys/bus/pci/devices/{address}: {driver}, and no device of it is in /sys/class/infiniband");
-        let finding = |remedy: &str| Finding::new(id::DRIVER_MISSING, severity, &subject, &evidence, remedy);
+        let finding = |remedy: &str| HostFinding::new(id::DRIVER_MISSING, severity, &subject, &evidence, remedy);
         found.push(match (module, loaded) {
             (Some(module), Some(false) | None) => finding("if there is no such module, install the kernel's extra modules package (linux-modules-extra-$(uname -r), kernel-modules-extra) or the vendor's drivers")
-                .with([Change::Module { name: module.to_owned() }]),
-            _ => finding("dmesg | grep -i -e mlx -e infiniband -e rdma says why the driver gave up; old cards need a driver that newer distributions no longer build"),
+                .with_changes([HostChange::Module { name: module.to_owned() }]),
+            _ => finding("dmesg | grep -i -e mlx -e infiniband -e rdma shows why the driver failed; old cards need a driver that newer distributions no longer build"),
         });
     }
 }
 
-fn modules(case: &Case<'_>, found: &mut Vec<Finding>) {
+fn check_modules(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     if !case.wants_rdma() {
         return;
     }
     let names = case.machine.char_devices.as_deref().unwrap_or_default();
     let has_char = |prefix: &str| names.iter().any(|n| n.starts_with(prefix));
-    let any_ib = case.ports().any(|(_, p)| p.link_layer == LinkLayer::InfiniBand);
+    let any_ib = case.all_ports().any(|(_, p)| p.link_layer == LinkLayer::InfiniBand);
     let needed = [
         ("ib_uverbs", true, has_char("uverbs"), "programs can't open RDMA devices without it", Severity::Error),
         ("rdma_ucm", true, has_char("rdma_cm"), "programs can't connect by IP address without it", Severity::Error),
@@ -106,15 +106,15 @@ fn modules(case: &Case<'_>, found: &mut Vec<Finding>) {
             let evidence = format!("{module} is neither in /proc/modules nor built in: {why}");
             let remedy = format!("at every start: echo {module} > /etc/modules-load.d/{module}.conf");
             found.push(
-                Finding::new(id::KERNEL_MODULE, severity, module, evidence, remedy)
-                    .with([Change::Module { name: module.to_owned() }]),
+                HostFinding::new(id::KERNEL_MODULE, severity, module, evidence, remedy)
+                    .with_changes([HostChange::Module { name: module.to_owned() }]),
             );
         }
     }
 }
 
-/// The file name of a device's provider starts with this.
-fn provider(device: &Device) -> Option<&'static str> {
+/// The prefix of the file name of a device's provider.
+fn provider_library(device: &RdmaDevice) -> Option<&'static str> {
     let driver = device.pci.as_ref().and_then(|p| p.driver.as_deref());
     let word = driver.unwrap_or(&device.name);
     let known = [
@@ -140,16 +140,16 @@ fn provider(device: &Device) -> Option<&'static str> {
     known.iter().find(|(start, _)| word.starts_with(start)).map(|(_, library)| *library)
 }
 
-fn libraries(case: &Case<'_>, found: &mut Vec<Finding>) {
+fn check_libraries(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     if !case.wants_rdma() || !case.machine.has_libraries {
         return;
     }
-    let severity = if case.ask.for_rdma.is_empty() { Severity::Warning } else { Severity::Error };
+    let severity = if case.options.for_rdma.is_empty() { Severity::Warning } else { Severity::Error };
     let ofed =
         case.machine.ofed.as_ref().map_or("no OFED either".to_owned(), |v| format!("the OFED's modules are {v}"));
     for (library, package) in [("libibverbs.so.1", "libibverbs1 ibverbs-providers"), ("librdmacm.so.1", "librdmacm1")] {
         if !case.machine.libraries.contains_key(library) {
-            found.push(Finding::new(
+            found.push(HostFinding::new(
                 id::RDMA_LIBRARY,
                 severity,
                 library,
@@ -161,11 +161,11 @@ fn libraries(case: &Case<'_>, found: &mut Vec<Finding>) {
     let Some(providers) = &case.machine.providers else { return };
     let mut said: Vec<&str> = Vec::new();
     for device in &case.host.devices {
-        let Some(library) = provider(device).filter(|l| !said.contains(l)) else { continue };
+        let Some(library) = provider_library(device).filter(|l| !said.contains(l)) else { continue };
         if !providers.iter().any(|p| p.starts_with(library)) {
             said.push(library);
-            // Debian's librxe and libmthca come with the others; EFA's and eRDMA's may be the vendor's.
-            found.push(Finding::new(
+            // Debian packages librxe and libmthca with the others; EFA's and eRDMA's may be the vendor's.
+            found.push(HostFinding::new(
                 id::RDMA_LIBRARY,
                 severity,
                 format!("{library} for {}", device.name),
@@ -176,7 +176,7 @@ fn libraries(case: &Case<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn device_files(case: &Case<'_>, found: &mut Vec<Finding>) {
+fn check_device_files(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     if case.host.devices.is_empty() {
         return;
     }
@@ -184,18 +184,18 @@ fn device_files(case: &Case<'_>, found: &mut Vec<Finding>) {
     let verbs = names.iter().any(|n| n.starts_with("uverbs"));
     if let Some(why) = &case.machine.container {
         if !verbs {
-            found.push(Finding::new(
+            found.push(HostFinding::new(
                 id::CONTAINER_DEVICES,
                 Severity::Error,
                 "this container",
                 format!("no /dev/infiniband/uverbs* although /sys/class/infiniband has devices; {why}"),
-                "Docker: --device /dev/infiniband --cap-add IPC_LOCK; Kubernetes: ask for a resource of an RDMA device plugin (`spurline k8s explain -f pod.yaml`)",
+                "Docker: --device /dev/infiniband --cap-add IPC_LOCK; Kubernetes: request a resource of an RDMA device plugin (`spurline k8s explain -f pod.yaml`)",
             ));
         }
         if case.machine.capabilities.is_some_and(|c| c >> IPC_LOCK & 1 == 0)
             && case.machine.memlock.is_none_or(|(soft, _)| soft < u64::MAX)
         {
-            found.push(Finding::new(
+            found.push(HostFinding::new(
                 id::CONTAINER_IPC_LOCK,
                 Severity::Error,
                 "this container",
@@ -204,7 +204,7 @@ fn device_files(case: &Case<'_>, found: &mut Vec<Finding>) {
             ));
         }
     } else if !verbs && case.machine.has_module("ib_uverbs") != Some(false) {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::UVERBS_ACCESS,
             Severity::Error,
             "/dev/infiniband",
@@ -213,7 +213,7 @@ fn device_files(case: &Case<'_>, found: &mut Vec<Finding>) {
         ));
     }
     if !case.machine.denied.is_empty() {
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::UVERBS_ACCESS,
             Severity::Warning,
             case.machine.denied.join(", "),
@@ -223,10 +223,10 @@ fn device_files(case: &Case<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn namespaces(case: &Case<'_>, found: &mut Vec<Finding>) {
+fn check_namespaces(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     if case.host.rdma_exclusive == Some(true) {
         let severity = if case.host.devices.is_empty() { Severity::Warning } else { Severity::Info };
-        found.push(Finding::new(
+        found.push(HostFinding::new(
             id::RDMA_NAMESPACE,
             severity,
             "RDMA namespace mode",
@@ -236,15 +236,15 @@ fn namespaces(case: &Case<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// Devices that are no hardware, or can't do what RDMA data needs.
-fn kinds(case: &Case<'_>, found: &mut Vec<Finding>) {
+/// Software devices, and devices without the operations that RDMA data needs.
+fn check_device_kinds(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     for device in &case.host.devices {
         let names = || device.ports.iter().flat_map(|p| &p.netdevs);
         let driver = device.pci.as_ref().and_then(|p| p.driver.as_deref());
         if driver == Some("efa") {
-            found.push(Finding::new(
+            found.push(HostFinding::new(
                 id::NO_RELIABLE_CONNECTION,
-                case.severity(names(), Severity::Info),
+                case.severity_for(names(), Severity::Info),
                 &device.name,
                 format!("/sys/class/infiniband/{}: an Elastic Fabric Adapter has datagrams of its own kind and no reliable connections", device.name),
                 "TCP carries the data: leave --rdma-network out",
@@ -254,22 +254,22 @@ fn kinds(case: &Case<'_>, found: &mut Vec<Finding>) {
             && (device.parent.is_some() || device.name.starts_with("rxe") || device.name.starts_with("siw"))
         {
             let on = device.parent.as_deref().unwrap_or("an interface");
-            found.push(Finding::new(
+            found.push(HostFinding::new(
                 id::SOFT_RDMA,
                 Severity::Info,
                 &device.name,
                 format!("no PCI function behind it: RDMA in software on {on}"),
-                "good for trying out and tests; TCP is quicker on the same interface",
+                "suitable for trials and tests; TCP is faster on the same interface",
             ));
         }
         if device.node_guid.as_deref().is_some_and(|g| g.bytes().all(|b| matches!(b, b'0' | b':')))
             && device.pci.is_some()
         {
-            found.push(Finding::new(
+            found.push(HostFinding::new(
                 id::GUID_ZERO,
-                case.severity(names(), Severity::Warning),
+                case.severity_for(names(), Severity::Warning),
                 &device.name,
-                format!("/sys/class/infiniband/{}/node_guid is zero: a virtual function that nobody gave an address stays down", device.name),
+                format!("/sys/class/infiniband/{}/node_guid is zero: a virtual function without an address stays down", device.name),
                 "on the host of the physical function: ip link set PF vf N node_guid … and port_guid …, or echo Follow > /sys/class/infiniband/PF/device/sriov/N/policy",
             ));
         }

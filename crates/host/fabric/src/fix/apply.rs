@@ -1,60 +1,62 @@
-//! Making changes on the running host: one write to a kernel file each, or modprobe, with a deadline.
+//! Applies changes to the running host: one write to a kernel file each, or modprobe, with a deadline.
 
 use super::FixError;
-use crate::change::{Change, sysctl_path};
+use crate::change::{HostChange, sysctl_path};
 use crate::interface::IpoibMode;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// A card restarts its queues when its MTU changes, and a module probes its hardware: seconds, not minutes.
+/// A card restarts its queues when its MTU changes, and a module probes its hardware; both take seconds.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Makes a change; says whether anything had to be changed, and how to take it back.
+/// Applies a change. Returns the change that undoes it, or `None` when nothing had to be changed.
 ///
 /// # Errors
-/// The kernel's refusal, or that it did not answer in time.
-pub fn apply(change: &Change) -> Result<Option<Change>, FixError> {
-    let Some(path) = path(change) else {
+/// The kernel's error, or that it did not answer in time.
+pub fn apply_change(change: &HostChange) -> Result<Option<HostChange>, FixError> {
+    let Some(path) = change_path(change) else {
         return match change {
-            Change::Module { name } => modprobe(name).map(|()| Some(change.clone())),
+            HostChange::Module { name } => load_module(name).map(|()| Some(change.clone())),
             _ => Ok(None),
         };
     };
-    let now = std::fs::read_to_string(&path).map_err(|e| FixError::io(&path, &e))?.trim().to_owned();
-    // What is there now is what to go back to, whatever was there when the finding was made.
+    let now = std::fs::read_to_string(&path).map_err(|e| FixError::from_io(&path, &e))?.trim().to_owned();
+    // The current value is the one to restore, whatever it was at the time of the finding.
     let (value, made) = match change.clone() {
-        Change::Mtu { interface, to, .. } => (to.to_string(), Change::Mtu { interface, from: now.parse().ok(), to }),
-        Change::Mode { interface, to, .. } => {
-            let from = [IpoibMode::Datagram, IpoibMode::Connected].into_iter().find(|m| m.word() == now);
-            (to.word().to_owned(), Change::Mode { interface, from, to })
+        HostChange::Mtu { interface, to, .. } => {
+            (to.to_string(), HostChange::Mtu { interface, from: now.parse().ok(), to })
         }
-        Change::Sysctl { key, to, .. } => (to.clone(), Change::Sysctl { key, from: Some(now.clone()), to }),
-        Change::Up { interface } => {
+        HostChange::Mode { interface, to, .. } => {
+            let from = [IpoibMode::Datagram, IpoibMode::Connected].into_iter().find(|m| m.as_str() == now);
+            (to.as_str().to_owned(), HostChange::Mode { interface, from, to })
+        }
+        HostChange::Sysctl { key, to, .. } => (to.clone(), HostChange::Sysctl { key, from: Some(now.clone()), to }),
+        HostChange::Up { interface } => {
             let flags = u32::from_str_radix(now.trim_start_matches("0x"), 16).unwrap_or(0x1002);
-            (format!("{:#x}", flags | 1), Change::Up { interface })
+            (format!("{:#x}", flags | 1), HostChange::Up { interface })
         }
         module => return Ok(Some(module)),
     };
     if now == value {
         return Ok(None);
     }
-    write(&path, &value, change)?;
+    write_value(&path, &value, change)?;
     Ok(Some(made))
 }
 
-/// The kernel file that a change writes.
-fn path(change: &Change) -> Option<String> {
+/// The kernel file to write for a change.
+fn change_path(change: &HostChange) -> Option<String> {
     match change {
-        Change::Mtu { interface, .. } => Some(format!("/sys/class/net/{interface}/mtu")),
-        Change::Mode { interface, .. } => Some(format!("/sys/class/net/{interface}/mode")),
-        Change::Up { interface } => Some(format!("/sys/class/net/{interface}/flags")),
-        Change::Sysctl { key, .. } => Some(sysctl_path(key)),
-        Change::Module { .. } => None,
+        HostChange::Mtu { interface, .. } => Some(format!("/sys/class/net/{interface}/mtu")),
+        HostChange::Mode { interface, .. } => Some(format!("/sys/class/net/{interface}/mode")),
+        HostChange::Up { interface } => Some(format!("/sys/class/net/{interface}/flags")),
+        HostChange::Sysctl { key, .. } => Some(sysctl_path(key)),
+        HostChange::Module { .. } => None,
     }
 }
 
-fn write(path: &str, value: &str, change: &Change) -> Result<(), FixError> {
+fn write_value(path: &str, value: &str, change: &HostChange) -> Result<(), FixError> {
     let (done, waits) = mpsc::channel();
     let (to, text) = (path.to_owned(), value.to_owned());
     std::thread::spawn(move || done.send(std::fs::write(to, text)));
@@ -62,19 +64,19 @@ fn write(path: &str, value: &str, change: &Change) -> Result<(), FixError> {
         Ok(Ok(())) => Ok(()),
         Ok(Err(e)) => {
             let hint = match (e.raw_os_error(), change) {
-                // What `ip link` says without a word of why.
-                (Some(22), Change::Mtu { .. }) => " (the driver or the mode allows less: see IPOIB-MTU-REFUSED)",
-                (Some(34), Change::Mtu { .. }) => " (what it stands on has a smaller MTU)",
-                (Some(1 | 13 | 30), _) => " (this needs root, and a /sys that can be written)",
+                // `ip link` gives no reason here.
+                (Some(22), HostChange::Mtu { .. }) => " (the driver or the mode allows less: see IPOIB-MTU-REFUSED)",
+                (Some(34), HostChange::Mtu { .. }) => " (the interface below it has a smaller MTU)",
+                (Some(1 | 13 | 30), _) => " (this needs root and a writable /sys)",
                 _ => "",
             };
-            Err(FixError::Refused { what: change.command(), why: format!("{e}{hint}") })
+            Err(FixError::Refused { what: change.shell_command(), why: format!("{e}{hint}") })
         }
-        Err(_) => Err(FixError::Late(change.command(), DEADLINE.as_secs())),
+        Err(_) => Err(FixError::Late(change.shell_command(), DEADLINE.as_secs())),
     }
 }
 
-fn modprobe(name: &str) -> Result<(), FixError> {
+fn load_module(name: &str) -> Result<(), FixError> {
     let what = format!("modprobe {name}");
     let mut child = Command::new("modprobe")
         .arg(name)
@@ -82,10 +84,10 @@ fn modprobe(name: &str) -> Result<(), FixError> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| FixError::io(&what, &e))?;
+        .map_err(|e| FixError::from_io(&what, &e))?;
     let end = Instant::now() + DEADLINE;
     loop {
-        match child.try_wait().map_err(|e| FixError::io(&what, &e))? {
+        match child.try_wait().map_err(|e| FixError::from_io(&what, &e))? {
             Some(status) if status.success() => return Ok(()),
             Some(status) => {
                 let mut said = String::new();

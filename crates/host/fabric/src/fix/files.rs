@@ -1,17 +1,17 @@
-//! Settings into the system's configuration files: what each file has to hold, given what it holds. It works on texts
-//! and writes nothing; every line that is not about the setting stays as it is.
+//! Settings in the system's configuration files: the new text of each file, from its current text. It writes nothing;
+//! lines that are not about the setting stay as they are.
 
 use super::FixError;
-use crate::change::Change;
-use crate::host::Host;
+use crate::change::HostChange;
+use crate::host::HostFacts;
 use crate::interface::IpoibMode;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 
-/// The system that sets interfaces up at start.
+/// The system that configures interfaces at boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum System {
+pub enum NetworkSystem {
     /// `/etc/network/interfaces`.
     Ifupdown,
     /// `/etc/systemd/network`.
@@ -22,20 +22,20 @@ pub enum System {
     ModulesLoad,
 }
 
-/// A file as it has to be.
+/// A file with its new content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedFile {
     /// Below the root, without the leading slash.
     pub path: String,
-    /// What has to be in it.
+    /// Its new content.
     pub text: String,
-    /// Whether others must not read it.
+    /// Whether only root may read it.
     pub private: bool,
 }
 
-/// What an interface has to be set to.
+/// Settings to write for an interface.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Want {
+struct InterfaceSettings {
     mtu: Option<u32>,
     mode: Option<IpoibMode>,
     is_ipoib: bool,
@@ -44,35 +44,40 @@ struct Want {
 
 const HEAD: &str = "# Written by `spurline net fix --persist`; `spurline net fix --revert` takes it back.\n";
 
-/// The files below `root` that make the changes outlive a restart.
+/// The files below `root` that make the changes persistent.
 ///
 /// # Errors
-/// When an existing file can't be read, or can't be changed without touching other interfaces.
-pub fn wanted(changes: &[Change], host: &Host, system: System, root: &Path) -> Result<Vec<Wanted>, FixError> {
-    let mut interfaces: BTreeMap<&str, Want> = BTreeMap::new();
+/// When a file cannot be read, or cannot be changed without affecting other interfaces.
+pub fn wanted_files(
+    changes: &[HostChange],
+    host: &HostFacts,
+    system: NetworkSystem,
+    root: &Path,
+) -> Result<Vec<WantedFile>, FixError> {
+    let mut interfaces: BTreeMap<&str, InterfaceSettings> = BTreeMap::new();
     let (mut modules, mut sysctls) = (Vec::new(), BTreeMap::new());
     for change in changes {
         match change {
-            Change::Mtu { interface, to, .. } => interfaces.entry(interface).or_default().mtu = Some(*to),
-            Change::Mode { interface, to, .. } => interfaces.entry(interface).or_default().mode = Some(*to),
-            Change::Module { name } => modules.push(name.clone()),
-            Change::Sysctl { key, to, .. } => drop(sysctls.insert(key.clone(), to.clone())),
-            Change::Up { .. } => {}
+            HostChange::Mtu { interface, to, .. } => interfaces.entry(interface).or_default().mtu = Some(*to),
+            HostChange::Mode { interface, to, .. } => interfaces.entry(interface).or_default().mode = Some(*to),
+            HostChange::Module { name } => modules.push(name.clone()),
+            HostChange::Sysctl { key, to, .. } => drop(sysctls.insert(key.clone(), to.clone())),
+            HostChange::Up { .. } => {}
         }
     }
     let mut files = Vec::new();
     if !modules.is_empty() {
         let path = "etc/modules-load.d/spurline.conf";
-        let old = read(root, path)?;
-        files.push(Wanted { path: path.into(), text: with_lines(old.as_deref(), &modules), private: false });
+        let old = read_config(root, path)?;
+        files.push(WantedFile { path: path.into(), text: with_lines(old.as_deref(), &modules), private: false });
     }
-    if system == System::ModulesLoad {
+    if system == NetworkSystem::ModulesLoad {
         return Ok(files);
     }
     if !sysctls.is_empty() {
         let path = "etc/sysctl.d/90-spurline.conf";
-        let old = read(root, path)?;
-        files.push(Wanted { path: path.into(), text: with_values(old.as_deref(), &sysctls), private: false });
+        let old = read_config(root, path)?;
+        files.push(WantedFile { path: path.into(), text: with_values(old.as_deref(), &sysctls), private: false });
     }
     for (name, mut want) in interfaces {
         if let Some(interface) = host.interface(name) {
@@ -80,27 +85,27 @@ pub fn wanted(changes: &[Change], host: &Host, system: System, root: &Path) -> R
             want.addresses = interface.addresses.clone();
         }
         let file = match system {
-            System::Ifupdown => ifupdown(root, name, &want, &files)?,
-            System::Networkd => networkd(root, name, &want)?,
-            _ => network_manager(root, name, &want)?,
+            NetworkSystem::Ifupdown => ifupdown_file(root, name, &want, &files)?,
+            NetworkSystem::Networkd => networkd_file(root, name, &want)?,
+            _ => network_manager_file(root, name, &want)?,
         };
-        // Two interfaces may stand in one file: the later text was made from the earlier.
+        // Two interfaces may share a file: the later text includes the earlier.
         files.retain(|f| f.path != file.path);
         files.push(file);
     }
     Ok(files)
 }
 
-fn read(root: &Path, path: &str) -> Result<Option<String>, FixError> {
+fn read_config(root: &Path, path: &str) -> Result<Option<String>, FixError> {
     match std::fs::read_to_string(root.join(path)) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(FixError::io(format!("/{path}"), &e)),
+        Err(e) => Err(FixError::from_io(format!("/{path}"), &e)),
     }
 }
 
 /// The names of a directory's files, sorted.
-fn names(root: &Path, dir: &str) -> Vec<String> {
+fn list_configs(root: &Path, dir: &str) -> Vec<String> {
     let entries = std::fs::read_dir(root.join(dir)).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
     names.sort();
@@ -133,28 +138,34 @@ fn with_values(old: Option<&str>, values: &BTreeMap<String, String>) -> String {
     text
 }
 
-/// In the stanza of the interface; without one, a new file beside.
-fn ifupdown(root: &Path, name: &str, want: &Want, made: &[Wanted]) -> Result<Wanted, FixError> {
+/// Changes the stanza of the interface; without one, adds a new file.
+fn ifupdown_file(
+    root: &Path,
+    name: &str,
+    want: &InterfaceSettings,
+    made: &[WantedFile],
+) -> Result<WantedFile, FixError> {
     let mut paths = vec!["etc/network/interfaces".to_owned()];
-    paths.extend(names(root, "etc/network/interfaces.d").iter().map(|n| format!("etc/network/interfaces.d/{n}")));
+    paths
+        .extend(list_configs(root, "etc/network/interfaces.d").iter().map(|n| format!("etc/network/interfaces.d/{n}")));
     let own = |line: &str| {
         let mut words = line.split_whitespace();
         words.next() == Some("iface") && words.next() == Some(name)
     };
     for path in paths {
         let earlier = made.iter().find(|f| f.path == path).map(|f| f.text.clone());
-        let Some(text) = earlier.map_or_else(|| read(root, &path), |t| Ok(Some(t)))? else { continue };
+        let Some(text) = earlier.map_or_else(|| read_config(root, &path), |t| Ok(Some(t)))? else { continue };
         if text.lines().any(own) {
-            return Ok(Wanted { text: in_stanza(&text, own, name, want), path, private: false });
+            return Ok(WantedFile { text: in_stanza(&text, own, name, want), path, private: false });
         }
     }
     let path = format!("etc/network/interfaces.d/spurline-{name}");
     let mut text = format!("{HEAD}auto {name}\niface {name} inet manual\n");
     text = in_stanza(&text, own, name, want);
-    Ok(Wanted { path, text, private: false })
+    Ok(WantedFile { path, text, private: false })
 }
 
-fn in_stanza(text: &str, own: impl Fn(&str) -> bool, name: &str, want: &Want) -> String {
+fn in_stanza(text: &str, own: impl Fn(&str) -> bool, name: &str, want: &InterfaceSettings) -> String {
     let begins = |line: &str| {
         let word = line.split_whitespace().next().unwrap_or_default();
         matches!(word, "iface" | "auto" | "mapping" | "source" | "source-directory" | "no-auto-down" | "no-scripts")
@@ -175,11 +186,11 @@ fn in_stanza(text: &str, own: impl Fn(&str) -> bool, name: &str, want: &Want) ->
         }
         out.push_str(line);
         out.push('\n');
-        // The interface's first stanza has it; IPv6 follows the same interface.
+        // The interface's first stanza gets the settings; they apply to IPv6 too.
         if own(line) && !done {
             done = true;
             if let Some(mode) = want.mode {
-                out.push_str(&format!("    pre-up echo {} > {mode_file}\n", mode.word()));
+                out.push_str(&format!("    pre-up echo {} > {mode_file}\n", mode.as_str()));
             }
             if let Some(mtu) = want.mtu {
                 out.push_str(&format!("    mtu {mtu}\n"));
@@ -189,25 +200,25 @@ fn in_stanza(text: &str, own: impl Fn(&str) -> bool, name: &str, want: &Want) ->
     out
 }
 
-/// A drop-in beside the file that matches the interface; without one, a file of its own that keeps the addresses.
-fn networkd(root: &Path, name: &str, want: &Want) -> Result<Wanted, FixError> {
+/// A drop-in for the file that matches the interface; without one, a new file that keeps the addresses.
+fn networkd_file(root: &Path, name: &str, want: &InterfaceSettings) -> Result<WantedFile, FixError> {
     let mut settings = String::new();
     if let Some(mtu) = want.mtu {
         settings.push_str(&format!("[Link]\nMTUBytes={mtu}\n"));
     }
     if let Some(mode) = want.mode {
-        settings.push_str(&format!("[IPoIB]\nMode={}\n", mode.word()));
+        settings.push_str(&format!("[IPoIB]\nMode={}\n", mode.as_str()));
     }
     let own = format!("10-spurline-{name}.network");
     for dir in ["etc/systemd/network", "run/systemd/network", "usr/lib/systemd/network"] {
-        for file in names(root, dir).iter().filter(|n| n.ends_with(".network") && **n != own) {
-            let text = read(root, &format!("{dir}/{file}"))?.unwrap_or_default();
+        for file in list_configs(root, dir).iter().filter(|n| n.ends_with(".network") && **n != own) {
+            let text = read_config(root, &format!("{dir}/{file}"))?.unwrap_or_default();
             let Some(pattern) = match_name(&text) else { continue };
             if pattern == name {
                 let path = format!("etc/systemd/network/{file}.d/50-spurline.conf");
-                return Ok(Wanted { path, text: format!("{HEAD}{settings}"), private: false });
+                return Ok(WantedFile { path, text: format!("{HEAD}{settings}"), private: false });
             }
-            if pattern.split_whitespace().any(|p| crate::persist::matches(p, name)) && pattern != "*" {
+            if pattern.split_whitespace().any(|p| crate::persist::matches_pattern(p, name)) && pattern != "*" {
                 return Err(FixError::File(format!(
                     "/{dir}/{file} is for all of '{pattern}': what is written there would change other interfaces than \
                      {name}; give {name} a file of its own first"
@@ -216,7 +227,7 @@ fn networkd(root: &Path, name: &str, want: &Want) -> Result<Wanted, FixError> {
         }
     }
     let text = format!("{HEAD}[Match]\nName={name}\n\n{settings}\n[Network]\nKeepConfiguration=yes\n");
-    Ok(Wanted { path: format!("etc/systemd/network/{own}"), text, private: false })
+    Ok(WantedFile { path: format!("etc/systemd/network/{own}"), text, private: false })
 }
 
 fn match_name(text: &str) -> Option<String> {
@@ -234,22 +245,22 @@ fn match_name(text: &str) -> Option<String> {
     None
 }
 
-/// In the interface's own connection; without one, a connection with the addresses it has now.
-fn network_manager(root: &Path, name: &str, want: &Want) -> Result<Wanted, FixError> {
+/// Changes the interface's connection; without one, adds a connection with its current addresses.
+fn network_manager_file(root: &Path, name: &str, want: &InterfaceSettings) -> Result<WantedFile, FixError> {
     let dir = "etc/NetworkManager/system-connections";
     let section = if want.is_ipoib { "infiniband" } else { "ethernet" };
     let mut keys = Vec::new();
     if let Some(mode) = want.mode {
-        keys.push(("transport-mode", mode.word().to_owned()));
+        keys.push(("transport-mode", mode.as_str().to_owned()));
     }
     if let Some(mtu) = want.mtu {
         keys.push(("mtu", mtu.to_string()));
     }
-    for file in names(root, dir) {
+    for file in list_configs(root, dir) {
         let path = format!("{dir}/{file}");
-        let Some(text) = read(root, &path)? else { continue };
+        let Some(text) = read_config(root, &path)? else { continue };
         if text.lines().any(|l| l.replace(' ', "") == format!("interface-name={name}")) {
-            return Ok(Wanted { text: in_section(&text, section, &keys), path, private: true });
+            return Ok(WantedFile { text: in_section(&text, section, &keys), path, private: true });
         }
     }
     let mut text =
@@ -268,14 +279,14 @@ fn network_manager(root: &Path, name: &str, want: &Want) -> Result<Wanted, FixEr
             text.push_str(&format!("address{}={ip}/{prefix}\n", i + 1));
         }
     }
-    Ok(Wanted {
+    Ok(WantedFile {
         path: format!("{dir}/spurline-{name}.nmconnection"),
         text: in_section(&text, section, &keys),
         private: true,
     })
 }
 
-/// The keys with their values in a section, which is added when it is not there.
+/// Sets keys in a section, which is added when missing.
 fn in_section(text: &str, section: &str, keys: &[(&str, String)]) -> String {
     let head = format!("[{section}]");
     let (mut out, mut inside, mut seen) = (String::new(), false, false);
@@ -308,7 +319,8 @@ mod tests {
     #[test]
     fn a_stanza_keeps_what_is_in_it() {
         let text = "auto ib0\niface ib0 inet static\n  address 10.0.0.1/24\n  mtu 2044\n# a word\niface ib0 inet6 auto\nauto eth0\niface eth0 inet dhcp\n  mtu 9000\n";
-        let want = Want { mtu: Some(65520), mode: Some(IpoibMode::Connected), ..Want::default() };
+        let want =
+            InterfaceSettings { mtu: Some(65520), mode: Some(IpoibMode::Connected), ..InterfaceSettings::default() };
         let own = |l: &str| l.starts_with("iface ib0");
         let once = in_stanza(text, own, "ib0", &want);
         assert_eq!(

@@ -1,122 +1,123 @@
-//! What was changed, so that it can be taken back: values of the running host and files with their copies. The journal
-//! is a file below the same root as the files it is about.
+//! The journal of changes, for undoing them: values of the running host, and files with their copies. The journal is
+//! a file below the same root as those files.
 
 use super::FixError;
-use super::apply::apply;
-use super::files::Wanted;
-use crate::change::Change;
+use super::apply::apply_change;
+use super::files::WantedFile;
+use crate::change::HostChange;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Below the root.
+/// Its path below the root.
 const JOURNAL: &str = "var/lib/spurline/net-fix.json";
-/// Added to the name of a file's copy; none of the systems reads files that end so.
+/// Suffix of a file's copy; none of the systems reads files with it.
 const COPY: &str = "spurline-before";
 
-/// What was done and is not taken back.
+/// Changes that were made and not undone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Journal {
-    /// Changes of the running host, in the order they were made.
-    pub changes: Vec<Change>,
+pub struct FixJournal {
+    /// Changes of the running host, in the order in which they were made.
+    pub changes: Vec<HostChange>,
     /// Files written.
-    pub files: Vec<Written>,
+    pub files: Vec<WrittenFile>,
 }
 
 /// A file that was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Written {
+pub struct WrittenFile {
     /// Below the root.
     pub path: String,
-    /// The copy of what was there before; none when nothing was.
+    /// Path of the copy of the previous file; `None` when there was none.
     pub before: Option<String>,
-    /// What was written.
+    /// The content that was written.
     pub text: String,
 }
 
-/// What was taken back, and how that went.
-pub type TakenBack = (String, Result<(), FixError>);
+/// An undone change or file, and the result.
+pub type RevertResult = (String, Result<(), FixError>);
 
-impl Journal {
+impl FixJournal {
     /// Opens the journal below a root; empty when there is none.
     ///
     /// # Errors
-    /// When it is there and can't be read.
+    /// When it exists and cannot be read.
     pub fn open(root: &Path) -> Result<Self, FixError> {
         match fs::read(root.join(JOURNAL)) {
             Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|e| FixError::File(format!("/{JOURNAL}: {e}; move it away to begin anew"))),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Journal::default()),
-            Err(e) => Err(FixError::io(format!("/{JOURNAL}"), &e)),
+                .map_err(|e| FixError::File(format!("/{JOURNAL}: {e}; move it away to start a new one"))),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(FixJournal::default()),
+            Err(e) => Err(FixError::from_io(format!("/{JOURNAL}"), &e)),
         }
     }
 
-    /// Whether there is nothing to take back.
+    /// Whether there is nothing to undo.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.files.is_empty()
     }
 
-    /// Makes a change of the running host and notes it at once; says whether anything had to be changed.
+    /// Applies a change to the running host and records it at once. Returns whether anything had to be changed.
     ///
     /// # Errors
-    /// As [`apply`], or when the journal can't be written; then the change is taken back.
-    pub fn apply(&mut self, change: &Change, root: &Path) -> Result<bool, FixError> {
-        let Some(made) = apply(change)? else { return Ok(false) };
+    /// As [`apply_change`](super::apply::apply_change), or when the journal cannot be written; then the change is
+    /// undone.
+    pub fn apply_change(&mut self, change: &HostChange, root: &Path) -> Result<bool, FixError> {
+        let Some(made) = apply_change(change)? else { return Ok(false) };
         self.changes.push(made.clone());
         if let Err(e) = self.save(root) {
             self.changes.pop();
             if let Some(back) = made.back() {
-                apply(&back)?;
+                apply_change(&back)?;
             }
             return Err(e);
         }
         Ok(true)
     }
 
-    /// Writes a file, with a copy of what was there before; says whether anything had to be changed.
+    /// Writes a file, with a copy of the previous one. Returns whether anything had to be changed.
     ///
     /// # Errors
-    /// When a file can't be written.
-    pub fn write(&mut self, wanted: &Wanted, root: &Path) -> Result<bool, FixError> {
+    /// When a file cannot be written.
+    pub fn write_file(&mut self, wanted: &WantedFile, root: &Path) -> Result<bool, FixError> {
         let path = root.join(&wanted.path);
-        let failed = |e: std::io::Error| FixError::io(format!("/{}", wanted.path), &e);
-        let now = text_of(&path).map_err(failed)?;
+        let failed = |e: std::io::Error| FixError::from_io(format!("/{}", wanted.path), &e);
+        let now = read_optional_text(&path).map_err(failed)?;
         if now.as_deref() == Some(wanted.text.as_str()) {
             return Ok(false);
         }
         let known = self.files.iter().position(|f| f.path == wanted.path);
         match known {
-            // The copy of before the first time is the one to go back to.
+            // The copy from before the first change is the one to restore.
             Some(at) => self.files[at].text.clone_from(&wanted.text),
             None => {
-                let before = now.is_some().then(|| copy_of(&wanted.path));
+                let before = now.is_some().then(|| backup_path(&wanted.path));
                 if let Some(copy) = &before {
                     if let Some(dir) = root.join(copy).parent() {
                         fs::create_dir_all(dir).map_err(failed)?;
                     }
                     fs::copy(&path, root.join(copy)).map_err(failed)?;
                 }
-                self.files.push(Written { path: wanted.path.clone(), before, text: wanted.text.clone() });
+                self.files.push(WrittenFile { path: wanted.path.clone(), before, text: wanted.text.clone() });
             }
         }
-        // Noted before it is done: taking back what was not done yet does no harm.
+        // Recorded before it is done: undoing a write that did not happen does no harm.
         self.save(root)?;
         let mode = fs::metadata(&path).map_or(if wanted.private { 0o600 } else { 0o644 }, |m| m.permissions().mode());
-        replace(&path, wanted.text.as_bytes(), mode & 0o7777).map_err(failed)?;
+        replace_file(&path, wanted.text.as_bytes(), mode & 0o7777).map_err(failed)?;
         Ok(true)
     }
 
-    /// Takes everything back, the last first; what can't be taken back stays in the journal.
+    /// Undoes everything, the last change first; what cannot be undone stays in the journal.
     ///
     /// # Errors
-    /// When the journal can't be written.
-    pub fn revert(&mut self, root: &Path) -> Result<Vec<TakenBack>, FixError> {
+    /// When the journal cannot be written.
+    pub fn revert_all(&mut self, root: &Path) -> Result<Vec<RevertResult>, FixError> {
         let mut report = Vec::new();
         for file in std::mem::take(&mut self.files).into_iter().rev() {
-            let done = restore(&file, root);
+            let done = restore_file(&file, root);
             if done.is_err() {
                 self.files.insert(0, file.clone());
             }
@@ -124,14 +125,14 @@ impl Journal {
         }
         for change in std::mem::take(&mut self.changes).into_iter().rev() {
             let Some(back) = change.back() else {
-                report.push((format!("{} stays", change.command()), Ok(())));
+                report.push((format!("{} stays", change.shell_command()), Ok(())));
                 continue;
             };
-            let done = apply(&back).map(|_| ());
+            let done = apply_change(&back).map(|_| ());
             if done.is_err() {
                 self.changes.insert(0, change);
             }
-            report.push((back.command(), done));
+            report.push((back.shell_command(), done));
         }
         self.save(root)?;
         Ok(report)
@@ -139,7 +140,7 @@ impl Journal {
 
     fn save(&self, root: &Path) -> Result<(), FixError> {
         let path = root.join(JOURNAL);
-        let failed = |e: std::io::Error| FixError::io(format!("/{JOURNAL}"), &e);
+        let failed = |e: std::io::Error| FixError::from_io(format!("/{JOURNAL}"), &e);
         if self.is_empty() {
             return match fs::remove_file(&path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e)),
@@ -147,18 +148,18 @@ impl Journal {
             };
         }
         let text = serde_json::to_vec_pretty(self).map_err(|e| FixError::File(e.to_string()))?;
-        // Configuration files may hold keys, and their text is in it.
-        replace(&path, &text, 0o600).map_err(failed)
+        // The journal contains configuration text, which may hold keys.
+        replace_file(&path, &text, 0o600).map_err(failed)
     }
 }
 
-/// Copies lie apart, so that no system takes them for configuration.
-fn copy_of(path: &str) -> String {
+/// Copies are in another directory, so that no system reads them as configuration.
+fn backup_path(path: &str) -> String {
     format!("var/lib/spurline/{}.{COPY}", path.replace('/', "_"))
 }
 
-/// What is in a file; `None` when there is none.
-fn text_of(path: &Path) -> std::io::Result<Option<String>> {
+/// The text of a file; `None` when it does not exist.
+fn read_optional_text(path: &Path) -> std::io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -166,14 +167,14 @@ fn text_of(path: &Path) -> std::io::Result<Option<String>> {
     }
 }
 
-fn restore(file: &Written, root: &Path) -> Result<(), FixError> {
+fn restore_file(file: &WrittenFile, root: &Path) -> Result<(), FixError> {
     let path = root.join(&file.path);
-    let failed = |e: std::io::Error| FixError::io(format!("/{}", file.path), &e);
-    let now = text_of(&path).map_err(failed)?;
+    let failed = |e: std::io::Error| FixError::from_io(format!("/{}", file.path), &e);
+    let now = read_optional_text(&path).map_err(failed)?;
     if now.as_deref().is_some_and(|now| now != file.text) {
         let copy = file.before.as_ref().map_or("nothing".to_owned(), |b| format!("/{b}"));
         return Err(FixError::File(format!(
-            "/{} was changed since it was written; what was there before is in {copy}: put it right by hand",
+            "/{} was changed since it was written; the previous content is in {copy}: repair it by hand",
             file.path
         )));
     }
@@ -186,16 +187,16 @@ fn restore(file: &Written, root: &Path) -> Result<(), FixError> {
     let copy = root.join(copy);
     let bytes = fs::read(&copy).map_err(failed)?;
     let mode = fs::metadata(&copy).map_or(0o600, |m| m.permissions().mode());
-    replace(&path, &bytes, mode & 0o7777).map_err(failed)?;
+    replace_file(&path, &bytes, mode & 0o7777).map_err(failed)?;
     fs::remove_file(copy).map_err(failed)
 }
 
-/// All of the new text or all of the old, whatever happens in between.
-fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
+/// Replaces a file atomically: either all of the new text or all of the old.
+fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     let dir = path.parent().map_or(PathBuf::from("."), Path::to_owned);
     fs::create_dir_all(&dir)?;
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("file");
-    // Systems that read directories leave out names with a leading dot.
+    // These systems ignore names with a leading dot in their directories.
     let beside = dir.join(format!(".{name}.spurline-{}", std::process::id()));
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;
     file.write_all(bytes)?;

@@ -1,91 +1,91 @@
-//! Putting things right: which changes findings ask for, in which order; making them; writing them into the system's
-//! configuration; and taking all of it back. It judges nothing: what is to be changed stands in the findings.
+//! Applying remedies: the changes of findings in order, making them, persisting them, and undoing them. It judges
+//! nothing: the findings contain the changes.
 
 pub mod apply;
 pub mod files;
 pub mod journal;
 
 use crate::address::route_to;
-use crate::change::Change;
-use crate::finding::Finding;
-use crate::host::Host;
-use crate::interface::Interface;
+use crate::change::HostChange;
+use crate::finding::HostFinding;
+use crate::host::HostFacts;
+use crate::interface::NetInterface;
 use std::net::IpAddr;
 
-/// Why something could not be put right.
+/// Why a change failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FixError {
-    /// The kernel or a program refused.
+    /// The kernel or a program returned an error.
     #[error("{what}: {why}")]
     Refused {
         /// The command or file.
         what: String,
-        /// Its words.
+        /// Its message.
         why: String,
     },
     /// No answer in time.
     #[error("{0}: no answer within {1} s")]
     Late(String, u64),
-    /// A file is not as it was left.
+    /// A file was changed since.
     #[error("{0}")]
     File(String),
 }
 
 impl FixError {
-    pub(crate) fn io(what: impl Into<String>, error: &std::io::Error) -> Self {
+    pub(crate) fn from_io(what: impl Into<String>, error: &std::io::Error) -> Self {
         FixError::Refused { what: what.into(), why: error.to_string() }
     }
 }
 
-/// A change with the finding it comes from.
+/// A change and the finding it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct FixStep {
     /// Id of the finding.
     pub id: &'static str,
     /// The change.
-    pub change: Change,
+    pub change: HostChange,
 }
 
-/// The changes of all findings, each once, in the order they have to be made: what stands below goes first.
-pub fn plan(found: &[Finding], host: &Host) -> Vec<Step> {
-    let mut steps: Vec<Step> = Vec::new();
+/// The changes of all findings, each once, in the order in which they must be made: lower interfaces first.
+pub fn plan_steps(found: &[HostFinding], host: &HostFacts) -> Vec<FixStep> {
+    let mut steps: Vec<FixStep> = Vec::new();
     for finding in found {
         for change in &finding.changes {
-            // Two findings may want different values for one thing; the worse finding comes first and wins.
+            // Two findings may want different values for one setting; the more severe comes first and wins.
             if is_sane(change) && !steps.iter().any(|s| same_target(&s.change, change)) {
-                steps.push(Step { id: finding.id, change: change.clone() });
+                steps.push(FixStep { id: finding.id, change: change.clone() });
             }
         }
     }
-    let height = |change: &Change| {
+    let height = |change: &HostChange| {
         let interface = change.interface().and_then(|n| host.interface(n));
-        interface.map_or(0, |i| usize::from(host.physical(i).iter().all(|p| p.name != i.name)))
+        interface.map_or(0, |i| usize::from(host.physical_interfaces(i).iter().all(|p| p.name != i.name)))
     };
-    let rank = |change: &Change| match change {
-        Change::Module { .. } => 0,
-        Change::Mode { .. } => 1,
-        Change::Mtu { .. } => 2 + height(change),
-        Change::Sysctl { .. } => 4,
-        Change::Up { .. } => 5,
+    let rank = |change: &HostChange| match change {
+        HostChange::Module { .. } => 0,
+        HostChange::Mode { .. } => 1,
+        HostChange::Mtu { .. } => 2 + height(change),
+        HostChange::Sysctl { .. } => 4,
+        HostChange::Up { .. } => 5,
     };
     steps.sort_by_key(|s| rank(&s.change));
     steps
 }
 
-fn same_target(a: &Change, b: &Change) -> bool {
+fn same_target(a: &HostChange, b: &HostChange) -> bool {
     match (a, b) {
-        (Change::Module { name: a }, Change::Module { name: b }) => a == b,
-        (Change::Sysctl { key: a, .. }, Change::Sysctl { key: b, .. }) => a == b,
-        (Change::Mtu { .. }, Change::Mtu { .. })
-        | (Change::Mode { .. }, Change::Mode { .. })
-        | (Change::Up { .. }, Change::Up { .. }) => a.interface() == b.interface(),
+        (HostChange::Module { name: a }, HostChange::Module { name: b }) => a == b,
+        (HostChange::Sysctl { key: a, .. }, HostChange::Sysctl { key: b, .. }) => a == b,
+        (HostChange::Mtu { .. }, HostChange::Mtu { .. })
+        | (HostChange::Mode { .. }, HostChange::Mode { .. })
+        | (HostChange::Up { .. }, HostChange::Up { .. }) => a.interface() == b.interface(),
         _ => false,
     }
 }
 
-/// Names come from files that may say anything, and go into paths and commands.
-fn is_sane(change: &Change) -> bool {
+/// Names come from files that may contain anything, and are used in paths and commands.
+fn is_sane(change: &HostChange) -> bool {
     let plain = |name: &str, more: &str| {
         let fits = |c: char| c.is_ascii_alphanumeric() || "_-.:@".contains(c) || more.contains(c);
         !name.is_empty()
@@ -95,26 +95,26 @@ fn is_sane(change: &Change) -> bool {
             && !name.contains("..")
     };
     match change {
-        Change::Module { name } => plain(name, ""),
-        Change::Sysctl { key, to, .. } => plain(key, "/") && plain(to, ""),
+        HostChange::Module { name } => plain(name, ""),
+        HostChange::Sysctl { key, to, .. } => plain(key, "/") && plain(to, ""),
         other => other.interface().is_some_and(|i| plain(i, "") && i.len() < 16),
     }
 }
 
-/// Whether a change is made only where its finding is named: a larger Ethernet MTU ends all traffic through a switch port
-/// that does not carry it, and nobody can see that from here. IPoIB's neighbours agree on a size by themselves.
-pub fn needs_naming(host: &Host, change: &Change) -> bool {
+/// Whether a change is made only when its finding is named. A larger Ethernet MTU stops all traffic through a switch
+/// port that does not support it, which cannot be detected from here. IPoIB neighbours agree on a size themselves.
+pub fn needs_naming(host: &HostFacts, change: &HostChange) -> bool {
     match change {
-        Change::Mtu { interface, from, to } => {
-            let ipoib = host.interface(interface).is_some_and(Interface::is_ipoib);
+        HostChange::Mtu { interface, from, to } => {
+            let ipoib = host.interface(interface).is_some_and(NetInterface::is_ipoib);
             !ipoib && from.is_none_or(|from| from < *to)
         }
         _ => false,
     }
 }
 
-/// The interface that this session's own packets leave by: towards the SSH client, else by the default route.
-pub fn session_interface(host: &Host, ssh_client: Option<IpAddr>) -> Option<String> {
+/// The interface that carries this login session: the route to the SSH client, else the default route.
+pub fn session_interface(host: &HostFacts, ssh_client: Option<IpAddr>) -> Option<String> {
     let any = IpAddr::from([0, 0, 0, 0]);
     let default = host.routes.iter().filter(|r| r.prefix == 0).min_by_key(|r| r.metric);
     let route = match ssh_client {
@@ -125,12 +125,14 @@ pub fn session_interface(host: &Host, ssh_client: Option<IpAddr>) -> Option<Stri
     route.map(|r| r.interface.clone())
 }
 
-/// Whether a change touches the interface, or what it stands on.
-pub fn touches(host: &Host, change: &Change, session: &str) -> bool {
+/// Whether a change affects the interface, or one below it.
+pub fn affects_session(host: &HostFacts, change: &HostChange, session: &str) -> bool {
     let Some(name) = change.interface() else { return false };
     let own = host.interface(session);
     name == session
-        || own.is_some_and(|i| host.physical(i).iter().any(|p| p.name == name) || i.master.as_deref() == Some(name))
+        || own.is_some_and(|i| {
+            host.physical_interfaces(i).iter().any(|p| p.name == name) || i.master.as_deref() == Some(name)
+        })
 }
 
 #[cfg(test)]
@@ -138,23 +140,23 @@ mod tests {
     use super::*;
     use crate::finding::Severity;
 
-    fn mtu(interface: &str, to: u32) -> Change {
-        Change::Mtu { interface: interface.into(), from: Some(1500), to }
+    fn mtu(interface: &str, to: u32) -> HostChange {
+        HostChange::Mtu { interface: interface.into(), from: Some(1500), to }
     }
 
     #[test]
     fn each_thing_once_and_no_strange_names() {
-        let up = Change::Up { interface: "ib0".into() };
-        let module = Change::Module { name: "ib_ipoib".into() };
+        let up = HostChange::Up { interface: "ib0".into() };
+        let module = HostChange::Module { name: "ib_ipoib".into() };
         let found = [
-            Finding::new("A", Severity::Error, "x", "y", "").with([up.clone(), mtu("ib0", 65520)]),
-            Finding::new("B", Severity::Error, "x", "y", "").with([
+            HostFinding::new("A", Severity::Error, "x", "y", "").with_changes([up.clone(), mtu("ib0", 65520)]),
+            HostFinding::new("B", Severity::Error, "x", "y", "").with_changes([
                 mtu("ib0", 2044),
                 mtu("../../etc", 1),
                 module.clone(),
             ]),
         ];
-        let steps: Vec<Change> = plan(&found, &Host::default()).into_iter().map(|s| s.change).collect();
+        let steps: Vec<HostChange> = plan_steps(&found, &HostFacts::default()).into_iter().map(|s| s.change).collect();
         assert_eq!(steps, [module, mtu("ib0", 65520), up]);
     }
 }

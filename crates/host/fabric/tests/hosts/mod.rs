@@ -165,7 +165,7 @@ impl Made {
             for slot in 0..port.slots.max(port.gids.len()) {
                 let gid = port.gids.get(slot);
                 self.put(&format!("{at}/gids/{slot}"), gid.map_or("0000:0000:0000:0000:0000:0000:0000:0000", |g| g.0));
-                // Empty slots answer EINVAL: as good as no file.
+                // Empty entries return EINVAL, like a missing file.
                 let Some((_, kind, netdev)) = gid else { continue };
                 self.put(&format!("{at}/gid_attrs/types/{slot}"), kind);
                 if !netdev.is_empty() {
@@ -229,7 +229,7 @@ impl Made {
         self
     }
 
-    /// Addresses as netlink tells them: interface, address, bits.
+    /// Addresses as reported by netlink: interface, address, prefix length.
     pub fn addresses(&mut self, list: &[(&str, &str, u8)]) -> &mut Self {
         let addresses: Vec<String> = list
             .iter()
@@ -436,7 +436,7 @@ pub fn mt25208() -> Made {
     made
 }
 
-/// The same card with its cable in, and nobody running a subnet manager.
+/// The same card with its cable plugged in, and no subnet manager.
 pub fn no_sm() -> Made {
     let mut made = mt25208();
     let at = format!("{}/infiniband/mthca0/ports/1", Made::at("0000:05:00.0"));

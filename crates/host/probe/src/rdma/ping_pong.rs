@@ -1,37 +1,40 @@
-//! One-sided writes there and back, noticed by looking at the memory they land in. Both ends use this; it knows no clock
-//! of a measurement.
+//! One-sided writes in both directions, noticed by polling the memory they land in. Both ends use this module.
 //!
-//! A write ends with a number from 1 to 255 that differs from the one before, so that the last byte says that all of it
-//! is there: NICs place the bytes of a message in their order, and perftest relies on the same.
+//! A write ends with a number from 1 to 255 that differs from the last one, so that the last byte proves the whole
+//! write: NICs place the bytes of a message in order, and perftest relies on the same.
 
-use super::{encode, say};
-use crate::lane::{Stop, TICK};
+use super::{encode_region, send_small};
+use crate::stream::{StopSignal, WAIT_TICK};
 use spurline_types::Result;
-use spurline_verbs::{Lent, QueuePair, RemoteRegion, Slot, VerbsError};
+use spurline_verbs::{LoanedMemory, MemorySlot, QueuePair, RemoteRegion, VerbsError};
 use std::time::{Duration, Instant};
 
-/// So many looks at the memory before the processor is offered to others: software devices may do their work in a thread
-/// of the kernel, which may want this very one. Longer than an answer takes: offering is a system call, and what arrives
-/// meanwhile is seen after it.
-const LOOKS: u32 = 4096;
-/// So many looks between two at the connection, which cost more.
-const LOOKS_AT_ALL: u32 = LOOKS * 4;
-/// Who has looked for this long without seeing anything lets the processor rest between looks.
-const RESTLESS: Duration = Duration::from_millis(5);
-/// The rest.
-const REST: Duration = Duration::from_micros(200);
+/// Polls of the memory before the thread yields. Software devices may work in a kernel thread that needs this CPU.
+/// The value exceeds an answer's time: yielding is a system call, and an arrival meanwhile is seen late.
+const POLLS_PER_YIELD: u32 = 4096;
+/// Polls of the memory between two checks of the connection, which cost more.
+const POLLS_PER_CHECK: u32 = POLLS_PER_YIELD * 4;
+/// After this time without an arrival the thread sleeps between polls.
+const SPIN_TIME: Duration = Duration::from_millis(5);
+/// Length of those sleeps.
+const POLL_SLEEP: Duration = Duration::from_micros(200);
 
 /// The number after `number`.
-pub fn next(number: u8) -> u8 {
+pub fn next_number(number: u8) -> u8 {
     number.checked_add(1).unwrap_or(1)
 }
 
-/// Tells the other end where to write, and leaves `large` as the only slots to send from: one that a short message went
-/// out of is too small for a write.
-pub fn tell(pair: &mut QueuePair, small: &mut Vec<Slot>, lent: &Lent<'_>, large: Vec<Slot>) -> Result<(), VerbsError> {
-    let deadline = Instant::now() + TICK * 8;
-    say(pair, small, &encode(lent.region()), deadline)?;
-    pair.settle(0, deadline)?;
+/// Sends the target region to the other end, and leaves `large` as the only slots to send from: the slot of a short
+/// message is too small for a write.
+pub fn send_region(
+    pair: &mut QueuePair,
+    small: &mut Vec<MemorySlot>,
+    lent: &LoanedMemory<'_>,
+    large: Vec<MemorySlot>,
+) -> Result<(), VerbsError> {
+    let deadline = Instant::now() + WAIT_TICK * 8;
+    send_small(pair, small, &encode_region(lent.region()), deadline)?;
+    pair.wait_in_flight(0, deadline)?;
     while let Some(slot) = pair.free_slot()? {
         small.push(slot);
     }
@@ -39,9 +42,9 @@ pub fn tell(pair: &mut QueuePair, small: &mut Vec<Slot>, lent: &Lent<'_>, large:
     Ok(())
 }
 
-/// Writes `len` bytes that end with `number`. One write is under way at a time, so there is room, and `deadline` may be
-/// far.
-pub fn put(
+/// Writes `len` bytes that end with `number`. One write is under way at a time, so there is room, and `deadline` may
+/// be distant.
+pub fn write_number(
     pair: &mut QueuePair,
     len: usize,
     region: RemoteRegion,
@@ -53,35 +56,41 @@ pub fn put(
     pair.write_slot(slot, len, region, None, deadline)
 }
 
-/// Looks until the byte at `at` is `number`, for a tick at most; says whether it is.
+/// Polls until the byte at `at` is `number`, at most for a tick; returns whether it is.
 ///
 /// # Errors
 /// When the connection failed.
-pub fn seen(pair: &mut QueuePair, lent: &Lent<'_>, at: usize, number: u8, stop: &Stop) -> Result<bool, VerbsError> {
+pub fn wait_number(
+    pair: &mut QueuePair,
+    lent: &LoanedMemory<'_>,
+    at: usize,
+    number: u8,
+    stop: &StopSignal,
+) -> Result<bool, VerbsError> {
     let mut looks = 0u32;
     let mut since = None;
     loop {
-        if lent.byte(at) == number {
+        if lent.read_byte(at) == number {
             return Ok(true);
         }
         looks += 1;
-        if !looks.is_multiple_of(LOOKS) {
-            // No pause: on some processors it is longer than the wait.
+        if !looks.is_multiple_of(POLLS_PER_YIELD) {
+            // No pause instruction: on some CPUs it takes longer than the wait.
             continue;
         }
         std::thread::yield_now();
-        if !looks.is_multiple_of(LOOKS_AT_ALL) {
+        if !looks.is_multiple_of(POLLS_PER_CHECK) {
             continue;
         }
-        // What ends the connection shows in its queues: a write fails, receives come back.
-        pair.poll()?;
-        pair.check()?;
+        // A lost connection shows in its queues: a write fails, or receives complete with an error.
+        pair.poll_receive()?;
+        pair.check_connection()?;
         let waited = since.get_or_insert_with(Instant::now).elapsed();
-        if waited >= TICK || stop.is_cut() {
+        if waited >= WAIT_TICK || stop.is_aborted() {
             return Ok(false);
         }
-        if waited >= RESTLESS {
-            std::thread::sleep(REST);
+        if waited >= SPIN_TIME {
+            std::thread::sleep(POLL_SLEEP);
         }
     }
 }

@@ -13,13 +13,13 @@
 mod perftest;
 
 use perftest::{Bare, Control, Kid, answer};
-use spurline_mem::{Buf, Pool};
-use spurline_net_rdma::{Patience, Rail, RdmaConnector, RdmaServer, RdmaServerConfig};
+use spurline_mem::{BufferPool, PoolBuf};
+use spurline_net_rdma::{RdmaConnector, RdmaRail, RdmaServer, RdmaServerConfig, RdmaTimeouts};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
-use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
-use spurline_transport::{Channel, ConnState, Connector, Responder, Service, greet};
+use spurline_proto::{HelloRequest, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
+use spurline_transport::{Channel, ConnState, Connector, Responder, Service, perform_handshake};
 use spurline_types::{Error, ErrorKind, Result, Size, Stats};
-use spurline_verbs::{Access, Verbs};
+use spurline_verbs::{MemoryAccess, VerbsLibrary};
 use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -70,17 +70,17 @@ where
     text.split(',').map(|part| part.parse().expect("an address")).collect()
 }
 
-struct Blocks(Buf);
+struct Blocks(PoolBuf);
 
 impl Service for Blocks {
-    fn hello(&self, _: &ConnState, _: &Hello<'_>) -> Result<Welcome> {
-        Ok(Welcome { block_size: 4 << 20, node: "bench".into(), ..Welcome::default() })
+    fn handle_hello(&self, _: &ConnState, _: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
+        Ok(WelcomeAnswer { block_size: 4 << 20, node: "bench".into(), ..WelcomeAnswer::default() })
     }
-    fn serve(&self, _: &ConnState, request: Request<'_>, to: &mut dyn Responder) -> Result<()> {
+    fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, to: &mut dyn Responder) -> Result<()> {
         match request {
-            Request::Read(read) => {
+            NodeRequest::Read(read) => {
                 let at = read.offset as usize % DATA;
-                to.data(&[], &[&self.0[at..(at + read.len as usize).min(DATA)]])
+                to.send_data(&[], &[&self.0[at..(at + read.len as usize).min(DATA)]])
             }
             _ => Err(Error::new(ErrorKind::Unsupported, "not here")),
         }
@@ -89,12 +89,12 @@ impl Service for Blocks {
 
 /// Serves over RDMA and TCP for ever.
 fn serve(ips: &[IpAddr]) -> Result<()> {
-    let verbs = Verbs::load()?;
-    let pool = Pool::new(64 << 20, DATA)?;
+    let verbs = VerbsLibrary::load()?;
+    let pool = BufferPool::new(64 << 20, DATA)?;
     let mut data = pool.alloc(DATA, Instant::now())?;
     data.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
     let rails: Vec<_> =
-        ips.iter().map(|ip| Rail::open(&verbs, "bench", *ip, &pool, Access::Local)).collect::<Result<_>>()?;
+        ips.iter().map(|ip| RdmaRail::open(&verbs, "bench", *ip, &pool, MemoryAccess::Local)).collect::<Result<_>>()?;
     let service = Arc::new(Blocks(data));
     let stats = Arc::new(Stats::default());
     let rdma = RdmaServer::bind(&rails, 0, service.clone(), RdmaServerConfig::default(), stats.clone())?;
@@ -110,8 +110,8 @@ fn serve(ips: &[IpAddr]) -> Result<()> {
 
 struct Bench {
     args: Args,
-    rails: Vec<Arc<Rail>>,
-    pool: Arc<Pool>,
+    rails: Vec<Arc<RdmaRail>>,
+    pool: Arc<BufferPool>,
     rdma: Vec<SocketAddr>,
     tcp: SocketAddr,
     control: RefCell<Control>,
@@ -155,7 +155,7 @@ impl Bench {
         let connector: Box<dyn Connector> = match rail {
             Some(rail) => {
                 let (ours, theirs) = (Arc::clone(&self.rails[rail]), self.rdma[rail]);
-                Box::new(RdmaConnector::new(ours, theirs, Patience::default(), Arc::default()))
+                Box::new(RdmaConnector::new(ours, theirs, RdmaTimeouts::default(), Arc::default()))
             }
             None => {
                 let to = self.tcp.to_string();
@@ -163,7 +163,7 @@ impl Bench {
             }
         };
         let mut channel = connector.connect(soon).expect("the node answers");
-        greet(&mut *channel, &Hello::new("bench", "bench"), soon).expect("the node greets");
+        perform_handshake(&mut *channel, &HelloRequest::new("bench", "bench"), soon).expect("the node greets");
         channel
     }
 
@@ -224,7 +224,7 @@ impl Bench {
 /// A channel, and where its reads go.
 struct Lane {
     channel: Box<dyn Channel>,
-    dst: Buf,
+    dst: PoolBuf,
     body: Vec<u8>,
     at: usize,
 }
@@ -235,7 +235,7 @@ fn ask_all(lanes: &mut [Lane], size: usize) {
     let offset = (lane.at * size % (DATA - size + 1)) as u64;
     lane.at += 1;
     let (volume, len) = (VolumeId(0), size as u32);
-    let read = Request::Read(Read { volume, path: b"data", version: "v", size: DATA as u64, offset, len });
+    let read = NodeRequest::Read(ReadRequest { volume, path: b"data", version: "v", size: DATA as u64, offset, len });
     let deadline = Instant::now() + Duration::from_secs(60);
     let (body, dst) = (&mut lane.body, &mut lane.dst);
     let answer = lane.channel.call_while(&read, body, dst, &mut |_| {}, deadline, &mut || ask_all(rest, size));
@@ -267,9 +267,9 @@ fn main() {
     });
     let [rdma @ .., tcp, control] = &all[..] else { panic!("--to: the addresses that --server printed") };
     let control = RefCell::new(Control::connect(*control).expect("the node's control port"));
-    let verbs = Verbs::load().expect("RDMA");
-    let pool = Pool::new(128 << 20, 8 << 20).expect("memory");
-    let open = |ip: &IpAddr| Rail::open(&verbs, "bench", *ip, &pool, Access::PeerWrites).expect("a rail");
+    let verbs = VerbsLibrary::load().expect("RDMA");
+    let pool = BufferPool::new(128 << 20, 8 << 20).expect("memory");
+    let open = |ip: &IpAddr| RdmaRail::open(&verbs, "bench", *ip, &pool, MemoryAccess::PeerWrites).expect("a rail");
     let rails = args.ips.iter().map(open).collect();
     let bench = Bench { rails, pool, rdma: rdma.to_vec(), tcp: *tcp, control, _node: node, args };
     let wanted = |name: &str| bench.args.only.is_empty() || name.contains(&bench.args.only);

@@ -1,8 +1,8 @@
-//! A service whose bytes are known, and calls of it.
+//! A service with known bytes, and calls of it.
 
-use spurline_mem::Pool;
+use spurline_mem::BufferPool;
 use spurline_net_rdma::RdmaChannel;
-use spurline_proto::{Hello, Read, Request, VolumeId, Welcome};
+use spurline_proto::{HelloRequest, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{CallError, Channel as _, ConnState, Responder, Service};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::{Arc, Condvar, Mutex};
@@ -17,15 +17,15 @@ fn byte(i: usize) -> u8 {
 /// Serves one pattern from registered memory; `slow` and `slower` wait first, `stuck` until it is released, `vec` serves
 /// from memory that is not registered.
 pub struct Pattern {
-    registered: spurline_mem::Buf,
+    registered: spurline_mem::PoolBuf,
     plain: Vec<u8>,
-    /// Requests for `stuck` that were begun, and whether they are let go.
+    /// Requests for `stuck` that were begun, and whether they may end.
     stuck: Mutex<(usize, bool)>,
     changed: Condvar,
 }
 
 impl Pattern {
-    pub fn new(pool: &Arc<Pool>) -> Arc<Self> {
+    pub fn new(pool: &Arc<BufferPool>) -> Arc<Self> {
         let mut registered = pool.try_alloc(DATA).unwrap();
         registered.iter_mut().enumerate().for_each(|(i, b)| *b = byte(i));
         let plain = registered.to_vec();
@@ -55,42 +55,49 @@ impl Pattern {
 }
 
 impl Service for Pattern {
-    fn hello(&self, _: &ConnState, hello: &Hello<'_>) -> Result<Welcome> {
-        Ok(Welcome { block_size: 4 << 20, node: hello.peer.to_owned(), ..Welcome::default() })
+    fn handle_hello(&self, _: &ConnState, hello: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
+        Ok(WelcomeAnswer { block_size: 4 << 20, node: hello.peer.to_owned(), ..WelcomeAnswer::default() })
     }
-    fn serve(&self, _: &ConnState, request: Request<'_>, to: &mut dyn Responder) -> Result<()> {
-        let Request::Read(read) = request else { return Err(Error::new(ErrorKind::Unsupported, "not here")) };
+    fn serve_request(&self, _: &ConnState, request: NodeRequest<'_>, to: &mut dyn Responder) -> Result<()> {
+        let NodeRequest::Read(read) = request else { return Err(Error::new(ErrorKind::Unsupported, "not here")) };
         let range = read.offset as usize..read.offset as usize + read.len as usize;
         match read.path {
             b"slow" => {
                 std::thread::sleep(Duration::from_secs(4));
-                to.data(&[], &[&self.registered[range]])
+                to.send_data(&[], &[&self.registered[range]])
             }
             b"slower" => {
                 std::thread::sleep(Duration::from_secs(60));
-                to.data(&[], &[&self.registered[range]])
+                to.send_data(&[], &[&self.registered[range]])
             }
             b"stuck" => {
                 let mut stuck = self.stuck.lock().unwrap();
                 stuck.0 += 1;
                 self.changed.notify_all();
                 drop(self.changed.wait_while(stuck, |(_, released)| !*released).unwrap());
-                to.data(&[], &[&self.registered[range]])
+                to.send_data(&[], &[&self.registered[range]])
             }
-            b"vec" => to.data(&[], &[&self.plain[range]]),
-            _ => to.data(&[], &[&self.registered[range]]),
+            b"vec" => to.send_data(&[], &[&self.plain[range]]),
+            _ => to.send_data(&[], &[&self.registered[range]]),
         }
     }
 }
 
-pub fn read<'a>(path: &'a str, offset: usize, len: usize) -> Request<'a> {
+pub fn read<'a>(path: &'a str, offset: usize, len: usize) -> NodeRequest<'a> {
     let (path, size) = (path.as_bytes(), DATA as u64);
-    Request::Read(Read { volume: VolumeId(0), path, version: "", size, offset: offset as u64, len: len as u32 })
+    NodeRequest::Read(ReadRequest {
+        volume: VolumeId(0),
+        path,
+        version: "",
+        size,
+        offset: offset as u64,
+        len: len as u32,
+    })
 }
 
 pub fn call(
     channel: &mut RdmaChannel,
-    request: &Request<'_>,
+    request: &NodeRequest<'_>,
     dst: &mut [u8],
     deadline: Instant,
 ) -> Result<usize, CallError> {

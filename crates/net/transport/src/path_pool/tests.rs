@@ -1,49 +1,50 @@
-//! Which path a request takes, by speed, by what was measured and by where its memory is.
+//! Path selection by speed, by measured reads and by the location of the memory.
 
 use super::*;
 
-/// 32 reads of a MiB over the first of two paths, this long each.
+/// 32 reads of one MiB over the first of two paths, each this long.
 fn reads(pool: &PathPool, ms: u64) {
     for _ in 0..32 {
-        pool.measured(Place { path: 0, generation: 0, number: 1 }, 1 << 20, Duration::from_millis(ms));
+        pool.record_read(ChannelId { path: 0, generation: 0, number: 1 }, 1 << 20, Duration::from_millis(ms));
     }
 }
 
-struct Silent(crate::Endpoints);
+struct Silent(crate::ConnectionEndpoints);
 
 impl Channel for Silent {
     fn call(
         &mut self,
-        _: &spurline_proto::Request<'_>,
+        _: &spurline_proto::NodeRequest<'_>,
         _: &mut Vec<u8>,
         _: &mut [u8],
         _: &mut dyn FnMut(usize),
         _: Instant,
-    ) -> Result<crate::Answer, crate::CallError> {
-        panic!("nothing is asked")
+    ) -> Result<crate::CallAnswer, crate::CallError> {
+        panic!("no request is expected")
     }
-    fn endpoints(&self) -> &crate::Endpoints {
+    fn endpoints(&self) -> &crate::ConnectionEndpoints {
         &self.0
     }
-    fn probe(&mut self) -> bool {
+    fn looks_alive(&mut self) -> bool {
         true
     }
 }
 
-/// Two paths of equal speed over two rails, with so many channels each.
+/// Two paths of equal speed over two rails, with this many channels each.
 fn two_rails(channels: usize, rails: &Arc<RailLoads>) -> PathPool {
     let specs =
         (0..2).map(|local| PathSpec { name: local.to_string(), kind: TransportKind::Rdma, local, speed_mbit: 100_000 });
     let timing = PathTiming::default();
     let pool = PathPool::new("n:7000", specs.collect(), channels, timing, 1, Arc::default(), Arc::default());
-    let pool = pool.sharing(Arc::clone(rails));
-    for path in pool.due() {
+    let pool = pool.with_rail_loads(Arc::clone(rails));
+    for path in pool.begin_due() {
         for n in 0..channels {
             let end = String::new;
-            let channel = Box::new(Silent(crate::Endpoints { kind: TransportKind::Rdma, local: end(), peer: end() }));
+            let channel =
+                Box::new(Silent(crate::ConnectionEndpoints { kind: TransportKind::Rdma, local: end(), peer: end() }));
             match n {
-                0 => pool.connected(path, channel, Arc::default(), None),
-                _ => pool.add(path, 0, Ok((channel, Arc::default()))),
+                0 => pool.path_connected(path, channel, Arc::default(), None),
+                _ => pool.add_channel(path, 0, Ok((channel, Arc::default()))),
             }
         }
     }
@@ -59,14 +60,14 @@ fn the_rail_near_the_memory_is_taken_where_no_other_would_lie_idle_for_it() {
         let pool = if from == "other" { &other } else { &pool };
         pool.checkout(soon(), near).unwrap().unwrap()
     };
-    let path = |lease: &Lease<'_>| lease.path().unwrap();
+    let path = |lease: &ChannelLease<'_>| lease.path_index().unwrap();
     for _ in 0..64 {
         for near in 0..2 {
             assert_eq!(path(&take("", 1 << near)), near, "both are idle");
             let first = take("", 1 << near);
             let second = take("", 1 << near);
             assert_eq!((path(&first), path(&second)), (near, 1 - near), "no rail is left idle");
-            // As much on the one as on the other.
+            // The load is equal on both.
             assert_eq!(path(&take("", 1 << near)), near);
             drop((first, second));
             // Another peer's reads keep the near rail busy.
@@ -74,7 +75,7 @@ fn the_rail_near_the_memory_is_taken_where_no_other_would_lie_idle_for_it() {
             assert_eq!((path(&busy), path(&beside.0)), (near, 1 - near));
         }
     }
-    // Where all memory is equally near all are taken, at random.
+    // Where all memory is equally near, both are taken, at random.
     let taken: Vec<usize> = (0..64).map(|_| path(&take("", 0))).collect();
     assert!(taken.contains(&0) && taken.contains(&1));
     assert!(rails.0.iter().all(|load| load.load(Ordering::Relaxed) == 0));
@@ -86,18 +87,18 @@ fn a_path_that_is_slower_since_it_is_back_is_loaded_less_until_it_is_not() {
     let spec = |name: &str| PathSpec { name: name.into(), kind: TransportKind::Rdma, local: 0, speed_mbit: 400_000 };
     let specs = vec![spec("a"), spec("b")];
     let pool = PathPool::new("n:7000", specs, 2, PathTiming::default(), 1, Arc::clone(&stats), Arc::default());
-    let compare = || pool.compare(&pool.inner.lock(), 0, 1);
+    let compare = || pool.compare_load(&pool.inner.lock(), 0, 1);
     let shown = |name: &str| stats.to_json()["paths"][0][name].as_u64();
     reads(&pool, 10);
     assert_eq!(
         (shown("usual_bytes_per_s"), shown("speed_checks"), compare().is_eq()),
         (Some(100 << 20), Some(0), true)
     );
-    pool.paths[0].speed.lock().back();
+    pool.paths[0].speed.lock().path_returned();
     (0..3).for_each(|_| reads(&pool, 100));
     assert_eq!((shown("speed_checks"), shown("slower")), (Some(1), Some(1)));
     assert!(pool.view()[0].speed.is_some_and(|check| check.slower) && pool.view()[1].speed.is_none());
-    // As one that is a tenth as fast, and rather the other.
+    // Loaded as if a tenth as fast, so the other path is preferred.
     assert!((40_000..48_000).contains(&pool.paths[0].load_speed()) && compare().is_gt());
     reads(&pool, 10);
     assert_eq!((shown("speed_checks"), shown("slower"), compare().is_eq()), (Some(2), Some(0), true));
@@ -109,26 +110,26 @@ fn a_path_whose_last_channel_is_gone_and_that_gets_no_other_is_down() {
     let pool = two_rails(1, &Arc::default());
     let far = Instant::now() + Duration::from_secs(3600);
     for left in [1, 0] {
-        // Lost without a fault of the path: a second node was quicker.
+        // Lost without a fault of the path: another node answered first.
         let mut lease = pool.checkout(far, 0).unwrap().unwrap();
-        let path = lease.path().unwrap();
-        lease.discard();
+        let path = lease.path_index().unwrap();
+        lease.discard_channel();
         assert_eq!((pool.up(), pool.view()[path].channels), (left + 1, 0), "one more channel may be had");
-        let wanting = pool.wanting();
-        assert!(wanting.contains(&(path, 0)) && pool.wanting().is_empty(), "{wanting:?}");
-        pool.add(path, 0, Err(Error::new(ErrorKind::Unavailable, "the node takes no more")));
+        let wanting = pool.begin_growing();
+        assert!(wanting.contains(&(path, 0)) && pool.begin_growing().is_empty(), "{wanting:?}");
+        pool.add_channel(path, 0, Err(Error::new(ErrorKind::Unavailable, "the node takes no more")));
         let view = &pool.view()[path];
-        assert!(view.phase != Phase::Up && view.reason.as_ref().unwrap().contains("takes no more"), "{view:?}");
+        assert!(view.phase != PathPhase::Up && view.reason.as_ref().unwrap().contains("takes no more"), "{view:?}");
         assert_eq!(pool.up(), left);
     }
-    // Nobody waits for a channel: the request goes over TCP.
+    // No wait for a channel: the request uses TCP.
     assert!(pool.checkout(far, 0).unwrap().is_none());
-    // A path that has a channel left stays as it is.
+    // A path with a channel left stays up.
     let pool = two_rails(2, &Arc::default());
     let mut lease = pool.checkout(far, 0).unwrap().unwrap();
-    lease.discard();
-    for (path, generation) in pool.wanting() {
-        pool.add(path, generation, Err(Error::new(ErrorKind::Unavailable, "the node takes no more")));
+    lease.discard_channel();
+    for (path, generation) in pool.begin_growing() {
+        pool.add_channel(path, generation, Err(Error::new(ErrorKind::Unavailable, "the node takes no more")));
     }
     assert_eq!(pool.up(), 2);
 }

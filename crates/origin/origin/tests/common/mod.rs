@@ -1,13 +1,13 @@
-//! The rules every under-store must keep, run on each of them by the tests beside this file.
+//! The conformance suite that every origin must pass; the tests beside this file run it on each of them.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use spurline_origin::UnderStore;
-use spurline_types::{Attr, DirEntry, ErrorKind, FileKind, ObjectRef, SliceSink, Stats};
+use spurline_origin::OriginStore;
+use spurline_types::{DirEntry, ErrorKind, FileKind, ObjectAttr, ObjectRef, SliceSink, Stats};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Puts files into the under-store by another way than the one tested.
+/// Writes files to the origin, independently of the tested code.
 pub trait Fixture {
     /// Writes a file, replacing what is there.
     fn put(&self, path: &str, bytes: &[u8]);
@@ -27,7 +27,7 @@ pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// Bytes that tell their place.
+/// Bytes that identify their position.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -41,12 +41,12 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-pub fn object(store: &dyn UnderStore, path: &[u8]) -> (ObjectRef, Attr) {
+pub fn object(store: &dyn OriginStore, path: &[u8]) -> (ObjectRef, ObjectAttr) {
     let attr = store.lookup(path, soon()).unwrap_or_else(|e| panic!("{}: {e}", String::from_utf8_lossy(path)));
-    (ObjectRef::new(store.source(), path, attr.version.clone(), attr.size), attr)
+    (ObjectRef::new(store.source_url(), path, attr.version.clone(), attr.size), attr)
 }
 
-pub fn read(store: &dyn UnderStore, object: &ObjectRef, offset: u64, len: usize) -> spurline_types::Result<Vec<u8>> {
+pub fn read(store: &dyn OriginStore, object: &ObjectRef, offset: u64, len: usize) -> spurline_types::Result<Vec<u8>> {
     let mut bytes = vec![0xaa; len];
     let mut sink = SliceSink::new(&mut bytes);
     store.read(object, offset, &mut sink, soon())?;
@@ -54,9 +54,9 @@ pub fn read(store: &dyn UnderStore, object: &ObjectRef, offset: u64, len: usize)
     Ok(bytes)
 }
 
-/// Reads until the deadline; answers what came of it and the bytes that landed.
+/// Reads until the deadline; returns the result and the bytes received.
 pub fn read_until(
-    store: &dyn UnderStore,
+    store: &dyn OriginStore,
     object: &ObjectRef,
     len: usize,
     deadline: Instant,
@@ -69,7 +69,7 @@ pub fn read_until(
     (answer, bytes)
 }
 
-pub fn list_all(store: &dyn UnderStore, path: &[u8], max: usize) -> Vec<DirEntry> {
+pub fn list_all(store: &dyn OriginStore, path: &[u8], max: usize) -> Vec<DirEntry> {
     let (mut all, mut cursor) = (Vec::new(), None);
     for _ in 0..100_000 {
         let page = store.list(path, cursor.as_deref(), max, soon()).unwrap();
@@ -89,8 +89,8 @@ fn names(entries: &[DirEntry]) -> Vec<&[u8]> {
     names
 }
 
-/// Runs them all.
-pub fn conformance(store: &dyn UnderStore, stats: &Arc<Stats>, fixture: &dyn Fixture) {
+/// Runs all parts.
+pub fn conformance(store: &dyn OriginStore, stats: &Arc<Stats>, fixture: &dyn Fixture) {
     store.check(soon()).unwrap();
     assert!(!store.describe().is_empty());
     reads(store, fixture);
@@ -102,7 +102,7 @@ pub fn conformance(store: &dyn UnderStore, stats: &Arc<Stats>, fixture: &dyn Fix
     assert!(stats.object.get_ops.get() > 0 && stats.object.get_bytes.get() > 0 && stats.metadata.ops.get() > 0);
 }
 
-fn reads(store: &dyn UnderStore, fixture: &dyn Fixture) {
+fn reads(store: &dyn OriginStore, fixture: &dyn Fixture) {
     let bytes = pattern(3_000_001, 1);
     fixture.put("reads/big", &bytes);
     fixture.put("reads/empty", b"");
@@ -130,7 +130,7 @@ fn reads(store: &dyn UnderStore, fixture: &dyn Fixture) {
     });
 }
 
-fn folders(store: &dyn UnderStore, fixture: &dyn Fixture) {
+fn folders(store: &dyn OriginStore, fixture: &dyn Fixture) {
     fixture.put("tree/a/b/c", b"1");
     fixture.put("tree/a/d", b"22");
     fixture.folder("tree/empty");
@@ -143,12 +143,12 @@ fn folders(store: &dyn UnderStore, fixture: &dyn Fixture) {
     let tree = list_all(store, b"tree", 1000);
     assert_eq!(names(&tree), [&b"a"[..], b"empty"]);
     assert!(tree.iter().all(|e| e.attr.kind == FileKind::Directory));
-    // A lookup waits until a file that was written just now has its version for good; a listing does not.
+    // A lookup of a file written just now waits until its version is final; a listing does not.
     store.lookup(b"tree/a/d", soon()).unwrap();
     let a = list_all(store, b"tree/a", 1000);
     assert_eq!(names(&a), [&b"b"[..], b"d"]);
     assert!(list_all(store, b"tree/empty", 1000).is_empty());
-    // What a listing says is what a lookup says.
+    // A listing and a lookup return the same attributes.
     for entry in a {
         let path = [b"tree/a/", entry.name.as_slice()].concat();
         assert_eq!(store.lookup(&path, soon()).unwrap(), entry.attr);
@@ -164,7 +164,7 @@ fn folders(store: &dyn UnderStore, fixture: &dyn Fixture) {
     }
 }
 
-fn pages(store: &dyn UnderStore, fixture: &dyn Fixture) {
+fn pages(store: &dyn OriginStore, fixture: &dyn Fixture) {
     let many = fixture.many();
     for i in 0..many {
         fixture.put(&format!("many/f{i:06}"), format!("{i}").as_bytes());
@@ -177,7 +177,7 @@ fn pages(store: &dyn UnderStore, fixture: &dyn Fixture) {
     }
 }
 
-fn odd_names(store: &dyn UnderStore, fixture: &dyn Fixture) {
+fn odd_names(store: &dyn OriginStore, fixture: &dyn Fixture) {
     let mut odd = vec![
         "plain",
         "with space",
@@ -239,7 +239,7 @@ fn odd_names(store: &dyn UnderStore, fixture: &dyn Fixture) {
     }
 }
 
-fn versions(store: &dyn UnderStore, fixture: &dyn Fixture) {
+fn versions(store: &dyn OriginStore, fixture: &dyn Fixture) {
     let (old, new) = (pattern(500_000, 2), pattern(500_000, 3));
     fixture.put("versions/f", &old);
     let (first, _) = object(store, b"versions/f");

@@ -1,18 +1,18 @@
-//! Standard error as a place for log lines on which nobody waits for long: a terminal that is stopped (Ctrl-S) or a pipe
-//! whose reader sleeps takes nothing, and whoever logs may be answering a request.
+//! Standard error as a log destination with bounded waits. A stopped terminal (Ctrl-S) or a pipe with a sleeping
+//! reader accepts nothing, and the logging thread may be serving a request.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{Result, Write};
 use std::os::fd::AsFd;
 
-/// How long a line waits for room; the lines after one that waited in vain don't wait at all.
+/// How long a line waits for room; after one lost line, later lines do not wait.
 const PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const NO_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// A pipe that has room has it for so many bytes.
+/// A pipe reported writable has room for this many bytes.
 const PIECE: usize = 4096;
 
-/// A writer that loses lines rather than wait.
+/// A writer that drops lines instead of waiting.
 pub(super) struct Patient<W> {
     out: W,
     stuck: bool,
@@ -27,7 +27,7 @@ impl<W: Write + AsFd> Patient<W> {
     /// Whether a piece can be written without waiting for more than [`PATIENCE`].
     fn has_room(&self) -> bool {
         let patience = if self.stuck { NO_PATIENCE } else { PATIENCE };
-        // What has hung up or fails says so when it is written to; a signal in between is no room.
+        // A closed or failed stream counts as writable and fails at the write; an interrupted poll counts as no room.
         !matches!(poll(&mut [PollFd::new(&self.out, PollFlags::OUT)], Some(&patience)), Ok(0) | Err(Errno::INTR))
     }
 
@@ -48,12 +48,12 @@ impl<W: Write + AsFd> Patient<W> {
 }
 
 impl<W: Write + AsFd> Write for Patient<W> {
-    /// Takes a line; that it is lost is told when the next one is not.
+    /// Accepts a line. The next line that has room reports the lost ones.
     fn write(&mut self, line: &[u8]) -> Result<usize> {
         if self.lost > 0 && self.has_room() {
             let lost = std::mem::take(&mut self.lost);
             self.stuck = false;
-            self.put(format!("({lost} log lines were lost: standard error took nothing)\n").as_bytes())?;
+            self.put(format!("({lost} log lines were lost: standard error accepted nothing)\n").as_bytes())?;
         }
         self.put(line)?;
         Ok(line.len())
@@ -71,11 +71,11 @@ mod tests {
     use std::io::Read as _;
 
     #[test]
-    fn a_reader_that_sleeps_holds_nobody_up_and_is_told_what_it_missed() {
+    fn a_sleeping_reader_blocks_no_writer_and_sees_the_loss() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let (mut reader, mut log) = (File::from(reader), Patient::new(File::from(writer)));
         let line = [b'x'; 1000];
-        // Far more than the pipe holds: without patience's end this would never come back.
+        // Far more than the pipe holds: without the limit this would block for ever.
         for _ in 0..1000 {
             log.write_all(&line).unwrap();
         }
@@ -88,7 +88,7 @@ mod tests {
         drop(log);
         let mut rest = String::new();
         reader.read_to_string(&mut rest).unwrap();
-        let told = format!("({lost} log lines were lost: standard error took nothing)\nhere again\n");
+        let told = format!("({lost} log lines were lost: standard error accepted nothing)\nhere again\n");
         assert!(rest.ends_with(&told), "{rest}");
     }
 
@@ -96,6 +96,6 @@ mod tests {
     fn a_reader_that_is_gone_is_an_error_and_no_panic() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         drop(reader);
-        assert!(Patient::new(File::from(writer)).write_all(b"anybody?").is_err());
+        assert!(Patient::new(File::from(writer)).write_all(b"hello").is_err());
     }
 }

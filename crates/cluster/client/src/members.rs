@@ -1,0 +1,228 @@
+//! Owns the current list of group nodes. The list is replaced as a whole while requests run; a node keeps its
+//! connections for as long as it stays. Does not know the source of the list or the content of requests.
+
+use crate::paths::NodePaths;
+use crate::peer::GroupPeer;
+use crate::placement::{NodePlacement, ReaderLocation, WantedRun};
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+use spurline_transport::PathWake;
+use spurline_types::Member;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Up to this group size every node is connected in advance; in larger groups on first use.
+const ALL_READY: usize = 64;
+
+/// Creates the connections of one node.
+pub type MakePeer = dyn Fn(&Member) -> Arc<GroupPeer> + Send + Sync;
+
+/// Creates paths beside TCP, and wakes the thread that connects them.
+struct PathFactory {
+    paths: Box<dyn Fn(&Member) -> NodePaths + Send + Sync>,
+    wake: Arc<PathWake>,
+}
+
+/// Creates peers for members.
+struct PeerFactory {
+    make_peer: Box<MakePeer>,
+    equipment: OnceLock<PathFactory>,
+    /// All live peers, including those of nodes that left the group while a request still uses them.
+    made: Mutex<Vec<Weak<GroupPeer>>>,
+}
+
+impl PeerFactory {
+    fn make(&self, member: &Member) -> Arc<GroupPeer> {
+        let peer = (self.make_peer)(member);
+        let mut made = self.made.lock();
+        if made.len() == made.capacity() {
+            made.retain(|peer| peer.strong_count() > 0);
+        }
+        made.push(Arc::downgrade(&peer));
+        peer
+    }
+
+    fn add_paths(&self, member: &Member, peer: &GroupPeer) {
+        if let Some(equipment) = self.equipment.get() {
+            peer.set_paths((equipment.paths)(member));
+            equipment.wake.wake_monitor();
+        }
+    }
+}
+
+/// The peer of one node. It outlives the list for as long as the node keeps its name and addresses.
+#[derive(Default)]
+struct PeerSlot {
+    peer: OnceLock<Arc<GroupPeer>>,
+}
+
+/// The nodes at one moment. A running request keeps its own snapshot.
+pub struct MembersSnapshot {
+    members: Vec<Arc<Member>>,
+    slots: Vec<Arc<PeerSlot>>,
+    placement: NodePlacement,
+    workshop: Arc<PeerFactory>,
+}
+
+impl MembersSnapshot {
+    /// Writes up to `most` nodes for `wanted` to `out`, in request order for a reader at `from`. Returns the owner,
+    /// which fetches the block for all.
+    pub fn rank_holders(
+        &self,
+        wanted: WantedRun,
+        from: &ReaderLocation,
+        most: usize,
+        out: &mut Vec<u32>,
+    ) -> Option<u32> {
+        self.placement.find_holders(wanted, most, out);
+        let owner = out.first().copied();
+        self.placement.near_first(wanted, &self.members, from, out);
+        owner
+    }
+
+    /// Writes up to `most` nodes to `out`: the holders of `wanted`, owner first, then their successors.
+    pub fn find_holders(&self, wanted: WantedRun, most: usize, out: &mut Vec<u32>) {
+        self.placement.find_holders(wanted, most, out);
+    }
+
+    /// The nodes, in registry order.
+    pub fn members(&self) -> &[Arc<Member>] {
+        &self.members
+    }
+
+    /// The draining node (weight 0) that would hold `wanted` at full weight.
+    pub fn drained_holder(&self, wanted: WantedRun) -> Option<u32> {
+        self.placement.drained_holder(wanted)
+    }
+
+    /// The peer of node `index` in [`MembersSnapshot::members`]; created on first use.
+    pub fn peer(&self, index: u32) -> &Arc<GroupPeer> {
+        let (member, slot) = (&self.members[index as usize], &self.slots[index as usize]);
+        let mut made = false;
+        let peer = slot.peer.get_or_init(|| {
+            made = true;
+            self.workshop.make(member)
+        });
+        if made {
+            // After the slot is filled, so that a concurrent change of the path factory cannot miss this peer.
+            self.workshop.add_paths(member, peer);
+        }
+        peer
+    }
+
+    /// The peer of node `index`, if it was created already.
+    pub fn existing_peer(&self, index: u32) -> Option<&Arc<GroupPeer>> {
+        self.slots[index as usize].peer.get()
+    }
+
+    /// All peers created so far.
+    pub fn existing_peers(&self) -> impl Iterator<Item = &Arc<GroupPeer>> {
+        self.slots.iter().filter_map(|slot| slot.peer.get())
+    }
+}
+
+/// Each of `members` with its index in `old`, matched by name. Of two members with one name, the last wins.
+fn match_by_name<'a>(old: &[Arc<Member>], members: &'a [Arc<Member>]) -> Vec<(&'a Arc<Member>, Option<usize>)> {
+    fn by_name(list: &[Arc<Member>]) -> HashMap<&str, usize> {
+        list.iter().enumerate().map(|(at, member)| (member.name.as_str(), at)).collect()
+    }
+    let rising = |list: &[Arc<Member>]| list.is_sorted_by(|a, b| a.name < b.name);
+    if rising(old) && rising(members) {
+        // Registries return sorted lists: merging both lists costs less than a map.
+        let mut rest = old.iter().enumerate().peekable();
+        let place = |member: &'a Arc<Member>| {
+            while rest.next_if(|(_, known)| known.name < member.name).is_some() {}
+            (member, rest.next_if(|(_, known)| known.name == member.name).map(|(at, _)| at))
+        };
+        return members.iter().map(place).collect();
+    }
+    let (known, last) = (by_name(old), by_name(members));
+    let stays = members.iter().enumerate().filter(|(at, member)| last[member.name.as_str()] == *at);
+    stays.map(|(_, member)| (member, known.get(member.name.as_str()).copied())).collect()
+}
+
+/// The list of a group's nodes, replaceable at run time.
+pub struct GroupMembers {
+    current: ArcSwap<MembersSnapshot>,
+    workshop: Arc<PeerFactory>,
+    /// Serialises replacements of the list.
+    changing: Mutex<()>,
+}
+
+impl GroupMembers {
+    /// A group of `members`; `make` creates the peer of each.
+    pub fn new(
+        members: &[Arc<Member>],
+        make: impl Fn(&Member) -> Arc<GroupPeer> + Send + Sync + 'static,
+    ) -> Arc<GroupMembers> {
+        let workshop =
+            Arc::new(PeerFactory { make_peer: Box::new(make), equipment: OnceLock::new(), made: Mutex::default() });
+        let empty = MembersSnapshot {
+            members: Vec::new(),
+            slots: Vec::new(),
+            placement: NodePlacement::new::<Member>(&[]),
+            workshop: Arc::clone(&workshop),
+        };
+        let roster = GroupMembers { current: ArcSwap::from_pointee(empty), workshop, changing: Mutex::new(()) };
+        roster.set_members(members);
+        Arc::new(roster)
+    }
+
+    /// Replaces the list. Nodes with unchanged name and addresses keep their connections; requests on removed nodes
+    /// finish. Of two members with one name, the last wins.
+    pub fn set_members(&self, members: &[Arc<Member>]) {
+        let _changing = self.changing.lock();
+        let old = self.current.load();
+        if old.members == members {
+            return;
+        }
+        let (mut kept_members, mut slots) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
+        for (index, (member, known)) in match_by_name(&old.members, members).into_iter().enumerate() {
+            let kept = known.filter(|at| old.members[*at].addresses == member.addresses);
+            let slot = kept.map_or_else(Arc::default, |at| Arc::clone(&old.slots[at]));
+            if let Some(peer) = slot.peer.get() {
+                peer.update_member(member);
+            }
+            tracing::trace!(index, name = member.name, kept = kept.is_some(), "a node of the group");
+            kept_members.push(Arc::clone(member));
+            slots.push(slot);
+        }
+        let placement = NodePlacement::new(&kept_members);
+        let view =
+            Arc::new(MembersSnapshot { members: kept_members, slots, placement, workshop: Arc::clone(&self.workshop) });
+        self.current.store(Arc::clone(&view));
+        if view.members.len() <= ALL_READY {
+            (0..view.members.len() as u32).for_each(|index| drop(Arc::clone(view.peer(index))));
+        }
+    }
+
+    /// The nodes now. Takes no lock and allocates nothing.
+    pub fn snapshot(&self) -> Guard<Arc<MembersSnapshot>> {
+        self.current.load()
+    }
+
+    /// All peers in use, including nodes that left the group while a request is still running: they need a heartbeat
+    /// too.
+    pub(crate) fn peers_in_use(&self) -> Vec<Arc<GroupPeer>> {
+        self.workshop.made.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Gives all current and later nodes paths beside TCP. Only the first call has an effect. Each new path set rings
+    /// `wake`.
+    pub fn set_path_factory(&self, wake: Arc<PathWake>, paths: impl Fn(&Member) -> NodePaths + Send + Sync + 'static) {
+        let equipment = PathFactory { paths: Box::new(paths), wake };
+        if self.workshop.equipment.set(equipment).is_ok() {
+            let view = self.current.load();
+            for (member, slot) in view.members.iter().zip(&view.slots) {
+                if let Some(peer) = slot.peer.get() {
+                    self.workshop.add_paths(member, peer);
+                }
+            }
+        }
+    }
+
+    /// Whether nodes may have paths beside TCP.
+    pub fn has_path_factory(&self) -> bool {
+        self.workshop.equipment.get().is_some()
+    }
+}

@@ -1,0 +1,213 @@
+//! The set of connections that a worker polls while all workers are busy: polling their queues needs no system call,
+//! where each request would otherwise cost an event. A connection returns to events after empty rounds, and before
+//! anything that blocks, which would delay it. It knows no request.
+
+use crate::server::{PARKED, RdmaConn, RdmaServerState};
+use crate::session::RdmaSession;
+use rustix::event::{EventfdFlags, eventfd};
+use spurline_transport::{PooledServer as _, ServeOutcome, WorkerPool};
+use spurline_types::Error;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+/// Maximum size of the set: its requests are answered one after the other.
+const MAX_POLLED: usize = 8;
+/// Empty rounds in a row before the set is released. With 40 it is no faster.
+const EMPTY_ROUNDS: u32 = 2;
+
+/// A full set exchanges one connection after this many rounds.
+const FULL_ROUNDS: u32 = 16;
+
+/// Longest time that the acceptor holds a connection's lock in its sweep. A connection locked for longer is found
+/// again by the next sweep.
+const MAX_SWEEP_HOLD: Duration = Duration::from_millis(1);
+
+/// Whether a connection is in a polled set. Only the holder of its session's lock changes it.
+#[derive(Default)]
+pub(crate) struct PolledFlag(AtomicU8);
+
+const NOT_POLLED: u8 = 0;
+const POLLED_RECENTLY: u8 = 1;
+const NEGLECTED: u8 = 2;
+
+impl PolledFlag {
+    fn set_polled(&self, held: bool) {
+        self.0.store(if held { POLLED_RECENTLY } else { NOT_POLLED }, Ordering::Relaxed);
+    }
+
+    fn is_polled(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != NOT_POLLED
+    }
+
+    /// Whether the connection is in a set but was not polled since the previous call; it leaves the set then.
+    pub fn check_neglected(&self) -> bool {
+        let held = self.0.load(Ordering::Relaxed);
+        let next = if held == POLLED_RECENTLY { NEGLECTED } else { NOT_POLLED };
+        self.0.store(next, Ordering::Relaxed);
+        held == NEGLECTED
+    }
+}
+
+/// The connections that a worker polls.
+pub(crate) struct PolledSet<'a> {
+    shared: &'a RdmaServerState,
+    conns: RefCell<[Option<Arc<RdmaConn>>; MAX_POLLED]>,
+}
+
+impl<'a> PolledSet<'a> {
+    pub fn new(shared: &'a RdmaServerState) -> Self {
+        PolledSet { shared, conns: RefCell::default() }
+    }
+
+    /// Adds a connection whose session is locked, unless another worker waits for events. Returns whether it was
+    /// added.
+    pub fn try_add(&self, conn: &Arc<RdmaConn>) -> bool {
+        let crew = self.shared.worker_pool();
+        if crew.others_idle() || !conn.state.for_data() || !crew.renew_permit() {
+            return false;
+        }
+        let mut conns = self.conns.borrow_mut();
+        let Some(free) = conns.iter_mut().find(|at| at.is_none()) else { return false };
+        *free = Some(Arc::clone(conn));
+        conn.polled.set_polled(true);
+        true
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count() == 0
+    }
+
+    fn count(&self) -> usize {
+        self.conns.borrow().iter().flatten().count()
+    }
+
+    fn remove_at(&self, at: usize) -> Option<Arc<RdmaConn>> {
+        self.conns.borrow_mut()[at].take()
+    }
+
+    /// Releases the set, and the worker's permit, before the current request blocks.
+    pub fn release_before_wait(&self) {
+        self.shared.worker_pool().release_permit();
+        self.release_all();
+    }
+
+    /// Returns all connections of the set to events.
+    pub fn release_all(&self) {
+        (0..MAX_POLLED).for_each(|at| self.release_at(at));
+    }
+
+    fn release_at(&self, at: usize) {
+        let Some(conn) = self.remove_at(at) else { return };
+        WorkerPool::run_service(self.shared, &conn, |conn| {
+            // Another worker may own the connection by now, and may be waiting for one that is locked here.
+            let Some(mut session) = conn.session.try_lock_for(MAX_SWEEP_HOLD).filter(|_| conn.polled.is_polled())
+            else {
+                return ServeOutcome::Parked;
+            };
+            conn.polled.set_polled(false);
+            match session.pair.arm_receive() {
+                Ok(false) => park_conn(self.shared, conn, &session),
+                // Something has arrived, possibly the end of the connection, and causes no further event.
+                Ok(true) | Err(_) => ring_bell(self.shared, conn),
+            }
+        });
+    }
+
+    /// Polls the connections of the set in turn, and takes other ready ones, until nothing arrives; `serve` answers
+    /// requests.
+    pub fn poll_rounds(&self, serve: impl Fn(&Arc<RdmaConn>) -> ServeOutcome) {
+        let crew = self.shared.worker_pool();
+        let (mut empty, mut next, mut rounds) = (0, 0, 0u32);
+        while !self.is_empty() && !crew.stopping() {
+            let mut found = false;
+            rounds = rounds.wrapping_add(1);
+            // Not while another worker waits for events; and with a full set only now and then.
+            let takes = self.count() < MAX_POLLED || rounds % FULL_ROUNDS == 0;
+            if takes
+                && !crew.others_idle()
+                && let Some(conn) = WorkerPool::take_ready(self.shared)
+            {
+                found = true;
+                if self.count() == MAX_POLLED {
+                    // Connections leave the set in turn, so that a new one need not wait until all are idle.
+                    self.release_at(next);
+                    next = (next + 1) % MAX_POLLED;
+                }
+                WorkerPool::run_service(self.shared, &conn, |conn| {
+                    conn.note_event(self.shared);
+                    serve(conn)
+                });
+            }
+            for at in 0..MAX_POLLED {
+                if !self.poll_one(at, &serve) {
+                    continue;
+                }
+                found = true;
+                // A worker that lost its permit has a successor that takes events.
+                if !crew.renew_permit() {
+                    return self.release_all();
+                }
+            }
+            empty = if found { 0 } else { empty + 1 };
+            if empty > EMPTY_ROUNDS {
+                return self.release_all();
+            }
+            if empty > 0 {
+                std::thread::yield_now();
+                crew.renew_permit();
+            }
+            if crew.others_idle() && self.count() > 1 {
+                // One per round, so that the other worker is busy by the next.
+                (0..MAX_POLLED)
+                    .rev()
+                    .find(|at| self.conns.borrow()[*at].is_some())
+                    .into_iter()
+                    .for_each(|at| self.release_at(at));
+            }
+        }
+    }
+
+    /// Answers what has arrived on one connection; returns whether anything had.
+    fn poll_one(&self, at: usize, serve: &impl Fn(&Arc<RdmaConn>) -> ServeOutcome) -> bool {
+        let Some(conn) = self.remove_at(at) else { return false };
+        let arrived = match conn.session.try_lock() {
+            // The acceptor holds the lock, or another worker owns the connection.
+            None => false,
+            Some(_) if !conn.polled.is_polled() => return false,
+            Some(mut session) => {
+                let arrived = !matches!(session.pair.has_arrived(), Ok(false));
+                conn.polled.set_polled(!arrived);
+                arrived
+            }
+        };
+        if !arrived {
+            self.conns.borrow_mut()[at] = Some(conn);
+            return false;
+        }
+        WorkerPool::run_service(self.shared, &conn, serve);
+        true
+    }
+}
+
+/// Waits for the connection's next event without a thread.
+pub(crate) fn park_conn(shared: &RdmaServerState, conn: &RdmaConn, session: &RdmaSession) -> ServeOutcome {
+    match shared.worker_pool().park_connection(session.pair.fd(), &conn.state, PARKED) {
+        Ok(()) => ServeOutcome::Parked,
+        Err(e) => ServeOutcome::Failed(Error::io("parking the connection failed", &e.into())),
+    }
+}
+
+/// Signals a connection to the workers. Its request may have arrived already, and then causes no further event.
+pub(crate) fn ring_bell(shared: &RdmaServerState, conn: &RdmaConn) -> ServeOutcome {
+    let mut bell = conn.bell.lock();
+    let rung = eventfd(1, EventfdFlags::CLOEXEC).and_then(|fd| {
+        let fd = bell.insert(fd);
+        shared.worker_pool().watch_connection(fd, conn.state.id(), PARKED)
+    });
+    match rung {
+        Ok(()) => ServeOutcome::Parked,
+        Err(e) => ServeOutcome::Failed(Error::io("signalling the connection to a worker failed", &e.into())),
+    }
+}

@@ -1,0 +1,576 @@
+//! An object store as an origin: folders derived from keys, retries, deadlines, resumed transfers. It deliberately
+//! knows no HTTP and no particular store; a backend makes single attempts.
+
+use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
+use crate::directory::{show_path, validate_path};
+use crate::retry::RetryState;
+use crate::s3_wire::bare_etag;
+use crate::shared_buckets::SharedBucket;
+use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SourceLocation};
+use futures::future::{BoxFuture, Either, select};
+use futures::stream::FuturesUnordered;
+use futures::{StreamExt as _, TryStreamExt as _};
+use spurline_types::{
+    ByteSink, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Version,
+};
+use std::collections::HashSet;
+use std::future::Future;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::time::timeout;
+
+/// Most keys of one listing, on every known store.
+const PAGE: usize = 1000;
+/// Concurrent heads for a listing without etags.
+const HEADS: usize = 16;
+/// Attempts of the check at start: a wrong endpoint must show at once.
+const CHECK_RETRIES: u32 = 2;
+/// Concurrent attempts of one request without an answer.
+const MAX_PARALLEL_ATTEMPTS: usize = 3;
+/// Time before the deadline that is left for reporting the failure; less than any pause, so that no attempt starts in
+/// it.
+const REPORT_MARGIN: Duration = Duration::from_millis(10);
+
+/// A read's destination and how much of it is filled.
+struct ReadDestination<'a> {
+    /// Offset in the object of the sink's first byte.
+    offset: u64,
+    sink: &'a mut dyn ByteSink,
+    len: usize,
+    landed: usize,
+}
+
+/// A bucket seen as folders and files.
+pub(crate) struct ObjectOrigin {
+    source: SourceLocation,
+    /// The source's prefix with a trailing slash, or empty.
+    root: String,
+    bucket: Arc<SharedBucket>,
+}
+
+impl Deref for ObjectOrigin {
+    type Target = SharedBucket;
+    fn deref(&self) -> &SharedBucket {
+        &self.bucket
+    }
+}
+
+impl ObjectOrigin {
+    pub(crate) fn new(source: SourceLocation, bucket: Arc<SharedBucket>) -> Self {
+        let root = if source.prefix().is_empty() { String::new() } else { format!("{}/", source.prefix()) };
+        ObjectOrigin { source, root, bucket }
+    }
+
+    /// Runs `future` on this thread until the deadline; the runtime's threads drive its connections.
+    fn block_until<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
+        let Some(runtime) = &self.runtime else {
+            return Err(closed_error());
+        };
+        runtime.block_on(self.with_deadline(deadline, future))
+    }
+
+    async fn with_deadline<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
+        match tokio::time::timeout_at(deadline.into(), future).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Error::new(
+                ErrorKind::Timeout,
+                format!("{} did not answer in time; check the endpoint, or raise --under-timeout", self.source.url()),
+            )),
+        }
+    }
+
+    /// Runs `work` on a transfer runtime if one is free, otherwise on the shared runtime. The transfer runtime is
+    /// kept when `went` approves the result.
+    fn run_transfer<T>(
+        &self,
+        work: impl AsyncFnOnce(&dyn ObjectBackend) -> T,
+        went: impl FnOnce(&T) -> bool,
+    ) -> Option<T> {
+        let Some(lane) = self.transfer_runtimes.take_runtime(&*self.backend) else {
+            return self.runtime.as_ref().map(|runtime| runtime.block_on(work(&*self.backend)));
+        };
+        let answer = lane.run_transfer(work)?;
+        if went(&answer) {
+            lane.put_back();
+        }
+        Some(answer)
+    }
+
+    /// One read with its counters.
+    async fn counted_read(
+        &self,
+        backend: &dyn ObjectBackend,
+        read: &mut OriginRead<'_>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let OriginRead { object, offset, sink } = read;
+        let len = sink.spare().len();
+        validate_range(object, *offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let started = Instant::now();
+        self.stats.object.in_flight.add(1);
+        let answer = self.with_deadline(deadline, self.read_range(backend, object, *offset, *sink, deadline)).await;
+        self.stats.object.in_flight.sub(1);
+        self.stats.object.get_ops.add(1);
+        self.stats.object.get_us.add_us(started.elapsed());
+        if answer.is_err() {
+            self.stats.object.errors.add(1);
+        }
+        answer.map_err(|e| e.context(format!("reading '{}' at {offset}", show_path(&object.path))))
+    }
+
+    /// A metadata request with its counters.
+    fn counted_query<T>(&self, deadline: Instant, future: impl Future<Output = Result<T>>) -> Result<T> {
+        let started = Instant::now();
+        self.stats.object.in_flight.add(1);
+        let answer = self.block_until(deadline, async {
+            let _place = self.metadata_permits.acquire().await;
+            future.await
+        });
+        self.stats.object.in_flight.sub(1);
+        self.stats.metadata.ops.add(1);
+        self.stats.metadata.lat_us.add_us(started.elapsed());
+        if answer.as_ref().is_err_and(|e| e.kind() != ErrorKind::NotFound) {
+            self.stats.metadata.errors.add(1);
+            self.stats.object.errors.add(1);
+        }
+        answer
+    }
+
+    /// Repeats a request until it is answered, can't succeed, or is out of time.
+    async fn retry_until_answered<'a, T>(
+        &self,
+        mut retry: RetryState<'_>,
+        mut send: impl FnMut() -> BoxFuture<'a, Result<T, RequestFailure>>,
+    ) -> Result<T> {
+        loop {
+            let asked = || {
+                self.stats.object.list_ops.add(1);
+                send()
+            };
+            match self.first_answer(&mut retry, asked).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => retry.pause(failure).await?,
+            }
+        }
+    }
+
+    /// The first good answer of the attempts that begin before the deadline.
+    ///
+    /// A request without an answer for a while may have gone to a server that no longer exists, so it is repeated.
+    /// The first attempt continues beside it, because a slow store (an archive) would start anew each time. Repeated
+    /// attempts take no permit of `max_downloads`: when all permits wait for a dead server, none would be left.
+    async fn first_answer<'a, T>(
+        &self,
+        retry: &mut RetryState<'_>,
+        mut send: impl FnMut() -> BoxFuture<'a, Result<T, RequestFailure>>,
+    ) -> Result<T, RequestFailure> {
+        // It ends before the caller's deadline, so that the failure can still be reported.
+        let limit = self.config.timeout.min(retry.time_left().saturating_sub(REPORT_MARGIN));
+        let (end, patience) = (Instant::now() + limit, self.config.resend_after());
+        let mut under_way = FuturesUnordered::new();
+        under_way.push(send());
+        let (mut sent, mut failed) = (1, None);
+        let mut next = (sent <= retry.allowed()).then(|| Instant::now() + patience);
+        loop {
+            let wake = next.filter(|_| under_way.len() < MAX_PARALLEL_ATTEMPTS).map_or(end, |next| next.min(end));
+            match tokio::time::timeout_at(wake.into(), under_way.next()).await {
+                // It is repeated while the other attempts continue.
+                Ok(Some(Err(failure))) if failure.advice != RetryHint::Never && !under_way.is_empty() => {
+                    failed = Some(match retry.next_pause(failure.clone()) {
+                        Ok(pause) => {
+                            next = Some(Instant::now() + pause);
+                            // The requested pause has been made by the time this is returned.
+                            RequestFailure { advice: RetryHint::AfterPause, ..failure }
+                        }
+                        Err(error) => {
+                            next = None;
+                            RequestFailure { error, advice: RetryHint::Never }
+                        }
+                    });
+                }
+                Ok(Some(answer)) => return answer,
+                Err(_) if wake < end => {
+                    tracing::debug!(server = %self.backend.describe(), "repeating a request that has no answer yet");
+                    self.stats.object.retries.add(1);
+                    under_way.push(send());
+                    sent += 1;
+                    next = (sent <= retry.allowed()).then(|| Instant::now() + patience);
+                }
+                Ok(None) | Err(_) => return Err(failed.unwrap_or_else(|| self.no_answer_failure(limit))),
+            }
+        }
+    }
+
+    fn new_retry(&self, deadline: Instant) -> RetryState<'_> {
+        RetryState::new(self.config.retries, deadline, &self.stats)
+    }
+
+    fn no_answer_failure(&self, limit: Duration) -> RequestFailure {
+        RequestFailure::transient(
+            ErrorKind::Timeout,
+            format!(
+                "no answer from {} within {:.1} s; check the endpoint, its load and the network between",
+                self.backend.describe(),
+                limit.as_secs_f64()
+            ),
+        )
+    }
+
+    /// The key of `path`; `None` when it is not UTF-8.
+    fn object_key(&self, path: &[u8]) -> Option<String> {
+        Some(format!("{}{}", self.root, std::str::from_utf8(path).ok()?))
+    }
+
+    async fn list_raw(&self, prefix: &str, token: Option<&str>, max: usize, deadline: Instant) -> Result<RawPage> {
+        self.retry_until_answered(self.new_retry(deadline), || self.backend.list(prefix, token, max)).await
+    }
+
+    async fn head_raw(&self, key: &str, deadline: Instant) -> Result<RawObject> {
+        self.retry_until_answered(self.new_retry(deadline), || self.backend.head(key)).await
+    }
+
+    /// Whether any key starts with `prefix`.
+    async fn any_below(&self, prefix: &str, deadline: Instant) -> Result<bool> {
+        let page = self.list_raw(prefix, None, 1, deadline).await?;
+        Ok(!page.objects.is_empty() || !page.prefixes.is_empty())
+    }
+
+    async fn lookup_key(&self, key: &str, deadline: Instant) -> Result<ObjectAttr> {
+        let folder = format!("{key}/");
+        let list = std::pin::pin!(self.any_below(&folder, deadline));
+        let head = std::pin::pin!(self.head_raw(key, deadline));
+        let (is_folder, head) = match select(list, head).await {
+            // Folders have the name whatever the head returns.
+            Either::Left((Ok(true), _)) => return Ok(folder_attr()),
+            Either::Left((is_folder, head)) => (is_folder, head.await),
+            Either::Right((head, list)) => (list.await, head),
+        };
+        match (is_folder?, head) {
+            (true, _) => Ok(folder_attr()),
+            (false, Ok(object)) => Ok(file_attr(&object)),
+            (false, Err(error)) if error.kind() == ErrorKind::NotFound => {
+                Err(Error::new(ErrorKind::NotFound, format!("no object '{key}' and none below '{folder}'")))
+            }
+            (false, Err(error)) => Err(error),
+        }
+    }
+
+    async fn list_page(&self, path: &[u8], cursor: Option<&str>, max: usize, deadline: Instant) -> Result<ListPage> {
+        let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
+        let prefix = if path.is_empty() { key } else { format!("{key}/") };
+        let raw = self.list_raw(&prefix, cursor, max.clamp(1, PAGE), deadline).await?;
+        if cursor.is_none()
+            && !path.is_empty()
+            && raw.next.is_none()
+            && raw.objects.is_empty()
+            && raw.prefixes.is_empty()
+        {
+            // Nothing below: either a file, or an absent name.
+            let kind = match self.head_raw(prefix.trim_end_matches('/'), deadline).await {
+                Ok(_) => ErrorKind::NotADirectory,
+                Err(error) => error.kind(),
+            };
+            return Err(Error::new(kind, format!("there is no folder '{}'", show_path(path))));
+        }
+
+        let mut skipped = 0;
+        let mut page = ListPage { entries: Vec::with_capacity(raw.objects.len() + raw.prefixes.len()), next: None };
+        let mut folders = HashSet::with_capacity(raw.prefixes.len());
+        for folder in &raw.prefixes {
+            match folder.strip_prefix(prefix.as_str()).and_then(|n| n.strip_suffix('/')).filter(|n| is_name(n)) {
+                Some(name) => {
+                    folders.insert(name);
+                    page.entries.push(DirEntry { name: name.as_bytes().to_vec(), attr: folder_attr() });
+                }
+                None => skipped += 1,
+            }
+        }
+        let last_object = raw.objects.iter().map(|o| o.key.as_str()).max();
+        let last = last_object.max(raw.prefixes.iter().map(String::as_str).max()).unwrap_or_default();
+        let mut files = Vec::with_capacity(raw.objects.len());
+        for object in &raw.objects {
+            // The folder's own marker is not an entry of it.
+            let Some(name) = object.key.strip_prefix(prefix.as_str()).filter(|n| !n.is_empty()) else { continue };
+            if !is_name(name) || folders.contains(name) {
+                skipped += 1;
+                continue;
+            }
+            // Keys such as `a-b` sort between `a` and `a/`, so the folder may come on a later page.
+            let undecided = raw.next.is_some() && last.starts_with(&object.key) && *last < *format!("{}/", object.key);
+            if undecided && self.any_below(&format!("{}/", object.key), deadline).await? {
+                skipped += 1;
+                continue;
+            }
+            files.push((name, object));
+        }
+        let attrs: Vec<Option<ObjectAttr>> = futures::stream::iter(files.iter().map(|(_, object)| async move {
+            // The version must be the same from a listing and from a head.
+            match object.etag {
+                Some(_) => Ok(Some(file_attr(object))),
+                None => match self.head_raw(&object.key, deadline).await {
+                    Ok(object) => Ok(Some(file_attr(&object))),
+                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                    Err(error) => Err(error),
+                },
+            }
+        }))
+        .buffered(HEADS)
+        .try_collect()
+        .await?;
+        let named = files
+            .iter()
+            .zip(attrs)
+            .filter_map(|((name, _), attr)| Some(DirEntry { name: name.as_bytes().to_vec(), attr: attr? }));
+        page.entries.extend(named);
+        page.next = raw.next.map(String::into_bytes);
+        self.stats.metadata.skipped_names.add(skipped);
+        Ok(page)
+    }
+
+    /// One GET of the bytes that are still missing.
+    async fn transfer_rest(
+        &self,
+        backend: &dyn ObjectBackend,
+        key: &str,
+        object: &ObjectRef,
+        landing: &mut ReadDestination<'_>,
+        retry: &mut RetryState<'_>,
+    ) -> Result<(), RequestFailure> {
+        let ReadDestination { offset, sink, len, landed } = landing;
+        let len = *len;
+        let etag = expected_etag(&object.version);
+        let from = *offset + *landed as u64;
+        let to = *offset + len as u64;
+        let body = self.first_answer(retry, || backend.get(key, from, to, etag)).await?;
+        verify_version(object, &body, || self.backend.describe())?;
+        let RawBody { mut stream, .. } = body;
+        while *landed < len {
+            let stall = self.config.stall_timeout;
+            let chunk = match timeout(stall, stream.next()).await {
+                Ok(Some(chunk)) => chunk?,
+                Ok(None) => {
+                    let message = format!("{} ended a transfer {} bytes early", self.backend.describe(), len - *landed);
+                    return Err(RequestFailure::transient(ErrorKind::Unavailable, message));
+                }
+                Err(_) => {
+                    let message = format!(
+                        "{} sent no byte for {:.1} s in the middle of a transfer",
+                        self.backend.describe(),
+                        stall.as_secs_f64()
+                    );
+                    return Err(RequestFailure::transient(ErrorKind::Timeout, message));
+                }
+            };
+            let n = chunk.len().min(len - *landed);
+            sink.spare()[..n].copy_from_slice(&chunk[..n]);
+            sink.commit(n);
+            *landed += n;
+            self.stats.object.get_bytes.add(n as u64);
+        }
+        Ok(())
+    }
+
+    async fn read_range(
+        &self,
+        backend: &dyn ObjectBackend,
+        object: &ObjectRef,
+        offset: u64,
+        sink: &mut dyn ByteSink,
+        deadline: Instant,
+    ) -> Result<()> {
+        let key = self.object_key(&object.path).ok_or_else(|| not_utf8(&object.path))?;
+        let _place = self.read_permits.acquire().await;
+        let mut retry = self.new_retry(deadline);
+        let len = sink.spare().len();
+        let mut landing = ReadDestination { offset, sink, len, landed: 0 };
+        loop {
+            let before = landing.landed;
+            let failure = match self.transfer_rest(backend, &key, object, &mut landing, &mut retry).await {
+                Ok(()) => return Ok(()),
+                Err(failure) => failure,
+            };
+            if landing.landed > before {
+                retry.note_progress();
+            }
+            retry.pause(failure).await.map_err(|error| match error.kind() {
+                // The object was deleted after its lookup.
+                ErrorKind::NotFound => Error::new(
+                    ErrorKind::Stale,
+                    format!("'{}' is gone; version {} was requested", show_path(&object.path), object.version),
+                ),
+                _ => error,
+            })?;
+        }
+    }
+}
+
+impl OriginStore for ObjectOrigin {
+    fn source_url(&self) -> &str {
+        self.source.url()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} at {}", self.source.url(), self.backend.describe())
+    }
+
+    fn capabilities(&self) -> OriginCapabilities {
+        OriginCapabilities { symlinks: false, byte_names: false, modes: false, etags: true, concurrent_reads: true }
+    }
+
+    fn check(&self, deadline: Instant) -> Result<()> {
+        let answer = self.counted_query(deadline, async {
+            let retry = RetryState::new(CHECK_RETRIES, deadline, &self.stats).at_start();
+            self.retry_until_answered(retry, || self.backend.list(&self.root, None, 1)).await
+        });
+        answer.map(|_| ()).map_err(|e| e.context(self.source.url()))
+    }
+
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
+        validate_path(path)?;
+        if path.is_empty() {
+            return Ok(folder_attr());
+        }
+        let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
+        self.counted_query(deadline, self.lookup_key(&key, deadline))
+    }
+
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+        validate_path(path)?;
+        let cursor = cursor.map(std::str::from_utf8).transpose();
+        let cursor = cursor.map_err(|_| Error::new(ErrorKind::Invalid, "the listing cursor is not valid"))?;
+        self.counted_query(deadline, self.list_page(path, cursor, max, deadline))
+    }
+
+    fn readlink(&self, path: &[u8], _deadline: Instant) -> Result<Vec<u8>> {
+        Err(Error::new(ErrorKind::Unsupported, format!("'{}' is not a link: object stores have none", show_path(path))))
+    }
+
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
+        let mut read = OriginRead { object, offset, sink };
+        let work = async |backend: &dyn ObjectBackend| self.counted_read(backend, &mut read, deadline).await;
+        self.run_transfer(work, Result::is_ok).unwrap_or_else(|| Err(closed_error()))
+    }
+
+    fn read_many<'a>(
+        &self,
+        reads: &mut dyn Iterator<Item = OriginRead<'a>>,
+        at_once: usize,
+        time: Duration,
+    ) -> Vec<Result<()>> {
+        let mut answers: Vec<(usize, Result<()>)> = Vec::new();
+        let mut numbered = reads.enumerate();
+        let work = async |backend: &dyn ObjectBackend| {
+            let one =
+                async |(number, mut read)| (number, self.counted_read(backend, &mut read, Instant::now() + time).await);
+            // In any order, so that a slow read does not delay others.
+            let mut ended = futures::stream::iter(numbered.by_ref().map(one)).buffer_unordered(at_once.max(1));
+            while let Some(answer) = ended.next().await {
+                answers.push(answer);
+            }
+            answers.iter().all(|(_, answer)| answer.is_ok())
+        };
+        if self.run_transfer(work, |well| *well).is_none() {
+            return numbered.map(|_| Err(closed_error())).collect();
+        }
+        answers.sort_unstable_by_key(|(number, _)| *number);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    fn statfs(&self, _deadline: Instant) -> Result<Option<OriginCapacity>> {
+        Ok(None)
+    }
+}
+
+fn closed_error() -> Error {
+    Error::new(ErrorKind::Unavailable, "the object store is closed")
+}
+
+/// A version made without an etag, for stores that have none, starts with this character; no etag does.
+const WEAK: char = '~';
+
+fn file_attr(object: &RawObject) -> ObjectAttr {
+    let version = match &object.etag {
+        Some(etag) => Version::new(bare_etag(etag)),
+        None => weak_version(object.mtime, object.size),
+    };
+    ObjectAttr {
+        kind: FileKind::File,
+        size: object.size,
+        mtime: object.mtime,
+        mode: 0o444,
+        version,
+        etag: object.etag.clone(),
+    }
+}
+
+fn weak_version(mtime: SystemTime, size: u64) -> Version {
+    let seconds = mtime.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    Version::new(&format!("{WEAK}{seconds:x}-{size:x}"))
+}
+
+fn expected_etag(version: &Version) -> Option<&str> {
+    Some(version.as_str()).filter(|v| !v.starts_with(WEAK))
+}
+
+/// The answer must identify the requested version, whether or not the server checked `If-Match`. An answer that does
+/// not identify itself comes from something between client and store; `place` names the server for messages.
+fn verify_version(object: &ObjectRef, body: &RawBody, place: impl FnOnce() -> String) -> Result<(), RequestFailure> {
+    let same = match (expected_etag(&object.version), &body.etag) {
+        (Some(wanted), Some(got)) => Some(bare_etag(got) == wanted),
+        // Some stores return etags in heads and listings only (Ozone before 1.4). An answer that states a range of an
+        // object of this length comes from a store that knows the request.
+        (Some(_), None) => (body.ranged && body.total.is_some()).then_some(true),
+        (None, _) => match (body.mtime, body.total) {
+            (Some(mtime), Some(total)) => Some(weak_version(mtime, total) == object.version),
+            // A store without times either: in a head that counts as the epoch.
+            (None, Some(_)) if body.ranged => {
+                (weak_version(SystemTime::UNIX_EPOCH, object.size) == object.version).then_some(true)
+            }
+            _ => None,
+        },
+    };
+    let same = same.ok_or_else(|| RequestFailure::unidentified_answer(&place()))?;
+    if same && body.total.is_none_or(|total| total == object.size) {
+        return Ok(());
+    }
+    let now = body.etag.as_deref().unwrap_or("another");
+    let size = body.total.map(|t| format!(" of {t} bytes")).unwrap_or_default();
+    Err(RequestFailure::fatal(
+        ErrorKind::Stale,
+        format!("the object is now {now}{size}, not {} of {} bytes", object.version, object.size),
+    ))
+}
+
+fn folder_attr() -> ObjectAttr {
+    ObjectAttr {
+        kind: FileKind::Directory,
+        size: 0,
+        mtime: SystemTime::UNIX_EPOCH,
+        mode: 0o555,
+        version: Version::new(""),
+        etag: None,
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && !name.contains(['/', '\0'])
+}
+
+fn not_utf8(path: &[u8]) -> Error {
+    Error::new(ErrorKind::NotFound, format!("'{}' is not UTF-8, and keys are", show_path(path)))
+}
+
+/// Refuses reads past an object's end.
+pub(crate) fn validate_range(object: &ObjectRef, offset: u64, len: usize) -> Result<()> {
+    match offset.checked_add(len as u64) {
+        Some(end) if end <= object.size => Ok(()),
+        _ => Err(Error::new(
+            ErrorKind::Invalid,
+            format!("a read of {len} bytes at {offset} of '{}', which has {}", show_path(&object.path), object.size),
+        )),
+    }
+}

@@ -1,0 +1,249 @@
+//! Google Cloud Storage and Azure Blob Storage through the object-store library, one attempt at a time. It
+//! deliberately retries nothing and knows no folders.
+//!
+//! Credentials and endpoints come from the library's own variables: `GOOGLE_APPLICATION_CREDENTIALS`,
+//! `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY` and so on. The library's paths
+//! refuse some valid names (`a//b`, control characters): a listing that contains one is an error that names it, and
+//! so is a request for one.
+
+use crate::aws::root_cause;
+use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
+use crate::ca_store::CaStore;
+use crate::{OriginOptions, SourceLocation, SourceScheme};
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
+use object_store::path::Path;
+use object_store::{ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig};
+use spurline_types::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// A bucket or container, accessed through the library's own store.
+pub(crate) struct ObjectStoreBackend {
+    store: Arc<dyn ObjectStore>,
+    lister: Arc<dyn PaginatedListStore>,
+    name: String,
+    variables: &'static str,
+}
+
+impl ObjectStoreBackend {
+    /// # Errors
+    /// `Invalid` for variables that can't be right.
+    pub(crate) fn new(source: &SourceLocation, config: &OriginOptions) -> Result<Self> {
+        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        let endpoint = |name: &str| config.endpoint.clone().or_else(|| config.env.get(name));
+        let roots = CaStore::of_host();
+        let options = |endpoint: Option<&str>| {
+            let plain = endpoint.is_some_and(|e| e.starts_with("http://"));
+            if !plain {
+                roots.require_any(source.url())?;
+            }
+            let options = ClientOptions::new()
+                .with_allow_http(plain)
+                .with_connect_timeout(config.connect_timeout)
+                .with_pool_idle_timeout(config.idle_timeout())
+                .with_timeout_disabled();
+            Ok::<_, Error>(roots.apply_to(options))
+        };
+        let variables = if source.scheme() == SourceScheme::Gcs {
+            "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT and the instance's account"
+        } else {
+            "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, AZURE_CLIENT_ID and the \
+             machine's identity"
+        };
+        let wrong = |e: object_store::Error| {
+            let why = format!("{} can't be opened: {}; check {variables}", source.url(), root_cause(&e));
+            Error::new(ErrorKind::Invalid, why)
+        };
+        if source.scheme() == SourceScheme::Gcs {
+            let mut builder = GoogleCloudStorageBuilder::new();
+            for (name, value) in config.env.starting_with("GOOGLE_") {
+                if let Ok(key) = name.to_ascii_lowercase().parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            let base = endpoint("GOOGLE_BASE_URL");
+            if let Some(base) = &base {
+                builder = builder.with_base_url(base);
+            }
+            let store = builder
+                .with_bucket_name(source.bucket())
+                .with_retry(retry)
+                .with_client_options(options(base.as_deref())?)
+                .with_skip_signature(config.anonymous)
+                .build();
+            let store = Arc::new(store.map_err(wrong)?);
+            Ok(ObjectStoreBackend { lister: store.clone(), store, name: "Google Cloud Storage".into(), variables })
+        } else {
+            let mut builder = MicrosoftAzureBuilder::new();
+            for (name, value) in config.env.starting_with("AZURE_") {
+                if let Ok(key) = name.to_ascii_lowercase().parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            let base = endpoint("AZURE_STORAGE_ENDPOINT");
+            if let Some(base) = &base {
+                builder = builder.with_endpoint(base.clone());
+            }
+            let store = builder
+                .with_container_name(source.bucket())
+                .with_retry(retry)
+                .with_client_options(options(base.as_deref())?)
+                .with_skip_signature(config.anonymous)
+                .build();
+            let store = Arc::new(store.map_err(wrong)?);
+            Ok(ObjectStoreBackend { lister: store.clone(), store, name: "Azure Blob Storage".into(), variables })
+        }
+    }
+
+    fn parse_path(&self, key: &str) -> Result<Path, RequestFailure> {
+        Path::parse(key).map_err(|e| {
+            let message = format!("the name '{}' can't be requested from {}: {e}", key.escape_debug(), self.name);
+            RequestFailure::fatal(ErrorKind::Unsupported, message)
+        })
+    }
+
+    fn classify_error(&self, what: &str, error: &object_store::Error) -> RequestFailure {
+        use object_store::Error as E;
+        let name = &self.name;
+        let cause = root_cause(error);
+        match error {
+            E::NotFound { .. } if what.starts_with("the listing") => RequestFailure::fatal(
+                ErrorKind::Unavailable,
+                format!("{name} has no such bucket or container ({cause}); check its spelling"),
+            ),
+            E::NotFound { .. } => {
+                RequestFailure::fatal(ErrorKind::NotFound, format!("{what}: no such object ({cause})"))
+            }
+            E::Precondition { .. } | E::NotModified { .. } => {
+                RequestFailure::fatal(ErrorKind::Stale, format!("{what}: the object has been replaced ({cause})"))
+            }
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => RequestFailure::fatal(
+                ErrorKind::PermissionDenied,
+                format!("{name} refused {what} ({cause}); check {}", self.variables),
+            ),
+            E::InvalidPath { source } => RequestFailure::fatal(
+                ErrorKind::Unsupported,
+                format!("{what} contains a name that can't be served here: {source}"),
+            ),
+            _ => {
+                // The library reports a status only in its message. Only the cause is used: the whole message repeats
+                // the object's name.
+                let message = format!("{name} failed to serve {what}: {cause}");
+                let (status, body) = parse_status(&cause);
+                if matches!(status, "429" | "503") || ["SlowDown", "ServerBusy"].iter().any(|word| body.contains(word))
+                {
+                    let error = Error::new(ErrorKind::Throttled, message);
+                    return RequestFailure { error, advice: RetryHint::SlowDown(None) };
+                }
+                if matches!(status, "401" | "403") {
+                    let message = format!("{message}; check {}", self.variables);
+                    return RequestFailure::fatal(ErrorKind::PermissionDenied, message);
+                }
+                if status == "404" && what.starts_with("the listing") {
+                    let message = format!("{name} has no such bucket or container ({cause}); check its spelling");
+                    return RequestFailure::fatal(ErrorKind::Unavailable, message);
+                }
+                RequestFailure::transient(ErrorKind::Unavailable, message)
+            }
+        }
+    }
+}
+
+/// Status and body of an error answer, from the library's message.
+fn parse_status(cause: &str) -> (&str, &str) {
+    match cause.strip_prefix("Server returned ") {
+        None => ("", ""),
+        Some(rest) => {
+            let status = rest.strip_prefix("non-2xx status code: ").and_then(|told| told.get(..3));
+            (status.unwrap_or_default(), rest)
+        }
+    }
+}
+
+/// Modification time in whole seconds, as everywhere.
+fn whole_seconds(meta: &ObjectMeta) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(meta.last_modified.timestamp()).unwrap_or(0))
+}
+
+fn raw_object(meta: &ObjectMeta) -> RawObject {
+    RawObject { key: meta.location.to_string(), size: meta.size, mtime: whole_seconds(meta), etag: meta.e_tag.clone() }
+}
+
+impl ObjectBackend for ObjectStoreBackend {
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max: usize,
+    ) -> BoxFuture<'a, Result<RawPage, RequestFailure>> {
+        async move {
+            let options = PaginatedListOptions {
+                delimiter: Some("/".into()),
+                max_keys: Some(max),
+                page_token: token.map(str::to_owned),
+                ..PaginatedListOptions::default()
+            };
+            let answer = self.lister.list_paginated(Some(prefix).filter(|p| !p.is_empty()), options).await;
+            let page = answer.map_err(|e| self.classify_error(&format!("the listing of '{prefix}'"), &e))?;
+            // The library removes the trailing slash of prefixes and of folder markers.
+            let marker = prefix.trim_end_matches('/');
+            Ok(RawPage {
+                objects: (page.result.objects.iter().map(raw_object))
+                    .map(|o| if o.key == marker { RawObject { key: prefix.to_owned(), ..o } } else { o })
+                    .collect(),
+                prefixes: page.result.common_prefixes.iter().map(|p| format!("{p}/")).collect(),
+                next: page.page_token.filter(|t| !t.is_empty()),
+            })
+        }
+        .boxed()
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, RequestFailure>> {
+        async move {
+            let options = GetOptions { head: true, ..GetOptions::default() };
+            let answer = self.store.get_opts(&self.parse_path(key)?, options).await;
+            Ok(raw_object(&answer.map_err(|e| self.classify_error(&format!("the head of '{key}'"), &e))?.meta))
+        }
+        .boxed()
+    }
+
+    fn get<'a>(
+        &'a self,
+        key: &'a str,
+        from: u64,
+        to: u64,
+        etag: Option<&'a str>,
+    ) -> BoxFuture<'a, Result<RawBody, RequestFailure>> {
+        async move {
+            let what = format!("the read of '{key}' at {from}");
+            let options = GetOptions {
+                if_match: etag.map(|e| format!("\"{e}\"")),
+                range: Some(GetRange::Bounded(from..to)),
+                ..GetOptions::default()
+            };
+            let answer = self.store.get_opts(&self.parse_path(key)?, options).await;
+            let answer = answer.map_err(|e| self.classify_error(&what, &e))?;
+            let (etag, total, mtime) =
+                (answer.meta.e_tag.clone(), Some(answer.meta.size), Some(whole_seconds(&answer.meta)));
+            let name = self.name.clone();
+            let stream = answer.into_stream().map(move |chunk| {
+                chunk.map_err(|e| {
+                    let message = format!("{name} ended a transfer early: {}", root_cause(&e));
+                    RequestFailure::transient(ErrorKind::Unavailable, message)
+                })
+            });
+            // The library accepts no other answer.
+            let ranged = true;
+            Ok(RawBody { etag, mtime, total, ranged, stream: stream.boxed() })
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,155 @@
+//! State shared by all origins of a process that were opened with clones of one [`SharedBuckets`]: connections,
+//! threads and permits of each bucket, and one count of held names. It knows no prefix and no name.
+
+use crate::backend::ObjectBackend;
+use crate::transfer_runtimes::{IDLE, TransferRuntimes};
+use crate::{OriginOptions, SourceLocation, SourceScheme};
+use parking_lot::Mutex;
+use spurline_types::{Error, Result, Stats};
+use spurline_volume::ThreadCpus;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+
+/// While there are too many names, all holders drop expired ones at most this often.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Shared by all origins opened with clones of it; [`SharedBuckets::default`] starts a new set.
+#[derive(Clone, Default)]
+pub struct SharedBuckets(Arc<BucketRegistry>);
+
+#[derive(Default)]
+struct BucketRegistry {
+    buckets: Mutex<HashMap<(SourceScheme, String), Weak<SharedBucket>>>,
+    names: AtomicUsize,
+    holders: Mutex<NameHolders>,
+}
+
+/// Drops expired names of a holder that is not in use, and reports the number left; false when the holder is gone.
+type ForgetNames = dyn Fn(&SharedBuckets) -> bool + Send;
+
+#[derive(Default)]
+struct NameHolders {
+    all: Vec<Box<ForgetNames>>,
+    last_sweep: Option<Instant>,
+}
+
+impl fmt::Debug for SharedBuckets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InCommon(…)")
+    }
+}
+
+impl SharedBuckets {
+    /// The bucket of `source`: the open one, or the result of `make`.
+    pub(crate) fn get_or_open(
+        &self,
+        source: &SourceLocation,
+        make: impl FnOnce() -> Result<Arc<SharedBucket>>,
+    ) -> Result<Arc<SharedBucket>> {
+        let mut buckets = self.0.buckets.lock();
+        let key = (source.scheme(), source.bucket().to_owned());
+        if let Some(open) = buckets.get(&key).and_then(Weak::upgrade) {
+            return Ok(open);
+        }
+        buckets.retain(|_, bucket| bucket.strong_count() > 0);
+        let made = make()?;
+        buckets.insert(key, Arc::downgrade(&made));
+        Ok(made)
+    }
+
+    /// A holder's count changes from `before` to `now`. Returns the sum over all holders.
+    pub(crate) fn count_names(&self, before: usize, now: usize) -> usize {
+        let all = &self.0.names;
+        if now < before {
+            all.fetch_sub(before - now, Ordering::Relaxed) - (before - now)
+        } else {
+            all.fetch_add(now - before, Ordering::Relaxed) + (now - before)
+        }
+    }
+
+    /// Registers a holder of names.
+    pub(crate) fn register_holder(&self, forget: Box<ForgetNames>) {
+        self.0.holders.lock().all.push(forget);
+    }
+
+    /// Makes all holders drop expired names, including idle ones. It never blocks.
+    pub(crate) fn forget_expired(&self) {
+        let Some(mut holders) = self.0.holders.try_lock() else { return };
+        if holders.last_sweep.is_none_or(|at| at.elapsed() >= SWEEP_INTERVAL) {
+            holders.last_sweep = Some(Instant::now());
+            holders.all.retain(|forget| forget(self));
+        }
+    }
+}
+
+/// One bucket: its backend, and how many requests it may have at once.
+pub(crate) struct SharedBucket {
+    pub backend: Box<dyn ObjectBackend>,
+    pub config: OriginOptions,
+    pub stats: Arc<Stats>,
+    /// Permits of reads; metadata requests have their own, so that no lookup waits for a slow transfer.
+    pub read_permits: Semaphore,
+    pub metadata_permits: Semaphore,
+    pub transfer_runtimes: TransferRuntimes,
+    /// Taken only by drop.
+    pub runtime: Option<Runtime>,
+}
+
+impl SharedBucket {
+    /// # Errors
+    /// `Unavailable` when the threads for the network can't be started.
+    pub(crate) fn new(config: &OriginOptions, stats: Arc<Stats>, backend: Box<dyn ObjectBackend>) -> Result<Arc<Self>> {
+        let threads = match config.net_threads {
+            // One thread moves a few GB/s; the other CPUs copy and compute checksums.
+            0 => std::thread::available_parallelism().map_or(2, |n| n.get().clamp(1, 8)),
+            n => n,
+        };
+        let cpus = ThreadCpus::of_current_thread();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("under-net")
+            // Threads for name resolution start on demand.
+            .on_thread_start(move || cpus.apply_to_current_thread())
+            .enable_all()
+            .build()
+            .map_err(|e| Error::io("starting the threads for the object store", &e))?;
+        backend.attach_runtime(runtime.handle());
+        let places = config.max_downloads.clamp(1, Semaphore::MAX_PERMITS);
+        let bucket = Arc::new(SharedBucket {
+            backend,
+            config: config.clone(),
+            stats,
+            read_permits: Semaphore::new(places),
+            metadata_permits: Semaphore::new(places),
+            transfer_runtimes: TransferRuntimes::default(),
+            runtime: Some(runtime),
+        });
+        let swept = Arc::downgrade(&bucket);
+        let sweep = async move {
+            loop {
+                tokio::time::sleep(IDLE / 2).await;
+                let Some(bucket) = swept.upgrade() else { return };
+                bucket.transfer_runtimes.drop_idle(IDLE);
+            }
+        };
+        if let Some(runtime) = &bucket.runtime {
+            runtime.spawn(sweep);
+        }
+        Ok(bucket)
+    }
+}
+
+impl Drop for SharedBucket {
+    fn drop(&mut self) {
+        // Connections have nothing to finish, and a destructor must not block, least of all on the runtime itself.
+        self.transfer_runtimes.drop_idle(Duration::ZERO);
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
