@@ -6,7 +6,7 @@ SHELL := /bin/bash
 help:
 	@echo "make demo     the main job on this machine, with no set-up: node, mount, cold and hot pass"
 	@echo "make test     formatting, lints, house rules, all tests"
-	@echo "make build    the optimised binary: target/release/spurline"
+	@echo "make build    the optimised programs: target/release/spurline and spurline-bench"
 	@echo "make bench    throughput, operations and latency beside their ceilings (BENCHMARKS.md);"
 	@echo "              make bench BENCH=--quick takes minutes, BENCH='--only remote' one section"
 	@echo "make fmt      format; make lint: clippy with warnings denied"
@@ -24,11 +24,11 @@ test:
 
 build:
 	@scripts/setup build
-	@. scripts/env && cargo build --release --locked -p spurline
+	@. scripts/env && cargo build --release --locked -p spurline -p spurline-bench
 
 bench:
 	@scripts/setup bench
-	@. scripts/env && cargo build --release --locked -p spurline -p spurline-testkit
+	@. scripts/env && cargo build --release --locked -p spurline -p spurline-bench -p spurline-testkit
 	@target/release/spurline bench suite --json target/bench/report.json --html target/bench/report.html $(BENCH)
 
 fmt:
@@ -43,9 +43,11 @@ deps:
 PREFIX ?= /usr/local
 install: build
 	install -D -m 755 target/release/spurline $(DESTDIR)$(PREFIX)/bin/spurline
+	install -D -m 755 target/release/spurline-bench $(DESTDIR)$(PREFIX)/bin/spurline-bench
 	install -d $(DESTDIR)/sbin && ln -sf $(PREFIX)/bin/spurline $(DESTDIR)/sbin/mount.spurline
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	target/release/spurline man $(DESTDIR)$(PREFIX)/share/man/man1
+	target/release/spurline-bench man $(DESTDIR)$(PREFIX)/share/man/man1
 	target/release/spurline completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/spurline
 
 clean:

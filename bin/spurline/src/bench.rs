@@ -1,19 +1,33 @@
-//! `spurline bench`: the bench crate's words and errors as this program's.
+//! `spurline bench`: finds the program spurline-bench and becomes it. It knows nothing of what that measures.
 
-use spurline_bench::BenchError;
+use crate::cli::BenchArgs;
 use spurline_config::Fault;
-use std::process::ExitCode;
+use std::convert::Infallible;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
 
-/// Runs the command.
+const PROGRAM: &str = "spurline-bench";
+
+/// Replaces this process by spurline-bench, with the same arguments.
 ///
 /// # Errors
-/// When nothing could be measured, or it was interrupted.
-pub fn run(args: &spurline_bench::BenchArgs) -> Result<ExitCode, Fault> {
-    match spurline_bench::run(args) {
-        // A figure that could not be taken is a failure; one below its floor is one only when that was asked for.
-        Ok(Some(outcome)) if outcome.broken > 0 || (outcome.strict && outcome.below > 0) => Ok(ExitCode::from(1)),
-        Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(BenchError::Missing(what)) => Err(Fault::missing(what, "")),
-        Err(e) => Err(Fault::failed(format!("bench: {e}"), "")),
-    }
+/// With exit code 3 when it is not installed.
+pub fn run(args: &BenchArgs) -> Result<Infallible, Fault> {
+    let program = find().ok_or_else(|| {
+        Fault::missing(
+            format!("{PROGRAM} is neither beside this program nor in PATH"),
+            "install it: 'make install' does, or copy target/release/spurline-bench of the same build beside spurline",
+        )
+    })?;
+    let error = Command::new(&program).args(&args.arguments).exec();
+    Err(Fault::missing(format!("{} can't be started: {error}", program.display()), "install it again"))
+}
+
+/// The one beside this program is of the same build, so it comes before those in PATH.
+fn find() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name(PROGRAM));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&path).map(|dir| dir.join(PROGRAM));
+    beside.into_iter().chain(in_path).find(|file| file.is_file())
 }

@@ -1,10 +1,13 @@
 //! The words of the command line. The flags of `mount` and `node` are the config crate's; the rest is here.
 
+use crate::args::{self, CoordinatorArgs, MountArgs, NodeArgs, TrustArgs};
+use crate::config_file as file;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use spurline_config::{CoordinatorArgs, MountArgs, NodeArgs, Registry, Source, TrustArgs, args, file};
+use spurline_config::{Registry, Source};
 use spurline_types::{Size, parse_duration};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -62,8 +65,9 @@ pub enum Command {
     /// The rules of a group: what is pinned or limited, and how much is held by each
     #[command(after_help = RULES_EXAMPLES)]
     Rules(RulesArgs),
-    /// Measure: throughput, operations, latency, processor time
-    Bench(Box<spurline_bench::BenchArgs>),
+    /// Measure: throughput, operations, latency, processor time (runs the program spurline-bench)
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Bench(BenchArgs),
     /// The fabric: what is there, what is wrong with it, how fast it is
     #[command(arg_required_else_help = true)]
     Net(crate::net::NetArgs),
@@ -76,6 +80,14 @@ pub enum Command {
     /// Print the table of all flags, variables and keys that CONFIGURATION.md holds
     #[command(hide = true)]
     ConfigReference,
+}
+
+/// Arguments of `spurline-bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Arguments of spurline-bench; --help prints them
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<OsString>,
 }
 
 /// What `node` is told: how to run one, or what to do with one that runs.

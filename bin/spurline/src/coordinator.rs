@@ -1,120 +1,21 @@
-//! Wires a coordinator together and runs it until it is told to stop.
+//! `spurline coordinator`: a coordinator of the runtime, stopped by signals.
 
 use crate::background::Ready;
-use crate::jobs::group::GroupJobs;
-use crate::service::{Outside, Target};
-use crate::{group, parts, signals};
-use serde_json::json;
+use crate::signals;
 use spurline_config::{CoordinatorConfig, Fault};
-use spurline_membership::{CoordinatorServer, JobStore};
-use spurline_net_tcp::group_addresses;
-use spurline_observe::AdminTarget;
-use spurline_observe::place::Owner;
-use spurline_types::{Error, ErrorKind, Stats};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::time::Instant;
+use spurline_runtime::start_coordinator;
 
 /// Runs the coordinator; returns when it has ended.
 ///
 /// # Errors
 /// When it can't start.
 pub fn run(config: CoordinatorConfig, ready: Ready) -> Result<(), Fault> {
-    let started = Instant::now();
-    let stats = Arc::new(Stats::default());
-    let ips = match config.group_network.as_slice() {
-        [] => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
-        some => group_addresses(&some.join(","))?,
-    };
-    let far: Vec<String> = ips.iter().filter(|ip| !ip.is_loopback()).map(ToString::to_string).collect();
-    config.trust.check_reach(&far, &[], "enter the group as a node and have jobs done")?;
-    let trust = parts::open_trust(&config.trust, &group::hostname())?;
-    let listen = ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect();
-    let settings = spurline_membership::CoordinatorServerConfig {
-        listen,
-        file: config.state_file.clone(),
-        trust: Arc::clone(&trust),
-        merge: spurline_cache::merge_rules,
-        ..Default::default()
-    };
-    let fresh = parts::NewFolder::make(config.state_file.as_deref().and_then(std::path::Path::parent));
-    let coordinator = Arc::new(CoordinatorServer::start(settings, Arc::clone(&stats))?);
-    let (jobs_dir, scratch) = match &config.state_file {
-        Some(file) => (file.with_extension("jobs"), None),
-        None => {
-            // Of this process alone, and gone with it: nobody else can have put jobs there.
-            let own = private_dir()?;
-            (own.path().to_owned(), Some(own))
-        }
-    };
-    let registry = {
-        // The coordinator owns its jobs.
-        let coordinator = Arc::downgrade(&coordinator);
-        move |group: &str| coordinator.upgrade().map(|coordinator| coordinator.local_registry(group))
-    };
-    let store = match &config.job_store {
-        None => None,
-        Some(url) => {
-            // Of this process and of no other, also when its port and number come again.
-            let at = coordinator.addresses().first().map_or_else(String::new, ToString::to_string);
-            let began = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
-            let owner = format!("{}/{at}/{}/{began:x}", group::hostname(), std::process::id());
-            Some(JobStore::open(url, &owner)?)
-        }
-    };
-    let jobs = GroupJobs::start(&jobs_dir, store, Arc::new(registry), trust, Arc::clone(&stats))?;
-    coordinator.set_job_handler(Arc::clone(&jobs) as _);
-    let listening: Vec<String> = coordinator.addresses().iter().map(ToString::to_string).collect();
-    let look: Arc<dyn AdminTarget> = Arc::new(Target {
-        stats,
-        started,
-        gauges: {
-            let jobs = Arc::clone(&jobs);
-            Box::new(move |stats| jobs.gauges(stats))
-        },
-        info: Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "a coordinator holds no files"))),
-        status: {
-            let (coordinator, listening) = (Arc::clone(&coordinator), listening.clone());
-            let job_store = config.job_store.as_ref().map(|url| format!("etcd://{url}"));
-            Box::new(move || {
-                let groups = coordinator.list_groups();
-                let nodes = |members: &Vec<spurline_types::Member>| {
-                    let node = |m: &spurline_types::Member| json!({"name": m.name, "addresses": m.addresses, "weight": m.weight, "zone": m.zone});
-                    members.iter().map(node).collect::<Vec<_>>()
-                };
-                json!({
-                    "kind": "coordinator",
-                    "version": env!("CARGO_PKG_VERSION"),
-                    "addresses": listening,
-                    "job_store": job_store,
-                    "groups": groups.iter().map(|(name, m)| json!({"name": name, "nodes": nodes(m)})).collect::<Vec<_>>(),
-                })
-            })
-        },
-        jobs: None,
-        health: Box::new(|| Ok(())),
-    });
-    let owner = listening.first().cloned().unwrap_or_default();
-    let outside = Outside::open(Owner::Node(&owner), &config.metrics, &look)?;
+    let mut coordinator = start_coordinator(config)?;
     let stopped = signals::stops()?;
-    if !config.trust.asks() && !far.is_empty() {
-        tracing::warn!("--allow-anyone: whoever reaches {} can enter the group", far.join(" or "));
-    }
-    // The line that people and scripts wait for.
-    tracing::info!("coordinating on {}", listening.join(", "));
+    coordinator.log_start();
     ready.signal()?;
-    fresh.keep();
+    coordinator.keep_directories();
     let _ = stopped.recv();
-    tracing::info!("stopping");
-    jobs.suspend();
-    drop(scratch);
-    drop(outside);
+    coordinator.stop();
     Ok(())
-}
-
-/// A new directory that only this user can enter.
-fn private_dir() -> Result<tempfile::TempDir, Error> {
-    let rights = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    let made = tempfile::Builder::new().prefix("spurline-coordinator-").permissions(rights).tempdir();
-    made.map_err(|e| Error::io(format_args!("a directory for jobs in {}", std::env::temp_dir().display()), &e))
 }

@@ -1,8 +1,10 @@
 //! What is made from the definitions of the flags: completions, man pages, the reference of flags and keys.
 
+use crate::args::is_switch;
 use crate::cli::{self, CompletionsArgs, ManArgs};
+use crate::config_file as file;
 use clap::{Arg, Command};
-use spurline_config::{Fault, file};
+use spurline_config::Fault;
 use std::fmt::Write as _;
 use std::io::Write;
 
@@ -77,7 +79,7 @@ fn row(out: &mut String, arg: &Arg) {
         let _ = write!(flag, ", `--{alias}`");
     }
     if let Some(names) = arg.get_value_names()
-        && !spurline_config::args::is_switch(arg)
+        && !is_switch(arg)
     {
         let _ = write!(flag, " {}", names.join(" "));
     }
@@ -90,14 +92,14 @@ fn row(out: &mut String, arg: &Arg) {
     };
     let default = match told {
         Some(told) => told,
-        None if spurline_config::args::is_switch(arg) => "false".to_owned(),
+        None if is_switch(arg) => "false".to_owned(),
         None => {
             let values: Vec<_> =
                 arg.get_default_values().iter().map(|v| format!("`{}`", v.to_string_lossy())).collect();
             values.join(" ")
         }
     };
-    let choices: Vec<_> = match spurline_config::args::is_switch(arg) {
+    let choices: Vec<_> = match is_switch(arg) {
         true => Vec::new(),
         false => arg.get_possible_values().iter().map(|v| format!("`{}`", v.get_name())).collect(),
     };

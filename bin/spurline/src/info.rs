@@ -2,9 +2,9 @@
 
 use crate::cli::InfoArgs;
 use crate::report::{self, plain, printable};
-use crate::target::{ANSWER, locate};
 use serde_json::Value;
 use spurline_config::Fault;
+use spurline_runtime::locator::{ANSWER, locate};
 use spurline_types::units::human_bytes;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -55,9 +55,14 @@ fn show(path: &str, answer: &Value) -> String {
         for (key, value) in object {
             match (key.as_str(), value) {
                 ("blocks" | "held" | "path" | "path_escaped", _) | (_, Value::Null) => {}
-                ("rule", rule) => {
-                    fact(key, format!("{}, by {}", crate::rules::words(rule), rule["url"].as_str().unwrap_or_default()))
-                }
+                ("rule", rule) => fact(
+                    key,
+                    format!(
+                        "{}, by {}",
+                        spurline_runtime::rules::describe_rule(rule),
+                        rule["url"].as_str().unwrap_or_default()
+                    ),
+                ),
                 ("length" | "block_size", Value::Number(n)) => {
                     fact(key, format!("{n} ({})", human_bytes(n.as_u64().unwrap_or(0))));
                 }

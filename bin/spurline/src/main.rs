@@ -1,37 +1,33 @@
 //! The command line: parses, wires the layers together, prints. Every rule of the file system lives below it.
 #![forbid(unsafe_code)]
 
+mod args;
 mod background;
 mod bench;
 mod cli;
+mod config_file;
 mod coordinator;
 mod demo;
 mod drain;
 mod fstab;
 mod generate;
-mod group;
 mod info;
 mod jobs;
+mod logging;
 mod mount;
 mod net;
 mod node;
-mod parts;
-mod peers;
-mod rails;
 mod report;
 mod roster;
 mod rules;
-mod service;
-mod serving;
-mod settings;
 mod signals;
 mod stats;
 mod status;
-mod target;
 mod umount;
 
 use cli::Command;
-use spurline_config::{Fault, Host, LogConfig, file};
+use spurline_config::{Fault, Host, LogConfig, RawCoordinator, RawMount, RawNode};
+use spurline_runtime::limits::raise_open_files;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -40,10 +36,10 @@ fn main() -> ExitCode {
     if let Some(fault) = fstab::go_on(&cli::command(), &words) {
         return report::fault(&fault);
     }
-    let cli = match file::parse(cli::command(), words).and_then(|matches| cli::from_matches(&matches)) {
+    let cli = match config_file::parse(cli::command(), words).and_then(|matches| cli::from_matches(&matches)) {
         Ok(cli) => cli,
-        Err(file::Refusal::Fault(fault)) => return report::fault(&fault),
-        Err(file::Refusal::Clap(error)) => {
+        Err(config_file::Refusal::Fault(fault)) => return report::fault(&fault),
+        Err(config_file::Refusal::Clap(error)) => {
             // A closed pipe (`spurline --help | head -1`) is no error of ours.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
@@ -60,8 +56,8 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
     match command {
         Command::Mount(args) => {
             let host = Host::here();
-            let config = args.check(&host)?;
-            match start(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
+            let config = RawMount::from(*args).check(&host)?;
+            match start(&config.log, config.background, &config.volume.warnings, config.volume.under.timeout, &host)? {
                 Start::Waited(code) => Ok(code),
                 Start::Run(ready) => mount::run(config, ready).map(done),
             }
@@ -71,7 +67,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
                 return drain::run(args);
             }
             let host = Host::here();
-            let config = words.args.check(&host)?;
+            let config = RawNode::from(words.args).check(&host)?;
             match start(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
                 Start::Waited(code) => Ok(code),
                 Start::Run(ready) => node::run(config, ready).map(done),
@@ -79,7 +75,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
         }
         Command::Coordinator(args) => {
             let host = Host::here();
-            let config = args.check(&host)?;
+            let config = RawCoordinator::from(*args).check(&host)?;
             match start(&config.log, config.background, &[], Duration::ZERO, &host)? {
                 Start::Waited(code) => Ok(code),
                 Start::Run(ready) => coordinator::run(config, ready).map(done),
@@ -95,7 +91,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
         Command::Unpin(args) => rules::unpin(args),
         Command::Limit(args) => rules::limit(args),
         Command::Rules(args) => rules::list(args),
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => match bench::run(&args)? {},
         Command::Net(args) => net::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => generate::completions(args).map(done),
@@ -121,12 +117,12 @@ fn start(
 ) -> Result<Start, Fault> {
     if in_background && !background::is_child() {
         report::warnings(warnings);
-        let log = log.file.clone().map_or_else(|| service::default_log(host), Ok)?;
+        let log = log.file.clone().map_or_else(|| logging::default_log(host), Ok)?;
         return background::launch(limit, &log).map(Start::Waited);
     }
     let ready = background::Ready::new()?;
-    service::start_logging(log, background::is_child(), host)?;
-    service::raise_open_files();
+    logging::start_logging(log, background::is_child(), host)?;
+    raise_open_files();
     for warning in warnings {
         tracing::warn!("{warning}");
     }

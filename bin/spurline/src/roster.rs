@@ -1,14 +1,15 @@
 //! `spurline status --registry`: every node of a group, asked by itself over the connection its readers use. What a
 //! registry does not know (used, rates, rails) nobody but the node can say.
 
-use crate::peers::Reach;
-use crate::{group, parts};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
 use spurline_proto::NodeRequest;
+use spurline_runtime::peers::Reach;
+use spurline_runtime::rules::human_time as time;
+use spurline_runtime::{group, setup};
 use spurline_transport::{CallError, ChannelPool};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
@@ -52,7 +53,7 @@ struct Answer {
 pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) -> Result<ExitCode, Fault> {
     let stats = Arc::new(Stats::default());
     let host = group::hostname();
-    let trust = parts::open_trust(trust, &host)?;
+    let trust = setup::open_trust(trust, &host)?;
     let opened = spurline_membership::open_registry(registry, name, &trust)?;
     let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
     let mut members = follower.first_members_once(Instant::now() + FIRST).map_err(|error| {
@@ -175,16 +176,6 @@ fn as_object(line: &Line) -> Value {
         }
     }
     out
-}
-
-/// A time as people say it.
-pub fn time(seconds: u64) -> String {
-    match seconds {
-        s if s < 120 => format!("{s} s"),
-        s if s < 7200 => format!("{} min", s / 60),
-        s if s < 172_800 => format!("{} h", s / 3600),
-        s => format!("{} d", s / 86_400),
-    }
 }
 
 const HEAD: [&str; 11] =

@@ -2,10 +2,10 @@
 
 use crate::cli::StatusArgs;
 use crate::report::{plain, printable};
-use crate::target::{ANSWER, Asked, everything, find};
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::Fault;
+use spurline_runtime::locator::{ANSWER, Asked, everything, find};
 use spurline_types::units::human_bytes;
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     }
     // A registry in the environment is not in the way of who names something else.
     if let Some(registry) = args.registry.filter(|_| names.is_empty()) {
-        let trust = args.trust.check(false)?;
+        let trust = args.trust.check()?;
         return crate::roster::run(&registry, &args.cache_group, &trust, args.json);
     }
     let all = names.is_empty();

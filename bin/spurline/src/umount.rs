@@ -3,7 +3,6 @@
 
 use crate::cli::UmountArgs;
 use crate::report::warnings;
-use crate::target::of_mount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{PidfdFlags, pidfd_open};
@@ -12,6 +11,7 @@ use spurline_fuse::MountTable;
 use spurline_observe::client::Peer;
 use spurline_observe::dial;
 use spurline_observe::place::{self, Mount};
+use spurline_runtime::locator::of_mount;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -26,7 +26,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ("cache", &[&["store"], &["cache"]]),
     ("cluster", &[&["membership", "jobs"], &["client", "node"]]),
     ("access", &[&["fs"], &["fuse"]]),
-    ("service", &[&["config", "observe"]]),
+    ("service", &[&["config", "observe"], &["runtime"]]),
 ];
 
 /// A crate's group and its layer within the group, by the directory that holds it.
@@ -70,7 +70,8 @@ fn layers_point_down() {
             let allowed = match own {
                 // The product names no tool and not the binary.
                 Some(own) => place_in_layers(other).is_some_and(|theirs| theirs < own),
-                // Tools and the binary stand above all crates.
+                // The binary links no tool, and no tool the binary; both stand above all crates.
+                None if dir.starts_with("bin/") => other.starts_with("crates/"),
                 None => !other.starts_with("bin/"),
             };
             if !allowed {
@@ -81,10 +82,28 @@ fn layers_point_down() {
     none(broken, "layers point down only; see the map in ARCHITECTURE.md, and GROUPS and LAYERS in this test");
 }
 
+/// Other front ends use the runtime, and have a command line of their own or none.
 #[test]
-fn only_the_binary_and_tests_name_a_concrete_transport() {
+fn the_runtime_and_all_below_it_have_no_command_line() {
     let metadata = metadata();
-    let allowed = ["spurline", "spurline-bench", "spurline-probe"];
+    let mut broken = Vec::new();
+    for package in ours(&metadata) {
+        let name = package["name"].as_str().unwrap();
+        let dir = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let clap = dependency["name"].as_str().is_some_and(|name| name.starts_with("clap"));
+            if clap && dependency["kind"] != "dev" && shown(dir).starts_with("crates/") {
+                broken.push(format!("{name} names {}", dependency["name"]));
+            }
+        }
+    }
+    none(broken, "arguments belong to the programs: take plain values (crates/service/config/src/raw.rs)");
+}
+
+#[test]
+fn only_the_runtime_the_programs_and_tests_name_a_concrete_transport() {
+    let metadata = metadata();
+    let allowed = ["spurline", "spurline-bench", "spurline-probe", "spurline-runtime"];
     let mut broken = Vec::new();
     for package in ours(&metadata) {
         let name = package["name"].as_str().unwrap();

@@ -1,12 +1,12 @@
 //! A job looked at from here until it ends, also over a time in which nobody answers. It knows neither what the job is
 //! about nor how it is done.
 
-use super::place::{Place, submission};
 use super::show;
 use crate::cli::JobArgs;
 use serde_json::{Value, json};
 use spurline_config::Fault;
-use spurline_jobs::{JobAction, JobState};
+use spurline_jobs::JobAction;
+use spurline_runtime::jobs::place::{Place, has_ended, submission};
 use spurline_types::{Error, Result};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -230,11 +230,6 @@ impl<'a> Look<'a> {
 
 fn id_of(job: &Value) -> String {
     job["id"].as_str().unwrap_or_default().to_owned()
-}
-
-/// Whether nothing more will happen to a job.
-pub fn has_ended(job: &Value) -> bool {
-    serde_json::from_value(job["state"].clone()).is_ok_and(JobState::is_ended)
 }
 
 #[cfg(test)]

@@ -1,21 +1,19 @@
 //! `spurline load` and `spurline free`: work on many files, begun, looked at and stopped from here, done by a mount or by
 //! a coordinator.
 
-pub mod group;
 mod look;
-mod place;
-mod remark;
-mod shared;
 pub mod show;
-pub mod target;
 
 use crate::cli::{FreeArgs, JobArgs, LoadArgs};
-use crate::{parts, rules, signals};
+use crate::{rules, signals};
 use look::Look;
-use place::Place;
 use serde_json::json;
 use spurline_config::Fault;
 use spurline_jobs::{JobAction, JobSpec};
+use spurline_runtime::jobs::place::Place;
+use spurline_runtime::{group, setup};
+use std::io::Read as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -48,7 +46,7 @@ fn run(
     pin: bool,
     more: impl FnOnce(JobSpec) -> JobSpec,
 ) -> Result<ExitCode, Fault> {
-    let listed = args.files_from.as_deref().map(place::listed).transpose()?;
+    let listed = args.files_from.as_deref().map(listed_paths).transpose()?;
     let paths = listed.as_deref().unwrap_or(paths);
     if paths.is_empty() {
         return Err(Fault::usage(
@@ -89,7 +87,7 @@ fn run(
         return look.watch(&now, &*signals::raised(1)?, false);
     }
     if pin && let Some(registry) = &args.registry {
-        let trust = args.trust.clone().check(false)?;
+        let trust = args.trust.check()?;
         rules::pin_before_load(registry, &args.cache_group, &trust, (place.source(), &spec.paths), args.json)?;
     }
     // From before the job: a signal in between must not leave it running.
@@ -121,7 +119,7 @@ fn find(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(Place, V
     let url = paths.iter().find(|path| path.contains("://"));
     match (&args.registry, &args.source, url) {
         (Some(registry), Some(source), _) => {
-            let trust = parts::open_trust(&args.trust.clone().check(false)?, &crate::group::hostname())?;
+            let trust = setup::open_trust(&args.trust.check()?, &group::hostname())?;
             Place::group(registry, &args.cache_group, source, trust, paths)
         }
         (Some(registry), None, _) if args.said.registry || args.said.cache_group || url.is_some() => Err(Fault::usage(
@@ -143,4 +141,30 @@ fn find(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(Place, V
         )),
         _ => Place::of(paths),
     }
+}
+
+/// The paths of a list, one a line; `-` is standard input.
+///
+/// # Errors
+/// When it can't be read, or has none.
+fn listed_paths(file: &Path) -> Result<Vec<String>, Fault> {
+    let mut text = String::new();
+    let read = if file == Path::new("-") {
+        std::io::stdin().read_to_string(&mut text)
+    } else {
+        std::fs::File::open(file).and_then(|mut file| file.read_to_string(&mut text))
+    };
+    read.map_err(|e| {
+        let what = format!("--files-from {}: {e}", file.display());
+        if e.kind() == std::io::ErrorKind::InvalidData {
+            Fault::usage(what, "a list has one path a line, in UTF-8")
+        } else {
+            Fault::missing(what, "name a readable file, or - for standard input")
+        }
+    })?;
+    let paths: Vec<String> = text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    if paths.is_empty() {
+        return Err(Fault::usage(format!("--files-from {}: no path is in it", file.display()), "one path a line"));
+    }
+    Ok(paths)
 }

@@ -3,9 +3,9 @@
 mod render;
 
 use crate::cli::StatsArgs;
-use crate::target::{ANSWER, resolve};
 use render::Table;
 use spurline_config::Fault;
+use spurline_runtime::locator::{ANSWER, resolve};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 

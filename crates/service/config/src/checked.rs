@@ -1,17 +1,15 @@
 //! The checked configuration: every value in range, every path absolute, every default applied. Facts about the
 //! machine (processors, memory, root) come from [`HostLimits`], and globs are matched against the file system.
 
-use crate::args::{
-    CacheArgs, CommonArgs, CoordinatorArgs, GroupArgs, LogArgs, MountArgs, NetArgs, NodeArgs, UnderArgs,
-};
 use crate::budget::{Budget, Demand};
 use crate::fuse::{self, FuseConfig};
 use crate::host::Host;
+use crate::raw::{RawCache, RawCoordinator, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawVolume};
 use crate::trust::TrustConfig;
 use crate::words::{CacheSize, IorpcMode, LogFormat, Replicas, Source, Transport, absolute};
 use spurline_membership::url::{EtcdUrl, RegistryUrl as Registry};
-use spurline_types::Congestion;
 use spurline_types::fault::Fault;
+use spurline_types::{Congestion, Size};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,14 +17,14 @@ use std::time::Duration;
 /// The default address of metrics.
 pub const DEFAULT_METRICS: &str = "127.0.0.1:9567";
 
-/// A mount, ready to run.
+/// A volume, ready to be opened.
 #[derive(Debug, Clone)]
-pub struct MountConfig {
-    /// The origin.
+pub struct VolumeConfig {
+    /// What is read.
     pub source: Source,
-    /// The mountpoint, made absolute without file system access; the mount checks that it exists.
-    pub mountpoint: PathBuf,
-    /// The nodes to read from; `None` for a lone mount.
+    /// This reader's name in handshakes, behind the host's.
+    pub reader: String,
+    /// The nodes to read from; `None` for a volume that is read alone.
     pub group: Option<GroupConfig>,
     /// The number of nodes per file (with a registry only).
     pub replicas: Replicas,
@@ -40,10 +38,23 @@ pub struct MountConfig {
     pub net: NetConfig,
     /// Authentication and encryption.
     pub trust: TrustConfig,
-    /// The FUSE session.
-    pub fuse: FuseConfig,
     /// The shares of the memory budget.
     pub budget: Budget,
+    /// How long metadata is valid.
+    pub metadata_ttl: Duration,
+    /// What to tell the person at start.
+    pub warnings: Vec<String>,
+}
+
+/// A mount, ready to run.
+#[derive(Debug, Clone)]
+pub struct MountConfig {
+    /// What is mounted.
+    pub volume: VolumeConfig,
+    /// Where, absolute by its words; whether it exists is for the mount to find out.
+    pub mountpoint: PathBuf,
+    /// The FUSE session.
+    pub fuse: FuseConfig,
     /// Logs.
     pub log: LogConfig,
     /// The metrics page.
@@ -52,8 +63,6 @@ pub struct MountConfig {
     pub access_log: Option<PathBuf>,
     /// Daemonise once the mount is ready.
     pub background: bool,
-    /// Warnings printed at start.
-    pub warnings: Vec<String>,
 }
 
 /// A cache node, ready to run.
@@ -217,28 +226,38 @@ pub enum MetricsConfig {
     At(SocketAddr),
 }
 
-impl MountArgs {
-    /// Performs all checks that are possible before the mount starts.
+impl RawVolume {
+    /// Checks everything that can be checked before the volume is opened.
     ///
     /// # Errors
-    /// Exit code 2 for wrong values, 3 for a missing prerequisite.
-    pub fn check(self, host: &Host) -> Result<MountConfig, Fault> {
+    /// Wrong values with exit code 2, missing abilities with exit code 3.
+    pub fn check(self, host: &Host) -> Result<VolumeConfig, Fault> {
+        let reader = format!("process {}", std::process::id());
+        self.check_for(reader, Duration::from_secs(1), None, host)
+    }
+
+    /// The same for a `reader`, with the needs of a FUSE session in the budget where there is one.
+    fn check_for(
+        self,
+        reader: String,
+        metadata_ttl: Duration,
+        kernel: Option<(&FuseConfig, Option<u64>)>,
+        host: &Host,
+    ) -> Result<VolumeConfig, Fault> {
         let mut warnings = Vec::new();
         let group = check_group(self.group)?;
         let alone = group.is_none();
         let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
-        let (fuse, readahead) = fuse::check(&self.fuse)?;
         let rdma = !alone && wants_rdma(&self.net);
-        let kernel = Some((&fuse, readahead));
-        let budget = derive(&self.common, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
+        let budget = derive(self.buffer_size, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
         if alone && self.net.rdma_network.is_some() {
-            warnings.push("--rdma-network has no effect: a mount without --registry reads from no node".to_owned());
+            warnings.push("--rdma-network carries nothing: a mount without --registry reads from no node".to_owned());
         }
         let (net, trust) = (check_net(self.net, 0, host, &mut warnings)?, self.trust.check(false)?);
         unencrypted(&net, &trust, &mut warnings);
-        Ok(MountConfig {
+        Ok(VolumeConfig {
             source: self.source,
-            mountpoint: absolute(&self.mountpoint),
+            reader,
             group,
             replicas: self.replicas,
             hedge_after: check_hedge(self.hedge_after)?,
@@ -246,19 +265,36 @@ impl MountArgs {
             under: check_under(self.under)?,
             net,
             trust,
-            fuse,
             budget,
-            metrics: check_metrics(&self.log)?,
-            log: check_log(self.log),
-            access_log: self.fuse.access_log.as_deref().map(absolute),
-            background: self.background,
+            metadata_ttl,
             warnings,
         })
     }
 }
 
-impl NodeArgs {
-    /// Performs all checks that are possible before the node starts.
+impl RawMount {
+    /// Checks everything that can be checked before the mount starts.
+    ///
+    /// # Errors
+    /// Wrong values with exit code 2, missing abilities with exit code 3.
+    pub fn check(self, host: &Host) -> Result<MountConfig, Fault> {
+        let mountpoint = absolute(&self.mountpoint);
+        let (fuse, readahead) = fuse::check(&self.fuse)?;
+        let (reader, ttl) = (mountpoint.display().to_string(), fuse.times().behind);
+        Ok(MountConfig {
+            volume: self.volume.check_for(reader, ttl, Some((&fuse, readahead)), host)?,
+            mountpoint,
+            fuse,
+            metrics: check_metrics(&self.log)?,
+            log: check_log(self.log),
+            access_log: self.fuse.access_log.as_deref().map(absolute),
+            background: self.background,
+        })
+    }
+}
+
+impl RawNode {
+    /// Checks everything that can be checked before the node starts.
     ///
     /// # Errors
     /// Exit code 2 for wrong values, 3 for a missing prerequisite.
@@ -276,24 +312,24 @@ impl NodeArgs {
             group => (group, None),
         };
         if let Some(registry) = untold {
-            warnings.push(format!("--registry {registry} does not register nodes: it is for mounts"));
+            warnings.push(format!("--registry {registry} is not told of nodes: it is for mounts"));
         }
         if let Some(name) = &self.name {
             check_name("--name", name)?;
         } else if group.is_some() && self.group_port == 0 {
-            let text = "this node's name in the group changes with its port at every start, and its blocks \
-                        move: give --name, or a fixed --group-port";
+            let text = "this node's name in the group changes with its port at every start, and its blocks are placed \
+                        anew: give --name, or a fixed --group-port";
             warnings.push(text.to_owned());
         }
         let cache = check_cache(&self.cache, host, true, &mut warnings)?;
         let rdma = wants_rdma(&self.net);
-        let budget = derive(&self.common, &self.cache, &self.under, None, rdma, host, &mut warnings)?;
+        let budget = derive(self.buffer_size, &self.cache, &self.under, None, rdma, host, &mut warnings)?;
         let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
         let trust = self.trust.check(self.allow_anyone)?;
         unencrypted(&net, &trust, &mut warnings);
         if net.transport == Transport::Rdma {
-            let text = "--transport rdma applies to mounts, not nodes: this node also serves over TCP, and reads blocks \
-                        from other nodes over TCP";
+            let text = "--transport rdma binds mounts, not nodes: this one serves over tcp as well, and takes blocks from \
+                        other nodes over tcp";
             warnings.push(text.to_owned());
         }
         Ok(NodeConfig {
@@ -324,8 +360,8 @@ fn unencrypted(net: &NetConfig, trust: &TrustConfig, warnings: &mut Vec<String>)
     }
 }
 
-impl CoordinatorArgs {
-    /// Performs all checks that are possible before the coordinator starts.
+impl RawCoordinator {
+    /// Checks everything that can be checked before the coordinator starts.
     ///
     /// # Errors
     /// Exit code 2 for wrong values, 3 for a missing directory.
@@ -345,7 +381,7 @@ impl CoordinatorArgs {
                 Some(Registry::Etcd(url)) => Some(url),
                 Some(other) => {
                     return Err(Fault::usage(
-                        format!("--job-store {other} cannot store jobs"),
+                        format!("--job-store {other} keeps no jobs"),
                         "give etcd://HOST:PORT, or leave it out: then jobs are kept beside --state-file",
                     ));
                 }
@@ -374,7 +410,7 @@ fn check_name(flag: &str, name: &str) -> Result<(), Fault> {
     let odd = |c: char| c.is_control() || c.is_whitespace() || c == '/';
     if name.is_empty() || name.len() > 255 || name.contains(odd) {
         return Err(Fault::usage(
-            format!("{flag} '{}' is not a valid name", name.escape_debug()),
+            format!("{flag} '{}' is no name", name.escape_debug()),
             "give a word of at most 255 bytes without blanks and slashes",
         ));
     }
@@ -384,12 +420,12 @@ fn check_name(flag: &str, name: &str) -> Result<(), Fault> {
 /// The default group.
 pub const DEFAULT_GROUP: &str = "default";
 
-fn check_group(args: GroupArgs) -> Result<Option<GroupConfig>, Fault> {
+fn check_group(args: RawGroup) -> Result<Option<GroupConfig>, Fault> {
     if let Some(name) = &args.cache_group {
         check_name("--cache-group", name)?;
         if args.registry.is_none() {
             return Err(Fault::usage(
-                format!("--cache-group {name} without --registry: the addresses of its nodes are unknown"),
+                format!("--cache-group {name} without --registry: nothing says where its nodes are"),
                 "give --registry coordinator://HOST:PORT, or leave --cache-group out",
             ));
         }
@@ -405,7 +441,7 @@ fn check_group(args: GroupArgs) -> Result<Option<GroupConfig>, Fault> {
 /// Block size limits: below, the index outgrows the data; above, a miss fetches too much.
 const BLOCK_RANGE: (u64, u64) = (64 << 10, 64 << 20);
 
-fn check_cache(args: &CacheArgs, host: &Host, alone: bool, warnings: &mut Vec<String>) -> Result<CacheConfig, Fault> {
+fn check_cache(args: &RawCache, host: &Host, alone: bool, warnings: &mut Vec<String>) -> Result<CacheConfig, Fault> {
     let block = args.block_size().bytes();
     if !block.is_power_of_two() || block < BLOCK_RANGE.0 || block > BLOCK_RANGE.1 {
         return Err(Fault::usage(
@@ -430,7 +466,9 @@ fn check_cache(args: &CacheArgs, host: &Host, alone: bool, warnings: &mut Vec<St
         warnings.push("--cache-dir is not used: with --registry the nodes hold the cache".to_owned());
     }
     if !alone && let Some(size) = args.block_size {
-        warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
+        warnings.push(format!(
+            "--block-size {size} is not used: with --registry blocks are as long as the nodes have them"
+        ));
     }
     positive("--disk-timeout", args.disk_timeout)?;
     Ok(CacheConfig {
@@ -460,10 +498,7 @@ fn expand(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
         let text = path.to_string_lossy();
         let found = if text.contains(['*', '?', '[']) {
             let paths = glob::glob(&text).map_err(|e| {
-                Fault::usage(
-                    format!("--cache-dir '{text}' is not a valid pattern: {e}"),
-                    "quote it, or list the directories",
-                )
+                Fault::usage(format!("--cache-dir '{text}' is no pattern: {e}"), "quote it, or list the directories")
             })?;
             let found: Vec<PathBuf> = paths.filter_map(Result::ok).filter(|p| p.is_dir()).collect();
             if found.is_empty() {
@@ -485,7 +520,7 @@ fn expand(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
     Ok(dirs)
 }
 
-fn check_under(args: UnderArgs) -> Result<UnderConfig, Fault> {
+fn check_under(args: RawOrigin) -> Result<UnderConfig, Fault> {
     if let Some(url) = &args.endpoint_url
         && !(url.starts_with("http://") || url.starts_with("https://"))
     {
@@ -494,8 +529,8 @@ fn check_under(args: UnderArgs) -> Result<UnderConfig, Fault> {
             "write http://HOST:PORT or https://HOST",
         ));
     }
-    positive("--under-timeout", args.under_timeout)?;
-    positive("--under-stall-timeout", args.under_stall_timeout)?;
+    positive("--under-timeout", args.timeout)?;
+    positive("--under-stall-timeout", args.stall_timeout)?;
     if args.max_downloads == 0 {
         return Err(Fault::usage("--max-downloads 0 leaves no way to fetch anything", "give 1 or more"));
     }
@@ -503,9 +538,9 @@ fn check_under(args: UnderArgs) -> Result<UnderConfig, Fault> {
         endpoint_url: args.endpoint_url,
         region: args.region,
         anonymous: args.anonymous,
-        timeout: args.under_timeout,
-        stall_timeout: args.under_stall_timeout,
-        retries: args.under_retries,
+        timeout: args.timeout,
+        stall_timeout: args.stall_timeout,
+        retries: args.retries,
         max_downloads: args.max_downloads,
     })
 }
@@ -514,7 +549,7 @@ fn check_under(args: UnderArgs) -> Result<UnderConfig, Fault> {
 /// reply, so this is also the limit of requests in flight.
 const AUTO_NCONNECT: (usize, usize) = (8, 16);
 
-fn check_net(args: NetArgs, rdma_port: u16, host: &Host, warnings: &mut Vec<String>) -> Result<NetConfig, Fault> {
+fn check_net(args: RawNetwork, rdma_port: u16, host: &Host, warnings: &mut Vec<String>) -> Result<NetConfig, Fault> {
     let rdma = check_rdma(&args, rdma_port, warnings)?;
     positive("--peer-timeout", args.peer_timeout)?;
     if args.peer_silence < LEAST_SILENCE {
@@ -545,7 +580,7 @@ const LEAST_HEDGE: Duration = Duration::from_millis(1);
 fn check_hedge(after: Duration) -> Result<Duration, Fault> {
     if !after.is_zero() && after < LEAST_HEDGE {
         return Err(Fault::usage(
-            format!("--hedge-after {after:?} would send nearly every read to a second node as well"),
+            format!("--hedge-after {after:?} would ask a second node for reads that are on their way"),
             "give 1ms or more, or 0 for never; 50ms is the default",
         ));
     }
@@ -555,7 +590,7 @@ fn check_hedge(after: Duration) -> Result<Duration, Fault> {
 /// Minimum silence: below, a busy processor looks like a dead rail.
 const LEAST_SILENCE: Duration = Duration::from_millis(100);
 
-fn check_rdma(args: &NetArgs, port: u16, warnings: &mut Vec<String>) -> Result<Option<RdmaConfig>, Fault> {
+fn check_rdma(args: &RawNetwork, port: u16, warnings: &mut Vec<String>) -> Result<Option<RdmaConfig>, Fault> {
     let Some(text) = args.rdma_network.as_deref() else {
         if args.transport == Transport::Rdma {
             return Err(Fault::usage(
@@ -633,22 +668,22 @@ fn split_networks(text: &str) -> Result<Vec<String>, Fault> {
     Ok(parts)
 }
 
-/// Whether the configuration requires rails.
-fn wants_rdma(net: &NetArgs) -> bool {
+/// Whether there will be rails, as far as words tell.
+fn wants_rdma(net: &RawNetwork) -> bool {
     net.rdma_network.is_some() && net.transport != Transport::Tcp
 }
 
 fn derive(
-    common: &CommonArgs,
-    cache: &CacheArgs,
-    under: &UnderArgs,
+    total: Size,
+    cache: &RawCache,
+    under: &RawOrigin,
     kernel: Option<(&FuseConfig, Option<u64>)>,
     rdma: bool,
     host: &Host,
     warnings: &mut Vec<String>,
 ) -> Result<Budget, Fault> {
     let budget = Budget::derive(Demand {
-        total: common.buffer_size.bytes(),
+        total: total.bytes(),
         block: cache.block_size().bytes(),
         max_write: kernel.map(|(fuse, _)| u64::from(fuse.max_write)),
         fuse_threads: kernel.and_then(|(fuse, _)| fuse.threads).map(|n| n as u64),
@@ -661,7 +696,7 @@ fn derive(
     Ok(budget)
 }
 
-fn check_metrics(args: &LogArgs) -> Result<MetricsConfig, Fault> {
+fn check_metrics(args: &RawLog) -> Result<MetricsConfig, Fault> {
     let Some(text) = args.metrics.as_deref() else { return Ok(MetricsConfig::Default) };
     if matches!(text, "none" | "off" | "") {
         return Ok(MetricsConfig::Off);
@@ -674,13 +709,13 @@ fn check_metrics(args: &LogArgs) -> Result<MetricsConfig, Fault> {
     match full.parse() {
         Ok(address) => Ok(MetricsConfig::At(address)),
         Err(_) => Err(Fault::usage(
-            format!("--metrics '{text}' is not an address and port"),
+            format!("--metrics '{text}' is no address and port"),
             format!("write {DEFAULT_METRICS}, [::1]:9567, :9567 or none"),
         )),
     }
 }
 
-fn check_log(args: LogArgs) -> LogConfig {
+fn check_log(args: RawLog) -> LogConfig {
     LogConfig { file: args.log.as_deref().map(absolute), filter: args.log_filter, format: args.log_format }
 }
 

@@ -1,7 +1,7 @@
 //! The checked FUSE settings of a mount: request sizes, cache times, mount options. It handles words and numbers
 //! only.
 
-use crate::args::FuseArgs;
+use crate::raw::RawFuse;
 use crate::words::FuseIo;
 use spurline_types::fault::Fault;
 use std::time::Duration;
@@ -66,8 +66,8 @@ const MIN_MAX_WRITE: u64 = 8 << 10;
 /// The kernel's largest request (FUSE_MAX_MAX_PAGES of 4 KiB).
 const MAX_MAX_WRITE: u64 = 1 << 20;
 
-/// The checked settings, and the read-ahead limit if given.
-pub(crate) fn check(args: &FuseArgs) -> Result<(FuseConfig, Option<u64>), Fault> {
+/// The checked session, and how far blocks are read ahead where that was said.
+pub(crate) fn check(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fault> {
     let max_write = args.max_write.bytes();
     // The kernel counts reads in pages, which may be larger than 4 KiB.
     let least = MIN_MAX_WRITE.max(rustix::param::page_size() as u64);
@@ -142,11 +142,11 @@ const NOT_HERE: [(&str, &str); 3] = [
     ("rw", "this version mounts read-only: leave it out, or give -o ro"),
     (
         "allow_root",
-        "give -o allow_other: it admits root and all other users; modes are checked, unless no_default_permissions is given",
+        "give -o allow_other: it lets root in, and everybody else; modes are obeyed, unless no_default_permissions is given",
     ),
     (
         "auto_unmount",
-        "leave it out: SIGTERM and SIGINT unmount, and spurline umount removes the mount of a killed process",
+        "leave it out: SIGTERM and SIGINT unmount, and spurline umount takes away what a killed process left",
     ),
 ];
 

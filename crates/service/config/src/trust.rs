@@ -1,40 +1,9 @@
 //! Authentication and encryption flags, and their checks. It opens no file and knows no secret.
 
+use crate::raw::RawTrust;
 use crate::words::absolute;
-use clap::Args;
 use spurline_types::fault::Fault;
 use std::path::PathBuf;
-
-/// Flags of what peers prove to each other; the same for everything that connects or listens.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Trust")]
-pub struct TrustArgs {
-    /// File with the secret of the group, the same on every member [default: none, a node listens on loopback only]
-    ///
-    /// Both sides of every connection prove that they hold it, without sending it; who does not is refused. One secret
-    /// a line: the first is shown, all are accepted, so that a new one can be brought in while all goes on. The file is
-    /// read again when it changes. Make one with: (umask 077; openssl rand -base64 32 > FILE)
-    #[arg(long, value_name = "FILE")]
-    pub group_token_file: Option<PathBuf>,
-    /// Encrypt TCP data and control connections with TLS 1.3; both sides need it
-    ///
-    /// Without --tls-cert the token tells who is at the other end, by a proof that is bound to the connection. Data over
-    /// RDMA is not encrypted.
-    #[arg(long)]
-    pub tls: bool,
-    /// This process's certificate in PEM, and those that lead from it to the authority; turns --tls on
-    ///
-    /// Both sides show one and check the other's; a node's has to be for the name or address it is reached by. Files are
-    /// read again when they change.
-    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
-    pub tls_cert: Option<PathBuf>,
-    /// The certificate's key in PEM
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
-    /// Certificates in PEM of the authorities that sign those of the group
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_ca: Option<PathBuf>,
-}
 
 /// How TCP and control connections are encrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,14 +53,14 @@ impl TrustConfig {
             return Ok(());
         }
         Err(Fault::usage(
-            format!("without a group token, any host that reaches {} could {could}", reached.join(" or ")),
+            format!("without a group token whoever reaches {} could {could}", reached.join(" or ")),
             "give --group-token-file FILE here and on every member of the group (make it with: umask 077; openssl rand \
-             -base64 32 > FILE), or --allow-anyone if every host on that network may do so",
+             -base64 32 > FILE), or --allow-anyone when all who reach that network may do so",
         ))
     }
 }
 
-impl TrustArgs {
+impl RawTrust {
     /// Checks that the flags fit together.
     ///
     /// # Errors
@@ -106,7 +75,7 @@ impl TrustArgs {
             (None, None, None) if token_file.is_some() => Some(TlsConfig::Token),
             (None, None, None) => {
                 return Err(Fault::usage(
-                    "--tls alone does not authenticate the peer",
+                    "--tls alone does not tell who is at the other end",
                     "give --group-token-file too, or --tls-cert, --tls-key and --tls-ca",
                 ));
             }
@@ -120,8 +89,8 @@ impl TrustArgs {
         let config = TrustConfig { token_file, tls, allow_anyone };
         if config.asks() && allow_anyone {
             return Err(Fault::usage(
-                "--allow-anyone contradicts --group-token-file and certificates: it admits unauthenticated \
-                 peers, and they require proof",
+                "--allow-anyone contradicts --group-token-file and certificates: one lets everybody in, the others nobody \
+                 without them",
                 "leave one of them out",
             ));
         }
@@ -141,15 +110,15 @@ mod tests {
             assert!(fault.contains(part), "{fault}");
         }
         TrustConfig::default().check_reach(&[], &[], "read").unwrap();
-        TrustArgs::default().check(true).unwrap().check_reach(&far, &far, "read").unwrap();
-        let args = TrustArgs { group_token_file: Some("/t".into()), ..TrustArgs::default() };
+        RawTrust::default().check(true).unwrap().check_reach(&far, &far, "read").unwrap();
+        let args = RawTrust { group_token_file: Some("/t".into()), ..RawTrust::default() };
         args.clone().check(false).unwrap().check_reach(&far, &far, "read").unwrap();
         assert!(args.clone().check(true).unwrap_err().to_string().contains("contradict"));
         // TLS needs authentication, and RDMA uses no certificates.
-        assert!(TrustArgs { tls: true, ..TrustArgs::default() }.check(false).is_err());
-        assert_eq!(TrustArgs { tls: true, ..args }.check(false).unwrap().tls, Some(TlsConfig::Token));
+        assert!(RawTrust { tls: true, ..RawTrust::default() }.check(false).is_err());
+        assert_eq!(RawTrust { tls: true, ..args }.check(false).unwrap().tls, Some(TlsConfig::Token));
         let file = || Some("/f".into());
-        let files = TrustArgs { tls_cert: file(), tls_key: file(), tls_ca: file(), ..TrustArgs::default() };
+        let files = RawTrust { tls_cert: file(), tls_key: file(), tls_ca: file(), ..RawTrust::default() };
         let files = files.check(false).unwrap();
         files.check_reach(&far, &[], "read").unwrap();
         files.check_reach(&[], &far, "read").unwrap_err();

@@ -49,7 +49,7 @@ impl fmt::Display for CacheSize {
 pub fn parse_weight(s: &str) -> Result<u32, String> {
     s.trim().parse().map_err(|_| {
         format!(
-            "'{s}' is not a weight; give a whole number from 0, which takes no blocks, to {}; 100 is the default",
+            "'{s}' is no weight; give a whole number from 0, which takes no blocks, to {}; 100 is the default",
             u32::MAX
         )
     })
@@ -154,16 +154,17 @@ impl FromStr for Replicas {
     fn from_str(s: &str) -> Result<Self, String> {
         let number = |text: &str| match text.trim().parse() {
             Ok(n @ 1..=Replicas::MOST) => Ok(n),
-            _ => Err(format!(
-                "'{text}' is not a number of copies from 1 to {}; write 2, or 1,train/hot=3",
-                Replicas::MOST
-            )),
+            _ => {
+                Err(format!("'{text}' is no number of copies from 1 to {}; write 2, or 1,train/hot=3", Replicas::MOST))
+            }
         };
         let (mut all, mut below) = (None, Vec::new());
         for part in s.split(',') {
             match part.rsplit_once('=') {
                 Some((path, _)) if path.contains("://") => {
-                    return Err(format!("'{path}' is a URL: give the path below the mount; write 1,train/hot=3"));
+                    return Err(format!(
+                        "'{path}' is a URL: paths are given as they are below the mount; write 1,train/hot=3"
+                    ));
                 }
                 Some((path, n)) => {
                     let path = path.trim().trim_matches('/').as_bytes().to_vec();
@@ -186,7 +187,7 @@ impl FromStr for Replicas {
 }
 
 /// What carries data between a mount and a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// The best there is.
     Auto,
@@ -197,7 +198,7 @@ pub enum Transport {
 }
 
 /// How cache disks are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IorpcMode {
     /// O_DIRECT through io_uring.
     Dio,
@@ -210,7 +211,7 @@ pub enum IorpcMode {
 }
 
 /// How the kernel's requests are fetched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FuseIo {
     /// io_uring where the kernel offers it and it is the faster one, /dev/fuse elsewhere.
     Auto,
@@ -222,7 +223,7 @@ pub enum FuseIo {
 }
 
 /// The form of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.
     Text,

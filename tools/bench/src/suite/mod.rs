@@ -56,7 +56,7 @@ pub struct SuiteArgs {
     /// A directory on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub disk_dir: PathBuf,
-    /// The spurline to measure [default: this one]
+    /// The spurline to measure [default: the one beside this program, or in PATH]
     #[arg(long, value_name = "FILE")]
     pub spurline: Option<PathBuf>,
     /// The program with the embedded S3 server [default: spurline-testkit beside this program]
@@ -115,6 +115,14 @@ pub struct BenchSuite {
     s3_server: Option<PathBuf>,
 }
 
+/// The program under test: the one given, the one beside this program, or the first in PATH.
+fn program(given: Option<&Path>, me: &Path) -> Result<PathBuf> {
+    let beside = || Some(me.with_file_name("spurline")).filter(|file| file.is_file());
+    given.map(Path::to_owned).or_else(beside).or_else(|| child::find_program("spurline")).ok_or_else(|| {
+        BenchError::Missing("spurline is neither beside this program nor in PATH: name it with --spurline".to_owned())
+    })
+}
+
 /// Runs the suite.
 ///
 /// # Errors
@@ -129,7 +137,7 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
         quick: args.quick,
         rounds: args.rounds.unwrap_or(if args.quick { 3 } else { 5 }).max(1),
         time: args.time.unwrap_or(Duration::from_millis(if args.quick { 500 } else { 1500 })),
-        spurline: args.spurline.clone().unwrap_or_else(|| me.clone()),
+        spurline: program(args.spurline.as_deref(), &me)?,
         me,
         memory: ScratchDir::new(&args.memory_dir, "memory")?,
         disk: ScratchDir::new(&args.disk_dir, "disk")?,
@@ -264,7 +272,7 @@ impl BenchSuite {
     /// The command of one of this program's parts, in `net`.
     fn part_command(&self, words: &[String], net: Option<&str>) -> Command {
         let mut command = child::command_in(&self.me, net);
-        command.args(["bench", "part"]).args(words);
+        command.arg("part").args(words);
         command
     }
 

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use spurline_client::{GroupMembers, NodePaths, PathMonitor, PathsConfig, RailDialer};
-use spurline_config::{Budget, Fault, MountConfig, RdmaConfig, Transport};
+use spurline_config::{Budget, Fault, RdmaConfig, Transport, VolumeConfig};
 use spurline_fabric::HostTree;
 use spurline_mem::BufferPool;
 use spurline_net_rdma::{RdmaConnector, RdmaServer, RdmaServerConfig, RdmaTimeouts, connection_bytes};
@@ -116,7 +116,7 @@ pub fn serve(
     stats: &Arc<Stats>,
 ) -> Result<(RdmaServer, Vec<RailInfo>), Fault> {
     let rails = open(found, pool, MemoryAccess::Local, locked(budget, before, found.len()))?;
-    let (_, files, _) = crate::service::connections();
+    let (_, files, _) = crate::limits::connection_limits();
     let max_connections = ((budget.rdma / connection_bytes() as u64).max(16) as usize).min(files);
     let server_config = RdmaServerConfig {
         max_connections,
@@ -196,7 +196,7 @@ impl RailDialer for RdmaDialer {
 /// # Errors
 /// When a device can't be used.
 pub fn keep(
-    config: &MountConfig,
+    config: &VolumeConfig,
     rdma: &RdmaConfig,
     found: Vec<LocalRail>,
     pool: &Arc<BufferPool>,

@@ -1,18 +1,15 @@
 //! Rules for folders of a group: `spurline pin`, `unpin` and `limit` change them in the registry and tell the nodes at
 //! once, `spurline rules` lists them.
 
-pub mod follow;
-pub mod kept;
-mod nodes;
-
 use crate::cli::{LimitArgs, RuleArgs, RulesArgs};
 use crate::signals;
-use crate::target::locate;
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use nodes::{Nodes, Told};
 use serde_json::{Value, json};
 use spurline_cache::{Rule, RuleSet};
 use spurline_config::{Fault, Registry, Source, TrustConfig};
+use spurline_runtime::locator::locate;
+use spurline_runtime::rules::nodes::{self, Nodes, Told};
+use spurline_runtime::rules::{describe_rule, rule_in};
 use spurline_types::units::human_bytes;
 use spurline_types::{ErrorKind, url};
 use std::path::Path;
@@ -95,7 +92,7 @@ pub fn limit(args: LimitArgs) -> Result<ExitCode, Fault> {
 /// # Errors
 /// When the registry can't be reached.
 pub fn list(args: RulesArgs) -> Result<ExitCode, Fault> {
-    let (nodes, set) = Nodes::open(registry(args.registry.as_ref())?, &args.cache_group, &args.trust.check(false)?)?;
+    let (nodes, set) = Nodes::open(registry(args.registry.as_ref())?, &args.cache_group, &args.trust.check()?)?;
     let told = nodes.ask(None);
     let silent = unreached(&told);
     let sum = |of: &dyn Fn(&Value) -> Option<u64>| -> u64 { answers(&told).filter_map(of).sum() };
@@ -122,7 +119,7 @@ pub fn list(args: RulesArgs) -> Result<ExitCode, Fault> {
         }
         for rule in &rules {
             let held = human_bytes(rule["held_bytes"].as_u64().unwrap_or(0));
-            anstream::println!("{}: {}; {held} held", rule["url"].as_str().unwrap_or_default(), words(rule));
+            anstream::println!("{}: {}; {held} held", rule["url"].as_str().unwrap_or_default(), describe_rule(rule));
         }
         anstream::println!("{} pinned, of {} that may be", human_bytes(pinned), human_bytes(most));
         for rule in &set.rules {
@@ -150,14 +147,14 @@ fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
     let urls = urls_of(&args.path)?;
     let stop = signals::raised(1)?;
     let RulesArgs { registry: given, cache_group, trust, json: as_json } = &args.group;
-    let (nodes, set) = Nodes::open(registry(given.as_ref())?, cache_group, &trust.clone().check(false)?)?;
+    let (nodes, set) = Nodes::open(registry(given.as_ref())?, cache_group, &trust.check()?)?;
     let bar = bar(*as_json);
     let (set, told) = make(&nodes, set, &urls, change, &bar, &stop)?;
     // What is held already comes under the rule as well. Where none is left there is nothing to come under.
     let mut failed = Vec::new();
     let mut held = None;
     for url in urls.iter().filter(|url| set.rules.iter().any(|rule| is_within(url, &rule.url))) {
-        match nodes.classify(url, &told, &bar, &stop) {
+        match nodes.classify(url, &told, &shown_in(&bar), &stop) {
             Ok(bytes) => *held.get_or_insert(0) += bytes,
             Err(error) => failed.push(format!("{url}: {error}")),
         }
@@ -173,7 +170,7 @@ fn run(args: &RuleArgs, change: &Change<'_>) -> Result<ExitCode, Fault> {
         anstream::println!("{out}");
     } else {
         for rule in &rules {
-            anstream::println!("{}: {}", rule["url"].as_str().unwrap_or_default(), words(rule));
+            anstream::println!("{}: {}", rule["url"].as_str().unwrap_or_default(), describe_rule(rule));
         }
         if let Some(held) = held {
             let rest = if change.pins { "; spurline load brings what is missing" } else { "" };
@@ -206,7 +203,7 @@ pub fn pin_before_load(
     bar.finish_and_clear();
     if !quiet {
         for url in &urls {
-            anstream::println!("{url}: {}", words(&shown(&set, url)));
+            anstream::println!("{url}: {}", describe_rule(&shown(&set, url)));
         }
     }
     say_unreached(&unreached(&told), LATER);
@@ -301,7 +298,7 @@ fn fits(nodes: &Nodes, told: &[Told], urls: &[String], bar: &ProgressBar, stop: 
     let taken: u64 = answers(told).map(others).sum();
     let mut wanted = 0;
     for url in urls {
-        wanted += nodes.size_of(url, told, bar, stop).map_err(|error| match error.kind() {
+        wanted += nodes.size_of(url, told, &shown_in(bar), stop).map_err(|error| match error.kind() {
             _ if stop.load(Ordering::Acquire) => interrupted(),
             ErrorKind::NotFound => Fault::failed(format!("{url}: {error}"), "name a folder or file that is there"),
             _ => {
@@ -379,6 +376,14 @@ fn bar(quiet: bool) -> ProgressBar {
     ProgressBar::with_draw_target(None, target)
 }
 
+/// Shows progress in the bar.
+fn shown_in(bar: &ProgressBar) -> impl Fn(String) {
+    |text| {
+        bar.set_message(text);
+        bar.tick();
+    }
+}
+
 fn answers(told: &[Told]) -> impl Iterator<Item = &Value> {
     told.iter().filter_map(|one| one.answer.as_ref().ok())
 }
@@ -398,42 +403,15 @@ fn say_unreached(silent: &[(String, String)], then: &str) {
     }
 }
 
-/// What a node told of the rule for a folder.
-pub fn rule_in<'a>(now: &'a Value, url: &str) -> &'a Value {
-    now["rules"].as_array().into_iter().flatten().find(|rule| rule["url"] == url).unwrap_or(&Value::Null)
-}
-
 fn shown(set: &RuleSet, url: &str) -> Value {
     let rule = set.rules.iter().find(|rule| rule.url == url);
     rule.map_or_else(|| json!({"url": url}), Rule::to_json)
-}
-
-/// What a rule says, for people.
-pub fn words(rule: &Value) -> String {
-    let mut words = Vec::new();
-    if rule["pin"] == true {
-        words.push("pinned".to_owned());
-    }
-    if let Some(ttl) = rule["ttl_seconds"].as_u64() {
-        words.push(format!("kept for {}", crate::roster::time(ttl)));
-    }
-    if let Some(quota) = rule["quota_bytes"].as_u64() {
-        words.push(format!("at most {}", human_bytes(quota)));
-    }
-    if words.is_empty() { "no rule".to_owned() } else { words.join(", ") }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use spurline_types::Member;
-
-    #[test]
-    fn a_rule_in_words() {
-        let rule = json!({"pin": true, "ttl_seconds": 60, "quota_bytes": 1 << 30});
-        assert_eq!(words(&rule), "pinned, kept for 60 s, at most 1.00 GiB");
-        assert_eq!(words(&json!({"url": "x"})), "no rule");
-    }
 
     #[test]
     fn a_url_is_taken_as_the_nodes_name_it() {

@@ -2,9 +2,9 @@
 //! holds. It knows names and types of keys from the flags alone.
 
 use crate::args::is_switch;
-use crate::words::nearest;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgMatches, Command};
+use spurline_config::words::nearest;
 use spurline_types::fault::Fault;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -156,14 +156,13 @@ fn words_of(value: &Value) -> Option<Vec<String>> {
 /// Parses one value alone, so that the error can name file and key.
 fn check(command: &Command, service: &str, key: &str, value: &Value, path: &Path, named: &str) -> Result<(), Fault> {
     let wrong = |why: &str| Fault::usage(format!("config file {}, key '{named}': {why}", path.display()), "");
-    let words =
-        words_of(value).ok_or_else(|| wrong("a string, a number, true, false or a list of them is required"))?;
+    let words = words_of(value).ok_or_else(|| wrong("a string, a number, true, false or a list of them is wanted"))?;
     let arg = command
         .find_subcommand(service)
         .and_then(|sub| sub.get_arguments().find(|arg| key_of(arg) == Some(key)))
         .ok_or_else(|| wrong("unknown"))?;
     if words.len() != 1 && arg.get_value_delimiter().is_none() && !takes_many(arg) {
-        return Err(wrong(&format!("one value is required and {} were given", words.len())));
+        return Err(wrong(&format!("one value is wanted and {} are given", words.len())));
     }
     words.iter().try_for_each(|word| check_word(arg, OsStr::new(word)).map_err(|why| wrong(&why)))
 }

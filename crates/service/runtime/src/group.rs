@@ -172,7 +172,7 @@ pub fn ask_others(
         }
     }));
     let dirs: &[_] = if shared.capacity_bytes().is_some() { &config.cache.dirs } else { &[] };
-    let rules = rules::follow::start(node, &registry, rules::kept::Kept::open(dirs, group))?;
+    let rules = rules::follow::start(node, &registry, rules::state_file::Kept::open(dirs, group))?;
     Ok(Some(Others { registry, _follower: follower, _rules: rules }))
 }
 

@@ -1,7 +1,7 @@
 //! How a node learns of the rules of its group: every few seconds it brings those it knows and those its registry keeps
 //! together, which costs a message only where they differ. What it knows it keeps beside its blocks.
 
-use super::kept::Kept;
+use super::state_file::Kept;
 use serde_json::Value;
 use spurline_cache::RuleSet;
 use spurline_config::Fault;

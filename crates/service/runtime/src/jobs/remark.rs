@@ -72,7 +72,7 @@ impl Group<'_> {
                 (None, None) if self.refuses_pins(loaded - held) => "not all of it could be pinned".to_owned(),
                 // A pin alone takes nothing away.
                 (None, None) => continue,
-                _ => rules::words(&rule.to_json()),
+                _ => rules::describe_rule(&rule.to_json()),
             };
             let (loaded, held) = (human_bytes(loaded), human_bytes(held));
             said.push(format!("of {url} {loaded} were loaded and {held} are held: {why}"));

@@ -2,8 +2,7 @@
 //! that what they hold of it comes under its rule.
 
 use crate::peers::Reach;
-use crate::{group, parts};
-use indicatif::ProgressBar;
+use crate::{group, setup};
 use serde_json::Value;
 use spurline_cache::RuleSet;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
@@ -55,7 +54,7 @@ impl Nodes {
     pub fn open(registry: &Registry, name: &str, trust: &TrustConfig) -> std::result::Result<(Nodes, RuleSet), Fault> {
         let host = group::hostname();
         let stats = Arc::new(Stats::default());
-        let trust = parts::open_trust(trust, &host)?;
+        let trust = setup::open_trust(trust, &host)?;
         let opened = spurline_membership::open_registry(registry, name, &trust)?;
         let Some(book) = opened.rule_store(spurline_cache::merge_rules) else {
             return Err(Fault::usage(
@@ -131,7 +130,7 @@ impl Nodes {
     ///
     /// # Errors
     /// `NotFound` when there is nothing or no node serves it, else when nodes do not answer.
-    pub fn size_of(&self, url: &str, told: &[Told], bar: &ProgressBar, stop: &AtomicBool) -> Result<u64> {
+    pub fn size_of(&self, url: &str, told: &[Told], progress: &dyn Fn(String), stop: &AtomicBool) -> Result<u64> {
         let sources = sources_in(told, "sources");
         let mut places = places(url, &sources);
         // One source is enough where the URL is below several.
@@ -155,8 +154,7 @@ impl Nodes {
             walk(&remote, &below, stop, &mut |_, attr| {
                 sum += attr.size;
                 files += 1;
-                bar.set_message(format!("{url}: {files} files, {} so far", human_bytes(sum)));
-                bar.tick();
+                progress(format!("{url}: {files} files, {} so far", human_bytes(sum)));
                 Ok(())
             })?;
         }
@@ -167,7 +165,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When nodes do not answer, or it was interrupted.
-    pub fn classify(&self, url: &str, told: &[Told], bar: &ProgressBar, stop: &AtomicBool) -> Result<u64> {
+    pub fn classify(&self, url: &str, told: &[Told], progress: &dyn Fn(String), stop: &AtomicBool) -> Result<u64> {
         // Blocks are named by the sources that mounts mount.
         let mut held = 0;
         for (source, below) in places(url, &sources_in(told, "volumes")) {
@@ -180,8 +178,7 @@ impl Nodes {
                     }
                     held += done.held_bytes;
                 }
-                bar.set_message(format!("{url}: {} held", human_bytes(held)));
-                bar.tick();
+                progress(format!("{url}: {} held", human_bytes(held)));
                 some.clear();
                 Ok(())
             };

@@ -1,14 +1,13 @@
 //! Where a job is done: by the process of the mount that its paths lie in, or by a coordinator.
 
-use super::look::has_ended;
-use crate::target::{ANSWER, locate};
+use crate::locator::{ANSWER, locate};
 use serde_json::{Value, json};
 use spurline_config::{Fault, HostPort, Registry, Source};
+use spurline_jobs::JobState;
 use spurline_observe::client::Peer;
 use spurline_observe::dial;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, url};
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -260,30 +259,9 @@ fn simple(path: &str) -> bool {
     !path.split('/').skip(1).any(|part| matches!(part, "" | "." | ".."))
 }
 
-/// The paths of a list, one a line; `-` is standard input.
-///
-/// # Errors
-/// When it can't be read, or has none.
-pub fn listed(file: &Path) -> Result<Vec<String>, Fault> {
-    let mut text = String::new();
-    let read = if file == Path::new("-") {
-        std::io::stdin().read_to_string(&mut text)
-    } else {
-        std::fs::File::open(file).and_then(|mut file| file.read_to_string(&mut text))
-    };
-    read.map_err(|e| {
-        let what = format!("--files-from {}: {e}", file.display());
-        if e.kind() == std::io::ErrorKind::InvalidData {
-            Fault::usage(what, "a list has one path a line, in UTF-8")
-        } else {
-            Fault::missing(what, "name a readable file, or - for standard input")
-        }
-    })?;
-    let paths: Vec<String> = text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
-    if paths.is_empty() {
-        return Err(Fault::usage(format!("--files-from {}: no path is in it", file.display()), "one path a line"));
-    }
-    Ok(paths)
+/// Whether a job has ended.
+pub fn has_ended(job: &Value) -> bool {
+    serde_json::from_value(job["state"].clone()).is_ok_and(JobState::is_ended)
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! The flags of `mount`, `node` and `coordinator` as clap sees them, and what every flag has besides: an environment
 //! variable and a key in the config file, both made from its name. It checks nothing but single words.
 
-use crate::trust::TrustArgs;
-use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport, parse_weight};
-use clap::builder::BoolishValueParser;
+use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
-use spurline_membership::url::RegistryUrl as Registry;
+use spurline_config::words::parse_weight;
+use spurline_config::{
+    CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount,
+    RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, Replicas, Source, Transport, TrustConfig,
+};
 use spurline_types::{Congestion, Size, parse_duration};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -167,18 +169,11 @@ pub struct CacheArgs {
     #[arg(long, value_name = "SIZE")]
     pub block_size: Option<Size>,
     /// How cache disks are read; a node with rails takes dio for splice
-    #[arg(long, value_name = "MODE", default_value = "dio")]
+    #[arg(long, value_name = "MODE", default_value = "dio", value_parser = choice(&IORPC_MODES))]
     pub iorpc_mode: IorpcMode,
     /// A cache disk that leaves a read unanswered for this long, or a write for twice as long, is gone round
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     pub disk_timeout: Duration,
-}
-
-impl CacheArgs {
-    /// The block size asked for, or the default.
-    pub fn block_size(&self) -> Size {
-        self.block_size.unwrap_or(Size(4 << 20))
-    }
 }
 
 /// Flags of the under-store.
@@ -299,7 +294,7 @@ pub struct NetArgs {
     /// What carries the data of mounts: rdma where both sides have rails and tcp elsewhere, or one of them and nothing else
     ///
     /// A node with rails serves over both, and takes blocks from other nodes over tcp; 'tcp' leaves its rails unused.
-    #[arg(long, value_name = "KIND", default_value = "auto")]
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = choice(&TRANSPORTS))]
     pub transport: Transport,
     /// After an RDMA failure TCP carries the data, and RDMA is tried again after this (also IORPC_RDMA_RETRY_DURATION)
     ///
@@ -337,6 +332,37 @@ pub struct NetArgs {
     pub peer_silence: Duration,
 }
 
+/// Flags of what peers prove to each other; the same for everything that connects or listens.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Trust")]
+pub struct TrustArgs {
+    /// File with the secret of the group, the same on every member [default: none, a node listens on loopback only]
+    ///
+    /// Both sides of every connection prove that they hold it, without sending it; who does not is refused. One secret
+    /// a line: the first is shown, all are accepted, so that a new one can be brought in while all goes on. The file is
+    /// read again when it changes. Make one with: (umask 077; openssl rand -base64 32 > FILE)
+    #[arg(long, value_name = "FILE")]
+    pub group_token_file: Option<PathBuf>,
+    /// Encrypt TCP data and control connections with TLS 1.3; both sides need it
+    ///
+    /// Without --tls-cert the token tells who is at the other end, by a proof that is bound to the connection. Data over
+    /// RDMA is not encrypted.
+    #[arg(long)]
+    pub tls: bool,
+    /// This process's certificate in PEM, and those that lead from it to the authority; turns --tls on
+    ///
+    /// Both sides show one and check the other's; a node's has to be for the name or address it is reached by. Files are
+    /// read again when they change.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Certificates in PEM of the authorities that sign those of the group
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_ca: Option<PathBuf>,
+}
+
 /// Flags of the FUSE session.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Mount")]
@@ -360,7 +386,7 @@ pub struct FuseArgs {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub dir_entry_cache: Duration,
     /// How requests are fetched from the kernel
-    #[arg(long, value_name = "KIND", default_value = "auto")]
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = choice(&FUSE_IO))]
     pub fuse_io: FuseIo,
     /// Threads that answer the kernel; 0 takes as many as --buffer-size has room for
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -390,12 +416,151 @@ pub struct LogArgs {
     #[arg(long, value_name = "FILTER", env = "SPURLINE_LOG")]
     pub log_filter: Option<String>,
     /// Form of a log line
-    #[arg(long, value_name = "FORM", default_value = "text")]
+    #[arg(long, value_name = "FORM", default_value = "text", value_parser = choice(&LOG_FORMATS))]
     pub log_format: LogFormat,
     /// Serve Prometheus metrics and a metrics page at this address; none serves nothing [default: 127.0.0.1:9567, or a
     /// free port when that one is taken]
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<String>,
+}
+
+/// The values of a flag that is a choice: word, value, help.
+type Choices<T, const N: usize> = [(&'static str, T, &'static str); N];
+
+const TRANSPORTS: Choices<Transport, 3> = [
+    ("auto", Transport::Auto, "The best there is"),
+    ("tcp", Transport::Tcp, "TCP, even where RDMA would work"),
+    ("rdma", Transport::Rdma, "RDMA or nothing"),
+];
+const IORPC_MODES: Choices<IorpcMode, 4> = [
+    ("dio", IorpcMode::Dio, "O_DIRECT through io_uring"),
+    ("pagecache", IorpcMode::Pagecache, "Plain reads through the page cache"),
+    (
+        "splice",
+        IorpcMode::Splice,
+        "splice from the page cache to the socket, where the path allows it; dio on a node with rails",
+    ),
+    ("disable", IorpcMode::Disable, "Cache disks are not read: memory and the under-store only"),
+];
+const FUSE_IO: Choices<FuseIo, 3> = [
+    ("auto", FuseIo::Auto, "io_uring where the kernel offers it and it is the faster one, /dev/fuse elsewhere"),
+    (
+        "uring",
+        FuseIo::Uring,
+        "FUSE over io_uring; as root it is switched on for the whole host where it is off, and left on; exit 3 where the \
+         kernel does not offer it",
+    ),
+    ("dev", FuseIo::Dev, "Cloned /dev/fuse descriptors"),
+];
+const LOG_FORMATS: Choices<LogFormat, 2> =
+    [("text", LogFormat::Text, "For people"), ("json", LogFormat::Json, "One JSON object a line")];
+
+/// Parses one of these words.
+fn choice<T: Copy + Send + Sync, const N: usize>(
+    choices: &'static Choices<T, N>,
+) -> impl TypedValueParser<Value = T> + Clone {
+    let words = choices.iter().map(|(word, _, help)| PossibleValue::new(*word).help(*help));
+    PossibleValuesParser::new(words).try_map(|given| {
+        let known = choices.iter().find(|(word, _, _)| *word == given);
+        known.map(|(_, value, _)| *value).ok_or("unknown value")
+    })
+}
+
+/// Flags become raw settings of the same names.
+macro_rules! raw {
+    ($($from:ty => $to:ident { $($field:ident),* $(,)? })*) => {
+        $(impl From<$from> for $to {
+            fn from(args: $from) -> $to {
+                $to { $($field: args.$field.into()),* }
+            }
+        })*
+    };
+}
+
+raw! {
+    CacheArgs => RawCache { cache_dir, cache_size, free_space_ratio, block_size, iorpc_mode, disk_timeout }
+    GroupArgs => RawGroup { registry, cache_group, zone, member_hold }
+    NetArgs => RawNetwork {
+        group_network, rdma_network, transport, rdma_retry, rdma_settle, rdma_silence, tcp_congestion, nconnect,
+        peer_timeout, peer_silence,
+    }
+    FuseArgs => RawFuse {
+        options, max_write, attr_cache, entry_cache, dir_entry_cache, fuse_io, fuse_threads, no_passthrough,
+        max_readahead, kernel_readahead, access_log,
+    }
+    LogArgs => RawLog { log, log_filter, log_format, metrics }
+    TrustArgs => RawTrust { group_token_file, tls, tls_cert, tls_key, tls_ca }
+    CoordinatorArgs => RawCoordinator {
+        group_network, group_port, allow_anyone, trust, state_file, job_store, log, background,
+    }
+}
+
+impl From<UnderArgs> for RawOrigin {
+    fn from(args: UnderArgs) -> Self {
+        RawOrigin {
+            endpoint_url: args.endpoint_url,
+            region: args.region,
+            anonymous: args.anonymous,
+            timeout: args.under_timeout,
+            stall_timeout: args.under_stall_timeout,
+            retries: args.under_retries,
+            max_downloads: args.max_downloads,
+        }
+    }
+}
+
+impl From<MountArgs> for RawMount {
+    fn from(args: MountArgs) -> Self {
+        RawMount {
+            volume: RawVolume {
+                source: args.source,
+                group: args.group.into(),
+                replicas: args.replicas,
+                hedge_after: args.hedge_after,
+                net: args.net.into(),
+                trust: args.trust.into(),
+                cache: args.cache.into(),
+                under: args.under.into(),
+                buffer_size: args.common.buffer_size,
+            },
+            mountpoint: args.mountpoint,
+            fuse: args.fuse.into(),
+            log: args.log.into(),
+            background: args.background,
+        }
+    }
+}
+
+impl From<NodeArgs> for RawNode {
+    fn from(args: NodeArgs) -> Self {
+        RawNode {
+            source: args.source,
+            weight: args.weight,
+            name: args.name,
+            yes: args.yes,
+            group: args.group.into(),
+            group_port: args.group_port,
+            rdma_port: args.rdma_port,
+            buffer_size: args.common.buffer_size,
+            net: args.net.into(),
+            trust: args.trust.into(),
+            allow_anyone: args.allow_anyone,
+            cache: args.cache.into(),
+            under: args.under.into(),
+            log: args.log.into(),
+            background: args.background,
+        }
+    }
+}
+
+impl TrustArgs {
+    /// Checks that the flags fit together.
+    ///
+    /// # Errors
+    /// When they contradict each other (exit 2).
+    pub fn check(&self) -> Result<TrustConfig, Fault> {
+        RawTrust::from(self.clone()).check(false)
+    }
 }
 
 /// The environment variable of a flag: `--cache-size` has `SPURLINE_CACHE_SIZE`.
@@ -448,7 +613,22 @@ pub fn is_switch(arg: &Arg) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::FromArgMatches as _;
+    use clap::FromArgMatches;
+
+    /// The settings that a service has without flags, and without the environment.
+    fn parsed<T: Args + FromArgMatches>(words: &[&str]) -> T {
+        let command = T::augment_args(Command::new("test"));
+        T::from_arg_matches(&command.try_get_matches_from([&["test"], words].concat()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn flags_have_the_defaults_of_settings() {
+        let source: Source = "s3://b".parse().unwrap();
+        let mount = RawMount::from(parsed::<MountArgs>(&["s3://b", "/m"]));
+        assert_eq!(mount, RawMount::new(source.clone(), "/m".into()));
+        assert_eq!(RawNode::from(parsed::<NodeArgs>(&["--source", "s3://b"])), RawNode::new(vec![source]));
+        assert_eq!(RawCoordinator::from(parsed::<CoordinatorArgs>(&[])), RawCoordinator::default());
+    }
 
     /// Variables are a process's: this test starts itself again with the one it is about.
     #[test]

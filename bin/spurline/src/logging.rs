@@ -1,0 +1,47 @@
+//! Where this process logs to, in the foreground and in the background.
+
+use spurline_config::{Fault, Host, LogConfig, LogFormat};
+use spurline_observe::log::{self, LogSettings};
+use spurline_observe::place;
+use std::path::PathBuf;
+
+/// Where a background process logs when nobody said where.
+///
+/// # Errors
+/// When this user has no directory of their own.
+pub fn default_log(host: &Host) -> Result<PathBuf, Fault> {
+    match (&host.home, host.root) {
+        (Some(home), false) => Ok(home.join(".local/state/spurline/spurline.log")),
+        // Not in /tmp itself, where others can put something of that name first.
+        (None, false) => {
+            let dir = place::make_runtime_dir();
+            let dir = dir.map_err(|e| Fault { remedy: LOG_REMEDY.into(), ..Fault::from(e.context("the log")) })?;
+            Ok(dir.join("spurline.log"))
+        }
+        (_, true) => Ok(PathBuf::from("/var/log/spurline.log")),
+    }
+}
+
+const LOG_REMEDY: &str = "name a writable file with --log";
+
+/// Starts logging: to the file named, in the background to the default file, else to standard error.
+///
+/// # Errors
+/// When the filter is wrong or the file can't be opened.
+pub fn start_logging(config: &LogConfig, background: bool, host: &Host) -> Result<(), Fault> {
+    let file = match &config.file {
+        None if background => Some(default_log(host)?),
+        named => named.clone(),
+    };
+    if let Some(dir) = file.as_ref().and_then(|f| f.parent())
+        && config.file.is_none()
+    {
+        // What is wrong with it shows when the file is opened.
+        let _ = std::fs::create_dir_all(dir);
+    }
+    let settings = LogSettings { file, filter: config.filter.clone(), json: config.format == LogFormat::Json };
+    log::init(&settings).map_err(|e| {
+        let remedy = if background { LOG_REMEDY } else { "" };
+        Fault { remedy: remedy.into(), ..Fault::from(e) }
+    })
+}

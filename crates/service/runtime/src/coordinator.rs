@@ -1,0 +1,164 @@
+//! Starts a coordinator: the list of a group's nodes, its jobs and its admin services. It knows no signal and no command
+//! line.
+
+use crate::admin::{AdminServices, ProcessTarget};
+use crate::jobs::group::GroupJobs;
+use crate::setup::NewFolder;
+use crate::{group, setup};
+use serde_json::json;
+use spurline_config::{CoordinatorConfig, Fault};
+use spurline_membership::{CoordinatorServer, JobStore};
+use spurline_net_tcp::group_addresses;
+use spurline_observe::AdminTarget;
+use spurline_observe::place::Owner;
+use spurline_types::{Error, ErrorKind, Stats};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A coordinator that serves.
+pub struct RunningCoordinator {
+    config: CoordinatorConfig,
+    listening: Vec<String>,
+    /// Addresses that other machines reach.
+    far: Vec<String>,
+    jobs: Arc<GroupJobs>,
+    admin: AdminServices,
+    /// The directory of jobs that nothing else keeps.
+    scratch: Option<tempfile::TempDir>,
+    _coordinator: Arc<CoordinatorServer>,
+    /// The directory of the state file, where this start made it.
+    fresh: Option<NewFolder>,
+}
+
+/// Starts the coordinator; it serves when this returns.
+///
+/// # Errors
+/// When it can't start.
+pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator, Fault> {
+    let started = Instant::now();
+    let stats = Arc::new(Stats::default());
+    let ips = match config.group_network.as_slice() {
+        [] => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        some => group_addresses(&some.join(","))?,
+    };
+    let far: Vec<String> = ips.iter().filter(|ip| !ip.is_loopback()).map(ToString::to_string).collect();
+    config.trust.check_reach(&far, &[], "enter the group as a node and have jobs done")?;
+    let trust = setup::open_trust(&config.trust, &group::hostname())?;
+    let listen = ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect();
+    let settings = spurline_membership::CoordinatorServerConfig {
+        listen,
+        file: config.state_file.clone(),
+        trust: Arc::clone(&trust),
+        merge: spurline_cache::merge_rules,
+        ..Default::default()
+    };
+    let fresh = NewFolder::make(config.state_file.as_deref().and_then(std::path::Path::parent));
+    let coordinator = Arc::new(CoordinatorServer::start(settings, Arc::clone(&stats))?);
+    let (jobs_dir, scratch) = match &config.state_file {
+        Some(file) => (file.with_extension("jobs"), None),
+        None => {
+            // Of this process alone, and gone with it: nobody else can have put jobs there.
+            let own = private_dir()?;
+            (own.path().to_owned(), Some(own))
+        }
+    };
+    let registry = {
+        // The coordinator owns its jobs.
+        let coordinator = Arc::downgrade(&coordinator);
+        move |group: &str| coordinator.upgrade().map(|coordinator| coordinator.local_registry(group))
+    };
+    let store = match &config.job_store {
+        None => None,
+        Some(url) => {
+            // Of this process and of no other, also when its port and number come again.
+            let at = coordinator.addresses().first().map_or_else(String::new, ToString::to_string);
+            let began = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+            let owner = format!("{}/{at}/{}/{began:x}", group::hostname(), std::process::id());
+            Some(JobStore::open(url, &owner)?)
+        }
+    };
+    let jobs = GroupJobs::start(&jobs_dir, store, Arc::new(registry), trust, Arc::clone(&stats))?;
+    coordinator.set_job_handler(Arc::clone(&jobs) as _);
+    let listening: Vec<String> = coordinator.addresses().iter().map(ToString::to_string).collect();
+    let look: Arc<dyn AdminTarget> = Arc::new(ProcessTarget {
+        stats,
+        started,
+        gauges: {
+            let jobs = Arc::clone(&jobs);
+            Box::new(move |stats| jobs.gauges(stats))
+        },
+        info: Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "a coordinator holds no files"))),
+        status: {
+            let (coordinator, listening) = (Arc::clone(&coordinator), listening.clone());
+            let job_store = config.job_store.as_ref().map(|url| format!("etcd://{url}"));
+            Box::new(move || {
+                let groups = coordinator.list_groups();
+                let nodes = |members: &Vec<spurline_types::Member>| {
+                    let node = |m: &spurline_types::Member| json!({"name": m.name, "addresses": m.addresses, "weight": m.weight, "zone": m.zone});
+                    members.iter().map(node).collect::<Vec<_>>()
+                };
+                json!({
+                    "kind": "coordinator",
+                    "version": env!("CARGO_PKG_VERSION"),
+                    "addresses": listening,
+                    "job_store": job_store,
+                    "groups": groups.iter().map(|(name, m)| json!({"name": name, "nodes": nodes(m)})).collect::<Vec<_>>(),
+                })
+            })
+        },
+        jobs: None,
+        health: Box::new(|| Ok(())),
+    });
+    let owner = listening.first().cloned().unwrap_or_default();
+    let admin = AdminServices::open(Owner::Node(&owner), &config.metrics, &look)?;
+    Ok(RunningCoordinator {
+        config,
+        listening,
+        far,
+        jobs,
+        admin,
+        scratch,
+        _coordinator: coordinator,
+        fresh: Some(fresh),
+    })
+}
+
+impl RunningCoordinator {
+    /// Addresses at which it serves.
+    pub fn addresses(&self) -> &[String] {
+        &self.listening
+    }
+
+    /// Logs the lines that people and scripts wait for. To be called when signals are handled: a script may send one as
+    /// soon as it sees them.
+    pub fn log_start(&self) {
+        if !self.config.trust.asks() && !self.far.is_empty() {
+            tracing::warn!("--allow-anyone: whoever reaches {} can enter the group", self.far.join(" or "));
+        }
+        tracing::info!("coordinating on {}", self.listening.join(", "));
+    }
+
+    /// Keeps the directory that was made for the state file. Without it, it is removed again when the coordinator ends, as
+    /// after a start that failed.
+    pub fn keep_directories(&mut self) {
+        if let Some(fresh) = self.fresh.take() {
+            fresh.keep();
+        }
+    }
+
+    /// Suspends the jobs, which a later start or another coordinator continues, and ends.
+    pub fn stop(self) {
+        tracing::info!("stopping");
+        self.jobs.suspend();
+        drop(self.scratch);
+        drop(self.admin);
+    }
+}
+
+/// A new directory that only this user can enter.
+fn private_dir() -> Result<tempfile::TempDir, Error> {
+    let rights = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    let made = tempfile::Builder::new().prefix("spurline-coordinator-").permissions(rights).tempdir();
+    made.map_err(|e| Error::io(format_args!("a directory for jobs in {}", std::env::temp_dir().display()), &e))
+}

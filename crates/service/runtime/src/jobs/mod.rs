@@ -1,0 +1,8 @@
+//! Jobs on many files: who does them (a mount, or a coordinator for its groups) and what they work on. How a job is
+//! planned and resumed is known to the jobs crate alone.
+
+pub mod group;
+pub mod place;
+mod remark;
+mod shared;
+pub mod target;

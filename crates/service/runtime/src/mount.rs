@@ -1,0 +1,413 @@
+//! Starts a mount: a volume, the file system over it, the FUSE session and the admin services. It knows no signal and no
+//! command line: a front end stops the mount by [`MountStop`].
+
+use crate::admin::{AdminServices, ProcessTarget};
+use crate::volume::{OpenVolume, open_volume};
+use crate::{group, setup};
+use serde_json::{Value, json};
+use spurline_client::GroupVolume;
+use spurline_config::{Fault, FuseIo, MountConfig};
+use spurline_fs::Fs;
+use spurline_fuse::{FsHandler, MountOptions, Session, SessionConfig, Unmounter};
+use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
+use spurline_observe::AdminTarget;
+use spurline_observe::access::AccessLogWriter;
+use spurline_observe::place::Owner;
+use spurline_origin::SourceScheme;
+use spurline_transport::{PathPhase, PathView, PoolState};
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long a question about health tries to reach a node.
+const HEALTH_LIMIT: Duration = Duration::from_secs(2);
+
+/// A mount whose volume is open and whose admin services answer, but which is not mounted yet.
+pub struct PreparedMount {
+    config: MountConfig,
+    handler: Arc<FsHandler>,
+    session: SessionConfig,
+    parts: MountParts,
+    stop: Arc<MountStop>,
+    chosen: Arc<OnceLock<String>>,
+}
+
+/// Everything of a mount beside its session, in the order in which it ends.
+struct MountParts {
+    admin: AdminServices,
+    jobs: Arc<JobManager>,
+    access_log: Option<Arc<AccessLog>>,
+    volume: OpenVolume,
+}
+
+/// A mount that answers. Dropping it unmounts.
+pub struct RunningMount {
+    session: Session,
+    parts: MountParts,
+}
+
+/// Prepares and starts a mount.
+///
+/// # Errors
+/// When it can't start, or was stopped meanwhile.
+pub fn start_mount(config: MountConfig) -> std::result::Result<RunningMount, Fault> {
+    PreparedMount::open(config)?.start()?.ok_or_else(|| Fault::failed("the mount was stopped while it started", ""))
+}
+
+impl PreparedMount {
+    /// Opens the volume and the admin services.
+    ///
+    /// # Errors
+    /// When the mountpoint, the volume or an address can't be used.
+    pub fn open(config: MountConfig) -> std::result::Result<Self, Fault> {
+        let started = Instant::now();
+        let options = options(&config)?;
+        // Errors about the mountpoint come before waiting for a server that may be far away.
+        let mountpoint = spurline_fuse::check(&config.mountpoint, &options).map_err(mount_fault)?;
+        let stats = Arc::new(Stats::default());
+        let volume = open_volume(&config.volume, &stats)?;
+        if config.volume.group.is_none() {
+            // Only now: opening the volume reports a source that hangs.
+            apart(&config, &mountpoint)?;
+        }
+        let fs = Arc::new(Fs::new(Arc::clone(&volume.volume), fs_config(&config), Arc::clone(&stats)));
+        let access_log = config.access_log.as_deref().map(AccessLogWriter::open).transpose()?;
+        let access_log = access_log.map(|log| Arc::new(AccessLog(log)));
+        let session = session_config(&config, options, &volume, access_log.clone(), &stats);
+        let handler = Arc::new(FsHandler::new(fs));
+        // Admin services come before the mount, so that a mount that is visible can be queried, also while it starts.
+        let chosen = Arc::new(OnceLock::new());
+        // Jobs of a mount end with it.
+        let works_on = Arc::clone(&volume.jobs);
+        let jobs = JobManager::start(Arc::new(NoJobRecords), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
+        let stop = Arc::new(MountStop::default());
+        let target = look(&config, &volume, stats, started, Arc::clone(&chosen), Arc::clone(&jobs), Arc::clone(&stop));
+        let admin = AdminServices::open(Owner::Mount(&mountpoint), &config.metrics, &target)?;
+        let parts = MountParts { admin, jobs, access_log, volume };
+        Ok(PreparedMount { config, handler, session, parts, stop, chosen })
+    }
+
+    /// Stops the mount, before and after it is started. To be connected to signals before [`PreparedMount::start`]: a signal
+    /// in between would end the process and leave a dead mount.
+    pub fn stop(&self) -> Arc<MountStop> {
+        Arc::clone(&self.stop)
+    }
+
+    /// Mounts; `None` when it was stopped before it answered.
+    ///
+    /// # Errors
+    /// When the kernel refuses the mount.
+    pub fn start(self) -> std::result::Result<Option<RunningMount>, Fault> {
+        let PreparedMount { config, handler, session, parts, stop, chosen } = self;
+        let session = Session::mount(handler, &config.mountpoint, session).map_err(mount_fault)?;
+        stop.mounted(session.unmounter());
+        match session.wait_ready(Duration::from_secs(30)) {
+            Err(_) if stop.asked.load(Ordering::Acquire) => {
+                tracing::info!("unmounted");
+                return Ok(None);
+            }
+            ready => ready.map_err(mount_fault)?,
+        }
+        let fuse = chosen.get_or_init(|| session.describe().map_or_else(String::new, |chosen| chosen.to_string()));
+        tracing::info!("memory: {}", config.volume.budget);
+        tracing::info!("{} is mounted on {}; {fuse}", config.volume.source, session.mountpoint().display());
+        Ok(Some(RunningMount { session, parts }))
+    }
+}
+
+impl RunningMount {
+    /// As [`OpenVolume::keep_directories`].
+    pub fn keep_directories(&mut self) {
+        self.parts.volume.keep_directories();
+    }
+
+    /// Waits until it is unmounted, and ends what served it.
+    ///
+    /// # Errors
+    /// When it does not end cleanly.
+    pub fn join(self) -> std::result::Result<(), Fault> {
+        let RunningMount { session, parts: MountParts { admin, jobs, access_log, volume } } = self;
+        let ended = session.join().map_err(mount_fault);
+        if let Some(log) = access_log {
+            log.0.finish();
+        }
+        drop(admin);
+        jobs.stop_all();
+        tracing::info!("unmounted");
+        drop(volume);
+        ended
+    }
+}
+
+/// Unmounts a mount, from before it is there.
+#[derive(Default)]
+pub struct MountStop {
+    asked: AtomicBool,
+    unmounter: OnceLock<Unmounter>,
+}
+
+impl MountStop {
+    /// Unmounts: at once, or as soon as the mount is there. Returns when it is unmounted, or detached after a grace.
+    pub fn unmount(&self) {
+        self.asked.store(true, Ordering::SeqCst);
+        // Each side stores and then loads: at least one of them has to see the other's store.
+        fence(Ordering::SeqCst);
+        if let Some(unmounter) = self.unmounter.get() {
+            Self::unmount_by(unmounter);
+        }
+    }
+
+    /// Breaks the connection to the kernel: requests under way fail.
+    ///
+    /// # Errors
+    /// When there is no mount yet, or the kernel refuses.
+    pub fn abort(&self) -> Result<()> {
+        self.asked.store(true, Ordering::SeqCst);
+        let Some(unmounter) = self.unmounter.get() else {
+            return Err(Error::new(ErrorKind::Unavailable, "the mount is being made"));
+        };
+        unmounter.abort().map_err(|error| Error::io("the connection could not be broken", &error))
+    }
+
+    /// Whether the mount is there and stays.
+    fn serves(&self) -> Result<()> {
+        let serves = match self.unmounter.get() {
+            _ if self.asked.load(Ordering::Acquire) => Err("it is being unmounted"),
+            None => Err("the mount is being made"),
+            Some(unmounter) => unmounter.serves(),
+        };
+        serves.map_err(|why| Error::new(ErrorKind::Unavailable, why))
+    }
+
+    /// The mount is there.
+    fn mounted(&self, unmounter: Unmounter) {
+        let unmounter = self.unmounter.get_or_init(|| unmounter);
+        fence(Ordering::SeqCst);
+        if self.asked.load(Ordering::SeqCst) {
+            Self::unmount_by(unmounter);
+        }
+    }
+
+    fn unmount_by(unmounter: &Unmounter) {
+        tracing::info!("unmounting");
+        if let Err(error) = unmounter.unmount(setup::STOP_PATIENCE / 2) {
+            tracing::error!("{error}");
+        }
+    }
+}
+
+fn mount_fault(error: spurline_fuse::MountError) -> Fault {
+    let text = error.to_string();
+    match error.exit_code() {
+        2 => Fault::usage(text, ""),
+        3 => Fault::missing(text, ""),
+        _ => Fault::failed(text, ""),
+    }
+}
+
+fn options(config: &MountConfig) -> Result<MountOptions, Fault> {
+    let mut options = MountOptions {
+        fsname: config.volume.source.to_string(),
+        // Writes come in a later version; with this flag the kernel itself answers EROFS.
+        read_only: true,
+        ..MountOptions::default()
+    };
+    for word in &config.fuse.options {
+        options.apply(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
+    }
+    options.read_only = true;
+    Ok(options)
+}
+
+/// A mount in its own source would read itself without end.
+fn apart(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
+    let source = spurline_origin::SourceLocation::parse(config.volume.source.as_str())?;
+    if source.scheme() != SourceScheme::Directory {
+        return Ok(());
+    }
+    // One that is not there is told by who opens it.
+    let inside = source.path().canonicalize().is_ok_and(|folder| mountpoint.starts_with(folder));
+    match inside {
+        false => Ok(()),
+        true => Err(Fault::usage(
+            format!(
+                "{} lies in the source {}: the mount would read itself",
+                mountpoint.display(),
+                config.volume.source
+            ),
+            "mount it on a folder outside of the source, or only a part of the source that does not hold the mountpoint",
+        )),
+    }
+}
+
+fn fs_config(config: &MountConfig) -> spurline_fs::Config {
+    let times = config.fuse.times();
+    spurline_fs::Config {
+        attr_ttl: times.attr,
+        entry_ttl: times.entry,
+        dir_entry_ttl: times.dir_entry,
+        negative_ttl: times.absent,
+        uid: rustix::process::getuid().as_raw(),
+        gid: rustix::process::getgid().as_raw(),
+        max_readahead: config.volume.budget.readahead,
+        readahead_budget: config.volume.budget.readahead.max(config.volume.budget.total / 3),
+        ..spurline_fs::Config::default()
+    }
+}
+
+fn session_config(
+    config: &MountConfig,
+    options: MountOptions,
+    reads: &OpenVolume,
+    access_log: Option<Arc<AccessLog>>,
+    stats: &Arc<Stats>,
+) -> SessionConfig {
+    let defaults = SessionConfig::default();
+    SessionConfig {
+        options,
+        max_write: config.fuse.max_write,
+        io: match config.fuse.io {
+            FuseIo::Auto => spurline_fuse::FuseIo::Auto,
+            FuseIo::Uring => spurline_fuse::FuseIo::Uring,
+            FuseIo::Dev => spurline_fuse::FuseIo::Dev,
+        },
+        slot_memory: config.volume.budget.fuse_slots * config.volume.budget.fuse_slot_bytes,
+        buffers: match config.volume.net.rdma {
+            Some(_) => Arc::new(spurline_fuse::PoolAnnex(Arc::clone(&reads.pool))),
+            None => defaults.buffers,
+        },
+        max_readahead: config.fuse.kernel_readahead,
+        passthrough: config.fuse.passthrough && reads.store.is_some(),
+        stats: Arc::clone(stats),
+        access_log: access_log.map(|log| log as _),
+        ..defaults
+    }
+}
+
+struct AccessLog(AccessLogWriter);
+
+impl spurline_fuse::AccessLog for AccessLog {
+    fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {
+        self.0.record(op, ino, offset, len, errno, took);
+    }
+}
+
+fn look(
+    config: &MountConfig,
+    reads: &OpenVolume,
+    stats: Arc<Stats>,
+    started: Instant,
+    fuse: Arc<OnceLock<String>>,
+    board: Arc<JobManager>,
+    stop: Arc<MountStop>,
+) -> Arc<dyn AdminTarget> {
+    let (volume, pool, tier) = (Arc::clone(&reads.volume), Arc::clone(&reads.pool), Arc::clone(&reads.tier));
+    let (store, remote, follower) = (reads.store.clone(), reads.remote.clone(), reads.follower.clone());
+    let asked = remote.clone();
+    let (source, mountpoint) = (config.volume.source.to_string(), config.mountpoint.display().to_string());
+    let status = move || {
+        json!({
+            "kind": "mount",
+            "version": env!("CARGO_PKG_VERSION"),
+            "source": source,
+            "mountpoint": mountpoint,
+            "fuse": fuse.get().map_or("starting", String::as_str),
+            "disks": setup::disks(store.as_deref()),
+            "peers": remote.as_deref().map(peers).unwrap_or_default(),
+            "group": follower.as_deref().map(group::seen),
+        })
+    };
+    Arc::new(ProcessTarget {
+        stats,
+        started,
+        gauges: {
+            let board = Arc::clone(&board);
+            Box::new(move |stats| {
+                setup::gauges(&pool, &tier, stats);
+                let mut totals = JobTotals::default();
+                board.add_totals(&mut totals);
+                totals.set_gauges(&stats.jobs);
+            })
+        },
+        info: Box::new(move |path| volume.info(path)),
+        status: Box::new(status),
+        jobs: Some(board),
+        health: Box::new(move || {
+            stop.serves()?;
+            asked.as_ref().map_or(Ok(()), |remote| remote.check_reachable(Instant::now() + HEALTH_LIMIT))
+        }),
+    })
+}
+
+fn peers(remote: &GroupVolume) -> Vec<Value> {
+    let view = remote.members().snapshot();
+    (0..view.members().len() as u32)
+        .map(|index| {
+            let member = &view.members()[index as usize];
+            let Some(peer) = view.existing_peer(index) else {
+                // In a large group a node that was not needed yet is not known.
+                return json!({ "address": member.name, "state": "unknown", "connections": 0, "slow": false, "paths": [] });
+            };
+            let (state, connections) = peer.pool_state();
+            let (word, reason) = match state {
+                PoolState::Unknown => ("unknown", String::new()),
+                PoolState::Up => ("up", String::new()),
+                PoolState::Down { error, .. } => ("down", error.to_string()),
+            };
+            let (paths, why_none) = peer.paths().map(|paths| paths.path_views()).unwrap_or_default();
+            let rdma = paths.iter().any(|path| path.phase == PathPhase::Up);
+            let forced = peer.paths().is_some_and(|paths| paths.is_forced());
+            json!({
+                "address": peer.name(),
+                "state": if rdma { "up" } else { word },
+                "reason": reason,
+                // What carries data now.
+                "transport": match (rdma, forced) {
+                    (true, _) => "rdma",
+                    (false, true) => "none",
+                    (false, false) => "tcp",
+                },
+                "connections": connections,
+                // Others are asked before it.
+                "slow": peer.pace().is_shunned(),
+                "paths": paths.iter().map(path).collect::<Vec<_>>(),
+                "no_paths": why_none,
+            })
+        })
+        .collect()
+}
+
+fn path(path: &PathView) -> Value {
+    json!({
+        "path": path.spec.name,
+        "transport": path.spec.kind.to_string(),
+        "speed_mbit": path.spec.speed_mbit,
+        "state": path.phase.name(),
+        "for_seconds": path.for_time.as_secs(),
+        "channels": path.channels,
+        "in_flight": path.in_flight,
+        // Null while it carries no data.
+        "silent_seconds": path.silent.map(|silent| silent.as_secs()),
+        "failovers": path.failovers,
+        "failbacks": path.failbacks,
+        "last_failure": path.reason,
+        // Against what it was before it last failed; null when that is not known yet.
+        "speed_check": path.speed.map(|check| json!({
+            "before_bytes_per_s": check.before,
+            "after_bytes_per_s": check.after,
+            "slower": check.slower,
+        })),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_is_checked_as_a_mount_option_is_one() {
+        for word in spurline_config::MOUNT_OPTIONS {
+            super::MountOptions::default().apply(word).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Starts a node: origins, cache disks, its servers over RDMA and TCP, its group and its admin services. It knows no
+//! signal and no command line.
+
+use crate::admin::{AdminServices, ProcessTarget};
+use crate::group::Others;
+use crate::{group, limits, rails, settings, setup};
+use serde_json::{Value, json};
+use spurline_cache::CacheContext;
+use spurline_client::placement::PLACEMENT_RULE;
+use spurline_config::{Fault, IorpcMode, NodeConfig};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_membership::NodeAnnouncer;
+use spurline_net_rdma::RdmaServer;
+use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
+use spurline_node::CacheNode;
+use spurline_observe::AdminTarget;
+use spurline_observe::place::Owner;
+use spurline_origin::SharedBuckets;
+use spurline_rails::LocalRail;
+use spurline_store::FreshDirs;
+use spurline_types::{Error, ErrorKind, Stats};
+use spurline_volume::Volume as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the registry may take to be told of another weight; who asked for it waits a little longer.
+const TOLD: Duration = Duration::from_secs(8);
+
+/// A node that serves.
+pub struct RunningNode {
+    config: NodeConfig,
+    /// Addresses over TCP, and those over RDMA.
+    listening: Vec<String>,
+    rdma_at: Vec<String>,
+    /// Addresses and rails that other machines reach.
+    reached: Vec<String>,
+    announcer: Arc<Option<NodeAnnouncer>>,
+    others: Option<Others>,
+    tcp: TcpServer,
+    rdma: Option<RdmaServer>,
+    admin: AdminServices,
+    /// The node's description of itself for others refers to it weakly.
+    _target: Arc<dyn AdminTarget>,
+    _node: Arc<CacheNode>,
+    /// Cache directories that this start made; last, because dropping them removes them.
+    fresh: FreshDirs,
+}
+
+/// Starts the node; it serves when this returns.
+///
+/// # Errors
+/// When it can't start.
+pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
+    let started = Instant::now();
+    let stats = Arc::new(Stats::default());
+    let block_size = config.cache.block_size;
+    // Cache disks have the same memory registered with io_uring first.
+    let before = usize::from(setup::has_disks(&config.cache));
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, &config.budget, before)).transpose()?;
+    config.cache.iorpc_mode = disk_mode(config.cache.iorpc_mode, found.as_ref().is_some_and(|rails| !rails.is_empty()));
+    let addresses = listen_addresses(&config)?;
+    let (far, rails) = reached(&addresses, found.as_deref());
+    config.trust.check_reach(&far, &rails, "read all this node may fetch")?;
+    let host = group::hostname();
+    let name = config.name.clone().unwrap_or_else(|| host.clone());
+    let trust = setup::open_trust(&config.trust, &name)?;
+    let pool = BufferPool::new(config.budget.total, block_size as usize)?;
+    rails::place(found.as_deref().unwrap_or_default(), &pool);
+    // Before anything is served: a source that can't be reached is an error at the start, not at the first read.
+    for source in &config.sources {
+        let under = setup::open_under(
+            source.as_str(),
+            &[],
+            &config.under,
+            setup::NODE_METADATA_TTL,
+            &stats,
+            &SharedBuckets::default(),
+        )?;
+        under.check(Instant::now() + config.under.timeout)?;
+        tracing::info!("source {}", under.describe());
+    }
+    let (fresh, store) = setup::open_store(&config.cache, &pool, &stats)?;
+    for source in &config.sources {
+        setup::warn_of_caches_in(source.as_str(), &config.cache);
+    }
+    let marks = settings::compare_with_before(&config, store.is_some())?;
+    let tier = MemTier::new(Arc::clone(&pool));
+    let shared = CacheContext::new(
+        Arc::clone(&tier),
+        store.clone(),
+        block_size,
+        config.under.max_downloads as usize,
+        config.under.timeout,
+        config.cache.iorpc_mode == IorpcMode::Splice,
+        Arc::clone(&stats),
+    );
+    let sources: Vec<String> = config.sources.iter().map(|s| s.as_str().to_owned()).collect();
+    let (within, under_config, under_stats) = (sources.clone(), config.under.clone(), Arc::clone(&stats));
+    let in_common = SharedBuckets::default();
+    let open = Box::new(move |source: &str| {
+        setup::open_under(source, &within, &under_config, setup::NODE_METADATA_TTL, &under_stats, &in_common)
+    });
+    let node = CacheNode::new(&name, Arc::clone(&shared), sources.clone(), open);
+    node.set_placement_rule(PLACEMENT_RULE);
+    let workers = (config.budget.serve_slots as usize).max(16);
+    // Rails first: whoever greets over TCP is told of them.
+    let (rdma, rails) = match (&config.net.rdma, &found) {
+        (Some(rdma), Some(found)) => {
+            let budget = (&config.budget, before);
+            let (server, rails) = rails::serve(rdma, found, &pool, budget, Arc::clone(&node) as _, &trust, &stats)?;
+            node.announce_rails(rails.clone());
+            (Some(server), rails)
+        }
+        _ => (None, Vec::new()),
+    };
+    let (max_connections, _, more_connections) = limits::connection_limits();
+    let server_config = ServerConfig {
+        max_connections,
+        more_connections,
+        max_pending_handshakes: (max_connections / 8).min(1024),
+        max_workers: workers,
+        socket: SocketOptions { congestion: config.net.tcp_congestion, ..SocketOptions::default() },
+        trust: Arc::clone(&trust),
+        ..ServerConfig::default()
+    };
+    let tcp = TcpServer::bind(&addresses, Arc::clone(&node) as _, server_config, Arc::clone(&stats))?;
+    let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
+    stats.group.weight.set(u64::from(config.weight));
+    let own_name = group::name_in_group(&config, &host, &listening);
+    let others = group::ask_others(&config, &own_name, &node, &shared, &trust, &stats)?;
+    // Nobody is told of this node before it serves.
+    let known = (others.as_ref(), marks.before());
+    let announcer = Arc::new(group::announce(&config, &host, &listening, node.instance(), known, &stats)?);
+    marks.keep();
+    let look: Arc<dyn AdminTarget> = Arc::new(ProcessTarget {
+        stats: Arc::clone(&stats),
+        started,
+        gauges: Box::new(move |stats| setup::gauges(&pool, &tier, stats)),
+        info: {
+            let node = Arc::clone(&node);
+            Box::new(move |path| {
+                let volumes = node.volumes();
+                let unknown = || Error::new(ErrorKind::NotFound, "no mount has asked this node for anything yet");
+                volumes.first().ok_or_else(unknown)?.info(path)
+            })
+        },
+        status: {
+            let (store, listening, node) = (store.clone(), listening.clone(), Arc::clone(&node));
+            let (announcer, group) = (Arc::clone(&announcer), config.group.clone());
+            let stats = Arc::clone(&stats);
+            let transports: &[&str] = if rails.is_empty() { &["tcp"] } else { &["rdma", "tcp"] };
+            let found = found.iter().flatten();
+            let rails: Vec<Value> = rails.iter().zip(found).map(|(rail, found)| rails::shown(rail, found)).collect();
+            Box::new(move || {
+                json!({
+                    "kind": "node",
+                    "version": env!("CARGO_PKG_VERSION"),
+                    "name": name,
+                    "addresses": listening,
+                    "transports": transports,
+                    "rails": rails,
+                    "weight": stats.group.weight.get(),
+                    "group": group::announced(group.as_ref(), announcer.as_ref().as_ref()),
+                    "sources": sources,
+                    "volumes": node.volumes().iter().map(|v| v.source().to_owned()).collect::<Vec<_>>(),
+                    "block_size": block_size,
+                    "disks": setup::disks(store.as_deref()),
+                })
+            })
+        },
+        jobs: None,
+        health: Box::new(move || setup::disks_work(&store.as_deref().map(|store| store.disks()).unwrap_or_default())),
+    });
+    let asked = Arc::downgrade(&look);
+    node.set_describe(Box::new(move || match asked.upgrade() {
+        Some(look) => json!({"status": look.status(), "stats": look.stats()}),
+        None => Value::Null,
+    }));
+    node.set_weigh({
+        let (announcer, stats) = (Arc::clone(&announcer), Arc::clone(&stats));
+        Box::new(move |weight| {
+            let Some(announcer) = announcer.as_ref() else {
+                let why = "its registry is not told of weights: take it out of the list";
+                return Err(Error::new(ErrorKind::Unsupported, why));
+            };
+            // Whoever asks goes on as soon as that is answered.
+            announcer.update_member_by(Instant::now() + TOLD, |member| member.weight = weight)?;
+            stats.group.weight.set(u64::from(weight));
+            tracing::info!("this node's weight is {weight} from now on, until it is started again");
+            Ok(())
+        })
+    });
+    let owner = listening.first().cloned().unwrap_or_default();
+    let admin = AdminServices::open(Owner::Node(&owner), &config.metrics, &look)?;
+    let rdma_at: Vec<String> = rdma.iter().flat_map(|r| r.local_addrs().iter().map(ToString::to_string)).collect();
+    let (mut reached, rails) = reached(tcp.local_addrs(), found.as_deref());
+    reached.extend(rails);
+    Ok(RunningNode {
+        config,
+        listening,
+        rdma_at,
+        reached,
+        announcer,
+        others,
+        tcp,
+        rdma,
+        admin,
+        _target: look,
+        _node: node,
+        fresh,
+    })
+}
+
+impl RunningNode {
+    /// Addresses at which it serves over TCP.
+    pub fn addresses(&self) -> &[String] {
+        &self.listening
+    }
+
+    /// Logs the lines that people and scripts wait for. To be called when signals are handled: a script may send one as
+    /// soon as it sees them.
+    pub fn log_start(&self) {
+        if !self.config.trust.asks() && !self.reached.is_empty() {
+            tracing::warn!(
+                "--allow-anyone: whoever reaches {} can read all this node may fetch",
+                self.reached.join(" or ")
+            );
+        }
+        tracing::info!("memory: {}", self.config.budget);
+        if !self.rdma_at.is_empty() {
+            tracing::info!("serving on {} over rdma", self.rdma_at.join(", "));
+        }
+        tracing::info!("serving on {} over tcp", self.listening.join(", "));
+    }
+
+    /// Keeps the cache directories that were made for the node. Without it they are removed again when it ends, as after a
+    /// start that failed.
+    pub fn keep_directories(&mut self) {
+        std::mem::take(&mut self.fresh).keep();
+    }
+
+    /// Leaves the group, answers the requests under way within [`setup::STOP_PATIENCE`], and ends.
+    pub fn stop(self) {
+        tracing::info!("stopping");
+        if let Some(announcer) = self.announcer.as_ref() {
+            announcer.stop_announcing();
+        }
+        drop(self.others);
+        self.tcp.shutdown();
+        let deadline = Instant::now() + setup::STOP_PATIENCE;
+        let rdma_ended = self.rdma.is_none_or(|rdma| rdma.join(deadline));
+        if !self.tcp.join(deadline) || !rdma_ended {
+            tracing::warn!("requests were still being answered after {} s", setup::STOP_PATIENCE.as_secs());
+        }
+        drop(self.admin);
+    }
+}
+
+/// How the cache disks are read. What goes out over rails leaves from registered memory and never from a file: splice would
+/// only bring it there through the page cache.
+fn disk_mode(asked: IorpcMode, rails: bool) -> IorpcMode {
+    match asked {
+        IorpcMode::Splice if rails => {
+            tracing::warn!("--iorpc-mode splice: over RDMA nothing is sent from a file, so dio is taken");
+            IorpcMode::Dio
+        }
+        _ => asked,
+    }
+}
+
+fn listen_addresses(config: &NodeConfig) -> Result<Vec<SocketAddr>, Fault> {
+    let ips = if config.net.group_network.is_empty() {
+        vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]
+    } else {
+        group_addresses(&config.net.group_network.join(","))?
+    };
+    Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, config.port)).collect())
+}
+
+/// Where others than this machine's own users reach the node, over TCP and over RDMA.
+fn reached(addresses: &[SocketAddr], rails: Option<&[LocalRail]>) -> (Vec<String>, Vec<String>) {
+    let far = addresses.iter().filter(|at| !at.ip().is_loopback()).map(ToString::to_string);
+    (far.collect(), rails.into_iter().flatten().map(|found| format!("rail {}", found.rail.name)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splice_is_for_nodes_without_rails() {
+        assert_eq!(disk_mode(IorpcMode::Splice, true), IorpcMode::Dio);
+        assert_eq!(disk_mode(IorpcMode::Splice, false), IorpcMode::Splice);
+        for other in [IorpcMode::Dio, IorpcMode::Pagecache, IorpcMode::Disable] {
+            assert_eq!(disk_mode(other, true), other);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Rules for folders of a group: how nodes follow them, and how a change of them reaches the registry and the nodes.
+
+pub(crate) mod follow;
+pub mod nodes;
+pub(crate) mod state_file;
+
+use serde_json::Value;
+use spurline_types::units::human_bytes;
+
+/// A node's answer about the rule for a folder; null where it has none.
+pub fn rule_in<'a>(now: &'a Value, url: &str) -> &'a Value {
+    now["rules"].as_array().into_iter().flatten().find(|rule| rule["url"] == url).unwrap_or(&Value::Null)
+}
+
+/// A rule in words.
+pub fn describe_rule(rule: &Value) -> String {
+    let mut words = Vec::new();
+    if rule["pin"] == true {
+        words.push("pinned".to_owned());
+    }
+    if let Some(ttl) = rule["ttl_seconds"].as_u64() {
+        words.push(format!("kept for {}", human_time(ttl)));
+    }
+    if let Some(quota) = rule["quota_bytes"].as_u64() {
+        words.push(format!("at most {}", human_bytes(quota)));
+    }
+    if words.is_empty() { "no rule".to_owned() } else { words.join(", ") }
+}
+
+/// Seconds in the largest unit that still tells them apart.
+pub fn human_time(seconds: u64) -> String {
+    match seconds {
+        s if s < 120 => format!("{s} s"),
+        s if s < 7200 => format!("{} min", s / 60),
+        s if s < 172_800 => format!("{} h", s / 3600),
+        s => format!("{} d", s / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_rule_in_words() {
+        let rule = json!({"pin": true, "ttl_seconds": 60, "quota_bytes": 1 << 30});
+        assert_eq!(describe_rule(&rule), "pinned, kept for 60 s, at most 1.00 GiB");
+        assert_eq!(describe_rule(&json!({"url": "x"})), "no rule");
+    }
+}

@@ -1,0 +1,186 @@
+//! Opens the volume that a mount, or any other program, reads from: an origin through a cache of this process, or the
+//! nodes of a group. It knows neither FUSE nor mountpoints.
+
+use crate::jobs::target;
+use crate::peers::Reach;
+use crate::{group, rails, setup};
+use spurline_cache::{Cache, CacheContext};
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, PathMonitor, RequestPatience};
+use spurline_config::{Fault, GroupConfig, VolumeConfig};
+use spurline_mem::{BufferPool, MemTier};
+use spurline_membership::RegistryFollower;
+use spurline_origin::SharedBuckets;
+use spurline_rails::LocalRail;
+use spurline_store::{FreshDirs, Store};
+use spurline_types::{ErrorKind, FileKind, Stats};
+use spurline_volume::Volume;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// An open volume with everything that serves it; reading ends when it is dropped.
+pub struct OpenVolume {
+    pub(crate) volume: Arc<dyn Volume>,
+    pub(crate) pool: Arc<BufferPool>,
+    pub(crate) tier: Arc<MemTier>,
+    pub(crate) store: Option<Arc<Store>>,
+    pub(crate) remote: Option<Arc<GroupVolume>>,
+    /// What jobs work on.
+    pub(crate) jobs: Arc<dyn spurline_jobs::JobTarget>,
+    /// Follows the members of the group while the volume is open.
+    pub(crate) follower: Option<Arc<RegistryFollower>>,
+    /// Keeps the paths over rails while the volume is open.
+    _keeper: Option<PathMonitor>,
+    /// Cache directories that this start made; last, because dropping them removes them.
+    fresh: FreshDirs,
+}
+
+impl OpenVolume {
+    /// Names, attributes and data.
+    pub fn volume(&self) -> &Arc<dyn Volume> {
+        &self.volume
+    }
+
+    /// Keeps the cache directories that were made for the volume. Without it they are removed again when it is dropped, as
+    /// after a start that failed.
+    pub fn keep_directories(&mut self) {
+        std::mem::take(&mut self.fresh).keep();
+    }
+}
+
+/// Opens the volume, and checks that its origin or its group answers.
+///
+/// # Errors
+/// When an interface, a cache directory, the origin or the group can't be used.
+pub fn open_volume(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault> {
+    // Before anything is waited for: rails that were configured have to be usable, even if none is needed.
+    let found = config.net.rdma.as_ref().map(|rdma| rails::find(rdma, &config.budget, 0)).transpose()?;
+    match &config.group {
+        None => alone(config, stats),
+        Some(group) => consumer(config, group, found, stats),
+    }
+}
+
+/// The folder and the name of the object that the source names, if it names one.
+fn object_itself(config: &VolumeConfig, stats: &Arc<Stats>) -> Option<(String, String)> {
+    let (parent, name) = config.source.as_str().trim_end_matches('/').rsplit_once('/')?;
+    if parent.ends_with('/') {
+        return None;
+    }
+    let under =
+        setup::open_under(parent, &[], &config.under, config.metadata_ttl, stats, &SharedBuckets::default()).ok()?;
+    let found = under.lookup(name.as_bytes(), Instant::now() + config.under.timeout).ok()?;
+    (found.kind == FileKind::File).then(|| (parent.to_owned(), name.to_owned()))
+}
+
+fn alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, Fault> {
+    let under = setup::open_under(
+        config.source.as_str(),
+        &[],
+        &config.under,
+        config.metadata_ttl,
+        stats,
+        &SharedBuckets::default(),
+    )?;
+    under.check(Instant::now() + config.under.timeout)?;
+    tracing::info!("source {}", under.describe());
+    // A bucket has no folder that could be missing: a misspelt prefix is an empty one.
+    let until = Instant::now() + config.under.timeout;
+    let empty = || under.list(b"", None, 1, until).is_ok_and(|page| page.entries.is_empty());
+    if config.source.scheme() != "file" && empty() {
+        if let Some((parent, name)) = object_itself(config, stats) {
+            return Err(Fault::usage(
+                format!("{} is an object, and a folder is mounted", config.source),
+                format!("mount {parent}, where it is the file {name}"),
+            ));
+        }
+        tracing::warn!("{} is empty: nothing is there under this name now; is it spelt right?", config.source);
+    }
+    let pool = BufferPool::new(pool_bytes(config), config.cache.block_size as usize)?;
+    let (fresh, store) = setup::open_store(&config.cache, &pool, stats)?;
+    setup::warn_of_caches_in(config.source.as_str(), &config.cache);
+    let tier = MemTier::new(Arc::clone(&pool));
+    let shared = CacheContext::new(
+        Arc::clone(&tier),
+        store.clone(),
+        config.cache.block_size,
+        config.under.max_downloads as usize,
+        config.under.timeout,
+        // A mount sends to nobody.
+        false,
+        Arc::clone(stats),
+    );
+    let cache = Cache::new(shared, under);
+    let jobs = Arc::new(target::Own(Arc::clone(&cache)));
+    Ok(OpenVolume { volume: cache, pool, tier, store, remote: None, jobs, follower: None, _keeper: None, fresh })
+}
+
+/// What is left of the budget beside the slots of the FUSE session.
+fn pool_bytes(config: &VolumeConfig) -> u64 {
+    config.budget.total - config.budget.fuse_slots * config.budget.fuse_slot_bytes
+}
+
+fn consumer(
+    config: &VolumeConfig,
+    group: &GroupConfig,
+    found: Option<Vec<LocalRail>>,
+    stats: &Arc<Stats>,
+) -> Result<OpenVolume, Fault> {
+    let name = format!("{}:{}", group::hostname(), config.reader);
+    let trust = setup::open_trust(&config.trust, &name)?;
+    let registry = spurline_membership::open_registry(&group.registry, &group.name, &trust)?;
+    let (follower, members) = group::follow(&registry, &group.name, group.hold, stats)?;
+    let reach = Reach::by(&config.net, &name, config.source.as_str(), &trust, stats)?;
+    let roster = GroupMembers::new(&members, move |member| reach.peer(member));
+    group::keep_up(&follower, &roster);
+    let remote_config = GroupVolumeConfig {
+        patience: RequestPatience::new(config.net.peer_timeout),
+        fetchers: (config.net.nconnect / 2).max(2),
+        metadata_age: config.metadata_ttl,
+        copies: CopyCounts::new(config.replicas.all, config.replicas.below.clone()),
+        // Drawn, as all processes of containers may have the same number: readers are to share copies evenly.
+        standpoint: ReaderLocation { zone: group.zone.clone(), seed: RandomState::new().build_hasher().finish() },
+        silence: config.net.peer_silence,
+        hedge_after: config.hedge_after,
+    };
+    let mut memory = None;
+    let mut keeper = Ok(None);
+    let remote = GroupVolume::connect(
+        config.source.as_str(),
+        Arc::clone(&roster),
+        remote_config,
+        Arc::clone(stats),
+        |block_size| {
+            // With rails the slots are part of the registered arena, so that answers land in them without a copy.
+            let slots = if found.is_some() { config.budget.fuse_bytes() } else { 0 };
+            let pool = BufferPool::with_annex(pool_bytes(config), block_size as usize, slots)?;
+            let tier = MemTier::new(Arc::clone(&pool));
+            if let (Some(rdma), Some(found)) = (&config.net.rdma, found) {
+                keeper = rails::keep(config, rdma, found, &pool, &trust, &roster, stats).map(Some);
+            }
+            memory = Some((pool, Arc::clone(&tier)));
+            Ok(tier)
+        },
+    )?;
+    let (pool, tier) = memory.ok_or_else(|| Fault::failed("the node named no block size", ""))?;
+    // What the nodes say of the source now they would say to every reader, unless it passes by itself.
+    match remote.lookup(b"") {
+        Err(e) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Throttled | ErrorKind::Io(_)) => {
+            tracing::warn!("{}: {e}", config.source);
+        }
+        looked_up => drop(looked_up?),
+    }
+    let jobs = Arc::new(target::Group::of(Arc::clone(&remote)));
+    Ok(OpenVolume {
+        volume: Arc::clone(&remote) as _,
+        pool,
+        tier,
+        store: None,
+        remote: Some(remote),
+        jobs,
+        follower: Some(Arc::new(follower)),
+        _keeper: keeper?,
+        fresh: FreshDirs::default(),
+    })
+}

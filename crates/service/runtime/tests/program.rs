@@ -1,0 +1,86 @@
+//! The runtime as another program uses it: volumes and nodes without a command line, FUSE or signals.
+
+use spurline_config::{CacheSize, Host, RawCache, RawLog, RawNode, RawVolume, Source};
+use spurline_runtime::{open_volume, start_node};
+use spurline_types::{ErrorKind, ObjectRef, Size, Stats, Version};
+use spurline_volume::{ReadData, Volume};
+use std::path::Path;
+use std::sync::Arc;
+
+fn source(dir: &Path) -> Source {
+    dir.to_str().unwrap().parse().unwrap()
+}
+
+fn cache(dir: &Path) -> RawCache {
+    RawCache { cache_dir: vec![dir.to_owned()], cache_size: CacheSize::Bytes(64 << 20), ..RawCache::default() }
+}
+
+fn read(volume: &dyn Volume, name: &str) -> Vec<u8> {
+    let attr = volume.lookup(name.as_bytes()).unwrap();
+    let object = ObjectRef::new(volume.source(), name.as_bytes(), Version::new(attr.version.settled_text()), attr.size);
+    let (mut out, mut buffer) = (Vec::new(), vec![0; 100_000]);
+    while (out.len() as u64) < attr.size {
+        match volume.read(&object, out.len() as u64, &mut buffer).unwrap() {
+            ReadData::Copied(bytes) => out.extend_from_slice(&buffer[..bytes]),
+            ReadData::Shared(slice) => out.extend_from_slice(&slice),
+        }
+    }
+    out
+}
+
+#[test]
+fn a_volume_lists_and_reads_through_the_cache() {
+    let root = tempfile::tempdir().unwrap();
+    let (data, cached) = (root.path().join("data"), root.path().join("cache"));
+    std::fs::create_dir(&data).unwrap();
+    let bytes: Vec<u8> = (0..5_000_000u32).map(|n| (n % 251) as u8).collect();
+    std::fs::write(data.join("a"), &bytes).unwrap();
+    let raw = RawVolume { cache: cache(&cached), buffer_size: Size(64 << 20), ..RawVolume::new(source(&data)) };
+    let stats = Arc::new(Stats::default());
+    let open = || open_volume(&raw.clone().check(&Host::here()).unwrap(), &stats).unwrap();
+
+    let volume = open();
+    let page = volume.volume().list(b"", None, 10).unwrap();
+    assert_eq!(page.entries.iter().map(|entry| entry.name.as_slice()).collect::<Vec<_>>(), [b"a"]);
+    assert_eq!(read(&**volume.volume(), "a"), bytes);
+    assert!(stats.to_json()["blockcache"]["miss_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(volume.volume().lookup(b"b").unwrap_err().kind(), ErrorKind::NotFound);
+
+    // The second reading comes from the cache.
+    let missed = stats.to_json()["blockcache"]["miss_bytes"].clone();
+    assert_eq!(read(&**volume.volume(), "a"), bytes);
+    assert_eq!(stats.to_json()["blockcache"]["miss_bytes"], missed);
+}
+
+#[test]
+fn a_start_that_fails_names_the_remedy() {
+    let root = tempfile::tempdir().unwrap();
+    let raw = RawVolume { cache: cache(&root.path().join("c")), ..RawVolume::new(source(&root.path().join("none"))) };
+    let config = raw.check(&Host::here()).unwrap();
+    let fault = open_volume(&config, &Arc::default()).err().unwrap();
+    assert!(fault.what.contains("none"), "{fault}");
+    assert!(!root.path().join("c").exists(), "nothing stays of it");
+}
+
+#[test]
+fn a_volume_is_read_from_a_node_of_the_same_process() {
+    let root = tempfile::tempdir().unwrap();
+    let data = root.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::write(data.join("a"), b"from the node").unwrap();
+    // No metrics page: its port may be taken.
+    let log = RawLog { metrics: Some("none".to_owned()), ..RawLog::default() };
+    let raw = RawNode {
+        cache: cache(&root.path().join("cache")),
+        buffer_size: Size(64 << 20),
+        log,
+        ..RawNode::new(vec![source(&data)])
+    };
+    let node = start_node(raw.check(&Host::here()).unwrap()).unwrap();
+    let mut raw = RawVolume { buffer_size: Size(64 << 20), ..RawVolume::new(source(&data)) };
+    raw.group.registry = Some(format!("static:{}", node.addresses()[0]).parse().unwrap());
+    let volume = open_volume(&raw.check(&Host::here()).unwrap(), &Arc::default()).unwrap();
+    assert_eq!(read(&**volume.volume(), "a"), b"from the node");
+    drop(volume);
+    node.stop();
+}
