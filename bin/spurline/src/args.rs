@@ -3,10 +3,11 @@
 
 use clap::builder::{BoolishValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, Command};
-use spurline_config::words::parse_weight;
+use spurline_config::values::parse_weight;
 use spurline_config::{
     CacheSize, Fault, FuseIo, IorpcMode, LogFormat, RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount,
-    RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, Replicas, Source, Transport, TrustConfig,
+    RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume, Registry, ReplicaCounts, SourceUrl, TransportMode,
+    TrustConfig,
 };
 use spurline_types::{Congestion, Size, parse_duration};
 use std::path::PathBuf;
@@ -17,7 +18,7 @@ use std::time::Duration;
 pub struct MountArgs {
     /// What to mount: s3://BUCKET[/PREFIX], gs://…, az://…, file:///DIR or a plain path
     #[arg(value_name = "SOURCE")]
-    pub source: Source,
+    pub source: SourceUrl,
     /// Where to mount it: an empty directory
     #[arg(value_name = "MOUNTPOINT")]
     pub mountpoint: PathBuf,
@@ -35,7 +36,7 @@ pub struct MountArgs {
     /// The most useful number is the same in all mounts of a group: with another one a mount looks for copies where
     /// there may be none yet, which costs a fetch and no error.
     #[arg(long, value_name = "N[,PATH=N]", default_value = "1", help_heading = "Group")]
-    pub replicas: Replicas,
+    pub replicas: ReplicaCounts,
     /// A read that takes longer than this, and than almost all long reads of the other nodes, is asked of a second node; 0: never
     ///
     /// The first good answer is taken. At most one request in twenty is such a second one, and none is made when most
@@ -75,7 +76,7 @@ pub struct MountArgs {
 pub struct NodeArgs {
     /// What this node may fetch and serve; repeat the flag for more than one
     #[arg(long, value_name = "URL", help_heading = "Node", required = true)]
-    pub source: Vec<Source>,
+    pub source: Vec<SourceUrl>,
     /// This node's share of the group's blocks; 0 drains it
     #[arg(
         long,
@@ -295,7 +296,7 @@ pub struct NetArgs {
     ///
     /// A node with rails serves over both, and takes blocks from other nodes over tcp; 'tcp' leaves its rails unused.
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = choice(&TRANSPORTS))]
-    pub transport: Transport,
+    pub transport: TransportMode,
     /// After an RDMA failure TCP carries the data, and RDMA is tried again after this (also IORPC_RDMA_RETRY_DURATION)
     ///
     /// When the cause was this machine's own link, RDMA is tried again as soon as the link is back and has settled,
@@ -427,10 +428,10 @@ pub struct LogArgs {
 /// The values of a flag that is a choice: word, value, help.
 type Choices<T, const N: usize> = [(&'static str, T, &'static str); N];
 
-const TRANSPORTS: Choices<Transport, 3> = [
-    ("auto", Transport::Auto, "The best there is"),
-    ("tcp", Transport::Tcp, "TCP, even where RDMA would work"),
-    ("rdma", Transport::Rdma, "RDMA or nothing"),
+const TRANSPORTS: Choices<TransportMode, 3> = [
+    ("auto", TransportMode::Auto, "The best there is"),
+    ("tcp", TransportMode::Tcp, "TCP, even where RDMA would work"),
+    ("rdma", TransportMode::Rdma, "RDMA or nothing"),
 ];
 const IORPC_MODES: Choices<IorpcMode, 4> = [
     ("dio", IorpcMode::Dio, "O_DIRECT through io_uring"),
@@ -623,7 +624,7 @@ mod tests {
 
     #[test]
     fn flags_have_the_defaults_of_settings() {
-        let source: Source = "s3://b".parse().unwrap();
+        let source: SourceUrl = "s3://b".parse().unwrap();
         let mount = RawMount::from(parsed::<MountArgs>(&["s3://b", "/m"]));
         assert_eq!(mount, RawMount::new(source.clone(), "/m".into()));
         assert_eq!(RawNode::from(parsed::<NodeArgs>(&["--source", "s3://b"])), RawNode::new(vec![source]));

@@ -5,7 +5,7 @@ use crate::config_file as file;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use spurline_config::{Registry, Source};
+use spurline_config::{Registry, SourceUrl};
 use spurline_types::{Size, parse_duration};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -257,7 +257,7 @@ pub struct JobArgs {
     pub cache_group: String,
     /// What the mounts of the group mount
     #[arg(long, value_name = "URL", help_heading = "Group")]
-    pub source: Option<Source>,
+    pub source: Option<SourceUrl>,
     /// What coordinators have to be shown.
     #[command(flatten)]
     pub trust: TrustArgs,
@@ -504,8 +504,8 @@ pub fn command() -> clap::Command {
 }
 
 /// The typed words behind clap's matches.
-pub fn from_matches(matches: &ArgMatches) -> Result<Cli, file::Refusal> {
-    let cli = Cli::from_arg_matches(matches).map_err(|e| file::Refusal::Clap(Box::new(e.format(&mut command()))));
+pub fn from_matches(matches: &ArgMatches) -> Result<Cli, file::ArgsRefusal> {
+    let cli = Cli::from_arg_matches(matches).map_err(|e| file::ArgsRefusal::Clap(Box::new(e.format(&mut command()))));
     let mut cli = cli?;
     let word = |name: &str| {
         let of = matches.subcommand().map(|(_, of)| of).filter(|of| of.try_contains_id(name).is_ok());

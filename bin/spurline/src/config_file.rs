@@ -4,7 +4,7 @@
 use crate::args::is_switch;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgMatches, Command};
-use spurline_config::words::nearest;
+use spurline_config::values::nearest_word;
 use spurline_types::fault::Fault;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const NO_KEY: [&str; 3] = ["config", "help", "version"];
 
 /// Why a command line was refused.
 #[derive(Debug)]
-pub enum Refusal {
+pub enum ArgsRefusal {
     /// clap's result: a wrong word, or help and version, which are no errors.
     Clap(Box<clap::Error>),
     /// An error of the config file or of an environment variable.
@@ -28,19 +28,19 @@ pub enum Refusal {
 ///
 /// # Errors
 /// When a word, a variable or a key is wrong, or the file is missing; help and version return [`ArgsRefusal::Clap`].
-pub fn parse(command: Command, words: Vec<OsString>) -> Result<ArgMatches, Refusal> {
+pub fn parse_args(command: Command, words: Vec<OsString>) -> Result<ArgMatches, ArgsRefusal> {
     let mut command = command;
     if let Some((service, path)) = config_path(&command, &words) {
         let text = std::fs::read_to_string(&path).map_err(|e| {
             let what = format!("config file {}: {e}", path.display());
-            Refusal::Fault(Fault::missing(what, "name a readable TOML file with --config or SPURLINE_CONFIG"))
+            ArgsRefusal::Fault(Fault::missing(what, "name a readable TOML file with --config or SPURLINE_CONFIG"))
         })?;
-        command = with_file(command, &service, &path, &text).map_err(Refusal::Fault)?;
+        command = with_file(command, &service, &path, &text).map_err(ArgsRefusal::Fault)?;
     }
     let copy = command.clone();
     command.try_get_matches_from(words).map_err(|error| match environment_fault(&copy, &error) {
-        Some(fault) => Refusal::Fault(fault),
-        None => Refusal::Clap(Box::new(error)),
+        Some(fault) => ArgsRefusal::Fault(fault),
+        None => ArgsRefusal::Clap(Box::new(error)),
     })
 }
 
@@ -89,7 +89,7 @@ pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Re
                     if !has_key(&command, key, key2) {
                         return Err(unknown_key(&command, path, &named, key2, &[key.as_str()]));
                     }
-                    check(&command, key, key2, value, path, &named)?;
+                    check_value(&command, key, key2, value, path, &named)?;
                     if key == service {
                         chosen.push((key2.clone(), named, value.clone()));
                     }
@@ -101,7 +101,7 @@ pub fn with_file(command: Command, service: &str, path: &Path, text: &str) -> Re
                     return Err(unknown_key(&command, path, key, key, &SERVICES));
                 }
                 for holder in &holds {
-                    check(&command, holder, key, value, path, key)?;
+                    check_value(&command, holder, key, value, path, key)?;
                 }
                 if holds.contains(&service) {
                     // Inserted before the tables: a later entry of the same key takes precedence.
@@ -131,7 +131,7 @@ fn unknown_key(command: &Command, path: &Path, named: &str, key: &str, services:
         .flat_map(|sub| sub.get_arguments().filter_map(key_of).map(str::to_owned).collect::<Vec<_>>())
         .collect();
     let tables = SERVICES.iter().copied().filter(|_| services.len() > 1);
-    let remedy = match nearest(key, known.iter().map(String::as_str).chain(tables)) {
+    let remedy = match nearest_word(key, known.iter().map(String::as_str).chain(tables)) {
         Some(near) => format!("did you mean '{near}'?"),
         None => "the keys are the long flags without their dashes; see CONFIGURATION.md".to_owned(),
     };
@@ -154,7 +154,14 @@ fn words_of(value: &Value) -> Option<Vec<String>> {
 }
 
 /// Parses one value alone, so that the error can name file and key.
-fn check(command: &Command, service: &str, key: &str, value: &Value, path: &Path, named: &str) -> Result<(), Fault> {
+fn check_value(
+    command: &Command,
+    service: &str,
+    key: &str,
+    value: &Value,
+    path: &Path,
+    named: &str,
+) -> Result<(), Fault> {
     let wrong = |why: &str| Fault::usage(format!("config file {}, key '{named}': {why}", path.display()), "");
     let words = words_of(value).ok_or_else(|| wrong("a string, a number, true, false or a list of them is wanted"))?;
     let arg = command
@@ -192,7 +199,7 @@ fn check_word(arg: &Arg, word: &OsStr) -> Result<(), String> {
     match result {
         Ok(_) => Ok(()),
         Err(error) => {
-            let why = reason(&error);
+            let why = clap_reason(&error);
             let word = word.to_string_lossy();
             Err(if why.contains(&*word) { why } else { format!("'{word}': {why}") })
         }
@@ -200,7 +207,7 @@ fn check_word(arg: &Arg, word: &OsStr) -> Result<(), String> {
 }
 
 /// The parser's own sentence from clap's error.
-fn reason(error: &clap::Error) -> String {
+fn clap_reason(error: &clap::Error) -> String {
     if let Some(source) = std::error::Error::source(error) {
         return source.to_string();
     }

@@ -33,7 +33,7 @@ pub fn run(args: InfoArgs) -> Result<ExitCode, Fault> {
 
 fn ask(path: &Path) -> Result<Value, Fault> {
     let (located, peer) = locate(path)?;
-    let mut answer = peer.info(&located.below, ANSWER).map_err(|e| {
+    let mut answer = peer.fetch_info(&located.below, ANSWER).map_err(|e| {
         let fault = Fault::from(e);
         Fault { what: format!("{}: {}", path.display(), fault.what), ..fault }
     })?;

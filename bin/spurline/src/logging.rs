@@ -1,20 +1,20 @@
 //! Where this process logs to, in the foreground and in the background.
 
-use spurline_config::{Fault, Host, LogConfig, LogFormat};
+use spurline_config::{Fault, HostLimits, LogConfig, LogFormat};
+use spurline_observe::locate;
 use spurline_observe::log::{self, LogSettings};
-use spurline_observe::place;
 use std::path::PathBuf;
 
 /// Where a background process logs when nobody said where.
 ///
 /// # Errors
 /// When this user has no directory of their own.
-pub fn default_log(host: &Host) -> Result<PathBuf, Fault> {
+pub fn default_log(host: &HostLimits) -> Result<PathBuf, Fault> {
     match (&host.home, host.root) {
         (Some(home), false) => Ok(home.join(".local/state/spurline/spurline.log")),
         // Not in /tmp itself, where others can put something of that name first.
         (None, false) => {
-            let dir = place::make_runtime_dir();
+            let dir = locate::make_runtime_dir();
             let dir = dir.map_err(|e| Fault { remedy: LOG_REMEDY.into(), ..Fault::from(e.context("the log")) })?;
             Ok(dir.join("spurline.log"))
         }
@@ -28,7 +28,7 @@ const LOG_REMEDY: &str = "name a writable file with --log";
 ///
 /// # Errors
 /// When the filter is wrong or the file can't be opened.
-pub fn start_logging(config: &LogConfig, background: bool, host: &Host) -> Result<(), Fault> {
+pub fn start_logging(config: &LogConfig, background: bool, host: &HostLimits) -> Result<(), Fault> {
     let file = match &config.file {
         None if background => Some(default_log(host)?),
         named => named.clone(),
@@ -40,7 +40,7 @@ pub fn start_logging(config: &LogConfig, background: bool, host: &Host) -> Resul
         let _ = std::fs::create_dir_all(dir);
     }
     let settings = LogSettings { file, filter: config.filter.clone(), json: config.format == LogFormat::Json };
-    log::init(&settings).map_err(|e| {
+    log::init_logging(&settings).map_err(|e| {
         let remedy = if background { LOG_REMEDY } else { "" };
         Fault { remedy: remedy.into(), ..Fault::from(e) }
     })

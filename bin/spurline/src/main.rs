@@ -26,7 +26,7 @@ mod status;
 mod umount;
 
 use cli::Command;
-use spurline_config::{Fault, Host, LogConfig, RawCoordinator, RawMount, RawNode};
+use spurline_config::{Fault, HostLimits, LogConfig, RawCoordinator, RawMount, RawNode};
 use spurline_runtime::limits::raise_open_files;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -36,10 +36,10 @@ fn main() -> ExitCode {
     if let Some(fault) = fstab::go_on(&cli::command(), &words) {
         return report::fault(&fault);
     }
-    let cli = match config_file::parse(cli::command(), words).and_then(|matches| cli::from_matches(&matches)) {
+    let cli = match config_file::parse_args(cli::command(), words).and_then(|matches| cli::from_matches(&matches)) {
         Ok(cli) => cli,
-        Err(config_file::Refusal::Fault(fault)) => return report::fault(&fault),
-        Err(config_file::Refusal::Clap(error)) => {
+        Err(config_file::ArgsRefusal::Fault(fault)) => return report::fault(&fault),
+        Err(config_file::ArgsRefusal::Clap(error)) => {
             // A closed pipe (`spurline --help | head -1`) is no error of ours.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
@@ -55,7 +55,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
     let done = |()| ExitCode::SUCCESS;
     match command {
         Command::Mount(args) => {
-            let host = Host::here();
+            let host = HostLimits::detect();
             let config = RawMount::from(*args).check(&host)?;
             match start(&config.log, config.background, &config.volume.warnings, config.volume.under.timeout, &host)? {
                 Start::Waited(code) => Ok(code),
@@ -66,7 +66,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
             if let Some(cli::NodeAction::Drain(args)) = words.action {
                 return drain::run(args);
             }
-            let host = Host::here();
+            let host = HostLimits::detect();
             let config = RawNode::from(words.args).check(&host)?;
             match start(&config.log, config.background, &config.warnings, config.under.timeout, &host)? {
                 Start::Waited(code) => Ok(code),
@@ -74,7 +74,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Fault> {
             }
         }
         Command::Coordinator(args) => {
-            let host = Host::here();
+            let host = HostLimits::detect();
             let config = RawCoordinator::from(*args).check(&host)?;
             match start(&config.log, config.background, &[], Duration::ZERO, &host)? {
                 Start::Waited(code) => Ok(code),
@@ -113,7 +113,7 @@ fn start(
     in_background: bool,
     warnings: &[String],
     limit: Duration,
-    host: &Host,
+    host: &HostLimits,
 ) -> Result<Start, Fault> {
     if in_background && !background::is_child() {
         report::warnings(warnings);

@@ -6,7 +6,7 @@ use crate::signals;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 use spurline_cache::{Rule, RuleSet};
-use spurline_config::{Fault, Registry, Source, TrustConfig};
+use spurline_config::{Fault, Registry, SourceUrl, TrustConfig};
 use spurline_runtime::locator::locate;
 use spurline_runtime::rules::nodes::{self, Nodes, Told};
 use spurline_runtime::rules::{describe_rule, rule_in};
@@ -264,7 +264,7 @@ fn url_of(path: &str) -> Result<String, Fault> {
     {
         return joined(&located.mount.source, &located.below);
     }
-    let source: Source = path
+    let source: SourceUrl = path
         .parse()
         .map_err(|why| Fault::usage(format!("{path}: {why}"), "name a folder by its URL, or by its path in a mount"))?;
     Ok(source.as_str().trim_end_matches('/').to_owned())

@@ -53,8 +53,8 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         // Somebody else's mount: how it is may not be asked. That is no failure where nobody named it and others answer.
         let theirs = peer.as_ref().is_err_and(|absent| absent.theirs);
         let answer = peer.map_err(|absent| absent.fault).and_then(|peer| {
-            let status = peer.status(ANSWER)?;
-            let stats = peer.stats(ANSWER)?;
+            let status = peer.fetch_status(ANSWER)?;
+            let stats = peer.fetch_stats(ANSWER)?;
             Ok((status, stats))
         });
         all_well &= (theirs && all) || answer.is_ok();

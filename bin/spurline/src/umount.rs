@@ -8,9 +8,9 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{PidfdFlags, pidfd_open};
 use spurline_config::Fault;
 use spurline_fuse::MountTable;
-use spurline_observe::client::Peer;
+use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
-use spurline_observe::place::{self, Mount};
+use spurline_observe::locate::{self, SpurlineMount};
 use spurline_runtime::locator::of_mount;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 /// # Errors
 /// When it is no mount, is busy, or may not be unmounted by this user.
 pub fn run(args: UmountArgs) -> Result<(), Fault> {
-    let mounts = place::mounts()?;
-    let found = place::locate(&args.mountpoint, &mounts).filter(|l| l.below.is_empty());
+    let mounts = locate::list_mounts()?;
+    let found = locate::locate_mount(&args.mountpoint, &mounts).filter(|l| l.below.is_empty());
     let Some(located) = found else {
         let known: Vec<String> = mounts.iter().map(|m| m.mountpoint.display().to_string()).collect();
         let remedy = if known.is_empty() { "spurline has nothing mounted here".into() } else { known.join(", ") };
@@ -54,7 +54,7 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
 }
 
 /// The system unmounts what is seen at a path, whatever was meant: that has to be this mount.
-fn uncovered(mount: &Mount) -> Result<(), Fault> {
+fn uncovered(mount: &SpurlineMount) -> Result<(), Fault> {
     let table = MountTable::read().map_err(|e| Fault::failed(format!("/proc/self/mountinfo: {e}"), ""))?;
     let at = &mount.mountpoint;
     match table.seen_at(at) {
@@ -67,7 +67,7 @@ fn uncovered(mount: &Mount) -> Result<(), Fault> {
 }
 
 /// Ends every request under way with an error, so that nobody waits in the mount any more.
-fn abort(mount: &Mount) -> Result<(), Fault> {
+fn abort(mount: &SpurlineMount) -> Result<(), Fault> {
     let file = format!("/sys/fs/fuse/connections/{}/abort", mount.minor);
     match std::fs::write(&file, "1") {
         Ok(()) => Ok(()),
@@ -84,7 +84,7 @@ fn abort(mount: &Mount) -> Result<(), Fault> {
     }
 }
 
-fn detach(mount: &Mount, lazy: bool, force: bool) -> Result<(), Fault> {
+fn detach(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fault> {
     let at = &mount.mountpoint;
     if rustix::process::geteuid().is_root() {
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() } | UnmountFlags::NOFOLLOW;
@@ -156,14 +156,14 @@ struct Running {
 }
 
 impl Running {
-    fn of(mount: &Mount) -> Option<Running> {
-        let Ok(Peer::Socket(socket, _)) = of_mount(mount) else { return None };
-        let process = dial::process(&socket).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    fn of(mount: &SpurlineMount) -> Option<Running> {
+        let Ok(AdminPeer::Socket(socket, _)) = of_mount(mount) else { return None };
+        let process = dial::listener_process(&socket).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         Some(Running { socket, process })
     }
 
     /// Waits until it has ended, so that the next mount finds its cache free.
-    fn wait(&self, limit: Duration, mount: &Mount) -> Result<(), Fault> {
+    fn wait(&self, limit: Duration, mount: &SpurlineMount) -> Result<(), Fault> {
         let start = Instant::now();
         while start.elapsed() < limit {
             if self.ends_within(limit.saturating_sub(start.elapsed())) {
@@ -186,7 +186,7 @@ impl Running {
                 Timespec::try_from(limit).is_ok_and(|limit| poll(&mut ended, Some(&limit)).is_ok_and(|n| n > 0))
             }
             None => {
-                let ended = dial::look(&self.socket, None).is_err();
+                let ended = dial::probe_socket(&self.socket, None).is_err();
                 if !ended {
                     std::thread::sleep(Duration::from_millis(20));
                 }

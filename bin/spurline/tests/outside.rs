@@ -1,9 +1,9 @@
 //! `stats`, `info`, `status` and `umount` against a process that answers, one that does not, and none.
 
 use serde_json::{Value, json};
-use spurline_observe::http::{Bind, MetricsServer};
+use spurline_observe::http::{MetricsBind, MetricsServer};
 use spurline_observe::server::AdminServer;
-use spurline_observe::{AdminTarget, place};
+use spurline_observe::{AdminTarget, locate};
 use spurline_types::{Result, Stats};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -36,7 +36,7 @@ fn target() -> Arc<dyn AdminTarget> {
 fn spurline(runtime: &Path, words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_spurline"))
         .args(words)
-        .env(place::RUNTIME_DIR_ENV, runtime)
+        .env(locate::RUNTIME_DIR_ENV, runtime)
         .env_remove("SPURLINE_REGISTRY")
         .output()
         .unwrap()
@@ -56,7 +56,7 @@ fn refused(output: &Output, code: i32, says: &[&str]) {
 #[test]
 fn a_node_of_this_machine_is_asked_by_socket_or_address() {
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join(place::Owner::Node("127.0.0.1:7001").file_name());
+    let socket = dir.path().join(locate::SocketOwner::Node("127.0.0.1:7001").file_name());
     let _server = AdminServer::start(&socket, target()).unwrap();
     let run = |words: &[&str]| spurline(dir.path(), words);
     for name in [socket.to_str().unwrap(), "127.0.0.1:7001"] {
@@ -84,7 +84,7 @@ fn a_node_of_this_machine_is_asked_by_socket_or_address() {
 #[test]
 fn a_node_elsewhere_is_asked_over_http() {
     let dir = tempfile::tempdir().unwrap();
-    let server = MetricsServer::start(Bind::Exactly("127.0.0.1:0".parse().unwrap()), target()).unwrap();
+    let server = MetricsServer::start(MetricsBind::Exactly("127.0.0.1:0".parse().unwrap()), target()).unwrap();
     let name = server.address().to_string();
     let run = |words: &[&str]| spurline(dir.path(), words);
     assert!(out(&run(&["stats", &name, "--json", "-c", "1"])).contains("read_bytes"));
@@ -111,13 +111,13 @@ fn what_is_no_target_is_told_apart() {
     assert!(String::from_utf8_lossy(&status.stdout).contains("down"));
 
     // A socket whose process is gone, by its path and as a mount that is gone.
-    let socket = dir.path().join(place::Owner::Mount(Path::new("/nowhere/mnt")).file_name());
+    let socket = dir.path().join(locate::SocketOwner::Mount(Path::new("/nowhere/mnt")).file_name());
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     refused(&run(&["stats", socket.to_str().unwrap()]), 3, &["nobody answers", "refused"]);
     refused(&run(&["stats", "/nowhere/mnt"]), 3, &["mount at /nowhere/mnt is gone"]);
-    if place::mounts().unwrap().is_empty() {
+    if locate::list_mounts().unwrap().is_empty() {
         let status = run(&["status"]);
         let text = String::from_utf8_lossy(&status.stderr);
-        assert!(text.contains("nothing of spurline runs") || !place::mounts().unwrap().is_empty(), "{text}");
+        assert!(text.contains("nothing of spurline runs") || !locate::list_mounts().unwrap().is_empty(), "{text}");
     }
 }

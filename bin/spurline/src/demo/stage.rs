@@ -4,9 +4,9 @@
 use super::Control;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use spurline_config::{Fault, words};
-use spurline_observe::client::Peer;
-use spurline_observe::place::{self, Owner, RUNTIME_DIR_ENV};
+use spurline_config::{Fault, values};
+use spurline_observe::client::AdminPeer;
+use spurline_observe::locate::{self, RUNTIME_DIR_ENV, SocketOwner};
 use spurline_types::Size;
 use std::fs::File;
 use std::net::TcpListener;
@@ -72,7 +72,7 @@ impl Stage {
             Fault::missing(format!("a directory in {}: {e}", parent.display()), "name a writable one with --dir")
         };
         // Mount tables have canonical paths.
-        let parent = words::absolute(&parent).canonicalize().map_err(wrong)?;
+        let parent = values::absolute_path(&parent).canonicalize().map_err(wrong)?;
         let dir = tempfile::Builder::new().prefix("spurline-demo-").tempdir_in(&parent).map_err(wrong)?;
         for part in ["data", "cache", "mnt"] {
             std::fs::create_dir(dir.path().join(part)).map_err(wrong)?;
@@ -140,7 +140,7 @@ impl Stage {
         command.arg("--cache-size").arg(Size(bytes * 2 + (64 << 20)).to_string());
         command.args(["--free-space-ratio", "0", "--group-port"]).arg(port.to_string());
         self.node = Some(self.spawn(command, "node")?);
-        let socket = self.path("run").join(Owner::Node(&self.address).file_name());
+        let socket = self.path("run").join(SocketOwner::Node(&self.address).file_name());
         self.await_answer(Role::Node, &socket, control)
     }
 
@@ -153,7 +153,7 @@ impl Stage {
         command.arg(self.path("data")).arg(self.mountpoint());
         command.arg("--registry").arg(format!("static:{}", self.address));
         self.mount = Some(self.spawn(command, "mount")?);
-        let socket = self.path("run").join(Owner::Mount(&self.mountpoint()).file_name());
+        let socket = self.path("run").join(SocketOwner::Mount(&self.mountpoint()).file_name());
         self.await_answer(Role::Mount, &socket, control)
     }
 
@@ -189,12 +189,12 @@ impl Stage {
 
     fn await_answer(&mut self, role: Role, socket: &Path, control: &Control) -> Result<Duration, Fault> {
         let start = Instant::now();
-        let peer = Peer::Socket(socket.to_owned(), None);
+        let peer = AdminPeer::Socket(socket.to_owned(), None);
         let mountpoint = self.mountpoint();
         loop {
             control.go_on()?;
-            let mounted = role == Role::Node || place::mounts()?.iter().any(|m| m.mountpoint == mountpoint);
-            if mounted && peer.status(self.limit).is_ok() {
+            let mounted = role == Role::Node || locate::list_mounts()?.iter().any(|m| m.mountpoint == mountpoint);
+            if mounted && peer.fetch_status(self.limit).is_ok() {
                 return Ok(start.elapsed());
             }
             let ended = self.child(role).as_mut().and_then(|child| child.try_wait().ok().flatten());
@@ -224,8 +224,13 @@ impl Stage {
     /// # Errors
     /// When one does not answer.
     pub fn counters(&self) -> Result<Counters, Fault> {
-        let ask = |owner: Owner<'_>| Peer::Socket(self.path("run").join(owner.file_name()), None).stats(self.limit);
-        Ok(Counters { node: ask(Owner::Node(&self.address))?, mount: ask(Owner::Mount(&self.mountpoint()))? })
+        let ask = |owner: SocketOwner<'_>| {
+            AdminPeer::Socket(self.path("run").join(owner.file_name()), None).fetch_stats(self.limit)
+        };
+        Ok(Counters {
+            node: ask(SocketOwner::Node(&self.address))?,
+            mount: ask(SocketOwner::Mount(&self.mountpoint()))?,
+        })
     }
 
     /// Unmounts and waits for the mount's process.
@@ -270,7 +275,7 @@ impl Stage {
     /// Ends what still runs, by force where it must be. Never fails: it is the way out.
     fn clear(&mut self) {
         let mountpoint = self.mountpoint();
-        let mounted = || place::mounts().is_ok_and(|all| all.iter().any(|m| m.mountpoint == mountpoint));
+        let mounted = || locate::list_mounts().is_ok_and(|all| all.iter().any(|m| m.mountpoint == mountpoint));
         for role in [Role::Mount, Role::Node] {
             let Some(mut child) = self.child(role).take() else { continue };
             terminate(&child);

@@ -31,13 +31,13 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
     let mut out = anstream::stdout();
     let colour = std::io::stdout().is_terminal();
     let lines = args.count.unwrap_or(u64::MAX);
-    let mut before = peer.stats(ANSWER)?;
+    let mut before = peer.fetch_stats(ANSWER)?;
     let mut at = Instant::now();
     if args.json {
         for line in 0..lines {
             if line > 0 {
                 std::thread::sleep(args.interval);
-                before = peer.stats(ANSWER)?;
+                before = peer.fetch_stats(ANSWER)?;
             }
             if !print(&mut out, &before.to_string())? {
                 return Ok(());
@@ -53,7 +53,7 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
             }
         }
         std::thread::sleep(args.interval);
-        let now = peer.stats(ANSWER)?;
+        let now = peer.fetch_stats(ANSWER)?;
         let seconds = at.elapsed().as_secs_f64();
         at = Instant::now();
         if !print(&mut out, &table.line(&before, &now, seconds, colour))? {

@@ -2,7 +2,7 @@
 //! nanoseconds of CPU time per call (what else runs on the machine is not counted), the median of eleven
 //! runs. `fs_ops [THREADS]`
 
-use spurline_fs::{Config, Fs, Lookup, ROOT};
+use spurline_fs::{FileSystem, FsConfig, LookupOutcome, ROOT};
 use spurline_types::{FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::cell::RefCell;
@@ -100,9 +100,9 @@ fn main() {
     let (file, directory) =
         (attr(FileKind::File, "\"d41d8cd98f00b204e9800998ecf8427e\""), attr(FileKind::Directory, ""));
     let volume: Arc<dyn Volume> = Arc::new(AtOnce { file, directory, prefetched: AtomicU64::new(0) });
-    let fs = Fs::new(volume, Config::default(), Arc::new(Stats::default()));
+    let fs = FileSystem::new(volume, FsConfig::default(), Arc::new(Stats::default()));
     let find = |name: &[u8]| match fs.lookup(ROOT, name) {
-        Ok(Lookup::Found(entry)) => entry.attr.ino,
+        Ok(LookupOutcome::Found(entry)) => entry.attr.ino,
         other => panic!("{other:?}"),
     };
     println!("{threads} thread(s), CPU time per call");

@@ -31,7 +31,7 @@ pub struct FileAttr {
 
 /// An inode's attributes, and how long the kernel may cache its name and attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct InodeEntry {
     /// The attributes. The lookup count of their `ino` was raised by one.
     pub attr: FileAttr,
     /// How long the name is valid for this inode.
@@ -42,9 +42,9 @@ pub struct Entry {
 
 /// The result of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lookup {
+pub enum LookupOutcome {
     /// An inode; its lookup count was raised by one.
-    Found(Entry),
+    Found(InodeEntry),
     /// No such name.
     Absent {
         /// How long the kernel may cache the absence.
@@ -54,7 +54,7 @@ pub enum Lookup {
 
 /// The result of `statfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StatFs {
+pub struct VolumeStat {
     /// Unit of `blocks` and `free`, in bytes.
     pub block_size: u32,
     /// Size of the volume.
@@ -71,7 +71,7 @@ pub struct StatFs {
 
 /// The file system's options.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct FsConfig {
     /// `--attr-cache`: how long attributes are valid, and how long an open uses the version last seen without a new
     /// lookup.
     pub attr_ttl: Duration,
@@ -110,10 +110,10 @@ pub struct Config {
     pub list_page: usize,
 }
 
-impl Default for Config {
+impl Default for FsConfig {
     fn default() -> Self {
         let second = Duration::from_secs(1);
-        Config {
+        FsConfig {
             attr_ttl: second,
             entry_ttl: second,
             dir_entry_ttl: second,
@@ -133,9 +133,9 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl FsConfig {
     /// The permission bits shown for a node whose origin reports `mode`.
-    pub(crate) fn mode(&self, kind: FileKind, mode: u16) -> u16 {
+    pub(crate) fn shown_mode(&self, kind: FileKind, mode: u16) -> u16 {
         let mode = match kind {
             FileKind::File => self.file_mode.unwrap_or(mode),
             FileKind::Directory => self.dir_mode.unwrap_or(mode),

@@ -3,8 +3,8 @@
 //! names.
 
 use crate::NAME_MAX;
-use crate::errno::Result;
-use crate::starts::Starts;
+use crate::errno::FsResult;
+use crate::page_starts::PageStarts;
 use spurline_types::{DirEntry, Error, ErrorKind, Stats};
 use spurline_volume::Volume;
 use std::time::Duration;
@@ -27,18 +27,18 @@ pub struct DirState {
 }
 
 /// What a listing needs beside the directory's state.
-pub struct Lister<'a> {
+pub struct ListContext<'a> {
     pub volume: &'a dyn Volume,
     pub stats: &'a Stats,
     pub path: &'a [u8],
     pub page: usize,
     pub now: &'a dyn Fn() -> Duration,
     /// Page positions found by other handles.
-    pub starts: &'a Starts,
+    pub starts: &'a PageStarts,
 }
 
 /// Why `name` cannot be a file name, if so.
-fn unfit(name: &[u8]) -> Option<&'static str> {
+fn unfit_reason(name: &[u8]) -> Option<&'static str> {
     match name {
         b"" => Some("it is empty"),
         b"." | b".." => Some("it has a meaning of its own"),
@@ -55,41 +55,41 @@ impl DirState {
     }
 
     /// The name at `position` and when it was listed; `None` past the last one.
-    pub fn at(&mut self, position: u64, lister: &Lister<'_>) -> Result<Option<(&DirEntry, Duration)>> {
+    pub fn entry_at(&mut self, position: u64, lister: &ListContext<'_>) -> FsResult<Option<(&DirEntry, Duration)>> {
         if !self.loaded || position < self.first {
-            self.go_back(position, lister)?;
+            self.load_page_before(position, lister)?;
         }
         while position >= self.first + self.names.len() as u64 {
             let Some(cursor) = self.next.clone() else { return Ok(None) };
             let first = self.first + self.names.len() as u64;
-            self.load(first, Some(cursor), lister)?;
+            self.load_page(first, Some(cursor), lister)?;
         }
         let index = (position - self.first) as usize;
         Ok(self.names.get(index).map(|entry| (entry, self.listed_at)))
     }
 
     /// Whether the name at `position` is in the current page.
-    pub fn holds(&self, position: u64) -> bool {
+    pub fn is_loaded(&self, position: u64) -> bool {
         self.loaded && (self.first..self.first + self.names.len() as u64).contains(&position)
     }
 
     /// Loads the page nearest before `position`.
-    fn go_back(&mut self, position: u64, lister: &Lister<'_>) -> Result<()> {
+    fn load_page_before(&mut self, position: u64, lister: &ListContext<'_>) -> FsResult<()> {
         let page = self.pages.partition_point(|(first, _)| *first <= position);
         if let Some(page) = page.checked_sub(1) {
             let (first, cursor) = self.pages[page].clone();
-            return self.load(first, cursor, lister);
+            return self.load_page(first, cursor, lister);
         }
         // A handle that starts in the middle, or goes beyond its own pages: another handle may have listed this
         // position.
-        let Some((first, cursor)) = lister.starts.before(lister.path, position, (lister.now)()) else {
-            return self.load(0, None, lister);
+        let Some((first, cursor)) = lister.starts.nearest_before(lister.path, position, (lister.now)()) else {
+            return self.load_page(0, None, lister);
         };
         // If the volume no longer accepts the cursor, the next attempt starts at the beginning.
-        self.load(first, Some(cursor), lister).inspect_err(|_| lister.starts.forget(lister.path))
+        self.load_page(first, Some(cursor), lister).inspect_err(|_| lister.starts.forget_directory(lister.path))
     }
 
-    fn load(&mut self, first: u64, cursor: Option<Vec<u8>>, lister: &Lister<'_>) -> Result<()> {
+    fn load_page(&mut self, first: u64, cursor: Option<Vec<u8>>, lister: &ListContext<'_>) -> FsResult<()> {
         let now = (lister.now)();
         let mut listed = lister.volume.list(lister.path, cursor.as_deref(), lister.page)?;
         if listed.next.is_some() && listed.next == cursor {
@@ -100,7 +100,7 @@ impl DirState {
             .into());
         }
         listed.entries.retain(|entry| {
-            let why = unfit(&entry.name);
+            let why = unfit_reason(&entry.name);
             if let Some(why) = why {
                 lister.stats.metadata.skipped_names.add(1);
                 tracing::debug!(name = %entry.name.escape_ascii(), why, "a name is left out of a listing");
@@ -118,7 +118,7 @@ impl DirState {
             Err(page) => self.pages.insert(page, (first, cursor)),
         }
         if let Some(next) = &self.next {
-            lister.starts.learn(lister.path, first, first + self.names.len() as u64, next, now);
+            lister.starts.record_page(lister.path, first, first + self.names.len() as u64, next, now);
         }
         Ok(())
     }

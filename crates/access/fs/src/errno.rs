@@ -3,7 +3,7 @@
 use spurline_types::{Error, ErrorKind};
 
 /// `std::result::Result` with [`FsError`].
-pub type Result<T, E = FsError> = std::result::Result<T, E>;
+pub type FsResult<T, E = FsError> = std::result::Result<T, E>;
 
 /// Why a call of the file system fails: a POSIX rule, or an error of the volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,13 +1,13 @@
 //! The calls of the file system and their rules. Inode numbers are decided in `inode`, names in `dir`, errnos in
 //! `errno`.
 
-use crate::attr::{Config, Entry, FileAttr, Lookup, StatFs};
-use crate::errno::{FsError, Result};
-use crate::handle::{Handle, Handles, Open, OpenFile};
-use crate::inode::{Inode, Inodes, ROOT};
+use crate::attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};
+use crate::errno::{FsError, FsResult};
+use crate::handle::{HandleTable, OpenFileState, OpenHandle, OpenKind};
+use crate::inode::{Inode, InodeTable, ROOT};
+use crate::page_starts::PageStarts;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use crate::readahead::ReadAhead;
-use crate::starts::Starts;
 use crate::{NAME_MAX, dir};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, Stats};
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Monotonic time since some moment before the file system was made.
-pub type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
+pub type FsClock = Box<dyn Fn() -> Duration + Send + Sync>;
 
 /// An open file, as returned to the kernel.
-pub struct Opened {
+pub struct OpenedFile {
     /// The handle's number.
     pub fh: u64,
     /// The cached file that the kernel reads directly. The handle keeps a reference too.
@@ -30,39 +30,39 @@ pub struct Opened {
 
 /// A mounted volume. Every call may be made from any thread. Calls into the volume block as long as the volume does;
 /// they hold no lock other than that of the directory or file in question.
-pub struct Fs {
+pub struct FileSystem {
     // Field order is drop order: open handles release their backing files before the volume is dropped.
-    pub(crate) handles: Handles,
-    pub(crate) inodes: Inodes,
+    pub(crate) handles: HandleTable,
+    pub(crate) inodes: InodeTable,
     pub(crate) volume: Arc<dyn Volume>,
-    pub(crate) config: Config,
+    pub(crate) config: FsConfig,
     pub(crate) stats: Arc<Stats>,
-    pub(crate) starts: Starts,
-    clock: Clock,
+    pub(crate) starts: PageStarts,
+    clock: FsClock,
     block_size: u64,
     capacity: Mutex<Option<(Duration, VolumeSpace)>>,
-    readers: Readers,
+    readers: ActiveReaders,
 }
 
-impl Fs {
+impl FileSystem {
     /// A file system over `volume` with the options of `config`.
-    pub fn new(volume: Arc<dyn Volume>, config: Config, stats: Arc<Stats>) -> Self {
+    pub fn new(volume: Arc<dyn Volume>, config: FsConfig, stats: Arc<Stats>) -> Self {
         let start = Instant::now();
         Self::with_clock(volume, config, stats, Box::new(move || start.elapsed()))
     }
 
     /// As [`FileSystem::new`], with a given clock.
-    pub fn with_clock(volume: Arc<dyn Volume>, config: Config, stats: Arc<Stats>, clock: Clock) -> Self {
-        let inodes = Inodes::new(volume.source());
+    pub fn with_clock(volume: Arc<dyn Volume>, config: FsConfig, stats: Arc<Stats>, clock: FsClock) -> Self {
+        let inodes = InodeTable::new(volume.source());
         let block_size = volume.block_size().max(1);
         stats.fuse.inodes.add(1);
-        let (handles, capacity, readers) = (Handles::new(), Mutex::default(), Readers::default());
-        let starts = Starts::default();
-        Fs { volume, config, stats, starts, inodes, handles, clock, block_size, capacity, readers }
+        let (handles, capacity, readers) = (HandleTable::new(), Mutex::default(), ActiveReaders::default());
+        let starts = PageStarts::default();
+        FileSystem { volume, config, stats, starts, inodes, handles, clock, block_size, capacity, readers }
     }
 
     /// The file system's options.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &FsConfig {
         &self.config
     }
 
@@ -80,13 +80,13 @@ impl Fs {
         (self.clock)()
     }
 
-    pub(crate) fn inode(&self, ino: u64) -> Result<Arc<Inode>> {
+    pub(crate) fn live_inode(&self, ino: u64) -> FsResult<Arc<Inode>> {
         self.inodes.get(ino).ok_or(FsError::Stale(ino))
     }
 
     /// The inode of `path` with `attr`, seen at `at`. Raises its lookup count by one.
-    pub(crate) fn intern(&self, path: &[u8], attr: &ObjectAttr, at: Duration) -> Arc<Inode> {
-        let (inode, new) = self.inodes.intern(path, attr, at);
+    pub(crate) fn intern_inode(&self, path: &[u8], attr: &ObjectAttr, at: Duration) -> Arc<Inode> {
+        let (inode, new) = self.inodes.intern_path(path, attr, at);
         if new {
             self.stats.fuse.inodes.add(1);
         }
@@ -98,11 +98,11 @@ impl Fs {
     ///
     /// # Errors
     /// `Stale` for a forgotten parent, `NotADirectory`, `NameTooLong`, or an error of the volume.
-    pub fn lookup(&self, parent: u64, name: &[u8]) -> Result<Lookup> {
-        let dir = self.inode(parent)?;
+    pub fn lookup(&self, parent: u64, name: &[u8]) -> FsResult<LookupOutcome> {
+        let dir = self.live_inode(parent)?;
         match name {
-            b"." => return self.found(&dir.object.path),
-            b".." => return self.found(parent_of(&dir.object.path)),
+            b"." => return self.lookup_path(&dir.object.path),
+            b".." => return self.lookup_path(parent_of(&dir.object.path)),
             b"" => return Err(FsError::Invalid("an empty name")),
             _ if name.len() > NAME_MAX => return Err(FsError::NameTooLong),
             _ if name.contains(&b'/') || name.contains(&0) => {
@@ -113,10 +113,10 @@ impl Fs {
         if dir.kind != FileKind::Directory {
             return Err(FsError::NotADirectory);
         }
-        with_child(&dir.object.path, name, |path| self.found(path))
+        with_child(&dir.object.path, name, |path| self.lookup_path(path))
     }
 
-    fn found(&self, path: &[u8]) -> Result<Lookup> {
+    fn lookup_path(&self, path: &[u8]) -> FsResult<LookupOutcome> {
         let at = self.now();
         let answer = self.volume.lookup(path);
         // The volume's result may be as old as the request.
@@ -124,20 +124,20 @@ impl Fs {
         let attr = match answer {
             Ok(attr) => attr,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Ok(Lookup::Absent { ttl: self.config.negative_ttl.saturating_sub(age) });
+                return Ok(LookupOutcome::Absent { ttl: self.config.negative_ttl.saturating_sub(age) });
             }
             Err(error) => return Err(error.into()),
         };
         if path.is_empty() && attr.kind != FileKind::Directory {
             return Err(FsError::NotADirectory);
         }
-        let inode = self.intern(path, &attr, at);
-        Ok(Lookup::Found(inode.entry(&self.config, age)))
+        let inode = self.intern_inode(path, &attr, at);
+        Ok(LookupOutcome::Found(inode.lookup_entry(&self.config, age)))
     }
 
     /// Lowers the lookup count of `ino` by `n`. At zero the number becomes invalid for good; open handles stay valid.
     pub fn forget(&self, ino: u64, n: u64) {
-        if self.inodes.forget(ino, n) {
+        if self.inodes.forget_lookups(ino, n) {
             self.stats.fuse.inodes.sub(1);
         }
     }
@@ -147,7 +147,7 @@ impl Fs {
     ///
     /// # Errors
     /// `Stale` for an inode that was forgotten (unless `fh` has it open) or is no longer a directory.
-    pub fn getattr(&self, ino: u64, fh: Option<u64>) -> Result<(FileAttr, Duration)> {
+    pub fn getattr(&self, ino: u64, fh: Option<u64>) -> FsResult<(FileAttr, Duration)> {
         let inode = match self.inodes.get(ino) {
             Some(inode) => inode,
             None => {
@@ -160,11 +160,11 @@ impl Fs {
             self.revalidate(&inode)?;
             ttl = ttl.saturating_sub(self.now().saturating_sub(inode.seen_at()));
         }
-        Ok((inode.attr(&self.config), ttl))
+        Ok((inode.file_attr(&self.config), ttl))
     }
 
     /// Verifies that the path held this inode within the attribute cache time.
-    fn revalidate(&self, inode: &Inode) -> Result<()> {
+    fn revalidate(&self, inode: &Inode) -> FsResult<()> {
         let at = self.now();
         // The root starts without attributes of its own, so time 0 means "never seen".
         let seen = inode.seen_at();
@@ -172,8 +172,8 @@ impl Fs {
             return Ok(());
         }
         match self.volume.lookup(&inode.object.path) {
-            Ok(attr) if inode.may_be(&attr) => {
-                inode.refresh(&attr, at.max(Duration::from_nanos(1)));
+            Ok(attr) if inode.may_match(&attr) => {
+                inode.refresh_attr(&attr, at.max(Duration::from_nanos(1)));
                 Ok(())
             }
             Ok(_) => Err(FsError::Stale(inode.ino)),
@@ -190,8 +190,8 @@ impl Fs {
     /// # Errors
     /// `ReadOnly` for every form of write access, `IsADirectory`, `NotADirectory` for `O_DIRECTORY`. `Stale` when the
     /// path now holds another version or nothing: the kernel then looks the path up again.
-    pub fn open(&self, ino: u64, flags: i32, register: Option<&dyn RegisterBacking>) -> Result<Opened> {
-        let inode = self.inode(ino)?;
+    pub fn open(&self, ino: u64, flags: i32, register: Option<&dyn RegisterBacking>) -> FsResult<OpenedFile> {
+        let inode = self.live_inode(ino)?;
         match inode.kind {
             FileKind::Directory => return Err(FsError::IsADirectory),
             _ if flags & libc::O_DIRECTORY != 0 => return Err(FsError::NotADirectory),
@@ -204,21 +204,21 @@ impl Fs {
         self.revalidate(&inode)?;
         let register = register.filter(|_| inode.object.size >= self.config.passthrough_min.max(1));
         let direct = flags & libc::O_DIRECT != 0;
-        let backing = inode.opens.lock().open(&*self.volume, &inode.object, register, direct);
+        let backing = inode.opens.lock().count_open(&*self.volume, &inode.object, register, direct);
         let ahead = backing.is_none() && self.config.max_readahead > 0 && inode.object.size > self.block_size;
         let readahead = ahead.then(|| Mutex::new(Box::new(ReadAhead::new(inode.object.size, self.block_size))));
         if backing.is_some() {
             self.stats.fuse.passthrough_opens.add(1);
         }
-        let open = OpenFile { readahead, counted: AtomicU64::new(u64::MAX), backing: backing.clone() };
-        let fh = self.insert(Handle { inode, open: Open::File(open) })?;
-        Ok(Opened { fh, backing })
+        let open = OpenFileState { readahead, counted: AtomicU64::new(u64::MAX), backing: backing.clone() };
+        let fh = self.insert_handle(OpenHandle { inode, open: OpenKind::File(open) })?;
+        Ok(OpenedFile { fh, backing })
     }
 
-    pub(crate) fn insert(&self, handle: Handle) -> Result<u64> {
+    pub(crate) fn insert_handle(&self, handle: OpenHandle) -> FsResult<u64> {
         let handle = Arc::new(handle);
         let Some(fh) = self.handles.insert(Arc::clone(&handle)) else {
-            close(&handle);
+            close_handle(&handle);
             return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
         };
         self.stats.fuse.open_handles.add(1);
@@ -231,16 +231,16 @@ impl Fs {
     /// # Errors
     /// `BadHandle`; `IsADirectory`; `Stale` when the version is gone from the origin and is not in the cache; an
     /// error of the volume.
-    pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> Result<ReadData> {
+    pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
         let handle = self.handles.get(fh).filter(|handle| handle.inode.ino == ino).ok_or(FsError::BadHandle(fh))?;
-        let Open::File(file) = &handle.open else { return Err(FsError::IsADirectory) };
+        let OpenKind::File(file) = &handle.open else { return Err(FsError::IsADirectory) };
         let object = &handle.inode.object;
         let len = usize::try_from(object.size.saturating_sub(offset)).unwrap_or(usize::MAX).min(dst.len());
         if len == 0 {
             return Ok(ReadData::Copied(0));
         }
         if let Some(readahead) = &file.readahead {
-            let blocks = readahead.lock().observe(offset, len, || self.share(file));
+            let blocks = readahead.lock().observe_read(offset, len, || self.readahead_limit(file));
             if let Some(blocks) = blocks {
                 self.volume.prefetch(object, blocks, len);
             }
@@ -267,8 +267,8 @@ impl Fs {
     }
 
     /// The read-ahead limit of one reader in blocks: its own limit, or its share of the limit of all.
-    fn share(&self, file: &OpenFile) -> u32 {
-        let readers = self.readers.count(&file.counted, self.now().as_secs());
+    fn readahead_limit(&self, file: &OpenFileState) -> u32 {
+        let readers = self.readers.count_reader(&file.counted, self.now().as_secs());
         let bytes = self.config.max_readahead.min(self.config.readahead_budget / readers.max(1));
         u32::try_from(bytes / self.block_size).unwrap_or(u32::MAX).max(1)
     }
@@ -277,10 +277,10 @@ impl Fs {
     ///
     /// # Errors
     /// `BadHandle` when it is not open.
-    pub fn release(&self, fh: u64) -> Result<()> {
+    pub fn release(&self, fh: u64) -> FsResult<()> {
         let handle = self.handles.remove(fh).ok_or(FsError::BadHandle(fh))?;
         self.stats.fuse.open_handles.sub(1);
-        close(&handle);
+        close_handle(&handle);
         Ok(())
     }
 
@@ -288,20 +288,20 @@ impl Fs {
     ///
     /// # Errors
     /// `NotADirectory`; `Stale` for an inode that was forgotten.
-    pub fn opendir(&self, ino: u64) -> Result<u64> {
-        let inode = self.inode(ino)?;
+    pub fn opendir(&self, ino: u64) -> FsResult<u64> {
+        let inode = self.live_inode(ino)?;
         if inode.kind != FileKind::Directory {
             return Err(FsError::NotADirectory);
         }
-        self.insert(Handle { inode, open: Open::Dir(Mutex::new(dir::DirState::default())) })
+        self.insert_handle(OpenHandle { inode, open: OpenKind::Dir(Mutex::new(dir::DirState::default())) })
     }
 
     /// Target of a symbolic link.
     ///
     /// # Errors
     /// `Invalid` for any other kind of file; `Stale`; an error of the volume.
-    pub fn readlink(&self, ino: u64) -> Result<Vec<u8>> {
-        let inode = self.inode(ino)?;
+    pub fn readlink(&self, ino: u64) -> FsResult<Vec<u8>> {
+        let inode = self.live_inode(ino)?;
         if inode.kind != FileKind::Symlink {
             return Err(FsError::Invalid("not a symbolic link"));
         }
@@ -317,12 +317,12 @@ impl Fs {
     ///
     /// # Errors
     /// `ReadOnly` for `W_OK`; `AccessDenied`; `Stale`.
-    pub fn access(&self, ino: u64, mask: i32, uid: u32, gid: u32) -> Result<()> {
-        let inode = self.inode(ino)?;
+    pub fn access(&self, ino: u64, mask: i32, uid: u32, gid: u32) -> FsResult<()> {
+        let inode = self.live_inode(ino)?;
         if mask & libc::W_OK != 0 {
             return Err(FsError::ReadOnly);
         }
-        let attr = inode.attr(&self.config);
+        let attr = inode.file_attr(&self.config);
         let bits = if uid == 0 {
             let any = attr.mode >> 6 | attr.mode >> 3 | attr.mode | 4;
             if inode.kind == FileKind::Directory { any | 1 } else { any }
@@ -341,7 +341,7 @@ impl Fs {
     ///
     /// # Errors
     /// An error of the volume, unless an earlier query succeeded.
-    pub fn statfs(&self) -> Result<StatFs> {
+    pub fn statfs(&self) -> FsResult<VolumeStat> {
         let now = self.now();
         let held = *self.capacity.lock();
         let capacity = match held {
@@ -357,7 +357,7 @@ impl Fs {
             },
         };
         let block_size = 4096;
-        Ok(StatFs {
+        Ok(VolumeStat {
             block_size,
             blocks: capacity.total_bytes / u64::from(block_size),
             free: capacity.free_bytes / u64::from(block_size),
@@ -368,25 +368,25 @@ impl Fs {
     }
 
     /// The lookup result of an inode, `age` after the volume reported it.
-    pub(crate) fn entry(&self, inode: &Inode, age: Duration) -> Entry {
-        inode.entry(&self.config, age)
+    pub(crate) fn inode_entry(&self, inode: &Inode, age: Duration) -> InodeEntry {
+        inode.lookup_entry(&self.config, age)
     }
 
     /// The inode number of the parent directory of `path`.
     pub(crate) fn parent_number(&self, path: &[u8]) -> u64 {
-        self.inodes.directory_number(parent_of(path)).unwrap_or(ROOT)
+        self.inodes.directory_ino(parent_of(path)).unwrap_or(ROOT)
     }
 }
 
-fn close(handle: &Handle) {
-    if let Open::File(file) = &handle.open {
+fn close_handle(handle: &OpenHandle) {
+    if let OpenKind::File(file) = &handle.open {
         // The lock is released before the backing file: withdrawing it from the kernel is slow.
-        let unused = handle.inode.opens.lock().release(file.backing.is_some());
+        let unused = handle.inode.opens.lock().count_release(file.backing.is_some());
         drop(unused);
     }
 }
 
-impl Drop for Fs {
+impl Drop for FileSystem {
     fn drop(&mut self) {
         self.stats.fuse.inodes.sub(self.inodes.len() as u64);
     }
@@ -413,16 +413,16 @@ pub(crate) fn with_child<T>(dir: &[u8], name: &[u8], f: impl FnOnce(&[u8]) -> T)
 
 /// How many handles were read ahead recently. Counted per second, so that an idle open handle takes no share.
 #[derive(Default)]
-struct Readers {
+struct ActiveReaders {
     second: AtomicU64,
     now: AtomicU64,
     before: AtomicU64,
 }
 
-impl Readers {
+impl ActiveReaders {
     /// Counts the handle with mark `counted`, and returns the number of active readers. Two threads at a change of
     /// second may miscount by one for that second, which is harmless.
-    fn count(&self, counted: &AtomicU64, second: u64) -> u64 {
+    fn count_reader(&self, counted: &AtomicU64, second: u64) -> u64 {
         let last = self.second.load(Ordering::Relaxed);
         if last != second && self.second.compare_exchange(last, second, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let now = self.now.swap(0, Ordering::Relaxed);

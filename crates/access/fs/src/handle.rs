@@ -9,23 +9,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// An open file or directory. It keeps its inode alive until it is closed.
-pub struct Handle {
+pub struct OpenHandle {
     /// The inode.
     pub inode: Arc<Inode>,
     /// State specific to a file or a directory.
-    pub open: Open,
+    pub open: OpenKind,
 }
 
 /// State specific to an open file or an open directory.
-pub enum Open {
+pub enum OpenKind {
     /// A file.
-    File(OpenFile),
+    File(OpenFileState),
     /// A directory.
     Dir(Mutex<DirState>),
 }
 
 /// An open file.
-pub struct OpenFile {
+pub struct OpenFileState {
     /// Read-ahead state; `None` for a file of one block, or with passthrough.
     pub readahead: Option<Mutex<Box<ReadAhead>>>,
     /// The second in which this handle was last counted as an active reader.
@@ -40,42 +40,42 @@ const SHARDS: usize = 1 << SHARD_BITS;
 const SLOT_BITS: u32 = 28;
 
 /// All open handles.
-pub struct Handles {
-    shards: [RwLock<Slots>; SHARDS],
+pub struct HandleTable {
+    shards: [RwLock<HandleShard>; SHARDS],
     turn: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Slots {
-    slots: Vec<Slot>,
+struct HandleShard {
+    slots: Vec<HandleSlot>,
     free: Vec<u32>,
 }
 
 #[derive(Default)]
-struct Slot {
+struct HandleSlot {
     uses: u32,
-    handle: Option<Arc<Handle>>,
+    handle: Option<Arc<OpenHandle>>,
 }
 
-fn split(fh: u64) -> (usize, usize, u32) {
+fn split_handle(fh: u64) -> (usize, usize, u32) {
     let slot = (fh >> SHARD_BITS) & ((1 << SLOT_BITS) - 1);
     (fh as usize & (SHARDS - 1), slot as usize, (fh >> (SHARD_BITS + SLOT_BITS)) as u32)
 }
 
-impl Handles {
+impl HandleTable {
     pub fn new() -> Self {
-        Handles { shards: Default::default(), turn: AtomicUsize::new(0) }
+        HandleTable { shards: Default::default(), turn: AtomicUsize::new(0) }
     }
 
     /// Stores `handle` and returns its number. `None` when 2^32 handles are open.
-    pub fn insert(&self, handle: Arc<Handle>) -> Option<u64> {
+    pub fn insert(&self, handle: Arc<OpenHandle>) -> Option<u64> {
         let shard = self.turn.fetch_add(1, Ordering::Relaxed) & (SHARDS - 1);
         let mut slots = self.shards[shard].write();
         let index = match slots.free.pop() {
             Some(index) => index,
             None => {
                 let index = u32::try_from(slots.slots.len()).ok().filter(|index| *index < 1 << SLOT_BITS)?;
-                slots.slots.push(Slot::default());
+                slots.slots.push(HandleSlot::default());
                 index
             }
         };
@@ -85,15 +85,15 @@ impl Handles {
     }
 
     /// The handle with number `fh`.
-    pub fn get(&self, fh: u64) -> Option<Arc<Handle>> {
-        let (shard, index, uses) = split(fh);
+    pub fn get(&self, fh: u64) -> Option<Arc<OpenHandle>> {
+        let (shard, index, uses) = split_handle(fh);
         let slots = self.shards[shard].read();
         slots.slots.get(index).filter(|slot| slot.uses == uses)?.handle.clone()
     }
 
     /// Removes a handle.
-    pub fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
-        let (shard, index, uses) = split(fh);
+    pub fn remove(&self, fh: u64) -> Option<Arc<OpenHandle>> {
+        let (shard, index, uses) = split_handle(fh);
         let mut slots = self.shards[shard].write();
         let slot = slots.slots.get_mut(index).filter(|slot| slot.uses == uses)?;
         let handle = slot.handle.take()?;

@@ -1,8 +1,8 @@
 //! The inode table: which number belongs to which path at which version, and for how long. It calls no volume and
 //! knows no handles.
 
-use crate::attr::{Config, Entry, FileAttr};
-use crate::passthrough::Opens;
+use crate::attr::{FileAttr, FsConfig, InodeEntry};
+use crate::passthrough::OpenModes;
 use parking_lot::{Mutex, RwLock};
 use spurline_types::{FileKind, ObjectAttr, ObjectId, ObjectRef, Version};
 use std::collections::HashMap;
@@ -20,9 +20,9 @@ const SHARDS: usize = 1 << SHARD_BITS;
 
 /// The lookup key of an inode: the hash of source, path and version, with one bit flipped for a symbolic link so that
 /// it never matches a file. Two halves, because a `u128` would pad every entry of the map.
-type Key = (u64, u64);
+type InodeKey = (u64, u64);
 
-fn key_of(kind: FileKind, id: ObjectId) -> Key {
+fn key_of(kind: FileKind, id: ObjectId) -> InodeKey {
     let (low, high) = (id.0 as u64, (id.0 >> 64) as u64);
     match kind {
         FileKind::Symlink => (low, high ^ 1 << 63),
@@ -39,14 +39,14 @@ pub struct Inode {
     /// The object with its bytes; only the path is meaningful for a directory.
     pub object: ObjectRef,
     /// The etag, if it differs from the version.
-    etag: Etag,
+    etag: EtagForm,
     /// Number of references held by the kernel.
-    lookups: AtomicU64,
-    seen: Mutex<Seen>,
-    pub(crate) opens: Mutex<Opens>,
+    lookup_count: AtomicU64,
+    seen: Mutex<SeenAttr>,
+    pub(crate) opens: Mutex<OpenModes>,
 }
 
-enum Etag {
+enum EtagForm {
     None,
     SameAsVersion,
     Other(Box<str>),
@@ -54,7 +54,7 @@ enum Etag {
 
 /// The attributes that may change while the bytes do not.
 #[derive(Clone, Copy)]
-struct Seen {
+struct SeenAttr {
     mtime: SystemTime,
     mode: u16,
     /// When the volume last reported this inode at its path, by the file system's clock.
@@ -64,25 +64,25 @@ struct Seen {
 impl Inode {
     fn new(ino: u64, object: ObjectRef, attr: &ObjectAttr, at: Duration) -> Self {
         let etag = match attr.etag.as_deref() {
-            None => Etag::None,
-            Some(etag) if etag == attr.version.as_str() => Etag::SameAsVersion,
-            Some(etag) => Etag::Other(etag.into()),
+            None => EtagForm::None,
+            Some(etag) if etag == attr.version.as_str() => EtagForm::SameAsVersion,
+            Some(etag) => EtagForm::Other(etag.into()),
         };
-        let seen = Mutex::new(Seen { mtime: attr.mtime, mode: attr.mode, at });
-        Inode { ino, kind: attr.kind, object, etag, lookups: AtomicU64::new(0), seen, opens: Mutex::default() }
+        let seen = Mutex::new(SeenAttr { mtime: attr.mtime, mode: attr.mode, at });
+        Inode { ino, kind: attr.kind, object, etag, lookup_count: AtomicU64::new(0), seen, opens: Mutex::default() }
     }
 
     /// The etag, if the origin has one.
     pub fn etag(&self) -> Option<&str> {
         match &self.etag {
-            Etag::None => None,
-            Etag::SameAsVersion => Some(self.object.version.as_str()),
-            Etag::Other(etag) => Some(etag),
+            EtagForm::None => None,
+            EtagForm::SameAsVersion => Some(self.object.version.as_str()),
+            EtagForm::Other(etag) => Some(etag),
         }
     }
 
     /// Whether `attr`, seen at this inode's path, is this inode.
-    pub fn is(&self, attr: &ObjectAttr) -> bool {
+    pub fn matches(&self, attr: &ObjectAttr) -> bool {
         self.kind == attr.kind
             && (self.kind == FileKind::Directory
                 || (self.object.size == attr.size && self.object.version == attr.version))
@@ -90,16 +90,16 @@ impl Inode {
 
     /// Whether this inode may be opened when its path shows `attr`. While a file is being written, the origin marks
     /// each observation as a version of its own.
-    pub fn may_be(&self, attr: &ObjectAttr) -> bool {
+    pub fn may_match(&self, attr: &ObjectAttr) -> bool {
         let same = || attr.version.settled_text() == self.object.version.settled_text();
-        self.is(attr) || (self.kind == attr.kind && attr.version.is_unsettled() && same())
+        self.matches(attr) || (self.kind == attr.kind && attr.version.is_unsettled() && same())
     }
 
     /// Stores what the volume reported at `at`; ignores a report older than the last.
-    pub fn refresh(&self, attr: &ObjectAttr, at: Duration) {
+    pub fn refresh_attr(&self, attr: &ObjectAttr, at: Duration) {
         let mut seen = self.seen.lock();
         if at >= seen.at {
-            *seen = Seen { mtime: attr.mtime, mode: attr.mode, at };
+            *seen = SeenAttr { mtime: attr.mtime, mode: attr.mode, at };
         }
     }
 
@@ -110,11 +110,11 @@ impl Inode {
 
     /// Number of references held by the kernel.
     pub fn lookups(&self) -> u64 {
-        self.lookups.load(Ordering::Relaxed)
+        self.lookup_count.load(Ordering::Relaxed)
     }
 
     /// The result of `stat`.
-    pub fn attr(&self, config: &Config) -> FileAttr {
+    pub fn file_attr(&self, config: &FsConfig) -> FileAttr {
         let seen = *self.seen.lock();
         FileAttr {
             ino: self.ino,
@@ -122,7 +122,7 @@ impl Inode {
             size: self.object.size,
             blocks: self.object.size.div_ceil(512),
             mtime: seen.mtime,
-            mode: config.mode(self.kind, seen.mode),
+            mode: config.shown_mode(self.kind, seen.mode),
             // For a directory, 1 means that its subdirectories are not counted; 2 would mean that it has none.
             nlink: 1,
             uid: config.uid,
@@ -132,9 +132,9 @@ impl Inode {
     }
 
     /// The result of a lookup that found this inode `age` ago.
-    pub fn entry(&self, config: &Config, age: Duration) -> Entry {
-        Entry {
-            attr: self.attr(config),
+    pub fn lookup_entry(&self, config: &FsConfig, age: Duration) -> InodeEntry {
+        InodeEntry {
+            attr: self.file_attr(config),
             entry_ttl: config.name_ttl(self.kind).saturating_sub(age),
             attr_ttl: config.attr_ttl.saturating_sub(age),
         }
@@ -142,26 +142,26 @@ impl Inode {
 }
 
 /// All inodes referenced by the kernel.
-pub struct Inodes {
+pub struct InodeTable {
     source: String,
     no_version: Version,
     root: Arc<Inode>,
-    shards: Box<[Shard]>,
+    shards: Box<[InodeShard]>,
 }
 
-struct Shard {
-    tables: RwLock<Tables>,
+struct InodeShard {
+    tables: RwLock<InodeMaps>,
     /// The next number of this shard, without the shard's bits.
     next: AtomicU64,
 }
 
 #[derive(Default)]
-struct Tables {
-    by_ino: HashMap<u64, Arc<Inode>, Mix>,
-    by_key: HashMap<Key, Arc<Inode>, Mix>,
+struct InodeMaps {
+    by_ino: HashMap<u64, Arc<Inode>, MixBuildHasher>,
+    by_key: HashMap<InodeKey, Arc<Inode>, MixBuildHasher>,
 }
 
-impl Inodes {
+impl InodeTable {
     /// A table with the root of `source` only.
     pub fn new(source: &str) -> Self {
         let no_version = Version::new("");
@@ -175,8 +175,8 @@ impl Inodes {
         };
         let object = ObjectRef::new(source, b"", no_version.clone(), 0);
         let root = Arc::new(Inode::new(ROOT, object, &attr, Duration::ZERO));
-        let shard = |_| Shard { tables: RwLock::default(), next: AtomicU64::new(1) };
-        Inodes { source: source.to_owned(), no_version, root, shards: (0..SHARDS).map(shard).collect() }
+        let shard = |_| InodeShard { tables: RwLock::default(), next: AtomicU64::new(1) };
+        InodeTable { source: source.to_owned(), no_version, root, shards: (0..SHARDS).map(shard).collect() }
     }
 
     /// The inode with number `ino`, if the kernel still references it.
@@ -188,12 +188,12 @@ impl Inodes {
     }
 
     /// The number of the inode of `path` with these attributes, if the kernel references one.
-    pub fn number(&self, path: &[u8], attr: &ObjectAttr) -> Option<u64> {
-        self.known(path, attr).map(|inode| inode.ino)
+    pub fn ino_of(&self, path: &[u8], attr: &ObjectAttr) -> Option<u64> {
+        self.find_known(path, attr).map(|inode| inode.ino)
     }
 
     /// The number of the directory at `path`, if the kernel references one.
-    pub fn directory_number(&self, path: &[u8]) -> Option<u64> {
+    pub fn directory_ino(&self, path: &[u8]) -> Option<u64> {
         if path.is_empty() {
             return Some(ROOT);
         }
@@ -202,32 +202,32 @@ impl Inodes {
         tables.by_key.get(&key).filter(|inode| &*inode.object.path == path).map(|inode| inode.ino)
     }
 
-    fn known(&self, path: &[u8], attr: &ObjectAttr) -> Option<Arc<Inode>> {
+    fn find_known(&self, path: &[u8], attr: &ObjectAttr) -> Option<Arc<Inode>> {
         if path.is_empty() && attr.kind == FileKind::Directory {
             return Some(Arc::clone(&self.root));
         }
-        let key = key_of(attr.kind, self.id(path, attr));
-        self.shard_of(key.0).tables.read().find(key, path, attr).cloned()
+        let key = key_of(attr.kind, self.object_id(path, attr));
+        self.shard_of(key.0).tables.read().find_matching(key, path, attr).cloned()
     }
 
     /// The inode of `path` with these attributes, seen at `at`: existing or new. Raises its lookup count by one. The
     /// second value is true for a new inode.
-    pub fn intern(&self, path: &[u8], attr: &ObjectAttr, at: Duration) -> (Arc<Inode>, bool) {
+    pub fn intern_path(&self, path: &[u8], attr: &ObjectAttr, at: Duration) -> (Arc<Inode>, bool) {
         if path.is_empty() && attr.kind == FileKind::Directory {
-            self.root.refresh(attr, at);
+            self.root.refresh_attr(attr, at);
             return (Arc::clone(&self.root), false);
         }
-        let id = self.id(path, attr);
+        let id = self.object_id(path, attr);
         let key = key_of(attr.kind, id);
         let shard = self.shard_of(key.0);
         {
             let tables = shard.tables.read();
-            if let Some(inode) = tables.find(key, path, attr) {
+            if let Some(inode) = tables.find_matching(key, path, attr) {
                 // Counted under the lock: `forget` removes under the write lock and checks the count again.
-                inode.lookups.fetch_add(1, Ordering::Relaxed);
+                inode.lookup_count.fetch_add(1, Ordering::Relaxed);
                 let inode = Arc::clone(inode);
                 drop(tables);
-                inode.refresh(attr, at);
+                inode.refresh_attr(attr, at);
                 return (inode, false);
             }
         }
@@ -238,21 +238,21 @@ impl Inodes {
         let object = ObjectRef { id, path: path.into(), version, size };
         let inode = Arc::new(Inode::new(ino, object, attr, at));
         let mut tables = shard.tables.write();
-        if let Some(faster) = tables.find(key, path, attr) {
-            faster.lookups.fetch_add(1, Ordering::Relaxed);
+        if let Some(faster) = tables.find_matching(key, path, attr) {
+            faster.lookup_count.fetch_add(1, Ordering::Relaxed);
             let faster = Arc::clone(faster);
             drop(tables);
-            faster.refresh(attr, at);
+            faster.refresh_attr(attr, at);
             return (faster, false);
         }
-        inode.lookups.store(1, Ordering::Relaxed);
+        inode.lookup_count.store(1, Ordering::Relaxed);
         tables.by_ino.insert(ino, Arc::clone(&inode));
         tables.by_key.insert(key, Arc::clone(&inode));
         (inode, true)
     }
 
     /// Lowers the lookup count by `n`; true when the inode was removed.
-    pub fn forget(&self, ino: u64, n: u64) -> bool {
+    pub fn forget_lookups(&self, ino: u64, n: u64) -> bool {
         if ino == ROOT {
             return false;
         }
@@ -262,7 +262,7 @@ impl Inodes {
             let Some(inode) = tables.by_ino.get(&ino) else { return false };
             // Saturating: a kernel that forgets more than it looked up must not make the inode immortal.
             let left = |lookups: u64| Some(lookups.saturating_sub(n));
-            let before = inode.lookups.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+            let before = inode.lookup_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
             if before.is_ok_and(|before| before > n) {
                 return false;
             }
@@ -271,7 +271,7 @@ impl Inodes {
         if tables.by_ino.get(&ino).is_none_or(|inode| inode.lookups() > 0) {
             return false;
         }
-        let gone = tables.remove(ino);
+        let gone = tables.remove_ino(ino);
         // Freed after the lock is released: the last reference may close a backing file.
         drop(tables);
         gone.is_some()
@@ -282,24 +282,24 @@ impl Inodes {
         1 + self.shards.iter().map(|shard| shard.tables.read().by_ino.len()).sum::<usize>()
     }
 
-    fn shard_of(&self, bits: u64) -> &Shard {
+    fn shard_of(&self, bits: u64) -> &InodeShard {
         &self.shards[bits as usize & (SHARDS - 1)]
     }
 
     /// The object id of `path` with these attributes.
-    fn id(&self, path: &[u8], attr: &ObjectAttr) -> ObjectId {
+    fn object_id(&self, path: &[u8], attr: &ObjectAttr) -> ObjectId {
         let version = if attr.kind == FileKind::Directory { &self.no_version } else { &attr.version };
         ObjectId::new(&self.source, path, version)
     }
 }
 
-impl Tables {
+impl InodeMaps {
     /// The inode of a key, if path and attributes match too: equal hashes are not proof of equal names.
-    fn find(&self, key: Key, path: &[u8], attr: &ObjectAttr) -> Option<&Arc<Inode>> {
-        self.by_key.get(&key).filter(|inode| &*inode.object.path == path && inode.is(attr))
+    fn find_matching(&self, key: InodeKey, path: &[u8], attr: &ObjectAttr) -> Option<&Arc<Inode>> {
+        self.by_key.get(&key).filter(|inode| &*inode.object.path == path && inode.matches(attr))
     }
 
-    fn remove(&mut self, ino: u64) -> Option<Arc<Inode>> {
+    fn remove_ino(&mut self, ino: u64) -> Option<Arc<Inode>> {
         let inode = self.by_ino.remove(&ino)?;
         let key = key_of(inode.kind, inode.object.id);
         if self.by_key.get(&key).is_some_and(|current| current.ino == ino) {
@@ -316,7 +316,7 @@ impl Tables {
 }
 
 /// Hashes numbers that are already hashes or counters, with one multiplication.
-type Mix = BuildHasherDefault<MixHasher>;
+type MixBuildHasher = BuildHasherDefault<MixHasher>;
 
 #[derive(Default)]
 struct MixHasher(u64);

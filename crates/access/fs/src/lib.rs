@@ -13,17 +13,17 @@ mod fs;
 mod handle;
 mod inode;
 mod list;
+mod page_starts;
 mod passthrough;
 pub mod readahead;
-mod starts;
 mod xattr;
 
-pub use attr::{Config, Entry, FileAttr, Lookup, StatFs};
-pub use errno::{FsError, Result};
-pub use fs::{Clock, Fs, Opened};
+pub use attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};
+pub use errno::{FsError, FsResult};
+pub use fs::{FileSystem, FsClock, OpenedFile};
 pub use inode::ROOT;
 pub use list::DirItem;
-pub use passthrough::{BackingId, LiveBacking, RegisterBacking};
+pub use passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
 
 /// The longest name a file can have, in bytes.
 pub const NAME_MAX: usize = 255;

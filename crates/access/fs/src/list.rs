@@ -1,10 +1,10 @@
 //! Directory reads: the number and attributes of each name, and the position of the next read.
 
-use crate::attr::Entry;
-use crate::dir::{DirState, Lister};
-use crate::errno::{FsError, Result};
-use crate::fs::{Fs, with_child};
-use crate::handle::Open;
+use crate::attr::InodeEntry;
+use crate::dir::{DirState, ListContext};
+use crate::errno::{FsError, FsResult};
+use crate::fs::{FileSystem, with_child};
+use crate::handle::OpenKind;
 use spurline_types::FileKind;
 
 /// The inode number shown for a name that was listed but never looked up; no inode has it.
@@ -24,10 +24,10 @@ pub struct DirItem<'a> {
     pub kind: FileKind,
     /// For [`FileSystem::readdirplus`] and names other than `.` and `..`: the inode, with its lookup count raised by
     /// one.
-    pub entry: Option<Entry>,
+    pub entry: Option<InodeEntry>,
 }
 
-impl Fs {
+impl FileSystem {
     /// Passes the names of an open directory from position `from` to `take`, until `take` returns false or the
     /// current page ends. A name refused by `take` comes first in the next call. The directory ends where a call
     /// passes no name. Position 0 rewinds and lists the directory anew. Any earlier position leads to the same name
@@ -35,21 +35,34 @@ impl Fs {
     ///
     /// # Errors
     /// `BadHandle`, `NotADirectory`, or an error of the volume if no name was passed.
-    pub fn readdir(&self, ino: u64, fh: u64, from: u64, take: &mut dyn FnMut(&DirItem<'_>) -> bool) -> Result<()> {
-        self.list(ino, fh, from, false, take)
+    pub fn readdir(&self, ino: u64, fh: u64, from: u64, take: &mut dyn FnMut(&DirItem<'_>) -> bool) -> FsResult<()> {
+        self.list_from(ino, fh, from, false, take)
     }
 
     /// As [`FileSystem::readdir`], and looks up every accepted name other than `.` and `..`.
     ///
     /// # Errors
     /// As for [`FileSystem::readdir`].
-    pub fn readdirplus(&self, ino: u64, fh: u64, from: u64, take: &mut dyn FnMut(&DirItem<'_>) -> bool) -> Result<()> {
-        self.list(ino, fh, from, true, take)
+    pub fn readdirplus(
+        &self,
+        ino: u64,
+        fh: u64,
+        from: u64,
+        take: &mut dyn FnMut(&DirItem<'_>) -> bool,
+    ) -> FsResult<()> {
+        self.list_from(ino, fh, from, true, take)
     }
 
-    fn list(&self, ino: u64, fh: u64, from: u64, plus: bool, take: &mut dyn FnMut(&DirItem<'_>) -> bool) -> Result<()> {
+    fn list_from(
+        &self,
+        ino: u64,
+        fh: u64,
+        from: u64,
+        plus: bool,
+        take: &mut dyn FnMut(&DirItem<'_>) -> bool,
+    ) -> FsResult<()> {
         let handle = self.handles.get(fh).filter(|handle| handle.inode.ino == ino).ok_or(FsError::BadHandle(fh))?;
-        let Open::Dir(state) = &handle.open else { return Err(FsError::NotADirectory) };
+        let OpenKind::Dir(state) = &handle.open else { return Err(FsError::NotADirectory) };
         let path = &*handle.inode.object.path;
         let mut state = state.lock();
         if from == 0 {
@@ -65,7 +78,7 @@ impl Fs {
         }
         let now = || self.now();
         let (volume, page) = (&*self.volume, self.config.list_page.max(1));
-        let lister = Lister { volume, stats: &self.stats, path, page, now: &now, starts: &self.starts };
+        let lister = ListContext { volume, stats: &self.stats, path, page, now: &now, starts: &self.starts };
         let handed_out = position > from;
         match self.list_names(&mut state, &lister, position, plus, take) {
             // Names already passed stay valid; the next call returns the error.
@@ -78,30 +91,30 @@ impl Fs {
     fn list_names(
         &self,
         state: &mut DirState,
-        lister: &Lister<'_>,
+        lister: &ListContext<'_>,
         mut position: u64,
         plus: bool,
         take: &mut dyn FnMut(&DirItem<'_>) -> bool,
-    ) -> Result<()> {
+    ) -> FsResult<()> {
         let start = position;
         // The current page is returned without waiting for the next, which may take long: only an empty result means
         // the end.
-        while position == start || state.holds(position - DOTS) {
-            let Some((listed, at)) = state.at(position - DOTS, lister)? else { break };
+        while position == start || state.is_loaded(position - DOTS) {
+            let Some((listed, at)) = state.entry_at(position - DOTS, lister)? else { break };
             position += 1;
             let (name, kind) = (&*listed.name, listed.attr.kind);
             let taken = with_child(lister.path, name, |path| {
                 if plus {
-                    let inode = self.intern(path, &listed.attr, at);
+                    let inode = self.intern_inode(path, &listed.attr, at);
                     // The page may have been listed some time ago; the kernel's cache times are shortened by its age.
-                    let entry = Some(self.entry(&inode, self.now().saturating_sub(at)));
+                    let entry = Some(self.inode_entry(&inode, self.now().saturating_sub(at)));
                     let taken = take(&DirItem { next: position, name, ino: inode.ino, kind, entry });
                     if !taken {
                         self.forget(inode.ino, 1);
                     }
                     taken
                 } else {
-                    let ino = self.inodes.number(path, &listed.attr).unwrap_or(UNKNOWN_INO);
+                    let ino = self.inodes.ino_of(path, &listed.attr).unwrap_or(UNKNOWN_INO);
                     take(&DirItem { next: position, name, ino, kind, entry: None })
                 }
             });

@@ -15,18 +15,18 @@ pub trait RegisterBacking {
     ///
     /// # Errors
     /// The kernel's error; the file is then read in cached mode.
-    fn register(&self, file: &File) -> io::Result<Box<dyn BackingId>>;
+    fn register_file(&self, file: &File) -> io::Result<Box<dyn RegisteredBacking>>;
 }
 
 /// A registered backing file; withdrawn when dropped.
-pub trait BackingId: Send + Sync {
+pub trait RegisteredBacking: Send + Sync {
     /// The kernel's number for it.
-    fn id(&self) -> i32;
+    fn backing_id(&self) -> i32;
 }
 
 /// A registered backing file. Its registration is withdrawn before the file may be evicted.
 pub struct LiveBacking {
-    id: Box<dyn BackingId>,
+    backing_id: Box<dyn RegisteredBacking>,
     // Not the file itself: the kernel has it open, and descriptors are scarce when programs hold many files open.
     _kept: Box<dyn Send + Sync>,
 }
@@ -34,23 +34,23 @@ pub struct LiveBacking {
 impl LiveBacking {
     /// The kernel's number for it.
     pub fn id(&self) -> i32 {
-        self.id.id()
+        self.backing_id.backing_id()
     }
 }
 
 /// The opens of one inode, by mode.
 #[derive(Default)]
-pub struct Opens {
+pub struct OpenModes {
     cached: u32,
     passthrough: u32,
     live: Option<Arc<LiveBacking>>,
 }
 
-impl Opens {
+impl OpenModes {
     /// Counts one more open and returns its mode: passthrough with a backing file, or cached. Requests a backing file
     /// from the volume only when no earlier open of the inode decided the mode. `direct`: the program uses O_DIRECT,
     /// which the backing file must support as well.
-    pub fn open(
+    pub fn count_open(
         &mut self,
         volume: &dyn Volume,
         object: &ObjectRef,
@@ -64,7 +64,7 @@ impl Opens {
             return Some(Arc::clone(live));
         }
         let live = match register {
-            Some(register) if self.cached == 0 => back(volume, object, register, direct),
+            Some(register) if self.cached == 0 => register_backing(volume, object, register, direct),
             _ => None,
         };
         match &live {
@@ -78,7 +78,7 @@ impl Opens {
     }
 
     /// Counts one open less. The caller drops the result after it has released the lock.
-    pub fn release(&mut self, passthrough: bool) -> Option<Arc<LiveBacking>> {
+    pub fn count_release(&mut self, passthrough: bool) -> Option<Arc<LiveBacking>> {
         if !passthrough {
             self.cached = self.cached.saturating_sub(1);
             return None;
@@ -94,7 +94,7 @@ fn takes_direct(file: &File) -> bool {
     fcntl_setfl(file, flags | OFlags::DIRECT).and_then(|()| fcntl_setfl(file, flags)).is_ok()
 }
 
-fn back(
+fn register_backing(
     volume: &dyn Volume,
     object: &ObjectRef,
     register: &dyn RegisterBacking,
@@ -110,8 +110,8 @@ fn back(
     if direct && !takes_direct(backing.file()) {
         return None;
     }
-    match register.register(backing.file()) {
-        Ok(id) => Some(Arc::new(LiveBacking { id, _kept: backing.close() })),
+    match register.register_file(backing.file()) {
+        Ok(id) => Some(Arc::new(LiveBacking { backing_id: id, _kept: backing.close() })),
         Err(error) => {
             tracing::debug!(%error, "the kernel refused a backing file; the file is read in cached mode");
             None

@@ -27,7 +27,7 @@ const REORDER: u64 = 16;
 const WHOLE_FILE_READ: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Default)]
-struct Run {
+struct ReadRun {
     start: u64,
     end: u64,
     /// Bytes read in forward direction.
@@ -43,7 +43,7 @@ struct Run {
 }
 
 /// The run that a read belongs to.
-enum Place {
+enum RunMatch {
     /// This run.
     In(usize),
     /// None; `oldest` may be replaced by a new run.
@@ -51,7 +51,7 @@ enum Place {
 }
 
 /// The indices of the set bits.
-fn bits(mut set: u32) -> impl Iterator<Item = usize> {
+fn set_bits(mut set: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = (set != 0).then(|| set.trailing_zeros() as usize);
         set &= set.wrapping_sub(1);
@@ -64,7 +64,7 @@ pub struct ReadAhead {
     size: u64,
     block: u64,
     blocks: u32,
-    runs: [Run; RUNS],
+    runs: [ReadRun; RUNS],
     /// A bit per run in use. Most handles have one run, and unused runs are not searched.
     used: u32,
     /// The run touched last: most reads extend it.
@@ -81,7 +81,7 @@ impl ReadAhead {
             size,
             block: block.max(1),
             blocks,
-            runs: [Run::default(); RUNS],
+            runs: [ReadRun::default(); RUNS],
             used: 0,
             last: 0,
             reads: 0,
@@ -92,16 +92,16 @@ impl ReadAhead {
     /// Records a read of `len` bytes at `offset` and returns the blocks to request now, if any. `limit` returns the
     /// read-ahead limit of this handle in blocks, all its runs together; it is called only when there is something to
     /// request. Costs 5 to 90 ns.
-    pub fn observe(&mut self, offset: u64, len: usize, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
+    pub fn observe_read(&mut self, offset: u64, len: usize, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
         let end = offset.saturating_add(len as u64).min(self.size);
         if end <= offset {
             return None;
         }
         self.reads = self.reads.wrapping_add(1);
         let slack = end - offset;
-        let at = match self.place(offset, end, slack) {
-            Place::In(at) => at,
-            Place::Nowhere { oldest } => return self.start_run(oldest, offset, end, limit),
+        let at = match self.find_run(offset, end, slack) {
+            RunMatch::In(at) => at,
+            RunMatch::Nowhere { oldest } => return self.start_run(oldest, offset, end, limit),
         };
         let late = slack.saturating_mul(REORDER);
         let run = &mut self.runs[at];
@@ -109,7 +109,7 @@ impl ReadAhead {
             // A reader starts over while the run may continue: the old run keeps its end, the new run gets the rest.
             run.start = run.end - slack;
             run.touched = self.reads;
-            let oldest = self.oldest();
+            let oldest = self.oldest_run();
             return self.start_run(oldest, offset, end, limit);
         }
         self.last = at;
@@ -123,24 +123,24 @@ impl ReadAhead {
         run.end = end;
         run.continued = run.continued.saturating_add(1);
         self.doubt = self.doubt.saturating_sub(1);
-        self.join(at);
-        self.lead(at);
-        self.ahead(at, limit)
+        self.join_runs(at);
+        self.take_lead(at);
+        self.blocks_ahead(at, limit)
     }
 
     /// A run that grows within the read-ahead of another run is the same reader with one late request. It takes the
     /// other's window over, so that the two do not share the limit as if they were two readers.
-    fn lead(&mut self, at: usize) {
+    fn take_lead(&mut self, at: usize) {
         let others = self.used & !(1 << at);
         if others == 0 {
             return;
         }
         let start = self.runs[at].start;
         let first = self.block_of(start);
-        let behind = |other: &Run| other.window > 0 && other.end <= start && first <= other.frontier;
-        let Some(other) = bits(others).find(|other| behind(&self.runs[*other])) else { return };
+        let behind = |other: &ReadRun| other.window > 0 && other.end <= start && first <= other.frontier;
+        let Some(other) = set_bits(others).find(|other| behind(&self.runs[*other])) else { return };
         let led = self.runs[other];
-        self.runs[other] = Run { window: 0, read: 0, ..led };
+        self.runs[other] = ReadRun { window: 0, read: 0, ..led };
         let run = &mut self.runs[at];
         run.frontier = run.frontier.max(led.frontier);
         run.window = run.window.max(led.window);
@@ -149,28 +149,28 @@ impl ReadAhead {
     }
 
     /// The run that a read belongs to: it lies in the run, touches it, or starts at most `slack` after its end.
-    fn place(&self, offset: u64, end: u64, slack: u64) -> Place {
+    fn find_run(&self, offset: u64, end: u64, slack: u64) -> RunMatch {
         // One wrapping difference instead of two comparisons. With a random reader half of the runs start before the
         // read, which no branch predictor predicts: the search over all runs took 155 ns instead of 85.
-        let continues = |run: &Run| offset.wrapping_sub(run.start) <= run.end.saturating_add(slack) - run.start;
+        let continues = |run: &ReadRun| offset.wrapping_sub(run.start) <= run.end.saturating_add(slack) - run.start;
         if self.used != 0 && continues(&self.runs[self.last]) {
-            return Place::In(self.last);
+            return RunMatch::In(self.last);
         }
         let mut before = None;
-        for at in bits(self.used) {
+        for at in set_bits(self.used) {
             let run = &self.runs[at];
             if continues(run) {
-                return Place::In(at);
+                return RunMatch::In(at);
             }
             if run.start.wrapping_sub(offset) <= end - offset {
                 before = Some(at);
             }
         }
-        before.map_or_else(|| Place::Nowhere { oldest: self.oldest() }, Place::In)
+        before.map_or_else(|| RunMatch::Nowhere { oldest: self.oldest_run() }, RunMatch::In)
     }
 
     /// An unused run, or the least recently touched.
-    fn oldest(&self) -> usize {
+    fn oldest_run(&self) -> usize {
         match (!self.used).trailing_zeros() as usize {
             RUNS => (0..RUNS).max_by_key(|at| self.reads.wrapping_sub(self.runs[*at].touched)).unwrap_or(0),
             free => free,
@@ -178,13 +178,13 @@ impl ReadAhead {
     }
 
     /// Joins `at` with the runs that its end has reached.
-    fn join(&mut self, at: usize) {
-        for other in bits(self.used & !(1 << at)) {
+    fn join_runs(&mut self, at: usize) {
+        for other in set_bits(self.used & !(1 << at)) {
             let (run, next) = (&self.runs[at], &self.runs[other]);
             if next.start < run.start || next.start > run.end {
                 continue;
             }
-            self.runs[at] = Run {
+            self.runs[at] = ReadRun {
                 start: run.start,
                 end: run.end.max(next.end),
                 read: run.read.saturating_add(next.read),
@@ -202,7 +202,7 @@ impl ReadAhead {
     fn start_run(&mut self, at: usize, offset: u64, end: u64, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
         let frontier = self.block_of(end - 1) + 1;
         self.runs[at] =
-            Run { start: offset, end, read: end - offset, frontier, window: 0, continued: 0, touched: self.reads };
+            ReadRun { start: offset, end, read: end - offset, frontier, window: 0, continued: 0, touched: self.reads };
         self.used |= 1 << at;
         self.last = at;
         let first = self.reads == 1;
@@ -218,7 +218,7 @@ impl ReadAhead {
     }
 
     /// The blocks after the end of run `at` to request now.
-    fn ahead(&mut self, at: usize, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
+    fn blocks_ahead(&mut self, at: usize, limit: impl FnOnce() -> u32) -> Option<Range<u32>> {
         let run = self.runs[at];
         if run.continued <= self.doubt / DOUBT_PER_READ {
             return None;
@@ -230,8 +230,8 @@ impl ReadAhead {
         if from >= self.blocks || near > run.window / 2 {
             return None;
         }
-        let is_live = |run: &Run| run.window > 0 && self.reads.wrapping_sub(run.touched) < LIVE;
-        let live = bits(self.used).filter(|at| is_live(&self.runs[*at])).count();
+        let is_live = |run: &ReadRun| run.window > 0 && self.reads.wrapping_sub(run.touched) < LIVE;
+        let live = set_bits(self.used).filter(|at| is_live(&self.runs[*at])).count();
         let live = live as u32 + u32::from(run.window == 0);
         let limit = limit();
         // Every live run gets at least one block: it needs the block after its own soon in any case.

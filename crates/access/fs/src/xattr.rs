@@ -1,7 +1,7 @@
 //! Extended attributes with an object's etag, version and URL. They are read-only.
 
-use crate::errno::{FsError, Result};
-use crate::fs::Fs;
+use crate::errno::{FsError, FsResult};
+use crate::fs::FileSystem;
 use crate::inode::Inode;
 use spurline_types::{FileKind, url};
 
@@ -9,22 +9,22 @@ const ETAG: &[u8] = b"user.spurline.etag";
 const VERSION: &[u8] = b"user.spurline.version";
 const SOURCE: &[u8] = b"user.spurline.source";
 
-impl Fs {
+impl FileSystem {
     /// The attribute `name`: `user.spurline.etag` and `user.spurline.version` of files, `user.spurline.source` (the
     /// URL) of files and directories.
     ///
     /// # Errors
     /// `NoData` for any other name; `NoNamespace` for `system.*` and `security.*`, after which programs stop
     /// querying; `Stale`.
-    pub fn getxattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>> {
-        let inode = self.inode(ino)?;
+    pub fn getxattr(&self, ino: u64, name: &[u8]) -> FsResult<Vec<u8>> {
+        let inode = self.live_inode(ino)?;
         if name.starts_with(b"system.") || name.starts_with(b"security.") {
             return Err(FsError::NoNamespace);
         }
         let value = match name {
             ETAG => inode.etag().map(|etag| etag.as_bytes().to_vec()),
             VERSION if inode.kind == FileKind::File => Some(inode.object.version.as_str().as_bytes().to_vec()),
-            SOURCE if inode.kind != FileKind::Symlink => Some(self.url(&inode)),
+            SOURCE if inode.kind != FileKind::Symlink => Some(self.inode_url(&inode)),
             _ => None,
         };
         value.ok_or(FsError::NoData)
@@ -34,8 +34,8 @@ impl Fs {
     ///
     /// # Errors
     /// `Stale`.
-    pub fn listxattr(&self, ino: u64) -> Result<Vec<u8>> {
-        let inode = self.inode(ino)?;
+    pub fn listxattr(&self, ino: u64) -> FsResult<Vec<u8>> {
+        let inode = self.live_inode(ino)?;
         let mut names = Vec::new();
         let file = inode.kind == FileKind::File;
         for (name, has) in
@@ -49,7 +49,7 @@ impl Fs {
         Ok(names)
     }
 
-    fn url(&self, inode: &Inode) -> Vec<u8> {
+    fn inode_url(&self, inode: &Inode) -> Vec<u8> {
         url::join_url(self.volume.source(), &inode.object.path)
     }
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use spurline_fs::{Config, Fs, Lookup, ROOT};
+use spurline_fs::{FileSystem, FsConfig, LookupOutcome, ROOT};
 use spurline_types::{ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ fn all(rig: &Rig, ino: u64, fh: u64, max: usize, plus: bool) -> Vec<(Vec<u8>, u6
 }
 
 fn rig(page: usize, files: usize) -> (Rig, u64) {
-    let rig = Rig::new(Config { list_page: page, ..Config::default() });
+    let rig = Rig::new(FsConfig { list_page: page, ..FsConfig::default() });
     rig.tree.dir(b"d");
     for i in 0..files {
         rig.tree.put(format!("d/{i:06}").as_bytes(), 1, i as u64);
@@ -93,7 +93,7 @@ fn each_name_taken_is_looked_up_once_and_no_other() {
     assert_eq!(names.len(), 22);
     assert_eq!(rig.stats.fuse.inodes.get(), 22, "the root, the directory and its files");
     for (name, _, ino) in &names[2..] {
-        let Lookup::Found(entry) = rig.fs.lookup(d, name).unwrap() else { panic!("it is there") };
+        let LookupOutcome::Found(entry) = rig.fs.lookup(d, name).unwrap() else { panic!("it is there") };
         assert_eq!(entry.attr.ino, *ino);
         rig.fs.forget(*ino, 1);
     }
@@ -237,7 +237,7 @@ fn attr(kind: FileKind) -> ObjectAttr {
 fn a_hundred_thousand_names_are_listed_a_page_at_a_time() {
     let many = Arc::new(Many { files: 100_000, requests: AtomicU64::new(0) });
     let stats = Arc::new(Stats::default());
-    let fs = Fs::new(Arc::clone(&many) as Arc<dyn Volume>, Config::default(), Arc::clone(&stats));
+    let fs = FileSystem::new(Arc::clone(&many) as Arc<dyn Volume>, FsConfig::default(), Arc::clone(&stats));
     let fh = fs.opendir(ROOT).unwrap();
     let (mut at, mut seen, mut known) = (0, 0u64, Vec::new());
     loop {
@@ -279,7 +279,7 @@ fn a_hundred_thousand_names_are_listed_a_page_at_a_time() {
 #[test]
 fn who_opens_the_directory_for_every_part_of_a_listing_walks_no_page_again() {
     let many = Arc::new(Many { files: 100_000, requests: AtomicU64::new(0) });
-    let fs = Fs::new(Arc::clone(&many) as Arc<dyn Volume>, Config::default(), Arc::new(Stats::default()));
+    let fs = FileSystem::new(Arc::clone(&many) as Arc<dyn Volume>, FsConfig::default(), Arc::new(Stats::default()));
     let (mut at, mut seen, mut opened) = (0, 0u64, 0);
     loop {
         let before = seen;
@@ -331,7 +331,7 @@ fn a_handle_that_began_at_the_start_goes_back_in_its_own_listing() {
 #[test]
 fn a_listing_that_never_ends_is_an_error() {
     struct Endless(Arc<Tree>);
-    let rig = Rig::new(Config::default());
+    let rig = Rig::new(FsConfig::default());
     let endless = Endless(Arc::clone(&rig.tree));
     impl Volume for Endless {
         fn source(&self) -> &str {
@@ -360,7 +360,7 @@ fn a_listing_that_never_ends_is_an_error() {
             self.0.info(path)
         }
     }
-    let fs = Fs::new(Arc::new(endless), Config::default(), Arc::new(Stats::default()));
+    let fs = FileSystem::new(Arc::new(endless), FsConfig::default(), Arc::new(Stats::default()));
     let fh = fs.opendir(ROOT).unwrap();
     assert_eq!(Rig::errno(fs.readdir(ROOT, fh, 2, &mut |_| true)), libc::EPROTO);
 }

@@ -4,7 +4,7 @@
 mod support;
 
 use proptest::prelude::*;
-use spurline_fs::{Config, Lookup, ROOT};
+use spurline_fs::{FsConfig, LookupOutcome, ROOT};
 use spurline_types::FileKind;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -80,7 +80,7 @@ impl Model {
 }
 
 fn run(ops: Vec<Op>) {
-    let rig = Rig::new(Config { list_page: 2, ..Config::default() });
+    let rig = Rig::new(FsConfig { list_page: 2, ..FsConfig::default() });
     let mut model = Model::default();
     for (i, path) in PATHS.iter().enumerate() {
         if i == 2 || i == 5 { rig.tree.dir(path) } else { rig.tree.put(path, 1, SIZE) }
@@ -98,12 +98,12 @@ fn run(ops: Vec<Op>) {
                 };
                 let Some(parent) = parent else { continue };
                 match (rig.fs.lookup(parent, name).unwrap(), node_at(path)) {
-                    (Lookup::Found(entry), Some(node)) => {
+                    (LookupOutcome::Found(entry), Some(node)) => {
                         let kind = if node == Node::Dir { FileKind::Directory } else { FileKind::File };
                         assert_eq!(entry.attr.kind, kind);
                         model.record(entry.attr.ino, path, &node);
                     }
-                    (Lookup::Absent { .. }, None) => {}
+                    (LookupOutcome::Absent { .. }, None) => {}
                     (answer, node) => panic!("{answer:?} for {node:?}"),
                 }
             }
@@ -232,7 +232,7 @@ proptest! {
 
 #[test]
 fn many_threads_at_once() {
-    let rig = Rig::new(Config { list_page: 5, ..Config::default() });
+    let rig = Rig::new(FsConfig { list_page: 5, ..FsConfig::default() });
     rig.tree.dir(b"d");
     let names: Vec<Vec<u8>> = (0..16).map(|i| format!("d/{i:02}").into_bytes()).collect();
     for name in &names {
@@ -260,7 +260,9 @@ fn many_threads_at_once() {
                     let mut seen = HashSet::new();
                     for round in 0..3000usize {
                         let name = &names[(round * 7 + worker) % names.len()][2..];
-                        let Lookup::Found(entry) = rig.fs.lookup(dir, name).unwrap() else { panic!("it is there") };
+                        let LookupOutcome::Found(entry) = rig.fs.lookup(dir, name).unwrap() else {
+                            panic!("it is there")
+                        };
                         let ino = entry.attr.ino;
                         seen.insert(ino);
                         if let Ok(opened) = rig.fs.open(ino, 0, None) {

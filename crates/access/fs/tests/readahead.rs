@@ -33,7 +33,7 @@ impl Sim {
     fn read(&mut self, offset: u64, len: u64) {
         let len = len.min(self.size.saturating_sub(offset));
         let limit = self.limit;
-        if let Some(blocks) = self.ahead.observe(offset, len as usize, || limit) {
+        if let Some(blocks) = self.ahead.observe_read(offset, len as usize, || limit) {
             assert!(!blocks.is_empty() && u64::from(blocks.end) <= self.size.div_ceil(BLOCK), "{blocks:?}");
             assert!(blocks.len() <= limit.max(1) as usize, "{blocks:?} is more than the limit");
             self.calls += 1;
@@ -275,7 +275,7 @@ fn a_limit_of_nothing_asks_for_nothing() {
     let mut sim = Sim::new(64 * MIB);
     let mut ahead = ReadAhead::new(sim.size, BLOCK);
     for i in 0..64 {
-        assert_eq!(ahead.observe(i * MIB, MIB as usize, || 0), None);
+        assert_eq!(ahead.observe_read(i * MIB, MIB as usize, || 0), None);
     }
     sim.read(u64::MAX, 5);
     sim.read(0, 0);
@@ -292,7 +292,7 @@ fn the_end_of_the_largest_file() {
     // One of more blocks than have numbers is read, if not read ahead to its end.
     let mut ahead = ReadAhead::new(u64::MAX, BLOCK);
     for i in (1..64).rev() {
-        ahead.observe(u64::MAX - i * MIB, MIB as usize, || LIMIT);
+        ahead.observe_read(u64::MAX - i * MIB, MIB as usize, || LIMIT);
     }
 }
 

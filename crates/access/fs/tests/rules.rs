@@ -3,7 +3,7 @@
 mod support;
 
 use parking_lot::Mutex;
-use spurline_fs::{BackingId, Config, FileAttr, Lookup, ROOT, RegisterBacking};
+use spurline_fs::{FileAttr, FsConfig, LookupOutcome, ROOT, RegisterBacking, RegisteredBacking};
 use spurline_types::{ErrorKind, FileKind};
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,21 +12,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use support::{BLOCK, Rig, byte};
 
-fn found(rig: &Rig, parent: u64, name: &[u8]) -> spurline_fs::Entry {
+fn found(rig: &Rig, parent: u64, name: &[u8]) -> spurline_fs::InodeEntry {
     match rig.fs.lookup(parent, name).unwrap() {
-        Lookup::Found(entry) => entry,
-        Lookup::Absent { .. } => panic!("{} is there", name.escape_ascii()),
+        LookupOutcome::Found(entry) => entry,
+        LookupOutcome::Absent { .. } => panic!("{} is there", name.escape_ascii()),
     }
 }
 
 fn rig() -> Rig {
-    let config = Config {
+    let config = FsConfig {
         uid: 7,
         gid: 8,
         attr_ttl: Duration::from_secs(2),
         entry_ttl: Duration::from_secs(9),
         dir_entry_ttl: Duration::from_secs(5),
-        ..Config::default()
+        ..FsConfig::default()
     };
     let rig = Rig::new(config);
     rig.tree.dir(b"d");
@@ -47,13 +47,13 @@ fn attributes_and_times_of_names() {
     assert_eq!((f.entry_ttl.as_secs(), f.attr_ttl.as_secs()), (2, 2));
     let d = found(&rig, ROOT, b"d");
     assert_eq!((d.entry_ttl.as_secs(), d.attr.nlink, d.attr.mode), (5, 1, 0o755));
-    assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), Lookup::Absent { ttl: Duration::from_secs(1) });
+    assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), LookupOutcome::Absent { ttl: Duration::from_secs(1) });
     assert_eq!(found(&rig, ROOT, b"l").attr.mode, 0o777);
 }
 
 #[test]
 fn bits_that_lend_rights_are_not_shown() {
-    let rig = Rig::new(Config { file_mode: Some(0o6755), dir_mode: Some(0o3777), ..Config::default() });
+    let rig = Rig::new(FsConfig { file_mode: Some(0o6755), dir_mode: Some(0o3777), ..FsConfig::default() });
     rig.tree.dir(b"d");
     rig.tree.put(b"a", 1, 1);
     assert_eq!(found(&rig, ROOT, b"a").attr.mode, 0o755);
@@ -62,7 +62,7 @@ fn bits_that_lend_rights_are_not_shown() {
 
 #[test]
 fn options_decide_modes() {
-    let rig = Rig::new(Config { file_mode: Some(0o666), dir_mode: Some(0o777), umask: 0o022, ..Config::default() });
+    let rig = Rig::new(FsConfig { file_mode: Some(0o666), dir_mode: Some(0o777), umask: 0o022, ..FsConfig::default() });
     rig.tree.put(b"a", 1, 1);
     assert_eq!(found(&rig, ROOT, b"a").attr.mode, 0o644);
     assert_eq!(rig.fs.getattr(ROOT, None).unwrap().0.mode, 0o755);
@@ -73,7 +73,7 @@ fn bad_names_and_wrong_kinds() {
     let rig = rig();
     let (a, d, l) = (rig.walk(b"a").unwrap(), rig.walk(b"d").unwrap(), rig.walk(b"l").unwrap());
     assert_eq!(Rig::errno(rig.fs.lookup(ROOT, &[b'x'; 256])), libc::ENAMETOOLONG);
-    assert_eq!(rig.fs.lookup(ROOT, &[b'x'; 255]).unwrap(), Lookup::Absent { ttl: Duration::from_secs(1) });
+    assert_eq!(rig.fs.lookup(ROOT, &[b'x'; 255]).unwrap(), LookupOutcome::Absent { ttl: Duration::from_secs(1) });
     assert_eq!(Rig::errno(rig.fs.lookup(ROOT, b"a/b")), libc::EINVAL);
     assert_eq!(Rig::errno(rig.fs.lookup(ROOT, b"")), libc::EINVAL);
     assert_eq!(Rig::errno(rig.fs.lookup(a, b"x")), libc::ENOTDIR);
@@ -116,10 +116,10 @@ fn what_took_long_to_look_up_holds_that_much_shorter() {
     rig.tree.slow_ms.store(600, Ordering::SeqCst);
     let f = found(&rig, ROOT, b"a");
     assert_eq!((f.entry_ttl.as_millis(), f.attr_ttl.as_millis()), (1400, 1400));
-    assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), Lookup::Absent { ttl: Duration::from_millis(400) });
+    assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), LookupOutcome::Absent { ttl: Duration::from_millis(400) });
     rig.tree.slow_ms.store(60_000, Ordering::SeqCst);
     assert_eq!(found(&rig, ROOT, b"a").attr_ttl, Duration::ZERO);
-    assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), Lookup::Absent { ttl: Duration::ZERO });
+    assert_eq!(rig.fs.lookup(ROOT, b"none").unwrap(), LookupOutcome::Absent { ttl: Duration::ZERO });
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn statfs_is_held_and_survives_an_outage() {
     rig.pass(1001);
     rig.tree.fail_next("capacity", ErrorKind::Unavailable);
     assert_eq!(rig.fs.statfs().unwrap(), first);
-    let rig = Rig::new(Config::default());
+    let rig = Rig::new(FsConfig::default());
     rig.tree.fail_next("capacity", ErrorKind::Unavailable);
     assert_eq!(Rig::errno(rig.fs.statfs()), libc::EHOSTDOWN);
 }
@@ -315,8 +315,8 @@ struct Kernel {
 
 struct KernelId(i32, Arc<Mutex<Vec<i32>>>);
 
-impl BackingId for KernelId {
-    fn id(&self) -> i32 {
+impl RegisteredBacking for KernelId {
+    fn backing_id(&self) -> i32 {
         self.0
     }
 }
@@ -328,7 +328,7 @@ impl Drop for KernelId {
 }
 
 impl RegisterBacking for Kernel {
-    fn register(&self, _file: &File) -> io::Result<Box<dyn BackingId>> {
+    fn register_file(&self, _file: &File) -> io::Result<Box<dyn RegisteredBacking>> {
         if *self.refuse.lock() {
             return Err(io::Error::from_raw_os_error(libc::EPERM));
         }
@@ -340,7 +340,7 @@ impl RegisterBacking for Kernel {
 
 #[test]
 fn passthrough_and_cached_opens_never_mix() {
-    let rig = Rig::new(Config { passthrough_min: 1000, ..Config::default() });
+    let rig = Rig::new(FsConfig { passthrough_min: 1000, ..FsConfig::default() });
     rig.tree.put(b"big", 1, 2000);
     rig.tree.put(b"small", 1, 999);
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -369,7 +369,7 @@ fn passthrough_and_cached_opens_never_mix() {
     assert_eq!(*kernel.live.lock(), [0]);
     assert_eq!(open(small).1, None);
 
-    let other = Rig::new(Config { passthrough_min: 1000, ..Config::default() });
+    let other = Rig::new(FsConfig { passthrough_min: 1000, ..FsConfig::default() });
     other.tree.put(b"big", 1, 2000);
     other.tree.put(b"long", 1, 2001);
     *other.tree.backing.lock() = rig.tree.backing.lock().clone();
@@ -394,7 +394,7 @@ fn passthrough_and_cached_opens_never_mix() {
 
 #[test]
 fn a_sequential_reader_is_read_ahead() {
-    let rig = Rig::new(Config::default());
+    let rig = Rig::new(FsConfig::default());
     rig.tree.put(b"f", 1, 64 * BLOCK);
     let ino = rig.walk(b"f").unwrap();
     let fh = rig.fs.open(ino, 0, None).unwrap().fh;
@@ -443,7 +443,7 @@ fn no_lock_is_held_while_a_read_waits() {
 
 #[test]
 fn a_directorys_attributes_hold_from_when_the_volume_said_them() {
-    let rig = Rig::new(Config { attr_ttl: Duration::from_millis(1000), ..Config::default() });
+    let rig = Rig::new(FsConfig { attr_ttl: Duration::from_millis(1000), ..FsConfig::default() });
     rig.tree.dir(b"d");
     let d = rig.walk(b"d").unwrap();
     rig.pass(700);
@@ -455,7 +455,7 @@ fn a_directorys_attributes_hold_from_when_the_volume_said_them() {
 /// Each lookup of a file that is being written finds another version of it, also the lookup of an open.
 #[test]
 fn a_file_that_is_being_written_can_be_opened_and_is_another_one_each_time() {
-    let rig = Rig::new(Config { attr_ttl: Duration::ZERO, ..Config::default() });
+    let rig = Rig::new(FsConfig { attr_ttl: Duration::ZERO, ..FsConfig::default() });
     rig.tree.put(b"a", 1, 10);
     rig.tree.written.store(true, Ordering::Relaxed);
     let [one, other] = [(); 2].map(|()| found(&rig, ROOT, b"a").attr.ino);

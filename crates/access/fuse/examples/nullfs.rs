@@ -1,7 +1,7 @@
 //! Mounts the empty in-memory file system, the ceiling of the benchmarks, until SIGINT, SIGTERM or `umount`.
 //! `nullfs MOUNTPOINT [--size 4G] [--io auto|dev|uring] [--threads N] [--depth N] [--slot-buffers] [-o LIST]`
 
-use spurline_fuse::{FuseIo, MountError, NullFs, Session, SessionConfig};
+use spurline_fuse::{FuseIo, FuseSession, MountError, NullFs, SessionConfig};
 use spurline_types::Size;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn run() -> Result<(), (u8, String)> {
             "--threads" => config.max_threads = Some(number(value()?)?),
             "--depth" => config.depth = Some(number(value()?)?),
             "--slot-buffers" => slot_buffers = true,
-            "-o" => config.options.apply(&value()?).map_err(|e| usage(e.to_string()))?,
+            "-o" => config.options.apply_list(&value()?).map_err(|e| usage(e.to_string()))?,
             flag if flag.starts_with('-') => return Err(usage(format!("unknown flag {flag}"))),
             path => mountpoint = Some(std::path::PathBuf::from(path)),
         }
@@ -49,9 +49,9 @@ fn run() -> Result<(), (u8, String)> {
     let fs = if slot_buffers { NullFs::from_slot_buffers(size.0) } else { NullFs::new(size.0) };
     // Blocked before the session's threads start, so that only the waiting thread below takes them.
     let signals = block_signals();
-    let session = Session::mount(Arc::new(fs), &mountpoint, config).map_err(fail)?;
+    let session = FuseSession::mount(Arc::new(fs), &mountpoint, config).map_err(fail)?;
     session.wait_ready(Duration::from_secs(10)).map_err(fail)?;
-    if let Some(chosen) = session.describe() {
+    if let Some(chosen) = session.transport() {
         println!("{} serves {size} by {chosen}", session.mountpoint().display());
     }
     let unmounter = session.unmounter();

@@ -100,10 +100,10 @@ pub const URING_CMD_COMMIT_AND_FETCH: u32 = 2;
 ///
 /// # Safety
 /// `repr(C)`, no padding, every bit pattern valid.
-pub unsafe trait Plain: Copy + 'static {}
+pub unsafe trait PlainBytes: Copy + 'static {}
 
 /// Reads a `T` from the start of `bytes`; `None` when they are too few.
-pub fn take<T: Plain>(bytes: &[u8]) -> Option<T> {
+pub fn read_plain<T: PlainBytes>(bytes: &[u8]) -> Option<T> {
     if bytes.len() < size_of::<T>() {
         return None;
     }
@@ -112,7 +112,7 @@ pub fn take<T: Plain>(bytes: &[u8]) -> Option<T> {
 }
 
 /// The bytes of `value`.
-pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+pub fn bytes_of<T: PlainBytes>(value: &T) -> &[u8] {
     // SAFETY: T is plain, so all of its bytes are initialised; the lifetime is the reference's.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }
 }
@@ -123,7 +123,7 @@ macro_rules! plain {
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         pub struct $Name { $( pub $field: $ty ),+ }
         // SAFETY: repr(C), integers only, and the assertion below leaves no room for padding.
-        unsafe impl Plain for $Name {}
+        unsafe impl PlainBytes for $Name {}
         const _: () = assert!(size_of::<$Name>() == $size && $size == 0 $( + size_of::<$ty>() )+);
     )+ };
 }

@@ -2,11 +2,11 @@
 //! included, are in `spurline-fs`, where they are tested without a mount.
 
 use crate::ROOT_INO;
-use crate::backing::{Backing, BackingId, Backings};
+use crate::backing::{BackingId, BackingRegistrar, RegisteredFile};
 use crate::errno::Errno;
-use crate::handler::{Attr, Caller, Entry, Handler, InitInfo, Opened, Statfs};
-use crate::reply::{DirPlusSink, DirSink, ReadReply, Replied, XattrReply};
-use spurline_fs::{DirItem, FileAttr, Fs, FsError, Lookup, RegisterBacking};
+use crate::handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
+use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
+use spurline_fs::{DirItem, FileAttr, FileSystem, FsError, LookupOutcome, RegisterBacking};
 use spurline_types::FileKind;
 use spurline_volume::ReadData;
 use std::fs::File;
@@ -23,42 +23,42 @@ const REFUSALS: u32 = 8;
 
 /// A file system as a session's handler.
 pub struct FsHandler {
-    fs: Arc<Fs>,
+    file_system: Arc<FileSystem>,
     generation: u64,
-    passthrough: OnceLock<Passthrough>,
+    passthrough: OnceLock<PassthroughState>,
 }
 
-struct Passthrough {
-    backings: Backings,
+struct PassthroughState {
+    backings: BackingRegistrar,
     refused: AtomicU32,
 }
 
 impl FsHandler {
     /// A handler over `fs`.
-    pub fn new(fs: Arc<Fs>) -> Self {
+    pub fn new(fs: Arc<FileSystem>) -> Self {
         // Inode numbers restart at every mount. A file handle kept over a remount (by an NFS server that exports the
         // mount) would otherwise reach another file with the same number. The generation, random per mount and as
         // wide as the kernel stores, tells them apart: ESTALE.
         let drawn = RandomState::new().build_hasher().finish() as u32;
-        FsHandler { fs, generation: u64::from(drawn.max(1)), passthrough: OnceLock::new() }
+        FsHandler { file_system: fs, generation: u64::from(drawn.max(1)), passthrough: OnceLock::new() }
     }
 
     /// The file system.
-    pub fn fs(&self) -> &Arc<Fs> {
-        &self.fs
+    pub fn fs(&self) -> &Arc<FileSystem> {
+        &self.file_system
     }
 
-    fn entry(&self, found: &spurline_fs::Entry) -> Entry {
-        let attr = attr(&found.attr);
+    fn lookup_reply(&self, found: &spurline_fs::InodeEntry) -> LookupReply {
+        let attr = stat_attr(&found.attr);
         // The kernel uses generation 0 for the root, whose number is the same in every mount.
         let generation = if attr.ino == ROOT_INO { 0 } else { self.generation };
-        Entry { ino: attr.ino, generation, attr, entry_ttl: found.entry_ttl, attr_ttl: found.attr_ttl }
+        LookupReply { ino: attr.ino, generation, attr, entry_ttl: found.entry_ttl, attr_ttl: found.attr_ttl }
     }
 }
 
-impl RegisterBacking for Passthrough {
-    fn register(&self, file: &File) -> io::Result<Box<dyn spurline_fs::BackingId>> {
-        match self.backings.register(file.as_fd()) {
+impl RegisterBacking for PassthroughState {
+    fn register_file(&self, file: &File) -> io::Result<Box<dyn spurline_fs::RegisteredBacking>> {
+        match self.backings.register_file(file.as_fd()) {
             Ok(backing) => {
                 self.refused.store(0, Ordering::Relaxed);
                 Ok(Box::new(backing))
@@ -77,14 +77,14 @@ impl RegisterBacking for Passthrough {
     }
 }
 
-impl spurline_fs::BackingId for Backing {
-    fn id(&self) -> i32 {
-        Backing::id(self).0
+impl spurline_fs::RegisteredBacking for RegisteredFile {
+    fn backing_id(&self) -> i32 {
+        RegisteredFile::id(self).0
     }
 }
 
 /// The errno of a failure. Failures of the volume are logged.
-fn refuse(op: &'static str, ino: u64, error: &FsError) -> Errno {
+fn log_errno(op: &'static str, ino: u64, error: &FsError) -> Errno {
     if let FsError::Volume(cause) = error
         && cause.kind() != spurline_types::ErrorKind::NotFound
     {
@@ -101,9 +101,9 @@ fn file_type(kind: FileKind) -> u32 {
     }
 }
 
-fn attr(attr: &FileAttr) -> Attr {
+fn stat_attr(attr: &FileAttr) -> StatAttr {
     let mtime = attr.mtime;
-    Attr {
+    StatAttr {
         ino: attr.ino,
         size: attr.size,
         blocks: attr.blocks,
@@ -118,86 +118,87 @@ fn attr(attr: &FileAttr) -> Attr {
     }
 }
 
-impl Handler for FsHandler {
+impl FuseHandler for FsHandler {
     fn init(&self, info: &InitInfo) {
         if let Some(backings) = &info.backings {
-            let passthrough = Passthrough { backings: backings.clone(), refused: AtomicU32::new(0) };
+            let passthrough = PassthroughState { backings: backings.clone(), refused: AtomicU32::new(0) };
             let _ = self.passthrough.set(passthrough);
         }
     }
 
-    fn lookup(&self, parent: u64, name: &[u8]) -> Result<Entry, Errno> {
-        match self.fs.lookup(parent, name) {
-            Ok(Lookup::Found(found)) => Ok(self.entry(&found)),
-            Ok(Lookup::Absent { ttl }) => Ok(Entry::negative(ttl)),
-            Err(error) => Err(refuse("lookup", parent, &error)),
+    fn lookup(&self, parent: u64, name: &[u8]) -> Result<LookupReply, Errno> {
+        match self.file_system.lookup(parent, name) {
+            Ok(LookupOutcome::Found(found)) => Ok(self.lookup_reply(&found)),
+            Ok(LookupOutcome::Absent { ttl }) => Ok(LookupReply::negative(ttl)),
+            Err(error) => Err(log_errno("lookup", parent, &error)),
         }
     }
 
     fn forget(&self, ino: u64, nlookup: u64) {
-        self.fs.forget(ino, nlookup);
+        self.file_system.forget(ino, nlookup);
     }
 
-    fn getattr(&self, ino: u64, fh: Option<u64>) -> Result<(Attr, Duration), Errno> {
-        let (found, ttl) = self.fs.getattr(ino, fh).map_err(|error| refuse("getattr", ino, &error))?;
-        Ok((attr(&found), ttl))
+    fn getattr(&self, ino: u64, fh: Option<u64>) -> Result<(StatAttr, Duration), Errno> {
+        let (found, ttl) = self.file_system.getattr(ino, fh).map_err(|error| log_errno("getattr", ino, &error))?;
+        Ok((stat_attr(&found), ttl))
     }
 
     fn readlink(&self, ino: u64, target: &mut [u8]) -> Result<usize, Errno> {
-        let link = self.fs.readlink(ino).map_err(|error| refuse("readlink", ino, &error))?;
+        let link = self.file_system.readlink(ino).map_err(|error| log_errno("readlink", ino, &error))?;
         target.get_mut(..link.len()).ok_or(Errno::ENAMETOOLONG)?.copy_from_slice(&link);
         Ok(link.len())
     }
 
-    fn open(&self, ino: u64, flags: u32) -> Result<Opened, Errno> {
+    fn open(&self, ino: u64, flags: u32) -> Result<HandleReply, Errno> {
         let register = self.passthrough.get().filter(|p| p.refused.load(Ordering::Relaxed) < REFUSALS);
         let register = register.map(|passthrough| passthrough as &dyn RegisterBacking);
-        let opened = self.fs.open(ino, flags as i32, register).map_err(|error| refuse("open", ino, &error))?;
+        let opened =
+            self.file_system.open(ino, flags as i32, register).map_err(|error| log_errno("open", ino, &error))?;
         let backing = opened.backing.map(|backing| BackingId(backing.id()));
-        Ok(Opened { fh: opened.fh, keep_cache: true, backing, ..Opened::default() })
+        Ok(HandleReply { fh: opened.fh, keep_cache: true, backing, ..HandleReply::default() })
     }
 
-    fn read(&self, ino: u64, fh: u64, offset: u64, len: u32, mut reply: ReadReply<'_>) -> Replied {
+    fn read(&self, ino: u64, fh: u64, offset: u64, len: u32, mut reply: ReadReply<'_>) -> ReplyReceipt {
         let buffer = reply.buffer();
         debug_assert!(buffer.len() <= len as usize);
-        match self.fs.read(ino, fh, offset, buffer) {
-            Ok(ReadData::Copied(n)) => reply.filled(n),
-            Ok(ReadData::Shared(slice)) => reply.data(&slice),
-            Err(error) => reply.error(refuse("read", ino, &error)),
+        match self.file_system.read(ino, fh, offset, buffer) {
+            Ok(ReadData::Copied(n)) => reply.reply_filled(n),
+            Ok(ReadData::Shared(slice)) => reply.reply_data(&slice),
+            Err(error) => reply.reply_error(log_errno("read", ino, &error)),
         }
     }
 
     fn release(&self, ino: u64, fh: u64) {
-        if let Err(error) = self.fs.release(fh) {
+        if let Err(error) = self.file_system.release(fh) {
             tracing::warn!(ino, fh, "release of a handle that is not open: {error}");
         }
     }
 
-    fn opendir(&self, ino: u64, _flags: u32) -> Result<Opened, Errno> {
-        let fh = self.fs.opendir(ino).map_err(|error| refuse("opendir", ino, &error))?;
-        Ok(Opened { fh, ..Opened::default() })
+    fn opendir(&self, ino: u64, _flags: u32) -> Result<HandleReply, Errno> {
+        let fh = self.file_system.opendir(ino).map_err(|error| log_errno("opendir", ino, &error))?;
+        Ok(HandleReply { fh, ..HandleReply::default() })
     }
 
     fn readdir(&self, ino: u64, fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        let mut take = |item: &DirItem<'_>| sink.add(item.ino, item.next, file_type(item.kind), item.name);
-        self.fs.readdir(ino, fh, cookie, &mut take).map_err(|error| refuse("readdir", ino, &error))
+        let mut take = |item: &DirItem<'_>| sink.add_entry(item.ino, item.next, file_type(item.kind), item.name);
+        self.file_system.readdir(ino, fh, cookie, &mut take).map_err(|error| log_errno("readdir", ino, &error))
     }
 
     fn readdirplus(&self, ino: u64, fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
         let mut take = |item: &DirItem<'_>| match &item.entry {
-            Some(found) => sink.add(&self.entry(found), item.next, item.name),
+            Some(found) => sink.add_entry(&self.lookup_reply(found), item.next, item.name),
             None => sink.add_plain(item.ino, item.next, file_type(item.kind), item.name),
         };
-        self.fs.readdirplus(ino, fh, cookie, &mut take).map_err(|error| refuse("readdirplus", ino, &error))
+        self.file_system.readdirplus(ino, fh, cookie, &mut take).map_err(|error| log_errno("readdirplus", ino, &error))
     }
 
     fn releasedir(&self, ino: u64, fh: u64) {
         self.release(ino, fh);
     }
 
-    fn statfs(&self, ino: u64) -> Result<Statfs, Errno> {
-        let s = self.fs.statfs().map_err(|error| refuse("statfs", ino, &error))?;
-        Ok(Statfs {
+    fn statfs(&self, ino: u64) -> Result<StatfsReply, Errno> {
+        let s = self.file_system.statfs().map_err(|error| log_errno("statfs", ino, &error))?;
+        Ok(StatfsReply {
             blocks: s.blocks,
             bfree: s.free,
             bavail: s.free,
@@ -208,21 +209,23 @@ impl Handler for FsHandler {
         })
     }
 
-    fn access(&self, ino: u64, mask: u32, caller: &Caller) -> Result<(), Errno> {
-        self.fs.access(ino, mask as i32, caller.uid, caller.gid).map_err(|error| refuse("access", ino, &error))
+    fn access(&self, ino: u64, mask: u32, caller: &RequestCaller) -> Result<(), Errno> {
+        self.file_system
+            .access(ino, mask as i32, caller.uid, caller.gid)
+            .map_err(|error| log_errno("access", ino, &error))
     }
 
-    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>) -> Replied {
-        match self.fs.getxattr(ino, name) {
-            Ok(value) => reply.value(&value),
-            Err(error) => reply.error(refuse("getxattr", ino, &error)),
+    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>) -> ReplyReceipt {
+        match self.file_system.getxattr(ino, name) {
+            Ok(value) => reply.reply_value(&value),
+            Err(error) => reply.reply_error(log_errno("getxattr", ino, &error)),
         }
     }
 
-    fn listxattr(&self, ino: u64, reply: XattrReply<'_>) -> Replied {
-        match self.fs.listxattr(ino) {
-            Ok(names) => reply.value(&names),
-            Err(error) => reply.error(refuse("listxattr", ino, &error)),
+    fn listxattr(&self, ino: u64, reply: XattrReply<'_>) -> ReplyReceipt {
+        match self.file_system.listxattr(ino) {
+            Ok(names) => reply.reply_value(&names),
+            Err(error) => reply.reply_error(log_errno("listxattr", ino, &error)),
         }
     }
 }

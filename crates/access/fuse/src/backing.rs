@@ -12,14 +12,14 @@ pub struct BackingId(pub(crate) i32);
 
 /// Registers files for passthrough with one session. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Backings {
+pub struct BackingRegistrar {
     // Weak, so that a handler that outlives its session does not keep the dead connection open.
     device: Weak<OwnedFd>,
 }
 
-impl Backings {
+impl BackingRegistrar {
     pub(crate) fn new(device: &Arc<OwnedFd>) -> Self {
-        Backings { device: Arc::downgrade(device) }
+        BackingRegistrar { device: Arc::downgrade(device) }
     }
 
     /// Registers `file`, which the kernel then reads directly. The caller may close the descriptor at once.
@@ -27,7 +27,7 @@ impl Backings {
     /// # Errors
     /// EPERM without CAP_SYS_ADMIN; ELOOP when the file is on a stacked file system (overlayfs, FUSE passthrough);
     /// EOPNOTSUPP when its file system has no support; ENODEV after the session's end.
-    pub fn register(&self, file: BorrowedFd<'_>) -> io::Result<Backing> {
+    pub fn register_file(&self, file: BorrowedFd<'_>) -> io::Result<RegisteredFile> {
         let device = self.device.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
         let map = abi::BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: both descriptors are open for the call and the kernel only reads the 16 bytes of `map`.
@@ -35,25 +35,25 @@ impl Backings {
         if id <= 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Backing { id: BackingId(id), device: self.device.clone() })
+        Ok(RegisteredFile { id: BackingId(id), device: self.device.clone() })
     }
 }
 
 /// A registered file. Dropping it withdraws the number; open handles continue to read the file.
 #[derive(Debug)]
-pub struct Backing {
+pub struct RegisteredFile {
     id: BackingId,
     device: Weak<OwnedFd>,
 }
 
-impl Backing {
+impl RegisteredFile {
     /// The number for [`crate::HandleReply::backing`].
     pub fn id(&self) -> BackingId {
         self.id
     }
 }
 
-impl Drop for Backing {
+impl Drop for RegisteredFile {
     fn drop(&mut self) {
         if let Some(device) = self.device.upgrade() {
             let id = self.id.0 as u32;

@@ -43,16 +43,16 @@ pub trait BufferSource: Send + Sync {
 #[derive(Debug, Default, Clone, Copy)]
 pub struct AnonymousPages;
 
-struct Pages {
+struct MappedPages {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the mapping belongs to this value alone and knows no thread.
-unsafe impl Send for Pages {}
+unsafe impl Send for MappedPages {}
 
 // SAFETY: the mapping is private, page-aligned, zeroed by the kernel and stays until drop.
-unsafe impl SlotBuffer for Pages {
+unsafe impl SlotBuffer for MappedPages {
     fn as_ptr(&self) -> NonNull<u8> {
         self.start
     }
@@ -61,7 +61,7 @@ unsafe impl SlotBuffer for Pages {
     }
 }
 
-impl Drop for Pages {
+impl Drop for MappedPages {
     fn drop(&mut self) {
         // SAFETY: start and len are those of the mapping made in `allocate`, and nothing borrows it now.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
@@ -77,7 +77,7 @@ impl BufferSource for AnonymousPages {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Box::new(Pages { start, len }))
+        Ok(Box::new(MappedPages { start, len }))
     }
 }
 

@@ -2,7 +2,7 @@
 //! it supports.
 
 use crate::buffer::{AnonymousPages, BufferSource, HEAD_LEN};
-use crate::dispatch::AccessLog;
+use crate::dispatch::RequestRecorder;
 use crate::options::MountOptions;
 use crate::ring;
 use spurline_types::Stats;
@@ -24,7 +24,7 @@ pub enum FuseIo {
 
 /// The mount's main workload, as far as the caller knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Workload {
+pub enum WorkloadHint {
     /// Unknown.
     #[default]
     Mixed,
@@ -36,14 +36,14 @@ pub enum Workload {
 
 /// The transport that a session uses, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chosen {
+pub struct TransportChoice {
     /// Never [`FuseIo::Auto`].
     pub io: FuseIo,
     /// One sentence for people.
     pub reason: String,
 }
 
-impl fmt::Display for Chosen {
+impl fmt::Display for TransportChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let io = match self.io {
             FuseIo::Uring => "FUSE over io_uring",
@@ -63,7 +63,7 @@ pub struct SessionConfig {
     /// The transport.
     pub io: FuseIo,
     /// The input of [`FuseIo::Auto`].
-    pub workload: Workload,
+    pub workload: WorkloadHint,
     /// Memory limit of all slots in bytes; a slot has `max_write` and a page. It limits the threads on /dev/fuse and
     /// the entries of each CPU's io_uring queue.
     pub slot_memory: u64,
@@ -86,7 +86,7 @@ pub struct SessionConfig {
     /// Where requests are counted (section `fuse`).
     pub stats: Arc<Stats>,
     /// Records every request, if set.
-    pub access_log: Option<Arc<dyn AccessLog>>,
+    pub access_log: Option<Arc<dyn RequestRecorder>>,
 }
 
 impl Default for SessionConfig {
@@ -95,7 +95,7 @@ impl Default for SessionConfig {
             options: MountOptions::default(),
             max_write: 1 << 20,
             io: FuseIo::Auto,
-            workload: Workload::Mixed,
+            workload: WorkloadHint::Mixed,
             slot_memory: 128 * ((1 << 20) + HEAD_LEN as u64),
             max_threads: None,
             depth: None,
@@ -130,8 +130,8 @@ impl SessionConfig {
     }
 
     /// Entries of each io_uring queue: the memory left beside one /dev/fuse slot, divided by the CPUs online.
-    pub(crate) fn ring_depth(&self, cpus: &ring::Cpus) -> usize {
-        let fit = (self.slot_memory / self.slot_len() as u64).saturating_sub(cpus.off() as u64 + 1);
+    pub(crate) fn ring_depth(&self, cpus: &ring::QueueCpus) -> usize {
+        let fit = (self.slot_memory / self.slot_len() as u64).saturating_sub(cpus.offline_count() as u64 + 1);
         self.depth.unwrap_or((fit / cpus.on.len().max(1) as u64).clamp(1, MAX_DEPTH) as usize).max(1)
     }
 
@@ -141,9 +141,9 @@ impl SessionConfig {
     /// serves 1.2 to 8 times as many small reads: its entry runs on the reader's CPU, so no other CPU has to wake up.
     /// At 1 MiB and for the kernel's read-ahead both are equal. /dev/fuse takes a quarter less CPU for reads through
     /// the page cache, since data in memory goes to the kernel without a copy.
-    pub(crate) fn choose(&self, cpus: &ring::Cpus) -> Chosen {
-        let dev = |reason: String| Chosen { io: FuseIo::Dev, reason };
-        let uring = |reason: String| Chosen { io: FuseIo::Uring, reason };
+    pub(crate) fn choose_transport(&self, cpus: &ring::QueueCpus) -> TransportChoice {
+        let dev = |reason: String| TransportChoice { io: FuseIo::Dev, reason };
+        let uring = |reason: String| TransportChoice { io: FuseIo::Uring, reason };
         let least = (cpus.all + 1) as u64 * self.slot_len() as u64;
         let too_many = (least > self.slot_memory).then(|| {
             format!(
@@ -154,19 +154,19 @@ impl SessionConfig {
         match self.io {
             FuseIo::Dev => dev("requested".into()),
             // An explicit request is granted, with a note on the memory beyond the budget.
-            FuseIo::Uring => match (ring::available(true), too_many) {
+            FuseIo::Uring => match (ring::check_available(true), too_many) {
                 (Ok(note), None) => uring(format!("requested{note}")),
                 (Ok(note), Some(much)) => uring(format!("requested{note}, though {much}")),
                 (Err(why), _) => dev(format!("io_uring was requested, but {why}")),
             },
             FuseIo::Auto => {
-                if self.workload == Workload::Sequential {
+                if self.workload == WorkloadHint::Sequential {
                     return dev("it takes less CPU for sequential reads through the page cache".into());
                 }
                 if let Some(why) = too_many {
                     return dev(format!("io_uring is not used: {why}; --fuse-io uring forces it"));
                 }
-                match ring::available(false) {
+                match ring::check_available(false) {
                     Ok(note) => uring(format!("faster for small and random reads{note}")),
                     Err(why) => dev(format!("io_uring is not offered: {why}")),
                 }

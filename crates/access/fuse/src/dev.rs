@@ -5,10 +5,10 @@ use crate::abi::{self, InHeader};
 use crate::buffer::{HEAD_LEN, SlotBuffer};
 use crate::dispatch::SlotIo;
 use crate::errno::Errno;
-use crate::handler::Handler;
-use crate::reply::{Direct, Replied, send};
-use crate::request::{DecodeError, decode};
-use crate::session::{Shared, Slot};
+use crate::handler::FuseHandler;
+use crate::reply::{DirectReply, ReplyReceipt, send_reply};
+use crate::request::{DecodeError, decode_message};
+use crate::session::{RequestSlot, SessionShared};
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 const REQUEST_AT: usize = HEAD_LEN - 80;
 
 /// Why reading the device ended.
-pub(crate) enum End {
+pub(crate) enum ConnectionEnd {
     /// The file system was unmounted.
     Unmounted,
     /// The connection was aborted.
@@ -38,7 +38,7 @@ pub(crate) fn slot_bytes(buffer: &mut dyn SlotBuffer) -> &mut [u8] {
 }
 
 /// Reads one message into the slot; its bytes lie at [`REQUEST_AT`].
-fn receive(device: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, End> {
+fn receive_request(device: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, ConnectionEnd> {
     let room = &mut bytes[REQUEST_AT..];
     loop {
         // SAFETY: the kernel writes at most `len` bytes into memory borrowed exclusively for the call.
@@ -50,9 +50,9 @@ fn receive(device: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, End> {
         match error.raw_os_error() {
             // ENOENT: the request was withdrawn while it was being handed over.
             Some(libc::EINTR | libc::ENOENT | libc::EAGAIN) => {}
-            Some(libc::ENODEV) => return Err(End::Unmounted),
-            Some(libc::ECONNABORTED) => return Err(End::Aborted),
-            _ => return Err(End::Failed(error)),
+            Some(libc::ENODEV) => return Err(ConnectionEnd::Unmounted),
+            Some(libc::ECONNABORTED) => return Err(ConnectionEnd::Aborted),
+            _ => return Err(ConnectionEnd::Failed(error)),
         }
     }
 }
@@ -61,32 +61,32 @@ fn receive(device: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, End> {
 ///
 /// # Errors
 /// When the device ends first, or the protocol versions do not match; the sentence gives the reason.
-pub(crate) fn handshake(
+pub(crate) fn negotiate_session(
     device: &OwnedFd,
     bytes: &mut [u8],
     mut negotiate: impl FnMut(u32, u32, u64) -> Result<abi::InitOut, String>,
 ) -> Result<(), String> {
     let device = device.as_fd();
     loop {
-        let n = receive(device, bytes).map_err(|end| match end {
-            End::Failed(error) => format!("reading /dev/fuse failed: {error}"),
+        let n = receive_request(device, bytes).map_err(|end| match end {
+            ConnectionEnd::Failed(error) => format!("reading /dev/fuse failed: {error}"),
             _ => "it was unmounted before the kernel's first request".into(),
         })?;
-        let (header, major, minor, readahead, flags) = match decode(&bytes[REQUEST_AT..REQUEST_AT + n]) {
-            Ok((header, crate::Request::Init { major, minor, max_readahead, flags }, _)) => {
+        let (header, major, minor, readahead, flags) = match decode_message(&bytes[REQUEST_AT..REQUEST_AT + n]) {
+            Ok((header, crate::FuseRequest::Init { major, minor, max_readahead, flags }, _)) => {
                 (header, major, minor, max_readahead, flags)
             }
             other => return Err(format!("the kernel's first request is not INIT: {other:?}")),
         };
-        let direct = Direct { device, unique: header.unique };
+        let direct = DirectReply { device, unique: header.unique };
         if major > abi::MAJOR {
             // By protocol: reply with our major version, and the kernel repeats INIT with it.
             let out = abi::InitOut { major: abi::MAJOR, minor: abi::MINOR, ..Default::default() };
-            answer(direct, &out);
+            send_init_reply(direct, &out);
             continue;
         }
         let refuse = |why: String| {
-            send(direct, libc::EPROTO, &[], 0);
+            send_reply(direct, libc::EPROTO, &[], 0);
             Err(why)
         };
         if major < abi::MAJOR {
@@ -95,16 +95,16 @@ pub(crate) fn handshake(
             ));
         }
         return match negotiate(minor, readahead, flags) {
-            Ok(out) if answer(direct, &out) => Ok(()),
+            Ok(out) if send_init_reply(direct, &out) => Ok(()),
             Ok(_) => Err("the kernel refused the reply to INIT".into()),
             Err(why) => refuse(why),
         };
     }
 }
 
-fn answer(direct: Direct<'_>, out: &abi::InitOut) -> bool {
+fn send_init_reply(direct: DirectReply<'_>, out: &abi::InitOut) -> bool {
     let bytes = abi::bytes_of(out);
-    send(direct, 0, &[IoSlice::new(bytes)], bytes.len())
+    send_reply(direct, 0, &[IoSlice::new(bytes)], bytes.len())
 }
 
 /// One more descriptor of the session, for another thread.
@@ -119,18 +119,18 @@ fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Starts one more thread if memory and limits allow.
-pub(crate) fn grow<H: Handler>(shared: &Arc<Shared<H>>) {
+pub(crate) fn grow_threads<H: FuseHandler>(shared: &Arc<SessionShared<H>>) {
     let max = shared.config.dev_threads();
     let reserved = shared.dev_threads.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n < max).then_some(n + 1));
     if reserved.is_err() {
         return;
     }
     let started = shared.config.buffers.allocate(shared.config.slot_len()).and_then(|buffer| {
-        let slot = Slot::new(buffer, shared)?;
+        let slot = RequestSlot::new(buffer, shared)?;
         // Without permission to open /dev/fuse, the thread shares the session's descriptor.
         let own = clone_device(&shared.device).ok();
-        shared.spawn("fuse-dev", slot, move |shared, slot| {
-            serve(shared, slot, own.as_ref().unwrap_or(&shared.device), true);
+        shared.spawn_slot("fuse-dev", slot, move |shared, slot| {
+            serve_device(shared, slot, own.as_ref().unwrap_or(&shared.device), true);
         })
     });
     if let Err(error) = started {
@@ -141,11 +141,16 @@ pub(crate) fn grow<H: Handler>(shared: &Arc<Shared<H>>) {
 
 /// Serves requests until the session ends or the thread is surplus. `growing`: all requests come over /dev/fuse, and
 /// not only forgets, so the number of threads follows the load.
-pub(crate) fn serve<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, device: &OwnedFd, growing: bool) {
+pub(crate) fn serve_device<H: FuseHandler>(
+    shared: &Arc<SessionShared<H>>,
+    slot: &mut RequestSlot,
+    device: &OwnedFd,
+    growing: bool,
+) {
     let bytes = slot_bytes(&mut *slot.buffer);
     loop {
         shared.dev_idle.fetch_add(1, Ordering::Relaxed);
-        let received = receive(device.as_fd(), bytes);
+        let received = receive_request(device.as_fd(), bytes);
         let was_idle = shared.dev_idle.fetch_sub(1, Ordering::Relaxed);
         let n = match received {
             Ok(n) => n,
@@ -157,7 +162,7 @@ pub(crate) fn serve<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, device
         };
         // This was the last idle thread: without another, the next request would wait for a handler.
         if was_idle == 1 && growing {
-            grow(shared);
+            grow_threads(shared);
         }
         serve_one(shared, device.as_fd(), bytes, n);
         if growing && shared.dev_idle.load(Ordering::Relaxed) >= shared.dev_keep {
@@ -171,16 +176,16 @@ pub(crate) fn serve<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, device
     }
 }
 
-fn serve_one<H: Handler>(shared: &Arc<Shared<H>>, device: BorrowedFd<'_>, bytes: &mut [u8], n: usize) {
-    let (header, replied): (InHeader, Option<Replied>) = match decode(&bytes[REQUEST_AT..REQUEST_AT + n]) {
+fn serve_one<H: FuseHandler>(shared: &Arc<SessionShared<H>>, device: BorrowedFd<'_>, bytes: &mut [u8], n: usize) {
+    let (header, replied): (InHeader, Option<ReplyReceipt>) = match decode_message(&bytes[REQUEST_AT..REQUEST_AT + n]) {
         Ok((header, request, body)) => {
-            let direct = Some(Direct { device, unique: header.unique });
-            let io = SlotIo { bytes, body: REQUEST_AT + body, payload: HEAD_LEN, direct };
-            (header, shared.dispatcher.dispatch(&header, request, io))
+            let direct = Some(DirectReply { device, unique: header.unique });
+            let io = SlotIo { bytes, body: REQUEST_AT + body, payload_mut: HEAD_LEN, direct };
+            (header, shared.dispatcher.dispatch_request(&header, request, io))
         }
         Err(DecodeError::BadArguments(header)) => {
             tracing::warn!("request {} of {n} bytes has malformed arguments", header.opcode);
-            (header, Some(Replied::error(Errno::EINVAL)))
+            (header, Some(ReplyReceipt::error(Errno::EINVAL)))
         }
         Err(DecodeError::NoHeader) => {
             tracing::warn!("a message of {n} bytes on /dev/fuse is no request");
@@ -188,14 +193,14 @@ fn serve_one<H: Handler>(shared: &Arc<Shared<H>>, device: BorrowedFd<'_>, bytes:
         }
     };
     let Some(replied) = replied.filter(|r| !r.sent) else { return };
-    let direct = Direct { device, unique: header.unique };
+    let direct = DirectReply { device, unique: header.unique };
     let data = &bytes[HEAD_LEN..HEAD_LEN + replied.len];
     let taken = match replied {
-        Replied { error: 0, len: 1.., .. } => send(direct, 0, &[IoSlice::new(data)], data.len()),
-        Replied { error, .. } => send(direct, error, &[], 0),
+        ReplyReceipt { error: 0, len: 1.., .. } => send_reply(direct, 0, &[IoSlice::new(data)], data.len()),
+        ReplyReceipt { error, .. } => send_reply(direct, error, &[], 0),
     };
     // A reply rejected by the kernel must not leave the caller waiting.
     if !taken {
-        send(direct, libc::EIO, &[], 0);
+        send_reply(direct, libc::EIO, &[], 0);
     }
 }

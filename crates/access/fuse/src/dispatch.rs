@@ -1,11 +1,13 @@
 //! Turns one request into one reply: calls the handler, counts, logs. It does not know how requests arrive or how
 //! replies leave.
 
-use crate::abi::{self, InHeader, fopen, take};
+use crate::abi::{self, InHeader, fopen, read_plain};
 use crate::errno::Errno;
-use crate::handler::{Caller, Handler, Opened};
-use crate::reply::{DirPlusSink, DirSink, Direct, ReadReply, Replied, XattrReply, attr_out, entry_out, put};
-use crate::request::{Request, Span};
+use crate::handler::{FuseHandler, HandleReply, RequestCaller};
+use crate::reply::{
+    DirPlusSink, DirSink, DirectReply, ReadReply, ReplyReceipt, XattrReply, attr_out, entry_out, put_struct,
+};
+use crate::request::{BodySpan, FuseRequest};
 use spurline_types::Stats;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 const NAME_MAX: usize = 255;
 
 /// Records every request with a reply.
-pub trait AccessLog: Send + Sync {
+pub trait RequestRecorder: Send + Sync {
     /// One request: its name, inode, offset and length if any, 0 or an errno, and its duration.
     fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration);
 }
@@ -27,126 +29,134 @@ pub(crate) struct SlotIo<'a> {
     /// Offset of the request's body in `bytes`.
     pub(crate) body: usize,
     /// Offset of the reply's payload in `bytes`.
-    pub(crate) payload: usize,
+    pub(crate) payload_mut: usize,
     /// Where read data may be written straight from the handler's memory.
-    pub(crate) direct: Option<Direct<'a>>,
+    pub(crate) direct: Option<DirectReply<'a>>,
 }
 
 impl SlotIo<'_> {
-    fn name(&self, name: Span) -> Result<&[u8], Errno> {
-        match name.of(&self.bytes[self.body..]) {
+    fn checked_name(&self, name: BodySpan) -> Result<&[u8], Errno> {
+        match name.slice_of(&self.bytes[self.body..]) {
             name if name.len() > NAME_MAX => Err(Errno::ENAMETOOLONG),
             name => Ok(name),
         }
     }
     fn payload(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.payload..]
+        &mut self.bytes[self.payload_mut..]
     }
 }
 
-pub(crate) struct Dispatcher<H> {
+pub(crate) struct RequestDispatcher<H> {
     pub(crate) handler: Arc<H>,
     pub(crate) stats: Arc<Stats>,
-    pub(crate) access_log: Option<Arc<dyn AccessLog>>,
+    pub(crate) access_log: Option<Arc<dyn RequestRecorder>>,
 }
 
-impl<H: Handler> Dispatcher<H> {
+impl<H: FuseHandler> RequestDispatcher<H> {
     /// The reply to `request`; `None` when it takes none.
-    pub(crate) fn dispatch(&self, header: &InHeader, request: Request, io: SlotIo<'_>) -> Option<Replied> {
+    pub(crate) fn dispatch_request(
+        &self,
+        header: &InHeader,
+        request: FuseRequest,
+        io: SlotIo<'_>,
+    ) -> Option<ReplyReceipt> {
         let start = Instant::now();
         // A panic in the handler must not end the slot's thread and, in the end, the mount.
-        let replied = catch_unwind(AssertUnwindSafe(|| self.call(header, request, io))).unwrap_or_else(|_| {
-            tracing::error!("the file system panicked in {} of inode {}", request.name(), header.nodeid);
+        let replied = catch_unwind(AssertUnwindSafe(|| self.call_handler(header, request, io))).unwrap_or_else(|_| {
+            tracing::error!("the file system panicked in {} of inode {}", request.op_name(), header.nodeid);
             match request {
-                Request::Forget { .. } | Request::BatchForget { .. } | Request::Interrupt { .. } => None,
-                _ => Some(Replied::error(Errno::EIO)),
+                FuseRequest::Forget { .. } | FuseRequest::BatchForget { .. } | FuseRequest::Interrupt { .. } => None,
+                _ => Some(ReplyReceipt::error(Errno::EIO)),
             }
         });
-        self.account(header, request, replied.as_ref(), start.elapsed());
+        self.record_stats(header, request, replied.as_ref(), start.elapsed());
         replied
     }
 
-    fn call(&self, header: &InHeader, request: Request, mut io: SlotIo<'_>) -> Option<Replied> {
+    fn call_handler(&self, header: &InHeader, request: FuseRequest, mut io: SlotIo<'_>) -> Option<ReplyReceipt> {
         let h = &*self.handler;
         let ino = header.nodeid;
-        let caller = || Caller { unique: header.unique, uid: header.uid, gid: header.gid, pid: header.pid };
+        let caller = || RequestCaller { unique: header.unique, uid: header.uid, gid: header.gid, pid: header.pid };
         let done = |result: Result<(), Errno>| match result {
-            Ok(()) => Replied::ok(0),
-            Err(errno) => Replied::error(errno),
+            Ok(()) => ReplyReceipt::ok(0),
+            Err(errno) => ReplyReceipt::error(errno),
         };
         Some(match request {
-            Request::Read { fh, offset, len } => {
+            FuseRequest::Read { fh, offset, len } => {
                 let direct = io.direct;
                 match ReadReply::new(io.payload(), len as usize, direct) {
                     Some(reply) => h.read(ino, fh, offset, len, reply),
                     None => {
                         tracing::error!("the kernel requests {len} bytes at a time, above the limit set at INIT");
-                        Replied::error(Errno::EIO)
+                        ReplyReceipt::error(Errno::EIO)
                     }
                 }
             }
-            Request::Lookup { name } => match io.name(name).and_then(|name| h.lookup(ino, name)) {
-                Ok(entry) => put(io.payload(), &entry_out(&entry)),
-                Err(errno) => Replied::error(errno),
+            FuseRequest::Lookup { name } => match io.checked_name(name).and_then(|name| h.lookup(ino, name)) {
+                Ok(entry) => put_struct(io.payload(), &entry_out(&entry)),
+                Err(errno) => ReplyReceipt::error(errno),
             },
-            Request::Getattr { fh } => match h.getattr(ino, fh) {
+            FuseRequest::Getattr { fh } => match h.getattr(ino, fh) {
                 Ok((attr, ttl)) => {
                     let (attr_valid, attr_valid_nsec) = (ttl.as_secs(), ttl.subsec_nanos());
-                    put(io.payload(), &abi::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: attr_out(&attr) })
+                    put_struct(
+                        io.payload(),
+                        &abi::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: attr_out(&attr) },
+                    )
                 }
-                Err(errno) => Replied::error(errno),
+                Err(errno) => ReplyReceipt::error(errno),
             },
-            Request::Forget { nlookup } => {
+            FuseRequest::Forget { nlookup } => {
                 h.forget(ino, nlookup);
                 return None;
             }
-            Request::BatchForget { entries } => {
-                for one in entries.of(&io.bytes[io.body..]).chunks_exact(size_of::<abi::ForgetOne>()) {
-                    if let Some(one) = take::<abi::ForgetOne>(one) {
+            FuseRequest::BatchForget { entries } => {
+                for one in entries.slice_of(&io.bytes[io.body..]).chunks_exact(size_of::<abi::ForgetOne>()) {
+                    if let Some(one) = read_plain::<abi::ForgetOne>(one) {
                         h.forget(one.nodeid, one.nlookup);
                     }
                 }
                 return None;
             }
-            Request::Readlink => {
+            FuseRequest::Readlink => {
                 // The kernel accepts at most one page less its NUL.
                 match h.readlink(ino, &mut io.payload()[..4095]) {
-                    Ok(len) => Replied::ok(len.min(4095)),
-                    Err(errno) => Replied::error(errno),
+                    Ok(len) => ReplyReceipt::ok(len.min(4095)),
+                    Err(errno) => ReplyReceipt::error(errno),
                 }
             }
-            Request::Open { flags } => match h.open(ino, flags) {
-                Ok(opened) => put(io.payload(), &open_out(opened, false)),
-                Err(errno) => Replied::error(errno),
+            FuseRequest::Open { flags } => match h.open(ino, flags) {
+                Ok(opened) => put_struct(io.payload(), &open_out(opened, false)),
+                Err(errno) => ReplyReceipt::error(errno),
             },
-            Request::Opendir { flags } => match h.opendir(ino, flags) {
-                Ok(opened) => put(io.payload(), &open_out(opened, true)),
-                Err(errno) => Replied::error(errno),
+            FuseRequest::Opendir { flags } => match h.opendir(ino, flags) {
+                Ok(opened) => put_struct(io.payload(), &open_out(opened, true)),
+                Err(errno) => ReplyReceipt::error(errno),
             },
-            Request::Release { fh } => {
+            FuseRequest::Release { fh } => {
                 h.release(ino, fh);
-                Replied::ok(0)
+                ReplyReceipt::ok(0)
             }
-            Request::Releasedir { fh } => {
+            FuseRequest::Releasedir { fh } => {
                 h.releasedir(ino, fh);
-                Replied::ok(0)
+                ReplyReceipt::ok(0)
             }
-            Request::Readdir { fh, cookie, len, plus: false } => {
+            FuseRequest::Readdir { fh, cookie, len, plus: false } => {
                 let mut sink = DirSink::new(io.payload(), len as usize);
                 match h.readdir(ino, fh, cookie, &mut sink) {
                     Ok(()) => sink.finish(),
-                    Err(errno) => Replied::error(errno),
+                    Err(errno) => ReplyReceipt::error(errno),
                 }
             }
-            Request::Readdir { fh, cookie, len, plus: true } => {
+            FuseRequest::Readdir { fh, cookie, len, plus: true } => {
                 let mut sink = DirPlusSink::new(io.payload(), len as usize);
                 match h.readdirplus(ino, fh, cookie, &mut sink) {
                     Ok(()) => sink.finish(),
-                    Err(errno) => Replied::error(errno),
+                    Err(errno) => ReplyReceipt::error(errno),
                 }
             }
-            Request::Statfs => match h.statfs(ino) {
-                Ok(s) => put(
+            FuseRequest::Statfs => match h.statfs(ino) {
+                Ok(s) => put_struct(
                     io.payload(),
                     &abi::StatfsOut {
                         blocks: s.blocks,
@@ -160,42 +170,42 @@ impl<H: Handler> Dispatcher<H> {
                         ..Default::default()
                     },
                 ),
-                Err(errno) => Replied::error(errno),
+                Err(errno) => ReplyReceipt::error(errno),
             },
-            Request::Access { mask } => done(h.access(ino, mask, &caller())),
-            Request::Getxattr { name, size } => {
+            FuseRequest::Access { mask } => done(h.access(ino, mask, &caller())),
+            FuseRequest::Getxattr { name, size } => {
                 // The value overwrites the memory that may hold the name, so the name is copied.
                 let mut copy = [0u8; NAME_MAX];
-                let len = match io.name(name) {
+                let len = match io.checked_name(name) {
                     Ok(name) => {
                         copy[..name.len()].copy_from_slice(name);
                         name.len()
                     }
-                    Err(errno) => return Some(Replied::error(errno)),
+                    Err(errno) => return Some(ReplyReceipt::error(errno)),
                 };
                 h.getxattr(ino, &copy[..len], XattrReply::new(io.payload(), size as usize))
             }
-            Request::Listxattr { size } => h.listxattr(ino, XattrReply::new(io.payload(), size as usize)),
-            Request::Lseek { fh, offset, whence } => match h.lseek(ino, fh, offset, whence) {
-                Ok(offset) => put(io.payload(), &abi::LseekOut { offset }),
-                Err(errno) => Replied::error(errno),
+            FuseRequest::Listxattr { size } => h.listxattr(ino, XattrReply::new(io.payload(), size as usize)),
+            FuseRequest::Lseek { fh, offset, whence } => match h.lseek(ino, fh, offset, whence) {
+                Ok(offset) => put_struct(io.payload(), &abi::LseekOut { offset }),
+                Err(errno) => ReplyReceipt::error(errno),
             },
-            Request::Interrupt { unique } => {
+            FuseRequest::Interrupt { unique } => {
                 h.interrupt(unique);
                 return None;
             }
-            Request::Destroy => Replied::ok(0),
-            Request::Ioctl => Replied::error(Errno::ENOTTY),
-            Request::Modify(op) => Replied::error(h.modify(op, ino, &caller())),
+            FuseRequest::Destroy => ReplyReceipt::ok(0),
+            FuseRequest::Ioctl => ReplyReceipt::error(Errno::ENOTTY),
+            FuseRequest::Modify(op) => ReplyReceipt::error(h.modify(op, ino, &caller())),
             // INIT comes once, before the dispatcher; a second one fails.
-            Request::Init { .. } => Replied::error(Errno::EIO),
-            Request::Unknown(abi::opcode::NOTIFY_REPLY) => return None,
+            FuseRequest::Init { .. } => ReplyReceipt::error(Errno::EIO),
+            FuseRequest::Unknown(abi::opcode::NOTIFY_REPLY) => return None,
             // FLUSH, FSYNC, locks, poll, bmap and future requests: after ENOSYS the kernel stops sending them.
-            Request::Unknown(_) => Replied::error(Errno::ENOSYS),
+            FuseRequest::Unknown(_) => ReplyReceipt::error(Errno::ENOSYS),
         })
     }
 
-    fn account(&self, header: &InHeader, request: Request, replied: Option<&Replied>, took: Duration) {
+    fn record_stats(&self, header: &InHeader, request: FuseRequest, replied: Option<&ReplyReceipt>, took: Duration) {
         let stats = &self.stats.fuse;
         let (error, len) = replied.map_or((0, 0), |r| (r.error, r.len as u64));
         stats.ops.add(1);
@@ -205,29 +215,29 @@ impl<H: Handler> Dispatcher<H> {
             stats.errors.add(1);
         }
         match request {
-            Request::Read { .. } => {
+            FuseRequest::Read { .. } => {
                 stats.read_ops.add(1);
                 stats.read_us.add_us(took);
                 stats.read_bytes.add(len);
             }
-            Request::Lookup { .. } => stats.lookup_ops.add(1),
+            FuseRequest::Lookup { .. } => stats.lookup_ops.add(1),
             // Open handles are counted by the handler.
-            Request::Open { .. } if error == 0 => stats.open_ops.add(1),
+            FuseRequest::Open { .. } if error == 0 => stats.open_ops.add(1),
             _ => {}
         }
         if let Some(log) = &self.access_log {
             let (offset, len) = match request {
-                Request::Read { offset, .. } | Request::Lseek { offset, .. } => (offset, len),
-                Request::Readdir { cookie, .. } => (cookie, len),
-                Request::Getxattr { .. } | Request::Listxattr { .. } | Request::Readlink => (0, len),
+                FuseRequest::Read { offset, .. } | FuseRequest::Lseek { offset, .. } => (offset, len),
+                FuseRequest::Readdir { cookie, .. } => (cookie, len),
+                FuseRequest::Getxattr { .. } | FuseRequest::Listxattr { .. } | FuseRequest::Readlink => (0, len),
                 _ => (0, 0),
             };
-            log.record(request.name(), header.nodeid, offset, len, error, took);
+            log.record(request.op_name(), header.nodeid, offset, len, error, took);
         }
     }
 }
 
-fn open_out(opened: Opened, directory: bool) -> abi::OpenOut {
+fn open_out(opened: HandleReply, directory: bool) -> abi::OpenOut {
     let mut flags = 0;
     let mut set = |on: bool, flag: u32| {
         if on {

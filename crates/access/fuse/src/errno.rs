@@ -54,7 +54,7 @@ impl Errno {
     }
 
     /// The code on the wire: always one of 1..=511. The kernel rejects any other, and the caller would wait for ever.
-    pub(crate) fn wire(self) -> i32 {
+    pub(crate) fn wire_code(self) -> i32 {
         if (1..512).contains(&self.0) { self.0 } else { libc::EIO }
     }
 }

@@ -1,15 +1,15 @@
 //! The interface of a file system: one typed method per read-side request. It knows neither descriptors nor rings nor
 //! byte layouts.
 
-use crate::backing::{BackingId, Backings};
+use crate::backing::{BackingId, BackingRegistrar};
 use crate::errno::Errno;
-use crate::reply::{DirPlusSink, DirSink, ReadReply, Replied, XattrReply};
+use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
 use crate::request::ModifyOp;
 use std::time::{Duration, SystemTime};
 
 /// The caller of a request, from its header.
 #[derive(Debug, Clone, Copy)]
-pub struct Caller {
+pub struct RequestCaller {
     /// The request's number, unique while it is in flight.
     pub unique: u64,
     /// User of the calling process.
@@ -22,7 +22,7 @@ pub struct Caller {
 
 /// Attributes of an inode, as `stat(2)` shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attr {
+pub struct StatAttr {
     /// Inode number.
     pub ino: u64,
     /// Length in bytes.
@@ -47,12 +47,12 @@ pub struct Attr {
     pub blksize: u32,
 }
 
-impl Attr {
+impl StatAttr {
     /// Attributes of inode `ino` with file type and permission bits `mode` and `size` bytes: owner root, one name,
     /// all times the epoch.
     pub fn new(ino: u64, mode: u32, size: u64) -> Self {
         let epoch = SystemTime::UNIX_EPOCH;
-        Attr {
+        StatAttr {
             ino,
             size,
             blocks: size.div_ceil(512),
@@ -70,29 +70,29 @@ impl Attr {
 
 /// The reply to a lookup; each one raises the lookup count that [`FuseHandler::forget`] lowers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct LookupReply {
     /// The inode's number; 0 means that the name does not exist, which is valid for `entry_ttl`.
     pub ino: u64,
     /// Unique together with `ino` for the life of the file system.
     pub generation: u64,
     /// The inode's attributes.
-    pub attr: Attr,
+    pub attr: StatAttr,
     /// How long the kernel may cache the name.
     pub entry_ttl: Duration,
     /// How long the kernel may cache the attributes.
     pub attr_ttl: Duration,
 }
 
-impl Entry {
+impl LookupReply {
     /// "No such name", valid for `ttl`.
     pub fn negative(ttl: Duration) -> Self {
-        Entry { ino: 0, generation: 0, attr: Attr::new(0, 0, 0), entry_ttl: ttl, attr_ttl: Duration::ZERO }
+        LookupReply { ino: 0, generation: 0, attr: StatAttr::new(0, 0, 0), entry_ttl: ttl, attr_ttl: Duration::ZERO }
     }
 }
 
 /// The reply to open and opendir.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Opened {
+pub struct HandleReply {
     /// The handle's number, sent with every request on it.
     pub fh: u64,
     /// Keep the inode's cached pages (correct when an inode's bytes never change).
@@ -113,7 +113,7 @@ pub struct Opened {
 
 /// Sizes of the file system.
 #[derive(Debug, Clone, Copy)]
-pub struct Statfs {
+pub struct StatfsReply {
     /// Total, in units of `bsize`.
     pub blocks: u64,
     /// Free, in units of `bsize`.
@@ -130,9 +130,9 @@ pub struct Statfs {
     pub namelen: u32,
 }
 
-impl Default for Statfs {
+impl Default for StatfsReply {
     fn default() -> Self {
-        Statfs { blocks: 0, bfree: 0, bavail: 0, files: 0, ffree: 0, bsize: 4096, namelen: 255 }
+        StatfsReply { blocks: 0, bfree: 0, bavail: 0, files: 0, ffree: 0, bsize: 4096, namelen: 255 }
     }
 }
 
@@ -144,7 +144,7 @@ pub struct InitInfo {
     /// Longest read request, in bytes.
     pub max_read: u32,
     /// Registers files for passthrough; `None` when it was not requested or the kernel has no support.
-    pub backings: Option<Backings>,
+    pub backings: Option<BackingRegistrar>,
 }
 
 /// A file system. Methods are called from many threads at once and may block: each call blocks one slot. A panic in a
@@ -152,7 +152,7 @@ pub struct InitInfo {
 ///
 /// A thread stuck in a method keeps the session from ending, so every wait inside needs a deadline.
 #[allow(unused_variables, reason = "the default methods use no arguments")]
-pub trait Handler: Send + Sync + 'static {
+pub trait FuseHandler: Send + Sync + 'static {
     /// Called once, before the first request.
     fn init(&self, info: &InitInfo) {}
 
@@ -163,7 +163,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     /// ENOENT, and others of the file system.
-    fn lookup(&self, parent: u64, name: &[u8]) -> Result<Entry, Errno>;
+    fn lookup(&self, parent: u64, name: &[u8]) -> Result<LookupReply, Errno>;
 
     /// Lowers the lookup count of `ino` by `nlookup`.
     fn forget(&self, ino: u64, nlookup: u64) {}
@@ -172,7 +172,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of the file system.
-    fn getattr(&self, ino: u64, fh: Option<u64>) -> Result<(Attr, Duration), Errno>;
+    fn getattr(&self, ino: u64, fh: Option<u64>) -> Result<(StatAttr, Duration), Errno>;
 
     /// Writes the link's target into `target` and returns its length.
     ///
@@ -186,10 +186,10 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of the file system.
-    fn open(&self, ino: u64, flags: u32) -> Result<Opened, Errno>;
+    fn open(&self, ino: u64, flags: u32) -> Result<HandleReply, Errno>;
 
     /// Reads up to `len` bytes at `offset`; fewer mean the end of the file.
-    fn read(&self, ino: u64, fh: u64, offset: u64, len: u32, reply: ReadReply<'_>) -> Replied;
+    fn read(&self, ino: u64, fh: u64, offset: u64, len: u32, reply: ReadReply<'_>) -> ReplyReceipt;
 
     /// The last reference to handle `fh` is gone.
     fn release(&self, ino: u64, fh: u64) {}
@@ -198,8 +198,8 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of the file system.
-    fn opendir(&self, ino: u64, flags: u32) -> Result<Opened, Errno> {
-        Ok(Opened::default())
+    fn opendir(&self, ino: u64, flags: u32) -> Result<HandleReply, Errno> {
+        Ok(HandleReply::default())
     }
 
     /// Adds entries from `cookie` on (0 is the start) until the sink is full or the directory ends.
@@ -224,26 +224,26 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of the file system.
-    fn statfs(&self, ino: u64) -> Result<Statfs, Errno> {
-        Ok(Statfs::default())
+    fn statfs(&self, ino: u64) -> Result<StatfsReply, Errno> {
+        Ok(StatfsReply::default())
     }
 
     /// access(2). After ENOSYS, the default, the kernel grants everything without a request.
     ///
     /// # Errors
     /// EACCES when denied.
-    fn access(&self, ino: u64, mask: u32, caller: &Caller) -> Result<(), Errno> {
+    fn access(&self, ino: u64, mask: u32, caller: &RequestCaller) -> Result<(), Errno> {
         Err(Errno::ENOSYS)
     }
 
     /// An extended attribute's value.
-    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>) -> Replied {
-        reply.error(Errno::ENOSYS)
+    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>) -> ReplyReceipt {
+        reply.reply_error(Errno::ENOSYS)
     }
 
     /// The names of the extended attributes, each followed by a NUL.
-    fn listxattr(&self, ino: u64, reply: XattrReply<'_>) -> Replied {
-        reply.error(Errno::ENOSYS)
+    fn listxattr(&self, ino: u64, reply: XattrReply<'_>) -> ReplyReceipt {
+        reply.reply_error(Errno::ENOSYS)
     }
 
     /// SEEK_DATA and SEEK_HOLE. After ENOSYS, the default, the kernel treats a file as one extent of data.
@@ -258,7 +258,7 @@ pub trait Handler: Send + Sync + 'static {
     fn interrupt(&self, unique: u64) {}
 
     /// The errno of a request that would change something.
-    fn modify(&self, op: ModifyOp, ino: u64, caller: &Caller) -> Errno {
+    fn modify(&self, op: ModifyOp, ino: u64, caller: &RequestCaller) -> Errno {
         Errno::EROFS
     }
 }

@@ -5,7 +5,7 @@ use crate::config::SessionConfig;
 
 /// The outcome of INIT.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Agreed {
+pub(crate) struct InitAgreement {
     pub(crate) minor: u32,
     pub(crate) max_read: u32,
     pub(crate) passthrough: bool,
@@ -18,13 +18,13 @@ const OLDEST_MINOR: u32 = 28;
 /// The reply to the kernel's INIT. Not requested, on purpose: splicing (measured at a third of the speed), write-back
 /// and kill-priv flags (they belong to writes), AUTO_INVAL_DATA (an inode's bytes never change here, and it costs a
 /// GETATTR per read). `page`: the kernel's page size, the unit of its limits.
-pub(crate) fn negotiate(
+pub(crate) fn negotiate_init(
     config: &SessionConfig,
     page: u32,
     uring: bool,
     minor: u32,
     flags: u64,
-) -> Result<(abi::InitOut, Agreed), String> {
+) -> Result<(abi::InitOut, InitAgreement), String> {
     if minor < OLDEST_MINOR {
         return Err(format!(
             "the kernel speaks FUSE 7.{minor}; 7.{OLDEST_MINOR} (Linux 4.20) is the oldest that works"
@@ -71,8 +71,12 @@ pub(crate) fn negotiate(
     let pages = if got & init::MAX_PAGES != 0 { u32::from(max_pages) } else { 32 };
     // Also limited by the mount option `max_read`.
     let max_read = (pages * page).min(config.max_write);
-    let agreed =
-        Agreed { minor, max_read, passthrough: got & init::PASSTHROUGH != 0, uring: got & init::OVER_IO_URING != 0 };
+    let agreed = InitAgreement {
+        minor,
+        max_read,
+        passthrough: got & init::PASSTHROUGH != 0,
+        uring: got & init::OVER_IO_URING != 0,
+    };
     Ok((out, agreed))
 }
 
@@ -83,13 +87,13 @@ mod tests {
     #[test]
     fn only_what_both_have() {
         let config = SessionConfig { passthrough: true, ..Default::default() };
-        let (out, agreed) = negotiate(&config, 4096, true, 45, u64::MAX).unwrap();
+        let (out, agreed) = negotiate_init(&config, 4096, true, 45, u64::MAX).unwrap();
         assert!(agreed.passthrough && agreed.uring && agreed.max_read == 1 << 20);
         assert_eq!((out.minor, out.max_pages, out.max_stack_depth), (abi::MINOR, 256, 1));
-        let (out, agreed) = negotiate(&config, 4096, true, 38, init::ASYNC_READ | init::INIT_EXT).unwrap();
+        let (out, agreed) = negotiate_init(&config, 4096, true, 38, init::ASYNC_READ | init::INIT_EXT).unwrap();
         assert!(!agreed.passthrough && !agreed.uring && agreed.max_read == 128 << 10);
         assert_eq!((u64::from(out.flags), out.flags2, out.max_stack_depth), (init::ASYNC_READ | init::INIT_EXT, 0, 0));
-        assert!(negotiate(&config, 4096, false, 27, 0).unwrap_err().contains("4.20"));
+        assert!(negotiate_init(&config, 4096, false, 27, 0).unwrap_err().contains("4.20"));
     }
 
     #[test]
@@ -98,7 +102,7 @@ mod tests {
             for page in [4 << 10, 16 << 10, 64 << 10] {
                 for flags in [u64::MAX, init::ASYNC_READ] {
                     let config = SessionConfig { max_write, ..Default::default() };
-                    let (out, agreed) = negotiate(&config, page, false, 45, flags).unwrap();
+                    let (out, agreed) = negotiate_init(&config, page, false, 45, flags).unwrap();
                     assert!(agreed.max_read <= max_write, "{max_write} {page}");
                     // Below a page there is no mount: see `Session::mount`.
                     assert!(u32::from(out.max_pages) * page <= max_write || max_write < page, "{max_write} {page}");

@@ -25,21 +25,21 @@ mod ring;
 mod session;
 
 pub use adapter::FsHandler;
-pub use backing::{Backing, BackingId, Backings};
+pub use backing::{BackingId, BackingRegistrar, RegisteredFile};
 pub use buffer::{AnonymousPages, BufferSource, HEAD_LEN, PoolAnnex, SlotBuffer};
-pub use config::{Chosen, FuseIo, SessionConfig, Workload};
-pub use dispatch::AccessLog;
+pub use config::{FuseIo, SessionConfig, TransportChoice, WorkloadHint};
+pub use dispatch::RequestRecorder;
 pub use errno::Errno;
-pub use handler::{Attr, Caller, Entry, Handler, InitInfo, Opened, Statfs};
-pub use mount::{MountError, check, umount};
+pub use handler::{FuseHandler, HandleReply, InitInfo, LookupReply, RequestCaller, StatAttr, StatfsReply};
+pub use mount::{MountError, check_mountpoint, unmount_path};
 pub use mountinfo::{MountEntry, MountTable, mounted_at};
 pub use nullfs::NullFs;
 pub use options::{MountOptions, UnknownOption};
-pub use reply::{DirPlusSink, DirSink, ReadReply, Replied, XattrReply};
+pub use reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt, XattrReply};
 pub use request::ModifyOp;
-pub use session::{Session, Unmounted, Unmounter};
+pub use session::{FuseSession, SessionUnmounter, UnmountOutcome};
 
-pub(crate) use request::Request;
+pub(crate) use request::FuseRequest;
 
 /// The inode number of the root directory.
 pub const ROOT_INO: u64 = abi::ROOT_ID;

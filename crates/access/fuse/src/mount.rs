@@ -1,6 +1,6 @@
 //! Mount and unmount: mount(2) as root, fusermount3 otherwise. It knows nothing of requests.
 
-use crate::mountinfo::{MountEntry, absolute, mounted_at};
+use crate::mountinfo::{MountEntry, mounted_at, resolve_mountpoint};
 use crate::options::MountOptions;
 use std::ffi::{CStr, CString};
 use std::fs::{self, File, OpenOptions};
@@ -160,12 +160,12 @@ impl MountError {
 
 /// A mount that was made: its device descriptor and its path.
 #[derive(Debug)]
-pub(crate) struct Mounted {
+pub(crate) struct MountedDevice {
     pub(crate) device: OwnedFd,
     pub(crate) path: PathBuf,
 }
 
-fn euid() -> u32 {
+fn effective_uid() -> u32 {
     // SAFETY: geteuid has no conditions.
     unsafe { libc::geteuid() }
 }
@@ -175,39 +175,43 @@ fn euid() -> u32 {
 ///
 /// # Errors
 /// See [`MountError`].
-pub(crate) fn mount(mountpoint: &Path, options: &MountOptions, max_read: u32) -> Result<Mounted, MountError> {
-    let path = check(mountpoint, options)?;
-    let device = match euid() {
+pub(crate) fn mount_device(
+    mountpoint: &Path,
+    options: &MountOptions,
+    max_read: u32,
+) -> Result<MountedDevice, MountError> {
+    let path = check_mountpoint(mountpoint, options)?;
+    let device = match effective_uid() {
         0 => mount_as_root(&path, options, max_read)?,
         _ => mount_by_helper(&path, options, max_read)?,
     };
-    Ok(Mounted { device, path })
+    Ok(MountedDevice { device, path })
 }
 
 /// Checks a mountpoint before a session starts.
 ///
 /// # Errors
 /// See [`MountError`].
-pub fn check(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
+pub fn check_mountpoint(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
     let given = || mountpoint.to_path_buf();
-    let path = absolute(mountpoint).map_err(|e| look_error(given(), e))?;
+    let path = resolve_mountpoint(mountpoint).map_err(|e| look_error(given(), e))?;
     let mounted = mounted_at(&path).map_err(|source| MountError::System {
         what: "reading the mount table for",
         path: path.clone(),
         source,
     })?;
     if let Some(there) = mounted {
-        let seen = there.is_fuse().then(|| look(&path));
+        let seen = there.is_fuse().then(|| probe_mount(&path));
         let MountEntry { fstype, source: mounted, .. } = there;
         match seen {
-            Some(Look::Dead) => return Err(MountError::Stale { path, fstype, mounted }),
+            Some(MountHealth::Dead) => return Err(MountError::Stale { path, fstype, mounted }),
             _ if !options.nonempty => return Err(MountError::Busy { path, fstype, mounted }),
-            Some(Look::Silent) => {
+            Some(MountHealth::Silent) => {
                 let why = format!("the mount that is there ({mounted}) does not respond");
                 let source = io::Error::new(io::ErrorKind::TimedOut, why);
                 return Err(MountError::System { what: "checking mountpoint", path, source });
             }
-            Some(Look::Alive) | None => {}
+            Some(MountHealth::Alive) | None => {}
         }
     }
     let metadata = fs::metadata(&path).map_err(|e| look_error(path.clone(), e))?;
@@ -232,7 +236,7 @@ fn look_error(path: PathBuf, source: io::Error) -> MountError {
 }
 
 /// The state of a FUSE mount.
-pub(crate) enum Look {
+pub(crate) enum MountHealth {
     Alive,
     /// Its process ended, or its connection was aborted.
     Dead,
@@ -241,7 +245,7 @@ pub(crate) enum Look {
 }
 
 /// Probes a FUSE mount in a separate thread, which may hang for ever.
-pub(crate) fn look(path: &Path) -> Look {
+pub(crate) fn probe_mount(path: &Path) -> MountHealth {
     let (sender, receiver) = mpsc::channel();
     let path = path.to_path_buf();
     let started = std::thread::Builder::new().name("fuse-look".into()).spawn(move || {
@@ -252,9 +256,9 @@ pub(crate) fn look(path: &Path) -> Look {
         let _ = sender.send(dead);
     });
     match started.map(|_| receiver.recv_timeout(LOOK_DEADLINE)) {
-        Ok(Ok(true)) => Look::Dead,
-        Ok(Ok(false)) | Err(_) => Look::Alive,
-        Ok(Err(_)) => Look::Silent,
+        Ok(Ok(true)) => MountHealth::Dead,
+        Ok(Ok(false)) | Err(_) => MountHealth::Alive,
+        Ok(Err(_)) => MountHealth::Silent,
     }
 }
 
@@ -289,7 +293,7 @@ fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<O
     let target = c_string(path.as_os_str().as_bytes(), path)?;
     // SAFETY: all five strings live through the call, and the descriptor named in `data` is open.
     let answer = unsafe {
-        libc::mount(source.as_ptr(), target.as_ptr(), fstype.as_ptr(), options.flags(), data.as_ptr().cast())
+        libc::mount(source.as_ptr(), target.as_ptr(), fstype.as_ptr(), options.mount_flags(), data.as_ptr().cast())
     };
     if answer == 0 {
         return Ok(device);
@@ -303,7 +307,7 @@ fn mount_as_root(path: &Path, options: &MountOptions, max_read: u32) -> Result<O
 }
 
 fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result<OwnedFd, MountError> {
-    let uid = euid();
+    let uid = effective_uid();
     if options.allow_other && !user_allow_other() {
         return Err(MountError::AllowOther { uid });
     }
@@ -412,8 +416,8 @@ fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 ///
 /// # Errors
 /// [`MountError::NotMounted`], [`MountError::InUse`], or the system's error.
-pub fn umount(path: &Path, lazy: bool) -> Result<(), MountError> {
-    let path = absolute(path).map_err(|e| look_error(path.to_path_buf(), e))?;
+pub fn unmount_path(path: &Path, lazy: bool) -> Result<(), MountError> {
+    let path = resolve_mountpoint(path).map_err(|e| look_error(path.to_path_buf(), e))?;
     let there = mounted_at(&path).map_err(|e| look_error(path.clone(), e))?;
     match there {
         Some(there) if there.is_fuse() => {}
@@ -422,16 +426,16 @@ pub fn umount(path: &Path, lazy: bool) -> Result<(), MountError> {
             return Err(MountError::NotMounted { path, found });
         }
     }
-    detach(&path, if lazy { libc::MNT_DETACH } else { 0 })
+    detach_mount(&path, if lazy { libc::MNT_DETACH } else { 0 })
 }
 
 /// umount2(2) with `flags`, or fusermount3 for users.
-pub(crate) fn detach(path: &Path, flags: libc::c_int) -> Result<(), MountError> {
+pub(crate) fn detach_mount(path: &Path, flags: libc::c_int) -> Result<(), MountError> {
     let lazy = flags & libc::MNT_DETACH != 0;
-    if euid() != 0 {
+    if effective_uid() != 0 {
         let mut command = Command::new(FUSERMOUNT);
         command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(path).stdin(Stdio::null());
-        let out = command.output().map_err(|source| MountError::NoFusermount { uid: euid(), source })?;
+        let out = command.output().map_err(|source| MountError::NoFusermount { uid: effective_uid(), source })?;
         let said = String::from_utf8_lossy(&out.stderr).trim().to_string();
         return match out.status.success() {
             true => Ok(()),
@@ -465,7 +469,7 @@ pub(crate) fn abort_connection(minor: u32) -> io::Result<()> {
             let name = CString::new(name)?;
             // SAFETY: the directory descriptor is open and the name a C string.
             let fd = unsafe { libc::openat(control.as_raw_fd(), name.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
-            owned(i64::from(fd))?.into()
+            owned_fd(i64::from(fd))?.into()
         }
         found => found?,
     };
@@ -479,16 +483,16 @@ fn unseen_mount(fstype: &CStr) -> io::Result<OwnedFd> {
     let none = std::ptr::null::<libc::c_char>();
     // SAFETY: the system calls of Linux 5.2, whose arguments are a C string, integers, nulls and open descriptors.
     unsafe {
-        let context = owned(libc::syscall(libc::SYS_fsopen, fstype.as_ptr(), CLOEXEC))?;
+        let context = owned_fd(libc::syscall(libc::SYS_fsopen, fstype.as_ptr(), CLOEXEC))?;
         if libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), CMD_CREATE, none, none, 0) != 0 {
             return Err(io::Error::last_os_error());
         }
-        owned(libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), CLOEXEC, 0))
+        owned_fd(libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), CLOEXEC, 0))
     }
 }
 
 /// The descriptor that a system call returned, or its error.
-fn owned(fd: i64) -> io::Result<OwnedFd> {
+fn owned_fd(fd: i64) -> io::Result<OwnedFd> {
     match RawFd::try_from(fd) {
         // SAFETY: the callers pass the answer of a call that makes a descriptor, which no other code has yet.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),

@@ -39,7 +39,7 @@ impl MountTable {
     /// # Errors
     /// When /proc is not mounted.
     pub fn read() -> io::Result<MountTable> {
-        Ok(MountTable(parse(&fs::read("/proc/self/mountinfo")?)))
+        Ok(MountTable(parse_mountinfo(&fs::read("/proc/self/mountinfo")?)))
     }
 
     /// All entries, covered ones included.
@@ -87,7 +87,7 @@ pub fn mounted_at(path: &Path) -> io::Result<Option<MountEntry>> {
 ///
 /// # Errors
 /// When a directory on the way does not exist or may not be searched.
-pub fn absolute(path: &Path) -> io::Result<PathBuf> {
+pub fn resolve_mountpoint(path: &Path) -> io::Result<PathBuf> {
     let path = env::current_dir()?.join(path);
     let Some(Component::Normal(last)) = path.components().next_back() else { return fs::canonicalize(path) };
     let parent = path.parent().unwrap_or(Path::new("/"));
@@ -96,22 +96,22 @@ pub fn absolute(path: &Path) -> io::Result<PathBuf> {
         Some(_) => Ok(found),
         // Only now is it safe to access the last component: nothing is mounted on it.
         None => match fs::read_link(&found) {
-            Ok(target) => absolute(&found.parent().unwrap_or(Path::new("/")).join(target)),
+            Ok(target) => resolve_mountpoint(&found.parent().unwrap_or(Path::new("/")).join(target)),
             Err(_) => Ok(found),
         },
     }
 }
 
-fn parse(table: &[u8]) -> Vec<MountEntry> {
+fn parse_mountinfo(table: &[u8]) -> Vec<MountEntry> {
     let line = |line: &[u8]| -> Option<MountEntry> {
         let mut words = line.split(|b| *b == b' ');
         let number = |word: Option<&[u8]>| std::str::from_utf8(word?).ok()?.parse().ok();
         let (id, parent) = (number(words.next())?, number(words.next())?);
         let device = std::str::from_utf8(words.next()?).ok()?;
         let (major, minor) = device.split_once(':')?;
-        let mountpoint = unescape(words.nth(1)?);
+        let mountpoint = unescape_octal(words.nth(1)?);
         let mut rest = words.skip_while(|w| *w != b"-").skip(1);
-        let text = |word: &[u8]| unescape(word).to_string_lossy().into_owned();
+        let text = |word: &[u8]| unescape_octal(word).to_string_lossy().into_owned();
         Some(MountEntry {
             id,
             parent,
@@ -125,7 +125,7 @@ fn parse(table: &[u8]) -> Vec<MountEntry> {
 }
 
 /// Decodes the kernel's `\040` for space, tab, newline and backslash.
-fn unescape(word: &[u8]) -> OsString {
+fn unescape_octal(word: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(word.len());
     let mut at = 0;
     while at < word.len() {
@@ -151,7 +151,7 @@ mod tests {
         let table = b"22 27 0:20 / /proc rw,nosuid - proc proc rw\n\
             90 27 0:51 / /mnt/a\\040b\\134 ro shared:5 master:2 - fuse.spurline s3://b\\054 ro,user_id=0\n\
             garbage\n1 2 x:y / / rw - t s o\n";
-        let mounts = parse(table);
+        let mounts = parse_mountinfo(table);
         assert_eq!(mounts.len(), 2);
         assert_eq!(mounts[1].mountpoint, Path::new("/mnt/a b\\"));
         assert_eq!((mounts[1].device, mounts[1].is_fuse(), mounts[1].source.as_str()), ((0, 51), true, "s3://b,"));
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn what_is_seen_at_a_path() {
-        let table = MountTable(parse(
+        let table = MountTable(parse_mountinfo(
             b"22 1 8:1 / / rw - ext4 root rw\n\
             30 22 0:30 / /a rw - tmpfs below rw\n\
             31 30 0:31 / /a/x rw - fuse.spurline hidden rw\n\
@@ -175,11 +175,12 @@ mod tests {
         assert_eq!((seen("/a"), seen("/a/x")), (Some("above"), Some("above")));
         assert_eq!((seen("/m"), seen("/m/in/y"), seen("/min")), (Some("moved"), Some("inner"), Some("root")));
         // The root of a chroot is no mount.
-        let table = MountTable(parse(b"40 7 0:40 / /m rw - tmpfs one rw\n41 40 0:41 / /m rw - tmpfs two rw\n"));
+        let table =
+            MountTable(parse_mountinfo(b"40 7 0:40 / /m rw - tmpfs one rw\n41 40 0:41 / /m rw - tmpfs two rw\n"));
         assert_eq!(table.seen_at(Path::new("/m/x")).map(|m| m.id), Some(41));
         assert_eq!(table.seen_at(Path::new("/n")), None);
         // A table that no kernel writes.
-        let table = MountTable(parse(b"1 2 0:1 / /m rw - t s rw\n2 1 0:2 / /m rw - t s rw\n"));
+        let table = MountTable(parse_mountinfo(b"1 2 0:1 / /m rw - t s rw\n2 1 0:2 / /m rw - t s rw\n"));
         assert_eq!(table.seen_at(Path::new("/m")), None);
     }
 
@@ -189,17 +190,17 @@ mod tests {
         let dir = fs::canonicalize(dir.path()).unwrap();
         fs::create_dir(dir.join("d")).unwrap();
         std::os::unix::fs::symlink("d", dir.join("link")).unwrap();
-        assert_eq!(absolute(&dir.join("link")).unwrap(), dir.join("d"));
-        assert_eq!(absolute(&dir.join("d/..")).unwrap(), dir);
-        assert_eq!(absolute(&dir.join("none")).unwrap(), dir.join("none"));
-        assert!(absolute(&dir.join("none/none")).is_err());
+        assert_eq!(resolve_mountpoint(&dir.join("link")).unwrap(), dir.join("d"));
+        assert_eq!(resolve_mountpoint(&dir.join("d/..")).unwrap(), dir);
+        assert_eq!(resolve_mountpoint(&dir.join("none")).unwrap(), dir.join("none"));
+        assert!(resolve_mountpoint(&dir.join("none/none")).is_err());
         assert!(mounted_at(Path::new("/proc")).unwrap().is_some());
     }
 
     proptest::proptest! {
         #[test]
         fn garbage_never_panics(table in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300)) {
-            let _ = MountTable(parse(&table)).seen_at(Path::new("/m"));
+            let _ = MountTable(parse_mountinfo(&table)).seen_at(Path::new("/m"));
         }
     }
 }

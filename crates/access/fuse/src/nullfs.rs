@@ -2,8 +2,8 @@
 //! limit for file systems on the same session code.
 
 use crate::errno::Errno;
-use crate::handler::{Attr, Entry, Handler, Opened, Statfs};
-use crate::reply::{DirPlusSink, DirSink, ReadReply, Replied};
+use crate::handler::{FuseHandler, HandleReply, LookupReply, StatAttr, StatfsReply};
+use crate::reply::{DirPlusSink, DirSink, ReadReply, ReplyReceipt};
 use std::time::Duration;
 
 const ROOT: u64 = crate::abi::ROOT_ID;
@@ -24,11 +24,11 @@ pub struct NullFs {
 impl NullFs {
     /// A file system whose file has `size` bytes, served from one mebibyte, which stays in the processor's cache.
     pub fn new(size: u64) -> Self {
-        NullFs::holding(size, PATTERN as u64)
+        NullFs::with_buffer(size, PATTERN as u64)
     }
 
     /// The same served from `held` bytes of memory (a mebibyte at least), like a file system with its data in memory.
-    pub fn holding(size: u64, held: u64) -> Self {
+    pub fn with_buffer(size: u64, held: u64) -> Self {
         let held = (held as usize).next_multiple_of(PATTERN).max(PATTERN);
         let byte = |i: usize| ((i % PATTERN) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];
         let first: Vec<u8> = (0..PATTERN).map(byte).collect();
@@ -46,54 +46,54 @@ impl NullFs {
         self.held[(offset % PATTERN as u64) as usize]
     }
 
-    fn attr(&self, ino: u64) -> Option<Attr> {
+    fn inode_attr(&self, ino: u64) -> Option<StatAttr> {
         match ino {
-            ROOT => Some(Attr { nlink: 2, ..Attr::new(ROOT, libc::S_IFDIR | 0o555, 0) }),
-            DATA => Some(Attr::new(DATA, libc::S_IFREG | 0o444, self.size)),
+            ROOT => Some(StatAttr { nlink: 2, ..StatAttr::new(ROOT, libc::S_IFDIR | 0o555, 0) }),
+            DATA => Some(StatAttr::new(DATA, libc::S_IFREG | 0o444, self.size)),
             _ => None,
         }
     }
-    fn entry(&self, ino: u64) -> Result<Entry, Errno> {
-        let attr = self.attr(ino).ok_or(Errno::ENOENT)?;
-        Ok(Entry { ino, generation: 0, attr, entry_ttl: TTL, attr_ttl: TTL })
+    fn lookup_reply(&self, ino: u64) -> Result<LookupReply, Errno> {
+        let attr = self.inode_attr(ino).ok_or(Errno::ENOENT)?;
+        Ok(LookupReply { ino, generation: 0, attr, entry_ttl: TTL, attr_ttl: TTL })
     }
-    fn names() -> [(u64, u32, &'static [u8]); 3] {
+    fn dir_names() -> [(u64, u32, &'static [u8]); 3] {
         [(ROOT, libc::S_IFDIR, b"."), (ROOT, libc::S_IFDIR, b".."), (DATA, libc::S_IFREG, b"data")]
     }
 }
 
-impl Handler for NullFs {
-    fn lookup(&self, _parent: u64, name: &[u8]) -> Result<Entry, Errno> {
+impl FuseHandler for NullFs {
+    fn lookup(&self, _parent: u64, name: &[u8]) -> Result<LookupReply, Errno> {
         match name {
-            b"." | b".." => self.entry(ROOT),
-            b"data" => self.entry(DATA),
-            _ => Ok(Entry::negative(TTL)),
+            b"." | b".." => self.lookup_reply(ROOT),
+            b"data" => self.lookup_reply(DATA),
+            _ => Ok(LookupReply::negative(TTL)),
         }
     }
 
-    fn getattr(&self, ino: u64, _fh: Option<u64>) -> Result<(Attr, Duration), Errno> {
-        Ok((self.attr(ino).ok_or(Errno::ESTALE)?, TTL))
+    fn getattr(&self, ino: u64, _fh: Option<u64>) -> Result<(StatAttr, Duration), Errno> {
+        Ok((self.inode_attr(ino).ok_or(Errno::ESTALE)?, TTL))
     }
 
-    fn open(&self, ino: u64, _flags: u32) -> Result<Opened, Errno> {
+    fn open(&self, ino: u64, _flags: u32) -> Result<HandleReply, Errno> {
         match ino {
-            DATA => Ok(Opened { keep_cache: true, ..Opened::default() }),
+            DATA => Ok(HandleReply { keep_cache: true, ..HandleReply::default() }),
             _ => Err(Errno::EISDIR),
         }
     }
 
-    fn read(&self, _ino: u64, _fh: u64, offset: u64, len: u32, reply: ReadReply<'_>) -> Replied {
+    fn read(&self, _ino: u64, _fh: u64, offset: u64, len: u32, reply: ReadReply<'_>) -> ReplyReceipt {
         let len = self.size.saturating_sub(offset).min(u64::from(len)).min(PATTERN as u64) as usize;
         if self.fill {
-            return reply.filled(len);
+            return reply.reply_filled(len);
         }
         let start = (offset % (self.held.len() - PATTERN) as u64) as usize;
-        reply.data(&self.held[start..start + len])
+        reply.reply_data(&self.held[start..start + len])
     }
 
     fn readdir(&self, _ino: u64, _fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        for (i, (ino, mode, name)) in (1..).zip(Self::names()).skip(cookie as usize) {
-            if !sink.add(ino, i, mode, name) {
+        for (i, (ino, mode, name)) in (1..).zip(Self::dir_names()).skip(cookie as usize) {
+            if !sink.add_entry(ino, i, mode, name) {
                 break;
             }
         }
@@ -101,9 +101,12 @@ impl Handler for NullFs {
     }
 
     fn readdirplus(&self, _ino: u64, _fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
-        for (i, (ino, mode, name)) in (1..).zip(Self::names()).skip(cookie as usize) {
-            let added =
-                if ino == DATA { sink.add(&self.entry(DATA)?, i, name) } else { sink.add_plain(ino, i, mode, name) };
+        for (i, (ino, mode, name)) in (1..).zip(Self::dir_names()).skip(cookie as usize) {
+            let added = if ino == DATA {
+                sink.add_entry(&self.lookup_reply(DATA)?, i, name)
+            } else {
+                sink.add_plain(ino, i, mode, name)
+            };
             if !added {
                 break;
             }
@@ -111,8 +114,8 @@ impl Handler for NullFs {
         Ok(())
     }
 
-    fn statfs(&self, _ino: u64) -> Result<Statfs, Errno> {
+    fn statfs(&self, _ino: u64) -> Result<StatfsReply, Errno> {
         let blocks = self.size.div_ceil(4096);
-        Ok(Statfs { blocks, files: 2, ..Statfs::default() })
+        Ok(StatfsReply { blocks, files: 2, ..StatfsReply::default() })
     }
 }

@@ -62,8 +62,8 @@ impl MountOptions {
     ///
     /// # Errors
     /// On an unknown word.
-    pub fn apply(&mut self, list: &str) -> Result<(), UnknownOption> {
-        for word in split(list) {
+    pub fn apply_list(&mut self, list: &str) -> Result<(), UnknownOption> {
+        for word in split_list(list) {
             let (key, value) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v)));
             match (key, value) {
                 ("", None) => {}
@@ -96,7 +96,7 @@ impl MountOptions {
     }
 
     /// Flags for mount(2).
-    pub(crate) fn flags(&self) -> libc::c_ulong {
+    pub(crate) fn mount_flags(&self) -> libc::c_ulong {
         let mut flags = 0;
         let mut set = |on: bool, flag: libc::c_ulong| {
             if on {
@@ -142,7 +142,7 @@ impl MountOptions {
     }
 }
 
-fn split(list: &str) -> Vec<String> {
+fn split_list(list: &str) -> Vec<String> {
     let (mut words, mut word) = (Vec::new(), String::new());
     let mut chars = list.chars();
     while let Some(c) = chars.next() {
@@ -163,21 +163,21 @@ mod tests {
     #[test]
     fn lists() {
         let mut o = MountOptions::default();
-        o.apply("ro,allow_other,fsname=s3://b/a\\,b,noexec,_netdev,x-systemd.automount,").unwrap();
+        o.apply_list("ro,allow_other,fsname=s3://b/a\\,b,noexec,_netdev,x-systemd.automount,").unwrap();
         assert_eq!(o.fsname, "s3://b/a,b");
         assert!(o.allow_other && !o.exec);
         assert_eq!(
             o.fusermount_list(8192),
             "fsname=s3://b/a\\,b,subtype=spurline,max_read=8192,ro,allow_other,default_permissions,noexec,noatime"
         );
-        o.apply("no_default_permissions").unwrap();
+        o.apply_list("no_default_permissions").unwrap();
         assert!(o.kernel_words(8192) == ",max_read=8192,allow_other");
         let mut o = MountOptions::default();
         assert!(o.kernel_words(8192) == ",max_read=8192");
-        o.apply("default_permissions").unwrap();
+        o.apply_list("default_permissions").unwrap();
         assert!(o.kernel_words(8192) == ",max_read=8192,default_permissions");
         for bad in ["rw", "allow_others", "ro=1", "fsname", "fsname="] {
-            let said = o.apply(bad).unwrap_err().to_string();
+            let said = o.apply_list(bad).unwrap_err().to_string();
             assert!(said.contains(bad) && said.contains("default_permissions"), "{said}");
         }
     }

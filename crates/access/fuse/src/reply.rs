@@ -3,7 +3,7 @@
 
 use crate::abi::{self, OutHeader, bytes_of};
 use crate::errno::Errno;
-use crate::handler::Entry;
+use crate::handler::LookupReply;
 use spurline_types::unix_time;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,25 +15,25 @@ const MAX_PIECES: usize = 512;
 /// Proof that a request has a reply.
 #[derive(Debug)]
 #[must_use = "return this as the reply to the request"]
-pub struct Replied {
+pub struct ReplyReceipt {
     pub(crate) error: i32,
     /// Length of the reply, in the payload unless `sent`.
     pub(crate) len: usize,
     pub(crate) sent: bool,
 }
 
-impl Replied {
+impl ReplyReceipt {
     pub(crate) fn ok(len: usize) -> Self {
-        Replied { error: 0, len, sent: false }
+        ReplyReceipt { error: 0, len, sent: false }
     }
     pub(crate) fn error(errno: Errno) -> Self {
-        Replied { error: errno.wire(), len: 0, sent: false }
+        ReplyReceipt { error: errno.wire_code(), len: 0, sent: false }
     }
 }
 
 /// /dev/fuse and the request whose reply may be written to it at once.
 #[derive(Clone, Copy)]
-pub(crate) struct Direct<'a> {
+pub(crate) struct DirectReply<'a> {
     pub(crate) device: BorrowedFd<'a>,
     pub(crate) unique: u64,
 }
@@ -45,13 +45,13 @@ pub(crate) struct Direct<'a> {
 pub struct ReadReply<'a> {
     payload: &'a mut [u8],
     len: usize,
-    direct: Option<Direct<'a>>,
+    direct: Option<DirectReply<'a>>,
 }
 
 impl<'a> ReadReply<'a> {
     /// `None` when the slot has no room for `len` bytes: the kernel would take a shorter reply for the end of the
     /// file.
-    pub(crate) fn new(payload: &'a mut [u8], len: usize, direct: Option<Direct<'a>>) -> Option<Self> {
+    pub(crate) fn new(payload: &'a mut [u8], len: usize, direct: Option<DirectReply<'a>>) -> Option<Self> {
         (len <= payload.len()).then_some(ReadReply { payload, len, direct })
     }
 
@@ -61,21 +61,21 @@ impl<'a> ReadReply<'a> {
     }
 
     /// Replies with the first `n` bytes of [`ReadReply::buffer`].
-    pub fn filled(self, n: usize) -> Replied {
-        Replied::ok(n.min(self.len))
+    pub fn reply_filled(self, n: usize) -> ReplyReceipt {
+        ReplyReceipt::ok(n.min(self.len))
     }
 
     /// Replies with `data`, cut to the length of the request.
-    pub fn data(self, data: &[u8]) -> Replied {
-        self.vectored(&[IoSlice::new(data)])
+    pub fn reply_data(self, data: &[u8]) -> ReplyReceipt {
+        self.reply_vectored(&[IoSlice::new(data)])
     }
 
     /// Replies with the bytes of `pieces` in order.
-    pub fn vectored(self, pieces: &[IoSlice<'_>]) -> Replied {
+    pub fn reply_vectored(self, pieces: &[IoSlice<'_>]) -> ReplyReceipt {
         if let Some(direct) = self.direct {
             let total: usize = pieces.iter().map(|p| p.len()).sum();
-            if total <= self.len && pieces.len() <= MAX_PIECES && send(direct, 0, pieces, total) {
-                return Replied { error: 0, len: total, sent: true };
+            if total <= self.len && pieces.len() <= MAX_PIECES && send_reply(direct, 0, pieces, total) {
+                return ReplyReceipt { error: 0, len: total, sent: true };
             }
         }
         let mut filled = 0;
@@ -84,28 +84,28 @@ impl<'a> ReadReply<'a> {
             self.payload[filled..filled + n].copy_from_slice(&piece[..n]);
             filled += n;
         }
-        Replied::ok(filled)
+        ReplyReceipt::ok(filled)
     }
 
     /// Fails the read.
-    pub fn error(self, errno: Errno) -> Replied {
-        Replied::error(errno)
+    pub fn reply_error(self, errno: Errno) -> ReplyReceipt {
+        ReplyReceipt::error(errno)
     }
 }
 
 /// Writes a reply to /dev/fuse in one call. False: the device rejected it, and the request still needs a reply. A
 /// withdrawn request (ENOENT) or an ended session counts as success.
-pub(crate) fn send(direct: Direct<'_>, error: i32, pieces: &[IoSlice<'_>], total: usize) -> bool {
+pub(crate) fn send_reply(direct: DirectReply<'_>, error: i32, pieces: &[IoSlice<'_>], total: usize) -> bool {
     let header = OutHeader { len: (size_of::<OutHeader>() + total) as u32, error: -error, unique: direct.unique };
     let head = IoSlice::new(bytes_of(&header));
     let written = match pieces {
-        [] => writev(direct.device, &[head]),
-        [one] => writev(direct.device, &[head, *one]),
+        [] => write_vectored(direct.device, &[head]),
+        [one] => write_vectored(direct.device, &[head, *one]),
         more => {
             let mut all = [IoSlice::new(&[]); MAX_PIECES + 1];
             all[0] = head;
             all[1..=more.len()].copy_from_slice(more);
-            writev(direct.device, &all[..=more.len()])
+            write_vectored(direct.device, &all[..=more.len()])
         }
     };
     match written {
@@ -118,7 +118,7 @@ pub(crate) fn send(direct: Direct<'_>, error: i32, pieces: &[IoSlice<'_>], total
     }
 }
 
-fn writev(device: BorrowedFd<'_>, pieces: &[IoSlice<'_>]) -> Result<(), i32> {
+fn write_vectored(device: BorrowedFd<'_>, pieces: &[IoSlice<'_>]) -> Result<(), i32> {
     loop {
         // SAFETY: IoSlice has the layout of iovec, and every piece is borrowed for the whole call.
         let n = unsafe { libc::writev(device.as_raw_fd(), pieces.as_ptr().cast(), pieces.len() as libc::c_int) };
@@ -145,29 +145,29 @@ impl<'a> XattrReply<'a> {
 
     /// Replies with `value`, or with its length if the caller queries that; ERANGE when it does not fit into the
     /// caller's buffer.
-    pub fn value(self, value: &[u8]) -> Replied {
+    pub fn reply_value(self, value: &[u8]) -> ReplyReceipt {
         if self.size == 0 {
             let out = abi::GetxattrOut { size: u32::try_from(value.len()).unwrap_or(u32::MAX), padding: 0 };
-            return put(self.payload, &out);
+            return put_struct(self.payload, &out);
         }
         if value.len() > self.size.min(self.payload.len()) {
-            return Replied::error(Errno::ERANGE);
+            return ReplyReceipt::error(Errno::ERANGE);
         }
         self.payload[..value.len()].copy_from_slice(value);
-        Replied::ok(value.len())
+        ReplyReceipt::ok(value.len())
     }
 
     /// Fails the request.
-    pub fn error(self, errno: Errno) -> Replied {
-        Replied::error(errno)
+    pub fn reply_error(self, errno: Errno) -> ReplyReceipt {
+        ReplyReceipt::error(errno)
     }
 }
 
 /// Writes a fixed struct into the payload as the whole reply.
-pub(crate) fn put<T: abi::Plain>(payload: &mut [u8], value: &T) -> Replied {
+pub(crate) fn put_struct<T: abi::PlainBytes>(payload: &mut [u8], value: &T) -> ReplyReceipt {
     let bytes = bytes_of(value);
     payload[..bytes.len()].copy_from_slice(bytes);
-    Replied::ok(bytes.len())
+    ReplyReceipt::ok(bytes.len())
 }
 
 /// Collects the entries of one readdir.
@@ -184,12 +184,12 @@ impl<'a> DirSink<'a> {
 
     /// Adds an entry. `next` is the cookie that continues after it; `mode` gives its file type. False: it did not
     /// fit, and no other will; stop.
-    pub fn add(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
-        add(self.payload, &mut self.used, &[], ino, next, mode, name)
+    pub fn add_entry(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
+        append_dirent(self.payload, &mut self.used, &[], ino, next, mode, name)
     }
 
-    pub(crate) fn finish(self) -> Replied {
-        Replied::ok(self.used)
+    pub(crate) fn finish(self) -> ReplyReceipt {
+        ReplyReceipt::ok(self.used)
     }
 }
 
@@ -203,24 +203,32 @@ impl<'a> DirPlusSink<'a> {
 
     /// Adds an entry, as [`DirSink::add_entry`]; true counts as a lookup of `entry.ino`. For `.` and `..`, and without
     /// attributes, use [`DirPlusSink::add_plain`].
-    pub fn add(&mut self, entry: &Entry, next: u64, name: &[u8]) -> bool {
+    pub fn add_entry(&mut self, entry: &LookupReply, next: u64, name: &[u8]) -> bool {
         let out = entry_out(entry);
         let (ino, mode) = (entry.attr.ino, entry.attr.mode);
-        add(self.0.payload, &mut self.0.used, bytes_of(&out), ino, next, mode, name)
+        append_dirent(self.0.payload, &mut self.0.used, bytes_of(&out), ino, next, mode, name)
     }
 
     /// Adds an entry without attributes: the kernel looks it up when it needs them.
     pub fn add_plain(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
         let none = abi::EntryOut::default();
-        add(self.0.payload, &mut self.0.used, bytes_of(&none), ino, next, mode, name)
+        append_dirent(self.0.payload, &mut self.0.used, bytes_of(&none), ino, next, mode, name)
     }
 
-    pub(crate) fn finish(self) -> Replied {
+    pub(crate) fn finish(self) -> ReplyReceipt {
         self.0.finish()
     }
 }
 
-fn add(payload: &mut [u8], used: &mut usize, prefix: &[u8], ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
+fn append_dirent(
+    payload: &mut [u8],
+    used: &mut usize,
+    prefix: &[u8],
+    ino: u64,
+    next: u64,
+    mode: u32,
+    name: &[u8],
+) -> bool {
     let dirent = abi::Dirent { ino, off: next, namelen: name.len() as u32, kind: (mode & libc::S_IFMT) >> 12 };
     let parts = [prefix, bytes_of(&dirent), name];
     let len = parts.iter().map(|p| p.len()).sum::<usize>();
@@ -236,7 +244,7 @@ fn add(payload: &mut [u8], used: &mut usize, prefix: &[u8], ino: u64, next: u64,
     true
 }
 
-pub(crate) fn entry_out(entry: &Entry) -> abi::EntryOut {
+pub(crate) fn entry_out(entry: &LookupReply) -> abi::EntryOut {
     abi::EntryOut {
         nodeid: entry.ino,
         generation: entry.generation,
@@ -248,7 +256,7 @@ pub(crate) fn entry_out(entry: &Entry) -> abi::EntryOut {
     }
 }
 
-pub(crate) fn attr_out(attr: &crate::handler::Attr) -> abi::Attr {
+pub(crate) fn attr_out(attr: &crate::handler::StatAttr) -> abi::Attr {
     let [(atime, atimensec), (mtime, mtimensec), (ctime, ctimensec)] =
         [attr.atime, attr.mtime, attr.ctime].map(unix_time);
     // The kernel treats the seconds as a signed number.
@@ -276,39 +284,43 @@ pub(crate) fn attr_out(attr: &crate::handler::Attr) -> abi::Attr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handler::Attr;
+    use crate::handler::StatAttr;
 
     #[test]
     fn directory_entries_are_padded_and_stop_when_full() {
         let mut payload = [0xffu8; 80];
         let mut sink = DirSink::new(&mut payload, 72);
-        assert!(sink.add(5, 1, libc::S_IFREG, b"abc"));
-        assert!(sink.add(6, 2, libc::S_IFDIR, b"12345678"));
-        assert!(!sink.add(7, 3, libc::S_IFREG, b"x"));
+        assert!(sink.add_entry(5, 1, libc::S_IFREG, b"abc"));
+        assert!(sink.add_entry(6, 2, libc::S_IFDIR, b"12345678"));
+        assert!(!sink.add_entry(7, 3, libc::S_IFREG, b"x"));
         assert_eq!(sink.finish().len, 64);
-        assert_eq!(abi::take::<abi::Dirent>(&payload), Some(abi::Dirent { ino: 5, off: 1, namelen: 3, kind: 8 }));
+        assert_eq!(abi::read_plain::<abi::Dirent>(&payload), Some(abi::Dirent { ino: 5, off: 1, namelen: 3, kind: 8 }));
         assert_eq!(&payload[24..32], b"abc\0\0\0\0\0");
-        let entry = Entry { ino: 9, attr: Attr::new(9, libc::S_IFREG, 1), ..Entry::negative(Default::default()) };
+        let entry = LookupReply {
+            ino: 9,
+            attr: StatAttr::new(9, libc::S_IFREG, 1),
+            ..LookupReply::negative(Default::default())
+        };
         let mut sink = DirPlusSink::new(&mut payload, 72);
-        assert!(!sink.add(&entry, 1, b"n"));
+        assert!(!sink.add_entry(&entry, 1, b"n"));
     }
 
     #[test]
     fn xattr_sizes() {
         let mut payload = [0u8; 64];
-        assert_eq!(XattrReply::new(&mut payload, 0).value(b"hello").len, 8);
+        assert_eq!(XattrReply::new(&mut payload, 0).reply_value(b"hello").len, 8);
         assert_eq!(payload[0], 5);
-        assert_eq!(XattrReply::new(&mut payload, 4).value(b"hello").error, libc::ERANGE);
-        assert_eq!(XattrReply::new(&mut payload, 5).value(b"hello").len, 5);
+        assert_eq!(XattrReply::new(&mut payload, 4).reply_value(b"hello").error, libc::ERANGE);
+        assert_eq!(XattrReply::new(&mut payload, 5).reply_value(b"hello").len, 5);
     }
 
     #[test]
     fn read_replies_never_exceed_the_request() {
         let mut payload = [0u8; 8];
-        assert_eq!(ReadReply::new(&mut payload, 4, None).unwrap().data(b"123456").len, 4);
-        assert_eq!(ReadReply::new(&mut payload, 8, None).unwrap().filled(1000).len, 8);
+        assert_eq!(ReadReply::new(&mut payload, 4, None).unwrap().reply_data(b"123456").len, 4);
+        assert_eq!(ReadReply::new(&mut payload, 8, None).unwrap().reply_filled(1000).len, 8);
         let pieces = [IoSlice::new(b"ab"), IoSlice::new(b"cd")];
-        assert_eq!(ReadReply::new(&mut payload, 8, None).unwrap().vectored(&pieces).len, 4);
+        assert_eq!(ReadReply::new(&mut payload, 8, None).unwrap().reply_vectored(&pieces).len, 4);
         assert_eq!(&payload[..4], b"abcd");
         // The kernel would take fewer bytes for the end of the file.
         assert!(ReadReply::new(&mut payload, 9, None).is_none());

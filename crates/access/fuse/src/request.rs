@@ -1,19 +1,19 @@
 //! Decodes one request of the kernel. Every length is checked. Names are not copied: a [`BodySpan`] refers to them.
 //! It does not know how requests arrive.
 
-use crate::abi::{self, InHeader, opcode, take};
+use crate::abi::{self, InHeader, opcode, read_plain};
 use std::ops::Range;
 
 /// A part of the request's body, by position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct BodySpan {
     start: usize,
     end: usize,
 }
 
-impl Span {
+impl BodySpan {
     /// The bytes of `body` in this span; empty when it lies outside.
-    pub fn of(self, body: &[u8]) -> &[u8] {
+    pub fn slice_of(self, body: &[u8]) -> &[u8] {
         body.get(Range { start: self.start, end: self.end }).unwrap_or_default()
     }
 }
@@ -21,10 +21,10 @@ impl Span {
 /// The read-side requests; [`FuseRequest::Modify`] stands for all that would change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "field names are the protocol's own")]
-pub enum Request {
-    Lookup { name: Span },
+pub enum FuseRequest {
+    Lookup { name: BodySpan },
     Forget { nlookup: u64 },
-    BatchForget { entries: Span },
+    BatchForget { entries: BodySpan },
     Getattr { fh: Option<u64> },
     Readlink,
     Open { flags: u32 },
@@ -35,7 +35,7 @@ pub enum Request {
     Releasedir { fh: u64 },
     Statfs,
     Access { mask: u32 },
-    Getxattr { name: Span, size: u32 },
+    Getxattr { name: BodySpan, size: u32 },
     Listxattr { size: u32 },
     Lseek { fh: u64, offset: u64, whence: u32 },
     Init { major: u32, minor: u32, max_readahead: u32, flags: u64 },
@@ -71,35 +71,35 @@ modify_ops! {
     Fallocate FALLOCATE "fallocate", CopyFileRange COPY_FILE_RANGE "copy_file_range",
 }
 
-impl Request {
+impl FuseRequest {
     /// Its name in logs.
-    pub fn name(&self) -> &'static str {
+    pub fn op_name(&self) -> &'static str {
         match self {
-            Request::Lookup { .. } => "lookup",
-            Request::Forget { .. } => "forget",
-            Request::BatchForget { .. } => "batch_forget",
-            Request::Getattr { .. } => "getattr",
-            Request::Readlink => "readlink",
-            Request::Open { .. } => "open",
-            Request::Read { .. } => "read",
-            Request::Release { .. } => "release",
-            Request::Opendir { .. } => "opendir",
-            Request::Readdir { plus: false, .. } => "readdir",
-            Request::Readdir { plus: true, .. } => "readdirplus",
-            Request::Releasedir { .. } => "releasedir",
-            Request::Statfs => "statfs",
-            Request::Access { .. } => "access",
-            Request::Getxattr { .. } => "getxattr",
-            Request::Listxattr { .. } => "listxattr",
-            Request::Lseek { .. } => "lseek",
-            Request::Init { .. } => "init",
-            Request::Interrupt { .. } => "interrupt",
-            Request::Destroy => "destroy",
-            Request::Ioctl => "ioctl",
-            Request::Modify(op) => op.name(),
-            Request::Unknown(opcode::FLUSH) => "flush",
-            Request::Unknown(opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS) => "fsync",
-            Request::Unknown(_) => "unknown",
+            FuseRequest::Lookup { .. } => "lookup",
+            FuseRequest::Forget { .. } => "forget",
+            FuseRequest::BatchForget { .. } => "batch_forget",
+            FuseRequest::Getattr { .. } => "getattr",
+            FuseRequest::Readlink => "readlink",
+            FuseRequest::Open { .. } => "open",
+            FuseRequest::Read { .. } => "read",
+            FuseRequest::Release { .. } => "release",
+            FuseRequest::Opendir { .. } => "opendir",
+            FuseRequest::Readdir { plus: false, .. } => "readdir",
+            FuseRequest::Readdir { plus: true, .. } => "readdirplus",
+            FuseRequest::Releasedir { .. } => "releasedir",
+            FuseRequest::Statfs => "statfs",
+            FuseRequest::Access { .. } => "access",
+            FuseRequest::Getxattr { .. } => "getxattr",
+            FuseRequest::Listxattr { .. } => "listxattr",
+            FuseRequest::Lseek { .. } => "lseek",
+            FuseRequest::Init { .. } => "init",
+            FuseRequest::Interrupt { .. } => "interrupt",
+            FuseRequest::Destroy => "destroy",
+            FuseRequest::Ioctl => "ioctl",
+            FuseRequest::Modify(op) => op.name(),
+            FuseRequest::Unknown(opcode::FLUSH) => "flush",
+            FuseRequest::Unknown(opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS) => "fsync",
+            FuseRequest::Unknown(_) => "unknown",
         }
     }
 }
@@ -137,8 +137,8 @@ fn args_len(op: u32) -> usize {
 ///
 /// # Errors
 /// See [`DecodeError`].
-pub fn decode(message: &[u8]) -> Result<(InHeader, Request, usize), DecodeError> {
-    let header: InHeader = take(message).ok_or(DecodeError::NoHeader)?;
+pub fn decode_message(message: &[u8]) -> Result<(InHeader, FuseRequest, usize), DecodeError> {
+    let header: InHeader = read_plain(message).ok_or(DecodeError::NoHeader)?;
     if header.len as usize != message.len() {
         return Err(DecodeError::NoHeader);
     }
@@ -150,73 +150,75 @@ pub fn decode(message: &[u8]) -> Result<(InHeader, Request, usize), DecodeError>
 }
 
 /// Decodes arguments and body from separate buffers, as in io_uring. `None`: they are malformed.
-pub fn decode_split(header: &InHeader, args: &[u8], body: &[u8]) -> Option<Request> {
+pub fn decode_split(header: &InHeader, args: &[u8], body: &[u8]) -> Option<FuseRequest> {
     Some(match header.opcode {
-        opcode::LOOKUP => Request::Lookup { name: name(body)? },
-        opcode::FORGET => Request::Forget { nlookup: take::<abi::ForgetIn>(args)?.nlookup },
+        opcode::LOOKUP => FuseRequest::Lookup { name: parse_name(body)? },
+        opcode::FORGET => FuseRequest::Forget { nlookup: read_plain::<abi::ForgetIn>(args)?.nlookup },
         opcode::BATCH_FORGET => {
-            let count = take::<abi::BatchForgetIn>(args)?.count as usize;
+            let count = read_plain::<abi::BatchForgetIn>(args)?.count as usize;
             let end = count.checked_mul(size_of::<abi::ForgetOne>())?;
             if end > body.len() {
                 return None;
             }
-            Request::BatchForget { entries: Span { start: 0, end } }
+            FuseRequest::BatchForget { entries: BodySpan { start: 0, end } }
         }
         opcode::GETATTR => {
-            let a: abi::GetattrIn = take(args)?;
-            Request::Getattr { fh: (a.flags & abi::GETATTR_FH != 0).then_some(a.fh) }
+            let a: abi::GetattrIn = read_plain(args)?;
+            FuseRequest::Getattr { fh: (a.flags & abi::GETATTR_FH != 0).then_some(a.fh) }
         }
-        opcode::READLINK => Request::Readlink,
-        opcode::OPEN => Request::Open { flags: take::<abi::OpenIn>(args)?.flags },
-        opcode::OPENDIR => Request::Opendir { flags: take::<abi::OpenIn>(args)?.flags },
+        opcode::READLINK => FuseRequest::Readlink,
+        opcode::OPEN => FuseRequest::Open { flags: read_plain::<abi::OpenIn>(args)?.flags },
+        opcode::OPENDIR => FuseRequest::Opendir { flags: read_plain::<abi::OpenIn>(args)?.flags },
         opcode::READ => {
-            let a: abi::ReadIn = take(args)?;
-            Request::Read { fh: a.fh, offset: a.offset, len: a.size }
+            let a: abi::ReadIn = read_plain(args)?;
+            FuseRequest::Read { fh: a.fh, offset: a.offset, len: a.size }
         }
         opcode::READDIR | opcode::READDIRPLUS => {
-            let a: abi::ReadIn = take(args)?;
+            let a: abi::ReadIn = read_plain(args)?;
             let plus = header.opcode == opcode::READDIRPLUS;
-            Request::Readdir { fh: a.fh, cookie: a.offset, len: a.size, plus }
+            FuseRequest::Readdir { fh: a.fh, cookie: a.offset, len: a.size, plus }
         }
-        opcode::RELEASE => Request::Release { fh: take::<abi::ReleaseIn>(args)?.fh },
-        opcode::RELEASEDIR => Request::Releasedir { fh: take::<abi::ReleaseIn>(args)?.fh },
-        opcode::STATFS => Request::Statfs,
-        opcode::ACCESS => Request::Access { mask: take::<abi::AccessIn>(args)?.mask },
-        opcode::GETXATTR => Request::Getxattr { size: take::<abi::GetxattrIn>(args)?.size, name: name(body)? },
-        opcode::LISTXATTR => Request::Listxattr { size: take::<abi::GetxattrIn>(args)?.size },
+        opcode::RELEASE => FuseRequest::Release { fh: read_plain::<abi::ReleaseIn>(args)?.fh },
+        opcode::RELEASEDIR => FuseRequest::Releasedir { fh: read_plain::<abi::ReleaseIn>(args)?.fh },
+        opcode::STATFS => FuseRequest::Statfs,
+        opcode::ACCESS => FuseRequest::Access { mask: read_plain::<abi::AccessIn>(args)?.mask },
+        opcode::GETXATTR => {
+            FuseRequest::Getxattr { size: read_plain::<abi::GetxattrIn>(args)?.size, name: parse_name(body)? }
+        }
+        opcode::LISTXATTR => FuseRequest::Listxattr { size: read_plain::<abi::GetxattrIn>(args)?.size },
         opcode::LSEEK => {
-            let a: abi::LseekIn = take(args)?;
-            Request::Lseek { fh: a.fh, offset: a.offset, whence: a.whence }
+            let a: abi::LseekIn = read_plain(args)?;
+            FuseRequest::Lseek { fh: a.fh, offset: a.offset, whence: a.whence }
         }
         opcode::INIT => {
-            let a: abi::InitIn = take(args)?;
+            let a: abi::InitIn = read_plain(args)?;
             // The second half of the flags came with INIT_EXT; older kernels end before it.
             let flags2 = match a.flags as u64 & abi::init::INIT_EXT {
                 0 => 0,
                 _ => u64::from(u32::from_ne_bytes(body.get(..4)?.try_into().ok()?)),
             };
-            Request::Init {
+            FuseRequest::Init {
                 major: a.major,
                 minor: a.minor,
                 max_readahead: a.max_readahead,
                 flags: u64::from(a.flags) | flags2 << 32,
             }
         }
-        opcode::INTERRUPT => Request::Interrupt { unique: take::<abi::InterruptIn>(args)?.unique },
-        opcode::DESTROY => Request::Destroy,
-        opcode::IOCTL => Request::Ioctl,
+        opcode::INTERRUPT => FuseRequest::Interrupt { unique: read_plain::<abi::InterruptIn>(args)?.unique },
+        opcode::DESTROY => FuseRequest::Destroy,
+        opcode::IOCTL => FuseRequest::Ioctl,
         other => match ModifyOp::from_opcode(other) {
-            Some(op) => Request::Modify(op),
-            None => Request::Unknown(other),
+            Some(op) => FuseRequest::Modify(op),
+            None => FuseRequest::Unknown(other),
         },
     })
 }
 
 /// A name ends with its only NUL and is not empty.
-fn name(body: &[u8]) -> Option<Span> {
+fn parse_name(body: &[u8]) -> Option<BodySpan> {
     match body.iter().position(|b| *b == 0) {
         None | Some(0) => None,
-        Some(end) => Some(Span { start: 0, end }),
+        Some(end) => Some(BodySpan { start: 0, end }),
     }
 }
 
@@ -239,45 +241,45 @@ mod tests {
     #[test]
     fn names_end_at_their_nul() {
         let m = message(opcode::LOOKUP, b"a\xff\n b\0");
-        let (header, request, body) = decode(&m).unwrap();
+        let (header, request, body) = decode_message(&m).unwrap();
         assert_eq!(header.unique, 7);
-        let Request::Lookup { name } = request else { panic!("{request:?}") };
-        assert_eq!(name.of(&m[body..]), b"a\xff\n b");
+        let FuseRequest::Lookup { name } = request else { panic!("{request:?}") };
+        assert_eq!(name.slice_of(&m[body..]), b"a\xff\n b");
         for bad in [&b""[..], b"\0", b"unterminated"] {
-            assert!(matches!(decode(&message(opcode::LOOKUP, bad)), Err(DecodeError::BadArguments(_))));
+            assert!(matches!(decode_message(&message(opcode::LOOKUP, bad)), Err(DecodeError::BadArguments(_))));
         }
     }
 
     #[test]
     fn lengths_are_checked() {
-        assert_eq!(decode(&[0; 39]), Err(DecodeError::NoHeader));
+        assert_eq!(decode_message(&[0; 39]), Err(DecodeError::NoHeader));
         let mut m = message(opcode::READ, &[0; 40]);
-        assert!(matches!(decode(&m), Ok((_, Request::Read { .. }, 80))));
+        assert!(matches!(decode_message(&m), Ok((_, FuseRequest::Read { .. }, 80))));
         m.push(0);
-        assert_eq!(decode(&m), Err(DecodeError::NoHeader));
-        assert!(matches!(decode(&message(opcode::READ, &[0; 39])), Err(DecodeError::BadArguments(_))));
+        assert_eq!(decode_message(&m), Err(DecodeError::NoHeader));
+        assert!(matches!(decode_message(&message(opcode::READ, &[0; 39])), Err(DecodeError::BadArguments(_))));
         let many = abi::BatchForgetIn { count: u32::MAX, dummy: 0 };
-        assert!(decode(&message(opcode::BATCH_FORGET, abi::bytes_of(&many))).is_err());
+        assert!(decode_message(&message(opcode::BATCH_FORGET, abi::bytes_of(&many))).is_err());
     }
 
     #[test]
     fn init_of_old_and_new_kernels() {
         let old = abi::InitIn { major: 7, minor: 31, max_readahead: 131_072, flags: 1 };
         let m = message(opcode::INIT, abi::bytes_of(&old));
-        assert!(matches!(decode(&m).unwrap().1, Request::Init { minor: 31, flags: 1, .. }));
+        assert!(matches!(decode_message(&m).unwrap().1, FuseRequest::Init { minor: 31, flags: 1, .. }));
         let new = abi::InitIn { flags: abi::init::INIT_EXT as u32, ..old };
         let m = message(opcode::INIT, &[abi::bytes_of(&new), &[0, 2, 0, 0], &[0; 44]].concat());
-        let Request::Init { flags, .. } = decode(&m).unwrap().1 else { panic!() };
+        let FuseRequest::Init { flags, .. } = decode_message(&m).unwrap().1 else { panic!() };
         assert_eq!(flags, abi::init::INIT_EXT | abi::init::OVER_IO_URING);
-        assert!(decode(&message(opcode::INIT, abi::bytes_of(&new))).is_err());
+        assert!(decode_message(&message(opcode::INIT, abi::bytes_of(&new))).is_err());
     }
 
     #[test]
     fn every_write_is_a_modify_and_the_rest_unknown() {
         for op in [opcode::SETATTR, opcode::WRITE, opcode::CREATE, opcode::RENAME2, opcode::COPY_FILE_RANGE] {
-            assert!(matches!(decode(&message(op, b"")).unwrap().1, Request::Modify(_)), "{op}");
+            assert!(matches!(decode_message(&message(op, b"")).unwrap().1, FuseRequest::Modify(_)), "{op}");
         }
-        assert_eq!(decode(&message(9999, b"")).unwrap().1, Request::Unknown(9999));
+        assert_eq!(decode_message(&message(9999, b"")).unwrap().1, FuseRequest::Unknown(9999));
     }
 
     proptest! {
@@ -286,21 +288,21 @@ mod tests {
         fn garbage_never_panics(op in 0u32..60, lie in proptest::bool::weighted(0.1), rest in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut m = message(op, &rest);
             if lie { m[0] ^= 1; }
-            if let Ok((_, request, body)) = decode(&m) {
+            if let Ok((_, request, body)) = decode_message(&m) {
                 prop_assert!(body <= m.len());
                 match request {
-                    Request::Lookup { name } | Request::Getxattr { name, .. } => {
-                        let name = name.of(&m[body..]);
+                    FuseRequest::Lookup { name } | FuseRequest::Getxattr { name, .. } => {
+                        let name = name.slice_of(&m[body..]);
                         prop_assert!(!name.is_empty() && !name.contains(&0));
                     }
-                    Request::BatchForget { entries } => prop_assert_eq!(entries.of(&m[body..]).len() % 16, 0),
+                    FuseRequest::BatchForget { entries } => prop_assert_eq!(entries.slice_of(&m[body..]).len() % 16, 0),
                     _ => {}
                 }
             }
         }
         #[test]
         fn raw_garbage_never_panics(m in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = decode(&m);
+            let _ = decode_message(&m);
         }
         #[test]
         fn split_garbage_never_panics(op in 0u32..60, args in proptest::collection::vec(any::<u8>(), 0..129), body in proptest::collection::vec(any::<u8>(), 0..64)) {

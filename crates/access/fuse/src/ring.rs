@@ -2,15 +2,15 @@
 //! call and a blocked handler holds up only its entry. It does not interpret requests. Commands and layouts: the
 //! kernel's `fs/fuse/dev_uring.c`.
 
-use crate::abi::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, take};
+use crate::abi::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, read_plain};
 use crate::buffer::HEAD_LEN;
-use crate::dev::{End, slot_bytes};
+use crate::dev::{ConnectionEnd, slot_bytes};
 use crate::dispatch::SlotIo;
 use crate::errno::Errno;
-use crate::handler::Handler;
-use crate::reply::Replied;
+use crate::handler::FuseHandler;
+use crate::reply::ReplyReceipt;
 use crate::request::decode_split;
-use crate::session::{Shared, Slot};
+use crate::session::{RequestSlot, SessionShared};
 use io_uring::{IoUring, cqueue, squeue};
 use parking_lot::{Condvar, Mutex};
 use std::mem::offset_of;
@@ -25,24 +25,24 @@ const PREPARE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The CPUs that need a queue.
 #[derive(Debug, Clone)]
-pub(crate) struct Cpus {
+pub(crate) struct QueueCpus {
     /// CPUs online.
     pub(crate) on: Vec<usize>,
     /// Number of possible CPUs; the kernel requires a queue with an entry for each.
     pub(crate) all: usize,
 }
 
-impl Cpus {
-    pub(crate) fn read() -> Cpus {
+impl QueueCpus {
+    pub(crate) fn detect() -> QueueCpus {
         let list = |file: &str| {
             let text = fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).unwrap_or_default();
             parse_cpu_list(&text)
         };
         let (on, possible) = (list("online"), list("possible"));
         let all = possible.len().max(on.len()).max(1);
-        Cpus { on: if on.is_empty() { (0..all).collect() } else { on }, all }
+        QueueCpus { on: if on.is_empty() { (0..all).collect() } else { on }, all }
     }
-    pub(crate) fn off(&self) -> usize {
+    pub(crate) fn offline_count(&self) -> usize {
         self.all.saturating_sub(self.on.len())
     }
 }
@@ -58,7 +58,7 @@ fn parse_cpu_list(text: &str) -> Vec<usize> {
 
 /// Whether FUSE over io_uring is available, with a note for the reason; else why not, and the remedy. `enable`: set
 /// the kernel's parameter if it is off and permissions allow it.
-pub(crate) fn available(enable: bool) -> Result<String, String> {
+pub(crate) fn check_available(enable: bool) -> Result<String, String> {
     let parameter = fs::read_to_string(PARAMETER).map_err(|_| {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         format!("this kernel ({}) does not have it; it came with Linux 6.14", release.trim())
@@ -79,9 +79,9 @@ pub(crate) fn available(enable: bool) -> Result<String, String> {
     })
 }
 
-type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
+type FuseRing = IoUring<squeue::Entry128, cqueue::Entry>;
 
-fn new_ring() -> io::Result<Ring> {
+fn new_ring() -> io::Result<FuseRing> {
     // One command is in flight at any time. Completions are processed in this thread, when it waits.
     IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(2)
 }
@@ -92,7 +92,7 @@ const FIXED_FILE: u8 = 1;
 
 /// A submission entry of 128 bytes with a FUSE command, in the kernel's layout.
 #[repr(C)]
-struct Sqe {
+struct UringSqe {
     opcode: u8,
     flags: u8,
     ioprio: u16,
@@ -110,11 +110,11 @@ struct Sqe {
     rest: [u8; 56],
 }
 
-const _: () = assert!(size_of::<Sqe>() == 128 && offset_of!(Sqe, cmd) == 48);
-const _: () = assert!(size_of::<squeue::Entry128>() == 128 && align_of::<Sqe>() == align_of::<squeue::Entry128>());
+const _: () = assert!(size_of::<UringSqe>() == 128 && offset_of!(UringSqe, cmd) == 48);
+const _: () = assert!(size_of::<squeue::Entry128>() == 128 && align_of::<UringSqe>() == align_of::<squeue::Entry128>());
 
-fn sqe(cmd_op: u32, iovecs: &[libc::iovec], cmd: UringCmdReq) -> squeue::Entry128 {
-    let sqe = Sqe {
+fn build_sqe(cmd_op: u32, iovecs: &[libc::iovec], cmd: UringCmdReq) -> squeue::Entry128 {
+    let sqe = UringSqe {
         opcode: io_uring::opcode::UringCmd80::CODE,
         flags: FIXED_FILE,
         ioprio: 0,
@@ -133,30 +133,30 @@ fn sqe(cmd_op: u32, iovecs: &[libc::iovec], cmd: UringCmdReq) -> squeue::Entry12
     };
     // SAFETY: both are the kernel's 128-byte io_uring_sqe, plain integers without padding; size and alignment
     // are asserted above. The library's own constructor leaves `len` unset, which REGISTER needs.
-    unsafe { std::mem::transmute::<Sqe, squeue::Entry128>(sqe) }
+    unsafe { std::mem::transmute::<UringSqe, squeue::Entry128>(sqe) }
 }
 
 /// Synchronises the start of all entries. All get memory and rings first, so that the kernel switches to io_uring
 /// only when no allocation can fail any more.
-pub(crate) struct Gate {
-    state: Mutex<GateState>,
+pub(crate) struct StartGate {
+    state: Mutex<StartGateState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct GateState {
+struct StartGateState {
     prepared: usize,
     registered: usize,
     failed: Option<String>,
     go: Option<bool>,
 }
 
-impl Gate {
-    fn update(&self, f: impl FnOnce(&mut GateState)) {
+impl StartGate {
+    fn update_state(&self, f: impl FnOnce(&mut StartGateState)) {
         f(&mut self.state.lock());
         self.changed.notify_all();
     }
-    fn wait(&self, mut done: impl FnMut(&GateState) -> bool) -> Result<(), String> {
+    fn wait_for(&self, mut done: impl FnMut(&StartGateState) -> bool) -> Result<(), String> {
         let until = Instant::now() + PREPARE_DEADLINE;
         let mut state = self.state.lock();
         while !done(&state) {
@@ -171,20 +171,23 @@ impl Gate {
     }
 
     /// Makes the entries register with the kernel, and waits until all have.
-    pub(crate) fn open(&self, entries: usize) -> Result<(), String> {
-        self.update(|s| s.go = Some(true));
-        self.wait(|s| s.registered == entries)
+    pub(crate) fn open_gate(&self, entries: usize) -> Result<(), String> {
+        self.update_state(|s| s.go = Some(true));
+        self.wait_for(|s| s.registered == entries)
     }
 
     /// Ends the entries.
-    pub(crate) fn cancel(&self) {
-        self.update(|s| s.go = Some(false));
+    pub(crate) fn cancel_start(&self) {
+        self.update_state(|s| s.go = Some(false));
     }
 }
 
 /// Starts the threads of all entries up to the gate; returns the gate and their number.
-pub(crate) fn prepare<H: Handler>(shared: &Arc<Shared<H>>, cpus: &Cpus) -> Result<(Arc<Gate>, usize), String> {
-    let gate = Arc::new(Gate { state: Mutex::default(), changed: Condvar::new() });
+pub(crate) fn prepare_entries<H: FuseHandler>(
+    shared: &Arc<SessionShared<H>>,
+    cpus: &QueueCpus,
+) -> Result<(Arc<StartGate>, usize), String> {
+    let gate = Arc::new(StartGate { state: Mutex::default(), changed: Condvar::new() });
     let depth = shared.config.ring_depth(cpus);
     let mut entries = 0;
     let started = (|| {
@@ -192,44 +195,46 @@ pub(crate) fn prepare<H: Handler>(shared: &Arc<Shared<H>>, cpus: &Cpus) -> Resul
             // The kernel requires one entry for a CPU that is offline, and no more.
             for _ in 0..if cpus.on.contains(&cpu) { depth } else { 1 } {
                 let buffer = shared.config.buffers.allocate(shared.config.slot_len())?;
-                let slot = Slot::new(buffer, shared)?;
+                let slot = RequestSlot::new(buffer, shared)?;
                 let gate = gate.clone();
-                shared.spawn("fuse-ring", slot, move |shared, slot| entry(shared, slot, cpu, &gate))?;
+                shared.spawn_slot("fuse-ring", slot, move |shared, slot| run_entry(shared, slot, cpu, &gate))?;
                 entries += 1;
             }
         }
         Ok(())
     })();
     let ready = match started {
-        Ok(()) => gate.wait(|s| s.prepared == entries),
+        Ok(()) => gate.wait_for(|s| s.prepared == entries),
         Err(e) => io::Result::Err(e).map_err(|e| format!("entry {entries} got no memory or thread: {e}")),
     };
     match ready {
         Ok(()) => Ok((gate, entries)),
         Err(why) => {
-            gate.cancel();
+            gate.cancel_start();
             Err(why)
         }
     }
 }
 
-fn entry<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpu: usize, gate: &Gate) {
-    let mut seat = Seat::new(cpu);
+fn run_entry<H: FuseHandler>(shared: &Arc<SessionShared<H>>, slot: &mut RequestSlot, cpu: usize, gate: &StartGate) {
+    let mut seat = ThreadPlacement::new(cpu);
     let ring = new_ring().and_then(|r| r.submitter().register_files(&[shared.device.as_raw_fd()]).map(|()| r));
     let mut ring = match ring {
         Ok(ring) => ring,
-        Err(e) => return gate.update(|s| s.failed = Some(format!("io_uring_setup for CPU {cpu} failed: {e}"))),
+        Err(e) => return gate.update_state(|s| s.failed = Some(format!("io_uring_setup for CPU {cpu} failed: {e}"))),
     };
-    gate.update(|s| s.prepared += 1);
-    let go = gate.wait(|s| s.go.is_some());
+    gate.update_state(|s| s.prepared += 1);
+    let go = gate.wait_for(|s| s.go.is_some());
     if go.is_err() || gate.state.lock().go != Some(true) {
         return;
     }
-    match register(slot, cpu, &mut ring) {
-        Ok(()) => gate.update(|s| s.registered += 1),
-        Err(e) => return gate.update(|s| s.failed = Some(format!("the kernel refused an entry for CPU {cpu}: {e}"))),
+    match register_entry(slot, cpu, &mut ring) {
+        Ok(()) => gate.update_state(|s| s.registered += 1),
+        Err(e) => {
+            return gate.update_state(|s| s.failed = Some(format!("the kernel refused an entry for CPU {cpu}: {e}")));
+        }
     }
-    let end = serve(shared, slot, &mut seat, &mut ring);
+    let end = serve_ring(shared, slot, &mut seat, &mut ring);
     shared.connection_ended(end);
 }
 
@@ -249,7 +254,7 @@ fn is_ahead(offset: u64, size: u32, flags: u32) -> bool {
 /// that CPU's cache, and the reader sleeps. But the kernel queues its read-ahead on the CPU of a reader that
 /// continues to work; the thread then leaves that CPU to the reader. This is an optimisation, so a refusal (a CPU
 /// offline, a cpuset) is harmless.
-struct Seat {
+struct ThreadPlacement {
     cpu: usize,
     own: libc::cpu_set_t,
     /// The process's own affinity; `None` if the kernel did not return it.
@@ -258,8 +263,8 @@ struct Seat {
     row: u32,
 }
 
-impl Seat {
-    fn new(cpu: usize) -> Seat {
+impl ThreadPlacement {
+    fn new(cpu: usize) -> ThreadPlacement {
         // SAFETY: cpu_set_t is plain integers, CPU_SET checks its bounds, pid 0 is this thread, and the kernel writes
         // no more than the size given.
         let (own, anywhere) = unsafe {
@@ -271,32 +276,32 @@ impl Seat {
             let known = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut anywhere) == 0;
             (own, known.then_some(anywhere))
         };
-        let seat = Seat { cpu, own, anywhere, fixed: true, row: 0 };
-        seat.take(&own);
+        let seat = ThreadPlacement { cpu, own, anywhere, fixed: true, row: 0 };
+        seat.set_affinity(&own);
         seat
     }
 
     /// Records whether a request was read-ahead into the page cache.
-    fn served(&mut self, ahead: bool) {
+    fn note_request(&mut self, ahead: bool) {
         self.row = if ahead == self.fixed { self.row + 1 } else { 0 };
         let Some(anywhere) = self.anywhere.filter(|_| self.row >= ROW) else { return };
-        self.take(if ahead { &anywhere } else { &self.own });
+        self.set_affinity(if ahead { &anywhere } else { &self.own });
         (self.fixed, self.row) = (!ahead, 0);
     }
 
-    fn take(&self, set: &libc::cpu_set_t) {
+    fn set_affinity(&self, set: &libc::cpu_set_t) {
         // SAFETY: pid 0 is this thread, and the set is as long as said.
         unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) };
     }
 }
 
-fn push(ring: &mut Ring, entry: &squeue::Entry128) -> io::Result<()> {
+fn push_entry(ring: &mut FuseRing, entry: &squeue::Entry128) -> io::Result<()> {
     // SAFETY: all that the entry points to (the iovecs, copied on submission, and the slot's memory) outlives
     // the ring, which is dropped, and with it the command, before the slot is.
     unsafe { ring.submission().push(entry) }.map_err(|_| io::Error::other("the submission queue is full"))
 }
 
-fn register(slot: &mut Slot, cpu: usize, ring: &mut Ring) -> io::Result<()> {
+fn register_entry(slot: &mut RequestSlot, cpu: usize, ring: &mut FuseRing) -> io::Result<()> {
     let bytes = slot_bytes(&mut *slot.buffer);
     let (head, payload) = bytes.split_at_mut(HEAD_LEN);
     let part = |bytes: &mut [u8], len: usize| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
@@ -305,7 +310,7 @@ fn register(slot: &mut Slot, cpu: usize, ring: &mut Ring) -> io::Result<()> {
     let cmd = UringCmdReq { qid: cpu as u16, ..Default::default() };
     let until = Instant::now() + Duration::from_secs(2);
     loop {
-        push(ring, &sqe(abi::URING_CMD_REGISTER, &iovecs, cmd))?;
+        push_entry(ring, &build_sqe(abi::URING_CMD_REGISTER, &iovecs, cmd))?;
         ring.submit()?;
         // A refusal completes at once; a registered entry completes with its first request.
         let refused = ring.completion().next().map_or(0, |c| c.result());
@@ -317,58 +322,63 @@ fn register(slot: &mut Slot, cpu: usize, ring: &mut Ring) -> io::Result<()> {
     }
 }
 
-fn serve<H: Handler>(shared: &Shared<H>, slot: &mut Slot, seat: &mut Seat, ring: &mut Ring) -> End {
+fn serve_ring<H: FuseHandler>(
+    shared: &SessionShared<H>,
+    slot: &mut RequestSlot,
+    seat: &mut ThreadPlacement,
+    ring: &mut FuseRing,
+) -> ConnectionEnd {
     loop {
         let completed = loop {
             if let Some(c) = ring.completion().next() {
                 break c.result();
             }
             match ring.submit_and_wait(1) {
-                Err(e) if e.raw_os_error() != Some(libc::EINTR) => return End::Failed(e),
+                Err(e) if e.raw_os_error() != Some(libc::EINTR) => return ConnectionEnd::Failed(e),
                 _ => {}
             }
         };
         if completed < 0 {
             return match -completed {
-                libc::ENOTCONN | libc::ENODEV => End::Unmounted,
-                libc::ECONNABORTED | libc::ECANCELED => End::Aborted,
-                errno => End::Failed(io::Error::from_raw_os_error(errno)),
+                libc::ENOTCONN | libc::ENODEV => ConnectionEnd::Unmounted,
+                libc::ECONNABORTED | libc::ECANCELED => ConnectionEnd::Aborted,
+                errno => ConnectionEnd::Failed(io::Error::from_raw_os_error(errno)),
             };
         }
         // A new slice for each request: while the entry waits, the kernel owns the memory.
         let bytes = slot_bytes(&mut *slot.buffer);
         let (commit_id, ahead) = serve_one(shared, bytes);
-        seat.served(ahead);
+        seat.note_request(ahead);
         let cmd = UringCmdReq { qid: seat.cpu as u16, commit_id, ..Default::default() };
-        if let Err(e) = push(ring, &sqe(abi::URING_CMD_COMMIT_AND_FETCH, &[], cmd)) {
-            return End::Failed(e);
+        if let Err(e) = push_entry(ring, &build_sqe(abi::URING_CMD_COMMIT_AND_FETCH, &[], cmd)) {
+            return ConnectionEnd::Failed(e);
         }
     }
 }
 
 /// Serves the request in the slot's memory and leaves the reply there for the commit with the returned number. The
 /// second value is true for read-ahead into the page cache.
-fn serve_one<H: Handler>(shared: &Shared<H>, bytes: &mut [u8]) -> (u64, bool) {
+fn serve_one<H: FuseHandler>(shared: &SessionShared<H>, bytes: &mut [u8]) -> (u64, bool) {
     let (head, payload) = bytes.split_at_mut(HEAD_LEN);
-    let header: InHeader = take(head).unwrap_or_default();
+    let header: InHeader = read_plain(head).unwrap_or_default();
     let at = offset_of!(UringReqHeader, ent);
-    let ent: UringEntInOut = take(&head[at..]).unwrap_or_default();
+    let ent: UringEntInOut = read_plain(&head[at..]).unwrap_or_default();
     let args = &head[offset_of!(UringReqHeader, op_in)..at];
-    let ahead =
-        header.opcode == abi::opcode::READ && take::<ReadIn>(args).is_some_and(|a| is_ahead(a.offset, a.size, a.flags));
+    let ahead = header.opcode == abi::opcode::READ
+        && read_plain::<ReadIn>(args).is_some_and(|a| is_ahead(a.offset, a.size, a.flags));
     let body = &payload[..(ent.payload_sz as usize).min(payload.len())];
     let replied = match decode_split(&header, args, body) {
         Some(request) => {
-            let io = SlotIo { bytes: payload, body: 0, payload: 0, direct: None };
-            shared.dispatcher.dispatch(&header, request, io)
+            let io = SlotIo { bytes: payload, body: 0, payload_mut: 0, direct: None };
+            shared.dispatcher.dispatch_request(&header, request, io)
         }
         None => {
             tracing::warn!("request {} of {} bytes over io_uring has malformed arguments", header.opcode, header.len);
-            Some(Replied::error(Errno::EINVAL))
+            Some(ReplyReceipt::error(Errno::EINVAL))
         }
     };
     // Requests without a reply come over /dev/fuse. If one comes here, its entry is returned all the same.
-    let Replied { error, len, .. } = replied.unwrap_or(Replied::ok(0));
+    let ReplyReceipt { error, len, .. } = replied.unwrap_or(ReplyReceipt::ok(0));
     let out = OutHeader { len: (size_of::<OutHeader>() + len) as u32, error: -error, unique: header.unique };
     head[..size_of::<OutHeader>()].copy_from_slice(bytes_of(&out));
     let answer = UringEntInOut { payload_sz: len as u32, ..ent };
@@ -385,7 +395,7 @@ mod tests {
         assert_eq!(parse_cpu_list("0-3,8\n"), [0, 1, 2, 3, 8]);
         assert_eq!(parse_cpu_list("0\n"), [0]);
         assert!(parse_cpu_list("").is_empty() && parse_cpu_list("x-y").is_empty());
-        let cpus = Cpus::read();
+        let cpus = QueueCpus::detect();
         assert!(cpus.all >= cpus.on.len() && !cpus.on.is_empty());
     }
 
@@ -407,8 +417,8 @@ mod tests {
                 println!("SKIP: this process may run on one CPU only");
                 return;
             }
-            let mut seat = Seat::new(Cpus::read().on[0]);
-            let serve = |seat: &mut Seat, ahead: bool, n: u32| (0..n).for_each(|_| seat.served(ahead));
+            let mut seat = ThreadPlacement::new(QueueCpus::detect().on[0]);
+            let serve = |seat: &mut ThreadPlacement, ahead: bool, n: u32| (0..n).for_each(|_| seat.note_request(ahead));
             assert_eq!(allowed(), 1);
             serve(&mut seat, true, ROW - 1);
             serve(&mut seat, false, 1);

@@ -1,16 +1,16 @@
 //! The life of one mount: mounted, negotiated with the kernel, served by threads, unmounted. It knows the session's
 //! transport and does not interpret requests.
 
-use crate::backing::Backings;
+use crate::backing::BackingRegistrar;
 use crate::buffer::{HEAD_LEN, SlotBuffer, page_size};
-use crate::config::{Chosen, FuseIo, SessionConfig};
-use crate::dev::{self, End};
-use crate::dispatch::Dispatcher;
-use crate::handler::{Handler, InitInfo};
-use crate::init::{Agreed, negotiate};
-use crate::mount::{self, MountError, Mounted, abort_connection, detach};
+use crate::config::{FuseIo, SessionConfig, TransportChoice};
+use crate::dev::{self, ConnectionEnd};
+use crate::dispatch::RequestDispatcher;
+use crate::handler::{FuseHandler, InitInfo};
+use crate::init::{InitAgreement, negotiate_init};
+use crate::mount::{self, MountError, MountedDevice, abort_connection, detach_mount};
 use crate::mountinfo::{MountEntry, MountTable, mounted_at};
-use crate::ring::{self, Cpus};
+use crate::ring::{self, QueueCpus};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,22 +30,22 @@ const ABORT_GRACE: Duration = Duration::from_secs(2);
 const MIN_MAX_WRITE: u32 = 8 << 10;
 
 /// The memory of one slot.
-pub(crate) struct Slot {
+pub(crate) struct RequestSlot {
     pub(crate) buffer: Box<dyn SlotBuffer>,
 }
 
-impl Slot {
-    pub(crate) fn new<H>(buffer: Box<dyn SlotBuffer>, shared: &Shared<H>) -> io::Result<Slot> {
+impl RequestSlot {
+    pub(crate) fn new<H>(buffer: Box<dyn SlotBuffer>, shared: &SessionShared<H>) -> io::Result<RequestSlot> {
         if buffer.len() < shared.config.slot_len() || !(buffer.as_ptr().as_ptr() as usize).is_multiple_of(HEAD_LEN) {
             return Err(io::Error::other("a slot's buffer is too short or not aligned to a page"));
         }
-        Ok(Slot { buffer })
+        Ok(RequestSlot { buffer })
     }
 }
 
 /// State shared by the threads of a session.
-pub(crate) struct Shared<H> {
-    pub(crate) dispatcher: Dispatcher<H>,
+pub(crate) struct SessionShared<H> {
+    pub(crate) dispatcher: RequestDispatcher<H>,
     pub(crate) config: SessionConfig,
     pub(crate) device: Arc<OwnedFd>,
     /// Threads on /dev/fuse, and those of them that wait for a request.
@@ -53,25 +53,25 @@ pub(crate) struct Shared<H> {
     pub(crate) dev_idle: AtomicUsize,
     /// Idle threads kept after a peak.
     pub(crate) dev_keep: usize,
-    core: Arc<Core>,
+    core: Arc<SessionCore>,
 }
 
 /// State that outlives the threads and does not depend on the handler's type.
-struct Core {
+struct SessionCore {
     /// The path at mount time; a rename of a parent directory moves the mount.
     path: PathBuf,
     /// The mount's id, and the minor number of its device: the connection's name in sysfs.
     number: Option<u32>,
     minor: Option<u32>,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     changed: Condvar,
 }
 
-struct State {
-    phase: Phase,
+struct SessionState {
+    phase: SessionPhase,
     /// Running threads.
     live: usize,
-    chosen: Option<Chosen>,
+    chosen: Option<TransportChoice>,
     failure: Option<String>,
     /// Whether a thread found the connection gone.
     gone: bool,
@@ -80,27 +80,27 @@ struct State {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum SessionPhase {
     Starting,
     Ready,
     Ended,
 }
 
-impl Core {
-    fn update(&self, f: impl FnOnce(&mut State)) {
+impl SessionCore {
+    fn update_state(&self, f: impl FnOnce(&mut SessionState)) {
         f(&mut self.state.lock());
         self.changed.notify_all();
     }
 
-    fn fail(&self, detail: String) {
+    fn record_failure(&self, detail: String) {
         tracing::error!("the FUSE session on {} failed: {detail}", self.path.display());
-        self.update(|s| {
+        self.update_state(|s| {
             s.failure.get_or_insert(detail);
         });
     }
 
     /// Waits until `done`; false when `within` passed first.
-    fn wait(&self, within: Duration, mut done: impl FnMut(&State) -> bool) -> bool {
+    fn wait_for(&self, within: Duration, mut done: impl FnMut(&SessionState) -> bool) -> bool {
         let until = Instant::now() + within;
         let mut state = self.state.lock();
         while !done(&state) {
@@ -112,28 +112,28 @@ impl Core {
     }
 
     /// Whether `mount` shows this session's files: its own mount, or a bind mount of it.
-    fn shows(&self, mount: &MountEntry) -> bool {
+    fn is_ours(&self, mount: &MountEntry) -> bool {
         mount.is_fuse() && self.minor.is_none_or(|minor| mount.device == (0, minor))
     }
 
     /// Where the mount is now.
-    fn place(&self) -> Result<Place, MountError> {
+    fn find_mount(&self) -> Result<MountPlace, MountError> {
         let table = MountTable::read().map_err(|source| MountError::System {
             what: "reading the mount table for",
             path: self.path.clone(),
             source,
         })?;
         let ours = |m: &&MountEntry| {
-            self.shows(m) && self.number.map_or_else(|| m.mountpoint == self.path, |number| m.id == number)
+            self.is_ours(m) && self.number.map_or_else(|| m.mountpoint == self.path, |number| m.id == number)
         };
-        let Some(mount) = table.entries().iter().rfind(ours) else { return Ok(Place::Gone) };
+        let Some(mount) = table.entries().iter().rfind(ours) else { return Ok(MountPlace::Gone) };
         let at = mount.mountpoint.clone();
         Ok(match table.seen_at(&at) {
-            Some(seen) if seen.id == mount.id => Place::Seen(at),
+            Some(seen) if seen.id == mount.id => MountPlace::Seen(at),
             seen => {
                 let over = seen.map(|m| (format!("{} from '{}'", m.fstype, m.source), m.mountpoint.clone()));
                 let (over, over_at) = over.unwrap_or_else(|| ("another file system".into(), at.clone()));
-                Place::Covered(MountError::Covered { path: at, over, at: over_at })
+                MountPlace::Covered(MountError::Covered { path: at, over, at: over_at })
             }
         })
     }
@@ -142,7 +142,7 @@ impl Core {
     fn bound_at(&self) -> Option<PathBuf> {
         self.minor?;
         let table = MountTable::read().ok()?;
-        table.entries().iter().find(|m| self.shows(m) && self.number != Some(m.id)).map(|m| m.mountpoint.clone())
+        table.entries().iter().find(|m| self.is_ours(m) && self.number != Some(m.id)).map(|m| m.mountpoint.clone())
     }
 
     /// Removes a dead mount whose connection is gone; true when there was one. An aborting program may be about to
@@ -150,25 +150,27 @@ impl Core {
     fn remove_dead(&self) -> Result<bool, MountError> {
         let until = Instant::now() + ABORT_GRACE;
         loop {
-            match self.place()? {
-                Place::Gone => return Ok(false),
+            match self.find_mount()? {
+                MountPlace::Gone => return Ok(false),
                 _ if Instant::now() < until => thread::sleep(RETRY_EVERY),
-                Place::Covered(error) => return Err(error),
+                MountPlace::Covered(error) => return Err(error),
                 // Only a dead mount, and not a new one in its place.
-                Place::Seen(at) if matches!(mount::look(&at), mount::Look::Dead) => {
-                    return detach(&at, libc::MNT_DETACH).map(|()| true);
+                MountPlace::Seen(at) if matches!(mount::probe_mount(&at), mount::MountHealth::Dead) => {
+                    return detach_mount(&at, libc::MNT_DETACH).map(|()| true);
                 }
-                Place::Seen(_) => return Ok(false),
+                MountPlace::Seen(_) => return Ok(false),
             }
         }
     }
 
     /// Aborts the connection: all current and future requests fail with ENOTCONN.
-    fn abort(&self) -> io::Result<()> {
-        match (self.minor.map(abort_connection), self.place()) {
+    fn abort_session(&self) -> io::Result<()> {
+        match (self.minor.map(abort_connection), self.find_mount()) {
             (Some(Ok(())), _) => Ok(()),
             // A forced unmount has the same effect, if the mount is visible.
-            (_, Ok(Place::Seen(at))) => detach(&at, libc::MNT_FORCE | libc::MNT_DETACH).map_err(io::Error::other),
+            (_, Ok(MountPlace::Seen(at))) => {
+                detach_mount(&at, libc::MNT_FORCE | libc::MNT_DETACH).map_err(io::Error::other)
+            }
             (Some(Err(e)), _) => Err(e),
             (None, _) => Err(io::Error::from_raw_os_error(libc::ENOENT)),
         }
@@ -176,7 +178,7 @@ impl Core {
 }
 
 /// The location of a session's mount.
-enum Place {
+enum MountPlace {
     /// No longer in this process's mount table.
     Gone,
     /// At this path, not covered.
@@ -185,52 +187,54 @@ enum Place {
     Covered(MountError),
 }
 
-impl<H: Handler> Shared<H> {
+impl<H: FuseHandler> SessionShared<H> {
     /// Runs `serve` in a new thread with `slot` as its memory.
-    pub(crate) fn spawn(
+    pub(crate) fn spawn_slot(
         self: &Arc<Self>,
         name: &str,
-        mut slot: Slot,
-        serve: impl FnOnce(&Arc<Shared<H>>, &mut Slot) + Send + 'static,
+        mut slot: RequestSlot,
+        serve: impl FnOnce(&Arc<SessionShared<H>>, &mut RequestSlot) + Send + 'static,
     ) -> io::Result<()> {
         let shared = self.clone();
-        self.core.update(|s| s.live += 1);
+        self.core.update_state(|s| s.live += 1);
         let started = thread::Builder::new().name(name.into()).spawn(move || {
             // A panic outside a request's handler: the request stays without a reply, so the connection ends.
             if catch_unwind(AssertUnwindSafe(|| serve(&shared, &mut slot))).is_err() {
-                shared.connection_ended(End::Failed(io::Error::other("a thread that serves requests panicked")));
+                shared.connection_ended(ConnectionEnd::Failed(io::Error::other(
+                    "a thread that serves requests panicked",
+                )));
             }
             drop(slot);
             shared.thread_ended();
         });
-        started.map(drop).inspect_err(|_| self.core.update(|s| s.live -= 1))
+        started.map(drop).inspect_err(|_| self.core.update_state(|s| s.live -= 1))
     }
 
     fn thread_ended(&self) {
         let mut last = false;
-        self.core.update(|s| {
+        self.core.update_state(|s| {
             s.live -= 1;
             last = s.live == 0;
         });
         if last {
             self.dispatcher.handler.destroy();
-            self.core.update(|s| s.phase = Phase::Ended);
+            self.core.update_state(|s| s.phase = SessionPhase::Ended);
         }
     }
 
     /// A thread found the connection gone.
-    pub(crate) fn connection_ended(&self, end: End) {
-        self.core.update(|s| s.gone = true);
+    pub(crate) fn connection_ended(&self, end: ConnectionEnd) {
+        self.core.update_state(|s| s.gone = true);
         match end {
-            End::Unmounted => {}
-            End::Aborted => {
+            ConnectionEnd::Unmounted => {}
+            ConnectionEnd::Aborted => {
                 tracing::warn!("the FUSE connection of {} was aborted", self.core.path.display());
-                self.core.update(|s| s.broken = true);
+                self.core.update_state(|s| s.broken = true);
             }
-            End::Failed(e) => {
-                self.core.fail(format!("reading requests failed: {e}"));
+            ConnectionEnd::Failed(e) => {
+                self.core.record_failure(format!("reading requests failed: {e}"));
                 // Without this, the other threads would wait for requests that this thread can no longer read.
-                let _ = self.core.abort();
+                let _ = self.core.abort_session();
             }
         }
     }
@@ -238,7 +242,7 @@ impl<H: Handler> Shared<H> {
 
 /// The outcome of an unmount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unmounted {
+pub enum UnmountOutcome {
     /// Nothing was open; the session has ended or is about to.
     Clean,
     /// Files were open, or a bind mount exists: the mount is out of the tree, and the session continues until those
@@ -248,37 +252,37 @@ pub enum Unmounted {
 
 /// Unmounts a session from any thread. Cheap to clone.
 #[derive(Clone)]
-pub struct Unmounter {
-    core: Arc<Core>,
+pub struct SessionUnmounter {
+    core: Arc<SessionCore>,
 }
 
-impl Unmounter {
+impl SessionUnmounter {
     /// Unmounts, wherever the mount is now. Retries for `patience` while files are open, then detaches the mount and
     /// returns [`UnmountOutcome::Detached`].
     ///
     /// # Errors
     /// [`MountError::Covered`] when another mount covers it; the system's error. A mount already gone is no error.
-    pub fn unmount(&self, patience: Duration) -> Result<Unmounted, MountError> {
+    pub fn unmount(&self, patience: Duration) -> Result<UnmountOutcome, MountError> {
         let until = Instant::now() + patience;
         loop {
-            if self.core.state.lock().phase == Phase::Ended {
-                return Ok(Unmounted::Clean);
+            if self.core.state.lock().phase == SessionPhase::Ended {
+                return Ok(UnmountOutcome::Clean);
             }
-            let at = match self.core.place()? {
-                Place::Gone => return Ok(Unmounted::Clean),
-                Place::Covered(error) => return Err(error),
-                Place::Seen(at) => at,
+            let at = match self.core.find_mount()? {
+                MountPlace::Gone => return Ok(UnmountOutcome::Clean),
+                MountPlace::Covered(error) => return Err(error),
+                MountPlace::Seen(at) => at,
             };
-            match detach(&at, 0) {
-                Ok(()) => return Ok(self.bound()),
+            match detach_mount(&at, 0) {
+                Ok(()) => return Ok(self.bound_outcome()),
                 // If another process unmounted it meanwhile, the next round sees that in the table.
                 Err(MountError::InUse { .. } | MountError::NotMounted { .. }) if Instant::now() < until => {
                     thread::sleep(RETRY_EVERY);
                 }
                 Err(MountError::InUse { detail, .. }) => {
                     tracing::warn!("{} is in use ({detail}); detaching it", at.display());
-                    detach(&at, libc::MNT_DETACH)?;
-                    return Ok(Unmounted::Detached);
+                    detach_mount(&at, libc::MNT_DETACH)?;
+                    return Ok(UnmountOutcome::Detached);
                 }
                 Err(e) => return Err(e),
             }
@@ -286,25 +290,25 @@ impl Unmounter {
     }
 
     /// The outcome after a successful unmount; a bind mount keeps the session alive.
-    fn bound(&self) -> Unmounted {
-        let Some(at) = self.core.bound_at() else { return Unmounted::Clean };
+    fn bound_outcome(&self) -> UnmountOutcome {
+        let Some(at) = self.core.bound_at() else { return UnmountOutcome::Clean };
         tracing::warn!(
             "{0} still shows the same files: they are served until it is unmounted (umount {0})",
             at.display()
         );
-        Unmounted::Detached
+        UnmountOutcome::Detached
     }
 
     /// Whether requests are served, as far as this process knows; else why not.
     ///
     /// # Errors
     /// A sentence: the mount is not ready yet, or its connection is gone.
-    pub fn serves(&self) -> Result<(), &'static str> {
+    pub fn check_serving(&self) -> Result<(), &'static str> {
         let state = self.core.state.lock();
         match state.phase {
-            Phase::Starting => Err("the mount is starting"),
-            Phase::Ready if !state.gone => Ok(()),
-            Phase::Ready | Phase::Ended => Err("the mount's connection to the kernel is gone"),
+            SessionPhase::Starting => Err("the mount is starting"),
+            SessionPhase::Ready if !state.gone => Ok(()),
+            SessionPhase::Ready | SessionPhase::Ended => Err("the mount's connection to the kernel is gone"),
         }
     }
 
@@ -313,22 +317,26 @@ impl Unmounter {
     /// # Errors
     /// When neither sysfs nor a forced unmount is permitted.
     pub fn abort(&self) -> io::Result<()> {
-        self.core.abort()
+        self.core.abort_session()
     }
 }
 
 /// A mounted file system being served. Dropping it detaches the mount.
-pub struct Session {
-    core: Arc<Core>,
+pub struct FuseSession {
+    core: Arc<SessionCore>,
 }
 
-impl Session {
+impl FuseSession {
     /// Mounts `handler` on `mountpoint` and starts to serve. The mount responds once [`FuseSession::wait_ready`]
     /// returns.
     ///
     /// # Errors
     /// See [`MountError`].
-    pub fn mount<H: Handler>(handler: Arc<H>, mountpoint: &Path, config: SessionConfig) -> Result<Session, MountError> {
+    pub fn mount<H: FuseHandler>(
+        handler: Arc<H>,
+        mountpoint: &Path,
+        config: SessionConfig,
+    ) -> Result<FuseSession, MountError> {
         // Everything that can fail within this process comes before the mount.
         let failed = |detail: String| MountError::Session { path: mountpoint.into(), detail };
         let (largest, page) = (config.max_write, page_size());
@@ -341,16 +349,16 @@ impl Session {
         let buffer = config.buffers.allocate(config.slot_len());
         let buffer = buffer.map_err(|e| failed(format!("no memory for the first request: {e}")))?;
         // Before the mount: the kernel writes INIT at mount(2), with the features of that moment.
-        let cpus = Cpus::read();
-        let chosen = config.choose(&cpus);
-        let Mounted { device, path } = mount::mount(mountpoint, &config.options, config.max_write)?;
+        let cpus = QueueCpus::detect();
+        let chosen = config.choose_transport(&cpus);
+        let MountedDevice { device, path } = mount::mount_device(mountpoint, &config.options, config.max_write)?;
         let entry = mounted_at(&path).ok().flatten().filter(|m| m.is_fuse());
-        let core = Arc::new(Core {
+        let core = Arc::new(SessionCore {
             path,
             number: entry.as_ref().map(|m| m.id),
             minor: entry.map(|m| m.device.1),
-            state: Mutex::new(State {
-                phase: Phase::Starting,
+            state: Mutex::new(SessionState {
+                phase: SessionPhase::Starting,
                 live: 0,
                 chosen: None,
                 failure: None,
@@ -360,9 +368,13 @@ impl Session {
             changed: Condvar::new(),
         });
         // From here on, dropping the session removes the mount.
-        let session = Session { core: core.clone() };
-        let shared = Arc::new(Shared {
-            dispatcher: Dispatcher { handler, stats: config.stats.clone(), access_log: config.access_log.clone() },
+        let session = FuseSession { core: core.clone() };
+        let shared = Arc::new(SessionShared {
+            dispatcher: RequestDispatcher {
+                handler,
+                stats: config.stats.clone(),
+                access_log: config.access_log.clone(),
+            },
             device: Arc::new(device),
             dev_threads: AtomicUsize::new(1),
             dev_idle: AtomicUsize::new(0),
@@ -370,9 +382,9 @@ impl Session {
             config,
             core,
         });
-        let slot = Slot::new(buffer, &shared).map_err(|e| failed(e.to_string()))?;
+        let slot = RequestSlot::new(buffer, &shared).map_err(|e| failed(e.to_string()))?;
         shared
-            .spawn("fuse-dev", slot, move |shared, slot| start(shared, slot, &cpus, chosen))
+            .spawn_slot("fuse-dev", slot, move |shared, slot| run_first_slot(shared, slot, &cpus, chosen))
             .map_err(|e| failed(format!("no thread: {e}")))?;
         Ok(session)
     }
@@ -382,20 +394,20 @@ impl Session {
     /// # Errors
     /// [`MountError::Session`] when the session failed or `within` passed.
     pub fn wait_ready(&self, within: Duration) -> Result<(), MountError> {
-        let in_time = self.core.wait(within, |s| s.phase != Phase::Starting || s.failure.is_some());
+        let in_time = self.core.wait_for(within, |s| s.phase != SessionPhase::Starting || s.failure.is_some());
         let state = self.core.state.lock();
         let detail = match (&state.failure, state.phase) {
             (Some(why), _) => why.clone(),
-            (None, Phase::Ready) => return Ok(()),
-            (None, Phase::Ended) => "it was unmounted".into(),
-            (None, Phase::Starting) if in_time => "it did not start".into(),
-            (None, Phase::Starting) => format!("the kernel's first request did not come within {within:?}"),
+            (None, SessionPhase::Ready) => return Ok(()),
+            (None, SessionPhase::Ended) => "it was unmounted".into(),
+            (None, SessionPhase::Starting) if in_time => "it did not start".into(),
+            (None, SessionPhase::Starting) => format!("the kernel's first request did not come within {within:?}"),
         };
         Err(MountError::Session { path: self.core.path.clone(), detail })
     }
 
     /// The session's transport and why; `None` before it is ready.
-    pub fn describe(&self) -> Option<Chosen> {
+    pub fn transport(&self) -> Option<TransportChoice> {
         self.core.state.lock().chosen.clone()
     }
 
@@ -405,8 +417,8 @@ impl Session {
     }
 
     /// A handle to unmount from another thread, such as a signal handler's.
-    pub fn unmounter(&self) -> Unmounter {
-        Unmounter { core: self.core.clone() }
+    pub fn unmounter(&self) -> SessionUnmounter {
+        SessionUnmounter { core: self.core.clone() }
     }
 
     /// Waits until the session has ended: unmounted, all threads gone, the handler's `destroy` called. Removes the
@@ -417,7 +429,7 @@ impl Session {
     pub fn join(self) -> Result<(), MountError> {
         // No deadline: a mount may live for months.
         let mut state = self.core.state.lock();
-        while state.phase != Phase::Ended {
+        while state.phase != SessionPhase::Ended {
             self.core.changed.wait(&mut state);
         }
         let (failure, broken) = (state.failure.clone(), state.broken);
@@ -439,7 +451,7 @@ impl Session {
 
     /// Waits like [`FuseSession::join`] for at most `within`; true when the session has ended.
     pub fn wait_ended(&self, within: Duration) -> bool {
-        self.core.wait(within, |s| s.phase == Phase::Ended)
+        self.core.wait_for(within, |s| s.phase == SessionPhase::Ended)
     }
 
     /// Unmounts within `grace`: cleanly, else detached; if requests still hang at the end of `grace`, aborts the
@@ -454,39 +466,46 @@ impl Session {
             return Ok(true);
         }
         tracing::warn!("{} is still in use after {grace:?}; aborting its connection", self.core.path.display());
-        if let Err(e) = self.core.abort() {
+        if let Err(e) = self.core.abort_session() {
             tracing::warn!("the connection of {} could not be aborted: {e}", self.core.path.display());
         }
         Ok(self.wait_ended(ABORT_GRACE))
     }
 }
 
-impl Drop for Session {
+impl Drop for FuseSession {
     fn drop(&mut self) {
         let (ended, failed) = {
             let state = self.core.state.lock();
-            (state.phase == Phase::Ended, state.failure.is_some())
+            (state.phase == SessionPhase::Ended, state.failure.is_some())
         };
-        if let Ok(Place::Seen(at)) = self.core.place()
-            && (!ended || failed && matches!(mount::look(&at), mount::Look::Dead))
+        if let Ok(MountPlace::Seen(at)) = self.core.find_mount()
+            && (!ended || failed && matches!(mount::probe_mount(&at), mount::MountHealth::Dead))
         {
-            let _ = detach(&at, libc::MNT_DETACH);
+            let _ = detach_mount(&at, libc::MNT_DETACH);
         }
     }
 }
 
 /// The first thread: INIT, the start of the other slots, then one slot of its own.
-fn start<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpus: &Cpus, mut chosen: Chosen) {
+fn run_first_slot<H: FuseHandler>(
+    shared: &Arc<SessionShared<H>>,
+    slot: &mut RequestSlot,
+    cpus: &QueueCpus,
+    mut chosen: TransportChoice,
+) {
     let mut gate = None;
     if chosen.io == FuseIo::Uring {
-        match ring::prepare(shared, cpus) {
+        match ring::prepare_entries(shared, cpus) {
             Ok(ready) => gate = Some(ready),
-            Err(why) => chosen = Chosen { io: FuseIo::Dev, reason: format!("io_uring could not be set up: {why}") },
+            Err(why) => {
+                chosen = TransportChoice { io: FuseIo::Dev, reason: format!("io_uring could not be set up: {why}") }
+            }
         }
     }
     let mut agreed = None;
-    let shaken = dev::handshake(&shared.device, dev::slot_bytes(&mut *slot.buffer), |minor, _, flags| {
-        let (out, with) = negotiate(&shared.config, page_size(), gate.is_some(), minor, flags)?;
+    let shaken = dev::negotiate_session(&shared.device, dev::slot_bytes(&mut *slot.buffer), |minor, _, flags| {
+        let (out, with) = negotiate_init(&shared.config, page_size(), gate.is_some(), minor, flags)?;
         agreed = Some(with);
         // The handler learns the result first, so that it is ready for the first request.
         shared.dispatcher.handler.init(&init_info(shared, with));
@@ -494,45 +513,48 @@ fn start<H: Handler>(shared: &Arc<Shared<H>>, slot: &mut Slot, cpus: &Cpus, mut 
     });
     let (Ok(()), Some(agreed)) = (&shaken, agreed) else {
         if let Some((gate, _)) = gate {
-            gate.cancel();
+            gate.cancel_start();
         }
-        shared.core.fail(shaken.err().unwrap_or_default());
+        shared.core.record_failure(shaken.err().unwrap_or_default());
         return;
     };
     if let Some((gate, entries)) = gate {
         if agreed.uring {
-            if let Err(why) = gate.open(entries) {
-                shared.core.fail(format!("FUSE over io_uring failed to start: {why}; mount with --fuse-io dev"));
-                let _ = shared.core.abort();
+            if let Err(why) = gate.open_gate(entries) {
+                shared
+                    .core
+                    .record_failure(format!("FUSE over io_uring failed to start: {why}; mount with --fuse-io dev"));
+                let _ = shared.core.abort_session();
                 return;
             }
             chosen.reason = format!("{}; {entries} entries on {} CPUs", chosen.reason, cpus.all);
         } else {
-            gate.cancel();
-            chosen = Chosen { io: FuseIo::Dev, reason: "io_uring was not offered by the kernel at INIT".into() };
+            gate.cancel_start();
+            chosen =
+                TransportChoice { io: FuseIo::Dev, reason: "io_uring was not offered by the kernel at INIT".into() };
         }
     }
     if let Some(note) = raise_readahead(shared) {
         chosen.reason = format!("{}; {note}", chosen.reason);
     }
     let dev = chosen.io == FuseIo::Dev;
-    shared.core.update(|s| {
+    shared.core.update_state(|s| {
         s.chosen = Some(chosen);
-        if s.phase == Phase::Starting {
-            s.phase = Phase::Ready;
+        if s.phase == SessionPhase::Starting {
+            s.phase = SessionPhase::Ready;
         }
     });
-    dev::serve(shared, slot, &shared.device, dev);
+    dev::serve_device(shared, slot, &shared.device, dev);
 }
 
-fn init_info<H: Handler>(shared: &Shared<H>, agreed: Agreed) -> InitInfo {
-    let backings = agreed.passthrough.then(|| Backings::new(&shared.device));
+fn init_info<H: FuseHandler>(shared: &SessionShared<H>, agreed: InitAgreement) -> InitInfo {
+    let backings = agreed.passthrough.then(|| BackingRegistrar::new(&shared.device));
     InitInfo { minor: agreed.minor, max_read: agreed.max_read, backings }
 }
 
 /// The kernel limits a mount's read-ahead to 128 KiB whatever INIT requests; root can raise it in sysfs. Returns a
 /// note if that failed.
-fn raise_readahead<H>(shared: &Shared<H>) -> Option<String> {
+fn raise_readahead<H>(shared: &SessionShared<H>) -> Option<String> {
     let want = shared.config.max_readahead >> 10;
     if want <= 128 {
         return None;

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 fn refused(path: &std::path::Path, config: SessionConfig) -> MountError {
-    match Session::mount(Arc::new(TestFs::default()), path, config) {
+    match FuseSession::mount(Arc::new(TestFs::default()), path, config) {
         Ok(_) => panic!("{} was mounted", path.display()),
         Err(e) => e,
     }
@@ -37,15 +37,15 @@ fn mountpoints_that_can_not_be() {
     let full = try_on("");
     assert!(matches!(full, MountError::NotEmpty { .. }) && full.exit_code() == 1, "{full}");
     assert!(full.to_string().contains("'file'") && full.to_string().contains("nonempty"), "{full}");
-    assert!(matches!(umount(dir.path(), false), Err(MountError::NotMounted { .. })));
+    assert!(matches!(unmount_path(dir.path(), false), Err(MountError::NotMounted { .. })));
 
     let mount = Mount::new(FuseIo::Dev);
     let busy = refused(mount.dir.path(), SessionConfig::default());
     assert!(busy.to_string().contains("fuse.spurline") && busy.exit_code() == 1, "{busy}");
 
     let mut over = SessionConfig::default();
-    over.options.apply("nonempty").unwrap();
-    let session = Session::mount(Arc::new(TestFs::default()), dir.path(), over).unwrap();
+    over.options.apply_list("nonempty").unwrap();
+    let session = FuseSession::mount(Arc::new(TestFs::default()), dir.path(), over).unwrap();
     session.wait_ready(Duration::from_secs(10)).unwrap();
     assert!(dir.path().join("data").exists() && !dir.path().join("file").exists());
     assert!(session.shutdown(Duration::from_secs(5)).unwrap());
@@ -85,7 +85,7 @@ fn clean_unmount_ends_the_session() {
     assert!(fs::metadata(mount.path("data")).is_ok());
     let seen = mounted_at(mount.session().mountpoint()).unwrap().unwrap();
     assert_eq!((seen.fstype.as_str(), seen.source.as_str()), ("fuse.spurline", "spurline"));
-    assert_eq!(mount.session().unmounter().unmount(Duration::from_secs(5)).unwrap(), Unmounted::Clean);
+    assert_eq!(mount.session().unmounter().unmount(Duration::from_secs(5)).unwrap(), UnmountOutcome::Clean);
     mount.session.take().unwrap().join().unwrap();
     assert!(mount.fs.destroyed.load(Ordering::SeqCst));
     assert!(!mount.path("data").exists());
@@ -115,7 +115,7 @@ fn under_load(io: FuseIo, how: impl FnOnce(&Mount)) {
         .collect();
     eventually("reads", || mount.stats.fuse.read_ops.get() > 20);
     let unmounter = mount.session().unmounter();
-    assert_eq!(unmounter.serves(), Ok(()));
+    assert_eq!(unmounter.check_serving(), Ok(()));
     how(&mount);
     stop.store(true, Ordering::SeqCst);
     for reader in readers {
@@ -124,13 +124,13 @@ fn under_load(io: FuseIo, how: impl FnOnce(&Mount)) {
     let session = mount.session.take().unwrap();
     assert!(session.wait_ended(Duration::from_secs(10)));
     assert!(mount.fs.destroyed.load(Ordering::SeqCst));
-    assert!(unmounter.serves().is_err());
+    assert!(unmounter.check_serving().is_err());
 }
 
 fn detach_under_load(io: FuseIo) {
     under_load(io, |mount| {
         let done = mount.session().unmounter().unmount(Duration::from_millis(200)).unwrap();
-        assert_eq!(done, Unmounted::Detached);
+        assert_eq!(done, UnmountOutcome::Detached);
         assert!(!mount.path("data").exists());
     });
 }
@@ -138,7 +138,7 @@ fn detach_under_load(io: FuseIo) {
 fn abort_under_load(io: FuseIo) {
     under_load(io, |mount| {
         mount.session().unmounter().abort().unwrap();
-        let _ = umount(mount.dir.path(), true);
+        let _ = unmount_path(mount.dir.path(), true);
     });
 }
 
@@ -167,10 +167,10 @@ fn umount_by_the_system_ends_the_session_too() {
     }
     let mut mount = Mount::new(FuseIo::Dev);
     let open = File::open(mount.path("data")).unwrap();
-    let in_use = umount(mount.dir.path(), false).unwrap_err();
+    let in_use = unmount_path(mount.dir.path(), false).unwrap_err();
     assert!(matches!(in_use, MountError::InUse { .. }) && in_use.to_string().contains("--lazy"), "{in_use}");
     drop(open);
-    eventually("umount", || umount(mount.dir.path(), false).is_ok());
+    eventually("umount", || unmount_path(mount.dir.path(), false).is_ok());
     mount.session.take().unwrap().join().unwrap();
 }
 
@@ -188,7 +188,7 @@ fn a_connection_broken_off_from_outside_is_a_failure_and_leaves_no_dead_mount() 
     session.unmounter().abort().unwrap();
     let error = session.join().unwrap_err().to_string();
     assert!(error.contains("aborted"), "{error}");
-    let gone = umount(mount.dir.path(), false).unwrap_err();
+    let gone = unmount_path(mount.dir.path(), false).unwrap_err();
     assert!(matches!(gone, MountError::NotMounted { .. }), "{gone}");
 }
 
@@ -222,7 +222,7 @@ fn a_mount_is_unmounted_wherever_it_was_moved_to() {
     let moved = mount.dir.path().join("moved");
     fs::rename(mount.dir.path().join("place"), &moved).unwrap();
     assert!(moved.join("m/data").exists());
-    assert_eq!(mount.session().unmounter().unmount(Duration::from_secs(5)).unwrap(), Unmounted::Clean);
+    assert_eq!(mount.session().unmounter().unmount(Duration::from_secs(5)).unwrap(), UnmountOutcome::Clean);
     mount.session.take().unwrap().join().unwrap();
     assert_eq!(fs::read_dir(moved.join("m")).unwrap().count(), 0);
 }
@@ -244,7 +244,7 @@ fn a_mount_that_something_lies_over_says_so_and_stays() {
         assert_eq!(mounted_at(&at).unwrap().unwrap().fstype, "tmpfs");
         drop(cover);
         assert!(mount.dir.path().join("place/m/data").exists());
-        assert_eq!(unmounter.unmount(Duration::from_secs(5)).unwrap(), Unmounted::Clean);
+        assert_eq!(unmounter.unmount(Duration::from_secs(5)).unwrap(), UnmountOutcome::Clean);
         mount.session.take().unwrap().join().unwrap();
     }
 }
@@ -262,7 +262,7 @@ fn a_dead_mount_that_something_lies_over_is_told_of() {
     let error = session.join().unwrap_err().to_string();
     assert!(error.contains("tmpfs from 'cover' lies over it"), "{error}");
     drop(cover);
-    umount(&at, false).unwrap();
+    unmount_path(&at, false).unwrap();
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn a_bind_mount_keeps_the_session() {
     let (at, other) = (mount.dir.path().join("place/m"), mount.dir.path().join("other"));
     fs::create_dir(&other).unwrap();
     system("mount", &["--bind", at.to_str().unwrap(), other.to_str().unwrap()]);
-    assert_eq!(mount.session().unmounter().unmount(Duration::from_secs(5)).unwrap(), Unmounted::Detached);
+    assert_eq!(mount.session().unmounter().unmount(Duration::from_secs(5)).unwrap(), UnmountOutcome::Detached);
     assert!(!at.join("data").exists() && other.join("data").exists());
     system("umount", &[other.to_str().unwrap()]);
     mount.session.take().unwrap().join().unwrap();
@@ -323,7 +323,7 @@ fn blocked_handlers_over_io_uring_hold_up_only_their_entries() {
     }
     let Some(_parameter) = UringParameter::enable() else { return };
     let mount = Mount::with(FuseIo::Uring, |c| c.depth = Some(16));
-    assert_eq!(mount.session().describe().unwrap().io, FuseIo::Uring);
+    assert_eq!(mount.session().transport().unwrap().io, FuseIo::Uring);
     let slow: Vec<_> = (0..8)
         .map(|i| {
             let path = mount.path("slow");
@@ -463,7 +463,7 @@ fn killed(io: &str) {
     eventually("the connection's end", || errno() == Some(libc::ENOTCONN));
     let stale = refused(dir.path(), SessionConfig::default());
     assert!(matches!(stale, MountError::Stale { .. }) && stale.to_string().contains("spurline umount"), "{stale}");
-    umount(dir.path(), false).unwrap();
+    unmount_path(dir.path(), false).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 

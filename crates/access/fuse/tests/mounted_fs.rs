@@ -3,8 +3,8 @@
 #[path = "../../fs/tests/support/mod.rs"]
 mod support;
 
-use spurline_fs::{Config, Fs};
-use spurline_fuse::{FsHandler, FuseIo, Session, SessionConfig};
+use spurline_fs::{FileSystem, FsConfig};
+use spurline_fuse::{FsHandler, FuseIo, FuseSession, SessionConfig};
 use spurline_types::Stats;
 use spurline_volume::Volume;
 use std::collections::BTreeSet;
@@ -23,26 +23,26 @@ use support::{BLOCK, Tree, byte};
 struct Mount {
     tree: Arc<Tree>,
     stats: Arc<Stats>,
-    fs: Arc<Fs>,
-    session: Option<Session>,
+    fs: Arc<FileSystem>,
+    session: Option<FuseSession>,
     dir: tempfile::TempDir,
 }
 
 /// Mounts `tree`; `None` where this machine can't, unless `SPURLINE_REQUIRE` says that it has to.
-fn mount(io: FuseIo, config: Config, passthrough: bool) -> Option<Mount> {
+fn mount(io: FuseIo, config: FsConfig, passthrough: bool) -> Option<Mount> {
     let tree = Tree::new();
     let dir = tempfile::tempdir().unwrap();
     let stats = Arc::new(Stats::default());
-    let fs = Arc::new(Fs::new(Arc::clone(&tree) as Arc<dyn Volume>, config, Arc::clone(&stats)));
+    let fs = Arc::new(FileSystem::new(Arc::clone(&tree) as Arc<dyn Volume>, config, Arc::clone(&stats)));
     let session =
         SessionConfig { io, passthrough, max_threads: Some(4), stats: Arc::clone(&stats), ..Default::default() };
-    let mounted = Session::mount(Arc::new(FsHandler::new(Arc::clone(&fs))), dir.path(), session)
+    let mounted = FuseSession::mount(Arc::new(FsHandler::new(Arc::clone(&fs))), dir.path(), session)
         .and_then(|session| session.wait_ready(Duration::from_secs(10)).map(|()| session));
     let required =
         |what: &str| std::env::var("SPURLINE_REQUIRE").is_ok_and(|all| all.split(',').any(|one| one == what));
     match mounted {
-        Ok(session) if session.describe().is_none_or(|chosen| chosen.io != io) => {
-            let chosen = session.describe().map(|chosen| chosen.to_string()).unwrap_or_default();
+        Ok(session) if session.transport().is_none_or(|chosen| chosen.io != io) => {
+            let chosen = session.transport().map(|chosen| chosen.to_string()).unwrap_or_default();
             let _ = session.shutdown(Duration::from_secs(5));
             assert!(!required("uring"), "{io:?} is required here, but: {chosen}");
             println!("SKIP: no session of kind {io:?} here: {chosen}");
@@ -94,7 +94,7 @@ fn expected(version: u64, range: std::ops::Range<u64>) -> Vec<u8> {
 }
 
 fn exercise(io: FuseIo) {
-    let config = Config { list_page: 50, ..Config::default() };
+    let config = FsConfig { list_page: 50, ..FsConfig::default() };
     let Some(mount) = mount(io, config, false) else { return };
     let tree = &mount.tree;
     let size = 40 * BLOCK + 123;
@@ -193,7 +193,7 @@ fn through_io_uring() {
 
 #[test]
 fn a_file_cached_whole_is_read_by_the_kernel_itself() {
-    let Some(mount) = mount(FuseIo::Dev, Config { passthrough_min: 1, ..Config::default() }, true) else { return };
+    let Some(mount) = mount(FuseIo::Dev, FsConfig { passthrough_min: 1, ..FsConfig::default() }, true) else { return };
     let size = 3 * BLOCK;
     let mut backing = tempfile::NamedTempFile::new_in("/dev/shm").or_else(|_| tempfile::NamedTempFile::new()).unwrap();
     backing.write_all(&vec![7; size as usize]).unwrap();
@@ -267,7 +267,7 @@ fn open_handle(mount: &File, kept: &mut Kept) -> io::Result<File> {
 fn a_file_handle_from_before_a_remount_never_opens_another_file() {
     const FILES: u64 = 300;
     let remount = || {
-        let mount = mount(FuseIo::Dev, Config::default(), false)?;
+        let mount = mount(FuseIo::Dev, FsConfig::default(), false)?;
         (0..FILES).for_each(|n| mount.tree.put(format!("f{n}").as_bytes(), 1, n + 1));
         Some(mount)
     };

@@ -17,7 +17,7 @@ use std::sync::Arc;
 fn on_dev(test: impl FnOnce(&Mount)) {
     if can_mount() {
         let mount = Mount::new(FuseIo::Dev);
-        assert_eq!(mount.session().describe().unwrap().io, FuseIo::Dev);
+        assert_eq!(mount.session().transport().unwrap().io, FuseIo::Dev);
         test(&mount);
     }
 }
@@ -223,7 +223,7 @@ fn uring_does_all_that_too() {
     }
     let Some(_parameter) = UringParameter::enable() else { return };
     let mount = Mount::with(FuseIo::Uring, |c| c.options.read_only = false);
-    let chosen = mount.session().describe().unwrap();
+    let chosen = mount.session().transport().unwrap();
     assert_eq!(chosen.io, FuseIo::Uring, "{chosen}");
     writes_are_refused_by_session(&mount);
     drop(mount);
@@ -244,7 +244,7 @@ fn counts_and_logs() {
     #[derive(Default)]
     struct Log(std::sync::Mutex<Vec<Line>>);
     type Line = (&'static str, u64, u64, u64, i32);
-    impl spurline_fuse::AccessLog for Log {
+    impl spurline_fuse::RequestRecorder for Log {
         fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, _took: std::time::Duration) {
             self.0.lock().unwrap().push((op, ino, offset, len, errno));
         }

@@ -1,7 +1,7 @@
 //! Divides the memory budget (`--buffer-size`) into named terms, each with its reason. Pure arithmetic; the remainder
 //! holds hot blocks.
 
-use crate::host::Host;
+use crate::host::HostLimits;
 use spurline_types::Size;
 use spurline_types::fault::Fault;
 use std::fmt;
@@ -30,7 +30,7 @@ pub const OUTSIDE: u64 = 64 << 20;
 
 /// One consumer of the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Term {
+pub struct BudgetTerm {
     /// The consumer.
     pub name: &'static str,
     /// Size in bytes.
@@ -41,7 +41,7 @@ pub struct Term {
 
 /// The shares of the budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Budget {
+pub struct MemoryBudget {
     /// The whole of `--buffer-size`.
     pub total: u64,
     /// Concurrent kernel requests (0 on a node).
@@ -55,16 +55,16 @@ pub struct Budget {
     /// Read-ahead limit of one sequential stream, in bytes.
     pub readahead: u64,
     /// Bytes of the RDMA connections' buffers (0 without rails).
-    pub rdma: u64,
+    pub rdma_bytes: u64,
     /// Bytes of hot blocks in memory: the remainder.
     pub memory_tier: u64,
     /// The terms, in the order of allocation.
-    pub terms: Vec<Term>,
+    pub terms: Vec<BudgetTerm>,
 }
 
 /// The inputs of the division.
 #[derive(Debug, Clone, Copy)]
-pub struct Demand {
+pub struct BudgetDemand {
     /// `--buffer-size`.
     pub total: u64,
     /// `--block-size`.
@@ -83,9 +83,9 @@ pub struct Demand {
     pub rdma: bool,
 }
 
-impl Budget {
+impl MemoryBudget {
     /// Kernel requests, the bytes of each, and peer requests.
-    fn slots(demand: &Demand) -> (u64, u64, u64) {
+    fn slot_counts(demand: &BudgetDemand) -> (u64, u64, u64) {
         match demand.max_write {
             Some(max_write) => {
                 // Either transport fits: ring entries on every processor, or one slot per thread.
@@ -103,20 +103,20 @@ impl Budget {
     }
 
     /// The term of the RDMA connections.
-    fn rdma(demand: &Demand) -> u64 {
+    fn rdma(demand: &BudgetDemand) -> u64 {
         if demand.rdma { demand.total / RDMA_SHARE } else { 0 }
     }
 
     /// The minimum for read-ahead and for fills.
-    fn least(demand: &Demand) -> (u64, u64) {
+    fn least_bytes(demand: &BudgetDemand) -> (u64, u64) {
         let readahead = if demand.readahead == Some(0) { 0 } else { MIN_READAHEAD_BLOCKS * demand.block };
         (readahead, MIN_FILLS.min(demand.max_downloads.max(1)) * demand.block)
     }
 
     /// The minimum size of such a budget.
-    fn derive_need(demand: Demand) -> u64 {
-        let (slots, slot_bytes, serve) = Self::slots(&demand);
-        let (readahead, fills) = Self::least(&demand);
+    fn derive_need(demand: BudgetDemand) -> u64 {
+        let (slots, slot_bytes, serve) = Self::slot_counts(&demand);
+        let (readahead, fills) = Self::least_bytes(&demand);
         slots * slot_bytes + serve * demand.block + Self::rdma(&demand) + readahead + fills
     }
 
@@ -124,36 +124,41 @@ impl Budget {
     ///
     /// # Errors
     /// When it is too small for the minimum of each term; the message names the terms and the size required.
-    pub fn derive(demand: Demand) -> Result<Self, Fault> {
-        let Demand { total, block, .. } = demand;
-        let (fuse_slots, fuse_slot_bytes, serve_slots) = Self::slots(&demand);
+    pub fn divide(demand: BudgetDemand) -> Result<Self, Fault> {
+        let BudgetDemand { total, block, .. } = demand;
+        let (fuse_slots, fuse_slot_bytes, serve_slots) = Self::slot_counts(&demand);
         let fuse = fuse_slots * fuse_slot_bytes;
         let serve = serve_slots * block;
-        let (min_readahead, min_fills) = Self::least(&demand);
+        let (min_readahead, min_fills) = Self::least_bytes(&demand);
         let wants_readahead = min_readahead > 0;
         let rdma = Self::rdma(&demand);
         let need = fuse + serve + rdma + min_fills + min_readahead;
         if total < need {
             let mut parts = Vec::new();
             if fuse > 0 {
-                parts.push(format!("{fuse_slots} FUSE requests of {} = {}", Size(fuse_slot_bytes), show(fuse)));
+                parts.push(format!("{fuse_slots} FUSE requests of {} = {}", Size(fuse_slot_bytes), show_bytes(fuse)));
             }
             if serve > 0 {
-                parts.push(format!("{serve_slots} answers of {} = {}", Size(block), show(serve)));
+                parts.push(format!("{serve_slots} answers of {} = {}", Size(block), show_bytes(serve)));
             }
             if rdma > 0 {
-                parts.push(format!("RDMA connections = {}", show(rdma)));
+                parts.push(format!("RDMA connections = {}", show_bytes(rdma)));
             }
-            parts.push(format!("{} fills = {}", min_fills / block, show(min_fills)));
+            parts.push(format!("{} fills = {}", min_fills / block, show_bytes(min_fills)));
             if min_readahead > 0 {
-                parts.push(format!("{MIN_READAHEAD_BLOCKS} blocks of read-ahead = {}", show(min_readahead)));
+                parts.push(format!("{MIN_READAHEAD_BLOCKS} blocks of read-ahead = {}", show_bytes(min_readahead)));
             }
             // A larger budget has more requests: the size in the message must suffice for its own.
-            let enough = |mib: u64| Self::derive_need(Demand { total: mib << 20, ..demand }) <= mib << 20;
+            let enough = |mib: u64| Self::derive_need(BudgetDemand { total: mib << 20, ..demand }) <= mib << 20;
             let least = need.div_ceil(1 << 20);
             let whole = (least..least * 4).find(|mib| enough(*mib)).unwrap_or(least * 4);
             return Err(Fault::usage(
-                format!("--buffer-size {} is too small: {} is needed ({})", Size(total), show(need), parts.join(", ")),
+                format!(
+                    "--buffer-size {} is too small: {} is needed ({})",
+                    Size(total),
+                    show_bytes(need),
+                    parts.join(", ")
+                ),
                 format!("give --buffer-size {whole}M or more, or a smaller --block-size than {}", Size(block)),
             ));
         }
@@ -170,7 +175,7 @@ impl Budget {
         let mut terms = Vec::new();
         let mut term = |name, bytes, reason| {
             if bytes > 0 {
-                terms.push(Term { name, bytes, reason });
+                terms.push(BudgetTerm { name, bytes, reason });
             }
         };
         term("FUSE requests", fuse, "each request of the kernel has its own answer buffer");
@@ -179,7 +184,17 @@ impl Budget {
         term("fills", fills * block, "a block is held while it is fetched and written to disk");
         term("read-ahead", readahead, "blocks fetched ahead wait here for their reader");
         term("hot blocks", memory_tier, "the rest: blocks kept in memory");
-        Ok(Budget { total, fuse_slots, fuse_slot_bytes, serve_slots, fills, readahead, rdma, memory_tier, terms })
+        Ok(MemoryBudget {
+            total,
+            fuse_slots,
+            fuse_slot_bytes,
+            serve_slots,
+            fills,
+            readahead,
+            rdma_bytes: rdma,
+            memory_tier,
+            terms,
+        })
     }
 
     /// Bytes of all FUSE requests together.
@@ -191,7 +206,7 @@ impl Budget {
     ///
     /// # Errors
     /// When the budget and the memory outside it exceed the control group's limit or the machine's memory.
-    pub fn check_host(&self, host: &Host) -> Result<Option<String>, Fault> {
+    pub fn check_host(&self, host: &HostLimits) -> Result<Option<String>, Fault> {
         let need = self.total + OUTSIDE;
         let limits = [
             host.cgroup
@@ -207,30 +222,33 @@ impl Budget {
                     format!(
                         "--buffer-size {} and {} outside it do not fit into {}, {what}",
                         Size(self.total),
-                        show(OUTSIDE),
-                        show(limit)
+                        show_bytes(OUTSIDE),
+                        show_bytes(limit)
                     ),
                     format!("give --buffer-size {}M or less, or raise the limit", fits >> 20),
                 ));
             }
             if need > limit / 10 * 9 && warning.is_none() {
-                warning =
-                    Some(format!("--buffer-size {} takes nearly all of {}, {what}", Size(self.total), show(limit)));
+                warning = Some(format!(
+                    "--buffer-size {} takes nearly all of {}, {what}",
+                    Size(self.total),
+                    show_bytes(limit)
+                ));
             }
         }
         Ok(warning)
     }
 }
 
-fn show(bytes: u64) -> String {
+fn show_bytes(bytes: u64) -> String {
     spurline_types::units::human_bytes(bytes)
 }
 
-impl fmt::Display for Budget {
+impl fmt::Display for MemoryBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, term) in self.terms.iter().enumerate() {
             let sep = if i == 0 { "" } else { ", " };
-            write!(f, "{sep}{} {}", term.name, show(term.bytes))?;
+            write!(f, "{sep}{} {}", term.name, show_bytes(term.bytes))?;
         }
         Ok(())
     }
@@ -242,8 +260,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn mount(total: u64) -> Demand {
-        Demand {
+    fn mount(total: u64) -> BudgetDemand {
+        BudgetDemand {
             total,
             block: 4 * MIB,
             max_write: Some(MIB),
@@ -262,12 +280,12 @@ mod tests {
             for processors in [1, 2, 4] {
                 for max_write in [Some(MIB), None] {
                     for readahead in [None, Some(0), Some(16 * MIB), Some(1 << 40)] {
-                        let demand = Demand { processors, max_write, readahead, rdma, ..mount(total) };
-                        let budget = Budget::derive(demand).unwrap_or_else(|e| panic!("{demand:?}: {e}"));
+                        let demand = BudgetDemand { processors, max_write, readahead, rdma, ..mount(total) };
+                        let budget = MemoryBudget::divide(demand).unwrap_or_else(|e| panic!("{demand:?}: {e}"));
                         let sum: u64 = budget.terms.iter().map(|t| t.bytes).sum();
                         assert_eq!(sum, total, "{demand:?}");
                         assert!(budget.fills >= MIN_FILLS);
-                        assert_eq!(budget.rdma, if rdma { total / RDMA_SHARE } else { 0 });
+                        assert_eq!(budget.rdma_bytes, if rdma { total / RDMA_SHARE } else { 0 });
                         assert_eq!(budget.readahead == 0, readahead == Some(0));
                     }
                 }
@@ -279,7 +297,7 @@ mod tests {
     fn the_default_is_enough_for_any_number_of_processors() {
         for processors in [1, 16, 64, 128, 224, 1024] {
             for (max_write, rdma) in [(Some(MIB), false), (Some(MIB), true), (None, false), (None, true)] {
-                let budget = Budget::derive(Demand { processors, max_write, rdma, ..mount(300 * MIB) });
+                let budget = MemoryBudget::divide(BudgetDemand { processors, max_write, rdma, ..mount(300 * MIB) });
                 let budget = budget.unwrap_or_else(|e| panic!("{processors} processors: {e}"));
                 assert!(budget.memory_tier + budget.readahead >= 40 * MIB, "{processors} processors: {budget:?}");
             }
@@ -288,26 +306,26 @@ mod tests {
 
     #[test]
     fn too_small_says_the_number_that_works() {
-        let error = Budget::derive(mount(8 * MIB)).unwrap_err();
+        let error = MemoryBudget::divide(mount(8 * MIB)).unwrap_err();
         assert!(error.what.contains("is too small") && error.what.contains("fills"), "{error}");
         let number: u64 =
             error.remedy.split("--buffer-size ").nth(1).unwrap().split('M').next().unwrap().parse().unwrap();
-        assert!(Budget::derive(mount(number * MIB)).is_ok());
-        assert!(Budget::derive(mount((number - 1) * MIB)).is_err());
+        assert!(MemoryBudget::divide(mount(number * MIB)).is_ok());
+        assert!(MemoryBudget::divide(mount((number - 1) * MIB)).is_err());
         // Terms grow with the budget: on few processors the suggested budget needs more than the first message said.
         for processors in 1..=16 {
-            let demand = |mib: u64| Demand { processors, rdma: processors % 2 == 0, ..mount(mib * MIB) };
-            let remedy = Budget::derive(demand(1)).unwrap_err().remedy;
+            let demand = |mib: u64| BudgetDemand { processors, rdma: processors % 2 == 0, ..mount(mib * MIB) };
+            let remedy = MemoryBudget::divide(demand(1)).unwrap_err().remedy;
             let number: u64 =
                 remedy.split("--buffer-size ").nth(1).unwrap().split('M').next().unwrap().parse().unwrap();
-            assert!(Budget::derive(demand(number)).is_ok(), "{processors} processors: {remedy}");
+            assert!(MemoryBudget::divide(demand(number)).is_ok(), "{processors} processors: {remedy}");
         }
     }
 
     #[test]
     fn compared_with_the_machine() {
-        let budget = Budget::derive(mount(300 * MIB)).unwrap();
-        let host = |memory: u64, cgroup: Option<u64>| Host {
+        let budget = MemoryBudget::divide(mount(300 * MIB)).unwrap();
+        let host = |memory: u64, cgroup: Option<u64>| HostLimits {
             processors: 4,
             memory_bytes: Some(memory * MIB),
             cgroup: cgroup.map(|c| (c * MIB, "/sys/fs/cgroup/memory.max".into())),

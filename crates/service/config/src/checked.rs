@@ -1,12 +1,12 @@
 //! The checked configuration: every value in range, every path absolute, every default applied. Facts about the
 //! machine (processors, memory, root) come from [`HostLimits`], and globs are matched against the file system.
 
-use crate::budget::{Budget, Demand};
+use crate::budget::{BudgetDemand, MemoryBudget};
 use crate::fuse::{self, FuseConfig};
-use crate::host::Host;
+use crate::host::HostLimits;
 use crate::raw::{RawCache, RawCoordinator, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawVolume};
 use crate::trust::TrustConfig;
-use crate::words::{CacheSize, IorpcMode, LogFormat, Replicas, Source, Transport, absolute};
+use crate::values::{CacheSize, IorpcMode, LogFormat, ReplicaCounts, SourceUrl, TransportMode, absolute_path};
 use spurline_membership::url::{EtcdUrl, RegistryUrl as Registry};
 use spurline_types::fault::Fault;
 use spurline_types::{Congestion, Size};
@@ -21,25 +21,25 @@ pub const DEFAULT_METRICS: &str = "127.0.0.1:9567";
 #[derive(Debug, Clone)]
 pub struct VolumeConfig {
     /// What is read.
-    pub source: Source,
+    pub source: SourceUrl,
     /// This reader's name in handshakes, behind the host's.
     pub reader: String,
     /// The nodes to read from; `None` for a volume that is read alone.
     pub group: Option<GroupConfig>,
     /// The number of nodes per file (with a registry only).
-    pub replicas: Replicas,
+    pub replicas: ReplicaCounts,
     /// Reads are hedged after this time at the earliest; zero for never.
     pub hedge_after: Duration,
     /// The block cache; without directories if nodes hold the cache.
     pub cache: CacheConfig,
     /// Access to the origin (lone mount only).
-    pub under: UnderConfig,
+    pub under: OriginConfig,
     /// Access to nodes (with a registry only).
     pub net: NetConfig,
     /// Authentication and encryption.
     pub trust: TrustConfig,
     /// The shares of the memory budget.
-    pub budget: Budget,
+    pub budget: MemoryBudget,
     /// How long metadata is valid.
     pub metadata_ttl: Duration,
     /// What to tell the person at start.
@@ -69,7 +69,7 @@ pub struct MountConfig {
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
     /// The origins that the node may read: at least one, without duplicates.
-    pub sources: Vec<Source>,
+    pub sources: Vec<SourceUrl>,
     /// Weight of the node: its share of the group's blocks.
     pub weight: u32,
     /// Its name in the group; `None` for a name made of host name and port.
@@ -83,13 +83,13 @@ pub struct NodeConfig {
     /// The block cache.
     pub cache: CacheConfig,
     /// Access to the origins.
-    pub under: UnderConfig,
+    pub under: OriginConfig,
     /// Listening addresses and protocols.
     pub net: NetConfig,
     /// Authentication and encryption.
     pub trust: TrustConfig,
     /// The shares of the memory budget.
-    pub budget: Budget,
+    pub budget: MemoryBudget,
     /// Logs.
     pub log: LogConfig,
     /// The metrics page.
@@ -153,7 +153,7 @@ pub struct CacheConfig {
 
 /// Access to the origin.
 #[derive(Debug, Clone)]
-pub struct UnderConfig {
+pub struct OriginConfig {
     /// Address of an S3-compatible server; `None` for the provider's own or the AWS variables.
     pub endpoint_url: Option<String>,
     /// Region; `None` for the AWS variables.
@@ -176,7 +176,7 @@ pub struct NetConfig {
     /// Interface names, addresses or CIDRs; empty when not given (a node: loopback only).
     pub group_network: Vec<String>,
     /// The transports allowed for data.
-    pub transport: Transport,
+    pub transport: TransportMode,
     /// The rails for RDMA; `None` if data may not use RDMA.
     pub rdma: Option<RdmaConfig>,
     /// TCP congestion control.
@@ -231,7 +231,7 @@ impl RawVolume {
     ///
     /// # Errors
     /// Wrong values with exit code 2, missing abilities with exit code 3.
-    pub fn check(self, host: &Host) -> Result<VolumeConfig, Fault> {
+    pub fn check(self, host: &HostLimits) -> Result<VolumeConfig, Fault> {
         let reader = format!("process {}", std::process::id());
         self.check_for(reader, Duration::from_secs(1), None, host)
     }
@@ -242,19 +242,19 @@ impl RawVolume {
         reader: String,
         metadata_ttl: Duration,
         kernel: Option<(&FuseConfig, Option<u64>)>,
-        host: &Host,
+        host: &HostLimits,
     ) -> Result<VolumeConfig, Fault> {
         let mut warnings = Vec::new();
         let group = check_group(self.group)?;
         let alone = group.is_none();
         let cache = check_cache(&self.cache, host, alone, &mut warnings)?;
         let rdma = !alone && wants_rdma(&self.net);
-        let budget = derive(self.buffer_size, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
+        let budget = derive_budget(self.buffer_size, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
         if alone && self.net.rdma_network.is_some() {
             warnings.push("--rdma-network carries nothing: a mount without --registry reads from no node".to_owned());
         }
         let (net, trust) = (check_net(self.net, 0, host, &mut warnings)?, self.trust.check(false)?);
-        unencrypted(&net, &trust, &mut warnings);
+        warn_unencrypted(&net, &trust, &mut warnings);
         Ok(VolumeConfig {
             source: self.source,
             reader,
@@ -262,7 +262,7 @@ impl RawVolume {
             replicas: self.replicas,
             hedge_after: check_hedge(self.hedge_after)?,
             cache,
-            under: check_under(self.under)?,
+            under: check_origin(self.under)?,
             net,
             trust,
             budget,
@@ -277,17 +277,17 @@ impl RawMount {
     ///
     /// # Errors
     /// Wrong values with exit code 2, missing abilities with exit code 3.
-    pub fn check(self, host: &Host) -> Result<MountConfig, Fault> {
-        let mountpoint = absolute(&self.mountpoint);
-        let (fuse, readahead) = fuse::check(&self.fuse)?;
-        let (reader, ttl) = (mountpoint.display().to_string(), fuse.times().behind);
+    pub fn check(self, host: &HostLimits) -> Result<MountConfig, Fault> {
+        let mountpoint = absolute_path(&self.mountpoint);
+        let (fuse, readahead) = fuse::check_fuse(&self.fuse)?;
+        let (reader, ttl) = (mountpoint.display().to_string(), fuse.cache_times().behind);
         Ok(MountConfig {
             volume: self.volume.check_for(reader, ttl, Some((&fuse, readahead)), host)?,
             mountpoint,
             fuse,
             metrics: check_metrics(&self.log)?,
             log: check_log(self.log),
-            access_log: self.fuse.access_log.as_deref().map(absolute),
+            access_log: self.fuse.access_log.as_deref().map(absolute_path),
             background: self.background,
         })
     }
@@ -298,9 +298,9 @@ impl RawNode {
     ///
     /// # Errors
     /// Exit code 2 for wrong values, 3 for a missing prerequisite.
-    pub fn check(self, host: &Host) -> Result<NodeConfig, Fault> {
+    pub fn check(self, host: &HostLimits) -> Result<NodeConfig, Fault> {
         let mut warnings = Vec::new();
-        let mut sources: Vec<Source> = Vec::new();
+        let mut sources: Vec<SourceUrl> = Vec::new();
         for source in self.source {
             if !sources.contains(&source) {
                 sources.push(source);
@@ -323,11 +323,11 @@ impl RawNode {
         }
         let cache = check_cache(&self.cache, host, true, &mut warnings)?;
         let rdma = wants_rdma(&self.net);
-        let budget = derive(self.buffer_size, &self.cache, &self.under, None, rdma, host, &mut warnings)?;
+        let budget = derive_budget(self.buffer_size, &self.cache, &self.under, None, rdma, host, &mut warnings)?;
         let net = check_net(self.net, self.rdma_port, host, &mut warnings)?;
         let trust = self.trust.check(self.allow_anyone)?;
-        unencrypted(&net, &trust, &mut warnings);
-        if net.transport == Transport::Rdma {
+        warn_unencrypted(&net, &trust, &mut warnings);
+        if net.transport == TransportMode::Rdma {
             let text = "--transport rdma binds mounts, not nodes: this one serves over tcp as well, and takes blocks from \
                         other nodes over tcp";
             warnings.push(text.to_owned());
@@ -340,7 +340,7 @@ impl RawNode {
             group,
             port: self.group_port,
             cache,
-            under: check_under(self.under)?,
+            under: check_origin(self.under)?,
             net,
             trust,
             budget,
@@ -353,7 +353,7 @@ impl RawNode {
 }
 
 /// Warns about connections that --tls does not cover.
-fn unencrypted(net: &NetConfig, trust: &TrustConfig, warnings: &mut Vec<String>) {
+fn warn_unencrypted(net: &NetConfig, trust: &TrustConfig, warnings: &mut Vec<String>) {
     if trust.tls.is_some() && net.rdma.is_some() {
         warnings
             .push("--tls does not cover RDMA: data over --rdma-network is not encrypted (docs/trust.md)".to_owned());
@@ -365,10 +365,10 @@ impl RawCoordinator {
     ///
     /// # Errors
     /// Exit code 2 for wrong values, 3 for a missing directory.
-    pub fn check(self, host: &Host) -> Result<CoordinatorConfig, Fault> {
+    pub fn check(self, host: &HostLimits) -> Result<CoordinatorConfig, Fault> {
         let state_file = match self.state_file {
             Some(file) if file.as_os_str() == "none" => None,
-            Some(file) => Some(in_a_directory("--state-file", &absolute(&file))?),
+            Some(file) => Some(in_a_directory("--state-file", &absolute_path(&file))?),
             None if host.root => Some(PathBuf::from("/var/lib/spurline/coordinator.json")),
             None => host.home.as_ref().map(|home| home.join(".local/state/spurline/coordinator.json")),
         };
@@ -441,7 +441,12 @@ fn check_group(args: RawGroup) -> Result<Option<GroupConfig>, Fault> {
 /// Block size limits: below, the index outgrows the data; above, a miss fetches too much.
 const BLOCK_RANGE: (u64, u64) = (64 << 10, 64 << 20);
 
-fn check_cache(args: &RawCache, host: &Host, alone: bool, warnings: &mut Vec<String>) -> Result<CacheConfig, Fault> {
+fn check_cache(
+    args: &RawCache,
+    host: &HostLimits,
+    alone: bool,
+    warnings: &mut Vec<String>,
+) -> Result<CacheConfig, Fault> {
     let block = args.block_size().bytes();
     if !block.is_power_of_two() || block < BLOCK_RANGE.0 || block > BLOCK_RANGE.1 {
         return Err(Fault::usage(
@@ -460,7 +465,7 @@ fn check_cache(args: &RawCache, host: &Host, alone: bool, warnings: &mut Vec<Str
     let dirs = match (used, args.cache_dir.is_empty()) {
         (false, _) => Vec::new(),
         (true, true) => vec![default_cache_dir(host)?],
-        (true, false) => expand(&args.cache_dir)?,
+        (true, false) => expand_dirs(&args.cache_dir)?,
     };
     if !alone && !args.cache_dir.is_empty() {
         warnings.push("--cache-dir is not used: with --registry the nodes hold the cache".to_owned());
@@ -470,7 +475,7 @@ fn check_cache(args: &RawCache, host: &Host, alone: bool, warnings: &mut Vec<Str
             "--block-size {size} is not used: with --registry blocks are as long as the nodes have them"
         ));
     }
-    positive("--disk-timeout", args.disk_timeout)?;
+    check_positive("--disk-timeout", args.disk_timeout)?;
     Ok(CacheConfig {
         dirs,
         size: if used { args.cache_size } else { CacheSize::None },
@@ -481,7 +486,7 @@ fn check_cache(args: &RawCache, host: &Host, alone: bool, warnings: &mut Vec<Str
     })
 }
 
-fn default_cache_dir(host: &Host) -> Result<PathBuf, Fault> {
+fn default_cache_dir(host: &HostLimits) -> Result<PathBuf, Fault> {
     if host.root {
         return Ok(PathBuf::from("/var/cache/spurline"));
     }
@@ -491,10 +496,10 @@ fn default_cache_dir(host: &Host) -> Result<PathBuf, Fault> {
     Ok(home.join(".cache/spurline"))
 }
 
-fn expand(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
+fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
     let mut dirs: Vec<PathBuf> = Vec::new();
     for pattern in patterns {
-        let path = absolute(pattern);
+        let path = absolute_path(pattern);
         let text = path.to_string_lossy();
         let found = if text.contains(['*', '?', '[']) {
             let paths = glob::glob(&text).map_err(|e| {
@@ -520,7 +525,7 @@ fn expand(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
     Ok(dirs)
 }
 
-fn check_under(args: RawOrigin) -> Result<UnderConfig, Fault> {
+fn check_origin(args: RawOrigin) -> Result<OriginConfig, Fault> {
     if let Some(url) = &args.endpoint_url
         && !(url.starts_with("http://") || url.starts_with("https://"))
     {
@@ -529,12 +534,12 @@ fn check_under(args: RawOrigin) -> Result<UnderConfig, Fault> {
             "write http://HOST:PORT or https://HOST",
         ));
     }
-    positive("--under-timeout", args.timeout)?;
-    positive("--under-stall-timeout", args.stall_timeout)?;
+    check_positive("--under-timeout", args.timeout)?;
+    check_positive("--under-stall-timeout", args.stall_timeout)?;
     if args.max_downloads == 0 {
         return Err(Fault::usage("--max-downloads 0 leaves no way to fetch anything", "give 1 or more"));
     }
-    Ok(UnderConfig {
+    Ok(OriginConfig {
         endpoint_url: args.endpoint_url,
         region: args.region,
         anonymous: args.anonymous,
@@ -549,9 +554,14 @@ fn check_under(args: RawOrigin) -> Result<UnderConfig, Fault> {
 /// reply, so this is also the limit of requests in flight.
 const AUTO_NCONNECT: (usize, usize) = (8, 16);
 
-fn check_net(args: RawNetwork, rdma_port: u16, host: &Host, warnings: &mut Vec<String>) -> Result<NetConfig, Fault> {
+fn check_net(
+    args: RawNetwork,
+    rdma_port: u16,
+    host: &HostLimits,
+    warnings: &mut Vec<String>,
+) -> Result<NetConfig, Fault> {
     let rdma = check_rdma(&args, rdma_port, warnings)?;
-    positive("--peer-timeout", args.peer_timeout)?;
+    check_positive("--peer-timeout", args.peer_timeout)?;
     if args.peer_silence < LEAST_SILENCE {
         return Err(Fault::usage(
             format!("--peer-silence {:?} would take a busy node for a dead one", args.peer_silence),
@@ -592,7 +602,7 @@ const LEAST_SILENCE: Duration = Duration::from_millis(100);
 
 fn check_rdma(args: &RawNetwork, port: u16, warnings: &mut Vec<String>) -> Result<Option<RdmaConfig>, Fault> {
     let Some(text) = args.rdma_network.as_deref() else {
-        if args.transport == Transport::Rdma {
+        if args.transport == TransportMode::Rdma {
             return Err(Fault::usage(
                 "--transport rdma without --rdma-network leaves nothing to carry the data",
                 "name the rails: --rdma-network ib0:ib1 ('spurline net list' shows which interfaces have RDMA)",
@@ -624,14 +634,14 @@ fn check_rdma(args: &RawNetwork, port: u16, warnings: &mut Vec<String>) -> Resul
             "write names of interfaces with colons between, ib0:ib1; 'spurline net list' shows them",
         ));
     }
-    positive("--rdma-retry", args.rdma_retry)?;
+    check_positive("--rdma-retry", args.rdma_retry)?;
     if args.rdma_silence < LEAST_SILENCE {
         return Err(Fault::usage(
             format!("--rdma-silence {:?} would take a busy node for a dead rail", args.rdma_silence),
             "give 100ms or more; 2s is the default",
         ));
     }
-    if args.transport == Transport::Tcp {
+    if args.transport == TransportMode::Tcp {
         warnings.push("--rdma-network is not used: --transport tcp rules out RDMA".to_owned());
         return Ok(None);
     }
@@ -670,19 +680,19 @@ fn split_networks(text: &str) -> Result<Vec<String>, Fault> {
 
 /// Whether there will be rails, as far as words tell.
 fn wants_rdma(net: &RawNetwork) -> bool {
-    net.rdma_network.is_some() && net.transport != Transport::Tcp
+    net.rdma_network.is_some() && net.transport != TransportMode::Tcp
 }
 
-fn derive(
+fn derive_budget(
     total: Size,
     cache: &RawCache,
     under: &RawOrigin,
     kernel: Option<(&FuseConfig, Option<u64>)>,
     rdma: bool,
-    host: &Host,
+    host: &HostLimits,
     warnings: &mut Vec<String>,
-) -> Result<Budget, Fault> {
-    let budget = Budget::derive(Demand {
+) -> Result<MemoryBudget, Fault> {
+    let budget = MemoryBudget::divide(BudgetDemand {
         total: total.bytes(),
         block: cache.block_size().bytes(),
         max_write: kernel.map(|(fuse, _)| u64::from(fuse.max_write)),
@@ -716,10 +726,10 @@ fn check_metrics(args: &RawLog) -> Result<MetricsConfig, Fault> {
 }
 
 fn check_log(args: RawLog) -> LogConfig {
-    LogConfig { file: args.log.as_deref().map(absolute), filter: args.log_filter, format: args.log_format }
+    LogConfig { file: args.log.as_deref().map(absolute_path), filter: args.log_filter, format: args.log_format }
 }
 
-fn positive(flag: &str, time: Duration) -> Result<(), Fault> {
+fn check_positive(flag: &str, time: Duration) -> Result<(), Fault> {
     if time.is_zero() {
         return Err(Fault::usage(format!("{flag} 0 would fail every request"), "give a time such as 10s"));
     }

@@ -2,7 +2,7 @@
 //! only.
 
 use crate::raw::RawFuse;
-use crate::words::FuseIo;
+use crate::values::FuseIo;
 use spurline_types::fault::Fault;
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub struct FuseConfig {
 
 /// Cache times of metadata per layer; their sums never exceed the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Times {
+pub struct CacheTimes {
     /// All metadata, in the layers between kernel and origin.
     pub behind: Duration,
     /// Attributes, in the kernel.
@@ -47,9 +47,9 @@ pub struct Times {
 impl FuseConfig {
     /// Divides the cache times. The layers below the kernel, where one result carries a name and its attributes, get
     /// half of the shortest; the kernel gets the rest of each.
-    pub fn times(&self) -> Times {
+    pub fn cache_times(&self) -> CacheTimes {
         let behind = self.attr_ttl.min(self.entry_ttl).min(self.dir_entry_ttl) / 2;
-        Times {
+        CacheTimes {
             behind,
             attr: self.attr_ttl - behind,
             // A lookup of the name detects a replaced file.
@@ -67,7 +67,7 @@ const MIN_MAX_WRITE: u64 = 8 << 10;
 const MAX_MAX_WRITE: u64 = 1 << 20;
 
 /// The checked session, and how far blocks are read ahead where that was said.
-pub(crate) fn check(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fault> {
+pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fault> {
     let max_write = args.max_write.bytes();
     // The kernel counts reads in pages, which may be larger than 4 KiB.
     let least = MIN_MAX_WRITE.max(rustix::param::page_size() as u64);
@@ -165,7 +165,7 @@ fn check_options(words: &[String]) -> Result<Vec<String>, Fault> {
             }
             continue;
         }
-        let remedy = match crate::words::nearest(word, MOUNT_OPTIONS.into_iter()) {
+        let remedy = match crate::values::nearest_word(word, MOUNT_OPTIONS.into_iter()) {
             Some(near) => format!("did you mean {near}?"),
             None => format!("the options are {}, fsname=NAME", MOUNT_OPTIONS.join(", ")),
         };
@@ -199,7 +199,7 @@ mod tests {
             all.iter().flat_map(|a| all.map(|e| (a, e))).flat_map(|(a, e)| all.map(|d| (*a, e, d)))
         {
             let config = session(attr, entry, dir_entry);
-            let times = config.times();
+            let times = config.cache_times();
             let said = format!("{config:?} {times:?}");
             // SEMANTICS.md, "Freshness": a replaced file; a removed file or directory; a new name.
             assert!(times.behind + times.attr <= config.attr_ttl, "{said}");
@@ -208,9 +208,9 @@ mod tests {
             assert!(times.behind + times.absent <= config.entry_ttl.min(config.dir_entry_ttl), "{said}");
         }
         // Equal times are halved.
-        let times = session(1000, 1000, 1000).times();
+        let times = session(1000, 1000, 1000).cache_times();
         let half = Duration::from_millis(500);
-        assert_eq!(times, Times { behind: half, attr: half, entry: half, dir_entry: half, absent: half });
+        assert_eq!(times, CacheTimes { behind: half, attr: half, entry: half, dir_entry: half, absent: half });
     }
 
     #[test]

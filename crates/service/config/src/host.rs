@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// The machine's limits.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub struct HostLimits {
     /// Processors this process may use.
     pub processors: usize,
     /// Memory of the machine in bytes, if known.
@@ -17,10 +17,10 @@ pub struct Host {
     pub home: Option<PathBuf>,
 }
 
-impl Host {
+impl HostLimits {
     /// Reads the limits of this machine.
-    pub fn here() -> Self {
-        Host {
+    pub fn detect() -> Self {
+        HostLimits {
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_of(&text)),
             cgroup: cgroup_limit(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")),

@@ -8,15 +8,15 @@ pub mod fuse;
 pub mod host;
 pub mod raw;
 pub mod trust;
-pub mod words;
+pub mod values;
 
-pub use budget::{Budget, Term};
+pub use budget::{BudgetTerm, MemoryBudget};
 pub use checked::{
     CacheConfig, CoordinatorConfig, GroupConfig, LogConfig, MetricsConfig, MountConfig, NetConfig, NodeConfig,
-    RdmaConfig, UnderConfig, VolumeConfig,
+    OriginConfig, RdmaConfig, VolumeConfig,
 };
 pub use fuse::{FuseConfig, MOUNT_OPTIONS};
-pub use host::Host;
+pub use host::HostLimits;
 pub use raw::{
     RawCache, RawCoordinator, RawFuse, RawGroup, RawLog, RawMount, RawNetwork, RawNode, RawOrigin, RawTrust, RawVolume,
 };
@@ -24,4 +24,4 @@ pub use spurline_membership::url::RegistryUrl as Registry;
 pub use spurline_types::fault::{ExitKind, Fault};
 pub use spurline_types::host_port::HostPort;
 pub use trust::{TlsConfig, TrustConfig};
-pub use words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport};
+pub use values::{CacheSize, FuseIo, IorpcMode, LogFormat, ReplicaCounts, SourceUrl, TransportMode};

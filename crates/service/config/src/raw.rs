@@ -1,7 +1,7 @@
 //! Settings as a front end gives them: plain values with their defaults, nothing checked yet. [`crate::checked`] turns
 //! them into a configuration. It knows no command line, environment variable or file.
 
-use crate::words::{CacheSize, FuseIo, IorpcMode, LogFormat, Replicas, Source, Transport};
+use crate::values::{CacheSize, FuseIo, IorpcMode, LogFormat, ReplicaCounts, SourceUrl, TransportMode};
 use spurline_membership::url::RegistryUrl as Registry;
 use spurline_types::{Congestion, Size};
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawVolume {
     /// The origin's URL or directory.
-    pub source: Source,
+    pub source: SourceUrl,
     /// The cache group; without a registry the volume is read alone.
     pub group: RawGroup,
     /// Nodes that hold each file.
-    pub replicas: Replicas,
+    pub replicas: ReplicaCounts,
     /// A read that takes longer is sent to a second node; zero for never.
     pub hedge_after: Duration,
     /// The network.
@@ -32,11 +32,11 @@ pub struct RawVolume {
 
 impl RawVolume {
     /// The defaults, for `source`.
-    pub fn new(source: Source) -> Self {
+    pub fn new(source: SourceUrl) -> Self {
         RawVolume {
             source,
             group: RawGroup::default(),
-            replicas: Replicas { all: 1, below: Vec::new() },
+            replicas: ReplicaCounts { all: 1, below: Vec::new() },
             hedge_after: Duration::from_millis(50),
             net: RawNetwork::default(),
             trust: RawTrust::default(),
@@ -67,7 +67,7 @@ pub struct RawMount {
 
 impl RawMount {
     /// The defaults, for `source` at `mountpoint`.
-    pub fn new(source: Source, mountpoint: PathBuf) -> Self {
+    pub fn new(source: SourceUrl, mountpoint: PathBuf) -> Self {
         RawMount {
             volume: RawVolume::new(source),
             mountpoint,
@@ -82,7 +82,7 @@ impl RawMount {
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawNode {
     /// Origins that the node may fetch from and serve.
-    pub source: Vec<Source>,
+    pub source: Vec<SourceUrl>,
     /// Share of the group's blocks; 0 drains the node.
     pub weight: u32,
     /// Name in the group; `None` for HOSTNAME:PORT.
@@ -115,7 +115,7 @@ pub struct RawNode {
 
 impl RawNode {
     /// The defaults, for `sources`.
-    pub fn new(source: Vec<Source>) -> Self {
+    pub fn new(source: Vec<SourceUrl>) -> Self {
         RawNode {
             source,
             weight: 100,
@@ -254,7 +254,7 @@ pub struct RawNetwork {
     /// Interfaces for RDMA data, with colons between.
     pub rdma_network: Option<String>,
     /// What may carry the data.
-    pub transport: Transport,
+    pub transport: TransportMode,
     /// When RDMA is tried again after a failure.
     pub rdma_retry: Duration,
     /// How long a link that came back has to stay up.
@@ -276,7 +276,7 @@ impl Default for RawNetwork {
         RawNetwork {
             group_network: None,
             rdma_network: None,
-            transport: Transport::Auto,
+            transport: TransportMode::Auto,
             rdma_retry: Duration::from_secs(300),
             rdma_settle: Duration::from_secs(10),
             rdma_silence: Duration::from_secs(2),

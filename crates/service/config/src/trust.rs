@@ -1,7 +1,7 @@
 //! Authentication and encryption flags, and their checks. It opens no file and knows no secret.
 
 use crate::raw::RawTrust;
-use crate::words::absolute;
+use crate::values::absolute_path;
 use spurline_types::fault::Fault;
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub struct TrustConfig {
 
 impl TrustConfig {
     /// Whether a peer must authenticate, over TCP at least.
-    pub fn asks(&self) -> bool {
+    pub fn requires_proof(&self) -> bool {
         self.token_file.is_some() || self.tls.is_some()
     }
 
@@ -66,10 +66,10 @@ impl RawTrust {
     /// # Errors
     /// When they contradict each other (exit code 2).
     pub fn check(self, allow_anyone: bool) -> Result<TrustConfig, Fault> {
-        let token_file = self.group_token_file.as_deref().map(absolute);
+        let token_file = self.group_token_file.as_deref().map(absolute_path);
         let tls = match (self.tls_cert, self.tls_key, self.tls_ca) {
             (Some(cert), Some(key), Some(ca)) => {
-                Some(TlsConfig::Files { cert: absolute(&cert), key: absolute(&key), ca: absolute(&ca) })
+                Some(TlsConfig::Files { cert: absolute_path(&cert), key: absolute_path(&key), ca: absolute_path(&ca) })
             }
             (None, None, None) if !self.tls => None,
             (None, None, None) if token_file.is_some() => Some(TlsConfig::Token),
@@ -87,7 +87,7 @@ impl RawTrust {
             }
         };
         let config = TrustConfig { token_file, tls, allow_anyone };
-        if config.asks() && allow_anyone {
+        if config.requires_proof() && allow_anyone {
             return Err(Fault::usage(
                 "--allow-anyone contradicts --group-token-file and certificates: one lets everybody in, the others nobody \
                  without them",

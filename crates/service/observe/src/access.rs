@@ -1,7 +1,7 @@
 //! The access log: one line per kernel request, written by its own thread. A request never waits for the disk: when
 //! the writer falls behind, lines are dropped and counted, and the log records the gap.
 
-use crate::clock::Utc;
+use crate::clock::UtcTime;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use spurline_types::{Error, ErrorKind, Result};
@@ -24,7 +24,7 @@ const LAST_LINES: Duration = Duration::from_secs(2);
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
-struct Line {
+struct AccessLine {
     time: SystemTime,
     op: &'static str,
     ino: u64,
@@ -34,10 +34,10 @@ struct Line {
     took: Duration,
 }
 
-impl Display for Line {
+impl Display for AccessLine {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let Line { time, op, ino, offset, len, errno, took } = self;
-        write!(f, "{} {op} ino={ino} off={offset} len={len} errno={errno} us={}", Utc(*time), took.as_micros())
+        let AccessLine { time, op, ino, offset, len, errno, took } = self;
+        write!(f, "{} {op} ino={ino} off={offset} len={len} errno={errno} us={}", UtcTime(*time), took.as_micros())
     }
 }
 
@@ -45,7 +45,7 @@ impl Display for Line {
 #[derive(Debug)]
 pub struct AccessLogWriter {
     /// `None` ends the writer.
-    sender: SyncSender<Option<Line>>,
+    sender: SyncSender<Option<AccessLine>>,
     /// Awaited once, by the first `finish`; `None` after it.
     done: std::sync::Mutex<Option<Receiver<()>>>,
     dropped: Arc<AtomicU64>,
@@ -70,7 +70,7 @@ impl AccessLogWriter {
         })?;
         let flags = fcntl_getfl(&file).map_err(|e| io(e.into()))?;
         fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(|e| io(e.into()))?;
-        let file = Lines::after(path, file);
+        let file = AccessLogFile::append_to(path, file);
         let (sender, receiver) = sync_channel(WAITING);
         let (finished, done) = sync_channel(1);
         let dropped = Arc::new(AtomicU64::new(0));
@@ -87,8 +87,8 @@ impl AccessLogWriter {
 
     /// Queues one request: its name, inode, offset and length if any, 0 or an errno, and its duration. Never waits
     /// and allocates nothing.
-    pub fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {
-        let line = Line { time: SystemTime::now(), op, ino, offset, len, errno, took };
+    pub fn record_request(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {
+        let line = AccessLine { time: SystemTime::now(), op, ino, offset, len, errno, took };
         if self.sender.try_send(Some(line)).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -98,7 +98,7 @@ impl AccessLogWriter {
 impl AccessLogWriter {
     /// Writes the queued lines and ends the writer. Later lines are lost, and so are lines that cannot be written
     /// within two seconds. For the end of a process whose threads may still hold the log and never drop it.
-    pub fn finish(&self) {
+    pub fn finish_log(&self) {
         let Some(done) = self.done.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let until = Instant::now() + LAST_LINES;
         // A full queue has no room for the end mark when nothing is written any more: a pipe whose reader sleeps, a
@@ -118,15 +118,15 @@ impl AccessLogWriter {
 
 impl Drop for AccessLogWriter {
     fn drop(&mut self) {
-        self.finish();
+        self.finish_log();
     }
 }
 
-fn write_lines(receiver: &Receiver<Option<Line>>, mut out: Lines, dropped: &AtomicU64) {
+fn write_lines(receiver: &Receiver<Option<AccessLine>>, mut out: AccessLogFile, dropped: &AtomicU64) {
     let mut failed = false;
     loop {
         let result = match receiver.recv_timeout(FLUSH) {
-            Ok(Some(line)) => match out.put(&line) {
+            Ok(Some(line)) => match out.put_line(&line) {
                 // The dropped lines came after this one.
                 Ok(()) => out.say_dropped(dropped),
                 Err(error) => {
@@ -155,15 +155,15 @@ fn write_lines(receiver: &Receiver<Option<Line>>, mut out: Lines, dropped: &Atom
 
 /// A file of whole lines. A line without room is not started; the rest of a started line is kept and written as soon
 /// as there is room.
-struct Lines {
+struct AccessLogFile {
     file: BufWriter<File>,
     text: String,
 }
 
-impl Lines {
+impl AccessLogFile {
     /// Continues the file at `path`.
-    fn after(path: &Path, file: File) -> Lines {
-        let mut lines = Lines { file: BufWriter::with_capacity(64 << 10, file), text: String::new() };
+    fn append_to(path: &Path, file: File) -> AccessLogFile {
+        let mut lines = AccessLogFile { file: BufWriter::with_capacity(64 << 10, file), text: String::new() };
         // A process that ended on a full disk may have left half a line.
         if file_ends_in_a_line(path).is_ok_and(|ends| !ends) {
             let _ = lines.file.write_all(b"\n");
@@ -171,7 +171,7 @@ impl Lines {
         lines
     }
 
-    fn put(&mut self, line: impl Display) -> std::io::Result<()> {
+    fn put_line(&mut self, line: impl Display) -> std::io::Result<()> {
         self.text.clear();
         let _ = writeln!(self.text, "{line}");
         if self.file.capacity() - self.file.buffer().len() < self.text.len() {
@@ -183,8 +183,8 @@ impl Lines {
     fn say_dropped(&mut self, dropped: &AtomicU64) -> std::io::Result<()> {
         let n = dropped.load(Ordering::Relaxed);
         if n > 0 {
-            let now = Utc(SystemTime::now());
-            self.put(format_args!("{now} ({n} lines dropped: the log could not keep up)"))?;
+            let now = UtcTime(SystemTime::now());
+            self.put_line(format_args!("{now} ({n} lines dropped: the log could not keep up)"))?;
             dropped.fetch_sub(n, Ordering::Relaxed);
         }
         Ok(())
@@ -211,7 +211,7 @@ mod tests {
 
     fn note(log: &AccessLogWriter, lines: u64) {
         for ino in 0..lines {
-            log.record("read", ino, 4096, 100, 0, Duration::from_micros(12));
+            log.record_request("read", ino, 4096, 100, 0, Duration::from_micros(12));
         }
     }
 
@@ -323,7 +323,7 @@ mod tests {
         note(&log, WAITING as u64 * 4);
         let (finished, done) = sync_channel(1);
         std::thread::spawn(move || {
-            log.finish();
+            log.finish_log();
             drop(log);
             let _ = finished.send(());
         });

@@ -1,6 +1,6 @@
 //! Queries a running mount or node over its admin socket or its metrics address. Every wait has a deadline.
 
-use crate::dial::{self, Until, left};
+use crate::dial::{self, DeadlineStream, time_left};
 use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result};
 use std::fmt::Write as _;
@@ -14,22 +14,22 @@ const MAX_ANSWER: u64 = 64 << 20;
 
 /// The address of a process that accepts queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Peer {
+pub enum AdminPeer {
     /// An admin socket, which must belong to this user or root if a user is given.
     Socket(PathBuf, Option<u32>),
     /// A metrics address, which serves stats, status and health only.
     Http(String),
 }
 
-impl Peer {
+impl AdminPeer {
     /// Absolute counters.
     ///
     /// # Errors
     /// When it cannot be reached, or sends no reply in time.
-    pub fn stats(&self, limit: Duration) -> Result<Value> {
+    pub fn fetch_stats(&self, limit: Duration) -> Result<Value> {
         match self {
-            Peer::Socket(path, user) => ask_of(path, *user, &json!({"op": "stats"}), limit),
-            Peer::Http(address) => get_json(address, "/stats.json", limit),
+            AdminPeer::Socket(path, user) => send_request_to(path, *user, &json!({"op": "stats"}), limit),
+            AdminPeer::Http(address) => get_json(address, "/stats.json", limit),
         }
     }
 
@@ -37,10 +37,10 @@ impl Peer {
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`].
-    pub fn status(&self, limit: Duration) -> Result<Value> {
+    pub fn fetch_status(&self, limit: Duration) -> Result<Value> {
         match self {
-            Peer::Socket(path, user) => ask_of(path, *user, &json!({"op": "status"}), limit),
-            Peer::Http(address) => get_json(address, "/status.json", limit),
+            AdminPeer::Socket(path, user) => send_request_to(path, *user, &json!({"op": "status"}), limit),
+            AdminPeer::Http(address) => get_json(address, "/status.json", limit),
         }
     }
 
@@ -48,7 +48,7 @@ impl Peer {
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`], and as a lookup of the path.
-    pub fn info(&self, path: &[u8], limit: Duration) -> Result<Value> {
+    pub fn fetch_info(&self, path: &[u8], limit: Duration) -> Result<Value> {
         let request = match std::str::from_utf8(path) {
             Ok(text) => json!({"op": "info", "path": text}),
             Err(_) => {
@@ -60,8 +60,8 @@ impl Peer {
             }
         };
         match self {
-            Peer::Socket(socket, user) => ask_of(socket, *user, &request, limit),
-            Peer::Http(address) => {
+            AdminPeer::Socket(socket, user) => send_request_to(socket, *user, &request, limit),
+            AdminPeer::Http(address) => {
                 let text = format!("{address}: a metrics address has no information about files; use the admin socket");
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
@@ -72,12 +72,12 @@ impl Peer {
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`], and errors of the job.
-    pub fn jobs(&self, request: &Value, limit: Duration) -> Result<Value> {
+    pub fn send_job_request(&self, request: &Value, limit: Duration) -> Result<Value> {
         let mut request = request.clone();
         request["op"] = json!("jobs");
         match self {
-            Peer::Socket(socket, user) => ask_of(socket, *user, &request, limit),
-            Peer::Http(address) => {
+            AdminPeer::Socket(socket, user) => send_request_to(socket, *user, &request, limit),
+            AdminPeer::Http(address) => {
                 let text = format!("{address}: a metrics address takes no jobs");
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
@@ -86,7 +86,7 @@ impl Peer {
 }
 
 /// An error of a socket. A missed deadline gets a clear text in place of the system's.
-fn waited(what: impl std::fmt::Display, error: &std::io::Error, limit: Duration) -> Error {
+fn deadline_error(what: impl std::fmt::Display, error: &std::io::Error, limit: Duration) -> Error {
     match error.kind() {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
             let text =
@@ -101,14 +101,14 @@ fn waited(what: impl std::fmt::Display, error: &std::io::Error, limit: Duration)
 ///
 /// # Errors
 /// Connection and deadline errors, and the error in the reply.
-pub fn ask(socket: &Path, request: &Value, limit: Duration) -> Result<Value> {
-    ask_of(socket, None, request, limit)
+pub fn send_request(socket: &Path, request: &Value, limit: Duration) -> Result<Value> {
+    send_request_to(socket, None, request, limit)
 }
 
 /// The same for a socket that must belong to `user` or root.
-fn ask_of(socket: &Path, user: Option<u32>, request: &Value, limit: Duration) -> Result<Value> {
-    let io = |e: std::io::Error| waited(format_args!("admin socket {}", socket.display()), &e, limit);
-    let mut stream = dial::open(socket, user, Instant::now() + limit).map_err(io)?;
+fn send_request_to(socket: &Path, user: Option<u32>, request: &Value, limit: Duration) -> Result<Value> {
+    let io = |e: std::io::Error| deadline_error(format_args!("admin socket {}", socket.display()), &e, limit);
+    let mut stream = dial::connect_until(socket, user, Instant::now() + limit).map_err(io)?;
     stream.write_all(format!("{request}\n").as_bytes()).map_err(io)?;
     let mut line = Vec::new();
     BufReader::new(stream).take(MAX_ANSWER).read_until(b'\n', &mut line).map_err(io)?;
@@ -132,20 +132,20 @@ fn ask_of(socket: &Path, user: Option<u32>, request: &Value, limit: Duration) ->
 /// # Errors
 /// Connection and deadline errors, and any status but 200.
 pub fn get_json(address: &str, path: &str, limit: Duration) -> Result<Value> {
-    let body = get(address, path, limit)?;
+    let body = http_get(address, path, limit)?;
     serde_json::from_slice(&body)
         .map_err(|e| Error::new(ErrorKind::Protocol, format!("http://{address}{path}: the answer is not JSON: {e}")))
 }
 
 /// A GET over HTTP/1.0: the body ends with the connection, so no HTTP/1.1 parser is needed.
-fn get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
-    let io = |e: std::io::Error| waited(format_args!("http://{address}{path}"), &e, limit);
+fn http_get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
+    let io = |e: std::io::Error| deadline_error(format_args!("http://{address}{path}"), &e, limit);
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     let until = Instant::now() + limit;
     let candidates: Vec<_> = address.to_socket_addrs().map_err(io)?.collect();
     for (candidate, others) in candidates.iter().zip((0..candidates.len() as u32).rev()) {
         // A silent address leaves time for the others.
-        let connected = left(until).and_then(|left| TcpStream::connect_timeout(candidate, left / (others + 1)));
+        let connected = time_left(until).and_then(|left| TcpStream::connect_timeout(candidate, left / (others + 1)));
         let stream = match connected {
             Ok(stream) => stream,
             Err(error) => {
@@ -153,7 +153,7 @@ fn get(address: &str, path: &str, limit: Duration) -> Result<Vec<u8>> {
                 continue;
             }
         };
-        let mut stream = Until { stream, until };
+        let mut stream = DeadlineStream { stream, until };
         let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).map_err(io)?;
         let mut answer = Vec::new();

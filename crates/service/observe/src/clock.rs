@@ -5,13 +5,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Prints a time as `2026-11-21T21:39:21.123456Z`.
 #[derive(Debug, Clone, Copy)]
-pub struct Utc(pub SystemTime);
+pub struct UtcTime(pub SystemTime);
 
-impl fmt::Display for Utc {
+impl fmt::Display for UtcTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let since = self.0.duration_since(UNIX_EPOCH).unwrap_or_default();
         let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-        let (year, month, day) = civil(days);
+        let (year, month, day) = civil_date(days);
         let (h, m, s) = (second / 3600, second / 60 % 60, second % 60);
         write!(f, "{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{:06}Z", since.subsec_micros())
     }
@@ -19,7 +19,7 @@ impl fmt::Display for Utc {
 
 /// Year, month and day of a number of days since 1970 in the Gregorian calendar, counted from March so that
 /// the leap day is the last of its year.
-fn civil(days: u64) -> (u64, u64, u64) {
+fn civil_date(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
     let (era, of_era) = (z / 146_097, z % 146_097);
     let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -43,7 +43,7 @@ mod tests {
             (1_700_000_000, "2023-11-14T22:13:20.000000Z"),
             (4_107_542_399, "2100-02-28T23:59:59.000000Z"),
         ] {
-            assert_eq!(Utc(UNIX_EPOCH + Duration::from_secs(seconds)).to_string(), text);
+            assert_eq!(UtcTime(UNIX_EPOCH + Duration::from_secs(seconds)).to_string(), text);
         }
     }
 }

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 ///
 /// # Errors
 /// When no process listens there, access is denied, or another user's process listens there.
-pub fn look(path: &Path, user: Option<u32>) -> Result<()> {
-    match to(path, SocketFlags::NONBLOCK, None) {
-        Ok(stream) => belongs(&stream, path, user),
+pub fn probe_socket(path: &Path, user: Option<u32>) -> Result<()> {
+    match connect_socket(path, SocketFlags::NONBLOCK, None) {
+        Ok(stream) => check_owner(&stream, path, user),
         // The queue is full, so a process listens.
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
         Err(error) => Err(error),
@@ -27,24 +27,24 @@ pub fn look(path: &Path, user: Option<u32>) -> Result<()> {
 }
 
 /// The process that listens at a socket; `None` if it is in another PID namespace, or its queue is full.
-pub fn process(path: &Path) -> Option<Pid> {
-    let stream = to(path, SocketFlags::NONBLOCK, None).ok()?;
+pub fn listener_process(path: &Path) -> Option<Pid> {
+    let stream = connect_socket(path, SocketFlags::NONBLOCK, None).ok()?;
     Some(socket_peercred(&stream).ok()?.pid)
 }
 
 /// Connects to a socket of `user` or of root. All reads and writes end at `until`.
-pub(crate) fn open(path: &Path, user: Option<u32>, until: Instant) -> Result<Until<UnixStream>> {
-    let stream = to(path, SocketFlags::empty(), Some(until))?;
-    belongs(&stream, path, user)?;
-    Ok(Until { stream, until })
+pub(crate) fn connect_until(path: &Path, user: Option<u32>, until: Instant) -> Result<DeadlineStream<UnixStream>> {
+    let stream = connect_socket(path, SocketFlags::empty(), Some(until))?;
+    check_owner(&stream, path, user)?;
+    Ok(DeadlineStream { stream, until })
 }
 
-fn to(path: &Path, flags: SocketFlags, until: Option<Instant>) -> Result<UnixStream> {
+fn connect_socket(path: &Path, flags: SocketFlags, until: Option<Instant>) -> Result<UnixStream> {
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None)?;
     let address = SocketAddrUnix::new(path)?;
     loop {
         if let Some(until) = until {
-            set_socket_timeout(&socket, Timeout::Send, Some(left(until)?))?;
+            set_socket_timeout(&socket, Timeout::Send, Some(time_left(until)?))?;
         }
         match connect(&socket, &address) {
             Err(Errno::INTR) => {}
@@ -54,7 +54,7 @@ fn to(path: &Path, flags: SocketFlags, until: Option<Instant>) -> Result<UnixStr
 }
 
 /// Any user can create a socket in `/tmp` and send any reply.
-fn belongs(stream: &UnixStream, path: &Path, user: Option<u32>) -> Result<()> {
+fn check_owner(stream: &UnixStream, path: &Path, user: Option<u32>) -> Result<()> {
     let Some(user) = user else { return Ok(()) };
     let theirs = match socket_peercred(stream) {
         Ok(peer) => peer.uid.as_raw(),
@@ -78,27 +78,27 @@ fn is_home_of(path: &Path, user: u32) -> bool {
 }
 
 /// The time left until `until`; an error if none.
-pub(crate) fn left(until: Instant) -> Result<Duration> {
+pub(crate) fn time_left(until: Instant) -> Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// A connection whose reads and writes together end at a given time, however slowly data arrives.
-pub(crate) struct Until<S> {
+pub(crate) struct DeadlineStream<S> {
     pub stream: S,
     pub until: Instant,
 }
 
-impl<S: Read + AsFd> Read for Until<S> {
+impl<S: Read + AsFd> Read for DeadlineStream<S> {
     fn read(&mut self, into: &mut [u8]) -> Result<usize> {
-        set_socket_timeout(&self.stream, Timeout::Recv, Some(left(self.until)?))?;
+        set_socket_timeout(&self.stream, Timeout::Recv, Some(time_left(self.until)?))?;
         self.stream.read(into)
     }
 }
 
-impl<S: Write + AsFd> Write for Until<S> {
+impl<S: Write + AsFd> Write for DeadlineStream<S> {
     fn write(&mut self, from: &[u8]) -> Result<usize> {
-        set_socket_timeout(&self.stream, Timeout::Send, Some(left(self.until)?))?;
+        set_socket_timeout(&self.stream, Timeout::Send, Some(time_left(self.until)?))?;
         self.stream.write(from)
     }
     fn flush(&mut self) -> Result<()> {

@@ -28,7 +28,7 @@ const PAGE: &str = include_str!("page.html");
 
 /// The server's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bind {
+pub enum MetricsBind {
     /// This address, else an error.
     Exactly(SocketAddr),
     /// This address, or a free port of the same address if it is taken.
@@ -39,7 +39,7 @@ pub enum Bind {
 #[derive(Debug)]
 pub struct MetricsServer {
     address: SocketAddr,
-    moved: bool,
+    port_changed: bool,
     _stop: oneshot::Sender<()>,
 }
 
@@ -48,10 +48,10 @@ impl MetricsServer {
     ///
     /// # Errors
     /// When the address is not available; the error names it.
-    pub fn start(bind: Bind, target: Arc<dyn AdminTarget>) -> Result<Self> {
+    pub fn start(bind: MetricsBind, target: Arc<dyn AdminTarget>) -> Result<Self> {
         let (wanted, free) = match bind {
-            Bind::Exactly(address) => (address, None),
-            Bind::Near(address) => (address, Some(SocketAddr::new(address.ip(), 0))),
+            MetricsBind::Exactly(address) => (address, None),
+            MetricsBind::Near(address) => (address, Some(SocketAddr::new(address.ip(), 0))),
         };
         let io = |e: std::io::Error| Error::io(format_args!("metrics at {wanted}"), &e);
         let (listener, moved) = match (TcpListener::bind(wanted), free) {
@@ -68,14 +68,14 @@ impl MetricsServer {
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        () = serve(listener, target) => {}
+                        () = serve_metrics(listener, target) => {}
                         _ = stopped => {}
                     }
                 });
                 runtime.shutdown_background();
             })
             .map_err(io)?;
-        Ok(MetricsServer { address, moved, _stop: stop })
+        Ok(MetricsServer { address, port_changed: moved, _stop: stop })
     }
 
     /// The address.
@@ -85,11 +85,11 @@ impl MetricsServer {
 
     /// Whether the requested port was taken and another is used.
     pub fn moved(&self) -> bool {
-        self.moved
+        self.port_changed
     }
 }
 
-async fn serve(listener: TcpListener, target: Arc<dyn AdminTarget>) {
+async fn serve_metrics(listener: TcpListener, target: Arc<dyn AdminTarget>) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
@@ -110,7 +110,7 @@ async fn serve(listener: TcpListener, target: Arc<dyn AdminTarget>) {
             let _place = place;
             let service = service_fn(move |request| {
                 let target = Arc::clone(&target);
-                async move { Ok::<_, Infallible>(answer(&request, target.as_ref())) }
+                async move { Ok::<_, Infallible>(route_request(&request, target.as_ref())) }
             });
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -122,22 +122,22 @@ async fn serve(listener: TcpListener, target: Arc<dyn AdminTarget>) {
     }
 }
 
-fn answer(request: &Request<Incoming>, target: &dyn AdminTarget) -> Response<Full<Bytes>> {
+fn route_request(request: &Request<Incoming>, target: &dyn AdminTarget) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     const JSON: &str = "application/json";
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return respond(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n".into());
+        return build_response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n".into());
     }
     match request.uri().path() {
-        "/metrics" => respond(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", target.prometheus()),
-        "/stats.json" => respond(StatusCode::OK, JSON, target.stats().to_string()),
-        "/status.json" => respond(StatusCode::OK, JSON, target.status().to_string()),
+        "/metrics" => build_response(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", target.prometheus()),
+        "/stats.json" => build_response(StatusCode::OK, JSON, target.stats().to_string()),
+        "/status.json" => build_response(StatusCode::OK, JSON, target.status().to_string()),
         "/healthz" => match target.health() {
-            Ok(()) => respond(StatusCode::OK, TEXT, "ok\n".into()),
-            Err(error) => respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
+            Ok(()) => build_response(StatusCode::OK, TEXT, "ok\n".into()),
+            Err(error) => build_response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
         },
-        "/" => respond(StatusCode::OK, "text/html; charset=utf-8", page()),
-        other => respond(
+        "/" => build_response(StatusCode::OK, "text/html; charset=utf-8", metrics_page()),
+        other => build_response(
             StatusCode::NOT_FOUND,
             TEXT,
             format!("there is no {other}; the pages are /, /metrics, /stats.json, /status.json, /healthz\n"),
@@ -145,7 +145,7 @@ fn answer(request: &Request<Incoming>, target: &dyn AdminTarget) -> Response<Ful
     }
 }
 
-fn respond(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+fn build_response(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -154,7 +154,7 @@ fn respond(status: StatusCode, kind: &'static str, body: String) -> Response<Ful
 }
 
 /// The page with the table of metrics; it fetches everything else from /stats.json.
-fn page() -> String {
+fn metrics_page() -> String {
     let table: Vec<Value> = METRICS
         .iter()
         .map(|m| {

@@ -7,8 +7,8 @@ pub mod client;
 pub mod clock;
 pub mod dial;
 pub mod http;
+pub mod locate;
 pub mod log;
-pub mod place;
 pub mod server;
 pub mod usage;
 

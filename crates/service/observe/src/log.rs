@@ -1,6 +1,6 @@
 //! Logging: destination, format, and a limit for repeated warnings.
 
-use patient::Patient;
+use lossy_writer::LossyWriter;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-mod patient;
+mod lossy_writer;
 
 /// Warnings and errors written per code location and window; more are counted.
 const BURST: u32 = 20;
@@ -39,7 +39,7 @@ pub struct LogSettings {
 ///
 /// # Errors
 /// When the filter does not parse, the file cannot be opened, or logging was started before.
-pub fn init(settings: &LogSettings) -> Result<()> {
+pub fn init_logging(settings: &LogSettings) -> Result<()> {
     let filter = settings.filter.clone().or_else(|| std::env::var("RUST_LOG").ok().filter(|f| !f.is_empty()));
     let text = filter.unwrap_or_else(|| "info".into());
     let filter = EnvFilter::try_new(&text).map_err(|e| {
@@ -62,15 +62,15 @@ pub fn init(settings: &LogSettings) -> Result<()> {
     let again = |_| Error::new(ErrorKind::Invalid, "logging was started before");
     macro_rules! finish {
         ($builder:expr, $format:expr) => {{
-            let builder = $builder.event_format(Limited::new($format));
+            let builder = $builder.event_format(LimitedFormat::new($format));
             match file {
                 Some(file) => builder.with_writer(Mutex::new(file)).try_init().map_err(again),
-                None => builder.with_writer(Mutex::new(Patient::new(std::io::stderr()))).try_init().map_err(again),
+                None => builder.with_writer(Mutex::new(LossyWriter::new(std::io::stderr()))).try_init().map_err(again),
             }
         }};
     }
     let format = tracing_subscriber::fmt::format();
-    let stamp = Stamp { process: file.is_some().then(std::process::id) };
+    let stamp = LineStamp { process: file.is_some().then(std::process::id) };
     match settings.json {
         true => finish!(builder.json(), format.json()),
         false => finish!(builder, format.with_target(true).with_timer(stamp)),
@@ -78,11 +78,11 @@ pub fn init(settings: &LogSettings) -> Result<()> {
 }
 
 /// The time, and in a file, which several processes may share, the process id.
-struct Stamp {
+struct LineStamp {
     process: Option<u32>,
 }
 
-impl FormatTime for Stamp {
+impl FormatTime for LineStamp {
     fn format_time(&self, out: &mut Writer<'_>) -> fmt::Result {
         SystemTime.format_time(out)?;
         self.process.map_or(Ok(()), |process| write!(out, " [{process}]"))
@@ -90,22 +90,22 @@ impl FormatTime for Stamp {
 }
 
 /// Lines written per code location within its window.
-struct Places<K>(Mutex<HashMap<K, Place>>);
+struct SiteCounts<K>(Mutex<HashMap<K, SiteCount>>);
 
-struct Place {
+struct SiteCount {
     since: Instant,
     count: u32,
 }
 
-impl<K: std::hash::Hash + Eq> Places<K> {
+impl<K: std::hash::Hash + Eq> SiteCounts<K> {
     /// `None` to suppress the line, else how many were suppressed before it.
-    fn admit(&self, place: K, now: Instant) -> Option<u32> {
+    fn admit_line(&self, place: K, now: Instant) -> Option<u32> {
         let mut places = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let entry = places.entry(place).or_insert(Place { since: now, count: 0 });
+        let entry = places.entry(place).or_insert(SiteCount { since: now, count: 0 });
         let mut left_out = 0;
         if now.duration_since(entry.since) >= WINDOW {
             left_out = entry.count.saturating_sub(BURST);
-            *entry = Place { since: now, count: 0 };
+            *entry = SiteCount { since: now, count: 0 };
         }
         entry.count = entry.count.saturating_add(1);
         (entry.count <= BURST).then_some(left_out)
@@ -114,19 +114,19 @@ impl<K: std::hash::Hash + Eq> Places<K> {
 
 /// A format that writes a warning or an error at most [`BURST`] times in a [`WINDOW`] per code location. The first
 /// line of the next window reports how many were left out.
-struct Limited<F> {
+struct LimitedFormat<F> {
     inner: F,
     // As many entries as the code has warnings.
-    places: Places<Identifier>,
+    places: SiteCounts<Identifier>,
 }
 
-impl<F> Limited<F> {
+impl<F> LimitedFormat<F> {
     fn new(inner: F) -> Self {
-        Limited { inner, places: Places(Mutex::default()) }
+        LimitedFormat { inner, places: SiteCounts(Mutex::default()) }
     }
 }
 
-impl<S, N, F> FormatEvent<S, N> for Limited<F>
+impl<S, N, F> FormatEvent<S, N> for LimitedFormat<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -136,7 +136,7 @@ where
         if *event.metadata().level() > Level::WARN {
             return self.inner.format_event(context, out, event);
         }
-        match self.places.admit(event.metadata().callsite(), Instant::now()) {
+        match self.places.admit_line(event.metadata().callsite(), Instant::now()) {
             None => Ok(()),
             Some(left_out) => {
                 if left_out > 0 {
@@ -172,7 +172,7 @@ mod tests {
     fn a_flood_is_cut_and_counted() {
         let sink = Sink::default();
         let writer = sink.clone();
-        let format = Limited::new(tracing_subscriber::fmt::format());
+        let format = LimitedFormat::new(tracing_subscriber::fmt::format());
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
             .event_format(format)
@@ -191,19 +191,19 @@ mod tests {
 
     #[test]
     fn the_gap_is_told_in_the_next_window() {
-        let places = Places(Mutex::default());
+        let places = SiteCounts(Mutex::default());
         let start = Instant::now();
         for n in 0..BURST + 5 {
-            assert_eq!(places.admit("here", start).is_some(), n < BURST);
+            assert_eq!(places.admit_line("here", start).is_some(), n < BURST);
         }
-        assert_eq!(places.admit("there", start), Some(0));
-        assert_eq!(places.admit("here", start + WINDOW), Some(5));
-        assert_eq!(places.admit("here", start + WINDOW), Some(0));
+        assert_eq!(places.admit_line("there", start), Some(0));
+        assert_eq!(places.admit_line("here", start + WINDOW), Some(5));
+        assert_eq!(places.admit_line("here", start + WINDOW), Some(0));
     }
 
     #[test]
     fn a_wrong_filter_is_refused() {
         let settings = LogSettings { filter: Some("a=b=c".into()), ..Default::default() };
-        assert!(init(&settings).unwrap_err().message().contains("a=b=c"));
+        assert!(init_logging(&settings).unwrap_err().message().contains("a=b=c"));
     }
 }

@@ -29,7 +29,7 @@ pub struct AdminServer {
     stop: Arc<AtomicBool>,
 }
 
-fn place(path: &Path) -> Option<(u64, u64)> {
+fn socket_identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
@@ -40,7 +40,7 @@ impl AdminServer {
     /// When another process listens there, or the socket cannot be made.
     pub fn start(path: &Path, target: Arc<dyn AdminTarget>) -> Result<Self> {
         let what = || format!("admin socket {}", path.display());
-        if dial::look(path, None).is_ok() {
+        if dial::probe_socket(path, None).is_ok() {
             let text = format!("{}: another process answers there; unmount it first", what());
             return Err(Error::new(ErrorKind::Invalid, text));
         }
@@ -54,9 +54,9 @@ impl AdminServer {
         let (stopped, accepting) = (Arc::clone(&stop), listener.try_clone().map_err(|e| Error::io(what(), &e))?);
         std::thread::Builder::new()
             .name("admin".into())
-            .spawn(move || accept(&accepting, &stopped, &target))
+            .spawn(move || accept_connections(&accepting, &stopped, &target))
             .map_err(|e| Error::io(what(), &e))?;
-        Ok(AdminServer { path: path.to_owned(), place: place(path), listener, stop })
+        Ok(AdminServer { path: path.to_owned(), place: socket_identity(path), listener, stop })
     }
 
     /// The socket's path.
@@ -70,13 +70,13 @@ impl Drop for AdminServer {
         self.stop.store(true, Ordering::Release);
         // Wakes the accepting thread.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
-        if place(&self.path) == self.place {
+        if socket_identity(&self.path) == self.place {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-fn accept(listener: &UnixListener, stop: &AtomicBool, target: &Arc<dyn AdminTarget>) {
+fn accept_connections(listener: &UnixListener, stop: &AtomicBool, target: &Arc<dyn AdminTarget>) {
     let talking = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         if stop.load(Ordering::Acquire) {
@@ -89,14 +89,14 @@ fn accept(listener: &UnixListener, stop: &AtomicBool, target: &Arc<dyn AdminTarg
         };
         if talking.load(Ordering::Acquire) >= MAX_CONVERSATIONS {
             let busy = Error::new(ErrorKind::Throttled, "the admin socket is busy; try again");
-            let _ = writeln!(&stream, "{}", failure(&busy));
+            let _ = writeln!(&stream, "{}", error_reply(&busy));
             continue;
         }
         talking.fetch_add(1, Ordering::AcqRel);
-        let (target, held) = (Arc::clone(target), Held(Arc::clone(&talking)));
+        let (target, held) = (Arc::clone(target), AdminPermit(Arc::clone(&talking)));
         let spawned = std::thread::Builder::new().name("admin-talk".into()).spawn(move || {
             let _held = held;
-            let _ = converse(stream, target.as_ref());
+            let _ = serve_connection(stream, target.as_ref());
         });
         if let Err(error) = spawned {
             tracing::warn!(%error, "no thread for a connection to the admin socket");
@@ -105,15 +105,15 @@ fn accept(listener: &UnixListener, stop: &AtomicBool, target: &Arc<dyn AdminTarg
 }
 
 /// A permit for one connection.
-struct Held(Arc<AtomicUsize>);
+struct AdminPermit(Arc<AtomicUsize>);
 
-impl Drop for Held {
+impl Drop for AdminPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-fn converse(stream: UnixStream, target: &dyn AdminTarget) -> std::io::Result<()> {
+fn serve_connection(stream: UnixStream, target: &dyn AdminTarget) -> std::io::Result<()> {
     stream.set_read_timeout(Some(IDLE))?;
     stream.set_write_timeout(Some(IDLE))?;
     let mut reader = BufReader::new(stream.try_clone()?);
@@ -126,9 +126,9 @@ fn converse(stream: UnixStream, target: &dyn AdminTarget) -> std::io::Result<()>
         }
         let whole = line.ends_with(b"\n");
         let answer = if whole || (line.len() as u64) < MAX_LINE {
-            respond(&line, target)
+            reply_to(&line, target)
         } else {
-            failure(&Error::new(ErrorKind::Invalid, format!("the request is longer than {MAX_LINE} bytes")))
+            error_reply(&Error::new(ErrorKind::Invalid, format!("the request is longer than {MAX_LINE} bytes")))
         };
         writer.write_all(format!("{answer}\n").as_bytes())?;
         if !whole {
@@ -137,8 +137,8 @@ fn converse(stream: UnixStream, target: &dyn AdminTarget) -> std::io::Result<()>
     }
 }
 
-fn respond(line: &[u8], target: &dyn AdminTarget) -> Value {
-    let invalid = |text: String| failure(&Error::new(ErrorKind::Invalid, text));
+fn reply_to(line: &[u8], target: &dyn AdminTarget) -> Value {
+    let invalid = |text: String| error_reply(&Error::new(ErrorKind::Invalid, text));
     let request: Value = match serde_json::from_slice(line) {
         Ok(request) => request,
         Err(e) => return invalid(format!("the request is not JSON: {e}")),
@@ -159,11 +159,11 @@ fn respond(line: &[u8], target: &dyn AdminTarget) -> Value {
     };
     match answer {
         Ok(value) => json!({ "ok": value }),
-        Err(error) => failure(&error),
+        Err(error) => error_reply(&error),
     }
 }
 
-fn failure(error: &Error) -> Value {
+fn error_reply(error: &Error) -> Value {
     json!({ "error": { "code": error.kind().code(), "message": error.message() } })
 }
 

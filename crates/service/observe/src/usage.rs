@@ -4,7 +4,7 @@ use spurline_types::Stats;
 use std::time::Instant;
 
 /// Refreshes CPU time, resident memory and uptime.
-pub fn refresh(stats: &Stats, started: Instant) {
+pub fn refresh_usage(stats: &Stats, started: Instant) {
     stats.usage.uptime_seconds.set(started.elapsed().as_secs());
     if let Ok(text) = std::fs::read_to_string("/proc/self/statm")
         && let Some(pages) = text.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok())
@@ -33,7 +33,7 @@ mod tests {
     #[test]
     fn this_process() {
         let stats = Stats::default();
-        refresh(&stats, Instant::now());
+        refresh_usage(&stats, Instant::now());
         assert!(stats.usage.rss_bytes.get() > 1 << 16);
         assert_eq!(cpu_ticks("1 (a) b) S 1 1 1 0 -1 4 1 1 1 1 7 5 0 0"), Some(12));
         assert_eq!(cpu_ticks("nonsense"), None);

@@ -1,10 +1,10 @@
 //! The admin socket and the metrics server against a target that hangs, fails and counts on demand.
 
 use serde_json::{Value, json};
-use spurline_observe::client::{Peer, ask};
-use spurline_observe::http::{Bind, MetricsServer};
+use spurline_observe::client::{AdminPeer, send_request};
+use spurline_observe::http::{MetricsBind, MetricsServer};
 use spurline_observe::server::AdminServer;
-use spurline_observe::{AdminTarget, dial, place};
+use spurline_observe::{AdminTarget, dial, locate};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -61,14 +61,14 @@ fn questions_and_answers() {
     let (target, _hang) = target(false);
     let server = AdminServer::start(&socket, target).unwrap();
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-    let peer = Peer::Socket(socket.clone(), None);
-    assert_eq!(peer.stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
-    assert_eq!(peer.status(LIMIT).unwrap()["kind"], "test");
-    assert_eq!(peer.info("ä/b".as_bytes(), LIMIT).unwrap()["bytes"], json!("ä/b".as_bytes()));
-    assert_eq!(peer.info(b"\xff\x01", LIMIT).unwrap()["bytes"], json!([255, 1]));
-    let error = peer.info(b"missing", LIMIT).unwrap_err();
+    let peer = AdminPeer::Socket(socket.clone(), None);
+    assert_eq!(peer.fetch_stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
+    assert_eq!(peer.fetch_status(LIMIT).unwrap()["kind"], "test");
+    assert_eq!(peer.fetch_info("ä/b".as_bytes(), LIMIT).unwrap()["bytes"], json!("ä/b".as_bytes()));
+    assert_eq!(peer.fetch_info(b"\xff\x01", LIMIT).unwrap()["bytes"], json!([255, 1]));
+    let error = peer.fetch_info(b"missing", LIMIT).unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::NotFound, "no such file: missing"));
-    let error = ask(&socket, &json!({"op": "dance"}), LIMIT).unwrap_err();
+    let error = send_request(&socket, &json!({"op": "dance"}), LIMIT).unwrap_err();
     assert!(error.message().contains("there are stats"), "{error}");
 
     // A line that is no JSON, then a right one, over the same connection.
@@ -90,7 +90,7 @@ fn questions_and_answers() {
 
     drop(server);
     assert!(!socket.exists());
-    assert_eq!(peer.stats(LIMIT).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(peer.fetch_stats(LIMIT).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]
@@ -99,11 +99,11 @@ fn it_answers_while_another_question_hangs() {
     let socket = dir.path().join("a.sock");
     let (target, hang) = target(false);
     let _server = AdminServer::start(&socket, target).unwrap();
-    let peer = Peer::Socket(socket, None);
+    let peer = AdminPeer::Socket(socket, None);
     let other = peer.clone();
-    let waiting = std::thread::spawn(move || other.info(b"hang", LIMIT));
-    assert_eq!(peer.info(b"hang", Duration::from_millis(200)).unwrap_err().kind(), ErrorKind::Timeout);
-    assert_eq!(peer.stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
+    let waiting = std::thread::spawn(move || other.fetch_info(b"hang", LIMIT));
+    assert_eq!(peer.fetch_info(b"hang", Duration::from_millis(200)).unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(peer.fetch_stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
     drop(hang);
     assert!(waiting.join().unwrap().is_ok());
 }
@@ -113,7 +113,7 @@ fn a_socket_of_the_dead_is_replaced_and_one_of_the_living_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("a.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    assert_eq!(Peer::Socket(socket.clone(), None).stats(LIMIT).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(AdminPeer::Socket(socket.clone(), None).fetch_stats(LIMIT).unwrap_err().kind(), ErrorKind::Unavailable);
     let _server = AdminServer::start(&socket, target(false).0).unwrap();
     let error = AdminServer::start(&socket, target(false).0).unwrap_err();
     assert!(error.message().contains("another process answers"), "{error}");
@@ -131,7 +131,7 @@ fn get(address: std::net::SocketAddr, request: &str) -> String {
 #[test]
 fn the_metrics_server_serves() {
     let any = "127.0.0.1:0".parse().unwrap();
-    let server = MetricsServer::start(Bind::Exactly(any), target(false).0).unwrap();
+    let server = MetricsServer::start(MetricsBind::Exactly(any), target(false).0).unwrap();
     let path =
         |path: &str| get(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
     let metrics = path("/metrics");
@@ -144,15 +144,15 @@ fn the_metrics_server_serves() {
     let post =
         get(server.address(), "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     assert!(post.starts_with("HTTP/1.1 405"), "{post}");
-    let peer = Peer::Http(server.address().to_string());
-    assert_eq!(peer.stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
-    assert_eq!(peer.status(LIMIT).unwrap()["kind"], "test");
-    assert_eq!(peer.info(b"x", LIMIT).unwrap_err().kind(), ErrorKind::Unsupported);
+    let peer = AdminPeer::Http(server.address().to_string());
+    assert_eq!(peer.fetch_stats(LIMIT).unwrap()["fuse"]["read_bytes"], 42);
+    assert_eq!(peer.fetch_status(LIMIT).unwrap()["kind"], "test");
+    assert_eq!(peer.fetch_info(b"x", LIMIT).unwrap_err().kind(), ErrorKind::Unsupported);
 
     // The wanted port is taken: another one if it was the default, an error if it was requested.
-    let error = MetricsServer::start(Bind::Exactly(server.address()), target(false).0).unwrap_err();
+    let error = MetricsServer::start(MetricsBind::Exactly(server.address()), target(false).0).unwrap_err();
     assert!(error.message().contains(&server.address().to_string()), "{error}");
-    let second = MetricsServer::start(Bind::Near(server.address()), target(true).0).unwrap();
+    let second = MetricsServer::start(MetricsBind::Near(server.address()), target(true).0).unwrap();
     assert!(second.moved() && second.address() != server.address());
     let sick = get(second.address(), "GET /healthz HTTP/1.0\r\n\r\n");
     assert!(sick.contains(" 503 ") && sick.contains("the origin is gone"), "{sick}");
@@ -166,7 +166,7 @@ fn something_that_is_no_metrics_server_is_told_apart() {
         let (mut stream, _) = listener.accept().unwrap();
         let _ = stream.write_all(b"SSH-2.0-something\r\n");
     });
-    let error = Peer::Http(address.to_string()).stats(LIMIT).unwrap_err();
+    let error = AdminPeer::Http(address.to_string()).fetch_stats(LIMIT).unwrap_err();
     other.join().unwrap();
     assert!(error.message().contains("no metrics") || error.kind() == ErrorKind::Unavailable, "{error}");
 }
@@ -186,17 +186,17 @@ fn a_process_that_takes_no_connections_is_not_waited_for() {
     rustix::net::listen(&listener, 0).unwrap();
     // More than the queue holds; the listener is detected all the same.
     for _ in 0..4 {
-        dial::look(&socket, None).unwrap();
+        dial::probe_socket(&socket, None).unwrap();
     }
-    let error = ask(&socket, &json!({"op": "status"}), Duration::from_millis(300)).unwrap_err();
+    let error = send_request(&socket, &json!({"op": "status"}), Duration::from_millis(300)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert!(error.message().contains("stopped or very busy"), "{error}");
-    assert!(dial::process(&socket).is_none());
-    assert!(!place::is_detached(&socket, Path::new("/mnt/x")));
+    assert!(dial::listener_process(&socket).is_none());
+    assert!(!locate::is_detached(&socket, Path::new("/mnt/x")));
     let error = AdminServer::start(&socket, target(false).0).unwrap_err();
     assert!(error.message().contains("another process answers there"), "{error}");
     drop(listener);
-    assert!(dial::look(&socket, None).is_err());
+    assert!(dial::probe_socket(&socket, None).is_err());
 }
 
 #[test]
@@ -205,13 +205,13 @@ fn an_answer_that_trickles_in_ends_at_its_deadline() {
     let socket = dir.path().join("a.sock");
     let admin = UnixListener::bind(&socket).unwrap();
     let page = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let peers = [Peer::Socket(socket, None), Peer::Http(page.local_addr().unwrap().to_string())];
+    let peers = [AdminPeer::Socket(socket, None), AdminPeer::Http(page.local_addr().unwrap().to_string())];
     let slow = [
         std::thread::spawn(move || trickle(admin.accept().unwrap().0)),
         std::thread::spawn(move || trickle(page.accept().unwrap().0)),
     ];
     for peer in peers {
-        let error = peer.stats(Duration::from_secs(1)).unwrap_err();
+        let error = peer.fetch_stats(Duration::from_secs(1)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     }
     slow.into_iter().for_each(|one| one.join().unwrap());
@@ -232,27 +232,27 @@ fn a_socket_in_somebody_elses_place_is_not_asked() {
     })
     .join()
     .unwrap();
-    dial::look(&socket, Some(theirs.as_raw())).unwrap();
+    dial::probe_socket(&socket, Some(theirs.as_raw())).unwrap();
     let other = theirs.as_raw() - 1;
-    assert_eq!(dial::look(&socket, Some(other)).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
-    let error = Peer::Socket(socket, Some(other)).status(LIMIT).unwrap_err();
+    assert_eq!(dial::probe_socket(&socket, Some(other)).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    let error = AdminPeer::Socket(socket, Some(other)).fetch_status(LIMIT).unwrap_err();
     assert!(error.message().contains("in the place of user"), "{error}");
 }
 
 #[test]
 fn sockets_are_found_where_they_are_made() {
     let dir = tempfile::tempdir().unwrap();
-    let owner = place::Owner::Mount(Path::new("/mnt/x"));
+    let owner = locate::SocketOwner::Mount(Path::new("/mnt/x"));
     // Variables belong to the whole process, so a child process runs this test again.
     if std::env::var_os("SPURLINE_TEST_PLACE").is_some() {
-        let made = place::make_socket_path(owner).unwrap();
-        assert!(place::candidates(owner, 12345).contains(&made));
+        let made = locate::make_socket_path(owner).unwrap();
+        assert!(locate::socket_candidates(owner, 12345).contains(&made));
         return;
     }
     let status = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "sockets_are_found_where_they_are_made"])
         .env("SPURLINE_TEST_PLACE", "1")
-        .env(place::RUNTIME_DIR_ENV, dir.path().join("run"))
+        .env(locate::RUNTIME_DIR_ENV, dir.path().join("run"))
         .stdout(std::process::Stdio::null())
         .status()
         .unwrap();

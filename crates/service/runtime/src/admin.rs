@@ -3,8 +3,8 @@
 use serde_json::Value;
 use spurline_config::{Fault, MetricsConfig, checked};
 use spurline_jobs::JobManager;
-use spurline_observe::http::{Bind, MetricsServer};
-use spurline_observe::place::{self, Owner};
+use spurline_observe::http::{MetricsBind, MetricsServer};
+use spurline_observe::locate::{self, SocketOwner};
 use spurline_observe::server::AdminServer;
 use spurline_observe::{AdminTarget, usage};
 use spurline_types::{Error, ErrorKind, Result, Stats};
@@ -25,20 +25,20 @@ impl AdminServices {
     /// # Errors
     /// When another process answers at the admin socket, or the metrics address asked for can't be had.
     pub fn open(
-        owner: Owner<'_>,
+        owner: SocketOwner<'_>,
         metrics: &MetricsConfig,
         target: &Arc<dyn AdminTarget>,
     ) -> std::result::Result<Self, Fault> {
         let start = |path: PathBuf| {
-            if let Owner::Mount(at) = owner
-                && place::is_detached(&path, at)
+            if let SocketOwner::Mount(at) = owner
+                && locate::is_detached(&path, at)
             {
                 tracing::info!(socket = %path.display(), "a mount that was detached from here gives up its admin socket");
                 let _ = std::fs::remove_file(&path);
             }
             AdminServer::start(&path, Arc::clone(target))
         };
-        let admin = match place::make_socket_path(owner).and_then(start) {
+        let admin = match locate::make_socket_path(owner).and_then(start) {
             Ok(server) => {
                 tracing::info!(socket = %server.path().display(), "admin socket");
                 Some(server)
@@ -51,8 +51,8 @@ impl AdminServices {
         };
         let bind = match metrics {
             MetricsConfig::Off => None,
-            MetricsConfig::At(address) => Some(Bind::Exactly(*address)),
-            MetricsConfig::Default => checked::DEFAULT_METRICS.parse().ok().map(Bind::Near),
+            MetricsConfig::At(address) => Some(MetricsBind::Exactly(*address)),
+            MetricsConfig::Default => checked::DEFAULT_METRICS.parse().ok().map(MetricsBind::Near),
         };
         let metrics = match bind.map(|bind| MetricsServer::start(bind, Arc::clone(target))) {
             None => None,
@@ -100,12 +100,12 @@ pub struct ProcessTarget {
 
 impl AdminTarget for ProcessTarget {
     fn stats(&self) -> Value {
-        usage::refresh(&self.stats, self.started);
+        usage::refresh_usage(&self.stats, self.started);
         (self.gauges)(&self.stats);
         self.stats.to_json()
     }
     fn prometheus(&self) -> String {
-        usage::refresh(&self.stats, self.started);
+        usage::refresh_usage(&self.stats, self.started);
         (self.gauges)(&self.stats);
         self.stats.to_prometheus()
     }

@@ -10,7 +10,7 @@ use spurline_config::{CoordinatorConfig, Fault};
 use spurline_membership::{CoordinatorServer, JobStore};
 use spurline_net_tcp::group_addresses;
 use spurline_observe::AdminTarget;
-use spurline_observe::place::Owner;
+use spurline_observe::locate::SocketOwner;
 use spurline_types::{Error, ErrorKind, Stats};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -111,7 +111,7 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
         health: Box::new(|| Ok(())),
     });
     let owner = listening.first().cloned().unwrap_or_default();
-    let admin = AdminServices::open(Owner::Node(&owner), &config.metrics, &look)?;
+    let admin = AdminServices::open(SocketOwner::Node(&owner), &config.metrics, &look)?;
     Ok(RunningCoordinator {
         config,
         listening,
@@ -133,7 +133,7 @@ impl RunningCoordinator {
     /// Logs the lines that people and scripts wait for. To be called when signals are handled: a script may send one as
     /// soon as it sees them.
     pub fn log_start(&self) {
-        if !self.config.trust.asks() && !self.far.is_empty() {
+        if !self.config.trust.requires_proof() && !self.far.is_empty() {
             tracing::warn!("--allow-anyone: whoever reaches {} can enter the group", self.far.join(" or "));
         }
         tracing::info!("coordinating on {}", self.listening.join(", "));

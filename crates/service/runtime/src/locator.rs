@@ -2,12 +2,12 @@
 //! A mount is found in the mount table and never touched.
 
 use crate::serving::{Serving, serving};
-use spurline_config::words::absolute;
+use spurline_config::values::absolute_path;
 use spurline_config::{Fault, HostPort};
 use spurline_net_tcp::{local_addresses, resolve_peer as resolve_address};
-use spurline_observe::client::Peer;
+use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
-use spurline_observe::place::{self, Located, Mount, Owner};
+use spurline_observe::locate::{self, LocatedPath, SocketOwner, SpurlineMount};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// When there is none, saying what was found instead.
-pub fn resolve(target: &str) -> Result<Peer, Fault> {
+pub fn resolve(target: &str) -> Result<AdminPeer, Fault> {
     find(target).map_err(|absent| absent.fault)
 }
 
@@ -31,17 +31,17 @@ pub fn resolve(target: &str) -> Result<Peer, Fault> {
 ///
 /// # Errors
 /// When there is none, saying what was found instead.
-pub fn find(target: &str) -> Result<Peer, Absent> {
+pub fn find(target: &str) -> Result<AdminPeer, Absent> {
     let path = Path::new(target);
-    let mounts = place::mounts().map_err(Fault::from)?;
-    if let Some(located) = place::locate(path, &mounts) {
+    let mounts = locate::list_mounts().map_err(Fault::from)?;
+    if let Some(located) = locate::locate_mount(path, &mounts) {
         return of_mount(&located.mount);
     }
     of_words(target, path, &mounts)
 }
 
 /// The process that a person means who names no place in a mount.
-fn of_words(target: &str, path: &Path, mounts: &[Mount]) -> Result<Peer, Absent> {
+fn of_words(target: &str, path: &Path, mounts: &[SpurlineMount]) -> Result<AdminPeer, Absent> {
     // The path is in no mount of ours, so looking at it can't hang for our reasons.
     let found = std::fs::symlink_metadata(path);
     if found.as_ref().is_ok_and(|meta| meta.file_type().is_socket()) {
@@ -50,12 +50,12 @@ fn of_words(target: &str, path: &Path, mounts: &[Mount]) -> Result<Peer, Absent>
     if let Ok(address) = target.parse::<HostPort>() {
         return Ok(of_node(&address));
     }
-    let full = absolute(path);
-    for socket in own_candidates(Owner::Mount(&full)) {
+    let full = absolute_path(path);
+    for socket in own_candidates(SocketOwner::Mount(&full)) {
         if socket.exists() {
-            let user = Some(place::user_of(&socket));
-            return match dial::look(&socket, user) {
-                Ok(()) => Ok(Peer::Socket(socket, user)),
+            let user = Some(locate::required_owner(&socket));
+            return match dial::probe_socket(&socket, user) {
+                Ok(()) => Ok(AdminPeer::Socket(socket, user)),
                 Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(closed(&socket, &e)),
                 Err(_) => {
                     let what =
@@ -90,9 +90,9 @@ fn closed(path: &Path, error: &std::io::Error) -> Absent {
 ///
 /// # Errors
 /// When the path is in no mount, or its process is gone.
-pub fn locate(path: &Path) -> Result<(Located, Peer), Fault> {
-    let mounts = place::mounts()?;
-    let Some(located) = place::locate(path, &mounts) else {
+pub fn locate(path: &Path) -> Result<(LocatedPath, AdminPeer), Fault> {
+    let mounts = locate::list_mounts()?;
+    let Some(located) = locate::locate_mount(path, &mounts) else {
         return Err(Fault::failed(
             format!("{} is not in a mount of spurline", path.display()),
             "name a file below a mountpoint; spurline status lists the mounts",
@@ -120,13 +120,13 @@ impl From<Fault> for Absent {
 ///
 /// # Errors
 /// When nobody answers for it.
-pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
+pub fn of_mount(mount: &SpurlineMount) -> Result<AdminPeer, Absent> {
     let at = mount.mountpoint.display();
     let theirs = |what, remedy: String| Absent { fault: Fault::missing(what, remedy), theirs: true };
     let mut refused: Option<(PathBuf, std::io::Error)> = None;
-    for socket in place::candidates(Owner::Mount(&mount.mountpoint), mount.uid) {
-        match dial::look(&socket, Some(mount.uid)) {
-            Ok(()) => return Ok(Peer::Socket(socket, Some(mount.uid))),
+    for socket in locate::socket_candidates(SocketOwner::Mount(&mount.mountpoint), mount.uid) {
+        match dial::probe_socket(&socket, Some(mount.uid)) {
+            Ok(()) => return Ok(AdminPeer::Socket(socket, Some(mount.uid))),
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => refused = Some((socket, e)),
         }
@@ -135,7 +135,7 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
         Some((socket, e)) if e.kind() == ErrorKind::PermissionDenied => Err(theirs(
             format!("the mount at {at} belongs to user {}: {}: {e}", mount.uid, socket.display()),
             if rustix::process::geteuid().is_root() {
-                format!("ask with the {} that it was started with", place::RUNTIME_DIR_ENV)
+                format!("ask with the {} that it was started with", locate::RUNTIME_DIR_ENV)
             } else {
                 "ask as that user or as root".to_owned()
             },
@@ -151,8 +151,8 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
         None => {
             let user = rustix::process::geteuid();
             let whose = format!("the mount at {at} has no admin socket where this user looks");
-            let elsewhere = format!("ask with the {} that it was started with", place::RUNTIME_DIR_ENV);
-            Err(match serving(mount, &place::mounts().unwrap_or_default()) {
+            let elsewhere = format!("ask with the {} that it was started with", locate::RUNTIME_DIR_ENV);
+            Err(match serving(mount, &locate::list_mounts().unwrap_or_default()) {
                 Serving::Process(pid) => theirs(format!("{whose}, and runs as process {pid}"), elsewhere),
                 Serving::Nobody => {
                     let what = format!(
@@ -177,9 +177,9 @@ pub fn of_mount(mount: &Mount) -> Result<Peer, Absent> {
     }
 }
 
-fn of_socket(path: &Path, user: Option<u32>) -> Result<Peer, Absent> {
-    match dial::look(path, user) {
-        Ok(()) => Ok(Peer::Socket(path.to_owned(), user)),
+fn of_socket(path: &Path, user: Option<u32>) -> Result<AdminPeer, Absent> {
+    match dial::probe_socket(path, user) {
+        Ok(()) => Ok(AdminPeer::Socket(path.to_owned(), user)),
         Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(closed(path, &e)),
         Err(e) => {
             let what = format!("nobody answers at the admin socket {}: {e}", path.display());
@@ -189,15 +189,16 @@ fn of_socket(path: &Path, user: Option<u32>) -> Result<Peer, Absent> {
 }
 
 /// A node of this machine answers at its socket; any other at its metrics address.
-fn of_node(address: &HostPort) -> Peer {
+fn of_node(address: &HostPort) -> AdminPeer {
     let name = address.to_string();
-    let mut called = own_candidates(Owner::Node(&name)).into_iter().map(own);
-    let called = called.find(|peer| matches!(peer, Peer::Socket(at, user) if dial::look(at, *user).is_ok()));
-    called.or_else(|| by_other_address(&name)).unwrap_or(Peer::Http(name))
+    let mut called = own_candidates(SocketOwner::Node(&name)).into_iter().map(own);
+    let called =
+        called.find(|peer| matches!(peer, AdminPeer::Socket(at, user) if dial::probe_socket(at, *user).is_ok()));
+    called.or_else(|| by_other_address(&name)).unwrap_or(AdminPeer::Http(name))
 }
 
 /// The socket of a process of this machine that listens there: one with several addresses calls it after the first.
-fn by_other_address(name: &str) -> Option<Peer> {
+fn by_other_address(name: &str) -> Option<AdminPeer> {
     let here: Vec<IpAddr> = local_addresses().ok()?.into_iter().map(|local| local.ip).collect();
     let mut wanted = resolve_address(name, Instant::now() + LOOK).ok()?;
     wanted.retain(|at| at.ip().is_loopback() || here.contains(&at.ip()));
@@ -206,7 +207,7 @@ fn by_other_address(name: &str) -> Option<Peer> {
     }
     let listens = |(_, socket): (String, PathBuf)| {
         let peer = own(socket);
-        let status = peer.status(LOOK).ok()?;
+        let status = peer.fetch_status(LOOK).ok()?;
         let addresses = status["addresses"].as_array()?.iter().filter_map(|at| at.as_str()?.parse().ok());
         Some((peer, addresses.collect::<Vec<SocketAddr>>()))
     };
@@ -222,7 +223,7 @@ fn by_other_address(name: &str) -> Option<Peer> {
 /// The nodes and coordinators of this user, by name: their sockets, whether or not anybody answers there.
 fn node_sockets() -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
-    for dir in place::runtime_dirs(rustix::process::geteuid().as_raw()) {
+    for dir in locate::runtime_dirs(rustix::process::geteuid().as_raw()) {
         let Ok(entries) = std::fs::read_dir(dir) else { continue };
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -235,17 +236,17 @@ fn node_sockets() -> Vec<(String, PathBuf)> {
 }
 
 /// What answers at a socket that is looked for in this user's directories.
-fn own(socket: PathBuf) -> Peer {
-    let user = place::user_of(&socket);
-    Peer::Socket(socket, Some(user))
+fn own(socket: PathBuf) -> AdminPeer {
+    let user = locate::required_owner(&socket);
+    AdminPeer::Socket(socket, Some(user))
 }
 
-fn own_candidates(owner: Owner<'_>) -> Vec<PathBuf> {
-    place::candidates(owner, rustix::process::geteuid().as_raw())
+fn own_candidates(owner: SocketOwner<'_>) -> Vec<PathBuf> {
+    locate::socket_candidates(owner, rustix::process::geteuid().as_raw())
 }
 
 /// A name, and who answers to it.
-pub type Asked = (String, Result<Peer, Absent>);
+pub type Asked = (String, Result<AdminPeer, Absent>);
 
 /// Everything of this user (of anybody, for root) that runs on this machine: mounts, then nodes.
 ///
@@ -253,19 +254,19 @@ pub type Asked = (String, Result<Peer, Absent>);
 /// When /proc is not there.
 pub fn everything() -> Result<Vec<Asked>, Fault> {
     let mut all: Vec<Asked> = Vec::new();
-    for mount in place::mounts()? {
+    for mount in locate::list_mounts()? {
         all.push((mount.mountpoint.display().to_string(), of_mount(&mount)));
     }
     for (node, socket) in node_sockets() {
         if !all.iter().any(|(known, _)| *known == node)
-            && let Ok(peer) = of_socket(&socket, Some(place::user_of(&socket)))
+            && let Ok(peer) = of_socket(&socket, Some(locate::required_owner(&socket)))
         {
             all.push((node, Ok(peer)));
         }
     }
     if all.is_empty() {
         // Root's as well: that nothing runs can't be said without a look at it.
-        let dirs = place::runtime_dirs(rustix::process::geteuid().as_raw()).into_iter().chain(place::runtime_dirs(0));
+        let dirs = locate::runtime_dirs(rustix::process::geteuid().as_raw()).into_iter().chain(locate::runtime_dirs(0));
         let unseen = dirs.filter_map(|dir| Some((std::fs::read_dir(&dir).err()?, dir)));
         let mut unseen = unseen.filter(|(error, _)| error.kind() == ErrorKind::PermissionDenied);
         all.extend(unseen.next().map(|(error, dir)| (dir.display().to_string(), Err(closed(&dir, &error)))));

@@ -7,12 +7,12 @@ use crate::{group, setup};
 use serde_json::{Value, json};
 use spurline_client::GroupVolume;
 use spurline_config::{Fault, FuseIo, MountConfig};
-use spurline_fs::Fs;
-use spurline_fuse::{FsHandler, MountOptions, Session, SessionConfig, Unmounter};
+use spurline_fs::FileSystem;
+use spurline_fuse::{FsHandler, FuseSession, MountOptions, SessionConfig, SessionUnmounter};
 use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
 use spurline_observe::AdminTarget;
 use spurline_observe::access::AccessLogWriter;
-use spurline_observe::place::Owner;
+use spurline_observe::locate::SocketOwner;
 use spurline_origin::SourceScheme;
 use spurline_transport::{PathPhase, PathView, PoolState};
 use spurline_types::{Error, ErrorKind, Result, Stats};
@@ -44,7 +44,7 @@ struct MountParts {
 
 /// A mount that answers. Dropping it unmounts.
 pub struct RunningMount {
-    session: Session,
+    session: FuseSession,
     parts: MountParts,
 }
 
@@ -65,14 +65,14 @@ impl PreparedMount {
         let started = Instant::now();
         let options = options(&config)?;
         // Errors about the mountpoint come before waiting for a server that may be far away.
-        let mountpoint = spurline_fuse::check(&config.mountpoint, &options).map_err(mount_fault)?;
+        let mountpoint = spurline_fuse::check_mountpoint(&config.mountpoint, &options).map_err(mount_fault)?;
         let stats = Arc::new(Stats::default());
         let volume = open_volume(&config.volume, &stats)?;
         if config.volume.group.is_none() {
             // Only now: opening the volume reports a source that hangs.
             apart(&config, &mountpoint)?;
         }
-        let fs = Arc::new(Fs::new(Arc::clone(&volume.volume), fs_config(&config), Arc::clone(&stats)));
+        let fs = Arc::new(FileSystem::new(Arc::clone(&volume.volume), fs_config(&config), Arc::clone(&stats)));
         let access_log = config.access_log.as_deref().map(AccessLogWriter::open).transpose()?;
         let access_log = access_log.map(|log| Arc::new(AccessLog(log)));
         let session = session_config(&config, options, &volume, access_log.clone(), &stats);
@@ -84,7 +84,7 @@ impl PreparedMount {
         let jobs = JobManager::start(Arc::new(NoJobRecords), None, Arc::new(move |_| Ok(Arc::clone(&works_on))))?;
         let stop = Arc::new(MountStop::default());
         let target = look(&config, &volume, stats, started, Arc::clone(&chosen), Arc::clone(&jobs), Arc::clone(&stop));
-        let admin = AdminServices::open(Owner::Mount(&mountpoint), &config.metrics, &target)?;
+        let admin = AdminServices::open(SocketOwner::Mount(&mountpoint), &config.metrics, &target)?;
         let parts = MountParts { admin, jobs, access_log, volume };
         Ok(PreparedMount { config, handler, session, parts, stop, chosen })
     }
@@ -101,7 +101,7 @@ impl PreparedMount {
     /// When the kernel refuses the mount.
     pub fn start(self) -> std::result::Result<Option<RunningMount>, Fault> {
         let PreparedMount { config, handler, session, parts, stop, chosen } = self;
-        let session = Session::mount(handler, &config.mountpoint, session).map_err(mount_fault)?;
+        let session = FuseSession::mount(handler, &config.mountpoint, session).map_err(mount_fault)?;
         stop.mounted(session.unmounter());
         match session.wait_ready(Duration::from_secs(30)) {
             Err(_) if stop.asked.load(Ordering::Acquire) => {
@@ -110,7 +110,7 @@ impl PreparedMount {
             }
             ready => ready.map_err(mount_fault)?,
         }
-        let fuse = chosen.get_or_init(|| session.describe().map_or_else(String::new, |chosen| chosen.to_string()));
+        let fuse = chosen.get_or_init(|| session.transport().map_or_else(String::new, |chosen| chosen.to_string()));
         tracing::info!("memory: {}", config.volume.budget);
         tracing::info!("{} is mounted on {}; {fuse}", config.volume.source, session.mountpoint().display());
         Ok(Some(RunningMount { session, parts }))
@@ -131,7 +131,7 @@ impl RunningMount {
         let RunningMount { session, parts: MountParts { admin, jobs, access_log, volume } } = self;
         let ended = session.join().map_err(mount_fault);
         if let Some(log) = access_log {
-            log.0.finish();
+            log.0.finish_log();
         }
         drop(admin);
         jobs.stop_all();
@@ -145,7 +145,7 @@ impl RunningMount {
 #[derive(Default)]
 pub struct MountStop {
     asked: AtomicBool,
-    unmounter: OnceLock<Unmounter>,
+    unmounter: OnceLock<SessionUnmounter>,
 }
 
 impl MountStop {
@@ -176,13 +176,13 @@ impl MountStop {
         let serves = match self.unmounter.get() {
             _ if self.asked.load(Ordering::Acquire) => Err("it is being unmounted"),
             None => Err("the mount is being made"),
-            Some(unmounter) => unmounter.serves(),
+            Some(unmounter) => unmounter.check_serving(),
         };
         serves.map_err(|why| Error::new(ErrorKind::Unavailable, why))
     }
 
     /// The mount is there.
-    fn mounted(&self, unmounter: Unmounter) {
+    fn mounted(&self, unmounter: SessionUnmounter) {
         let unmounter = self.unmounter.get_or_init(|| unmounter);
         fence(Ordering::SeqCst);
         if self.asked.load(Ordering::SeqCst) {
@@ -190,7 +190,7 @@ impl MountStop {
         }
     }
 
-    fn unmount_by(unmounter: &Unmounter) {
+    fn unmount_by(unmounter: &SessionUnmounter) {
         tracing::info!("unmounting");
         if let Err(error) = unmounter.unmount(setup::STOP_PATIENCE / 2) {
             tracing::error!("{error}");
@@ -215,7 +215,7 @@ fn options(config: &MountConfig) -> Result<MountOptions, Fault> {
         ..MountOptions::default()
     };
     for word in &config.fuse.options {
-        options.apply(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
+        options.apply_list(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
     }
     options.read_only = true;
     Ok(options)
@@ -242,9 +242,9 @@ fn apart(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
     }
 }
 
-fn fs_config(config: &MountConfig) -> spurline_fs::Config {
-    let times = config.fuse.times();
-    spurline_fs::Config {
+fn fs_config(config: &MountConfig) -> spurline_fs::FsConfig {
+    let times = config.fuse.cache_times();
+    spurline_fs::FsConfig {
         attr_ttl: times.attr,
         entry_ttl: times.entry,
         dir_entry_ttl: times.dir_entry,
@@ -253,7 +253,7 @@ fn fs_config(config: &MountConfig) -> spurline_fs::Config {
         gid: rustix::process::getgid().as_raw(),
         max_readahead: config.volume.budget.readahead,
         readahead_budget: config.volume.budget.readahead.max(config.volume.budget.total / 3),
-        ..spurline_fs::Config::default()
+        ..spurline_fs::FsConfig::default()
     }
 }
 
@@ -288,9 +288,9 @@ fn session_config(
 
 struct AccessLog(AccessLogWriter);
 
-impl spurline_fuse::AccessLog for AccessLog {
+impl spurline_fuse::RequestRecorder for AccessLog {
     fn record(&self, op: &'static str, ino: u64, offset: u64, len: u64, errno: i32, took: Duration) {
-        self.0.record(op, ino, offset, len, errno, took);
+        self.0.record_request(op, ino, offset, len, errno, took);
     }
 }
 
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn what_is_checked_as_a_mount_option_is_one() {
         for word in spurline_config::MOUNT_OPTIONS {
-            super::MountOptions::default().apply(word).unwrap_or_else(|error| panic!("{error}"));
+            super::MountOptions::default().apply_list(word).unwrap_or_else(|error| panic!("{error}"));
         }
     }
 }

@@ -14,7 +14,7 @@ use spurline_net_rdma::RdmaServer;
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
 use spurline_node::CacheNode;
 use spurline_observe::AdminTarget;
-use spurline_observe::place::Owner;
+use spurline_observe::locate::SocketOwner;
 use spurline_origin::SharedBuckets;
 use spurline_rails::LocalRail;
 use spurline_store::FreshDirs;
@@ -192,7 +192,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         })
     });
     let owner = listening.first().cloned().unwrap_or_default();
-    let admin = AdminServices::open(Owner::Node(&owner), &config.metrics, &look)?;
+    let admin = AdminServices::open(SocketOwner::Node(&owner), &config.metrics, &look)?;
     let rdma_at: Vec<String> = rdma.iter().flat_map(|r| r.local_addrs().iter().map(ToString::to_string)).collect();
     let (mut reached, rails) = reached(tcp.local_addrs(), found.as_deref());
     reached.extend(rails);
@@ -221,7 +221,7 @@ impl RunningNode {
     /// Logs the lines that people and scripts wait for. To be called when signals are handled: a script may send one as
     /// soon as it sees them.
     pub fn log_start(&self) {
-        if !self.config.trust.asks() && !self.reached.is_empty() {
+        if !self.config.trust.requires_proof() && !self.reached.is_empty() {
             tracing::warn!(
                 "--allow-anyone: whoever reaches {} can read all this node may fetch",
                 self.reached.join(" or ")

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use spurline_client::{GroupMembers, NodePaths, PathMonitor, PathsConfig, RailDialer};
-use spurline_config::{Budget, Fault, RdmaConfig, Transport, VolumeConfig};
+use spurline_config::{Fault, MemoryBudget, RdmaConfig, TransportMode, VolumeConfig};
 use spurline_fabric::HostTree;
 use spurline_mem::BufferPool;
 use spurline_net_rdma::{RdmaConnector, RdmaServer, RdmaServerConfig, RdmaTimeouts, connection_bytes};
@@ -24,15 +24,15 @@ const MAX_WORKERS: usize = 1024;
 
 /// The memory that will be locked, in bytes: what is registered, `before` times by then and once for each rail, as the
 /// kernel counts it anew each time. What drivers lock for the queues of connections is less than those take of the budget.
-fn locked(budget: &Budget, before: usize, rails: usize) -> u64 {
-    budget.total.saturating_mul((before + rails) as u64).saturating_add(budget.rdma)
+fn locked(budget: &MemoryBudget, before: usize, rails: usize) -> u64 {
+    budget.total.saturating_mul((before + rails) as u64).saturating_add(budget.rdma_bytes)
 }
 
 /// Resolves the interfaces and logs what each is; the memory of `budget` is locked `before` times by then.
 ///
 /// # Errors
 /// The first interface that can't be used, with what is wrong and what to do (exit 3).
-pub fn find(config: &RdmaConfig, budget: &Budget, before: usize) -> Result<Vec<LocalRail>, Fault> {
+pub fn find(config: &RdmaConfig, budget: &MemoryBudget, before: usize) -> Result<Vec<LocalRail>, Fault> {
     let missing = |e: UnusableRail| Fault::missing(e.to_string(), e.remedy());
     let rails = resolve_rails(&config.interfaces, &HostTree::live(), &host_addresses()?).map_err(missing)?;
     let needed = locked(budget, before, rails.len());
@@ -110,14 +110,14 @@ pub fn serve(
     config: &RdmaConfig,
     found: &[LocalRail],
     pool: &Arc<BufferPool>,
-    (budget, before): (&Budget, usize),
+    (budget, before): (&MemoryBudget, usize),
     service: Arc<dyn Service>,
     trust: &Arc<Trust>,
     stats: &Arc<Stats>,
 ) -> Result<(RdmaServer, Vec<RailInfo>), Fault> {
     let rails = open(found, pool, MemoryAccess::Local, locked(budget, before, found.len()))?;
     let (_, files, _) = crate::limits::connection_limits();
-    let max_connections = ((budget.rdma / connection_bytes() as u64).max(16) as usize).min(files);
+    let max_connections = ((budget.rdma_bytes / connection_bytes() as u64).max(16) as usize).min(files);
     let server_config = RdmaServerConfig {
         max_connections,
         more_connections: "raise --buffer-size, of which they have a share, or lower --nconnect of the mounts".into(),
@@ -213,7 +213,7 @@ pub fn keep(
         Arc::new(RdmaDialer { found, told, rails, patience, trust: trust_too, stats: stats_too, pool });
     let wake = Arc::new(PathWake::default());
     let paths_config = PathsConfig {
-        forced: config.net.transport == Transport::Rdma,
+        forced: config.net.transport == TransportMode::Rdma,
         timing: PathTiming { retry: rdma.retry, settle: rdma.settle },
         silence: rdma.silence,
         channels: config.net.nconnect,

@@ -1,7 +1,7 @@
 //! Which process serves a mount whose admin socket is not to be found, as far as this user may see. The mount itself is not
 //! touched: /proc tells who has FUSE devices open.
 
-use spurline_observe::place::Mount;
+use spurline_observe::locate::SpurlineMount;
 use std::fs;
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub enum Serving {
 }
 
 /// Who serves `mount`, one of `mounts`.
-pub fn serving(mount: &Mount, mounts: &[Mount]) -> Serving {
+pub fn serving(mount: &SpurlineMount, mounts: &[SpurlineMount]) -> Serving {
     let Ok(processes) = fs::read_dir("/proc") else { return Serving::Unseen };
     // Of a container's processes those outside are not seen, and a mount can come from there.
     let mut unseen = fs::read_link("/proc/self/ns/pid").map_or(true, |link| link != Path::new(FIRST_NAMESPACE));
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_mount_that_nobody_has_open_is_served_by_nobody_or_that_can_not_be_seen() {
-        let mount = Mount { mountpoint: "/no/such/mount".into(), source: "s".into(), uid: 0, minor: u32::MAX };
+        let mount = SpurlineMount { mountpoint: "/no/such/mount".into(), source: "s".into(), uid: 0, minor: u32::MAX };
         assert!(!matches!(serving(&mount, &[]), Serving::Process(_)));
     }
 }

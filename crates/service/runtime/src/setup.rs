@@ -43,7 +43,7 @@ pub fn open_trust(config: &config::TrustConfig, name: &str) -> Result<Arc<Trust>
 pub fn open_under(
     source: &str,
     within: &[String],
-    config: &config::UnderConfig,
+    config: &config::OriginConfig,
     ttl: Duration,
     stats: &Arc<Stats>,
     in_common: &SharedBuckets,

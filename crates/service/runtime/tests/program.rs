@@ -1,13 +1,13 @@
 //! The runtime as another program uses it: volumes and nodes without a command line, FUSE or signals.
 
-use spurline_config::{CacheSize, Host, RawCache, RawLog, RawNode, RawVolume, Source};
+use spurline_config::{CacheSize, HostLimits, RawCache, RawLog, RawNode, RawVolume, SourceUrl};
 use spurline_runtime::{open_volume, start_node};
 use spurline_types::{ErrorKind, ObjectRef, Size, Stats, Version};
 use spurline_volume::{ReadData, Volume};
 use std::path::Path;
 use std::sync::Arc;
 
-fn source(dir: &Path) -> Source {
+fn source(dir: &Path) -> SourceUrl {
     dir.to_str().unwrap().parse().unwrap()
 }
 
@@ -37,7 +37,7 @@ fn a_volume_lists_and_reads_through_the_cache() {
     std::fs::write(data.join("a"), &bytes).unwrap();
     let raw = RawVolume { cache: cache(&cached), buffer_size: Size(64 << 20), ..RawVolume::new(source(&data)) };
     let stats = Arc::new(Stats::default());
-    let open = || open_volume(&raw.clone().check(&Host::here()).unwrap(), &stats).unwrap();
+    let open = || open_volume(&raw.clone().check(&HostLimits::detect()).unwrap(), &stats).unwrap();
 
     let volume = open();
     let page = volume.volume().list(b"", None, 10).unwrap();
@@ -56,7 +56,7 @@ fn a_volume_lists_and_reads_through_the_cache() {
 fn a_start_that_fails_names_the_remedy() {
     let root = tempfile::tempdir().unwrap();
     let raw = RawVolume { cache: cache(&root.path().join("c")), ..RawVolume::new(source(&root.path().join("none"))) };
-    let config = raw.check(&Host::here()).unwrap();
+    let config = raw.check(&HostLimits::detect()).unwrap();
     let fault = open_volume(&config, &Arc::default()).err().unwrap();
     assert!(fault.what.contains("none"), "{fault}");
     assert!(!root.path().join("c").exists(), "nothing stays of it");
@@ -76,10 +76,10 @@ fn a_volume_is_read_from_a_node_of_the_same_process() {
         log,
         ..RawNode::new(vec![source(&data)])
     };
-    let node = start_node(raw.check(&Host::here()).unwrap()).unwrap();
+    let node = start_node(raw.check(&HostLimits::detect()).unwrap()).unwrap();
     let mut raw = RawVolume { buffer_size: Size(64 << 20), ..RawVolume::new(source(&data)) };
     raw.group.registry = Some(format!("static:{}", node.addresses()[0]).parse().unwrap());
-    let volume = open_volume(&raw.check(&Host::here()).unwrap(), &Arc::default()).unwrap();
+    let volume = open_volume(&raw.check(&HostLimits::detect()).unwrap(), &Arc::default()).unwrap();
     assert_eq!(read(&**volume.volume(), "a"), b"from the node");
     drop(volume);
     node.stop();

@@ -2,7 +2,7 @@
 
 use super::{NullPart, print_ready};
 use crate::error::{BenchError, Result};
-use spurline_fuse::{FuseIo, NullFs, Session, SessionConfig};
+use spurline_fuse::{FuseIo, FuseSession, NullFs, SessionConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
         .map_err(|e| BenchError::io("can't catch signals", &e))?;
     let config = SessionConfig { io, ..SessionConfig::default() };
-    let session =
-        Session::mount(Arc::new(NullFs::holding(part.size.0, part.held.0)), &part.mountpoint, config).map_err(fail)?;
+    let session = FuseSession::mount(Arc::new(NullFs::with_buffer(part.size.0, part.held.0)), &part.mountpoint, config)
+        .map_err(fail)?;
     session.wait_ready(Duration::from_secs(10)).map_err(fail)?;
-    let chosen = session.describe();
+    let chosen = session.transport();
     if chosen.as_ref().is_some_and(|c| c.io != io) {
         // It is not the requested ceiling: better none than a wrong one.
         return Err(BenchError::Missing(chosen.map(|c| c.to_string()).unwrap_or_default()));

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use parking_lot::{Condvar, Mutex};
-use spurline_fs::{Config, Fs};
+use spurline_fs::{FileSystem, FsConfig};
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
 use spurline_volume::{BackingFile, ReadData, Volume, VolumeSpace};
 use std::collections::{BTreeMap, HashMap};
@@ -250,19 +250,19 @@ impl Volume for Tree {
 /// A file system over a tree on a clock that a test moves.
 pub struct Rig {
     pub tree: Arc<Tree>,
-    pub fs: Fs,
+    pub fs: FileSystem,
     pub stats: Arc<Stats>,
     now_ms: Arc<AtomicU64>,
 }
 
 impl Rig {
-    pub fn new(config: Config) -> Rig {
+    pub fn new(config: FsConfig) -> Rig {
         let (tree, stats) = (Tree::new(), Arc::new(Stats::default()));
         let now_ms = Arc::clone(&tree.now_ms);
         let clock = Arc::clone(&now_ms);
         let volume: Arc<dyn Volume> = Arc::clone(&tree) as Arc<dyn Volume>;
         let clock = Box::new(move || Duration::from_millis(clock.load(Ordering::SeqCst)));
-        Rig { fs: Fs::with_clock(volume, config, Arc::clone(&stats), clock), tree, stats, now_ms }
+        Rig { fs: FileSystem::with_clock(volume, config, Arc::clone(&stats), clock), tree, stats, now_ms }
     }
 
     pub fn pass(&self, ms: u64) {
@@ -275,19 +275,19 @@ impl Rig {
         for name in path.split(|b| *b == b'/') {
             let parent = ino;
             match self.fs.lookup(parent, name).unwrap() {
-                spurline_fs::Lookup::Found(entry) => ino = entry.attr.ino,
-                spurline_fs::Lookup::Absent { .. } => return None,
+                spurline_fs::LookupOutcome::Found(entry) => ino = entry.attr.ino,
+                spurline_fs::LookupOutcome::Absent { .. } => return None,
             }
             self.fs.forget(parent, 1);
         }
         Some(ino)
     }
 
-    pub fn errno<T>(answer: spurline_fs::Result<T>) -> i32 {
+    pub fn errno<T>(answer: spurline_fs::FsResult<T>) -> i32 {
         answer.err().expect("it fails").errno()
     }
 
-    pub fn read(&self, ino: u64, fh: u64, offset: u64, len: usize) -> spurline_fs::Result<Vec<u8>> {
+    pub fn read(&self, ino: u64, fh: u64, offset: u64, len: usize) -> spurline_fs::FsResult<Vec<u8>> {
         let mut dst = vec![0; len];
         match self.fs.read(ino, fh, offset, &mut dst)? {
             ReadData::Copied(n) => dst.truncate(n),

@@ -36,10 +36,10 @@ pub fn pattern(offset: u64, len: usize) -> Vec<u8> {
 
 #[derive(Default)]
 pub struct TestFs {
-    pub backings: Mutex<Option<Backings>>,
+    pub backings: Mutex<Option<BackingRegistrar>>,
     /// The file that `pass` is read from, and its registration while it is open.
     pub backing_file: Mutex<Option<File>>,
-    pub registered: Mutex<HashMap<u64, Backing>>,
+    pub registered: Mutex<HashMap<u64, RegisteredFile>>,
     pub cached_too: AtomicBool,
     pub next_fh: AtomicU64,
     pub blocked: Mutex<(usize, bool)>,
@@ -50,26 +50,26 @@ pub struct TestFs {
 }
 
 impl TestFs {
-    fn attr(&self, ino: u64) -> Result<Attr, Errno> {
-        let dir = Attr { nlink: 2, ..Attr::new(ino, libc::S_IFDIR | 0o755, 0) };
+    fn attr(&self, ino: u64) -> Result<StatAttr, Errno> {
+        let dir = StatAttr { nlink: 2, ..StatAttr::new(ino, libc::S_IFDIR | 0o755, 0) };
         Ok(match ino {
             ROOT_INO => dir,
             i if i == ino_of("odd") || i == ino_of("many") => dir,
-            i if i == ino_of("link") => Attr::new(ino, libc::S_IFLNK | 0o777, 4),
+            i if i == ino_of("link") => StatAttr::new(ino, libc::S_IFLNK | 0o777, 4),
             i if i == ino_of("pass") => {
                 let len = self.backing_file.lock().unwrap().as_ref().map_or(0, |f| f.metadata().unwrap().len());
-                Attr::new(ino, libc::S_IFREG | 0o644, len)
+                StatAttr::new(ino, libc::S_IFREG | 0o644, len)
             }
-            2..=10 => Attr {
+            2..=10 => StatAttr {
                 mtime: SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5),
-                ..Attr::new(ino, libc::S_IFREG | 0o644, DATA_LEN)
+                ..StatAttr::new(ino, libc::S_IFREG | 0o644, DATA_LEN)
             },
-            i if i >= 1000 => Attr::new(ino, libc::S_IFREG | 0o644, 0),
+            i if i >= 1000 => StatAttr::new(ino, libc::S_IFREG | 0o644, 0),
             _ => return Err(Errno::ENOENT),
         })
     }
-    fn entry(&self, ino: u64) -> Result<Entry, Errno> {
-        Ok(Entry { ino, generation: 0, attr: self.attr(ino)?, entry_ttl: TTL, attr_ttl: TTL })
+    fn entry(&self, ino: u64) -> Result<LookupReply, Errno> {
+        Ok(LookupReply { ino, generation: 0, attr: self.attr(ino)?, entry_ttl: TTL, attr_ttl: TTL })
     }
     fn names(&self, ino: u64, from: u64, mut f: impl FnMut(u64, u64, &[u8]) -> bool) {
         let mut at = from;
@@ -100,18 +100,18 @@ impl TestFs {
     }
 }
 
-impl Handler for TestFs {
+impl FuseHandler for TestFs {
     fn init(&self, info: &InitInfo) {
         *self.backings.lock().unwrap() = info.backings.clone();
     }
     fn destroy(&self) {
         self.destroyed.store(true, Ordering::SeqCst);
     }
-    fn lookup(&self, parent: u64, name: &[u8]) -> Result<Entry, Errno> {
+    fn lookup(&self, parent: u64, name: &[u8]) -> Result<LookupReply, Errno> {
         if parent == ROOT_INO {
             return match NAMES.iter().position(|n| n.as_bytes() == name) {
                 Some(i) => self.entry(i as u64 + 2),
-                None => Ok(Entry::negative(TTL)),
+                None => Ok(LookupReply::negative(TTL)),
             };
         }
         if parent == ino_of("odd") {
@@ -124,7 +124,7 @@ impl Handler for TestFs {
     fn forget(&self, _ino: u64, nlookup: u64) {
         self.forgotten.fetch_add(nlookup, Ordering::SeqCst);
     }
-    fn getattr(&self, ino: u64, _fh: Option<u64>) -> Result<(Attr, Duration), Errno> {
+    fn getattr(&self, ino: u64, _fh: Option<u64>) -> Result<(StatAttr, Duration), Errno> {
         Ok((self.attr(ino)?, TTL))
     }
     fn readlink(&self, ino: u64, target: &mut [u8]) -> Result<usize, Errno> {
@@ -134,14 +134,15 @@ impl Handler for TestFs {
         target[..4].copy_from_slice(b"data");
         Ok(4)
     }
-    fn open(&self, ino: u64, _flags: u32) -> Result<Opened, Errno> {
+    fn open(&self, ino: u64, _flags: u32) -> Result<HandleReply, Errno> {
         let fh = self.next_fh.fetch_add(1, Ordering::SeqCst);
-        let mut opened = Opened { fh, keep_cache: true, direct_io: ino == ino_of("slow"), ..Opened::default() };
+        let mut opened =
+            HandleReply { fh, keep_cache: true, direct_io: ino == ino_of("slow"), ..HandleReply::default() };
         if ino == ino_of("pass") && !self.cached_too.load(Ordering::SeqCst) {
             let backings = self.backings.lock().unwrap().clone().ok_or(Errno::EOPNOTSUPP)?;
             let file = self.backing_file.lock().unwrap();
             let backing =
-                backings.register(file.as_ref().ok_or(Errno::EIO)?.as_fd()).map_err(|e| Errno::from_io(&e))?;
+                backings.register_file(file.as_ref().ok_or(Errno::EIO)?.as_fd()).map_err(|e| Errno::from_io(&e))?;
             opened.backing = Some(backing.id());
             self.registered.lock().unwrap().insert(fh, backing);
         }
@@ -150,11 +151,11 @@ impl Handler for TestFs {
     fn release(&self, _ino: u64, fh: u64) {
         self.registered.lock().unwrap().remove(&fh);
     }
-    fn read(&self, ino: u64, _fh: u64, offset: u64, len: u32, mut reply: ReadReply<'_>) -> Replied {
+    fn read(&self, ino: u64, _fh: u64, offset: u64, len: u32, mut reply: ReadReply<'_>) -> ReplyReceipt {
         self.max_read_seen.fetch_max(u64::from(len), Ordering::SeqCst);
         let len = DATA_LEN.saturating_sub(offset).min(u64::from(len)) as usize;
         if ino == ino_of("pass") {
-            return reply.error(Errno::EIO);
+            return reply.reply_error(Errno::EIO);
         }
         if ino == ino_of("panic") {
             panic!("requested by the test");
@@ -169,19 +170,19 @@ impl Handler for TestFs {
         let data = pattern(offset, len);
         if ino == ino_of("vectored") {
             let pieces: Vec<IoSlice<'_>> = data.chunks(len.div_ceil(300).max(1)).map(IoSlice::new).collect();
-            return reply.vectored(&pieces);
+            return reply.reply_vectored(&pieces);
         }
         if ino == ino_of("filled") {
             assert!(reply.buffer().as_ptr().addr().is_multiple_of(4096));
             reply.buffer()[..len].copy_from_slice(&data);
-            return reply.filled(len);
+            return reply.reply_filled(len);
         }
-        reply.data(&data)
+        reply.reply_data(&data)
     }
     fn readdir(&self, ino: u64, _fh: u64, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
         let mut error = None;
         self.names(ino, cookie, |at, child, name| match self.attr(child) {
-            Ok(attr) => sink.add(child, at + 1, attr.mode, name),
+            Ok(attr) => sink.add_entry(child, at + 1, attr.mode, name),
             Err(e) => {
                 error = Some(e);
                 false
@@ -191,30 +192,34 @@ impl Handler for TestFs {
     }
     fn readdirplus(&self, ino: u64, _fh: u64, cookie: u64, sink: &mut DirPlusSink<'_>) -> Result<(), Errno> {
         self.names(ino, cookie, |at, child, name| match self.entry(child) {
-            Ok(entry) if at >= 2 => sink.add(&entry, at + 1, name),
+            Ok(entry) if at >= 2 => sink.add_entry(&entry, at + 1, name),
             _ => sink.add_plain(child, at + 1, libc::S_IFDIR, name),
         });
         Ok(())
     }
-    fn statfs(&self, _ino: u64) -> Result<Statfs, Errno> {
-        Ok(Statfs { blocks: 1000, bfree: 600, bavail: 500, files: 77, ffree: 7, ..Statfs::default() })
+    fn statfs(&self, _ino: u64) -> Result<StatfsReply, Errno> {
+        Ok(StatfsReply { blocks: 1000, bfree: 600, bavail: 500, files: 77, ffree: 7, ..StatfsReply::default() })
     }
-    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>) -> Replied {
+    fn getxattr(&self, ino: u64, name: &[u8], reply: XattrReply<'_>) -> ReplyReceipt {
         match (ino == ino_of("data"), name) {
-            (true, b"user.spurline.version") => reply.value(b"v1"),
-            (true, b"user.long") => reply.value(&[7; 5000]),
-            _ => reply.error(Errno::ENODATA),
+            (true, b"user.spurline.version") => reply.reply_value(b"v1"),
+            (true, b"user.long") => reply.reply_value(&[7; 5000]),
+            _ => reply.reply_error(Errno::ENODATA),
         }
     }
-    fn listxattr(&self, ino: u64, reply: XattrReply<'_>) -> Replied {
-        if ino == ino_of("data") { reply.value(b"user.spurline.version\0user.long\0") } else { reply.value(b"") }
+    fn listxattr(&self, ino: u64, reply: XattrReply<'_>) -> ReplyReceipt {
+        if ino == ino_of("data") {
+            reply.reply_value(b"user.spurline.version\0user.long\0")
+        } else {
+            reply.reply_value(b"")
+        }
     }
 }
 
 /// A mounted [`TestFs`]. Should the test hang, its connection is broken so that it fails instead.
 pub struct Mount {
     pub fs: Arc<TestFs>,
-    pub session: Option<Session>,
+    pub session: Option<FuseSession>,
     pub dir: tempfile::TempDir,
     pub stats: Arc<spurline_types::Stats>,
     done: Arc<AtomicBool>,
@@ -238,7 +243,7 @@ impl Mount {
         let mut config = SessionConfig { io, ..SessionConfig::default() };
         change(&mut config);
         let stats = config.stats.clone();
-        let session = Session::mount(fs.clone(), &dir.path().join(path), config).unwrap();
+        let session = FuseSession::mount(fs.clone(), &dir.path().join(path), config).unwrap();
         session.wait_ready(Duration::from_secs(20)).unwrap();
         let done = Arc::new(AtomicBool::new(false));
         let (unmounter, watched, for_unblock) = (session.unmounter(), done.clone(), fs.clone());
@@ -258,7 +263,7 @@ impl Mount {
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
-    pub fn session(&self) -> &Session {
+    pub fn session(&self) -> &FuseSession {
         self.session.as_ref().unwrap()
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::locator::{ANSWER, locate};
 use serde_json::{Value, json};
-use spurline_config::{Fault, HostPort, Registry, Source};
+use spurline_config::{Fault, HostPort, Registry, SourceUrl};
 use spurline_jobs::JobState;
-use spurline_observe::client::Peer;
+use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result, url};
@@ -19,7 +19,7 @@ pub struct Place {
 
 enum Who {
     /// The process of a mount.
-    Mount { peer: Peer, mountpoint: PathBuf },
+    Mount { peer: AdminPeer, mountpoint: PathBuf },
     /// The coordinators of a group.
     Coordinators { at: Vec<HostPort>, group: String, trust: Arc<Trust> },
 }
@@ -32,7 +32,7 @@ impl Place {
     pub fn group(
         registry: &Registry,
         group: &str,
-        source: &Source,
+        source: &SourceUrl,
         trust: Arc<Trust>,
         paths: &[String],
     ) -> Result<(Place, Vec<String>), Fault> {
@@ -46,8 +46,8 @@ impl Place {
         let below = |path: &String| {
             // What could be a source of its own is written as one; the rest is below the one that was given.
             let whole = path.contains("://") || path.starts_with('/');
-            let url = if whole { path.parse::<Source>().ok() } else { None };
-            let text = url.as_ref().map_or(path.as_str(), Source::as_str).trim_end_matches('/');
+            let url = if whole { path.parse::<SourceUrl>().ok() } else { None };
+            let text = url.as_ref().map_or(path.as_str(), SourceUrl::as_str).trim_end_matches('/');
             match url::path_below(text, &source) {
                 Some(rest) => String::from_utf8(rest.into_owned())
                     .map_err(|_| Fault::usage(format!("{path}: a name that is no UTF-8"), "name the folder above it")),
@@ -68,7 +68,7 @@ impl Place {
     /// # Errors
     /// When a path is in no mount, or they are not all in one.
     pub fn of(paths: &[String]) -> Result<(Place, Vec<String>), Fault> {
-        let mut place: Option<(Peer, PathBuf, String)> = None;
+        let mut place: Option<(AdminPeer, PathBuf, String)> = None;
         let mut all = Vec::with_capacity(paths.len());
         for path in paths {
             let (mountpoint, source, below) = match &place {
@@ -96,7 +96,7 @@ impl Place {
         Ok((Place { who: Who::Mount { peer, mountpoint }, source }, all))
     }
 
-    fn find(path: &str, place: &mut Option<(Peer, PathBuf, String)>) -> Result<(PathBuf, String, PathBuf), Fault> {
+    fn find(path: &str, place: &mut Option<(AdminPeer, PathBuf, String)>) -> Result<(PathBuf, String, PathBuf), Fault> {
         use std::os::unix::ffi::OsStringExt as _;
         let (located, peer) = locate(Path::new(path))?;
         let below = PathBuf::from(std::ffi::OsString::from_vec(located.below));
@@ -159,7 +159,7 @@ impl Place {
 
     fn ask_one(&self, number: usize, request: &Value) -> Result<Value> {
         match &self.who {
-            Who::Mount { peer, .. } => peer.jobs(request, ANSWER),
+            Who::Mount { peer, .. } => peer.send_job_request(request, ANSWER),
             Who::Coordinators { at, group, trust } => {
                 spurline_membership::request_jobs(&at[number..=number], group, trust, request, ANSWER)
             }
@@ -175,7 +175,9 @@ impl Place {
     pub fn fault(&self, error: &Error) -> Fault {
         match &self.who {
             // It was unmounted, or killed.
-            Who::Mount { peer: Peer::Socket(socket, _), mountpoint } if dial::look(socket, None).is_err() => {
+            Who::Mount { peer: AdminPeer::Socket(socket, _), mountpoint }
+                if dial::probe_socket(socket, None).is_err() =>
+            {
                 Fault::missing(
                     format!("the mount at {} is gone, and its jobs with it: {error}", mountpoint.display()),
                     "mount it again and begin the job anew",

@@ -23,7 +23,7 @@ const DETACHED_ANSWER: Duration = Duration::from_secs(5);
 
 /// One Spurline mount in the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
+pub struct SpurlineMount {
     /// The mountpoint.
     pub mountpoint: PathBuf,
     /// Its source.
@@ -38,7 +38,7 @@ pub struct Mount {
 ///
 /// # Errors
 /// When /proc is not mounted.
-pub fn mounts() -> Result<Vec<Mount>> {
+pub fn list_mounts() -> Result<Vec<SpurlineMount>> {
     let text = std::fs::read("/proc/self/mountinfo").map_err(|e| Error::io("/proc/self/mountinfo", &e))?;
     Ok(parse_mountinfo(&text))
 }
@@ -47,15 +47,17 @@ pub fn mounts() -> Result<Vec<Mount>> {
 /// Read from that process's own mount table, since it may be in another namespace. False if that is not readable, or
 /// if the process is about to mount.
 pub fn is_detached(socket: &Path, mountpoint: &Path) -> bool {
-    let Some(process) = dial::process(socket) else { return false };
+    let Some(process) = dial::listener_process(socket) else { return false };
     let table = std::fs::read(format!("/proc/{}/mountinfo", process.as_raw_pid()));
     let gone = |table: Vec<u8>| !parse_mountinfo(&table).iter().any(|mount| mount.mountpoint == mountpoint);
-    let serves =
-        || crate::client::ask(socket, &json!({"op": "status"}), DETACHED_ANSWER).is_ok_and(|s| s["fuse"] != "starting");
+    let serves = || {
+        crate::client::send_request(socket, &json!({"op": "status"}), DETACHED_ANSWER)
+            .is_ok_and(|s| s["fuse"] != "starting")
+    };
     table.is_ok_and(gone) && serves()
 }
 
-fn parse_mountinfo(text: &[u8]) -> Vec<Mount> {
+fn parse_mountinfo(text: &[u8]) -> Vec<SpurlineMount> {
     let lines = text.split(|b| *b == b'\n');
     lines
         .filter_map(|line| {
@@ -69,9 +71,9 @@ fn parse_mountinfo(text: &[u8]) -> Vec<Mount> {
             let uid = options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok()).unwrap_or(0);
             let device = String::from_utf8_lossy(fields.get(2)?).into_owned();
             let minor = device.split_once(':').and_then(|(_, minor)| minor.parse().ok()).unwrap_or(0);
-            Some(Mount {
-                mountpoint: PathBuf::from(OsString::from_vec(unescape(point))),
-                source: String::from_utf8_lossy(&unescape(source)).into_owned(),
+            Some(SpurlineMount {
+                mountpoint: PathBuf::from(OsString::from_vec(unescape_octal(point))),
+                source: String::from_utf8_lossy(&unescape_octal(source)).into_owned(),
                 uid,
                 minor,
             })
@@ -80,7 +82,7 @@ fn parse_mountinfo(text: &[u8]) -> Vec<Mount> {
 }
 
 /// Decodes the kernel's `\040` for blank, tab, newline and backslash.
-fn unescape(field: &[u8]) -> Vec<u8> {
+fn unescape_octal(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut i = 0;
     while i < field.len() {
@@ -101,9 +103,9 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 
 /// A path divided into the mount that contains it and the rest, without a leading slash.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Located {
+pub struct LocatedPath {
     /// The mount.
-    pub mount: Mount,
+    pub mount: SpurlineMount,
     /// The path below the mountpoint; empty for the mountpoint itself.
     pub below: Vec<u8>,
 }
@@ -113,7 +115,7 @@ const MAX_LINKS: usize = 40;
 
 /// Finds the mount that contains `path`. Symbolic links before the mountpoint are followed; nothing below it is
 /// accessed. `None` when the path is in no Spurline mount.
-pub fn locate(path: &Path, mounts: &[Mount]) -> Option<Located> {
+pub fn locate_mount(path: &Path, mounts: &[SpurlineMount]) -> Option<LocatedPath> {
     let mut rest: Vec<OsString> = Vec::new();
     let push = |rest: &mut Vec<OsString>, path: &Path| {
         for part in path.components().rev() {
@@ -146,7 +148,7 @@ pub fn locate(path: &Path, mounts: &[Mount]) -> Option<Located> {
                 }
             }
             if rest.is_empty() && at == mount.mountpoint {
-                return Some(Located { mount: mount.clone(), below: below.into_os_string().into_vec() });
+                return Some(LocatedPath { mount: mount.clone(), below: below.into_os_string().into_vec() });
             }
             continue;
         }
@@ -176,21 +178,21 @@ pub fn locate(path: &Path, mounts: &[Mount]) -> Option<Located> {
 
 /// The owner of an admin socket.
 #[derive(Debug, Clone, Copy)]
-pub enum Owner<'a> {
+pub enum SocketOwner<'a> {
     /// The mount at this canonical path.
     Mount(&'a Path),
     /// The node at this address.
     Node(&'a str),
 }
 
-impl Owner<'_> {
+impl SocketOwner<'_> {
     /// The socket's name in a runtime directory.
     pub fn file_name(self) -> String {
         match self {
-            Owner::Mount(path) => {
+            SocketOwner::Mount(path) => {
                 format!("mount-{:032x}.sock", xxhash_rust::xxh3::xxh3_128(path.as_os_str().as_bytes()))
             }
-            Owner::Node(address) => {
+            SocketOwner::Node(address) => {
                 let safe = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '-' { c } else { '_' };
                 format!("node-{}.sock", address.chars().map(safe).collect::<String>())
             }
@@ -205,10 +207,10 @@ pub fn runtime_dirs(uid: u32) -> Vec<PathBuf> {
 
 /// The directory given in the environment, which may hold other files too.
 fn named_dir() -> Option<PathBuf> {
-    set(RUNTIME_DIR_ENV)
+    env_path(RUNTIME_DIR_ENV)
 }
 
-fn set(name: &str) -> Option<PathBuf> {
+fn env_path(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute())
 }
 
@@ -217,19 +219,19 @@ fn own_dirs(uid: u32) -> Vec<PathBuf> {
     if uid == 0 {
         return vec![Path::new("/run").join(OURS)];
     }
-    let here = (uid == rustix::process::geteuid().as_raw()).then(|| set("XDG_RUNTIME_DIR")).flatten();
+    let here = (uid == rustix::process::geteuid().as_raw()).then(|| env_path("XDG_RUNTIME_DIR")).flatten();
     let session = here.into_iter().chain([PathBuf::from(format!("/run/user/{uid}"))]).map(|dir| dir.join(OURS));
     session.chain([PathBuf::from(format!("/tmp/{OURS}-{uid}"))]).collect()
 }
 
 /// The possible paths of the socket of `owner`, run by user `uid`.
-pub fn candidates(owner: Owner<'_>, uid: u32) -> Vec<PathBuf> {
+pub fn socket_candidates(owner: SocketOwner<'_>, uid: u32) -> Vec<PathBuf> {
     runtime_dirs(uid).into_iter().map(|dir| dir.join(owner.file_name())).collect()
 }
 
 /// The required owner of a socket among this user's [`socket_candidates`]. In a directory given in the environment,
 /// it is that directory's owner.
-pub fn user_of(socket: &Path) -> u32 {
+pub fn required_owner(socket: &Path) -> u32 {
     let named = named_dir().filter(|dir| socket.starts_with(dir)).and_then(|dir| std::fs::metadata(dir).ok());
     named.map_or_else(|| rustix::process::geteuid().as_raw(), |dir| dir.uid())
 }
@@ -255,14 +257,14 @@ pub fn make_runtime_dir() -> Result<PathBuf> {
 ///
 /// # Errors
 /// As [`make_runtime_dir`].
-pub fn make_socket_path(owner: Owner<'_>) -> Result<PathBuf> {
+pub fn make_socket_path(owner: SocketOwner<'_>) -> Result<PathBuf> {
     Ok(make_runtime_dir().map_err(|e| e.context("the admin socket"))?.join(owner.file_name()))
 }
 
 /// A directory given in the environment, or one below it if others may read it. Its permissions stay unchanged:
 /// `/run` or `/tmp` serves the whole machine.
 fn private_in(dir: PathBuf, uid: u32) -> Result<PathBuf> {
-    if !make(&dir, uid)? {
+    if !make_dir(&dir, uid)? {
         return Ok(dir);
     }
     let below = dir.join(OURS);
@@ -271,7 +273,7 @@ fn private_in(dir: PathBuf, uid: u32) -> Result<PathBuf> {
 
 /// A directory that bears our name, made private.
 fn make_private(dir: &Path, uid: u32) -> Result<()> {
-    if make(dir, uid)? {
+    if make_dir(dir, uid)? {
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(dir, private).map_err(|e| Error::io(dir.display(), &e))?;
     }
@@ -279,7 +281,7 @@ fn make_private(dir: &Path, uid: u32) -> Result<()> {
 }
 
 /// Makes a directory of user `uid` if missing. Returns whether other users may enter the existing one.
-fn make(dir: &Path, uid: u32) -> Result<bool> {
+fn make_dir(dir: &Path, uid: u32) -> Result<bool> {
     let io = |e: std::io::Error| Error::io(dir.display(), &e);
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(io(e)),
@@ -297,8 +299,8 @@ fn make(dir: &Path, uid: u32) -> Result<bool> {
 mod tests {
     use super::*;
 
-    fn mount(at: &Path) -> Mount {
-        Mount { mountpoint: at.to_owned(), source: "s".into(), uid: 0, minor: 0 }
+    fn mount(at: &Path) -> SpurlineMount {
+        SpurlineMount { mountpoint: at.to_owned(), source: "s".into(), uid: 0, minor: 0 }
     }
 
     #[test]
@@ -326,7 +328,7 @@ mod tests {
         std::os::unix::fs::symlink("loop", base.join("loop")).unwrap();
         let mounts = [mount(Path::new("/other")), mount(&point)];
         let below = |path: &str| {
-            locate(&base.join(path), &mounts).map(|l| (l.mount.mountpoint, String::from_utf8(l.below).unwrap()))
+            locate_mount(&base.join(path), &mounts).map(|l| (l.mount.mountpoint, String::from_utf8(l.below).unwrap()))
         };
         let hit = |rest: &str| Some((point.clone(), rest.to_owned()));
         assert_eq!(below("real/m"), hit(""));
@@ -341,9 +343,9 @@ mod tests {
 
     #[test]
     fn socket_names() {
-        assert_eq!(Owner::Node("[::1]:7000").file_name(), "node-___1__7000.sock");
-        let a = Owner::Mount(Path::new("/a")).file_name();
-        assert!(a.starts_with("mount-") && a != Owner::Mount(Path::new("/b")).file_name());
+        assert_eq!(SocketOwner::Node("[::1]:7000").file_name(), "node-___1__7000.sock");
+        let a = SocketOwner::Mount(Path::new("/a")).file_name();
+        assert!(a.starts_with("mount-") && a != SocketOwner::Mount(Path::new("/b")).file_name());
     }
 
     #[test]

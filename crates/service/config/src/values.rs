@@ -57,7 +57,7 @@ pub fn parse_weight(s: &str) -> Result<u32, String> {
 
 /// The URL of an origin in normal form (`s3://bucket/prefix`, `file:///dir`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Source(String);
+pub struct SourceUrl(String);
 
 /// The schemes of [`SourceUrl`], each with its form.
 const SCHEMES: [(&str, &str); 4] = [
@@ -67,7 +67,7 @@ const SCHEMES: [(&str, &str); 4] = [
     ("file", "file:///DIR"),
 ];
 
-impl Source {
+impl SourceUrl {
     /// The URL in its normal form.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -76,30 +76,30 @@ impl Source {
     pub fn scheme(&self) -> &str {
         self.0.split_once("://").map_or("file", |(scheme, _)| scheme)
     }
-    fn of_directory(path: &Path) -> Source {
-        Source(url::directory_url(absolute(path).as_os_str().as_bytes()))
+    fn from_directory(path: &Path) -> SourceUrl {
+        SourceUrl(url::directory_url(absolute_path(path).as_os_str().as_bytes()))
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for SourceUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl FromStr for Source {
+impl FromStr for SourceUrl {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         let Some((scheme, rest)) = s.split_once("://") else {
             if s.is_empty() {
                 return Err("a source is a path or a URL such as s3://BUCKET/PREFIX, not an empty word".into());
             }
-            return Ok(Source::of_directory(Path::new(s)));
+            return Ok(SourceUrl::from_directory(Path::new(s)));
         };
         let scheme = scheme.to_ascii_lowercase();
         let Some((_, form)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
             let known: Vec<_> = SCHEMES.iter().map(|(_, form)| *form).collect();
-            let near = nearest(&scheme, SCHEMES.iter().map(|(known, _)| *known))
+            let near = nearest_word(&scheme, SCHEMES.iter().map(|(known, _)| *known))
                 .map_or(String::new(), |near| format!(" (did you mean {near}://?)"));
             return Err(format!(
                 "'{s}' has the unknown scheme '{scheme}'{near}; write a plain path or {}",
@@ -110,18 +110,18 @@ impl FromStr for Source {
             if !rest.starts_with('/') {
                 return Err(format!("'{s}' names no absolute directory; write {form} with three slashes"));
             }
-            return Ok(Source::of_directory(Path::new(OsStr::from_bytes(&url::percent_decoded(rest)))));
+            return Ok(SourceUrl::from_directory(Path::new(OsStr::from_bytes(&url::percent_decoded(rest)))));
         }
         let rest = rest.trim_end_matches('/');
         if rest.is_empty() || rest.starts_with('/') {
             return Err(format!("'{s}' names no bucket; write {form}"));
         }
-        Ok(Source(format!("{scheme}://{rest}")))
+        Ok(SourceUrl(format!("{scheme}://{rest}")))
     }
 }
 
 /// Makes `path` absolute by text alone: no component is accessed, so nothing can hang.
-pub fn absolute(path: &Path) -> PathBuf {
+pub fn absolute_path(path: &Path) -> PathBuf {
     let mut out = if path.is_absolute() { PathBuf::new() } else { std::env::current_dir().unwrap_or_default() };
     for part in path.components() {
         match part {
@@ -137,26 +137,27 @@ pub fn absolute(path: &Path) -> PathBuf {
 
 /// The number of nodes per file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Replicas {
+pub struct ReplicaCounts {
     /// For all files.
     pub all: u32,
     /// For the files at and below a path, without a leading slash.
     pub below: Vec<(Vec<u8>, u32)>,
 }
 
-impl Replicas {
+impl ReplicaCounts {
     /// The maximum: a read considers no more nodes at first.
     const MOST: u32 = 8;
 }
 
-impl FromStr for Replicas {
+impl FromStr for ReplicaCounts {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         let number = |text: &str| match text.trim().parse() {
-            Ok(n @ 1..=Replicas::MOST) => Ok(n),
-            _ => {
-                Err(format!("'{text}' is no number of copies from 1 to {}; write 2, or 1,train/hot=3", Replicas::MOST))
-            }
+            Ok(n @ 1..=ReplicaCounts::MOST) => Ok(n),
+            _ => Err(format!(
+                "'{text}' is no number of copies from 1 to {}; write 2, or 1,train/hot=3",
+                ReplicaCounts::MOST
+            )),
         };
         let (mut all, mut below) = (None, Vec::new());
         for part in s.split(',') {
@@ -182,13 +183,13 @@ impl FromStr for Replicas {
                 None => return Err(format!("'{s}' has two numbers for everything; write 2, or 1,train/hot=3")),
             }
         }
-        Ok(Replicas { all: all.unwrap_or(1), below })
+        Ok(ReplicaCounts { all: all.unwrap_or(1), below })
     }
 }
 
 /// What carries data between a mount and a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
+pub enum TransportMode {
     /// The best there is.
     Auto,
     /// TCP, even where RDMA would work.
@@ -232,7 +233,7 @@ pub enum LogFormat {
 }
 
 /// The candidate with the smallest edit distance to `word`, if small enough to be the intended word.
-pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest_word<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let bound = (word.chars().count() / 3).max(2);
     candidates.map(|c| (edit_distance(word, c), c)).filter(|(d, _)| *d <= bound).min().map(|(_, c)| c)
 }
@@ -258,13 +259,13 @@ mod tests {
 
     #[test]
     fn numbers_of_copies() {
-        let parse = |text: &str| text.parse::<Replicas>();
-        assert_eq!(parse("2"), Ok(Replicas { all: 2, below: vec![] }));
-        assert_eq!(parse("1,/a/b/=3"), Ok(Replicas { all: 1, below: vec![(b"a/b".to_vec(), 3)] }));
+        let parse = |text: &str| text.parse::<ReplicaCounts>();
+        assert_eq!(parse("2"), Ok(ReplicaCounts { all: 2, below: vec![] }));
+        assert_eq!(parse("1,/a/b/=3"), Ok(ReplicaCounts { all: 1, below: vec![(b"a/b".to_vec(), 3)] }));
         assert!(parse("2,s3://data/big=3").unwrap_err().contains("below the mount"));
         assert!(parse("/big=1,big=2").unwrap_err().contains("two numbers for big"));
-        assert_eq!(parse("/big=2,big=2"), Ok(Replicas { all: 1, below: vec![(b"big".to_vec(), 2)] }));
-        assert_eq!(parse("a=b=2"), Ok(Replicas { all: 1, below: vec![(b"a=b".to_vec(), 2)] }));
+        assert_eq!(parse("/big=2,big=2"), Ok(ReplicaCounts { all: 1, below: vec![(b"big".to_vec(), 2)] }));
+        assert_eq!(parse("a=b=2"), Ok(ReplicaCounts { all: 1, below: vec![(b"a=b".to_vec(), 2)] }));
         for wrong in ["", "0", "9", "x", "1,2", "a=", "a=0", "-1"] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
@@ -280,10 +281,10 @@ mod tests {
 
     #[test]
     fn sources() {
-        assert_eq!("/a/./b/../c".parse::<Source>().unwrap().as_str(), "file:///a/c");
-        assert_eq!("file:///x/".parse::<Source>().unwrap().as_str(), "file:///x");
-        assert_eq!("S3://b/p/".parse::<Source>().unwrap().as_str(), "s3://b/p");
-        assert_eq!("s3://b".parse::<Source>().unwrap().scheme(), "s3");
+        assert_eq!("/a/./b/../c".parse::<SourceUrl>().unwrap().as_str(), "file:///a/c");
+        assert_eq!("file:///x/".parse::<SourceUrl>().unwrap().as_str(), "file:///x");
+        assert_eq!("S3://b/p/".parse::<SourceUrl>().unwrap().as_str(), "s3://b/p");
+        assert_eq!("s3://b".parse::<SourceUrl>().unwrap().scheme(), "s3");
         // A path means its bytes; a URL may escape them. Both are the same source.
         for (text, url) in [
             ("/a b/\u{e9}", "file:///a%20b/%C3%A9"),
@@ -293,7 +294,7 @@ mod tests {
             ("file:///100%", "file:///100%25"),
             ("s3://b/a b%", "s3://b/a b%"),
         ] {
-            assert_eq!(text.parse::<Source>().unwrap().as_str(), url);
+            assert_eq!(text.parse::<SourceUrl>().unwrap().as_str(), url);
         }
         for (text, says) in [
             ("s4://b", "did you mean s3"),
@@ -302,7 +303,7 @@ mod tests {
             ("file://x", "three slashes"),
             ("", "empty"),
         ] {
-            let error = text.parse::<Source>().unwrap_err();
+            let error = text.parse::<SourceUrl>().unwrap_err();
             assert!(error.contains(says), "{error}");
         }
     }
@@ -310,8 +311,8 @@ mod tests {
     #[test]
     fn nearest_words() {
         let known = ["cache-size", "cache-dir", "block-size"];
-        assert_eq!(nearest("cache_size", known.into_iter()), Some("cache-size"));
-        assert_eq!(nearest("cachedir", known.into_iter()), Some("cache-dir"));
-        assert_eq!(nearest("colour", known.into_iter()), None);
+        assert_eq!(nearest_word("cache_size", known.into_iter()), Some("cache-size"));
+        assert_eq!(nearest_word("cachedir", known.into_iter()), Some("cache-dir"));
+        assert_eq!(nearest_word("colour", known.into_iter()), None);
     }
 }

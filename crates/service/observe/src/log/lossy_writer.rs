@@ -13,15 +13,15 @@ const NO_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 const PIECE: usize = 4096;
 
 /// A writer that drops lines instead of waiting.
-pub(super) struct Patient<W> {
+pub(super) struct LossyWriter<W> {
     out: W,
     stuck: bool,
     lost: u64,
 }
 
-impl<W: Write + AsFd> Patient<W> {
+impl<W: Write + AsFd> LossyWriter<W> {
     pub(super) fn new(out: W) -> Self {
-        Patient { out, stuck: false, lost: 0 }
+        LossyWriter { out, stuck: false, lost: 0 }
     }
 
     /// Whether a piece can be written without waiting for more than [`PATIENCE`].
@@ -31,7 +31,7 @@ impl<W: Write + AsFd> Patient<W> {
         !matches!(poll(&mut [PollFd::new(&self.out, PollFlags::OUT)], Some(&patience)), Ok(0) | Err(Errno::INTR))
     }
 
-    fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
+    fn put_bytes(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             if !self.has_room() {
                 self.stuck = true;
@@ -47,15 +47,15 @@ impl<W: Write + AsFd> Patient<W> {
     }
 }
 
-impl<W: Write + AsFd> Write for Patient<W> {
+impl<W: Write + AsFd> Write for LossyWriter<W> {
     /// Accepts a line. The next line that has room reports the lost ones.
     fn write(&mut self, line: &[u8]) -> Result<usize> {
         if self.lost > 0 && self.has_room() {
             let lost = std::mem::take(&mut self.lost);
             self.stuck = false;
-            self.put(format!("({lost} log lines were lost: standard error accepted nothing)\n").as_bytes())?;
+            self.put_bytes(format!("({lost} log lines were lost: standard error accepted nothing)\n").as_bytes())?;
         }
-        self.put(line)?;
+        self.put_bytes(line)?;
         Ok(line.len())
     }
 
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn a_sleeping_reader_blocks_no_writer_and_sees_the_loss() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let (mut reader, mut log) = (File::from(reader), Patient::new(File::from(writer)));
+        let (mut reader, mut log) = (File::from(reader), LossyWriter::new(File::from(writer)));
         let line = [b'x'; 1000];
         // Far more than the pipe holds: without the limit this would block for ever.
         for _ in 0..1000 {
@@ -96,6 +96,6 @@ mod tests {
     fn a_reader_that_is_gone_is_an_error_and_no_panic() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         drop(reader);
-        assert!(Patient::new(File::from(writer)).write_all(b"hello").is_err());
+        assert!(LossyWriter::new(File::from(writer)).write_all(b"hello").is_err());
     }
 }
