@@ -164,7 +164,7 @@ impl OriginStore for DirectoryOrigin {
         let seen = self.retry_young(what, path, deadline, |waited| {
             self.run_on_pool(what, path, deadline, move |inner, path| inner.stat_path(path, waited))
         })?;
-        seen.to_attr().ok_or_else(|| {
+        seen.object_attr().ok_or_else(|| {
             Error::new(
                 ErrorKind::NotFound,
                 format!("'{}' is a socket, a pipe or a device, and those are left out", show_path(path)),
@@ -550,7 +550,7 @@ fn page_entries<'a>(
     for i in page {
         let name = names.get(i);
         match look(name) {
-            Ok(seen) => match seen.to_attr() {
+            Ok(seen) => match seen.object_attr() {
                 Some(attr) => entries.push(DirEntry { name: name.to_vec(), attr }),
                 None => left_out.of_no_kind += 1,
             },
@@ -599,7 +599,7 @@ fn still_same_version(fd: BorrowedFd<'_>, object: &ObjectRef) -> Result<FileStat
 }
 
 fn check_version(seen: FileStat, object: &ObjectRef) -> Result<FileStat> {
-    match seen.to_attr() {
+    match seen.object_attr() {
         Some(attr) if attr.kind == FileKind::File && attr.version.as_str() == object.version.settled_text() => Ok(seen),
         Some(attr) => Err(stale_error(object, &format!("it is now {}", attr.version))),
         None => Err(stale_error(object, "it is no longer a file")),

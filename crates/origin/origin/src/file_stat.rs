@@ -177,7 +177,7 @@ impl FileStat {
     }
 
     /// The attributes of a file, a directory or a link; `None` for other types.
-    pub fn to_attr(&self) -> Option<ObjectAttr> {
+    pub fn object_attr(&self) -> Option<ObjectAttr> {
         let kind = match FileType::from_raw_mode(self.mode) {
             FileType::RegularFile => FileKind::File,
             FileType::Directory => FileKind::Directory,
