@@ -459,7 +459,7 @@ const LOG_FORMATS: Choices<LogFormat, 2> =
 /// Parses one of these words.
 fn choice<T: Copy + Send + Sync, const N: usize>(
     choices: &'static Choices<T, N>,
-) -> impl TypedValueParser<Value = T> + Clone {
+) -> impl TypedValueParser<Value = T> {
     let words = choices.iter().map(|(word, _, help)| PossibleValue::new(*word).help(*help));
     PossibleValuesParser::new(words).try_map(|given| {
         let known = choices.iter().find(|(word, _, _)| *word == given);
