@@ -457,9 +457,7 @@ const LOG_FORMATS: Choices<LogFormat, 2> =
     [("text", LogFormat::Text, "For people"), ("json", LogFormat::Json, "One JSON object a line")];
 
 /// Parses one of these words.
-fn choice<T: Copy + Send + Sync, const N: usize>(
-    choices: &'static Choices<T, N>,
-) -> impl TypedValueParser<Value = T> {
+fn choice<T: Copy + Send + Sync, const N: usize>(choices: &'static Choices<T, N>) -> impl TypedValueParser<Value = T> {
     let words = choices.iter().map(|(word, _, help)| PossibleValue::new(*word).help(*help));
     PossibleValuesParser::new(words).try_map(|given| {
         let known = choices.iter().find(|(word, _, _)| *word == given);

@@ -38,7 +38,7 @@ impl FsHandler {
     pub fn new(fs: Arc<FileSystem>) -> Self {
         // Inode numbers restart at every mount. A file handle kept over a remount (by an NFS server that exports the
         // mount) would otherwise reach another file with the same number. The generation, random per mount and as
-        // wide as the kernel stores, tells them apart: ESTALE.
+        // wide as the kernel stores, distinguishes them: ESTALE.
         let drawn = RandomState::new().build_hasher().finish() as u32;
         FsHandler { file_system: fs, generation: u64::from(drawn.max(1)), passthrough: OnceLock::new() }
     }

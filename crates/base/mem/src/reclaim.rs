@@ -284,7 +284,7 @@ mod tests {
             }
             assert!(pinned.iter().all(Option::is_some));
             assert!(tier.pool().try_alloc(LARGE).is_none(), "something is in use everywhere");
-            assert_eq!(left(&tier, &blocks), blocks.len(), "so nothing goes in vain");
+            assert_eq!(left(&tier, &blocks), blocks.len(), "so nothing is evicted without effect");
             assert!(tier.pool().try_alloc(2 * LARGE).is_none() && left(&tier, &blocks) == blocks.len());
             let free = seed as usize % 8;
             pinned[free] = None;

@@ -319,7 +319,7 @@ fn what_is_on_disk_is_read_while_all_memory_is_in_use() {
         assert!(Instant::now() < until, "the block comes to disk");
         std::thread::yield_now();
     }
-    // Fills of a source that stands still have all of it.
+    // Fills of a source that stalls have all of it.
     let fills: Vec<_> = (0..8)
         .map_while(|n| rig.shared.tier.try_fill(BlockId { object: other.id, index: n }, BLOCK as usize))
         .collect();

@@ -538,7 +538,7 @@ mod tests {
 
     impl ChannelBreaker for Unbroken {
         fn break_channel(&self) {
-            panic!("a call that is over is broken off");
+            panic!("a finished call is aborted");
         }
     }
 

@@ -107,7 +107,7 @@ impl JobTarget for Group {
             self.asked.fetch_add(1, Ordering::Relaxed);
             let path = text(&part.object.path);
             self.fails(&path)?;
-            assert_eq!(part.object.version.as_str(), "v", "nobody asks for anything else later");
+            assert_eq!(part.object.version.as_str(), "v", "no later request names another version");
             let mut did = WorkDone::default();
             for block in part.blocks.clone() {
                 let len = part.object.block_len(block, BLOCK) as u64;
@@ -641,7 +641,7 @@ impl JobRecords for Mine {
     fn save_job(&self, id: &str, job: &JobRecord) -> Result<()> {
         let mut owners = self.store.owners.lock();
         if owners.get(id) != Some(&self.number) {
-            return Err(Error::new(ErrorKind::PermissionDenied, "somebody else's"));
+            return Err(Error::new(ErrorKind::PermissionDenied, "owned by another user"));
         }
         if job.progress().state.is_ended() {
             owners.remove(id);

@@ -129,7 +129,7 @@ fn strangers_of_all_kinds_are_let_go_of_and_members_speak_on() {
             let mut rest = Vec::new();
             match stranger.read_to_end(&mut rest) {
                 Ok(_) => assert!(rest.len() < 4096, "{} bytes for a stranger", rest.len()),
-                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "it is not let go of"),
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "it stays open"),
             }
         }
         let counted = &stats.trust;

@@ -332,7 +332,7 @@ fn answers_that_nobody_takes_are_given_up() {
     // The reader is gone: the connections with its answers close too.
     let until = Instant::now() + Duration::from_secs(30);
     while server.connection_count() >= open {
-        assert!(Instant::now() < until, "answers are kept for nobody");
+        assert!(Instant::now() < until, "unused answers are dropped");
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(read(&*remote, &data, 3 * BLOCK, piece).unwrap() == bytes[3 * BLOCK as usize..][..piece]);

@@ -181,7 +181,7 @@ fn parse_counters(line: &str) -> Option<(String, u64)> {
 /// Sets [`InterfaceLink::carried_by`] when the counters show that another interface than the one with the address
 /// carried most of `bytes`.
 pub fn detect_carrier(link: &mut InterfaceLink, before: &InterfaceCounters, after: &InterfaceCounters, bytes: u64) {
-    // Little traffic can't be told from other traffic.
+    // A little traffic cannot be distinguished from other traffic.
     if bytes < 1 << 20 || link.interface.is_empty() {
         return;
     }

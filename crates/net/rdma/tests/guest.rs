@@ -39,7 +39,7 @@ fn rail(ip: &str, access: MemoryAccess) -> Arc<RdmaRail> {
     RdmaRail::open(&verbs, "rail", ip.parse().unwrap(), &pool, access).unwrap()
 }
 
-/// The suite is not about silence, and an emulated machine may stand still for a minute.
+/// The suite is not about silence, and an emulated machine may stall for a minute.
 const PATIENT: RdmaTimeouts = RdmaTimeouts { silence: Duration::from_secs(150) };
 
 /// What tests want that are not about time.
@@ -448,7 +448,7 @@ fn guest_strangers_that_say_nothing_make_room() {
     assert_eq!(
         call(&mut reader, &read("data", 0, 4096), &mut dst, soon()),
         Ok(4096),
-        "the first that came has greeted"
+        "the first connection has performed its handshake"
     );
     pair.open().unwrap();
     assert!(pair.server.connections() <= 6, "one reader, four strangers, and one that may have ended meanwhile");
@@ -483,7 +483,7 @@ fn guest_readers_that_keep_no_rules() {
                 bytes
             }],
         ),
-        ("no greeting", vec![whole(MessageKind::Request, &ask, PayloadRegion::default())]),
+        ("no handshake", vec![whole(MessageKind::Request, &ask, PayloadRegion::default())]),
         (
             "a stale key",
             vec![

@@ -208,7 +208,7 @@ impl Connector for Slow {
             std::thread::sleep(Duration::from_millis(1));
         }
         if self.fail.load(Ordering::SeqCst) {
-            return Err(Error::new(ErrorKind::Unavailable, "nobody there"));
+            return Err(Error::new(ErrorKind::Unavailable, "no listener"));
         }
         self.inner.connect(deadline)
     }
@@ -244,7 +244,7 @@ fn one_attempt_answers_for_all_who_wait() {
                 std::thread::yield_now();
             }
             std::thread::sleep(Duration::from_millis(20));
-            assert_eq!(slow.attempts.load(Ordering::SeqCst), 1, "all asked a peer that nobody had reached yet");
+            assert_eq!(slow.attempts.load(Ordering::SeqCst), 1, "all tried a peer without any connection");
             slow.go.store(true, Ordering::SeqCst);
             for call in calls {
                 let result = call.join().unwrap();

@@ -302,7 +302,9 @@ fn at_the_limit_the_longest_idle_connection_makes_room() {
     // A connection answered a moment ago may not be parked yet.
     let mut further = Vec::new();
     for n in 1..=5 {
-        until("nobody makes room", || try_connect(addr).map(|channel| further.push(channel)).is_ok());
+        until("no connection is closed for a new one", || {
+            try_connect(addr).map(|channel| further.push(channel)).is_ok()
+        });
         assert_eq!(stats.trust.idle_closed.get(), n);
     }
     until("the closed ones stay in the table", || server.connection_count() == 14);
@@ -315,7 +317,7 @@ fn at_the_limit_the_longest_idle_connection_makes_room() {
     assert_eq!((stats.tcp.connections.get(), stats.tcp.connections_limit.get()), (14, 16));
     drop((channels, further));
     until("closed connections stay in the table", || stats.tcp.connections.get() == 0);
-    until("one is not told of", || service.closed.load(Ordering::SeqCst) == 19);
+    until("one is not reported", || service.closed.load(Ordering::SeqCst) == 19);
 }
 
 #[test]

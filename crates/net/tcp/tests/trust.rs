@@ -223,7 +223,7 @@ fn garbage_and_oversize_frames_end_their_connection_and_nothing_else() {
         let _ = socket.shutdown(Shutdown::Write);
         let mut said = Vec::new();
         let _ = socket.read_to_end(&mut said);
-        assert!(said.len() < 2000, "a stranger is told {} bytes", said.len());
+        assert!(said.len() < 2000, "a stranger receives {} bytes", said.len());
     }
     until("all are gone", || node.server.connection_count() == 0);
     let refused = &node.stats.trust;

@@ -50,7 +50,7 @@ pub type ConformanceCase = (&'static str, fn(&dyn TransportRig));
 
 /// The whole suite.
 pub const CASES: &[ConformanceCase] = &[
-    ("greeting first", greeting_first),
+    ("handshake first", greeting_first),
     ("every operation is answered", every_operation),
     ("payloads of all lengths and ways", all_payloads),
     ("a destination that is too short", short_destination),

@@ -301,7 +301,7 @@ mod tests {
             }
             let until = Instant::now() + soon();
             while served.load(Ordering::SeqCst) < 2000 {
-                assert!(Instant::now() < until, "nobody has a turn any more");
+                assert!(Instant::now() < until, "no worker has a permit");
                 std::thread::yield_now();
             }
             turns.shut_down();

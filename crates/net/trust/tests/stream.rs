@@ -112,7 +112,7 @@ fn a_certificate_whose_time_is_over_is_refused_and_counted() {
         let stranger = async {
             let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
             let mut stream = connector.connect(name, here).await.unwrap();
-            assert!(stream.read(&mut [0]).await.is_err(), "it is told that it was refused");
+            assert!(stream.read(&mut [0]).await.is_err(), "it receives the refusal");
         };
         tokio::join!(stranger, accept_stream(there, &node, "10.0.0.9:1")).1.map(|_| ()).unwrap_err()
     });

@@ -66,7 +66,7 @@ fn meet(reader: &Trust, node: &Trust, host: &str) -> Result<(TlsSession, TlsSess
             Err(error) if at_node => {
                 let mut alert = Vec::new();
                 to.flush_to(&mut alert).unwrap();
-                let heard = from.decrypt_into(&mut &alert[..], &mut scratch).expect_err("the reader is told");
+                let heard = from.decrypt_into(&mut &alert[..], &mut scratch).expect_err("the reader receives an alert");
                 return Err(heard.context(error));
             }
             Err(error) => return Err(error),

@@ -75,7 +75,7 @@ impl Rail {
         let mut listener = channel.create_id().unwrap();
         let addr = listener.listen(SocketAddr::new(self.ip, 0), 8).unwrap();
         let thread = std::thread::spawn(move || {
-            let request = channel.next_event(soon()).unwrap().expect("nobody connected");
+            let request = channel.next_event(soon()).unwrap().expect("no client connected");
             assert_eq!(request.key, listener.key());
             let CmEventKind::ConnectRequest { id, private } = request.kind else { panic!("{request:?}") };
             assert!(private.starts_with(b"from the reader"));
@@ -415,10 +415,10 @@ fn guest_f_a_broken_pair_wakes_its_waiter() {
     let breaker = pair.breaker();
     let other = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
-        breaker.break_now("somebody pulled the plug");
+        breaker.break_now("the cable was pulled");
     });
     let error = receive(&mut pair).unwrap_err();
-    assert!(error.to_string().contains("is over: somebody pulled the plug"), "{error}");
+    assert!(error.to_string().contains("is over: the cable was pulled"), "{error}");
     other.join().unwrap();
     assert!(pair.breaker().is_broken());
     done.send(()).unwrap();

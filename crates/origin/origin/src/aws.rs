@@ -323,7 +323,7 @@ mod tests {
     fn what_can_not_be_right() {
         for (env, part) in [
             (EnvironmentSource::fixed([("AWS_ACCESS_KEY_ID", "x")]), "AWS_SECRET_ACCESS_KEY is not"),
-            (EnvironmentSource::fixed([("AWS_PROFILE", "nobody")]), "profile 'nobody'"),
+            (EnvironmentSource::fixed([("AWS_PROFILE", "missing")]), "profile 'missing'"),
             (EnvironmentSource::fixed([("AWS_ENDPOINT_URL", "localhost:9000")]), "is not a URL"),
             (EnvironmentSource::fixed([("AWS_ENDPOINT_URL", "http://u:hush@h")]), "is not a URL"),
             (

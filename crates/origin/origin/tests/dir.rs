@@ -297,7 +297,7 @@ fn a_read_that_waits_for_a_young_file_keeps_no_lookup_waiting() {
     let stats = Arc::new(Stats::default());
     let store = open(root.to_str().unwrap(), &config, Arc::clone(&stats)).unwrap();
     std::fs::write(root.join("other"), b"x").unwrap();
-    // On a machine that stands still for two seconds the wait is over before the lookup begins.
+    // On a machine that stalls for two seconds the wait is over before the lookup begins.
     let first = (0..5).any(|seed| {
         std::fs::write(root.join("f"), pattern(10_000, seed)).unwrap();
         let (found, _) = object(&*store, b"f");

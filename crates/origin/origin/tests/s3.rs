@@ -533,7 +533,7 @@ fn a_server_that_goes_and_comes_back() {
     assert_eq!(read(&*rig.store, &f, 0, 5).unwrap(), b"bytes");
 }
 
-/// Nobody listens while a server restarts: more attempts are made than `retries` says, they take none from its first
+/// No process listens while a server restarts: more attempts are made than `retries` says, they take none from its first
 /// answers, and none too many are made at a start.
 #[test]
 fn a_server_that_restarts_costs_a_pause() {
@@ -673,7 +673,7 @@ fn a_server_signed_by_an_authority_of_ones_own_is_read_over_tls() {
     let (store, _) = open_with("s3://bucket", &OriginOptions { env, ..config(&endpoint) });
     assert_eq!(read(&*store, &object(&*store, b"file").0, 0, data.len()).unwrap(), data);
 
-    // Nobody vouches for it.
+    // Its authority is unknown.
     let (store, _) = open_with("s3://bucket", &config(&endpoint));
     let error = store.lookup(b"file", Instant::now() + Duration::from_secs(3)).unwrap_err();
     assert!(error.message().contains("AWS_CA_BUNDLE"), "{error}");

@@ -251,7 +251,7 @@ impl RawVolume {
         let rdma = !alone && wants_rdma(&self.net);
         let budget = derive_budget(self.buffer_size, &self.cache, &self.under, kernel, rdma, host, &mut warnings)?;
         if alone && self.net.rdma_network.is_some() {
-            warnings.push("--rdma-network carries nothing: a mount without --registry reads from no node".to_owned());
+            warnings.push("--rdma-network has no effect: a mount without --registry reads from no node".to_owned());
         }
         let (net, trust) = (check_net(self.net, 0, host, &mut warnings)?, self.trust.check(false)?);
         warn_unencrypted(&net, &trust, &mut warnings);
@@ -312,13 +312,13 @@ impl RawNode {
             group => (group, None),
         };
         if let Some(registry) = untold {
-            warnings.push(format!("--registry {registry} is not told of nodes: it is for mounts"));
+            warnings.push(format!("--registry {registry} does not register nodes: it is for mounts"));
         }
         if let Some(name) = &self.name {
             check_name("--name", name)?;
         } else if group.is_some() && self.group_port == 0 {
-            let text = "this node's name in the group changes with its port at every start, and its blocks are placed \
-                        anew: give --name, or a fixed --group-port";
+            let text = "this node's name in the group changes with its port at every start, and its blocks \
+                        move: give --name, or a fixed --group-port";
             warnings.push(text.to_owned());
         }
         let cache = check_cache(&self.cache, host, true, &mut warnings)?;
@@ -328,8 +328,8 @@ impl RawNode {
         let trust = self.trust.check(self.allow_anyone)?;
         warn_unencrypted(&net, &trust, &mut warnings);
         if net.transport == TransportMode::Rdma {
-            let text = "--transport rdma binds mounts, not nodes: this one serves over tcp as well, and takes blocks from \
-                        other nodes over tcp";
+            let text = "--transport rdma applies to mounts, not nodes: this node also serves over TCP, and reads blocks \
+                        from other nodes over TCP";
             warnings.push(text.to_owned());
         }
         Ok(NodeConfig {
@@ -381,7 +381,7 @@ impl RawCoordinator {
                 Some(Registry::Etcd(url)) => Some(url),
                 Some(other) => {
                     return Err(Fault::usage(
-                        format!("--job-store {other} keeps no jobs"),
+                        format!("--job-store {other} cannot store jobs"),
                         "give etcd://HOST:PORT, or leave it out: then jobs are kept beside --state-file",
                     ));
                 }
@@ -410,7 +410,7 @@ fn check_name(flag: &str, name: &str) -> Result<(), Fault> {
     let odd = |c: char| c.is_control() || c.is_whitespace() || c == '/';
     if name.is_empty() || name.len() > 255 || name.contains(odd) {
         return Err(Fault::usage(
-            format!("{flag} '{}' is no name", name.escape_debug()),
+            format!("{flag} '{}' is not a valid name", name.escape_debug()),
             "give a word of at most 255 bytes without blanks and slashes",
         ));
     }
@@ -425,7 +425,7 @@ fn check_group(args: RawGroup) -> Result<Option<GroupConfig>, Fault> {
         check_name("--cache-group", name)?;
         if args.registry.is_none() {
             return Err(Fault::usage(
-                format!("--cache-group {name} without --registry: nothing says where its nodes are"),
+                format!("--cache-group {name} without --registry: the addresses of its nodes are unknown"),
                 "give --registry coordinator://HOST:PORT, or leave --cache-group out",
             ));
         }
@@ -471,9 +471,7 @@ fn check_cache(
         warnings.push("--cache-dir is not used: with --registry the nodes hold the cache".to_owned());
     }
     if !alone && let Some(size) = args.block_size {
-        warnings.push(format!(
-            "--block-size {size} is not used: with --registry blocks are as long as the nodes have them"
-        ));
+        warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
     }
     check_positive("--disk-timeout", args.disk_timeout)?;
     Ok(CacheConfig {
@@ -503,7 +501,10 @@ fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
         let text = path.to_string_lossy();
         let found = if text.contains(['*', '?', '[']) {
             let paths = glob::glob(&text).map_err(|e| {
-                Fault::usage(format!("--cache-dir '{text}' is no pattern: {e}"), "quote it, or list the directories")
+                Fault::usage(
+                    format!("--cache-dir '{text}' is not a valid pattern: {e}"),
+                    "quote it, or list the directories",
+                )
             })?;
             let found: Vec<PathBuf> = paths.filter_map(Result::ok).filter(|p| p.is_dir()).collect();
             if found.is_empty() {
@@ -590,7 +591,7 @@ const LEAST_HEDGE: Duration = Duration::from_millis(1);
 fn check_hedge(after: Duration) -> Result<Duration, Fault> {
     if !after.is_zero() && after < LEAST_HEDGE {
         return Err(Fault::usage(
-            format!("--hedge-after {after:?} would ask a second node for reads that are on their way"),
+            format!("--hedge-after {after:?} would send nearly every read to a second node as well"),
             "give 1ms or more, or 0 for never; 50ms is the default",
         ));
     }
@@ -678,7 +679,7 @@ fn split_networks(text: &str) -> Result<Vec<String>, Fault> {
     Ok(parts)
 }
 
-/// Whether there will be rails, as far as words tell.
+/// Whether the configuration requires rails.
 fn wants_rdma(net: &RawNetwork) -> bool {
     net.rdma_network.is_some() && net.transport != TransportMode::Tcp
 }
@@ -719,7 +720,7 @@ fn check_metrics(args: &RawLog) -> Result<MetricsConfig, Fault> {
     match full.parse() {
         Ok(address) => Ok(MetricsConfig::At(address)),
         Err(_) => Err(Fault::usage(
-            format!("--metrics '{text}' is no address and port"),
+            format!("--metrics '{text}' is not an address and port"),
             format!("write {DEFAULT_METRICS}, [::1]:9567, :9567 or none"),
         )),
     }

@@ -142,11 +142,11 @@ const NOT_HERE: [(&str, &str); 3] = [
     ("rw", "this version mounts read-only: leave it out, or give -o ro"),
     (
         "allow_root",
-        "give -o allow_other: it lets root in, and everybody else; modes are obeyed, unless no_default_permissions is given",
+        "give -o allow_other: it admits root and all other users; modes are checked, unless no_default_permissions is given",
     ),
     (
         "auto_unmount",
-        "leave it out: SIGTERM and SIGINT unmount, and spurline umount takes away what a killed process left",
+        "leave it out: SIGTERM and SIGINT unmount, and spurline umount removes the mount of a killed process",
     ),
 ];
 

@@ -53,9 +53,9 @@ impl TrustConfig {
             return Ok(());
         }
         Err(Fault::usage(
-            format!("without a group token whoever reaches {} could {could}", reached.join(" or ")),
+            format!("without a group token, any host that reaches {} could {could}", reached.join(" or ")),
             "give --group-token-file FILE here and on every member of the group (make it with: umask 077; openssl rand \
-             -base64 32 > FILE), or --allow-anyone when all who reach that network may do so",
+             -base64 32 > FILE), or --allow-anyone if every host on that network may do so",
         ))
     }
 }
@@ -75,7 +75,7 @@ impl RawTrust {
             (None, None, None) if token_file.is_some() => Some(TlsConfig::Token),
             (None, None, None) => {
                 return Err(Fault::usage(
-                    "--tls alone does not tell who is at the other end",
+                    "--tls alone does not authenticate the peer",
                     "give --group-token-file too, or --tls-cert, --tls-key and --tls-ca",
                 ));
             }
@@ -89,8 +89,8 @@ impl RawTrust {
         let config = TrustConfig { token_file, tls, allow_anyone };
         if config.requires_proof() && allow_anyone {
             return Err(Fault::usage(
-                "--allow-anyone contradicts --group-token-file and certificates: one lets everybody in, the others nobody \
-                 without them",
+                "--allow-anyone contradicts --group-token-file and certificates: it admits unauthenticated \
+                 peers, and they require proof",
                 "leave one of them out",
             ));
         }

@@ -49,7 +49,7 @@ impl fmt::Display for CacheSize {
 pub fn parse_weight(s: &str) -> Result<u32, String> {
     s.trim().parse().map_err(|_| {
         format!(
-            "'{s}' is no weight; give a whole number from 0, which takes no blocks, to {}; 100 is the default",
+            "'{s}' is not a weight; give a whole number from 0, which takes no blocks, to {}; 100 is the default",
             u32::MAX
         )
     })
@@ -155,7 +155,7 @@ impl FromStr for ReplicaCounts {
         let number = |text: &str| match text.trim().parse() {
             Ok(n @ 1..=ReplicaCounts::MOST) => Ok(n),
             _ => Err(format!(
-                "'{text}' is no number of copies from 1 to {}; write 2, or 1,train/hot=3",
+                "'{text}' is not a number of copies from 1 to {}; write 2, or 1,train/hot=3",
                 ReplicaCounts::MOST
             )),
         };
@@ -163,9 +163,7 @@ impl FromStr for ReplicaCounts {
         for part in s.split(',') {
             match part.rsplit_once('=') {
                 Some((path, _)) if path.contains("://") => {
-                    return Err(format!(
-                        "'{path}' is a URL: paths are given as they are below the mount; write 1,train/hot=3"
-                    ));
+                    return Err(format!("'{path}' is a URL: give the path below the mount; write 1,train/hot=3"));
                 }
                 Some((path, n)) => {
                     let path = path.trim().trim_matches('/').as_bytes().to_vec();
@@ -207,7 +205,7 @@ pub enum IorpcMode {
     Pagecache,
     /// splice from the page cache to the socket, where the path allows it; dio on a node with rails.
     Splice,
-    /// Cache disks are not read: memory and the under-store only.
+    /// Cache disks are not read: memory and the origin only.
     Disable,
 }
 

@@ -128,7 +128,7 @@ fn a_request_whose_connection_is_closed_at_this_very_moment_is_sent_over_another
     nodes.plans.iter().for_each(|plan| plan.inject_fault(SimFault::Drop));
     nodes.read(&mount, 1, 0, 5000).unwrap();
     let made = [nodes.connects(0) - before[0], nodes.connects(1) - before[1]];
-    assert!(made == [1, 0] || made == [0, 1], "{made:?}: one more connection, and nobody else is asked");
+    assert!(made == [1, 0] || made == [0, 1], "{made:?}: one more connection, and no request to another node");
 }
 
 #[test]

@@ -199,7 +199,7 @@ fn a_job_broken_off_at_any_request_ends_the_same_and_lists_nothing_before_its_re
         assert!(serde_json::to_string(&record.settled).unwrap().len() < 1000);
         let mut second = ScriptedSource::of(&files);
         let (progress, _) = work(&mut second, &spec, JobRun::resume_from(carried(&record), &spec));
-        assert_eq!(outcome(&progress), outcome(&want), "broken off at request {breaks_at}, record {record:?}");
+        assert_eq!(outcome(&progress), outcome(&want), "interrupted at request {breaks_at}, record {record:?}");
         let before = files_by_page.iter().filter(|found| **found < settled).count();
         let listed = second.pages.into_inner().len();
         assert!(listed <= pages.len() - before + 4, "{listed} of {} pages, {before} were settled", pages.len());
@@ -207,7 +207,7 @@ fn a_job_broken_off_at_any_request_ends_the_same_and_lists_nothing_before_its_re
         let mut asked = first.asked.into_inner();
         asked.extend(second.asked.into_inner());
         let sized = files.iter().filter(|(path, size)| **size > 0 && !path.contains("closed"));
-        assert!(sized.clone().all(|(path, _)| asked.contains_key(path)), "broken off at {breaks_at}: {asked:?}");
+        assert!(sized.clone().all(|(path, _)| asked.contains_key(path)), "interrupted at {breaks_at}: {asked:?}");
     }
     assert!(most_settled > 50, "at the last requests nearly all is done: {most_settled}");
 }
@@ -252,7 +252,7 @@ fn a_record_taken_while_folders_change_misses_no_file_that_was_always_there() {
         let always =
             files.iter().filter(|(path, size)| **size > 0 && changed.contains_key(*path) && !path.contains("closed"));
         for (path, _) in always {
-            assert!(asked.contains_key(path), "{path} was left out, broken off at {breaks_at}: {record:?}");
+            assert!(asked.contains_key(path), "{path} was left out, interrupted at {breaks_at}: {record:?}");
         }
     }
 }

@@ -59,7 +59,7 @@ fn what_many_readers_begin_at_once_is_fetched_once_whatever_the_copies() {
         let told: u64 = mounts.iter().map(|mount| mount.stats.remotecache.sent_on.get()).sum();
         assert!(told > 0 && told == sent_on(&cluster));
         // Requests create the copies, which then answer themselves.
-        eventually("nobody is sent on", || {
+        eventually("no reader is redirected", || {
             let before = sent_on(&cluster);
             mounts.iter().for_each(|mount| mount.read_all(&long).unwrap());
             sent_on(&cluster) == before

@@ -22,7 +22,7 @@ fn a_node_that_joins_gets_its_blocks_from_their_former_owners() {
     objects.iter().for_each(|object| mount.read_all(object).unwrap());
     let taken: u32 = objects.iter().map(|object| cluster.held(3, object)).sum();
     assert!(taken > 0, "the new node has its share");
-    assert_eq!(cluster.under.reads().0, fetched, "and none of it is read of the under-store again");
+    assert_eq!(cluster.under.reads().0, fetched, "and none of it is read from the origin again");
     assert_eq!(cluster.hosts[3].stats.remotecache.pulled_bytes.get(), u64::from(taken) * BLOCK);
 }
 

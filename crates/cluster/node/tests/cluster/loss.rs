@@ -98,14 +98,14 @@ fn a_node_that_stands_still_is_given_up_and_asked_again_when_it_goes_on() {
     let (reads, longest) = read_while(&mount, &objects, || {
         eventually("node 1 is asked", || cluster.hosts[1].stats.remotecache.served_ops.get() > 20);
         cluster.hosts[1].link.set_mode(RailMode::Silent);
-        eventually("it is given up", || mount.stats.remotecache.given_up.get() > 0);
+        eventually("it is abandoned", || mount.stats.remotecache.given_up.get() > 0);
         let before = mount.stats.remotecache.ops.get();
         eventually("reads go on", || mount.stats.remotecache.ops.get() > before + 200);
         cluster.hosts[1].link.set_mode(RailMode::Up);
         let before = cluster.hosts[1].stats.remotecache.served_ops.get();
         eventually("node 1 is asked again", || cluster.hosts[1].stats.remotecache.served_ops.get() > before + 20);
     });
-    println!("{reads} reads, the longest took {longest:?} with a node that stood still");
+    println!("{reads} reads, the longest took {longest:?} with a stalled node");
 }
 
 #[test]
@@ -158,6 +158,6 @@ fn losing_a_node_under_64_readers_costs_one_read_of_the_under_store_for_each_blo
         }
     });
     let (reads, _) = cluster.under.reads();
-    println!("{lost} of {blocks} blocks were lost under 64 readers: {} reads of the under-store", reads - blocks);
+    println!("{lost} of {blocks} blocks were lost under 64 readers: {} reads of the origin", reads - blocks);
     assert_eq!(reads - blocks, u64::from(lost), "one read for each block that was lost");
 }

@@ -8,7 +8,7 @@
 //! A channel has one request under way, so depth D is D channels. `--threads` says how many threads share them (D when
 //! it is not given): each asks over all of its channels before it waits for the first. `--alone rdma`, `tcp` or
 //! `rdma,tcp` leaves out all but these, for a profiler. In a guest of `scripts/vm --count` the instructions outside the
-//! kernel are told beside the user time.
+//! kernel are shown beside the user time.
 
 mod perftest;
 
@@ -126,7 +126,7 @@ struct Slice {
     secs: f64,
     /// User time of client and node, in seconds.
     user: [f64; 2],
-    /// Instructions outside the kernel, of both; not a number where nobody counts.
+    /// Instructions outside the kernel, of both; not a number without a counter.
     instructions: f64,
 }
 
@@ -163,7 +163,7 @@ impl Bench {
             }
         };
         let mut channel = connector.connect(soon).expect("the node answers");
-        perform_handshake(&mut *channel, &HelloRequest::new("bench", "bench"), soon).expect("the node greets");
+        perform_handshake(&mut *channel, &HelloRequest::new("bench", "bench"), soon).expect("the handshake succeeds");
         channel
     }
 
