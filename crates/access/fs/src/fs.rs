@@ -3,6 +3,7 @@
 
 use crate::attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};
 use crate::errno::{FsError, FsResult};
+use crate::growth::OpenFiles;
 use crate::handle::{HandleTable, OpenFileState, OpenHandle, OpenKind};
 use crate::inode::{Inode, InodeTable, ROOT};
 use crate::page_starts::PageStarts;
@@ -34,6 +35,7 @@ pub struct FileSystem {
     // Field order is drop order: open handles release their backing files before the volume is dropped.
     pub(crate) handles: HandleTable,
     pub(crate) inodes: InodeTable,
+    open_files: OpenFiles,
     pub(crate) volume: Arc<dyn Volume>,
     pub(crate) config: FsConfig,
     pub(crate) stats: Arc<Stats>,
@@ -58,7 +60,8 @@ impl FileSystem {
         stats.fuse.inodes.add(1);
         let (handles, capacity, readers) = (HandleTable::new(), Mutex::default(), ActiveReaders::default());
         let starts = PageStarts::default();
-        FileSystem { volume, config, stats, starts, inodes, handles, clock, block_size, capacity, readers }
+        let open_files = OpenFiles::new();
+        FileSystem { volume, config, stats, starts, inodes, open_files, handles, clock, block_size, capacity, readers }
     }
 
     /// The file system's options.
@@ -86,11 +89,41 @@ impl FileSystem {
 
     /// The inode of `path` with `attr`, seen at `at`. Raises its lookup count by one.
     pub(crate) fn intern_inode(&self, path: &[u8], attr: &ObjectAttr, at: Duration) -> Arc<Inode> {
-        let (inode, new) = self.inodes.intern_path(path, attr, at);
+        let (inode, new) = self.inodes.intern_path(path, attr, at, || self.open_inode(path, attr));
         if new {
             self.stats.fuse.inodes.add(1);
         }
         inode
+    }
+
+    /// The inode of an open file at `path` that has, or continues with, the version of `attr`.
+    fn open_inode(&self, path: &[u8], attr: &ObjectAttr) -> Option<Arc<Inode>> {
+        let inode = self.open_files.find_open(self.inodes.path_id(path))?;
+        (inode.path() == path && self.try_grow(&inode, attr)).then_some(inode)
+    }
+
+    /// Whether `inode` has the version of `attr`, or continues with it from now on: the file only grew while it was
+    /// open in cached mode, and every block served so far is the same in both versions. Reads those blocks.
+    fn try_grow(&self, inode: &Inode, attr: &ObjectAttr) -> bool {
+        if inode.matches(attr) {
+            return true;
+        }
+        let Some(growth) = inode.growth().filter(|_| inode.kind == attr.kind) else { return false };
+        let id = self.inodes.object_id(inode.path(), attr);
+        let opens = || Some(inode.opens.lock()).filter(|opens| opens.is_cached());
+        growth.try_publish(&*self.volume, inode, (id, attr), opens)
+    }
+
+    /// Looks the path of an open file up, and continues with its version if the file only grew.
+    fn follow_growth(&self, inode: &Inode) -> bool {
+        let at = self.now();
+        match self.volume.lookup(inode.path()) {
+            Ok(attr) if self.try_grow(inode, &attr) => {
+                inode.refresh_attr(&attr, at);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Finds `name` in the directory `parent`, `.` and `..` included. Raises the lookup count of the inode found;
@@ -101,8 +134,8 @@ impl FileSystem {
     pub fn lookup(&self, parent: u64, name: &[u8]) -> FsResult<LookupOutcome> {
         let dir = self.live_inode(parent)?;
         match name {
-            b"." => return self.lookup_path(&dir.object.path),
-            b".." => return self.lookup_path(parent_of(&dir.object.path)),
+            b"." => return self.lookup_path(dir.path()),
+            b".." => return self.lookup_path(parent_of(dir.path())),
             b"" => return Err(FsError::Invalid("an empty name")),
             _ if name.len() > NAME_MAX => return Err(FsError::NameTooLong),
             _ if name.contains(&b'/') || name.contains(&0) => {
@@ -113,7 +146,7 @@ impl FileSystem {
         if dir.kind != FileKind::Directory {
             return Err(FsError::NotADirectory);
         }
-        with_child(&dir.object.path, name, |path| self.lookup_path(path))
+        with_child(dir.path(), name, |path| self.lookup_path(path))
     }
 
     fn lookup_path(&self, path: &[u8]) -> FsResult<LookupOutcome> {
@@ -160,6 +193,10 @@ impl FileSystem {
             self.revalidate(&inode)?;
             ttl = ttl.saturating_sub(self.now().saturating_sub(inode.seen_at()));
         }
+        // A program that follows a growing file polls the size of its descriptor.
+        if inode.growth().is_some() && self.now() >= inode.seen_at() + ttl && inode.opens.lock().is_cached() {
+            self.follow_growth(&inode);
+        }
         Ok((inode.file_attr(&self.config), ttl))
     }
 
@@ -171,9 +208,13 @@ impl FileSystem {
         if seen > Duration::ZERO && at < seen + self.config.attr_ttl {
             return Ok(());
         }
-        match self.volume.lookup(&inode.object.path) {
+        match self.volume.lookup(inode.path()) {
             Ok(attr) if inode.may_match(&attr) => {
                 inode.refresh_attr(&attr, at.max(Duration::from_nanos(1)));
+                Ok(())
+            }
+            Ok(attr) if self.try_grow(inode, &attr) => {
+                inode.refresh_attr(&attr, at);
                 Ok(())
             }
             Ok(_) => Err(FsError::Stale(inode.ino)),
@@ -202,11 +243,19 @@ impl FileSystem {
             return Err(FsError::ReadOnly);
         }
         self.revalidate(&inode)?;
-        let register = register.filter(|_| inode.object.size >= self.config.passthrough_min.max(1));
         let direct = flags & libc::O_DIRECT != 0;
-        let backing = inode.opens.lock().count_open(&*self.volume, &inode.object, register, direct);
-        let ahead = backing.is_none() && self.config.max_readahead > 0 && inode.object.size > self.block_size;
-        let readahead = ahead.then(|| Mutex::new(Box::new(ReadAhead::new(inode.object.size, self.block_size))));
+        let mut opens = inode.opens.lock();
+        let object = inode.current();
+        let register = register.filter(|_| object.size >= self.config.passthrough_min.max(1));
+        let backing = opens.count_open(&*self.volume, &object, register, direct);
+        drop(opens);
+        if backing.is_none() {
+            inode.prepare_growth();
+            self.open_files.add_open(self.inodes.path_id(inode.path()), &inode);
+        }
+        let ahead = backing.is_none() && self.config.max_readahead > 0 && object.size > self.block_size;
+        let readahead = ahead.then(|| Mutex::new(Box::new(ReadAhead::new(object.size, self.block_size))));
+        drop(object);
         if backing.is_some() {
             self.stats.fuse.passthrough_opens.add(1);
         }
@@ -218,7 +267,7 @@ impl FileSystem {
     pub(crate) fn insert_handle(&self, handle: OpenHandle) -> FsResult<u64> {
         let handle = Arc::new(handle);
         let Some(fh) = self.handles.insert(Arc::clone(&handle)) else {
-            close_handle(&handle);
+            self.close_handle(&handle);
             return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
         };
         self.stats.fuse.open_handles.add(1);
@@ -234,10 +283,37 @@ impl FileSystem {
     pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
         let handle = self.handles.get(fh).filter(|handle| handle.inode.ino == ino).ok_or(FsError::BadHandle(fh))?;
         let OpenKind::File(file) = &handle.open else { return Err(FsError::IsADirectory) };
-        let object = &handle.inode.object;
+        loop {
+            let (generation, data) = self.read_current(&handle.inode, file, offset, dst);
+            let same = || handle.inode.growth().is_none_or(|growth| growth.generation() == generation);
+            match data {
+                // The file grew meanwhile: these bytes may belong to blocks that were not compared.
+                _ if !same() => {}
+                // A reader who never queries the attributes of a growing file learns of its new version here.
+                Err(FsError::Stale(_)) if self.follow_growth(&handle.inode) && !same() => {}
+                data => return data,
+            }
+        }
+    }
+
+    /// Reads from the present version of a file; also returns its generation.
+    fn read_current(
+        &self,
+        inode: &Inode,
+        file: &OpenFileState,
+        offset: u64,
+        dst: &mut [u8],
+    ) -> (u64, FsResult<ReadData>) {
+        let growth = inode.growth();
+        let generation = growth.map_or(0, |growth| growth.generation());
+        let object = &*inode.current();
         let len = usize::try_from(object.size.saturating_sub(offset)).unwrap_or(usize::MAX).min(dst.len());
         if len == 0 {
-            return Ok(ReadData::Copied(0));
+            return (generation, Ok(ReadData::Copied(0)));
+        }
+        if let Some(growth) = growth {
+            let block = |at: u64| u32::try_from(at / self.block_size).unwrap_or(u32::MAX - 1);
+            growth.record_served(block(offset)..block(offset + len as u64 - 1) + 1);
         }
         if let Some(readahead) = &file.readahead {
             let blocks = readahead.lock().observe_read(offset, len, || self.readahead_limit(file));
@@ -249,9 +325,9 @@ impl FileSystem {
             Ok(data) => data,
             // A deleted object is a version that no longer exists.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => {
-                return Err(FsError::Stale(ino));
+                return (generation, Err(FsError::Stale(inode.ino)));
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return (generation, Err(error.into())),
         };
         let got = match &data {
             ReadData::Copied(n) => *n,
@@ -261,9 +337,9 @@ impl FileSystem {
         if got != len {
             let what =
                 format!("a read of {len} bytes at {offset} returned {got}; the object has {} bytes", object.size);
-            return Err(Error::new(ErrorKind::Corrupt, what).into());
+            return (generation, Err(Error::new(ErrorKind::Corrupt, what).into()));
         }
-        Ok(data)
+        (generation, Ok(data))
     }
 
     /// The read-ahead limit of one reader in blocks: its own limit, or its share of the limit of all.
@@ -280,7 +356,7 @@ impl FileSystem {
     pub fn release(&self, fh: u64) -> FsResult<()> {
         let handle = self.handles.remove(fh).ok_or(FsError::BadHandle(fh))?;
         self.stats.fuse.open_handles.sub(1);
-        close_handle(&handle);
+        self.close_handle(&handle);
         Ok(())
     }
 
@@ -305,7 +381,7 @@ impl FileSystem {
         if inode.kind != FileKind::Symlink {
             return Err(FsError::Invalid("not a symbolic link"));
         }
-        match self.volume.readlink(&inode.object.path) {
+        match self.volume.readlink(inode.path()) {
             // The path now holds another kind of file, or nothing.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => Err(FsError::Stale(ino)),
             answer => Ok(answer?),
@@ -372,17 +448,19 @@ impl FileSystem {
         inode.lookup_entry(&self.config, age)
     }
 
-    /// The inode number of the parent directory of `path`.
-    pub(crate) fn parent_number(&self, path: &[u8]) -> u64 {
-        self.inodes.directory_ino(parent_of(path)).unwrap_or(ROOT)
-    }
-}
-
-fn close_handle(handle: &OpenHandle) {
-    if let OpenKind::File(file) = &handle.open {
+    fn close_handle(&self, handle: &OpenHandle) {
+        let OpenKind::File(file) = &handle.open else { return };
         // The lock is released before the backing file: withdrawing it from the kernel is slow.
         let unused = handle.inode.opens.lock().count_release(file.backing.is_some());
         drop(unused);
+        if file.backing.is_none() {
+            self.open_files.remove_closed(self.inodes.path_id(handle.inode.path()), &handle.inode);
+        }
+    }
+
+    /// The inode number of the parent directory of `path`.
+    pub(crate) fn parent_number(&self, path: &[u8]) -> u64 {
+        self.inodes.directory_ino(parent_of(path)).unwrap_or(ROOT)
     }
 }
 

@@ -2,13 +2,15 @@
 //! knows no handles.
 
 use crate::attr::{FileAttr, FsConfig, InodeEntry};
+use crate::growth::{GrownVersion, InodeGrowth};
 use crate::passthrough::OpenModes;
 use parking_lot::{Mutex, RwLock};
 use spurline_types::{FileKind, ObjectAttr, ObjectId, ObjectRef, Version};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 /// The root's inode number.
@@ -36,20 +38,68 @@ pub struct Inode {
     pub ino: u64,
     /// File, directory or symbolic link.
     pub kind: FileKind,
-    /// The object with its bytes; only the path is meaningful for a directory.
-    pub object: ObjectRef,
-    /// The etag, if it differs from the version.
+    /// The first version; only the path is meaningful for a directory.
+    object: ObjectRef,
+    /// The etag of the first version.
     etag: EtagForm,
+    /// Later versions that continue the first, for a file that was opened.
+    growth: OnceLock<Box<InodeGrowth>>,
     /// Number of references held by the kernel.
     lookup_count: AtomicU64,
     seen: Mutex<SeenAttr>,
     pub(crate) opens: Mutex<OpenModes>,
 }
 
-enum EtagForm {
+/// An etag, stored only if it differs from the version.
+pub enum EtagForm {
     None,
     SameAsVersion,
     Other(Box<str>),
+}
+
+impl EtagForm {
+    /// The etag of these attributes.
+    pub fn of_attr(attr: &ObjectAttr) -> Self {
+        match attr.etag.as_deref() {
+            None => EtagForm::None,
+            Some(etag) if etag == attr.version.as_str() => EtagForm::SameAsVersion,
+            Some(etag) => EtagForm::Other(etag.into()),
+        }
+    }
+
+    fn text<'a>(&'a self, object: &'a ObjectRef) -> Option<&'a str> {
+        match self {
+            EtagForm::None => None,
+            EtagForm::SameAsVersion => Some(object.version.as_str()),
+            EtagForm::Other(etag) => Some(etag),
+        }
+    }
+}
+
+/// The version that an inode has at present.
+pub enum CurrentVersion<'a> {
+    First(&'a Inode),
+    Grown(Arc<GrownVersion>),
+}
+
+impl CurrentVersion<'_> {
+    /// The etag, if the origin has one.
+    pub fn etag(&self) -> Option<&str> {
+        match self {
+            CurrentVersion::First(inode) => inode.etag.text(&inode.object),
+            CurrentVersion::Grown(grown) => grown.etag.text(&grown.object),
+        }
+    }
+}
+
+impl Deref for CurrentVersion<'_> {
+    type Target = ObjectRef;
+    fn deref(&self) -> &ObjectRef {
+        match self {
+            CurrentVersion::First(inode) => &inode.object,
+            CurrentVersion::Grown(grown) => &grown.object,
+        }
+    }
 }
 
 /// The attributes that may change while the bytes do not.
@@ -63,35 +113,43 @@ struct SeenAttr {
 
 impl Inode {
     fn new(ino: u64, object: ObjectRef, attr: &ObjectAttr, at: Duration) -> Self {
-        let etag = match attr.etag.as_deref() {
-            None => EtagForm::None,
-            Some(etag) if etag == attr.version.as_str() => EtagForm::SameAsVersion,
-            Some(etag) => EtagForm::Other(etag.into()),
-        };
+        let (etag, growth) = (EtagForm::of_attr(attr), OnceLock::new());
         let seen = Mutex::new(SeenAttr { mtime: attr.mtime, mode: attr.mode, at });
-        Inode { ino, kind: attr.kind, object, etag, lookup_count: AtomicU64::new(0), seen, opens: Mutex::default() }
+        let (lookup_count, opens) = (AtomicU64::new(0), Mutex::default());
+        Inode { ino, kind: attr.kind, object, etag, growth, lookup_count, seen, opens }
     }
 
-    /// The etag, if the origin has one.
-    pub fn etag(&self) -> Option<&str> {
-        match &self.etag {
-            EtagForm::None => None,
-            EtagForm::SameAsVersion => Some(self.object.version.as_str()),
-            EtagForm::Other(etag) => Some(etag),
-        }
+    /// The path below the source.
+    pub fn path(&self) -> &[u8] {
+        &self.object.path
+    }
+
+    /// The version that the inode has at present: the first one, or a longer one.
+    pub fn current(&self) -> CurrentVersion<'_> {
+        let grown = self.growth.get().and_then(|growth| growth.current());
+        grown.map_or(CurrentVersion::First(self), CurrentVersion::Grown)
+    }
+
+    /// The growth of a file that was opened in cached mode.
+    pub fn growth(&self) -> Option<&InodeGrowth> {
+        self.growth.get().map(|growth| &**growth)
+    }
+
+    /// Prepares a file for growth, at an open in cached mode.
+    pub fn prepare_growth(&self) {
+        self.growth.get_or_init(|| Box::new(InodeGrowth::new()));
     }
 
     /// Whether `attr`, seen at this inode's path, is this inode.
     pub fn matches(&self, attr: &ObjectAttr) -> bool {
-        self.kind == attr.kind
-            && (self.kind == FileKind::Directory
-                || (self.object.size == attr.size && self.object.version == attr.version))
+        let same = |current: &ObjectRef| current.size == attr.size && current.version == attr.version;
+        self.kind == attr.kind && (self.kind == FileKind::Directory || same(&self.current()))
     }
 
     /// Whether this inode may be opened when its path shows `attr`. While a file is being written, the origin marks
     /// each observation as a version of its own.
     pub fn may_match(&self, attr: &ObjectAttr) -> bool {
-        let same = || attr.version.settled_text() == self.object.version.settled_text();
+        let same = || attr.version.settled_text() == self.current().version.settled_text();
         self.matches(attr) || (self.kind == attr.kind && attr.version.is_unsettled() && same())
     }
 
@@ -116,11 +174,12 @@ impl Inode {
     /// The result of `stat`.
     pub fn file_attr(&self, config: &FsConfig) -> FileAttr {
         let seen = *self.seen.lock();
+        let size = self.current().size;
         FileAttr {
             ino: self.ino,
             kind: self.kind,
-            size: self.object.size,
-            blocks: self.object.size.div_ceil(512),
+            size,
+            blocks: size.div_ceil(512),
             mtime: seen.mtime,
             mode: config.shown_mode(self.kind, seen.mode),
             // For a directory, 1 means that its subdirectories are not counted; 2 would mean that it has none.
@@ -199,7 +258,7 @@ impl InodeTable {
         }
         let key = key_of(FileKind::Directory, ObjectId::new(&self.source, path, &self.no_version));
         let tables = self.shard_of(key.0).tables.read();
-        tables.by_key.get(&key).filter(|inode| &*inode.object.path == path).map(|inode| inode.ino)
+        tables.by_key.get(&key).filter(|inode| inode.path() == path).map(|inode| inode.ino)
     }
 
     fn find_known(&self, path: &[u8], attr: &ObjectAttr) -> Option<Arc<Inode>> {
@@ -211,8 +270,15 @@ impl InodeTable {
     }
 
     /// The inode of `path` with these attributes, seen at `at`: existing or new. Raises its lookup count by one. The
-    /// second value is true for a new inode.
-    pub fn intern_path(&self, path: &[u8], attr: &ObjectAttr, at: Duration) -> (Arc<Inode>, bool) {
+    /// second value is true for a new inode. `open_inode` may return an open inode of the path that continues with
+    /// this version; it is called without a lock, and only before a new inode is made.
+    pub fn intern_path(
+        &self,
+        path: &[u8],
+        attr: &ObjectAttr,
+        at: Duration,
+        open_inode: impl FnOnce() -> Option<Arc<Inode>>,
+    ) -> (Arc<Inode>, bool) {
         if path.is_empty() && attr.kind == FileKind::Directory {
             self.root.refresh_attr(attr, at);
             return (Arc::clone(&self.root), false);
@@ -230,6 +296,13 @@ impl InodeTable {
                 inode.refresh_attr(attr, at);
                 return (inode, false);
             }
+        }
+        if attr.kind == FileKind::File
+            && let Some(inode) = open_inode()
+            && self.count_lookup(&inode)
+        {
+            inode.refresh_attr(attr, at);
+            return (inode, false);
         }
         // Made outside the lock. If another thread was faster, one number stays unused.
         let ino = shard.next.fetch_add(1, Ordering::Relaxed) << SHARD_BITS | (key.0 & (SHARDS as u64 - 1));
@@ -249,6 +322,18 @@ impl InodeTable {
         tables.by_ino.insert(ino, Arc::clone(&inode));
         tables.by_key.insert(key, Arc::clone(&inode));
         (inode, true)
+    }
+
+    /// Raises the lookup count of an inode by one; false if the kernel has forgotten it.
+    fn count_lookup(&self, inode: &Inode) -> bool {
+        let tables = self.shard_of(inode.ino).tables.read();
+        let known = tables.by_ino.get(&inode.ino);
+        known.is_some_and(|inode| inode.lookup_count.fetch_add(1, Ordering::Relaxed) < u64::MAX)
+    }
+
+    /// The object id of a path without a version.
+    pub fn path_id(&self, path: &[u8]) -> ObjectId {
+        ObjectId::new(&self.source, path, &self.no_version)
     }
 
     /// Lowers the lookup count by `n`; true when the inode was removed.
@@ -287,7 +372,7 @@ impl InodeTable {
     }
 
     /// The object id of `path` with these attributes.
-    fn object_id(&self, path: &[u8], attr: &ObjectAttr) -> ObjectId {
+    pub fn object_id(&self, path: &[u8], attr: &ObjectAttr) -> ObjectId {
         let version = if attr.kind == FileKind::Directory { &self.no_version } else { &attr.version };
         ObjectId::new(&self.source, path, version)
     }
@@ -296,7 +381,7 @@ impl InodeTable {
 impl InodeMaps {
     /// The inode of a key, if path and attributes match too: equal hashes are not proof of equal names.
     fn find_matching(&self, key: InodeKey, path: &[u8], attr: &ObjectAttr) -> Option<&Arc<Inode>> {
-        self.by_key.get(&key).filter(|inode| &*inode.object.path == path && inode.matches(attr))
+        self.by_key.get(&key).filter(|inode| inode.path() == path && inode.matches(attr))
     }
 
     fn remove_ino(&mut self, ino: u64) -> Option<Arc<Inode>> {

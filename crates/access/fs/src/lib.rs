@@ -10,6 +10,7 @@ mod attr;
 mod dir;
 mod errno;
 mod fs;
+mod growth;
 mod handle;
 mod inode;
 mod list;

@@ -63,7 +63,7 @@ impl FileSystem {
     ) -> FsResult<()> {
         let handle = self.handles.get(fh).filter(|handle| handle.inode.ino == ino).ok_or(FsError::BadHandle(fh))?;
         let OpenKind::Dir(state) = &handle.open else { return Err(FsError::NotADirectory) };
-        let path = &*handle.inode.object.path;
+        let path = handle.inode.path();
         let mut state = state.lock();
         if from == 0 {
             state.rewind();

@@ -77,6 +77,11 @@ impl OpenModes {
         live
     }
 
+    /// Whether handles have the inode open in cached mode.
+    pub fn is_cached(&self) -> bool {
+        self.cached > 0
+    }
+
     /// Counts one open less. The caller drops the result after it has released the lock.
     pub fn count_release(&mut self, passthrough: bool) -> Option<Arc<LiveBacking>> {
         if !passthrough {

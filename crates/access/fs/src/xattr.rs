@@ -22,8 +22,8 @@ impl FileSystem {
             return Err(FsError::NoNamespace);
         }
         let value = match name {
-            ETAG => inode.etag().map(|etag| etag.as_bytes().to_vec()),
-            VERSION if inode.kind == FileKind::File => Some(inode.object.version.as_str().as_bytes().to_vec()),
+            ETAG => inode.current().etag().map(|etag| etag.as_bytes().to_vec()),
+            VERSION if inode.kind == FileKind::File => Some(inode.current().version.as_str().as_bytes().to_vec()),
             SOURCE if inode.kind != FileKind::Symlink => Some(self.inode_url(&inode)),
             _ => None,
         };
@@ -38,9 +38,11 @@ impl FileSystem {
         let inode = self.live_inode(ino)?;
         let mut names = Vec::new();
         let file = inode.kind == FileKind::File;
-        for (name, has) in
-            [(ETAG, file && inode.etag().is_some()), (VERSION, file), (SOURCE, inode.kind != FileKind::Symlink)]
-        {
+        for (name, has) in [
+            (ETAG, file && inode.current().etag().is_some()),
+            (VERSION, file),
+            (SOURCE, inode.kind != FileKind::Symlink),
+        ] {
             if has {
                 names.extend_from_slice(name);
                 names.push(0);
@@ -50,6 +52,6 @@ impl FileSystem {
     }
 
     fn inode_url(&self, inode: &Inode) -> Vec<u8> {
-        url::join_url(self.volume.source(), &inode.object.path)
+        url::join_url(self.volume.source(), inode.path())
     }
 }

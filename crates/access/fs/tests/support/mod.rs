@@ -30,6 +30,8 @@ pub struct Tree {
     pub nodes: Mutex<BTreeMap<Vec<u8>, Node>>,
     /// Versions whose bytes are cached, and so readable when the path has moved on.
     pub cached: Mutex<Vec<(Vec<u8>, u64)>>,
+    /// Single cached blocks: path, version, index.
+    pub cached_blocks: Mutex<Vec<(Vec<u8>, u64, u64)>>,
     /// The next error of each call, by name.
     pub fail: Mutex<HashMap<&'static str, ErrorKind>>,
     pub lookups: AtomicU64,
@@ -48,6 +50,8 @@ pub struct Tree {
     pub slow_ms: AtomicU64,
     /// Files are open for writing: each look at one is another version.
     pub written: AtomicBool,
+    /// All versions of a file have the same bytes, as far as they go.
+    pub appended: AtomicBool,
 }
 
 struct TestBacking(File, Arc<AtomicU64>);
@@ -73,6 +77,7 @@ impl Tree {
         let tree = Tree {
             nodes: Mutex::default(),
             cached: Mutex::default(),
+            cached_blocks: Mutex::default(),
             fail: Mutex::default(),
             lookups: AtomicU64::new(0),
             lists: AtomicU64::new(0),
@@ -87,6 +92,7 @@ impl Tree {
             now_ms: Arc::new(AtomicU64::new(1_000)),
             slow_ms: AtomicU64::new(0),
             written: AtomicBool::new(false),
+            appended: AtomicBool::new(false),
         };
         tree.nodes.lock().insert(Vec::new(), Node::Dir);
         Arc::new(tree)
@@ -212,7 +218,10 @@ impl Volume for Tree {
         let version: u64 = object.version.settled_text()[1..].parse().unwrap();
         let current = self.nodes.lock().get(&*object.path).cloned();
         let there = matches!(current, Some(Node::File { version: now, .. }) if now == version);
-        if !there && !self.cached.lock().iter().any(|(path, v)| **path == *object.path && *v == version) {
+        let block = offset / BLOCK;
+        let cached = self.cached.lock().iter().any(|(path, v)| **path == *object.path && *v == version)
+            || self.cached_blocks.lock().iter().any(|(p, v, b)| **p == *object.path && (*v, *b) == (version, block));
+        if !there && !cached {
             let kind = if current.is_some() { ErrorKind::Stale } else { ErrorKind::NotFound };
             return Err(Error::new(kind, "that version is gone"));
         }
@@ -220,8 +229,9 @@ impl Volume for Tree {
         if self.short.load(Ordering::Relaxed) {
             n /= 2;
         }
+        let content = if self.appended.load(Ordering::Relaxed) { 0 } else { version };
         for (i, out) in dst[..n].iter_mut().enumerate() {
-            *out = byte(version, offset + i as u64);
+            *out = byte(content, offset + i as u64);
         }
         Ok(ReadData::Copied(n))
     }

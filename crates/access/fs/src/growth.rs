@@ -1,0 +1,191 @@
+//! Growth of open files: an open inode may continue with a longer version of its path, after a proof that the bytes
+//! already served are a prefix of it. It knows neither handles nor names of directories.
+
+use crate::inode::{EtagForm, Inode};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use spurline_types::{ObjectAttr, ObjectId, ObjectRef};
+use spurline_volume::{ReadData, Volume};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Most bytes compared per growth. Above, a reader of the old version gets ESTALE: a comparison reads them twice.
+const MOST_COMPARED: u64 = 64 << 20;
+/// Bytes per read of a comparison.
+const PIECE: usize = 256 << 10;
+/// Attempts to compare blocks that readers add meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// A version that continues the first one of an inode.
+pub struct GrownVersion {
+    /// The object at that version.
+    pub object: ObjectRef,
+    /// Its etag.
+    pub etag: EtagForm,
+}
+
+/// The growth of one inode, made at its first open in cached mode.
+pub struct InodeGrowth {
+    /// 0 at first; odd while a version is published; raised by 2 per version.
+    generation: AtomicU64,
+    /// The blocks served since the first open: the first, and the one after the last.
+    first: AtomicU32,
+    end: AtomicU32,
+    current: RwLock<Option<Arc<GrownVersion>>>,
+    /// Held during a comparison: the last version that was refused.
+    refused: Mutex<Option<ObjectId>>,
+}
+
+impl InodeGrowth {
+    pub fn new() -> Self {
+        InodeGrowth {
+            generation: AtomicU64::new(0),
+            first: AtomicU32::new(u32::MAX),
+            end: AtomicU32::new(0),
+            current: RwLock::default(),
+            refused: Mutex::default(),
+        }
+    }
+
+    /// The present generation. Bytes read in between belong to one version if it is the same before and after.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::SeqCst)
+    }
+
+    /// The version that continues the first one, if any.
+    pub fn current(&self) -> Option<Arc<GrownVersion>> {
+        if self.generation() == 0 { None } else { self.current.read().clone() }
+    }
+
+    /// Records, before they are read, that these blocks are served.
+    pub fn record_served(&self, blocks: Range<u32>) {
+        if blocks.start < self.first.load(Ordering::SeqCst) {
+            self.first.fetch_min(blocks.start, Ordering::SeqCst);
+        }
+        if blocks.end > self.end.load(Ordering::SeqCst) {
+            self.end.fetch_max(blocks.end, Ordering::SeqCst);
+        }
+    }
+
+    fn served(&self) -> Range<u32> {
+        self.first.load(Ordering::SeqCst)..self.end.load(Ordering::SeqCst)
+    }
+
+    /// Whether `inode`, to which this belongs, has the version of `attr`, which is the object `id`, or continues with
+    /// it from now on: it is longer, and the served blocks are the same in both. Reads those blocks. `opens` locks the
+    /// mode of the inode's opens until the new version is published; `None` if the mode forbids it.
+    pub fn try_publish<G>(
+        &self,
+        volume: &dyn Volume,
+        inode: &Inode,
+        (id, attr): (ObjectId, &ObjectAttr),
+        opens: impl Fn() -> Option<G>,
+    ) -> bool {
+        let mut refused = self.refused.lock();
+        if inode.matches(attr) {
+            return true;
+        }
+        let old = inode.current();
+        let Some(new) = longer_version(&old, id, attr).filter(|_| *refused != Some(id)) else { return false };
+        let mut equal = 0..0;
+        for _ in 0..ATTEMPTS {
+            let served = self.served();
+            if served != equal && !equal_blocks(volume, &old, &new.object, served.clone()) {
+                break;
+            }
+            equal = served;
+            let Some(_opens) = opens() else { return false };
+            // Readers that find an odd generation wait for this lock; a reader that began before has recorded its
+            // blocks, or reads again.
+            let mut current = self.current.write();
+            self.generation.fetch_add(1, Ordering::SeqCst);
+            if self.served() != equal {
+                self.generation.fetch_sub(1, Ordering::SeqCst);
+                continue;
+            }
+            *current = Some(Arc::new(new));
+            self.generation.fetch_add(1, Ordering::SeqCst);
+            return true;
+        }
+        *refused = Some(id);
+        false
+    }
+}
+
+/// Whether both objects have the same bytes in these blocks, as far as `old` goes.
+fn equal_blocks(volume: &dyn Volume, old: &ObjectRef, new: &ObjectRef, blocks: Range<u32>) -> bool {
+    let block = volume.block_size().max(1);
+    let mut at = u64::from(blocks.start) * block;
+    let end = (u64::from(blocks.end) * block).min(old.size);
+    if end.saturating_sub(at) > MOST_COMPARED {
+        return false;
+    }
+    let (mut one, mut other) = (vec![0; PIECE], vec![0; PIECE]);
+    while at < end {
+        let len = PIECE.min(usize::try_from(end - at).unwrap_or(PIECE));
+        match (volume.read(old, at, &mut one[..len]), volume.read(new, at, &mut other[..len])) {
+            (Ok(a), Ok(b)) if same_bytes(&a, &one[..len], &b, &other[..len]) => at += len as u64,
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Whether two reads of whole buffers returned the same bytes.
+fn same_bytes(a: &ReadData, one: &[u8], b: &ReadData, other: &[u8]) -> bool {
+    fn bytes<'a>(data: &'a ReadData, buffer: &'a [u8]) -> &'a [u8] {
+        match data {
+            ReadData::Copied(n) => &buffer[..(*n).min(buffer.len())],
+            ReadData::Shared(slice) => slice,
+        }
+    }
+    let (a, b) = (bytes(a, one), bytes(b, other));
+    a.len() == one.len() && a == b
+}
+
+const SHARDS: usize = 16;
+
+/// The inodes of open files by path, so that a lookup of a longer version finds the open one.
+pub struct OpenFiles {
+    shards: [Mutex<HashMap<ObjectId, Arc<Inode>>>; SHARDS],
+}
+
+impl OpenFiles {
+    pub fn new() -> Self {
+        OpenFiles { shards: Default::default() }
+    }
+
+    fn shard(&self, path: ObjectId) -> MutexGuard<'_, HashMap<ObjectId, Arc<Inode>>> {
+        self.shards[path.0 as usize & (SHARDS - 1)].lock()
+    }
+
+    /// Adds an inode that was just opened in cached mode; `path` is the hash of its path.
+    pub fn add_open(&self, path: ObjectId, inode: &Arc<Inode>) {
+        self.shard(path).insert(path, Arc::clone(inode));
+    }
+
+    /// Removes an inode that was just closed, unless another handle has it open.
+    pub fn remove_closed(&self, path: ObjectId, inode: &Inode) {
+        let mut shard = self.shard(path);
+        let unused = shard.get(&path).is_some_and(|open| open.ino == inode.ino) && !inode.opens.lock().is_cached();
+        let unused = if unused { shard.remove(&path) } else { None };
+        // Freed after the lock is released.
+        drop(shard);
+        drop(unused);
+    }
+
+    /// The open inode of a path.
+    pub fn find_open(&self, path: ObjectId) -> Option<Arc<Inode>> {
+        self.shard(path).get(&path).cloned()
+    }
+}
+
+/// The version of `attr` at the path of `old`, if it may be a longer version of the same file.
+fn longer_version(old: &ObjectRef, id: ObjectId, attr: &ObjectAttr) -> Option<GrownVersion> {
+    let settled = !attr.version.is_unsettled() && !old.version.is_unsettled();
+    (settled && attr.size > old.size).then(|| GrownVersion {
+        object: ObjectRef { id, path: Arc::clone(&old.path), version: attr.version.clone(), size: attr.size },
+        etag: EtagForm::of_attr(attr),
+    })
+}
