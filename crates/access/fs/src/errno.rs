@@ -70,7 +70,7 @@ fn errno_of(kind: ErrorKind) -> i32 {
         ErrorKind::IsADirectory => libc::EISDIR,
         ErrorKind::PermissionDenied => libc::EACCES,
         ErrorKind::Stale => libc::ESTALE,
-        ErrorKind::Timeout => libc::ETIMEDOUT,
+        ErrorKind::Timeout | ErrorKind::OriginDown => libc::ETIMEDOUT,
         // "Host is down" is more specific than "Input/output error", and differs from ENOTCONN, the errno of a dead
         // FUSE process.
         ErrorKind::Unavailable => libc::EHOSTDOWN,

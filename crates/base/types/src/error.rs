@@ -41,6 +41,8 @@ pub enum ErrorKind {
     Protocol,
     /// An operating-system error with its errno.
     Io(i32),
+    /// A node can't serve uncached data because its origin does not answer; another node may.
+    OriginDown,
     /// A kind a newer peer sent; the number is kept.
     Unknown(u16),
 }
@@ -57,7 +59,7 @@ pub enum RetryAdvice {
 }
 
 impl ErrorKind {
-    const NAMED: [(ErrorKind, u16); 15] = [
+    const NAMED: [(ErrorKind, u16); 16] = [
         (ErrorKind::NotFound, 1),
         (ErrorKind::NotADirectory, 2),
         (ErrorKind::IsADirectory, 3),
@@ -73,6 +75,7 @@ impl ErrorKind {
         (ErrorKind::Unsupported, 13),
         (ErrorKind::ReadOnly, 14),
         (ErrorKind::Protocol, 15),
+        (ErrorKind::OriginDown, 16),
     ];
     /// Codes from here carry an errno: `IO_BASE + errno`.
     const IO_BASE: u16 = 0x1000;
@@ -100,7 +103,7 @@ impl ErrorKind {
             ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Protocol | ErrorKind::Corrupt => {
                 RetryAdvice::OtherPath
             }
-            ErrorKind::Throttled | ErrorKind::NoMemory => RetryAdvice::SamePath,
+            ErrorKind::Throttled | ErrorKind::NoMemory | ErrorKind::OriginDown => RetryAdvice::SamePath,
             _ => RetryAdvice::Never,
         }
     }

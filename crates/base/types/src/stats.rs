@@ -157,6 +157,7 @@ sections! {
         served_ops: Counter "operations" "Requests of peers answered.",
         errors: Counter "operations" "Requests to peers that failed.",
         retries: Counter "operations" "Requests to peers sent again.",
+        origin_declines: Counter "operations" "Requests for uncached data that this node declined because its origin does not answer; readers use other nodes.",
         hot_answers: Counter "operations" "Answers marked hot, because many readers request their block at once: sent by a node, received by a mount.",
         sent_on: Counter "operations" "Reads redirected from a replica without the block to the node that fetches it for all: by a node, and of a mount.",
         hedges: Counter "operations" "Reads sent to a second node because the first was late.",

@@ -10,6 +10,7 @@ mod heat;
 mod hot_replicas;
 mod in_flight;
 mod merge;
+mod origin_health;
 mod redirect;
 mod rules;
 mod warm;
@@ -17,6 +18,7 @@ mod whole_file;
 
 use heat::BlockHeat;
 use in_flight::{FetchPermit, FillBudget, PrefetchPermit};
+use origin_health::OriginHealth;
 use parking_lot::Mutex;
 use spurline_mem::{BlockFill, BlockSlice, BufferPool, MemTier, PoolBuf, TierLookup};
 use spurline_origin::OriginStore;
@@ -120,12 +122,42 @@ pub enum PinOutcome {
 pub struct Cache {
     shared: Arc<CacheContext>,
     origin: Arc<dyn OriginStore>,
+    /// Set on a cache node: its readers have other nodes while its own origin is down.
+    health: Option<Arc<OriginHealth>>,
 }
 
 impl Cache {
     /// Caches `under` on the disks and in the memory of `shared`.
     pub fn new(shared: Arc<CacheContext>, under: Arc<dyn OriginStore>) -> Arc<Cache> {
-        Arc::new(Cache { shared, origin: under })
+        Arc::new(Cache { shared, origin: under, health: None })
+    }
+
+    /// As [`Cache::new`], for a cache node: while its origin does not serve it, requests that need the origin fail at
+    /// once with [`ErrorKind::OriginDown`] or the refusal, so that readers use another node. Cached data is served.
+    pub fn for_node(shared: Arc<CacheContext>, under: Arc<dyn OriginStore>) -> Arc<Cache> {
+        let health = Some(OriginHealth::new(Arc::clone(&under)));
+        Arc::new(Cache { shared, origin: under, health })
+    }
+
+    /// Why the origin does not serve this node; `None` while it does.
+    pub fn origin_error(&self) -> Option<Error> {
+        self.health.as_ref()?.down_error()
+    }
+
+    /// Waits for data of the origin by `attempt`, given its deadline, but not while the origin is down.
+    fn wait_origin<T>(&self, deadline: Instant, mut attempt: impl FnMut(Instant) -> Result<T>) -> Result<T> {
+        match &self.health {
+            None => attempt(deadline),
+            Some(health) => health.wait_origin(deadline, attempt),
+        }
+    }
+
+    /// Sends a metadata request by `ask`, given its deadline.
+    fn ask_origin<T>(&self, ask: impl Fn(Instant) -> Result<T>) -> Result<T> {
+        match &self.health {
+            None => ask(Instant::now() + self.shared.origin_timeout),
+            Some(health) => health.ask_origin(self.shared.origin_timeout, ask),
+        }
     }
 
     /// The memory this cache's buffers come from.
@@ -143,7 +175,7 @@ impl Cache {
     /// # Errors
     /// As [`Volume::lookup`].
     pub fn lookup_within(&self, path: &[u8], max_age: Duration) -> Result<ObjectAttr> {
-        self.origin.lookup_within(path, max_age, Instant::now() + self.shared.origin_timeout)
+        self.ask_origin(|deadline| self.origin.lookup_within(path, max_age, deadline))
     }
 
     /// As [`Volume::list`], with metadata at most `max_age` old.
@@ -151,7 +183,7 @@ impl Cache {
     /// # Errors
     /// As [`Volume::list`].
     pub fn list_within(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, max_age: Duration) -> Result<ListPage> {
-        self.origin.list_within(path, cursor, max, max_age, Instant::now() + self.shared.origin_timeout)
+        self.ask_origin(|deadline| self.origin.list_within(path, cursor, max, max_age, deadline))
     }
 
     /// The block at `offset`, and the part of it that `len` bytes from there cover; the part ends with the block.
@@ -233,12 +265,18 @@ impl Cache {
             } else {
                 stats.miss_bytes.add(range.len() as u64);
             }
-            if !block.is_filled_to(range.end) {
+            let filled = block.is_filled_to(range.end);
+            if !filled {
                 waits();
             }
-            match block.wait_range(range.clone(), self.read_deadline()) {
+            let wait = |until| block.wait_range(range.clone(), until);
+            let slice = match filled || self.on_disk(object, id.index) {
+                true => wait(self.read_deadline()),
+                false => self.wait_origin(self.read_deadline(), wait),
+            };
+            match slice {
                 // The running fill belonged to another reader; after its failure, one of our own is tried.
-                Err(error) if error.kind() != ErrorKind::Stale && error.kind() != ErrorKind::Timeout => {}
+                Err(error) if !ends_read(error.kind()) => {}
                 done => return done.map(PinOutcome::Slice),
             }
         }
@@ -307,8 +345,8 @@ impl Cache {
                     block
                 }
                 None => {
-                    let room = FetchPermit::acquire(shared, len, deadline)?;
-                    match shared.tier.find_or_fill(id, len, deadline)? {
+                    let room = self.wait_origin(deadline, |until| FetchPermit::acquire(shared, len, until))?;
+                    match self.wait_origin(deadline, |until| shared.tier.find_or_fill(id, len, until))? {
                         TierLookup::Here(block) => {
                             not_ours = true;
                             block
@@ -325,9 +363,9 @@ impl Cache {
                     }
                 }
             };
-            match block.wait_range(range.clone(), deadline) {
+            match self.wait_origin(deadline, |until| block.wait_range(range.clone(), until)) {
                 // The failure was not of a fetch of our own from the origin: that is tried once.
-                Err(error) if again && not_ours && !matches!(error.kind(), ErrorKind::Stale | ErrorKind::Timeout) => {
+                Err(error) if again && not_ours && !ends_read(error.kind()) => {
                     again = false;
                 }
                 done => return done,
@@ -382,6 +420,11 @@ impl Cache {
             drop(count);
         })
     }
+}
+
+/// Whether a failed fill ends the read: another one would fail too, or take too long.
+fn ends_read(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Stale | ErrorKind::Timeout | ErrorKind::OriginDown)
 }
 
 /// Maximum runs of blocks in `info`.
@@ -498,15 +541,15 @@ impl Volume for Cache {
     }
 
     fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
-        self.origin.lookup(path, Instant::now() + self.shared.origin_timeout)
+        self.ask_origin(|deadline| self.origin.lookup(path, deadline))
     }
 
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
-        self.origin.list(path, cursor, max, Instant::now() + self.shared.origin_timeout)
+        self.ask_origin(|deadline| self.origin.list(path, cursor, max, deadline))
     }
 
     fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
-        self.origin.readlink(path, Instant::now() + self.shared.origin_timeout)
+        self.ask_origin(|deadline| self.origin.readlink(path, deadline))
     }
 
     fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<ReadData> {
@@ -553,7 +596,7 @@ impl Volume for Cache {
         // A bucket has no capacity; large numbers satisfy `df` and installers.
         const ENDLESS: VolumeSpace =
             VolumeSpace { total_bytes: 1 << 60, free_bytes: 1 << 60, files: 1 << 40, files_free: 1 << 40 };
-        let stat = self.origin.statfs(Instant::now() + self.shared.origin_timeout)?;
+        let stat = self.ask_origin(|deadline| self.origin.statfs(deadline))?;
         Ok(stat.map_or(ENDLESS, |s| VolumeSpace {
             // Without the blocks reserved for root: `df` would count them as used.
             total_bytes: s

@@ -125,6 +125,11 @@ impl Cache {
                 begun.complete(Ok(WarmOutcome::AlreadyHeld));
                 continue;
             }
+            // Another node takes it, and this one does not collect jobs that would fail late.
+            if let Some(error) = self.origin_error().filter(|_| !self.shared.holds_block(object, index)) {
+                begun.complete(Err(error));
+                continue;
+            }
             let (shared, under, object) = (Arc::clone(&self.shared), Arc::clone(&self.origin), object.clone());
             self.shared.workers.run_ahead_or_here(move || {
                 begun.complete(warm_block(&shared, under.as_ref(), &object, index, verify));

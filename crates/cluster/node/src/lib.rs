@@ -112,6 +112,19 @@ impl CacheNode {
         let _ = self.describe.set(describe);
     }
 
+    /// The description of the node, with the sources that it cannot fetch now.
+    fn status_json(&self) -> serde_json::Value {
+        let mut status = self.describe.get().map_or(serde_json::Value::Null, |describe| describe());
+        let down = |cache: &Arc<Cache>| Some((cache.source().to_owned(), cache.origin_error()?.message().into()));
+        let errors: serde_json::Map<_, _> = self.volumes.read().iter().filter_map(down).collect();
+        if let serde_json::Value::Object(status) = &mut status
+            && !errors.is_empty()
+        {
+            status.insert("origin_errors".into(), errors.into());
+        }
+        status
+    }
+
     /// Sets the placement rule sent in later handshakes.
     pub fn set_placement_rule(&self, rule: u16) {
         self.rule.store(rule, Ordering::Relaxed);
@@ -205,7 +218,7 @@ impl CacheNode {
                 format!("node {} serves {VOLUMES_MAX} volumes already", self.name),
             ));
         }
-        volumes.push(Cache::new(Arc::clone(&self.shared), under));
+        volumes.push(Cache::for_node(Arc::clone(&self.shared), under));
         Ok(VolumeId(volumes.len() as u32 - 1))
     }
 
@@ -435,7 +448,18 @@ impl Service for CacheNode {
     }
 
     fn serve_request(&self, conn: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
-        self.shared.stats.remotecache.served_ops.add(1);
+        let counted = &self.shared.stats.remotecache;
+        counted.served_ops.add(1);
+        let result = self.serve_kind(conn, request, responder);
+        if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::OriginDown) {
+            counted.origin_declines.add(1);
+        }
+        result
+    }
+}
+
+impl CacheNode {
+    fn serve_kind(&self, conn: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         match request {
             NodeRequest::Read(read) => self.serve_read(&read, ReadRequester::from_mount(conn, false), responder),
             NodeRequest::ReadHere(read) => self.serve_read(&read, ReadRequester::from_mount(conn, true), responder),
@@ -475,8 +499,7 @@ impl Service for CacheNode {
                 if let Some(after) = held_objects::page_after(path) {
                     return responder.send_data(self.held_page(after).to_string().as_bytes(), &[]);
                 }
-                let status = self.describe.get().map_or(serde_json::Value::Null, |describe| describe());
-                responder.send_data(status.to_string().as_bytes(), &[])
+                responder.send_data(self.status_json().to_string().as_bytes(), &[])
             }
             NodeRequest::Info { volume, path } => {
                 let info = self.volume_by_id(volume)?.info(path)?;

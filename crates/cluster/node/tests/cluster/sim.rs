@@ -95,6 +95,68 @@ impl OriginStore for Under {
     }
 }
 
+/// A fault of one node's access to the origin.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OriginFault {
+    /// Requests get no answer.
+    Silent,
+    /// Requests fail at once.
+    Refuses(ErrorKind),
+}
+
+/// The origin as one node reaches it.
+pub struct OriginAccess {
+    under: Arc<Under>,
+    pub fault: Mutex<Option<OriginFault>>,
+}
+
+impl OriginAccess {
+    /// Returns once the origin is reached.
+    fn reach(&self, deadline: Instant) -> Result<()> {
+        loop {
+            match *self.fault.lock() {
+                None => return Ok(()),
+                Some(OriginFault::Refuses(kind)) => return Err(Error::new(kind, "the origin refuses this node")),
+                Some(OriginFault::Silent) if Instant::now() >= deadline => {
+                    return Err(Error::new(ErrorKind::Timeout, "the origin does not answer this node"));
+                }
+                Some(OriginFault::Silent) => {}
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl OriginStore for OriginAccess {
+    fn source_url(&self) -> &str {
+        self.under.source_url()
+    }
+    fn describe(&self) -> String {
+        self.under.describe()
+    }
+    fn capabilities(&self) -> OriginCapabilities {
+        self.under.capabilities()
+    }
+    fn check(&self, deadline: Instant) -> Result<()> {
+        self.reach(deadline).and_then(|()| self.under.check(deadline))
+    }
+    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
+        self.reach(deadline).and_then(|()| self.under.lookup(path, deadline))
+    }
+    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
+        self.reach(deadline).and_then(|()| self.under.list(path, cursor, max, deadline))
+    }
+    fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
+        self.reach(deadline).and_then(|()| self.under.readlink(path, deadline))
+    }
+    fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
+        self.reach(deadline).and_then(|()| self.under.read(object, offset, sink, deadline))
+    }
+    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>> {
+        self.reach(deadline).and_then(|()| self.under.statfs(deadline))
+    }
+}
+
 /// An object of a cluster's origin.
 pub fn object(number: u64, len: u64) -> ObjectRef {
     ObjectRef::new(SOURCE, format!("{number}/{len}").as_bytes(), Version::new("1"), len)
@@ -131,6 +193,7 @@ pub struct Host {
     pub tier: Arc<MemTier>,
     pub shared: Arc<CacheContext>,
     pub member: Member,
+    pub origin: Arc<OriginAccess>,
     /// Set before the handshake: whether it is of an older release.
     pub old: Arc<AtomicBool>,
 }
@@ -294,7 +357,8 @@ fn host(n: usize, blocks: u64, under: &Arc<Under>, disks: &OpenDisks<'_>) -> Hos
     let timeout = Duration::from_secs(60);
     let shared = CacheContext::new(Arc::clone(&tier), disks(n, &stats), BLOCK, 8, timeout, false, Arc::clone(&stats));
     let kept = Arc::clone(&shared);
-    let under = Arc::clone(under);
+    let origin = Arc::new(OriginAccess { under: Arc::clone(under), fault: Mutex::default() });
+    let under = Arc::clone(&origin);
     let open = move |_: &str| Ok(Arc::clone(&under) as Arc<dyn OriginStore>);
     let rule = HotRule { window: Duration::from_millis(200), times: 2, share: 4, readers: 3, cools: 5 };
     let node = CacheNode::with_rule(&format!("n{n}"), shared, vec![SOURCE.into()], Box::new(open), rule);
@@ -311,6 +375,7 @@ fn host(n: usize, blocks: u64, under: &Arc<Under>, disks: &OpenDisks<'_>) -> Hos
         tier,
         shared,
         member: Member::from_address(&format!("n{n}"), 100),
+        origin,
         old,
     }
 }

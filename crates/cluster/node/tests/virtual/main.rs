@@ -10,9 +10,9 @@ mod registry;
 mod script;
 mod world;
 
-use sim::{Cluster, object};
+use sim::{Cluster, OriginFault, object};
 use spurline_net_sim::{FaultRates, RailMode};
-use spurline_types::ErrorKind;
+use spurline_types::{ErrorKind, ObjectRef};
 use spurline_volume::Volume as _;
 use std::time::{Duration, Instant};
 use world::Outcome;
@@ -90,6 +90,90 @@ fn a_node_that_leaves_the_group_while_it_owes_answers_is_given_up_as_any_other()
         let longest = longest.unwrap();
         assert!(longest > world::SILENCE / 4, "no read was under way: {longest:?}");
         assert!(longest <= script::PAUSE, "a read took {longest:?}");
+    }
+}
+
+/// What readers see of one node's lost origin: the longest read while the fault is detected, and after that.
+fn with_origin_fault(fault: OriginFault) -> (Duration, Duration) {
+    let cluster = Cluster::start(3, 1024);
+    cluster.join(&[0, 1, 2]);
+    let mount = cluster.mount_with(0..3, world::SILENCE);
+    // One block each, so that each node owns some.
+    let objects = |numbers: std::ops::Range<u64>| numbers.map(|n| object(n, sim::BLOCK)).collect::<Vec<_>>();
+    let read = |objects: &[ObjectRef]| {
+        std::thread::scope(|scope| {
+            let read = |part: Vec<ObjectRef>| {
+                let times = part.into_iter().map(|object| {
+                    let start = Instant::now();
+                    mount.remote.lookup(&object.path).unwrap();
+                    mount.read_all(&object).unwrap();
+                    start.elapsed()
+                });
+                times.max().unwrap()
+            };
+            let readers: Vec<_> = objects.chunks(8).map(|part| scope.spawn(move || read(part.to_vec()))).collect();
+            readers.into_iter().map(|reader| reader.join().unwrap()).max().unwrap()
+        })
+    };
+    let held_by = |node, objects: &[ObjectRef]| objects.iter().map(|object| cluster.held(node, object)).sum::<u32>();
+    let warm = objects(0..64);
+    read(&warm);
+    assert!(held_by(1, &warm) > 5);
+    *cluster.hosts[1].origin.fault.lock() = Some(fault);
+    let detected = read(&objects(64..128));
+    let later = read(&objects(128..192));
+    assert_eq!(held_by(1, &objects(128..192)), 0);
+    // Cached blocks stay where they are.
+    let (fetched, sent) = (cluster.under.reads(), cluster.hosts[1].stats.remotecache.send_bytes.get());
+    warm.iter().for_each(|object| mount.read_all(object).unwrap());
+    assert_eq!(cluster.under.reads(), fetched);
+    let own = u64::from(held_by(1, &warm)) * sim::BLOCK;
+    assert_eq!(cluster.hosts[1].stats.remotecache.send_bytes.get() - sent, own);
+    // The node has its share again after its origin is back.
+    *cluster.hosts[1].origin.fault.lock() = None;
+    std::thread::sleep(Duration::from_secs(5));
+    read(&objects(192..256));
+    assert!(held_by(1, &objects(192..256)) > 5);
+    (detected, later)
+}
+
+#[test]
+fn a_node_without_its_origin_costs_a_short_pause_and_serves_its_cached_blocks() {
+    use spurline_types::ErrorKind::{PermissionDenied, Unavailable};
+    for fault in [OriginFault::Silent, OriginFault::Refuses(PermissionDenied), OriginFault::Refuses(Unavailable)] {
+        let ((detected, later), _) = spurline_vtime::run(1, || with_origin_fault(fault));
+        println!("{fault:?}: the longest read took {detected:?} at first and {later:?} later");
+        assert!(detected <= Duration::from_secs(5), "{fault:?}: a read took {detected:?}");
+        assert!(later <= Duration::from_millis(100), "{fault:?}: a read took {later:?} later");
+    }
+}
+
+#[test]
+fn readers_wait_for_an_origin_that_no_node_reaches_unless_it_refuses_all() {
+    for (fault, kind) in [
+        (OriginFault::Refuses(ErrorKind::PermissionDenied), Some(ErrorKind::PermissionDenied)),
+        (OriginFault::Silent, None),
+    ] {
+        let run = || {
+            let cluster = Cluster::start(3, 256);
+            let mount = cluster.mount_with(0..3, world::SILENCE);
+            let faulty = |fault| cluster.hosts.iter().for_each(|host| *host.origin.fault.lock() = fault);
+            faulty(Some(fault));
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    let start = Instant::now();
+                    (mount.read_all(&object(1, sim::BLOCK)).map_err(|error| error.kind()), start.elapsed())
+                });
+                std::thread::sleep(Duration::from_secs(20));
+                faulty(None);
+                reader.join().unwrap()
+            })
+        };
+        let ((result, took), _) = spurline_vtime::run(1, run);
+        println!("{fault:?} on all nodes: {result:?} after {took:?}");
+        assert_eq!(result.err(), kind);
+        let expected = if kind.is_some() { 0..1 } else { 20..23 };
+        assert!(expected.contains(&took.as_secs()), "{fault:?}: the read took {took:?}");
     }
 }
 
