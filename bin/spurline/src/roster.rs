@@ -10,7 +10,7 @@ use spurline_proto::NodeRequest;
 use spurline_runtime::peers::Reach;
 use spurline_runtime::rules::human_time as time;
 use spurline_runtime::{group, setup};
-use spurline_transport::{CallError, ChannelPool};
+use spurline_transport::{CallError, PathPool};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::process::ExitCode;
@@ -124,7 +124,7 @@ fn ask(reach: &Reach, member: &Member) -> Result<Answer> {
 }
 
 /// What a node says of itself now.
-fn look(pool: &ChannelPool) -> Result<Value> {
+fn look(pool: &PathPool) -> Result<Value> {
     let deadline = Instant::now() + ANSWER;
     let mut lease = pool.checkout(deadline)?;
     let mut body = Vec::new();

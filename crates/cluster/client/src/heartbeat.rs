@@ -36,7 +36,7 @@ impl NodeHeartbeat {
                     check_nodes(&roster, silence, &stats);
                     if looked.elapsed() >= silence {
                         looked = Instant::now();
-                        roster.snapshot().existing_peers().for_each(|peer| peer.tcp_pool().check_idle());
+                        roster.snapshot().existing_peers().for_each(|peer| peer.tcp_pool().check_idle(Duration::ZERO));
                         roster.peers_in_use().iter().for_each(|peer| peer.tcp_pool().close_idle(IDLE));
                     }
                     wake.wait_until(Instant::now() + (silence / 8).max(Duration::from_millis(1)));

@@ -7,7 +7,7 @@ use crate::paths::NodePaths;
 use crate::placement::{FIRST_HOLDERS, PLACEMENT_RULE};
 use parking_lot::Mutex;
 use spurline_proto::WelcomeAnswer;
-use spurline_transport::{CallError, ChannelLease, ChannelPool, PoolState};
+use spurline_transport::{CallError, ChannelLease, PathPool, PoolState};
 use spurline_types::{Error, ErrorKind, Member, Result, RetryAdvice, Size};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -69,7 +69,7 @@ const LEAST_TIME: Duration = Duration::from_millis(100);
 
 /// One node of the group.
 pub struct GroupPeer {
-    pool: ChannelPool,
+    pool: PathPool,
     /// Paths beside TCP, preferred when set. Their buffer size depends on the node's first answer.
     paths: OnceLock<Arc<NodePaths>>,
     /// The node's name in the group.
@@ -83,7 +83,7 @@ pub struct GroupPeer {
 
 impl GroupPeer {
     /// The node `member`, reached through `pool`.
-    pub fn new(pool: ChannelPool, member: &Member) -> Arc<GroupPeer> {
+    pub fn new(pool: PathPool, member: &Member) -> Arc<GroupPeer> {
         let name = member.name.clone();
         Arc::new(GroupPeer {
             pool,
@@ -121,7 +121,7 @@ impl GroupPeer {
     }
 
     /// Its TCP connections.
-    pub(crate) fn tcp_pool(&self) -> &ChannelPool {
+    pub(crate) fn tcp_pool(&self) -> &PathPool {
         &self.pool
     }
 
@@ -203,7 +203,7 @@ impl GroupPeer {
     ) -> Option<Result<T, PeerFailure>> {
         let near = if lands == NO_LANDING { 0 } else { paths.dialer().rails_near(lands) };
         while let Some(current) = paths.current() {
-            let mut lease = match current.pool.checkout(deadline, near) {
+            let mut lease = match current.pool.checkout_rail(deadline, near) {
                 Ok(Some(lease)) => lease,
                 Ok(None) => break,
                 Err(error) => return Some(Err(PeerFailure::Broken(error))),

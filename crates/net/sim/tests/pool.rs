@@ -4,7 +4,7 @@ use parking_lot::{Condvar, Mutex};
 use spurline_net_sim::{FaultPlan, FaultRates, FaultyConnector, SimFault, SimNode};
 use spurline_proto::{HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
-    Channel, ChannelPool, ConnState, Connector, PoolConfig, PoolState, Responder, Service, TransportKind,
+    Channel, ConnState, Connector, PathPool, PoolConfig, PoolState, Responder, Service, TransportKind,
 };
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn read(offset: u64, len: u32) -> NodeRequest<'static> {
     NodeRequest::Read(ReadRequest { volume: VolumeId(4), path: b"f", version: "v", size: 1 << 40, offset, len })
 }
 
-fn call(pool: &ChannelPool, offset: u64) -> Result<()> {
+fn call(pool: &PathPool, offset: u64) -> Result<()> {
     let mut dst = [0xee; 300];
     let mut lease = pool.checkout(soon())?;
     assert_eq!(lease.welcome().volume, VolumeId(4));
@@ -72,11 +72,11 @@ fn call(pool: &ChannelPool, offset: u64) -> Result<()> {
     Ok(())
 }
 
-fn pool(connector: Arc<dyn Connector>, nconnect: usize) -> (ChannelPool, Arc<Stats>) {
+fn pool(connector: Arc<dyn Connector>, nconnect: usize) -> (PathPool, Arc<Stats>) {
     patient_pool(connector, nconnect, 20)
 }
 
-fn patient_pool(connector: Arc<dyn Connector>, nconnect: usize, retry_ms: u64) -> (ChannelPool, Arc<Stats>) {
+fn patient_pool(connector: Arc<dyn Connector>, nconnect: usize, retry_ms: u64) -> (PathPool, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
     let config = PoolConfig {
         nconnect,
@@ -84,7 +84,7 @@ fn patient_pool(connector: Arc<dyn Connector>, nconnect: usize, retry_ms: u64) -
         retry_max: Duration::from_millis(2 * retry_ms),
         ..PoolConfig::default()
     };
-    (ChannelPool::new(connector, "me", "src", config, Arc::clone(&stats)), stats)
+    (PathPool::on_demand(connector, "me", "src", config, Arc::clone(&stats)), stats)
 }
 
 fn quiet() -> Arc<FaultPlan> {
@@ -173,7 +173,7 @@ fn a_peer_counts_once_however_many_pools_ask_it_and_is_up_while_one_of_them_is()
     dead.kill();
     let stats = Arc::new(Stats::default());
     let of = |connector: Arc<dyn Connector>| {
-        ChannelPool::new(connector, "me", "src", PoolConfig::default(), Arc::clone(&stats))
+        PathPool::on_demand(connector, "me", "src", PoolConfig::default(), Arc::clone(&stats))
     };
     let shown = || {
         let gauges = &stats.remotecache;
@@ -312,15 +312,17 @@ fn a_caller_without_time_does_not_take_a_peer_down_for_all() {
     let stats = Arc::new(Stats::default());
     let config =
         |patience| PoolConfig { connect_timeout: patience, retry_min: soon() - Instant::now(), ..Default::default() };
-    let pool = ChannelPool::new(Arc::new(Nowhere), "me", "src", config(Duration::from_secs(3600)), Arc::clone(&stats));
+    let pool =
+        PathPool::on_demand(Arc::new(Nowhere), "me", "src", config(Duration::from_secs(3600)), Arc::clone(&stats));
     for _ in 0..2 {
         let error = pool.checkout(Instant::now() + Duration::from_millis(2)).err().unwrap();
         assert_eq!((error.kind(), pool.state()), (ErrorKind::Timeout, PoolState::Unknown));
     }
     assert_eq!(stats.remotecache.peers_down.get(), 0);
     // A caller that waited for the whole timeout marks the peer as down for all.
-    let fresh = || ChannelPool::new(Arc::new(Nowhere), "me", "src", config(Duration::from_millis(60)), Arc::default());
-    let is_down = |pool: &ChannelPool| matches!(pool.state(), PoolState::Down { .. });
+    let fresh =
+        || PathPool::on_demand(Arc::new(Nowhere), "me", "src", config(Duration::from_millis(60)), Arc::default());
+    let is_down = |pool: &PathPool| matches!(pool.state(), PoolState::Down { .. });
     let pool = fresh();
     assert!(pool.checkout(soon()).is_err() && is_down(&pool));
     // So do many callers with short deadlines together.

@@ -10,7 +10,7 @@
 
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpChannel, TcpConnector, TcpServer, bare};
 use spurline_proto::{HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
-use spurline_transport::{Channel, ChannelPool, ConnState, PoolConfig, Responder, Service, perform_handshake};
+use spurline_transport::{Channel, ConnState, PathPool, PoolConfig, Responder, Service, perform_handshake};
 use spurline_trust::{GroupTokens, Trust};
 use spurline_types::{Error, ErrorKind, Result, Size, Stats};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -132,7 +132,7 @@ fn serve(args: &Args, options: SocketOptions) {
 enum Asker<'a> {
     Bare(bare::BareReader),
     Channel(TcpChannel, VolumeId),
-    Pool(&'a ChannelPool),
+    Pool(&'a PathPool),
 }
 
 /// A thread's read buffer and its last offset.
@@ -250,7 +250,7 @@ fn main() {
     let connector = Arc::new(TcpConnector::new(&servers[1].addr, vec![], options, Arc::default()));
     let many = args.conns * args.depth;
     let config = PoolConfig { nconnect: many, ..PoolConfig::default() };
-    let pool = ChannelPool::new(Arc::clone(&connector) as _, "bench", "mem", config, Arc::default());
+    let pool = PathPool::on_demand(Arc::clone(&connector) as _, "bench", "mem", config, Arc::default());
     let job = |n: usize, asker| Job { asker, room: vec![0; args.size + 8192], offset: n as u64 * 7_654_321 };
     let sealed = TcpConnector::new(&servers[2].addr, vec![], options, Arc::default()).with_trust(trust(true));
     let channel = |connector: &TcpConnector| {

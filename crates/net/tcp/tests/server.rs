@@ -3,8 +3,7 @@
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_proto::{HEADER_LEN, HelloRequest, NodeCapabilities, NodeRequest, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
-    CallError, Channel, ChannelLease, ChannelPool, ConnState, Connector, PoolConfig, Responder, Service,
-    perform_handshake,
+    CallError, Channel, ChannelLease, ConnState, Connector, PathPool, PoolConfig, Responder, Service, perform_handshake,
 };
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::io::{Read as _, Write as _};
@@ -336,7 +335,7 @@ fn signs_of_life_are_answered_where_all_connections_are_in_use() {
             perform_handshake(&mut *channel, &HelloRequest::new("watcher", ""), soon()).unwrap();
             channel.call(&NodeRequest::Ping, &mut Vec::new(), &mut [], &mut |_| {}, soon()).unwrap();
             // No slot even for a control connection; the closed connection still proves the server alive.
-            let pool = ChannelPool::new(Arc::new(connector(addr)), "m", "s", PoolConfig::default(), Arc::default());
+            let pool = PathPool::on_demand(Arc::new(connector(addr)), "m", "s", PoolConfig::default(), Arc::default());
             pool.send_heartbeat(soon()).unwrap();
             assert_eq!(pool.checkout(soon()).err().unwrap().kind(), ErrorKind::Throttled);
             drop(channel);
@@ -357,7 +356,7 @@ fn more_mounts_than_places_take_turns() {
             scope.spawn(move || {
                 let pause = Duration::from_millis(5);
                 let config = PoolConfig { retry_min: pause, retry_max: pause, ..PoolConfig::default() };
-                let pool = ChannelPool::new(Arc::new(connector(addr)), "m", "s", config, Arc::default());
+                let pool = PathPool::on_demand(Arc::new(connector(addr)), "m", "s", config, Arc::default());
                 let mut done = 0;
                 let read = |mut lease: ChannelLease<'_>| {
                     lease.call(&request("f", 3000), &mut Vec::new(), &mut [1; 3000], &mut |_| {}, soon())
@@ -507,7 +506,7 @@ fn a_connection_that_is_closed_before_the_greeting_is_a_sign_of_life() {
     let closer = std::thread::spawn(move || (0..2).for_each(|_| drop(listener.accept().unwrap())));
     let tokens = spurline_trust::GroupTokens::parse(b"q5Ykm0WJ7b2uR1xTzv9sLd3f").unwrap();
     let pool = |connector: TcpConnector| {
-        ChannelPool::new(Arc::new(connector), "m", "s", PoolConfig::default(), Arc::default())
+        PathPool::on_demand(Arc::new(connector), "m", "s", PoolConfig::default(), Arc::default())
     };
     let proving = connector(addr).with_trust(spurline_trust::Trust::with_tokens("m", tokens));
     for pool in [pool(connector(addr)), pool(proving)] {

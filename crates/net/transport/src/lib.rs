@@ -6,11 +6,13 @@
 #![forbid(unsafe_code)]
 
 mod channel;
-mod channel_pool;
+mod channel_lease;
+mod channel_set;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod connection_slots;
 mod frames;
+mod path_liveness;
 mod path_pool;
 mod path_speed;
 mod path_state;
@@ -24,10 +26,10 @@ pub use channel::{
     CallAnswer, CallError, Channel, ChannelBreaker, ConnectionEndpoints, Connector, TransportKind, call_decoded,
     first_handshake, perform_handshake,
 };
-pub use channel_pool::{BegunCall, ChannelLease, ChannelPool, OverduePeer, PoolConfig, PoolState};
+pub use channel_lease::{BegunCall, ChannelLease};
 pub use connection_slots::{AdmissionGate, ConnectionSlots, SlotHolder, SlotOffer};
 pub use frames::{ByteStream, FrameResponder, FrameSink, receive_answer};
-pub use path_pool::{PathPool, PathSpec, PathView, PathWake, QuietPath, RailLoads};
+pub use path_pool::{OverduePeer, PathPool, PathSpec, PathView, PathWake, PoolConfig, PoolState, QuietPath, RailLoads};
 pub use path_speed::SpeedCheck;
 pub use path_state::{PathPhase, PathState, PathTiming};
 pub use proof_gate::prove_token;

@@ -5,7 +5,7 @@ use spurline_client::GroupPeer;
 use spurline_config::NetConfig;
 use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
 use spurline_proto::{HelloRequest, WelcomeAnswer};
-use spurline_transport::{Channel, ChannelPool, Connector, PoolConfig, TransportKind, first_handshake};
+use spurline_transport::{Channel, Connector, PathPool, PoolConfig, TransportKind, first_handshake};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use std::net::IpAddr;
@@ -59,7 +59,7 @@ impl Reach {
     }
 
     /// Connections to a member.
-    pub fn pool(&self, member: &Member) -> ChannelPool {
+    pub fn pool(&self, member: &Member) -> PathPool {
         let connectors = member
             .addresses
             .iter()
@@ -73,7 +73,7 @@ impl Reach {
         let connector = Addresses { ways: ways.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
         let config =
             PoolConfig { nconnect: self.nconnect.max(1), seed: u64::from(std::process::id()), ..PoolConfig::default() };
-        let pool = ChannelPool::new(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats));
+        let pool = PathPool::on_demand(Arc::new(connector), &self.name, &self.source, config, Arc::clone(&self.stats));
         pool.expect_process(member.instance);
         pool
     }

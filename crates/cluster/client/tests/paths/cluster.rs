@@ -10,7 +10,7 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{FaultPlan, FaultRates, SimNode, SimRail};
 use spurline_proto::{HelloRequest, NodeRequest, RailInfo, RailLink, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
-    ChannelPool, ConnState, Connector, PathTiming, PathView, PathWake, PoolConfig, Responder, Service, TransportKind,
+    ConnState, Connector, PathPool, PathTiming, PathView, PathWake, PoolConfig, Responder, Service, TransportKind,
 };
 use spurline_types::{Error, ErrorKind, Member, ObjectId, ObjectRef, Result, Stats, Version};
 use spurline_volume::{ReadData, Volume as _};
@@ -170,7 +170,7 @@ impl Cluster {
         let tcp = SimRail::new();
         let paths = NodePaths::new("node:7000", dialer, config, Arc::clone(&stats), Arc::clone(&wake));
         let pool_config = PoolConfig { retry_min: Duration::from_millis(5), ..PoolConfig::default() };
-        let pool = ChannelPool::new(
+        let pool = PathPool::on_demand(
             tcp.connector(node.connector(), TransportKind::Tcp),
             "mount",
             "src",

@@ -11,7 +11,7 @@ use spurline_node::{CacheNode, HotRule};
 use spurline_origin::{OriginCapabilities, OriginCapacity, OriginStore};
 use spurline_proto::{HelloRequest, NodeRequest, WelcomeAnswer};
 use spurline_store::Store;
-use spurline_transport::{ChannelPool, ConnState, Connector, PoolConfig, Responder, Service, TransportKind};
+use spurline_transport::{ConnState, Connector, PathPool, PoolConfig, Responder, Service, TransportKind};
 use spurline_types::{
     ByteSink, Error, ErrorKind, FileKind, ListPage, Member, ObjectAttr, ObjectRef, Result, Stats, Version,
 };
@@ -252,7 +252,7 @@ fn reach(
     let (name, stats, known) = (name.to_owned(), Arc::clone(stats), Arc::clone(&ways));
     let make = move |member: &Member| {
         let way = Arc::clone(&known.lock()[&member.name]);
-        GroupPeer::new(ChannelPool::new(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
+        GroupPeer::new(PathPool::on_demand(way, &name, SOURCE, pool_config(), Arc::clone(&stats)), member)
     };
     (make, links, ways)
 }

@@ -1,0 +1,235 @@
+//! A channel taken from a pool: its calls are counted, and it goes back or is dropped by the result. It knows neither
+//! the choice of a path nor how channels are made.
+
+use crate::channel_set::PooledChannel;
+use crate::path_pool::PathPool;
+use crate::{CallAnswer, CallError, Channel, ChannelBreaker};
+use spurline_proto::{AnswerBody, NodeRequest, WelcomeAnswer};
+use spurline_types::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A wait shorter than this proves nothing about the peer: an answer takes as long under load.
+const SHORT_WAIT: Duration = Duration::from_millis(100);
+
+/// A channel with a request in flight whose answer is not awaited yet. It must go back to its pool by
+/// [`PathPool::resume_call`] or [`PathPool::abandon_call`].
+pub struct BegunCall(pub(crate) PooledChannel);
+
+/// How a channel was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ChannelLoss {
+    Broke,
+    /// No answer arrived in time.
+    Silent,
+    /// The deadline left no time for an answer.
+    NotAwaited,
+    /// The call was interrupted because another source had answered.
+    NotNeeded,
+}
+
+/// A channel taken from a pool; dropping it returns the channel, unless a call broke it.
+pub struct ChannelLease<'a> {
+    pool: &'a PathPool,
+    path: usize,
+    welcome: Arc<WelcomeAnswer>,
+    /// Empty only after a call broke it.
+    channel: Option<PooledChannel>,
+    /// The channel was idle before.
+    was_idle: bool,
+}
+
+impl<'a> ChannelLease<'a> {
+    /// The pool counts the request in flight that the lease stands for.
+    pub(crate) fn new(pool: &'a PathPool, path: usize, channel: PooledChannel, was_idle: bool) -> Self {
+        ChannelLease { pool, path, welcome: Arc::clone(&channel.welcome), channel: Some(channel), was_idle }
+    }
+
+    /// Whether the channel was idle before it was taken: the peer may just have closed it.
+    pub fn was_idle(&self) -> bool {
+        self.was_idle
+    }
+
+    /// Index of the channel's path within its pool; `None` for a path on demand.
+    pub fn path_index(&self) -> Option<usize> {
+        self.pool.is_background(self.path).then_some(self.path)
+    }
+
+    /// The node's answer to this connection's handshake, including its number for the volume.
+    pub fn welcome(&self) -> &WelcomeAnswer {
+        &self.welcome
+    }
+
+    /// [`Channel::call`], counted. A channel that it breaks is closed before this returns.
+    ///
+    /// # Errors
+    /// Those of [`Channel::call`]; `Unavailable` after a call that broke the channel.
+    pub fn call(
+        &mut self,
+        request: &NodeRequest<'_>,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        progress: &mut dyn FnMut(usize),
+        deadline: Instant,
+    ) -> Result<CallAnswer, CallError> {
+        self.counted_call(deadline, None, |channel, deadline| channel.call(request, body, dst, progress, deadline))
+    }
+
+    /// [`ChannelLease::call`] that another thread may interrupt through [`ChannelLease::breaker`] after setting
+    /// `unless`. The channel is closed as usual, but neither the peer nor its path counts as failed.
+    ///
+    /// # Errors
+    /// Those of [`ChannelLease::call`].
+    pub fn call_unless(
+        &mut self,
+        request: &NodeRequest<'_>,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        deadline: Instant,
+        unless: Option<&AtomicBool>,
+    ) -> Result<CallAnswer, CallError> {
+        self.counted_call(deadline, unless, |channel, deadline| channel.call(request, body, dst, &mut |_| {}, deadline))
+    }
+
+    /// Receives the answer to a request begun on this channel, as [`ChannelLease::call_unless`] would.
+    ///
+    /// # Errors
+    /// Those of [`ChannelLease::call`].
+    pub fn finish_call(
+        &mut self,
+        body: &mut Vec<u8>,
+        dst: &mut [u8],
+        deadline: Instant,
+        unless: Option<&AtomicBool>,
+    ) -> Result<CallAnswer, CallError> {
+        self.counted_call(deadline, unless, |channel, deadline| channel.finish_call(body, dst, deadline))
+    }
+
+    /// Sends a request and returns with its channel, for [`PathPool::begin_call`].
+    pub(crate) fn begin_call(mut self, request: &NodeRequest<'_>, deadline: Instant) -> Option<BegunCall> {
+        // Its answer counts as the operation.
+        let time = deadline.saturating_duration_since(Instant::now());
+        self.attempt_call(None, time, |channel| channel.begin_call(request, deadline)).ok()?;
+        let channel = self.channel.take()?;
+        self.pool.request_ended(self.path);
+        Some(BegunCall(channel))
+    }
+
+    /// Closes the channel, which another thread may have interrupted after its last call.
+    pub fn discard_channel(&mut self) {
+        if let Some(channel) = self.channel.take() {
+            self.pool.drop_channel(self.path, channel, ChannelLoss::NotNeeded, None);
+        }
+    }
+
+    /// A handle that ends the channel's call from another thread.
+    pub fn breaker(&self) -> Option<&Arc<dyn ChannelBreaker>> {
+        self.channel.as_ref()?.breaker.as_ref()
+    }
+
+    /// [`Channel::call_while`], counted.
+    ///
+    /// # Errors
+    /// Those of [`ChannelLease::call`].
+    pub fn call_while(
+        &mut self,
+        request: &NodeRequest<'_>,
+        dst: &mut [u8],
+        deadline: Instant,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<CallAnswer, CallError> {
+        self.counted_call(deadline, None, |channel, deadline| {
+            channel.call_while(request, &mut Vec::new(), dst, &mut |_| {}, deadline, meanwhile)
+        })
+    }
+
+    fn counted_call(
+        &mut self,
+        deadline: Instant,
+        unless: Option<&AtomicBool>,
+        call: impl FnOnce(&mut dyn Channel, Instant) -> Result<CallAnswer, CallError>,
+    ) -> Result<CallAnswer, CallError> {
+        let (stats, path) = self.pool.path_counters(self.path);
+        let counted = &stats.remotecache;
+        let whole = self.channel.is_some();
+        let start = Instant::now();
+        let time = deadline.saturating_duration_since(start);
+        let result = self.attempt_call(unless, time, |channel| call(channel, deadline));
+        if whole {
+            let took = start.elapsed();
+            counted.ops.add(1);
+            counted.lat_us.add_us(took);
+            path.ops.add(1);
+            path.lat_us.add_us(took);
+            if let Ok(answer) = &result {
+                self.pool.record_read(self.path, answer.payload_len, took);
+            }
+        }
+        match &result {
+            Ok(answer) => {
+                counted.recv_bytes.add(answer.payload_len as u64);
+                path.recv_bytes.add(answer.payload_len as u64);
+            }
+            Err(CallError::Answered(error)) => counted.errors.add(u64::from(error.kind() != ErrorKind::NotFound)),
+            Err(CallError::Broken(_)) => {}
+        }
+        result
+    }
+
+    /// Runs a call for which there is `time` left; a channel that breaks is counted and dropped.
+    fn attempt_call<T>(
+        &mut self,
+        unless: Option<&AtomicBool>,
+        time: Duration,
+        call: impl FnOnce(&mut dyn Channel) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        let Some(entry) = &mut self.channel else {
+            let why = format!("{}: the channel broke in an earlier call", self.pool.peer());
+            return Err(CallError::Broken(Error::new(ErrorKind::Unavailable, why)));
+        };
+        let result = call(&mut *entry.channel);
+        if let Err(CallError::Broken(error)) = &result {
+            let loss = match error.kind() {
+                _ if unless.is_some_and(|answered| answered.load(Ordering::Acquire)) => ChannelLoss::NotNeeded,
+                ErrorKind::Timeout if time < SHORT_WAIT => ChannelLoss::NotAwaited,
+                ErrorKind::Timeout => ChannelLoss::Silent,
+                _ => ChannelLoss::Broke,
+            };
+            if loss != ChannelLoss::NotNeeded {
+                let (stats, path) = self.pool.path_counters(self.path);
+                stats.remotecache.errors.add(1);
+                path.errors.add(1);
+            }
+            if let Some(channel) = self.channel.take() {
+                self.pool.drop_channel(self.path, channel, loss, Some(error));
+            }
+        }
+        result
+    }
+
+    /// A call whose answer is one value in the body. `body` is scratch space.
+    ///
+    /// # Errors
+    /// Those of [`ChannelLease::call`]; `Protocol` when the body does not decode.
+    pub fn call_for<T: AnswerBody>(
+        &mut self,
+        request: &NodeRequest<'_>,
+        body: &mut Vec<u8>,
+        deadline: Instant,
+    ) -> Result<T, CallError> {
+        self.call(request, body, &mut [], &mut |_| {}, deadline)?;
+        T::decode(body).map_err(|e| {
+            let what = format_args!("{request} of {}: the answer can't be decoded", self.pool.peer()).to_string();
+            CallError::Answered(Error::from(e).context(what))
+        })
+    }
+}
+
+impl Drop for ChannelLease<'_> {
+    fn drop(&mut self) {
+        if let Some(channel) = self.channel.take() {
+            self.pool.return_channel(self.path, channel);
+        }
+    }
+}
