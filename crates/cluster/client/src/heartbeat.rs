@@ -1,66 +1,22 @@
-//! Sends heartbeats to the nodes of a group. A node with outstanding requests and no heartbeat is abandoned, so that
-//! readers move to another node after a pause of known length. Does not know requests or placement.
+//! Heartbeats of the nodes of a group over TCP. A node with requests in flight and no heartbeat is abandoned, so that
+//! readers move to another node after a pause of known length. It does not know requests or placement.
 
 use crate::members::GroupMembers;
 use crate::peer::GroupPeer;
-use spurline_transport::PathWake;
-use spurline_types::{Error, Result, Stats};
+use spurline_types::{Error, Stats};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Idle channels are closed after this long, except one: a burst needs many, and a node has a limited number for all
-/// mounts.
-pub(crate) const IDLE: Duration = Duration::from_secs(60);
-
-/// The running heartbeat; dropping it stops the thread.
-pub(crate) struct NodeHeartbeat {
-    wake: Arc<PathWake>,
-    stopping: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
+/// How nodes are watched.
+pub(crate) struct NodeWatch {
+    /// A node with requests in flight is abandoned after this.
+    pub silence: Duration,
+    pub stats: Arc<Stats>,
 }
 
-impl NodeHeartbeat {
-    /// Monitors the nodes of `roster`; one with outstanding requests is abandoned after `silence`.
-    ///
-    /// # Errors
-    /// When the thread cannot be started.
-    pub fn start(roster: &Arc<GroupMembers>, silence: Duration, stats: &Arc<Stats>) -> Result<NodeHeartbeat> {
-        let (wake, stopping) = (Arc::new(PathWake::default()), Arc::new(AtomicBool::new(false)));
-        let thread = {
-            let (roster, wake, stopping, stats) =
-                (Arc::clone(roster), Arc::clone(&wake), Arc::clone(&stopping), Arc::clone(stats));
-            let run = move || {
-                let mut looked = Instant::now();
-                while !stopping.load(Ordering::Acquire) {
-                    check_nodes(&roster, silence, &stats);
-                    if looked.elapsed() >= silence {
-                        looked = Instant::now();
-                        roster.snapshot().existing_peers().for_each(|peer| peer.tcp_pool().check_idle(Duration::ZERO));
-                        roster.peers_in_use().iter().for_each(|peer| peer.tcp_pool().close_idle(IDLE));
-                    }
-                    wake.wait_until(Instant::now() + (silence / 8).max(Duration::from_millis(1)));
-                }
-            };
-            std::thread::Builder::new().name("watch-nodes".into()).spawn(run)
-        };
-        let thread = thread.map_err(|e| Error::io("can't start the thread that watches nodes", &e))?;
-        Ok(NodeHeartbeat { wake, stopping, thread: Some(thread) })
-    }
-}
-
-impl Drop for NodeHeartbeat {
-    fn drop(&mut self) {
-        self.stopping.store(true, Ordering::Release);
-        self.wake.wake_monitor();
-        if let Some(thread) = self.thread.take() {
-            // The thread only waits for this wake-up.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn check_nodes(roster: &GroupMembers, silence: Duration, stats: &Arc<Stats>) {
+/// Sends heartbeats where they are due. Called eight times in each silence.
+pub(crate) fn check_nodes(roster: &GroupMembers, watch: &NodeWatch) {
+    let (silence, stats) = (watch.silence, &watch.stats);
     let view = roster.snapshot();
     for peer in &roster.peers_in_use() {
         // A lone node keeps its requests until their own deadline: there is no alternative.

@@ -1,6 +1,7 @@
 //! Owns the current list of group nodes. The list is replaced as a whole while requests run; a node keeps its
 //! connections for as long as it stays. Does not know the source of the list or the content of requests.
 
+use crate::path_monitor::MonitorThread;
 use crate::paths::NodePaths;
 use crate::peer::GroupPeer;
 use crate::placement::{NodePlacement, ReaderLocation, WantedRun};
@@ -17,16 +18,17 @@ const ALL_READY: usize = 64;
 /// Creates the connections of one node.
 pub type MakePeer = dyn Fn(&Member) -> Arc<GroupPeer> + Send + Sync;
 
-/// Creates paths beside TCP, and wakes the thread that connects them.
+/// Creates paths beside TCP.
 struct PathFactory {
     paths: Box<dyn Fn(&Member) -> NodePaths + Send + Sync>,
-    wake: Arc<PathWake>,
 }
 
 /// Creates peers for members.
 struct PeerFactory {
     make_peer: Box<MakePeer>,
     equipment: OnceLock<PathFactory>,
+    /// Wakes the path monitor.
+    wake: Arc<PathWake>,
     /// All live peers, including those of nodes that left the group while a request still uses them.
     made: Mutex<Vec<Weak<GroupPeer>>>,
 }
@@ -45,7 +47,7 @@ impl PeerFactory {
     fn add_paths(&self, member: &Member, peer: &GroupPeer) {
         if let Some(equipment) = self.equipment.get() {
             peer.set_paths((equipment.paths)(member));
-            equipment.wake.wake_monitor();
+            self.wake.wake_monitor();
         }
     }
 }
@@ -147,6 +149,8 @@ pub struct GroupMembers {
     workshop: Arc<PeerFactory>,
     /// Serialises replacements of the list.
     changing: Mutex<()>,
+    /// The running path monitor, if any.
+    monitor: Mutex<Weak<MonitorThread>>,
 }
 
 impl GroupMembers {
@@ -155,15 +159,24 @@ impl GroupMembers {
         members: &[Arc<Member>],
         make: impl Fn(&Member) -> Arc<GroupPeer> + Send + Sync + 'static,
     ) -> Arc<GroupMembers> {
-        let workshop =
-            Arc::new(PeerFactory { make_peer: Box::new(make), equipment: OnceLock::new(), made: Mutex::default() });
+        let workshop = Arc::new(PeerFactory {
+            make_peer: Box::new(make),
+            equipment: OnceLock::new(),
+            wake: Arc::default(),
+            made: Mutex::default(),
+        });
         let empty = MembersSnapshot {
             members: Vec::new(),
             slots: Vec::new(),
             placement: NodePlacement::new::<Member>(&[]),
             workshop: Arc::clone(&workshop),
         };
-        let roster = GroupMembers { current: ArcSwap::from_pointee(empty), workshop, changing: Mutex::new(()) };
+        let roster = GroupMembers {
+            current: ArcSwap::from_pointee(empty),
+            workshop,
+            changing: Mutex::new(()),
+            monitor: Mutex::default(),
+        };
         roster.set_members(members);
         Arc::new(roster)
     }
@@ -207,10 +220,19 @@ impl GroupMembers {
         self.workshop.made.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Gives all current and later nodes paths beside TCP. Only the first call has an effect. Each new path set rings
-    /// `wake`.
-    pub fn set_path_factory(&self, wake: Arc<PathWake>, paths: impl Fn(&Member) -> NodePaths + Send + Sync + 'static) {
-        let equipment = PathFactory { paths: Box::new(paths), wake };
+    /// Wakes the path monitor of these nodes; for their paths beside TCP.
+    pub fn path_wake(&self) -> &Arc<PathWake> {
+        &self.workshop.wake
+    }
+
+    pub(crate) fn monitor(&self) -> &Mutex<Weak<MonitorThread>> {
+        &self.monitor
+    }
+
+    /// Gives all current and later nodes paths beside TCP, which must use [`GroupMembers::path_wake`]. Only the first
+    /// call has an effect.
+    pub fn set_path_factory(&self, paths: impl Fn(&Member) -> NodePaths + Send + Sync + 'static) {
+        let equipment = PathFactory { paths: Box::new(paths) };
         if self.workshop.equipment.set(equipment).is_ok() {
             let view = self.current.load();
             for (member, slot) in view.members.iter().zip(&view.slots) {

@@ -1,91 +1,155 @@
-//! Maintains the paths of a process. One thread checks links and silence; short-lived threads connect and send
-//! heartbeats, so that a hung node or rail delays no other. Started only when there are rails.
+//! The path monitor: one thread of a process watches the paths to all nodes of a group, over TCP and RDMA. It checks
+//! links, silence and connections that ended. Short-lived threads connect and send heartbeats, so that a hung node or
+//! rail delays no other. It does not know requests or placement.
 
-use crate::heartbeat;
+use crate::heartbeat::{self, NodeWatch};
 use crate::members::GroupMembers;
 use crate::paths::{NodePaths, PathSet, RailDialer};
 use spurline_transport::PathWake;
-use spurline_types::{Error, Result};
+use spurline_types::{Error, Result, Stats};
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Interval of link checks.
 const IDLE: Duration = Duration::from_secs(1);
 /// Interval of handshakes with nodes that have a path down, to detect a restart.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// Idle channels are closed after this long, except one: a burst needs many, and a node has a limited number for all
+/// mounts.
+const CLOSE_IDLE: Duration = Duration::from_secs(60);
 
-/// The running monitor; dropping it stops the thread.
+/// The running monitor; dropping its last clone stops the thread.
+#[derive(Clone)]
 pub struct PathMonitor {
-    roster: Arc<GroupMembers>,
+    members: Arc<GroupMembers>,
+    thread: Arc<MonitorThread>,
+}
+
+/// The thread and what it is to watch.
+pub(crate) struct MonitorThread {
+    control: Arc<MonitorControl>,
+    handle: Option<std::thread::JoinHandle<()>>,
+}
+
+struct MonitorControl {
     wake: Arc<PathWake>,
-    stopping: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    stopping: AtomicBool,
+    /// Set once nodes are watched for silence.
+    nodes: OnceLock<NodeWatch>,
 }
 
 impl PathMonitor {
-    /// Maintains the paths of all nodes in `roster`, each of which rings `wake`.
+    /// Maintains the paths of all nodes in `members`. A list of members has one monitor: a second call returns the
+    /// running one.
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn start(roster: &Arc<GroupMembers>, wake: Arc<PathWake>) -> Result<PathMonitor> {
-        let stopping = Arc::new(AtomicBool::new(false));
-        let thread = {
-            let (roster, wake, stopping) = (Arc::clone(roster), Arc::clone(&wake), Arc::clone(&stopping));
-            std::thread::Builder::new().name("keep-paths".into()).spawn(move || run_monitor(&roster, &wake, &stopping))
+    pub fn start(members: &Arc<GroupMembers>) -> Result<PathMonitor> {
+        let mut running = members.monitor().lock();
+        let thread = match running.upgrade() {
+            Some(thread) => thread,
+            None => Arc::new(MonitorThread::start(members)?),
         };
-        let thread = thread.map_err(|e| Error::io("can't start the thread that keeps paths", &e))?;
-        Ok(PathMonitor { roster: Arc::clone(roster), wake, stopping, thread: Some(thread) })
+        *running = Arc::downgrade(&thread);
+        Ok(PathMonitor { members: Arc::clone(members), thread })
+    }
+
+    /// Watches the nodes for silence as well: one with requests in flight is abandoned after `silence` if there are
+    /// others. Only the first call has an effect.
+    pub(crate) fn watch_nodes(&self, silence: Duration, stats: &Arc<Stats>) {
+        let control = &self.thread.control;
+        if control.nodes.set(NodeWatch { silence, stats: Arc::clone(stats) }).is_ok() {
+            control.wake.wake_monitor();
+        }
     }
 
     /// Waits until every node's rails are known and every path was tried, or until `deadline`, so that the first
     /// reads find their paths.
     pub fn wait_first(&self, deadline: Instant) {
         let decided =
-            || self.roster.snapshot().existing_peers().filter_map(|peer| peer.paths()).all(|paths| paths.is_decided());
+            || self.members.snapshot().existing_peers().filter_map(|peer| peer.paths()).all(|paths| paths.is_decided());
         while !decided() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-impl Drop for PathMonitor {
+impl MonitorThread {
+    fn start(members: &Arc<GroupMembers>) -> Result<MonitorThread> {
+        let control = Arc::new(MonitorControl {
+            wake: Arc::clone(members.path_wake()),
+            stopping: AtomicBool::new(false),
+            nodes: OnceLock::new(),
+        });
+        let (members, of) = (Arc::clone(members), Arc::clone(&control));
+        let spawned = std::thread::Builder::new().name("watch-paths".into()).spawn(move || run_monitor(&members, &of));
+        let handle = spawned.map_err(|e| Error::io("can't start the thread that watches paths", &e))?;
+        Ok(MonitorThread { control, handle: Some(handle) })
+    }
+}
+
+impl Drop for MonitorThread {
     fn drop(&mut self) {
-        self.stopping.store(true, Ordering::Release);
-        self.wake.wake_monitor();
-        if let Some(thread) = self.thread.take() {
+        self.control.stopping.store(true, Ordering::Release);
+        self.control.wake.wake_monitor();
+        if let Some(handle) = self.handle.take() {
             // The thread only waits for this wake-up.
-            let _ = thread.join();
+            let _ = handle.join();
         }
     }
 }
 
-fn run_monitor(roster: &GroupMembers, wake: &PathWake, stopping: &AtomicBool) {
-    let mut ask_at = Instant::now();
-    while !stopping.load(Ordering::Acquire) {
+fn run_monitor(members: &GroupMembers, control: &MonitorControl) {
+    let start = Instant::now();
+    let (mut rails_at, mut rails_asked, mut nodes_at, mut idle_at) = (start, start, start, start);
+    let mut woken = true;
+    while !control.stopping.load(Ordering::Acquire) {
         let now = Instant::now();
-        let ask = now >= ask_at;
-        if ask {
-            ask_at = now + ASK_AGAIN;
+        if woken || now >= rails_at {
+            rails_at = maintain_rails(members, now, &mut rails_asked);
         }
-        let mut next = (now + IDLE).min(ask_at);
-        let links = LinkStates::default();
-        for peer in &roster.peers_in_use() {
-            let Some(paths) = peer.paths() else { continue };
-            if ask && paths.needs_rails() {
-                let asked = Arc::clone(peer);
-                let started = spawn_thread("ask-rails", move || asked.fetch_rails());
-                if let Err(error) = started {
-                    paths.learn_rails(Err(error));
-                }
+        let mut next = rails_at;
+        if let Some(watch) = control.nodes.get() {
+            if now >= nodes_at {
+                nodes_at = now + (watch.silence / 8).max(Duration::from_millis(1));
+                heartbeat::check_nodes(members, watch);
             }
-            if let Some(current) = paths.current() {
-                next = next.min(maintain_paths(paths, &current, &links));
+            if now >= idle_at {
+                idle_at = now + watch.silence;
+                members.snapshot().existing_peers().for_each(|peer| peer.tcp_pool().check_idle(Duration::ZERO));
+                members.peers_in_use().iter().for_each(|peer| peer.tcp_pool().close_idle(CLOSE_IDLE));
             }
+            next = next.min(nodes_at).min(idle_at);
         }
-        wake.wait_until(next);
+        woken = control.wake.wait_until(next);
     }
+}
+
+/// Does the work due for the rails of all nodes; returns the time of the next check. `ask_at` is the time of the next
+/// handshakes with nodes that have a path down.
+fn maintain_rails(members: &GroupMembers, now: Instant, ask_at: &mut Instant) -> Instant {
+    let ask = now >= *ask_at;
+    if ask {
+        *ask_at = now + ASK_AGAIN;
+    }
+    let mut next = (now + IDLE).min(*ask_at);
+    let links = LinkStates::default();
+    for peer in &members.peers_in_use() {
+        let Some(paths) = peer.paths() else { continue };
+        if ask && paths.needs_rails() {
+            let asked = Arc::clone(peer);
+            let started = spawn_thread("ask-rails", move || asked.fetch_rails());
+            if let Err(error) = started {
+                paths.learn_rails(Err(error));
+            }
+        }
+        if let Some(current) = paths.current() {
+            next = next.min(maintain_paths(paths, &current, &links));
+        }
+    }
+    next
 }
 
 /// Link states of this machine, each read once per round whatever the number of nodes.
@@ -108,7 +172,7 @@ fn maintain_paths(paths: &Arc<NodePaths>, current: &Arc<PathSet>, links: &LinkSt
     pool.update_links(&|local| links.is_up(paths.dialer(), local));
     let silence = paths.config().silence;
     pool.check_idle(silence);
-    pool.close_idle(heartbeat::IDLE);
+    pool.close_idle(CLOSE_IDLE);
     for path in pool.begin_due() {
         let (with, of) = (Arc::clone(paths), Arc::clone(current));
         if let Err(error) = spawn_thread("connect-path", move || with.connect_path(&of, path)) {

@@ -1,10 +1,10 @@
 //! The volume of a mount that reads from a cache group: every name and byte comes from a node. Its only memory holds
 //! blocks fetched ahead of their readers.
 
-use crate::heartbeat::NodeHeartbeat;
 use crate::hedge::{HedgeThread, HedgedReads};
 use crate::hot_runs::HotRuns;
 use crate::members::{GroupMembers, MembersSnapshot};
+use crate::path_monitor::PathMonitor;
 use crate::peer::{NO_LANDING, RequestPatience, call_ranked};
 use crate::pipeline::{PIECE_FROM, PipelinedReads};
 use crate::placement::{CopyCounts, ReaderLocation, WantedRun};
@@ -55,7 +55,7 @@ pub struct GroupVolumeConfig {
 pub struct GroupVolume {
     client: Arc<GroupClient>,
     workers: PriorityWorkers,
-    _pulse: NodeHeartbeat,
+    _monitor: PathMonitor,
     _hedger: Option<HedgeThread>,
 }
 
@@ -113,7 +113,8 @@ impl GroupVolume {
             .name("pipelined-reads".into())
             .spawn(move || sweeper.sweep_stale())
             .map_err(|e| Error::io("can't start a thread", &e))?;
-        let pulse = NodeHeartbeat::start(&roster, config.silence, &stats)?;
+        let monitor = PathMonitor::start(&roster)?;
+        monitor.watch_nodes(config.silence, &stats);
         let hedge = HedgedReads::new(config.hedge_after);
         let fetchers = config.fetchers;
         let inner = Arc::new(GroupClient {
@@ -131,7 +132,7 @@ impl GroupVolume {
         });
         let hedger = HedgeThread::start(&inner)?;
         Ok(Arc::new(GroupVolume {
-            _pulse: pulse,
+            _monitor: monitor,
             _hedger: hedger,
             workers: PriorityWorkers::new("fetch", fetchers),
             client: inner,

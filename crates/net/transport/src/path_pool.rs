@@ -83,11 +83,11 @@ impl PathWake {
         *self.woken.lock() = true;
         self.changed.notify_all();
     }
-    /// Waits for [`PathWake::wake_monitor`] or for `deadline`.
-    pub fn wait_until(&self, deadline: Instant) {
+    /// Waits for [`PathWake::wake_monitor`] or for `deadline`; whether it was woken.
+    pub fn wait_until(&self, deadline: Instant) -> bool {
         let mut woken = self.woken.lock();
         while !*woken && !self.changed.wait_until(&mut woken, deadline).timed_out() {}
-        *woken = false;
+        std::mem::take(&mut *woken)
     }
 }
 

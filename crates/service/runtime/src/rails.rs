@@ -9,7 +9,7 @@ use spurline_mem::BufferPool;
 use spurline_net_rdma::{RdmaConnector, RdmaServer, RdmaServerConfig, RdmaTimeouts, connection_bytes};
 use spurline_proto::RailInfo;
 use spurline_rails::{LocalRail, MemlockLimit, UnusableRail, check_memlock, host_addresses, resolve_rails};
-use spurline_transport::{Connector, PathTiming, PathWake, Service};
+use spurline_transport::{Connector, PathTiming, Service};
 use spurline_trust::Trust;
 use spurline_types::{ErrorKind, Size, Stats};
 use spurline_verbs::{MemoryAccess, VerbsLibrary};
@@ -211,7 +211,6 @@ pub fn keep(
     let (trust_too, stats_too, pool) = (Arc::clone(trust), Arc::clone(stats), Arc::clone(pool));
     let dialer: Arc<dyn RailDialer> =
         Arc::new(RdmaDialer { found, told, rails, patience, trust: trust_too, stats: stats_too, pool });
-    let wake = Arc::new(PathWake::default());
     let paths_config = PathsConfig {
         forced: config.net.transport == TransportMode::Rdma,
         timing: PathTiming { retry: rdma.retry, settle: rdma.settle },
@@ -223,12 +222,12 @@ pub fn keep(
         seed: u64::from(std::process::id()),
         loads: Arc::default(),
     };
-    let (rung, stats) = (Arc::clone(&wake), Arc::clone(stats));
-    roster.set_path_factory(Arc::clone(&wake), move |member| {
-        let (dialer, stats, wake) = (Arc::clone(&dialer), Arc::clone(&stats), Arc::clone(&rung));
+    let (wake, stats) = (Arc::clone(roster.path_wake()), Arc::clone(stats));
+    roster.set_path_factory(move |member| {
+        let (dialer, stats, wake) = (Arc::clone(&dialer), Arc::clone(&stats), Arc::clone(&wake));
         NodePaths::new(&member.name, dialer, paths_config.clone(), stats, wake)
     });
-    let keeper = PathMonitor::start(roster, wake)?;
+    let keeper = PathMonitor::start(roster)?;
     // So the first reads find their paths; a node that hangs holds the start up no longer than this.
     keeper.wait_first(Instant::now() + 2 * CONNECT_TIMEOUT);
     Ok(keeper)

@@ -10,7 +10,7 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{FaultPlan, FaultRates, SimNode, SimRail};
 use spurline_proto::{HelloRequest, NodeRequest, RailInfo, RailLink, ReadRequest, VolumeId, WelcomeAnswer};
 use spurline_transport::{
-    ConnState, Connector, PathPool, PathTiming, PathView, PathWake, PoolConfig, Responder, Service, TransportKind,
+    ConnState, Connector, PathPool, PathTiming, PathView, PoolConfig, Responder, Service, TransportKind,
 };
 use spurline_types::{Error, ErrorKind, Member, ObjectId, ObjectRef, Result, Stats, Version};
 use spurline_volume::{ReadData, Volume as _};
@@ -166,9 +166,7 @@ impl Cluster {
             seed: 7,
             loads: Arc::default(),
         };
-        let wake = Arc::new(PathWake::default());
         let tcp = SimRail::new();
-        let paths = NodePaths::new("node:7000", dialer, config, Arc::clone(&stats), Arc::clone(&wake));
         let pool_config = PoolConfig { retry_min: Duration::from_millis(5), ..PoolConfig::default() };
         let pool = PathPool::on_demand(
             tcp.connector(node.connector(), TransportKind::Tcp),
@@ -179,10 +177,12 @@ impl Cluster {
         );
         let member = Member::from_address("node:7000", 100);
         let peer = GroupPeer::new(pool, &member);
-        let (the_peer, the_paths) = (Arc::clone(&peer), Mutex::new(Some(paths)));
+        let the_peer = Arc::clone(&peer);
         let roster = GroupMembers::new(&[Arc::new(member)], move |_| Arc::clone(&the_peer));
-        roster.set_path_factory(Arc::clone(&wake), move |_| the_paths.lock().take().expect("one node has paths"));
-        let keeper = PathMonitor::start(&roster, wake).unwrap();
+        let wake = Arc::clone(roster.path_wake());
+        let paths = Mutex::new(Some(NodePaths::new("node:7000", dialer, config, Arc::clone(&stats), wake)));
+        roster.set_path_factory(move |_| paths.lock().take().expect("one node has paths"));
+        let keeper = PathMonitor::start(&roster).unwrap();
         keeper.wait_first(Instant::now() + Duration::from_secs(10));
         let patience = RequestPatience { answer: options.answer, absence: Duration::from_millis(200) };
         let remote_config = GroupVolumeConfig {
