@@ -132,6 +132,7 @@ sections! {
         write_skipped: Counter "blocks" "Blocks not written to disk: no space, disk not normal, or writers too busy.",
         evictions: Counter "blocks" "Blocks evicted from cache disks.",
         checksum_errors: Counter "blocks" "Blocks whose CRC32C did not match; they were dropped and fetched again.",
+        missing_blocks: Counter "blocks" "Blocks whose file was removed from the cache directory or cut; they were fetched again.",
         io_errors: Counter "operations" "Reads and writes of cache disks that failed or took too long.",
         blocks: Gauge "blocks" "Blocks on cache disks.",
         used_bytes: Gauge "bytes" "Bytes on cache disks.",

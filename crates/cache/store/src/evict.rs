@@ -6,7 +6,7 @@
 
 use crate::disk::{CacheDisk, DiskWork, disk_footprint};
 use crate::files::FileKey;
-use crate::index::{BlockEntry, IndexShard, LEAVING, MAIN, WHOLE};
+use crate::index::{BlockEntry, IndexShard, MAIN, WHOLE};
 use crate::io::{is_full, is_process_error};
 use crate::log;
 use crate::store::StoreCore;
@@ -40,13 +40,8 @@ impl StoreCore {
                 if shard.activity(&block.object).pins > 0 || self.classes.is_pinned(block) {
                     return true;
                 }
-                match shard.get_mut(block) {
-                    Some(entry) if entry.slot == slot && entry.disk == disk.number && entry.flags & LEAVING == 0 => {
-                        entry.flags |= LEAVING;
-                        false
-                    }
-                    _ => true,
-                }
+                let in_slot = |entry: &BlockEntry| entry.slot == slot && entry.disk == disk.number;
+                !shard.get(block).is_some_and(in_slot) || shard.begin_removal(block).is_none()
             },
             |block| promoted.push(*block),
         );
@@ -214,7 +209,7 @@ impl StoreCore {
             return self.try_remove_empty(disk, &key);
         }
         // It may be being written to this very place, or a handle may be reading the file directly.
-        if shard.is_being_written(block) || shard.activity(&block.object).pins > 0 {
+        if shard.state(block).is_being_written() || shard.activity(&block.object).pins > 0 {
             return false;
         }
         // This mark prevents new writers of the file; current ones write beside this block.
@@ -248,10 +243,7 @@ impl StoreCore {
     pub(crate) fn expire_block(&self, block: &BlockId) -> bool {
         let mut shard = self.index.shard_of(&block.object).write();
         // Also on an unusable disk: nothing would expire the block again once the disk is back.
-        let disk = shard.get_mut(block).filter(|entry| entry.flags & LEAVING == 0).map(|entry| {
-            entry.flags |= LEAVING;
-            entry.disk
-        });
+        let disk = shard.begin_removal(block);
         // The class regains its room at once; the disk's own follows with the removal. Under the lock: afterwards the
         // block may be gone and rewritten.
         self.classes.forget_block(block);
@@ -280,19 +272,16 @@ impl StoreCore {
         let mut shard = self.index.shard_of(&obj.id).write();
         let mut found = Vec::new();
         shard.blocks_within(&obj.id, range, |index, entry| {
-            if entry.flags & LEAVING == 0 {
-                found.push((BlockId { object: obj.id, index }, entry.disk));
+            if entry.is_readable() {
+                found.push(BlockId { object: obj.id, index });
                 bytes += u64::from(entry.len);
             }
             true
         });
         // Not in the map's own order: each search for a remaining block would step over all removed ones.
-        found.sort_unstable_by_key(|(block, _)| block.index);
-        for (block, disk) in found {
-            if let Some(entry) = shard.get_mut(&block) {
-                entry.flags |= LEAVING;
-                leaving.push((block, disk));
-            }
+        found.sort_unstable_by_key(|block| block.index);
+        for block in found {
+            leaving.extend(shard.begin_removal(&block).map(|disk| (block, disk)));
         }
         drop(shard);
         for (block, disk) in leaving {
@@ -304,7 +293,7 @@ impl StoreCore {
 
 /// Whether a block is to be removed from a disk now. A block still being written is left to its writer.
 fn is_leaving(shard: &IndexShard, disk: &CacheDisk, block: &BlockId) -> bool {
-    shard.get(block).is_some_and(|entry| entry.leaves_disk(disk.number)) && !shard.is_being_written(block)
+    shard.get(block).is_some_and(|entry| entry.leaves_disk(disk.number))
 }
 
 /// Whether a failed operation is worth a retry once nothing is late: the disk was not at fault, or the outcome is

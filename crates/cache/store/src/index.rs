@@ -3,6 +3,7 @@
 //!
 //! An object with one block (most files of most datasets) takes one entry of a hash map and nothing else.
 
+use crate::block_state::BlockState;
 use parking_lot::RwLock;
 use spurline_types::{BlockId, ObjectId};
 use std::collections::HashSet;
@@ -17,10 +18,6 @@ pub const PARTS: usize = 64;
 pub const WHOLE: u8 = crate::log::WHOLE;
 /// The block is in the main queue of the eviction policy (as last written to the log).
 pub const MAIN: u8 = crate::log::MAIN;
-/// Every granule of the block was read and verified since the store opened.
-pub const VERIFIED: u8 = 4;
-/// The block is being removed: readers miss it, writers skip it.
-pub const LEAVING: u8 = 8;
 
 /// Where a block is, and the checksums of its bytes.
 #[derive(Debug)]
@@ -35,8 +32,10 @@ pub struct BlockEntry {
     pub generation: u16,
     /// The disk's number.
     pub disk: u8,
-    /// [`WHOLE`], [`MAIN`], [`VERIFIED`], [`LEAVING`].
+    /// [`WHOLE`], [`MAIN`].
     pub flags: u8,
+    /// Changed only by [`IndexShard`], which checks each transition.
+    state: BlockState,
 }
 
 enum ObjectBlocks {
@@ -91,13 +90,29 @@ pub type BuildObjectHasher = BuildHasherDefault<ObjectHasher>;
 pub struct IndexShard {
     objects: HashMap<ObjectId, ObjectBlocks, BuildObjectHasher>,
     active: HashMap<ObjectId, ObjectActivity, BuildObjectHasher>,
+    /// Blocks in state [`BlockState::Writing`], which have no entry.
     writing: HashSet<BlockId, BuildObjectHasher>,
 }
 
 impl BlockEntry {
-    /// Whether the block is being removed from this disk.
+    /// An entry that is in no index yet.
+    pub fn new(crcs: Box<[u32]>, len: u32, flags: u8, disk: u8, slot: u32, generation: u16) -> Self {
+        BlockEntry { crcs, slot, len, generation, disk, flags, state: BlockState::Absent }
+    }
+
+    /// The state of the block.
+    pub fn state(&self) -> BlockState {
+        self.state
+    }
+
+    /// Whether readers may use the block, if its disk is usable.
+    pub fn is_readable(&self) -> bool {
+        self.state.is_readable()
+    }
+
+    /// Whether the block is to be removed from this disk now: its writer, if it had one, is done.
     pub fn leaves_disk(&self, disk: u8) -> bool {
-        self.flags & LEAVING != 0 && self.disk == disk
+        self.state == BlockState::Leaving && self.disk == disk
     }
 }
 
@@ -145,7 +160,7 @@ impl IndexShard {
         }
     }
 
-    /// As [`IndexShard::get`], to change.
+    /// As [`IndexShard::get`], to change anything but the state.
     pub fn get_mut(&mut self, block: &BlockId) -> Option<&mut BlockEntry> {
         match self.objects.get_mut(&block.object)? {
             ObjectBlocks::One(index, entry) => (*index == block.index).then_some(entry),
@@ -154,7 +169,7 @@ impl IndexShard {
     }
 
     /// Adds a block, or replaces its entry and returns the old one.
-    pub fn insert(&mut self, block: BlockId, entry: BlockEntry) -> Option<BlockEntry> {
+    fn insert(&mut self, block: BlockId, entry: BlockEntry) -> Option<BlockEntry> {
         match self.objects.entry(block.object) {
             Slot::Vacant(vacant) => {
                 vacant.insert(ObjectBlocks::One(block.index, entry));
@@ -174,8 +189,8 @@ impl IndexShard {
         }
     }
 
-    /// Removes a block.
-    pub fn remove(&mut self, block: &BlockId) -> Option<BlockEntry> {
+    /// Removes the entry of a block, whatever its state.
+    fn take_entry(&mut self, block: &BlockId) -> Option<BlockEntry> {
         let Slot::Occupied(mut occupied) = self.objects.entry(block.object) else { return None };
         match occupied.get_mut() {
             ObjectBlocks::One(index, _) if *index != block.index => None,
@@ -231,24 +246,91 @@ impl IndexShard {
         }
     }
 
-    /// Marks a block as being written; false when it is already.
+    /// The state of a block.
+    pub fn state(&self, block: &BlockId) -> BlockState {
+        match self.get(block) {
+            Some(entry) => entry.state,
+            None if self.writing.contains(block) => BlockState::Writing,
+            None => BlockState::Absent,
+        }
+    }
+
+    /// Moves a block that has an entry to another state; false, without effect, when the table does not allow that.
+    fn step(&mut self, block: &BlockId, next: BlockState) -> bool {
+        let Some(entry) = self.get_mut(block).filter(|entry| entry.state.may_become(next)) else { return false };
+        entry.state = next;
+        true
+    }
+
+    /// A writer claims a block; false when that is not possible in its state.
     pub fn begin_write(&mut self, block: &BlockId) -> bool {
-        let new = self.writing.insert(*block);
-        if new {
+        let free = self.state(block).may_become(BlockState::Writing);
+        if free {
+            self.writing.insert(*block);
             self.update_activity(&block.object, |a| a.writers += 1);
         }
-        new
+        free
     }
 
-    /// Whether a block is being written.
-    pub fn is_being_written(&self, block: &BlockId) -> bool {
-        self.writing.contains(block)
+    /// Enters a claimed block, which readers may use from now on; false, without effect, when it was not claimed.
+    pub fn enter(&mut self, block: BlockId, mut entry: BlockEntry) -> bool {
+        let claimed = self.state(&block).may_become(BlockState::Logging);
+        if claimed {
+            self.writing.remove(&block);
+            entry.state = BlockState::Logging;
+            self.insert(block, entry);
+        }
+        claimed
     }
 
-    /// Ends a write that [`IndexShard::begin_write`] began.
-    pub fn end_write(&mut self, block: &BlockId) {
-        if self.writing.remove(block) {
+    /// Ends a write that [`IndexShard::begin_write`] began. Returns whether the block must be removed from its disk now.
+    pub fn end_write(&mut self, block: &BlockId) -> bool {
+        let state = self.state(block);
+        if state.is_being_written() {
             self.update_activity(&block.object, |a| a.writers = a.writers.saturating_sub(1));
+        }
+        match state {
+            BlockState::Writing => {
+                self.writing.remove(block);
+                false
+            }
+            BlockState::Logging => {
+                self.step(block, BlockState::Stored);
+                false
+            }
+            BlockState::Revoked => self.step(block, BlockState::Leaving),
+            _ => false,
+        }
+    }
+
+    /// Notes that a block was verified, unless it is being written or removed.
+    pub fn verified(&mut self, block: &BlockId) {
+        self.step(block, BlockState::Verified);
+    }
+
+    /// Makes a block unreadable, to be removed from its disk: by its writer if it has one, else by the caller. Returns
+    /// the disk; `None`, without effect, when it is not readable.
+    pub fn begin_removal(&mut self, block: &BlockId) -> Option<u8> {
+        if !self.state(block).is_readable() {
+            return None;
+        }
+        (self.step(block, BlockState::Revoked) || self.step(block, BlockState::Leaving))
+            .then(|| self.get(block).map(|entry| entry.disk))?
+    }
+
+    /// Forgets a block; `None`, without effect, while a writer owns it.
+    pub fn remove(&mut self, block: &BlockId) -> Option<BlockEntry> {
+        if !self.state(block).may_become(BlockState::Absent) {
+            return None;
+        }
+        self.take_entry(block)
+    }
+
+    /// Enters a block that a log names at start, or replaces what an earlier record of the log said.
+    pub fn restore(&mut self, block: BlockId, mut entry: BlockEntry) {
+        if self.state(&block).may_become(BlockState::Stored) {
+            entry.state = BlockState::Stored;
+            self.insert(block, entry);
         }
     }
 }
@@ -290,7 +372,7 @@ mod tests {
     use super::*;
 
     fn entry(slot: u32) -> BlockEntry {
-        BlockEntry { crcs: Box::new([slot]), slot, len: 1, generation: 0, disk: 0, flags: 0 }
+        BlockEntry::new(Box::new([slot]), 1, 0, 0, slot, 0)
     }
 
     #[test]
@@ -310,7 +392,7 @@ mod tests {
                 match op {
                     0 => proptest::prop_assert_eq!(
                         shard.insert(block, entry(n)).map(|e| e.slot), model.insert(block, n)),
-                    1 => proptest::prop_assert_eq!(shard.remove(&block).map(|e| e.slot), model.remove(&block)),
+                    1 => proptest::prop_assert_eq!(shard.take_entry(&block).map(|e| e.slot), model.remove(&block)),
                     _ => proptest::prop_assert_eq!(shard.get(&block).map(|e| e.slot), model.get(&block).copied()),
                 }
                 let mut seen = 0;
@@ -331,6 +413,30 @@ mod tests {
             }
             proptest::prop_assert_eq!(shard.objects.is_empty(), model.is_empty());
         }
+    }
+
+    #[test]
+    fn a_block_removed_while_it_is_written_is_passed_on_by_its_writer() {
+        let (mut shard, block) = (IndexShard::default(), BlockId { object: ObjectId(1), index: 0 });
+        assert!(!shard.enter(block, entry(0)) && shard.begin_removal(&block).is_none(), "nothing was claimed");
+        assert!(shard.begin_write(&block) && !shard.begin_write(&block));
+        assert!(shard.enter(block, entry(0)) && shard.state(&block) == BlockState::Logging);
+        shard.verified(&block);
+        assert_eq!(shard.state(&block), BlockState::Logging, "its record is not in the log yet");
+        assert_eq!(shard.begin_removal(&block), Some(0));
+        assert!(shard.begin_removal(&block).is_none() && shard.remove(&block).is_none());
+        assert!(!shard.get(&block).unwrap().leaves_disk(0));
+        assert!(shard.end_write(&block) && shard.get(&block).unwrap().leaves_disk(0));
+        assert!(!shard.end_write(&block) && !shard.begin_write(&block));
+        assert!(shard.remove(&block).is_some() && shard.state(&block) == BlockState::Absent);
+        assert_eq!(shard.activity(&block.object).writers, 0);
+        // One that was written and logged, and one whose write failed.
+        assert!(shard.begin_write(&block) && shard.enter(block, entry(1)) && !shard.end_write(&block));
+        shard.verified(&block);
+        assert_eq!(shard.state(&block), BlockState::Verified);
+        assert!(shard.begin_removal(&block).is_some() && shard.remove(&block).is_some());
+        assert!(shard.begin_write(&block) && !shard.end_write(&block));
+        assert_eq!((shard.state(&block), shard.active.len()), (BlockState::Absent, 0));
     }
 
     #[test]

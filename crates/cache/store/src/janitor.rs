@@ -4,7 +4,7 @@
 use crate::disk::{CacheDisk, DiskWork, disk_footprint};
 use crate::evict::is_transient;
 use crate::files::FileKey;
-use crate::index::{LEAVING, MAIN, PARTS, WHOLE};
+use crate::index::{MAIN, PARTS, WHOLE};
 use crate::io::ReadTarget;
 use crate::journal::IndexJournal;
 use crate::scratch;
@@ -207,7 +207,7 @@ fn rewrite_log(core: &StoreCore, disk: &CacheDisk) -> bool {
         // The disk is written to with no shard locked: readers need them.
         for part in 0..PARTS {
             core.index.for_each_in_part(part, |block, entry| {
-                if entry.disk == disk.number && entry.flags & LEAVING == 0 {
+                if entry.disk == disk.number && entry.is_readable() {
                     log::push_put(&mut pending, &block, entry.len, entry.flags & (WHOLE | MAIN), &entry.crcs);
                     records += 1 + core.push_class(&mut pending, &block);
                 }

@@ -5,6 +5,7 @@
 //! [`Store`] is blocking and thread-safe. A read takes one shared lock, one system call and one pass over the bytes
 //! for their checksum; nothing is allocated.
 
+mod block_state;
 mod capacity;
 mod classes;
 pub mod config;

@@ -1,9 +1,11 @@
 //! Reads blocks: into the caller's memory, through the thread's scratch buffer, or by handing out a file. Every byte
 //! is checked against its CRC32C, or belongs to a block that was checked since the store opened.
 
+use crate::block_state::BlockState;
 use crate::crc::GRANULE;
 use crate::disk::{CacheDisk, DiskWork};
-use crate::index::{BlockEntry, BlockIndex, LEAVING, ObjectActivity, VERIFIED, WHOLE};
+use crate::files::FileKey;
+use crate::index::{BlockEntry, BlockIndex, ObjectActivity, WHOLE};
 use crate::io::{ALIGN, DataFile, IoBuf, ReadTarget, is_process_error};
 use crate::layout;
 use crate::scratch::{self, BOUNCE};
@@ -32,6 +34,7 @@ struct BlockPlace {
     block: BlockId,
     disk: u8,
     flags: u8,
+    state: BlockState,
     generation: u16,
     len: usize,
 }
@@ -109,7 +112,7 @@ impl StoreCore {
         sums.extend_from_slice(entry.crcs.get(range.start / GRANULE..range.end.div_ceil(GRANULE))?);
         let BlockEntry { disk, flags, generation, slot, .. } = *entry;
         self.disks[usize::from(disk)].policy.touch(slot, self.policy_time());
-        Some(BlockPlace { block, disk, flags, generation, len })
+        Some(BlockPlace { block, disk, flags, state: entry.state(), generation, len })
     }
 
     /// Reads `range` of a block into the first bytes of `buf`. Reads directly if the range starts and ends on
@@ -189,7 +192,7 @@ impl StoreCore {
         let file = match disk.open_file(&key) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.drop_corrupt(disk, place, "its file is gone");
+                self.drop_missing(disk, place, "its file was removed");
                 return ReadOutcome::Miss;
             }
             Err(error) => {
@@ -228,17 +231,17 @@ impl StoreCore {
         stats.read_us.add_us(began.elapsed());
         match result {
             Ok(_) if checked == want && !wrong => {
-                if want == place.len && place.flags & VERIFIED == 0 {
+                if want == place.len && place.state == BlockState::Stored {
                     self.mark_verified(place);
                 }
                 ReadOutcome::Hit
             }
-            Ok(n) => {
-                self.drop_corrupt(
-                    disk,
-                    place,
-                    if n < want { "its file is too short" } else { "its checksum is wrong" },
-                );
+            Ok(n) if n < want => {
+                self.drop_missing(disk, place, "its file is too short");
+                ReadOutcome::Miss
+            }
+            Ok(_) => {
+                self.drop_corrupt(disk, place, "its checksum is wrong");
                 ReadOutcome::Miss
             }
             Err(error) => {
@@ -250,8 +253,8 @@ impl StoreCore {
 
     fn mark_verified(&self, place: &BlockPlace) {
         let mut shard = self.index.shard_of(&place.block.object).write();
-        if let Some(entry) = shard.get_mut(&place.block).filter(|e| e.generation == place.generation) {
-            entry.flags |= VERIFIED;
+        if shard.get(&place.block).is_some_and(|e| e.generation == place.generation) {
+            shard.verified(&place.block);
         }
     }
 
@@ -260,6 +263,39 @@ impl StoreCore {
         if self.drop_block(disk, place, why) {
             self.stats.blockcache.checksum_errors.add(1);
         }
+    }
+
+    /// Drops a block whose bytes were removed from the cache directory. That is not the disk's fault.
+    fn drop_missing(&self, disk: &CacheDisk, place: &BlockPlace, why: &str) {
+        if self.drop_block(disk, place, why) {
+            self.stats.blockcache.missing_blocks.add(1);
+        }
+    }
+
+    /// Drops the blocks of a file that was removed from the cache directory.
+    pub(crate) fn drop_removed_file(&self, disk: &CacheDisk, key: &FileKey) {
+        let mut shard = self.index.shard_of(&key.object).write();
+        let mut found = Vec::new();
+        shard.blocks_within(&key.object, self.index_range(key), |index, entry| {
+            let whole = entry.flags & WHOLE != 0;
+            if entry.disk == disk.number && entry.is_readable() && self.file_key(key.object, index, whole) == *key {
+                found.push(BlockId { object: key.object, index });
+            }
+            true
+        });
+        found.retain(|block| shard.begin_removal(block).is_some());
+        drop(shard);
+        if found.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            "cache disk {}: the file of {} was removed; its {} blocks are dropped and will be fetched again",
+            disk.root.display(),
+            key.object,
+            found.len()
+        );
+        self.stats.blockcache.missing_blocks.add(found.len() as u64);
+        found.into_iter().for_each(|block| disk.enqueue(DiskWork::Discard(block)));
     }
 
     /// Handles a block that could not be read, and drops it when the fault is most likely the block's own. Otherwise
@@ -282,13 +318,10 @@ impl StoreCore {
     /// Drops a block, unless it was evicted or rewritten during the read. Returns whether it did.
     fn drop_block(&self, disk: &CacheDisk, place: &BlockPlace, why: &str) -> bool {
         let mut shard = self.index.shard_of(&place.block.object).write();
-        let Some(entry) = shard
-            .get_mut(&place.block)
-            .filter(|e| e.generation == place.generation && e.disk == place.disk && e.flags & LEAVING == 0)
-        else {
+        let same = |e: &BlockEntry| e.generation == place.generation && e.disk == place.disk;
+        if !shard.get(&place.block).is_some_and(same) || shard.begin_removal(&place.block).is_none() {
             return false;
-        };
-        entry.flags |= LEAVING;
+        }
         drop(shard);
         tracing::warn!(
             "cache disk {}: block {} of {} is dropped: {why}; it will be fetched again",
@@ -341,7 +374,7 @@ impl StoreCore {
             let one_file = shard.all_blocks(&obj.id, |index, entry| {
                 n += 1;
                 entry.flags & WHOLE != 0
-                    && (check || entry.flags & VERIFIED != 0)
+                    && (check || entry.state() == BlockState::Verified)
                     && *disk.get_or_insert(entry.disk) == entry.disk
                     && self.is_served(entry)
                     && entry.len as usize == obj.block_len(index, block_size)
@@ -358,13 +391,23 @@ impl StoreCore {
         let open = || -> io::Result<File> {
             let file = disk.open_file(&key)?;
             // O_DIRECT writes end on a multiple of 4096; the kernel must see the object's own length.
-            if file.file.metadata()?.len() != obj.size {
+            let len = file.file.metadata()?.len();
+            if len < obj.size {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            if len > obj.size {
                 disk.io.truncate(&file, obj.size, self.config.read_timeout)?;
             }
             disk.io.open_to_share(&layout::data_path(&disk.root, &key), self.config.read_timeout)
         };
         match open() {
             Ok(file) => Some(PinnedFile { file, pin }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // The open descriptor of a removed file would show the bytes until it is closed.
+                disk.files.remove(&key);
+                self.drop_removed_file(disk, &key);
+                None
+            }
             Err(error) => {
                 disk.note_failure("opening a whole file", &error);
                 None
@@ -376,12 +419,9 @@ impl StoreCore {
     fn verify_block(&self, obj: &ObjectRef, index: u32) -> bool {
         let block = BlockId { object: obj.id, index };
         let len = obj.block_len(index, u64::from(self.config.block_size));
-        let flags = self.index.shard_of(&obj.id).read().get(&block).map(|e| e.flags);
-        if flags.is_none_or(|f| f & LEAVING != 0) {
-            return false;
-        }
-        if flags.is_some_and(|f| f & VERIFIED != 0) {
-            return true;
+        let state = self.index.shard_of(&obj.id).read().state(&block);
+        if !state.is_readable() || state == BlockState::Verified {
+            return state == BlockState::Verified;
         }
         scratch::with_scratch(|scratch| {
             let mut at = 0;
@@ -414,7 +454,9 @@ impl StoreCore {
         let pin = self.pin_object(&obj.id, false, |shard| {
             place = shard
                 .get(&block)
-                .filter(|e| e.flags & VERIFIED != 0 && self.is_served(e) && e.len as usize == len && range.end <= len)
+                .filter(|e| {
+                    e.state() == BlockState::Verified && self.is_served(e) && e.len as usize == len && range.end <= len
+                })
                 .map(|e| (e.disk, e.flags, e.slot));
             place.is_some()
         })?;

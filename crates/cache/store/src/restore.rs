@@ -42,14 +42,14 @@ impl<'a> LogRestore<'a> {
             LogRecord::Put { len, .. } if len > self.block_size => {}
             LogRecord::Put { block, len, flags, crcs } => {
                 let (crcs, flags) = (crcs.to_boxed(), flags & (WHOLE | MAIN));
-                let mut entry = BlockEntry { crcs, slot: 0, len, generation: 0, disk: self.number, flags };
+                let mut entry = BlockEntry::new(crcs, len, flags, self.number, 0, 0);
                 let mut shard = self.index.shard_of(&block.object).write();
-                match shard.get_mut(&block) {
+                match shard.get(&block) {
                     // Written twice: the later record holds.
                     Some(old) if old.disk == self.number => {
                         self.used = self.used - disk_footprint(old.len) + disk_footprint(len);
                         entry.slot = old.slot;
-                        *old = entry;
+                        shard.restore(block, entry);
                         self.classes.forget_block(&block);
                     }
                     // Which of the two holds is known only when both logs have been read to their ends.
@@ -64,7 +64,7 @@ impl<'a> LogRestore<'a> {
                             return;
                         };
                         entry.slot = slot;
-                        shard.insert(block, entry);
+                        shard.restore(block, entry);
                         self.used += disk_footprint(len);
                         self.blocks += 1;
                     }
@@ -121,7 +121,7 @@ pub fn settle_duplicates(
             if let Some((class, came)) = class {
                 classes.restore_block(block, class, came, disk_footprint(entry.len), entry.disk);
             }
-            shard.insert(block, entry);
+            shard.restore(block, entry);
         } else {
             forget(block, entry.flags & WHOLE);
         }

@@ -5,7 +5,7 @@ use crate::config::{CacheCapacity, IoMode, StoreConfig, StoreFinding};
 use crate::disk::{CacheDisk, DiskWork, disk_footprint};
 use crate::files::{self, FileCache, FileKey};
 use crate::health::{DiskHealth, DiskState};
-use crate::index::{BlockEntry, BlockIndex, BlockMap, LEAVING, MAIN, WHOLE};
+use crate::index::{BlockEntry, BlockIndex, BlockMap, MAIN, WHOLE};
 use crate::io::{RealDisk, RingSet};
 use crate::journal::IndexJournal;
 use crate::restore::{DuplicateBlocks, LogRestore, settle_duplicates};
@@ -328,14 +328,14 @@ impl StoreCore {
     /// Calls `f` with every block and its length; blocks that come or go meanwhile may be missed.
     pub fn for_each_block(&self, mut f: impl FnMut(BlockId, u32)) {
         self.index.for_each(|block, entry| {
-            if entry.flags & LEAVING == 0 {
+            if entry.is_readable() {
                 f(block, entry.len);
             }
         });
     }
 
     pub(crate) fn is_served(&self, entry: &BlockEntry) -> bool {
-        entry.flags & LEAVING == 0 && self.disks[usize::from(entry.disk)].health.usable()
+        entry.is_readable() && self.disks[usize::from(entry.disk)].health.usable()
     }
 
     /// Seconds since the store opened: the policy's time. Starts above 0, the time of restored slots.

@@ -5,7 +5,7 @@ use crate::classes::{BlockClass, ClassAdmission, PINNED_PERCENT, UNCLASSIFIED};
 use crate::crc;
 use crate::disk::{CacheDisk, DiskWork, disk_footprint};
 use crate::files::FileKey;
-use crate::index::{BlockEntry, IndexShard, LEAVING, MAIN, WHOLE};
+use crate::index::{BlockEntry, IndexShard, MAIN, WHOLE};
 use crate::io::{ALIGN, DataFile, is_full, is_process_error};
 use crate::log;
 use crate::scratch::{self, BOUNCE};
@@ -99,13 +99,9 @@ impl StoreCore {
         } else {
             self.classes.forget_block(&block);
         }
-        let mut shard = self.index.shard_of(&obj.id).write();
-        shard.end_write(&block);
-        let leaves = shard.get(&block).is_some_and(|entry| entry.leaves_disk(disk.number));
-        drop(shard);
-        if leaves {
-            // It was marked as leaving during the write, and its removal left to this writer: the removal must follow
-            // the block in the log.
+        let revoked = self.index.shard_of(&obj.id).write().end_write(&block);
+        if revoked {
+            // The removal must follow the block in the log.
             disk.enqueue(DiskWork::Discard(block));
         } else if !done {
             self.remove_file_if_empty(disk, &key);
@@ -129,7 +125,8 @@ impl StoreCore {
         let mut shard = self.index.shard_of(&block.object).write();
         if let Some(entry) = shard.get(block) {
             let old = &self.disks[usize::from(entry.disk)];
-            if old.health.usable() || self.disks.iter().all(|d| !d.health.usable()) {
+            if old.health.usable() || entry.state().is_being_written() || self.disks.iter().all(|d| !d.health.usable())
+            {
                 return None;
             }
             // The disk that holds it, or is to remove it, is not usable: the block goes to another disk, and the old
@@ -203,6 +200,7 @@ impl StoreCore {
             return reserved;
         }
         let crcs = crc::checksums(data);
+        let first = first || self.is_file_removed(disk, key);
         let offset = u64::from(block.index) * u64::from(self.config.block_size);
         let write = || {
             if first && offset == 0 && data.len() <= BOUNCE {
@@ -235,26 +233,33 @@ impl StoreCore {
         let flags = if whole { WHOLE } else { 0 } | if main { MAIN } else { 0 };
         let mut record = Vec::with_capacity(128 + crcs.len() * 4);
         log::push_put(&mut record, block, len, flags, &crcs);
-        let entry = BlockEntry { crcs, slot, len, generation: self.next_generation(), disk: disk.number, flags };
+        let entry = BlockEntry::new(crcs, len, flags, disk.number, slot, self.next_generation());
         // Into the index before the log: a rewrite of the log that begins in between finds the block in one of the
         // two.
-        let old = self.index.shard_of(&block.object).write().insert(*block, entry);
-        debug_assert!(old.is_none(), "only the owner of the right to write a block adds it");
+        let entered = self.index.shard_of(&block.object).write().enter(*block, entry);
+        debug_assert!(entered, "only the owner of the right to write a block enters it");
         disk.blocks.fetch_add(1, Ordering::Relaxed);
         let stats = &self.stats.blockcache;
         stats.blocks.add(1);
         stats.used_bytes.add(disk_footprint(len));
         if let Err(error) = self.log_put(disk, block, record) {
             self.write_failed(disk, "writing to the index log", &error);
-            if let Some(entry) = self.index.shard_of(&block.object).write().get_mut(block) {
-                entry.flags |= LEAVING;
-            }
+            self.index.shard_of(&block.object).write().begin_removal(block);
             let gave_way = self.evict_for_refusal(disk, "writing to the index log", len, &error);
             return if gave_way { PutOutcome::Busy } else { PutOutcome::NoRoom };
         }
         stats.write_bytes.add(u64::from(len));
         stats.write_us.add_us(began.elapsed());
         PutOutcome::Stored
+    }
+
+    /// Whether a file that should hold blocks was removed from the cache directory; if so, these are dropped.
+    fn is_file_removed(&self, disk: &CacheDisk, key: &FileKey) -> bool {
+        let removed = disk.open_file(key).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if removed {
+            self.drop_removed_file(disk, key);
+        }
+        removed
     }
 
     /// Evicts a block when the file system refused a write although it reported free space: a quota, or no inodes

@@ -91,10 +91,43 @@ fn missing_and_cut_files_are_a_miss() {
     std::fs::OpenOptions::new().write(true).open(&files[1]).unwrap().set_len(8192).unwrap();
     let (store, stats) = open(config(dir.path(), 64 << 20));
     assert_eq!((read(&store, &a, 0), read(&store, &b, 0)), (None, None));
-    assert_eq!(stats.blockcache.checksum_errors.get(), 2);
+    let counters = &stats.blockcache;
+    assert_eq!((counters.missing_blocks.get(), counters.checksum_errors.get()), (2, 0));
+    assert_eq!((counters.io_errors.get(), state(&store)), (0, DiskState::Normal));
     eventually("both can be written again", || put(&store, &a, 0) && put(&store, &b, 0));
     read(&store, &a, 0).unwrap();
     read(&store, &b, 0).unwrap();
+}
+
+#[test]
+fn files_removed_under_a_running_store_are_missing_and_no_fault_of_the_disk() {
+    let dir = scratch_dir();
+    let obj = object(1, 3 * u64::from(BLOCK));
+    let remove_files = || data_files(dir.path()).iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    let missing = |store: &Store, stats: &Stats| {
+        let counters = &stats.blockcache;
+        assert_eq!((counters.checksum_errors.get(), counters.io_errors.get()), (0, 0));
+        assert_eq!(state(store), DiskState::Normal);
+        counters.missing_blocks.get()
+    };
+    {
+        let (store, stats) = open(config(dir.path(), 64 << 20));
+        (0..3).for_each(|i| assert!(put(&store, &obj, i)));
+        assert!(store.whole_file(&obj).is_some());
+        remove_files();
+        for _ in 0..4 {
+            assert!(store.whole_file(&obj).is_none());
+        }
+        assert_eq!(missing(&store, &stats), 3);
+        (0..2).for_each(|i| eventually("it can be written again", || put(&store, &obj, i)));
+    }
+    remove_files();
+    // A write beside the blocks of a removed file: they are not read from holes of the new one.
+    let (store, stats) = open(config(dir.path(), 64 << 20));
+    assert!(put(&store, &obj, 2));
+    assert_eq!((read(&store, &obj, 0), read(&store, &obj, 1)), (None, None));
+    read(&store, &obj, 2).unwrap();
+    assert_eq!(missing(&store, &stats), 2);
 }
 
 #[test]
