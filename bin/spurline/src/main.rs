@@ -32,6 +32,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 fn main() -> ExitCode {
+    spurline_mem::allocator::limit_heaps();
     let words: Vec<_> = std::env::args_os().collect();
     if let Some(fault) = fstab::go_on(&cli::command(), &words) {
         return report::fault(&fault);

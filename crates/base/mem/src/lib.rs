@@ -2,6 +2,7 @@
 //! knows no disks, sockets or files. Of RDMA it knows only that a buffer's address never changes, so that the whole
 //! arena can be registered once.
 
+pub mod allocator;
 mod buddy;
 mod pool;
 mod queues;

@@ -1,0 +1,29 @@
+//! Settings of the C library's allocator, which serves everything outside the arena. It knows nothing of the allocations.
+
+/// Maximum number of heaps. glibc creates up to eight per processor, and each keeps its own free memory. With 64
+/// readers over 20,000 files on two processors they held 49 MiB, two heaps 34 MiB, and the difference grows with the
+/// threads. The data path allocates nothing, so threads seldom compete for a heap.
+const HEAPS: i32 = 2;
+/// Allocations from this length on are mappings of their own, and go back to the kernel when freed. By default glibc
+/// raises this threshold after the first such free, and the buffers of later threads (256 KiB each) stay in the heaps.
+const MAPPED_FROM_BYTES: i32 = 128 << 10;
+/// Free memory at the end of a heap that is kept.
+const KEPT_FREE_BYTES: i32 = 1 << 20;
+
+/// Limits the memory that the allocator keeps beyond what is in use. Call it before the first thread starts. Environment
+/// variables of glibc (`MALLOC_ARENA_MAX`, `GLIBC_TUNABLES`) take precedence; other C libraries are left as they are.
+pub fn limit_heaps() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        let set_by_user = |name| std::env::var_os(name).is_some();
+        if set_by_user("MALLOC_ARENA_MAX") || set_by_user("GLIBC_TUNABLES") {
+            return;
+        }
+        // SAFETY: each call only changes a parameter of the allocator, under its own lock.
+        unsafe {
+            libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+            libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_FREE_BYTES);
+        }
+    }
+}
